@@ -103,7 +103,7 @@ def _without_plan(job: JobSummary) -> str:
 
 
 def _next_step(job: JobSummary) -> str:
-    """Return what a job without a plan needs to save energy; empty if its outcome is known, or for an ended pipeline."""
+    """Return what a job without a plan needs to save energy; empty if it ended, or if its outcome is known."""
     if job.outcome_reason:
         return ""
     if job.schedule_name == _LOOP and job.max_slowdown_ratio == 0:

@@ -84,7 +84,7 @@ def _iteration(iteration: ObservedIteration, scene: _Scene, *, top: float) -> tu
     critical = frozenset(observed_critical_path(iteration.spans, iteration.schedule_name))
     row_height, step = scene.row_height, scene.row_height + scene.row_gap
     row_of = {rank: top + _TITLE_HEIGHT + i * step for i, rank in enumerate(ranks)}
-    title = f"{iteration.title}: {time_text(iteration.iteration_time_s)}"
+    title = f"{iteration.title}, {time_text(iteration.iteration_time_s)}"
     parts = [f'<text class="title" x="0" y="{top + 16:.1f}">{escape(title)}</text>']
     width = iteration.iteration_time_s * scene.per_second
     named = max(1, round(_MIN_LABEL_HEIGHT / step + 0.49))

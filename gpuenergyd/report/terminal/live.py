@@ -187,7 +187,7 @@ def _jobs(status: Status) -> list[RenderableType]:
 
 
 def detail_lines(job: Status) -> list[Text]:
-    """Return what applies to some jobs only: last notice, straggler pace, target, prediction and why nothing is saved."""
+    """Return what applies to some jobs only: notice, straggler pace, target, prediction, why nothing is saved."""
     return [*_notice(job), *_straggler_pace(job), *_target(job), *_predicted_saving(job), *_outcome(job)]
 
 

@@ -1,0 +1,173 @@
+"""Screenshots of the report, the live page and the site: `python -m docs.site.screenshots [PAGE...]` writes them.
+
+They need Chromium and Pillow, show sample jobs (`docs.site.sample_jobs`), and are committed as pictures of few colours.
+"""
+
+import asyncio
+import base64
+import io
+import itertools
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import cast
+
+from PIL import Image
+from rich.console import Console
+
+from docs.site import sample_jobs
+from docs.site.build import build_site
+from docs.site.generated import DOCS
+from gpuenergyd.cli.commands.dashboard_server import DashboardServer, HistoryView
+from gpuenergyd.report.job import job_reports
+from gpuenergyd.report.page import report_page
+from gpuenergyd.report.terminal.screen import screen_view, total_power_w
+from gpuenergyd.store import open_history
+from tests.support.chromium import Page, chromium_page
+from tests.support.sample_status import sample_status, status_socket
+
+PAGES = (
+    *("report-pipeline", "report-loop", "report-carbon", "report-empty"),
+    *("live-jobs", "live-no-daemon", "site"),
+)
+WIDTHS = (1280, 390)
+_MAX_HEIGHTS: Mapping[str, tuple[int, int]] = {
+    "live-jobs": (1450, 2000), "live-no-daemon": (800, 1200), "site": (1100, 1500),
+}  # fmt: skip
+_MAX_HEIGHT = (2700, 3400)
+"""Of reports. Longer pages are cut off; the history below the live part is that of the report."""
+_NUM_COLOURS = 40
+_MADE_AT = datetime(2026, 3, 9, 8, 0, 0, tzinfo=UTC)
+_SECONDS_OF_POWER = 10
+
+
+def picture_names() -> tuple[str, ...]:
+    """Return the file names of all screenshots."""
+    shots = itertools.product(PAGES, WIDTHS, ("light", "dark"))
+    return (*(f"{page}-{width}-{scheme}.png" for page, width, scheme in shots), "status-watch.png")
+
+
+def write_reports(folder: Path) -> dict[str, str]:
+    """Write one report per kind of job and an empty one; return their URLs by name."""
+    jobs = {
+        "report-pipeline": sample_jobs.pipeline_job(),
+        "report-loop": sample_jobs.loop_job(),
+        "report-carbon": sample_jobs.carbon_job(),
+        "report-empty": iter(()),
+    }
+    found = {}
+    for name, records in jobs.items():
+        database = sample_jobs.write_history(folder / f"{name}.sqlite3", records)
+        with open_history(str(database)) as history:
+            page = report_page(history, job_reports(history), made_at=_MADE_AT)
+        (folder / f"{name}.html").write_text(page, encoding="utf-8")
+        found[name] = (folder / f"{name}.html").as_uri()
+    return found
+
+
+@contextmanager
+def live_pages(folder: Path, database: Path) -> Iterator[dict[str, str]]:
+    """Serve the live page with three jobs and without a daemon; yield their URLs by name."""
+    with ExitStack() as stack:
+        socket_path = stack.enter_context(status_socket(folder))
+        urls = {}
+        for name, path in (("live-jobs", socket_path), ("live-no-daemon", "/run/gpuenergyd/gpuenergyd.sock")):
+            view = HistoryView(str(database), shown_days=100_000)
+            server = stack.enter_context(DashboardServer(0, path, view))
+            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(server.shutdown)
+            urls[name] = server.url
+        yield urls
+
+
+async def wait_for_live_data(page: Page, name: str, num_readings: int = 3) -> None:
+    """Wait until a live page shows its jobs and a power chart, or that there is no daemon."""
+    if name == "live-jobs":
+        await page.wait_until(f"powers.length >= {num_readings}")
+    elif name == "live-no-daemon":
+        await page.wait_until("document.getElementById('state').className === 'bad'")
+
+
+def write_status_screen(folder: Path) -> str:
+    """Write the screen of `gpuenergyd status --watch` as a picture of a terminal; return its URL."""
+    console = Console(
+        file=io.StringIO(), width=112, height=24, record=True, force_terminal=True, color_system="truecolor"
+    )
+    powers_w = [total_power_w(sample_status(second)) for second in range(60)]
+    console.print(screen_view(sample_status(60.0), console, powers_w))
+    svg = console.export_svg(title="gpuenergyd status --watch")
+    page = folder / "status-watch.html"
+    page.write_text(f'<!doctype html><body style="margin: 0; background: #fff">{svg}', encoding="utf-8")
+    return page.as_uri()
+
+
+async def _photograph(page: Page, name: str, url: str, target: Path) -> None:
+    """Take a page in both widths and colour schemes."""
+    most = dict(zip(WIDTHS, _MAX_HEIGHTS.get(name, _MAX_HEIGHT), strict=True))
+    for width, is_dark in itertools.product(WIDTHS, (False, True)):
+        await page.open(url, width=width, is_dark=is_dark)
+        await wait_for_live_data(page, name, _SECONDS_OF_POWER)
+        height = int(await page.evaluate("document.body.scrollHeight"))
+        scheme = "dark" if is_dark else "light"
+        await _write_picture(page, target / f"{name}-{width}-{scheme}.png", (width, min(height, most[width])))
+
+
+async def _photograph_screen(page: Page, url: str, target: Path) -> None:
+    await page.open(url, width=1280)
+    height = int(await page.evaluate("document.querySelector('svg').getBoundingClientRect().height"))
+    await _write_picture(page, target / "status-watch.png", (1280, height))
+
+
+async def _write_picture(page: Page, target: Path, size: tuple[int, int]) -> None:
+    clip = {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1}
+    shot = await page.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
+    await asyncio.to_thread(target.write_bytes, _quantized(base64.b64decode(shot["data"])))
+
+
+def _quantized(png: bytes) -> bytes:
+    """Return a picture with a palette of few colours, which is several times smaller."""
+    whole = Image.open(io.BytesIO(png)).convert("RGB")
+    # The palette is the most frequent colours themselves: other methods shift those of small marks.
+    counted = cast("list[tuple[int, tuple[int, int, int]]]", whole.getcolors(whole.width * whole.height))
+    colours = sorted(counted, reverse=True)[:_NUM_COLOURS]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([part for _, colour in colours for part in colour])
+    reduced = whole.quantize(palette=palette, dither=Image.Dither.NONE)
+    out = io.BytesIO()
+    reduced.save(out, format="PNG", optimize=True)
+    return out.getvalue()
+
+
+async def _photograph_all(folder: Path, live: Mapping[str, str], target: Path, only: Sequence[str]) -> None:
+    wanted = only or ("status-watch", *PAGES)
+    urls = {**{name: (folder / f"{name}.html").as_uri() for name in PAGES}, **live}
+    for name in wanted:
+        async with chromium_page(folder / f"profile-{name}") as page:
+            if name == "status-watch":
+                await _photograph_screen(page, write_status_screen(folder), target)
+            elif name == "site":  # last: it shows the other pictures
+                site = await asyncio.to_thread(build_site, folder / "site")
+                await _photograph(page, name, (site / "index.html").as_uri(), target)
+            else:
+                await _photograph(page, name, urls[name], target)
+
+
+def main(only: Sequence[str] = (), target: Path = DOCS / "pictures") -> None:
+    """Write the screenshots of some pages, by default of all, into a folder."""
+    for name in picture_names():
+        (target / name).touch()  # documents link them all
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work)
+        write_reports(folder)
+        with live_pages(folder, folder / "report-pipeline.sqlite3") as live:
+            asyncio.run(_photograph_all(folder, live, target, only))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
