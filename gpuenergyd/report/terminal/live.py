@@ -211,7 +211,7 @@ def _outcome(job: Mapping[str, Any]) -> list[Text]:
 
 def _ended_jobs(status: Status) -> list[Text]:
     """Return one line per job that has ended recently: what it saved, or why it saved nothing."""
-    lines: list[RenderableType] = []
+    lines: list[Text] = []
     for job in status.get("ended_jobs", ()):
         outcome = job["summary"].removeprefix("ended ")
         lines.append(Text(f"{job['job_name']} ({job['job_id']}) ended {age_text(job['ended_age_s'])} ago: {outcome}"))
