@@ -97,7 +97,7 @@ async def wait_for_live_data(page: Page, name: str, num_readings: int = 3) -> No
 def write_status_screen(folder: Path) -> str:
     """Write the screen of `gpuenergyd status --watch` as a picture of a terminal; return its URL."""
     console = Console(
-        file=io.StringIO(), width=112, height=24, record=True, force_terminal=True, color_system="truecolor"
+        file=io.StringIO(), width=112, height=26, record=True, force_terminal=True, color_system="truecolor"
     )
     powers_w = [total_power_w(sample_status(second)) for second in range(60)]
     console.print(screen_view(sample_status(60.0), console, powers_w))
@@ -121,21 +121,21 @@ async def _photograph(page: Page, name: str, url: str, target: Path) -> None:
 async def _photograph_screen(page: Page, url: str, target: Path) -> None:
     await page.open(url, width=1280)
     height = int(await page.evaluate("document.querySelector('svg').getBoundingClientRect().height"))
-    await _write_picture(page, target / "status-watch.png", (1280, height))
+    await _write_picture(page, target / "status-watch.png", (1280, height), num_colours=256)
 
 
-async def _write_picture(page: Page, target: Path, size: tuple[int, int]) -> None:
+async def _write_picture(page: Page, target: Path, size: tuple[int, int], *, num_colours: int = _NUM_COLOURS) -> None:
     clip = {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1}
     shot = await page.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
-    await asyncio.to_thread(target.write_bytes, _quantized(base64.b64decode(shot["data"])))
+    await asyncio.to_thread(target.write_bytes, _quantized(base64.b64decode(shot["data"]), num_colours))
 
 
-def _quantized(png: bytes) -> bytes:
+def _quantized(png: bytes, num_colours: int) -> bytes:
     """Return a picture with a palette of few colours, which is several times smaller."""
     whole = Image.open(io.BytesIO(png)).convert("RGB")
     # The palette is the most frequent colours themselves: other methods shift those of small marks.
     counted = cast("list[tuple[int, tuple[int, int, int]]]", whole.getcolors(whole.width * whole.height))
-    colours = sorted(counted, reverse=True)[:_NUM_COLOURS]
+    colours = sorted(counted, reverse=True)[:num_colours]
     palette = Image.new("P", (1, 1))
     palette.putpalette([part for _, colour in colours for part in colour])
     reduced = whole.quantize(palette=palette, dither=Image.Dither.NONE)

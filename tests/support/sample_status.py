@@ -60,6 +60,16 @@ def sample_status(elapsed_s: float = 0.0) -> dict[str, Any]:
         "mode": "control",
         "gpus": gpus,
         "jobs": jobs,
+        "ended_jobs": [
+            {
+                "job_id": "bert-1",
+                "job_name": "bert",
+                "ended_age_s": 95.0 + elapsed_s,
+                "outcome": "too_early",
+                "outcome_reason": "ended while profiling, after 21 iterations",
+                "summary": "ended while profiling, after 21 iterations",
+            }
+        ],
         "carbon": None,
         "watts_saved_w": jobs[0]["watts_saved"],
         "watts_saved_interval": jobs[0]["watts_saved_interval"],

@@ -31,7 +31,7 @@ Status = Mapping[str, Any]
 def status_view(status: Status) -> RenderableType:
     """Return the full view: health, watts saved now, carbon intensity, GPUs and jobs."""
     grid = grid_lines(status.get("carbon"))
-    saved, jobs = saved_power_lines(status), [*_jobs(status), *_ended_jobs(status)]
+    saved, jobs = saved_power_lines(status), [*_jobs(status), *ended_job_lines(status)]
     return Group(health_line(status), *saved, *grid, _gpus(status), *_switching(status), *jobs)
 
 
@@ -209,7 +209,7 @@ def _outcome(job: Mapping[str, Any]) -> list[Text]:
     return [Text(f"no saving so far: {job['outcome_reason']}")] if job.get("outcome", "saved") != "saved" else []
 
 
-def _ended_jobs(status: Status) -> list[Text]:
+def ended_job_lines(status: Status) -> list[Text]:
     """Return one line per job that has ended recently: what it saved, or why it saved nothing."""
     lines: list[Text] = []
     for job in status.get("ended_jobs", ()):

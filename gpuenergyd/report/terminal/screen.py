@@ -14,7 +14,15 @@ from gpuenergyd.report.formatting import (
     temperature_text,
     time_text,
 )
-from gpuenergyd.report.terminal.live import Status, detail_lines, grid_lines, health_line, job_names, owner_text
+from gpuenergyd.report.terminal.live import (
+    Status,
+    detail_lines,
+    ended_job_lines,
+    grid_lines,
+    health_line,
+    job_names,
+    owner_text,
+)
 from gpuenergyd.report.terminal.savings import result_text, saved_power_lines
 
 _LINES_OF_A_JOB = 2
@@ -61,6 +69,7 @@ def screen_lines(status: Status, width: int, height: int, powers_w: Sequence[flo
     if details and sum(map(len, details)) <= spare:
         job_groups = [[*lines, *more] for lines, more in zip(job_groups, details, strict=True)]
     lines = [*head, *gap, *gpu_lines, *gap, *(line for group in job_groups for line in group), *after]
+    lines += [Text(style="dim").append_text(line) for line in ended_job_lines(status)]
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines[:height]
