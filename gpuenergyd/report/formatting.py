@@ -69,16 +69,6 @@ def saving_text(saving_ratio: float | None) -> str:
     return _change_text(None if saving_ratio is None else -saving_ratio, "less energy", "more energy")
 
 
-def saving_interval_text(interval: tuple[float, float] | None) -> str:
-    """Return an interval of energy savings in words: 11.8 % to 12.9 % less, 0.2 % more to 0.4 % less."""
-    if interval is None:
-        return MISSING
-    low, high = (round(end * 100, 1) for end in interval)
-    if high <= 0 > low:
-        return f"{-high + 0.0:.1f} % to {-low:.1f} % more"
-    return f"{-low:.1f} % more to {high:.1f} % less" if low < 0 else f"{low:.1f} % to {high:.1f} % less"
-
-
 def slowdown_text(slowdown_ratio: float | None) -> str:
     """Return a change of iteration time in words: 0.5 % slower, 0.2 % faster."""
     return _change_text(slowdown_ratio, "faster", "slower")

@@ -8,7 +8,7 @@ from typing import Any
 from gpuenergyd.cli.commands.report_output import write_text
 from gpuenergyd.cli.output import people_console
 from gpuenergyd.errors import GpuEnergyError
-from gpuenergyd.report.formatting import saving_interval_text, saving_text, slowdown_text
+from gpuenergyd.report.formatting import saving_span_text, saving_text, slowdown_text
 from gpuenergyd.report.job import JobReport, before_and_after, job_reports
 from gpuenergyd.report.observed_iteration import ObservedIteration
 from gpuenergyd.report.page import report_page
@@ -62,7 +62,7 @@ def result_sentence(job: JobSummary, *, gpus: str) -> str:
         )
     return (
         f"gpuenergyd trained this pipeline on {gpus} with {saving_text(job.saving_ratio)} per iteration (95 %"
-        f" confidence interval: {saving_interval_text(job.saving_interval)}), {slowdown_text(job.slowdown_ratio)}"
+        f" confidence interval: {saving_span_text(job.saving_interval)}), {slowdown_text(job.slowdown_ratio)}"
         " than at full speed."
     )
 

@@ -20,7 +20,7 @@ import pytest
 
 from gpuenergyd.cli.demo.progress import MAX_SILENCE_S
 from gpuenergyd.cli.main import run
-from gpuenergyd.report.formatting import saving_interval_text, saving_text, slowdown_text
+from gpuenergyd.report.formatting import saving_span_text, saving_text, slowdown_text
 from tests.support.waiting import wait_until
 
 SHORT = (
@@ -100,7 +100,7 @@ def test_the_demo_prints_its_figures_on_the_last_line_and_writes_a_report(folder
     assert figures["slowdown_low_ratio"] <= figures["slowdown_ratio"] <= figures["slowdown_high_ratio"]
     assert out.read_text(encoding="utf-8").count('<svg class="timeline"') == 2  # for desktops and for phones
     assert "tuned: " in stderr
-    interval = saving_interval_text((figures["saving_low_ratio"], figures["saving_high_ratio"]))
+    interval = saving_span_text((figures["saving_low_ratio"], figures["saving_high_ratio"]))
     assert stderr.splitlines()[-1] == (
         f"gpuenergyd trained this pipeline on 2 simulated a100-sxm GPUs with {saving_text(figures['saving_ratio'])} per"
         f" iteration (95 % confidence interval: {interval}), {slowdown_text(figures['slowdown_ratio'])} than at full"

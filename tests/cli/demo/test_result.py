@@ -23,7 +23,7 @@ def test_the_sentence_has_the_saving_its_interval_and_the_speed_of_the_report(jo
 
     assert result_sentence(measured, gpus=GPUS) == (
         "gpuenergyd trained this pipeline on 4 simulated a100-sxm GPUs with 12.3 % less energy per iteration (95 %"
-        " confidence interval: 11.8 % to 12.9 % less), 0.1 % slower than at full speed."
+        " confidence interval: 11.8 % to 12.9 % less energy), 0.1 % slower than at full speed."
     )
 
 
@@ -33,9 +33,13 @@ def test_the_sentence_has_the_saving_its_interval_and_the_speed_of_the_report(jo
         (
             0.002,
             (-0.003, 0.007),
-            "0.2 % less energy per iteration (95 % confidence interval: 0.3 % more to 0.7 % less)",
+            "0.2 % less energy per iteration (95 % confidence interval: 0.3 % more to 0.7 % less energy)",
         ),
-        (-0.004, (-0.006, -0.002), "0.4 % more energy per iteration (95 % confidence interval: 0.2 % to 0.6 % more)"),
+        (
+            -0.004,
+            (-0.006, -0.002),
+            "0.4 % more energy per iteration (95 % confidence interval: 0.2 % to 0.6 % more energy)",
+        ),
     ],
 )
 def test_the_direction_of_a_small_or_negative_saving_is_clear(
