@@ -154,7 +154,7 @@ class Soak:
         leases = ManualLeases(worker, self.gpus, self.history)
         self.server = Server(
             self.jobs,
-            AdministratorLeases(leases, self.gpus),
+            AdministratorLeases(leases, self.gpus, worker),
             PipelineMembers(self.jobs),
             status=lambda: {"jobs": [runner.job_id for runner in self.jobs], "gpus": GPUS},
             job_detail=lambda _: None,

@@ -198,7 +198,7 @@ def test_refused_zeus_requests_name_the_reason(daemon: DaemonProcess, fake_nvml_
     wait_until(lambda: leases(daemon) == [None, None])
 
     assert f"leased to the zeusd-client, uid {os.geteuid()} pid {owner}" in taken[1]
-    assert "20 W: GPU" in impossible[1]
+    assert "20 W is out of range; GPU" in impossible[1]
     assert "9000 MHz is out of range; GPU" in absurd[1]
     assert limit_w == 300.0
 

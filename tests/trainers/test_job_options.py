@@ -127,6 +127,7 @@ def test_without_arguments_the_environment_of_gpuenergyd_run_counts(adapter: str
 
     assert registered(daemon) == FROM_ENVIRONMENT
     leave()
+    daemon.releases.get(timeout=WAIT_LIMIT_S)
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
@@ -135,6 +136,7 @@ def test_an_argument_of_the_program_wins(adapter: str, daemon: FakeDaemon) -> No
 
     assert registered(daemon) == FROM_ARGUMENTS
     leave()
+    daemon.releases.get(timeout=WAIT_LIMIT_S)
 
 
 @pytest.mark.parametrize("value", ["much", "-0.1", "nan"])

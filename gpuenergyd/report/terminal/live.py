@@ -89,13 +89,16 @@ def _gpus(status: Status) -> RenderableType:
         return Text("no GPU found")
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("GPU", no_wrap=True)
-    table.add_column("model", overflow="ellipsis", no_wrap=True, max_width=24)
+    # In a narrow terminal only the columns that may wrap get narrower.
+    table.add_column("model", overflow="ellipsis", max_width=24)
     table.add_column("state", no_wrap=True)
     for name in ("clock", "requested", "power", "temp", "age"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("job", overflow="ellipsis", no_wrap=True, max_width=24)
     names = job_names(status)
-    for gpu in status["gpus"]:
+    owners = [owner_text(gpu, names) for gpu in status["gpus"]]
+    if any(owners):
+        table.add_column("job", overflow="ellipsis", max_width=24)
+    for gpu, owner in zip(status["gpus"], owners, strict=True):
         requested = gpu["requested_sm_clock_mhz"]
         table.add_row(
             str(gpu["index"]),
@@ -106,7 +109,7 @@ def _gpus(status: Status) -> RenderableType:
             power_text(gpu["power_w"]),
             temperature_text(gpu["temperature_celsius"]),
             age_text(gpu["reading_age_s"]),
-            owner_text(gpu, names),
+            *([owner] if any(owners) else []),
         )
     return table
 

@@ -134,7 +134,7 @@ def test_a_malformed_message_is_refused_in_one_line(
         ({"order": []}, 400, "order: "),
         ({"order": [["X", 0, 0]]}, 400, "instruction kind 'X'; known: F, B, I, W"),
         ({"order": [["B", 0, 0]]}, 409, "no rank computes"),
-        ({"max_slowdown_ratio": -1.0}, 400, "slowdown -1.0 must be"),
+        ({"max_slowdown_ratio": -1.0}, 400, "max_slowdown_ratio -1: must be a ratio from 0 to 1"),
         ({"job_name": "x" * 257}, 400, "job_name: 257 characters; at most 256"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
