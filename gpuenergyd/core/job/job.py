@@ -13,6 +13,8 @@ A policy that answers with a new plan each time therefore tries one plan per ite
 between tuned iterations keep the baseline current and measure the saving. The guard is independent of the policy: if a
 tuned plan is slower than the target, the job goes back to full speed and its baseline is measured again (`recovery`).
 Each fault doubles the wait until the next attempt; a plan that holds for long clears the faults.
+
+Longer than 400 lines, since the transitions of one machine are read together.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""Registry of jobs: registration and reports of ranks, events of the GPU worker, and the end of jobs."""
+"""Registry of jobs: registration and reports of ranks, events of the GPU worker, and the end of jobs.
+
+Longer than 400 lines, since each of these changes the same tables of runners and sessions, which nothing else may.
+"""
 
 import asyncio
 import logging
