@@ -38,6 +38,8 @@ class GpuReading:
     sm_clock_mhz: int | None = None
     temperature_celsius: float | None = None
     is_power_capped: bool | None = None
+    sm_clock_by_mono_ns: int | None = None
+    """Instant by which the clock had been read, after `read_mono_ns`; None where all values are of one instant."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,15 +75,18 @@ class NvmlHost:
         """Return a reading; power and energy come from one field query where the driver supports it."""
         power_mw, energy_mj = self._power_and_energy(gpu_uuid)
         read_mono_ns = time.monotonic_ns()
+        sm_clock_mhz = self._ask(gpu_uuid, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM)
+        sm_clock_by_mono_ns = time.monotonic_ns()
         reasons = self._ask(gpu_uuid, "nvmlDeviceGetCurrentClocksEventReasons")
         return GpuReading(
             gpu_uuid=gpu_uuid,
             read_mono_ns=read_mono_ns,
             power_w=None if power_mw is None else power_mw / 1000.0,
             total_energy_j=None if energy_mj is None else energy_mj / 1000.0,
-            sm_clock_mhz=self._ask(gpu_uuid, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
+            sm_clock_mhz=sm_clock_mhz,
             temperature_celsius=self._temperature(gpu_uuid),
             is_power_capped=None if reasons is None else bool(reasons & _REASON_SW_POWER_CAP),
+            sm_clock_by_mono_ns=sm_clock_by_mono_ns,
         )
 
     def details(self, gpu_uuid: str) -> GpuDetails:

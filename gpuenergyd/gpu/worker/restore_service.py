@@ -7,7 +7,7 @@ from gpuenergyd.errors import JournalError
 from gpuenergyd.gpu.device import GpuController
 from gpuenergyd.gpu.link.messages import GpuHealth, Restored
 from gpuenergyd.gpu.restore.executor import RestoreOutcome, RestoreResult, reason_to_keep
-from gpuenergyd.gpu.restore.journal import Journal
+from gpuenergyd.gpu.restore.journal import Control, Journal
 from gpuenergyd.gpu.worker.daemon_connection import log
 from gpuenergyd.gpu.worker.health import HealthTable
 from gpuenergyd.gpu.worker.restore_requests import RestoreRequest, RestoreRequests
@@ -95,6 +95,9 @@ class RestoreService:
 
     def _record_outcomes(self, uuid: str, outcomes: Sequence[RestoreOutcome]) -> None:
         failed = [outcome for outcome in outcomes if outcome.result is RestoreResult.FAILED]
+        for outcome in outcomes:  # of every GPU, where the journal was damaged
+            if outcome.result is RestoreResult.RESTORED and outcome.control is Control.SM_CLOCK_LOCK:
+                self._threads.actuator.forget_lock(outcome.gpu_uuid)
         for outcome in failed:
             self._health.record(outcome.gpu_uuid, GpuHealth.UNRESTORED, outcome.detail)
         if any(o.result is RestoreResult.KEPT for o in outcomes):

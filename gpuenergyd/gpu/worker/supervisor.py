@@ -45,6 +45,7 @@ from gpuenergyd.gpu.worker.lease_handover import HandoverResult, LeaseHandover
 from gpuenergyd.gpu.worker.leases import Leases
 from gpuenergyd.gpu.worker.restore_requests import RestoreRequest
 from gpuenergyd.gpu.worker.restore_service import RestoreService
+from gpuenergyd.gpu.worker.threads.actuator import ClockLock
 from gpuenergyd.gpu.worker.threads.driver_threads import DriverThreads
 from gpuenergyd.gpu.worker.threads.sample_stream import ForeignChangeDetector, SampleBatch
 from gpuenergyd.gpu.worker.threads.xid_watch import XidSource, watch_xids
@@ -277,7 +278,6 @@ class Supervisor:
                 raise GpuError(f"{uuid} is leased to {holder}")
         self._leases.grant(request.lease_id, request.gpu_uuids, pidfds)
         for uuid in request.gpu_uuids:
-            self._foreign_changes.reset(uuid)
             self._restores.forget_early_outcomes(uuid)
         self._submit(request_id, "", partial(self._open_lease, request))
 
@@ -327,8 +327,13 @@ class Supervisor:
             self._health.resolve(uuid, _FOREIGN_CHANGE, "leased again after another program's change")
         return done
 
-    def _yield_to_others(self, uuid: str, sm_clock_mhz: int | None) -> None:
-        """Drop the lease of a GPU that another program changed, and leave that program's clocks alone."""
+    def _yield_to_others(self, uuid: str, sm_clock_mhz: int | None, lock: ClockLock | None) -> None:
+        """Drop the lease of a GPU that another program changed, and leave that program's clocks alone.
+
+        A lock that was restored or replaced since the detection says nothing about the GPU's present lease.
+        """
+        if self._threads.actuator.lock_in_force(uuid) != lock:
+            return
         self._leases.drop([uuid])
         self._threads.actuator.drop_requests([uuid])
         if self._driver.rules.restore_policy is not RestorePolicy.RESTORE:
@@ -346,8 +351,9 @@ class Supervisor:
         actuator = self._threads.actuator
         for sample in samples:
             uuid = sample.gpu_uuid
-            if self._foreign_changes.is_detected(sample, actuator.lock_in_force(uuid)):
-                actuator.submit(uuid, partial(self._yield_to_others, uuid, sample.sm_clock_mhz))
+            lock = actuator.lock_in_force(uuid)
+            if self._foreign_changes.is_detected(sample, lock):
+                actuator.submit(uuid, partial(self._yield_to_others, uuid, sample.sm_clock_mhz, lock))
         batch = self._batch.add(samples)
         if batch:
             self._daemon.send(Samples(batch))

@@ -111,6 +111,24 @@ async def test_request_for_the_clock_in_force_makes_no_driver_call(site: Site, l
 
 
 @with_worker
+async def test_restore_while_a_clock_is_being_set_is_no_foreign_change(site: Site, link: WorkerLink) -> None:
+    """The call returns after its lease has ended; the GPU's full speed afterwards is our own restore."""
+    gpu = site.gpus[0]
+    for _ in range(3):
+        await link.lease("L1", [gpu], OWNER)
+        request_clock(link, gpu, 900)
+        await link.restore([gpu], "while its clock is being set")
+    site.received.samples.clear()
+    await until(lambda: sum(s.gpu_uuid == gpu for s in site.received.samples) > 40)
+
+    assert site.received.health_changes == []
+
+    await link.lease("L1", [gpu], OWNER)
+    request_clock(link, gpu, 900)
+    await until(lambda: site.locks()[0] == 900)
+
+
+@with_worker
 async def test_request_between_two_supported_clocks_sets_the_faster_one(site: Site, link: WorkerLink) -> None:
     """Rounding to a supported clock never makes a job slower than requested."""
     await link.lease("L1", site.gpus, OWNER)

@@ -21,20 +21,37 @@ _CALLS_KEPT = 64
 """More than one request can wait for: each GPU has at most one call between two of another GPU."""
 
 
+@dataclass(frozen=True, slots=True)
+class ClockLock:
+    """A clock lock that we set, and the instant in ns at which that call returned."""
+
+    sm_clock_mhz: int
+    returned_mono_ns: int
+
+
 @dataclass(slots=True)
 class _Slot:
-    """One GPU: its pending requests, and the clock we last set; None where no lock is known to be ours."""
+    """One GPU: its pending requests, and our lock; None where none is known to be ours or a call is in progress.
+
+    `num_invalidations` counts the restores, drops and driver reloads that ended our lock: a call that was in progress
+    meanwhile must not declare its lock to be in force.
+    """
 
     clocks_mhz: tuple[int, ...]
     now: ClockRequest | None = None
     later: ClockRequest | None = None
-    in_force_mhz: int | None = None
-    set_mono_ns: int = 0
+    lock: ClockLock | None = None
+    num_invalidations: int = 0
     is_failing: bool = False
 
     def is_raised_by(self, request: ClockRequest) -> bool:
         """Return whether a request raises the clock that we last set."""
-        return self.in_force_mhz is not None and request.sm_clock_mhz > self.in_force_mhz
+        return self.lock is not None and request.sm_clock_mhz > self.lock.sm_clock_mhz
+
+    def invalidate_lock(self) -> None:
+        """Assume that our lock is gone, and that one being set now will be."""
+        self.lock = None
+        self.num_invalidations += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +136,17 @@ class Actuator(DriverThread):
         with self._wakeup:
             for uuid in gpu_uuids:
                 self._slots[uuid].now = self._slots[uuid].later = None
-                self._slots[uuid].in_force_mhz = None
+                self._slots[uuid].invalidate_lock()
 
     def forget_lock(self, gpu_uuid: str) -> None:
         """Assume that our lock is gone, so the next request sets the clock even if it is the same."""
         with self._wakeup:
-            self._slots[gpu_uuid].in_force_mhz = None
+            self._slots[gpu_uuid].invalidate_lock()
 
-    def lock_in_force(self, gpu_uuid: str) -> tuple[int, int] | None:
-        """Return the clock in MHz that we locked and the instant in ns at which that call returned, or None."""
+    def lock_in_force(self, gpu_uuid: str) -> ClockLock | None:
+        """Return our lock; None while a call that changes it is in progress, since either clock may be in force."""
         with self._wakeup:
-            slot = self._slots[gpu_uuid]
-            return None if slot.in_force_mhz is None else (slot.in_force_mhz, slot.set_mono_ns)
+            return self._slots[gpu_uuid].lock
 
     def submit(self, gpu_uuid: str, action: Callable[[], None]) -> None:
         """Run an action for one GPU on the actuator's thread, before any further clock request."""
@@ -155,7 +171,8 @@ class Actuator(DriverThread):
                 due = self._pop_due()
                 if due is not None:
                     uuid, request = due
-                    return _Task(uuid, partial(self._apply, uuid, request))
+                    slot = self._slots[uuid]
+                    return _Task(uuid, partial(self._apply, slot, uuid, request, slot.num_invalidations))
                 self._wakeup.wait(self._until_next_s())
 
     def _pop_due(self) -> tuple[str, ClockRequest] | None:
@@ -177,12 +194,16 @@ class Actuator(DriverThread):
         dues = [slot.later.sent_mono_ns for slot in self._slots.values() if slot.later is not None]
         return max(0.0, (min(dues) - time.monotonic_ns()) / _NS_PER_S) if dues else None
 
-    def _apply(self, uuid: str, request: ClockRequest) -> None:
-        slot = self._slots[uuid]
+    def _apply(self, slot: _Slot, uuid: str, request: ClockRequest, num_invalidations: int) -> None:
+        """Set a clock, unless it is in force or the request was dropped after `num_invalidations` was read."""
         sm_clock_mhz = supported_clock_mhz(slot.clocks_mhz, request.sm_clock_mhz)
-        if slot.in_force_mhz == sm_clock_mhz:
-            self.num_skipped += 1
-            return
+        with self._wakeup:
+            if slot.num_invalidations != num_invalidations:
+                return
+            if slot.lock is not None and slot.lock.sm_clock_mhz == sm_clock_mhz:
+                self.num_skipped += 1
+                return
+            slot.lock = None
         called_ns = returned_ns = 0
         error: str | None = None
         try:
@@ -200,7 +221,9 @@ class Actuator(DriverThread):
         if error is None and slot.is_failing:
             slot.is_failing = False
             self._on_health(uuid, GpuHealth.OK, "its clock can be set again")
-        slot.in_force_mhz, slot.set_mono_ns = None if error else sm_clock_mhz, returned_ns
+        with self._wakeup:
+            if error is None and slot.num_invalidations == num_invalidations:
+                slot.lock = ClockLock(sm_clock_mhz, returned_ns)
         blocked_ns = self._blocked_ns(uuid, request.sent_mono_ns, called_ns)
         self._finished.append(_FinishedCall(uuid, called_ns, returned_ns))
         self._on_set(

@@ -1,6 +1,7 @@
 """Settling time of clock changes: the driver does not report it, so the GPU is read until it shows the new clock.
 
-The effect is between the last reading with the old clock and the first with the new one. Readings come every
+The effect is between the begin of the last reading with the old clock and the end of the first with the new one, so
+that a thread that is suspended within a reading widens the bracket but does not falsify it. Readings come every
 millisecond at first, then at a fixed fraction of the time that has passed: a slow GPU is not read more often than a
 quick one, and the relative uncertainty is constant.
 
@@ -51,7 +52,7 @@ class EffectWatch:
         if passed_ns < 0:
             return None
         if _shows(reading, change):
-            change = replace(change, effective_mono_ns=reading.read_mono_ns)
+            change = replace(change, effective_mono_ns=reading.sm_clock_by_mono_ns or reading.read_mono_ns)
         else:
             if _is_pending(reading, change, self._locked_mhz):
                 change = replace(change, unseen_until_mono_ns=reading.read_mono_ns)

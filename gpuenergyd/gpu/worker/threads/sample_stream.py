@@ -2,15 +2,20 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gpuenergyd.gpu.link.messages import GpuSample
+from gpuenergyd.gpu.worker.threads.actuator import ClockLock
 
 _SEND_PERIOD_NS = 100_000_000
 _MAX_BATCH = 256
 _CLOCK_TOLERANCE_MHZ = 16
 _SETTLED_AFTER_NS = 200_000_000
+"""After the call, once a sample has shown the lock in effect."""
+_IN_EFFECT_AFTER_NS = 1_000_000_000
+"""After the call, where no sample has: clock changes that take up to half a second to have an effect are published."""
 _NUM_ABOVE_IS_FOREIGN = 10
-"""Consecutive samples: 0.2 s at the usual period."""
+"""Consecutive samples: 1 s at the default period."""
 
 
 class SampleBatch:
@@ -31,26 +36,36 @@ class SampleBatch:
         return batch
 
 
+@dataclass(slots=True)
+class _WatchedLock:
+    """One GPU's lock: whether a sample has shown it in effect, and the number of samples above it since."""
+
+    lock: ClockLock
+    has_been_seen: bool = False
+    num_above: int = 0
+
+
 class ForeignChangeDetector:
     """Detects that another program released our clock lock: the clock stays above it for consecutive samples."""
 
     def __init__(self) -> None:
-        self._num_above: dict[str, int] = {}
+        self._watched: dict[str, _WatchedLock] = {}
 
-    def reset(self, gpu_uuid: str) -> None:
-        """Start over for a GPU with a new lease."""
-        self._num_above[gpu_uuid] = 0
-
-    def is_detected(self, sample: GpuSample, lock: tuple[int, int] | None) -> bool:
-        """Return, once, whether this sample proves that the lock is no longer ours.
-
-        `lock` is the clock that we set in MHz and the monotonic instant in ns at which that call returned.
-        """
-        is_above = (
-            lock is not None
-            and sample.sm_clock_mhz is not None
-            and sample.sm_clock_mhz > lock[0] + _CLOCK_TOLERANCE_MHZ
-            and sample.read_mono_ns > lock[1] + _SETTLED_AFTER_NS
-        )
-        self._num_above[sample.gpu_uuid] = self._num_above.get(sample.gpu_uuid, 0) + 1 if is_above else 0
-        return self._num_above[sample.gpu_uuid] == _NUM_ABOVE_IS_FOREIGN
+    def is_detected(self, sample: GpuSample, lock: ClockLock | None) -> bool:
+        """Return, once per lock, whether this sample proves that our lock is no longer in force."""
+        if lock is None:
+            self._watched.pop(sample.gpu_uuid, None)
+            return False
+        watched = self._watched.get(sample.gpu_uuid)
+        if watched is None or watched.lock != lock:
+            watched = self._watched[sample.gpu_uuid] = _WatchedLock(lock)
+        passed_ns = sample.read_mono_ns - lock.returned_mono_ns
+        if passed_ns <= 0 or sample.sm_clock_mhz is None:
+            return False
+        above_mhz = sample.sm_clock_mhz - lock.sm_clock_mhz
+        if above_mhz <= _CLOCK_TOLERANCE_MHZ:
+            watched.has_been_seen |= above_mhz >= -_CLOCK_TOLERANCE_MHZ
+            watched.num_above = 0
+        elif passed_ns > (_SETTLED_AFTER_NS if watched.has_been_seen else _IN_EFFECT_AFTER_NS):
+            watched.num_above += 1
+        return watched.num_above == _NUM_ABOVE_IS_FOREIGN

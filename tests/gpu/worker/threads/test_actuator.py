@@ -1,0 +1,175 @@
+"""The actuator's record of the lock in force, while calls of the driver are held at chosen instants."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.core.clock_request import ClockRequest
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd.gpu.link.messages import AcquireLease, ClockChangeReport
+from gpuenergyd.gpu.restore.journal import Control, Journal
+from gpuenergyd.gpu.restore.policy import RestoreRules
+from gpuenergyd.gpu.worker.driver_requests import DriverRequests
+from gpuenergyd.gpu.worker.threads.actuator import Actuator
+from tests.support.waiting import wait_until
+from tests.support.worker_site import OWNER
+
+LIMIT_S = 60.0
+
+
+class HeldDriver(SimulatedHost):
+    """A simulated host whose next call that locks a clock waits, its lock installed, until it is released."""
+
+    is_holding = False
+
+    def hold_next_call(self) -> None:
+        """Have the next call wait."""
+        self.has_installed, self.may_return = threading.Event(), threading.Event()
+        self.is_holding = True
+
+    def lock_sm_clock(self, gpu_uuid: str, sm_clock_mhz: int) -> None:
+        """Lock the clock, then wait if the call is to be held."""
+        super().lock_sm_clock(gpu_uuid, sm_clock_mhz)
+        if self.is_holding:
+            self.is_holding = False
+            self.has_installed.set()
+            assert self.may_return.wait(LIMIT_S)
+
+
+class Rig:
+    """An actuator of three GPUs with journal entries, and the changes that it made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.driver = HeldDriver.create(folder / "world", ["a100-sxm"] * 3, sleep=lambda _: None)
+        self.gpus = tuple(i.gpu_uuid for i in self.driver.identities())
+        self.gpu = self.gpus[0]
+        for gpu in self.gpus:
+            self.driver.attach_process(gpu, os.getpid())
+        self.journal = Journal(folder / "journal.json")
+        requests = DriverRequests(self.driver, self.journal, "simulated", folder / "world", RestoreRules())
+        requests.open_lease(AcquireLease("L1", self.gpus, OWNER))
+        self.changes: list[ClockChangeReport] = []
+        self.actuator = Actuator(
+            self.driver,
+            self.journal,
+            self.driver.identities(),
+            on_set=self.changes.append,
+            on_health=lambda *_: None,
+            on_returned=lambda _: None,
+        )
+        self.actuator.start()
+
+    def request(self, sm_clock_mhz: int, *, gpu_index: int = 0, due_mono_ns: int | None = None) -> None:
+        """Request a clock from an instant, or from now on."""
+        due_ns = time.monotonic_ns() if due_mono_ns is None else due_mono_ns
+        self.actuator.request_clock(self.gpus[gpu_index], ClockRequest(sm_clock_mhz, due_ns))
+
+    def set_clock(self, sm_clock_mhz: int, *, gpu_index: int = 0) -> None:
+        """Request a clock and wait until it is set."""
+        num_before = len(self.changes)
+        self.request(sm_clock_mhz, gpu_index=gpu_index)
+        wait_until(lambda: len(self.changes) > num_before)
+
+    def run_task(self) -> None:
+        """Wait until every task submitted before has run."""
+        done = threading.Event()
+        self.actuator.submit(self.gpu, done.set)
+        assert done.wait(LIMIT_S)
+
+    def restore_during_a_call(self, sm_clock_mhz: int) -> None:
+        """Restore the GPU, as the supervisor does, while a call that locks a clock is in progress."""
+        self.driver.hold_next_call()
+        self.request(sm_clock_mhz)
+        assert self.driver.has_installed.wait(LIMIT_S)
+        self.actuator.drop_requests([self.gpu])
+        self.actuator.submit(self.gpu, lambda: self.driver.reset_sm_clock(self.gpu))
+        self.driver.may_return.set()
+        self.run_task()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    """Yield a rig; its thread ends afterwards."""
+    made = Rig(tmp_path)
+    yield made
+    made.actuator.close(LIMIT_S)
+    made.driver.close()
+
+
+def test_clock_whose_call_ends_after_a_restore_began_is_not_in_force(rig: Rig) -> None:
+    rig.restore_during_a_call(900)
+
+    assert rig.driver.locked_sm_clock_mhz(rig.gpu) is None
+    assert rig.actuator.lock_in_force(rig.gpu) is None
+
+
+def test_same_clock_is_set_again_after_a_restore_during_its_call(rig: Rig) -> None:
+    rig.restore_during_a_call(900)
+
+    rig.set_clock(900)
+
+    assert rig.driver.locked_sm_clock_mhz(rig.gpu) == 900
+    assert rig.actuator.num_skipped == 0
+
+
+def test_no_lock_is_in_force_while_a_call_changes_it(rig: Rig) -> None:
+    """The driver has raised the clock, and the call has not returned: the clock above the old lock is ours."""
+    rig.set_clock(900)
+    rig.driver.hold_next_call()
+    rig.request(1410)
+    assert rig.driver.has_installed.wait(LIMIT_S)
+
+    during = rig.actuator.lock_in_force(rig.gpu)
+    rig.driver.may_return.set()
+    rig.run_task()
+
+    assert during is None
+    lock = rig.actuator.lock_in_force(rig.gpu)
+    assert lock is not None
+    assert lock.sm_clock_mhz == 1410
+
+
+def test_lock_is_not_in_force_once_the_driver_was_reloaded_during_its_call(rig: Rig) -> None:
+    rig.driver.hold_next_call()
+    rig.request(900)
+    assert rig.driver.has_installed.wait(LIMIT_S)
+    rig.actuator.forget_lock(rig.gpu)
+    rig.driver.may_return.set()
+    rig.run_task()
+
+    assert rig.actuator.lock_in_force(rig.gpu) is None
+    assert rig.journal.holds(rig.gpu, Control.SM_CLOCK_LOCK)
+
+
+def test_a_raise_goes_before_a_reduction_that_has_waited_longer(rig: Rig) -> None:
+    for index in range(2):
+        rig.set_clock(1200, gpu_index=index)
+    rig.driver.hold_next_call()
+    rig.request(900, gpu_index=2)
+    assert rig.driver.has_installed.wait(LIMIT_S)
+    now_ns = time.monotonic_ns()
+    rig.request(900, gpu_index=1, due_mono_ns=now_ns - 50_000_000)
+    rig.request(1410, gpu_index=0, due_mono_ns=now_ns)
+    rig.driver.may_return.set()
+    wait_until(lambda: len(rig.changes) == 5)
+
+    order = [(c.gpu_uuid, c.requested_sm_clock_mhz) for c in rig.changes[3:]]
+    assert order == [(rig.gpus[0], 1410), (rig.gpus[1], 900)]
+
+
+def test_waiting_for_calls_of_other_gpus_does_not_count_as_latency(rig: Rig) -> None:
+    due_ns = time.monotonic_ns()
+    rig.driver.hold_next_call()
+    rig.request(900, gpu_index=0, due_mono_ns=due_ns)
+    assert rig.driver.has_installed.wait(LIMIT_S)
+    rig.request(900, gpu_index=1, due_mono_ns=due_ns)
+    rig.driver.may_return.set()
+    wait_until(lambda: len(rig.changes) == 2)
+
+    first, second = rig.changes
+    assert first.blocked_ns == 0
+    assert second.blocked_ns == first.returned_mono_ns - first.called_mono_ns > 0
