@@ -14,18 +14,21 @@ from typing import Any
 from gpuenergyd.core.carbon.account import JobCarbon, WorkSlot, job_carbon
 from gpuenergyd.core.carbon.intensity import CarbonSignal, IntensitySample, SampleStatus, grams
 from gpuenergyd.core.carbon.slowdown_account import charged_time_s
+from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, slowdown_text
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.report.formatting import grams_text, ratio_text, slowdown_text, time_text
+from gpuenergyd.report.formatting import grams_text, ratio_text, time_text
 from gpuenergyd.store import History, JobSummary, StoredIntensity, TargetRecord
 from gpuenergyd.store.reading.iterations import Iterations
 from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
 
 _STATUS_ORDER = {status: rank for rank, status in enumerate(SampleStatus)}
 
+SAVED_GRAMS = ("saved_by_plan_g", "saved_by_frontier_g", "saved_by_timing_g")
+"""The JSON values of the three parts of the emissions that a job saved."""
+
 NO_CARBON: Mapping[str, Any] = dict.fromkeys(
     (
-        *("carbon_g", "priced_energy_j", "unpriced_energy_j", "tuned_carbon_g"),
-        *("saved_by_plan_g", "saved_by_frontier_g", "saved_by_timing_g"),
+        *("carbon_g", "priced_energy_j", "unpriced_energy_j", "tuned_carbon_g", *SAVED_GRAMS),
         *("carbon_zone", "carbon_source", "carbon_kind", "carbon_factor", "measured_intensity_ratio"),
         *("host_power_w", "total_slowdown_ratio", "profiling_slowdown_ratio", "num_targets", "is_grid_replayed"),
     )
@@ -83,8 +86,17 @@ class CarbonReport:
         measured_j = dict(self.energy_j_by_status).get(SampleStatus.MEASURED, 0.0)
         return measured_j / self.priced_j if self.priced_j > 0 else None
 
-    def lines(self) -> tuple[str, ...]:
-        """Return a summary for people, one sentence per line."""
+    @property
+    def saved_g(self) -> float | None:
+        """Emissions that plans, slowdown and timing saved together; None if they are not known."""
+        if self.tuned is None:
+            return None
+        savings = self.tuned.savings
+        by_plan_g = self.tuned.saved_by_plan_g or 0.0
+        return by_plan_g + savings.saved_by_frontier_g + savings.saved_by_timing_g
+
+    def lines(self, *, is_significant: bool = True) -> tuple[str, ...]:
+        """Return a summary for people, one sentence per line; without amounts where the saving may be chance."""
         signal = self.signal
         host = f"including {self.host_power_w:g} W assumed for the host" if self.host_power_w else "GPUs only"
         unpriced = self.unpriced_j / (self.priced_j + self.unpriced_j) if self.unpriced_j else 0.0
@@ -92,7 +104,9 @@ class CarbonReport:
         replayed = "; replayed trace" if self.is_replayed else ""
         grid = f"zone {signal.zone}, source {signal.source}, {signal.kind}, {signal.factor}"
         lines = [f"carbon emissions: {grams_text(self.carbon_g)} ({host}); {grid}{unknown}{replayed}"]
-        if self.tuned is not None:
+        if self.tuned is not None and not is_significant:
+            lines.append(f"emissions saved in tuned iterations: {NOT_SIGNIFICANT}")
+        elif self.tuned is not None:
             savings, full_g = self.tuned.savings, self.tuned.savings.full_speed_g
             by_frontier = (
                 f"{grams_text(savings.saved_by_frontier_g)} ({ratio_text(savings.saved_by_frontier_g / full_g)})"

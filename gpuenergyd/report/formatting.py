@@ -64,41 +64,12 @@ def interval_text(interval: tuple[float, float] | None) -> str:
     return MISSING if interval is None else f"{ratio_text(interval[0])} to {ratio_text(interval[1])}"
 
 
-def saving_text(saving_ratio: float | None) -> str:
-    """Return an energy saving in words: 12.3 % less energy, 0.4 % more energy."""
-    return _change_text(None if saving_ratio is None else -saving_ratio, "less energy", "more energy")
-
-
-def slowdown_text(slowdown_ratio: float | None) -> str:
-    """Return a change of iteration time in words: 0.5 % slower, 0.2 % faster."""
-    return _change_text(slowdown_ratio, "faster", "slower")
-
-
-def saving_span_text(interval: tuple[float, float]) -> str:
-    """Return an interval of savings in words: 11.0 % to 12.1 % less energy, 0.2 % more to 1.0 % less energy."""
-    low, high = interval
-    return _span_text(low, high, "less", "more") + " energy"
-
-
-def slowdown_span_text(interval: tuple[float, float]) -> str:
-    """Return an interval of slowdowns in words: 0.1 % to 0.4 % slower, 0.2 % faster to 0.1 % slower."""
-    return _span_text(*interval, "slower", "faster")
-
-
-def _span_text(low: float, high: float, above: str, below: str) -> str:
-    """Return an interval whose signs are words; of two negative ends the one nearer to 0 comes first."""
-    ends = [round(100 * end, 1) for end in (low, high)]
-    if ends[0] < 0 < ends[1]:
-        return f"{-ends[0]:.1f} % {below} to {ends[1]:.1f} % {above}"
-    near, far = sorted(abs(end) for end in ends)
-    return f"{near:.1f} % to {far:.1f} % {below if ends[0] < 0 else above}"
-
-
-def _change_text(ratio: float | None, less: str, more: str) -> str:
-    if ratio is None:
-        return MISSING
-    percent = round(ratio * 100, 1)
-    return f"{abs(percent):.1f} % {less if percent < 0 else more}"
+def fit_error_text(measured_j: float | None, lower_bound_j: float | None) -> str:
+    """Return why a measured energy is below a lower bound, which holds for the fitted profile; empty if it is not."""
+    if measured_j is None or lower_bound_j is None or measured_j >= lower_bound_j:
+        return ""
+    below = 100 * (1 - measured_j / lower_bound_j)
+    return f"measured energy is {below:.1f} % below the fitted lower bound: the fit overestimates it by at least that"
 
 
 def difference_text(energy_j: float | None) -> str:

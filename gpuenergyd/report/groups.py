@@ -29,6 +29,9 @@ class Group:
     by_jobs: EnergyUse = NO_ENERGY
     idle: EnergyUse = NO_ENERGY
     saved_energy_j: float | None = None
+    """The sum of the significant savings of its jobs."""
+    num_not_significant: int = 0
+    """The number of jobs that this sum leaves out: their saving may be chance."""
     host_energy_j: float | None = None
     """Energy of the host's processors and memory, if measured; not part of any other sum."""
 
@@ -45,6 +48,12 @@ class Group:
         else:
             self.idle = self.idle.plus(part, tariff)
 
+    def add_saving(self, report: JobReport) -> None:
+        """Add a job and its saving, or count it as left out."""
+        self.job_ids.add(report.summary.job_id)
+        self.saved_energy_j = add_known(self.saved_energy_j, report.saved_energy_j)
+        self.num_not_significant += report.is_saving_left_out
+
     def to_dict(self, tariff: Tariff | None = None) -> dict[str, Any]:
         """Return all values by their JSON and CSV names; missing values are None."""
         return {
@@ -58,6 +67,7 @@ class Group:
             "estimated_s": self.by_jobs.estimated_s + self.idle.estimated_s,
             "missing_s": self.by_jobs.missing_s + self.idle.missing_s,
             "saved_energy_j": self.saved_energy_j,
+            "num_not_significant": self.num_not_significant,
             "host_energy_j": self.host_energy_j,
             "price_per_kwh": tariff.flat_price_per_kwh if tariff is not None else None,
             "cost": add_known(self.by_jobs.cost, self.idle.cost),
@@ -116,9 +126,7 @@ def groups_by_host(query: EnergyQuery, reports: Sequence[JobReport]) -> tuple[Gr
     groups = {group.name: group for group in _groups(parts, query.tariff, name=lambda part: part.host or UNKNOWN_HOST)}
     for report in reports:
         name = report.summary.host or UNKNOWN_HOST
-        group = groups.setdefault(name, Group(name))
-        group.job_ids.add(report.summary.job_id)
-        group.saved_energy_j = add_known(group.saved_energy_j, report.saved_energy_j)
+        groups.setdefault(name, Group(name)).add_saving(report)
     for row in () if query.only_jobs else query.history.host_energy(since=query.since, until=query.until):
         if (of_host := groups.get(row.host or UNKNOWN_HOST)) is not None:
             of_host.host_energy_j = add_known(of_host.host_energy_j, row.energy_j)
@@ -154,9 +162,7 @@ def _groups_of_jobs(
     parts = (part for part in query.parts() if part.job_id in name_of)
     groups = {group.name: group for group in _groups(parts, query.tariff, name=lambda part: name_of[part.job_id])}
     for report in reports:
-        group = groups.setdefault(name(report), Group(name(report)))
-        group.job_ids.add(report.summary.job_id)
-        group.saved_energy_j = add_known(group.saved_energy_j, report.saved_energy_j)
+        groups.setdefault(name(report), Group(name(report))).add_saving(report)
     return tuple(groups[key] for key in sorted(groups, key=lambda key: (key == IDLE_GROUP, key)))
 
 

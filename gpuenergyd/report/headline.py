@@ -2,6 +2,13 @@
 
 from dataclasses import dataclass
 
+from gpuenergyd.core.job.result_text import (
+    NOT_SIGNIFICANT,
+    saving_span_text,
+    saving_text,
+    slowdown_span_text,
+    slowdown_text,
+)
 from gpuenergyd.report import formatting
 from gpuenergyd.report.job import JobReport
 from gpuenergyd.store import JobSummary
@@ -33,10 +40,9 @@ def headline(report: JobReport) -> str:
     speed = _speed(job.slowdown_ratio)
     if job.saving_ratio is None:
         return f"Energy was not measured, so no saving is known; iterations ran {speed}."
-    interval = job.saving_interval
-    if interval is not None and interval[0] <= 0.0 <= interval[1]:
-        return f"No significant saving: {formatting.saving_text(job.saving_ratio)} per iteration, {speed}."
-    return f"{formatting.saving_text(job.saving_ratio)} per iteration, {speed}."
+    if not job.is_saving_significant:
+        return f"No significant saving; iterations ran {speed}."
+    return f"{saving_text(job.saving_ratio)} per iteration, {speed}."
 
 
 def evidence(report: JobReport) -> str:
@@ -46,9 +52,9 @@ def evidence(report: JobReport) -> str:
         return _next_step(job)
     if job.slowdown_interval is None:
         return ""
-    spans = [formatting.slowdown_span_text(job.slowdown_interval)]
+    spans = [slowdown_span_text(job.slowdown_interval)]
     if job.saving_interval is not None:
-        spans.insert(0, formatting.saving_span_text(job.saving_interval))
+        spans.insert(0, saving_span_text(job.saving_interval))
     permitted = f" A slowdown of up to {100 * job.max_slowdown_ratio:.3g} % was permitted." * (
         job.max_slowdown_ratio > 0
     )
@@ -63,11 +69,13 @@ def tiles(report: JobReport) -> list[Tile]:
     job, text = report.summary, formatting
     found: list[Tile] = []
     if job.saving_ratio is not None:
-        note = "95 %: " + text.saving_span_text(job.saving_interval) if job.saving_interval else ""
-        value = text.saving_text(job.saving_ratio).removesuffix(" energy")
-        found.append(Tile("energy per iteration", value, note.removesuffix(" energy"), job.saving_ratio > 0))
+        note = "95 %: " + saving_span_text(job.saving_interval) if job.saving_interval else ""
+        is_known = bool(job.is_saving_significant)
+        value = saving_text(job.saving_ratio).removesuffix(" energy") if is_known else NOT_SIGNIFICANT
+        is_good = is_known and job.saving_ratio > 0
+        found.append(Tile("energy per iteration", value, note.removesuffix(" energy"), is_good))
     if job.slowdown_ratio is not None:
-        note = "95 %: " + text.slowdown_span_text(job.slowdown_interval) if job.slowdown_interval else ""
+        note = "95 %: " + slowdown_span_text(job.slowdown_interval) if job.slowdown_interval else ""
         found.append(Tile("speed", _speed(job.slowdown_ratio).removeprefix("at the "), note))
     if report.saved_energy_j is not None:
         name = "energy saved" if report.saved_energy_j >= 0 else "additional energy"
@@ -85,13 +93,13 @@ def tiles(report: JobReport) -> list[Tile]:
 
 
 def _speed(slowdown_ratio: float) -> str:
-    return "at the same speed" if abs(slowdown_ratio) < 0.0005 else formatting.slowdown_text(slowdown_ratio)
+    return "at the same speed" if abs(slowdown_ratio) < 0.0005 else slowdown_text(slowdown_ratio)
 
 
 def _without_plan(job: JobSummary) -> str:
     """Return what ran instead of tuned iterations."""
     if job.predicted_saving_ratio is not None:
-        saving = formatting.saving_text(job.predicted_saving_ratio)
+        saving = saving_text(job.predicted_saving_ratio)
         return f"Clocks were only observed. Predicted if they are set: {saving} ({job.predicted_saving_basis})."
     if not job.num_iterations:
         return "No iteration was measured."

@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
-from gpuenergyd.report.carbon import NO_CARBON, CarbonReport, carbon_report
+from gpuenergyd.report.carbon import NO_CARBON, SAVED_GRAMS, CarbonReport, carbon_report
 from gpuenergyd.report.energy_use import NO_ENERGY, EnergyUse
 from gpuenergyd.report.formatting import energy_text
 from gpuenergyd.report.observed_iteration import ObservedIteration
@@ -64,11 +64,16 @@ class JobReport:
 
     @property
     def saved_energy_j(self) -> float | None:
-        """The energy that all regular tuned iterations saved against the baseline."""
+        """The energy that all regular tuned iterations saved against the baseline; None unless it is significant."""
         summary = self.summary
-        if summary.saving_ratio is None or summary.baseline_energy_j is None:
+        if not summary.is_saving_significant or summary.saving_ratio is None or summary.baseline_energy_j is None:
             return None
         return summary.saving_ratio * summary.baseline_energy_j * summary.num_tuned_iterations
+
+    @property
+    def is_saving_left_out(self) -> bool:
+        """Whether totals leave out the saving of this job: it was measured, but may be chance."""
+        return self.summary.saving_ratio is not None and not self.summary.is_saving_significant
 
     @property
     def profiling_cost_j(self) -> float | None:
@@ -121,8 +126,12 @@ class JobReport:
             low, high = named.pop(f"{name}_interval") or (None, None)
             named |= {f"{name}_low_ratio": low, f"{name}_high_ratio": high}
         tags = dict(named.pop("tags"))
+        carbon = dict(self.carbon.to_dict() if self.carbon is not None else NO_CARBON)
+        if self.is_saving_left_out:  # an amount is a claim
+            carbon |= dict.fromkeys(SAVED_GRAMS)
         return {
             **named,
+            "is_saving_significant": self.summary.is_saving_significant,
             "saved_energy_j": self.saved_energy_j,
             "profiling_cost_j": self.profiling_cost_j,
             **{f"gpu_{name}": value for name, value in self.energy_use.to_dict().items()},
@@ -130,7 +139,7 @@ class JobReport:
             "counted_until": self.time_range.until,
             "price_per_kwh": self.price_per_kwh,
             "cost": self.cost,
-            **(self.carbon.to_dict() if self.carbon is not None else NO_CARBON),
+            **carbon,
             # Columns of their own, so that the table can be joined with the output of sacct.
             **{name: tags.get(name) for name in ("user", "slurm_job_id", "git_commit")},
             "tags": tags,

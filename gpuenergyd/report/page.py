@@ -22,6 +22,7 @@ from gpuenergyd.report.charts.timeline import clock_scale, timelines_svg
 from gpuenergyd.report.groups import EnergyQuery, groups_by_day
 from gpuenergyd.report.headline import Tile, evidence, headline, tiles
 from gpuenergyd.report.job import JobReport, before_and_after, plan_in_force
+from gpuenergyd.report.totals import saved_total
 from gpuenergyd.store import History
 
 _SHORT_JOB_S = 7200.0
@@ -54,6 +55,7 @@ class JobSection:
     headline: str
     evidence: str
     tiles: Sequence[Tile]
+    fit_error: str
     plan_reason: str | None
     timelines: Chart
     scale: ClockScale | None
@@ -106,6 +108,7 @@ def _rendered(
     return environment.get_template(template).render(
         days=_days(history, reports, made_at),
         sections=[_section(history, report) for report in reports] if history is not None else [],
+        total=saved_total(reports).text(),
         made_at=made_at,
         note=note,
         version=__version__,
@@ -155,6 +158,7 @@ def _section(history: History, report: JobReport) -> JobSection:
         headline=headline(report),
         evidence=evidence(report),
         tiles=tiles(report),
+        fit_error=_fit_error(report),
         plan_reason=plan.plan.reason if plan else None,
         timelines=_chart(partial(timelines_svg, iterations)),
         scale=clock_scale(iterations),
@@ -167,6 +171,11 @@ def _section(history: History, report: JobReport) -> JobSection:
         power=_chart(power),
         has_baseline_power=baseline_w is not None,
     )
+
+
+def _fit_error(report: JobReport) -> str:
+    plan = report.plan_in_force
+    return "" if plan is None else formatting.fit_error_text(plan.energy_j, report.summary.lower_bound_j)
 
 
 def _intensity(history: History, report: JobReport) -> Chart:

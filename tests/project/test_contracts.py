@@ -40,12 +40,17 @@ EXPLAIN = {
     "instructions": f"{CLOCK} duration_s explanation is_critical price_w reason slack_s start_s",
 }
 REPORT_BY_JOB = {
-    "": "jobs",
+    "": "jobs totals",
+    "totals": (
+        "carbon_g gpu_energy_j num_jobs num_jobs_counted num_not_significant saved_carbon_g saved_energy_high_j"
+        " saved_energy_j saved_energy_low_j"
+    ),
     "jobs": (
         "baseline_energy_j baseline_time_s carbon_factor carbon_g carbon_kind carbon_source carbon_zone cost"
         " counted_from counted_until duration_s end_reason ended_at energy_j energy_per_iteration_j git_commit"
         " gpu_energy_j gpu_estimated_j gpu_estimated_s gpu_measured_s gpu_missing_s gpu_uuids host host_power_w"
-        " is_grid_replayed is_simulated iteration_time_s job_id job_name lower_bound_j max_slowdown_ratio"
+        " is_grid_replayed is_saving_significant is_simulated iteration_time_s job_id job_name lower_bound_j"
+        " max_slowdown_ratio"
         " measured_intensity_ratio num_baseline_iterations num_iterations num_measured_iterations"
         " num_measured_profile_iterations num_microbatches num_profile_iterations num_ranks num_targets"
         " num_tuned_iterations outcome outcome_reason policy predicted_energy_j predicted_iteration_time_s"
@@ -61,7 +66,7 @@ REPORT_BY_GROUP = {
     "": "groups",
     "groups": (
         "cost energy_j estimated_j estimated_s group host_energy_j idle_energy_j job_energy_j measured_s missing_s"
-        " num_jobs price_per_kwh saved_energy_j"
+        " num_jobs num_not_significant price_per_kwh saved_energy_j"
     ),
 }
 CARBON_NOW = {
@@ -107,7 +112,8 @@ STATUS = {
         " job_id job_name last_notice last_notice_iterations_ago last_report_age_s lower_bound_j"
         " max_slowdown_ratio max_slowdown_source num_baseline_iterations num_faults num_iterations"
         " num_iterations_of_plan num_microbatches num_profile_iterations num_ranks num_tuned_iterations"
-        " outcome outcome_reason own_time_s phase phase_reason pipeline plan_id plan_purpose plan_reason"
+        " outcome outcome_reason own_time_s phase phase_reason pipeline plan_energy_j plan_id"
+        " plan_iteration_time_s plan_purpose plan_reason"
         " policy policy_source predicted_energy_j predicted_iteration_time_s predicted_saving_basis"
         " predicted_saving_high_ratio predicted_saving_low_ratio predicted_saving_ratio ranks"
         " retry_in_iterations saving_interval saving_ratio schedule slowdown_interval slowdown_ratio straggler"

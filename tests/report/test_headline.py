@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.report.formatting import saving_span_text, slowdown_span_text
+from gpuenergyd.core.job.result_text import saving_span_text, slowdown_span_text
 from gpuenergyd.report.headline import evidence, headline, tiles
 from gpuenergyd.report.job import JobReport, job_reports
 from gpuenergyd.store import open_history
@@ -46,7 +46,9 @@ def test_a_saving_is_stated_with_the_change_of_speed_and_both_intervals(
         ({"slowdown_ratio": 0.0004, "saving_ratio": 0.1, "saving_interval": (0.09, 0.11)},
          "10.0 % less energy per iteration, at the same speed."),
         ({"slowdown_ratio": 0.01, "saving_ratio": 0.004, "saving_interval": (-0.002, 0.01)},
-         "No significant saving: 0.4 % less energy per iteration, 1.0 % slower."),
+         "No significant saving; iterations ran 1.0 % slower."),
+        ({"slowdown_ratio": 0.0, "saving_ratio": 0.412, "saving_interval": (-0.57, 0.48)},
+         "No significant saving; iterations ran at the same speed."),
         ({"slowdown_ratio": None, "saving_ratio": None, "num_tuned_iterations": 2, "num_baseline_iterations": 9},
          "Too few iterations to measure a saving: 2 tuned, 9 at full speed; at least three of each are needed."),
         ({"slowdown_ratio": 0.002, "saving_ratio": None},
@@ -64,6 +66,15 @@ def test_each_kind_of_job_has_one_honest_sentence(
     changes: dict[str, Any], expected: str, report_with: Callable[..., JobReport]
 ) -> None:
     assert headline(report_with(**changes)) == expected
+
+
+def test_a_saving_that_may_be_chance_has_no_amount(report_with: Callable[..., JobReport]) -> None:
+    values = {tile.name: tile for tile in tiles(report_with(saving_ratio=0.412, saving_interval=(-0.57, 0.48)))}
+
+    assert values["energy per iteration"].value == "no significant saving"
+    assert values["energy per iteration"].note == "95 %: 57.0 % more to 48.0 % less"
+    assert not values["energy per iteration"].is_good
+    assert "energy saved" not in values
 
 
 def test_a_job_without_a_plan_says_what_it_needs(report_with: Callable[..., JobReport]) -> None:

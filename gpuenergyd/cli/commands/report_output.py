@@ -102,7 +102,7 @@ def write_report(request: ReportRequest) -> int:
                 _print_table(reports, rows, group_by)
                 return 0
             case Format.JSON:
-                text = json_text({"jobs" if group_by is GroupBy.JOB else "groups": rows}) + "\n"
+                text = json_text(_document(reports, rows, group_by)) + "\n"
             case Format.CSV:
                 from gpuenergyd.report.csv_table import csv_text  # noqa: PLC0415  only CSV needs it
 
@@ -181,6 +181,15 @@ def _rows(
         case _:
             assert_never(group_by)
     return [group.to_dict(query.tariff) for group in found]
+
+
+def _document(reports: "Sequence[JobReport]", rows: list[dict[str, Any]], group_by: GroupBy) -> dict[str, Any]:
+    """Return the JSON document of the report."""
+    if group_by is not GroupBy.JOB:
+        return {"groups": rows}
+    from gpuenergyd.report.totals import totals_dict  # noqa: PLC0415  start fast
+
+    return {"jobs": rows, "totals": totals_dict(reports)}
 
 
 def _tariff(price_per_kwh: float | None, path: Path | None) -> "Tariff | None":

@@ -11,7 +11,8 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from gpuenergyd.report.formatting import energy_text, saving_span_text, saving_text, slowdown_text, time_text
+from gpuenergyd.core.job.result_text import saving_with_interval, slowdown_text
+from gpuenergyd.report.formatting import energy_text, time_text
 from gpuenergyd.report.terminal.live import Status, status_view
 
 MAX_SILENCE_S = 5.0
@@ -171,8 +172,10 @@ def _figures(job: Mapping[str, Any]) -> str:
     if job["phase"] == "fallback":
         return f"; {job['phase_reason']}"
     if job["saving_ratio"] is not None and job["saving_interval"] is not None:
-        interval = saving_span_text(tuple(job["saving_interval"]))
-        return f": {saving_text(job['saving_ratio'])} (95 %: {interval}), {slowdown_text(job['slowdown_ratio'])} so far"
+        saving = saving_with_interval(
+            job["saving_ratio"], job["saving_interval"], is_significant=job["is_saving_significant"]
+        )
+        return f": {saving}, {slowdown_text(job['slowdown_ratio'])} so far"
     if job["baseline_time_s"] is not None:
         return f", full speed: {time_text(job['baseline_time_s'])} and {energy_text(job['baseline_energy_j'])}"
     return ""

@@ -7,8 +7,8 @@ from typing import Any
 
 from gpuenergyd.cli.commands.report_output import write_text
 from gpuenergyd.cli.output import people_console
+from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, saving_span_text, saving_text, slowdown_text
 from gpuenergyd.errors import GpuEnergyError
-from gpuenergyd.report.formatting import saving_span_text, saving_text, slowdown_text
 from gpuenergyd.report.job import JobReport, before_and_after, job_reports
 from gpuenergyd.report.observed_iteration import ObservedIteration
 from gpuenergyd.report.page import report_page
@@ -60,8 +60,9 @@ def result_sentence(job: JobSummary, *, gpus: str) -> str:
             f"gpuenergyd trained this pipeline on {gpus}, with too few iterations for a measured saving: it takes three"
             " at full speed and three tuned ones."
         )
+    saving = saving_text(job.saving_ratio) if job.is_saving_significant else NOT_SIGNIFICANT
     return (
-        f"gpuenergyd trained this pipeline on {gpus} with {saving_text(job.saving_ratio)} per iteration (95 %"
+        f"gpuenergyd trained this pipeline on {gpus} with {saving} per iteration (95 %"
         f" confidence interval: {saving_span_text(job.saving_interval)}), {slowdown_text(job.slowdown_ratio)}"
         " than at full speed."
     )

@@ -8,13 +8,12 @@ from enum import StrEnum
 from statistics import median
 
 from gpuenergyd.core.measurement.observation import InstructionSample, IterationObservation
+from gpuenergyd.core.measurement.robust import robust_sigma
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import BaselineView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 _CHANGED_AT_SIGMA = 2.5
-_NORMAL_PER_MAD = 1.4826
-"""Standard deviation of a normal distribution over its median absolute deviation."""
 _MEDIAN_PER_MEAN_ERROR = 1.2533
 """Standard error of a median over that of a mean, for a normal distribution."""
 
@@ -191,7 +190,7 @@ def _may_be_chance(before_s: Sequence[float], now_s: Sequence[float]) -> bool:
 def _median_error_ratio(values: Sequence[float]) -> float:
     """Return the standard error of the median of some times, relative to it."""
     middle = median(values)
-    sigma = _NORMAL_PER_MAD * median(abs(value - middle) for value in values)
+    sigma = robust_sigma(abs(value - middle) for value in values)
     return _MEDIAN_PER_MEAN_ERROR * sigma / (middle * math.sqrt(len(values)))
 
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.measurements.savings import MeasuredSaving
 from gpuenergyd.core.job.messages import JobPhase
+from gpuenergyd.core.job.result_text import saving_with_interval, slowdown_text
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 
 
@@ -94,7 +95,7 @@ def outcome_line(job: Job, *, is_member: bool = False, is_observing: bool = Fals
     """Return the outcome of a job in one line, with its savings."""
     outcome = find_outcome(job, is_member=is_member, is_observing=is_observing)
     saving = job.knowledge.saving()
-    return outcome.reason if saving is None or is_observing else f"{_figures(saving)}; {outcome.reason}"
+    return outcome.reason if saving is None or is_observing else f"{_result_text(saving)}; {outcome.reason}"
 
 
 def _under_plans(job: Job, num_tuned: int, *, is_member: bool) -> Outcome:  # noqa: PLR0911  one per outcome
@@ -116,12 +117,9 @@ def _under_plans(job: Job, num_tuned: int, *, is_member: bool) -> Outcome:  # no
     return Outcome(OutcomeKind.NOT_SIGNIFICANT, f"{ran}: no saving beyond chance")
 
 
-def _figures(saving: MeasuredSaving) -> str:
-    slower = saving.slowdown_ratio.estimate
-    speed = f"{100 * abs(slower):.1f} % {'slower' if slower > 0 else 'faster'}"
-    ratio = saving.saving_ratio
+def _result_text(saving: MeasuredSaving) -> str:
+    ratio, speed = saving.saving_ratio, slowdown_text(saving.slowdown_ratio.estimate)
     if ratio is None:
         return speed
-    energy = f"{100 * abs(ratio.estimate):.1f} % {'less' if ratio.estimate >= 0 else 'more'} energy"
-    interval = f"95 % confidence interval of the saving {100 * ratio.low:+.1f} to {100 * ratio.high:+.1f} %"
-    return f"{energy} ({interval}), {speed}"
+    energy = saving_with_interval(ratio.estimate, (ratio.low, ratio.high), is_significant=ratio.is_significant)
+    return f"{energy}, {speed}"

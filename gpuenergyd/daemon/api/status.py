@@ -178,6 +178,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
     job, baseline = runner.job, runner.job.baseline
     plan, predicted = job.current_plan, job.current_plan.predicted
     iteration_time_s, energy_j = job.knowledge.tuned_medians()
+    plan_time_s, plan_energy_j = job.knowledge.plan_medians(plan.plan_id)
     saving = job.knowledge.saving()
     registration = daemon.jobs.registration(runner.job_id)
     outcome = runner.outcome()
@@ -224,6 +225,8 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "predicted_iteration_time_s": predicted.iteration_time_s if predicted else None,
         "predicted_energy_j": predicted.energy_j if predicted else None,
         "lower_bound_j": predicted.lower_bound_j if predicted else None,
+        "plan_iteration_time_s": plan_time_s,
+        "plan_energy_j": plan_energy_j,
         **_predicted_saving(runner),
         **daemon.jobs.replicas.status(runner),
         **_carbon(runner, daemon.carbon),

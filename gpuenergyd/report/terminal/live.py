@@ -10,11 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from gpuenergyd.core.job.description import SOURCE_TEXTS
+from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.report.formatting import (
     MISSING,
     age_text,
     clock_text,
     energy_text,
+    fit_error_text,
     grams_text,
     interval_text,
     power_text,
@@ -174,11 +177,7 @@ def _jobs(status: Status) -> list[RenderableType]:
             _count(job["num_tuned_iterations"]),
         )
         if job["predicted_energy_j"] is not None:
-            table.add_row(
-                "predicted", time_text(job["predicted_iteration_time_s"]), energy_text(job["predicted_energy_j"])
-            )
-        if job["lower_bound_j"] is not None:
-            table.add_row("lower bound", "", energy_text(job["lower_bound_j"]))
+            _add_plan_rows(table, job)
         plan = Text(f"plan {job['plan_id'] or MISSING}: {job['plan_reason'] or MISSING}")
         retry = job.get("retry_in_iterations")
         next_attempt = "" if retry is None else f"; next attempt in {retry} iterations"
@@ -189,9 +188,34 @@ def _jobs(status: Status) -> list[RenderableType]:
     return views
 
 
+def _add_plan_rows(table: Table, job: Status) -> None:
+    """Add the plan in force: measured, and by the fitted profile that it was made from."""
+    if (num_iterations := job["num_iterations_of_plan"]) and job["plan_purpose"] == PlanPurpose.TUNED:
+        time, energy = time_text(job.get("plan_iteration_time_s")), energy_text(job.get("plan_energy_j"))
+        table.add_row("plan in force", time, energy, _count(num_iterations))
+    table.add_row(
+        "  predicted (fit)", time_text(job["predicted_iteration_time_s"]), energy_text(job["predicted_energy_j"])
+    )
+    if job["lower_bound_j"] is not None:
+        table.add_row("  lower bound (fit)", "", energy_text(job["lower_bound_j"]))
+
+
 def detail_lines(job: Status) -> list[Text]:
     """Return what applies to some jobs only: notice, straggler pace, target, prediction, why nothing is saved."""
-    return [*_notice(job), *_straggler_pace(job), *_target(job), *_predicted_saving(job), *_outcome(job)]
+    return [
+        *_fit_error(job),
+        *_notice(job),
+        *_straggler_pace(job),
+        *_target(job),
+        *_predicted_saving(job),
+        *_outcome(job),
+    ]
+
+
+def _fit_error(job: Mapping[str, Any]) -> list[Text]:
+    """Return by how much the plan in force uses less than its lower bound, which only the fit makes possible."""
+    text = fit_error_text(job.get("plan_energy_j"), job["lower_bound_j"])
+    return [Text(f"plan in force: {text}")] if text else []
 
 
 def _expectation(job: Mapping[str, Any]) -> list[Text]:
@@ -263,7 +287,10 @@ def _target(job: Status) -> list[Text]:
     lines = [Text(f"target ({target['policy']}): {target_time}; {budget}; {target['reason']}")]
     if target["length_basis"] is not None:
         lines.append(Text(f"length of the job: {target['length_basis']}"))
-    if carbon is not None and carbon["carbon_g"] is not None:
+    if carbon is not None and carbon["carbon_g"] is not None and job["is_saving_significant"] is False:
+        emitted = grams_text(carbon["carbon_g"])
+        lines.append(Text(f"emissions of tuned iterations: {emitted}; {NOT_SIGNIFICANT}"))
+    elif carbon is not None and carbon["carbon_g"] is not None:
         by_plan, by_frontier, by_timing = (
             grams_text(carbon[f"saved_by_{what}_g"]) for what in ("plan", "frontier", "timing")
         )

@@ -5,7 +5,8 @@ from typing import Any
 
 from rich.text import Text
 
-from gpuenergyd.report.formatting import power_text, saving_span_text, saving_text, slowdown_span_text, slowdown_text
+from gpuenergyd.core.job.result_text import saving_with_interval, slowdown_with_interval
+from gpuenergyd.report.formatting import power_text
 
 
 def saved_power_lines(status: Mapping[str, Any]) -> list[Text]:
@@ -37,20 +38,14 @@ def result_text(job: Mapping[str, Any], *, is_short: bool = False) -> str:
     saving, slowdown = job.get("saving_interval"), job.get("slowdown_interval")
     parts = []
     if job["saving_ratio"] is not None:
-        interval = f" (95 %: {saving_span_text(saving)})" if saving else ""
-        parts.append(saving_text(job["saving_ratio"]) + (interval.replace(" energy)", ")")))
+        is_significant = job["is_saving_significant"]
+        parts.append(saving_with_interval(job["saving_ratio"], saving, is_significant=is_significant))
     if job["slowdown_ratio"] is not None:
-        interval = f" (95 %: {slowdown_span_text(slowdown)})" if slowdown and not is_short else ""
-        parts.append(slowdown_text(job["slowdown_ratio"]) + interval)
-    if job.get("watts_saved") is not None:
-        parts.append(_watts_text(job))
+        parts.append(slowdown_with_interval(job["slowdown_ratio"], None if is_short else slowdown))
+    if job.get("watts_saved") is not None and job["is_saving_significant"]:
+        saved_w = job["watts_saved"]
+        parts.append(f"{power_text(abs(saved_w))} {'saved' if saved_w >= 0 else 'more'}")
     return ", ".join(parts) or "no saving measured yet"
-
-
-def _watts_text(job: Mapping[str, Any]) -> str:
-    saved_w = job["watts_saved"]
-    text = f"{power_text(abs(saved_w))} {'saved' if saved_w >= 0 else 'more'}"
-    return text if job["is_saving_significant"] else f"{text} (not significant)"
 
 
 def _is_counted(job: Mapping[str, Any]) -> bool | None:

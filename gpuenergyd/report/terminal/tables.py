@@ -8,19 +8,21 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, saving_text, slowdown_text
 from gpuenergyd.report.formatting import (
     MISSING,
     cost_text,
     difference_text,
     energy_text,
     estimate,
+    fit_error_text,
+    interval_text,
     ratio_text,
-    saving_text,
-    slowdown_text,
     time_text,
 )
 from gpuenergyd.report.headline import evidence, headline
-from gpuenergyd.report.job import JobReport
+from gpuenergyd.report.job import JobReport, PlanInForce
+from gpuenergyd.report.totals import not_counted_text, saved_total
 from gpuenergyd.store import JobSummary
 
 
@@ -40,7 +42,7 @@ def jobs_table(reports: Sequence[JobReport]) -> RenderableType:
             iterations,
             f"{time_text(job.baseline_time_s)}\n{time_text(job.iteration_time_s)}",
             f"{energy_text(job.baseline_energy_j)}\n{energy_text(job.energy_per_iteration_j)}",
-            f"\n{_saving_text(job)}",
+            _saving_text(job),
             f"\n{slowdown_text(job.slowdown_ratio)}",
         )
     notes = []
@@ -49,6 +51,8 @@ def jobs_table(reports: Sequence[JobReport]) -> RenderableType:
         which = "All" if simulated == len(reports) else f"{simulated} of {len(reports)}"
         notes.append(f"{which} of these jobs ran on simulated GPUs." if simulated > 1 else SIMULATED_NOTE)
     notes += [f"{each.summary.job_name}: {reason}" for each in reports if (reason := no_saving_reason(each.summary))]
+    if len(reports) > 1 and (total := saved_total(reports).text()):
+        notes.insert(0, total)
     num_partial = sum(report.is_partial for report in reports)
     if num_partial:
         notes.append(f"{num_partial} of {len(reports)} jobs are only partly within the time range. {_PARTIAL_NOTE}")
@@ -60,11 +64,17 @@ def no_saving_reason(job: JobSummary) -> str | None:
     return job.outcome_reason if job.outcome != "saved" else None
 
 
-def _saving_text(job: JobSummary) -> str:
-    """Return the measured saving, or the predicted one, marked as such."""
+def _saving_text(job: JobSummary) -> Text:
+    """Return the measured saving above its 95 % interval, or the predicted one, marked as such."""
     if job.predicted_saving_ratio is not None:
-        return f"{ratio_text(job.predicted_saving_ratio)} predicted"
-    return ratio_text(job.saving_ratio)
+        return Text(f"{ratio_text(job.predicted_saving_ratio)}\npredicted (fit)")
+    if job.saving_ratio is None:
+        return Text(f"\n{MISSING}")
+    is_known = job.is_saving_significant
+    text = Text(ratio_text(job.saving_ratio) if is_known else "not significant")
+    if job.saving_interval is not None:
+        text.append(f"\n{interval_text(job.saving_interval)}", style="dim")
+    return text
 
 
 SIMULATED_NOTE = (
@@ -86,18 +96,20 @@ def job_table(report: JobReport) -> RenderableType:
         time_text(job.iteration_time_s),
         ratio_text(job.slowdown_ratio),
     )
-    saving = None if job.saving_ratio is None else -job.saving_ratio
+    change = MISSING
+    if job.saving_ratio is not None:
+        change = ratio_text(-job.saving_ratio) if job.is_saving_significant else "not significant"
     table.add_row(
         "energy per iteration",
         energy_text(job.baseline_energy_j),
         energy_text(job.energy_per_iteration_j),
-        ratio_text(saving),
+        change,
     )
     table.add_row("iterations in the medians", str(job.num_baseline_iterations), str(job.num_tuned_iterations))
     if job.predicted_energy_j is not None:
-        table.add_row("predicted by the last plan", "", energy_text(job.predicted_energy_j))
+        table.add_row("predicted by the last plan (fit)", "", energy_text(job.predicted_energy_j))
     if job.lower_bound_j is not None:
-        table.add_row("lower bound (fitted model)", "", energy_text(job.lower_bound_j))
+        table.add_row("lower bound of the last plan (fit)", "", energy_text(job.lower_bound_j))
     title = (
         f"{job.job_name}: {job.schedule_name or MISSING}, {job.num_ranks} GPUs, {job.num_microbatches} microbatches,"
         f" policy {job.policy}"
@@ -117,9 +129,11 @@ def _result_lines(report: JobReport) -> list[str]:
     if plan is not None and plan.num_iterations < job.num_tuned_iterations - 1:
         lines.append(
             f"plan in force ({plan.plan_id}, {plan.num_iterations} iterations): {time_text(plan.iteration_time_s)},"
-            f" {energy_text(plan.energy_j)}; {saving_text(estimate(plan.saving))},"
+            f" {energy_text(plan.energy_j)}; {_plan_saving_text(plan)},"
             f" {slowdown_text(estimate(plan.slowdown))}"
         )
+    if plan is not None and (below := fit_error_text(plan.energy_j, job.lower_bound_j)):
+        lines.append(f"plan in force: {below}")
     if report.profiling_cost_j is not None:
         lines.append(
             f"profiling: {job.num_profile_iterations} iterations used {difference_text(report.profiling_cost_j)} than"
@@ -128,9 +142,17 @@ def _result_lines(report: JobReport) -> list[str]:
     return lines
 
 
+def _plan_saving_text(plan: PlanInForce) -> str:
+    """Return the saving under one plan, without an amount where it may be chance."""
+    if plan.saving is None or plan.saving.is_significant:
+        return saving_text(estimate(plan.saving))
+    return NOT_SIGNIFICANT
+
+
 def _energy_lines(report: JobReport) -> list[str]:
     """Return carbon, total energy and cost, and what the values cover."""
-    lines = list(report.carbon.lines()) if report.carbon is not None else []
+    is_significant = not report.is_saving_left_out
+    lines = list(report.carbon.lines(is_significant=is_significant)) if report.carbon is not None else []
     used = report.energy_use
     if used.energy_j is not None or used.estimated_j is not None:
         estimated = f", {energy_text(used.estimated_j)} estimated" if used.estimated_j is not None else ""
@@ -171,4 +193,5 @@ def groups_table(groups: Sequence[Mapping[str, Any]], *, by: str) -> RenderableT
         table.add_column(title, justify="right", no_wrap=True)
     for row in groups:
         table.add_row(row["group"], str(row["num_jobs"]), *(text(row[name]) for _, name, text in shown))
-    return table
+    left_out = not_counted_text(sum(row["num_not_significant"] for row in groups))
+    return Group(table, Text(f"saved: {left_out}")) if left_out else table

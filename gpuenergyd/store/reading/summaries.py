@@ -70,7 +70,21 @@ class JobSummary:
     """A `core.job.outcome.OutcomeKind`, or "unknown"; None while the job runs, or if its daemon recorded none."""
     outcome_reason: str | None = None
 
+    @property
+    def is_saving_significant(self) -> bool | None:
+        """Whether the measured saving, of either sign, is beyond chance; None without a saving, or if that is unknown.
 
+        Without an interval, as for a part of a job whose iterations are stored in blocks, the job's outcome decides.
+        """
+        if self.saving_ratio is None:
+            return None
+        if self.saving_interval is None:
+            return _IS_SIGNIFICANT.get(self.outcome or "")
+        return self.saving_interval[0] > 0.0 or self.saving_interval[1] < 0.0
+
+
+_IS_SIGNIFICANT = {"saved": True, "used_more": True, "not_significant": False, "nothing_to_save": False}
+"""By the outcome of a job."""
 JOB_VALUES = frozenset(
     {
         *("job_id", "job_name", "policy", "schedule_name", "is_simulated", "started_at", "ended_at", "end_reason"),

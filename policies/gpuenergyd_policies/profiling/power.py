@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.measurement.robust import robust_sigma
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd_policies.profiling.times import TimeCurve
@@ -216,7 +217,7 @@ def fit_power(shares: Shares, gpus: Sequence[GpuView]) -> PowerFit:
     fit, disturbed = whole, np.zeros(len(shares.energy_j), dtype=np.bool_)
     for _ in range(_ROUNDS - 1):
         misfit = whole.misfit(x)
-        spread = 1.4826 * float(np.median(np.abs(misfit - np.median(misfit))))
+        spread = robust_sigma(np.abs(misfit - np.median(misfit)).tolist())
         disturbed = np.abs(misfit) > max(_DISTURBED_SIGMAS * spread, _MIN_DISTURBED_RATIO)
         if disturbed.mean() > _MAX_DISTURBED_SHARE or _excludes_a_rank(shares, disturbed):
             disturbed[:] = False

@@ -60,6 +60,10 @@ STATUS: dict[str, Any] = {
             "energy_j": 340.0,
             "num_tuned_iterations": 6,
             "saving_ratio": 0.15,
+            "is_saving_significant": True,
+            "num_iterations_of_plan": 5,
+            "plan_iteration_time_s": 0.499,
+            "plan_energy_j": 336.0,
             "slowdown_ratio": 0.002,
             "num_profile_iterations": 20,
             "max_slowdown_ratio": 0.0,
@@ -138,6 +142,40 @@ def test_the_status_leads_with_the_watts_saved_now_and_adds_up_significant_savin
     assert lines[2] == "not significant, not added: llama-ddp (3 W)"
     assert "13.4 % less energy (95 %: 13.1 % to 13.7 % less), 0.2 % faster" in "\n".join(lines)
     assert "no significant saving now" in blank
+
+
+def test_a_saving_that_may_be_chance_is_no_claim() -> None:
+    status = copy.deepcopy(STATUS)
+    status["jobs"][0] |= {
+        "saving_ratio": 0.412, "saving_interval": (-0.57, 0.48), "is_saving_significant": False, "watts_saved": 90.0,
+        "watts_saved_interval": (-120.0, 100.0),
+    }  # fmt: skip
+
+    text = " ".join(drawn(status).split())
+
+    assert "no significant saving (95 %: 57.0 % more to 48.0 % less energy), 0.2 % slower" in text
+    assert "41.2" not in text
+    assert "not added: gpt (90 W)" in text
+
+
+def test_the_plan_in_force_is_compared_with_its_own_prediction_and_bound() -> None:
+    """Earlier plans of a job, e.g. under a slower target, may have used less than this plan can."""
+    rows = [" ".join(line.split()) for line in drawn(STATUS).splitlines()]
+
+    begin = rows.index("tuned 501.0 ms 340.0 J 6")
+    assert rows[begin + 1 : begin + 4] == [
+        "plan in force 499.0 ms 336.0 J 5", "predicted (fit) 500.0 ms 338.0 J", "lower bound (fit) 330.0 J"
+    ]  # fmt: skip
+    assert not any("fitted lower bound" in row for row in rows)
+
+
+def test_a_measurement_below_the_lower_bound_is_explained_by_the_fit() -> None:
+    status = copy.deepcopy(STATUS)
+    status["jobs"][0]["plan_energy_j"] = 326.7
+
+    text = " ".join(drawn(status).split())
+
+    assert "plan in force: measured energy is 1.0 % below the fitted lower bound" in text
 
 
 def test_a_host_without_gpus_and_jobs_is_shown() -> None:

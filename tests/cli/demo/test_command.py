@@ -20,7 +20,7 @@ import pytest
 
 from gpuenergyd.cli.demo.progress import MAX_SILENCE_S
 from gpuenergyd.cli.main import run
-from gpuenergyd.report.formatting import saving_span_text, saving_text, slowdown_text
+from gpuenergyd.core.job.result_text import saving_span_text, saving_text, slowdown_text
 from tests.support.waiting import wait_until
 
 SHORT = (

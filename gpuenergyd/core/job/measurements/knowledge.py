@@ -118,6 +118,15 @@ class JobKnowledge:
             median(energies_j) if energies_j else None,
         )
 
+    def plan_medians(self, plan_id: str) -> tuple[float | None, float | None]:
+        """Return median time and energy over the kept regular iterations of one plan; None while there is none."""
+        under = self.iterations.regular_under(plan_id)
+        energies_j = [o.energy_j for o in under if o.energy_j is not None]
+        return (
+            median(o.iteration_time_s for o in under) if under else None,
+            median(energies_j) if energies_j else None,
+        )
+
     def view(self, ranks: JobRanks, target: PerformanceTarget, baseline: BaselineView | None) -> JobView | None:
         """Return the view of this job for its policy; None until there is a baseline."""
         if ranks.schedule is None or baseline is None:

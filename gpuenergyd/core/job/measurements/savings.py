@@ -13,6 +13,7 @@ from statistics import NormalDist, fmean, median
 from typing import TypeAlias
 
 from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.measurement.robust import robust_sigma
 from gpuenergyd.core.policy_api.policy import BaselineView
 
 Point: TypeAlias = tuple[int, float, float | None]
@@ -23,8 +24,6 @@ _DIFFERS_AT_SIGMA = 2.5
 _FAR_AT_SIGMA = 4.0
 _MAX_DISTURBED_RATIO = 1 / 3
 """More disturbed iterations than this share of the full-speed ones are a change of the job, not a disturbance."""
-_NORMAL_PER_MAD = 1.4826
-"""Standard deviation of a normal distribution over its median absolute deviation."""
 
 
 def baseline_view(full_speed: Sequence[IterationObservation]) -> BaselineView:
@@ -43,7 +42,7 @@ def baseline_view(full_speed: Sequence[IterationObservation]) -> BaselineView:
         iteration_time_s=iteration_time_s,
         energy_j=median(energies_j) if energies_j else None,
         num_iterations=len(full_speed),
-        iteration_sigma_s=_NORMAL_PER_MAD * median(abs(t - iteration_time_s) for t in times_s),
+        iteration_sigma_s=robust_sigma(abs(t - iteration_time_s) for t in times_s),
     )
 
 
@@ -161,7 +160,7 @@ def _undisturbed(
     """Return the full-speed iterations near their median, all of them if that leaves out too many."""
     middle, tuned_middle = (median(y for _, y in side) for side in (full_speed, tuned))
     distances = [abs(y - middle) for _, y in full_speed]
-    sigma = _NORMAL_PER_MAD * median([*distances, *(abs(y - tuned_middle) for _, y in tuned)])
+    sigma = robust_sigma([*distances, *(abs(y - tuned_middle) for _, y in tuned)])
     near = [point for point, distance in zip(full_speed, distances, strict=True) if distance <= _FAR_AT_SIGMA * sigma]
     return near if len(near) >= max(3.0, (1.0 - _MAX_DISTURBED_RATIO) * len(full_speed)) else full_speed
 

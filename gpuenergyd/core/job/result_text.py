@@ -1,0 +1,56 @@
+"""The result of a job in words: savings and changes of speed with their confidence intervals."""
+
+UNKNOWN = "-"
+NOT_SIGNIFICANT = "no significant saving"
+
+_Ends = tuple[float, float]
+
+
+def saving_text(saving_ratio: float | None) -> str:
+    """Return an energy saving in words: 12.3 % less energy, 0.4 % more energy."""
+    return _change_text(None if saving_ratio is None else -saving_ratio, "less energy", "more energy")
+
+
+def slowdown_text(slowdown_ratio: float | None) -> str:
+    """Return a change of iteration time in words: 0.5 % slower, 0.2 % faster."""
+    return _change_text(slowdown_ratio, "faster", "slower")
+
+
+def saving_span_text(interval: _Ends) -> str:
+    """Return an interval of savings in words: 11.0 % to 12.1 % less energy, 0.2 % more to 1.0 % less energy."""
+    low, high = interval
+    return _span_text(low, high, "less", "more") + " energy"
+
+
+def slowdown_span_text(interval: _Ends) -> str:
+    """Return an interval of slowdowns in words: 0.1 % to 0.4 % slower, 0.2 % faster to 0.1 % slower."""
+    return _span_text(*interval, "slower", "faster")
+
+
+def saving_with_interval(ratio: float, interval: _Ends | None, *, is_significant: bool | None) -> str:
+    """Return a saving with its 95 % interval; without an amount where it may be chance."""
+    span = f" (95 %: {saving_span_text(interval)})" if interval else ""
+    if not is_significant:
+        return NOT_SIGNIFICANT + span
+    return saving_text(ratio) + span.replace(" energy)", ")")
+
+
+def slowdown_with_interval(ratio: float, interval: _Ends | None) -> str:
+    """Return a change of iteration time with its 95 % interval."""
+    return slowdown_text(ratio) + (f" (95 %: {slowdown_span_text(interval)})" if interval else "")
+
+
+def _span_text(low: float, high: float, above: str, below: str) -> str:
+    """Return an interval whose signs are words; of two negative ends the one nearer to 0 comes first."""
+    ends = [round(100 * end, 1) for end in (low, high)]
+    if ends[0] < 0 < ends[1]:
+        return f"{-ends[0]:.1f} % {below} to {ends[1]:.1f} % {above}"
+    near, far = sorted(abs(end) for end in ends)
+    return f"{near:.1f} % to {far:.1f} % {below if ends[0] < 0 else above}"
+
+
+def _change_text(ratio: float | None, less: str, more: str) -> str:
+    if ratio is None:
+        return UNKNOWN
+    percent = round(ratio * 100, 1)
+    return f"{abs(percent):.1f} % {less if percent < 0 else more}"
