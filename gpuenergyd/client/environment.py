@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from gpuenergyd.core.policy_api.target import LARGE_SLOWDOWN_RATIO, MAX_SLOWDOWN_RATIO, slowdown_problem
+
 JOB_VARIABLE = "GPUENERGYD_JOB"
 POLICY_VARIABLE = "GPUENERGYD_JOB_POLICY"
 MAX_SLOWDOWN_VARIABLE = "GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO"
@@ -74,10 +76,18 @@ def _max_slowdown(environ: Mapping[str, str]) -> float | None:
         ratio = float(text)
     except ValueError:
         ratio = math.nan
-    if math.isfinite(ratio) and ratio >= 0:
-        return ratio
-    logger.warning("gpuenergyd: %s=%r is ignored: must be a ratio, e.g. 0.05", MAX_SLOWDOWN_VARIABLE, text)
-    return None
+    if slowdown_problem(ratio) is not None:
+        valid = f"must be a ratio from 0 to {MAX_SLOWDOWN_RATIO:g}, e.g. 0.05 for 5 %"
+        logger.warning("gpuenergyd: %s=%r is ignored: %s", MAX_SLOWDOWN_VARIABLE, text, valid)
+        return None
+    if ratio > LARGE_SLOWDOWN_RATIO:
+        logger.warning(
+            "gpuenergyd: %s=%r lets iterations take %g %% longer; 0.05 is 5 %%",
+            MAX_SLOWDOWN_VARIABLE,
+            text,
+            100 * ratio,
+        )
+    return ratio
 
 
 def find_socket_path(socket_path: str | None = None, environ: Mapping[str, str] = os.environ) -> str:

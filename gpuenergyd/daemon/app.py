@@ -30,7 +30,7 @@ from gpuenergyd.daemon.manual_leases.leases import ManualLeases
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.processes.gpu_worker import GpuWorker
 from gpuenergyd.daemon.processes.launch import process_launchers
-from gpuenergyd.daemon.processes.plugins import TARGET_GROUP, check_policy_name, is_shipped, policy_names
+from gpuenergyd.daemon.processes.plugins import TARGET_GROUP, PolicyNames, check_policy_name, is_shipped
 from gpuenergyd.daemon.processes.policy_client import PolicyClient
 from gpuenergyd.daemon.runtime.listening import InstanceLock, open_listener
 from gpuenergyd.daemon.runtime.log_rate_limit import LogRateLimit
@@ -99,7 +99,7 @@ class Daemon:
             ),
             default_policy=settings.policy,
             default_max_slowdown_ratio=settings.default_budget_ratio,
-            installed_policies=policy_names(),
+            policies=PolicyNames(),
             clock_socket_path=str(settings.clock_socket_path),
             max_ranks_per_user=settings.max_ranks_per_user,
             silence_limit_s=settings.silence_limit_s,

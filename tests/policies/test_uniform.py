@@ -8,8 +8,9 @@ from gpuenergyd.core.measurement.observation import IterationObservation, RankEn
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, check_plan
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
-from gpuenergyd.core.policy_api.policy import BaselineView, GpuView, JobView, OfflineRequest
+from gpuenergyd.core.policy_api.policy import BaselineView, JobView, OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.core.policy_api.testing import job_view
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies import full_speed, uniform
 from gpuenergyd_policies.full_speed import FullSpeed
@@ -40,14 +41,13 @@ class _Job:
         self.plans: list[ClockPlan] = []
 
     def view(self) -> JobView:
-        return JobView(
-            job_id="job",
-            schedule=SCHEDULE,
-            gpus=tuple(GpuView(f"GPU-{r}", "simulated", CLOCKS_MHZ, 0.02) for r in range(2)),
-            target=self._target,
-            baseline=BaselineView(1.0, _energy_j(1400) if self._measures_energy else None, 10),
-            observations=tuple(self.observations),
-            issued_plans=tuple(self.plans),
+        return job_view(
+            SCHEDULE,
+            supported_sm_clocks_mhz=CLOCKS_MHZ,
+            max_slowdown_ratio=self._target.max_slowdown_ratio,
+            baseline_energy_j=_energy_j(1400) if self._measures_energy else None,
+            observations=self.observations,
+            issued_plans=self.plans,
         )
 
     def run(self, plan: ClockPlan, *, is_regular: bool = True) -> None:

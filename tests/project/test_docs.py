@@ -2,7 +2,9 @@
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,34 +12,30 @@ import pytest
 from gpuenergyd.cli.app import command_line
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import check_plan
-from gpuenergyd.core.policy_api.policy import BaselineView, ClockPolicy, GpuView, JobView
-from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.core.policy_api.testing import job_view
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "examples").glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
-def test_the_policy_of_the_documentation_plans_a_pipeline() -> None:
+def test_the_policy_of_the_documentation_plans_a_pipeline_and_passes_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "docs" / "tutorials" / "my-own-policy.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    policy_code, test_code = re.findall(r"```python[^\n]*\n(.*?)```", page, flags=re.DOTALL)
+    module = ModuleType("one_step_down")
+    exec(policy_code, module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     names: dict[str, Any] = {}
-    exec(code, names)
-    policy: ClockPolicy = names["OneStepDown"]()
-    clocks_mhz = (1410, 1395, 1380)
-    view = JobView(
-        job_id="j",
-        schedule=one_forward_one_backward(4, 8),
-        gpus=tuple(GpuView(f"GPU-{rank}", "A100", clocks_mhz, 0.01) for rank in range(4)),
-        target=PerformanceTarget(),
-        baseline=BaselineView(1.0, 100.0, 10),
-        observations=(),
-        issued_plans=(),
-    )
+    exec(test_code, names)
+    tests = [name for name in names if name.startswith("test_")]
+    for name in tests:
+        names[name]()
 
-    plan = policy.next_plan(view)
+    view = job_view(one_forward_one_backward(4, 8), supported_sm_clocks_mhz=(1410, 1395, 1380))
+    plan = module.OneStepDown().next_plan(view)
 
-    check_plan(plan, view.schedule, [clocks_mhz] * 4)
+    check_plan(plan, view.schedule, [(1410, 1395, 1380)] * 4)
     assert {clock for rank in plan.ranks for clock in rank.sm_clocks_mhz} == {1395}
+    assert tests
 
 
 def anchors(path: Path) -> set[str]:

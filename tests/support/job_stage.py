@@ -15,6 +15,7 @@ from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.jobs.clock_requests import Admission
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.ports import JobServices
+from gpuenergyd.daemon.processes.plugins import PolicyNames
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import GpuError
@@ -138,7 +139,7 @@ class Stage:
             rules=JobRules(warmup_iterations=0, baseline_iterations=2, fallback_iterations=3),
             default_policy="scripted",
             default_max_slowdown_ratio=0.0,
-            installed_policies=("scripted",),
+            policies=PolicyNames(lambda: ("scripted",)),
             clock_socket_path="/clock",
             max_ranks_per_user=8,
             silence_limit_s=0.001,

@@ -22,6 +22,7 @@ from gpuenergyd.daemon.jobs.previous_runs import PreviousRunStore
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.ports import HistoryPort, JobServices, WorkerPort
+from gpuenergyd.daemon.processes.plugins import PolicyNames
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.wire.messages import IterationReport, PlanSlice, RankRegistration
 from tests.support.job_stage import ME, settle
@@ -91,7 +92,7 @@ def virtual_daemon(
         rules=JobRules(),
         default_policy="under-test",
         default_max_slowdown_ratio=0.0,
-        installed_policies=("under-test",),
+        policies=PolicyNames(lambda: ("under-test",)),
         clock_socket_path="/clock",
         max_ranks_per_user=8,
         silence_limit_s=3600.0,

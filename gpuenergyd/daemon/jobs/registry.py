@@ -27,6 +27,7 @@ from gpuenergyd.daemon.jobs.replicas import Replicas
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.jobs.sessions import RankSession, RankSessions
 from gpuenergyd.daemon.ports import JobServices
+from gpuenergyd.daemon.processes.plugins import PolicyNames
 from gpuenergyd.daemon.registration import (
     checked_iteration,
     checked_length,
@@ -37,7 +38,7 @@ from gpuenergyd.daemon.registration import (
     require_agreement,
 )
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
-from gpuenergyd.errors import JobError, UnknownPolicyError
+from gpuenergyd.errors import JobError
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuHealthChange, GpuSample, LeaseOwner
 from gpuenergyd.store.records import JobRecord, RankRecord
 from gpuenergyd.wire import PROTOCOL_VERSION
@@ -83,7 +84,7 @@ class Jobs:
     rules: JobRules
     default_policy: str
     default_max_slowdown_ratio: float
-    installed_policies: tuple[str, ...]
+    policies: PolicyNames
     clock_socket_path: str
     max_ranks_per_user: int
     silence_limit_s: float
@@ -336,9 +337,7 @@ class Jobs:
 
     def _runner_for(self, registration: RankRegistration, peer: PeerCredentials) -> JobRunner:
         policy = registration.policy or self.default_policy
-        if policy not in self.installed_policies:
-            installed = ", ".join(self.installed_policies) or "none"
-            raise UnknownPolicyError(f"no policy {policy!r}; installed: {installed}")
+        self.policies.require(policy)
         ratio = checked_slowdown(registration)
         job_id = _new_job_id(registration.job_name)
         description = JobDescription(

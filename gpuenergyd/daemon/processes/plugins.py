@@ -1,5 +1,10 @@
 """Installed policies: list them and load one by name, through entry points only."""
 
+import importlib
+import math
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -10,6 +15,8 @@ from gpuenergyd.errors import UnknownPolicyError
 POLICY_GROUP = "gpuenergyd.policies"
 TARGET_GROUP = "gpuenergyd.targets"
 _OWN_DISTRIBUTION = "gpuenergyd"
+_METHODS = {POLICY_GROUP: "next_plan", TARGET_GROUP: "next_target"}
+_SEARCH_PERIOD_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +42,7 @@ def installed_policies(group: str = POLICY_GROUP) -> tuple[InstalledPolicy, ...]
         error = _ambiguity(point)
         if error is None:
             try:
-                point.load()
+                error = _missing_method(point, point.load())
             except Exception as failure:  # noqa: BLE001  a plugin's import may fail in any way, and is reported
                 error = f"{type(failure).__name__}: {failure}".splitlines()[0]
         version = point.dist.version if point.dist is not None else ""
@@ -55,6 +62,32 @@ def check_policy_name(name: str, group: str = POLICY_GROUP) -> None:
         raise UnknownPolicyError(f"no {kind} {name!r}; installed: {', '.join(names) or 'none'}")
 
 
+class PolicyNames:
+    """Names of the installed policies; an unknown one is searched for again, at most every five seconds.
+
+    So a policy that is installed while the daemon runs is found; the search takes too long for every request.
+    """
+
+    def __init__(
+        self, read: Callable[[], tuple[str, ...]] = policy_names, *, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._read, self._now_s = read, now_s
+        self._names: tuple[str, ...] = ()
+        self._read_mono_s = -math.inf
+
+    def require(self, name: str) -> None:
+        """Check that a policy is installed.
+
+        Raises:
+            UnknownPolicyError: it is not installed; the message lists the installed ones.
+        """
+        if name not in self._names and self._now_s() - self._read_mono_s >= _SEARCH_PERIOD_S:
+            self._names, self._read_mono_s = self._read(), self._now_s()
+        if name not in self._names:
+            installed = ", ".join(self._names) or "none"
+            raise UnknownPolicyError(f"no policy {name!r}; installed: {installed}")
+
+
 def is_shipped(name: str) -> bool:
     """Return whether a policy comes with this project, and only with it."""
     return {_distribution(point) for point in entry_points(group=POLICY_GROUP, name=name)} == {_OWN_DISTRIBUTION}
@@ -66,7 +99,7 @@ def load_policy(name: str) -> ClockPolicy:
     Raises:
         UnknownPolicyError: not installed, provided twice, or not a policy.
     """
-    policy: ClockPolicy = _loaded(name, POLICY_GROUP, "next_plan")
+    policy: ClockPolicy = _loaded(name, POLICY_GROUP)
     return policy
 
 
@@ -76,19 +109,40 @@ def load_target_policy(name: str) -> TargetPolicy:
     Raises:
         UnknownPolicyError: not installed, provided twice, or not a target policy.
     """
-    policy: TargetPolicy = _loaded(name, TARGET_GROUP, "next_target")
+    policy: TargetPolicy = _loaded(name, TARGET_GROUP)
     return policy
 
 
-def _loaded(name: str, group: str, method: str) -> Any:
+def _loaded(name: str, group: str) -> Any:
     check_policy_name(name, group)
     point = next(iter(entry_points(group=group, name=name)))
     if (error := _ambiguity(point)) is not None:
         raise UnknownPolicyError(error)
-    policy = point.load()()
-    if not callable(getattr(policy, method, None)):
-        raise UnknownPolicyError(f"policy {name!r} ({point.value}) has no method {method}()")
+    if point.module not in sys.modules:
+        importlib.invalidate_caches()  # its package may have been installed while this process ran
+    try:
+        plugin = point.load()
+    except ModuleNotFoundError as failure:
+        note = "if its package was installed while the daemon ran, restart the daemon"
+        raise ModuleNotFoundError(f"{failure}; {note}", name=failure.name) from None
+    if (error := _missing_method(point, plugin)) is not None:
+        raise UnknownPolicyError(error)
+    policy = plugin()
+    if not callable(getattr(policy, _METHODS[group], None)):
+        raise UnknownPolicyError(_without_method(point))
     return policy
+
+
+def _missing_method(point: EntryPoint, plugin: object) -> str | None:
+    """Return what is missing from a class that is to be a policy; None for other plugins and for functions."""
+    method = _METHODS.get(point.group)
+    if method is None or not isinstance(plugin, type) or callable(getattr(plugin, method, None)):
+        return None
+    return _without_method(point)
+
+
+def _without_method(point: EntryPoint) -> str:
+    return f"policy {point.name!r} ({point.value}) has no method {_METHODS[point.group]}()"
 
 
 def _distribution(point: EntryPoint) -> str:

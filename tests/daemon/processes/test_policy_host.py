@@ -23,7 +23,13 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, baseline_plan
 from gpuenergyd.core.policy_api.policy import BaselineView, GpuView, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.processes.launch import start_policy_child
-from gpuenergyd.daemon.processes.plugins import InstalledPolicy, check_policy_name, installed_policies, load_policy
+from gpuenergyd.daemon.processes.plugins import (
+    InstalledPolicy,
+    PolicyNames,
+    check_policy_name,
+    installed_policies,
+    load_policy,
+)
 from gpuenergyd.daemon.processes.policy_client import PolicyClient, PolicyFailure
 from gpuenergyd.errors import UnknownPolicyError
 
@@ -238,8 +244,63 @@ def test_installed_policies_are_listed_with_their_errors(
 
     assert {"bubble-aware", "full-speed", "uniform"} <= set(found)
     assert found["polite"] == InstalledPolicy("polite", "gpuenergyd.policies", "hostile-policies", "6.6.6")
+    assert found["no-policy"].error == "policy 'no-policy' (hostile_policies:NoPolicy) has no method next_plan()"
     assert found["broken-import"].error is not None
     assert "hostile_policies_that_are_not_there" in found["broken-import"].error
+
+
+def test_a_policy_installed_while_the_daemon_runs_is_found() -> None:
+    installed, now_s = ["full-speed"], [100.0]
+    num_searches = 0
+
+    def search() -> tuple[str, ...]:
+        nonlocal num_searches
+        num_searches += 1
+        return tuple(installed)
+
+    names = PolicyNames(search, now_s=lambda: now_s[0])
+    names.require("full-speed")
+    with pytest.raises(UnknownPolicyError, match="no policy 'mine'; installed: full-speed"):
+        names.require("mine")
+    installed.append("mine")
+    now_s[0] += 5.0
+
+    names.require("mine")
+
+    for _ in range(1000):
+        with pytest.raises(UnknownPolicyError):
+            names.require("nope")
+        names.require("full-speed")
+    assert num_searches == 2
+
+
+def test_an_import_error_names_the_restart_that_may_be_missing(
+    hostile_distribution: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(hostile_distribution))
+
+    with pytest.raises(ModuleNotFoundError, match="installed while the daemon ran, restart the daemon"):
+        load_policy("broken-import")
+
+
+def test_a_package_installed_while_the_host_runs_is_imported(host_command: tuple[str, ...], tmp_path: Path) -> None:
+    """The host has searched the folder before; the new package is neither in its cache of folders nor of modules."""
+    program = host_command[3].replace("import sys;", f"import sys; sys.path.insert(0, {str(tmp_path)!r});")
+
+    async def scenario() -> tuple[str | None, ClockPlan | PolicyFailure]:
+        async with policy_link((*host_command[:3], program)) as link:
+            before = await link.preload("late")
+            (tmp_path / "late_policy.py").write_text("from hostile_policies import Polite\n")
+            info = tmp_path / "late-1.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text("Metadata-Version: 2.1\nName: late\nVersion: 1\n")
+            (info / "entry_points.txt").write_text("[gpuenergyd.policies]\nlate = late_policy:Polite\n")
+            return before, await link.next_plan("a", "late", view("a"))
+
+    before, plan = asyncio.run(scenario())
+
+    assert "no policy 'late'" in (before or "")
+    assert isinstance(plan, ClockPlan)
 
 
 def test_an_unknown_policy_is_refused_with_the_installed_ones() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation, RankEnergy
+from gpuenergyd.core.measurement.observation import IterationObservation, RankEnergy
 from gpuenergyd.core.pipeline.graph import (
     InstructionClass,
     InstructionKind,
@@ -13,11 +13,11 @@ from gpuenergyd.core.pipeline.graph import (
     gpipe,
     one_forward_one_backward,
 )
-from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, check_plan
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
-from gpuenergyd.core.pipeline.timeline import timeline
-from gpuenergyd.core.policy_api.policy import BaselineView, GpuView, JobView, OfflineRequest
+from gpuenergyd.core.policy_api.policy import JobView, OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.core.policy_api.testing import SimulatedJob, job_view
 from gpuenergyd.errors import TargetError, UsageError
 from gpuenergyd.wire.profile_files import ProfileTable, read_pipeline_file
 from gpuenergyd_policies.envelope import Envelope, plan_offline
@@ -158,84 +158,29 @@ def test_the_offline_envelope_policy_rejects_unsupported_requests(
         plan_offline(request_)
 
 
-class _Job:
-    """A simulated job that executes plans on the profile above, with clocks in effect in time."""
-
-    def __init__(self, *, late_ratio: float = 0.0) -> None:
-        self.observations: list[IterationObservation] = []
-        self.plans: list[ClockPlan] = []
-        self.late_ratio = late_ratio
-        self.full_speed = baseline(GRAPH, PROFILE)
-
-    def view(self) -> JobView:
-        return JobView(
-            job_id="job",
-            schedule=SCHEDULE,
-            gpus=tuple(GpuView(f"GPU-{r}", "simulated", CLOCKS_MHZ, 0.001) for r in range(4)),
-            target=PerformanceTarget(),
-            baseline=BaselineView(self.full_speed.iteration_time_s, self.full_speed.energy_j, 10),
-            observations=tuple(self.observations),
-            issued_plans=tuple(self.plans),
-        )
-
-    def run(self, plan: ClockPlan) -> None:
-        if not self.plans or self.plans[-1].plan_id != plan.plan_id:
-            self.plans.append(plan)
-        clocks = [mhz or CLOCKS_MHZ[0] for rank in plan.ranks for mhz in rank.sm_clocks_mhz]
-        options = [
-            PROFILE[i.instruction_class].at_clock(mhz) for i, mhz in zip(GRAPH.instructions, clocks, strict=True)
-        ]
-        time_s = timeline(GRAPH, [o.time_s for o in options]).iteration_time_s
-        if plan.purpose is PlanPurpose.TUNED:
-            time_s *= 1 + self.late_ratio
-        samples = tuple(
-            InstructionSample(i.pp_rank, i.kind, (ClockShare(mhz, o.time_s),), 1)
-            for i, mhz, o in zip(GRAPH.instructions, clocks, options, strict=True)
-        )
-        energies_j = [
-            sum(
-                o.effective_energy_j(80.0)
-                for i, o in zip(GRAPH.instructions, options, strict=True)
-                if i.pp_rank == rank
-            )
-            + 80.0 * time_s
-            for rank in range(4)
-        ]
-        self.observations.append(
-            IterationObservation(
-                iteration_index=len(self.observations),
-                plan_id=plan.plan_id,
-                iteration_time_s=time_s,
-                instruction_samples=samples,
-                ranks=tuple(RankEnergy(r, time_s, energies_j[r], ()) for r in range(4)),
-            )
-        )
-
-
-def _run(job: _Job, num_iterations: int) -> None:
+def _run(num_iterations: int, *, late_ratio: float = 0.0) -> SimulatedJob:
+    """Return a job that has followed the policy, with tuned iterations longer than planned."""
+    job = SimulatedJob(SCHEDULE, PROFILE)
     for _ in range(num_iterations):
         plan = Envelope().next_plan(job.view())
-        check_plan(plan, SCHEDULE, [CLOCKS_MHZ] * 4)
-        job.run(plan)
+        job.run(plan, delay_ratio=late_ratio if plan.purpose is PlanPurpose.TUNED else 0.0)
+    return job
 
 
 def test_policy_profiles_each_clock_then_saves_energy_at_full_speeds_time() -> None:
-    job = _Job()
+    job = _run(40)
 
-    _run(job, 40)
-
-    purposes = [plan.purpose for plan in job.plans]
+    purposes = [plan.purpose for plan in job.plans[1:]]
     assert purposes == [PlanPurpose.PROFILE] * (len(purposes) - 1) + [PlanPurpose.TUNED]
     last = job.observations[-1]
-    assert last.iteration_time_s <= job.full_speed.iteration_time_s * 1.001
+    assert last.iteration_time_s <= job.baseline.iteration_time_s * 1.001
     assert last.energy_j is not None
-    assert last.energy_j < 0.98 * job.full_speed.energy_j
+    assert job.baseline.energy_j is not None
+    assert last.energy_j < 0.98 * job.baseline.energy_j
 
 
 def test_clocks_rise_while_the_job_is_over_target() -> None:
-    job = _Job(late_ratio=0.02)
-
-    _run(job, 60)
+    job = _run(60, late_ratio=0.02)
 
     tuned = [
         [mhz or 0 for rank in plan.ranks for mhz in rank.sm_clocks_mhz]
@@ -295,17 +240,8 @@ def test_known_figures_on_gpt3_are_reproduced() -> None:
 
 
 def observed_at_full_speed() -> JobView:
-    """Return the view of a job whose clocks have all been profiled, without measurements."""
-    clocks = (1410, 1400, 1000)
-    return JobView(
-        job_id="job",
-        schedule=gpipe(2, 2),
-        gpus=tuple(GpuView(f"GPU-{rank}", "simulated", clocks, 0.01) for rank in range(2)),
-        target=PerformanceTarget(),
-        baseline=BaselineView(1.0, None, 10),
-        observations=(),
-        issued_plans=(),
-    )
+    """Return the view of a job without measurements whose GPUs have three clocks."""
+    return job_view(gpipe(2, 2), supported_sm_clocks_mhz=(1410, 1400, 1000), baseline_energy_j=None)
 
 
 def test_policy_measures_other_clocks_where_none_is_a_multiple_of_90_mhz() -> None:

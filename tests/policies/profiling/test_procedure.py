@@ -5,10 +5,10 @@ import math
 import pytest
 
 from gpuenergyd.core.measurement.observation import IterationObservation, RankEnergy
-from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
-from gpuenergyd.core.policy_api.policy import BaselineView, GpuView, JobView
-from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd.core.policy_api.testing import job_view
 from gpuenergyd_policies.profiling.procedure import MAX_ATTEMPTS, Design, FitQuality, NoProfilingStep, ProfilingStep
 
 F = InstructionKind.F
@@ -18,15 +18,7 @@ GOOD_FIT = FitQuality(0.0, frozenset())
 
 
 def view_of(issued: list[ClockPlan], seen: list[IterationObservation]) -> JobView:
-    return JobView(
-        job_id="job",
-        schedule=one_forward_one_backward(2, 4),
-        gpus=tuple(GpuView(f"GPU-{r}", "simulated", LEVELS, 0.01) for r in range(2)),
-        target=PerformanceTarget(),
-        baseline=BaselineView(1.0, 100.0, 10),
-        observations=tuple(seen),
-        issued_plans=tuple(issued),
-    )
+    return job_view(supported_sm_clocks_mhz=LEVELS, observations=seen, issued_plans=issued)
 
 
 class Run:
