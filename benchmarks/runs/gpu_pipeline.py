@@ -12,11 +12,13 @@ exits with status 1.
 
 import argparse
 import json
+import queue
 import statistics
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from gpuenergyd.client.environment import find_gpu_uuid
+from gpuenergyd.client.timing.cuda import CudaDevice
+from gpuenergyd.client.timing.device_recorder import DeviceRecorder
+from gpuenergyd.client.timing.recorder import IterationTimes, RecordedIteration
 from gpuenergyd.store import open_history
 from gpuenergyd_trainers.torch_pipelining import attach
 from tests.support.daemon_process import running_daemon
@@ -40,6 +45,7 @@ WIDTH, TOKENS, SEQUENCES, LAYERS = 1024, 512, 4, 4
 WARM_UP_STEPS, PROFILED_STEPS = 5, 3
 TIME_TOLERANCE, ENERGY_TOLERANCE = 0.02, 0.03
 POWER_PERIOD_S = 0.01
+KNOWN_WITHIN_S = 10.0
 
 
 def main() -> int:
@@ -145,6 +151,23 @@ class NamedStage(PipelineStage):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
 
+class KeptTimes(DeviceRecorder):
+    """A recorder that keeps the times of each iteration for comparison."""
+
+    def __init__(self, device: CudaDevice, capacity: int) -> None:
+        super().__init__(device, capacity)
+        self.kept: queue.Queue[IterationTimes] = queue.Queue()
+
+    def call_when_known(self, recorded: RecordedIteration, act: Callable[[], None]) -> None:
+        """Keep the times before they are reported."""
+
+        def keep() -> None:
+            self.kept.put(recorded.times())
+            act()
+
+        super().call_when_known(recorded, keep)
+
+
 def train(rank: int, gpu_index: int, num_steps: int, socket_path: str) -> dict[str, Any]:
     """Train on one rank: warm up, measure energy, then run under the profiler."""
     device = torch.device("cuda", gpu_index)
@@ -164,7 +187,8 @@ def train(rank: int, gpu_index: int, num_steps: int, socket_path: str) -> dict[s
 
     stage.device = device  # compute device only; gloo buffers stay on the host
     gpu_uuid = find_gpu_uuid(device=device)
-    handle = attach(schedule, job="gpu-pipeline", run_key="r", gpu_uuid=gpu_uuid, socket_path=socket_path)
+    timer = KeptTimes(CudaDevice(torch, device), capacity=4 * NUM_MICROBATCHES)
+    handle = attach(schedule, job="gpu-pipeline", run_key="r", gpu_uuid=gpu_uuid, socket_path=socket_path, timer=timer)
     stage.device = torch.device("cpu")
     assert handle._rank is not None, "the schedule was not joined"  # noqa: SLF001  reads internals
     client = handle._rank.client  # noqa: SLF001  as above
@@ -176,24 +200,20 @@ def train(rank: int, gpu_index: int, num_steps: int, socket_path: str) -> dict[s
     last, end_s = client.iteration_index + 1, time.monotonic()
     ratios: dict[str, list[float]] = {"F": [], "B": []}
     for _ in range(PROFILED_STEPS):
-        taken: list[Any] = []
-        finish = client._timer.finish_iteration  # noqa: SLF001  as above
-
-        def keep(finish: Any = finish, taken: list[Any] = taken) -> Any:
-            taken.append(finish())
-            return taken[-1]
-
-        client._timer.finish_iteration = keep  # type: ignore[method-assign]  # noqa: SLF001  as above
+        while not timer.kept.empty():
+            timer.kept.get()
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
             step()
             torch.cuda.synchronize(device)
-        client._timer.finish_iteration = finish  # type: ignore[method-assign]  # noqa: SLF001  as above
+        step()  # the times of an iteration are known when the next one begins
+        torch.cuda.synchronize(device)
+        times = timer.kept.get(timeout=KNOWN_WITHIN_S)
         spans_us = {
             event.name: event.time_range.elapsed_us()
             for event in profiled.events() or ()
             if event.device_type.name == "CUDA" and event.name[:2] in {"F ", "B "}
         }
-        for kind, microbatch_index, _, begin_ns, end_ns in taken[0].rows() or ():
+        for kind, microbatch_index, _, begin_ns, end_ns in times.instructions:
             span_us = spans_us.get(f"{kind} {microbatch_index}")
             if span_us:
                 ratios[kind].append((end_ns - begin_ns) / 1000.0 / span_us)

@@ -167,6 +167,7 @@ def simulated(
         training.step(next(indices))
         return time.perf_counter() - began_s
 
+    assert isinstance(training.timer, SimulatedTimer)
     return step, training.schedule, training.timer
 
 

@@ -371,8 +371,7 @@ def train(rank: int, case: Case, world: str, socket_path: str) -> dict[str, Any]
         losses.append(exactly(training.step(len(epochs))))
         is_order_right &= handle.order is None or list(handle.order) == trace
         epochs.append(handle.plan_epoch)
-    for handle_of_stage in reversed(simulated):
-        handle_of_stage.detach()
+    simulated.close()
     host.close()
     return {
         "iterations": conductor.iterations if conductor else [],

@@ -6,6 +6,8 @@ from typing import Self
 
 from gpuenergyd.client.environment import find_gpu_uuid, find_rank, find_run_key
 from gpuenergyd.client.rank import RankClient, RankDescription
+from gpuenergyd.client.timing.cuda import loaded_cuda_device
+from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 
 SCHEDULE_NAME = "loop"
 _TRIES_TO_FIND_GPU = 3
@@ -52,7 +54,9 @@ class LoopJob:
         dp_rank, world_size = find_rank()
         run_key = find_run_key(self._run_key, num_processes=world_size)
         rank = replace(self._rank, run_key=run_key, dp_rank=dp_rank, gpu_uuid=gpu_uuid, is_first=dp_rank == 0)
-        return RankClient(rank, order=(("F", 0, 0),), socket_path=self._socket_path)
+        device = loaded_cuda_device() if gpu_uuid is not None else None
+        timer = None if device is None else DeviceRecorder(device, capacity=1)
+        return RankClient(rank, order=(("F", 0, 0),), socket_path=self._socket_path, timer=timer)
 
 
 class LoopIteration:

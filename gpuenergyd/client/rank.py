@@ -13,15 +13,16 @@ from time import monotonic_ns
 
 from gpuenergyd.client.environment import find_job_length, find_job_options, missing_gpu_reason
 from gpuenergyd.client.plans import NO_PLAN, AgreedPlans, PlannedClocks, PlanQueue, PreparedPlan
-from gpuenergyd.client.recorder import NOT_RECORDED, HostRecorder, InstructionTimer, RecordedIteration
 from gpuenergyd.client.reporter import FinishedIteration, Reporter
 from gpuenergyd.client.tags import MAX_TAGS, find_tags
+from gpuenergyd.client.timing.recorder import NOT_RECORDED, HostRecorder, InstructionTimer, RecordedIteration
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.clock_request import pack_clock_request
 from gpuenergyd.wire.messages import OrderRow, RankRegistration
 
 logger = logging.getLogger("gpuenergyd.client")
 _SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+_RELEASE_LIMIT_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +108,6 @@ class RankClient:
         self._is_in_iteration = False
         self._iteration_index = -1
         self._plan_epoch = 0
-        self._begin_mono_ns = 0
-        self._end_mono_ns = 0
         self._recorded: RecordedIteration | None = None
         self._num_records_dropped = 0
         self._num_errors = 0
@@ -165,17 +164,17 @@ class RankClient:
         if self._is_inert:
             return
         try:
-            now_mono_ns = monotonic_ns()
-            self._queue_report(now_mono_ns)
+            finished = self._pop_finished()
+            self._timer.begin_iteration(finished.recorded if finished is not None else None)
             self._iteration_index += 1
-            self._begin_mono_ns = now_mono_ns
+            self._queue_report(finished)
             plan = self._plans.plan_for(self._iteration_index)
             self._plan = plan
             self._clocks = plan.clocks
             can_send = self._reporter is not None and self._reporter.clock_socket is not None
             self._plan_epoch = plan.plan_epoch if (can_send or not plan.clocks) and not plan.is_full_speed else 0
             if plan.is_full_speed:
-                self._request_clocks(plan, PlannedClocks(plan.full_speed_sm_clock_mhz, 0, 0))
+                self._request_highest(plan, plan.full_speed_sm_clock_mhz)
             self._is_in_iteration = True
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
@@ -185,10 +184,9 @@ class RankClient:
         if self._is_inert or not self._is_in_iteration:
             return ()
         try:
-            self._end_mono_ns = monotonic_ns()
             self._is_in_iteration = False
             order = self._timer.order()
-            self._recorded = self._timer.finish_iteration()
+            self._recorded = self._timer.end_iteration()
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
             return ()
@@ -200,9 +198,9 @@ class RankClient:
             return
         try:
             self._is_in_iteration = False
-            recorded = self._timer.finish_iteration()
+            recorded = self._timer.end_iteration()
             if recorded is not None:
-                recorded.free()
+                self._timer.call_when_reached(recorded.free)
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
 
@@ -211,10 +209,10 @@ class RankClient:
         if self._is_inert:
             return
         try:
-            self._queue_report(0)
+            self._queue_report(self._pop_finished())
             highest_mhz = self._plan.highest_sm_clock_mhz
             if highest_mhz:
-                self._request_clocks(self._plan, PlannedClocks(highest_mhz, 0, 0))
+                self._request_highest(self._plan, highest_mhz)
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
 
@@ -244,13 +242,16 @@ class RankClient:
         if self._is_inert:
             return
         try:
-            self._queue_report(0)
+            give_up_mono_ns = monotonic_ns() + (_RELEASE_LIMIT_NS if shall_wait else 0)
+            self._queue_report(self._pop_finished())
             self._is_inert = True
             self._is_in_iteration = False
             self._plan, self._clocks = NO_PLAN, NO_PLAN.clocks
-            if self._reporter is not None:
-                self._reporter.stop(shall_wait=shall_wait)
-            self._timer.close()
+            try:
+                self._timer.close(_seconds_until(give_up_mono_ns) / 2)
+            finally:
+                if self._reporter is not None:
+                    self._reporter.stop(limit_s=_seconds_until(give_up_mono_ns))
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
 
@@ -262,27 +263,37 @@ class RankClient:
         if self._reporter is not None:
             self._reporter.close_in_child()
 
-    def _queue_report(self, next_begin_mono_ns: int) -> None:
+    def _pop_finished(self) -> FinishedIteration | None:
         recorded, self._recorded = self._recorded, None
         if recorded is None:
-            return
-        if self._reporter is None:
-            recorded.free()
-            return
-        self._reporter.put(
-            FinishedIteration(
-                iteration_index=self._iteration_index,
-                plan_epoch=self._plan_epoch,
-                begin_mono_ns=self._begin_mono_ns,
-                end_mono_ns=self._end_mono_ns,
-                next_begin_mono_ns=next_begin_mono_ns,
-                num_records_dropped=self._num_records_dropped,
-                num_client_errors=self._num_errors,
-                recorded=recorded,
-            )
+            return None
+        finished = FinishedIteration(
+            iteration_index=self._iteration_index,
+            plan_epoch=self._plan_epoch,
+            num_records_dropped=self._num_records_dropped,
+            num_client_errors=self._num_errors,
+            recorded=recorded,
         )
         self._num_records_dropped = 0
         self._num_errors = 0
+        return finished
+
+    def _queue_report(self, finished: FinishedIteration | None) -> None:
+        """Have an iteration reported once its times are known."""
+        if finished is None:
+            return
+        if self._reporter is None:
+            finished.recorded.free()
+            return
+        self._timer.call_when_known(finished.recorded, partial(self._report, finished))
+
+    def _report(self, finished: FinishedIteration) -> None:
+        assert self._reporter is not None
+        self._reporter.put(finished, launched_iteration_index=self._iteration_index)
+
+    def _request_highest(self, plan: PreparedPlan, sm_clock_mhz: int) -> None:
+        """Request a clock from the newest begin or end of an iteration on."""
+        self._timer.call_when_reached(partial(self._request_clocks, plan, PlannedClocks(sm_clock_mhz, 0, 0)))
 
     def _request_clocks(self, plan: PreparedPlan, clocks: PlannedClocks) -> None:
         now_mono_ns = monotonic_ns()
@@ -316,6 +327,10 @@ class RankClient:
 
 
 _live_clients: "weakref.WeakSet[RankClient]" = weakref.WeakSet()
+
+
+def _seconds_until(mono_ns: int) -> float:
+    return max(0.0, (mono_ns - monotonic_ns()) / 1e9)
 
 
 def _release_all() -> None:

@@ -14,24 +14,23 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 
 from gpuenergyd.client.connection import CONNECT_LIMIT_S, HttpConnection, close_descriptor, refusal_reason
 from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.client.plans import PlanQueue, prepare
-from gpuenergyd.client.recorder import RecordedIteration
 from gpuenergyd.client.run_mark import record_joined
+from gpuenergyd.client.timing.recorder import RecordedIteration
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.client_codec import decode_iteration_reply, decode_registered, decode_released, encode
 from gpuenergyd.wire.clock_request import TOKEN_BYTES
-from gpuenergyd.wire.messages import InstructionRow, IterationReport, RankRegistered, RankRegistration, RankRelease
+from gpuenergyd.wire.messages import IterationReport, RankRegistered, RankRegistration, RankRelease
 
 REGISTRATION_LIMIT_S = 2.0
 REPORT_LIMIT_S = 1.0
 """Only the reporter thread waits: on a busy host a reply may be late, and a lost reply loses a plan."""
 _RELEASE_LIMIT_S = 0.25
-_STOP_LIMIT_S = 1.0
-_MAX_WAITING_ITERATIONS = 2
 _MAX_RETIRED_SOCKETS = 4
 FAILURES_TO_OPEN = 3
 FIRST_PAUSE_S = 1.0
@@ -74,12 +73,10 @@ class FinishedIteration:
 
     iteration_index: int
     plan_epoch: int
-    begin_mono_ns: int
-    end_mono_ns: int
-    next_begin_mono_ns: int
     num_records_dropped: int
     num_client_errors: int
     recorded: RecordedIteration
+    """Its times are known."""
 
 
 class Reporter:
@@ -100,8 +97,8 @@ class Reporter:
         self._connection: HttpConnection | None = None
         self._breaker = CircuitBreaker()
         self._registered: RankRegistered | None = None
-        self._waiting: deque[FinishedIteration] = deque()
         self._queue: queue.SimpleQueue[FinishedIteration | None] = queue.SimpleQueue()
+        self._launched_iteration_index = -1
         self._is_reachable: bool | None = None
         self._joined_job_id: str | None = None
         self._is_stopping = False
@@ -118,17 +115,18 @@ class Reporter:
         registered = self._registered
         return registered.rank_token if registered is not None else None
 
-    def put(self, iteration: FinishedIteration) -> None:
-        """Queue a report; never blocks."""
+    def put(self, iteration: FinishedIteration, *, launched_iteration_index: int) -> None:
+        """Queue a report and name the newest iteration that the program has launched; never blocks."""
+        self._launched_iteration_index = launched_iteration_index
         self._queue.put(iteration)
 
-    def stop(self, *, shall_wait: bool) -> None:
-        """Report queued iterations and leave the job; with `shall_wait`, wait up to one second for that."""
+    def stop(self, *, limit_s: float) -> None:
+        """Report queued iterations and leave the job; wait up to `limit_s` for that."""
         if self._pid == os.getpid():
             self._is_stopping = True
             self._queue.put(None)
-            if shall_wait:
-                self._thread.join(_STOP_LIMIT_S)
+            if limit_s > 0:
+                self._thread.join(limit_s)
 
     def close_in_child(self) -> None:
         """Close a forked child's copies of the sockets; the parent's sockets stay open."""
@@ -151,12 +149,11 @@ class Reporter:
     def _run(self) -> None:
         self._attempt(self._register)
         while (iteration := self._queue.get()) is not None:
-            self._waiting.append(iteration)
             if self._registered is None:
                 self._attempt(self._register)
-            self._attempt(self._report_waiting)
-        self._attempt(self._report_waiting)
+            self._attempt(partial(self._report, iteration))
         self._attempt(self._leave)
+        self._attempt(self._close)
 
     def _attempt(self, act: Callable[[], None]) -> None:
         try:
@@ -164,29 +161,23 @@ class Reporter:
         except Exception as error:  # noqa: BLE001  must not end the thread
             self._record_failure(error)
 
-    def _report_waiting(self) -> None:
-        while self._waiting:
-            rows = self._waiting[0].recorded.rows()
-            if rows is None and len(self._waiting) <= _MAX_WAITING_ITERATIONS:
-                return
-            iteration = self._waiting.popleft()
-            iteration.recorded.free()
-            if rows is not None and self._registered is not None:
-                self._report(self._registered, iteration, rows)
-
-    def _report(
-        self, registered: RankRegistered, iteration: FinishedIteration, rows: tuple[InstructionRow, ...]
-    ) -> None:
+    def _report(self, iteration: FinishedIteration) -> None:
+        times = iteration.recorded.times()
+        iteration.recorded.free()
+        registered = self._registered
+        if registered is None:
+            return
         report = IterationReport(
             rank_token=registered.rank_token,
             iteration_index=iteration.iteration_index,
             plan_epoch=iteration.plan_epoch,
-            begin_mono_ns=iteration.begin_mono_ns,
-            end_mono_ns=iteration.end_mono_ns,
-            next_begin_mono_ns=iteration.next_begin_mono_ns,
-            instructions=rows,
+            begin_mono_ns=times.begin_mono_ns,
+            end_mono_ns=times.end_mono_ns,
+            next_begin_mono_ns=times.next_begin_mono_ns,
+            instructions=times.instructions,
             num_records_dropped=iteration.num_records_dropped,
             num_client_errors=iteration.num_client_errors,
+            launched_iteration_index=max(self._launched_iteration_index, iteration.iteration_index),
         )
         reply = self._post("/v1/iterations", encode(report), REPORT_LIMIT_S)
         if reply is None:
@@ -278,6 +269,8 @@ class Reporter:
                 if status == 200 and (message := decode_released(reply).message):
                     what = f"job {self._registration.job_name} ({self._registered.job_id})"
                     self._inform(f"{what} {'' if message.startswith('ended ') else 'ended: '}{message}")
+
+    def _close(self) -> None:
         self._registered = None
         self.retire_clock_socket()
         for retired in self._retired_sockets:

@@ -164,6 +164,7 @@ def checked_iteration(report: IterationReport, pp_rank: int) -> RankIteration:
         end_ns=report.end_mono_ns,
         next_begin_ns=report.next_begin_mono_ns,
         instructions=tuple(_measured(pp_rank, row, oldest_ns, newest_ns) for row in report.instructions),
+        launched_iteration_index=report.launched_iteration_index,
     )
 
 

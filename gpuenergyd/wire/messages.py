@@ -75,9 +75,11 @@ class RankRegistered:
 
 @dataclass(frozen=True, slots=True)
 class IterationReport:
-    """Report of one rank on one iteration, posted when the next begins; `plan_epoch` 0 means no plan.
+    """Report of one rank on one iteration, posted when the next begins on its GPU; `plan_epoch` 0 means no plan.
 
-    `end_mono_ns` is the end of the step, `next_begin_mono_ns` the begin of the next one, 0 if there is none.
+    All times are those of the GPU. `end_mono_ns` is the end of the step, `next_begin_mono_ns` the begin of the next
+    one, 0 if there is none. The program may have launched later iterations already, which follow older plans:
+    `launched_iteration_index` is the newest of them; -1 in reports that do not say it.
     """
 
     rank_token: str
@@ -89,6 +91,7 @@ class IterationReport:
     instructions: tuple[InstructionRow, ...]
     num_records_dropped: int = 0
     num_client_errors: int = 0
+    launched_iteration_index: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The uniform policy: one clock for all GPUs of a job, the reference for policies with a clock per instruction.
 
 Theory of operation. Online the policy keeps no state: it reads measured clocks with their times and energies from the
-view and chooses the next clock to measure, from the highest down, until one is slower than the target. Then it refines
+view and chooses the next clock to measure, from the highest down, until one is slower than the target. The baseline
+stands for the highest clock. Then it refines
 between the last clock that met the target and the first that did not, where the line through their times meets the
 target or else half way between them, and finally runs the clock of least energy whose measured time meets the target.
 """
@@ -35,7 +36,7 @@ class Uniform:
         if not view.can_set_clocks:
             return predicted_plan(view, cheapest_common_clock)
         target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
-        measured = clock_measurements(view)
+        measured = {**clock_measurements(view), **_full_speed_measurement(view, clocks_mhz)}
         to_try_mhz = _next_to_try(clocks_mhz, measured, target_s)
         if to_try_mhz is not None:
             return uniform_plan(
@@ -46,6 +47,13 @@ class Uniform:
                 reason=f"measuring {to_try_mhz} MHz on all GPUs",
             )
         return _best_plan(view, measured, target_s)
+
+
+def _full_speed_measurement(view: JobView, clocks_mhz: Sequence[int]) -> dict[int, ClockMeasurement]:
+    """Return the baseline as a measurement of the highest clock, if that is full speed on every GPU."""
+    if any(max(gpu.supported_sm_clocks_mhz) != clocks_mhz[0] for gpu in view.gpus):
+        return {}
+    return {clocks_mhz[0]: ClockMeasurement(view.baseline.iteration_time_s, view.baseline.energy_j, (), {})}
 
 
 def _next_to_try(clocks_mhz: Sequence[int], measured: Mapping[int, ClockMeasurement], target_s: float) -> int | None:

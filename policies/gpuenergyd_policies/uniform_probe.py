@@ -15,7 +15,10 @@ ITERATIONS_PER_CLOCK = 2
 
 @dataclass(frozen=True, slots=True)
 class ClockMeasurement:
-    """Median time and energy of the iterations with all ranks at one clock; None for energies not measured."""
+    """Time and energy of the iterations with all ranks at one clock; None for energies not measured.
+
+    The time is that of the fastest iteration, because a disturbance only makes an iteration longer; others are medians.
+    """
 
     iteration_time_s: float
     energy_j: float | None
@@ -72,7 +75,7 @@ def _measurement(sm_clock_mhz: int, iterations: list[IterationObservation], num_
                 times.setdefault(sample.instruction_class, []).append(sample.time_s)
     energies = [seen.energy_j for seen in iterations if seen.energy_j is not None]
     return ClockMeasurement(
-        median(seen.own_time_s for seen in iterations),
+        min(seen.own_time_s for seen in iterations),
         median(energies) if energies else None,
         tuple(median(known) if known else None for known in rank_energies),
         {key: median(known) for key, known in times.items()},

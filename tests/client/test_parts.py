@@ -12,8 +12,8 @@ import gpuenergyd
 from gpuenergyd.client.connection import DaemonClient, HttpConnection, exchange
 from gpuenergyd.client.environment import find_gpu_uuid, find_rank, find_run_key, find_socket_path, missing_gpu_reason
 from gpuenergyd.client.plans import NO_PLAN, PlannedClocks, PlanQueue, PreparedPlan, prepare
-from gpuenergyd.client.recorder import HostRecorder
 from gpuenergyd.client.reporter import LONGEST_PAUSE_S, CircuitBreaker
+from gpuenergyd.client.timing.recorder import HostRecorder
 from gpuenergyd.errors import DaemonNotRunningError, ProtocolError
 from gpuenergyd.wire.messages import PlanSlice
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
@@ -43,19 +43,24 @@ def test_success_closes_the_breaker() -> None:
 
 def test_recorder_does_not_reuse_a_buffer_before_it_is_freed() -> None:
     recorder = HostRecorder(capacity=4, num_buffers=2)
+    recorder.begin_iteration(None)
     recorder.end(recorder.begin(("F", 0, 0)))
-    first = recorder.finish_iteration()
+    first = recorder.end_iteration()
+    recorder.begin_iteration(first)
     recorder.end(recorder.begin(("F", 1, 0)))
 
-    assert recorder.finish_iteration() is None  # the first is still being read
+    assert recorder.end_iteration() is None  # the first is still being read
     assert first is not None
-    rows = first.rows()
-    assert rows is not None
-    assert [row[:3] for row in rows] == [("F", 0, 0)]
+    times = first.times()
+    assert [row[:3] for row in times.instructions] == [("F", 0, 0)]
+    assert 0 < times.begin_mono_ns <= times.end_mono_ns <= times.next_begin_mono_ns
     first.free()
+    recorder.begin_iteration(None)
     recorder.end(recorder.begin(("F", 2, 0)))
     assert recorder.order() == (("F", 2, 0),)
-    assert recorder.finish_iteration() is not None
+    last = recorder.end_iteration()
+    assert last is not None
+    assert last.times().next_begin_mono_ns == 0
 
 
 def test_recorder_drops_instructions_beyond_its_capacity() -> None:
@@ -72,14 +77,14 @@ def test_instruction_that_never_ended_is_not_reported() -> None:
     recorder = HostRecorder(capacity=4, num_buffers=2)
     for _ in range(3):  # memory is reused: an old end must not serve a new begin
         recorder.end(recorder.begin(("F", 0, 0)))
-        taken = recorder.finish_iteration()
+        taken = recorder.end_iteration()
         assert taken is not None
         taken.free()
     recorder.begin(("F", 0, 0))
-    taken = recorder.finish_iteration()
+    taken = recorder.end_iteration()
 
     assert taken is not None
-    assert taken.rows() == ()
+    assert taken.times().instructions == ()
 
 
 def test_of_two_delayed_changes_the_earlier_is_kept() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gpuenergyd.client.rank import RankClient, RankDescription
+from gpuenergyd.client.timing.recorder import RecordedIteration
 from gpuenergyd.wire.messages import OrderRow
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, plan_slice
 from tests.support.waiting import wait_until
@@ -347,6 +348,9 @@ def test_a_full_clock_socket_drops_requests_without_blocking(
 
 def test_internal_errors_are_counted_and_training_continues(daemon: FakeDaemon) -> None:
     class BrokenTimer:
+        def begin_iteration(self, previous: RecordedIteration | None) -> None:
+            """Begin: it breaks at the first instruction."""
+
         def begin(self, key: OrderRow) -> int:  # noqa: ARG002  the Protocol's signature
             raise RuntimeError("broken")
 
@@ -359,11 +363,17 @@ def test_internal_errors_are_counted_and_training_continues(daemon: FakeDaemon) 
         def order(self) -> tuple[OrderRow, ...]:
             raise RuntimeError("broken")
 
-        def finish_iteration(self) -> None:
+        def end_iteration(self) -> None:
             raise RuntimeError("broken")
 
-        def close(self) -> None:
-            """Nothing to end."""
+        def call_when_reached(self, act: Callable[[], None]) -> None:  # noqa: ARG002  the Protocol's signature
+            raise RuntimeError("broken")
+
+        def call_when_known(self, recorded: RecordedIteration, act: Callable[[], None]) -> None:  # noqa: ARG002
+            raise RuntimeError("broken")
+
+        def close(self, limit_s: float) -> None:
+            """Do nothing: there is no thread."""
 
     client = make_client(daemon.socket_path, timer=BrokenTimer())
     assert run_iteration(client) == ()

@@ -50,7 +50,7 @@ class _Job:
             issued_plans=self.plans,
         )
 
-    def run(self, plan: ClockPlan, *, is_regular: bool = True) -> None:
+    def run(self, plan: ClockPlan, *, is_regular: bool = True, delay_s: float = 0.0) -> None:
         if not self.plans or self.plans[-1].plan_id != plan.plan_id:
             self.plans.append(plan)
         clock = plan.ranks[0].sm_clocks_mhz[0]
@@ -60,7 +60,7 @@ class _Job:
             IterationObservation(
                 iteration_index=len(self.observations),
                 plan_id=plan.plan_id,
-                iteration_time_s=_iteration_time_s(clock),
+                iteration_time_s=_iteration_time_s(clock) + delay_s,
                 instruction_samples=(),
                 ranks=tuple(RankEnergy(r, 1.0, energy_j, ()) for r in range(2)),
                 is_regular=is_regular,
@@ -117,6 +117,26 @@ def test_uniform_measures_few_clocks_and_stops_at_the_first_too_slow_one() -> No
     assert sum(_iteration_time_s(mhz) > 1.0 for mhz in measured if mhz is not None) <= 1 + uniform.MAX_REFINEMENTS
 
 
+def test_uniform_takes_the_baseline_for_the_highest_clock_instead_of_measuring_it() -> None:
+    job = _Job(max_slowdown_ratio=0.25)
+
+    _run_until_tuned(job)
+
+    assert CLOCKS_MHZ[0] not in {mhz for plan in job.plans for rank in plan.ranks for mhz in rank.sm_clocks_mhz}
+
+
+def test_a_disturbed_iteration_does_not_make_a_clock_too_slow_for_uniform() -> None:
+    job = _Job(max_slowdown_ratio=0.25)
+    while (plan := Uniform().next_plan(job.view())).purpose is PlanPurpose.PROFILE:
+        for delay_s in (3.0, 0.0, 2.0):
+            job.run(plan, delay_s=delay_s)
+
+    assert plan.purpose is PlanPurpose.TUNED
+    (clock,) = {mhz for rank in plan.ranks for mhz in rank.sm_clocks_mhz}
+    assert clock is not None
+    assert clock <= 1050
+
+
 def test_uniform_keeps_full_speed_without_energy_measurements() -> None:
     plan = _run_until_tuned(_Job(measures_energy=False))
 
@@ -169,7 +189,7 @@ def test_uniform_goes_down_to_the_lowest_useful_clock_with_a_large_budget() -> N
     plan = _run_until_tuned(job := _Job(max_slowdown_ratio=9.0))
 
     measured = [issued.ranks[0].sm_clocks_mhz[0] for issued in job.plans]
-    assert len(measured) == uniform.COARSE_CLOCKS
+    assert len(measured) == uniform.COARSE_CLOCKS - 1  # the baseline is the first
     assert plan.ranks[0].sm_clocks_mhz[0] == min(mhz for mhz in measured if mhz is not None)
 
 

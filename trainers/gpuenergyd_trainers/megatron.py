@@ -15,7 +15,7 @@ import importlib
 from functools import partial
 from typing import Any, Unpack
 
-from gpuenergyd.client.recorder import NOT_RECORDED
+from gpuenergyd.client.timing.recorder import NOT_RECORDED
 from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd.errors import UsageError
 from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace

@@ -13,7 +13,7 @@ to infer shapes. The adapter's own exceptions are counted and suppressed; except
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-from gpuenergyd.client.recorder import NOT_RECORDED
+from gpuenergyd.client.timing.recorder import NOT_RECORDED
 from gpuenergyd.core.pipeline.graph import Schedule
 from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace, spans_hosts

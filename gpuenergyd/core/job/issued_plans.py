@@ -20,7 +20,9 @@ from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, ClockPlan, PlanPurpo
 PROOF_PLAN_ID = "proof"
 """Full-speed blocks between tuned iterations."""
 ITERATIONS_AHEAD = 3
-"""A plan decided after iteration i reaches every rank with the reply to report i+1, which is read during i+2."""
+"""A plan decided after iteration i reaches every rank with the reply to report i+1, which is read during i+2.
+
+That is so for programs that wait for their GPU; others launch later iterations by then."""
 _EPOCHS_KEPT = 64
 """Epochs that are still known; a rank that follows an older one counts as following no plan."""
 _NEWEST_KEPT = 2 * _EPOCHS_KEPT
@@ -99,13 +101,17 @@ class IssuedPlans:
         if is_forced:
             self._for_straggler.add(plan_id)
 
-    def send(self, plan: ClockPlan, *, last_reported: int, after: int = 1) -> SendPlan:
-        """Return the command that sends a plan under the next epoch, `after` iterations after the last one or later."""
+    def send(self, plan: ClockPlan, *, last_reported: int, run_ahead: int = 0, after: int = 1) -> SendPlan:
+        """Return the command that sends a plan under the next epoch, `after` iterations after the last one or later.
+
+        All ranks follow a plan from the same iteration on, which none of them may have launched when the plan arrives:
+        `run_ahead` is how many iterations programs launch before their GPUs begin them.
+        """
         plan_epoch = max(self._id_of_epoch) + 1
         self._id_of_epoch[plan_epoch] = plan.plan_id
         for forgotten in [epoch for epoch in self._id_of_epoch if epoch <= plan_epoch - _EPOCHS_KEPT]:
             del self._id_of_epoch[forgotten]
-        self.last_apply_at = max(last_reported + ITERATIONS_AHEAD, self.last_apply_at + after)
+        self.last_apply_at = max(last_reported + ITERATIONS_AHEAD + run_ahead, self.last_apply_at + after)
         return SendPlan(plan, plan_epoch, self.last_apply_at)
 
     def is_for_straggler(self, plan_id: str | None) -> bool:

@@ -153,6 +153,8 @@ class RankIteration:
     end_ns: int
     next_begin_ns: int
     instructions: tuple[MeasuredInstruction, ...]
+    launched_iteration_index: int = -1
+    """The newest iteration that the rank's program had launched when it reported this one; -1 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,15 +298,15 @@ def _rank_energy(
     rank: RankIteration, window: IterationWindow, history: ClockHistory, counter: EnergyCounter
 ) -> RankEnergy:
     busy: dict[tuple[InstructionKind | None, int, int], int] = defaultdict(int)
-    at = window.begin_ns
+    at = window.begin_ns  # work and waiting add up to the window: whatever lies outside of it belongs to another one
     for measured in sorted(rank.instructions, key=lambda m: m.begin_ns):
-        begin, end = max(at, measured.begin_ns), min(window.end_ns, measured.end_ns)
-        if begin > at:
-            for clock, duration_ns in history.clocks_between(at, begin):
-                busy[None, 0, clock] += duration_ns
+        begin = min(max(at, measured.begin_ns), window.end_ns)
+        end = min(max(begin, measured.end_ns), window.end_ns)
+        for clock, duration_ns in history.clocks_between(at, begin):
+            busy[None, 0, clock] += duration_ns
         for clock, duration_ns in history.clocks_between(begin, end):
             busy[measured.instruction.kind, measured.instruction.chunk_index, clock] += duration_ns
-        at = max(at, end)
+        at = end
     for clock, duration_ns in history.clocks_between(at, window.end_ns):
         busy[None, 0, clock] += duration_ns
     return RankEnergy(

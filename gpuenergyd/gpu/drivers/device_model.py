@@ -22,6 +22,7 @@ from gpuenergyd.gpu.drivers.device_parameters import DeviceParameters
 
 _NS_PER_S = 1_000_000_000
 _MASK64 = (1 << 64) - 1
+_TARGET_NOISE = 0x9E3779B97F4A7C15
 NO_LOCK = 0
 NOTHING_PENDING = -1
 
@@ -48,8 +49,11 @@ class GpuState:
     """The mutable state of one GPU; the order of the fields is the layout of the world file.
 
     `locked_mhz` is in force, `pending_mhz` is installed and takes effect at `pending_at_ns`. `work_left_ratio` is the
-    remaining part of the running instruction, `work_ended_ns` the instant of its end or 0. The `shown_` values are
-    those of the driver's counters.
+    remaining part of the running instruction, `work_ended_ns` the instant of its end or 0. The instruction `next_` was
+    launched already and begins when the running one ends; the last two instructions that ended did so at `last_` and
+    `before_last_ended_ns`. Until `stalled_until_ns` a driver call holds up the instructions. The `shown_` values are
+    those of the driver's counters. A sensor that works part of the time measures `sampled_energy_j`, and its present
+    window began at `window_energy_j` of the true energy.
     """
 
     updated_ns: int
@@ -63,6 +67,11 @@ class GpuState:
     random_state: int
     num_clock_sets: int
     work_ended_ns: int
+    num_works_ended: int
+    last_ended_ns: int
+    before_last_ended_ns: int
+    has_next_work: int
+    stalled_until_ns: int
     energy_j: float
     celsius: float
     power_limit_w: float
@@ -72,11 +81,21 @@ class GpuState:
     work_left_ratio: float
     shown_energy_j: float
     shown_power_w: float
+    next_memory_s: float
+    next_compute_s: float
+    next_w_per_mhz: float
+    sampled_energy_j: float
+    window_energy_j: float
+
+    @property
+    def has_work(self) -> bool:
+        """Whether an instruction is running, if only held up by a driver call."""
+        return bool(self.is_working) and self.work_left_ratio > 0
 
     @property
     def activity(self) -> Activity:
         """The present activity."""
-        if self.is_working and self.work_left_ratio > 0:
+        if self.has_work and self.stalled_until_ns <= self.updated_ns:
             return Activity.WORKING
         return Activity.BLOCKING if self.is_occupied else Activity.IDLE
 
@@ -140,6 +159,16 @@ def effective_sm_clock_mhz(model: DeviceParameters, state: GpuState) -> float:
             return min(model.idle_sm_clock_mhz, ceiling)
 
 
+def reported_sm_clock_mhz(model: DeviceParameters, state: GpuState) -> float:
+    """Return the clock that the driver reports, which may be a new one shortly before it takes effect."""
+    is_early = state.pending_mhz != NOTHING_PENDING and (
+        state.pending_at_ns - state.updated_ns <= model.reported_early_s * _NS_PER_S
+    )
+    if not is_early or state.activity is Activity.IDLE:
+        return effective_sm_clock_mhz(model, state)
+    return float(state.pending_mhz) if state.pending_mhz != NO_LOCK else model.max_sm_clock_mhz
+
+
 def is_power_capped(model: DeviceParameters, state: GpuState) -> bool:
     """Return whether the power cap keeps the clock below the lock."""
     ceiling = float(state.locked_mhz) if state.locked_mhz != NO_LOCK else model.max_sm_clock_mhz
@@ -148,9 +177,31 @@ def is_power_capped(model: DeviceParameters, state: GpuState) -> bool:
 
 def remaining_s(model: DeviceParameters, state: GpuState) -> float:
     """Return the remaining time of the running instruction at the present clock; 0 without one."""
-    if state.activity is not Activity.WORKING:
+    if not state.has_work:
         return 0.0
-    return state.work_left_ratio * instruction_time_s(model, _work(state), effective_sm_clock_mhz(model, state))
+    stalled_s = max(0, state.stalled_until_ns - state.updated_ns) / _NS_PER_S
+    ceiling = float(state.locked_mhz) if state.locked_mhz != NO_LOCK else model.max_sm_clock_mhz
+    clock_mhz = capped_sm_clock_mhz(model, _work(state), ceiling, state.power_limit_w)
+    return stalled_s + state.work_left_ratio * instruction_time_s(model, _work(state), clock_mhz)
+
+
+def launch(model: DeviceParameters, state: GpuState, work: InstructionWork) -> None:
+    """Begin an instruction, after the running one if there is one; its duration varies slightly, at random."""
+    stretch = max(0.5, 1.0 + model.time_noise_ratio * draw_normal(state))
+    state.next_memory_s = work.memory_time_s * stretch
+    state.next_compute_s = work.compute_time_s * stretch
+    state.next_w_per_mhz = work.power_coefficient_w_per_mhz
+    state.has_next_work = 1
+    if not state.has_work:
+        _begin_next(state)
+
+
+def _begin_next(state: GpuState) -> None:
+    state.work_memory_s, state.work_compute_s = state.next_memory_s, state.next_compute_s
+    state.work_w_per_mhz = state.next_w_per_mhz
+    state.work_left_ratio = 1.0
+    state.work_ended_ns = 0
+    state.is_working, state.has_next_work = 1, 0
 
 
 def advance(model: DeviceParameters, state: GpuState, now_ns: int) -> None:
@@ -161,6 +212,10 @@ def advance(model: DeviceParameters, state: GpuState, now_ns: int) -> None:
         until_ns = now_ns
         if state.pending_mhz != NOTHING_PENDING:
             until_ns = min(until_ns, state.pending_at_ns)
+        if state.stalled_until_ns > state.updated_ns:
+            until_ns = min(until_ns, state.stalled_until_ns)
+        if model.energy_sampled_ratio < 1.0:
+            until_ns = min(until_ns, _next_sampling_ns(model, state))
         activity = state.activity
         clock_mhz = effective_sm_clock_mhz(model, state)
         instruction_s = 0.0
@@ -174,10 +229,19 @@ def advance(model: DeviceParameters, state: GpuState, now_ns: int) -> None:
         if activity is Activity.WORKING:
             passed_s = (until_ns - state.updated_ns) / _NS_PER_S
             state.work_left_ratio = 0.0 if is_finishing else state.work_left_ratio - passed_s / instruction_s
-            state.work_ended_ns = until_ns if is_finishing else 0
         state.updated_ns = until_ns
+        if is_finishing:
+            _end_work(state)
     if state.pending_mhz != NOTHING_PENDING and state.pending_at_ns <= state.updated_ns:
         state.locked_mhz, state.pending_mhz = state.pending_mhz, NOTHING_PENDING
+
+
+def _end_work(state: GpuState) -> None:
+    state.num_works_ended += 1
+    state.before_last_ended_ns, state.last_ended_ns = state.last_ended_ns, state.updated_ns
+    state.work_ended_ns = state.updated_ns
+    if state.has_next_work:
+        _begin_next(state)
 
 
 def draw_uniform(state: GpuState) -> float:
@@ -200,9 +264,12 @@ def draw_call_latency_s(model: DeviceParameters, state: GpuState) -> float:
     return model.call_median_s * math.exp(model.call_sigma * draw_normal(state))
 
 
-def draw_settle_s(model: DeviceParameters, state: GpuState) -> float:
-    """Draw the time from the return of a call until its clock takes effect."""
-    return -model.settle_mean_s * math.log(draw_uniform(state))
+def draw_settle_s(model: DeviceParameters, state: GpuState, target_mhz: int) -> float:
+    """Draw the time from the return of a call until its clock takes effect: each target clock has its own median."""
+    if draw_uniform(state) < model.settle_tail_ratio:
+        return model.settle_tail_min_s + (model.settle_tail_max_s - model.settle_tail_min_s) * draw_uniform(state)
+    median_s = model.settle_mean_s * math.exp(model.settle_target_spread * _noise(_TARGET_NOISE * (target_mhz + 1)))
+    return -median_s * math.log(draw_uniform(state))
 
 
 def update_phase_ns(gpu_index: int, seed: int, period_ns: int, counter: int) -> int:
@@ -241,6 +308,9 @@ def _integrate(model: DeviceParameters, state: GpuState, activity: Activity, clo
     edge_ns = last_update_ns(until_ns, model.energy_update_s, state.shown_energy_at_ns)
     if edge_ns > state.updated_ns:
         energy_j = state.energy_j + energy_after((edge_ns - state.updated_ns) / _NS_PER_S)
+        if model.energy_sampled_ratio < 1.0:
+            state.sampled_energy_j += (energy_j - state.window_energy_j) / model.energy_sampled_ratio
+            energy_j = state.sampled_energy_j
         state.shown_energy_j = math.floor(energy_j * 1000.0) / 1000.0
         state.shown_energy_at_ns = edge_ns
     edge_ns = last_update_ns(until_ns, model.power_update_s, state.shown_power_at_ns)
@@ -251,6 +321,22 @@ def _integrate(model: DeviceParameters, state: GpuState, activity: Activity, clo
     passed_s = (until_ns - state.updated_ns) / _NS_PER_S
     state.energy_j += energy_after(passed_s)
     state.celsius = celsius_after(passed_s)
+    if until_ns == _window_begin_ns(model, state):
+        state.window_energy_j = state.energy_j
+
+
+def _window_begin_ns(model: DeviceParameters, state: GpuState) -> int:
+    """Return the instant from which a part-time sensor measures for the next update of the energy counter."""
+    period_ns = round(model.energy_update_s * _NS_PER_S)
+    return state.shown_energy_at_ns + period_ns - round(model.energy_sampled_ratio * period_ns)
+
+
+def _next_sampling_ns(model: DeviceParameters, state: GpuState) -> int:
+    """Return the next begin or end of the part-time sensor's window."""
+    begin_ns = _window_begin_ns(model, state)
+    return (
+        begin_ns if begin_ns > state.updated_ns else state.shown_energy_at_ns + round(model.energy_update_s * _NS_PER_S)
+    )
 
 
 def last_update_ns(now_ns: int, period_s: float, any_update_ns: int) -> int:
@@ -259,9 +345,10 @@ def last_update_ns(now_ns: int, period_s: float, any_update_ns: int) -> int:
     return any_update_ns + (now_ns - any_update_ns) // period_ns * period_ns
 
 
-def _noise(edge_ns: int) -> float:
-    radius = math.sqrt(-2.0 * math.log(_uniform(edge_ns & _MASK64)))
-    return radius * math.cos(2.0 * math.pi * _uniform((edge_ns + 1) & _MASK64))
+def _noise(number: int) -> float:
+    """Return a standard normal number that depends on a number only."""
+    radius = math.sqrt(-2.0 * math.log(_uniform(number & _MASK64)))
+    return radius * math.cos(2.0 * math.pi * _uniform((number + 1) & _MASK64))
 
 
 def _uniform(value: int) -> float:

@@ -50,6 +50,15 @@ class DeviceParameters:
     call_outlier_max_s: float
     settle_mean_s: float
     time_noise_ratio: float
+    read_s: float
+    process_list_s: float
+    set_stall_s: float
+    reported_early_s: float
+    settle_target_spread: float
+    settle_tail_ratio: float
+    settle_tail_min_s: float
+    settle_tail_max_s: float
+    energy_sampled_ratio: float
     key: str
     model_name: str
     is_blocking_power_published: bool
@@ -129,6 +138,16 @@ V100_SXM2 = DeviceParameters(
     call_outlier_max_s=0.03,  # assumed, as above
     settle_mean_s=0.0009,  # read: the same A800 note, both directions; its distribution is assumed
     time_noise_ratio=0.002,  # assumed: 0.2-0.3 % per instruction
+    # The kind world: reading and setting cost nothing; `unkind_world` has what real GPUs do.
+    read_s=0.0,
+    process_list_s=0.0,
+    set_stall_s=0.0,
+    reported_early_s=0.0,
+    settle_target_spread=0.0,
+    settle_tail_ratio=0.0,
+    settle_tail_min_s=0.0,
+    settle_tail_max_s=0.0,
+    energy_sampled_ratio=1.0,
 )
 
 A100_PCIE = replace(

@@ -3,20 +3,21 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
-from gpuenergyd.errors import GpuNotFoundError, GpuUnsupportedError
+from gpuenergyd.errors import DriverError, GpuNotFoundError, GpuUnsupportedError
 from gpuenergyd.gpu.device import GpuDetails, GpuIdentity, GpuReading
 from gpuenergyd.gpu.drivers.device_model import (
     NO_LOCK,
     NOTHING_PENDING,
     InstructionWork,
     draw_call_latency_s,
-    draw_normal,
     draw_settle_s,
     effective_sm_clock_mhz,
     is_power_capped,
+    launch,
     remaining_s,
+    reported_sm_clock_mhz,
 )
 from gpuenergyd.gpu.drivers.device_parameters import device_parameters, published_switch_latency_s
 from gpuenergyd.gpu.drivers.simulated_world import MAX_PROCESSES, World, create_world
@@ -26,6 +27,21 @@ __all__ = ["InstructionWork", "SimulatedHost"]
 
 _LAST_SLEEP_S = 0.0005
 _SHORTEST_SLEEP_S = 1e-6
+
+
+class LaunchedWork(NamedTuple):
+    """What became of the instructions that were launched on a GPU."""
+
+    num_ended: int
+    """Instructions that have ended since the world was created."""
+    last_ended_mono_ns: int
+    before_last_ended_mono_ns: int
+    can_launch: bool
+    """Whether no launched instruction waits for the running one."""
+    remaining_s: float
+    """Remaining time of the running instruction at the present clock; 0 without one."""
+    least_remaining_s: float
+    """The same at the maximum clock."""
 
 
 class SimulatedHost:
@@ -111,6 +127,7 @@ class SimulatedHost:
         """Return the present values of the GPU's counters and sensors."""
         index = self._at(gpu_uuid)
         model = self._world.models[index]
+        self._occupy_driver(model.read_s)
         with self._world.gpu(index) as record:
             state = record.state
             return GpuReading(
@@ -118,7 +135,7 @@ class SimulatedHost:
                 read_mono_ns=state.updated_ns,
                 power_w=state.shown_power_w,
                 total_energy_j=state.shown_energy_j,
-                sm_clock_mhz=round(effective_sm_clock_mhz(model, state)),
+                sm_clock_mhz=round(reported_sm_clock_mhz(model, state)),
                 temperature_celsius=round(state.celsius, 1),
                 is_power_capped=is_power_capped(model, state),
             )
@@ -140,7 +157,9 @@ class SimulatedHost:
 
     def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
         """Return the pids of the living processes attached to the GPU."""
-        with self._world.gpu(self._at(gpu_uuid)) as record:
+        index = self._at(gpu_uuid)
+        self._occupy_driver(self._world.models[index].process_list_s)
+        with self._world.gpu(index) as record:
             record.drop_dead_processes(record.state.updated_ns)
             return tuple(pid for pid, _ in record.processes)
 
@@ -225,14 +244,36 @@ class SimulatedHost:
         index = self._at(gpu_uuid)
         model = self._world.models[index]
         with self._world.gpu(index) as record:
+            record.state.is_working = 0
+            launch(model, record.state, work)
+
+    def launch_work(self, gpu_uuid: str, work: InstructionWork) -> None:
+        """Launch an instruction: it begins when the running one ends, at once if there is none.
+
+        Raises:
+            DriverError: another instruction waits already.
+        """
+        index = self._at(gpu_uuid)
+        with self._world.gpu(index) as record:
+            if record.state.has_next_work:
+                raise DriverError(f"{gpu_uuid}: an instruction waits already for the end of the running one")
+            launch(self._world.models[index], record.state, work)
+
+    def launched_work(self, gpu_uuid: str) -> LaunchedWork:
+        """Return what became of the instructions that were launched."""
+        index = self._at(gpu_uuid)
+        model = self._world.models[index]
+        with self._world.gpu(index) as record:
             state = record.state
-            stretch = max(0.5, 1.0 + model.time_noise_ratio * draw_normal(state))
-            state.work_memory_s = work.memory_time_s * stretch
-            state.work_compute_s = work.compute_time_s * stretch
-            state.work_w_per_mhz = work.power_coefficient_w_per_mhz
-            state.work_left_ratio = 1.0
-            state.work_ended_ns = 0
-            state.is_working = 1
+            at_max = effective_sm_clock_mhz(model, state) / model.max_sm_clock_mhz if state.has_work else 1.0
+            return LaunchedWork(
+                num_ended=state.num_works_ended,
+                last_ended_mono_ns=state.last_ended_ns,
+                before_last_ended_mono_ns=state.before_last_ended_ns,
+                can_launch=not state.has_next_work,
+                remaining_s=remaining_s(model, state),
+                least_remaining_s=remaining_s(model, state) * at_max,
+            )
 
     def remaining_s(self, gpu_uuid: str) -> float:
         """Return the remaining time of the running instruction at the present clock."""
@@ -249,7 +290,7 @@ class SimulatedHost:
         """
         with self._world.gpu(self._at(gpu_uuid)) as record:
             state = record.state
-            state.is_working = 0
+            state.is_working = state.has_next_work = 0
             state.work_left_ratio = 0.0
             return state.work_ended_ns or state.updated_ns
 
@@ -278,13 +319,20 @@ class SimulatedHost:
         with self._world.driver_call():
             with self._world.gpu(index) as record:
                 latency_s = draw_call_latency_s(model, record.state)
-                settle_s = draw_settle_s(model, record.state)
+                settle_s = draw_settle_s(model, record.state, sm_clock_mhz)
             self._sleep(latency_s)
             with self._world.gpu(index) as record:
                 state = record.state
+                state.stalled_until_ns = state.updated_ns + round(model.set_stall_s * 1e9)
                 state.pending_mhz = sm_clock_mhz
                 state.pending_at_ns = state.updated_ns + round(settle_s * 1e9)
                 state.num_clock_sets += 1
+
+    def _occupy_driver(self, time_s: float) -> None:
+        """Spend the time of a call that reads; the driver serialises its calls."""
+        if time_s > 0.0:
+            with self._world.driver_call():
+                self._sleep(time_s)
 
     def _at(self, gpu_uuid: str) -> int:
         try:

@@ -27,15 +27,15 @@ from gpuenergyd.gpu.drivers.device_parameters import DeviceParameters
 from gpuenergyd.gpu.process_identity import process_start_ticks, read_boot_id
 
 MAX_PROCESSES = 8
-_MAGIC = b"GPUEWLD1"
+_MAGIC = b"GPUEWLD2"
 _HEADER = struct.Struct("<8sIIIIq40s")
 _HEADER_BYTES = 256
 _RECORD_BYTES = 1536
 _IDENTITY = struct.Struct("<64s64s16sq")
 _PARAMETERS_OFFSET = 160
-_SELECTOR_OFFSET = 448
+_SELECTOR_OFFSET = 504
 _SLOT_OFFSETS = (512, 1024)
-_SLOT = struct.Struct(f"<8qQ2q9d{2 * MAX_PROCESSES}qq")
+_SLOT = struct.Struct(f"<8qQ7q14d{2 * MAX_PROCESSES}qq")
 _LOCK_HEADER, _LOCK_DRIVER, _LOCK_FIRST_GPU = 0, 1, 16
 _LIVENESS_CHECK_NS = 5_000_000
 _STRING_FIELDS = 3
@@ -63,6 +63,7 @@ class GpuRecord:
         if not self.processes:
             self.state.is_occupied = 0
             self.state.is_working = 0
+            self.state.has_next_work = 0
 
 
 class World:
@@ -240,6 +241,11 @@ def _new_record(model: DeviceParameters, index: int, seed: int, now_ns: int) -> 
         random_state=(seed * 0x632BE59BD9B4E019 + index * 0x2545F4914F6CDD1D + 1) & ((1 << 64) - 1),
         num_clock_sets=0,
         work_ended_ns=0,
+        num_works_ended=0,
+        last_ended_ns=0,
+        before_last_ended_ns=0,
+        has_next_work=0,
+        stalled_until_ns=0,
         energy_j=energy_j,
         celsius=model.warm_celsius,
         power_limit_w=model.default_power_limit_w,
@@ -249,6 +255,11 @@ def _new_record(model: DeviceParameters, index: int, seed: int, now_ns: int) -> 
         work_left_ratio=0.0,
         shown_energy_j=energy_j,
         shown_power_w=model.idle_power_w,
+        next_memory_s=0.0,
+        next_compute_s=0.0,
+        next_w_per_mhz=0.0,
+        sampled_energy_j=energy_j,
+        window_energy_j=energy_j,
     )
     return GpuRecord(state, [], 0)
 

@@ -26,10 +26,11 @@ import torch.distributed as dist
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.errors import GpuEnergyError, GpuNotFoundError, UsageError
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
-from gpuenergyd_trainers.demo.gpt_pipeline import PIPELINES, GptRank
+from gpuenergyd_trainers.demo.gpt_pipeline import PIPELINES, GptRank, RunAhead
 from gpuenergyd_trainers.torch_pipelining import attach
 
 _PR_SET_PDEATHSIG = 1
+_MAX_RUN_AHEAD = 8
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,6 +82,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--losses-out", type=Path, help="file for each iteration's loss, as an exact hexadecimal float")
     add("--no-daemon", action="store_true", help="do not join the daemon")
     add("--duration-scale", type=float, default=1.0, help="factor on the duration of simulated instructions")
+    add(
+        "--run-ahead",
+        type=float,
+        help="iterations that may be launched ahead of the simulated GPU; by default the program waits for each"
+        " instruction",
+    )
+    add("--signals-file", type=Path, help="with --rank and --run-ahead: file for the signals between the ranks' GPUs")
+    add("--sync-each-step", action="store_true", help="wait for the GPU after each step, as a read of the loss does")
     add("--seed", type=int, default=0)
     parser.set_defaults(stop_fd=None)
     return parser
@@ -93,6 +102,8 @@ def _check_schedule(options: argparse.Namespace) -> None:
         if options.schedule != "1f1b":
             raise UsageError(f"--extra-inflight requires --schedule 1f1b, not {options.schedule}")
         one_forward_one_backward(options.stages, options.microbatches, options.extra_inflight)
+    if options.run_ahead is not None and not 0 < options.run_ahead <= _MAX_RUN_AHEAD:
+        raise UsageError(f"--run-ahead {options.run_ahead:g}: must be above 0 and at most {_MAX_RUN_AHEAD}")
     if options.schedule == "1f1b" and options.microbatches < options.stages:
         raise UsageError(
             f"--microbatches {options.microbatches}: torch's 1F1B needs at least --stages {options.stages}"
@@ -104,6 +115,8 @@ def _check_rank(options: argparse.Namespace) -> None:
         raise UsageError(f"--rank {options.rank}: must be 0 to {options.stages - 1}")
     if options.init_file is None and options.master_port is None:
         raise UsageError("--rank requires --init-file or --master-port, where the ranks meet")
+    if options.run_ahead is not None and options.signals_file is None:
+        raise UsageError("--rank with --run-ahead requires --signals-file")
 
 
 def _check_gpus(options: argparse.Namespace) -> None:
@@ -129,6 +142,7 @@ def _run_all_ranks(options: argparse.Namespace) -> int:
     # Anonymous files: they disappear with the processes, however these end.
     if options.init_file is None and options.master_port is None:
         options.init_file = Path(f"/proc/self/fd/{os.memfd_create('gpt-demo-rendezvous')}")
+    options.signals_file = options.signals_file or Path(f"/proc/self/fd/{os.memfd_create('gpt-demo-signals')}")
     options.run_key = options.run_key or f"gpt-demo-{os.getpid()}"
     options.stop_fd = os.memfd_create("gpt-demo-stop")
 
@@ -187,8 +201,10 @@ def _train(options: argparse.Namespace, rank: int, cleanup: ExitStack) -> None:
         host = SimulatedHost.open(options.world)
         cleanup.callback(host.close)
         gpu_uuid = gpu_uuid or host.identities()[rank].gpu_uuid
-        for simulated in training.simulate_on(host, gpu_uuid, duration_scale=options.duration_scale):
-            cleanup.callback(simulated.detach)
+        run_ahead = RunAhead(options.run_ahead, options.signals_file) if options.run_ahead is not None else None
+        cleanup.enter_context(
+            training.simulate_on(host, gpu_uuid, duration_scale=options.duration_scale, run_ahead=run_ahead)
+        )
     if not options.no_daemon:
         handle = attach(
             training.schedule,
@@ -196,13 +212,16 @@ def _train(options: argparse.Namespace, rank: int, cleanup: ExitStack) -> None:
             gpu_uuid=gpu_uuid,
             socket_path=options.socket,
             run_key=options.run_key,
-            timer=training.timer if options.world is not None else None,
+            timer=training.timer,
         )
         cleanup.callback(handle.detach)
     losses_out = _open_losses(options, cleanup) if training.is_last else None
+    cleanup.callback(training.synchronize)
     iteration_index = 0
     while _is_to_continue(options, iteration_index):
         losses = training.step(iteration_index)
+        if options.sync_each_step:
+            training.synchronize()
         if losses_out is not None:
             losses_out.write(f"{float(torch.stack(losses).detach().mean()).hex()}\n")
             losses_out.flush()

@@ -1,18 +1,35 @@
 """The demo's model under any schedule of torch: the stages of a rank, and their training step."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import pipelining
 
+from gpuenergyd.client.timing.device_recorder import DeviceRecorder
+from gpuenergyd.client.timing.recorder import InstructionTimer
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.simulated_stream import SimulatedStream
+from gpuenergyd.gpu.drivers.stream_signals import StreamSignals
 from gpuenergyd_trainers.demo.gpt_model import build_stage, loss_of, make_batch, simulated_works
-from gpuenergyd_trainers.demo.simulated_stage import SimulatedTimer, SimulationHandle, simulate
+from gpuenergyd_trainers.demo.simulated_stage import StageStream, num_channels, simulate
+from gpuenergyd_trainers.timing.simulated import SimulatedDevice, SimulatedTimer
 from gpuenergyd_trainers.torch_inflight import Schedule1F1BExtraInflight
 
 _LEARNING_RATE = 3e-3
+_MAX_KINDS = 3  # F, then B or I and W
+
+
+class RunAhead(NamedTuple):
+    """How far a program launches ahead of its simulated GPU."""
+
+    iterations: float
+    """Iterations whose instructions fit into the launch queue."""
+    signals_path: Path
+    """File for the signals between the streams, the same for all ranks of a run."""
 
 
 class PipelineFamily(NamedTuple):
@@ -77,25 +94,42 @@ class GptRank:
             self.schedule = family.schedule_class(held, num_microbatches, loss_fn=loss_of)
         parameters = [parameter for model in models for parameter in model.parameters()]
         self._optimizer = torch.optim.AdamW(parameters, lr=_LEARNING_RATE)
-        self.timer = SimulatedTimer()
+        self.timer: InstructionTimer | None = None
         """The timer to pass to `attach` when the stages are on a simulated GPU."""
+        self._stream: SimulatedStream | None = None
 
     def simulate_on(
-        self, host: SimulatedHost, gpu_uuid: str, *, duration_scale: float = 1.0
-    ) -> tuple[SimulationHandle, ...]:
-        """Put the rank's stages on a simulated GPU; return a handle for each to undo that."""
-        return tuple(
-            simulate(
-                stage,
-                host,
-                gpu_uuid,
-                simulated_works(
-                    stage.stage_index, self.num_stages, num_ranks=self._num_ranks, duration_scale=duration_scale
-                ),
-                timer=self.timer,
+        self, host: SimulatedHost, gpu_uuid: str, *, duration_scale: float = 1.0, run_ahead: RunAhead | None = None
+    ) -> ExitStack:
+        """Put the rank's stages on a simulated GPU; closing the stack undoes that.
+
+        Without `run_ahead` the program waits for each instruction.
+        """
+        cleanup = ExitStack()
+        timer, stage_stream = SimulatedTimer(), None
+        if run_ahead is None:
+            self.timer = timer
+        else:
+            per_iteration = _MAX_KINDS * self._num_microbatches * len(self.stages)
+            signals = StreamSignals(run_ahead.signals_path, num_channels(self.num_stages))
+            cleanup.callback(signals.close)
+            works_ahead = round(run_ahead.iterations * 2 * self._num_microbatches * len(self.stages))
+            self._stream = SimulatedStream(host, gpu_uuid, max_launched=works_ahead)
+            cleanup.callback(self._stream.close)
+            self.timer = DeviceRecorder(SimulatedDevice(self._stream), per_iteration + 1)
+            stage_stream = StageStream(self._stream, signals)
+        for stage in self.stages:
+            works = simulated_works(
+                stage.stage_index, self.num_stages, num_ranks=self._num_ranks, duration_scale=duration_scale
             )
-            for stage in self.stages
-        )
+            simulated = simulate(stage, host, gpu_uuid, works, timer=timer, stage_stream=stage_stream)
+            cleanup.callback(simulated.detach)
+        return cleanup
+
+    def synchronize(self) -> None:
+        """Wait until the simulated GPU has executed everything, as a program that reads the loss does."""
+        if self._stream is not None:
+            self._stream.synchronize()
 
     def step(self, iteration_index: int) -> tuple[torch.Tensor, ...]:
         """Train on one batch; return the loss of each microbatch, or nothing on ranks without the last stage."""

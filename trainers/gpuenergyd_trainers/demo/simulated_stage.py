@@ -1,17 +1,21 @@
-"""Pipeline stages with the durations of a simulated GPU: after the real computation, they wait for the simulated end.
+"""Pipeline stages with the durations of a simulated GPU.
 
+After the real computation they either wait for the simulated end, or launch the simulated work on a stream and go on.
 Call `simulate` before `attach`, so that recorded instructions include the wait.
 """
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
+from gpuenergyd.gpu.drivers.simulated_stream import SimulatedStream
+from gpuenergyd.gpu.drivers.stream_signals import StreamSignals
 from gpuenergyd_trainers.joining.handle import Call, WrappedAttribute
 from gpuenergyd_trainers.timing.simulated import SimulatedTimer
 
-__all__ = ["InstructionWork", "SimulatedHost", "SimulatedTimer", "SimulationHandle", "simulate"]
+__all__ = ["InstructionWork", "SimulatedHost", "SimulatedTimer", "SimulationHandle", "StageStream", "simulate"]
 
 
 class SimulationHandle:
@@ -29,6 +33,14 @@ class SimulationHandle:
         self._host.detach_process(self._gpu_uuid, os.getpid())
 
 
+@dataclass(frozen=True, slots=True)
+class StageStream:
+    """The stream that executes a stage, and the signals through which it waits for the stages beside it."""
+
+    stream: SimulatedStream
+    signals: StreamSignals
+
+
 def simulate(
     stage: Any,
     host: SimulatedHost,
@@ -36,12 +48,14 @@ def simulate(
     work_by_kind: Mapping[str, InstructionWork],
     *,
     timer: SimulatedTimer | None = None,
+    stage_stream: StageStream | None = None,
 ) -> SimulationHandle:
     """Put a stage of torch.distributed.pipelining on a simulated GPU.
 
     `work_by_kind` is the work of a forward (F), a full backward (B), an input gradient (I) or a weight gradient (W); a
-    missing kind is not simulated. Real computation counts towards the simulated time. A `timer` that `attach` gets,
-    too, records the simulated durations.
+    missing kind is not simulated. Without a `stage_stream` the program waits for each instruction; real computation
+    counts towards the simulated time, and a `timer` that `attach` gets, too, records the simulated durations. With one,
+    instructions are launched ahead: the GPU executes them later, after the work that they depend on.
 
     Raises:
         GpuNotFoundError: no such GPU.
@@ -51,9 +65,15 @@ def simulate(
     def around(kind_of: Call) -> Any:
         def make(compute: Call) -> Call:
             def compute_on_simulated_gpu(*args: Any, **kwargs: Any) -> Any:
-                work = work_by_kind.get(kind_of(args, kwargs))
+                kind = kind_of(args, kwargs)
+                work = work_by_kind.get(kind)
                 if work is None:
                     return compute(*args, **kwargs)
+                if stage_stream is not None:
+                    result = compute(*args, **kwargs)
+                    stage_stream.stream.launch(work)
+                    _signal_peer(stage, stage_stream, kind)
+                    return result
                 host.begin_work(gpu_uuid, work)
                 try:
                     result = compute(*args, **kwargs)
@@ -73,12 +93,51 @@ def simulate(
             return ""
         return "B" if kwargs.get("full_backward", args[2] if len(args) > 2 else True) else "I"
 
-    return SimulationHandle(
-        host,
-        gpu_uuid,
-        [
-            WrappedAttribute(stage, "forward_one_chunk", around(lambda *_: "F")),
-            WrappedAttribute(stage, "backward_one_chunk", around(backward_kind)),
-            WrappedAttribute(stage, "backward_weight_one_chunk", around(lambda *_: "W" if stage.has_backward else "")),
-        ],
-    )
+    wrapped = [
+        WrappedAttribute(stage, "forward_one_chunk", around(lambda *_: "F")),
+        WrappedAttribute(stage, "backward_one_chunk", around(backward_kind)),
+        WrappedAttribute(stage, "backward_weight_one_chunk", around(lambda *_: "W" if stage.has_backward else "")),
+    ]
+    if stage_stream is not None:
+        wrapped += [
+            WrappedAttribute(stage, "get_fwd_recv_ops", _waiting(stage_stream, _output_of(stage.stage_index - 1))),
+            WrappedAttribute(stage, "get_bwd_recv_ops", _waiting(stage_stream, _gradient_of(stage.stage_index + 1))),
+        ]
+    return SimulationHandle(host, gpu_uuid, wrapped)
+
+
+def num_channels(num_stages: int) -> int:
+    """Return the number of channels between the stages of a pipeline."""
+    return 2 * num_stages
+
+
+def _output_of(stage_index: int) -> int:
+    """Return the channel on which a stage signals that an activation is ready."""
+    return 2 * stage_index
+
+
+def _gradient_of(stage_index: int) -> int:
+    """Return the channel on which a stage signals that a gradient is ready."""
+    return 2 * stage_index + 1
+
+
+def _waiting(stage_stream: StageStream, channel: int) -> Any:
+    """Wrap the method that returns a stage's receives: the stream waits for each, as it does with NCCL."""
+
+    def make(receives: Call) -> Call:
+        def receives_on_stream(*args: Any, **kwargs: Any) -> Any:
+            operations = receives(*args, **kwargs)
+            if operations:
+                stage_stream.stream.wait_for(stage_stream.signals, channel)
+            return operations
+
+        return receives_on_stream
+
+    return make
+
+
+def _signal_peer(stage: Any, stage_stream: StageStream, kind: str) -> None:
+    if kind == "F" and not stage.is_last:
+        stage_stream.stream.send(stage_stream.signals, _output_of(stage.stage_index))
+    elif kind in {"B", "I"} and not stage.is_first:
+        stage_stream.stream.send(stage_stream.signals, _gradient_of(stage.stage_index))

@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 from gpuenergyd.client.environment import find_gpu_uuid, find_job_options, find_run_key
 from gpuenergyd.client.plans import AgreedPlans
 from gpuenergyd.client.rank import RankClient, RankDescription
-from gpuenergyd.client.recorder import InstructionTimer
+from gpuenergyd.client.timing.recorder import InstructionTimer
 from gpuenergyd.wire.messages import OrderRow
 from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE, JobStore, Store, find_store_address
 from gpuenergyd_trainers.across_hosts.pipeline_member import PipelineMember

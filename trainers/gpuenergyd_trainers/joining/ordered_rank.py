@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpuenergyd.client.rank import RankClient
-from gpuenergyd.client.recorder import HostRecorder, InstructionTimer
+from gpuenergyd.client.timing.cuda import CudaDevice
+from gpuenergyd.client.timing.device_recorder import DeviceRecorder
+from gpuenergyd.client.timing.recorder import HostRecorder, InstructionTimer
 from gpuenergyd.core.pipeline.graph import Schedule
 from gpuenergyd.core.pipeline.plan import instruction_key
 from gpuenergyd.wire.messages import OrderRow
@@ -24,9 +26,9 @@ def timer_for(device: Any, num_microbatches: int, num_chunks: int = 1) -> Instru
     """Return a timer for instructions on a torch device, with room for any order of this many microbatches."""
     capacity = _MAX_INSTRUCTIONS_PER_MICROBATCH * num_microbatches * num_chunks + 1
     if getattr(device, "type", None) == "cuda":
-        from gpuenergyd_trainers.timing.cuda_events import CudaRecorder  # noqa: PLC0415  only where CUDA is in use
+        import torch  # noqa: PLC0415  loaded already by the caller, whose device this is
 
-        return CudaRecorder(device, capacity)
+        return DeviceRecorder(CudaDevice(torch, device), capacity)
     return HostRecorder(capacity)
 
 

@@ -1,10 +1,21 @@
-"""A timer for simulated GPUs: instruction times without the host's wake-up latency.
+"""Timers for simulated GPUs: from the events of an asynchronous stream, or at the end of each instruction.
 
-A process that sleeps until a simulated instruction ends wakes up late, by milliseconds on a busy host. A host timer
-would add that to the instruction; on a real GPU, CUDA events do not. Here it counts as time between instructions.
+Without a stream, the program waits for each instruction. A process that sleeps until a simulated instruction ends wakes
+up late, by milliseconds on a busy host. A host timer would add that to the instruction; on a real GPU, CUDA events do
+not. Here it counts as time between instructions.
 """
 
-from gpuenergyd.client.recorder import DEFAULT_CAPACITY, HostRecorder
+import struct
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+from gpuenergyd.client.timing.device_recorder import Anchor
+from gpuenergyd.client.timing.recorder import DEFAULT_CAPACITY, HostRecorder
+from gpuenergyd.gpu.drivers.simulated_stream import SimulatedStream, StreamEvent
+
+_NS_PER_MS = 1e6
+_FLOAT = struct.Struct("<f")
 
 
 class SimulatedTimer(HostRecorder):
@@ -21,3 +32,42 @@ class SimulatedTimer(HostRecorder):
             self._current.end_ns[slot] = self.work_ended_ns
         else:
             super().end(slot)
+
+
+class SimulatedDevice:
+    """An EventDevice for the stream of a simulated GPU; elapsed times have the precision of CUDA's, single floats."""
+
+    def __init__(self, stream: SimulatedStream, *, mono_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._stream = stream
+        self._mono_ns = mono_ns
+
+    def make_event(self) -> StreamEvent:
+        """Return a new event."""
+        return StreamEvent()
+
+    def record(self, event: StreamEvent) -> None:
+        """Record an event on the stream; on the training thread."""
+        self._stream.record(event)
+
+    def has_completed(self, event: StreamEvent) -> bool:
+        """Return whether the GPU has reached an event."""
+        return event.mono_ns > 0
+
+    def elapsed_ms(self, first: StreamEvent, second: StreamEvent) -> float:
+        """Return the time between two completed events, negative if the second is earlier."""
+        (elapsed_ms,) = _FLOAT.unpack(_FLOAT.pack((second.mono_ns - first.mono_ns) / _NS_PER_MS))
+        return float(elapsed_ms)
+
+    def make_anchor(self) -> Anchor:
+        """Complete an event now."""
+        before_ns = self._mono_ns()
+        event = StreamEvent(before_ns)
+        return Anchor(event, before_ns, self._mono_ns() - before_ns)
+
+    def is_capturing(self) -> bool:
+        """Return False: simulated GPUs have no graphs."""
+        return False
+
+    def calls(self) -> AbstractContextManager[None]:
+        """Return a context in which any thread may call the device."""
+        return nullcontext()

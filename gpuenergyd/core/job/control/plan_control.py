@@ -207,7 +207,9 @@ class PlanControl:
     # --- inside ---
 
     def _send(self, plan: ClockPlan, *, after: int = 1) -> SendPlan:
-        return self.knowledge.plans.send(plan, last_reported=self.reports.last_index, after=after)
+        return self.knowledge.plans.send(
+            plan, last_reported=self.reports.last_index, run_ahead=self.reports.run_ahead, after=after
+        )
 
     def _full_speed_block(self, reason: str) -> ClockPlan:
         assert self.ranks.schedule is not None

@@ -5,12 +5,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from gpuenergyd.core.job.issued_plans import ITERATIONS_AHEAD
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.measurement.telemetry import RankIteration
 from gpuenergyd.core.pipeline.graph import Instruction
 
 _NS_PER_S = 1e9
+_UNFINISHED_KEPT = 16
+"""Iterations that wait for the reports of other ranks, whose GPUs may be further behind their programs."""
+_MAX_RUN_AHEAD = 32
+"""More is not believed: driver and program bound their queues."""
+_RUN_AHEAD_OVER = 64
+"""Reports over which the largest run-ahead counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,7 @@ class RankReportsSnapshot:
     first_index: int | None
     unfinished: dict[int, dict[int, RankIteration]]
     gaps_ns: tuple[int, ...]
+    run_ahead: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -70,6 +76,12 @@ class RankReports:
     _first_index: int | None = None
     _unfinished: dict[int, dict[int, RankIteration]] = field(default_factory=dict)
     _gaps_ns: deque[int] = field(default_factory=lambda: deque(maxlen=32))
+    _run_ahead: deque[int] = field(default_factory=lambda: deque(maxlen=_RUN_AHEAD_OVER))
+
+    @property
+    def run_ahead(self) -> int:
+        """Iterations that a program has launched beyond the one that begins on its GPU; the most of late."""
+        return max(self._run_ahead, default=0)
 
     def add(
         self,
@@ -84,7 +96,8 @@ class RankReports:
         self.last_index = max(self.last_index, index)
         reports = self._unfinished.setdefault(index, {})
         reports[report.pp_rank] = report
-        for stale in [i for i in self._unfinished if i < index - ITERATIONS_AHEAD]:
+        self._run_ahead.append(min(max(0, report.launched_iteration_index - index - 1), _MAX_RUN_AHEAD))
+        for stale in [i for i in self._unfinished if i < index - _UNFINISHED_KEPT]:
             del self._unfinished[stale]
         if len(reports) < len(orders):
             return None
@@ -118,6 +131,7 @@ class RankReports:
             first_index=self._first_index,
             unfinished={index: dict(reports) for index, reports in self._unfinished.items()},
             gaps_ns=tuple(self._gaps_ns),
+            run_ahead=tuple(self._run_ahead),
         )
 
     def restore(self, snapshot: RankReportsSnapshot) -> None:
@@ -126,6 +140,7 @@ class RankReports:
         self.num_foreign_orders, self._first_index = snapshot.num_foreign_orders, snapshot.first_index
         self._unfinished = {index: dict(reports) for index, reports in snapshot.unfinished.items()}
         self._gaps_ns = deque(snapshot.gaps_ns, self._gaps_ns.maxlen)
+        self._run_ahead = deque(snapshot.run_ahead, self._run_ahead.maxlen)
 
     def _pause_s(self, rank_0: RankIteration) -> float | None:
         gap_ns = rank_0.next_begin_ns - rank_0.end_ns

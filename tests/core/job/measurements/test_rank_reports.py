@@ -118,10 +118,10 @@ def test_the_last_iteration_of_a_job_is_not_regular() -> None:
     assert (done.is_regular, done.pause_s) == (False, None)
 
 
-def test_an_incomplete_iteration_is_dropped_after_three_more() -> None:
+def test_an_incomplete_iteration_is_dropped_after_sixteen_more() -> None:
     kept, lost = RankReports(JobRules()), RankReports(JobRules())
-    whole(kept, report(0, 0), report(0, 3))
-    whole(lost, report(0, 0), report(0, 4))
+    whole(kept, report(0, 0), report(0, 16))
+    whole(lost, report(0, 0), report(0, 17))
 
     assert whole(kept, report(1, 0)) is not None
     assert whole(lost, report(1, 0)) is None
@@ -193,3 +193,18 @@ def test_the_newest_report_of_any_rank_is_the_newest_iteration() -> None:
     assert (reports.last_index, reports.num_iterations) == (7, 0)
     assert not reports.count(5)
     assert (reports.last_index, reports.num_iterations) == (7, 1)
+
+
+def test_the_run_ahead_is_the_most_that_any_program_has_launched_of_late() -> None:
+    reports = RankReports(JobRules())
+    assert reports.run_ahead == 0
+    for rank, index, launched in ((0, 0, 1), (1, 0, 4), (0, 1, 2), (1, 1, -1)):
+        whole(reports, replace(report(rank, index), launched_iteration_index=launched))
+
+    assert reports.run_ahead == 3
+    restored = RankReports(JobRules())
+    restored.restore(reports.snapshot())
+    assert restored.run_ahead == 3
+    for index in range(2, 40):
+        whole(reports, report(0, index), report(1, index))
+    assert reports.run_ahead == 0

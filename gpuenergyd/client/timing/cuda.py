@@ -1,0 +1,120 @@
+"""Events of a CUDA device for the device recorder; torch is used where the program has loaded it, never imported.
+
+With NCCL the wait for an instruction's input is enqueued before the instruction, so that its begin event completes
+after the wait: a pair of events encloses computation only.
+
+A thread that calls CUDA while the program captures a graph breaks the capture. So captures by `torch.cuda.CUDAGraph`,
+the only public way of torch, are announced by two wrapped methods of that class.
+
+The test suite has no GPU; it tests the logic against doubles.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import wraps
+from typing import Any
+
+from gpuenergyd.client.timing.capture_gate import CaptureGate
+from gpuenergyd.client.timing.device_recorder import Anchor
+
+_ANCHOR_TRIES = 3
+_NARROW_BRACKET_NS = 50_000
+
+capture_gate = CaptureGate()
+"""The one of this process: captures of any stream count."""
+_wrapping = threading.Lock()
+
+
+class CudaDevice:
+    """An EventDevice for the current stream of a CUDA device."""
+
+    def __init__(self, torch: Any, device: Any) -> None:
+        self._cuda = torch.cuda
+        self._device = torch.device(device)
+        self._side_stream = self._cuda.Stream(self._device)
+        _announce_captures(self._cuda.CUDAGraph)
+
+    def make_event(self) -> Any:
+        """Return a new event."""
+        return self._cuda.Event(enable_timing=True)
+
+    def record(self, event: Any) -> None:
+        """Record an event on the current stream; on the training thread."""
+        event.record(self._cuda.current_stream(self._device))
+
+    def has_completed(self, event: Any) -> bool:
+        """Return whether the device has reached an event."""
+        return bool(event.query())
+
+    def elapsed_ms(self, first: Any, second: Any) -> float:
+        """Return the time between two completed events, negative if the second is earlier."""
+        return float(first.elapsed_time(second))
+
+    def make_anchor(self) -> Anchor:
+        """Complete an event now, on a stream without work; the best of a few tries if the host is busy."""
+        best: Anchor | None = None
+        for _ in range(_ANCHOR_TRIES):
+            event = self.make_event()
+            before_ns = time.monotonic_ns()
+            event.record(self._side_stream)
+            event.synchronize()
+            after_ns = time.monotonic_ns()
+            if best is None or after_ns - before_ns < best.bracket_ns:
+                best = Anchor(event, (before_ns + after_ns) // 2, after_ns - before_ns)
+            if best.bracket_ns <= _NARROW_BRACKET_NS:
+                break
+        assert best is not None
+        return best
+
+    def is_capturing(self) -> bool:
+        """Return whether the training thread captures a graph now: work is then recorded, not run."""
+        return bool(self._cuda.is_current_stream_capturing())
+
+    def calls(self) -> AbstractContextManager[None]:
+        """Return a context in which a thread other than the training thread may call the device."""
+        return capture_gate.calls()
+
+
+def loaded_cuda_device() -> CudaDevice | None:
+    """Return the CUDA device in use by this process; None unless torch is loaded and has used one."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return CudaDevice(torch, torch.device("cuda", torch.cuda.current_device()))
+
+
+def _announce_captures(graph_class: Any) -> None:
+    """Wrap the two methods between which a graph is captured; once per process."""
+    with _wrapping:
+        if getattr(graph_class.capture_begin, "announces_to_gpuenergyd", False):
+            return
+        graph_class.capture_begin = _announced_begin(graph_class.capture_begin)
+        graph_class.capture_end = _announced_end(graph_class.capture_end)
+
+
+def _announced_begin(begin: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(begin)
+    def capture_begin(*args: Any, **kwargs: Any) -> Any:
+        capture_gate.begin_capture()
+        try:
+            return begin(*args, **kwargs)
+        except BaseException:
+            capture_gate.end_capture()
+            raise
+
+    capture_begin.announces_to_gpuenergyd = True  # type: ignore[attr-defined]
+    return capture_begin
+
+
+def _announced_end(end: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(end)
+    def capture_end(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return end(*args, **kwargs)
+        finally:
+            capture_gate.end_capture()
+
+    return capture_end

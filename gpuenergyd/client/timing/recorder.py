@@ -1,0 +1,185 @@
+"""Timers of instructions: their Protocol, and the recorder on the host's clock, which writes to preallocated memory."""
+
+import itertools
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import NamedTuple, Protocol
+
+from gpuenergyd.wire.messages import InstructionRow, OrderRow
+
+DEFAULT_CAPACITY = 4096
+NOT_RECORDED = -1
+"""Slot of an instruction that is not recorded; its end is ignored."""
+
+
+_UNUSED: OrderRow = ("", -1, -1)
+
+
+class IterationTimes(NamedTuple):
+    """The times of an iteration, in ns of the host's monotonic clock; `next_begin_mono_ns` is 0 before a pause."""
+
+    begin_mono_ns: int
+    end_mono_ns: int
+    next_begin_mono_ns: int
+    instructions: tuple[InstructionRow, ...]
+    """The finished instructions in order of begin."""
+
+
+class RecordedIteration(Protocol):
+    """Records of one iteration, passed from the training thread to the reporter."""
+
+    def times(self) -> IterationTimes:
+        """Return the times; to be called once `InstructionTimer.call_when_known` says that they are known."""
+        ...
+
+    def free(self) -> None:
+        """Return the memory to the timer."""
+        ...
+
+
+class InstructionTimer(Protocol):
+    """Timer of iterations and instructions on their device, called by the training thread.
+
+    Instructions may be marked from several threads at once. A device may run behind the program that launches its work:
+    then marks are reached later, in the order in which they were made, and functions passed to the timer are called by
+    a thread of the timer, in that order.
+    """
+
+    def begin_iteration(self, previous: RecordedIteration | None) -> None:
+        """Mark the begin of an iteration; it directly follows `previous`, if that is not None."""
+        ...
+
+    def begin(self, key: OrderRow) -> int:
+        """Mark the begin of an instruction and return its slot."""
+        ...
+
+    def end(self, slot: int) -> None:
+        """Mark the end of an instruction; a later call with the same slot overwrites it."""
+        ...
+
+    def end_iteration(self) -> RecordedIteration | None:
+        """Mark the end of the iteration and return its records; None if all other memory is still being read."""
+        ...
+
+    def order(self) -> tuple[OrderRow, ...]:
+        """Return the instructions of the current iteration in order of begin."""
+        ...
+
+    def call_at_begin(self, slot: int, act: Callable[[], None]) -> None:
+        """Call `act` when the device reaches the begin of an instruction."""
+        ...
+
+    def call_when_reached(self, act: Callable[[], None]) -> None:
+        """Call `act` when the device reaches the newest begin or end of an iteration."""
+        ...
+
+    def call_when_known(self, recorded: RecordedIteration, act: Callable[[], None]) -> None:
+        """Call `act` when the times of a recorded iteration are known: at the next begin, else at its end."""
+        ...
+
+    def close(self, limit_s: float) -> None:
+        """End the timer's threads, if it has any; wait this long for the device to reach what was marked."""
+        ...
+
+
+class _Buffer:
+    __slots__ = (
+        "begin_ns",
+        "begun_ns",
+        "capacity",
+        "end_ns",
+        "ended_ns",
+        "is_free",
+        "keys",
+        "next_begun_ns",
+        "next_slot",
+    )
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.keys = [_UNUSED] * (capacity + 1)  # the last item stays unused, so that `index(_UNUSED)` always finds one
+        self.begin_ns = [0] * capacity  # lists, since an array's items are converted at each access
+        self.end_ns = [0] * capacity
+        self.next_slot = itertools.count().__next__
+        self.is_free = True
+        self.begun_ns = self.ended_ns = self.next_begun_ns = 0
+
+    def order(self) -> tuple[OrderRow, ...]:
+        return tuple(self.keys[: self.keys.index(_UNUSED)])
+
+    def times(self) -> IterationTimes:
+        marks = zip(self.keys[: self.keys.index(_UNUSED)], self.begin_ns, self.end_ns, strict=False)
+        rows = tuple([(*key, begin_ns, end_ns) for key, begin_ns, end_ns in marks if end_ns >= begin_ns])
+        return IterationTimes(self.begun_ns, self.ended_ns, self.next_begun_ns, rows)
+
+    def free(self) -> None:
+        num_used = self.keys.index(_UNUSED)
+        self.keys[:num_used] = [_UNUSED] * num_used
+        self.next_slot = itertools.count().__next__
+        self.next_begun_ns = 0
+        self.is_free = True
+
+
+class HostRecorder:
+    """Timer of instructions on the host, with its monotonic clock: whatever is marked is reached at once.
+
+    Several buffers are used in turn: the training thread writes one while the reporter reads the others. Slots come
+    from a counter with an atomic step, so that overlapped forwards and backwards may be marked from two threads.
+    """
+
+    def __init__(self, capacity: int = DEFAULT_CAPACITY, *, num_buffers: int = 3) -> None:
+        self._buffers = [_Buffer(capacity) for _ in range(num_buffers)]
+        self._current = self._buffers[0]
+        self._current.is_free = False
+
+    def begin_iteration(self, previous: RecordedIteration | None) -> None:
+        """Mark the begin of an iteration; it directly follows `previous`, if that is not None."""
+        self._current.begun_ns = now_ns = monotonic_ns()
+        if isinstance(previous, _Buffer):
+            previous.next_begun_ns = now_ns
+
+    def begin(self, key: OrderRow) -> int:
+        """Mark the begin of an instruction and return its slot."""
+        current = self._current
+        slot = current.next_slot()
+        if slot >= current.capacity:
+            return NOT_RECORDED
+        current.keys[slot] = key
+        current.begin_ns[slot] = monotonic_ns()
+        return slot
+
+    def end(self, slot: int) -> None:
+        """Mark the end of an instruction; a later call with the same slot overwrites it."""
+        if slot >= 0:
+            self._current.end_ns[slot] = monotonic_ns()
+
+    def end_iteration(self) -> RecordedIteration | None:
+        """Mark the end of the iteration and return its records; None if all other memory is still being read."""
+        self._current.ended_ns = monotonic_ns()
+        for buffer in self._buffers:
+            if buffer.is_free:
+                finished, self._current = self._current, buffer
+                buffer.is_free = False
+                return finished
+        self._current.free()
+        self._current.is_free = False
+        return None
+
+    def order(self) -> tuple[OrderRow, ...]:
+        """Return the instructions of the current iteration in order of begin."""
+        return self._current.order()
+
+    def call_at_begin(self, slot: int, act: Callable[[], None]) -> None:  # noqa: ARG002  the Protocol's signature
+        """Call `act` at once."""
+        act()
+
+    def call_when_reached(self, act: Callable[[], None]) -> None:
+        """Call `act` at once."""
+        act()
+
+    def call_when_known(self, recorded: RecordedIteration, act: Callable[[], None]) -> None:  # noqa: ARG002  as above
+        """Call `act` at once."""
+        act()
+
+    def close(self, limit_s: float) -> None:
+        """Do nothing: this recorder has no threads."""

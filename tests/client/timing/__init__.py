@@ -1,0 +1,1 @@
+"""Tests of the timers of a training process."""

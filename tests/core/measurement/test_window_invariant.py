@@ -1,0 +1,69 @@
+"""Work and waiting of a rank add up to the window of the iteration, wherever its instructions lie."""
+
+from collections import defaultdict
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.measurement.telemetry import (
+    ClockHistory,
+    EnergyCounter,
+    MeasuredInstruction,
+    RankIteration,
+    observe_iteration,
+)
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, dependency_graph
+
+MS = 1_000_000
+WINDOW_MS = 1000
+
+spans_ms = st.lists(st.tuples(st.integers(-400, 1400), st.integers(0, 600)), min_size=1, max_size=8)
+clock_changes_ms = st.lists(st.tuples(st.integers(-200, 1200), st.sampled_from([600, 900, 1200])), max_size=6)
+
+
+def observed(spans: list[tuple[int, int]], changes: list[tuple[int, int]]) -> IterationObservation:
+    instructions = tuple(Instruction(0, InstructionKind.F, m) for m in range(len(spans)))
+    history = ClockHistory(1410)
+    for at_ms, sm_clock_mhz in changes:
+        history.record((10_000 + at_ms) * MS, sm_clock_mhz)
+    begin_ns = 10_000 * MS
+    ran = tuple(
+        MeasuredInstruction(i, begin_ns + at * MS, begin_ns + (at + took) * MS)
+        for i, (at, took) in zip(instructions, sorted(spans), strict=True)
+    )
+    rank = RankIteration(0, 0, 0, begin_ns, begin_ns + WINDOW_MS * MS, begin_ns + WINDOW_MS * MS, ran)
+    return observe_iteration(
+        ranks=[rank],
+        graph=dependency_graph(Schedule("any", len(spans), (instructions,))),
+        clocks={0: history},
+        counters={0: EnergyCounter()},
+        plan_id="p",
+        is_regular=True,
+    )[0]
+
+
+@given(spans_ms, clock_changes_ms)
+def test_work_and_waiting_add_up_to_the_window(spans: list[tuple[int, int]], changes: list[tuple[int, int]]) -> None:
+    energy = observed(spans, changes).ranks[0]
+
+    assert round(sum(share.time_s for share in energy.time_at) * 1e9) == WINDOW_MS * MS
+    assert all(share.time_s >= 0 for share in energy.time_at)
+
+
+@given(spans_ms)
+def test_work_is_the_time_covered_by_instructions_inside_the_window(spans: list[tuple[int, int]]) -> None:
+    worked_s = sum(share.time_s for share in observed(spans, []).ranks[0].time_at if share.kind is not None)
+    covered = {ms for at, took in spans for ms in range(max(0, at), min(WINDOW_MS, at + took))}
+
+    assert abs(worked_s - len(covered) / 1000) < 1e-9
+
+
+def test_a_program_300_ms_ahead_of_its_gpu_books_neither_too_little_work_nor_waiting_twice() -> None:
+    """Instructions that end after the window: 0.62 s of them lie inside it, in three pieces."""
+    by_kind: dict[bool, float] = defaultdict(float)
+    for share in observed([(300, 200), (520, 220), (760, 400), (1200, 100)], []).ranks[0].time_at:
+        by_kind[share.kind is not None] += share.time_s
+
+    assert abs(by_kind[True] - 0.66) < 1e-9
+    assert abs(by_kind[False] - 0.34) < 1e-9
