@@ -81,7 +81,7 @@ class EventDevice(Protocol):
         ...
 
 
-class _Buffer:
+class _EventBuffer:
     """Events of one iteration."""
 
     def __init__(self, device: EventDevice, capacity: int) -> None:
@@ -132,8 +132,8 @@ class DeviceRecorder:
         self._capacity = capacity
         self._num_buffers = num_buffers
         self._sleep = sleep
-        self._buffers: list[_Buffer] = []
-        self._current: _Buffer | None = None
+        self._buffers: list[_EventBuffer] = []
+        self._current: _EventBuffer | None = None
         self._newest_mark: Any = None
         self._keys = [_UNUSED] * (capacity + 1)
         self._next_slot = itertools.count().__next__
@@ -154,7 +154,7 @@ class DeviceRecorder:
         self._current = None
         if self._device.is_capturing():
             return
-        if isinstance(previous, _Buffer):
+        if isinstance(previous, _EventBuffer):
             self._device.record(previous.following)
             previous.has_following = True
             self._newest_mark = previous.following
@@ -163,7 +163,7 @@ class DeviceRecorder:
             return
         current.is_free = False
         current.number = next(self._numbers)
-        current.follows = previous.number if isinstance(previous, _Buffer) else 0
+        current.follows = previous.number if isinstance(previous, _EventBuffer) else 0
         current.keys = self._keys
         self._device.record(current.opening)
         self._newest_mark = current.opening
@@ -215,7 +215,7 @@ class DeviceRecorder:
 
     def call_when_known(self, recorded: RecordedIteration, act: Callable[[], None]) -> None:
         """Have the timer's thread compute the times of an iteration when they are known, and then call `act`."""
-        assert isinstance(recorded, _Buffer)
+        assert isinstance(recorded, _EventBuffer)
         buffer = recorded
 
         def finish() -> None:
@@ -235,13 +235,13 @@ class DeviceRecorder:
             self._thread.join(limit_s)
         self._is_closed = True
 
-    def _free_buffer(self) -> _Buffer | None:
+    def _free_buffer(self) -> _EventBuffer | None:
         for buffer in self._buffers:
             if buffer.is_free:
                 return buffer
         if len(self._buffers) == self._num_buffers:
             return None
-        self._buffers.append(_Buffer(self._device, self._capacity))
+        self._buffers.append(_EventBuffer(self._device, self._capacity))
         return self._buffers[-1]
 
     def _when_reached(self, event: Any, act: Callable[[], None]) -> None:
@@ -265,7 +265,7 @@ class DeviceRecorder:
         with self._device.calls():
             return self._device.has_completed(event)
 
-    def _compute_times(self, buffer: _Buffer) -> None:
+    def _compute_times(self, buffer: _EventBuffer) -> None:
         """Compute the times of an iteration whose last event has completed."""
         ended = [slot for slot, has_ended in enumerate(buffer.has_ended) if has_ended]
         with self._device.calls():

@@ -167,18 +167,18 @@ def test_functions_are_called_in_the_order_of_the_stream_when_the_device_reaches
     reached: queue.Queue[tuple[str, float]] = queue.Queue()
     zero_ns = device.host_ns
 
-    def note(name: str) -> None:
+    def log_reached(name: str) -> None:
         reached.put((name, (device.host_ns - zero_ns) / NS_PER_MS))
 
     program.begin_iteration()
-    program.recorder.call_when_reached(lambda: note("full speed"))
+    program.recorder.call_when_reached(lambda: log_reached("full speed"))
     device.work(50.0)
     low = program.recorder.begin(("F", 0, 0))
-    program.recorder.call_at_begin(low, lambda: note("low clock"))
+    program.recorder.call_at_begin(low, lambda: log_reached("low clock"))
     device.work(20.0)
     program.recorder.end(low)
     program.end_iteration()
-    program.recorder.call_when_reached(lambda: note("highest clock"))
+    program.recorder.call_when_reached(lambda: log_reached("highest clock"))
 
     calls = [reached.get(timeout=WAIT_LIMIT_S) for _ in range(3)]
     assert [name for name, _ in calls] == ["full speed", "low clock", "highest clock"]
