@@ -6,14 +6,12 @@ Plans and timelines come from the planner; iterations are drawn around its predi
 import random
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TypeAlias
 
 from docs.site.pictures import planned_iterations
 from gpuenergyd.core.carbon.intensity import EmissionFactor, IntensityBasis, SampleStatus, SignalKind
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, ClockPlan, PlanPrediction, PlanPurpose
-from gpuenergyd.store import HistoryWriter, WriterOptions
 from gpuenergyd.store.records import (
     IntensityRecord,
     IterationRecord,
@@ -38,17 +36,6 @@ Record: TypeAlias = (
 )
 _Step: TypeAlias = tuple[ClockPlan | None, float, float]
 """The plan of one iteration, its expected time and its expected energy."""
-
-
-def write_history(path: Path, jobs: Iterator[Record]) -> Path:
-    """Write records to a new history and return its path."""
-    writer = HistoryWriter(path, WriterOptions(batch_s=0.01))
-    writer.start()
-    for record in jobs:
-        writer.write(record)
-    assert writer.flush(60.0)
-    writer.close()
-    return path
 
 
 def pipeline_job() -> Iterator[Record]:

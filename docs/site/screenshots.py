@@ -29,6 +29,7 @@ from gpuenergyd.report.terminal.screen import screen_view, total_power_w
 from gpuenergyd.store import open_history
 from tests.support.chromium import Page, chromium_page
 from tests.support.sample_status import sample_status, status_socket
+from tests.support.stored_history import write_records
 
 PAGES = (
     *("report-pipeline", "report-loop", "report-carbon", "report-empty"),
@@ -61,7 +62,7 @@ def write_reports(folder: Path) -> dict[str, str]:
     }
     found = {}
     for name, records in jobs.items():
-        database = sample_jobs.write_history(folder / f"{name}.sqlite3", records)
+        database = write_records(folder / f"{name}.sqlite3", *records)
         with open_history(str(database)) as history:
             page = report_page(history, job_reports(history), made_at=_MADE_AT)
         (folder / f"{name}.html").write_text(page, encoding="utf-8")

@@ -5,9 +5,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.support.http_handler import QuietHandler
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +52,13 @@ def serving(script: Script) -> Iterator[ScriptedServer]:
     """Serve until the block ends; no thread outlives it."""
     ended = threading.Event()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:  # noqa: N802  the name that http.server calls it by
             parts = urlsplit(self.path)
             asked = Asked(parts.path, parse_qs(parts.query), {k.lower(): v for k, v in self.headers.items()})
             server.asked.append(asked)
             reply = script(asked)
-            self.send_response(reply.status)
-            for name, value in reply.headers:
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(reply.body)))
-            self.send_header("Connection", "close")
-            self.end_headers()
+            self.send_head(reply.status, len(reply.body), [*reply.headers, ("Connection", "close")])
             try:
                 if reply.drip:
                     for k in range(len(reply.body)):
@@ -75,9 +70,6 @@ def serving(script: Script) -> Iterator[ScriptedServer]:
                     self.wfile.write(reply.body)
             except OSError:
                 self.close_connection = True
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class names it so
-            del format, args
 
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     httpd.daemon_threads = False

@@ -1,7 +1,6 @@
 """A daemon for tests: a real HTTP server on a Unix socket and a real SEQPACKET listener, with scripted answers."""
 
 import contextlib
-import http.server
 import json
 import queue
 import socket
@@ -12,6 +11,7 @@ from typing import Any, Self
 
 from gpuenergyd.client.connection import HttpConnection
 from gpuenergyd.wire.clock_request import RankClockRequest, decode_clock_request
+from tests.support.http_handler import QuietHandler
 
 WAIT_LIMIT_S = 60.0
 
@@ -23,34 +23,22 @@ class _UnixHttpServer(socketserver.ThreadingUnixStreamServer):
     fake: "FakeDaemon"
 
 
-class _RequestHandler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _RequestHandler(QuietHandler):
     server: _UnixHttpServer  # pyright: ignore[reportIncompatibleVariableOverride]  the server that makes it is this one
 
     def setup(self) -> None:
         super().setup()
         self.server.fake.connections.append(self.connection)
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802  the name that http.server calls it by
         self._answer(*self.server.fake.answer("GET", self.path, {}))
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802  the name that http.server calls it by
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self._answer(*self.server.fake.answer("POST", self.path, body))
 
-    def address_string(self) -> str:
-        return "unix"
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class names it so
-        pass
-
     def _answer(self, status: int, body: dict[str, Any]) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-        self.wfile.flush()
+        self.send_json(json.dumps(body).encode(), status)
 
 
 class FakeDaemon:

@@ -7,9 +7,10 @@ import pytest
 
 from gpuenergyd.core.carbon.intensity import EmissionFactor, SampleStatus, SignalKind
 from gpuenergyd.report.carbon import CarbonReport, carbon_report
-from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
+from gpuenergyd.store import open_history
 from gpuenergyd.store.records import IntensityRecord
 from tests.store.maintenance.test_compaction import NOW, compact, write_long_job
+from tests.support.stored_history import write_records
 
 NUM_ITERATIONS = 6000
 BEGUN = NOW - timedelta(days=10)
@@ -26,18 +27,15 @@ def reported(path: Path) -> CarbonReport:
 def test_compaction_keeps_the_emissions_of_a_long_job(tmp_path: Path) -> None:
     path = tmp_path / "history.sqlite3"
     write_long_job(str(path), NUM_ITERATIONS, ended_at=NOW - timedelta(days=3))
-    writer = HistoryWriter(path, WriterOptions(batch_s=0.0))
-    writer.start()
     for hour in range(2):
         begin = BEGUN + timedelta(hours=hour)
-        writer.write(
+        write_records(
+            path,
             IntensityRecord(
                 "GB", "test", SignalKind.AVERAGE, EmissionFactor.DIRECT, SampleStatus.MEASURED,
                 begin, begin + timedelta(hours=1), begin, 100.0 + 300.0 * hour, NOW,
             )
         )  # fmt: skip
-    assert writer.flush(20)
-    writer.close()
     before = reported(path)
 
     num_single, _ = compact(str(path))

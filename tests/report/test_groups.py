@@ -19,10 +19,11 @@ from gpuenergyd.report.groups import (
 )
 from gpuenergyd.report.job import job_reports
 from gpuenergyd.report.tariff import Tariff, TariffPeriod
-from gpuenergyd.store import History, HistoryWriter, WriterOptions, open_history
+from gpuenergyd.store import History, open_history
 from gpuenergyd.store.reading.energy_sums import EnergySum
 from gpuenergyd.store.records import RollupRecord
 from tests.support.sample_history import NUM_RANKS, START, write_sample_history
+from tests.support.stored_history import write_records
 
 ALL_J = sum(14 * (50.0 + rank) + 2 * 60.0 for rank in range(NUM_RANKS))
 
@@ -144,14 +145,12 @@ def test_hours_and_the_minutes_at_both_ends_cover_a_time_range_once(tmp_path: Pa
     """Minutes and hours hold the same energy; a span that begins and ends within an hour takes each minute once."""
     path = tmp_path / "history.sqlite3"
     begin = datetime(2026, 3, 1, 10, 0, tzinfo=UTC)
-    writer = HistoryWriter(path, WriterOptions(batch_s=0.01))
-    writer.start()
+    records = []
     for minute in range(240):
         at = begin + timedelta(minutes=minute)
         for bucket_s, begun in ((60, at), (3600, at.replace(minute=0))):
-            writer.write(RollupRecord(bucket_s, "GPU-0", begun, "", 1.0, 1.0, 1.0, 1410.0, 1, measured_s=60.0))
-    assert writer.flush(10.0)
-    writer.close()
+            records.append(RollupRecord(bucket_s, "GPU-0", begun, "", 1.0, 1.0, 1.0, 1410.0, 1, measured_s=60.0))
+    write_records(path, *records)
 
     with open_history(path) as history:
 
@@ -171,16 +170,14 @@ def test_a_day_that_starts_within_an_hour_uses_minutes_while_they_are_stored(
     """In India a day ends at 18:30 UTC. With minutes forgotten all of that hour counts where it begins: never less."""
     path = tmp_path / "history.sqlite3"
     begin = datetime(2026, 3, 1, 17, 0, tzinfo=UTC)
-    writer = HistoryWriter(path, WriterOptions(batch_s=0.01))
-    writer.start()
+    records = []
     for minute in range(240):
         at = begin + timedelta(minutes=minute)
         # Of the hour that the day ends in, the first minutes may be forgotten already.
         kept = [(60, at)] if minutes_kept or not 60 <= minute < 70 else []
         for bucket_s, begun in (*kept, (3600, at.replace(minute=0))):
-            writer.write(RollupRecord(bucket_s, "GPU-0", begun, "", 1.0, 1.0, 1.0, 1410.0, 1, measured_s=60.0))
-    assert writer.flush(10.0)
-    writer.close()
+            records.append(RollupRecord(bucket_s, "GPU-0", begun, "", 1.0, 1.0, 1.0, 1410.0, 1, measured_s=60.0))
+    write_records(path, *records)
 
     with open_history(path) as history:
         days = groups_by_day(EnergyQuery(history), zone=timezone(timedelta(hours=5, minutes=30)))

@@ -6,10 +6,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
 from typing import Any
+
+from tests.support.http_handler import QuietHandler
 
 _CLOCKS_MHZ = (1080, 1140, 1230, 1410, 1410, 1365, 1410, None)
 _BASELINE_S = 1.98
@@ -133,22 +134,9 @@ def status_socket(folder: Path) -> Iterator[str]:
     """Serve the sample status on a Unix socket as a daemon does; yield the path of the socket."""
     begun_s = time.monotonic()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            body = json.dumps(sample_status(time.monotonic() - begun_s)).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def address_string(self) -> str:
-            return "unix"
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name that http.server uses
-            pass
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:  # noqa: N802  the name that http.server calls it by
+            self.send_json(json.dumps(sample_status(time.monotonic() - begun_s)).encode())
 
     path = str(folder / "daemon.sock")
     with ThreadingUnixStreamServer(path, Handler) as server:

@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpuenergyd.cli.main import run
 from gpuenergyd.client.connection import HttpConnection
 from tests.support.daemon_process import DaemonProcess, running_daemon
+from tests.support.http_handler import QuietHandler
 from tests.support.waiting import wait_until
 
 
@@ -30,19 +31,13 @@ class Collector(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
 
-class _Requests(BaseHTTPRequestHandler):
+class _Requests(QuietHandler):
     server: Collector  # pyright: ignore[reportIncompatibleVariableOverride]  http.server names it so
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802  the name that http.server calls it by
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.seen.append((self.path, self.headers["Content-Type"], body))
-        self.send_response(self.server.status)
-        self.send_header("Content-Length", "2")
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name that http.server calls it by
-        """Say nothing."""
+        self.send_json(b"{}", self.server.status)
 
 
 @pytest.fixture(params=[200])

@@ -12,16 +12,15 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
-from gpuenergyd.store import HistoryWriter
 from gpuenergyd.store.records import (
     ControlEventRecord,
     IterationRecord,
     JobEndRecord,
     JobRecord,
-    Record,
     RollupRecord,
 )
 from tests.support.sample_history import write_sample_history
+from tests.support.stored_history import write_records
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
@@ -30,16 +29,6 @@ def report(*arguments: str, database: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpuenergyd.cli.main", "report", "--database", str(database), *arguments]
     environment = {**os.environ, "TZ": "UTC"}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-
-
-def written(path: Path, *records: Record) -> Path:
-    writer = HistoryWriter(path)
-    writer.start()
-    for record in records:
-        writer.write(record)
-    assert writer.flush(30.0)
-    writer.close()
-    return path
 
 
 def job(job_id: str, started_at: datetime) -> JobRecord:
@@ -58,13 +47,13 @@ def job(job_id: str, started_at: datetime) -> JobRecord:
     ],
 )
 def test_an_empty_history_is_reported_as_empty(arguments: str, expected: str, tmp_path: Path) -> None:
-    done = report(*arguments.split(), database=written(tmp_path / "history.sqlite3"))
+    done = report(*arguments.split(), database=write_records(tmp_path / "history.sqlite3"))
 
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, expected, "")
 
 
 def test_an_empty_history_has_an_html_report(tmp_path: Path) -> None:
-    done = report("--format", "html", database=written(tmp_path / "history.sqlite3"))
+    done = report("--format", "html", database=write_records(tmp_path / "history.sqlite3"))
 
     assert done.returncode == 0
     assert "No jobs ran in this time range" in done.stdout
@@ -111,7 +100,7 @@ def test_a_clock_set_back_during_a_job_loses_no_energy_and_prints_a_warning(tmp_
         for bucket_s in (60, 3600)
     ]
     ended = JobEndRecord("j1", NOON + timedelta(seconds=20) - timedelta(hours=1), "released")
-    database = written(tmp_path / "history.sqlite3", job("j1", NOON), *iterations, *rollups, ended)
+    database = write_records(tmp_path / "history.sqlite3", job("j1", NOON), *iterations, *rollups, ended)
 
     done = report("--json", database=database)
     within = report("--json", "--since", "2026-03-01T11:30", database=database)
@@ -130,7 +119,7 @@ def test_a_clock_set_back_during_a_job_loses_no_energy_and_prints_a_warning(tmp_
 def test_records_from_the_future_print_a_warning(tmp_path: Path) -> None:
     later = datetime.now(tz=UTC) + timedelta(days=3)
     event = ControlEventRecord(later, "phase", "core", "j1", None, "began")
-    database = written(tmp_path / "history.sqlite3", job("j1", later), event)
+    database = write_records(tmp_path / "history.sqlite3", job("j1", later), event)
 
     done = report("--json", database=database)
 

@@ -29,12 +29,13 @@ from gpuenergyd.daemon.processes.carbon_queries import TargetQuery, TargetReply,
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.settings import load_settings
 from gpuenergyd.report.carbon import carbon_report
-from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
+from gpuenergyd.store import open_history
 from gpuenergyd.store.records import IntensityRecord, IterationRecord, JobRecord, Record, TargetRecord
 from gpuenergyd_policies.targets import CarbonTarget
 from gpuenergyd_policies.uniform import Uniform
 from tests.policies.bubble_aware.test_control_loop import training
 from tests.support.remembered_plans import RememberedBubbleAware
+from tests.support.stored_history import write_records
 from tests.support.virtual_training import VirtualTraining
 
 FIRST_AT = datetime(2024, 1, 1, tzinfo=UTC)
@@ -446,12 +447,7 @@ def test_report_and_account_agree_for_a_job_with_disturbed_iterations(tmp_path: 
 
     here.targets.__class__ = Disturbed
     here.run_hours(7)
-    writer = HistoryWriter(tmp_path / "history.sqlite3", WriterOptions(batch_s=0.0))
-    writer.start()
-    for record in (*records, *here.kept.targets()):
-        writer.write(record)
-    assert writer.flush(60)
-    writer.close()
+    write_records(tmp_path / "history.sqlite3", *records, *here.kept.targets())
     with open_history(tmp_path / "history.sqlite3") as history:
         (summary,) = history.job_summaries()
         report = carbon_report(history, summary)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.daemon.gpus.host_energy import HostEnergy
-from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
+from gpuenergyd.store import open_history
 from gpuenergyd.store.records import HostRollupRecord
+from tests.support.stored_history import write_records
 
 START = datetime(2026, 3, 1, 10, 59, 30, tzinfo=UTC)
 RANGE_UJ = 262_143_328_850
@@ -116,14 +117,11 @@ def test_a_host_without_counters_reports_the_reason(tmp_path: Path) -> None:
 
 def test_host_energy_adds_up_in_the_database(root: Path, tmp_path: Path) -> None:
     host = HostEnergy(root)
-    writer = HistoryWriter(tmp_path / "history.sqlite3", WriterOptions(batch_s=0.01))
-    writer.start()
+    records = []
     for tick in range(13):
         set_counter(root, "intel-rapl:0", 1_000_000 * (1 + 100 * tick))
-        for record in look(host, 10 * tick):
-            writer.write(record)
-    assert writer.flush(10.0)
-    writer.close()
+        records += look(host, 10 * tick)
+    write_records(tmp_path / "history.sqlite3", *records)
 
     with open_history(tmp_path / "history.sqlite3") as history:
         used = {(row.domain, row.started_at.hour): row for row in history.host_energy()}

@@ -2,16 +2,16 @@
 
 import zlib
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuenergyd.errors import StoreError
-from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
+from gpuenergyd.store import open_history
 from gpuenergyd.store.encoding.series import Value, pack_series, unpack_series
 from gpuenergyd.store.records import RollupRecord, SampleRecord
+from tests.support.stored_history import write_records
 
 START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 VALUE = st.none() | st.floats(-1e9, 1e9, allow_nan=False)
@@ -54,18 +54,9 @@ def second(at_s: float, job_id: str = "j", energy_j: float | None = 250.0) -> Ro
     )
 
 
-def write(path: str | Path, *records: SampleRecord | RollupRecord) -> None:
-    writer = HistoryWriter(path, WriterOptions(batch_s=0.0))
-    writer.start()
-    for record in records:
-        writer.write(record)
-    assert writer.flush(20)
-    writer.close()
-
-
 def test_samples_are_read_back_in_order_across_minutes(place: str) -> None:
     times_s = [0.1 * k for k in range(1500)]
-    write(place, *(sample(at_s, None if k % 7 == 0 else 200.0 + k) for k, at_s in enumerate(times_s)))
+    write_records(place, *(sample(at_s, None if k % 7 == 0 else 200.0 + k) for k, at_s in enumerate(times_s)))
 
     with open_history(place) as history:
         samples = history.samples("GPU-a")
@@ -76,8 +67,8 @@ def test_samples_are_read_back_in_order_across_minutes(place: str) -> None:
 
 
 def test_a_minute_that_another_daemon_started_is_continued(place: str) -> None:
-    write(place, *(second(k) for k in range(20)))
-    write(place, *(second(k) for k in range(30, 50)))
+    write_records(place, *(second(k) for k in range(20)))
+    write_records(place, *(second(k) for k in range(30, 50)))
 
     with open_history(place) as history:
         seconds = [(r.started_at - START).total_seconds() for r in history.rollups(bucket_s=1)]
@@ -85,7 +76,7 @@ def test_a_minute_that_another_daemon_started_is_continued(place: str) -> None:
 
 
 def test_two_parts_of_one_second_become_one_rollup(place: str) -> None:
-    write(place, second(3, energy_j=100.0), second(3.4, energy_j=50.0), second(3.2, "other"))
+    write_records(place, second(3, energy_j=100.0), second(3.4, energy_j=50.0), second(3.2, "other"))
 
     with open_history(place) as history:
         buckets = sorted(history.rollups(bucket_s=1), key=lambda bucket: bucket.job_id)
@@ -97,7 +88,7 @@ def test_two_parts_of_one_second_become_one_rollup(place: str) -> None:
 
 
 def test_nan_is_stored_as_missing_without_affecting_other_values(place: str) -> None:
-    write(place, sample(1, float("nan")), sample(2, float("inf")), sample(3, 100.0))
+    write_records(place, sample(1, float("nan")), sample(2, float("inf")), sample(3, 100.0))
 
     with open_history(place) as history:
         assert [s.power_w for s in history.samples("GPU-a")] == [None, None, pytest.approx(100.0)]

@@ -16,9 +16,11 @@ from gpuenergyd.store.records import (
     IterationRecord,
     JobEndRecord,
     JobRecord,
+    Record,
     RollupRecord,
     SampleRecord,
 )
+from tests.support.stored_history import write_records
 from tests.support.waiting import wait_until
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -41,19 +43,10 @@ def noisy_samples(begin: datetime, num_samples: int) -> list[SampleRecord]:
     ]
 
 
-def write(path: str | Path, *records: object) -> None:
-    writer = HistoryWriter(path, WriterOptions(batch_s=0.0))
-    writer.start()
-    for record in records:
-        writer.write(record)  # type: ignore[arg-type]
-    assert writer.flush(20)
-    writer.close()
-
-
 def test_expired_seconds_are_deleted_in_portions_and_minutes_stay(place: str) -> None:
     begin = NOW - KEPT.seconds - timedelta(hours=10)
     hours = [begin + timedelta(hours=k) for k in range(20)]
-    write(place, *(rollup(at, bucket_s) for at in hours for bucket_s in (1, 60)))
+    write_records(place, *(rollup(at, bucket_s) for at in hours for bucket_s in (1, 60)))
     engine = writing_engine(place, busy_timeout_s=1)
 
     portions = []
@@ -70,7 +63,7 @@ def test_expired_seconds_are_deleted_in_portions_and_minutes_stay(place: str) ->
 
 def test_expired_timelines_are_deleted_and_their_iterations_stay(place: str) -> None:
     ended = {"old": NOW - KEPT.timelines - timedelta(days=1), "recent": NOW - timedelta(days=1), "running": None}
-    records: list[object] = []
+    records: list[Record] = []
     for job_id, ended_at in ended.items():
         start = NOW - timedelta(days=60)
         records.append(JobRecord(job_id, job_id, "1", 0, "p", "1f1b", "", True, 1, 1, 0.0, 0, start))
@@ -79,7 +72,7 @@ def test_expired_timelines_are_deleted_and_their_iterations_stay(place: str) -> 
         )
         if ended_at is not None:
             records.append(JobEndRecord(job_id, ended_at, "released"))
-    write(place, *records)
+    write_records(place, *records)
     engine = writing_engine(place, busy_timeout_s=1)
 
     with engine.begin() as connection:
@@ -95,7 +88,7 @@ def test_expired_timelines_are_deleted_and_their_iterations_stay(place: str) -> 
 def test_the_writer_deletes_expired_rows_and_the_file_shrinks(tmp_path: Path) -> None:
     path = tmp_path / "history.sqlite3"
     long_ago = datetime.now(tz=UTC) - timedelta(days=30)
-    write(path, *noisy_samples(long_ago, 20_000))
+    write_records(path, *noisy_samples(long_ago, 20_000))
     size_before = path.stat().st_size
 
     writer = HistoryWriter(path, WriterOptions(batch_s=0.0, cleanup_period_s=0.0))
@@ -121,12 +114,12 @@ def test_each_tier_expires_at_its_age_and_hours_never(place: str) -> None:
         "weeks": timedelta(days=20),
         "years": timedelta(days=800),
     }
-    records: list[object] = []
+    records: list[Record] = []
     for age in ages.values():
         at = (NOW - age).replace(minute=0, second=0)
         records.append(SampleRecord("GPU-a", at, 100.0, 1.0, 1000, 50.0))
         records += [rollup(at, bucket_s) for bucket_s in (1, 60, 3600)]
-    write(place, *records)
+    write_records(place, *records)
 
     engine = writing_engine(place, busy_timeout_s=1)
     with engine.begin() as connection:
@@ -143,7 +136,7 @@ def test_a_size_limit_deletes_detail_before_it_expires(tmp_path: Path) -> None:
     path = tmp_path / "history.sqlite3"
     begin = NOW - timedelta(hours=30)
     samples = noisy_samples(begin, 20_000)
-    write(path, *samples, *(rollup(begin + timedelta(minutes=k), 60) for k in range(100)))
+    write_records(path, *samples, *(rollup(begin + timedelta(minutes=k), 60) for k in range(100)))
     engine = writing_engine(path, busy_timeout_s=1)
     with engine.begin() as connection:
         full = used_bytes(connection)
