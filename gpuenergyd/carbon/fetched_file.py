@@ -82,11 +82,7 @@ def write_fetched(path: Path, fetched: Fetched) -> None:
 
 
 def read_fetched(path: Path) -> Fetched:
-    """Return the validated content of the file.
-
-    Raises:
-        CarbonSourceError: the file is missing or invalid.
-    """
+    """Return the validated content of the file, or raise CarbonSourceError if the file is missing or invalid."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from gpuenergyd.cli.command_help import HELP_OPTIONS, add_command
+from gpuenergyd.cli.command_help import add_command, command_group
 
 TASKS = {
     "Try it": {"demo": "demo.command"},
@@ -57,16 +57,12 @@ class _TaskGroup(TyperGroup):
 
 def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
     """Return the command line: only the command that `arguments` start with, or all commands."""
-    app = typer.Typer(
+    app = command_group(
         name="gpuenergyd",
         cls=_TaskGroup,
         help="Reduce the energy of GPU training without slowing it down.",
         epilog="Exit codes: 0 success, 1 failure, 2 usage error, 3 daemon not running, 4 degraded.",
-        no_args_is_help=True,
-        add_completion=True,
         pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-        context_settings=HELP_OPTIONS,
     )
     app.callback()(_root)
     first = arguments[0] if arguments else None

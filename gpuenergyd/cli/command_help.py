@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import typer
@@ -10,6 +11,8 @@ from typer.core import TyperCommand, TyperGroup
 
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 """Context settings of the program and of every command."""
+command_group = partial(typer.Typer, no_args_is_help=True, rich_markup_mode=None, context_settings=HELP_OPTIONS)
+"""A group without commands, with the settings that all groups share."""
 _EXAMPLES = re.compile(r"^Examples:\n", re.MULTILINE)
 _TYPE_NAME = re.compile(r" <[^<>]+>$")
 

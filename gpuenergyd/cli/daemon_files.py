@@ -1,6 +1,7 @@
 """Paths of the running daemon's files: commands read what the daemon of the socket writes, not what defaults name."""
 
 import os
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,24 +25,16 @@ class DaemonFiles:
 
 def find_daemon_files(socket: str | None = None) -> DaemonFiles:
     """Ask the daemon where its files are; never raises and waits for one second at most."""
-    import json  # noqa: PLC0415  start fast
-
-    from gpuenergyd.client.connection import HttpConnection  # noqa: PLC0415
+    from gpuenergyd.client.connection import DaemonClient  # noqa: PLC0415  start fast
     from gpuenergyd.client.environment import find_socket_path  # noqa: PLC0415
     from gpuenergyd.errors import GpuEnergyError  # noqa: PLC0415
 
     path = find_socket_path(socket)
-    connection = HttpConnection(path)
     try:
-        code, body = connection.request("GET", "/v1/status", limit_s=_LIMIT_S)
-        status = json.loads(body) if code == 200 else None
-    except (OSError, ValueError, GpuEnergyError):
-        status = None
-    finally:
-        connection.close()
-    if not isinstance(status, dict):
+        with closing(DaemonClient(path, limit_s=_LIMIT_S)) as client:
+            files = client.get_status().get("files") or {}
+    except GpuEnergyError:
         return DaemonFiles(path)
-    files = status.get("files", {})
     history, journal = (Path(files[name]) if files.get(name) else None for name in ("history_path", "journal_path"))
     return DaemonFiles(path, is_running=True, history_path=history, journal_path=journal)
 

@@ -20,14 +20,16 @@ DatabaseOption = Annotated[
 
 
 def checked_slowdown(ratio: float | None) -> float | None:
-    """Return the value of --max-slowdown.
-
-    Raises:
-        UsageError: it is out of range.
-    """
+    """Return the value of --max-slowdown, or raise UsageError if it is out of range."""
     if ratio is not None and (problem := slowdown_problem(ratio)) is not None:
         raise UsageError(f"--max-slowdown {problem}")
     return ratio
+
+
+MaxSlowdownOption = Annotated[
+    float | None,
+    typer.Option("--max-slowdown", callback=checked_slowdown, metavar="RATIO", help=MAX_SLOWDOWN_HELP),
+]
 
 
 def warn_of_large_slowdown(ratio: float | None) -> None:

@@ -150,7 +150,7 @@ def _length(fields: dict[bytes, bytes]) -> int:
 
 
 def refusal_reason(data: bytes) -> str:
-    """Return the reason in the body of an error response, whole."""
+    """Return the complete reason in the body of an error response."""
     text = data.decode(errors="replace")
     try:
         answer = json.loads(text)
@@ -160,10 +160,11 @@ def refusal_reason(data: bytes) -> str:
 
 
 class DaemonClient:
-    """Blocking client of the command line, with readable errors."""
+    """Blocking client of the command line, with readable errors; `limit_s` bounds each wait for the daemon."""
 
-    def __init__(self, socket_path: str) -> None:
+    def __init__(self, socket_path: str, *, limit_s: float = _CONTROL_LIMIT_S) -> None:
         self._connection = HttpConnection(socket_path)
+        self._limit_s = limit_s
 
     def get_status(self) -> dict[str, Any]:
         """Return the daemon's status.
@@ -197,7 +198,7 @@ class DaemonClient:
 
     def _call(self, method: str, path: str, body: bytes | None) -> dict[str, Any]:
         try:
-            status, data = self._connection.request(method, path, body, limit_s=_CONTROL_LIMIT_S)
+            status, data = self._connection.request(method, path, body, limit_s=self._limit_s)
         except OSError as error:
             raise DaemonNotRunningError(
                 f"no daemon answers on {self._connection.socket_path} ({error.strerror or error}); start it with"

@@ -55,7 +55,7 @@ class CircuitBreaker:
         return now_mono_s >= self.closed_again_mono_s
 
     def record_success(self) -> None:
-        """Close the breaker."""
+        """Reset the failure count, so that reports are sent again."""
         self.num_failures = 0
         self.closed_again_mono_s = 0.0
 

@@ -131,7 +131,7 @@ class Daemon:
 
         Raises:
             UnknownPolicyError: the default policy is a plugin that cannot be imported.
-        GpuEnergyError: a socket cannot be created.
+            GpuEnergyError: a socket cannot be created.
         """
         settings = self.settings
         stop = asyncio.Event()

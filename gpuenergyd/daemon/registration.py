@@ -62,11 +62,7 @@ def checked_order(registration: RankRegistration) -> tuple[Instruction, ...]:
 
 
 def require_agreement(registration: RankRegistration, first: RankRegistration) -> None:
-    """Refuse a rank whose registration contradicts the first rank of its job.
-
-    Raises:
-        JobError: it does.
-    """
+    """Check that a registration agrees with that of the first rank of its job, or raise JobError."""
     for name in ("num_pp_ranks", "schedule_name", "num_microbatches", "num_chunks", "policy", "max_slowdown_ratio"):
         mine, theirs = getattr(registration, name), getattr(first, name)
         if mine != theirs:
@@ -178,15 +174,21 @@ def _measured(pp_rank: int, row: InstructionRow, oldest_ns: int, newest_ns: int)
     return MeasuredInstruction(_instruction(pp_rank, kind, microbatch, chunk), begin_ns, end_ns)
 
 
-def _instruction(pp_rank: int, kind: str, microbatch_index: int, chunk_index: int) -> Instruction:
+def checked_kind(kind: str) -> InstructionKind:
+    """Return an instruction kind, or raise ProtocolError if the kind is unknown."""
     if kind not in InstructionKind.__members__:
         raise ProtocolError(f"instruction kind {kind!r}; known: {', '.join(InstructionKind)}")
+    return InstructionKind(kind)
+
+
+def _instruction(pp_rank: int, kind: str, microbatch_index: int, chunk_index: int) -> Instruction:
+    known_kind = checked_kind(kind)
     if not (0 <= microbatch_index < _MAX_MICROBATCHES and 0 <= chunk_index < _MAX_RANKS):
         raise ProtocolError(
             f"instruction {kind}{microbatch_index} of chunk {chunk_index}: the microbatch must be in"
             f" [0, {_MAX_MICROBATCHES}) and the chunk in [0, {_MAX_RANKS})"
         )
-    return Instruction(pp_rank, InstructionKind(kind), microbatch_index, chunk_index)
+    return Instruction(pp_rank, known_kind, microbatch_index, chunk_index)
 
 
 def _instant(text: str | None) -> datetime | None:

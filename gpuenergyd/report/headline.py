@@ -55,9 +55,8 @@ def evidence(report: JobReport) -> str:
     spans = [slowdown_span_text(job.slowdown_interval)]
     if job.saving_interval is not None:
         spans.insert(0, saving_span_text(job.saving_interval))
-    permitted = f" A slowdown of up to {100 * job.max_slowdown_ratio:.3g} % was permitted." * (
-        job.max_slowdown_ratio > 0
-    )
+    percent = 100 * job.max_slowdown_ratio
+    permitted = f" A slowdown of up to {percent:.3g} % was permitted." if percent else ""
     return (
         f"95 % confidence: {', '.join(spans)}. {job.num_tuned_iterations} tuned iterations against"
         f" {job.num_baseline_iterations} at full speed, drift-corrected.{permitted}"

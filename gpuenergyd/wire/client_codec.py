@@ -25,11 +25,7 @@ def encode(message: RankRegistration | IterationReport | RankRelease) -> bytes:
 
 
 def decode_registered(body: bytes) -> RankRegistered:
-    """Return the daemon's reply to a registration.
-
-    Raises:
-        ProtocolError: the body is not a valid reply.
-    """
+    """Return the daemon's reply to a registration, or raise ProtocolError if it is invalid."""
     try:
         return RankRegistered(**_json_object(body))
     except TypeError as error:
@@ -37,20 +33,12 @@ def decode_registered(body: bytes) -> RankRegistered:
 
 
 def decode_released(body: bytes) -> ReleaseReply:
-    """Return the daemon's reply to a release.
-
-    Raises:
-        ProtocolError: the body is not a valid reply.
-    """
+    """Return the daemon's reply to a release, or raise ProtocolError if it is invalid."""
     return ReleaseReply(str(_json_object(body).get("message", "")))
 
 
 def decode_iteration_reply(body: bytes) -> IterationReply:
-    """Return the daemon's reply to an iteration report.
-
-    Raises:
-        ProtocolError: the body is not a valid reply.
-    """
+    """Return the daemon's reply to an iteration report, or raise ProtocolError if it is invalid."""
     try:
         plans = _json_object(body).get("plans", [])
         return IterationReply(

@@ -25,11 +25,7 @@ def number(where: str, name: str, value: object) -> float:
 
 
 def whole(where: str, name: str, value: object) -> int:
-    """Return a CSV cell or JSON value as an integer.
-
-    Raises:
-        ProfileError: the value is not an integer.
-    """
+    """Return a CSV cell or JSON value as an integer, or raise ProfileError if it is not one."""
     found = number(where, name, value)
     if found != int(found):
         raise ProfileError(f"{where}: {name} {short(value)}: must be a whole number")

@@ -47,7 +47,7 @@ def test_every_stored_result_belongs_to_a_known_run_and_names_its_origin() -> No
         assert result.figures is not None or result.failed is not None
 
 
-def test_a_page_without_any_result_says_so_of_each(tmp_path: Path) -> None:
+def test_a_page_without_results_names_each_run_as_not_measured(tmp_path: Path) -> None:
     page = rendered_page(tmp_path)
 
     assert page.count("not measured yet") == len(RUNS)

@@ -90,7 +90,7 @@ def test_a_documented_reply_gives_its_value_in_g_per_kwh(provider: Documented, w
     ],
     ids=["nothing", "html", "null", "empty-object", "list", "nan", "binary", "deep"],
 )
-def test_what_is_no_documented_reply_is_named_so(
+def test_an_undocumented_reply_is_reported_with_its_problem(
     provider: Documented, web: Web, body: bytes, problem: SourceProblem
 ) -> None:
     with serving(provider.script(Reply(body))) as server:

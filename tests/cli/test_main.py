@@ -75,7 +75,7 @@ def test_every_example_is_accepted_by_its_command(example: str) -> None:
     assert command.make_context("example", words).params  # raises for an unknown option or a missing argument
 
 
-def test_one_thing_has_one_name_in_all_commands() -> None:
+def test_an_option_has_the_same_name_in_all_commands() -> None:
     by_text: dict[str, set[str]] = {}
     for command in described_commands():
         for option in command.options:

@@ -73,7 +73,7 @@ def test_other_ranks_print_nothing(daemon: FakeDaemon, capsys: pytest.CaptureFix
     assert capsys.readouterr().err == ""
 
 
-def test_a_job_that_ended_early_says_so_once(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_ended_early_is_announced_once(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.ended_message = "ended while profiling, after 20 iterations"
     printed = ""
 

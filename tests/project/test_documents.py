@@ -240,6 +240,17 @@ def test_every_public_name_has_a_docstring() -> None:
     assert [module.name for module in modules if not module.docstring] == []
 
 
+def test_every_moved_module_is_at_its_new_place() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    moved = re.findall(r"^\| `gpuenergyd[\w.]*` \| `(gpuenergyd[\w.]*)` \|$", changelog, re.MULTILINE)
+    listed = re.findall(r"^\| `gpuenergyd[\w.]*` \| ", changelog, re.MULTILINE)
+    count = re.search(r"modules, (\d+) in all", changelog)
+
+    assert [name for name in moved if importlib.util.find_spec(name) is None] == []
+    assert count is not None
+    assert len(listed) == int(count[1])
+
+
 def test_the_reference_lists_every_setting() -> None:
     page = RENDERERS["reference/settings.md"]()
 

@@ -66,6 +66,26 @@ REPLACED_NAMES = {
 }
 """Whole names of modules, classes and functions with their replacements."""
 
+REPLACED_MODULES = {
+    "children": "gpu_worker",
+    "error_memory": "error_correction",
+    "keeping": "lease_handover",
+    "local": "recent_dynamics",
+    "merging": "merge",
+    "model_memory": "previous_run",
+    "own": "zone_model",
+    "parts": "pipeline_member",
+    "peers": "peer_credentials",
+    "prior": "pooled_prior",
+    "restore_orders": "requests",
+    "restore_rules": "policy",
+    "restoring": "executor",
+    "starting": "launch",
+    "turns": "advisory_locks",
+    "whole_pipeline": "pipeline_leader",
+}
+"""Names of modules, also of their tests, with their replacements."""
+
 REPLACED_PREFIXES = {"take_": "handle_, acquire_, apply_", "note_": "record_"}
 """Prefixes of functions with their replacements."""
 
@@ -164,6 +184,13 @@ def test_no_identifier_uses_a_replaced_name(folder: str) -> None:
     }
 
     assert sorted(found) == []
+
+
+def test_no_module_has_a_replaced_name() -> None:
+    stems = {path: path.stem.removeprefix("test_") for path in python_files()}
+    found = {path.name: REPLACED_MODULES[stem] for path, stem in stems.items() if stem in REPLACED_MODULES}
+
+    assert found == {}
 
 
 @pytest.mark.parametrize("folder", [*FOLDERS, "systemd", "deploy", "."])

@@ -11,8 +11,9 @@ from rich.console import Console
 from gpuenergyd.report.job import JobReport, job_reports
 from gpuenergyd.report.page import report_page
 from gpuenergyd.report.terminal.tables import job_table, jobs_table
-from gpuenergyd.store import History, HistoryWriter, open_history
-from gpuenergyd.store.records import JobEndRecord, JobRecord, JobResumedRecord, Record
+from gpuenergyd.store import History, open_history
+from gpuenergyd.store.records import JobEndRecord, JobRecord, JobResumedRecord
+from tests.support.stored_history import write_records
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 REASON = "policy uniform failed: ValueError: no clock"
@@ -22,20 +23,11 @@ def job(job_id: str) -> JobRecord:
     return JobRecord(job_id, "gpt", "run", 0, "uniform", "1f1b", "torch", True, 1, 8, 0.0, 1000, NOON)
 
 
-def write(path: Path, *records: Record) -> None:
-    writer = HistoryWriter(path)
-    writer.start()
-    for record in records:
-        writer.write(record)
-    assert writer.flush(30.0)
-    writer.close()
-
-
 @pytest.fixture
 def history(tmp_path: Path) -> Iterator[History]:
     path = tmp_path / "history.sqlite3"
     end = JobEndRecord("j1", NOON + timedelta(hours=1), "rank 0 was released", "at_full_speed", REASON)
-    write(path, job("j1"), end)
+    write_records(path, job("j1"), end)
     with open_history(path) as opened:
         yield opened
 
@@ -52,7 +44,7 @@ def only_report(history: History) -> JobReport:
     return found
 
 
-def test_the_terminal_names_the_reason(history: History) -> None:
+def test_the_terminal_names_the_reason_for_no_saving(history: History) -> None:
     found = only_report(history)
 
     assert f"gpt: {REASON}" in text_of(jobs_table([found, found]))
@@ -65,7 +57,7 @@ def test_json_has_the_outcome_and_its_reason(history: History) -> None:
     assert (values["outcome"], values["outcome_reason"]) == ("at_full_speed", REASON)
 
 
-def test_the_page_names_the_reason(history: History) -> None:
+def test_the_page_names_the_reason_for_no_saving(history: History) -> None:
     page = report_page(history, job_reports(history), made_at=NOON)
 
     assert f"No saving: {REASON}." in page
@@ -73,9 +65,9 @@ def test_the_page_names_the_reason(history: History) -> None:
 
 def test_a_resumed_job_has_no_outcome_and_an_abandoned_one_an_unknown_one(history: History, tmp_path: Path) -> None:
     path = tmp_path / "history.sqlite3"
-    write(path, JobResumedRecord("j1"))
+    write_records(path, JobResumedRecord("j1"))
     running = only_report(history).to_dict()
-    write(path)
+    write_records(path)
     abandoned = only_report(history).to_dict()
 
     assert (running["outcome"], running["outcome_reason"], running["ended_at"]) == (None, None, None)

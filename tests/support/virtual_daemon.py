@@ -24,7 +24,7 @@ from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.ports import HistoryPort, JobServices, WorkerPort
 from gpuenergyd.daemon.processes.plugins import PolicyNames
 from gpuenergyd.gpu.device import GpuIdentity
-from gpuenergyd.wire.messages import IterationReport, PlanSlice, RankRegistration
+from gpuenergyd.wire.messages import IterationReport, PlanSlice, RankRegistration, RankRelease
 from tests.support.job_stage import ME, settle
 from tests.support.virtual_training import CLOCKS_MHZ, VirtualTraining
 
@@ -140,7 +140,7 @@ class DaemonTraining(VirtualTraining):
 
     def leave(self) -> None:
         """End the run in order."""
-        self._jobs.release(self._tokens[0], ME)
+        self._jobs.release(RankRelease(self._tokens[0]), ME)
 
     def feed(self, event: Event) -> None:
         """Say to the daemon what the training has to say."""

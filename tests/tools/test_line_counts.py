@@ -38,12 +38,12 @@ def test_a_run_cut_short_fails_without_losing_what_was_counted() -> None:
     assert not result["is_met"]
 
 
-def test_status_1_without_a_name_is_a_failure_all_the_same() -> None:
+def test_exit_status_1_without_a_failed_test_is_a_failure() -> None:
     assert pytest_run("tests", [], status=1, duration_s=1.0).failed
     assert not pytest_run("tests", [], status=0, duration_s=1.0).failed
 
 
-def test_target_is_met_only_where_core_and_policies_reach_theirs_too() -> None:
+def test_the_coverage_target_includes_higher_ones_for_core_and_policies() -> None:
     files = {"gpuenergyd/core/a.py": counted(100, 98), "gpuenergyd/daemon/a.py": counted(100, 86)}
 
     assert summary(files, [FINE], num_processes=1)["is_met"]

@@ -55,7 +55,7 @@ def a_mutant(line: int, operator: str = "ReplaceComparisonOperator_Lt_LtE", **gi
         ("RemoveDecorator", None),
     ],
 )
-def test_a_change_that_any_test_notices_is_not_asked_about(operator: str, kind: str | None) -> None:
+def test_only_relevant_mutation_operators_are_used(operator: str, kind: str | None) -> None:
     assert kind_of(operator) == kind
 
 

@@ -131,7 +131,7 @@ def test_without_arguments_the_environment_of_gpuenergyd_run_counts(adapter: str
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_an_argument_of_the_program_wins(adapter: str, daemon: FakeDaemon) -> None:
+def test_an_argument_of_the_program_overrides_the_environment(adapter: str, daemon: FakeDaemon) -> None:
     leave = ADAPTERS[adapter](**OWN)
 
     assert registered(daemon) == FROM_ARGUMENTS

@@ -81,21 +81,13 @@ def in_g_per_kwh(name: str, value: object, unit: object) -> object:
 
 
 def check_zone(name: str, asked: str, answered: object) -> None:
-    """Check that a reply is for the requested zone.
-
-    Raises:
-        SourceError: it is for another zone.
-    """
+    """Check that a reply is for the requested zone, or raise SourceError."""
     if answered != asked:
         raise SourceError(SourceProblem.WRONG_ZONE, f"{name}: requested zone {asked!r}, got {answered!r:.40}")
 
 
 def instant(name: str, text: object) -> datetime:
-    """Return an ISO 8601 time in UTC.
-
-    Raises:
-        SourceError: the text is not a time with a time zone.
-    """
+    """Return an ISO 8601 time in UTC, or raise SourceError if the text is not a time with a time zone."""
     try:
         at = datetime.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:
@@ -120,11 +112,7 @@ def part(name: str, holder: Any, key: str) -> Any:
 
 
 def rows(name: str, holder: Any, key: str) -> Sequence[Any]:
-    """Return a list in a JSON object.
-
-    Raises:
-        SourceError: the member is not a list, or empty.
-    """
+    """Return a list in a JSON object, or raise SourceError if there is none or it is empty."""
     found = part(name, holder, key)
     if not isinstance(found, list):
         raise SourceError(SourceProblem.NOT_PARSED, f"{name}: {key!r} is {type(found).__name__}, not a list")

@@ -48,11 +48,7 @@ class CsvFile:
     period_s: float = 60.0
 
     def fetch(self, now_at: datetime) -> SourceReply:
-        """Return the values in the file.
-
-        Raises:
-            CarbonSourceError: the file cannot be read or a row is invalid.
-        """
+        """Return the values in the file, or raise CarbonSourceError if the file cannot be read or a row is invalid."""
         return checked_reply(self.signal, self._values(now_at), now_at)
 
     def _values(self, now_at: datetime) -> list[RawValue]:

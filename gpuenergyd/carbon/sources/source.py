@@ -90,11 +90,7 @@ def make_source(name: str, options: SourceOptions) -> CarbonSource:
 
 
 def default_source_name(zone: str) -> str:
-    """Return the source of a zone that requires no key.
-
-    Raises:
-        CarbonDataError: the zone has none.
-    """
+    """Return the source of a zone that requires no key, or raise CarbonDataError if there is none."""
     if zone == "GB":
         return "neso"
     installed = ", ".join(source_names())

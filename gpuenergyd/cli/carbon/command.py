@@ -1,5 +1,6 @@
 """`gpuenergyd carbon now`, `forecast` and `backtest`: grid carbon intensity, its forecast, and the value of timing."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,15 +15,9 @@ from gpuenergyd.cli.carbon.files import (
     write_choices,
     write_forecasts,
 )
-from gpuenergyd.cli.carbon.inputs import (
-    checked_instant,
-    frontier_points,
-    load_backtest,
-    load_forecaster,
-    utc_now,
-)
+from gpuenergyd.cli.carbon.inputs import checked_instant, frontier_points
 from gpuenergyd.cli.carbon.plot import forecast_lines, write_forecast_svg
-from gpuenergyd.cli.command_help import HELP_OPTIONS, DocumentedGroup, add_command
+from gpuenergyd.cli.command_help import DocumentedGroup, add_command, command_group
 from gpuenergyd.cli.exit_codes import EXIT_DEGRADED
 from gpuenergyd.cli.options import JsonOption, checked_slowdown, warn_of_large_slowdown
 from gpuenergyd.cli.output import people_console, print_json
@@ -36,7 +31,8 @@ from gpuenergyd.core.carbon.intensity import (
     hourly_series,
     intensity_now,
 )
-from gpuenergyd.core.carbon.replay import ReplayRequest, ZoneReplay
+from gpuenergyd.core.carbon.replay import Forecast, Replay, ReplayRequest, ZoneReplay
+from gpuenergyd.daemon.processes.plugins import load_carbon_function
 from gpuenergyd.errors import CarbonDataError
 
 ZoneOption = Annotated[str | None, typer.Option("--zone", metavar="ZONE", help="Grid zone, e.g. GB or DE.")]
@@ -88,7 +84,7 @@ def now(  # noqa: PLR0913  each option is a parameter
     chosen = source or ("csv" if csv_file is not None else "fixed" if fixed is not None else None)
     config = FetcherConfig(zone_name, Path(), chosen, key_file, base_url, kind, factor, csv_file, fixed)
     carbon_source = source_of(config)
-    at = utc_now()
+    at = datetime.now(tz=UTC)
     reply = carbon_source.fetch(at)
     here = intensity_now(
         at,
@@ -165,7 +161,10 @@ def forecast(
         history: HourlySeries | None = series[0]
     else:
         history, given = _from_source(zone, source, key_file, base_url, hours)
-    expected = given if given is not None or history is None else load_forecaster()(history, num_hours=hours)
+    expected = given
+    if expected is None and history is not None:
+        forecaster: Forecast = load_carbon_function("forecast")
+        expected = forecaster(history, num_hours=hours)
     if expected is None:
         raise CarbonDataError("the source returned neither a history nor a forecast")
     if svg is not None:
@@ -271,7 +270,8 @@ def backtest(  # noqa: PLR0913  each option is a parameter
         history_days=history_days,
         want_forecasts=forecasts_out is not None,
     )
-    zones = load_backtest()(request)
+    replay: Replay = load_carbon_function("backtest")
+    zones = replay(request)
     if forecasts_out is not None:
         write_forecasts(forecasts_out, zones)
     if choices_out is not None:
@@ -285,14 +285,11 @@ def backtest(  # noqa: PLR0913  each option is a parameter
     return 0
 
 
-carbon = typer.Typer(
+carbon = command_group(
     name="carbon",
     cls=DocumentedGroup,
     help="Query, forecast and backtest grid carbon intensity.",
     epilog="gpuenergyd carbon now --zone GB\ngpuenergyd carbon forecast --zone GB",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    context_settings=HELP_OPTIONS,
 )
 for _command in (now, forecast, backtest):
     add_command(carbon, _command)
@@ -307,7 +304,7 @@ def _from_source(
     if zone is None:
         raise CarbonDataError("give TRACE.csv files of a zone, or --zone, e.g. --zone GB")
     carbon_source = source_of(FetcherConfig(zone, Path(), source, key_file, base_url))
-    reply = carbon_source.fetch(utc_now())
+    reply = carbon_source.fetch(datetime.now(tz=UTC))
     given = _given_forecast(zone, reply.forecast, carbon_source.signal.source, hours)
     return hourly_series(zone, reply.samples), given
 
@@ -323,7 +320,7 @@ def _given_forecast(zone: str, samples: Any, source: str, hours: int = 72) -> Ca
         for k, value in enumerate(series.values[:hours])
         if value == value  # noqa: PLR0124  NaN marks hours without a value
     )
-    return CarbonForecast(zone, utc_now(), f"{source} (provider)", ahead)
+    return CarbonForecast(zone, datetime.now(tz=UTC), f"{source} (provider)", ahead)
 
 
 def _print_zone(zone: ZoneReplay) -> None:

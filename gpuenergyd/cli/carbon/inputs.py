@@ -1,10 +1,8 @@
-"""Inputs of the carbon commands: operating points, instants, and the forecaster and backtest by entry point."""
+"""Inputs of the carbon commands: operating points and instants."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from importlib.metadata import entry_points
+from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from gpuenergyd.cli.carbon.files import (
     Points,
@@ -14,31 +12,9 @@ from gpuenergyd.cli.carbon.files import (
     utc_instant,
 )
 from gpuenergyd.cli.plan.inputs import PlanOptions, load_planner, plan_input
-from gpuenergyd.core.carbon.replay import Forecast, Replay
-from gpuenergyd.errors import CarbonDataError, UnknownPolicyError
+from gpuenergyd.errors import CarbonDataError
 
-_CARBON_GROUP = "gpuenergyd.carbon"
 _PLANNER = "bubble-aware"
-
-
-def load_backtest() -> Replay:
-    """Return the function that replays a trace.
-
-    Raises:
-        UnknownPolicyError: no installed package provides it.
-    """
-    backtest: Replay = _load("backtest")
-    return backtest
-
-
-def load_forecaster() -> Forecast:
-    """Return the function that forecasts carbon intensity.
-
-    Raises:
-        UnknownPolicyError: no installed package provides it.
-    """
-    forecaster: Forecast = _load("forecast")
-    return forecaster
 
 
 def frontier_points(
@@ -63,26 +39,10 @@ def frontier_points(
 
 
 def checked_instant(option: str, text: str) -> datetime:
-    """Return the instant given as an option.
-
-    Raises:
-        CarbonDataError: the text is not a date or time.
-    """
+    """Return the instant given as an option, or raise CarbonDataError if it is not a date or time."""
     try:
         return utc_instant(text)
     except ValueError:
         raise CarbonDataError(
             f"{option} {text!r}: must be a date or time, e.g. 2024-01-01 or 2024-01-01T06:00Z"
         ) from None
-
-
-def utc_now() -> datetime:
-    """Return the current time."""
-    return datetime.now(tz=UTC)
-
-
-def _load(name: str) -> Any:
-    point = next(iter(entry_points(group=_CARBON_GROUP, name=name)), None)
-    if point is None:
-        raise UnknownPolicyError(f"no entry point {name!r} in group {_CARBON_GROUP}; reinstall gpuenergyd")
-    return point.load()

@@ -7,6 +7,7 @@ which defeats DNS rebinding; and no response allows another origin to read it.
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -141,22 +142,18 @@ class _RequestHandler(BaseHTTPRequestHandler):
         self._send(200, "text/html; charset=utf-8", page.encode(), {"Content-Security-Policy": policy})
 
     def _status(self) -> None:
-        client = DaemonClient(self.server.socket_path)
         try:
-            self._send(200, "application/json", json_text(client.get_status()).encode())
+            with closing(DaemonClient(self.server.socket_path)) as client:
+                self._send(200, "application/json", json_text(client.get_status()).encode())
         except GpuEnergyError as error:
             self._send(503, "application/json", json_text({"error": str(error)}).encode())
-        finally:
-            client.close()
 
     def _metrics(self) -> None:
-        connection = HttpConnection(self.server.socket_path)
         try:
-            status, body = connection.request("GET", "/v1/metrics", limit_s=_DAEMON_TIMEOUT_S)
+            with closing(HttpConnection(self.server.socket_path)) as connection:
+                status, body = connection.request("GET", "/v1/metrics", limit_s=_DAEMON_TIMEOUT_S)
         except (OSError, ProtocolError) as error:
             status, body = 503, f"cannot reach the daemon at {self.server.socket_path}: {error}\n".encode()
-        finally:
-            connection.close()
         self._send(status, _METRICS_TYPE, body)
 
     def _send(self, status: int, content_type: str, body: bytes, headers: dict[str, str] | None = None) -> None:

@@ -1,5 +1,6 @@
 """`gpuenergyd lock` and `gpuenergyd limit`: an administrator's clock lock or power limit, leased from the daemon."""
 
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
@@ -88,11 +89,8 @@ def _send(request: dict[str, Any], *, release: bool, socket: str | None, as_json
     from gpuenergyd.client.connection import DaemonClient  # noqa: PLC0415  start fast
     from gpuenergyd.client.environment import find_socket_path  # noqa: PLC0415
 
-    client = DaemonClient(find_socket_path(socket))
-    try:
+    with closing(DaemonClient(find_socket_path(socket))) as client:
         reply = client.post("/v1/leases/release" if release else "/v1/leases", request)
-    finally:
-        client.close()
     if as_json:
         print_json(reply)
     else:

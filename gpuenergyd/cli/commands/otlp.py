@@ -3,6 +3,7 @@
 import socket as sockets
 import sys
 import time
+from contextlib import closing
 from datetime import UTC, datetime
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Annotated
@@ -73,23 +74,19 @@ def _export(socket_path: str, url: SplitResult) -> None:
     from gpuenergyd.client.connection import DaemonClient  # noqa: PLC0415  start fast
     from gpuenergyd.daemon.api.otlp import otlp_metrics  # noqa: PLC0415  start fast
 
-    client = DaemonClient(socket_path)
-    try:
+    with closing(DaemonClient(socket_path)) as client:
         status = client.get_status()
-    finally:
-        client.close()
     body = json_text(otlp_metrics(status, at=datetime.now(tz=UTC), host_name=sockets.gethostname()))
     connection_type = HTTPSConnection if url.scheme == "https" else HTTPConnection
     connection = connection_type(url.hostname or "", url.port, timeout=_TIMEOUT_S)
     try:
-        target = url.path + (f"?{url.query}" if url.query else "")
-        connection.request("POST", target, body.encode(), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        response.read()
+        with closing(connection):
+            target = url.path + (f"?{url.query}" if url.query else "")
+            connection.request("POST", target, body.encode(), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            response.read()
     except (OSError, HTTPException) as error:
         raise _ExportError(f"cannot reach the collector at {url.geturl()}: {error}") from None
-    finally:
-        connection.close()
     if response.status not in _HTTP_OK:
         raise _ExportError(f"the collector at {url.geturl()} returned {response.status} {response.reason}")
 

@@ -229,11 +229,7 @@ def _print_table(reports: "Sequence[JobReport]", rows: list[dict[str, Any]], gro
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text to a file named by the user.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
+    """Write text to a file named by the user, or raise UsageError if that fails."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gpuenergyd.cli.options import MAX_SLOWDOWN_HELP, SocketOption, checked_slowdown, warn_of_large_slowdown
+from gpuenergyd.cli.options import MaxSlowdownOption, SocketOption, warn_of_large_slowdown
 
 _LAUNCHERS = "gpuenergyd.launchers"
 
@@ -17,15 +17,7 @@ def run(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="Program and its arguments.")],
     job: Annotated[str | None, typer.Option(metavar="NAME", help="Job name [default: the script's name].")] = None,
     policy: Annotated[str | None, typer.Option(metavar="NAME", help="Clock policy [default: the daemon's].")] = None,
-    max_slowdown_ratio: Annotated[
-        float | None,
-        typer.Option(
-            "--max-slowdown",
-            callback=checked_slowdown,
-            metavar="RATIO",
-            help=MAX_SLOWDOWN_HELP,
-        ),
-    ] = None,
+    max_slowdown_ratio: MaxSlowdownOption = None,
     iterations: Annotated[int | None, typer.Option(min=1, metavar="N", help="Length of the job in iterations.")] = None,
     hours: Annotated[
         float | None, typer.Option(min=0.0, metavar="H", help="Length of the job in hours at full speed.")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from gpuenergyd.cli.options import MAX_SLOWDOWN_HELP, checked_slowdown, warn_of_large_slowdown
+from gpuenergyd.cli.options import MaxSlowdownOption, warn_of_large_slowdown
 
 
 def serve(  # noqa: PLR0913  each option is a parameter
@@ -25,15 +25,7 @@ def serve(  # noqa: PLR0913  each option is a parameter
     policy: Annotated[
         str | None, typer.Option(metavar="NAME", help="Clock policy of jobs that do not set one.")
     ] = None,
-    max_slowdown_ratio: Annotated[
-        float | None,
-        typer.Option(
-            "--max-slowdown",
-            callback=checked_slowdown,
-            metavar="RATIO",
-            help=MAX_SLOWDOWN_HELP,
-        ),
-    ] = None,
+    max_slowdown_ratio: MaxSlowdownOption = None,
     baseline_iterations: Annotated[
         int | None, typer.Option(metavar="N", help="Iterations at full speed that form the baseline.")
     ] = None,

@@ -1,6 +1,7 @@
 """`gpuenergyd status`: shows GPUs, jobs, plans and health."""
 
 import time
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
@@ -32,8 +33,7 @@ def status(
     from gpuenergyd.client.connection import DaemonClient  # noqa: PLC0415  start fast
     from gpuenergyd.client.environment import find_socket_path  # noqa: PLC0415
 
-    client = DaemonClient(find_socket_path(socket))
-    try:
+    with closing(DaemonClient(find_socket_path(socket))) as client:
         state = client.get_status()
         if watch:
             _watch(client, state, as_json=as_json)
@@ -43,8 +43,6 @@ def status(
             from gpuenergyd.report.terminal.live import status_view  # noqa: PLC0415  Rich, JSON does not need it
 
             people_console().print(status_view(state))
-    finally:
-        client.close()
     return EXIT_DEGRADED if state.get("is_degraded") else 0
 
 

@@ -2,39 +2,26 @@
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich import box
 from rich.table import Table
 
-from gpuenergyd.cli.options import MAX_SLOWDOWN_HELP, JsonOption, checked_slowdown, warn_of_large_slowdown
+from gpuenergyd.cli.options import JsonOption, warn_of_large_slowdown
 from gpuenergyd.cli.output import people_console, print_json
-from gpuenergyd.cli.plan.inputs import DEFAULT_SCHEDULE, PlanInput, PlanOptions, load_planner, plan_input
-from gpuenergyd.core.pipeline.schedules import SCHEDULES
+from gpuenergyd.cli.plan import options
+from gpuenergyd.cli.plan.inputs import PlanInput, PlanOptions, load_planner, plan_input
 from gpuenergyd.core.policy_api.policy import FrontierPoint, OfflinePlan, SwitchingFigures
-
-DEFAULT_POLICY = "bubble-aware"
 
 
 def plan(  # noqa: PLR0913  each option is a parameter
-    file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="A profile CSV or an instance JSON."),
-    ],
+    file: options.FileArgument,
     *,
-    schedule: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help=f"{', '.join(SCHEDULES)} [default: {DEFAULT_SCHEDULE}]"),
-    ] = None,
-    microbatches: Annotated[int | None, typer.Option(metavar="M", help="Microbatches per iteration.")] = None,
-    chunks: Annotated[
-        int | None, typer.Option(metavar="V", help="Stages per GPU, for schedules that allow several.")
-    ] = None,
-    extra_inflight: Annotated[
-        str | None, typer.Option(metavar="K|auto", help="Allow K extra microbatches in flight (1f1b).")
-    ] = None,
+    schedule: options.ScheduleOption = None,
+    microbatches: options.MicrobatchesOption = None,
+    chunks: options.ChunksOption = None,
+    extra_inflight: options.ExtraInflightOption = None,
     memory_limit_microbatches: Annotated[
         str | None,
         typer.Option(metavar="N[,N...]", help="Microbatches that fit in memory: one value, or one per stage."),
@@ -45,15 +32,8 @@ def plan(  # noqa: PLR0913  each option is a parameter
     activation_bytes: Annotated[
         str | None, typer.Option(metavar="N[,N...]", help="Memory that one extra microbatch needs.")
     ] = None,
-    slowdown: Annotated[
-        float | None,
-        typer.Option(
-            "--max-slowdown", "--slowdown", callback=checked_slowdown, metavar="RATIO", help=MAX_SLOWDOWN_HELP
-        ),
-    ] = None,
-    target_s: Annotated[
-        float | None, typer.Option(metavar="S", help="Allowed iteration time in seconds instead.")
-    ] = None,
+    slowdown: options.SlowdownOption = None,
+    target_s: options.TargetOption = None,
     straggler_time_s: Annotated[
         float | None, typer.Option(metavar="S", help="Iteration time of a straggler that the job waits for.")
     ] = None,
@@ -63,11 +43,9 @@ def plan(  # noqa: PLR0913  each option is a parameter
     switch_latency_s: Annotated[
         float, typer.Option(metavar="S", help="Switch latency of clock changes in seconds.")
     ] = 0.0,
-    blocking_power_w: Annotated[float | None, typer.Option(metavar="W", help="Power of a GPU that waits.")] = None,
-    communication_latency_s: Annotated[
-        float | None, typer.Option(metavar="S", help="Latency between stages in seconds.")
-    ] = None,
-    policy: Annotated[str, typer.Option(metavar="NAME", help="Policy whose planner to use.")] = DEFAULT_POLICY,
+    blocking_power_w: options.BlockingPowerOption = None,
+    communication_latency_s: options.LatencyOption = None,
+    policy: options.PolicyOption = options.DEFAULT_POLICY,
     set_option: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Option of the policy; may be repeated.")
     ] = None,

@@ -3,15 +3,14 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from gpuenergyd.cli.options import MAX_SLOWDOWN_HELP, JsonOption, checked_slowdown, warn_of_large_slowdown
+from gpuenergyd.cli.options import JsonOption, warn_of_large_slowdown
 from gpuenergyd.cli.output import people_console, print_json
-from gpuenergyd.cli.plan.command import DEFAULT_POLICY
+from gpuenergyd.cli.plan import options
 from gpuenergyd.cli.plan.inputs import PlanInput, PlanOptions, load_planner, plan_input
 from gpuenergyd.core.pipeline.explanation import ClockExplanation, ClockReason, explain_clocks
 from gpuenergyd.core.pipeline.graph import DependencyGraph, dependency_graph
@@ -23,32 +22,21 @@ _MAX_ROWS = 12
 
 
 def explain(  # noqa: PLR0913  each option is a parameter
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile CSV or an instance JSON.")],
+    file: options.FileArgument,
     instructions: Annotated[
         list[str] | None,
         typer.Argument(metavar="INSTRUCTION", help="E.g. F3@2: forward of microbatch 3 on stage 2."),
     ] = None,
     *,
-    schedule: Annotated[str | None, typer.Option(metavar="NAME", help="As for `gpuenergyd plan`.")] = None,
-    microbatches: Annotated[int | None, typer.Option(metavar="M", help="Microbatches per iteration.")] = None,
-    chunks: Annotated[
-        int | None, typer.Option(metavar="V", help="Stages per GPU, for schedules that allow several.")
-    ] = None,
-    extra_inflight: Annotated[str | None, typer.Option(metavar="K|auto", help="As for `gpuenergyd plan`.")] = None,
-    slowdown: Annotated[
-        float | None,
-        typer.Option(
-            "--max-slowdown", "--slowdown", callback=checked_slowdown, metavar="RATIO", help=MAX_SLOWDOWN_HELP
-        ),
-    ] = None,
-    target_s: Annotated[
-        float | None, typer.Option(metavar="S", help="Allowed iteration time in seconds instead.")
-    ] = None,
-    blocking_power_w: Annotated[float | None, typer.Option(metavar="W", help="Power of a GPU that waits.")] = None,
-    communication_latency_s: Annotated[
-        float | None, typer.Option(metavar="S", help="Latency between stages in seconds.")
-    ] = None,
-    policy: Annotated[str, typer.Option(metavar="NAME", help="Policy whose planner to use.")] = DEFAULT_POLICY,
+    schedule: options.ScheduleOption = None,
+    microbatches: options.MicrobatchesOption = None,
+    chunks: options.ChunksOption = None,
+    extra_inflight: options.ExtraInflightOption = None,
+    slowdown: options.SlowdownOption = None,
+    target_s: options.TargetOption = None,
+    blocking_power_w: options.BlockingPowerOption = None,
+    communication_latency_s: options.LatencyOption = None,
+    policy: options.PolicyOption = options.DEFAULT_POLICY,
     as_json: JsonOption = False,
 ) -> int:
     """Explain each clock of a plan.

@@ -1,7 +1,7 @@
 """Builds a planner's request from a file and the options of `gpuenergyd plan`, and finds the planner."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -69,16 +69,13 @@ def load_planner(policy: str) -> OfflinePlanner:
     """
     points = {point.name: point for point in entry_points(group=_PLANNER_GROUP)}
     if policy not in points:
-        raise UnknownPolicyError(f"policy {policy!r} has no offline planner; policies with one: {_listed(points)}")
+        names = ", ".join(sorted(points)) or "none installed"
+        raise UnknownPolicyError(f"policy {policy!r} has no offline planner; policies with one: {names}")
     try:
         planner: OfflinePlanner = points[policy].load()
     except (ImportError, AttributeError) as error:
         raise UnknownPolicyError(f"policy {policy!r} cannot be loaded: {error}") from None
     return planner
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names)) or "none installed"
 
 
 def plan_input(path: Path, options: PlanOptions) -> PlanInput:

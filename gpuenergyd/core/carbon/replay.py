@@ -43,7 +43,7 @@ class ReplayMethod:
     captured_ratio: float
     """Share of the timing gain of a perfect forecast; may be negative."""
     worst_job_ratio: float
-    """Saving of the worst job beyond the constant point with the same time."""
+    """Lowest saving of a job in addition to that of a constant slowdown of equal time; may be negative."""
     time_used_ratio_max: float
     """Ratio of used to permitted time of the worst job; never above 1."""
     mean_slowdown_ratio: float

@@ -96,7 +96,7 @@ class SlowdownAccount:
         return self.excess_s / self.full_speed_s if self.full_speed_s > 0 else None
 
     def drift_ratio(self, full_speed_time_s: float) -> float:
-        """Return the recent slowdown of full speed itself against the baseline, at least 0."""
+        """Return by how much iterations at full speed have recently become slower than the baseline; at least 0."""
         known_s = self.drift_full_speed_s + _DRIFT_PRIOR_ITERATIONS * full_speed_time_s
         return max(0.0, self.drift_s / known_s)
 

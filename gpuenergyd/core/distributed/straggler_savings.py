@@ -16,7 +16,7 @@ _SAME_PACE_RATIO = 0.03
 """Maximum relative difference of iteration times at one straggler pace."""
 _MIN_OF_EACH = 2
 _PACE_ITERATIONS = 3
-"""The pace is the median time of the last waits."""
+"""Number of the last waiting iterations whose median time is the pace of the straggler."""
 _TimeAndEnergy = tuple[float, float]
 """Iteration time and energy."""
 

@@ -152,16 +152,16 @@ class MembersOwnGpus:
     """Commands that each member's own daemon executes for its GPU: the leader does nothing."""
 
     def observe(self, command: ObserveIteration) -> None:
-        """Leave it to the members: they observe, the leader merges."""
+        """Do nothing: the members observe, and the leader merges."""
 
     def record(self, command: RecordIteration) -> None:
-        """Leave it to the members: each records its own iterations."""
+        """Do nothing: each member records its own iterations."""
 
     async def lease(self, command: LeaseGpus) -> None:
-        """Leave it to the members: each leases its own GPU."""
+        """Do nothing: each member leases its own GPU."""
 
     async def restore(self, command: RestoreGpus) -> None:
-        """Leave it to the members: each restores its own GPU."""
+        """Do nothing: each member restores its own GPU."""
 
     async def end(self, command: EndJob) -> None:
-        """Leave it to the members: the pipeline ends with the leader's own job."""
+        """Do nothing: the pipeline ends with the leader's own job."""

@@ -29,12 +29,13 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.across_hosts.leader_ports import LeaderAudit, LeaderDelivery, LeaderPlans, MembersOwnGpus
-from gpuenergyd.daemon.across_hosts.validation import checked_kind, checked_members, common_gpu
+from gpuenergyd.daemon.across_hosts.validation import checked_members, common_gpu
 from gpuenergyd.daemon.jobs.executor import CommandExecutor
 from gpuenergyd.daemon.jobs.plan_delivery import change_row
 from gpuenergyd.daemon.jobs.previous_runs import NoPreviousRuns
 from gpuenergyd.daemon.jobs.replicas import straggler_saving_fields
 from gpuenergyd.daemon.ports import JobServices
+from gpuenergyd.daemon.registration import checked_kind
 from gpuenergyd.errors import JobError, ProtocolError
 from gpuenergyd.wire.pipeline_messages import MemberReport, PipelineReply, PipelineReport, PostedPlan
 

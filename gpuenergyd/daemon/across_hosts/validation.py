@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gpuenergyd.core.measurement.merge import MemberKey
-from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
+from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, RankClocks
 from gpuenergyd.core.policy_api.policy import GpuView
+from gpuenergyd.daemon.registration import checked_kind
 from gpuenergyd.errors import JobError, ProtocolError
 from gpuenergyd.wire import MAX_STRING_CHARS
 from gpuenergyd.wire.pipeline_messages import MemberReport, PipelineReport, PostedPlan, ReportedMember
@@ -59,17 +60,6 @@ def checked_plan(posted: PostedPlan) -> ClockPlan:
     )
     ranks = (RankClocks(0, posted.sm_clocks_mhz, changes),) if posted.sm_clocks_mhz else ()
     return ClockPlan(posted.plan_id, posted.purpose, ranks, reason=posted.reason)
-
-
-def checked_kind(kind: str) -> InstructionKind:
-    """Return an instruction kind.
-
-    Raises:
-        ProtocolError: the kind is unknown.
-    """
-    if kind not in InstructionKind.__members__:
-        raise ProtocolError(f"instruction kind {kind!r}; known: {', '.join(InstructionKind)}")
-    return InstructionKind(kind)
 
 
 def common_gpu(pp_rank: int, members: Mapping[MemberKey, MemberReport]) -> GpuView:

@@ -39,7 +39,6 @@ from gpuenergyd.wire.messages import (
     PaceReport,
     RankRegistration,
     RankRelease,
-    ReleaseReply,
 )
 from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, PipelineReport
 
@@ -127,7 +126,7 @@ class Server:
             routes.RANKS: self._register,
             routes.ITERATIONS: self._rank_handler(IterationReport, jobs.handle_report),
             routes.PACE: self._rank_handler(PaceReport, jobs.handle_pace),
-            routes.RELEASE: self._rank_handler(RankRelease, self._release_rank),
+            routes.RELEASE: self._rank_handler(RankRelease, jobs.release),
             routes.MEMBERS: self._rank_handler(MemberQuery, members.state),
             routes.MEMBER_PLAN: self._rank_handler(MemberPlan, members.post_plan),
             routes.PIPELINES: self._rank_handler(PipelineReport, members.plan_pipeline),
@@ -187,9 +186,6 @@ class Server:
             except BaseException:
                 os.close(session_pidfd)
                 raise
-
-    def _release_rank(self, message: RankRelease, peer: PeerCredentials) -> ReleaseReply | None:
-        return self._jobs.release(message.rank_token, peer)
 
     async def _grant_lease(self, request: web.Request) -> web.Response:
         message = await self._body(request, LeaseRequest, MAX_CONTROL_MESSAGE_BYTES)

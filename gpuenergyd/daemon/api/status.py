@@ -52,11 +52,12 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
     """Return the status of the daemon: health, GPUs and jobs."""
     history = daemon.history_status()
     carbon_trouble = daemon.carbon.trouble() if daemon.carbon is not None else None
-    reasons = [reason for reason in (daemon.worker.trouble, _history_trouble(history), carbon_trouble) if reason]
+    history_trouble = f"history: {history.reason}" if history.reason else None
+    reasons = [reason for reason in (daemon.worker.trouble, history_trouble, carbon_trouble) if reason]
+    # GPUs without control rights are normal in observe mode.
+    normal = {GpuHealth.OK, GpuHealth.OBSERVE_ONLY} if daemon.settings.mode is Mode.OBSERVE else {GpuHealth.OK}
     reasons += [
-        f"GPU {gpu.identity.gpu_uuid} is {gpu.health}: {gpu.detail}"
-        for gpu in daemon.gpus
-        if gpu.health not in _normal_health(daemon.settings.mode)
+        f"GPU {gpu.identity.gpu_uuid} is {gpu.health}: {gpu.detail}" for gpu in daemon.gpus if gpu.health not in normal
     ]
     return {
         "version": _VERSION,
@@ -122,15 +123,6 @@ def _files(settings: Settings) -> dict[str, str | None]:
         "world_path": settings.world_path,
     }
     return {name: None if path is None else str(path.absolute()) for name, path in paths.items()}
-
-
-def _normal_health(mode: Mode) -> frozenset[GpuHealth]:
-    """Return the health states that are normal in a mode: GPUs without control rights are normal in observe mode."""
-    return frozenset({GpuHealth.OK, GpuHealth.OBSERVE_ONLY} if mode is Mode.OBSERVE else {GpuHealth.OK})
-
-
-def _history_trouble(history: WriterStatus) -> str | None:
-    return f"history: {history.reason}" if history.reason else None
 
 
 def _gpu(gpu: Gpu) -> dict[str, Any]:
@@ -229,7 +221,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "plan_energy_j": plan_energy_j,
         **_predicted_saving(runner),
         **daemon.jobs.replicas.status(runner),
-        **_carbon(runner, daemon.carbon),
+        **(daemon.carbon.targets.status(runner) if daemon.carbon is not None else {"target": None, "carbon": None}),
         "is_suspended": runner.leases.is_suspended,
         "is_pipeline_member": runner.is_member,
         "pipeline": daemon.members.status_fields(runner.job_id),
@@ -279,11 +271,6 @@ def _predicted_saving(runner: JobRunner) -> dict[str, Any]:
         "predicted_saving_high_ratio": plan.figure("saving_high_ratio") if plan else None,
         "predicted_saving_basis": plan.reason if plan else None,
     }
-
-
-def _carbon(runner: JobRunner, carbon: CarbonService | None) -> dict[str, Any]:
-    """Return a job's target and emissions; both None without a carbon configuration."""
-    return {"target": None, "carbon": None} if carbon is None else carbon.targets.status(runner)
 
 
 def _bounds(interval: Interval | None) -> tuple[float, float] | None:

@@ -74,11 +74,7 @@ class AccessRules:
         admin_groups: Collection[str] = (),
         requires_gpu_use: bool = True,
     ) -> Self:
-        """Resolve the names in the settings.
-
-        Raises:
-            UsageError: a name does not exist on this host.
-        """
+        """Resolve the names in the settings, or raise UsageError if a name does not exist on this host."""
         return cls(
             NamedIds.of_groups("control_groups", control_groups),
             NamedIds.of_users("control_users", control_users),

@@ -25,7 +25,7 @@ _SAME_CLOCK_MHZ = 16
 
 
 class ClaimKind(StrEnum):
-    """What a GPU is claimed for."""
+    """Purpose of the claim of a GPU."""
 
     JOB = "job"
     ADMINISTRATOR = "administrator"

@@ -57,11 +57,7 @@ def packed(run: PreviousRun | None) -> bytes:
 
 
 def unpacked(blob: bytes) -> PreviousRun:
-    """Return the run in a blob of the history database.
-
-    Raises:
-        GpuEnergyError: the blob is damaged.
-    """
+    """Return the run in a blob of the history database, or raise GpuEnergyError if the blob is damaged."""
     try:
         stream = zlib.decompressobj()
         text = stream.decompress(blob, _MAX_BYTES)

@@ -50,6 +50,7 @@ from gpuenergyd.wire.messages import (
     PaceReport,
     RankRegistered,
     RankRegistration,
+    RankRelease,
     ReleaseReply,
 )
 
@@ -218,9 +219,9 @@ class Jobs:
         session = self.sessions.of_hex_token(report.rank_token, peer)
         return None if session is None else self.replicas.handle_report(session.runner, report)
 
-    def release(self, rank_token: str, peer: PeerCredentials) -> ReleaseReply | None:
+    def release(self, message: RankRelease, peer: PeerCredentials) -> ReleaseReply | None:
         """Release a rank, which ends its job; return the job's outcome, None for an unknown token."""
-        session = self.sessions.of_hex_token(rank_token, peer)
+        session = self.sessions.of_hex_token(message.rank_token, peer)
         if session is None:
             return None
         self.sessions.remove(session)

@@ -7,16 +7,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from importlib.metadata import entry_points
 from typing import Any
 
 from gpuenergyd.core.carbon.intensity import CarbonForecast, HourlySeries, intensity_now
 from gpuenergyd.core.carbon.replay import Forecast, TimingValue, TimingValueEstimator
 from gpuenergyd.core.job.measurements.measured_frontier import measured_frontier
 from gpuenergyd.core.policy_api.policy import ClockPolicy, FrontierPoint, JobView, TargetDecision, TargetView
-from gpuenergyd.errors import UnknownPolicyError
+from gpuenergyd.daemon.processes.plugins import load_carbon_function
 
-CARBON_GROUP = "gpuenergyd.carbon"
 FORECAST_HOURS = 72
 
 
@@ -97,11 +95,11 @@ def answer_forecast(query: ForecastQuery) -> ForecastReply:
         GpuEnergyError: the history cannot be used.
     """
     history = query.history.series()
-    forecast: Forecast = _load_entry_point("forecast")
+    forecast: Forecast = load_carbon_function("forecast")
     expected = forecast(history, num_hours=FORECAST_HOURS)
     timing_value = None
     if (wanted := query.timing_value) is not None:
-        estimate: TimingValueEstimator = _load_entry_point("timing-value")
+        estimate: TimingValueEstimator = load_carbon_function("timing-value")
         timing_value = estimate(
             history,
             frontier=wanted.frontier,
@@ -147,10 +145,3 @@ def frontier_of(policy: ClockPolicy | None, view: JobView | None) -> tuple[Front
         return ()
     known: Callable[[JobView], tuple[FrontierPoint, ...]] | None = getattr(policy, "frontier", None)
     return known(view) if known is not None else measured_frontier(view)
-
-
-def _load_entry_point(name: str) -> Any:
-    found = tuple(entry_points(group=CARBON_GROUP, name=name))
-    if not found:
-        raise UnknownPolicyError(f"no entry point {name!r} in {CARBON_GROUP}; reinstall gpuenergyd[daemon]")
-    return found[0].load()

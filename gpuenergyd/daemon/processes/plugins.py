@@ -14,6 +14,7 @@ from gpuenergyd.errors import UnknownPolicyError
 
 POLICY_GROUP = "gpuenergyd.policies"
 TARGET_GROUP = "gpuenergyd.targets"
+_CARBON_GROUP = "gpuenergyd.carbon"
 _OWN_DISTRIBUTION = "gpuenergyd"
 _METHODS = {POLICY_GROUP: "next_plan", TARGET_GROUP: "next_target"}
 _SEARCH_PERIOD_S = 5.0
@@ -111,6 +112,18 @@ def load_target_policy(name: str) -> TargetPolicy:
     """
     policy: TargetPolicy = _loaded(name, TARGET_GROUP)
     return policy
+
+
+def load_carbon_function(name: str) -> Any:
+    """Return a function for carbon intensity: `forecast`, `timing-value` or `backtest`.
+
+    Raises:
+        UnknownPolicyError: no installed package provides it.
+    """
+    point = next(iter(entry_points(group=_CARBON_GROUP, name=name)), None)
+    if point is None:
+        raise UnknownPolicyError(f"no entry point {name!r} in {_CARBON_GROUP}; reinstall gpuenergyd[daemon]")
+    return point.load()
 
 
 def _loaded(name: str, group: str) -> Any:

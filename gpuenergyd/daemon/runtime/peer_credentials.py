@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuenergyd.errors import JobError
+from gpuenergyd.gpu.process_identity import process_start_ticks
 
 _UCRED = struct.Struct("3i")
 _SO_PEERGROUPS = 59
 _SO_PEERPIDFD = 77
 """Since Linux 6.5. Python 3.11 defines neither constant."""
 _GROUPS_BYTES = (256, 65_536 * 4)
-_START_TIME_FIELD = 19
-"""Index of the start time in /proc/PID/stat, counted after the process name's closing parenthesis."""
 _IDENTITY_UID_MAP = [b"0", b"0", b"4294967295"]
 
 
@@ -95,12 +94,12 @@ def open_pidfd_by_number(peer: PeerCredentials) -> int:
     Raises:
         JobError: the process has ended, or is in a pid namespace that this daemon cannot see.
     """
-    started = _start_time(peer.pid)
+    started = process_start_ticks(peer.pid)
     try:
         pidfd = os.pidfd_open(peer.pid)
     except (OSError, ValueError, OverflowError):
         raise JobError(f"process {peer.pid} has ended or is in a pid namespace that the daemon cannot see") from None
-    if started is None or _start_time(peer.pid) != started or not _runs_as(peer.pid, peer.uid):
+    if started is None or process_start_ticks(peer.pid) != started or not _runs_as(peer.pid, peer.uid):
         os.close(pidfd)
         raise JobError(f"process {peer.pid} has ended")
     return pidfd
@@ -149,14 +148,6 @@ def _pid_depth(process: Path) -> int:
         if line.startswith("NSpid:"):
             return len(line.split()) - 1
     return 0
-
-
-def _start_time(pid: int) -> str | None:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    return stat.rpartition(")")[2].split()[_START_TIME_FIELD]
 
 
 def _runs_as(pid: int, uid: int) -> bool:

@@ -97,11 +97,7 @@ class SimulatedHost:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open an existing world file.
-
-        Raises:
-            DriverError: the file does not exist or is not a world file.
-        """
+        """Open an existing world file, or raise DriverError if it does not exist or is no world file."""
         return cls(path)
 
     @property

@@ -51,6 +51,7 @@ _REPLY_LIMIT_S = 5.0
 _RESTORE_LIMIT_S = 35.0
 _CONNECT_PAUSE_S = 0.01
 _DATAGRAMS_PER_TURN = 4
+"""After a pause many are queued, and other tasks need the event loop too."""
 
 _ReplyT = TypeVar("_ReplyT", bound=Reply)
 
@@ -94,7 +95,7 @@ class WorkerLink:
         self._unsent: deque[_Unsent] = deque()
         self._unsent_clock_requests: dict[str, bytes] = {}
         self._is_open = True
-        self._loop.add_reader(connection, self._read_some)
+        self._loop.add_reader(connection, self._read, _DATAGRAMS_PER_TURN)
 
     @classmethod
     async def connect(
@@ -271,10 +272,6 @@ class WorkerLink:
             self._lose(f"lost the GPU worker: {error.strerror}")
             return
         self._loop.remove_writer(self._socket)
-
-    def _read_some(self) -> None:
-        """Read a few datagrams per turn: after a pause many are queued, and other tasks need the loop too."""
-        self._read(_DATAGRAMS_PER_TURN)
 
     def _read(self, num_datagrams: int = sys.maxsize) -> None:
         was_reset = False

@@ -99,7 +99,7 @@ def decode(datagram: bytes) -> tuple[int | None, Message]:
 
 
 def _values(record: Any) -> Any:
-    """Return what a JSON-serializable form of a dataclass or mapping."""
+    """Return a JSON-serializable form of a dataclass or mapping."""
     codec = _CODECS.get(type(record))
     return dict(record) if codec is None else codec.values(record)
 

@@ -154,7 +154,7 @@ class WorkerCounters:
     """Sampling instants that were skipped."""
     num_samples_dropped: int
     num_sets_skipped: int
-    """Clock requests for the clock that was set already."""
+    """Number of clock requests skipped because that clock was already set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ class ClockChangeReport:
     gpu_uuid: str
     requested_sm_clock_mhz: int
     due_mono_ns: int
-    """When the clock was wanted: the instant the request was sent, or its later instant."""
+    """The instant that the clock was requested for: when the request was sent, or the later instant that it names."""
     called_mono_ns: int
     returned_mono_ns: int
     effective_mono_ns: int | None

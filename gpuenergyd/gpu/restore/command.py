@@ -12,6 +12,7 @@ leases of restored GPUs, and several may run at once.
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from gpuenergyd.errors import GpuEnergyError, JournalError
@@ -61,11 +62,8 @@ def reset_all(driver: str, world_path: Path | None) -> tuple[RestoreOutcome, ...
     Raises:
         DriverError: the driver cannot be opened.
     """
-    controller = open_driver(driver, world_path)
-    try:
+    with closing(open_driver(driver, world_path)) as controller:
         return reset_every_gpu(controller)
-    finally:
-        controller.close()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -96,19 +94,16 @@ def _restore_through(
         controller = open_driver(driver, None if world is None else Path(world))
     except GpuEnergyError as error:
         return tuple(RestoreOutcome(e.gpu_uuid, e.control, RestoreResult.FAILED, str(error)) for e in entries)
-    try:
-        uuids = {e.gpu_uuid for e in entries}
+    with closing(controller):
         return restore_from_journal(
             journal,
             controller,
             driver=driver,
-            gpu_uuids=uuids,
+            gpu_uuids={e.gpu_uuid for e in entries},
             is_dry_run=is_dry_run,
             is_daemon_ending=policy is None,
             policy=policy,
         )
-    finally:
-        controller.close()
 
 
 if __name__ == "__main__":

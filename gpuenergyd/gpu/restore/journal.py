@@ -146,11 +146,7 @@ class Journal:
             self._write(tuple(kept.values()))
 
     def remove(self, keys: Collection[tuple[str, Control]]) -> None:
-        """Remove entries.
-
-        Raises:
-            JournalError: the journal cannot be written.
-        """
+        """Remove entries, or raise JournalError if the journal cannot be written."""
         with self._lock(_LIST_LOCK):
             content = self.read()
             kept = tuple(e for e in content.entries if e.key not in keys)

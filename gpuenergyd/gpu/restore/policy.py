@@ -8,7 +8,7 @@ from gpuenergyd.gpu.device import GpuIdentity
 
 
 class RestorePolicy(StrEnum):
-    """What is restored at the end of a job or of the daemon."""
+    """Policy for restoring a GPU at the end of a job or of the daemon."""
 
     ONLY_IF_OURS = "only-if-ours"
     """Settings that still have our values; those that another program changed since are kept and reported."""

@@ -30,7 +30,7 @@ class DriverRequests:
     driver: str
     world_path: Path | None
     rules: RestoreRules
-    """Of the daemon that connected last."""
+    """The restore rules of the daemon that connected last."""
 
     def open_lease(self, request: AcquireLease) -> Done:
         """Journal the clock state of each GPU.

@@ -78,11 +78,7 @@ class HealthTable:
                 raise GpuError(refusal)
 
     def require_known(self, gpu_uuids: Sequence[str]) -> None:
-        """Check that the GPUs exist.
-
-        Raises:
-            ProtocolError: one does not.
-        """
+        """Check that the GPUs exist, or raise ProtocolError."""
         unknown = [u for u in gpu_uuids if u not in self._table]
         if unknown:
             raise ProtocolError(f"no GPU {unknown[0]!r}; known GPUs: {', '.join(self._table)}")

@@ -138,3 +138,16 @@ class Axis:
 
 def _label(text: str, *, x: float, y: float, anchor: str) -> str:
     return f'<text class="tick" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def elapsed_axis(span_s: float, frame: Frame) -> Axis:
+    """Return the horizontal axis of the time since the start."""
+    return Axis(
+        0.0,
+        span_s,
+        at_low=frame.left,
+        at_high=frame.right,
+        text=elapsed_text,
+        num_ticks=frame.num_ticks(7),
+        step=elapsed_step,
+    )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from gpuenergyd.report.charts.axes import TITLE_ROOM, WIDE, Axis, Frame, elapsed_step, elapsed_text
+from gpuenergyd.report.charts.axes import TITLE_ROOM, WIDE, Axis, Frame, elapsed_axis
 from gpuenergyd.report.formatting import time_text
 
 _GRID_TOP, _GRID_BOTTOM = 28.0, 118.0
@@ -47,10 +47,7 @@ def intensity_svg(
         return ""
     begin_at = min(grid[0].begin_at, *(step.at for step in targets)) if targets else grid[0].begin_at
     span_s = max((max(end_at, grid[-1].end_at) - begin_at).total_seconds(), 1.0)
-    across = Axis(
-        0.0, span_s, at_low=frame.left, at_high=frame.right, text=elapsed_text, num_ticks=frame.num_ticks(7),
-        step=elapsed_step,
-    )  # fmt: skip
+    across = elapsed_axis(span_s, frame)
     highest = max(step.intensity for step in grid) * 1.08 or 1.0
     up = Axis(0.0, highest, at_low=_GRID_BOTTOM, at_high=_GRID_TOP, text=lambda value: f"{value:g}", num_ticks=3)
     parts = [up.draw_up(frame.left, frame.right, unit)]

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from gpuenergyd.report.charts.axes import TITLE_ROOM, WIDE, Axis, Frame, elapsed_step, elapsed_text
+from gpuenergyd.report.charts.axes import TITLE_ROOM, WIDE, Axis, Frame, elapsed_axis
 from gpuenergyd.report.formatting import power_text
 from gpuenergyd.store import PlanRecord
 from gpuenergyd.store.records import RollupRecord
@@ -36,15 +36,7 @@ def power_svg(
     begin = points[0][0]
     points, width_s = _thinned(points, rollups[0].bucket_s)
     span_s = points[-1][0] - begin + width_s
-    across = Axis(
-        0.0,
-        span_s,
-        at_low=frame.left,
-        at_high=frame.right,
-        text=elapsed_text,
-        num_ticks=frame.num_ticks(7),
-        step=elapsed_step,
-    )
+    across = elapsed_axis(span_s, frame)
     predicted = _predicted(plans, begin, begin + span_s)
     highest_w = max([w for _, w in points] + [w for _, _, w in predicted] + [baseline_power_w or 0.0])
     up = Axis(0.0, highest_w * 1.08, at_low=_BOTTOM, at_high=_TOP, text=power_text, num_ticks=5)

@@ -47,11 +47,7 @@ _LEVEL = 6
 
 
 def series_points(tier: int, started_at: datetime, packed: bytes) -> Iterator[tuple[datetime, dict[str, Value]]]:
-    """Yield (instant, values by name) of a packed minute.
-
-    Raises:
-        StoreError: the series is corrupt.
-    """
+    """Yield (instant, values by name) of a packed minute, or raise StoreError if the series is corrupt."""
     columns = unpack_series(packed)
     names = [name for name in SERIES_UNITS[tier] if name in columns and name != "at_s"]
     for at_s, *values in zip(columns["at_s"], *(columns[name] for name in names), strict=True):

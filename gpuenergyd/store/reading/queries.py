@@ -136,7 +136,7 @@ class History:
         by_host: bool = False,
         is_split: Callable[[datetime], bool] | None = None,
     ) -> tuple[EnergySum, ...]:
-        """Return the energy that GPUs used by job, and by GPU, host or time if asked; read from hours where possible.
+        """Return the GPU energy of each job, on request by GPU, host or period; uses hourly rollups where possible.
 
         By time, the hours for which `is_split` returns True are returned as minutes if those are still stored.
         """

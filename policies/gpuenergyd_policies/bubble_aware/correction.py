@@ -21,7 +21,7 @@ class PlanOutcome:
 
     view: JobView
     plan: ClockPlan
-    """The newest tuned plan; at full speed after it, no longer the one in force."""
+    """The newest tuned plan; not in force while the job is back at full speed."""
     target_s: float
     measured_s: tuple[float, ...]
     """Times of its undisturbed iterations without the first, in which clocks were still changing."""

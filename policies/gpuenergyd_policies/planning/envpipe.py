@@ -28,9 +28,9 @@ class EnvelopeMode(StrEnum):
     """Stages of EnvPipe's planner."""
 
     UNIFORM = "uniform"
-    """Every stage at its valley: slower than full speed."""
+    """Every stage at its valley, the clock of least energy: slower than full speed."""
     ENVELOPE = "envelope"
-    """Full speed on the envelope: still slower than full speed everywhere."""
+    """Full speed on the envelope, valleys inside: less slow than UNIFORM, but slower than full speed everywhere."""
     BALANCED = "balanced"
     """Reconfigured evenly until as fast as full speed."""
     GREEDY = "greedy"

@@ -20,7 +20,7 @@ from gpuenergyd_policies.planning.frontier import Effort, SolvedPlan, solve
 PROPORTIONS = (0.5, 1.0, 1.5, 2.0, 2.5)
 """Starting points: extra microbatches per stage of distance from the last one."""
 SEARCH_TOLERANCE = 2e-3
-"""Thinning tolerance of hulls while vectors are compared."""
+"""Tolerance for leaving out points of hulls while vectors of extra microbatches are compared."""
 FINALISTS = 3
 MAX_SOLVES = 100
 

@@ -59,11 +59,7 @@ class PlanningProblem:
         return replace(self, network=flow_network(self.graph, self.tables, thin_tolerance=tolerance_ratio))
 
     def require_possible(self, deadline_s: float) -> None:
-        """Check a deadline.
-
-        Raises:
-            TargetError: it is below T_min.
-        """
+        """Check a deadline; raise TargetError if it is below T_min."""
         if not deadline_s >= self.min_time_s * (1.0 - DEADLINE_ROUNDING_RATIO):
             raise TargetError(
                 f"iteration time {deadline_s:.6g} s cannot be met: with every instruction at its fastest clock it is"

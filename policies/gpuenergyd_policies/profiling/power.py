@@ -204,11 +204,7 @@ class PowerFit:
 
 
 def fit_power(shares: Shares, gpus: Sequence[GpuView]) -> PowerFit:
-    """Return the power model fitted to all GPUs.
-
-    Raises:
-        NotEnoughDataError: a rank has no measured energy.
-    """
+    """Return the power model fitted to all GPUs, or raise NotEnoughDataError if a rank has no measured energy."""
     missing = sorted(set(range(len(gpus))) - set(shares.rank_of.tolist()))
     if missing:
         raise NotEnoughDataError(f"ranks {missing} have no measured energy")

@@ -100,11 +100,11 @@ class TimeCurve:
         return times_s
 
     def part_index(self, sm_clock_mhz: float) -> int:
-        """Return the part of a clock, counted from the lowest; inside a step, the upper part."""
+        """Return the index of the curve's part that holds a clock, from the lowest; inside a step, the upper one."""
         return int(self.part_indices([sm_clock_mhz])[0])
 
     def part_indices(self, sm_clocks_mhz: Sequence[float] | FloatArray) -> NDArray[np.int64]:
-        """Return the parts of clocks, counted from the lowest; inside a step, the upper part."""
+        """Return the indices of the curve's parts that hold clocks, from the lowest; inside a step, the upper one."""
         clocks_mhz = np.asarray(sm_clocks_mhz, dtype=np.float64)
         return np.searchsorted([low for low, _ in self.steps_mhz], clocks_mhz, side="left").astype(np.int64)
 

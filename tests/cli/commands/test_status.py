@@ -97,7 +97,7 @@ def test_gpus_and_jobs_are_shown_with_units_and_ages() -> None:
     assert "slack on 3 of 4 ranks" in text
 
 
-def test_where_options_come_from_what_to_expect_and_why_nothing_is_saved() -> None:
+def test_status_shows_the_sources_of_options_the_expectation_and_the_reason_for_no_saving() -> None:
     status = copy.deepcopy(STATUS)
     status["jobs"][0] |= {
         "policy_source": "daemon",

@@ -106,7 +106,7 @@ def test_gpus_that_cannot_be_tuned_are_named_and_the_others_are_counted() -> Non
     assert details(Subject.CLOCKS, driver=DriverFacts("nvml")) == [(Level.FINE, "no GPU is left changed")]
 
 
-def test_clocks_that_only_the_daemon_knows_are_not_counted_as_none() -> None:
+def test_sm_clocks_known_to_the_daemon_only_are_not_reported_as_missing() -> None:
     unknown = replace(GPU, num_clocks=None)
 
     assert details(Subject.CLOCKS, driver=DriverFacts("simulated", (unknown,))) == [
@@ -114,7 +114,7 @@ def test_clocks_that_only_the_daemon_knows_are_not_counted_as_none() -> None:
     ]
 
 
-def test_without_a_gpu_worker_nothing_about_the_gpus_is_fine() -> None:
+def test_without_a_gpu_worker_no_check_of_the_gpus_passes() -> None:
     facts = replace(WELL, daemon=replace(WELL.daemon, has_worker=False), driver=DriverFacts("simulated"))
 
     found = {one.subject: one for one in diagnose(facts)}

@@ -194,7 +194,7 @@ def test_an_instruction_with_a_clock_change_does_not_count_at_full_speed() -> No
     assert what_changed(iterations([1.0], sample(0.1)), iterations([1.0], split), at_least_ratio=0.03) is None
 
 
-def test_a_change_within_the_noise_of_the_iterations_is_none() -> None:
+def test_a_difference_within_the_noise_of_the_iterations_is_no_change() -> None:
     """Medians differ by 2.2 %, but times vary by 10 %."""
     before = [iteration(k, time_s) for k, time_s in enumerate([0.93, 1.09, 1.0, 0.94, 1.08, 1.0, 0.91, 1.1])]
     now = [iteration(k, time_s) for k, time_s in enumerate([0.978, 0.89, 1.06, 0.9, 1.04])]

@@ -75,14 +75,14 @@ def test_a_policy_that_keeps_full_speed_gives_the_reason() -> None:
     assert ended(run) == (OutcomeKind.AT_FULL_SPEED, "too noisy to plan: times vary by 40 %")
 
 
-def test_lost_control_is_the_reason() -> None:
+def test_lost_control_of_clocks_is_a_reason_for_no_saving() -> None:
     run = JobRun(NO_PROOF).asked()
     run.feed(ControlLost("GPU-0 is lost"))
 
     assert ended(run) == (OutcomeKind.AT_FULL_SPEED, "GPU-0 is lost")
 
 
-def test_clocks_that_are_only_observed_are_the_reason() -> None:
+def test_observe_mode_is_a_reason_for_no_saving() -> None:
     assert find_outcome(tuned([80.0] * 8).job, is_observing=True).kind is OutcomeKind.OBSERVED_ONLY
 
 

@@ -45,7 +45,7 @@ def test_regions_begin_at_75_and_90_percent_of_the_maximum() -> None:
     ]
 
 
-def test_a_change_that_does_not_rise_is_a_reduction() -> None:
+def test_a_switch_to_the_same_clock_counts_as_lowering() -> None:
     assert [direction_of(500, to) for to in (499, 500, 501)] == [Direction.LOWER, Direction.LOWER, Direction.RAISE]
     assert seen(0.1, 500, 501).direction is Direction.RAISE
 

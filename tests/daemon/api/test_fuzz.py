@@ -51,7 +51,7 @@ def hand_over(jobs: Jobs, kind: int, body: bytes) -> None:
         case 1:
             jobs.handle_report(decode(body, IterationReport, max_bytes=MAX_CONTROL_MESSAGE_BYTES), ME)
         case _:
-            jobs.release(decode(body, RankRelease, max_bytes=MAX_CONTROL_MESSAGE_BYTES).rank_token, ME)
+            jobs.release(decode(body, RankRelease, max_bytes=MAX_CONTROL_MESSAGE_BYTES), ME)
 
 
 @pytest.mark.fault(32)

@@ -9,7 +9,7 @@ import pytest
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.registration import option_source
 from gpuenergyd.store.records import JobEndRecord
-from gpuenergyd.wire.messages import RankRegistration
+from gpuenergyd.wire.messages import RankRegistration, RankRelease
 from tests.support.job_stage import ME, Stage, play, registration, settle
 
 LOOP = replace(registration(0), num_pp_ranks=1, num_microbatches=1, order=(("F", 0, 0),), schedule_name="loop")
@@ -65,9 +65,9 @@ def test_the_outcome_is_sent_to_the_trainer_and_recorded() -> None:
     async def scenario() -> None:
         stage.join()
         await stage.iterate(times=3)
-        released = stage.jobs.release(stage.tokens[0], ME)
+        released = stage.jobs.release(RankRelease(stage.tokens[0]), ME)
         await settle()
-        late = stage.jobs.release(stage.tokens[1], ME)
+        late = stage.jobs.release(RankRelease(stage.tokens[1]), ME)
         await settle()
 
         assert released is not None

@@ -21,6 +21,7 @@ from gpuenergyd.store.records import (
     PlanRecord,
 )
 from gpuenergyd.wire.clock_request import RankClockRequest
+from gpuenergyd.wire.messages import RankRelease
 from tests.support.job_stage import ME, Stage, plan, play, registration, report, settle
 
 
@@ -70,7 +71,7 @@ def test_the_gpus_of_an_ended_job_are_restored_before_another_may_claim_them() -
     async def scenario() -> None:
         job_id = stage.join()
         await stage.iterate(times=3)
-        assert stage.jobs.release(stage.tokens[0], ME)
+        assert stage.jobs.release(RankRelease(stage.tokens[0]), ME)
         claim_while_restoring = stage.gpus["GPU-0"].claim
         await settle()
 
@@ -92,7 +93,7 @@ def test_other_ranks_of_an_ended_job_return_to_full_speed_and_their_requests_are
     async def scenario() -> None:
         stage.join()
         await stage.iterate(times=3)
-        stage.jobs.release(stage.tokens[0], ME)
+        stage.jobs.release(RankRelease(stage.tokens[0]), ME)
         await settle()
         reply = stage.jobs.handle_report(report(stage.tokens[1], 1, 9, 1), ME)
         outcome = stage.send(pp_rank=1, plan_epoch=1)
@@ -422,7 +423,7 @@ def test_a_peer_cannot_use_the_token_of_another_uid() -> None:
     async def scenario() -> None:
         stage.join()
         reported = stage.jobs.handle_report(report(stage.tokens[0], 0, 0, 0), stranger)
-        released = stage.jobs.release(stage.tokens[0], stranger)
+        released = stage.jobs.release(RankRelease(stage.tokens[0]), stranger)
         record = RankClockRequest(bytes.fromhex(stage.tokens[0]), 1, ClockRequest(1200, time.monotonic_ns()))
         admitted = stage.jobs.clock_requests.admit(record, stranger)
 

@@ -103,10 +103,10 @@ def find_membership(place: PipelinePlace, run_key: str, *, is_across_hosts: bool
             " MASTER_PORT, or %s; training continues at full speed",
             STORE_VARIABLE,
         )
-    return _whole_pipeline(place, run_key, address)
+    return _pipeline_on_one_host(place, run_key, address)
 
 
-def _whole_pipeline(place: PipelinePlace, run_key: str, address: tuple[str, int] | None) -> Membership:
+def _pipeline_on_one_host(place: PipelinePlace, run_key: str, address: tuple[str, int] | None) -> Membership:
     """Return the membership of a rank whose whole pipeline is on this host."""
 
     def start_exchange(client: RankClient, socket_path: str | None) -> Callable[[], None] | None:

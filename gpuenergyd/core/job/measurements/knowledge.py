@@ -163,7 +163,7 @@ class JobKnowledge:
         return run
 
     def run_until_now(self, full_speed: Sequence[IterationObservation]) -> PreviousRun | None:
-        """Return the profile of this run, marked so that a policy uses its shape and not its pace."""
+        """Return the profile of this run; marked, so that a policy uses its ratios but not its absolute times."""
         plan = self.plans.proven_or_first_tuned()
         if plan is None:
             return None

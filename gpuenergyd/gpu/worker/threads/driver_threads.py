@@ -85,7 +85,7 @@ class DriverThreads:
         self.actuator.start()
 
     def end_actuator(self) -> None:
-        """Have all submitted tasks finished, by successors too; call `watch` until `actuator` has ended."""
+        """Let the actuator and its successors end once all tasks are done; call `watch` until `actuator` has ended."""
         self._is_ending = True
         self.actuator.close(timeout_s=0.0)
 

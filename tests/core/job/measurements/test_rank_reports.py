@@ -144,7 +144,7 @@ def test_an_iteration_of_one_rank_is_whole_with_its_report() -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("swapped", [(0, 1), (2, 3)])
-def test_any_order_other_than_the_registered_one_is_foreign(rank: int, swapped: tuple[int, int]) -> None:
+def test_every_order_other_than_the_registered_one_is_detected(rank: int, swapped: tuple[int, int]) -> None:
     reports = warm()
     ran = list(report(rank, 4).instructions)
     a, b = swapped

@@ -134,7 +134,7 @@ def planned(clocks: Mapping[Instruction, int]) -> frozenset[tuple[InstructionCla
     return frozenset((instruction.instruction_class, mhz) for instruction, mhz in clocks.items())
 
 
-def test_afast_enough_clock_is_the_lowest_at_which_nothing_is_slower_than_planned() -> None:
+def test_a_fast_enough_clock_is_the_lowest_at_which_nothing_is_slower_than_planned() -> None:
     """Backwards are throttled at 1000 MHz and fastest at 800; forwards get ever faster."""
     tables = {
         InstructionClass(0, F): _table((1000, 1.0), (800, 1.1), (600, 1.5), (400, 2.0)),
@@ -155,7 +155,7 @@ def test_afast_enough_clock_is_the_lowest_at_which_nothing_is_slower_than_planne
     assert fast_enough({F0: 600, B0: 400}, known=False) == 600
 
 
-def test_the_lowestfast_enough_clock_is_used_where_the_highest_planned_one_is_too_slow() -> None:
+def test_the_lowest_fast_enough_clock_is_used_where_the_highest_planned_one_is_too_slow() -> None:
     tables = {
         InstructionClass(0, F): _table((1000, 1.0), (800, 1.0), (600, 1.0), (400, 1.1)),
         InstructionClass(0, B): _table((1000, 2.0), (800, 1.0), (600, 0.9), (400, 0.9)),

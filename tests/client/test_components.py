@@ -1,4 +1,4 @@
-"""Parts of the client: breaker, recorder, plan queue, environment, HTTP exchange, imports."""
+"""Components of the client: breaker, recorder, plan queue, environment, HTTP exchange, imports."""
 
 import socket
 import subprocess
