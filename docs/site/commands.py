@@ -16,6 +16,11 @@ def command_line_page() -> str:
             " success, 1 failure, 2 usage error, 3 daemon not running, 4 degraded. `gpuenergyd --install-completion`"
             " installs shell completion; `man gpuenergyd` has the contents of this page."
         ),
+        (
+            "`gpuenergyd run` and `gpuenergyd --version` need Python's standard library only. Every other command needs"
+            " the extra `daemon`; without it, it exits with 1 and names the extra. See"
+            " [what each installation runs](../how-to/install-on-a-host.md#what-each-installation-runs)."
+        ),
         table(("command", "purpose"), (_entry(command) for command in commands)),
         "## Options of the program",
         _options((*program.arguments, *program.options)),

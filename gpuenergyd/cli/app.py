@@ -66,7 +66,7 @@ def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
     )
     app.callback()(_root)
     first = arguments[0] if arguments else None
-    names = [first] if first in _MODULES else [] if first == "--version" else [*_MODULES]
+    names = [first] if first in _MODULES else [*_MODULES]
     for name in names:
         command = getattr(import_module(f"gpuenergyd.cli.{_MODULES[name]}"), name)
         if isinstance(command, typer.Typer):
@@ -78,9 +78,9 @@ def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
 
 def _print_version(is_requested: bool) -> None:
     if is_requested:
-        from gpuenergyd.cli.versions import version_lines  # noqa: PLC0415  no other command needs it
+        from gpuenergyd.cli.versions import print_versions  # noqa: PLC0415  no other command needs it
 
-        typer.echo("\n".join(version_lines()))
+        print_versions()
         raise typer.Exit
 
 

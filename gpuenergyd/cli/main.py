@@ -1,12 +1,14 @@
-"""Console entry point: every error becomes one line on stderr and an exit code, never a traceback."""
+"""Console entry point: every error becomes one line on stderr and an exit code, never a traceback.
+
+`run` and `--version` need the standard library only, so that a plain install in a training environment has them. Every
+other command needs an extra of the distribution.
+"""
 
 import os
 import sys
 import traceback
 from collections.abc import Callable
 
-from gpuenergyd.cli.commands.report_arguments import parse_report_arguments
-from gpuenergyd.cli.commands.report_output import write_report
 from gpuenergyd.cli.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from gpuenergyd.errors import GpuEnergyError
 
@@ -21,8 +23,7 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
     try:
-        request = parse_report_arguments(arguments)
-        return write_report(request) if request is not None else _run_with_typer(arguments)
+        return _run_command(arguments)
     except GpuEnergyError as error:
         _print_traceback_if_debugging()
         _print_error(str(error))
@@ -35,21 +36,39 @@ def run(arguments: list[str]) -> int:
         return EXIT_FAILED
     except Exception as error:  # noqa: BLE001  last resort: users see one line, developers can request the traceback
         _print_traceback_if_debugging()
-        _print_error(f"{type(error).__name__}: {error} (this is a bug; set {DEBUG_VARIABLE}=1 for a traceback)")
+        _print_error(_missing_package(error) or _bug(error))
         return EXIT_FAILED
+
+
+def _run_command(arguments: list[str]) -> int:
+    """Run one command, and import only what it needs."""
+    match arguments:
+        case ["run", *rest]:
+            from gpuenergyd.cli.commands.run_arguments import parse_run_arguments, print_run_help  # noqa: PLC0415
+            from gpuenergyd.cli.commands.run_program import run_program  # noqa: PLC0415
+
+            run_request = parse_run_arguments(rest)
+            return run_program(run_request) if run_request is not None else print_run_help()
+        case ["--version", *_]:
+            from gpuenergyd.cli.versions import print_versions  # noqa: PLC0415
+
+            return print_versions()
+        case ["report", *_]:
+            from gpuenergyd.cli.commands.report_arguments import parse_report_arguments  # noqa: PLC0415
+            from gpuenergyd.cli.commands.report_output import write_report  # noqa: PLC0415
+
+            report_request = parse_report_arguments(arguments)
+            return write_report(report_request) if report_request is not None else _run_with_typer(arguments)
+        case _:
+            return _run_with_typer(arguments)
 
 
 def _run_with_typer(arguments: list[str]) -> int:
     """Parse the arguments with Typer and run the command."""
-    try:
-        import typer  # noqa: PLC0415  missing in a plain install, which is reported below
+    import typer  # noqa: PLC0415  missing in a plain install
 
-        from gpuenergyd.cli.app import command_line  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("gpuenergyd"):
-            raise
-        _print_error(f"the command line needs {error.name!r}: pip install 'gpuenergyd[daemon]'")
-        return EXIT_FAILED
+    from gpuenergyd.cli.app import command_line  # noqa: PLC0415  imports Typer
+
     click_error: type[Exception] = typer.BadParameter.mro()[2]  # ClickException, which Typer itself does not export
     try:
         result = command_line(arguments)(arguments, prog_name="gpuenergyd", standalone_mode=False)
@@ -75,6 +94,20 @@ def _print_usage_error(error: Exception) -> int:
 
 def _print_error(message: str) -> None:
     print("gpuenergyd:", " ".join(message.split()), file=sys.stderr)  # noqa: T201  errors of commands go to stderr
+
+
+def _missing_package(error: Exception) -> str | None:
+    """Return the message for a dependency that is not installed, None for any other error."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None or error.name.startswith("gpuenergyd"):
+        return None
+    return (
+        f"this command needs {error.name!r}: pip install 'gpuenergyd[daemon]'; without it,"
+        " only `gpuenergyd run` and `gpuenergyd --version` work"
+    )
+
+
+def _bug(error: Exception) -> str:
+    return f"{type(error).__name__}: {error} (this is a bug; set {DEBUG_VARIABLE}=1 for a traceback)"
 
 
 def _print_traceback_if_debugging() -> None:

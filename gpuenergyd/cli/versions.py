@@ -20,6 +20,12 @@ _DEPENDENCIES = {
 _PLUGIN_GROUPS = ("gpuenergyd.policies", "gpuenergyd.targets", "gpuenergyd.planners", "gpuenergyd.carbon_sources")
 
 
+def print_versions() -> int:
+    """Print the versions; return the exit code."""
+    sys.stdout.write("\n".join(version_lines()) + "\n")
+    return 0
+
+
 def version_lines() -> tuple[str, ...]:
     """Return one line each for gpuenergyd, Python, every optional part, and all third-party plugins."""
     lines = [f"gpuenergyd {__version__}", f"Python {platform.python_version()} ({sys.executable})"]

@@ -234,7 +234,10 @@ def test_a_plain_install_says_what_the_command_line_needs() -> None:
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
     assert result.returncode == 1
-    assert result.stderr == "gpuenergyd: the command line needs 'typer': pip install 'gpuenergyd[daemon]'\n"
+    assert result.stderr == (
+        "gpuenergyd: this command needs 'typer': pip install 'gpuenergyd[daemon]'; without it, only `gpuenergyd run`"
+        " and `gpuenergyd --version` work\n"
+    )
 
 
 @pytest.mark.parametrize("command", [["restore", "--journal", "/nonexistent/journal.json"], ["status"]])

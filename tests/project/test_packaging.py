@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from gpuenergyd import __version__
+from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
+from tests.support.sample_history import write_sample_history
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("gpuenergyd", "gpuenergyd_policies", "gpuenergyd_trainers")
@@ -46,6 +48,25 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     subprocess.run(pip, check=True, capture_output=True)
     return target
+
+
+@pytest.fixture(scope="module")
+def plain_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheel without extras into a virtual environment of its own; return the folder of its programs."""
+    folder = tmp_path_factory.mktemp("plain")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, capture_output=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet", "--no-index"]
+    subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
+    return folder / "bin"
+
+
+def gpuenergyd(programs: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the installed command outside the checkout, with nothing else in its environment."""
+    environ = {"PATH": f"{programs}:{os.defpath}", "HOME": str(programs.parent), **variables}
+    command = [str(programs / "gpuenergyd"), *arguments]
+    return subprocess.run(
+        command, cwd=programs.parent, env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def run_installed(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -90,6 +111,69 @@ def test_the_wheel_works_outside_the_checkout(installed: Path) -> None:
     assert all(file.startswith(str(installed)) for file in json.loads(where.stdout))
     assert version.stdout.startswith("gpuenergyd ")
     assert all(row["is_usable"] for row in json.loads(listed.stdout)["policies"]), listed.stdout
+
+
+def test_a_plain_install_prints_its_versions(plain_environment: Path) -> None:
+    done = gpuenergyd(plain_environment, "--version")
+
+    first, python, *parts = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert first == f"gpuenergyd {__version__}"
+    assert python.endswith(f"({plain_environment / 'python'})")
+    assert all("not installed" in part for part in parts)
+
+
+def test_a_plain_install_starts_a_program_that_attaches(plain_environment: Path, tmp_path: Path) -> None:
+    program = "import gpuenergyd\nwith gpuenergyd.job() as job:\n    with job.iteration():\n        print('trained')\n"
+    with FakeDaemon(tmp_path) as daemon:
+        done = gpuenergyd(
+            plain_environment,
+            *("run", "--job", "gpt", "--socket", daemon.socket_path, "--", "python", "-c", program),
+            GPUENERGYD_GPU_UUID="GPU-1",
+            TMPDIR=str(tmp_path),
+        )
+        registration = daemon.registrations.get(timeout=WAIT_LIMIT_S)
+
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    assert done.stderr.splitlines() == [f"gpuenergyd: job gpt (job-1) joined the daemon at {daemon.socket_path}"]
+    assert registration["job_name"] == "gpt"
+
+
+def test_the_hook_of_a_plain_install_is_in_every_process(plain_environment: Path, tmp_path: Path) -> None:
+    shows = "import sys; print([type(finder).__name__ for finder in sys.meta_path][0])"
+    starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {shows!r}], check=True)"
+
+    done = gpuenergyd(plain_environment, "run", "--socket", str(tmp_path / "none.sock"), "python", "-c", starts)
+
+    assert (done.returncode, done.stdout) == (0, "Watcher\n"), done.stderr
+
+
+def test_run_has_the_same_help_and_errors_in_a_plain_install(plain_environment: Path) -> None:
+    for arguments in (["run", "--help"], ["run", "--nope"], ["run"], ["run", "--max-slowdown", "5", "true"]):
+        plain = gpuenergyd(plain_environment, *arguments)
+        full = gpuenergyd(Path(sys.executable).parent, *arguments)
+
+        assert (plain.returncode, plain.stdout, plain.stderr) == (full.returncode, full.stdout, full.stderr)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["--help"], ["status"], ["report", "--help"], ["report", "--database", "history.sqlite3"], ["plan", "x.csv"]],
+    ids=" ".join,
+)
+def test_every_other_command_of_a_plain_install_names_the_extra_in_one_line(
+    plain_environment: Path, arguments: list[str]
+) -> None:
+    write_sample_history(plain_environment.parent / "history.sqlite3")
+
+    done = gpuenergyd(plain_environment, *arguments)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(
+        r"gpuenergyd: this command needs '(typer|rich)': pip install 'gpuenergyd\[daemon\]'; without it,"
+        r" only `gpuenergyd run` and `gpuenergyd --version` work\n",
+        done.stderr,
+    ), done.stderr
 
 
 def test_the_wheel_contains_the_page_templates(installed: Path) -> None:

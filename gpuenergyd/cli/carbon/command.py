@@ -19,7 +19,8 @@ from gpuenergyd.cli.carbon.inputs import checked_instant, frontier_points
 from gpuenergyd.cli.carbon.plot import forecast_lines, write_forecast_svg
 from gpuenergyd.cli.command_help import DocumentedGroup, add_command, command_group
 from gpuenergyd.cli.exit_codes import EXIT_DEGRADED
-from gpuenergyd.cli.options import JsonOption, checked_slowdown, warn_of_large_slowdown
+from gpuenergyd.cli.option_checks import checked_slowdown, warn_of_large_slowdown
+from gpuenergyd.cli.options import JsonOption
 from gpuenergyd.cli.output import people_console, print_json
 from gpuenergyd.core.carbon.intensity import (
     CarbonForecast,

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from gpuenergyd.cli.options import MaxSlowdownOption, warn_of_large_slowdown
+from gpuenergyd.cli.option_checks import warn_of_large_slowdown
+from gpuenergyd.cli.options import MaxSlowdownOption
 
 
 def serve(  # noqa: PLR0913  each option is a parameter

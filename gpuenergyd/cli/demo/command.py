@@ -12,7 +12,8 @@ import typer
 
 from gpuenergyd.cli.demo.grid import DemoGrid
 from gpuenergyd.cli.demo.request import DemoRequest, check_request
-from gpuenergyd.cli.options import MAX_SLOWDOWN_HELP, JsonOption, checked_slowdown, warn_of_large_slowdown
+from gpuenergyd.cli.option_checks import MAX_SLOWDOWN_HELP, checked_slowdown, warn_of_large_slowdown
+from gpuenergyd.cli.options import JsonOption
 from gpuenergyd.cli.output import print_json
 from gpuenergyd.errors import DaemonNotRunningError, GpuEnergyError, UsageError
 

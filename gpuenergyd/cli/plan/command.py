@@ -8,7 +8,8 @@ import typer
 from rich import box
 from rich.table import Table
 
-from gpuenergyd.cli.options import JsonOption, warn_of_large_slowdown
+from gpuenergyd.cli.option_checks import warn_of_large_slowdown
+from gpuenergyd.cli.options import JsonOption
 from gpuenergyd.cli.output import people_console, print_json
 from gpuenergyd.cli.plan import options
 from gpuenergyd.cli.plan.inputs import PlanInput, PlanOptions, load_planner, plan_input

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from gpuenergyd.cli.options import JsonOption, warn_of_large_slowdown
+from gpuenergyd.cli.option_checks import warn_of_large_slowdown
+from gpuenergyd.cli.options import JsonOption
 from gpuenergyd.cli.output import people_console, print_json
 from gpuenergyd.cli.plan import options
 from gpuenergyd.cli.plan.inputs import PlanInput, PlanOptions, load_planner, plan_input

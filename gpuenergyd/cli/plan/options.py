@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from gpuenergyd.cli.options import MAX_SLOWDOWN_HELP, checked_slowdown
+from gpuenergyd.cli.option_checks import MAX_SLOWDOWN_HELP, checked_slowdown
 from gpuenergyd.cli.plan.inputs import DEFAULT_SCHEDULE
 from gpuenergyd.core.pipeline.schedules import SCHEDULES
 

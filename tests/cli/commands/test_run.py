@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from gpuenergyd.cli.app import command_line
+from gpuenergyd.cli.commands import run as run_module
+from gpuenergyd.cli.commands.run_arguments import RUN_OPTIONS, RunRequest, parse_run_arguments, run_help
+from gpuenergyd.cli.help.command_tree import described_commands
+from gpuenergyd.cli.main import run
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
 
 SHOWS_ENVIRONMENT = (
@@ -108,3 +113,65 @@ def test_the_program_and_its_options_need_no_separator(tmp_path: Path) -> None:
     )
 
     assert (done.returncode, done.stdout) == (0, "['--epochs', '3', '--job', 'its own', '-h', '--']\n")
+
+
+ACCEPTED = [
+    "train.py",
+    "--job gpt python3 train.py --job other",
+    "--job=gpt --policy uniform -- torchrun --nproc-per-node 4 train.py -- -h",
+    "--max-slowdown 0.05 --iterations 500 --hours 2.5 --deadline 2030-01-31T10:00+02:00 --socket /run/x.sock true",
+    "--job first --job second true",
+]
+
+
+@pytest.mark.parametrize("text", ACCEPTED)
+def test_arguments_are_parsed_as_typer_parses_them(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[RunRequest] = []
+
+    def record(request: RunRequest) -> int:
+        requests.append(request)
+        return 0
+
+    monkeypatch.setattr(run_module, "run_program", record)
+    command_line(["run"])(["run", *text.split()], prog_name="gpuenergyd", standalone_mode=False)
+
+    assert [parse_run_arguments(text.split())] == requests
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("--nope train.py", "no such option: --nope; see 'gpuenergyd run --help'"),
+        ("--job", "--job needs a value; see 'gpuenergyd run --help'"),
+        ("", "no program to run; see 'gpuenergyd run --help'"),
+        ("--job gpt --", "no program to run; see 'gpuenergyd run --help'"),
+        ("--iterations 0 true", "--iterations '0': must be a whole number of at least 1"),
+        ("--iterations 1.5 true", "--iterations '1.5': must be a whole number of at least 1"),
+        ("--hours nan true", "--hours 'nan': must be a number greater than 0"),
+        ("--max-slowdown five true", "--max-slowdown 'five': must be a ratio from 0 to 1, e.g. 0.05 for 5 %"),
+    ],
+)
+def test_invalid_arguments_are_one_line_and_a_usage_error(
+    text: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["run", *text.split()]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"gpuenergyd: {expected}\n")
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_the_help_lists_every_option_with_the_text_of_the_manual_page(
+    columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    (described,) = (command for command in described_commands() if command.name == "gpuenergyd run")
+
+    text = run_help()
+
+    words = " ".join(text.split())
+    assert all(f"{option.usage} {option.text}" in words for option in (*described.arguments, *described.options))
+    assert all(f"\n  {example}\n" in text for example in described.examples)
+    assert f"{described.summary} {described.description}" in words
+    assert len(described.options) == len(RUN_OPTIONS) + 1  # and --help
+    rows = text.partition("\nExamples:")[0].splitlines()
+    assert max(map(len, rows)) <= max(min(int(columns), 80) - 2, 50)

@@ -1,0 +1,50 @@
+"""Start of a training program in an environment in which it attaches to the daemon."""
+
+import os
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from gpuenergyd.cli.commands.run_arguments import RunRequest
+from gpuenergyd.cli.option_checks import warn_of_large_slowdown
+from gpuenergyd.client.environment import (
+    DEADLINE_VARIABLE,
+    HOURS_VARIABLE,
+    ITERATIONS_VARIABLE,
+    JOB_VARIABLE,
+    MAX_SLOWDOWN_VARIABLE,
+    POLICY_VARIABLE,
+    find_socket_path,
+)
+from gpuenergyd.errors import UsageError
+
+_LAUNCHERS = "gpuenergyd.launchers"
+
+
+def run_program(request: RunRequest) -> int:
+    """Replace this process with the program.
+
+    Raises:
+        UsageError: the program cannot be started.
+    """
+    warn_of_large_slowdown(request.max_slowdown_ratio)
+    environ = dict(os.environ)
+    variables = {
+        JOB_VARIABLE: request.job,
+        POLICY_VARIABLE: request.policy,
+        MAX_SLOWDOWN_VARIABLE: request.max_slowdown_ratio,
+        ITERATIONS_VARIABLE: request.iterations,
+        HOURS_VARIABLE: request.hours,
+        DEADLINE_VARIABLE: request.deadline,
+        "GPUENERGYD_SOCKET": request.socket,
+    }
+    environ.update({name: str(value) for name, value in variables.items() if value is not None})
+    program = request.command[0]
+    if not Path(found := find_socket_path(environ=environ)).exists():
+        sys.stderr.write(f"gpuenergyd: no daemon socket at {found}; running {program} without it\n")
+    for launcher in entry_points(group=_LAUNCHERS):
+        environ = launcher.load()(environ)
+    try:
+        os.execvpe(program, request.command, environ)  # noqa: S606  runs the user's program
+    except OSError as error:
+        raise UsageError(f"cannot run {program!r}: {error.strerror}") from None
