@@ -10,6 +10,12 @@ from torch.distributed.pipelining import PipelineStage
 from gpuenergyd.wire.messages import OrderRow
 
 
+def num_inflight(stage: Any) -> int:
+    """Return how many microbatches a stage holds activations of, from a private attribute that torch 2.15 renamed."""
+    held = stage.fwd_cache if hasattr(stage, "fwd_cache") else stage._forward_chunk_states
+    return len(held)
+
+
 class TracedStage(PipelineStage):
     """A stage that appends its instructions to `trace`, which the stages of one rank may share."""
 
@@ -27,7 +33,7 @@ class TracedStage(PipelineStage):
         else:
             with torch.autograd.graph.saved_tensors_hooks(self.saved.pack, _Saved.unpack):
                 result = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-        self.peak_inflight = max(self.peak_inflight, len(self.fwd_cache))
+        self.peak_inflight = max(self.peak_inflight, num_inflight(self))
         return result
 
     def backward_one_chunk(

@@ -3,6 +3,7 @@
 import queue
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from gpuenergyd_trainers.joining.handle import Handle, WrappedAttribute  # noqa:
 from gpuenergyd_trainers.torch_inflight import Schedule1F1BExtraInflight  # noqa: E402
 from gpuenergyd_trainers.torch_pipelining import attach  # noqa: E402
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, plan_slice  # noqa: E402
+from tests.trainers.executed import num_inflight  # noqa: E402
 from tests.trainers.pipeline_processes import Pace, run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -61,7 +63,7 @@ class Training:
             def traced(chunk_id: int, *args: Any, **kwargs: Any) -> Any:
                 self.trace.append((kind, chunk_id, 0))
                 result = compute(chunk_id, *args, **kwargs)
-                self.peak_inflight = max(self.peak_inflight, len(self.stage.fwd_cache))
+                self.peak_inflight = max(self.peak_inflight, num_inflight(self.stage))
                 return result
 
             return traced
@@ -369,3 +371,8 @@ def test_extra_inflight_changes_order_and_memory_as_planned_and_losses_are_uncha
         assert [tuple(row) for row in registered[rank]["order"]] == list(order)
         assert peak_inflight == planned.peak_inflight(rank)
     assert [result[2] for result in extra] > [result[2] for result in plain]
+
+
+@pytest.mark.parametrize("name", ["fwd_cache", "_forward_chunk_states"])
+def test_microbatches_in_flight_are_counted_with_torch_before_and_since_2_15(name: str) -> None:
+    assert num_inflight(SimpleNamespace(**{name: {0: "activations", 3: "activations"}})) == 2
