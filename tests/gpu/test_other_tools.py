@@ -94,15 +94,11 @@ def watch(tmp_path: Path, tools: Path, fake_nvml_library: Path) -> Iterator[Watc
     host = SimulatedHost.open(tmp_path / "world")
     for identity in host.identities():
         host.attach_process(identity.gpu_uuid, os.getpid())
-    stub = tmp_path / "bin" / "nvidia-smi"
-    stub.parent.mkdir()
-    stub.write_text("#!/bin/sh\nexit 0\n")
-    stub.chmod(0o755)
     environment = {
         **os.environ,
         "LD_LIBRARY_PATH": str(fake_nvml_library),
         "GPUENERGYD_FAKE_NVML_WORLD": str(host.path),
-        "PATH": f"{stub.parent}:{os.environ['PATH']}",
+        "PATH": f"{fake_nvml_library / 'bin'}:{os.environ['PATH']}",
         "HOME": str(tmp_path),
         "TERM": "xterm",
     }

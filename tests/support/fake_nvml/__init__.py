@@ -1,1 +1,1 @@
-"""A libnvidia-ml.so.1 for tests: `library` compiles it, `control` injects faults into it."""
+"""A libnvidia-ml.so.1 for tests: compiled by `library`, faults from `control`, its `nvidia-smi` in `nvidia_smi`."""

@@ -566,6 +566,16 @@ int nvmlDeviceGetMaxClockInfo(void *device, int domain, unsigned *out) {
 int nvmlDeviceGetClock(void *device, int domain, int id, unsigned *out) {
     return id == 0 ? nvmlDeviceGetClockInfo(device, domain, out) : nvmlDeviceGetMaxClockInfo(device, domain, out);
 }
+/* Application clocks are read as a driver shows them that nobody has set: at the maximum. Setting is not supported. */
+int nvmlDeviceGetApplicationsClock(void *device, int domain, unsigned *out) {
+    READ(device);
+    if (domain < 0 || domain > 2) return INVALID_ARGUMENT;
+    *out = (unsigned)lround(domain == 2 ? p->memory_mhz : p->max_mhz);
+    return OK;
+}
+int nvmlDeviceGetDefaultApplicationsClock(void *device, int domain, unsigned *out) {
+    return nvmlDeviceGetApplicationsClock(device, domain, out);
+}
 int nvmlDeviceGetSupportedMemoryClocks(void *device, unsigned *count, unsigned *out) {
     READ(device);
     if (!out || *count < 1) { *count = 1; return INSUFFICIENT_SIZE; }

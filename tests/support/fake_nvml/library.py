@@ -1,16 +1,22 @@
-"""Compiles the fake driver library, once per source and installed binding."""
+"""Compiles the fake driver library, once per source and installed binding, and puts a fake `nvidia-smi` beside it."""
 
 import hashlib
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pynvml
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
+_ROOT = Path(__file__).resolve().parents[3]
+_NVIDIA_SMI = f"""#!/bin/sh
+unset PYTHONHOME
+PYTHONPATH={_ROOT} exec {sys.executable} -m tests.support.fake_nvml.nvidia_smi "$@"
+"""
 
 
 def compiler() -> str | None:
@@ -19,10 +25,13 @@ def compiler() -> str | None:
 
 
 def build_library() -> Path:
-    """Return the folder that holds `libnvidia-ml.so.1`; every symbol we do not implement says "not supported"."""
+    """Return the folder of `libnvidia-ml.so.1`, with `nvidia-smi` in its folder `bin`.
+
+    A symbol that we do not implement returns "not supported".
+    """
     source = SOURCE.read_text()
     stubs = _stubs(source, Path(pynvml.__file__).read_text())
-    digest = hashlib.sha256((source + stubs).encode()).hexdigest()[:16]
+    digest = hashlib.sha256((source + stubs + _NVIDIA_SMI).encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"gpuenergyd-fake-nvml-{os.getuid()}-{digest}"
     if (folder / "libnvidia-ml.so.1").exists():
         return folder
@@ -40,7 +49,9 @@ def build_library() -> Path:
             capture_output=True,
             text=True,
         )
-        folder.mkdir(exist_ok=True)
+        (folder / "bin").mkdir(parents=True, exist_ok=True)
+        (folder / "bin" / "nvidia-smi").write_text(_NVIDIA_SMI)
+        (folder / "bin" / "nvidia-smi").chmod(0o755)
         unfinished = folder / f".{os.getpid()}"
         shutil.copy2(work / "libnvidia-ml.so.1", unfinished)
         unfinished.rename(folder / "libnvidia-ml.so.1")
