@@ -9,6 +9,7 @@ import pytest
 
 from gpuenergyd.client.environment import SYSTEM_SOCKET_PATH
 from gpuenergyd.daemon.settings import ENVIRONMENT_PREFIX, Settings
+from gpuenergyd_policies.planning import kernel_cache
 from tests.support.daemon_process import ROOT
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
@@ -31,7 +32,7 @@ def test_every_setting_in_the_manifest_is_valid(monkeypatch: pytest.MonkeyPatch)
 
     settings = Settings()
     assert str(settings.socket_path) == SYSTEM_SOCKET_PATH
-    (restore,) = pod["initContainers"]
+    restore = pod["initContainers"][0]
     assert restore["command"][-1] == str(settings.journal_path)
 
 
@@ -52,7 +53,24 @@ def test_the_pod_has_host_pids_and_only_the_needed_capabilities() -> None:
         privilege = container["securityContext"]
         assert "privileged" not in privilege
         assert privilege["capabilities"]["drop"] == ["ALL"]
-        assert "SYS_ADMIN" in privilege["capabilities"]["add"]
+        changes_gpus = container["name"] in {"restore", "gpuenergyd"}
+        assert ("SYS_ADMIN" in privilege["capabilities"].get("add", [])) is changes_gpus
+
+
+def test_the_planner_is_compiled_into_the_image_and_on_each_node_where_the_daemon_looks_for_it() -> None:
+    pod = daemon_set()["spec"]["template"]["spec"]
+    cache = {
+        container["name"]: {variable["name"]: variable.get("value") for variable in container.get("env", [])}.get(
+            "NUMBA_CACHE_DIR"
+        )
+        for container in (*pod["initContainers"], *pod["containers"])
+    }
+    (mounted,) = (volume["mountPath"] for volume in pod["containers"][0]["volumeMounts"] if volume["name"] == "state")
+
+    assert [container["name"] for container in pod["initContainers"]] == ["restore", "compile-planner"]
+    assert pod["initContainers"][1]["command"][1:] == ["-I", "-m", kernel_cache.__name__]
+    assert f"/opt/gpuenergyd/bin/python -I -m {kernel_cache.__name__}" in CONTAINERFILE
+    assert cache["compile-planner"] == cache["gpuenergyd"] == f"{mounted}/planner"
 
 
 def test_selector_and_labels_agree() -> None:

@@ -22,8 +22,9 @@ CLOCK = "chunk instruction microbatch sm_clock_mhz stage"
 
 PLAN = {
     "": (
-        "baseline_energy_j baseline_time_s clocks energy_j extra_inflight frontier iteration_time_s lower_bound_j"
-        " num_microbatches num_stages order saving_ratio schedule slowdown_ratio solve_cpu_s switching throttling"
+        "baseline_energy_j baseline_time_s clocks compile_cpu_s energy_j extra_inflight frontier iteration_time_s"
+        " lower_bound_j num_microbatches num_stages order saving_ratio schedule slowdown_ratio solve_cpu_s switching"
+        " throttling"
     ),
     "order": "0 1 2 3",
     "clocks": CLOCK,

@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 from gpuenergyd import __version__
 from gpuenergyd.cli.help.manual_pages import manual_pages
+from gpuenergyd.cli.install.installation import compile_command
 from tools.release.audit import audit_offline, read_report
 from tools.release.build import build_packages, digest
 from tools.release.contents import bill_of_materials, components
@@ -144,6 +145,29 @@ def test_the_debian_package_installs_makes_the_group_and_purges(debian_package: 
     assert purged.returncode == 0, purged.stderr
     assert not (root / "usr/bin/gpuenergyd").exists()
     assert not (root / "etc/gpuenergyd/config.toml").exists()
+
+
+@needs_dpkg
+@pytest.mark.parametrize(("status_of_compiling", "complaint"), [(0, ""), (1, "the first plan compiles the planner\n")])
+def test_the_debian_package_compiles_the_planner_for_the_policy_host_once_its_user_exists(
+    debian_package: Path, tmp_path: Path, status_of_compiling: int, complaint: str
+) -> None:
+    subprocess.run(["dpkg-deb", "--control", str(debian_package), str(tmp_path / "control")], check=True)
+    for name, status in (("systemd-sysusers", 0), ("systemd-tmpfiles", 0), ("runuser", status_of_compiling)):
+        program = tmp_path / name
+        program.write_text(f'#!/bin/sh\necho {name} "$@" >>{tmp_path}/log\nexit {status}\n')
+        program.chmod(0o755)
+
+    done = subprocess.run(
+        ["/bin/sh", str(tmp_path / "control" / "postinst"), "configure"],
+        env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    ran = (tmp_path / "log").read_text().splitlines()
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in ran][:3] == ["systemd-sysusers", "systemd-tmpfiles", "runuser"]
+    assert ran[2] == " ".join(compile_command("/usr/bin/python3"))
+    assert done.stderr.endswith(complaint)
 
 
 def test_the_bill_of_materials_lists_every_dependency_with_version_and_licence() -> None:

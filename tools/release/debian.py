@@ -6,6 +6,7 @@ Dependencies are Debian packages by name and minimum version, available from Deb
 
 import gzip
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from packaging.requirements import Requirement
 
 from gpuenergyd import __version__
 from gpuenergyd.cli.help.manual_pages import manual_pages
-from gpuenergyd.cli.install.installation import files_to_install
+from gpuenergyd.cli.install.installation import compile_command, files_to_install
 from tools.release.build import ROOT, commit_epoch_s
 
 PYTHON = Path("/usr/bin/python3")
@@ -40,11 +41,14 @@ _FOLDERS = {
 """Folders of `gpuenergyd install` and the corresponding folders of a package."""
 
 _LAUNCHER = "#!/usr/bin/python3\nfrom gpuenergyd.cli.main import main\n\nmain()\n"
-_POSTINST = """#!/bin/sh
+_POSTINST = f"""#!/bin/sh
 set -e
 if [ "$1" = configure ]; then
-    systemd-sysusers ${DPKG_ROOT:+--root="$DPKG_ROOT"} gpuenergyd.conf
-    systemd-tmpfiles ${DPKG_ROOT:+--root="$DPKG_ROOT"} --create gpuenergyd.conf
+    systemd-sysusers ${{DPKG_ROOT:+--root="$DPKG_ROOT"}} gpuenergyd.conf
+    systemd-tmpfiles ${{DPKG_ROOT:+--root="$DPKG_ROOT"}} --create gpuenergyd.conf
+    if [ -z "$DPKG_ROOT" ]; then
+        {shlex.join(compile_command(PYTHON))} || echo "gpuenergyd: the first plan compiles the planner" >&2
+    fi
     if [ -z "$DPKG_ROOT" ] && [ -d /run/systemd/system ]; then
         systemctl --system daemon-reload
     fi
@@ -60,7 +64,7 @@ fi
 _POSTRM = """#!/bin/sh
 set -e
 if [ "$1" = purge ]; then
-    rm -rf "$DPKG_ROOT/var/lib/gpuenergyd"
+    rm -rf "$DPKG_ROOT/var/lib/gpuenergyd" "$DPKG_ROOT/var/cache/gpuenergyd"
 fi
 if [ -z "$DPKG_ROOT" ] && [ -d /run/systemd/system ]; then
     systemctl --system daemon-reload

@@ -14,6 +14,7 @@ from gpuenergyd.cli.install.installation import (
     FileStep,
     apply_steps,
     carbon_text,
+    compile_command,
     plan_install,
     plan_uninstall,
     units_python,
@@ -49,7 +50,7 @@ def install(
     """Install the daemon as systemd services.
 
     Writes the units of all processes, their users and folders, and /etc/gpuenergyd/config.toml with every key commented
-    out. Keeps files that were edited since. Starts nothing, but prints the command that does.
+    out, and compiles the planner. Keeps files that were edited since. Starts nothing, but prints the command that does.
 
     Examples:
         gpuenergyd install --dry-run
@@ -57,13 +58,18 @@ def install(
         gpuenergyd install --root /mnt/image --python /opt/gpuenergyd/bin/python
     """
     is_this_host = _is_this_host(root)
-    steps = plan_install(root, units_python(python), replaces_changed=force)
-    commands = _AFTER_INSTALL if is_this_host else ()
+    interpreter = units_python(python)
+    steps = plan_install(root, interpreter, replaces_changed=force)
+    compile_planner = compile_command(interpreter)
+    commands = (*_AFTER_INSTALL, compile_planner) if is_this_host else ()
     if not dry_run:
         _require_root_user(is_this_host, "install")
         apply_steps(steps)
         for command in commands:
-            _run(command)
+            if command is compile_planner:
+                _compile_planner(command)
+            else:
+                _run(command)
     next_command = _START if is_this_host else None
     carbon = carbon_text(root)
     _print_outcome(steps, commands, is_dry_run=dry_run, next_command=next_command, as_json=as_json, carbon=carbon)
@@ -113,6 +119,15 @@ def _is_this_host(root: Path) -> bool:
 def _require_root_user(is_this_host: bool, name: str) -> None:
     if is_this_host and os.geteuid() != 0:
         raise AccessError(f"{name} needs root: `sudo gpuenergyd {name}`; --dry-run works without")
+
+
+def _compile_planner(command: Sequence[str]) -> None:
+    """Compile the planner ahead of the first plan; a failure only delays that plan."""
+    typer.echo("compiling the planner, about 20 s", err=True)
+    try:
+        _run(command)
+    except GpuEnergyError as error:
+        typer.echo(f"warning: {error}; the first plan compiles the planner instead", err=True)
 
 
 def _run(command: Sequence[str]) -> None:

@@ -22,6 +22,8 @@ UNITS_PYTHON = "/opt/gpuenergyd/bin/python"
 """Interpreter named in the unit files of the sources."""
 CONFIG_PATH = Path("etc/gpuenergyd/config.toml")
 STATE_DIR = Path("var/lib/gpuenergyd")
+CACHE_DIR = Path("var/cache/gpuenergyd")
+"""Compiled code of the planner, in `gpuenergyd-policy@.service` too."""
 _HEADER = "# Written by gpuenergyd install {version}; unedited while the SHA-256 of the rest is: {digest}\n"
 _HEADER_PATTERN = re.compile(r"# Written by gpuenergyd install \S+; un(?:changed|edited) while .*: ([0-9a-f]{64})\n")
 _HIDDEN_FROM_UNITS = ("home", "root", "tmp", "run/user", "var/tmp")
@@ -117,10 +119,19 @@ def plan_uninstall(
         is_ours = not target.is_symlink() and _is_unchanged(target)
         is_requested = removes_config if path == CONFIG_PATH else removes_changed
         steps.append(FileStep(Action.REMOVE if is_ours or is_requested else Action.KEEP_CHANGED, target))
+    if (root / CACHE_DIR).is_dir():
+        steps.append(FileStep(Action.REMOVE, root / CACHE_DIR))
     history = root / STATE_DIR
     if history.is_dir():
         steps.append(FileStep(Action.REMOVE if removes_history else Action.KEEP, history))
     return tuple(steps)
+
+
+def compile_command(python: Path | str) -> tuple[str, ...]:
+    """Return the command that compiles the planner into the cache of the policy hosts, as their user."""
+    environment = ("env", "--chdir=/", f"NUMBA_CACHE_DIR=/{CACHE_DIR}")
+    module = ("-I", "-m", "gpuenergyd_policies.planning.kernel_cache")
+    return ("runuser", "-u", "gpuenergyd-policy", "--", *environment, str(python), *module)
 
 
 def carbon_text(root: Path) -> str:

@@ -194,6 +194,8 @@ class OfflinePlan:
     switching: SwitchingFigures | None = None
     prices_w: Mapping[Instruction, float] = field(default_factory=dict)
     """Energy that one more second of slack would save, by instruction; empty if the planner does not compute it."""
+    compile_cpu_s: float = 0.0
+    """CPU time for compiling the planner's own code, not part of `solve_cpu_s`; 0 except at its first use."""
 
 
 @dataclass(frozen=True, slots=True)

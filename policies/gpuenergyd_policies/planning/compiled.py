@@ -11,8 +11,10 @@ that the content of these files determines the compiled code.
 import hashlib
 import importlib
 import importlib.util
+import logging
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -27,6 +29,52 @@ R = TypeVar("R")
 numba: Any = importlib.import_module("numba") if importlib.util.find_spec("numba") else None
 IS_COMPILED: bool = numba is not None and not numba.config.DISABLE_JIT
 """Whether kernels run compiled; the environment variable NUMBA_DISABLE_JIT=1 disables numba."""
+
+
+logger = logging.getLogger("gpuenergyd.policies")
+
+
+class CompileClock:
+    """CPU time of this process's compilations, which are of kernels that no earlier process left in the disk cache."""
+
+    def __init__(self) -> None:
+        self.cpu_s = 0.0
+        """CPU time of all compilations that have ended."""
+        self._began_cpu_s = 0.0
+        self._depth = 0
+        self._is_logged = False
+
+    def begin(self) -> None:
+        """Record the begin of a compilation, which may be part of another one; the process's first is logged."""
+        if not self._is_logged:
+            self._is_logged = True
+            when = "for the first time" if cache_folder() is not None else "in memory, as no cache folder is writable"
+            # Most programs configure no logging; a warning is printed all the same.
+            logger.warning("gpuenergyd: compiling the planner %s, about 20 s", when)
+        if self._depth == 0:
+            self._began_cpu_s = time.process_time()
+        self._depth += 1
+
+    def end(self) -> None:
+        """Record the end of a compilation."""
+        self._depth -= 1
+        if self._depth == 0:
+            self.cpu_s += time.process_time() - self._began_cpu_s
+
+
+COMPILE_CLOCK = CompileClock()
+
+if IS_COMPILED:
+    _events: Any = importlib.import_module("numba.core.event")
+
+    class _CompileListener(_events.Listener):  # type: ignore[misc]  # numba ships no types
+        def on_start(self, _event: Any) -> None:
+            COMPILE_CLOCK.begin()
+
+        def on_end(self, _event: Any) -> None:
+            COMPILE_CLOCK.end()
+
+    _events.register("numba:compile", _CompileListener())
 
 
 def compiled(kernel: Callable[P, R]) -> Callable[P, R]:

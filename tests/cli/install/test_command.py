@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
+from gpuenergyd.cli.install.installation import compile_command, files_to_install
 from gpuenergyd.cli.main import run
 from gpuenergyd.daemon.settings import load_settings
 
@@ -177,6 +179,53 @@ def test_without_root_nothing_changes_and_the_error_names_sudo(
     output = capsys.readouterr().err
     assert f"{command} needs root: `sudo gpuenergyd {command}`" in output
     assert output.count("\n") == 1
+
+
+def test_the_cache_that_the_policy_host_uses_is_created_and_filled() -> None:
+    files = {str(path): text for path, text in files_to_install(Path(PYTHON)).items()}
+    unit = files[f"{UNITS}/gpuenergyd-policy@.service"]
+    (environment,) = re.findall(r"^Environment=.*?(NUMBA_CACHE_DIR=\S+)", unit, re.MULTILINE)
+    (user,) = re.findall(r"^User=(\S+)", unit, re.MULTILINE)
+    (start,) = re.findall(r"^ExecStart=(\S+) -I ", unit, re.MULTILINE)
+
+    command = compile_command(Path(PYTHON))
+
+    assert command[:8] == ("runuser", "-u", user, "--", "env", "--chdir=/", environment, start)
+    assert f"d {environment.partition('=')[2]}  0755 {user} {user} -" in files["etc/tmpfiles.d/gpuenergyd.conf"]
+
+
+@pytest.fixture
+def as_root_on_this_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let commands write below a folder instead of this host, as root, with stand-ins for the host's programs."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("systemd-sysusers", "systemd-tmpfiles", "systemctl", "runuser"):
+        (programs / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{tmp_path}/log\n')
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr("gpuenergyd.cli.install.command._is_this_host", lambda _root: True)
+    return tmp_path
+
+
+def test_install_compiles_the_planner_after_users_and_folders_exist(
+    as_root_on_this_host: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert install(as_root_on_this_host) == 0
+
+    commands = (as_root_on_this_host / "log").read_text().splitlines()
+    assert [line.split()[0] for line in commands] == ["systemd-sysusers", "systemd-tmpfiles", "systemctl", "runuser"]
+    assert commands[-1] == " ".join(compile_command(Path(PYTHON)))
+    assert "compiling the planner, about 20 s" in capsys.readouterr().err
+
+
+def test_a_planner_that_cannot_be_compiled_ahead_is_a_warning(
+    as_root_on_this_host: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (as_root_on_this_host / "bin" / "runuser").write_text("#!/bin/sh\necho no such user >&2\nexit 1\n")
+
+    assert install(as_root_on_this_host) == 0
+    assert "failed: no such user; the first plan compiles the planner instead" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`gpuenergyd plan`: its JSON is a plan that can be verified, and every error is one line."""
 
 import json
+from dataclasses import replace
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import typer
 from typer.testing import CliRunner
 
 from gpuenergyd.cli.plan.command import plan
+from gpuenergyd.cli.plan.inputs import load_planner
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, dependency_graph
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
+from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflineRequest
 from gpuenergyd.errors import GpuEnergyError, UsageError
 from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
 
@@ -32,6 +35,7 @@ KEYS = [
     "saving_ratio",
     "slowdown_ratio",
     "solve_cpu_s",
+    "compile_cpu_s",
     "order",
     "clocks",
     "frontier",
@@ -209,6 +213,24 @@ def test_tables_have_at_most_80_columns_and_no_colour(table: Path) -> None:
     assert "lower bound" in printed
     assert "\x1b" not in printed
     assert max(len(line) for line in printed.splitlines()) <= 80
+
+
+def test_the_time_for_compiling_the_planner_is_printed_apart_from_planning(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner = load_planner("uniform")
+
+    def compiling(request: OfflineRequest) -> OfflinePlan:
+        return replace(planner(request), solve_cpu_s=0.02, compile_cpu_s=17.34)
+
+    monkeypatch.setattr("gpuenergyd.cli.plan.command.load_planner", lambda _policy: compiling)
+    first = _run(table, "--microbatches", "2")
+    monkeypatch.setattr("gpuenergyd.cli.plan.command.load_planner", lambda _policy: planner)
+    second = _run(table, "--microbatches", "2")
+
+    assert "planning took 0.02 CPU s, after 17.3 CPU s for compiling the planner (once)" in " ".join(first.split())
+    assert "planning took" in second
+    assert "compiling" not in second
 
 
 def test_assumptions_are_printed_as_notes(table: Path) -> None:

@@ -1,6 +1,8 @@
 """Compilation of kernels: numba's options, the kind of sequences, and the cache folder."""
 
 import ast
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,6 +119,45 @@ def test_kernels_compile_without_a_writable_cache(tmp_path: Path, monkeypatch: p
 
     assert compiled.cache_folder() is None
     assert compiled.compiled(doubled)(21) == 42
+
+
+COMPILES_A_KERNEL = """
+from gpuenergyd_policies.planning.compiled import COMPILE_CLOCK
+from kernel import quadrupled
+print(quadrupled(3), COMPILE_CLOCK.cpu_s > 0)
+"""
+KERNEL = """
+from gpuenergyd_policies.planning.compiled import compiled
+
+@compiled
+def doubled(value): return 2 * value
+
+@compiled
+def quadrupled(value): return doubled(doubled(value))
+"""
+
+
+@pytest.mark.skipif(not compiled.IS_COMPILED, reason="numba is not installed or is disabled")
+def test_compiling_is_announced_and_timed_once_and_only_where_nothing_is_cached(tmp_path: Path) -> None:
+    (tmp_path / "kernel.py").write_text(KERNEL)
+    nowhere = tmp_path / "file"
+    nowhere.touch()
+
+    def run(cache: Path) -> tuple[str, str]:
+        python_path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
+        environ = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": python_path}
+        command = [sys.executable, "-c", COMPILES_A_KERNEL]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=True)
+        return done.stdout, done.stderr
+
+    first, second, uncached = run(tmp_path / "cache"), run(tmp_path / "cache"), run(nowhere / "below")
+
+    assert first == ("12 True\n", "gpuenergyd: compiling the planner for the first time, about 20 s\n")
+    assert second == ("12 False\n", "")
+    assert uncached == (
+        "12 True\n",
+        "gpuenergyd: compiling the planner in memory, as no cache folder is writable, about 20 s\n",
+    )
 
 
 def test_any_change_of_a_kernel_file_changes_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
