@@ -50,7 +50,7 @@ def test_nvidia_smi_answers_queries_in_the_forms_that_tools_parse(nvml_world: Nv
     header, first, *_ = nvidia_smi(nvml_world, f"--query-gpu={fields}", "--format=csv").stdout.splitlines()
     plain = nvidia_smi(nvml_world, f"--query-gpu={fields}", "--format=csv,noheader,nounits", "-i", "1,2").stdout
     processes = nvidia_smi(nvml_world, "--query-compute-apps=pid,gpu_uuid", "--format=csv,noheader").stdout
-    unknown = nvidia_smi(nvml_world, "--query-gpu=nonsense", "--format=csv")
+    unknown = nvidia_smi(nvml_world, "--query-gpu=colour", "--format=csv")
 
     assert header == (
         "index, uuid, clocks.sm [MHz], clocks.max.sm [MHz], clocks.applications.gr [MHz], power.limit [W],"
@@ -61,7 +61,7 @@ def test_nvidia_smi_answers_queries_in_the_forms_that_tools_parse(nvml_world: Nv
     assert rows[0] == ["1", nvml_world.gpus[1], "1740", "1740", "1740", "300.00", "Enabled", "Disabled"]
     assert rows[1][-1] == "[N/A]"  # no MIG on Volta
     assert processes == f"{os.getpid()}, {nvml_world.gpus[1]}\n"
-    assert (unknown.returncode, unknown.stdout) == (2, 'Field "nonsense" is not a valid field to query.\n')
+    assert (unknown.returncode, unknown.stdout) == (2, 'Field "colour" is not a valid field to query.\n')
 
 
 def test_nvidia_smi_locks_clocks_and_limits_power_if_permitted(nvml_world: NvmlWorld) -> None:
@@ -82,7 +82,7 @@ def test_nvidia_smi_locks_clocks_and_limits_power_if_permitted(nvml_world: NvmlW
     assert "does not have permission" in refused.stdout
 
 
-@pytest.mark.parametrize("arguments", [["--nonsense"], ["--query-gpu"]])
+@pytest.mark.parametrize("arguments", [["--colour"], ["--query-gpu"]])
 def test_what_nvidia_smi_does_not_know_is_an_error(nvml_world: NvmlWorld, arguments: list[str]) -> None:
     assert nvidia_smi(nvml_world, *arguments).returncode == 2
 

@@ -89,16 +89,18 @@ def main(arguments: Sequence[str]) -> int:
     if options is None:
         return _INVALID_OPTION
     if "--help" in options:
-        _say("NVIDIA System Management Interface, for the fake driver library. Options:", *sorted(_FLAGS | _WITH_VALUE))
+        _print_line(
+            "NVIDIA System Management Interface, for the fake driver library. Options:", *sorted(_FLAGS | _WITH_VALUE)
+        )
         return 0
     try:
         pynvml.nvmlInit()
         return _run(options)
     except pynvml.NVMLError_NoPermission:
-        _say("The current user does not have permission to change settings of this GPU.")
+        _print_line("The current user does not have permission to change settings of this GPU.")
         return _NO_PERMISSION
     except pynvml.NVMLError as error:
-        _say(f"NVIDIA-SMI has failed: {error}")
+        _print_line(f"NVIDIA-SMI has failed: {error}")
         return _NO_DRIVER
 
 
@@ -110,11 +112,11 @@ def _parsed(arguments: Sequence[str]) -> dict[str, str] | None:
         name, _, value = remaining.pop(0).partition("=")
         name = _SHORT_OPTIONS.get(name, name)
         if name not in _FLAGS | _WITH_VALUE:
-            _say(f"Invalid combination of input arguments. Please run 'nvidia-smi -h' for help. ({name})")
+            _print_line(f"Invalid combination of input arguments. Please run 'nvidia-smi -h' for help. ({name})")
             return None
         if name in _WITH_VALUE and not value:
             if not remaining:
-                _say(f"Option {name} is missing its value.")
+                _print_line(f"Option {name} is missing its value.")
                 return None
             value = remaining.pop(0)
         options[name] = value
@@ -127,7 +129,7 @@ def _run(options: Mapping[str, str]) -> int:
     if "--list-gpus" in options:
         for gpu in gpus:
             name, uuid = pynvml.nvmlDeviceGetName(gpu), pynvml.nvmlDeviceGetUUID(gpu)
-            _say(f"GPU {pynvml.nvmlDeviceGetIndex(gpu)}: {name} (UUID: {uuid})")
+            _print_line(f"GPU {pynvml.nvmlDeviceGetIndex(gpu)}: {name} (UUID: {uuid})")
     elif "--query-gpu" in options:
         return _print_query(gpus, options["--query-gpu"].split(","), words)
     elif "--query-compute-apps" in options:
@@ -151,13 +153,13 @@ def _print_query(gpus: Sequence[Any], names: Sequence[str], words: Sequence[str]
     fields = []
     for name in (name.strip() for name in names):
         if _OTHER_NAMES.get(name, name) not in GPU_FIELDS:
-            _say(f'Field "{name}" is not a valid field to query.')
+            _print_line(f'Field "{name}" is not a valid field to query.')
             return _INVALID_FIELD
         fields.append((name, *GPU_FIELDS[_OTHER_NAMES.get(name, name)]))
     if "noheader" not in words:
-        _say(", ".join(f"{name} [{unit}]" if unit else name for name, unit, _ in fields))
+        _print_line(", ".join(f"{name} [{unit}]" if unit else name for name, unit, _ in fields))
     for gpu in gpus:
-        _say(", ".join(_text(read, gpu, "" if "nounits" in words else unit) for _, unit, read in fields))
+        _print_line(", ".join(_text(read, gpu, "" if "nounits" in words else unit) for _, unit, read in fields))
     return 0
 
 
@@ -175,9 +177,9 @@ def _print_processes(gpus: Sequence[Any], names: Sequence[str], words: Sequence[
     named = {"used_memory": "used_gpu_memory", "name": "process_name"}
     keys = [named.get(name.strip(), name.strip()) for name in names]
     if "noheader" not in words:
-        _say(", ".join(f"{key} [MiB]" if key == "used_gpu_memory" else key for key in keys))
+        _print_line(", ".join(f"{key} [MiB]" if key == "used_gpu_memory" else key for key in keys))
     for row in rows:
-        _say(", ".join(row.get(key, _NOT_AVAILABLE) for key in keys))
+        _print_line(", ".join(row.get(key, _NOT_AVAILABLE) for key in keys))
     return 0
 
 
@@ -200,12 +202,12 @@ def _change(gpus: Sequence[Any], options: Mapping[str, str]) -> bool:
 
 def _print_table(gpus: Sequence[Any]) -> None:
     version = pynvml.nvmlSystemGetDriverVersion()
-    _say(f"{datetime.now():%c}")  # noqa: DTZ005  local, as the program
-    _say(f"| NVIDIA-SMI {version}    Driver Version: {version}    CUDA Version: 13.0 |")
+    _print_line(f"{datetime.now():%c}")  # noqa: DTZ005  local, as the program
+    _print_line(f"| NVIDIA-SMI {version}    Driver Version: {version}    CUDA Version: 13.0 |")
     columns = ("index", "name", "temperature.gpu", "pstate", "power.draw", "power.limit", "memory.used", "memory.total",
                "utilization.gpu")  # fmt: skip
     for gpu in gpus:
-        _say("|", "  ".join(_text(GPU_FIELDS[name][1], gpu, GPU_FIELDS[name][0]) for name in columns), "|")
+        _print_line("|", "  ".join(_text(GPU_FIELDS[name][1], gpu, GPU_FIELDS[name][0]) for name in columns), "|")
 
 
 def _text(read: Callable[[Any], object], gpu: Any, unit: str) -> str:
@@ -216,7 +218,7 @@ def _text(read: Callable[[Any], object], gpu: Any, unit: str) -> str:
     return f"{value} {unit}" if unit else str(value)
 
 
-def _say(*words: str) -> None:
+def _print_line(*words: str) -> None:
     sys.stdout.write(" ".join(words) + "\n")
 
 
