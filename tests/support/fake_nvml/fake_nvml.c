@@ -37,21 +37,22 @@ typedef struct {
     double min_mhz, max_mhz, step_mhz, memory_mhz, knee_mhz, max_voltage, static_w, uncore_w, typical_w, idle_w,
         idle_mhz, blocking_w, min_limit_w, max_limit_w, default_limit_w, cap_ratio, leakage, warm_c, ambient_c, k_per_w,
         tau_s, energy_update_s, power_update_s, power_noise, call_median_s, call_sigma, outlier_ratio, outlier_min_s,
-        outlier_max_s, settle_s, time_noise;
+        outlier_max_s, settle_s, time_noise, read_s, process_list_s, stall_s, early_s, settle_spread, tail_ratio,
+        tail_min_s, tail_max_s, sampled_ratio;
 } parameters;
 
 typedef struct {
     int64_t updated_ns, locked_mhz, pending_mhz, pending_at_ns, is_working, is_occupied, shown_energy_at_ns,
         shown_power_at_ns;
     uint64_t random_state;
-    int64_t num_sets, work_ended_ns;
+    int64_t num_sets, work_ended_ns, num_works_ended, last_ended_ns, before_last_ended_ns, has_next, stalled_until_ns;
     double energy_j, celsius, limit_w, work_memory_s, work_compute_s, work_w_per_mhz, work_left, shown_energy_j,
-        shown_power_w;
+        shown_power_w, next_memory_s, next_compute_s, next_w_per_mhz, sampled_energy_j, window_energy_j;
     int64_t processes[16];
     int64_t checked_ns;
 } slot;
 
-enum { HEADER_BYTES = 256, RECORD_BYTES = 1536, PARAMETERS_AT = 160, SELECTOR_AT = 448, LOCK_DRIVER = 1, LOCK_CLIENT = 2, LOCK_GPU = 16 };
+enum { HEADER_BYTES = 256, RECORD_BYTES = 1536, PARAMETERS_AT = 160, SELECTOR_AT = 504, LOCK_DRIVER = 1, LOCK_CLIENT = 2, LOCK_GPU = 16 };
 static const int SLOT_AT[2] = {512, 1024};
 
 /* The control file: see control.py. */
@@ -103,6 +104,10 @@ static double uniform_of(uint64_t value) {
     return ((double)(value >> 11) + 0.5) / 9007199254740992.0;
 }
 
+static double noise(uint64_t number) { /* a standard normal number that depends on a number only */
+    return sqrt(-2.0 * log(uniform_of(number))) * cos(2.0 * M_PI * uniform_of(number + 1));
+}
+
 static double draw_uniform(slot *s) {
     s->random_state += 0x9E3779B97F4A7C15ULL;
     return uniform_of(s->random_state);
@@ -132,7 +137,9 @@ static double blocking_power(const parameters *p, double mhz) {
     return p->static_w + (p->blocking_w - p->static_w) * mhz * v * v / at_max;
 }
 
-static int is_busy(const slot *s) { return s->is_working && s->work_left > 0; }
+static int is_busy(const slot *s) {
+    return s->is_working && s->work_left > 0 && s->stalled_until_ns <= s->updated_ns;
+}
 
 static double ceiling_mhz(const parameters *p, const slot *s) {
     return s->locked_mhz ? (double)s->locked_mhz : p->max_mhz;
@@ -153,10 +160,26 @@ static double effective_mhz(const parameters *p, const slot *s) {
     return top < p->idle_mhz ? top : p->idle_mhz;
 }
 
+static double reported_mhz(const parameters *p, const slot *s) {
+    int is_early = s->pending_mhz != -1 && s->pending_at_ns - s->updated_ns <= p->early_s * 1e9;
+    if (!is_early || (!is_busy(s) && !s->is_occupied)) return effective_mhz(p, s);
+    return s->pending_mhz ? (double)s->pending_mhz : p->max_mhz;
+}
+
 static int64_t last_update(int64_t at, double period_s, int64_t any) {
     int64_t period = llround(period_s * 1e9), steps = (at - any) / period;
     if ((at - any) % period < 0) steps--;
     return any + steps * period;
+}
+
+/* A sensor that works part of the time: from when it measures for the counter's next update, and its next event. */
+static int64_t window_begin(const parameters *p, const slot *s) {
+    int64_t period = llround(p->energy_update_s * 1e9);
+    return s->shown_energy_at_ns + period - llround(p->sampled_ratio * (double)period);
+}
+static int64_t next_sampling(const parameters *p, const slot *s) {
+    int64_t begin = window_begin(p, s);
+    return begin > s->updated_ns ? begin : s->shown_energy_at_ns + llround(p->energy_update_s * 1e9);
 }
 
 static void integrate(const parameters *p, slot *s, double mhz, int64_t until) {
@@ -170,19 +193,34 @@ static void integrate(const parameters *p, slot *s, double mhz, int64_t until) {
 #define CELSIUS(dt) (target + (begin - target) * exp(-(dt) / tau))
     int64_t edge = last_update(until, p->energy_update_s, s->shown_energy_at_ns);
     if (edge > s->updated_ns) {
-        s->shown_energy_j = floor((s->energy_j + ENERGY((edge - s->updated_ns) / 1e9)) * 1000.0) / 1000.0;
+        double shown = s->energy_j + ENERGY((edge - s->updated_ns) / 1e9);
+        if (p->sampled_ratio < 1.0)
+            shown = s->sampled_energy_j += (shown - s->window_energy_j) / p->sampled_ratio;
+        s->shown_energy_j = floor(shown * 1000.0) / 1000.0;
         s->shown_energy_at_ns = edge;
     }
     edge = last_update(until, p->power_update_s, s->shown_power_at_ns);
     if (edge > s->updated_ns) {
-        double normal = sqrt(-2.0 * log(uniform_of((uint64_t)edge))) * cos(2.0 * M_PI * uniform_of((uint64_t)edge + 1));
-        s->shown_power_w =
-            (cold + p->leakage * CELSIUS((edge - s->updated_ns) / 1e9)) * (1.0 + p->power_noise * normal);
+        s->shown_power_w = (cold + p->leakage * CELSIUS((edge - s->updated_ns) / 1e9)) *
+                           (1.0 + p->power_noise * noise((uint64_t)edge));
         s->shown_power_at_ns = edge;
     }
     double passed = (until - s->updated_ns) / 1e9;
     s->energy_j += ENERGY(passed);
     s->celsius = CELSIUS(passed);
+    if (until == window_begin(p, s)) s->window_energy_j = s->energy_j;
+}
+
+static void end_work(slot *s) {
+    s->num_works_ended++;
+    s->before_last_ended_ns = s->last_ended_ns;
+    s->last_ended_ns = s->work_ended_ns = s->updated_ns;
+    if (!s->has_next) return;
+    s->work_memory_s = s->next_memory_s;
+    s->work_compute_s = s->next_compute_s;
+    s->work_w_per_mhz = s->next_w_per_mhz;
+    s->work_left = 1.0;
+    s->work_ended_ns = s->has_next = 0;
 }
 
 static void apply_pending(slot *s) {
@@ -197,6 +235,8 @@ static void advance(const parameters *p, slot *s, int64_t now) {
         apply_pending(s);
         int64_t until = now;
         if (s->pending_mhz != -1 && s->pending_at_ns < until) until = s->pending_at_ns;
+        if (s->stalled_until_ns > s->updated_ns && s->stalled_until_ns < until) until = s->stalled_until_ns;
+        if (p->sampled_ratio < 1.0 && next_sampling(p, s) < until) until = next_sampling(p, s);
         double mhz = effective_mhz(p, s), time_s = 0;
         int busy = is_busy(s), finishing = 0;
         if (busy) {
@@ -206,11 +246,9 @@ static void advance(const parameters *p, slot *s, int64_t now) {
             if (ends < until) until = ends;
         }
         integrate(p, s, mhz, until);
-        if (busy) {
-            s->work_left = finishing ? 0.0 : s->work_left - (until - s->updated_ns) / 1e9 / time_s;
-            s->work_ended_ns = finishing ? until : 0;
-        }
+        if (busy) s->work_left = finishing ? 0.0 : s->work_left - (until - s->updated_ns) / 1e9 / time_s;
         s->updated_ns = until;
+        if (finishing) end_work(s);
     }
     apply_pending(s);
 }
@@ -219,6 +257,22 @@ static void advance(const parameters *p, slot *s, int64_t now) {
 
 static const parameters *parameters_of(int gpu) {
     return (const parameters *)(world + HEADER_BYTES + gpu * RECORD_BYTES + PARAMETERS_AT);
+}
+
+/* Calls to the driver follow one another on the whole host, those that only read too. */
+static void driver_lock(void) {
+    pthread_mutex_lock(&driver_guard);
+    kernel_lock(F_WRLCK, LOCK_DRIVER);
+}
+static void driver_unlock(void) {
+    kernel_lock(F_UNLCK, LOCK_DRIVER);
+    pthread_mutex_unlock(&driver_guard);
+}
+static void occupy_driver(double time_s) {
+    if (time_s <= 0.0) return;
+    driver_lock();
+    pause_ns((int64_t)(time_s * 1e9));
+    driver_unlock();
 }
 
 static const char *uuid_of(int gpu) { return world + HEADER_BYTES + gpu * RECORD_BYTES; }
@@ -256,7 +310,7 @@ static void drop_dead(slot *s) {
         }
     }
     for (int i = kept; i < 16; i++) s->processes[i] = 0;
-    if (!kept) s->is_occupied = s->is_working = 0;
+    if (!kept) s->is_occupied = s->is_working = s->has_next = 0;
 }
 
 static void begin(int gpu, slot *s) {
@@ -383,7 +437,7 @@ int nvmlInitWithFlags(unsigned flags) {
             const world_header *header = (const world_header *)world;
             num_gpus = (int)header->num_gpus;
             owner_pid = getpid();
-            if (memcmp(header->magic, "GPUEWLD1", 8) || header->record_bytes != RECORD_BYTES ||
+            if (memcmp(header->magic, "GPUEWLD2", 8) || header->record_bytes != RECORD_BYTES ||
                 header->slot_bytes != sizeof(slot) || num_gpus > MAX_GPUS)
                 abort(); /* the layout changed and this file did not */
             char control_path[4200];
@@ -520,8 +574,13 @@ typedef struct {
     int code;
     union { double d; unsigned u; unsigned long long ull; } value;
 } field_value;
-int nvmlDeviceGetFieldValues(void *device, int count, field_value *values) {
-    READ(device);
+int nvmlDeviceGetFieldValues(void *device, int count, field_value *values) { /* the one slow call of a reading */
+    ENTER(device);
+    const parameters *p = parameters_of(gpu);
+    occupy_driver(p->read_s);
+    slot s;
+    begin(gpu, &s);
+    end(gpu, &s);
     struct timespec wall;
     clock_gettime(CLOCK_REALTIME, &wall);
     for (int i = 0; i < count; i++) {
@@ -555,7 +614,7 @@ int nvmlDeviceGetFieldValues(void *device, int count, field_value *values) {
 int nvmlDeviceGetClockInfo(void *device, int domain, unsigned *out) {
     READ(device);
     if (domain < 0 || domain > 3) return INVALID_ARGUMENT;
-    *out = (unsigned)lround(domain == 2 ? p->memory_mhz : effective_mhz(p, &s));
+    *out = (unsigned)lround(domain == 2 ? p->memory_mhz : reported_mhz(p, &s));
     return OK;
 }
 int nvmlDeviceGetMaxClockInfo(void *device, int domain, unsigned *out) {
@@ -684,6 +743,7 @@ static int processes(void *device, const char *function, unsigned *count, proces
     if (gpu < 0) return -gpu;
     slot s;
     unsigned found = 0;
+    occupy_driver(parameters_of(gpu)->process_list_s);
     begin(gpu, &s);
     drop_dead(&s);
     end(gpu, &s);
@@ -712,9 +772,8 @@ int nvmlDeviceGetGraphicsRunningProcesses_v2(void *device, unsigned *count, proc
 
 /* Changing: one call after another on the whole host, each as slow as the model says. */
 
-static void driver_begin(int gpu, int64_t *settle_ns) {
-    pthread_mutex_lock(&driver_guard);
-    kernel_lock(F_WRLCK, LOCK_DRIVER);
+static void driver_begin(int gpu, int64_t mhz, int64_t *settle_ns) {
+    driver_lock();
     const parameters *p = parameters_of(gpu);
     slot s;
     begin(gpu, &s);
@@ -723,27 +782,27 @@ static void driver_begin(int gpu, int64_t *settle_ns) {
         latency_s = p->outlier_min_s + (p->outlier_max_s - p->outlier_min_s) * draw_uniform(&s);
     else
         latency_s = p->call_median_s * exp(p->call_sigma * draw_normal(&s));
-    settle_s = -p->settle_s * log(draw_uniform(&s));
+    if (draw_uniform(&s) < p->tail_ratio)
+        settle_s = p->tail_min_s + (p->tail_max_s - p->tail_min_s) * draw_uniform(&s);
+    else /* each target clock has its own median */
+        settle_s = -p->settle_s * exp(p->settle_spread * noise(0x9E3779B97F4A7C15ULL * (uint64_t)(mhz + 1))) *
+                   log(draw_uniform(&s));
     end(gpu, &s);
     pause_ns((int64_t)(latency_s * 1e9));
     *settle_ns = (int64_t)(settle_s * 1e9);
 }
 
-static void driver_end(void) {
-    kernel_lock(F_UNLCK, LOCK_DRIVER);
-    pthread_mutex_unlock(&driver_guard);
-}
-
 static int install(int gpu, int64_t mhz) {
     int64_t settle_ns;
     slot s;
-    driver_begin(gpu, &settle_ns);
+    driver_begin(gpu, mhz, &settle_ns);
     begin(gpu, &s);
+    s.stalled_until_ns = s.updated_ns + llround(parameters_of(gpu)->stall_s * 1e9);
     s.pending_mhz = mhz;
     s.pending_at_ns = s.updated_ns + settle_ns;
     s.num_sets++;
     end(gpu, &s);
-    driver_end();
+    driver_unlock();
     return OK;
 }
 
@@ -771,11 +830,11 @@ int nvmlDeviceSetPowerManagementLimit(void *device, unsigned milliwatts) {
     if (milliwatts < p->min_limit_w * 1000.0 || milliwatts > p->max_limit_w * 1000.0) return INVALID_ARGUMENT;
     int64_t settle_ns;
     slot s;
-    driver_begin(gpu, &settle_ns);
+    driver_begin(gpu, 0, &settle_ns);
     begin(gpu, &s);
     s.limit_w = milliwatts / 1000.0;
     end(gpu, &s);
-    driver_end();
+    driver_unlock();
     return OK;
 }
 int nvmlDeviceSetPersistenceMode(void *device, int mode) {
