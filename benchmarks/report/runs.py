@@ -96,6 +96,8 @@ RUNS = (
         _args("--write-seconds 300 --burst-seconds 30 --days 3 --scrape-seconds 600 --whole-writers 8 --json"),
         _args("--hosts 20 --write-seconds 12 --burst-seconds 3 --scrape-seconds 35 --json"), 1500, 3600,
         is_usual=False),
+    Run("demo-agreement", "demo_agreement.py", _args("--demos 10 --load 2 --json"),
+        _args("--demos 1 --load 0 --json"), 1500, 5400, is_usual=False),
     Run("floods", "load.py", _args("--compare --json"), _args("--compare --flood requests --seconds 3 --json"), 390,
         1200, is_usual=False),
 )  # fmt: skip

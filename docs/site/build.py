@@ -36,6 +36,8 @@ _SETTINGS = {
     "html_show_sphinx": False,
     "html_show_copyright": False,
     "smartquotes": False,
+    "html_extra_path": ["as-is"],
+    "exclude_patterns": ["as-is"],
 }
 
 
@@ -77,8 +79,11 @@ def write_sources(folder: Path) -> None:
     with (folder / "adr" / "README.md").open("a", encoding="utf-8") as index:
         index.write("\n```{toctree}\n:hidden:\n:glob:\n\n0*\n```\n")
     for picture in (DOCS / "pictures").iterdir():
-        (folder / "pictures").mkdir(exist_ok=True)
-        shutil.copyfile(picture, folder / "pictures" / picture.name)
+        # Sphinx copies the pictures of Markdown; those of HTML elements must be at the path that the page names.
+        copies = [folder / "pictures"] + [folder / "as-is" / "pictures"] * (picture.suffix == ".svg")
+        for copy in copies:
+            copy.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(picture, copy / picture.name)
 
 
 def build_site(target: Path) -> Path:

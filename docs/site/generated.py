@@ -30,7 +30,7 @@ _REFERENCE = {
     "map.md": map_page,
 }
 _PAGES_WITH_PARTS = (
-    "../README.md", "results.md", "explanation/expected-savings.md", "readers/trainer-authors.md",
+    "../README.md", "index.md", "results.md", "explanation/expected-savings.md", "readers/trainer-authors.md",
     "reference/job-states.md",
 )  # fmt: skip
 NOTICE = "<!-- Generated from the code: `python -m docs.site.generated`. A test fails on edits here. -->\n\n"

@@ -1,4 +1,4 @@
-"""The map of the house: every folder and module of the packages with the first line of its docstring."""
+"""The code map: every folder and module of the packages with the first line of its docstring."""
 
 import ast
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def map_page() -> str:
         parts += [f"## {folder.relative_to(ROOT)}", first_line(folder / "__init__.py")]
         if rows:
             parts.append(table(("module", "contents"), rows))
-    return page("The map of the house", *parts)
+    return page("Code map", *parts)
 
 
 def folders() -> Iterator[Path]:

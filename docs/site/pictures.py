@@ -14,7 +14,7 @@ from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import Instruction, Schedule, dependency_graph
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.core.policy_api.policy import OfflinePlan
-from gpuenergyd.report.charts.axes import Axis
+from gpuenergyd.report.charts.axes import NARROW, Axis
 from gpuenergyd.report.charts.colours import ClockScale
 from gpuenergyd.report.charts.timeline import timelines_svg
 from gpuenergyd.report.formatting import energy_text, time_text
@@ -31,15 +31,15 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 78.0, 984.0, 14.0, 300.0
 
 _FRONTIER_LEGEND = (
     '<text x="78" y="10">iteration time, against energy per iteration</text>'
-    '<line class="frontier plain" x1="430" x2="470" y1="6" y2="6"/><text x="478" y="10">1F1B</text>'
-    '<line class="frontier ahead" x1="540" x2="580" y1="6" y2="6"/>'
-    '<text x="588" y="10">1F1B with extra microbatches in flight</text>'
+    '<line class="frontier plain" x1="500" x2="540" y1="6" y2="6"/><text x="548" y="10">1F1B</text>'
+    '<line class="frontier ahead" x1="620" x2="660" y1="6" y2="6"/>'
+    '<text x="668" y="10">with extra microbatches in flight</text>'
 )
 _STYLE = """
-text { font: 13px system-ui, sans-serif; fill: #1f2328; }
-text.title { font-size: 15px; font-weight: 600; }
+text { font: 15px system-ui, sans-serif; fill: #1f2328; }
+text.title { font-size: 16px; font-weight: 600; }
 text.stage, text.tick, text.axis-title { fill: #59636e; }
-text.label { text-anchor: middle; font-size: 10px; }
+text.label { text-anchor: middle; font-size: 14px; }
 text.on-bright { fill: #000; }
 text.on-dark { fill: #fff; }
 .bubble, .waiting { fill: #e3e7eb; }
@@ -58,6 +58,12 @@ text.on-dark { fill: #fff; }
 }
 """
 
+_NARROW_STYLE = """text { font-size: 13px; }
+text.title { font-size: 14px; }
+text.label { font-size: 12px; }
+"""
+"""Narrow pictures are not scaled down; wide ones are, to the column of a page."""
+
 
 def _standalone(svg: str, legend: str = "", legend_height: float = 0.0) -> str:
     """Return an SVG element as a file of its own, with a style and a legend below."""
@@ -71,7 +77,8 @@ def _standalone(svg: str, legend: str = "", legend_height: float = 0.0) -> str:
         f' viewBox="0 0 {width:.0f} {total:.0f}"{found[3]}{placed}</svg>'
     )
     head, _, body = text.partition(">")
-    return f"{head}>\n<style>{_STYLE}</style>\n{body}\n".replace("><g", ">\n<g").replace("><text", ">\n<text")
+    style = _STYLE + _NARROW_STYLE * (width == NARROW.width)
+    return f"{head}>\n<style>{style}</style>\n{body}\n".replace("><g", ">\n<g").replace("><text", ">\n<text")
 
 
 def _legend(scale: ClockScale) -> str:
@@ -88,6 +95,24 @@ def _legend(scale: ClockScale) -> str:
         '<rect class="waiting" x="470" y="4" width="26" height="14"/><text x="504" y="16">waiting</text>',
         '<g class="critical"><rect x="600" y="4" width="26" height="14" fill="none"/></g>',
         '<text x="636" y="16">critical path: must not become slower</text>',
+    ]
+    return "".join(parts)
+
+
+def _narrow_legend(scale: ClockScale) -> str:
+    """Return the same legend in two rows, for a picture as wide as a phone."""
+    steps, width = 40, 120.0
+    low, high = scale.min_sm_clock_mhz, scale.max_sm_clock_mhz
+    parts = [
+        f'<rect x="{width * i / steps:.1f}" y="4" width="{width / steps + 0.3:.1f}" height="14"'
+        f' fill="{scale.fill(low + (high - low) * (i + 0.5) / steps)}"/>'
+        for i in range(steps)
+    ]
+    parts += [
+        f'<text x="{width + 8:.0f}" y="16">SM clock, {low:.0f} to {high:.0f} MHz</text>',
+        '<rect class="waiting" x="0" y="28" width="26" height="14"/><text x="34" y="40">waiting</text>',
+        '<g class="critical"><rect x="102" y="28" width="26" height="14" fill="none"/></g>',
+        '<text x="136" y="40">critical path, stays fast</text>',
     ]
     return "".join(parts)
 
@@ -130,6 +155,16 @@ def _before_and_after(name: str, extra_inflight: str | None) -> str:
     drawn = timelines_svg((before, replace(after, title=f"{after.title}, {100 * saving:.1f} % less")))
     clocks_mhz = [s.mean_sm_clock_mhz for each in (before, after) for s in each.spans if s.mean_sm_clock_mhz]
     return _standalone(drawn, _legend(ClockScale(min(clocks_mhz), max(clocks_mhz))), 28.0)
+
+
+def _before_and_after_on_a_phone() -> str:
+    before, after, plan = planned_iterations()
+    baseline_j, energy_j = plan.baseline_energy_j, plan.energy_j
+    before = replace(before, title=f"before: {energy_text(baseline_j)}")
+    after = replace(after, title=f"after: {energy_text(energy_j)}, {100 * (1 - energy_j / baseline_j):.1f} % less")
+    drawn = timelines_svg((before, after), NARROW)
+    clocks_mhz = [s.mean_sm_clock_mhz for each in (before, after) for s in each.spans if s.mean_sm_clock_mhz]
+    return _standalone(drawn, _narrow_legend(ClockScale(min(clocks_mhz), max(clocks_mhz))), 52.0)
 
 
 def _iteration(
@@ -186,6 +221,7 @@ def _frontier() -> str:
 
 PICTURES: Mapping[str, Callable[[], str]] = {
     "pipeline.svg": partial(_before_and_after, "1f1b", None),
+    "pipeline-narrow.svg": _before_and_after_on_a_phone,
     "inflight.svg": partial(_before_and_after, "1f1b", "auto"),
     "frontier.svg": _frontier_picture,
 }

@@ -114,8 +114,8 @@ class CarbonReport:
             by_timing = f"{grams_text(savings.saved_by_timing_g)} ({ratio_text(savings.saved_by_timing_g / full_g)})"
             lines.append(
                 f"saved in tuned iterations: {grams_text(self.tuned.saved_by_plan_g)} without slowdown, {by_frontier}"
-                f" by running slower, {by_timing} by timing; each against one constant point of the same total time on"
-                " the job's frontier"
+                f" by running slower, {by_timing} by choosing the hours, compared with a constant slowdown of the same"
+                " total time"
             )
         if self.targets:
             times_s = [target.permitted_time_s for target in self.targets if target.permitted_time_s is not None]

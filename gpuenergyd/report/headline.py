@@ -37,7 +37,7 @@ def headline(report: JobReport) -> str:
             f"Too few iterations to measure a saving: {job.num_tuned_iterations} tuned,"
             f" {job.num_baseline_iterations} at full speed; at least three of each are needed."
         )
-    speed = _speed(job.slowdown_ratio)
+    speed = speed_text(job.slowdown_ratio)
     if job.saving_ratio is None:
         return f"Energy was not measured, so no saving is known; iterations ran {speed}."
     if not job.is_saving_significant:
@@ -58,8 +58,8 @@ def evidence(report: JobReport) -> str:
     percent = 100 * job.max_slowdown_ratio
     permitted = f" A slowdown of up to {percent:.3g} % was permitted." if percent else ""
     return (
-        f"95 % confidence: {', '.join(spans)}. {job.num_tuned_iterations} tuned iterations against"
-        f" {job.num_baseline_iterations} at full speed, drift-corrected.{permitted}"
+        f"95 % confidence: {', '.join(spans)}. {job.num_compared_tuned_iterations} tuned iterations against"
+        f" {job.num_compared_baseline_iterations} at full speed, drift-corrected.{permitted}"
     )
 
 
@@ -75,7 +75,7 @@ def tiles(report: JobReport) -> list[Tile]:
         found.append(Tile("energy per iteration", value, note.removesuffix(" energy"), is_good))
     if job.slowdown_ratio is not None:
         note = "95 %: " + slowdown_span_text(job.slowdown_interval) if job.slowdown_interval else ""
-        found.append(Tile("speed", _speed(job.slowdown_ratio).removeprefix("at the "), note))
+        found.append(Tile("speed", speed_text(job.slowdown_ratio).removeprefix("at the "), note))
     if report.saved_energy_j is not None:
         name = "energy saved" if report.saved_energy_j >= 0 else "additional energy"
         note = f"by {job.num_tuned_iterations} tuned iterations"
@@ -91,7 +91,8 @@ def tiles(report: JobReport) -> list[Tile]:
     return found
 
 
-def _speed(slowdown_ratio: float) -> str:
+def speed_text(slowdown_ratio: float) -> str:
+    """Return the change of speed in words, without a figure if it rounds to 0.0 %."""
     return "at the same speed" if abs(slowdown_ratio) < 0.0005 else slowdown_text(slowdown_ratio)
 
 

@@ -104,7 +104,9 @@ class JobReport:
         time_s = median(r.iteration_time_s for r in settled)
         energies_j = [r.energy_j for r in settled if r.energy_j is not None]
         energy_j = median(energies_j) if energies_j else None
-        baseline = [r for r in self.iterations if r.is_regular and r.plan_purpose is PlanPurpose.BASELINE]
+        first_index = self.summary.since_iteration
+        counted = [r for r in self.iterations if r.is_regular and r.iteration_index >= first_index]
+        baseline = [r for r in counted if r.plan_purpose is PlanPurpose.BASELINE]
         measured = saving_between(_points(baseline), _points(settled))
         return PlanInForce(
             plan_id=tuned[-1].plan_id,

@@ -80,6 +80,27 @@ class IterationRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class EstimateRecord:
+    """The daemon's newest estimate of what a job's plans save; replaces the one before."""
+
+    job_id: str
+    since_iteration: int
+    """The first iteration that counts: earlier ones ran before the job changed."""
+    baseline_time_s: float
+    baseline_energy_j: float | None
+    iteration_time_s: float | None
+    energy_per_iteration_j: float | None
+    num_compared_baseline_iterations: int | None
+    num_compared_tuned_iterations: int | None
+    saving_ratio: float | None
+    saving_low_ratio: float | None
+    saving_high_ratio: float | None
+    slowdown_ratio: float | None
+    slowdown_low_ratio: float | None
+    slowdown_high_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class PlanRecord:
     """A plan that was issued to the ranks of a job; the same plan may be issued more than once."""
 
@@ -220,6 +241,7 @@ Record = (
     | JobResumedRecord
     | RankRecord
     | IterationRecord
+    | EstimateRecord
     | PlanRecord
     | ControlEventRecord
     | RollupRecord

@@ -93,6 +93,27 @@ iterations = Table(
     sqlite_with_rowid=False,
 )
 
+estimates = Table(
+    "estimates",
+    metadata,
+    Column("job_id", String(64), primary_key=True),
+    Column("since_iteration", Integer, nullable=False),
+    Column("baseline_time_s", Float, nullable=False),
+    Column("baseline_energy_j", Float),
+    Column("iteration_time_s", Float),
+    Column("energy_per_iteration_j", Float),
+    Column("num_compared_baseline_iterations", Integer),
+    Column("num_compared_tuned_iterations", Integer),
+    Column("saving_ratio", Float),
+    Column("saving_low_ratio", Float),
+    Column("saving_high_ratio", Float),
+    Column("slowdown_ratio", Float),
+    Column("slowdown_low_ratio", Float),
+    Column("slowdown_high_ratio", Float),
+    sqlite_with_rowid=False,
+)
+"""The newest estimate of what each job's plans save, as the daemon shows it; absent for jobs of version 0.1."""
+
 iteration_spans = Table(
     "iteration_spans",
     metadata,

@@ -32,6 +32,7 @@ def test_a_job_runs_from_registration_to_report(tmp_path: Path) -> None:
             assert run.finish() == 0
         wait_until(lambda: daemon.job() is None)
         wait_until(daemon.is_as_found)
+        (ended,) = daemon.status()["ended_jobs"]
         assert daemon.stop() == 0
 
     with open_history(daemon.database_path) as history:
@@ -48,6 +49,12 @@ def test_a_job_runs_from_registration_to_report(tmp_path: Path) -> None:
     assert summary.num_iterations == len(iterations) >= 13  # at least three for the baseline and ten for profiling
     assert summary.num_baseline_iterations >= 3
     assert summary.baseline_energy_j is not None
+    assert (ended["baseline_time_s"], ended["baseline_energy_j"]) == (
+        summary.baseline_time_s,
+        summary.baseline_energy_j,
+    )
+    assert (ended["saving_ratio"], ended["slowdown_ratio"]) == (summary.saving_ratio, summary.slowdown_ratio)
+    assert ended["saving_interval"] == (list(summary.saving_interval) if summary.saving_interval else None)
     assert summary.energy_j is not None
     assert {row.plan_purpose for row in iterations} >= {PlanPurpose.BASELINE, PlanPurpose.PROFILE}
     assert any(row.plan.ranks for row in plans)

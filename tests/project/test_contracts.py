@@ -53,13 +53,14 @@ REPORT_BY_JOB = {
         " is_grid_replayed is_saving_significant is_simulated iteration_time_s job_id job_name lower_bound_j"
         " max_slowdown_ratio"
         " measured_intensity_ratio num_baseline_iterations num_iterations num_measured_iterations"
+        " num_compared_baseline_iterations num_compared_tuned_iterations"
         " num_measured_profile_iterations num_microbatches num_profile_iterations num_ranks num_targets"
         " num_tuned_iterations outcome outcome_reason policy predicted_energy_j predicted_iteration_time_s"
         " predicted_saving_basis predicted_saving_ratio price_per_kwh priced_energy_j profile_energy_j"
         " profiling_cost_j profiling_slowdown_ratio saved_by_frontier_g saved_by_plan_g saved_by_timing_g"
-        " saved_energy_j saving_high_ratio saving_low_ratio saving_ratio schedule_name slowdown_high_ratio"
-        " slowdown_low_ratio slowdown_ratio slurm_job_id started_at tags total_slowdown_ratio tuned_carbon_g uid"
-        " unpriced_energy_j user"
+        " saved_energy_j saving_high_ratio saving_low_ratio saving_ratio schedule_name since_iteration"
+        " slowdown_high_ratio slowdown_low_ratio slowdown_ratio slurm_job_id started_at tags total_slowdown_ratio"
+        " tuned_carbon_g uid unpriced_energy_j user"
     ),
     "jobs.tags": "git_commit slurm_job_id user",
 }

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from docs.site.entry_points import GROUPS, offered_entry_points
 from docs.site.generated import renderers
 from docs.site.metrics import exported_families
 from docs.site.python_api import public_modules
+from docs.site.screenshots import WIDTHS
 from gpuenergyd.carbon.signal_file import SignalFile
 from gpuenergyd.cli.help.command_tree import described_commands
 from gpuenergyd.client.connection import HttpConnection
@@ -25,8 +27,10 @@ from gpuenergyd.daemon.api.openapi import api_description
 from gpuenergyd.daemon.settings import Settings, load_settings
 from gpuenergyd.wire.instance_json import parse_instance
 from gpuenergyd.wire.profile_csv import parse_profile_table
+from tests.support.chromium import CHROMIUM, Page, in_browser
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
 from tests.support.documents import Block, blocks, inline_commands, missing_output, shell_script
+from tests.support.readable import EMPTY_CHARTS, OVERFLOWING, OVERLAPPING, PALE, SMALL
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -336,3 +340,42 @@ def test_every_page_and_picture_is_in_the_site(site: Path) -> None:
     assert pages - {str(path.relative_to(site)) for path in site.rglob("*.html")} == set()
     shown = (site / "explanation" / "how-it-works.html").read_text(encoding="utf-8")
     assert len(re.findall(r'<img [^>]*src="\.\./_images/\w+\.svg"', shown)) == 3
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this host")
+def test_the_start_page_fits_phones_and_desktops_and_shows_its_picture(site: Path, tmp_path: Path) -> None:
+    async def look(page: Page) -> None:
+        for width, is_dark in itertools.product(WIDTHS, (False, True)):
+            await page.open((site / "index.html").as_uri(), width=width, is_dark=is_dark)
+            await page.wait_until("document.querySelector('article img').complete")
+            assert [await page.evaluate(script) for script in (OVERFLOWING, PALE)] == [[], []], (width, is_dark)
+            assert await page.evaluate("document.querySelector('article img').naturalWidth > 0"), width
+            shown = str(await page.evaluate("document.querySelector('article img').currentSrc"))
+            assert shown.endswith("/pipeline-narrow.svg" if width < 640 else "/pipeline.svg")
+
+    in_browser(tmp_path / "profile", look)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this host")
+@pytest.mark.parametrize(("name", "width"), [("pipeline", 838), ("pipeline-narrow", 358)])
+def test_the_picture_of_the_readme_is_readable_in_the_column_of_a_desktop_and_of_a_phone(
+    name: str, width: int, tmp_path: Path
+) -> None:
+    svg = (ROOT / "docs" / "pictures" / f"{name}.svg").read_text(encoding="utf-8")
+    svg = re.sub(r'width="\d+" height="\d+"', f'class="timeline" width="{width}"', svg, count=1)
+    file = tmp_path / "page.html"
+    papers = "body { background: #fff; } @media (prefers-color-scheme: dark) { body { background: #0d1117; } }"
+    file.write_text(f"<!doctype html><style>{papers}</style><body>{svg}", encoding="utf-8")
+
+    async def look(page: Page) -> None:
+        for is_dark in (False, True):
+            await page.open(file.as_uri(), width=width + 16, is_dark=is_dark)
+            checks = (OVERFLOWING, PALE, SMALL, OVERLAPPING, EMPTY_CHARTS)
+            assert [await page.evaluate(script) for script in checks] == [[]] * len(checks), is_dark
+            beyond = (
+                "[...document.querySelectorAll('svg text')].filter((each) => each.getBoundingClientRect().right >"
+                " document.querySelector('svg').getBoundingClientRect().right + 1).map((each) => each.textContent)"
+            )
+            assert await page.evaluate(beyond) == []
+
+    in_browser(tmp_path / "profile", look)

@@ -59,7 +59,7 @@ def test_the_live_page_leads_with_the_watts_saved_now_and_names_the_job_of_each_
         assert await page.evaluate(text.format("saved")) == "146 W saved now"
         note = str(await page.evaluate(text.format("saved-note")))
         assert note.startswith("95 % confidence: 143 W to 150 W, from 1 of 3 jobs.")
-        assert "Not significant, not added: llama-ddp (3.2 W)" in note
+        assert "Not counted, because not significant: llama-ddp (3.2 W)" in note
         jobs = str(await page.evaluate(text.format("jobs")))
         assert "13.4 % less" in jobs
         assert "95 %: 13.1 % to 13.7 % less" in jobs

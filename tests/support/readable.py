@@ -29,8 +29,8 @@ PALE = """[...document.querySelectorAll(
 """JavaScript: texts whose contrast with what lies behind them is below 4.5, what WCAG 2.2 asks of small letters."""
 
 SMALL = """[...document.querySelectorAll('svg text')].filter((each) => each.closest('svg').clientWidth > 0 &&
-  parseFloat(getComputedStyle(each).fontSize) * each.getScreenCTM().a < 9).map((each) => each.textContent)"""
-"""JavaScript: letters in pictures below nine pixels."""
+  parseFloat(getComputedStyle(each).fontSize) * each.getScreenCTM().a < 11).map((each) => each.textContent)"""
+"""JavaScript: letters in pictures below eleven pixels."""
 
 OVERLAPPING = """[...document.querySelectorAll('svg')].flatMap((svg) => {
   const texts = [...svg.querySelectorAll('text.tick, text.title, text.axis-title')];

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _STATUS_PERIOD_S = 0.5
 _START_TIMEOUT_S = 60.0
+_END_TIMEOUT_S = 10.0
 _JOB_NAME = "demo-gpt"
 _STEP_PREFIX = "gpt: "
 """Beginning of the lines in which the training program says what it does until it registers."""
@@ -75,6 +77,9 @@ def demo(  # noqa: PLR0913  each option is a parameter
         Path | None, typer.Option(metavar="DIR", help="Keep history, logs and simulated GPUs here.")
     ] = None,
     time_limit_s: Annotated[float, typer.Option(min=1.0, metavar="S", help="Fail after this many seconds.")] = 600.0,
+    hold: Annotated[
+        bool, typer.Option("--hold", help="Keep the daemon after the training until Enter, to look at the job.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Train on simulated GPUs and report the saving.
@@ -99,6 +104,7 @@ def demo(  # noqa: PLR0913  each option is a parameter
         seed=seed,
         time_limit_s=time_limit_s,
         grid=DemoGrid(carbon_trace, carbon_hour_s, carbon_hours) if carbon_trace is not None else None,
+        is_held=hold,
     )
     check_request(request, out)
     warn_of_large_slowdown(max_slowdown)
@@ -173,7 +179,13 @@ def _run(request: DemoRequest, folder: Path, inherited_fds: Sequence[int], progr
             **({HOURS_VARIABLE: str(request.grid.job_hours)} if request.grid is not None else {}),
         )  # fmt: skip
         _watch(request, client, children, training, progress)
-        progress.announce("stopping the training, then the daemon")
+        progress.announce("stopping the training")
+        children.stop(training)
+        _wait_for_end(client)
+        if request.is_held:
+            progress.announce(f"the daemon answers at {settings.socket_path} (GPUENERGYD_SOCKET) until you press Enter")
+            sys.stdin.readline()
+        progress.announce("stopping the daemon")
     client.close()
     _check_clocks_are_restored(world)
     return settings.database_url
@@ -221,6 +233,13 @@ def _wait_for_daemon(client: "DaemonClient", children: "Children") -> None:
             time.sleep(0.05)
         else:
             return
+
+
+def _wait_for_end(client: "DaemonClient") -> None:
+    """Wait until the daemon has recorded the end of the job; it finishes the job itself if that takes too long."""
+    until = time.monotonic() + _END_TIMEOUT_S
+    while time.monotonic() < until and not client.get_status()["ended_jobs"]:
+        time.sleep(0.05)
 
 
 def _check_running(children: "Children", training: "Child") -> None:

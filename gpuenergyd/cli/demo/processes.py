@@ -86,6 +86,11 @@ class Children:
         self._children.append(child)
         return child
 
+    def stop(self, child: Child) -> None:
+        """Terminate one child before the end of the block."""
+        self._children.remove(child)
+        self._terminate(child)
+
     def check(self) -> None:
         """Check that every child is running or has exited with status 0.
 

@@ -27,6 +27,8 @@ class DemoRequest:
     time_limit_s: float
     grid: DemoGrid | None = None
     """Grid to follow; the demo then runs for the length of the job."""
+    is_held: bool = False
+    """Whether the daemon is kept after the training until the user presses Enter."""
 
     @property
     def gpus(self) -> str:

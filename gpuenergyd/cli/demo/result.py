@@ -7,8 +7,9 @@ from typing import Any
 
 from gpuenergyd.cli.commands.report_output import write_text
 from gpuenergyd.cli.output import people_console
-from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, saving_span_text, saving_text, slowdown_text
+from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, saving_span_text, saving_text
 from gpuenergyd.errors import GpuEnergyError
+from gpuenergyd.report.headline import speed_text
 from gpuenergyd.report.job import JobReport, before_and_after, job_reports
 from gpuenergyd.report.observed_iteration import ObservedIteration
 from gpuenergyd.report.page import report_page
@@ -61,10 +62,11 @@ def result_sentence(job: JobSummary, *, gpus: str) -> str:
             " at full speed and three tuned ones."
         )
     saving = saving_text(job.saving_ratio) if job.is_saving_significant else NOT_SIGNIFICANT
+    speed = speed_text(job.slowdown_ratio)
+    than = "" if speed.startswith("at ") else " than at full speed"
     return (
         f"gpuenergyd trained this pipeline on {gpus} with {saving} per iteration (95 %"
-        f" confidence interval: {saving_span_text(job.saving_interval)}), {slowdown_text(job.slowdown_ratio)}"
-        " than at full speed."
+        f" confidence interval: {saving_span_text(job.saving_interval)}), {speed}{than}."
     )
 
 

@@ -28,7 +28,7 @@ from gpuenergyd.core.job.description import JobDescription, JobRanks
 from gpuenergyd.core.job.guard import Finding
 from gpuenergyd.core.job.measurements.knowledge import JobKnowledge
 from gpuenergyd.core.job.measurements.rank_reports import RankReports, WholeIteration
-from gpuenergyd.core.job.measurements.savings import baseline_view
+from gpuenergyd.core.job.measurements.savings import SavingEstimate, baseline_view
 from gpuenergyd.core.job.messages import (
     AskPolicy,
     Command,
@@ -131,6 +131,10 @@ class Job:
     def current_plan(self) -> ClockPlan:
         """The plan in force, or the one that will be at its first iteration."""
         return self.knowledge.plans.current
+
+    def estimate(self) -> SavingEstimate | None:
+        """Return the estimate of what the plans save, None before there is a baseline."""
+        return None if self.baseline is None else self.knowledge.estimate(self.baseline)
 
     def story(self) -> tuple[str, ...]:
         """Return the newest events and their commands, one line each, for debugging."""
@@ -272,7 +276,7 @@ class Job:
             return ()
         if self.baseline is None:
             return self._after_baseline_iteration()
-        recovery = recover(self.knowledge, self.faults, self.rules)
+        recovery = recover(self.knowledge, self.faults, self.rules, self.baseline)
         if recovery is None:
             return ()
         self.baseline = recovery.baseline

@@ -94,13 +94,13 @@ def find_outcome(job: Job, *, is_member: bool = False, is_observing: bool = Fals
 def outcome_line(job: Job, *, is_member: bool = False, is_observing: bool = False) -> str:
     """Return the outcome of a job in one line, with its savings."""
     outcome = find_outcome(job, is_member=is_member, is_observing=is_observing)
-    saving = job.knowledge.saving()
+    saving = _saving(job)
     return outcome.reason if saving is None or is_observing else f"{_result_text(saving)}; {outcome.reason}"
 
 
 def _under_plans(job: Job, num_tuned: int, *, is_member: bool) -> Outcome:  # noqa: PLR0911  one per outcome
     ran = f"{num_tuned} iterations under a plan"
-    saving = job.knowledge.saving()
+    saving = _saving(job)
     ratio = saving.saving_ratio if saving is not None else None
     if job.knowledge.straggler_saving.saving is not None and (ratio is None or ratio.low <= 0):
         return Outcome(OutcomeKind.SAVED, f"{ran}, part of them at the pace of a slower replica")
@@ -115,6 +115,11 @@ def _under_plans(job: Job, num_tuned: int, *, is_member: bool) -> Outcome:  # no
     if not can_save(job, is_member=is_member):
         return Outcome(OutcomeKind.NOTHING_TO_SAVE, expectation(job))
     return Outcome(OutcomeKind.NOT_SIGNIFICANT, f"{ran}: no saving beyond chance")
+
+
+def _saving(job: Job) -> MeasuredSaving | None:
+    estimate = job.estimate()
+    return None if estimate is None else estimate.saving
 
 
 def _result_text(saving: MeasuredSaving) -> str:

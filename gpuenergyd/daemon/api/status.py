@@ -7,7 +7,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any, Protocol
 
-from gpuenergyd.core.job.measurements.savings import Interval, saved_power_w, sum_of_significant
+from gpuenergyd.core.job.measurements.savings import Interval, SavingEstimate, saved_power_w, sum_of_significant
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.outcome import expectation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
@@ -167,11 +167,9 @@ def _lease(claim: GpuClaim | None, kind: ClaimKind) -> dict[str, Any] | None:
 
 
 def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
-    job, baseline = runner.job, runner.job.baseline
+    job = runner.job
     plan, predicted = job.current_plan, job.current_plan.predicted
-    iteration_time_s, energy_j = job.knowledge.tuned_medians()
     plan_time_s, plan_energy_j = job.knowledge.plan_medians(plan.plan_id)
-    saving = job.knowledge.saving()
     registration = daemon.jobs.registration(runner.job_id)
     outcome = runner.outcome()
     saved_w = _saved_power_w(runner)
@@ -197,17 +195,9 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "plan_id": plan.plan_id,
         "plan_purpose": plan.purpose,
         "plan_reason": plan.reason,
-        "baseline_time_s": baseline.iteration_time_s if baseline else None,
-        "baseline_energy_j": baseline.energy_j if baseline else None,
         "num_baseline_iterations": job.knowledge.num_iterations_for[PlanPurpose.BASELINE],
-        "iteration_time_s": iteration_time_s,
-        "energy_j": energy_j,
         "num_tuned_iterations": job.knowledge.num_iterations_for[PlanPurpose.TUNED],
-        "saving_ratio": saving.saving_ratio.estimate if saving and saving.saving_ratio else None,
-        "slowdown_ratio": saving.slowdown_ratio.estimate if saving else None,
-        "saving_interval": _bounds(saving.saving_ratio) if saving else None,
-        "slowdown_interval": _bounds(saving.slowdown_ratio) if saving else None,
-        "is_saving_significant": saving.saving_ratio.is_significant if saving and saving.saving_ratio else None,
+        **_estimate(job.estimate()),
         "watts_saved": saved_w.estimate if saved_w else None,
         "watts_saved_interval": _bounds(saved_w),
         "num_iterations_of_plan": sum(o.is_regular and o.plan_id == plan.plan_id for o in job.observations),
@@ -242,6 +232,23 @@ def _ended_job(ended: EndedJob) -> dict[str, Any]:
         "outcome": ended.outcome.kind,
         "outcome_reason": ended.outcome.reason,
         "summary": ended.line,
+        **_estimate(ended.estimate),
+    }
+
+
+def _estimate(estimate: SavingEstimate | None) -> dict[str, Any]:
+    """Return the values of a job at full speed and under plans; None if not measured."""
+    saving, slowdown = estimate.ratios if estimate else (None, None)
+    return {
+        "baseline_time_s": estimate.baseline_time_s if estimate else None,
+        "baseline_energy_j": estimate.baseline_energy_j if estimate else None,
+        "iteration_time_s": estimate.iteration_time_s if estimate else None,
+        "energy_j": estimate.energy_j if estimate else None,
+        "saving_ratio": saving.estimate if saving else None,
+        "saving_interval": _bounds(saving),
+        "is_saving_significant": saving.is_significant if saving else None,
+        "slowdown_ratio": slowdown.estimate if slowdown else None,
+        "slowdown_interval": _bounds(slowdown),
     }
 
 

@@ -1,5 +1,6 @@
 """Records a job's iterations: into the history database, for the carbon service, and for the status."""
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,11 +11,13 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.daemon.gpus.inventory import utc_at
 from gpuenergyd.daemon.ports import JobServices, ReplicasPort, RunningJob
-from gpuenergyd.store.records import IterationRecord
+from gpuenergyd.store.records import EstimateRecord, IterationRecord
 
 _TIMELINES_PER_PLAN = 12
 _TIMELINE_EVERY = 100
 _REPEAT_EVERY = 50
+_ESTIMATE_EVERY_NS = 2_000_000_000
+"""Time between two records of a running job's estimate; the last one is recorded when the job ends."""
 
 
 @dataclass(slots=True)
@@ -45,6 +48,7 @@ class IterationRecorder:
     repeat_question: Callable[[], None]
     timeline: tuple[int, tuple[ObservedSpan, ...]] | None = None
     """The index and the spans of the last iteration."""
+    _estimate_due_mono_ns: int = 0
     _timelines: TimelineSelection = field(default_factory=TimelineSelection)
 
     def record(self, command: RecordIteration) -> None:
@@ -67,6 +71,35 @@ class IterationRecorder:
                 spans=command.spans if self._timelines.select(observation) else (),
             )
         )
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._estimate_due_mono_ns:
+            self._estimate_due_mono_ns = now_ns + _ESTIMATE_EVERY_NS
+            self.record_estimate()
         self.replicas.compare_pace(self.runner)
         if observation.iteration_index % _REPEAT_EVERY == 0:
             self.repeat_question()
+
+    def record_estimate(self) -> None:
+        """Record what the status shows of the job's saving, so that reports show the same."""
+        estimate = self.runner.job.estimate()
+        if estimate is None:
+            return
+        compared, (saving, slowdown) = estimate.saving, estimate.ratios
+        self.services.history.write(
+            EstimateRecord(
+                job_id=self.runner.job_id,
+                since_iteration=estimate.since_iteration,
+                baseline_time_s=estimate.baseline_time_s,
+                baseline_energy_j=estimate.baseline_energy_j,
+                iteration_time_s=estimate.iteration_time_s,
+                energy_per_iteration_j=estimate.energy_j,
+                num_compared_baseline_iterations=compared.num_full_speed if compared else None,
+                num_compared_tuned_iterations=compared.num_tuned if compared else None,
+                saving_ratio=saving.estimate if saving else None,
+                saving_low_ratio=saving.low if saving else None,
+                saving_high_ratio=saving.high if saving else None,
+                slowdown_ratio=slowdown.estimate if slowdown else None,
+                slowdown_low_ratio=slowdown.low if slowdown else None,
+                slowdown_high_ratio=slowdown.high if slowdown else None,
+            )
+        )

@@ -16,6 +16,7 @@ from typing import Any
 
 from gpuenergyd.core.job.description import JobDescription
 from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.job.measurements.savings import SavingEstimate
 from gpuenergyd.core.job.messages import RankJoined, RankLost, RankReleased, RankReported
 from gpuenergyd.core.job.outcome import Outcome
 from gpuenergyd.core.job.rules import JobRules, member_rules
@@ -75,6 +76,7 @@ class EndedJob:
     ended_mono_ns: int
     outcome: Outcome
     line: str
+    estimate: SavingEstimate | None
 
 
 @dataclass(slots=True)
@@ -389,7 +391,8 @@ class Jobs:
 
     def _job_ended(self, runner: JobRunner) -> None:
         name, now_ns = runner.job.description.job_name, time.monotonic_ns()
-        self.ended.append(EndedJob(runner.job_id, name, now_ns, runner.outcome(), runner.outcome_line()))
+        estimate = runner.job.estimate()
+        self.ended.append(EndedJob(runner.job_id, name, now_ns, runner.outcome(), runner.outcome_line(), estimate))
         self.services.gpus.release(runner.job_id)
         self._runners.pop(runner.job_id, None)
         self._registrations.pop(runner.job_id, None)

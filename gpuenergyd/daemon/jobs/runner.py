@@ -173,6 +173,7 @@ class JobRunner:
             for last in self.job.handle(event):
                 await self._executor.execute(last)
         self.delivery.end(self.job.ranks.gpus)
+        self.recorder.record_estimate()
         outcome = self.outcome()
         ended_at = utc_at(time.monotonic_ns())
         self.services.history.write(JobEndRecord(self.job_id, ended_at, command.reason, outcome.kind, outcome.reason))

@@ -19,7 +19,8 @@ _ROWS_HEIGHT = 400.0
 _MIN_LABEL_HEIGHT = 14.0
 _TITLE_HEIGHT = 26.0
 _AXIS_HEIGHT = 30.0 + TITLE_ROOM
-_MIN_LABEL_WIDTH = 13.0
+_CHARACTER_WIDTH = 7.8
+"""Width of a character of a label, 12 pixels high, in the widest common font."""
 _KIND_NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 
 
@@ -105,12 +106,11 @@ def _iteration(iteration: ObservedIteration, scene: _Scene, *, top: float) -> tu
 def _instruction(span: ObservedSpan, scene: _Scene, *, y: float, is_critical: bool) -> str:
     x = _LEFT + span.start_s * scene.per_second
     width = max(0.5, (span.end_s - span.start_s) * scene.per_second)
-    label = ""
-    if width >= _MIN_LABEL_WIDTH and scene.row_height >= _MIN_LABEL_HEIGHT:
+    label, name = "", f"{span.kind}{span.microbatch_index}"
+    if width >= _CHARACTER_WIDTH * len(name) + 2.0 and scene.row_height >= _MIN_LABEL_HEIGHT:
         shade = scene.scale.text_class(span.mean_sm_clock_mhz)
         label = (
-            f'<text class="label {shade}" x="{x + width / 2:.2f}" y="{y + scene.row_height / 2 + 4:.1f}">'
-            f"{span.kind}{span.microbatch_index}</text>"
+            f'<text class="label {shade}" x="{x + width / 2:.2f}" y="{y + scene.row_height / 2 + 4:.1f}">{name}</text>'
         )
     inset = 1.0 if is_critical else 0.25
     return (

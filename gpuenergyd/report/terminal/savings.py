@@ -1,6 +1,7 @@
 """Savings of the running jobs in words: the watts saved now, and each job's result with its interval."""
 
 from collections.abc import Mapping
+from enum import Enum, auto
 from typing import Any
 
 from rich.text import Text
@@ -29,19 +30,28 @@ def saved_power_lines(status: Mapping[str, Any]) -> list[Text]:
         ]
     if uncounted:
         named = ", ".join(f"{job['job_name']} ({power_text(job['watts_saved'])})" for job in uncounted)
-        lines.append(Text(f"not significant, not added: {named}", style="dim"))
+        lines.append(Text(f"not counted, because not significant: {named}", style="dim"))
     return lines
 
 
-def result_text(job: Mapping[str, Any], *, is_short: bool = False) -> str:
-    """Return the saving of a job and its change of speed with 95 % intervals; a short text has that of the saving."""
-    saving, slowdown = job.get("saving_interval"), job.get("slowdown_interval")
+class ResultDetail(Enum):
+    """Which 95 % intervals the result of a job contains."""
+
+    NO_INTERVAL = auto()
+    SAVING_INTERVAL = auto()
+    BOTH_INTERVALS = auto()
+
+
+def result_text(job: Mapping[str, Any], *, detail: ResultDetail = ResultDetail.BOTH_INTERVALS) -> str:
+    """Return the saving of a job and its change of speed with their intervals, and the watts saved."""
+    saving = job.get("saving_interval") if detail is not ResultDetail.NO_INTERVAL else None
+    slowdown = job.get("slowdown_interval") if detail is ResultDetail.BOTH_INTERVALS else None
     parts = []
     if job["saving_ratio"] is not None:
         is_significant = job["is_saving_significant"]
         parts.append(saving_with_interval(job["saving_ratio"], saving, is_significant=is_significant))
     if job["slowdown_ratio"] is not None:
-        parts.append(slowdown_with_interval(job["slowdown_ratio"], None if is_short else slowdown))
+        parts.append(slowdown_with_interval(job["slowdown_ratio"], slowdown))
     if job.get("watts_saved") is not None and job["is_saving_significant"]:
         saved_w = job["watts_saved"]
         parts.append(f"{power_text(abs(saved_w))} {'saved' if saved_w >= 0 else 'more'}")

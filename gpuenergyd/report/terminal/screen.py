@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from gpuenergyd.core.job.result_text import saving_span_text
 from gpuenergyd.report.formatting import (
     MISSING,
     age_text,
@@ -23,7 +24,7 @@ from gpuenergyd.report.terminal.live import (
     job_names,
     owner_text,
 )
-from gpuenergyd.report.terminal.savings import result_text, saved_power_lines
+from gpuenergyd.report.terminal.savings import ResultDetail, result_text, saved_power_lines
 
 _LINES_OF_A_JOB = 2
 _LOW_SCREEN = 8
@@ -61,15 +62,16 @@ def screen_lines(status: Status, width: int, height: int, powers_w: Sequence[flo
     shown = sorted(sorted(gpus, key=lambda gpu: gpu["state"] == "ok")[:num_gpus], key=lambda gpu: int(gpu["index"]))
     gpu_lines = [_gpu_header(shown, width), *_gpu_lines(shown, job_names(status), width)]
     gpu_lines += _left_out(len(gpus) - len(shown), "GPU")
-    job_groups = [_job_lines(job) for job in jobs[:num_jobs]] or ([] if jobs else [[Text("no jobs")]])
+    job_groups = [_job_lines(job, width) for job in jobs[:num_jobs]] or ([] if jobs else [[Text("no jobs")]])
     after = _left_out(len(jobs) - num_jobs, "job")
     spare = height - len(head) - len(gpu_lines) - sum(map(len, job_groups)) - len(after) - 2
     gap = [Text()] if spare >= 0 else []
+    ended = [Text(style="dim").append_text(line) for line in ended_job_lines(status)[: max(0, spare)]]
+    spare -= len(ended)
     details = [_details(job) for job in jobs[:num_jobs]]
     if details and sum(map(len, details)) <= spare:
         job_groups = [[*lines, *more] for lines, more in zip(job_groups, details, strict=True)]
-    lines = [*head, *gap, *gpu_lines, *gap, *(line for group in job_groups for line in group), *after]
-    lines += [Text(style="dim").append_text(line) for line in ended_job_lines(status)]
+    lines = [*head, *gap, *gpu_lines, *gap, *(line for group in job_groups for line in group), *after, *ended]
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines[:height]
@@ -80,9 +82,17 @@ def _summary(status: Status, width: int, powers_w: Sequence[float | None]) -> li
     lines = saved_power_lines(status)
     power_w = total_power_w(status)
     if power_w is not None:
-        course = _sparkline(powers_w[-max(0, width - 40) :])
-        lines.append(Text.assemble(f"{power_text(power_w)} drawn by all GPUs  ", (course, "cyan")))
+        lines.append(_power_line(power_w, powers_w, width))
     return [*lines, *grid_lines(status.get("carbon"))[:1]]
+
+
+def _power_line(power_w: float, powers_w: Sequence[float | None], width: int) -> Text:
+    """Return the power of all GPUs, and its course as one block per second."""
+    shown = powers_w[-max(0, width - 54) :]
+    course = _sparkline(shown)
+    highest_w = max((reading for reading in shown if reading is not None), default=0.0)
+    scale = f", last {len(shown)} s, 0 to {power_text(highest_w)} " if course else ""
+    return Text.assemble(f"{power_text(power_w)} drawn by all GPUs{scale}", (course, "cyan"))
 
 
 def _sparkline(values: Sequence[float | None]) -> str:
@@ -140,13 +150,24 @@ def _gpu_lines(gpus: Sequence[Status], names: Mapping[str, str], width: int) -> 
     return lines
 
 
-def _job_lines(job: Status) -> list[Text]:
-    profiled = f", {job['num_profile_iterations']} profiled" if job["num_profile_iterations"] else ""
+def _job_lines(job: Status, width: int) -> list[Text]:
+    """Return the result of a job, and its iterations with the reason of its plan.
+
+    On a narrow screen the interval of the saving is in the second line.
+    """
     phase_style = "green" if job["phase"] == "tuned" else "yellow"
-    result = result_text(job, is_short=True)
-    first = Text.assemble((job["job_name"], "bold"), " ", (job["phase"], phase_style), f": {result}")
+    name = Text.assemble((job["job_name"], "bold"), " ", (job["phase"], phase_style), ": ")
+    results = (result_text(job, detail=detail) for detail in (ResultDetail.SAVING_INTERVAL, ResultDetail.NO_INTERVAL))
+    with_interval, without = (Text.assemble(name, result) for result in results)
+    is_wide_enough = len(with_interval) <= width
+    first = with_interval if is_wide_enough else without
+    iterations = f"{job['num_iterations']} iterations"
+    if not is_wide_enough and (interval := job.get("saving_interval")):
+        iterations = f"95 %: {saving_span_text(interval).removesuffix(' energy')}; {iterations}"
+    elif job["num_profile_iterations"]:
+        iterations += f", {job['num_profile_iterations']} profiled"
     why = job["plan_reason"] or job.get("phase_reason") or MISSING
-    return [first, Text(f"  {job['num_iterations']} iterations{profiled}; {why}", style="dim")]
+    return [first, Text(f"  {iterations}; {why}", style="dim")]
 
 
 def _details(job: Status) -> list[Text]:

@@ -105,7 +105,11 @@ def job_table(report: JobReport) -> RenderableType:
         energy_text(job.energy_per_iteration_j),
         change,
     )
-    table.add_row("iterations in the medians", str(job.num_baseline_iterations), str(job.num_tuned_iterations))
+    table.add_row(
+        "iterations compared",
+        _count(job.num_compared_baseline_iterations),
+        _count(job.num_compared_tuned_iterations),
+    )
     if job.predicted_energy_j is not None:
         table.add_row("predicted by the last plan (fit)", "", energy_text(job.predicted_energy_j))
     if job.lower_bound_j is not None:
@@ -117,6 +121,10 @@ def job_table(report: JobReport) -> RenderableType:
     return Group(
         Text(title, style="bold"), table, *(Text(line) for line in (*_result_lines(report), *_energy_lines(report)))
     )
+
+
+def _count(number: int | None) -> str:
+    return MISSING if number is None else str(number)
 
 
 def _result_lines(report: JobReport) -> list[str]:

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 class JobSummary:
     """The summary of one job; None means not measured or not available yet.
 
-    `energy_j` is the sum over the `num_measured_iterations` regular iterations whose energy is known. Baseline values
-    are medians over all regular iterations at full speed, at any time of the job; tuned values are medians over those
-    under a tuned plan. Predictions are those of the last tuned plan. Intervals are drift-corrected 95 % confidence
-    intervals.
+    `energy_j` is the sum over the `num_measured_iterations` regular iterations whose energy is known. Baseline and
+    tuned values, saving and slowdown with their drift-corrected 95 % confidence intervals are the estimate that the
+    daemon showed last, over iterations since the job last changed. They are computed from the stored iterations if only
+    a part of the job is covered or a version without stored estimates recorded it. Predictions are those of the last
+    tuned plan.
     """
 
     job_id: str
@@ -62,6 +63,10 @@ class JobSummary:
     """Predicted saving of a job whose clocks are only observed; None once a plan was applied."""
     predicted_saving_basis: str | None = None
     num_measured_profile_iterations: int = 0
+    since_iteration: int = 0
+    """The first iteration of the estimate: earlier ones ran before the job changed."""
+    num_compared_baseline_iterations: int | None = None
+    num_compared_tuned_iterations: int | None = None
     tags: tuple[tuple[str, str], ...] = ()
     """User, source revision and other tags that the job's processes reported, by name."""
     host: str | None = None
@@ -135,19 +140,21 @@ def job_summary(job: Row, inputs: SummaryInputs, time_range: TimeRange = ALL_TIM
 
     If it covers only a part of the job, the baseline is still that of the whole job.
     """
-    from gpuenergyd.core.job.measurements.savings import saving_between  # noqa: PLC0415  reports of ended jobs need no statistics
-
     whole_job = inputs.iterations
     in_range = [each for each in whole_job if time_range.contains(each.started_at)]
     regular = [each for each in in_range if each.is_regular]
     at_full_speed, under_plan = _regular(whole_job, PlanPurpose.BASELINE), _regular(in_range, PlanPurpose.TUNED)
     baseline, tuned = _medians(at_full_speed), _medians(under_plan)
-    measured = saving_between(_points(at_full_speed), _points(under_plan))
+    if time_range == ALL_TIME and inputs.estimate is not None:
+        estimate = _stored_estimate(inputs.estimate)
+    else:
+        estimate = _computed_estimate(at_full_speed, under_plan)
     profiled = [each for each in in_range if each.purpose is PlanPurpose.PROFILE]
     last_plan = inputs.tuned_plan
     predicted_saving_ratio = predicted_saving_basis = None
     if inputs.predicted_plan is not None and not tuned.num_iterations:
-        predicted_saving_ratio = _change(baseline.energy_j, inputs.predicted_plan.predicted_energy_j, sign=-1)
+        predicted_j = inputs.predicted_plan.predicted_energy_j
+        predicted_saving_ratio = _change(estimate["baseline_energy_j"], predicted_j, sign=-1)
         predicted_saving_basis = inputs.predicted_plan.reason
     begin_at = max(job.started_at, time_range.since or job.started_at)
     last_seen_at = begin_at
@@ -164,29 +171,56 @@ def job_summary(job: Row, inputs: SummaryInputs, time_range: TimeRange = ALL_TIM
         duration_s=duration_s,
         energy_j=_sum(each.sum_energy_j for each in regular),
         num_baseline_iterations=baseline.num_iterations,
-        baseline_time_s=baseline.iteration_time_s,
-        baseline_energy_j=baseline.energy_j,
         num_tuned_iterations=tuned.num_iterations,
-        iteration_time_s=tuned.iteration_time_s,
-        energy_per_iteration_j=tuned.energy_j,
         num_profile_iterations=sum(each.num_iterations for each in profiled),
         profile_energy_j=_sum(each.sum_energy_j for each in profiled),
-        # Without an interval, from a few aggregated iterations, the medians are all there is.
-        saving_ratio=measured.saving_ratio.estimate
-        if measured and measured.saving_ratio
-        else _change(baseline.energy_j, tuned.energy_j, sign=-1),
-        slowdown_ratio=measured.slowdown_ratio.estimate
-        if measured
-        else _change(baseline.iteration_time_s, tuned.iteration_time_s, sign=1),
         predicted_iteration_time_s=last_plan.predicted_iteration_time_s if last_plan else None,
         predicted_energy_j=last_plan.predicted_energy_j if last_plan else None,
         lower_bound_j=last_plan.lower_bound_j if last_plan else None,
-        saving_interval=_bounds(measured.saving_ratio) if measured else None,
-        slowdown_interval=_bounds(measured.slowdown_ratio) if measured else None,
         predicted_saving_ratio=predicted_saving_ratio,
         predicted_saving_basis=predicted_saving_basis,
         num_measured_profile_iterations=sum(each.num_measured for each in profiled),
+        **estimate,
     )
+
+
+def _stored_estimate(row: Row) -> dict[str, Any]:
+    """Return the fields of a summary from the daemon's estimate."""
+    names = (
+        *("since_iteration", "num_compared_baseline_iterations", "num_compared_tuned_iterations"),
+        *("baseline_time_s", "baseline_energy_j", "iteration_time_s", "energy_per_iteration_j"),
+        *("saving_ratio", "slowdown_ratio"),
+    )
+    saving, slowdown = row.saving_ratio, row.slowdown_ratio
+    return {
+        **{name: getattr(row, name) for name in names},
+        "saving_interval": None if saving is None else (row.saving_low_ratio, row.saving_high_ratio),
+        "slowdown_interval": None if slowdown is None else (row.slowdown_low_ratio, row.slowdown_high_ratio),
+    }
+
+
+def _computed_estimate(at_full_speed: Sequence[Iterations], under_plan: Sequence[Iterations]) -> dict[str, Any]:
+    """Return the fields of a summary from stored iterations."""
+    from gpuenergyd.core.job.measurements.savings import saving_between  # noqa: PLC0415  reports of ended jobs need no statistics
+
+    baseline, tuned = _medians(at_full_speed), _medians(under_plan)
+    measured = saving_between(_points(at_full_speed), _points(under_plan))
+    saving, slowdown = (measured.saving_ratio, measured.slowdown_ratio) if measured else (None, None)
+    # Without an interval, from a few aggregated iterations, the medians are all there is.
+    medians_saving = _change(baseline.energy_j, tuned.energy_j, sign=-1)
+    medians_slowdown = _change(baseline.iteration_time_s, tuned.iteration_time_s, sign=1)
+    return {
+        "baseline_time_s": baseline.iteration_time_s,
+        "baseline_energy_j": baseline.energy_j,
+        "num_compared_baseline_iterations": baseline.num_iterations,
+        "iteration_time_s": tuned.iteration_time_s,
+        "energy_per_iteration_j": tuned.energy_j,
+        "num_compared_tuned_iterations": tuned.num_iterations,
+        "saving_ratio": saving.estimate if saving else medians_saving,
+        "slowdown_ratio": slowdown.estimate if slowdown else medians_slowdown,
+        "saving_interval": _bounds(saving),
+        "slowdown_interval": _bounds(slowdown),
+    }
 
 
 def _regular(iterations: Sequence[Iterations], purpose: PlanPurpose) -> list[Iterations]:

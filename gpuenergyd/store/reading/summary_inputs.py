@@ -33,6 +33,8 @@ class SummaryInputs:
     predicted_plan: Row = None
     """The first plan that predicts savings for a job whose clocks are only observed, None without any."""
     gpu_uuids: list[str] = field(default_factory=list)
+    estimate: Row = None
+    """The daemon's estimate of the saving, None for a job of version 0.1 or before its baseline."""
 
 
 def summary_inputs(
@@ -57,6 +59,8 @@ def summary_inputs(
         _read_plans(reader, of_jobs, inputs, time_range)
         for row in reader.select(("job_id", "gpu_uuid"), "ranks", of_jobs, order_by="job_id, pp_rank"):
             inputs[row.job_id].gpu_uuids.append(row.gpu_uuid)
+        for row in reader.select("*", "estimates", of_jobs):
+            inputs[row.job_id].estimate = row
         for job_id in some:
             inputs[job_id].iterations.sort(key=lambda each: each.first_index)
             yield job_id, inputs[job_id]

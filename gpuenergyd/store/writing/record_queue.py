@@ -6,12 +6,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from gpuenergyd.store.records import HostRollupRecord, IterationRecord, Record, RollupRecord, SampleRecord
+from gpuenergyd.store.records import (
+    EstimateRecord,
+    HostRollupRecord,
+    IterationRecord,
+    Record,
+    RollupRecord,
+    SampleRecord,
+)
 
 _MAX_BATCH = 20_000
 _IMPORTANT_WITHIN_S = 0.1
 """Jobs, plans and control events are written this soon; readings and iterations wait for a batch."""
 _STUCK_AFTER_S = 60.0
+_MAY_WAIT = (RollupRecord, SampleRecord, IterationRecord, EstimateRecord, HostRollupRecord)
 
 
 class RecordQueue:
@@ -52,7 +60,7 @@ class RecordQueue:
                     record = replace(record, spans=())
                     self._num_dropped += 1
             self._waiting.append(record)
-            may_wait = isinstance(record, RollupRecord | SampleRecord | IterationRecord | HostRollupRecord)
+            may_wait = isinstance(record, _MAY_WAIT)
             due_mono_s = time.monotonic() + (self._batch_s if may_wait else min(self._batch_s, _IMPORTANT_WITHIN_S))
             if num_waiting == 0 or due_mono_s < self._due_mono_s:
                 self._due_mono_s = due_mono_s

@@ -21,6 +21,7 @@ from gpuenergyd.store.maintenance.stored_summaries import delete_summaries
 from gpuenergyd.store.records import (
     MAX_REASON_CHARS,
     ControlEventRecord,
+    EstimateRecord,
     ForecastRecord,
     HostRollupRecord,
     IntensityRecord,
@@ -66,7 +67,8 @@ def insert_records(connection: Connection, records: Iterable[Record], *, host: s
                     "spans": encode_spans(record.spans),
                 }
             )
-    changed_jobs = {row["job_id"] for row in by_table.get("iterations", ())} | {row["ended_job_id"] for row in ends}
+    changed_jobs = {row["job_id"] for table in ("iterations", "estimates") for row in by_table.get(table, ())}
+    changed_jobs |= {row["ended_job_id"] for row in ends}
     delete_summaries(connection, changed_jobs)
     num_rows = len(ends)
     # All hosts write tables and rows in the same order: otherwise two transactions could deadlock.
@@ -141,6 +143,8 @@ def _row(record: Record, host: str) -> tuple[str, RowValues]:  # noqa: C901, PLR
             row = _fields(record)
             del row["spans"]
             return "iterations", row
+        case EstimateRecord():
+            return "estimates", _fields(record)
         case JobRecord():
             return "jobs", {**_fields(record), "tags": encode_tags(record.tags), "host": host or None}
         case RankRecord():

@@ -13,6 +13,7 @@ from gpuenergyd_policies.bubble_aware.correction import corrected_plan
 from gpuenergyd_policies.bubble_aware.model import fit_model, fit_quality
 from gpuenergyd_policies.bubble_aware.planning import Figure, tuned_plan
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
+from gpuenergyd_policies.planning.kernel_cache import prepare_kernels
 from gpuenergyd_policies.predicted_savings import cheapest_clocks, predicted_plan
 from gpuenergyd_policies.profiling.design import clock_levels, profile_plan
 from gpuenergyd_policies.profiling.fit import NotEnoughDataError
@@ -25,6 +26,9 @@ class BubbleAware:
     """Profiles every stage online, plans on the exact frontier, and corrects the plan from measured iterations."""
 
     def __init__(self) -> None:
+        # The policy host creates an instance when a job registers, long before the first plan and without a time limit
+        # as short as that of a plan.
+        prepare_kernels()
         self._frontier: tuple[tuple[int, str], tuple[FrontierPoint, ...]] | None = None
 
     def frontier(self, view: JobView) -> tuple[FrontierPoint, ...]:

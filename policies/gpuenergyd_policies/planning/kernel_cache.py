@@ -5,6 +5,7 @@ Without it, the first plans of an installation take up to half a minute longer.
 
 import sys
 import time
+from functools import cache
 
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
@@ -25,6 +26,13 @@ def compile_kernels() -> None:
     graph = dependency_graph(one_forward_one_backward(num_stages, 4))
     solved = solve(graph, profile, deadline_s=deadline_s)
     plan_segments(graph, profile, solved, deadline_s=deadline_s, max_segments=2, latency=latency_s)
+
+
+@cache
+def prepare_kernels() -> None:
+    """Compile all kernels, or load them from the cache, once per process: no plan waits for that."""
+    if IS_COMPILED:
+        compile_kernels()
 
 
 def main() -> int:

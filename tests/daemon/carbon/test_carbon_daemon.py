@@ -115,7 +115,7 @@ def test_a_job_on_a_replayed_trace_is_slower_in_dirty_hours_and_its_report_shows
     assert figures["saved_by_timing_g"] is not None
     assert figures["num_targets"] >= 2
     assert figures["is_grid_replayed"]
-    (line,) = (line for line in report.carbon.lines() if "by timing" in line)
+    (line,) = (line for line in report.carbon.lines() if "by choosing the hours" in line)
     assert "by running slower" in line
 
 

@@ -70,7 +70,7 @@ def test_the_screen_shows_the_watts_saved_each_gpus_job_and_each_jobs_interval()
     lines = shown(sample_status(), width=120, height=40, powers_w=[100.0, 200.0, None, 400.0])
 
     assert lines[1] == "146 W saved now (95 %: 143 W to 150 W; 1 of 3 jobs)"
-    assert lines[3].endswith("drawn by all GPUs  \u2583\u2585 \u2588")
+    assert lines[3].endswith("drawn by all GPUs, last 4 s, 0 to 400 W \u2583\u2585 \u2588")
     gpus = [line.split() for line in lines if " ok " in line]
     assert [gpu[gpu.index("s") + 1] for gpu in gpus] == ["gpt-2.6b"] * 4 + ["llama-ddp"] * 2 + ["resnet", ANY]
     assert "gpt-2.6b tuned: 13.4 % less energy (95 %: 13.1 % to 13.7 % less), 0.2 % faster, 146 W saved" in lines
@@ -80,3 +80,20 @@ def test_the_screen_shows_the_watts_saved_each_gpus_job_and_each_jobs_interval()
     )
     assert "resnet profiling: no saving measured yet" in lines
     assert "bert (bert-1) ended 95 s ago: while profiling, after 21 iterations" in lines
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50)])
+def test_the_screen_shows_savings_with_intervals_and_ended_jobs_in_full(width: int, height: int) -> None:
+    lines = shown(sample_status(), width=width, height=height, powers_w=[1900.0] * 60)
+    text = "\n".join(lines)
+
+    assert len(lines) <= height
+    assert lines[1] == "146 W saved now (95 %: 143 W to 150 W; 1 of 3 jobs)"
+    assert ", last " in lines[3]
+    assert "0.2 % faster, 146 W saved" in text
+    assert "95 %: 13.1 % to 13.7 % less" in text
+    assert "95 %: 0.3 % more to 1.5 % less" in text
+    assert "llama-ddp tuned: no significant saving" in text
+    assert "0.8 % slower" in text
+    assert "bert (bert-1) ended 95 s ago: while profiling, after 21 iterations" in text
+    assert [line for line in lines if line.endswith("…") and " iterations; " not in line] == []

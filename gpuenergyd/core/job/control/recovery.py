@@ -24,7 +24,7 @@ class Recovery:
     """Whether the profile of an earlier run must not be used again."""
 
 
-def recover(knowledge: JobKnowledge, faults: Faults, rules: JobRules) -> Recovery | None:
+def recover(knowledge: JobKnowledge, faults: Faults, rules: JobRules, old_baseline: BaselineView) -> Recovery | None:
     """Return the job's recovery, None while its full speed is not stable; drops measurements that no longer hold.
 
     If full speed has changed, so has the job: its profile is kept for its shape. If it has not and the profile is in
@@ -37,10 +37,12 @@ def recover(knowledge: JobKnowledge, faults: Faults, rules: JobRules) -> Recover
     before = [o for o in knowledge.full_speed() if o.iteration_index < since]
     change = what_changed(before, full_speed, at_least_ratio=rules.job_changed_ratio)
     if change is None:
-        return _verify_profile(knowledge, faults, before)
+        return _verify_profile(knowledge, faults, before, old_baseline)
     if not is_settled(full_speed, rules):
         return None
     faults.num_faults = 0
+    _keep_estimate(knowledge, old_baseline, until=since)
+    knowledge.changed_at = since
     _begin_anew(knowledge, faults, knowledge.run_until_now(before), lambda o: o.iteration_index >= since)
     return Recovery(baseline_view(full_speed), f"the job changed: {change}")
 
@@ -57,7 +59,9 @@ def is_settled(full_speed: Sequence[IterationObservation], rules: JobRules) -> b
     return what_changed(recent[:half], recent[-half:], at_least_ratio=rules.settled_ratio) is None
 
 
-def _verify_profile(knowledge: JobKnowledge, faults: Faults, before: Sequence[IterationObservation]) -> Recovery:
+def _verify_profile(
+    knowledge: JobKnowledge, faults: Faults, before: Sequence[IterationObservation], old_baseline: BaselineView
+) -> Recovery:
     baseline = baseline_view(knowledge.full_speed())
     if not faults.is_profile_in_doubt:
         return Recovery(baseline)
@@ -66,8 +70,16 @@ def _verify_profile(knowledge: JobKnowledge, faults: Faults, before: Sequence[It
     reason = faults.relearning_reason(is_profiling_again=known is None)
     is_stored_run_wrong = knowledge.previous_run is not None
     purposes = knowledge.plans.purposes()
+    _keep_estimate(knowledge, old_baseline, until=faults.fell_back_at)
     _begin_anew(knowledge, faults, known, lambda o: purposes.get(o.plan_id) is PlanPurpose.BASELINE)
     return Recovery(baseline, reason, is_stored_run_wrong=is_stored_run_wrong)
+
+
+def _keep_estimate(knowledge: JobKnowledge, old_baseline: BaselineView, *, until: int) -> None:
+    """Keep the estimate from before the fall-back until the saving is measured again."""
+    before = knowledge.estimate(old_baseline, until=until)
+    if before.saving is not None:
+        knowledge.estimate_before = before
 
 
 def _begin_anew(

@@ -60,8 +60,11 @@ class KeptIterations:
         known = [value for o in self.kept if o.is_regular and (value := figure(o)) is not None]
         return median(known) if known else 0.0
 
-    def saving(self, purposes: Purposes) -> MeasuredSaving | None:
-        """Return the measured saving of the tuned iterations; None while there are too few iterations."""
-        full_speed = [o for o in self.at_full_speed(purposes) if not o.is_at_straggler_pace and not o.waited_s]
+    def saving(self, purposes: Purposes, *, until: int | None = None) -> MeasuredSaving | None:
+        """Return the measured saving of the tuned iterations before `until`; None while there are too few."""
+        at_full_speed = [o for o in self.at_full_speed(purposes) if not o.is_at_straggler_pace and not o.waited_s]
         own = [o for o in self.kept if o.is_own and not o.waited_s]
-        return measured_saving(full_speed, [o for o in own if purposes.get(o.plan_id) is PlanPurpose.TUNED])
+        tuned = [o for o in own if purposes.get(o.plan_id) is PlanPurpose.TUNED]
+        return measured_saving(
+            *([o for o in side if until is None or o.iteration_index < until] for side in (at_full_speed, tuned))
+        )

@@ -10,7 +10,7 @@ from gpuenergyd.core.distributed.straggler_savings import StragglerSavingEstimat
 from gpuenergyd.core.job.description import JobRanks
 from gpuenergyd.core.job.issued_plans import IssuedPlans, IssuedPlansSnapshot
 from gpuenergyd.core.job.measurements.history import KeptIterations
-from gpuenergyd.core.job.measurements.savings import MeasuredSaving
+from gpuenergyd.core.job.measurements.savings import MeasuredSaving, SavingEstimate
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
@@ -31,6 +31,8 @@ class KnowledgeSnapshot:
     generation: int
     num_iterations_for: dict[PlanPurpose, int]
     tuned_figures: tuple[tuple[float, float | None], ...]
+    changed_at: int = 0
+    estimate_before: SavingEstimate | None = None
 
 
 @dataclass(slots=True)
@@ -51,6 +53,10 @@ class JobKnowledge:
     """Regular iterations by the purpose of their plan."""
     tuned_figures: deque[tuple[float, float | None]] = field(default_factory=lambda: deque(maxlen=_TUNED_FIGURES_KEPT))
     """Time and energy of the last tuned iterations at the job's own pace."""
+    changed_at: int = 0
+    """The first iteration since the job last changed; earlier ones were dropped."""
+    estimate_before: SavingEstimate | None = None
+    """The estimate when measurements were last dropped; it holds until the saving is measured again."""
     _saving: tuple[MeasuredSaving | None] | None = None
     """The measured saving; None if it must be computed again."""
 
@@ -170,8 +176,27 @@ class JobKnowledge:
         run = summarize_run(self.job_id, full_speed, self.profiled(), plan) or self.previous_run
         return None if run is None else replace(run, figures=plan.figures, is_of_this_run=True)
 
+    def estimate(self, baseline: BaselineView, *, until: int | None = None) -> SavingEstimate:
+        """Return the estimate since the last change, or the one before while the saving is not yet measured again.
+
+        With `until`, the saving is that of iterations before this one.
+        """
+        saving = self.saving() if until is None else self.iterations.saving(self.plans.purposes(), until=until)
+        if saving is None and self.estimate_before is not None:
+            return self.estimate_before
+        iteration_time_s, energy_j = self.tuned_medians()
+        return SavingEstimate(
+            since_iteration=self.changed_at,
+            baseline_time_s=baseline.iteration_time_s,
+            baseline_energy_j=baseline.energy_j,
+            iteration_time_s=iteration_time_s,
+            energy_j=energy_j,
+            saving=saving,
+        )
+
     def begin_anew(self, previous_run: PreviousRun | None, is_kept: Callable[[IterationObservation], bool]) -> None:
         """Drop what was measured but for some iterations and a profile, so that the policy profiles again."""
+        self.tuned_figures.clear()
         self.iterations.kept = [o for o in self.iterations.kept if is_kept(o)]
         self.plans.begin_anew()
         self.previous_run = previous_run
@@ -187,6 +212,8 @@ class JobKnowledge:
             generation=self.generation,
             num_iterations_for=dict(self.num_iterations_for),
             tuned_figures=tuple(self.tuned_figures),
+            changed_at=self.changed_at,
+            estimate_before=self.estimate_before,
         )
 
     def restore(self, snapshot: KnowledgeSnapshot) -> None:
@@ -196,4 +223,5 @@ class JobKnowledge:
         self.previous_run, self.generation = snapshot.previous_run, snapshot.generation
         self.num_iterations_for = Counter(snapshot.num_iterations_for)
         self.tuned_figures.extend(snapshot.tuned_figures)
+        self.changed_at, self.estimate_before = snapshot.changed_at, snapshot.estimate_before
         self._saving = None

@@ -70,6 +70,25 @@ class MeasuredSaving:
     num_tuned: int
 
 
+@dataclass(frozen=True, slots=True)
+class SavingEstimate:
+    """The estimate of a job that status, live page, report and history show: values at full speed and under plans."""
+
+    since_iteration: int
+    """The first iteration that counts: earlier ones ran before the job changed."""
+    baseline_time_s: float
+    baseline_energy_j: float | None
+    iteration_time_s: float | None
+    """Medians under tuned plans; None while there is no such iteration."""
+    energy_j: float | None
+    saving: MeasuredSaving | None
+
+    @property
+    def ratios(self) -> tuple[Interval | None, Interval | None]:
+        """Saving of energy and slowdown, each None if not measured."""
+        return (None, None) if self.saving is None else (self.saving.saving_ratio, self.saving.slowdown_ratio)
+
+
 def measured_saving(
     full_speed: Sequence[IterationObservation], tuned: Sequence[IterationObservation]
 ) -> MeasuredSaving | None:
