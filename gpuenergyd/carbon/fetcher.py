@@ -6,6 +6,7 @@ the file and works without it.
 
 import json
 import logging
+import os
 import random
 import signal
 import sys
@@ -200,7 +201,10 @@ def run(
 
 
 def main() -> int:
-    """Read the configuration from standard input and run until SIGTERM."""
+    """Read the configuration from standard input and run until SIGTERM.
+
+    A configuration that is not accepted is named in one line on standard output, which is not used otherwise.
+    """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -209,8 +213,10 @@ def main() -> int:
         config = config_from_json(sys.stdin.read(64 * 1024))
         source = source_of(config)
     except GpuEnergyError as error:
-        _LOG.error("%s", error)
+        sys.stdout.write(f"{error}\n")
+        sys.stdout.flush()
         return error.exit_code
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a source may print
     run(config, source, stopped)
     return 0
 

@@ -1,6 +1,7 @@
 """The daemon's settings: defaults, overridden by a TOML file, the environment and command-line flags, in this order."""
 
 import os
+import re
 import stat
 import tempfile
 import tomllib
@@ -51,6 +52,9 @@ class Driver(StrEnum):
 
 _FLAGS = {"max_slowdown_ratio": "--max-slowdown", "world_path": "--world"}
 """Options of `gpuenergyd serve` that are not called like their setting."""
+_DATABASE_KINDS = frozenset({"sqlite", "postgresql"})
+_SECRET = re.compile(r"(?<=:)[^:/@]+(?=@)")
+"""The password in a URL."""
 _RANGE_ERRORS = frozenset({"greater_than_equal", "less_than_equal"})
 CONSTANT_SLOWDOWN_TARGET = "constant-slowdown"
 CARBON_SIGNAL, PRICE_SIGNAL = "carbon", "price"
@@ -152,6 +156,18 @@ class Settings(BaseSettings):
     max_ranks_per_user: int = Field(default=1024, ge=1)
     max_requests_per_user_per_s: float = Field(default=2000.0, gt=0, allow_inf_nan=False)
     max_connections_per_user: int = Field(default=1024, ge=1)
+
+    @field_validator("database_url")
+    @classmethod
+    def _require_supported_database(cls, url: str) -> str:
+        """Refuse a database that the daemon cannot write: it would run without history."""
+        kind, _, rest = url.partition("://")
+        if rest and (kind.partition("+")[0] not in _DATABASE_KINDS or (kind == "sqlite" and not rest.startswith("/"))):
+            raise ValueError(
+                f"{kind}:// is not supported; valid are sqlite:////ABSOLUTE/PATH and"
+                " postgresql://USER:PASSWORD@HOST/DATABASE"
+            )
+        return url
 
     @field_validator("*", mode="after")
     @classmethod
@@ -268,7 +284,7 @@ def load_settings(config_path: Path | str | None = None, **overrides: Any) -> Se
             where = ENVIRONMENT_PREFIX + key.upper()
         else:
             where = f"{path}: {key}"
-        raise UsageError(f"{where} = {first['input']!r}: {message}") from None
+        raise UsageError(f"{where} = {_SECRET.sub('***', repr(first['input']))}: {message}") from None
     return Settings.model_construct(_fields_set=layered.model_fields_set, **dict(layered))
 
 

@@ -72,6 +72,14 @@ def fit_error_text(measured_j: float | None, lower_bound_j: float | None) -> str
     return f"measured energy is {below:.1f} % below the fitted lower bound: the fit overestimates it by at least that"
 
 
+def skill_text(skill_1h_ratio: float, skill_6h_ratio: float, skill_24h_mean_ratio: float) -> str:
+    """Return the skill of forecasts; positive is better, as in JSON and metrics."""
+    return (
+        f"forecast skill (error reduced against the best naive forecast): 1 h {ratio_text(skill_1h_ratio)},"
+        f" 6 h {ratio_text(skill_6h_ratio)}, mean of 24 h {ratio_text(skill_24h_mean_ratio)}"
+    )
+
+
 def difference_text(energy_j: float | None) -> str:
     """Return an energy difference in words: 12.3 J more, 14.1 kJ less."""
     if energy_j is None:

@@ -28,6 +28,7 @@ from gpuenergyd.store.readers.reader import APPLICATION_ID, SCHEMA_REVISION, sho
 from gpuenergyd.store.readers.sqlite import connect_read_only
 from gpuenergyd.store.schema import metadata
 
+_SERVER = "postgresql"
 MIGRATIONS = Path(__file__).with_name("migrations")
 _WAL_SIZE_LIMIT_BYTES = 16 * 2**20
 """The size to which SQLite truncates the write-ahead log after a long reader made it grow."""
@@ -186,9 +187,14 @@ def move_aside(path: Path) -> Path:
 def _engine(url: str, *, is_read_only: bool = False, keeps_connection: bool = False) -> Engine:
     try:
         parsed = make_url(url)
-        if parsed.drivername == "postgresql":
+        if parsed.get_backend_name() != _SERVER:
+            raise StoreError(
+                f"{_printable(url)}: {parsed.get_backend_name()} is not supported; valid are the path of an SQLite"
+                f" file, sqlite:////ABSOLUTE/PATH and {_SERVER}://USER:PASSWORD@HOST/DATABASE"
+            )
+        if parsed.drivername == _SERVER:
             parsed = parsed.set(drivername="postgresql+psycopg")
-        options = {"postgresql_readonly": True} if is_read_only and parsed.get_backend_name() == "postgresql" else {}
+        options = {"postgresql_readonly": True} if is_read_only else {}
         pool: dict[str, Any] = {"pool_size": 1} if keeps_connection else {"poolclass": NullPool}
         return create_engine(parsed, execution_options=options, **pool)
     except ImportError as error:

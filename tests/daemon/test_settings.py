@@ -53,6 +53,29 @@ def test_paths_are_absolute_since_clients_run_in_other_directories(
     assert settings.world_path == tmp_path / "world"
 
 
+@pytest.mark.parametrize("url", ["mysql://gpu:secret@db/history", "mysql+pymysql://gpu:secret@db/history", "postgres://db/history",
+                                 "sqlite://history.sqlite3"])  # fmt: skip
+def test_an_unsupported_database_is_refused_with_the_valid_kinds(url: str, config: Path) -> None:
+    config.write_text(f'database_url = "{url}"\n')
+
+    with pytest.raises(
+        UsageError, match=r"is not supported; valid are sqlite:////ABSOLUTE/PATH and postgresql://"
+    ) as refused:
+        load_settings(config)
+
+    assert "database_url" in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite:////var/lib/history.sqlite3", "postgresql://gpu@db/history", "postgresql+psycopg://db/history"]
+)
+def test_sqlite_and_postgresql_are_accepted(url: str, config: Path) -> None:
+    config.write_text(f'database_url = "{url}"\n')
+
+    assert load_settings(config).database_url == url
+
+
 def test_a_user_without_root_gets_private_directories(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 4711)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))

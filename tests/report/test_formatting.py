@@ -3,6 +3,7 @@
 import pytest
 
 from gpuenergyd.report import formatting as figures
+from gpuenergyd.report.terminal.live import grid_lines
 
 
 @pytest.mark.parametrize(
@@ -49,3 +50,17 @@ def test_a_missing_value_is_never_shown_as_zero(write: object) -> None:
     assert callable(write)
     assert write(None) == figures.MISSING
     assert "0" not in figures.MISSING
+
+
+def test_the_skill_of_forecasts_has_the_sign_of_the_json_fields_everywhere() -> None:
+    skill = {"skill_1h_ratio": 0.31, "skill_6h_ratio": -0.02, "skill_24h_mean_ratio": 0.1}
+    text = (
+        "forecast skill (error reduced against the best naive forecast): 1 h +31.0 %, 6 h -2.0 %, mean of 24 h +10.0 %"
+    )
+
+    assert figures.skill_text(**skill) == text
+    grid = {
+        "zone": "GB", "value": 210.0, "unit": "g/kWh", "basis": "live", "age_s": 60.0, "replayed_hour_s": None,
+        "forecast_model": "pooled-prior", "live_skill": {**skill, "num_origins": 40}, "timing_value": None,
+    }  # fmt: skip
+    assert str(grid_lines(grid)[1]) == f"forecast: pooled-prior; {text} (40 forecasts)"

@@ -126,6 +126,7 @@ def test_hosts_that_start_together_share_a_history_and_the_fleet_report_is_the_s
         assert reported.host == summary.host == f"host-{job_id.removeprefix('job-')}"
         assert reported.energy_j == pytest.approx(summary.energy_j)
         assert reported.saving_ratio == pytest.approx(summary.saving_ratio, rel=1e-2)
+        assert reported.is_saving_significant
         assert (reported.gpu_uuids, reported.num_iterations) == (summary.gpu_uuids, summary.num_iterations)
 
 

@@ -117,3 +117,12 @@ def test_the_error_for_an_empty_file_states_that_it_is_empty(tmp_path: Path) -> 
 
     with pytest.raises(StoreError, match="is empty: no daemon has written a history to it yet"):
         open_history(tmp_path / "history.sqlite3")
+
+
+@pytest.mark.parametrize("url", ["mysql://gpu:secret@db/history", "postgres://gpu:secret@db/history"])
+def test_a_database_of_another_kind_is_refused_with_the_valid_kinds(url: str) -> None:
+    with pytest.raises(StoreError, match="is not supported; valid are the path of an SQLite file") as refused:
+        open_history(url)
+
+    assert "secret" not in str(refused.value)
+    assert "pip install" not in str(refused.value)

@@ -35,6 +35,7 @@ from gpuenergyd.core.carbon.intensity import (
 from gpuenergyd.core.carbon.replay import Forecast, Replay, ReplayRequest, ZoneReplay
 from gpuenergyd.daemon.processes.plugins import load_carbon_function
 from gpuenergyd.errors import CarbonDataError
+from gpuenergyd.report.formatting import skill_text
 
 ZoneOption = Annotated[str | None, typer.Option("--zone", metavar="ZONE", help="Grid zone, e.g. GB or DE.")]
 SourceOption = Annotated[
@@ -197,10 +198,8 @@ def forecast(
         console.print(line, markup=False)
     if expected.skill is not None:
         skill = expected.skill
-        console.print(
-            f"error relative to the best naive forecast, last 4 weeks: 1 h {-100 * skill.skill_1h_ratio:+.0f} %, "
-            f"6 h {-100 * skill.skill_6h_ratio:+.0f} %, mean of 24 h {-100 * skill.skill_24h_mean_ratio:+.0f} %"
-        )
+        text = skill_text(skill.skill_1h_ratio, skill.skill_6h_ratio, skill.skill_24h_mean_ratio)
+        console.print(f"{text}; last 4 weeks")
     return 0
 
 
@@ -335,10 +334,7 @@ def _print_zone(zone: ZoneReplay) -> None:
         f"{100 * zone.captured_ratio:.0f} % of that"
     )
     skill = zone.skill
-    console.print(
-        f"forecast skill against the best naive forecast: 1 h {100 * skill.skill_1h_ratio:.0f} %, "
-        f"6 h {100 * skill.skill_6h_ratio:.0f} %, mean of 24 h {100 * skill.skill_24h_mean_ratio:.0f} %"
-    )
+    console.print(skill_text(skill.skill_1h_ratio, skill.skill_6h_ratio, skill.skill_24h_mean_ratio))
     table = Table(box=box.SIMPLE, pad_edge=False)
     for title in ("forecast", "saving %", "captured %", "worst job, points", "slowdown %", "time used of allowed %"):
         table.add_column(title, justify="left" if title == "forecast" else "right")

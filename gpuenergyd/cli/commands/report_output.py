@@ -184,9 +184,11 @@ def _rows(
 
 
 def _document(reports: "Sequence[JobReport]", rows: list[dict[str, Any]], group_by: GroupBy) -> dict[str, Any]:
-    """Return the JSON document of the report."""
+    """Return the JSON document of the report; one by job has totals if there are jobs."""
     if group_by is not GroupBy.JOB:
         return {"groups": rows}
+    if not reports:
+        return {"jobs": rows}
     from gpuenergyd.report.totals import totals_dict  # noqa: PLC0415  start fast
 
     return {"jobs": rows, "totals": totals_dict(reports)}

@@ -15,11 +15,13 @@ import sys
 from typing import Any
 
 from gpuenergyd.daemon.settings import Settings
+from gpuenergyd.errors import UsageError
 
 log = logging.getLogger(__name__)
 
 _FIRST_DELAY_S = 1.0
 _MAX_DELAY_S = 600.0
+_MAX_REFUSAL_BYTES = 4096
 _END_LIMIT_S = 2.0
 _KEPT_VARIABLES = ("PATH", "LANG", "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTPS_PROXY", "https_proxy", "NO_PROXY")
 _PR_SET_PDEATHSIG = 1
@@ -50,6 +52,8 @@ class CarbonFetcher:
         self._process: asyncio.subprocess.Process | None = None
         self._supervision: asyncio.Task[None] | None = None
         self.num_restarts = 0
+        self.refusal: str | None = None
+        """Why the fetcher does not accept its settings, such as an unknown zone; None if it does."""
 
     @property
     def pid(self) -> int | None:
@@ -81,32 +85,53 @@ class CarbonFetcher:
     async def _supervise(self) -> None:
         delay_s = _FIRST_DELAY_S
         while True:
+            status: object
             try:
-                status: object = await self._run_once()
+                status, refusal = await self._run_once()
             except OSError as error:
-                status = error.strerror
+                status, refusal = error.strerror, ""
+            if status == UsageError.exit_code and refusal:
+                await self._wait_after_refusal(refusal)
+                continue
+            self.refusal = None
             log.warning("the carbon fetcher exited (status %s); restarting it in %g s", status, delay_s)
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _MAX_DELAY_S)
             self.num_restarts += 1
 
-    async def _run_once(self) -> int:
+    async def _wait_after_refusal(self, refusal: str) -> None:
+        """Log a refusal once; pause for long, since only a change outside the daemon, e.g. of a key file, can help."""
+        if refusal != self.refusal:
+            log.error(
+                "the carbon fetcher does not start: %s; correct the setting and restart the daemon, which tries again"
+                " every %g min for changes of files",
+                refusal,
+                _MAX_DELAY_S / 60,
+            )
+        self.refusal = refusal
+        await asyncio.sleep(_MAX_DELAY_S)
+
+    async def _run_once(self) -> tuple[int, str]:
+        """Run the fetcher until it exits; return its status, and why it refused its settings."""
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-I",
             "-m",
             "gpuenergyd.carbon.fetcher",
             stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
             env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ},
             start_new_session=True,
             preexec_fn=_confine,
         )
         assert process.stdin is not None
+        assert process.stdout is not None
         with contextlib.suppress(OSError):
             process.stdin.write(self._configuration)
             await process.stdin.drain()
         process.stdin.close()
-        return await process.wait()
+        refusal = await process.stdout.read(_MAX_REFUSAL_BYTES)
+        return await process.wait(), " ".join(refusal.decode("utf-8", "replace").split())
 
 
 def _confine() -> None:

@@ -183,6 +183,8 @@ class CarbonService:
     def trouble(self) -> str | None:
         """Return the problem with the carbon data and its fix, None if there is none."""
         fetch = self.feed.fetch_status
+        if self._fetcher is not None and self._fetcher.refusal is not None:
+            return f"carbon: {self._fetcher.refusal}"
         if self.feed.trouble is not None and not self._is_waiting_for_first_fetch():
             is_unit = self._settings.needs_carbon_fetcher and self._fetcher is None and fetch is None
             return f"carbon: {self.feed.trouble}" + (
@@ -228,7 +230,7 @@ class CarbonService:
                 "num_restarts": self._fetcher.num_restarts if self._fetcher is not None else 0,
                 "state": fetch.state if fetch is not None else None,
                 "problem": fetch.problem if fetch is not None else None,
-                "message": fetch.message if fetch is not None else None,
+                "message": self._fetch_message(),
                 "num_failures": fetch.num_failures if fetch is not None else 0,
             },
             "host_power_w": self._settings.carbon_host_power_w,
@@ -236,6 +238,11 @@ class CarbonService:
             "replayed_hour_s": None if self.grid.is_real_time else self.grid.hour_s,
             "failures": self._periodic.failures,
         }
+
+    def _fetch_message(self) -> str | None:
+        if self._fetcher is not None and self._fetcher.refusal is not None:
+            return self._fetcher.refusal
+        return self.feed.fetch_status.message if self.feed.fetch_status is not None else None
 
     def _intensity_now(self) -> Any:
         return intensity_now(self.grid.to_grid(self._now()), self.feed.signal.series(), self.forecast)

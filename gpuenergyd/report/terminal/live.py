@@ -22,6 +22,7 @@ from gpuenergyd.report.formatting import (
     interval_text,
     power_text,
     ratio_text,
+    skill_text,
     temperature_text,
     time_text,
 )
@@ -66,9 +67,8 @@ def grid_lines(grid: Mapping[str, Any] | None) -> list[Text]:
         quality = "skill unknown: too few past forecasts"
         if skill is not None:
             quality = (
-                f"error relative to the best naive forecast: 1 h {ratio_text(-skill['skill_1h_ratio'])},"
-                f" 6 h {ratio_text(-skill['skill_6h_ratio'])}, day {ratio_text(-skill['skill_24h_mean_ratio'])}"
-                f" ({skill['num_origins']} forecasts)"
+                skill_text(skill["skill_1h_ratio"], skill["skill_6h_ratio"], skill["skill_24h_mean_ratio"])
+                + f" ({skill['num_origins']} forecasts)"
             )
         lines.append(Text(f"forecast: {grid['forecast_model']}; {quality}"))
     if grid["timing_value"] is not None:

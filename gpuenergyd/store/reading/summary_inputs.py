@@ -16,7 +16,14 @@ from gpuenergyd.store.reading.time_range import TimeRange
 _MAX_JOBS_PER_QUERY = 250
 """Bounds the memory that a query takes."""
 _MIN_JOBS_TO_AGGREGATE = 16
-_BLOCK_ITERATIONS = 200
+_NUM_SINGLE, _NUM_IN_SMALL_BLOCKS = 64, 1000
+_SMALL_BLOCK_ITERATIONS, _BLOCK_ITERATIONS = 8, 200
+_BLOCK_OF_ITERATION = (
+    f"CASE WHEN iteration_index < {_NUM_SINGLE} OR plan_purpose = '{PlanPurpose.BASELINE}' THEN iteration_index"
+    f" WHEN iteration_index < {_NUM_IN_SMALL_BLOCKS} THEN iteration_index / {_SMALL_BLOCK_ITERATIONS} * "
+    f"{_SMALL_BLOCK_ITERATIONS} ELSE iteration_index / {_BLOCK_ITERATIONS} * {_BLOCK_ITERATIONS} END"
+)
+"""SQL expression of the first index of an iteration's block."""
 _PLAN_COLUMNS = (
     *("job_id", "purpose", "issued_at", "reason"),
     *("predicted_iteration_time_s", "predicted_energy_j", "lower_bound_j"),
@@ -81,7 +88,11 @@ def _read_plans(
 def _read_aggregated_iterations(
     reader: Reader, of_jobs: Mapping[str, object], inputs: Mapping[str, SummaryInputs], time_range: TimeRange
 ) -> None:
-    """Read iterations as blocks that PostgreSQL computes."""
+    """Read iterations as blocks that PostgreSQL computes.
+
+    Those at full speed, which are few, and the first ones stay single, and the blocks after them are small: the
+    interval of a saving needs several points of each kind, in a short job too.
+    """
     median = "percentile_cont(0.5) WITHIN GROUP (ORDER BY {0})"
     columns = (
         "job_id, min(iteration_index) AS first_iteration_index, min(started_at) AS started_at, plan_purpose,"
@@ -91,7 +102,7 @@ def _read_aggregated_iterations(
     )
     ends = (at for at in (time_range.since, time_range.until) if at is not None)
     group_by = (
-        f"job_id, plan_id, plan_purpose, is_regular, iteration_index / {_BLOCK_ITERATIONS}"
+        f"job_id, plan_id, plan_purpose, is_regular, {_BLOCK_OF_ITERATION}"
         f"{''.join(f', started_at < {epoch_us(at)}' for at in ends)}"
     )
     for job_id, *values in reader.values(columns, "iterations", of_jobs, group_by=group_by):

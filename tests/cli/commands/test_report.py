@@ -191,7 +191,7 @@ def test_a_tariff_of_one_price_costs_what_the_price_costs(
         assert run([*arguments, "--tariff", str(tariff)]) == 0
         by_hour = json.loads(capsys.readouterr().out)
 
-        ((name, rows),) = flat.items()
+        name, rows = next(iter(flat.items()))
         assert [row["cost"] for row in by_hour[name]] == pytest.approx([row["cost"] for row in rows])
 
 

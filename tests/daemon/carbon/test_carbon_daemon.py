@@ -61,6 +61,21 @@ def test_the_fetcher_process_is_restarted_when_it_dies(tmp_path: Path) -> None:
     assert {row.signal.source for row in stored} == {"neso"}
 
 
+def test_a_zone_without_a_source_is_named_once_with_what_is_valid(tmp_path: Path) -> None:
+    with running_daemon(tmp_path, carbon_zone="XX") as daemon:
+        wait_until(lambda: daemon.status()["is_degraded"], 60)
+        reasons = daemon.status()["degraded_reasons"]
+        fetcher = daemon.status()["carbon"]["fetcher"]
+        log = daemon.log
+
+    (reason,) = reasons
+    assert reason.startswith("carbon: zone 'XX' requires a source: only GB has one without a key; installed: ")
+    assert "electricity-maps" in reason
+    assert fetcher["num_restarts"] == 0
+    assert fetcher["message"] == reason.removeprefix("carbon: ")
+    assert log.count("zone 'XX' requires a source") == 1
+
+
 def test_without_a_zone_no_fetcher_runs(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon:
         status = daemon.status()
