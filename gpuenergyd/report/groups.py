@@ -1,9 +1,11 @@
 """Energy by user, tag, host, GPU or day. Every joule is counted once, for a job or as idle."""
 
+import pwd
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
+from functools import cache
 from typing import Any
 
 from gpuenergyd.report.energy_use import NO_ENERGY, EnergyUse, add_known
@@ -106,7 +108,16 @@ class EnergyQuery:
 
 def groups_by_user(query: EnergyQuery, reports: Sequence[JobReport]) -> tuple[Group, ...]:
     """Return one group per user and one of idle energy."""
-    return _groups_of_jobs(query, reports, name=lambda report: str(report.summary.uid))
+    return _groups_of_jobs(query, reports, name=lambda report: user_name(report.summary.uid))
+
+
+@cache
+def user_name(uid: int) -> str:
+    """Return a user's name on this host, or the uid where it has none; the name in a job's tags is not verified."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
 
 
 def groups_by_tag(query: EnergyQuery, reports: Sequence[JobReport], tag: str) -> tuple[Group, ...]:

@@ -1,6 +1,7 @@
 """Grouped reports count every joule once: for a job or as idle."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -86,10 +87,19 @@ def test_users_and_idle_time_add_up_to_the_energy_of_the_gpus(history: History) 
 
     user, idle = groups_by_user(EnergyQuery(history), reports)
 
-    assert (user.name, idle.name) == ("0", IDLE_GROUP)
+    assert (user.name, idle.name) == ("root", IDLE_GROUP)
     assert user.saved_energy_j == reports[0].saved_energy_j
     assert (user.energy_j or 0) + (idle.energy_j or 0) == pytest.approx(ALL_J)
     assert idle.to_dict()["job_energy_j"] is None
+
+
+def test_a_user_without_a_name_on_this_host_is_shown_by_uid(history: History) -> None:
+    (report,) = job_reports(history)
+    gone = replace(report, summary=replace(report.summary, uid=2_000_000_111))
+
+    (user,) = groups_by_user(EnergyQuery(history, only_jobs=True), [gone])
+
+    assert user.name == "uid 2000000111"
 
 
 def test_one_jobs_user_is_not_charged_for_idle_time(history: History) -> None:

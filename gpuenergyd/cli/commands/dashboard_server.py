@@ -1,31 +1,43 @@
-"""HTTP server of the dashboard: GET and HEAD on loopback only, for browsers and a Prometheus on this host.
+"""HTTP server of the dashboard: GET and HEAD only, for browsers on this host and for Prometheus.
 
-Three measures protect it from other web pages: it listens on 127.0.0.1 only; the Host header must name this host,
-which defeats DNS rebinding; and no response allows another origin to read it.
+Three measures protect it from other web pages: by default it listens on 127.0.0.1; the Host header must name this host,
+which defeats DNS rebinding, since the attacker's page is fetched under a name of the attacker; and no response allows
+another origin to read it. On an address that other hosts can reach it serves the metrics and nothing else.
 """
 
 import secrets
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import cache
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from ipaddress import ip_address
 from threading import BoundedSemaphore, Lock
 from typing import Any
+from urllib.parse import urlsplit
 
 from gpuenergyd.cli.output import json_text
 from gpuenergyd.client.connection import DaemonClient, HttpConnection
 from gpuenergyd.errors import GpuEnergyError, ProtocolError, UsageError
 
 HOST = "127.0.0.1"
-_HOST_NAMES = frozenset({HOST, "localhost"})
+_LOOPBACK_NAMES = ("localhost", HOST, "::1")
 _REQUEST_TIMEOUT_S = 10.0
 _DAEMON_TIMEOUT_S = 5.0
 _MAX_CONNECTIONS = 32
 _MAX_PAGE_AGE_S = 5.0
 _NUM_JOBS = 5
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@cache
+def own_host_names() -> frozenset[str]:
+    """Return the names of this host, in lower case: the host name, its first part, and the fully qualified name."""
+    name = socket.gethostname().lower()
+    return frozenset({name, name.partition(".")[0], socket.getfqdn(name).lower()} - {""})
 
 
 @dataclass(slots=True)
@@ -67,20 +79,57 @@ class DashboardServer(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, port: int, socket_path: str, view: HistoryView, *, has_metrics: bool = False) -> None:
+    def __init__(
+        self,
+        port: int,
+        socket_path: str,
+        view: HistoryView,
+        *,
+        has_metrics: bool = False,
+        address: str = HOST,
+        host_names: Iterable[str] = (),
+    ) -> None:
+        """Listen on an IP address; requests are accepted under this host's names and further `host_names`."""
         self.socket_path = socket_path
         self.view = view
         self.has_metrics = has_metrics
+        self.address = address
+        self.is_loopback = ip_address(address).is_loopback
+        self.address_family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
+        self._host_names = {*_LOOPBACK_NAMES, address, *own_host_names(), *(name.lower() for name in host_names)}
         self._slots = BoundedSemaphore(_MAX_CONNECTIONS)
         try:
-            super().__init__((HOST, port), _RequestHandler)
+            super().__init__((address, port), _RequestHandler)
         except OSError as error:
-            raise UsageError(f"cannot serve on {HOST}:{port}: {error.strerror}; --port 0 selects a free port") from None
+            raise UsageError(
+                f"cannot serve on {address}:{port}: {error.strerror}; --port 0 selects a free port"
+            ) from None
 
     @property
     def url(self) -> str:
         """URL of the page."""
-        return f"http://{HOST}:{self.server_port}/"
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"http://{host}:{self.server_port}/"
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """Names of this host under which requests are accepted."""
+        return tuple(sorted(self._host_names))
+
+    def accepts_host(self, host_header: str) -> bool:
+        """Return whether a Host header names this host; the port may be that of a proxy or a tunnel."""
+        try:
+            url = urlsplit(f"//{host_header}")
+            name, _ = url.hostname, url.port
+        except ValueError:
+            return False
+        is_only_host = url.netloc == host_header and not url.username
+        return is_only_host and name is not None and name.rstrip(".") in self._host_names
+
+    def server_bind(self) -> None:
+        """Bind without the look-up of the host's name that `HTTPServer` makes, which may take seconds."""
+        super(HTTPServer, self).server_bind()
+        self.server_name, self.server_port = self.address, self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Handle the connection in a thread, or close it when the limit of connections is reached."""
@@ -108,10 +157,14 @@ class _RequestHandler(BaseHTTPRequestHandler):
 
     def _respond(self) -> None:
         """Respond to one request; a HEAD request gets the headers only."""
-        if not self._host_header_is_valid():
-            self._send(421, "text/plain; charset=utf-8", f"wrong Host header; use {self.server.url}\n".encode())
+        if not self.server.accepts_host(self.headers.get("Host", "")):
+            names = ", ".join(self.server.host_names)
+            text = f"this host is not called so; valid: {names}; --host-name adds another\n"
+            self._send(421, "text/plain; charset=utf-8", text.encode())
             return
-        routes: dict[str, Callable[[], None]] = {"/": self._page, "/status.json": self._status}
+        routes: dict[str, Callable[[], None]] = {}
+        if self.server.is_loopback:
+            routes |= {"/": self._page, "/status.json": self._status}
         if self.server.has_metrics:
             routes["/metrics"] = self._metrics
         respond = routes.get(self.path.partition("?")[0])
@@ -130,10 +183,6 @@ class _RequestHandler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = _respond  # noqa: N815  names set by http.server
     do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _refuse_method  # noqa: N815
-
-    def _host_header_is_valid(self) -> bool:
-        name, _, port = self.headers.get("Host", "").rpartition(":")
-        return name in _HOST_NAMES and port == str(self.server.server_port)
 
     def _page(self) -> None:
         page, nonce = self.server.view.page()

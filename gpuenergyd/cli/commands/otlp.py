@@ -5,6 +5,7 @@ import sys
 import time
 from contextlib import closing
 from datetime import UTC, datetime
+from enum import StrEnum
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Annotated
 from urllib.parse import SplitResult, urlsplit
@@ -20,6 +21,16 @@ _TIMEOUT_S = 10.0
 _HTTP_OK = range(200, 300)
 
 
+_UNSUPPORTED_MEDIA_TYPE = 415
+
+
+class Protocol(StrEnum):
+    """Encoding of OTLP over HTTP, as OTEL_EXPORTER_OTLP_PROTOCOL names it."""
+
+    JSON = "http/json"
+    PROTOBUF = "http/protobuf"
+
+
 class _ExportError(GpuEnergyError):
     """The collector could not be reached or rejected the metrics."""
 
@@ -29,6 +40,9 @@ def otlp(
     endpoint: Annotated[
         str, typer.Option(metavar="URL", help="The collector's OTLP/HTTP endpoint for metrics.")
     ] = _ENDPOINT,
+    protocol: Annotated[
+        Protocol, typer.Option(help="Encoding; some collectors accept protobuf only.", show_default=True)
+    ] = Protocol.JSON,
     every_s: Annotated[
         float, typer.Option("--every-s", min=1.0, max=3600.0, metavar="S", help="Export interval in seconds.")
     ] = 15.0,
@@ -42,6 +56,7 @@ def otlp(
     Examples:
         gpuenergyd otlp
         gpuenergyd otlp --endpoint http://127.0.0.1:4318/v1/metrics --once
+        gpuenergyd otlp --endpoint https://collector.example/v1/metrics --protocol http/protobuf
     """
     from gpuenergyd.client.environment import find_socket_path  # noqa: PLC0415  start fast
 
@@ -51,7 +66,7 @@ def otlp(
     while True:
         problem = None
         try:
-            _export(path, url)
+            _export(path, url, protocol)
         except GpuEnergyError as error:
             if once:
                 raise
@@ -65,7 +80,7 @@ def otlp(
         time.sleep(every_s)
 
 
-def _export(socket_path: str, url: SplitResult) -> None:
+def _export(socket_path: str, url: SplitResult, protocol: Protocol) -> None:
     """Read the current metrics from the daemon and send them to the collector.
 
     Raises:
@@ -73,22 +88,28 @@ def _export(socket_path: str, url: SplitResult) -> None:
     """
     from gpuenergyd.client.connection import DaemonClient  # noqa: PLC0415  start fast
     from gpuenergyd.daemon.api.otlp import otlp_metrics  # noqa: PLC0415  start fast
+    from gpuenergyd.daemon.api.otlp_protobuf import encoded_request  # noqa: PLC0415
 
     with closing(DaemonClient(socket_path)) as client:
         status = client.get_status()
-    body = json_text(otlp_metrics(status, at=datetime.now(tz=UTC), host_name=sockets.gethostname()))
+    metrics = otlp_metrics(status, at=datetime.now(tz=UTC), host_name=sockets.gethostname())
+    is_json = protocol is Protocol.JSON
+    body = json_text(metrics).encode() if is_json else encoded_request(metrics)
+    content_type = "application/json" if is_json else "application/x-protobuf"
     connection_type = HTTPSConnection if url.scheme == "https" else HTTPConnection
     connection = connection_type(url.hostname or "", url.port, timeout=_TIMEOUT_S)
     try:
         with closing(connection):
             target = url.path + (f"?{url.query}" if url.query else "")
-            connection.request("POST", target, body.encode(), {"Content-Type": "application/json"})
+            connection.request("POST", target, body, {"Content-Type": content_type})
             response = connection.getresponse()
             response.read()
     except (OSError, HTTPException) as error:
         raise _ExportError(f"cannot reach the collector at {url.geturl()}: {error}") from None
     if response.status not in _HTTP_OK:
-        raise _ExportError(f"the collector at {url.geturl()} returned {response.status} {response.reason}")
+        other = Protocol.PROTOBUF if is_json else Protocol.JSON
+        hint = f"; try --protocol {other}" if response.status == _UNSUPPORTED_MEDIA_TYPE else ""
+        raise _ExportError(f"the collector at {url.geturl()} returned {response.status} {response.reason}{hint}")
 
 
 def _checked_endpoint(endpoint: str) -> SplitResult:

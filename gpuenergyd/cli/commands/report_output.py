@@ -225,7 +225,7 @@ def _print_table(reports: "Sequence[JobReport]", rows: list[dict[str, Any]], gro
             "no measurements in this period" if group_by in {GroupBy.DAY, GroupBy.GPU} else "no jobs in this period"
         )
     elif group_by is not GroupBy.JOB:
-        people_console().print(groups_table(rows, by=group_by))
+        people_console().print(groups_table(rows, by=group_by), crop=False)
     else:
         people_console().print(job_table(reports[0]) if len(reports) == 1 else jobs_table(reports))
 

@@ -39,11 +39,16 @@ _JOB_GAUGES = (
     ("last_report_age_s", "last_report_age_seconds", "Time since the last report of any rank."),
 )
 _JOB_CARBON_GAUGES = (
+    # No counter: a revised intensity changes the emissions of the past.
+    ("carbon_g", "carbon_grams", "Emissions of tuned iterations in hours of known intensity, as known now."),
+    ("unpriced_j", "unpriced_joules", "Energy used in hours of unknown carbon intensity."),
+)
+_JOB_SAVED_CARBON_GAUGES = (
     ("saved_by_plan_g", "saved_by_plan_grams", "Emissions saved by the fastest plan against the baseline."),
     ("saved_by_frontier_g", "saved_by_frontier_grams", "Emissions saved by a constant slowdown."),
     ("saved_by_timing_g", "saved_by_timing_grams", "Emissions saved by choosing the hours; may be negative."),
-    ("unpriced_j", "unpriced_joules", "Energy used in hours of unknown carbon intensity."),
 )
+"""Absent while the saving of the job is not significant."""
 _GRID_GAUGES = (
     ("value", "signal", "Present value of the signal that targets follow."),
     ("age_s", "signal_age_seconds", "Time since the end of the newest known hour."),
@@ -110,17 +115,10 @@ class StatusCollector(Collector):
             iterations.add_metric(values, job["num_iterations"])
         yield iterations
         yield _state_gauge("job", "phase", labels, jobs)
-        carbon = CounterMetricFamily(
-            "gpuenergyd_job_carbon_grams",
-            "Emissions of tuned iterations in hours of known intensity; may decrease when an intensity is revised.",
-            labels=labels,
-        )
-        for emission, values in emissions:
-            if emission.get("carbon_g") is not None:
-                carbon.add_metric(values, emission["carbon_g"])
-        yield carbon
         yield from _gauges("job", _JOB_GAUGES, labels, jobs)
         yield from _gauges("job", _JOB_CARBON_GAUGES, labels, emissions)
+        saved = [row for row, (job, _) in zip(emissions, jobs, strict=True) if job.get("is_saving_significant")]
+        yield from _gauges("job", _JOB_SAVED_CARBON_GAUGES, labels, saved)
         slowdown = ("slowdown_so_far_ratio", "slowdown_so_far_ratio", "Slowdown of the whole job so far.")
         yield from _gauges("job", (slowdown,), labels, targets)
 

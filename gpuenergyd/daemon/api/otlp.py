@@ -1,4 +1,4 @@
-"""The metrics in OTLP/HTTP with JSON encoding, for an OpenTelemetry collector; the same names as for Prometheus.
+"""The metrics as an OTLP/HTTP request in its JSON form, for OpenTelemetry collectors; names as for Prometheus.
 
 Counters are cumulative sums since the start of the daemon, all other metrics are gauges; unknown values are omitted.
 The encoding is specified at opentelemetry.io/docs/specs/otlp, so no OpenTelemetry package is needed.

@@ -18,6 +18,7 @@ from gpuenergyd.daemon.gpus.host_energy import HostEnergy
 from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, GpuClaim, Gpus
 from gpuenergyd.daemon.jobs.registry import EndedJob, Jobs
 from gpuenergyd.daemon.jobs.runner import JobRunner
+from gpuenergyd.daemon.manual_leases.leases import ManualLease, ManualLeases
 from gpuenergyd.daemon.processes.gpu_worker import GpuWorker
 from gpuenergyd.daemon.processes.policy_client import PolicyClient
 from gpuenergyd.daemon.registration import option_source
@@ -37,6 +38,7 @@ class StatusSource(Protocol):
     started_mono_s: float
     gpus: Gpus
     jobs: Jobs
+    leases: ManualLeases
     members: PipelineMembers
     worker: GpuWorker
     policy: PolicyClient
@@ -79,7 +81,7 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
             "is_alive": daemon.policy.is_alive,
             "num_restarts": daemon.policy.num_restarts,
         },
-        "gpus": [_gpu(gpu) for gpu in daemon.gpus],
+        "gpus": [_gpu(gpu, daemon.leases.get(gpu.identity.gpu_uuid)) for gpu in daemon.gpus],
         "jobs": [_job(runner, daemon) for runner in daemon.jobs],
         "ended_jobs": [_ended_job(ended) for ended in reversed(daemon.jobs.ended)],
         **_total_saved_power(daemon.jobs),
@@ -125,7 +127,7 @@ def _files(settings: Settings) -> dict[str, str | None]:
     return {name: None if path is None else str(path.absolute()) for name, path in paths.items()}
 
 
-def _gpu(gpu: Gpu) -> dict[str, Any]:
+def _gpu(gpu: Gpu, lease: ManualLease | None) -> dict[str, Any]:
     sample = gpu.sample
     return {
         "gpu_uuid": gpu.identity.gpu_uuid,
@@ -141,8 +143,8 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
         "reading_age_s": _age_s(sample.read_mono_ns) if sample else None,
         "switching": _switching(gpu.switching),
         "job_id": gpu.claim.job_id if gpu.claim and not gpu.claim.is_lease else None,
-        "administrator_lease": _lease(gpu.claim, ClaimKind.ADMINISTRATOR),
-        "zeusd_client_lease": _lease(gpu.claim, ClaimKind.ZEUSD_CLIENT),
+        "administrator_lease": _lease(gpu.claim, lease, ClaimKind.ADMINISTRATOR),
+        "zeusd_client_lease": _lease(gpu.claim, lease, ClaimKind.ZEUSD_CLIENT),
     }
 
 
@@ -160,10 +162,19 @@ def _switching(calibration: SwitchCalibration) -> dict[str, Any]:
     }
 
 
-def _lease(claim: GpuClaim | None, kind: ClaimKind) -> dict[str, Any] | None:
+def _lease(claim: GpuClaim | None, lease: ManualLease | None, kind: ClaimKind) -> dict[str, Any] | None:
+    """Return a lease outside jobs with what it sets and for how long."""
     if claim is None or claim.kind is not kind:
         return None
-    return {"lease_id": claim.job_id, "uid": claim.uid, "pid": claim.pid, "age_s": _age_s(claim.since_mono_ns)}
+    return {
+        "lease_id": claim.job_id,
+        "uid": claim.uid,
+        "pid": claim.pid,
+        "age_s": _age_s(claim.since_mono_ns),
+        "sm_clock_mhz": lease.sm_clock_mhz if lease is not None else None,
+        "power_limit_w": lease.power_limit_w if lease is not None else None,
+        "remaining_s": lease.remaining_s if lease is not None else None,
+    }
 
 
 def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:

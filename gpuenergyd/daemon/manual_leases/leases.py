@@ -62,6 +62,13 @@ class ManualLease:
         return self.gpu.identity.gpu_uuid
 
     @property
+    def remaining_s(self) -> float | None:
+        """Time until its lifetime is over; None if it lasts until it is released."""
+        if self.timer is None:
+            return None
+        return max(0.0, self.timer.when() - asyncio.get_running_loop().time())
+
+    @property
     def owner(self) -> LeaseOwner:
         """The owner that the restore journal records for the change."""
         return LeaseOwner(self.lease_id, self.holder.pid or os.getpid(), self.holder.uid)

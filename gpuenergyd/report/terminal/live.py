@@ -36,7 +36,8 @@ def status_view(status: Status) -> RenderableType:
     """Return the full view: health, watts saved now, carbon intensity, GPUs and jobs."""
     grid = grid_lines(status.get("carbon"))
     saved, jobs = saved_power_lines(status), [*_jobs(status), *ended_job_lines(status)]
-    return Group(health_line(status), *saved, *grid, _gpus(status), *_switching(status), *jobs)
+    gpus = [_gpus(status), *lease_lines(status), *_switching(status)]
+    return Group(health_line(status), *saved, *grid, *gpus, *jobs)
 
 
 def health_line(status: Status) -> Text:
@@ -130,6 +131,26 @@ def owner_text(gpu: Mapping[str, Any], names: Mapping[str, str]) -> str:
         return "zeusd client"
     job_id = gpu.get("job_id")
     return names.get(job_id, job_id) if job_id else ""
+
+
+def lease_lines(status: Status) -> list[Text]:
+    """Return one line per lease outside jobs: its GPU, holder, clock lock, power limit and remaining time."""
+    return [
+        Text(f"GPU {gpu['index']}: {_lease_text(name.replace('_', ' '), lease)}")
+        for gpu in status["gpus"]
+        for name in ("administrator", "zeusd_client")
+        if (lease := gpu.get(f"{name}_lease")) is not None
+    ]
+
+
+def _lease_text(kind: str, lease: Mapping[str, Any]) -> str:
+    holder = f"uid {lease['uid']}" + (f", pid {lease['pid']}" if lease["pid"] is not None else "")
+    settings = [f"clock locked at {lease['sm_clock_mhz']} MHz"] if lease.get("sm_clock_mhz") is not None else []
+    if lease.get("power_limit_w") is not None:
+        settings.append(f"power limited to {lease['power_limit_w']:g} W")
+    remaining = lease.get("remaining_s")
+    until = "until released" if remaining is None else f"for {age_text(remaining)} more"
+    return f"{kind} lease ({holder}): {', '.join(settings) or 'nothing set yet'}, {until}"
 
 
 def _switching(status: Status) -> list[RenderableType]:

@@ -22,6 +22,7 @@ from gpuenergyd.report.terminal.live import (
     grid_lines,
     health_line,
     job_names,
+    lease_lines,
     owner_text,
 )
 from gpuenergyd.report.terminal.savings import ResultDetail, result_text, saved_power_lines
@@ -66,12 +67,13 @@ def screen_lines(status: Status, width: int, height: int, powers_w: Sequence[flo
     after = _left_out(len(jobs) - num_jobs, "job")
     spare = height - len(head) - len(gpu_lines) - sum(map(len, job_groups)) - len(after) - 2
     gap = [Text()] if spare >= 0 else []
-    ended = [Text(style="dim").append_text(line) for line in ended_job_lines(status)[: max(0, spare)]]
-    spare -= len(ended)
+    notes = [*lease_lines(status), *ended_job_lines(status)][: max(0, spare)]
+    notes = [Text(style="dim").append_text(line) for line in notes]
+    spare -= len(notes)
     details = [_details(job) for job in jobs[:num_jobs]]
     if details and sum(map(len, details)) <= spare:
         job_groups = [[*lines, *more] for lines, more in zip(job_groups, details, strict=True)]
-    lines = [*head, *gap, *gpu_lines, *gap, *(line for group in job_groups for line in group), *after, *ended]
+    lines = [*head, *gap, *gpu_lines, *gap, *(line for group in job_groups for line in group), *after, *notes]
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines[:height]

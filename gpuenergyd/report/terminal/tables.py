@@ -1,10 +1,11 @@
 """Jobs and groups as tables in a terminal."""
 
 from collections.abc import Callable, Mapping, Sequence
+from io import StringIO
 from typing import Any
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -185,13 +186,19 @@ _GROUP_COLUMNS: Sequence[tuple[str, str, Callable[[float | None], str]]] = (
     ("host", "host_energy_j", energy_text),
     ("cost", "cost", cost_text),
 )
+_WIDE = 500
+"""Width in which every table fits."""
 _ONLY_WHERE_KNOWN = frozenset({"estimated_j", "missing_s", "saved_energy_j", "host_energy_j", "cost"})
 
 
 def groups_table(groups: Sequence[Mapping[str, Any]], *, by: str) -> RenderableType:
-    """Return one row per group: measured energy of jobs and idle time, with estimates and missing time apart."""
+    """Return one row per group: measured energy of jobs and idle time, with estimates and missing time apart.
+
+    The UUID of a GPU stays in one piece, so that it can be copied, also where the table is wider than the terminal.
+    """
+    has_uuids = by == "gpu"
     table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column(by, overflow="fold")
+    table.add_column(by, overflow="fold", no_wrap=has_uuids)
     shown = [
         column
         for column in _GROUP_COLUMNS
@@ -201,5 +208,7 @@ def groups_table(groups: Sequence[Mapping[str, Any]], *, by: str) -> RenderableT
         table.add_column(title, justify="right", no_wrap=True)
     for row in groups:
         table.add_row(row["group"], str(row["num_jobs"]), *(text(row[name]) for _, name, text in shown))
+    if has_uuids:
+        table.width = Console(width=_WIDE, file=StringIO()).measure(table).maximum
     left_out = not_counted_text(sum(row["num_not_significant"] for row in groups))
     return Group(table, Text(f"saved: {left_out}")) if left_out else table

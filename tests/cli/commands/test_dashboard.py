@@ -2,8 +2,9 @@
 
 import http.client
 import json
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,9 +21,16 @@ HOSTILE_NAME = "</script><img src=x onerror=alert(1)>"
 
 @contextmanager
 def serving(
-    database: str, socket_path: str = "/nowhere.sock", *, has_metrics: bool = False
+    database: str,
+    socket_path: str = "/nowhere.sock",
+    *,
+    has_metrics: bool = False,
+    address: str = "127.0.0.1",
+    host_names: Sequence[str] = (),
 ) -> Iterator[DashboardServer]:
-    with DashboardServer(0, socket_path, HistoryView(database), has_metrics=has_metrics) as server:
+    with DashboardServer(
+        0, socket_path, HistoryView(database), has_metrics=has_metrics, address=address, host_names=host_names
+    ) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
@@ -48,19 +56,43 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_sample_history(tmp_path_factory.mktemp("history") / "history.sqlite3", job_name=HOSTILE_NAME))
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", ""])
-def test_a_request_with_another_host_header_is_refused(host: str, database: str) -> None:
-    with serving(database) as server:
-        status, _, body = ask(server, host=host.format(port=server.server_port))
-
-    assert status == 421
-    assert "<html" not in body
+FQDN = socket.getfqdn().lower()
 
 
-@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
-def test_loopback_host_headers_are_served_without_cross_origin_access(name: str, database: str) -> None:
-    with serving(database) as server:
-        status, headers, body = ask(server, host=f"{name}:{server.server_port}")
+@pytest.mark.parametrize(
+    "host",
+    [
+        *(
+            "evil.example",
+            "evil.example:{port}",
+            "localhost.evil.example",
+            f"{socket.gethostname()}.evil.example:{{port}}",
+        ),
+        *("user@localhost", "localhost@evil.example", "localhost:port", "[::1", "127.0.0.2", "", "localhost/x"),
+    ],
+)
+def test_a_request_with_a_name_of_another_host_is_refused(host: str, database: str) -> None:
+    """A page of an attacker who lets a name point to 127.0.0.1 (DNS rebinding) sends that name."""
+    with serving(database, has_metrics=True) as server:
+        answers = [ask(server, path, host=host.format(port=server.server_port)) for path in ("/", "/metrics")]
+
+    for status, _, body in answers:
+        assert status == 421
+        assert "<html" not in body
+        assert "valid: " in body
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.0.0.1:{port}", "localhost:{port}", "[::1]:{port}", "LOCALHOST", "localhost:9090", "localhost."),
+        *(f"{socket.gethostname()}:{{port}}", FQDN, "gpu17.cluster:80", "GPU17.cluster"),
+    ],
+)
+def test_names_of_this_host_are_served_without_cross_origin_access(host: str, database: str) -> None:
+    """The port may be that of a tunnel or a proxy."""
+    with serving(database, host_names=["gpu17.Cluster"]) as server:
+        status, headers, body = ask(server, host=host.format(port=server.server_port))
 
     assert status == 200
     assert "<!doctype html>" in body
@@ -105,6 +137,40 @@ def test_metrics_are_served_only_with_the_option(database: str) -> None:
 
     assert status == 404
     assert body == "no such page; pages: /, /status.json\n"
+
+
+def test_only_the_metrics_are_served_on_an_address_of_the_network(database: str) -> None:
+    with serving(database, has_metrics=True, address="0.0.0.0") as server:
+        page = ask(server, "/")
+        status = ask(server, "/status.json")
+        metrics = ask(server, "/metrics", host=socket.gethostname())
+        other = ask(server, "/metrics", host="evil.example")
+
+    assert [answer[0] for answer in (page, status, metrics, other)] == [404, 404, 503, 421]
+    assert page[2] == "no such page; pages: /metrics\n"
+
+
+def test_ipv6_loopback_is_served(database: str) -> None:
+    with serving(database, has_metrics=True, address="::1") as server:
+        connection = http.client.HTTPConnection("::1", server.server_port, timeout=60)
+        connection.request("GET", "/")
+        assert connection.getresponse().status == 200
+        connection.close()
+        assert server.url == f"http://[::1]:{server.server_port}/"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--listen", "node17"], "--listen 'node17': must be an IP address, e.g. 127.0.0.1 or 0.0.0.0"),
+        (["--listen", "0.0.0.0"], "--listen 0.0.0.0 needs --metrics: the page is served on a loopback address only"),
+    ],
+)
+def test_an_address_that_cannot_be_served_is_a_usage_error(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["dashboard", "--port", "0", *arguments]) == 2
+    assert capsys.readouterr().err == f"gpuenergyd: {problem}\n"
 
 
 def test_a_port_that_is_taken_is_one_clear_line(

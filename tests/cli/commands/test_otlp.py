@@ -23,7 +23,7 @@ class Collector(ThreadingHTTPServer):
     def __init__(self, status: int = 200) -> None:
         super().__init__(("127.0.0.1", 0), _Requests)
         self.status = status
-        self.seen: list[tuple[str, str, dict[str, Any]]] = []
+        self.seen: list[tuple[str, str, Any]] = []
 
     @property
     def url(self) -> str:
@@ -35,7 +35,8 @@ class _Requests(QuietHandler):
     server: Collector  # pyright: ignore[reportIncompatibleVariableOverride]  http.server names it so
 
     def do_POST(self) -> None:  # noqa: N802  the name that http.server calls it by
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        body = json.loads(content) if self.headers["Content-Type"] == "application/json" else content
         self.server.seen.append((self.path, self.headers["Content-Type"], body))
         self.send_json(b"{}", self.server.status)
 
@@ -88,6 +89,26 @@ def test_a_collector_receives_the_metrics_of_prometheus(daemon: DaemonProcess, c
     assert uuids == {gpu["gpu_uuid"] for gpu in daemon.status()["gpus"]}
     assert all(point["asDouble"] >= 0 for point in energy["sum"]["dataPoints"])
     assert sent["gpuenergyd_gpu_power_watts"]["unit"] == "W"
+
+
+def test_a_collector_that_wants_protobuf_gets_it(daemon: DaemonProcess, collector: Collector) -> None:
+    arguments = ["otlp", "--once", "--endpoint", collector.url, "--socket", str(daemon.socket_path)]
+
+    assert run([*arguments, "--protocol", "http/protobuf"]) == 0
+
+    ((path, content_type, body),) = collector.seen
+    assert (path, content_type) == ("/v1/metrics", "application/x-protobuf")
+    assert b"gpuenergyd_gpu_energy_joules_total" in body
+    assert all(gpu["gpu_uuid"].encode() in body for gpu in daemon.status()["gpus"])
+
+
+@pytest.mark.parametrize("collector", [415], indirect=True)
+def test_a_collector_that_rejects_the_encoding_names_the_other_one(
+    daemon: DaemonProcess, collector: Collector, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["otlp", "--once", "--endpoint", collector.url, "--socket", str(daemon.socket_path)]) == 1
+
+    assert capsys.readouterr().err.endswith("returned 415 Unsupported Media Type; try --protocol http/protobuf\n")
 
 
 @pytest.mark.parametrize("collector", [503], indirect=True)

@@ -11,6 +11,7 @@ from rich.console import Console
 from gpuenergyd.cli.main import run
 from gpuenergyd.errors import DaemonNotRunningError
 from gpuenergyd.report.terminal.live import status_view
+from gpuenergyd.report.terminal.screen import screen_lines
 from tests.support.sample_status import sample_status
 
 STATUS: dict[str, Any] = {
@@ -176,6 +177,26 @@ def test_a_measurement_below_the_lower_bound_is_explained_by_the_fit() -> None:
     text = " ".join(drawn(status).split())
 
     assert "plan in force: measured energy is 1.0 % below the fitted lower bound" in text
+
+
+def test_every_lease_is_shown_with_what_it_sets_and_for_how_long() -> None:
+    status = copy.deepcopy(STATUS)
+    free = {**status["gpus"][0], "job_id": None}
+    lease = {"lease_id": "x", "uid": 0, "pid": None, "age_s": 9.0}
+    limited = {**lease, "sm_clock_mhz": 1200, "power_limit_w": 300.0, "remaining_s": 125.0}
+    client = {**lease, "uid": 1001, "pid": 77, "sm_clock_mhz": None, "power_limit_w": 250.0, "remaining_s": None}
+    status["gpus"] += [
+        {**free, "index": 1, "administrator_lease": limited}, {**free, "index": 2, "zeusd_client_lease": client}
+    ]  # fmt: skip
+
+    text = " ".join(drawn(status).split())
+
+    expected = [
+        "GPU 1: administrator lease (uid 0): clock locked at 1200 MHz, power limited to 300 W, for 2 min 5 s more",
+        "GPU 2: zeusd client lease (uid 1001, pid 77): power limited to 250 W, until released",
+    ]
+    assert all(line in text for line in expected)
+    assert all(any(line in str(row) for row in screen_lines(status, 120, 40)) for line in expected)
 
 
 def test_a_host_without_gpus_and_jobs_is_shown() -> None:

@@ -15,7 +15,7 @@ DASHBOARD = Path(__file__).resolve().parents[3] / "docs" / "grafana" / "gpuenerg
 PROMISED = (
     "gpuenergyd_gpu_energy_joules_total",
     "gpuenergyd_gpu_power_watts",
-    "gpuenergyd_job_carbon_grams_total",
+    "gpuenergyd_job_carbon_grams",
     "gpuenergyd_job_plan_saving_ratio",
     "gpuenergyd_saved_power_watts",
 )

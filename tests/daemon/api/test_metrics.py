@@ -90,6 +90,39 @@ def test_figures_are_in_base_units_and_counters_end_in_total() -> None:
     assert found["gpuenergyd_saved_power_watts", ""] == 40.5
 
 
+CARBON = {
+    "carbon_g": 90.0,
+    "unpriced_j": 1.0,
+    "saved_by_plan_g": 8.0,
+    "saved_by_frontier_g": 1.0,
+    "saved_by_timing_g": -2.0,
+}
+
+
+def test_emissions_that_a_revision_may_lower_are_a_gauge() -> None:
+    """Prometheus would take a lower value of a counter for a restart, and add all of it again."""
+    families = {
+        f.name: f.type
+        for f in text_string_to_metric_families(metrics_text({**STATUS, "jobs": [{**JOB, "carbon": CARBON}]}).decode())
+    }
+
+    assert families["gpuenergyd_job_carbon_grams"] == "gauge"
+    decreasing = [name for name, kind in families.items() if kind == "counter" and name.endswith("grams")]
+    assert decreasing == []
+
+
+@pytest.mark.parametrize(("is_significant", "saved_g"), [(True, 8.0), (False, None), (None, None)])
+def test_emissions_saved_are_absent_while_the_saving_may_be_chance(
+    *, is_significant: bool | None, saved_g: float | None
+) -> None:
+    job = {**JOB, "carbon": CARBON, "is_saving_significant": is_significant}
+
+    found = samples({**STATUS, "jobs": [job]})
+
+    assert found["gpuenergyd_job_carbon_grams", "j"] == 90.0
+    assert found.get(("gpuenergyd_job_saved_by_plan_grams", "j")) == saved_g
+
+
 def test_the_text_equals_that_of_the_prometheus_library() -> None:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StatusCollector(STATUS))

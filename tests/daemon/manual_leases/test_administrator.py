@@ -91,6 +91,7 @@ def test_a_lock_outlives_its_command_and_a_release_restores_the_gpu(
     assert (granted["gpu_uuid"], granted["sm_clock_mhz"], granted["remaining_s"]) == (gpu_uuid, 1005, None)
     assert lease is not None
     assert (lease["lease_id"], lease["uid"]) == (granted["lease_id"], os.geteuid())
+    assert (lease["sm_clock_mhz"], lease["power_limit_w"], lease["remaining_s"]) == (1005, None, None)
     assert daemon.status()["gpus"][1]["job_id"] is None
     assert journalled(daemon) == {(gpu_uuid, "sm_clock_lock")}
 
@@ -113,6 +114,9 @@ def test_a_limit_and_a_lock_are_one_lease_and_restored_together(
 
     assert last["lease_id"] == first["lease_id"]
     assert (last["power_limit_w"], power_limits_w(daemon)[0], daemon.locks_mhz()[0]) == (250.0, 250.0, 1200)
+    lease = lease_of(daemon, 0)
+    assert lease is not None
+    assert (lease["sm_clock_mhz"], lease["power_limit_w"], lease["remaining_s"]) == (1200, 250.0, None)
 
     assert command(daemon, "limit", "0", "--release") == 0
 
