@@ -40,7 +40,7 @@ def test_a_gpus_uuid_stays_in_one_piece_in_a_narrow_terminal(tmp_path: Path) -> 
     row = RollupRecord(
         3600, uuid, NOON, "gpt-1", 12_345.0, 1.0, 1.0, 1410.0, 1, 67.0, measured_s=10.0, estimated_s=1.0, missing_s=5.0
     )
-    database = written(tmp_path / "history.sqlite3", row)
+    database = write_records(tmp_path / "history.sqlite3", row)
 
     printed = report("--group-by", "gpu", "--price-per-kwh", "100", database=database).stdout
 

@@ -156,7 +156,7 @@ def test_a_saving_that_may_be_chance_is_no_claim() -> None:
 
     assert "no significant saving (95 %: 57.0 % more to 48.0 % less energy), 0.2 % slower" in text
     assert "41.2" not in text
-    assert "not added: gpt (90 W)" in text
+    assert "not counted, because not significant: gpt (90 W)" in text
 
 
 def test_the_plan_in_force_is_compared_with_its_own_prediction_and_bound() -> None:
