@@ -21,6 +21,7 @@ from gpuenergyd.gpu.drivers.device_model import (
 )
 from gpuenergyd.gpu.drivers.device_parameters import device_parameters, published_switch_latency_s
 from gpuenergyd.gpu.drivers.simulated_world import MAX_PROCESSES, World, create_world
+from gpuenergyd.gpu.drivers.world_kinds import WorldKind, parameters_in
 from gpuenergyd.gpu.process_identity import process_start_ticks
 
 __all__ = ["InstructionWork", "SimulatedHost"]
@@ -82,6 +83,7 @@ class SimulatedHost:
         model_names: Sequence[str],
         *,
         seed: int = 0,
+        kind: WorldKind = WorldKind.KIND,
         mono_ns: Callable[[], int] = time.monotonic_ns,
         sleep: Callable[[float], None] = time.sleep,
     ) -> Self:
@@ -91,7 +93,7 @@ class SimulatedHost:
             GpuNotFoundError: unknown model key.
             DriverError: the file exists or cannot be written.
         """
-        models = [device_parameters(name) for name in model_names]
+        models = [parameters_in(kind, device_parameters(name)) for name in model_names]
         create_world(Path(path), models, seed=seed, now_ns=mono_ns())
         return cls(Path(path), mono_ns=mono_ns, sleep=sleep)
 

@@ -1,0 +1,206 @@
+"""Programs that run ahead of their simulated GPUs: errors of the reported times, savings and slowdowns by depth.
+
+    python benchmarks/runs/run_ahead.py [--depths 0 0.5 1 2 4] [--iterations 130] [--seed 0] [--json]
+
+Four stages of the demo's GPT train under a daemon. Each depth is the number of iterations that the program may launch
+ahead of the simulated GPUs; the program reads nothing back, or synchronises after every step. Times that the daemon
+gets are compared with the instants of the simulation. Savings and slowdowns are the daemon's estimates, simulated, with
+their intervals. Losses must be equal in all runs, and to a training without a daemon.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from gpuenergyd.client.connection import DaemonClient
+from gpuenergyd.client.timing.device_recorder import DeviceRecorder
+from gpuenergyd.client.timing.recorder import RecordedIteration
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd_trainers.demo.gpt_pipeline import GptRank, RunAhead
+from gpuenergyd_trainers.torch_pipelining import attach
+from tests.support.daemon_process import running_daemon
+from tests.trainers.pipeline_processes import run_ranks
+
+NUM_RANKS, NUM_MICROBATCHES = 4, 8
+DURATION_SCALE = 0.3
+DEPTHS = (0.0, 0.5, 1.0, 2.0, 4.0)
+TOLERATED_WINDOW_ERROR = TOLERATED_SLOWDOWN = 0.01
+TOLERATED_SAVING_LOSS = 0.007
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One training."""
+
+    depth: float
+    """Iterations that the program may launch ahead of the GPUs."""
+    syncs_each_step: bool
+    num_iterations: int
+    seed: int
+    is_attached: bool = True
+
+    @property
+    def name(self) -> str:
+        """Name in the results."""
+        return f"{self.depth:g}{' synced' if self.syncs_each_step else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class TimeErrors:
+    """Largest errors of the times of one rank, as shares of the iteration."""
+
+    window_ratio: float = 0.0
+    work_ratio: float = 0.0
+    num_iterations: int = 0
+
+
+class ReportedTimes:
+    """Compares the times that a recorder reports with the instants of the simulated stream."""
+
+    def __init__(self, recorder: DeviceRecorder) -> None:
+        self.errors = TimeErrors()
+        self._call_when_known = recorder.call_when_known
+        recorder.call_when_known = self._compare_when_known  # type: ignore[method-assign]
+
+    def _compare_when_known(self, recorded: RecordedIteration, act: Any) -> None:
+        self._call_when_known(recorded, partial(self._compare, recorded, act))
+
+    def _compare(self, recorded: Any, act: Any) -> None:
+        times = recorded.times()
+        begin_ns, end_ns = recorded.opening.mono_ns, recorded.last.mono_ns
+        true_work_ns = sum(
+            min(end.mono_ns, end_ns) - max(begin.mono_ns, begin_ns)
+            for begin, end, has_ended in zip(recorded.begins, recorded.ends, recorded.has_ended, strict=True)
+            if has_ended
+        )
+        window_end_ns = times.next_begin_mono_ns or times.end_mono_ns
+        work_ns = sum(
+            min(end, window_end_ns) - max(begin, times.begin_mono_ns) for *_, begin, end in times.instructions
+        )
+        window_ns = end_ns - begin_ns
+        self.errors = TimeErrors(
+            max(self.errors.window_ratio, abs(window_end_ns - times.begin_mono_ns - window_ns) / window_ns),
+            max(self.errors.work_ratio, abs(work_ns - true_work_ns) / window_ns),
+            self.errors.num_iterations + 1,
+        )
+        act()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--depths", type=float, nargs="+", default=DEPTHS)
+    parser.add_argument("--iterations", type=int, default=130)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    alone = Case(0.0, syncs_each_step=False, num_iterations=options.iterations, seed=options.seed, is_attached=False)
+    losses_alone = run(alone)["losses"]
+    results: dict[str, dict[str, Any]] = {}
+    for depth in options.depths:
+        for syncs in (False, True):
+            case = Case(depth, syncs_each_step=syncs, num_iterations=options.iterations, seed=options.seed)
+            results[case.name] = run(case)
+            shown = {name: value for name, value in results[case.name].items() if name not in {"losses", "errors"}}
+            print(f"{case.name}: {shown}, errors {asdict(results[case.name]['errors'])}", file=sys.stderr, flush=True)
+    figures = {
+        "window_error_max_ratio": max(max(r["errors"].window_ratio, r["errors"].work_ratio) for r in results.values()),
+        "saving_ratio_by_depth": {name: result["saving_ratio"] for name, result in results.items()},
+        "saving_interval_by_depth": {name: result["saving_interval"] for name, result in results.items()},
+        "slowdown_ratio_by_depth": {name: result["slowdown_ratio"] for name, result in results.items()},
+        "losses_equal": all(result["losses"] == losses_alone for result in results.values()),
+        "num_iterations": options.iterations,
+        "num_trainings": len(results),
+        "seed": options.seed,
+    }
+    if not options.json:
+        for name, value in figures.items():
+            print(f"{name}: {value}")
+    print(json.dumps(figures))
+    return 0 if are_targets_met(figures) else 1
+
+
+def are_targets_met(figures: dict[str, Any]) -> bool:
+    """Return whether times, savings, slowdowns and losses are as they should be at every depth."""
+    savings, slowdowns = figures["saving_ratio_by_depth"], figures["slowdown_ratio_by_depth"]
+    at_0 = savings.get("0")
+    return (
+        figures["losses_equal"]
+        and figures["window_error_max_ratio"] <= TOLERATED_WINDOW_ERROR
+        and at_0 is not None
+        and all(saving is not None and saving >= at_0 - TOLERATED_SAVING_LOSS for saving in savings.values())
+        and all(slowdown is not None and slowdown <= TOLERATED_SLOWDOWN for slowdown in slowdowns.values())
+    )
+
+
+def run(case: Case) -> dict[str, Any]:
+    """Train once under a daemon of its own; return its estimates, the errors of the times and the losses."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with running_daemon(folder / "daemon", warmup_iterations=2, baseline_iterations=10) as daemon:
+            ranks = run_ranks(
+                NUM_RANKS, folder, train, case, str(daemon.world_path), str(daemon.socket_path), str(folder / "signals")
+            )
+    job = ranks[0]["job"] or {}
+    errors = [rank["errors"] for rank in ranks]
+    return {
+        "saving_ratio": job.get("saving_ratio"),
+        "saving_interval": job.get("saving_interval"),
+        "slowdown_ratio": job.get("slowdown_ratio"),
+        "phase": job.get("phase"),
+        "num_tuned_iterations": job.get("num_tuned_iterations"),
+        "iterations_before_the_plan": job.get("first_tuned_iteration"),
+        "errors": TimeErrors(
+            max(e.window_ratio for e in errors),
+            max(e.work_ratio for e in errors),
+            sum(e.num_iterations for e in errors),
+        ),
+        "losses": ranks[-1]["losses"],
+    }
+
+
+def train(rank: int, case: Case, world: str, socket_path: str, signals_path: str) -> dict[str, Any]:
+    """Train on one rank; return its losses, the errors of its times, and on rank 0 the daemon's view of the job."""
+    host = SimulatedHost.open(Path(world))
+    gpu_uuid = host.identities()[rank].gpu_uuid
+    training = GptRank("1f1b", rank, NUM_RANKS, NUM_MICROBATCHES, seed=case.seed)
+    losses: list[str] = []
+    job: dict[str, Any] | None = None
+    with ExitStack() as cleanup:
+        run_ahead = RunAhead(case.depth, Path(signals_path))
+        cleanup.callback(host.close)
+        cleanup.enter_context(training.simulate_on(host, gpu_uuid, duration_scale=DURATION_SCALE, run_ahead=run_ahead))
+        assert isinstance(training.timer, DeviceRecorder)
+        reported = ReportedTimes(training.timer)
+        if case.is_attached:
+            handle = attach(
+                training.schedule,
+                job="run-ahead",
+                run_key=f"run-ahead-{os.getppid()}",
+                gpu_uuid=gpu_uuid,
+                socket_path=socket_path,
+                timer=training.timer,
+            )
+            cleanup.callback(handle.detach)
+        for iteration_index in range(case.num_iterations):
+            losses += [float(loss.detach()).hex() for loss in training.step(iteration_index)]
+            if case.syncs_each_step:
+                training.synchronize()
+            if rank == 0 and case.is_attached and iteration_index % 10 == 9:
+                job = next(iter(DaemonClient(socket_path).get_status()["jobs"]), job)
+        training.synchronize()
+        if rank == 0 and case.is_attached:
+            job = next(iter(DaemonClient(socket_path).get_status()["jobs"]), job)
+    return {"losses": losses, "errors": reported.errors, "job": job}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
