@@ -68,6 +68,7 @@ RUNS = (
     Run("kill-matrix", "kill_matrix.py", _args("--trials 150 --seed 5 --json"), _args("--trials 6 --json"), 130, 900),
     Run("systemd-faults", "systemd_faults.py", _args("--rounds 2 --json"), _args("--rounds 1 --json"), 60, 400),
     Run("two-hosts", "two_hosts.py", _args("--json"), _args("--episodes 1 --json"), 230, 900),
+    Run("run-ahead", "run_ahead.py", _args("--json"), _args("--depths 0 1 --iterations 20 --json"), 900, 1800),
     Run("sampling-cost", "sampling_cost.py", _args("--json"), _args("--seconds 2 --json"), 45, 300),
     Run("hanging-call", "hanging_call.py", _args("--json"), _args("--seconds 12 --json"), 16, 120),
     Run("load", "load.py", _args("--json"), _args("--seconds 10 --json"), 120, 400),
