@@ -111,9 +111,9 @@ def test_the_table_of_jobs_has_intervals_and_the_total(reports_with: Reports) ->
     text = printed(jobs_table(reports_with(SAVED, CHANCE)))
 
     assert "+18.0 %" in text
-    assert "+17.0 % to +19.0 %" in text
+    assert "+17.0 to +19.0 %" in text
     assert "not significant" in text
-    assert "-57.0 % to +48.0 %" in text
+    assert "-57.0 to +48.0 %" in text
     assert "+41.2 %" not in text
     assert "216.0 J saved by 1 job together (95 %: 204.0 J to 228.0 J). 1 job is not counted" in text
 

@@ -17,7 +17,6 @@ from gpuenergyd.report.formatting import (
     energy_text,
     estimate,
     fit_error_text,
-    interval_text,
     ratio_text,
     time_text,
 )
@@ -74,7 +73,8 @@ def _saving_text(job: JobSummary) -> Text:
     is_known = job.is_saving_significant
     text = Text(ratio_text(job.saving_ratio) if is_known else "not significant")
     if job.saving_interval is not None:
-        text.append(f"\n{interval_text(job.saving_interval)}", style="dim")
+        low, high = (100 * end for end in job.saving_interval)
+        text.append(f"\n{low:+.1f} to {high:+.1f} %", style="dim")
     return text
 
 
@@ -186,6 +186,7 @@ _GROUP_COLUMNS: Sequence[tuple[str, str, Callable[[float | None], str]]] = (
     ("host", "host_energy_j", energy_text),
     ("cost", "cost", cost_text),
 )
+_LONGEST_TAG = 40
 _WIDE = 500
 """Width in which every table fits."""
 _ONLY_WHERE_KNOWN = frozenset({"estimated_j", "missing_s", "saved_energy_j", "host_energy_j", "cost"})
@@ -194,11 +195,12 @@ _ONLY_WHERE_KNOWN = frozenset({"estimated_j", "missing_s", "saved_energy_j", "ho
 def groups_table(groups: Sequence[Mapping[str, Any]], *, by: str) -> RenderableType:
     """Return one row per group: measured energy of jobs and idle time, with estimates and missing time apart.
 
-    The UUID of a GPU stays in one piece, so that it can be copied, also where the table is wider than the terminal.
+    Names and the UUIDs of GPUs stay in one piece, so that they can be copied, also where the table is wider than the
+    terminal; only values of tags may be long.
     """
-    has_uuids = by == "gpu"
     table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column(by, overflow="fold", no_wrap=has_uuids)
+    is_tag = by == "tag"
+    table.add_column(by, overflow="fold", no_wrap=not is_tag, max_width=_LONGEST_TAG if is_tag else None)
     shown = [
         column
         for column in _GROUP_COLUMNS
@@ -208,7 +210,6 @@ def groups_table(groups: Sequence[Mapping[str, Any]], *, by: str) -> RenderableT
         table.add_column(title, justify="right", no_wrap=True)
     for row in groups:
         table.add_row(row["group"], str(row["num_jobs"]), *(text(row[name]) for _, name, text in shown))
-    if has_uuids:
-        table.width = Console(width=_WIDE, file=StringIO()).measure(table).maximum
+    table.width = Console(width=_WIDE, file=StringIO()).measure(table).maximum
     left_out = not_counted_text(sum(row["num_not_significant"] for row in groups))
     return Group(table, Text(f"saved: {left_out}")) if left_out else table

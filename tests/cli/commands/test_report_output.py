@@ -35,7 +35,7 @@ def job(job_id: str, started_at: datetime) -> JobRecord:
     return JobRecord(job_id, "gpt", "run", 0, "uniform", "1f1b", "torch", True, 1, 8, 0.0, 1000, started_at)
 
 
-def test_a_gpus_uuid_stays_in_one_piece_in_a_narrow_terminal(tmp_path: Path) -> None:
+def test_uuids_and_names_stay_in_one_piece_in_a_narrow_terminal(tmp_path: Path) -> None:
     uuid = "GPU-51a00000-0000-4000-8000-000000070000"
     row = RollupRecord(
         3600, uuid, NOON, "gpt-1", 12_345.0, 1.0, 1.0, 1410.0, 1, 67.0, measured_s=10.0, estimated_s=1.0, missing_s=5.0
@@ -44,6 +44,8 @@ def test_a_gpus_uuid_stays_in_one_piece_in_a_narrow_terminal(tmp_path: Path) -> 
 
     printed = report("--group-by", "gpu", "--price-per-kwh", "100", database=database).stdout
 
+    by_user = report("--group-by", "user", database=write_sample_history(tmp_path / "jobs.sqlite3")).stdout
+    assert any(line.split()[:2] == ["root", "1"] for line in by_user.splitlines())
     (line,) = [line for line in printed.splitlines() if uuid in line]
     assert line.split() == [uuid, "1", "12.3", "kJ", "12.3", "kJ", "-", "67.0", "J", "5.000", "s", "0.345"]
 
