@@ -59,6 +59,14 @@ def _run_command(arguments: list[str]) -> int:
 
             report_request = parse_report_arguments(arguments)
             return write_report(report_request) if report_request is not None else _run_with_typer(arguments)
+        case ["demo", *options]:
+            from gpuenergyd.cli.demo.slow_start import begin_start, end_start  # noqa: PLC0415
+
+            begin_start(is_output_json="--json" in options)
+            try:
+                return _run_with_typer(arguments)
+            finally:
+                end_start()
         case _:
             return _run_with_typer(arguments)
 

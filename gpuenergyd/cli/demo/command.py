@@ -13,6 +13,7 @@ import typer
 
 from gpuenergyd.cli.demo.grid import DemoGrid
 from gpuenergyd.cli.demo.request import DemoRequest, check_request
+from gpuenergyd.cli.demo.slow_start import end_start
 from gpuenergyd.cli.option_checks import MAX_SLOWDOWN_HELP, checked_slowdown, warn_of_large_slowdown
 from gpuenergyd.cli.options import JsonOption
 from gpuenergyd.cli.output import print_json
@@ -107,6 +108,7 @@ def demo(  # noqa: PLR0913  each option is a parameter
         is_held=hold,
     )
     check_request(request, out)
+    end_start()
     warn_of_large_slowdown(max_slowdown)
     with _folder(keep) as (folder, inherited_fds), _progress(request, as_json=as_json) as progress:
         progress.announce(f"gpuenergyd demo on {request.gpus}: starting a private daemon")

@@ -9,6 +9,8 @@ import pytest
 from rich.console import Console
 
 from gpuenergyd.cli.demo.progress import MAX_SILENCE_S, TICK_S, LineProgress, LiveProgress
+from gpuenergyd.cli.demo.slow_start import begin_start, end_start
+from tests.support.waiting import wait_until
 
 
 class VirtualClock:
@@ -152,3 +154,23 @@ def test_a_terminal_shows_the_step_with_its_duration_and_nothing_is_left_at_the_
 
     assert "importing torch (0 s)" in shown
     assert output.getvalue().endswith("\x1b[2K")  # the line is erased
+
+
+def test_a_start_that_takes_seconds_prints_a_line_and_a_quick_one_does_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin_start(is_output_json=False)
+    end_start()
+    assert capsys.readouterr().out == ""
+
+    monkeypatch.setattr("gpuenergyd.cli.demo.slow_start._SLOW_AFTER_S", 0.0)
+    begin_start(is_output_json=True)
+    printed: list[str] = []
+
+    def is_printed() -> bool:
+        printed.append(capsys.readouterr().err)
+        return "".join(printed).endswith("\n")
+
+    wait_until(is_printed)
+    end_start()
+    assert "".join(printed) == "gpuenergyd demo: starting\n"
