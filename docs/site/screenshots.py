@@ -41,7 +41,7 @@ _MAX_HEIGHTS: Mapping[str, tuple[int, int]] = {
 }  # fmt: skip
 _MAX_HEIGHT = (2700, 3400)
 """Of reports. Longer pages are cut off; the history below the live part is that of the report."""
-_NUM_COLOURS = 40
+_NUM_COLOURS = 56
 _MADE_AT = datetime(2026, 3, 9, 8, 0, 0, tzinfo=UTC)
 _SECONDS_OF_POWER = 10
 
@@ -112,7 +112,9 @@ async def _photograph(page: Page, name: str, url: str, target: Path) -> None:
     """Take a page in both widths and colour schemes."""
     most = dict(zip(WIDTHS, _MAX_HEIGHTS.get(name, _MAX_HEIGHT), strict=True))
     for width, is_dark in itertools.product(WIDTHS, (False, True)):
-        await page.open(url, width=width, is_dark=is_dark)
+        # A window as high as the picture: the navigation of the site fills the height of the window.
+        height = most[width] if name == "site" else 900
+        await page.open(url, width=width, height=height, is_dark=is_dark)
         await wait_for_live_data(page, name, _SECONDS_OF_POWER)
         height = int(await page.evaluate("document.body.scrollHeight"))
         scheme = "dark" if is_dark else "light"

@@ -44,9 +44,9 @@ OVERLAPPING = """[...document.querySelectorAll('svg')].flatMap((svg) => {
 OVERFLOWING = """(() => { const width = document.documentElement.clientWidth;
   const wide = document.documentElement.scrollWidth > width ? ['page'] : [];
   return wide.concat([...document.querySelectorAll('h1, h2, h3, p, li, dl, details, svg')].filter((each) =>
-    !each.closest('.scroll') && each.getBoundingClientRect().right > width + 1)
+    !each.closest('.scroll, .sidebar-drawer, .toc-drawer') && each.getBoundingClientRect().right > width + 1)
     .map((each) => each.textContent.trim().slice(0, 60))); })()"""
-"""JavaScript: parts of a page that are wider than the window, outside of frames that scroll."""
+"""JavaScript: parts of a page that are wider than the window, outside of frames that scroll and of hidden drawers."""
 
 EMPTY_CHARTS = """[...document.querySelectorAll('svg')].filter((svg) => svg.clientWidth > 0).filter((svg) =>
   svg.getBoundingClientRect().height < 50 || !svg.querySelector('text.tick') || [...svg.querySelectorAll(
