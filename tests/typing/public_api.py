@@ -34,6 +34,7 @@ from gpuenergyd.core.policy_api.policy import (
     TargetView,
 )
 from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.core.policy_api.testing import SimulatedJob, job_view, pipeline_profile
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd_trainers.joining.handle import Handle
 from gpuenergyd_trainers.loop import iterations
@@ -135,6 +136,19 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
 CLOCK_POLICY: ClockPolicy = OneStepDown()
 FRONTIER_POLICY: FrontierPolicy = OneStepDown()
 TARGET_POLICY: TargetPolicy = TwoPercent()
+
+
+def test_my_policy(schedule: Schedule) -> None:
+    """A unit test of a policy."""
+    view = job_view(schedule, supported_sm_clocks_mhz=(1410, 1395), max_slowdown_ratio=0.05, baseline_energy_j=None)
+    assert_type(CLOCK_POLICY.next_plan(view), ClockPlan)
+    job = SimulatedJob(schedule, pipeline_profile(schedule, scales=(1.0, 1.1)), max_slowdown_ratio=0.05)
+    assert_type(job.run_policy(CLOCK_POLICY, 20), ClockPlan)
+    job.run(job.plans[-1], 3, delay_ratio=0.1, is_regular=False)
+    assert_type(job.view(), JobView)
+    assert_type(job.baseline.energy_j, float | None)
+
+
 PLANNER: OfflinePlanner = plan_offline
 
 

@@ -34,10 +34,9 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @cache
-def own_host_names() -> frozenset[str]:
-    """Return the names of this host, in lower case: the host name, its first part, and the fully qualified name."""
-    name = socket.gethostname().lower()
-    return frozenset({name, name.partition(".")[0], socket.getfqdn(name).lower()} - {""})
+def qualified_host_name() -> str:
+    """Return this host's fully qualified name in lower case; asks a name server, which may take seconds."""
+    return socket.getfqdn().lower()
 
 
 @dataclass(slots=True)
@@ -96,7 +95,9 @@ class DashboardServer(ThreadingHTTPServer):
         self.address = address
         self.is_loopback = ip_address(address).is_loopback
         self.address_family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
-        self._host_names = {*_LOOPBACK_NAMES, address, *own_host_names(), *(name.lower() for name in host_names)}
+        own_name = socket.gethostname().lower()
+        self._host_names = {*_LOOPBACK_NAMES, address, own_name, own_name.partition(".")[0]}
+        self._host_names |= {name.lower() for name in host_names}
         self._slots = BoundedSemaphore(_MAX_CONNECTIONS)
         try:
             super().__init__((address, port), _RequestHandler)
@@ -114,7 +115,7 @@ class DashboardServer(ThreadingHTTPServer):
     @property
     def host_names(self) -> tuple[str, ...]:
         """Names of this host under which requests are accepted."""
-        return tuple(sorted(self._host_names))
+        return tuple(sorted({*self._host_names, qualified_host_name()}))
 
     def accepts_host(self, host_header: str) -> bool:
         """Return whether a Host header names this host; the port may be that of a proxy or a tunnel."""
@@ -123,8 +124,10 @@ class DashboardServer(ThreadingHTTPServer):
             name, _ = url.hostname, url.port
         except ValueError:
             return False
-        is_only_host = url.netloc == host_header and not url.username
-        return is_only_host and name is not None and name.rstrip(".") in self._host_names
+        if name is None or url.netloc != host_header or url.username:
+            return False
+        name = name.rstrip(".")
+        return name in self._host_names or name == qualified_host_name()
 
     def server_bind(self) -> None:
         """Bind without the look-up of the host's name that `HTTPServer` makes, which may take seconds."""
