@@ -17,7 +17,7 @@ from gpuenergyd.gpu.drivers.device_parameters import A40, A100_SXM, V100_SXM2
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.drivers.simulated_world import create_world
 from tests.support.fake_nvml.control import FakeNvmlControl
-from tests.support.tools_environment import tools_environment
+from tests.support.tools_environment import KERNEL_TUNER, tools_environment
 from tests.support.waiting import wait_until
 
 SAME = 0.02
@@ -168,6 +168,37 @@ def test_clock_locked_by_zeus_is_visible_to_the_daemon(watch: Watch) -> None:
 
     assert watch.host.locked_sm_clock_mhz(watch.gpus[1]) == 1200
     assert watch.host.locked_sm_clock_mhz(watch.gpus[0]) is None
+
+
+KERNEL_TUNER_PROGRAM = """
+import json, time
+from types import SimpleNamespace
+from kernel_tuner.observers.nvml import NVMLObserver
+observer = NVMLObserver(["core_freq", "mem_freq", "temperature", "nvml_energy"], device=1, use_locked_clocks=True)
+observer.register_device(SimpleNamespace())
+observer.nvml.gr_clock = 1005
+time.sleep(0.5)
+begin = time.monotonic_ns()
+first = observer.read_energy()
+observer.before_start()
+observer.after_start()
+time.sleep(3)
+observer.during()
+observer.after_finish()
+energy, end = observer.read_energy() - first, time.monotonic_ns()
+print(json.dumps([begin, end, energy, {name: float(value) for name, value in observer.get_results().items()}]))
+"""
+
+
+def test_kernel_tuner_observes_clocks_and_energy_and_restores_the_clock_that_it_locks(watch: Watch) -> None:
+    tuner = replace(watch, bin_folder=tools_environment(KERNEL_TUNER))
+
+    begin_ns, end_ns, energy_j, observed = tuner.python(KERNEL_TUNER_PROGRAM)
+
+    assert (observed["core_freq"], observed["mem_freq"]) == (1005, A40.memory_clock_mhz)
+    assert observed["temperature"] == pytest.approx(watch.host.read(watch.gpus[1]).temperature_celsius, abs=3)
+    assert energy_j == pytest.approx(watch.energy_j(watch.gpus[1], begin_ns, end_ns), rel=SAME)
+    assert watch.host.locked_sm_clock_mhz(watch.gpus[1]) is None
 
 
 def test_codecarbon_measures_the_same_energy(watch: Watch) -> None:

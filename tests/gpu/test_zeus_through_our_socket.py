@@ -142,6 +142,30 @@ def test_zeus_resets_what_it_set(daemon: DaemonProcess, fake_nvml_library: Path)
     assert daemon.is_as_found()
 
 
+def test_the_frequency_controller_of_zeus_sets_clocks_from_a_process_of_its_own(
+    daemon: DaemonProcess, fake_nvml_library: Path
+) -> None:
+    with zeus_program(daemon, fake_nvml_library) as program:
+        program.run(
+            "import pathlib, runpy, zeus",  # its package imports torch, which this file does not need
+            "path = 'optimizer/pipeline_frequency/frequency_controller.py'",
+            "module = runpy.run_path(str(pathlib.Path(zeus.__file__).parent / path))",
+            "controller = module['FrequencyController'](0)",
+            "controller.set_frequency(1005)",
+            "controller.set_frequency(0)",  # means no change
+            "1",
+        )
+        wait_until(lambda: daemon.locks_mhz()[0] == 1005, 30)
+        lease = leases(daemon)[0]
+        controller_pid = program.run("controller._proc.pid")
+        program.run("controller.end()", "controller._proc.join(20)", "1")
+        wait_until(lambda: leases(daemon) == [None, None])
+
+    assert lease is not None
+    assert lease["pid"] == controller_pid != program.process.pid
+    assert daemon.is_as_found()
+
+
 def test_every_read_of_the_client_returns_the_drivers_value(daemon: DaemonProcess, fake_nvml_library: Path) -> None:
     with zeus_program(daemon, fake_nvml_library) as program:
         offered = program.run(

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 MONITORING_TOOLS = ("zeus==0.16.0", "nvitop==1.7.2", "gpustat==1.1.1", "codecarbon==3.3.2")
+KERNEL_TUNER = ("kernel_tuner==1.5.0", "nvidia-ml-py==13.615.71")
+OPENTELEMETRY = ("opentelemetry-proto==1.45.2",)
 API_TEST_TOOLS = ("schemathesis==4.32.5",)
 _BUILD_LIMIT_S = 900
 
@@ -47,5 +49,5 @@ def build(tools: Sequence[str]) -> Path:
 
 
 if __name__ == "__main__":
-    for each in (MONITORING_TOOLS, API_TEST_TOOLS):
+    for each in (MONITORING_TOOLS, KERNEL_TUNER, OPENTELEMETRY, API_TEST_TOOLS):
         build(each)

@@ -1,6 +1,7 @@
 """`gpuenergyd otlp` exports the same metrics as Prometheus reads, and only on request."""
 
 import json
+import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
@@ -14,6 +15,7 @@ from gpuenergyd.cli.main import run
 from gpuenergyd.client.connection import HttpConnection
 from tests.support.daemon_process import DaemonProcess, running_daemon
 from tests.support.http_handler import QuietHandler
+from tests.support.tools_environment import OPENTELEMETRY, tools_environment
 from tests.support.waiting import wait_until
 
 
@@ -109,6 +111,37 @@ def test_a_collector_that_rejects_the_encoding_names_the_other_one(
     assert run(["otlp", "--once", "--endpoint", collector.url, "--socket", str(daemon.socket_path)]) == 1
 
     assert capsys.readouterr().err.endswith("returned 415 Unsupported Media Type; try --protocol http/protobuf\n")
+
+
+PARSE = """
+import json, sys
+from google.protobuf.json_format import Parse
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+request, body = ExportMetricsServiceRequest(), sys.stdin.buffer.read()
+Parse(body, request) if sys.argv[1] == "http/json" else request.ParseFromString(body)
+(scope,) = request.resource_metrics[0].scope_metrics
+print(json.dumps({each.name: len(getattr(each, each.WhichOneof("data")).data_points) for each in scope.metrics}))
+"""
+
+
+@pytest.mark.parametrize("protocol", ["http/json", "http/protobuf"])
+def test_the_export_is_valid_by_the_schema_of_opentelemetry(
+    daemon: DaemonProcess, collector: Collector, protocol: str
+) -> None:
+    """With the unmodified package that holds the schema; an unknown field or a value of another type is an error."""
+    arguments = ["otlp", "--once", "--endpoint", collector.url, "--socket", str(daemon.socket_path)]
+    assert run([*arguments, "--protocol", protocol]) == 0
+    ((_, _, body),) = collector.seen
+    encoded = body if isinstance(body, bytes) else json.dumps(body).encode()
+    python = tools_environment(OPENTELEMETRY) / "python"
+
+    command = [str(python), "-c", PARSE, protocol]
+    parsed = subprocess.run(command, input=encoded, capture_output=True, timeout=120, check=False)
+
+    assert parsed.returncode == 0, parsed.stderr
+    num_points = json.loads(parsed.stdout)
+    assert num_points["gpuenergyd_gpu_power_watts"] == daemon.num_gpus
+    assert num_points["gpuenergyd_gpu_energy_joules_total"] == daemon.num_gpus
 
 
 @pytest.mark.parametrize("collector", [503], indirect=True)
