@@ -32,7 +32,8 @@ def headline(report: JobReport) -> str:
     job = report.summary
     if not job.num_tuned_iterations:
         return _without_plan(job)
-    if job.slowdown_ratio is None:
+    is_unknown = job.saving_ratio is not None and job.is_saving_significant is None
+    if job.slowdown_ratio is None or (is_unknown and min(job.num_tuned_iterations, job.num_baseline_iterations) < 3):
         return (
             f"Too few iterations to measure a saving: {job.num_tuned_iterations} tuned,"
             f" {job.num_baseline_iterations} at full speed; at least three of each are needed."
@@ -40,6 +41,8 @@ def headline(report: JobReport) -> str:
     speed = speed_text(job.slowdown_ratio)
     if job.saving_ratio is None:
         return f"Energy was not measured, so no saving is known; iterations ran {speed}."
+    if is_unknown:
+        return f"No interval of the saving is known: single iterations are no longer stored. Iterations ran {speed}."
     if not job.is_saving_significant:
         return f"No significant saving; iterations ran {speed}."
     return f"{saving_text(job.saving_ratio)} per iteration, {speed}."

@@ -18,6 +18,10 @@ NO_PLAN: dict[str, Any] = {
     "slowdown_interval": None, "iteration_time_s": None, "energy_per_iteration_j": None,
 }  # fmt: skip
 
+NO_INTERVAL: dict[str, Any] = {
+    "slowdown_ratio": 0.0, "saving_ratio": 0.2, "saving_interval": None, "outcome": None
+}  # fmt: skip
+
 
 @pytest.fixture(scope="module")
 def report_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., JobReport]:
@@ -47,6 +51,11 @@ def test_a_saving_is_stated_with_the_change_of_speed_and_both_intervals(
          "10.0 % less energy per iteration, at the same speed."),
         ({"slowdown_ratio": 0.01, "saving_ratio": 0.004, "saving_interval": (-0.002, 0.01)},
          "No significant saving; iterations ran 1.0 % slower."),
+        (NO_INTERVAL | {"num_tuned_iterations": 2},
+         "Too few iterations to measure a saving: 2 tuned, 10 at full speed; at least three of each are needed."),
+        (NO_INTERVAL,
+         "No interval of the saving is known: single iterations are no longer stored."
+         " Iterations ran at the same speed."),
         ({"slowdown_ratio": 0.0, "saving_ratio": 0.412, "saving_interval": (-0.57, 0.48)},
          "No significant saving; iterations ran at the same speed."),
         ({"slowdown_ratio": None, "saving_ratio": None, "num_tuned_iterations": 2, "num_baseline_iterations": 9},

@@ -70,12 +70,15 @@ def _saving_text(job: JobSummary) -> Text:
         return Text(f"{ratio_text(job.predicted_saving_ratio)}\npredicted (fit)")
     if job.saving_ratio is None:
         return Text(f"\n{MISSING}")
-    is_known = job.is_saving_significant
-    text = Text(ratio_text(job.saving_ratio) if is_known else "not significant")
+    text = Text(ratio_text(job.saving_ratio) if job.is_saving_significant else _no_claim_text(job))
     if job.saving_interval is not None:
         low, high = (100 * end for end in job.saving_interval)
         text.append(f"\n{low:+.1f} to {high:+.1f} %", style="dim")
     return text
+
+
+def _no_claim_text(job: JobSummary) -> str:
+    return "not known" if job.is_saving_significant is None else "not significant"
 
 
 SIMULATED_NOTE = (
@@ -99,7 +102,7 @@ def job_table(report: JobReport) -> RenderableType:
     )
     change = MISSING
     if job.saving_ratio is not None:
-        change = ratio_text(-job.saving_ratio) if job.is_saving_significant else "not significant"
+        change = ratio_text(-job.saving_ratio) if job.is_saving_significant else _no_claim_text(job)
     table.add_row(
         "energy per iteration",
         energy_text(job.baseline_energy_j),
