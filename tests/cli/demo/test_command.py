@@ -19,6 +19,7 @@ import pytest
 
 from gpuenergyd.cli.demo.progress import MAX_SILENCE_S
 from gpuenergyd.cli.main import run
+from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.core.job.result_text import saving_span_text, saving_text, slowdown_text
 from tests.support.waiting import wait_until
 
@@ -132,6 +133,29 @@ def test_the_demo_prints_its_figures_on_the_last_line_and_writes_a_report(finish
         f" iteration (95 % confidence interval: {interval}), {slowdown_text(figures['slowdown_ratio'])} than at full"
         " speed."
     )
+
+
+@pytest.mark.torch
+def test_a_held_demo_answers_until_enter_with_the_figures_that_its_report_has(folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gpuenergyd.cli.main", "demo", "--hold", "--json", *SHORT]
+    command += ["--keep", str(folder / "kept"), "--out", str(tmp_path / "report.html")]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as demo:
+        assert demo.stderr is not None
+        while "press Enter" not in (line := demo.stderr.readline()):
+            assert line, "the demo ended"
+        client = DaemonClient(str(folder / "kept" / "run" / "gpuenergyd.sock"))
+        (ended,) = client.get_status()["ended_jobs"]
+        client.close()
+        stdout, stderr = demo.communicate("\n")
+    shutil.rmtree(folder / "kept")
+
+    assert demo.returncode == 0, stderr
+    figures = json.loads(stdout)
+    assert (figures["saving_ratio"], figures["slowdown_ratio"]) == (ended["saving_ratio"], ended["slowdown_ratio"])
+    assert [figures["saving_low_ratio"], figures["saving_high_ratio"]] == ended["saving_interval"]
+    assert (figures["baseline_energy_j"], figures["energy_j"]) == (ended["baseline_energy_j"], ended["energy_j"])
 
 
 @pytest.mark.torch
