@@ -25,7 +25,7 @@ def record_joined() -> None:
 
 
 def watch_for_ranks() -> None:
-    """Create the mark, and check it at the end of this process; in other processes than the program's first nothing."""
+    """Create the mark and check it at the end of this process; do nothing if it is not the program's first process."""
     mark = _mark()
     if mark is None or mark[0] != os.getpid():
         return

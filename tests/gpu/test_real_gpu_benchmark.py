@@ -21,7 +21,7 @@ def test_it_only_reads() -> None:
     assert calls - reading <= {"nvmlInit", "nvmlShutdown"}
 
 
-def test_it_finds_what_the_fake_driver_is_made_of(nvml_world: NvmlWorld) -> None:
+def test_it_measures_the_parameters_of_the_fake_driver(nvml_world: NvmlWorld) -> None:
     nvml_world.simulated.attach_process(nvml_world.gpus[0], os.getpid())
 
     done = subprocess.run(

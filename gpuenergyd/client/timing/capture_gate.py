@@ -33,7 +33,7 @@ class CaptureGate:
 
     @contextmanager
     def calls(self) -> Iterator[None]:
-        """Run the block, which calls the device, while no graph is captured; waits for that."""
+        """Wait until no graph is being captured, and let none begin while the block calls the device."""
         with self._changed:
             self._changed.wait_for(lambda: self._num_captures == 0)
             yield

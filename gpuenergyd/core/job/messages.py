@@ -122,7 +122,7 @@ class TargetChanged:
 
 @dataclass(frozen=True, slots=True)
 class StragglerChanged:
-    """Another replica of the training takes this long for an iteration, so this one waits; None: no longer."""
+    """Another replica is slower and makes this one wait: the time of its iteration, or None once it is not."""
 
     straggler_time_s: float | None
     reason: str

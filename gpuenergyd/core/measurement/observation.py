@@ -18,7 +18,7 @@ class ClockShare:
 
 @dataclass(frozen=True, slots=True)
 class InstructionSample:
-    """Mean time, by clock, of the instructions of one class in one iteration that ran mostly at one clock.
+    """Mean time that instructions of a class spent at each clock, over those of an iteration mostly at the same clock.
 
     With r(f) = 1 / t(f) the speed at clock f, sum(share.time_s * r(share.sm_clock_mhz)) = 1 for each instruction, hence
     for their mean; so instructions with a clock change are usable as samples.

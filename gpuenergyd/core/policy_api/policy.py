@@ -20,7 +20,7 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 
 class ClockPolicy(Protocol):
-    """Plans the clocks of one job. Entry points: `gpuenergyd.policies`, classes without constructor arguments."""
+    """Plans the clocks of one job. Entry point: `gpuenergyd.policies`; constructed without arguments."""
 
     def next_plan(self, view: "JobView") -> ClockPlan:
         """Return the plan to run next; the `plan_id` of the last issued plan means no change."""
@@ -36,7 +36,7 @@ class FrontierPolicy(Protocol):
 
 
 class TargetPolicy(Protocol):
-    """Chooses the iteration time target of one job, several times an hour. Entry points: `gpuenergyd.targets`.
+    """Chooses the iteration time target of one job, several times an hour. Entry point: `gpuenergyd.targets`.
 
     A policy may also have `explain(view) -> TargetDecision`; it is then called instead, and `status` shows the reason.
     """

@@ -46,7 +46,7 @@ class PipelineMembers:
         )
 
     async def post_plan(self, message: MemberPlan, peer: PeerCredentials) -> IterationReply | None:
-        """Let a member follow a plan from the plan window on that its leader grants; None for an unknown token.
+        """Let a member follow a plan from the plan window that its leader grants; return None for an unknown token.
 
         The reply holds the member's slice if it is ready by then, so that the rank need not wait for its next report.
 

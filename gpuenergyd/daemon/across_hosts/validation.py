@@ -39,7 +39,7 @@ def checked_members(report: PipelineReport, num_pp_ranks: int) -> dict[MemberKey
     members = {(member.pp_rank, member.tp_rank): member.state for member in report.members}
     if len(members) != len(report.members) or members.keys() != expected:
         raise ProtocolError(
-            f"{len(report.members)} members: each of {num_pp_ranks} x {report.num_tp_ranks} ranks must be there once"
+            f"{len(report.members)} members: each of {num_pp_ranks} x {report.num_tp_ranks} ranks must be given once"
         )
     for member in report.members:
         _check_member(member)

@@ -89,7 +89,7 @@ class PermittedPlans:
     _is_unanswered: bool = False
 
     def ask(self, view: JobView) -> None:
-        """Ask for a plan, or for a prediction that leaves the question open."""
+        """Ask for a plan if clocks may be set, otherwise for a prediction, which leaves the question open."""
         self._is_unanswered = not self.can_set_clocks()
         source = self.prediction if self._is_unanswered else self.tuning
         source.ask(view)
@@ -127,7 +127,7 @@ class PostedPlans:
             self._answer()
 
     def ask_again(self, view: JobView | None) -> None:
-        """Nothing is open: every question is answered at once."""
+        """Do nothing: every question is answered at once, so none is open."""
 
     def resume(self, current: ClockPlan) -> None:
         """Continue the job of an earlier daemon with its plan, until the leader posts another."""

@@ -50,7 +50,7 @@ class ForecastQuery:
 
 @dataclass(frozen=True, slots=True)
 class TimingValueQuery:
-    """Budget, job length and frontier to compute the value of timing for; an empty frontier means an assumed one."""
+    """Question for the value of timing: budget, job length and frontier; for an empty one, a frontier is assumed."""
 
     max_slowdown_ratio: float
     job_hours: float

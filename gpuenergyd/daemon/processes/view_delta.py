@@ -39,7 +39,7 @@ class ViewDifference:
 
 @dataclass(slots=True)
 class _Numbered(Generic[T]):
-    """Items by identity, each with the number it was sent under; holding them prevents reuse of their ids."""
+    """Items by identity, each with the number it was sent under; holds them, so that no `id()` is reused."""
 
     known: dict[int, tuple[T, int]] = field(default_factory=dict)
     next_number: int = 0

@@ -228,7 +228,7 @@ class NvmlHost:
         raise nvml_error(code, name, gpu_uuid)
 
     def _missing(self, gpu_uuid: str) -> GpuError:
-        """Search from time to time for a GPU that is missing since a driver reload; return the error for it."""
+        """Return the error for a GPU missing since a driver reload; search for it again if a while has passed."""
         if time.monotonic() - self._connected_mono_s > _SEARCH_PERIOD_S:
             self._reconnect(self._generation)
         return GpuLostError(f"{gpu_uuid} is missing since the driver was reloaded")

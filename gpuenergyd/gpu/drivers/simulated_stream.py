@@ -54,7 +54,7 @@ _Operation: TypeAlias = InstructionWork | _Wait | _Send | _Record
 
 @dataclass(slots=True)
 class _Progress:
-    """What the GPU has reached, as the stream's thread knows it."""
+    """Progress of the GPU, as known to the stream's thread."""
 
     num_launched: int = 0
     num_ended: int = 0
@@ -163,7 +163,7 @@ class SimulatedStream:
                 self._sleep(min(max(pause_s, _SHORTEST_SLEEP_S), _LONGEST_SLEEP_S))
 
     def _update(self, launched: LaunchedWork) -> None:
-        """Complete what follows the instructions that have ended."""
+        """Complete the events that were waiting for the instructions that have now ended."""
         progress = self._progress
         num_ended = launched.num_ended - self._ended_before
         ends_ns = {num_ended: launched.last_ended_mono_ns, num_ended - 1: launched.before_last_ended_mono_ns}

@@ -94,7 +94,7 @@ def reason_to_keep(entry: JournalEntry) -> str | None:
 
 
 def reset_every_gpu(controller: GpuController) -> tuple[RestoreOutcome, ...]:
-    """Remove the clock lock of every GPU, journalled or not; for a journal that is lost."""
+    """Remove the clock lock of every GPU, journalled or not; used when the journal is lost."""
     outcomes = []
     for identity in controller.identities():
         try:

@@ -234,7 +234,7 @@ def detail_lines(job: Status) -> list[Text]:
 
 
 def _fit_error(job: Mapping[str, Any]) -> list[Text]:
-    """Return by how much the plan in force uses less than its lower bound, which only the fit makes possible."""
+    """Return by how much the measured energy is below the lower bound of the plan in force: an error of the fit."""
     text = fit_error_text(job.get("plan_energy_j"), job["lower_bound_j"])
     return [Text(f"plan in force: {text}")] if text else []
 

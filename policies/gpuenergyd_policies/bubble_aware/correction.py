@@ -56,7 +56,7 @@ class PlanOutcome:
 
     @property
     def is_too_new(self) -> bool:
-        """Whether the plan has run for too few iterations to be judged."""
+        """Whether the plan has run for too few iterations to be evaluated."""
         return self.is_in_force and len(self.measured_s) < TUNING.min_iterations_to_tighten
 
     @property

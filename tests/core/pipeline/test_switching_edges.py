@@ -111,7 +111,7 @@ def test_an_estimate_requires_twelve_changes_of_one_direction() -> None:
     assert (known.num_seen, known.num_unseen) == (13, 0)
 
 
-def test_raises_use_the_late_and_reductions_the_typical_latency() -> None:
+def test_clock_raises_use_the_late_latency_and_reductions_the_typical_one() -> None:
     """Of twelve, six are half and eleven are nine tenths; reductions that were not seen are as slow as raises."""
     latency = calibrated(*[seen(k / 100, 500, 1000) for k in range(1, 13)]).latency
 

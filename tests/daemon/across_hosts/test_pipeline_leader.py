@@ -67,9 +67,9 @@ def test_an_iteration_counts_once_all_members_have_reported_it() -> None:
 def test_a_report_must_hold_each_member_once() -> None:
     pipeline = LedPipeline()
 
-    with pytest.raises(ProtocolError, match="must be there once"):
+    with pytest.raises(ProtocolError, match="must be given once"):
         asyncio.run(pipeline.report(pipeline.member(0)))
-    with pytest.raises(ProtocolError, match="must be there once"):
+    with pytest.raises(ProtocolError, match="must be given once"):
         asyncio.run(pipeline.report(pipeline.member(0), pipeline.member(0)))
 
 

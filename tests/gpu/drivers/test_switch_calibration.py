@@ -193,7 +193,7 @@ def steady_model(call_s: float, settle_s: float) -> DeviceParameters:
     return replace(A100_SXM, call_median_s=call_s, call_sigma=0.0, call_outlier_ratio=0.0, settle_mean_s=settle_s)
 
 
-def test_reading_that_is_suspended_around_the_effect_widens_the_bracket() -> None:
+def test_an_effect_during_a_slow_reading_has_a_later_latest_time() -> None:
     """NVML reads the counters first and the clock later: the effect may come in between."""
     watch = EffectWatch()
     watch.observe(reading(0.0, 1410))

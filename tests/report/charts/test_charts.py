@@ -170,7 +170,7 @@ def test_bars_of_a_day_are_stacked_to_its_total_energy() -> None:
     assert tops == sorted(tops, reverse=True)
 
 
-def test_few_days_are_drawn_at_the_left() -> None:
+def test_a_single_day_is_drawn_at_the_left() -> None:
     svg = ET.fromstring(days_svg([day("2026-03-01", jobs_j=3e6, idle_j=None)]))
 
     (group,) = svg.iter("g")

@@ -24,7 +24,7 @@ _MAX_KINDS = 3  # F, then B or I and W
 
 
 class RunAhead(NamedTuple):
-    """How far a program launches ahead of its simulated GPU."""
+    """Limits on the work that a program launches ahead of its simulated GPU."""
 
     iterations: float
     """Iterations whose instructions fit into the launch queue."""

@@ -54,7 +54,7 @@ class Faults:
         return f"{self.num_slow_plans} plans in a row were slow: {then}"
 
     def redeem(self) -> None:
-        """Clear all faults: a plan has held for long."""
+        """Clear all faults, since a plan has met its target for long."""
         self.num_faults = self.num_slow_plans = 0
         self.last_reason = ""
 

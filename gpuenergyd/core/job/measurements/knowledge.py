@@ -195,7 +195,7 @@ class JobKnowledge:
         )
 
     def begin_anew(self, previous_run: PreviousRun | None, is_kept: Callable[[IterationObservation], bool]) -> None:
-        """Drop what was measured but for some iterations and a profile, so that the policy profiles again."""
+        """Drop all measurements except the kept iterations and the given profile, so that the policy profiles again."""
         self.tuned_figures.clear()
         self.iterations.kept = [o for o in self.iterations.kept if is_kept(o)]
         self.plans.begin_anew()

@@ -110,7 +110,7 @@ class EnergyEdges:
         self._schedule_read(after_ns)
 
     def _locate(self, before_ns: int, now_ns: int, energy_j: float) -> None:
-        """Date the update that happened between two readings."""
+        """Determine when the counter was updated between two readings."""
         last_ns = self._grid_ns + (now_ns - self._grid_ns) // self.period_ns * self.period_ns
         since_ns = now_ns - last_ns
         may_hold_several = now_ns - before_ns > self.period_ns - 2 * _GUARD_NS

@@ -35,7 +35,7 @@ class DriverThreadsListener(Protocol):
         ...
 
     def handle_returned(self, gpu_uuid: str) -> None:
-        """React to the late return of such a call; during `watch`."""
+        """Process the late return of a call that had been reported as hung; called during `watch`."""
         ...
 
 

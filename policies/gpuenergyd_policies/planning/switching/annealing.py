@@ -216,7 +216,7 @@ def _undo(pipeline: Pipeline, segments: Segments, work: Iteration, move: Move) -
 def run_iteration(  # noqa: C901, PLR0912, PLR0915  the innermost loop, run hundreds of thousands of times
     pipeline: Pipeline, work: Iteration
 ) -> tuple[float, float, float]:
-    """Run the planned clocks with reductions late and raises in time.
+    """Simulate an iteration with the planned clocks, where reductions take effect late and raises in time.
 
     Returns the iteration time and the sums of all instructions' energies and times.
     """

@@ -1,4 +1,4 @@
-"""Simulator of iterations with late clocks: what clock changes cost in time and energy."""
+"""Simulator of iterations whose clocks change late: what clock changes cost in time and energy."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from gpuenergyd_policies.planning.switching.requests import Latency, rank_latenc
 
 @dataclass(frozen=True, slots=True)
 class SimulatedIteration:
-    """Time and energy of an iteration with late clocks."""
+    """Time and energy of an iteration whose clocks change late."""
 
     iteration_time_s: float
     energy_j: float
