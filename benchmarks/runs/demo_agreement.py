@@ -214,9 +214,9 @@ def _compare(found: Demo, pages: Mapping[str, str], printed: str) -> None:
     speed = _SAME_SPEED if abs(slowdown) < 0.0005 else slowdown_text(slowdown)
     span, speed_span = saving_span_text(first["saving_interval"]), slowdown_span_text(first["slowdown_interval"])
     sentence = _SENTENCE.search(found.sentence)
-    said = (sentence["saving"], sentence["span"], sentence["speed"]) if sentence else found.sentence
-    if said != (saving, span, speed):
-        found.disagreements.append(f"last sentence: {said}; status: {(saving, span, speed)}")
+    reported = (sentence["saving"], sentence["span"], sentence["speed"]) if sentence else found.sentence
+    if reported != (saving, span, speed):
+        found.disagreements.append(f"last sentence: {reported}; status: {(saving, span, speed)}")
     for place, page in pages.items():
         found.disagreements += [
             f"{place}: no {text!r}" for text in (saving, span, speed, speed_span) if text not in page

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import median_low
 
 import pytest
 
@@ -170,7 +170,7 @@ def test_latency_of_25_ms_is_found_within_the_resolution_of_the_readings(
     whole = {e.direction: e for e in gpu.switching.estimates() if e.from_region is None}
     assert set(whole) == set(Direction)
     for direction, estimate in whole.items():
-        true_s = median(
+        true_s = median_low(
             s.latency_s for s in seen if (s.change.requested_sm_clock_mhz == 1410) is (direction == "raise")
         )
         assert estimate.num_seen >= NUM_CHANGES // 2 - 6
