@@ -33,7 +33,13 @@ def headline(report: JobReport) -> str:
     if not job.num_tuned_iterations:
         return _without_plan(job)
     is_unknown = job.saving_ratio is not None and job.is_saving_significant is None
-    if job.slowdown_ratio is None or (is_unknown and min(job.num_tuned_iterations, job.num_baseline_iterations) < 3):
+    has_enough = min(job.num_tuned_iterations, job.num_baseline_iterations) >= 3
+    if job.slowdown_ratio is None and has_enough:
+        return (
+            f"No saving is known yet: fewer than three of the {job.num_tuned_iterations} tuned iterations ran at the"
+            " job's own pace, without waiting for another replica."
+        )
+    if job.slowdown_ratio is None or (is_unknown and not has_enough):
         return (
             f"Too few iterations to measure a saving: {job.num_tuned_iterations} tuned,"
             f" {job.num_baseline_iterations} at full speed; at least three of each are needed."
