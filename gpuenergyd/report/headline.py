@@ -27,7 +27,7 @@ class Tile:
     is_good: bool = False
 
 
-def headline(report: JobReport) -> str:
+def headline(report: JobReport) -> str:  # noqa: PLR0911  one sentence per kind of job
     """Return the saving and the change of speed in one sentence, or why no saving was measured."""
     job = report.summary
     if not job.num_tuned_iterations:

@@ -57,8 +57,8 @@ def test_a_saving_is_stated_with_the_change_of_speed_and_both_intervals(
          ("No interval of the saving is known: single iterations are no longer stored."
           " Iterations ran at the same speed.")),
         ({"num_tuned_iterations": 40, "slowdown_ratio": None},
-         ("No saving is known yet: fewer than three of the 40 tuned iterations ran at the job's own pace, without waiting"
-          " for another replica.")),
+         ("No saving is known yet: fewer than three of the 40 tuned iterations ran at the job's own pace, without"
+          " waiting for another replica.")),
         ({"slowdown_ratio": 0.0, "saving_ratio": 0.412, "saving_interval": (-0.57, 0.48)},
          "No significant saving; iterations ran at the same speed."),
         ({"slowdown_ratio": None, "saving_ratio": None, "num_tuned_iterations": 2, "num_baseline_iterations": 9},

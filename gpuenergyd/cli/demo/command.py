@@ -32,8 +32,6 @@ _STEP_PREFIX = "gpt: "
 """Beginning of the lines in which the training program says what it does until it registers."""
 _MAX_PLANNING_ITERATIONS = 8
 """Upper bound on the iterations between the end of the baseline and the first plan."""
-_MAX_CORRECTIONS_RATIO = 5
-"""Stop after this many times the requested planned iterations, even if the last plan is still new."""
 _MAX_FOLDER_CHARS = 60
 """A Unix socket's path is limited to 107 characters, including the names below this folder."""
 _FAKE_NVML_VARIABLE = "GPUENERGYD_FAKE_NVML_WORLD"
@@ -261,7 +259,7 @@ def _watch(
         status = client.get_status()
         job = status["jobs"][0] if status["jobs"] else None
         if job is not None:
-            is_finished = _is_finished(job, request)
+            is_finished = request.is_finished(job)
             if not is_finished:
                 _check_job(job, request)
             progress.show(status)
@@ -297,15 +295,6 @@ def _policy_failure(job: Mapping[str, Any]) -> str | None:
     if job["phase"] != "fallback" or not reason.startswith(prefix) or "did not answer within" in reason:
         return None
     return reason.removeprefix(prefix)
-
-
-def _is_finished(job: Mapping[str, Any], request: DemoRequest) -> bool:
-    """Return whether the current plan has run long enough, or corrections have taken too many iterations."""
-    if request.grid is not None:
-        return request.grid.is_over(job)
-    is_tuned = job["plan_purpose"] == "tuned"
-    settled = is_tuned and job["num_iterations_of_plan"] > request.tuned_iterations
-    return bool(settled) or (job["num_tuned_iterations"] or 0) >= _MAX_CORRECTIONS_RATIO * request.tuned_iterations
 
 
 def _has_no_plan(job: Mapping[str, Any], request: DemoRequest) -> bool:

@@ -1,14 +1,19 @@
 """The parsed options of `gpuenergyd demo`, and what they must fulfil before anything starts."""
 
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gpuenergyd.cli.demo.grid import DEFAULT_BUDGET_RATIO, DemoGrid
 from gpuenergyd.errors import GpuEnergyError, UsageError
 
 _SLOWEST_STAGE_S = 0.18
 """Upper bound on the time of one microbatch on the slowest stage, forward and backward, with 2 to 8 stages."""
+
+_MAX_CORRECTIONS_RATIO = 5
+"""Stop after this many times the requested planned iterations, even if the last plan is still new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,23 @@ class DemoRequest:
     def iteration_time_s(self) -> float:
         """Approximate iteration time at full speed, an upper bound on an idle host."""
         return (self.num_microbatches + self.num_gpus - 1) * _SLOWEST_STAGE_S
+
+    def is_finished(self, job: Mapping[str, Any]) -> bool:
+        """Return whether the current plan has run long enough, or it makes no sense to wait for that.
+
+        That is so if corrections have taken too many iterations, or if a busy host made plans slow so often that the
+        job is profiled again: in a running job that is spread over hundreds of iterations.
+        """
+        if self.grid is not None:
+            return self.grid.is_over(job)
+        num_tuned = job["num_tuned_iterations"] or 0
+        is_profiled_again = job["phase"] == "profiling" and job["saving_ratio"] is not None
+        is_settled = job["plan_purpose"] == "tuned" and job["num_iterations_of_plan"] > self.tuned_iterations
+        return (
+            is_settled
+            or num_tuned >= _MAX_CORRECTIONS_RATIO * self.tuned_iterations
+            or (is_profiled_again and num_tuned >= self.tuned_iterations)
+        )
 
 
 def check_request(request: DemoRequest, out: Path) -> None:

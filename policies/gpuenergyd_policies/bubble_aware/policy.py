@@ -90,11 +90,13 @@ def _next_profiling_plan(view: JobView, levels_mhz: Sequence[Sequence[int]]) -> 
 def _waiting_plan(view: JobView) -> ClockPlan:
     """Return a plan at full speed, for the time until the last design points are measured or the next is affordable."""
     last = view.issued_plans[-1] if view.issued_plans else baseline_plan()
+    reason = "profiling again, paced by the slowdown budget"
+    if not view.generation:
+        reason = "waiting for the last profiling points"
     if last.purpose is PlanPurpose.PROFILE:
         clocks_mhz = [gpu.supported_sm_clocks_mhz for gpu in view.gpus]
         plan_id = view.plan_id(f"planning-{view.num_issued()}")
-        return full_speed_plan(plan_id, view.schedule, clocks_mhz, reason="waiting for the last profiling points")
+        return full_speed_plan(plan_id, view.schedule, clocks_mhz, reason=reason)
     if last.ranks:
         return last
-    reason = "profiling again, paced by the slowdown budget"
     return baseline_plan(view.plan_id("waiting"), reason=reason)
