@@ -98,11 +98,16 @@ def test_a_dry_run_writes_and_removes_nothing(tmp_path: Path, capsys: pytest.Cap
     assert installed(tmp_path) == before
 
 
-def test_uninstalling_leaves_only_the_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_uninstalling_removes_the_compiled_planner_and_leaves_only_the_history(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     install(tmp_path)
     history = tmp_path / "var/lib/gpuenergyd/history.sqlite3"
     history.parent.mkdir(parents=True)
     history.write_text("precious")
+    compiled = tmp_path / "var/cache/gpuenergyd/kernels-1/kernel.nbc"
+    compiled.parent.mkdir(parents=True)
+    compiled.write_text("code")
 
     assert uninstall(tmp_path) == 0
 
