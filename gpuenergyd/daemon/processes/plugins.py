@@ -136,6 +136,8 @@ def _loaded(name: str, group: str) -> Any:
     try:
         plugin = point.load()
     except ModuleNotFoundError as failure:
+        if not f"{point.module}.".startswith(f"{failure.name}."):
+            raise  # a module that the policy imports
         note = "if its package was installed while the daemon ran, restart the daemon"
         raise ModuleNotFoundError(f"{failure}; {note}", name=failure.name) from None
     if (error := _missing_method(point, plugin)) is not None:

@@ -31,6 +31,7 @@ from gpuenergyd.daemon.processes.plugins import (
     load_policy,
 )
 from gpuenergyd.daemon.processes.policy_client import PolicyClient, PolicyFailure
+from gpuenergyd.daemon.processes.policy_host import PlanRequest, PolicyHost
 from gpuenergyd.errors import UnknownPolicyError
 
 
@@ -281,6 +282,20 @@ def test_an_import_error_names_the_restart_that_may_be_missing(
 
     with pytest.raises(ModuleNotFoundError, match="installed while the daemon ran, restart the daemon"):
         load_policy("broken-import")
+
+
+def test_an_import_error_inside_a_policy_keeps_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "needs_more.py").write_text("import no_such_module\n")
+    info = tmp_path / "needs_more-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: needs-more\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[gpuenergyd.policies]\nneeds-more = needs_more:Policy\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    answer = PolicyHost().answer(PlanRequest(1, "", "needs-more"))
+
+    place = f"({tmp_path / 'needs_more.py'}:1)"
+    assert answer.error == f"ModuleNotFoundError: No module named 'no_such_module' {place}"
 
 
 def test_a_package_installed_while_the_host_runs_is_imported(host_command: tuple[str, ...], tmp_path: Path) -> None:
