@@ -43,6 +43,15 @@ class GpuReading:
 
 
 @dataclass(frozen=True, slots=True)
+class EnergyReading:
+    """The energy counter of a GPU; `read_mono_ns` is the middle of the call, which took `took_ns`."""
+
+    read_mono_ns: int
+    took_ns: int
+    total_energy_j: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class GpuDetails:
     """Settings and properties that change rarely; None is what the driver does not report."""
 
@@ -63,6 +72,14 @@ class GpuReader(Protocol):
 
     def read(self, gpu_uuid: str) -> GpuReading:
         """Return a reading.
+
+        Raises:
+            GpuNotFoundError, GpuLostError, DriverError: as named.
+        """
+        ...
+
+    def read_energy(self, gpu_uuid: str) -> EnergyReading:
+        """Return the energy counter alone, by one call of the driver.
 
         Raises:
             GpuNotFoundError, GpuLostError, DriverError: as named.

@@ -265,11 +265,11 @@ def draw_call_latency_s(model: DeviceParameters, state: GpuState) -> float:
 
 
 def draw_settle_s(model: DeviceParameters, state: GpuState, target_mhz: int) -> float:
-    """Draw the time from the return of a call until its clock takes effect: each target clock has its own median."""
-    if draw_uniform(state) < model.settle_tail_ratio:
+    """Draw the time from the return of a call until its clock takes effect: each target clock has its own mean."""
+    if model.settle_tail_ratio and draw_uniform(state) < model.settle_tail_ratio:
         return model.settle_tail_min_s + (model.settle_tail_max_s - model.settle_tail_min_s) * draw_uniform(state)
-    median_s = model.settle_mean_s * math.exp(model.settle_target_spread * _noise(_TARGET_NOISE * (target_mhz + 1)))
-    return -median_s * math.log(draw_uniform(state))
+    mean_s = model.settle_mean_s * math.exp(model.settle_target_spread * _noise(_TARGET_NOISE * (target_mhz + 1)))
+    return -mean_s * math.log(draw_uniform(state))
 
 
 def update_phase_ns(gpu_index: int, seed: int, period_ns: int, counter: int) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 import pynvml
 
 from gpuenergyd.errors import DriverError, GpuError, GpuLostError, GpuNotFoundError, GpuUnsupportedError
-from gpuenergyd.gpu.device import GpuDetails, GpuIdentity, GpuReading
+from gpuenergyd.gpu.device import EnergyReading, GpuDetails, GpuIdentity, GpuReading
 from gpuenergyd.gpu.drivers.device_parameters import published_blocking_power_w, published_switch_latency_s
 from gpuenergyd.gpu.drivers.nvml_errors import NEVER_HERE, TRANSIENT, UNINITIALIZED, nvml_error
 
@@ -88,6 +88,16 @@ class NvmlHost:
             is_power_capped=None if reasons is None else bool(reasons & _REASON_SW_POWER_CAP),
             sm_clock_by_mono_ns=sm_clock_by_mono_ns,
         )
+
+    def read_energy(self, gpu_uuid: str) -> EnergyReading:
+        """Return the energy counter alone, by one call of the driver."""
+        called_ns = time.monotonic_ns()
+        energy_mj = self._ask(gpu_uuid, "nvmlDeviceGetTotalEnergyConsumption")
+        if energy_mj is None:
+            energy_mj = self._power_and_energy(gpu_uuid)[1]
+        returned_ns = time.monotonic_ns()
+        energy_j = None if energy_mj is None else energy_mj / 1000.0
+        return EnergyReading((called_ns + returned_ns) // 2, returned_ns - called_ns, energy_j)
 
     def details(self, gpu_uuid: str) -> GpuDetails:
         """Return power limits, modes and the PCI address."""

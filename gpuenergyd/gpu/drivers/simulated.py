@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from gpuenergyd.errors import DriverError, GpuNotFoundError, GpuUnsupportedError
-from gpuenergyd.gpu.device import GpuDetails, GpuIdentity, GpuReading
+from gpuenergyd.gpu.device import EnergyReading, GpuDetails, GpuIdentity, GpuReading
 from gpuenergyd.gpu.drivers.device_model import (
     NO_LOCK,
     NOTHING_PENDING,
     InstructionWork,
     draw_call_latency_s,
     draw_settle_s,
+    draw_uniform,
     effective_sm_clock_mhz,
     is_power_capped,
     launch,
@@ -28,6 +29,8 @@ __all__ = ["InstructionWork", "SimulatedHost"]
 
 _LAST_SLEEP_S = 0.0005
 _SHORTEST_SLEEP_S = 1e-6
+CALLS_PER_READING = 4
+"""Calls of the driver in a reading of all values: energy and power, clock, power cap, temperature."""
 
 
 class LaunchedWork(NamedTuple):
@@ -125,18 +128,37 @@ class SimulatedHost:
         """Return the present values of the GPU's counters and sensors."""
         index = self._at(gpu_uuid)
         model = self._world.models[index]
-        self._occupy_driver(model.read_s)
+        energy = self.read_energy(gpu_uuid) if model.read_s else None
+        self._occupy_driver((CALLS_PER_READING - 1) * model.read_s)
         with self._world.gpu(index) as record:
             state = record.state
             return GpuReading(
                 gpu_uuid=gpu_uuid,
-                read_mono_ns=state.updated_ns,
+                read_mono_ns=state.updated_ns if energy is None else energy.read_mono_ns,
+                sm_clock_by_mono_ns=None if energy is None else state.updated_ns,
                 power_w=state.shown_power_w,
-                total_energy_j=state.shown_energy_j,
+                total_energy_j=state.shown_energy_j if energy is None else energy.total_energy_j,
                 sm_clock_mhz=round(reported_sm_clock_mhz(model, state)),
                 temperature_celsius=round(state.celsius, 1),
                 is_power_capped=is_power_capped(model, state),
             )
+
+    def read_energy(self, gpu_uuid: str) -> EnergyReading:
+        """Return the energy counter alone; the driver looks at it at some instant within the call."""
+        index = self._at(gpu_uuid)
+        read_s = self._world.models[index].read_s
+        with self._world.gpu(index) as record:
+            called_ns = record.state.updated_ns
+            until_seen_s = read_s * draw_uniform(record.state) if read_s else 0.0
+            energy_j = record.state.shown_energy_j
+        if not read_s:
+            return EnergyReading(called_ns, 0, energy_j)
+        self._occupy_driver(until_seen_s)
+        with self._world.gpu(index) as record:
+            energy_j = record.state.shown_energy_j
+        self._occupy_driver(read_s - until_seen_s)
+        returned_ns = self._mono_ns()
+        return EnergyReading((called_ns + returned_ns) // 2, returned_ns - called_ns, energy_j)
 
     def details(self, gpu_uuid: str) -> GpuDetails:
         """Return the power limits; a simulated GPU has no other details."""

@@ -17,7 +17,7 @@ class WorldKind(StrEnum):
     KIND = "kind"
     """Reads and set calls cost training nothing; clocks are reported when they take effect; counters are exact."""
     UNKIND = "unkind"
-    """Reads take milliseconds, set calls stall training, clocks take effect late and with tails, power is sampled."""
+    """Reads take time, set calls stall training, clocks take effect late and with tails, power is sampled."""
 
 
 def parameters_in(kind: WorldKind, model: DeviceParameters) -> DeviceParameters:

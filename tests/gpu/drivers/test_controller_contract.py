@@ -79,6 +79,20 @@ def test_reading_is_complete_and_in_range(subject: Subject) -> None:
         assert reading.is_power_capped in {True, False, None}
 
 
+def test_the_energy_counter_alone_is_that_of_a_reading_dated_within_its_call(subject: Subject) -> None:
+    gpu = subject.controller.identities()[0].gpu_uuid
+    before = subject.controller.read(gpu)
+    energy = subject.controller.read_energy(gpu)
+    after = subject.controller.read(gpu)
+
+    assert before.total_energy_j is not None
+    assert energy.total_energy_j is not None
+    assert after.total_energy_j is not None
+    assert before.total_energy_j <= energy.total_energy_j <= after.total_energy_j
+    assert before.read_mono_ns <= energy.read_mono_ns <= after.read_mono_ns
+    assert energy.took_ns >= 0
+
+
 def test_energy_never_decreases_and_grows_while_busy(subject: Subject) -> None:
     gpu = subject.controller.identities()[0].gpu_uuid
     subject.keep_busy(gpu)
@@ -143,6 +157,7 @@ def test_unknown_gpu_is_refused_by_every_call(subject: Subject) -> None:
     controller = subject.controller
     calls: list[Callable[[], object]] = [
         lambda: controller.read("GPU-none"),
+        lambda: controller.read_energy("GPU-none"),
         lambda: controller.process_ids("GPU-none"),
         lambda: controller.lock_sm_clock("GPU-none", 1200),
         lambda: controller.reset_sm_clock("GPU-none"),

@@ -59,12 +59,15 @@ def uuid_of(host: SimulatedHost) -> str:
     return host.identities()[0].gpu_uuid
 
 
-def test_a_read_takes_its_time(host_of: Any, clock: Clock) -> None:
+def test_reads_take_their_time_and_are_dated_to_the_middle_of_the_call(host_of: Any, clock: Clock) -> None:
     host = host_of(replace(EXACT, read_s=0.004))
     begin_ns = clock.now_ns
-    reading = host.read(uuid_of(host))
+    energy = host.read_energy(uuid_of(host))
+    assert (energy.took_ns, energy.read_mono_ns - begin_ns) == (4 * MS, 2 * MS)
 
-    assert reading.read_mono_ns - begin_ns == 4 * MS
+    begin_ns = clock.now_ns
+    reading = host.read(uuid_of(host))  # four calls, of which the first reads the energy
+    assert (reading.read_mono_ns - begin_ns, clock.now_ns - begin_ns) == (2 * MS, 16 * MS)
 
 
 def test_a_list_of_processes_takes_its_time(host_of: Any, clock: Clock) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpuenergyd.errors import GpuEnergyError
-from gpuenergyd.gpu.device import GpuReader
+from gpuenergyd.gpu.device import EnergyReading, GpuReader
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuSample
 from gpuenergyd.gpu.worker.threads.actuator import health_after
 from gpuenergyd.gpu.worker.threads.clock_settling import EffectWatch
@@ -17,6 +17,10 @@ from gpuenergyd.gpu.worker.threads.driver_thread import DriverThread
 
 _NS_PER_S = 1_000_000_000
 _FAILED_READ_PAUSE_NS = 1_000_000_000
+_LEARNING_TIME_NS = 2_000_000
+"""Time for a reading of each counter whose period is being learned; with slow drivers they learn one by one."""
+_PAUSE_AFTER_TICK = 3
+"""Time without periodic readings after those of a tick, as a multiple of theirs: dating and clock changes need it."""
 
 
 @dataclass(slots=True)
@@ -28,11 +32,17 @@ class _SampledGpu:
     effect: EffectWatch = field(default_factory=EffectWatch)
     paused_until_ns: int = 0
     is_failing: bool = False
+    energy_call_ns: int = 0
+    """Duration of the last call that read the energy counter alone."""
 
     def next_read_ns(self) -> int:
         """Return the instant of the next extra reading, in monotonic ns; 0 for none."""
         wanted = [t for t in (self.edges.next_read_ns, self.effect.next_read_ns) if t]
         return max(min(wanted), self.paused_until_ns) if wanted else 0
+
+    def needs_clock(self, now_ns: int) -> bool:
+        """Return whether the extra reading that is due is one of the clock."""
+        return 0 < self.effect.next_read_ns <= now_ns
 
 
 class Sampler(DriverThread):
@@ -110,6 +120,7 @@ class Sampler(DriverThread):
             with self._wakeup:
                 if self._is_closing:
                     return
+                self._postpone_learning()
                 instants = [t for gpu in self._gpus.values() if (t := gpu.next_read_ns())]
                 next_ns = min(next_tick_ns, *instants) if instants else next_tick_ns
                 pause_s = (next_ns - time.monotonic_ns()) / _NS_PER_S
@@ -123,6 +134,12 @@ class Sampler(DriverThread):
                 self.num_late_ticks += num_missed
                 next_tick_ns += (num_missed + 1) * period_ns
             samples = self._read_due(now_ns, is_tick=is_tick)
+            if is_tick:
+                done_ns = time.monotonic_ns()
+                paused_ns = done_ns + _PAUSE_AFTER_TICK * (done_ns - now_ns) - next_tick_ns
+                num_skipped = max(0, -(-paused_ns // period_ns))
+                self.num_late_ticks += num_skipped
+                next_tick_ns += num_skipped * period_ns
             if is_tick and samples:
                 self._on_samples(samples)
 
@@ -132,21 +149,55 @@ class Sampler(DriverThread):
             is_due = is_tick or 0 < gpu.next_read_ns() <= now_ns
             if self._is_closing or not is_due or now_ns < gpu.paused_until_ns:
                 continue
+            if not is_tick and not gpu.needs_clock(now_ns):
+                self._read_energy(gpu)
+                continue
             sample = self._read(gpu)
             if sample is not None:
                 samples.append(sample)
         return samples
+
+    def _postpone_learning(self) -> None:
+        """Let as many counters learn their period as can be read within a few milliseconds, the others later."""
+        learning = [gpu for gpu in self._gpus.values() if gpu.edges.is_learning]
+        took_ns = max((gpu.energy_call_ns for gpu in learning), default=0)
+        num_at_once = max(1, _LEARNING_TIME_NS // took_ns) if took_ns else len(learning)
+        for gpu in learning[num_at_once:]:
+            gpu.edges.postpone_learning(time.monotonic_ns())
+            gpu.edges.next_read_ns = 0
+
+    def _read_energy(self, gpu: _SampledGpu) -> None:
+        """Read the energy counter alone, to date its updates."""
+        self.call.begin(gpu.gpu_uuid)
+        try:
+            reading = self._reader.read_energy(gpu.gpu_uuid)
+        except GpuEnergyError as error:
+            self._record_failure(gpu, error)
+            return
+        finally:
+            self.call.end()
+        gpu.energy_call_ns = reading.took_ns
+        self._observe_energy(gpu, reading)
+
+    def _observe_energy(self, gpu: _SampledGpu, reading: EnergyReading) -> None:
+        num_resets = gpu.edges.num_resets
+        gpu.edges.observe(reading.read_mono_ns, reading.total_energy_j, took_ns=reading.took_ns)
+        if gpu.edges.num_resets > num_resets:
+            self._on_counter_reset(gpu.gpu_uuid)
+
+    def _record_failure(self, gpu: _SampledGpu, error: GpuEnergyError) -> None:
+        gpu.paused_until_ns = time.monotonic_ns() + _FAILED_READ_PAUSE_NS
+        gpu.edges = EnergyEdges()
+        if not gpu.is_failing:
+            gpu.is_failing = True
+            self._on_health(gpu.gpu_uuid, health_after(error), str(error))
 
     def _read(self, gpu: _SampledGpu) -> GpuSample | None:
         self.call.begin(gpu.gpu_uuid)
         try:
             reading = self._reader.read(gpu.gpu_uuid)
         except GpuEnergyError as error:
-            gpu.paused_until_ns = time.monotonic_ns() + _FAILED_READ_PAUSE_NS
-            gpu.edges = EnergyEdges()
-            if not gpu.is_failing:
-                gpu.is_failing = True
-                self._on_health(gpu.gpu_uuid, health_after(error), str(error))
+            self._record_failure(gpu, error)
             return None
         finally:
             self.call.end()
@@ -154,10 +205,7 @@ class Sampler(DriverThread):
             gpu.is_failing = False
             self._on_health(gpu.gpu_uuid, GpuHealth.OK, "it can be read again")
         edges = gpu.edges
-        num_resets = edges.num_resets
-        edges.observe(reading.read_mono_ns, reading.total_energy_j)
-        if edges.num_resets > num_resets:
-            self._on_counter_reset(gpu.gpu_uuid)
+        self._observe_energy(gpu, EnergyReading(reading.read_mono_ns, gpu.energy_call_ns, reading.total_energy_j))
         with self._wakeup:
             settled = gpu.effect.observe(reading)
         if settled is not None:

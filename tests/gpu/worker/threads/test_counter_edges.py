@@ -1,3 +1,6 @@
+"""Dating the updates of energy counters, for any period and any duration of a read."""
+
+import random
 from itertools import pairwise
 
 import pytest
@@ -106,6 +109,59 @@ def test_extra_readings_are_only_as_frequent_as_dating_needs(phase_ms: int, most
 
     assert reads - 200 - 500 < most_looks  # ticks and learning
     assert max(b - a for a, b in pairwise(edges)) <= 610_000_000  # two rounds of looks at most
+
+
+def _follow_slowly(*, period_ns: int, took_ns: int, tick_ns: int, seed: int) -> list[tuple[int, float]]:
+    """Read a counter of 100 W by calls that take time and look at it at some instant; return the dated updates."""
+    rng = random.Random(seed)
+    phase_ns = rng.randrange(period_ns)
+    edges, output, now_ns, next_tick_ns = EnergyEdges(), [(0, 0.0)], 1, tick_ns
+    while now_ns < 6_000_000_000:
+        seen_ns = now_ns + rng.randint(0, took_ns)
+        shown_ns = phase_ns + (seen_ns - phase_ns) // period_ns * period_ns
+        edges.observe(now_ns + took_ns // 2, round(100.0 * (shown_ns + 10**12) / 1e9, 3), took_ns=took_ns)
+        if edges.edge_mono_ns is not None and edges.edge_energy_j is not None and edges.edge_mono_ns > output[-1][0]:
+            output.append((edges.edge_mono_ns, edges.edge_energy_j))
+        now_ns += took_ns
+        while next_tick_ns <= now_ns:
+            next_tick_ns += tick_ns
+        wanted = edges.next_read_ns or next_tick_ns
+        now_ns = max(now_ns + 50_000, min(next_tick_ns, wanted)) + rng.randint(0, 200_000)
+    return output[1:]
+
+
+@pytest.mark.parametrize("took_ms", [0.1, 0.5, 1.0, 2.0, 5.0])
+@pytest.mark.parametrize("period_ms", [1, 2, 5, 10, 20, 50, 100])
+@pytest.mark.parametrize("tick_ms", [20, 100])
+def test_energy_between_updates_is_right_however_slow_reads_and_however_fast_the_counter(
+    took_ms: float, period_ms: int, tick_ms: int
+) -> None:
+    for seed in range(8):
+        edges = _follow_slowly(
+            period_ns=period_ms * 1_000_000, took_ns=round(took_ms * 1e6), tick_ns=tick_ms * 1_000_000, seed=seed
+        )
+        later = [edge for edge in edges if edge[0] > 1_500_000_000]
+        (begin_ns, begin_j), (end_ns, end_j) = later[0], later[-1]
+
+        assert begin_ns < 3_000_000_000
+        assert max(b - a for (a, _), (b, _) in pairwise(later)) <= 1_100_000_000
+        assert end_j - begin_j == pytest.approx(100.0 * (end_ns - begin_ns) / 1e9, rel=0.005)
+        # Updates of a slow counter are dated to a few milliseconds, a fast one is off by half a period at most.
+        limit_s = 0.012 if period_ms > 20 else (period_ms + took_ms + 1) / 1000
+        for (a_ns, a_j), (b_ns, b_j) in pairwise(later[:: max(1, len(later) // 4)]):
+            assert abs(b_j - a_j - 100.0 * (b_ns - a_ns) / 1e9) < 100.0 * limit_s
+
+
+def test_a_counter_that_slows_down_is_learned_anew() -> None:
+    edges = EnergyEdges()
+    was_fast = []
+    for k in range(1200):
+        edges.observe(k * 1_000_000, 500.0 + k if k < 40 else 540.0 + k // 50)
+        was_fast.append(edges.is_fast)
+
+    assert was_fast[39]
+    assert not was_fast[-1]
+    assert edges.period_ns == pytest.approx(50_000_000, rel=0.05)
 
 
 @pytest.mark.fault(16)
