@@ -162,7 +162,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
         """Respond to one request; a HEAD request gets the headers only."""
         if not self.server.accepts_host(self.headers.get("Host", "")):
             names = ", ".join(self.server.host_names)
-            text = f"this host is not called so; valid: {names}; --host-name adds another\n"
+            text = f"not a name of this host; valid: {names}; --host-name adds another\n"
             self._send(421, "text/plain; charset=utf-8", text.encode())
             return
         routes: dict[str, Callable[[], None]] = {}

@@ -289,7 +289,7 @@ class DeviceRecorder:
         )
 
     def _corrected_ns(self, expected_ns: int, anchored_ns: int, anchor: Anchor) -> int:
-        """Return the host time of an event, expected from durations and seen by an anchor."""
+        """Return the host time of an event from its time by summed durations and its time by the newest anchor."""
         difference_ns = anchored_ns - expected_ns
         if abs(difference_ns) > _JUMP_NS + anchor.bracket_ns:
             return anchored_ns
