@@ -28,7 +28,7 @@ WORKLOADS = (
     Workload("the same, 32 microbatches", ("0", "1", "2", "3"), 32),
     Workload("pipeline of 4 equal stages, 8 microbatches", (_BALANCED_STAGE,) * 4, 8),
     Workload("the same, 32 microbatches", (_BALANCED_STAGE,) * 4, 32),
-    Workload("one GPU, DDP or FSDP", (_BALANCED_STAGE,), 1),
+    Workload("one GPU", (_BALANCED_STAGE,), 1),
 )
 SLOWDOWNS = (0.0, 0.02, 0.05, 0.1)
 """Permitted slowdowns of the table."""

@@ -53,7 +53,14 @@ class LoopJob:
             return None
         dp_rank, world_size = find_rank()
         run_key = find_run_key(self._run_key, num_processes=world_size)
-        rank = replace(self._rank, run_key=run_key, dp_rank=dp_rank, gpu_uuid=gpu_uuid, is_first=dp_rank == 0)
+        rank = replace(
+            self._rank,
+            run_key=run_key,
+            dp_rank=dp_rank,
+            num_dp_ranks=world_size,
+            gpu_uuid=gpu_uuid,
+            is_first=dp_rank == 0,
+        )
         device = loaded_cuda_device() if gpu_uuid is not None else None
         timer = None if device is None else DeviceRecorder(device, capacity=1)
         return RankClient(rank, order=(("F", 0, 0),), socket_path=self._socket_path, timer=timer)

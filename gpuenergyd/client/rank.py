@@ -41,6 +41,8 @@ class RankDescription:
     pp_rank: int = 0
     num_pp_ranks: int = 1
     dp_rank: int = 0
+    num_dp_ranks: int = 1
+    """Processes of a plain loop that end each iteration together; pipelines leave it at 1."""
     framework: str = ""
     policy: str | None = None
     """Clock policy; None for GPUENERGYD_JOB_POLICY, else the daemon's default."""
@@ -94,6 +96,7 @@ class RankClient:
             job_deadline=length.deadline,
             is_pipeline_member=agreed_plans is not None,
             from_environment=options.from_environment,
+            num_dp_ranks=rank.num_dp_ranks,
         )
         self._socket_path = socket_path
         self._is_first = rank.is_first

@@ -44,6 +44,7 @@ def checked_order(registration: RankRegistration) -> tuple[Instruction, ...]:
         ("num_pp_ranks", 1, _MAX_RANKS),
         ("pp_rank", 0, registration.num_pp_ranks - 1),
         ("dp_rank", 0, 2**31 - 1),
+        ("num_dp_ranks", 1, 2**31 - 1),
         ("num_microbatches", 1, _MAX_MICROBATCHES),
         ("num_chunks", 1, _MAX_RANKS),
     ):

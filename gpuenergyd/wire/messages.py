@@ -59,6 +59,8 @@ class RankRegistration:
     """Whether the rank belongs to a pipeline across hosts, whose plans are posted: see wire/pipeline_messages.py."""
     from_environment: tuple[str, ...] = ()
     """Which of `policy` and `max_slowdown_ratio` the environment gave, not the program."""
+    num_dp_ranks: int = 1
+    """Processes of a plain loop that end each iteration together, on all hosts; each one is a job of its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, ba
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.policy_api.policy import JobView, OfflinePlan, OfflineRequest
 from gpuenergyd.errors import TargetError, UsageError
+from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_speed
 from gpuenergyd_policies.observed_pipeline import observed_graph
 from gpuenergyd_policies.planning.envpipe import (
     BALANCED_STEP_MHZ,
@@ -46,6 +47,8 @@ class Envelope:
         clocks_mhz = common_clocks_mhz(view)
         if not clocks_mhz:
             return baseline_plan(reason="the GPUs of this job have no clock in common")
+        if (reason := reason_for_full_speed(view)) is not None:
+            return plan_at_full_speed(view, reason)
         measured = clock_measurements(view)
         for mhz in _clocks_to_try(clocks_mhz):
             if mhz not in measured:

@@ -1,4 +1,4 @@
-"""The full-speed policy: every GPU keeps its default clocks, as in the baseline."""
+"""Full speed: the policy that keeps it, and the reasons for which other policies keep it for a job."""
 
 import time
 
@@ -14,6 +14,29 @@ class FullSpeed:
     def next_plan(self, view: JobView) -> ClockPlan:
         """Return the baseline plan, independent of all measurements."""
         return baseline_plan(reason=f"policy full-speed keeps default clocks on {len(view.gpus)} GPUs")
+
+
+def reason_for_full_speed(view: JobView) -> str | None:
+    """Return why a job is not worth profiling, or cannot be planned; None for all jobs but some plain loops.
+
+    The one instruction of a loop runs all the time, so slower clocks make every iteration longer. In a data-parallel
+    loop it also contains the wait for the slowest rank, so that ranks which profile at the same time, each for itself,
+    measure each other's clocks.
+    """
+    if not view.is_plain_loop:
+        return None
+    if view.target.iteration_time_s(view.baseline.iteration_time_s) <= view.baseline.iteration_time_s:
+        return "nothing to save at the same speed: no slowdown permitted and one instruction per iteration"
+    if view.num_dp_ranks > 1:
+        return f"at full speed: {view.num_dp_ranks} data-parallel ranks are not planned together yet"
+    return None
+
+
+def plan_at_full_speed(view: JobView, reason: str) -> ClockPlan:
+    """Return a plan that leaves all clocks alone; the last plan, with the reason, if that one does already."""
+    last = view.issued_plans[-1] if view.issued_plans else baseline_plan()
+    plan_id = view.plan_id(f"full-speed-after-{view.num_issued()}") if last.ranks else last.plan_id
+    return baseline_plan(plan_id, reason=reason)
 
 
 def plan_offline(request: OfflineRequest) -> OfflinePlan:

@@ -14,6 +14,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile
 from gpuenergyd.core.policy_api.policy import JobView, OfflinePlan, OfflineRequest
 from gpuenergyd.errors import TargetError
+from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_speed
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_options, unproven_plan
 from gpuenergyd_policies.predicted_savings import cheapest_common_clock, predicted_plan
 from gpuenergyd_policies.uniform_probe import ClockMeasurement, clock_measurements, common_clocks_mhz, uniform_plan
@@ -35,6 +36,8 @@ class Uniform:
             return baseline_plan(reason="the GPUs of this job have no clock in common")
         if not view.can_set_clocks:
             return predicted_plan(view, cheapest_common_clock)
+        if (reason := reason_for_full_speed(view)) is not None:
+            return plan_at_full_speed(view, reason)
         target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
         measured = {**clock_measurements(view), **_full_speed_measurement(view, clocks_mhz)}
         to_try_mhz = _next_to_try(clocks_mhz, measured, target_s)

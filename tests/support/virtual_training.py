@@ -137,6 +137,9 @@ class VirtualTraining:
     thinking_iterations: int = 0
     """How many iterations the policy takes to answer."""
 
+    num_dp_ranks: int = 1
+    """How many processes a plain loop has."""
+
     waits_in_last_instruction: bool = False
     """Whether waiting for other replicas shows as a long last backward, or as time after it."""
 
@@ -181,6 +184,7 @@ class VirtualTraining:
                 num_chunks=self.schedule.num_chunks,
                 policy="under-test",
                 target=PerformanceTarget(max_slowdown_ratio=self.max_slowdown_ratio),
+                num_dp_ranks=self.num_dp_ranks,
             ),
             self.rules,
         )

@@ -5,12 +5,35 @@ until it has recovered. The comparison uses the time of each replica by itself a
 (`core/distributed/pace.py`), so that a replica that waits or that a plan has slowed down is no straggler. Otherwise two
 replicas that follow a third one's pace would hold each other there.
 
+Readings scatter, on a busy host by many percent. Thresholds of a single reading are therefore at least a multiple of
+the scatter of both replicas' readings, and a median over more readings is followed where single ones are not. A
+straggler that recovers soon was probably noise: the next one of that replica needs twice as many readings.
+
 Paces come from jobs of this daemon and, through clients, from replicas elsewhere. Time is an argument, in host
 monotonic seconds; a pace expires unless it is updated.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import median
+
+_KEPT_READINGS = 16
+"""Readings of a replica that its scatter is estimated from."""
+_MIN_DIFFERENCES = 3
+"""Differences of successive readings below which a scatter is not known, and counts as none."""
+_NORMAL_PER_MEDIAN = 1.4826 / math.sqrt(2)
+"""Standard deviation over the median absolute difference of two readings, for a normal distribution."""
+_AT_SIGMA = 4.0
+"""Distance of a reading, in standard deviations of the scatter, beyond which it is no noise."""
+_MEDIAN_READINGS = 8
+_MEDIAN_SIGMA = 1.2533 / math.sqrt(_MEDIAN_READINGS)
+"""Standard error of the median of that number of readings over their standard deviation."""
+_SHORT_READINGS = 12
+"""A straggler that recovers within this number of readings was probably noise."""
+_MAX_ENTER_READINGS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +77,35 @@ class _Waiting:
 
     straggler: Pace | None = None
     readings: list[Pace] = field(default_factory=list)
+    num_readings: int = 0
+    """Readings since the replica began to wait."""
+    times_s: deque[float] = field(default_factory=lambda: deque(maxlen=_MEDIAN_READINGS))
+    """The last readings of the straggler since it became the slowest."""
+    enter_readings: int = 0
+    """Readings that its next straggler needs; 0: as many as the rules say."""
+
+    def begin(self, straggler: Pace) -> None:
+        """Wait for a straggler."""
+        self.straggler, self.num_readings = straggler, 0
+        self.times_s.clear()
+
+    def read(self, slowest: Pace, enter_readings: int) -> None:
+        """Add a reading of the slowest replica."""
+        if self.straggler is not None and self.straggler.replica != slowest.replica:
+            self.times_s.clear()
+        self.readings = [*self.readings, slowest][-enter_readings:]
+        self.times_s.append(slowest.own_time_s)
+        self.num_readings += 1
+
+    def end(self, rules: StragglerRules) -> Pace | None:
+        """Wait no longer; return the straggler until now. After a short one the next needs more readings."""
+        before, self.straggler = self.straggler, None
+        self.readings.clear()
+        if before is not None:
+            is_short = self.num_readings < _SHORT_READINGS
+            longer = min(2 * max(self.enter_readings, rules.enter_readings), _MAX_ENTER_READINGS)
+            self.enter_readings = longer if is_short else 0
+        return before
 
 
 @dataclass(slots=True)
@@ -65,6 +117,8 @@ class ReplicaGroup:
     _elsewhere: dict[str, Pace] = field(default_factory=dict)
     """By job id, the slowest replica elsewhere that the job's client knows."""
     _waiting: dict[str, _Waiting] = field(default_factory=dict)
+    _readings_s: dict[str, deque[float]] = field(default_factory=dict)
+    """By replica, its last different readings."""
 
     @property
     def job_ids(self) -> frozenset[str]:
@@ -80,11 +134,14 @@ class ReplicaGroup:
         self._waiting.pop(job_id, None)
         self._paces.pop(job_id, None)
         self._elsewhere.pop(job_id, None)
+        self._readings_s.pop(job_id, None)
+        self._readings_s.pop(_elsewhere_of(job_id), None)
         return self.expire_paces(now_mono_s)
 
     def update_pace(self, pace: Pace) -> tuple[StragglerChange, ...]:
         """Update the pace of a job of this daemon; return the resulting changes."""
         self._paces[pace.replica] = pace
+        self._keep(pace.replica, pace.own_time_s)
         mine = self._changes((pace.replica,), pace.at_mono_s, reading=None)
         return mine + self._changes(self._waiting.keys() - {pace.replica}, pace.at_mono_s, reading=pace)
 
@@ -99,6 +156,7 @@ class ReplicaGroup:
             self._elsewhere.pop(job_id, None)
         else:
             self._elsewhere[job_id] = pace
+            self._keep(_elsewhere_of(job_id), pace.own_time_s)
         return self._changes((job_id,), now_mono_s, reading=pace if is_news else None)
 
     def expire_paces(self, now_mono_s: float) -> tuple[StragglerChange, ...]:
@@ -118,8 +176,7 @@ class ReplicaGroup:
         slowest = self._slowest_of_others(job_id, now_mono_s)
         slower_ratio = slowest.own_time_s / own.own_time_s - 1 if slowest is not None else 0.0
         if slowest is None or slower_ratio < self.rules.leave_ratio:
-            waiting.readings.clear()
-            was, waiting.straggler = waiting.straggler, None
+            was = waiting.end(self.rules)
             if was is None:
                 return None
             why = "sends no reports or has left" if slowest is None else f"now takes {slowest.own_time_s:.4g} s"
@@ -127,11 +184,13 @@ class ReplicaGroup:
                 job_id, None, f"straggler recovered: {was.replica} {why}, this replica {own.own_time_s:.4g} s"
             )
         if slowest is reading:
-            waiting.readings = [*waiting.readings, slowest][-self.rules.enter_readings :]
+            waiting.read(slowest, max(waiting.enter_readings, self.rules.enter_readings))
         before = waiting.straggler
-        now = self._straggler(waiting, slowest, own)
+        now = self._straggler(job_id, waiting, slowest, own)
         if now is before or now is None:
             return None
+        if before is None:
+            waiting.begin(now)
         waiting.straggler = now
         return StragglerChange(
             job_id,
@@ -139,18 +198,35 @@ class ReplicaGroup:
             f"straggler: {now.replica} takes {now.own_time_s:.4g} s per iteration, this replica {own.own_time_s:.4g} s",
         )
 
-    def _straggler(self, waiting: _Waiting, slowest: Pace, own: Pace) -> Pace | None:
+    def _straggler(self, job_id: str, waiting: _Waiting, slowest: Pace, own: Pace) -> Pace | None:
         """Return the straggler pace from now on: at most the fastest of the last readings."""
         before, rules = waiting.straggler, self.rules
+        own_sigma = _scatter_ratio(self._readings_s.get(own.replica, ()))
+        sigma = _scatter_ratio(self._readings_of(job_id, slowest))
         least = min(waiting.readings, key=lambda pace: pace.own_time_s, default=slowest)
-        is_settled = len(waiting.readings) >= rules.enter_readings
+        is_settled = len(waiting.readings) >= max(waiting.enter_readings, rules.enter_readings)
         if before is None:
-            return least if is_settled and least.own_time_s > own.own_time_s * (1 + rules.enter_ratio) else None
-        if slowest.own_time_s < before.own_time_s * (1 - rules.change_ratio):
+            enter_ratio = max(rules.enter_ratio, _AT_SIGMA * math.hypot(own_sigma, sigma))
+            return least if is_settled and least.own_time_s > own.own_time_s * (1 + enter_ratio) else None
+        change_ratio = max(rules.change_ratio, _AT_SIGMA * sigma)
+        if slowest.own_time_s < before.own_time_s * (1 - change_ratio):
             return slowest
-        if is_settled and least.own_time_s > before.own_time_s * (1 + rules.change_ratio):
+        if is_settled and least.own_time_s > before.own_time_s * (1 + change_ratio):
             return least
-        return before
+        usual_s = median(waiting.times_s) if len(waiting.times_s) == _MEDIAN_READINGS else before.own_time_s
+        usual_ratio = max(rules.change_ratio, _AT_SIGMA * _MEDIAN_SIGMA * sigma)
+        is_changed = abs(usual_s / before.own_time_s - 1) > usual_ratio
+        return replace(slowest, own_time_s=usual_s) if is_changed else before
+
+    def _keep(self, replica: str, own_time_s: float) -> None:
+        """Keep a reading for the scatter; the same value again is no new one."""
+        kept = self._readings_s.setdefault(replica, deque(maxlen=_KEPT_READINGS))
+        if not kept or kept[-1] != own_time_s:
+            kept.append(own_time_s)
+
+    def _readings_of(self, job_id: str, pace: Pace) -> Sequence[float]:
+        is_local = self._paces.get(pace.replica) is pace
+        return self._readings_s.get(pace.replica if is_local else _elsewhere_of(job_id), ())
 
     def _slowest_of_others(self, job_id: str, now_mono_s: float) -> Pace | None:
         others = [pace for other, pace in self._paces.items() if other != job_id]
@@ -162,3 +238,16 @@ class ReplicaGroup:
     def counts_for_s(self, pace: Pace) -> float:
         """Return the lifetime of a pace."""
         return max(self.rules.silent_s, self.rules.silent_iterations * pace.own_time_s)
+
+
+def _elsewhere_of(job_id: str) -> str:
+    return f"{job_id}, elsewhere"
+
+
+def _scatter_ratio(readings_s: Sequence[float]) -> float:
+    """Return the standard deviation of readings, relative to them, from the differences of successive ones.
+
+    A change of the pace is one difference among many and hardly counts.
+    """
+    differences = [abs(b / a - 1) for a, b in pairwise(readings_s)]
+    return _NORMAL_PER_MEDIAN * median(differences) if len(differences) >= _MIN_DIFFERENCES else 0.0

@@ -40,6 +40,8 @@ class JobDescription:
     policy: str
     target: PerformanceTarget
     length: JobLength = field(default_factory=JobLength)
+    num_dp_ranks: int = 1
+    """Processes of a plain loop that end each iteration together; each one is a job of its own."""
 
 
 @dataclass(slots=True)
@@ -59,6 +61,11 @@ class JobRanks:
         """The dependency graph of the schedule, without latencies."""
         assert self._graph is not None
         return self._graph
+
+    @property
+    def is_plain_loop(self) -> bool:
+        """Whether the job has a single rank that runs one instruction per iteration: a loop without a pipeline."""
+        return self.description.num_pp_ranks == 1 and [len(order) for order in self.orders.values()] == [1]
 
     @property
     def gpu_uuids(self) -> tuple[str, ...]:

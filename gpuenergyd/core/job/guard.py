@@ -24,6 +24,9 @@ class Finding(StrEnum):
     TOO_SLOW = "too slow"
     """Slower than the target by more than the budget: the plan is wrong, or the job has become slower. The job goes
     back to full speed."""
+    FULL_SPEED_IS_FASTER = "full speed is faster"
+    """Slower than the target, but not than the one that the plan was made for: full speed has become faster. No fault,
+    but the job goes back to full speed to be planned again."""
     STAGE_IS_FASTER = "stage is faster"
     """Faster than when the plan began, so it waits for stages that were slowed for it: no fault, but the job goes back
     to full speed to be planned again."""
@@ -64,9 +67,17 @@ class GuardWindow:
     """The first iteration at which the next such block may begin."""
     checked_from: int | None = None
     """The first iteration of such a block, until its result is known."""
+    num_faster_returns: int = 0
+    """Returns to full speed because something was faster than expected, since the job last changed."""
+    next_faster_return_at: int = 0
+    """The first iteration at which there may be another one."""
+
+    plan_target: PerformanceTarget | None = None
+    """The target when the plan in force began."""
 
     def begin_plan(self) -> None:
-        """Forget that the job was faster than expected under an earlier plan."""
+        """Begin to look at another plan: forget that the job was faster than expected under an earlier one."""
+        self.plan_target = self.target
         self.num_faster_checks = self.next_faster_check_at = 0
         self.checked_from = None
 

@@ -118,6 +118,10 @@ class IssuedPlans:
         """Return whether a plan was made for a straggler's pace."""
         return plan_id in self._for_straggler
 
+    def target_when_made_s(self, plan_id: str) -> float | None:
+        """Return the iteration time target that a plan was made for; None if unknown."""
+        return self._target_when_made_s.get(plan_id)
+
     def is_fast_enough(self, plan: ClockPlan, target_s: float) -> bool:
         """Return whether a plan was made for this iteration time target or a shorter one."""
         made_for_s = self._target_when_made_s.get(plan.plan_id)

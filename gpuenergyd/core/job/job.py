@@ -282,7 +282,7 @@ class Job:
         self.baseline = recovery.baseline
         if recovery.reason is None:
             return self._ask()
-        self.control.blocks.begin_anew()
+        self.control.has_changed()
         self.phase_reason = recovery.reason
         self.notices.add(recovery.reason, self.num_iterations)
         delete = (StoreRun(None),) if recovery.is_stored_run_wrong else ()
@@ -356,9 +356,12 @@ class Job:
             if block:
                 self.notices.add(reason, self.num_iterations)
             return (*block, RecordNotice(reason)) if block else ()
-        is_slow = finding is Finding.TOO_SLOW
-        self.faults.num_slow_plans += is_slow
-        return self._fall_back(reason, is_fault=is_slow)
+        is_slow = finding in {Finding.TOO_SLOW, Finding.FULL_SPEED_IS_FASTER}
+        if not is_slow and not self.control.may_return_to_full_speed():
+            return ()
+        is_fault = finding is Finding.TOO_SLOW
+        self.faults.num_slow_plans += is_fault
+        return self._fall_back(reason, is_fault=is_fault)
 
     def _fall_back(self, reason: str, *, is_fault: bool = False, least_wait: int = 0) -> tuple[Command, ...]:
         """Go back to full speed; the policy is asked again later, after faults a limited number of times."""

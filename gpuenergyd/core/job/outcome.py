@@ -20,7 +20,7 @@ class OutcomeKind(StrEnum):
     NOT_SIGNIFICANT = "not_significant"
     """A plan was in force; the change of energy may be chance."""
     NOTHING_TO_SAVE = "nothing_to_save"
-    """As before, and the job has no waiting time to use and may not slow down."""
+    """Nothing saved beyond chance: the job has no waiting time to use and may not slow down."""
     NOT_MEASURED = "not_measured"
     """A plan was in force, but too few iterations or no energy were measured."""
     AT_FULL_SPEED = "at_full_speed"
@@ -53,9 +53,11 @@ def expectation(job: Job, *, is_member: bool = False) -> str:
     if job.description.num_pp_ranks > 1 or is_member:
         text = "saves energy at the same speed while stages wait for each other"
         return f"{text}, and more by running up to {100 * ratio:.3g} % slower" if ratio else text
+    is_loop = job.ranks.is_plain_loop
+    if ratio and is_loop and job.description.num_dp_ranks > 1:
+        return f"stays at full speed: {job.description.num_dp_ranks} data-parallel ranks are not planned together yet"
     if ratio:
         return f"saves energy by running up to {100 * ratio:.3g} % slower"
-    is_loop = any(len(order) == 1 for order in job.ranks.orders.values())
     what = "one instruction per iteration" if is_loop else "a single pipeline stage"
     return (
         f"nothing can be saved at the same speed: {what}, so no waiting time to use, and no slowdown permitted;"
@@ -80,6 +82,8 @@ def find_outcome(job: Job, *, is_member: bool = False, is_observing: bool = Fals
         outcome = _under_plans(job, num_tuned, is_member=is_member)
         later = f"; then at full speed: {reason}" if phase is JobPhase.FALLBACK else ""
         return Outcome(outcome.kind, outcome.reason + later)
+    if phase is JobPhase.TUNED and not job.current_plan.ranks and not can_save(job, is_member=is_member):
+        return Outcome(OutcomeKind.NOTHING_TO_SAVE, reason)
     if phase is JobPhase.FALLBACK or (phase is JobPhase.TUNED and not job.current_plan.ranks):
         return Outcome(OutcomeKind.AT_FULL_SPEED, reason)
     before = f"; before that: {job.faults.last_reason}" if job.faults.last_reason else ""

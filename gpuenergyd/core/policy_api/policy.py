@@ -115,6 +115,14 @@ class JobView:
     """Iterations of a previous run of this job; the policy checks at full speed whether they still apply."""
     num_dropped_plans: Mapping[PlanPurpose, int] = field(default_factory=dict)
     """Number of plans of each purpose that were left out of `issued_plans`."""
+    num_dp_ranks: int = 1
+    """Processes of a plain loop that end each iteration together, so that each one's times contain the clocks of the
+    others; each one is a job of its own. 1 for pipelines."""
+
+    @property
+    def is_plain_loop(self) -> bool:
+        """Whether the job has a single rank that runs one instruction per iteration: a loop without a pipeline."""
+        return [len(order) for order in self.schedule.orders] == [1]
 
     def num_issued(self, purpose: PlanPurpose | None = None) -> int:
         """Return the number of plans sent so far, with one purpose or with any."""

@@ -353,6 +353,7 @@ class Jobs:
             policy=policy,
             target=PerformanceTarget(self.default_max_slowdown_ratio if ratio is None else ratio),
             length=checked_length(registration),
+            num_dp_ranks=registration.num_dp_ranks,
         )
         if ratio is not None and ratio > LARGE_SLOWDOWN_RATIO:
             log.warning("job %s permits a slowdown of %g, i.e. %g %%; 0.05 is 5 %%", job_id, ratio, 100 * ratio)

@@ -1,7 +1,8 @@
 """Replicas of one training among this daemon's jobs: compares their paces, and passes stragglers on to the others.
 
 Jobs of one user with the same name and run key are replicas of one training (docs/adr/0005). The paces of replicas on
-other hosts come from the training's own clients (`POST /v1/pace`).
+other hosts come from the training's own clients (`POST /v1/pace`). Plain loops are not compared: their one instruction
+contains the wait for the slowest replica, so its time is no pace.
 """
 
 import math
@@ -39,6 +40,8 @@ class Replicas:
 
     def join(self, key: TrainingKey, runner: JobRunner) -> None:
         """Add a job; its pace is measured from the second replica of its training on."""
+        if runner.job.ranks.is_plain_loop:
+            return
         group = self._groups.setdefault(key, ReplicaGroup(self.rules))
         group.join(runner.job_id)
         self._key_of[runner.job_id], self._runners[runner.job_id] = key, runner

@@ -13,6 +13,7 @@ from gpuenergyd_policies.bubble_aware.correction import corrected_plan
 from gpuenergyd_policies.bubble_aware.model import fit_model, fit_quality
 from gpuenergyd_policies.bubble_aware.planning import Figure, tuned_plan
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
+from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_speed
 from gpuenergyd_policies.planning.kernel_cache import prepare_kernels
 from gpuenergyd_policies.predicted_savings import cheapest_clocks, predicted_plan
 from gpuenergyd_policies.profiling.design import clock_levels, profile_plan
@@ -52,6 +53,8 @@ class BubbleAware:
             return last or baseline_plan(reason="a GPU of this job has a single clock")
         if not view.can_set_clocks:
             return predicted_plan(view, cheapest_clocks)
+        if (reason := reason_for_full_speed(view)) is not None:
+            return plan_at_full_speed(view, reason)
         tuned = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED]
         if tuned:
             return corrected_plan(view, tuned[-1])

@@ -1,5 +1,7 @@
 """Straggler detection among replicas."""
 
+import random
+
 import pytest
 
 from gpuenergyd.core.distributed.stragglers import Pace, ReplicaGroup, StragglerChange
@@ -237,3 +239,54 @@ def test_only_slower_replicas_are_stragglers() -> None:
     assert first_straggler_pace(3.5, 3.5) == 3.5
     assert first_straggler_pace(1.1, 1.1, 0.9) is None
     assert first_straggler_pace(0.5, 0.5, 0.5) is None
+
+
+def noisy(seed: int, *, noise_ratio: float, slower_ratio: float = 0.0, readings: int = 400) -> list[StragglerChange]:
+    """Return what two replicas whose paces scatter change for each other."""
+    draw, replicas = random.Random(seed), group("a", "b")
+    changes: list[StragglerChange] = []
+    for at_s in range(readings):
+        own_times_s = {job: draw.gauss(1.0, noise_ratio) for job in ("a", "b")}
+        own_times_s["b"] *= 1 + slower_ratio
+        changes += reported(replicas, float(at_s), **own_times_s)
+    return changes
+
+
+@pytest.mark.parametrize("noise_ratio", [0.005, 0.01, 0.03, 0.1])
+def test_noise_makes_no_straggler(noise_ratio: float) -> None:
+    assert max(len(noisy(seed, noise_ratio=noise_ratio)) for seed in range(5)) <= 4
+
+
+@pytest.mark.parametrize("noise_ratio", [0.005, 0.01, 0.03, 0.1])
+def test_a_straggler_with_noise_does_not_come_and_go(noise_ratio: float) -> None:
+    num_changes = [len(noisy(seed, noise_ratio=noise_ratio, slower_ratio=0.05)) for seed in range(5)]
+
+    assert max(num_changes) <= 24
+
+
+def test_a_straggler_beyond_the_noise_is_followed_soon_near_its_pace_and_left_at_once() -> None:
+    draw, replicas = random.Random(1), group("a", "b")
+    followed, left = [], []
+    for at_s in range(120):
+        is_slow = 40 <= at_s < 80
+        changes = reported(
+            replicas, float(at_s), a=draw.gauss(1.0, 0.01), b=draw.gauss(1.0, 0.01) * (1.2 if is_slow else 1.0)
+        )
+        followed += [(at_s, straggler_pace_s(change)) for change in changes if change.pace is not None]
+        left += [at_s for change in changes if change.pace is None]
+
+    assert followed[0][0] <= 42
+    assert left == [80]
+    assert all(pace_s == pytest.approx(1.2, rel=0.03) for _, pace_s in followed)
+    assert len(followed) <= 3
+
+
+def test_stragglers_that_come_and_go_need_ever_more_readings() -> None:
+    replicas = group("a", "b")
+    changes = [
+        change
+        for at_s in range(400)
+        for change in reported(replicas, float(at_s), a=1.0, b=1.2 if at_s % 4 < 2 else 1.0)
+    ]
+
+    assert len(changes) == 2

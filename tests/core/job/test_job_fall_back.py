@@ -14,10 +14,12 @@ from gpuenergyd.core.job.messages import (
     RecordPhase,
     SendPlan,
     StoreRun,
+    TargetChanged,
 )
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from tests.support.job_run import FIRST_ASKED, PROFILING, JobRun, asked_view, kinds, plan
 
 
@@ -117,6 +119,42 @@ def test_a_plan_that_holds_a_faster_job_back_ends_without_a_fault() -> None:
 
     assert run.job.phase is JobPhase.FALLBACK
     assert (run.job.faults.num_faults, run.job.faults.num_slow_plans, run.job.faults.num_fallbacks) == (0, 0, 1)
+
+
+def test_a_plan_that_is_too_slow_only_because_full_speed_is_faster_now_is_no_fault() -> None:
+    run = JobRun().following(plan())
+    for _ in range(40):
+        run.pass_one(0.97 if run.is_at_full_speed else 1.0)
+        if run.job.phase is JobPhase.FALLBACK:
+            break
+
+    assert run.job.phase_reason == "full speed is faster, 0.97 s per iteration, than when plan 'tuned' was made"
+    assert (run.job.faults.num_faults, run.job.faults.num_slow_plans, run.job.faults.num_fallbacks) == (0, 0, 1)
+
+
+def test_a_plan_that_is_kept_for_a_shorter_target_and_is_too_slow_is_a_fault() -> None:
+    run = JobRun(JobRules(proof_iterations=0), target=PerformanceTarget(0.1)).following(plan())
+    run.feed(TargetChanged(PerformanceTarget()))
+    for _ in range(20):
+        run.pass_one(1.08)
+        if run.job.phase is JobPhase.FALLBACK:
+            break
+        if run.job.control.question.is_open:
+            run.decide(plan())
+
+    assert run.job.faults.num_faults == 1
+
+
+def test_a_job_without_full_speed_blocks_that_is_faster_than_expected_returns_to_full_speed_ever_more_rarely() -> None:
+    run = JobRun(JobRules(proof_iterations=0)).following(plan(expected_s=1.1))
+    for _ in range(200):
+        run.pass_one(1.0)
+        if run.job.control.question.is_open:
+            run.decide(plan(expected_s=1.1))
+
+    assert run.job.faults.num_faults == 0
+    assert run.job.faults.num_fallbacks <= 4
+    assert run.job.phase is JobPhase.TUNED
 
 
 @pytest.mark.parametrize(

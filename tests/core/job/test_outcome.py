@@ -136,3 +136,13 @@ def test_what_to_expect_depends_on_waiting_time_and_permitted_slowdown() -> None
     assert expectation(new_job()) == "saves energy at the same speed while stages wait for each other"
     assert expectation(new_job(target=PerformanceTarget(0.02))).endswith("more by running up to 2 % slower")
     assert expectation(loop(), is_member=True) == expectation(new_job())
+
+
+def test_data_parallel_ranks_of_a_loop_stay_at_full_speed_with_or_without_a_permitted_slowdown() -> None:
+    def ranks(max_slowdown_ratio: float) -> Job:
+        job = new_job(num_pp_ranks=1, num_microbatches=1, num_dp_ranks=4, target=PerformanceTarget(max_slowdown_ratio))
+        job.handle(joined(0, order=(Instruction(0, InstructionKind.F, 0),)))
+        return job
+
+    assert expectation(ranks(0.0)) == expectation(loop())
+    assert expectation(ranks(0.05)) == "stays at full speed: 4 data-parallel ranks are not planned together yet"

@@ -1,10 +1,15 @@
 """Replicas of one training under one daemon: the slowest sets the pace of the others, as long as it is slow."""
 
+import os
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpuenergyd.store import open_history
+from gpuenergyd.wire.messages import IterationReport, PaceReport
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
+from tests.support.job_stage import ME, Stage, play, registration, settle
 from tests.support.waiting import wait_until
 
 TWO_REPLICAS = ("--replicas", "2", "--ranks", "2", "--policy", "uniform", "--max-slowdown", "0.5")
@@ -50,3 +55,29 @@ def test_a_slow_replica_sets_the_pace_of_the_other_until_it_recovers(tmp_path: P
     assert f"straggler: {slow['job_id']} takes" in fast["straggler_reason"]
     assert any(slow["job_id"] in event.reason and event.after.endswith("s per iteration") for event in events)
     assert any(event.after == "own pace" or "takes" in event.reason for event in events)
+
+
+def test_ranks_of_a_plain_loop_have_no_straggler() -> None:
+    stage = Stage()
+    loop = replace(registration(0), num_pp_ranks=1, num_microbatches=1, order=(("F", 0, 0),), schedule_name="loop")
+
+    async def scenario() -> None:
+        for dp_rank in range(2):
+            own = replace(loop, dp_rank=dp_rank, num_dp_ranks=2, gpu_uuid=f"GPU-{dp_rank}")
+            stage.tokens.append(stage.jobs.register(own, ME, os.pidfd_open(os.getpid())).rank_token)
+        for index in range(12):
+            for dp_rank, token in enumerate(stage.tokens):
+                end_ns = time.monotonic_ns()
+                begin_ns = end_ns - 1_000_000 * (1 + 3 * dp_rank)
+                rows = (("F", 0, 0, begin_ns, end_ns),)
+                stage.jobs.handle_report(IterationReport(token, index, 0, begin_ns, end_ns, end_ns, rows), ME)
+            await settle()
+        elsewhere = [stage.jobs.handle_pace(PaceReport(stage.tokens[0], 10.0), ME) for _ in range(3)]
+
+        assert [job.job.num_iterations for job in stage.jobs] == [12, 12]
+        assert stage.events("straggler") == []
+        assert all(reply is not None and reply.straggler_time_s is None for reply in elsewhere)
+        assert all(view.num_dp_ranks == 2 for view in stage.policy.views)
+        await stage.jobs.close("test over")
+
+    play(scenario)

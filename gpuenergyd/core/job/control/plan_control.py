@@ -4,6 +4,7 @@ A lease precedes the first plan that changes clocks, and a restore follows a pla
 some iterations after it is sent; the guard and the proof blocks wait until then.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
@@ -17,12 +18,15 @@ from gpuenergyd.core.job.measurements.knowledge import JobKnowledge
 from gpuenergyd.core.job.measurements.rank_reports import RankReports
 from gpuenergyd.core.job.messages import Command, JobPhase, LeaseGpus, RestoreGpus, SendPlan
 from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan, full_speed_plan
 from gpuenergyd.core.policy_api.policy import BaselineView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 _FASTER_CHECK_DISTANCE = 16
-"""Iterations after a full-speed block of a job that is faster than expected before there may be a second one."""
+"""Iterations after a full-speed block, or a return to full speed, of a job that is faster than expected before there
+may be a second one; each further one waits twice as long."""
+_MAX_DOUBLINGS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,25 @@ class PlanControl:
         self.blocks.begin_proof()
         return (*block, again)
 
+    def may_return_to_full_speed(self) -> bool:
+        """Return whether the job may go back to full speed because it is faster than expected, and count that.
+
+        It is no fault, and on a noisy host it means nothing: each further return waits twice as long, until the job has
+        changed.
+        """
+        guard, last = self.guard, self.reports.last_index
+        if last < guard.next_faster_return_at:
+            return False
+        distance = _FASTER_CHECK_DISTANCE * 2 ** min(guard.num_faster_returns, _MAX_DOUBLINGS)
+        guard.next_faster_return_at = last + distance
+        guard.num_faster_returns += 1
+        return True
+
+    def has_changed(self) -> None:
+        """Forget for how long the job was faster than expected: it has changed, and is planned anew."""
+        self.guard.num_faster_returns = self.guard.next_faster_return_at = 0
+        self.blocks.begin_anew()
+
     def change_of_full_speed(self) -> str | None:
         """Return how full speed has changed, once the block that checks it is over; None before, or unchanged."""
         since = self.guard.checked_from
@@ -190,7 +213,20 @@ class PlanControl:
         )
         if finding is None and len(recent) >= self.rules.redeeming_iterations:
             faults.redeem()
+        if finding is not None and finding[0] is Finding.TOO_SLOW:
+            made_for_s = self.knowledge.plans.target_when_made_s(self.current.plan_id)
+            is_same_target = self.guard.target == self.guard.plan_target
+            if made_for_s is not None and is_same_target and self._meets(made_for_s, recent, baseline):
+                full_speed = f"{baseline.iteration_time_s:.4g} s per iteration"
+                why = f"full speed is faster, {full_speed}, than when plan {self.current.plan_id!r} was made"
+                return Finding.FULL_SPEED_IS_FASTER, why
         return finding
+
+    def _meets(self, target_s: float, recent: Sequence[IterationObservation], baseline: BaselineView) -> bool:
+        """Return whether the plan in force is not too slow for a target."""
+        target = PerformanceTarget(permitted_time_s=target_s)
+        finding = evaluate(recent, self.current, baseline, target, self.rules.guard)
+        return finding is None or finding[0] is not Finding.TOO_SLOW
 
     # --- from one daemon to the next ---
 

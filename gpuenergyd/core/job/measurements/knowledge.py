@@ -150,6 +150,7 @@ class JobKnowledge:
             launch_gap_s=self.iterations.typical(lambda o: o.launch_gap_s),
             generation=self.generation,
             previous_run=self.previous_run,
+            num_dp_ranks=ranks.description.num_dp_ranks,
         )
 
     def run_to_store(self) -> PreviousRun | None:
