@@ -29,6 +29,21 @@ class Raises:
         raise RuntimeError("no idea\\nsecond line")
 
 
+class Computes:
+    """Needs 0.3 s of CPU time."""
+
+    def next_plan(self, view):
+        until_s = time.process_time() + 0.3
+        while time.process_time() < until_s:
+            pass
+        return baseline_plan("computed")
+
+
+class Sleeps:
+    def next_plan(self, view):
+        time.sleep(3600.0)
+
+
 class Loops:
     def next_plan(self, view):
         while True:
@@ -79,6 +94,8 @@ ENTRY_POINTS = """
 [gpuenergyd.policies]
 polite = hostile_policies:Polite
 raises = hostile_policies:Raises
+computes = hostile_policies:Computes
+sleeps = hostile_policies:Sleeps
 loops = hostile_policies:Loops
 prints = hostile_policies:Prints
 garbage = hostile_policies:Garbage

@@ -2,7 +2,10 @@
 
 import asyncio
 import logging
+import time
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import JobView
@@ -15,8 +18,14 @@ from gpuenergyd.wire.daemon_codec import decode, encode
 
 log = logging.getLogger(__name__)
 
+_MAX_WAIT_RATIO = 40.0
+"""The longest wait for an answer, as a multiple of its time limit, however busy the host is."""
+_SHORTEST_WAIT_S = 0.05
+_NS_PER_S = 1e9
+
 _TIME_LIMIT_S = 30.0
-"""Time limit of a request, after which the policy host is restarted and the job runs at full speed."""
+"""Time limit of a request, after which the policy host is restarted and the job runs at full speed. Time that the host
+waits for a CPU does not count: on a busy host the job runs at full speed meanwhile, and is planned later."""
 _FIRST_TIME_LIMIT_S = 120.0
 """Time limit of the first request to a host, which includes imports and compilation."""
 
@@ -45,6 +54,8 @@ class PolicyClient:
         self._lock = asyncio.Lock()
         self._next_request_id = 1
         self._has_answered = False
+        self._unit_pid: int | None = None
+        """Process id of the host by its last answer: the only source for the host of a systemd unit."""
         self._sent: dict[str, ViewSender] = {}
         self._loaded: set[str] = set()
         self._is_closed = False
@@ -106,7 +117,7 @@ class PolicyClient:
             try:
                 host = await self._ensure_host()
                 limit_s = self._time_limit_s if self._has_answered else self._first_time_limit_s
-                answer = await asyncio.wait_for(self._exchange(host, request, view), limit_s)
+                answer = await self._answer_within(limit_s, host, self._exchange(host, request, view))
             except TimeoutError:
                 return await self._fail(f"policy {policy!r} did not answer within {limit_s:g} s")
             except (ProtocolError, ValueError) as error:
@@ -118,6 +129,32 @@ class PolicyClient:
                 raise
             self._has_answered = self._has_answered or view is not None or request.forecast is not None
             return answer
+
+    async def _answer_within(
+        self, limit_s: float, host: PolicyChannel, exchange: Coroutine[None, None, PlanAnswer]
+    ) -> PlanAnswer:
+        """Return the answer, or raise TimeoutError if the host has had the CPU, or slept, for too long without it."""
+        task = asyncio.ensure_future(exchange)
+        began_s, waited_before_s = time.monotonic(), self._cpu_wait_s(host)
+        try:
+            while True:
+                elapsed_s = time.monotonic() - began_s
+                left_s = limit_s - elapsed_s + (self._cpu_wait_s(host) - waited_before_s)
+                if left_s <= 0 or elapsed_s > _MAX_WAIT_RATIO * limit_s:
+                    raise TimeoutError
+                done, _ = await asyncio.wait({task}, timeout=max(left_s, _SHORTEST_WAIT_S))
+                if done:
+                    return task.result()
+        finally:
+            task.cancel()
+
+    def _cpu_wait_s(self, host: PolicyChannel) -> float:
+        """Return for how long the policy host has waited for a CPU so far; 0 if that is unknown."""
+        pid = host.pid or self._unit_pid
+        try:
+            return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / _NS_PER_S
+        except (OSError, ValueError, IndexError):
+            return 0.0
 
     async def _exchange(self, host: PolicyChannel, request: PlanRequest, view: JobView | None) -> PlanAnswer:
         request_id, self._next_request_id = self._next_request_id, self._next_request_id + 1
@@ -132,6 +169,7 @@ class PolicyClient:
         if not line.endswith(b"\n"):
             raise EOFError(await host.exit_reason())
         answer = decode(line, PlanAnswer, max_bytes=MAX_LINE_BYTES)
+        self._unit_pid = answer.host_pid
         if answer.request_id != request_id:
             raise ProtocolError(f"received the answer to request {answer.request_id}, expected {request_id}")
         return answer
@@ -141,7 +179,7 @@ class PolicyClient:
             if self._host is not None:
                 await self._kill()
                 self.num_restarts += 1
-            self._has_answered = False
+            self._has_answered, self._unit_pid = False, None
             self._sent.clear()
             self._loaded.clear()
             self._host = await self._start_host()

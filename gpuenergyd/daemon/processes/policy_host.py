@@ -11,7 +11,7 @@ import resource
 import signal
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 import gpuenergyd
@@ -70,6 +70,7 @@ class PlanAnswer:
     error: str | None = None
     target: TargetReply | None = None
     forecast: ForecastReply | None = None
+    host_pid: int | None = None
 
 
 class PolicyHost:
@@ -145,7 +146,7 @@ def run(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer requests until the daemon closes the channel."""
     host = PolicyHost()
     while line := requests.readline(MAX_LINE_BYTES):
-        answer = host.answer(decode(line, PlanRequest, max_bytes=MAX_LINE_BYTES))
+        answer = replace(host.answer(decode(line, PlanRequest, max_bytes=MAX_LINE_BYTES)), host_pid=os.getpid())
         try:
             encoded = encode(answer)
         except (TypeError, ValueError, RecursionError) as error:

@@ -5,8 +5,8 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -145,6 +145,7 @@ def test_an_exception_in_a_policy_is_a_failure_and_the_host_continues(
     ("policy", "reason"),
     [
         ("loops", "did not answer within 0.5 s"),
+        ("sleeps", "did not answer within 0.5 s"),
         ("exits", "died while running 'exits' (exit status 3)"),
         ("mistyped", "returned an invalid result"),
     ],
@@ -181,6 +182,36 @@ def test_another_job_is_served_after_a_looping_policy_times_out(host_command: tu
 
     assert isinstance(bad, PolicyFailure)
     assert isinstance(good, ClockPlan)
+
+
+@contextmanager
+def starved(pid: int) -> Iterator[None]:
+    """Have a process, whose priority is lower, share one core with two others that compute all the time."""
+    core = min(os.sched_getaffinity(0))
+    os.sched_setaffinity(pid, {core})
+    program = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    rivals = [subprocess.Popen([sys.executable, "-S", "-c", program]) for _ in range(2)]
+    try:
+        yield
+    finally:
+        for rival in rivals:
+            rival.kill()
+            rival.wait()
+
+
+@pytest.mark.fault(44)
+def test_a_policy_on_a_busy_host_is_waited_for(host_command: tuple[str, ...]) -> None:
+    async def scenario() -> tuple[ClockPlan | PolicyFailure, int]:
+        async with policy_link(host_command, time_limit_s=1.0) as link:
+            await link.next_plan("a", "polite", view("a"))
+            assert link.pid is not None
+            with starved(link.pid):
+                return await link.next_plan("b", "computes", view("b")), link.num_restarts
+
+    plan, num_restarts = asyncio.run(scenario())
+
+    assert isinstance(plan, ClockPlan)
+    assert num_restarts == 0
 
 
 def test_output_of_a_policy_does_not_reach_the_channel(

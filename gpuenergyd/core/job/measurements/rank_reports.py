@@ -16,6 +16,12 @@ _MAX_RUN_AHEAD = 32
 """More is not believed: driver and program bound their queues."""
 _RUN_AHEAD_OVER = 64
 """Reports over which the largest run-ahead counts."""
+_NORMAL_PER_MAD = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation."""
+_PAUSE_AT_SIGMA = 4.0
+"""Excess of a gap over the usual one, in standard deviations of the gaps, below which it is noise of a busy host."""
+_MAX_NOISE_RATIO = 0.25
+"""Share of an iteration beyond which a gap is a pause, however much gaps scatter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +151,11 @@ class RankReports:
     def _pause_s(self, rank_0: RankIteration) -> float | None:
         gap_ns = rank_0.next_begin_ns - rank_0.end_ns
         usual_ns = median(self._gaps_ns) if self._gaps_ns else gap_ns
+        scatter_ns = _NORMAL_PER_MAD * median(abs(gap - usual_ns) for gap in self._gaps_ns) if self._gaps_ns else 0.0
         self._gaps_ns.append(gap_ns)
-        is_pause = gap_ns > usual_ns + self.rules.pause_ratio * (rank_0.end_ns - rank_0.begin_ns)
+        iteration_ns = rank_0.end_ns - rank_0.begin_ns
+        noise_ns = min(_PAUSE_AT_SIGMA * scatter_ns, _MAX_NOISE_RATIO * iteration_ns)
+        is_pause = gap_ns > usual_ns + max(self.rules.pause_ratio * iteration_ns, noise_ns)
         return (gap_ns - usual_ns) / _NS_PER_S if is_pause else None
 
 

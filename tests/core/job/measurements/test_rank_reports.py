@@ -1,5 +1,6 @@
 """Which iterations of a job are whole, which count, and what disturbed the others."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -208,3 +209,12 @@ def test_the_run_ahead_is_the_most_that_any_program_has_launched_of_late() -> No
     for index in range(2, 40):
         whole(reports, report(0, index), report(1, index))
     assert reports.run_ahead == 0
+
+
+def test_gaps_that_scatter_as_on_a_busy_host_are_no_pauses_but_long_ones_are() -> None:
+    reports, draw = RankReports(JobRules()), random.Random(1)
+    pauses = [both(reports, index, gap_ns=int(MS * draw.uniform(5, 25))).pause_s for index in range(80)]
+    evaluation = both(reports, 80, gap_ns=60 * MS)
+
+    assert sum(pause_s is not None for pause_s in pauses[20:]) <= 1
+    assert evaluation.pause_s is not None
