@@ -86,14 +86,14 @@ def fit_model(view: JobView) -> PipelineModel:
     Raises:
         NotEnoughDataError: the iterations do not determine a profile.
     """
-    profile = fit_profile(_iterations_to_fit(view), view.gpus).profile
+    profile = fit_profile(iterations_to_fit(view), view.gpus).profile
     return PipelineModel.of(view, under_ceilings(profile, view))
 
 
 def fit_quality(view: JobView) -> FitQuality:
     """Return the expected loss of a plan made from the iterations so far, and the measurements to repeat."""
     try:
-        fitted = fit_profile(_iterations_to_fit(view), view.gpus)
+        fitted = fit_profile(iterations_to_fit(view), view.gpus)
     except NotEnoughDataError:
         return FitQuality(regret_ratio=math.inf, doubtful=frozenset())
     model = PipelineModel.of(view, fitted.profile)
@@ -102,7 +102,7 @@ def fit_quality(view: JobView) -> FitQuality:
     return FitQuality(regret_ratio, fitted.doubtful)
 
 
-def _iterations_to_fit(view: JobView) -> list[IterationObservation]:
+def iterations_to_fit(view: JobView) -> list[IterationObservation]:
     """Return profiling iterations, and some at full speed from the first to the last.
 
     Tuned iterations are left out: they would add clocks measured once or twice, which the planner would pick for errors

@@ -11,6 +11,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan,
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
 from gpuenergyd_policies.bubble_aware.correction import corrected_plan
 from gpuenergyd_policies.bubble_aware.model import fit_model, fit_quality
+from gpuenergyd_policies.bubble_aware.noise import last_noisy_plan, plan_while_noisy, since_noise, trusted_plan
 from gpuenergyd_policies.bubble_aware.planning import Figure, tuned_plan
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_speed
@@ -34,7 +35,7 @@ class BubbleAware:
 
     def frontier(self, view: JobView) -> tuple[FrontierPoint, ...]:
         """Return the fitted time-energy frontier, time outside the graph included; empty before the first plan."""
-        view = with_previous_run(view)
+        view = with_previous_run(since_noise(view))
         if all(plan.purpose is not PlanPurpose.TUNED for plan in view.issued_plans):
             return ()
         key = (view.num_issued(PlanPurpose.PROFILE), f"{view.baseline.iteration_time_s:.3g}")
@@ -55,6 +56,9 @@ class BubbleAware:
             return predicted_plan(view, cheapest_clocks)
         if (reason := reason_for_full_speed(view)) is not None:
             return plan_at_full_speed(view, reason)
+        if (noisy := plan_while_noisy(view)) is not None:
+            return noisy
+        view = since_noise(view)
         tuned = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED]
         if tuned:
             return corrected_plan(view, tuned[-1])
@@ -78,11 +82,13 @@ def _plan_from_previous_run(view: JobView) -> ClockPlan | None:
 
 def _next_profiling_plan(view: JobView, levels_mhz: Sequence[Sequence[int]]) -> ClockPlan:
     """Return the next design point, the first tuned plan once enough is known, or a plan to wait with."""
-    design = Design(view, levels_mhz)
+    noisy = last_noisy_plan(view)
+    design = Design(view, levels_mhz, after="" if noisy is None else noisy.plan_id.partition("@")[0])
     step = design.next_step(lambda: fit_quality(view))
     match step:
         case NoProfilingStep.DONE:
-            return tuned_plan(with_previous_run(view), caution_ratio=None, number=1, why="first plan from the profile")
+            plan = tuned_plan(with_previous_run(view), caution_ratio=None, number=1, why="first plan from the profile")
+            return trusted_plan(view, plan)
         case NoProfilingStep.WAIT:
             return _waiting_plan(view)
         case _:

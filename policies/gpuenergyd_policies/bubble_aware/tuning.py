@@ -41,6 +41,16 @@ class Tuning:
     max_change_caution_ratio: float = 0.03
     """Upper limit of that caution, as a share of instruction time."""
 
+    doubtful_ratio: float = 0.08
+    """Uncertainty of a plan's saving or slowdown beyond which the plan is not applied. It is 0.01 where iterations
+    scatter by 2 %, and above 0.09 where they scatter so much that plans are measurably slower than permitted."""
+    min_noisy_iterations: int = 32
+    """Iterations at full speed of a job that was too noisy, before its noise is looked at again."""
+    fallen_noise_ratio: float = 0.5
+    """Share of its former scatter to which a job that was too noisy must fall to be profiled again."""
+    noisy_iterations: int = 512
+    """Iterations after which it is profiled again in any case; each time twice as many."""
+
     target_moved_ratio: float = 1e-3
     """A target that moves by more, in baseline iteration times, needs a new plan."""
     new_latency_ratio: float = 0.25

@@ -58,8 +58,10 @@ class FitQuality:
 class Design:
     """The profiling design of a job, and its progress."""
 
-    def __init__(self, view: JobView, levels_mhz: Sequence[Sequence[int]]) -> None:
+    def __init__(self, view: JobView, levels_mhz: Sequence[Sequence[int]], *, after: str = "") -> None:
+        """Begin or continue a design; `after` names the reason for which the job is profiled again, if it is."""
         self._view = view
+        self._after = after
         self._levels_mhz = levels_mhz
         self._num_levels = min(len(own) for own in levels_mhz)
         # A restarted policy host must draw the same design.
@@ -70,7 +72,8 @@ class Design:
 
     def plan_id(self, step: ProfilingStep) -> str:
         """Return the plan id of a step."""
-        return self._view.plan_id(f"profile-{step.number + 1}.{step.attempt + 1}")
+        name = f"profile-{step.number + 1}.{step.attempt + 1}"
+        return self._view.plan_id(f"{name}-after-{self._after}" if self._after else name)
 
     def reason(self, step: ProfilingStep) -> str:
         """Return the reason shown for a step's plan."""
@@ -136,7 +139,7 @@ class Design:
     def _is_within_slowdown_budget(self, number: int) -> bool:
         """Return whether a point keeps the mean slowdown of repeated profiling within budget."""
         view = self._view
-        if not view.generation or not view.observations:
+        if not (view.generation or self._after) or not view.observations:
             return True
         profiling = self._profiling_ids()
         if profiling & self._issued - self._measured_plans:

@@ -1,0 +1,163 @@
+"""Detects jobs that are too noisy to plan for: their measurements leave open whether a plan saves energy at all.
+
+The fit of a profile has a posterior distribution. On draws from it a plan has a range of savings and slowdowns, and the
+noise of the baseline adds to the slowdown. If the range of the saving is wide and contains zero, or if that of the
+slowdown ends far above what is permitted, the job stays at full speed with that reason. Once its iterations at full
+speed scatter much less, or after a long time, it is profiled again, from the beginning.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+
+from gpuenergyd.core.pipeline.graph import Instruction
+from gpuenergyd.core.pipeline.plan import ClockPlan, baseline_plan
+from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd_policies.bubble_aware.model import PipelineModel, iterations_to_fit
+from gpuenergyd_policies.bubble_aware.tuning import TUNING
+from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
+from gpuenergyd_policies.profiling.fit import fit_profile
+
+_NUM_DRAWS = 41
+_RANGE = (10.0, 90.0)
+"""Percentiles of a range: 8 of 10 draws are in it."""
+_SEED = 7
+_NORMAL_PER_MEDIAN = 1.4826 / math.sqrt(2)
+"""Standard deviation over the median absolute difference of two values, for a normal distribution."""
+_MEDIAN_PER_MEAN_ERROR = 1.2533
+
+
+class NoiseFigure(StrEnum):
+    """Figures of a plan that keeps a noisy job at full speed."""
+
+    SCATTER = "scatter_ratio"
+    """Scatter of time and energy of the iterations at full speed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Ranges (low, high) of a plan's saving and slowdown, as ratios to full speed."""
+
+    saving_ratio: tuple[float, float]
+    slowdown_ratio: tuple[float, float]
+
+    def problem(self, permitted_ratio: float) -> str | None:
+        """Return why the plan cannot be trusted; None if it can."""
+        low, high = self.saving_ratio
+        if low <= 0.0 and (high - low) / 2 > TUNING.doubtful_ratio:
+            return f"the saving is between {100 * low:.0f} and {100 * high:.0f} %"
+        low, high = self.slowdown_ratio
+        if high > permitted_ratio + TUNING.doubtful_ratio:
+            fastest = f"{100 * abs(low):.0f} % {'slower' if low > 0 else 'faster'}"
+            return f"iterations are between {fastest} and {100 * high:.0f} % slower"
+        return None
+
+
+def outlook(view: JobView, plan: ClockPlan) -> Outlook:
+    """Return the ranges of a plan's saving and slowdown, by the iterations that it was made from."""
+    fitted = fit_profile(iterations_to_fit(view), view.gpus)
+    model = PipelineModel.of(view, fitted.profile)
+    clocks_mhz = [_clock_of(view, plan)[instruction] for instruction in model.graph.instructions]
+    random = np.random.default_rng(_SEED)
+    usual_s, scatter_s = view.baseline.iteration_time_s, view.baseline.iteration_sigma_s
+    baseline_error = _MEDIAN_PER_MEAN_ERROR * scatter_s / usual_s / math.sqrt(max(1, view.baseline.num_iterations))
+    savings, slowdowns = [], []
+    for _ in range(_NUM_DRAWS):
+        truth = fitted.drawn(random)
+        full_speed, planned = baseline(model.graph, truth), evaluate_clocks(model.graph, truth, clocks_mhz)
+        savings.append(1 - (planned.energy_j + model.bias_energy_j) / (full_speed.energy_j + model.bias_energy_j))
+        ratio = (planned.iteration_time_s + model.bias_s) / (full_speed.iteration_time_s + model.bias_s)
+        slowdowns.append(ratio - 1 + baseline_error * random.standard_normal())
+    return Outlook(_range(savings), _range(slowdowns))
+
+
+def trusted_plan(view: JobView, plan: ClockPlan) -> ClockPlan:
+    """Return a first tuned plan, or full speed with the reason if the job is too noisy for it."""
+    if plan.predicted is None:
+        return plan
+    target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
+    problem = outlook(view, plan).problem(target_s / view.baseline.iteration_time_s - 1)
+    if problem is None:
+        return plan
+    full_speed = baseline_plan(
+        view.plan_id(f"too-noisy-{view.num_issued()}"), reason=f"too noisy to plan for: under the best plan, {problem}"
+    )
+    return replace(full_speed, figures=((NoiseFigure.SCATTER, scatter_ratio(view)),))
+
+
+def plan_while_noisy(view: JobView) -> ClockPlan | None:
+    """Return full speed while a job stays as noisy as it was; None for a job that may be profiled."""
+    noisy = last_noisy_plan(view)
+    if noisy is None or any(plan.ranks for plan in view.issued_plans[_index(view, noisy) + 1 :]):
+        return None
+    since = [o for o in view.observations if o.plan_id == noisy.plan_id]
+    if len(since) < TUNING.min_noisy_iterations:
+        return noisy
+    num_rounds = len({plan.plan_id for plan in _noisy_plans(view)})
+    is_long_ago = since[-1].iteration_index - since[0].iteration_index >= TUNING.noisy_iterations * 2**num_rounds
+    now = scatter_ratio(replace(view, observations=tuple(since[-TUNING.min_noisy_iterations :])))
+    has_fallen = now <= TUNING.fallen_noise_ratio * (noisy.figure(NoiseFigure.SCATTER) or 0.0)
+    return None if has_fallen or is_long_ago else noisy
+
+
+def since_noise(view: JobView) -> JobView:
+    """Return the view without what was measured before the job was last found too noisy."""
+    noisy = last_noisy_plan(view)
+    if noisy is None:
+        return view
+    before, after = view.issued_plans[: _index(view, noisy)], view.issued_plans[_index(view, noisy) :]
+    first = min((o.iteration_index for o in view.observations if o.plan_id == noisy.plan_id), default=0)
+    dropped = Counter(plan.purpose for plan in before)
+    return replace(
+        view,
+        issued_plans=after,
+        observations=tuple(o for o in view.observations if o.iteration_index >= first),
+        num_dropped_plans=Counter(view.num_dropped_plans) + dropped,
+    )
+
+
+def last_noisy_plan(view: JobView) -> ClockPlan | None:
+    """Return the last plan that kept the job, since it changed, at full speed because of its noise."""
+    return next(reversed(_noisy_plans(view)), None)
+
+
+def scatter_ratio(view: JobView) -> float:
+    """Return the scatter of time and energy of the iterations at full speed, from successive ones."""
+    at_full_speed = {plan.plan_id for plan in view.issued_plans if not plan.ranks} | {baseline_plan().plan_id}
+    seen = [o for o in view.observations if o.is_regular and o.plan_id in at_full_speed]
+    energies_j = [o.energy_j for o in seen if o.energy_j is not None]
+    return math.hypot(_scatter([o.own_time_s for o in seen]), _scatter(energies_j))
+
+
+def _noisy_plans(view: JobView) -> list[ClockPlan]:
+    noisy = (plan for plan in view.issued_plans if plan.figure(NoiseFigure.SCATTER) is not None)
+    return [plan for plan in noisy if plan.plan_id == view.plan_id(plan.plan_id.partition("@")[0])]
+
+
+def _scatter(values: Sequence[float]) -> float:
+    differences = [abs(b / a - 1) for a, b in pairwise(values) if a > 0]
+    return _NORMAL_PER_MEDIAN * median(differences) if differences else 0.0
+
+
+def _index(view: JobView, plan: ClockPlan) -> int:
+    return next(i for i, own in enumerate(view.issued_plans) if own.plan_id == plan.plan_id)
+
+
+def _clock_of(view: JobView, plan: ClockPlan) -> Mapping[Instruction, int]:
+    return {
+        instruction: clock
+        for rank in plan.ranks
+        for instruction, clock in zip(view.schedule.orders[rank.pp_rank], rank.sm_clocks_mhz, strict=True)
+        if clock is not None
+    }
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    low, high = np.percentile(values, _RANGE)
+    return float(low), float(high)
