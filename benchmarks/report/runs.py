@@ -78,6 +78,8 @@ RUNS = (
         _args("--hosts 20 --write-seconds 12 --burst-seconds 3 --scrape-seconds 35 --json"), 200, 900),
     Run("real-gpu", "real_gpu.py", _args("--json"), _args("--json"), 5, 300),
     Run("gpu-pipeline", "gpu_pipeline.py", _args("--json"), _args("--json"), 5, 600),
+    Run("real-programs", "real_programs.py", _args("--times 10 --load --json"),
+        _args("--times 1 --steps 30 --only manual --json"), 1500, 4800, is_usual=False),
     Run("schedules", "schedules.py", _args("--rounds 1 --json"),
         _args("--rounds 1 --block 4 --only 1f1b --duration-scale 0.5 --json"), 960, 1800),
     Run("planner-long", "planner_against_lowtime.py", _args("--instance-budget-s 330"),
