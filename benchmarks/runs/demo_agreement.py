@@ -140,7 +140,7 @@ def _run_and_compare(folder: Path, found: Demo) -> None:
         assert demo.stdin is not None
         assert demo.stdout is not None
         try:
-            lines = []
+            lines: list[str] = []
             printed_s = time.monotonic()
             for line in demo.stdout:
                 now_s = time.monotonic()

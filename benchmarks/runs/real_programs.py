@@ -140,8 +140,7 @@ def count(counts: Counts, program: Program, *, times: int, num_steps: int, until
     """Run one program several times under one daemon, and add to its counts; no run begins after `until_s`."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        overrides = {"warmup_iterations": 2, "baseline_iterations": 10}
-        with running_daemon(folder / "daemon", **overrides) as daemon:
+        with running_daemon(folder / "daemon", warmup_iterations=2, baseline_iterations=10) as daemon:
             gpu_uuids = [gpu["gpu_uuid"] for gpu in daemon.status()["gpus"]]
             at_once = max(1, min(_AT_ONCE, len(gpu_uuids) // program.num_ranks))
             running: dict[int, BaseProcess] = {}

@@ -52,6 +52,7 @@ from gpuenergyd.daemon.jobs.registry import Jobs  # noqa: E402
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases  # noqa: E402
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases  # noqa: E402
 from gpuenergyd.daemon.ports import JobServices  # noqa: E402
+from gpuenergyd.daemon.processes.plugins import PolicyNames  # noqa: E402
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials  # noqa: E402
 from gpuenergyd.daemon.runtime.process_tuning import limit_malloc_to_one_arena  # noqa: E402
 from gpuenergyd.daemon.zeusd.requests import ZeusdChanges  # noqa: E402
@@ -146,7 +147,7 @@ class Soak:
             rules=JobRules(),
             default_policy="same",
             default_max_slowdown_ratio=0.0,
-            installed_policies=("same",),
+            policies=PolicyNames(lambda: ("same",)),
             clock_socket_path="/none",
             max_ranks_per_user=64,
             silence_limit_s=60.0,

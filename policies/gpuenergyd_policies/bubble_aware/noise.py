@@ -50,10 +50,10 @@ class Outlook:
     def problem(self, permitted_ratio: float) -> str | None:
         """Return why the plan cannot be trusted; None if it can."""
         low, high = self.saving_ratio
-        if low <= 0.0 and (high - low) / 2 > TUNING.doubtful_ratio:
+        if low <= 0.0 and (high - low) / 2 > TUNING.doubtful_saving_ratio:
             return f"the saving is between {100 * low:.0f} and {100 * high:.0f} %"
         low, high = self.slowdown_ratio
-        if high > permitted_ratio + TUNING.doubtful_ratio:
+        if high > permitted_ratio + TUNING.doubtful_slowdown_ratio:
             fastest = f"{100 * abs(low):.0f} % {'slower' if low > 0 else 'faster'}"
             return f"iterations are between {fastest} and {100 * high:.0f} % slower"
         return None

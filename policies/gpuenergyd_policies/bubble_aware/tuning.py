@@ -41,12 +41,14 @@ class Tuning:
     max_change_caution_ratio: float = 0.03
     """Upper limit of that caution, as a share of instruction time."""
 
-    doubtful_ratio: float = 0.08
-    """Uncertainty of a plan's saving or slowdown beyond which the plan is not applied. It is 0.01 where iterations
-    scatter by 2 %, and above 0.09 where they scatter so much that plans are measurably slower than permitted."""
+    doubtful_slowdown_ratio: float = 0.03
+    """Slowdown beyond the permitted one that the measurements may leave possible; with more, the plan is not applied.
+    It is 0.01 where instructions scatter by up to 10 %, 0.02 to 0.05 at 20 %, and 0.03 to 0.06 at 30 %."""
+    doubtful_saving_ratio: float = 0.08
+    """Half the width of a range of savings that contains zero, beyond which the plan is not applied."""
     min_noisy_iterations: int = 32
     """Iterations at full speed of a job that was too noisy, before its noise is looked at again."""
-    fallen_noise_ratio: float = 0.5
+    fallen_noise_ratio: float = 1 / 3
     """Share of its former scatter to which a job that was too noisy must fall to be profiled again."""
     noisy_iterations: int = 512
     """Iterations after which it is profiled again in any case; each time twice as many."""
