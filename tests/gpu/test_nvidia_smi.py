@@ -3,11 +3,14 @@
 import csv
 import os
 import subprocess
+from typing import Any
 
-import pynvml
+import pynvml as typed_pynvml
 import pytest
 
 from tests.gpu.conftest import NvmlWorld
+
+pynvml: Any = typed_pynvml  # its classes of errors are made at run time
 
 MODELS = ("A100-SXM4-80GB (simulated)", "A40-48GB (simulated)", "V100-SXM2-32GB (simulated)")
 

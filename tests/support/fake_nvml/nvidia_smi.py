@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-import pynvml
+import pynvml as typed_pynvml
+
+pynvml: Any = typed_pynvml  # its classes of errors are made at run time
 
 _INVALID_FIELD, _INVALID_OPTION, _NO_PERMISSION, _NO_DRIVER = 2, 2, 4, 9
 _NOT_AVAILABLE = "[N/A]"
