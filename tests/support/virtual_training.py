@@ -169,6 +169,7 @@ class VirtualTraining:
         self._error_j = dict.fromkeys(range(ranks), 0.0)
         self._iteration_error = dict.fromkeys(range(ranks), 0.0)
         self._unheard: list[RankIteration] = []
+        self._observed: tuple[RankIteration, ...] = ()
         self.epoch = 0
         self.has_lease = False
         self.changes: tuple[tuple[ClockChange, ...], ...] = ((),) * ranks
@@ -216,7 +217,9 @@ class VirtualTraining:
                         plan_id=command.plan_id,
                         is_regular=command.is_regular,
                         has_replicas=self.has_replicas,
+                        previous=self._observed,
                     )
+                    self._observed = command.ranks
                     event = IterationObserved(observation, 0, spans, self.least_overhead_s)
                     queue += self.job.handle(event)
                 case AskPolicy():

@@ -195,8 +195,13 @@ def observe_iteration(
     plan_id: str | None,
     is_regular: bool,
     has_replicas: bool = False,
+    previous: Sequence[RankIteration] = (),
 ) -> tuple[IterationObservation, tuple[ObservedSpan, ...]]:
-    """Return the observation and the spans of one iteration; maps are keyed by pp_rank."""
+    """Return the observation and the spans of one iteration; maps are keyed by pp_rank.
+
+    Ranks may end an iteration after rank 0 has begun the next one: their last instructions in the reports of the
+    `previous` iteration are work in this window.
+    """
     window = iteration_window(next(rank for rank in ranks if rank.pp_rank == 0))
     samples: list[InstructionSample] = []
     energies: list[RankEnergy] = []
@@ -205,7 +210,8 @@ def observe_iteration(
         history = clocks[rank.pp_rank]
         by_instruction = [history.clocks_between(m.begin_ns, m.end_ns) for m in rank.instructions]
         samples += _instruction_samples(rank, by_instruction)
-        energies.append(_rank_energy(rank, window, history, counters[rank.pp_rank]))
+        late = [m for before in previous if before.pp_rank == rank.pp_rank for m in before.instructions]
+        energies.append(_rank_energy(rank, late, window, history, counters[rank.pp_rank]))
         spans += [_span(m, window, own) for m, own in zip(rank.instructions, by_instruction, strict=True)]
     latency_s, gap_s = _gaps(ranks, graph)
     observation = IterationObservation(
@@ -295,11 +301,15 @@ def _busy_s(ranks: Sequence[RankIteration], graph: DependencyGraph, clocks: Mapp
 
 
 def _rank_energy(
-    rank: RankIteration, window: IterationWindow, history: ClockHistory, counter: EnergyCounter
+    rank: RankIteration,
+    late: Sequence[MeasuredInstruction],
+    window: IterationWindow,
+    history: ClockHistory,
+    counter: EnergyCounter,
 ) -> RankEnergy:
     busy: dict[tuple[InstructionKind | None, int, int], int] = defaultdict(int)
     at = window.begin_ns  # work and waiting add up to the window: whatever lies outside of it belongs to another one
-    for measured in sorted(rank.instructions, key=lambda m: m.begin_ns):
+    for measured in sorted([*late, *rank.instructions], key=lambda m: m.begin_ns):
         begin = min(max(at, measured.begin_ns), window.end_ns)
         end = min(max(begin, measured.end_ns), window.end_ns)
         for clock, duration_ns in history.clocks_between(at, begin):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gpuenergyd.core.job.description import JobRanks
 from gpuenergyd.core.job.messages import Event, IterationObserved, ObserveIteration
-from gpuenergyd.core.measurement.telemetry import iteration_window, observe_iteration
+from gpuenergyd.core.measurement.telemetry import RankIteration, iteration_window, observe_iteration
 from gpuenergyd.daemon.ports import JobServices, ReplicasPort, RunningJob
 
 _MAX_PENDING = 64
@@ -30,6 +30,8 @@ class IterationObserver:
     replicas: ReplicasPort
     handle: Callable[[Event], None]
     _pending: deque[_Pending] = field(default_factory=deque)
+    _previous: tuple[RankIteration, ...] = ()
+    """Reports of the iteration that was observed last."""
 
     def observe(self, command: ObserveIteration) -> None:
         """Observe an iteration as soon as its energy is known."""
@@ -66,6 +68,7 @@ class IterationObserver:
     def _observed(self, command: ObserveIteration) -> IterationObserved:
         gpus = {pp_rank: self.services.gpus[view.gpu_uuid] for pp_rank, view in self._ranks.gpus.items()}
         has_replicas = self.replicas.has_replicas(self.runner.job_id)
+        follows = self._previous and self._previous[0].iteration_index + 1 == command.ranks[0].iteration_index
         observation, spans = observe_iteration(
             ranks=command.ranks,
             graph=self._ranks.graph,
@@ -74,7 +77,9 @@ class IterationObserver:
             plan_id=command.plan_id,
             is_regular=command.is_regular,
             has_replicas=has_replicas,
+            previous=self._previous if follows else (),
         )
+        self._previous = command.ranks
         least_overhead_s = self.replicas.least_overhead_s(self.runner) if has_replicas else None
         began_ns = iteration_window(command.ranks[0]).begin_ns
         return IterationObserved(observation, began_ns, spans, least_overhead_s)

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,6 +58,37 @@ def test_work_is_the_time_covered_by_instructions_inside_the_window(spans: list[
     covered = {ms for at, took in spans for ms in range(max(0, at), min(WINDOW_MS, at + took))}
 
     assert abs(worked_s - len(covered) / 1000) < 1e-9
+
+
+def test_work_of_the_previous_iteration_after_rank_0_went_on_belongs_to_this_window() -> None:
+    """Rank 1 ends its iteration 0.3 s after rank 0 has begun the next one."""
+    order = (Instruction(1, InstructionKind.F, 0),)
+    begin_ns = 10_000 * MS
+    before = RankIteration(
+        1, 0, 0, begin_ns - 1000 * MS, begin_ns, begin_ns + 300 * MS,
+        (MeasuredInstruction(order[0], begin_ns - 400 * MS, begin_ns + 300 * MS),),
+    )  # fmt: skip
+    first = Instruction(0, InstructionKind.F, 0)
+    own = {
+        0: MeasuredInstruction(first, begin_ns, begin_ns + 500 * MS),
+        1: MeasuredInstruction(order[0], begin_ns + 500 * MS, begin_ns + 900 * MS),
+    }
+    ranks = [
+        RankIteration(rank, 1, 0, begin_ns, begin_ns + 1000 * MS, begin_ns + 1000 * MS, (ran,))
+        for rank, ran in own.items()
+    ]
+    observation, _ = observe_iteration(
+        ranks=ranks,
+        graph=dependency_graph(Schedule("any", 1, ((first,), order))),
+        clocks={0: ClockHistory(1410), 1: ClockHistory(1410)},
+        counters={0: EnergyCounter(), 1: EnergyCounter()},
+        plan_id="p",
+        is_regular=True,
+        previous=[before],
+    )
+
+    by_kind = {share.kind: share.time_s for share in observation.ranks[1].time_at}
+    assert by_kind == pytest.approx({InstructionKind.F: 0.7, None: 0.3})
 
 
 def test_a_program_300_ms_ahead_of_its_gpu_books_neither_too_little_work_nor_waiting_twice() -> None:

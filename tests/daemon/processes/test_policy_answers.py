@@ -1,6 +1,7 @@
 """Answers of the policy host to each kind of request, without its process."""
 
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,7 @@ def test_every_request_is_answered_under_its_id_and_unencodable_results_with_the
     assert [answer.request_id for answer in reported] == [11, 12, 13]
     assert (reported[0].error or "").startswith("the result cannot be encoded: ")
     assert plan_id(reported[1]) == "polite-a-1"
-    assert reported[2] == PlanAnswer(13)
+    assert reported[2] == PlanAnswer(13, host_pid=os.getpid())
 
 
 def test_a_carbon_query_does_not_change_the_jobs_policy() -> None:

@@ -63,7 +63,7 @@ def test_a_job_whose_noise_falls_is_profiled_again_and_planned() -> None:
     run.run(60)
     assert not tuned_plans(run)
     run.noise_ratio, run.energy_noise_ratio = 0.003, 0.02
-    run.run(250)
+    run.run(400)
 
     saving = run.job.knowledge.saving()
     assert tuned_plans(run)
