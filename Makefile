@@ -15,6 +15,8 @@ SEED   ?= 1
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+# Keep compiled modules whatever the environment says: the tests start hundreds of processes that import them.
+export PYTHONDONTWRITEBYTECODE :=
 # Tools that start other tools find them in the virtual environment.
 export PATH := $(abspath $(BIN)):$(PATH)
 

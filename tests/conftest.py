@@ -1,6 +1,7 @@
 """Shared by all tests: fixed hypothesis examples, the order of files, fault numbers in ids, a check for leaks."""
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import Coroutine, Iterator
@@ -15,6 +16,9 @@ from tests.support.leaks import PendingTasks, leaked_since, open_resources
 
 # As in the policy host: threads of the linear algebra libraries cost CPU time and save none on such small matrices.
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+# Imports and test items are permanent: searching them for garbage takes a quarter of the collection's time.
+gc.disable()
 
 # A busy machine must not fail what is right: no deadlines, and the same examples each time.
 settings.register_profile(
@@ -62,6 +66,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"tests/conftest.py lists files that do not exist: {', '.join(missing)}")
     position = {folder / name: index for index, name in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: position.get(item.path, len(position)))
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -142,7 +142,8 @@ class FakeDaemon:
                 threading.Thread(target=self._read_records, args=(connection,), daemon=True).start()
 
     def _read_records(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError):
+        # Accepted while the daemon stops, a connection is closed here and nowhere else.
+        with connection, contextlib.suppress(OSError):
             while data := connection.recv(4096):
                 self.clock_requests.put(decode_clock_request(data))
 

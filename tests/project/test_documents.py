@@ -55,6 +55,22 @@ stage = PipelineStage(nn.Linear(2, 2), 0, 2, torch.device("cpu"))
 schedule = Schedule1F1B(stage, 8, loss_fn=loss_fn)
 """
 """Names that Python blocks assume: a pipeline of two stages whose other rank does not exist."""
+RUN_EACH = """
+import json, os, sys
+import gpuenergyd_trainers.torch_pipelining
+exec("\\n".join(line for line in sys.argv[1].splitlines() if "import" in line))
+
+results = {}
+for name, program in json.load(open("programs.json")).items():
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(os.open("stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        exec(compile(program, name, "exec"), {"__name__": "__main__"})
+        sys.exit(0)
+    results[name] = (os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), open("stderr").read())
+json.dump(results, open("results.json", "w"))
+"""
+"""Runs programs from programs.json; importing torch for each of them would take most of the time."""
 
 
 RENDERERS = renderers()
@@ -65,8 +81,12 @@ def with_blocks(language: str) -> list[Path]:
 
 
 def with_shell() -> list[Path]:
-    """Return the documents with a shell block that tests run."""
-    return [path for path in with_blocks("sh") if any(b.language == "sh" and not b.words for b in blocks(path))]
+    """Return the documents with a shell block that runs here; `tools/ci/newcomer` types the tutorials as a user does."""
+    return [
+        path
+        for path in with_blocks("sh")
+        if path.parent.name != "tutorials" and any(b.language == "sh" and not b.words for b in blocks(path))
+    ]
 
 
 def name_of(path: Path) -> str:
@@ -86,17 +106,21 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
 @pytest.fixture
 def reader(tmp_path: Path, daemon: DaemonProcess) -> tuple[Path, dict[str, str]]:
     """Return a folder with the examples and an environment in which the commands are at hand."""
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    return tmp_path, reader_environment(tmp_path, daemon)
+
+
+def reader_environment(folder: Path, daemon: DaemonProcess) -> dict[str, str]:
+    """Put the examples into a folder; return an environment in which the commands are at hand."""
+    (folder / "examples").symlink_to(ROOT / "examples")
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GPUENERGYD_")}
-    environ = {
+    return {
         **kept,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("", "policies", "trainers")),
-        "HOME": str(tmp_path),
+        "HOME": str(folder),
         "GPUENERGYD_SOCKET": str(daemon.socket_path),
         "GPUENERGYD_DATABASE_URL": f"sqlite:///{daemon.database_path}",
     }
-    return tmp_path, environ
 
 
 @pytest.mark.parametrize("document", with_shell(), ids=name_of)
@@ -144,26 +168,44 @@ def test_shown_output_is_compared_in_order_and_exactly_or_apart_from_numbers() -
     assert missing_output(reflowed, "9 % more energy, -1\nto +3\n%\n") == ""
 
 
-@pytest.mark.parametrize("document", with_blocks("python"), ids=name_of)
-def test_python_blocks_run_as_written(document: Path, reader: tuple[Path, dict[str, str]]) -> None:
-    folder, environ = reader
+@pytest.fixture(scope="module")
+def python_results(
+    daemon: DaemonProcess, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, subprocess.CompletedProcess[str]]:
+    """Run the Python blocks of each document in a process of its own, forked from one that has imported torch."""
+    folder = tmp_path_factory.mktemp("python")
+    programs = {name_of(document): "\n".join(python_program(document)) for document in with_blocks("python")}
+    (folder / "programs.json").write_text(json.dumps(programs), encoding="utf-8")
+    subprocess.run(
+        [sys.executable, "-c", RUN_EACH, PRELUDE], cwd=folder, env=reader_environment(folder, daemon), check=True,
+        timeout=300,
+    )  # fmt: skip
+    found: dict[str, tuple[int, str]] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    return {name: subprocess.CompletedProcess(name, code, "", errors) for name, (code, errors) in found.items()}
+
+
+def python_program(document: Path) -> list[str]:
+    """Return a document's Python blocks whose packages are installed."""
     given = [block for block in blocks(document) if block.language == "python"]
     program = [PRELUDE] if any(re.search(r"\bloader\b|\(schedule\b", block.text) for block in given) else []
     for block in given:
+        needed = [word.removeprefix("needs=") for word in block.words]
+        if all(importlib.util.find_spec(name) for name in needed):
+            program.append(block.text)
+    return program
+
+
+@pytest.mark.parametrize("document", with_blocks("python"), ids=name_of)
+def test_python_blocks_run_as_written(
+    document: Path, python_results: dict[str, subprocess.CompletedProcess[str]]
+) -> None:
+    for block in (block for block in blocks(document) if block.language == "python"):
         compile(block.text, f"{document}:{block.line}", "exec")
         for module, names in re.findall(r"^from (gpuenergyd\S*) import (.+)$", block.text, flags=re.MULTILINE):
             imported = importlib.import_module(module)
             assert [n for n in names.split(", ") if not hasattr(imported, n)] == []
-        needed = [word.removeprefix("needs=") for word in block.words]
-        if all(importlib.util.find_spec(name) for name in needed):
-            program.append(block.text)
 
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(program)],
-        cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-
-    assert done.returncode == 0, done.stderr
+    assert python_results[name_of(document)].returncode == 0, python_results[name_of(document)].stderr
 
 
 @pytest.mark.parametrize("document", with_blocks("toml"), ids=name_of)

@@ -45,7 +45,7 @@ class AlwaysLow:
     "always_low-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: always-low\nVersion: 1.0\n",
     "always_low-1.0.dist-info/entry_points.txt": "[gpuenergyd.policies]\nalways-low = always_low:AlwaysLow\n",
 }
-"""A fixed plan: load on the machine must not change the clocks of a test."""
+"""A fixed plan: load on the machine must not change the clocks of a test. Run it with a high permitted slowdown."""
 _EARLY = "[Unit]\nDefaultDependencies=no\n"
 """Nothing else boots on this host."""
 
@@ -129,7 +129,7 @@ class InstalledDaemon:
     @contextmanager
     def lowered(self) -> Iterator[None]:
         """Train until a job's clocks are lowered, and for the duration of a block."""
-        with self.training("--policy", "always-low", "--max-slowdown", "1"):
+        with self.training("--policy", "always-low", "--max-slowdown", "9"):
             wait_until(self.is_lowered, 120)
             yield
 

@@ -19,13 +19,13 @@ between them is unknown, so no clock in between is offered, and each side has a 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator
-from scipy.optimize import least_squares
-from sklearn.isotonic import isotonic_regression
+from scipy.optimize import isotonic_regression, least_squares
 
 from gpuenergyd.core.measurement.observation import InstructionSample, IterationObservation
 from gpuenergyd.core.pipeline.graph import InstructionClass
@@ -379,13 +379,19 @@ def monotone_times_s(times_s: FloatArray, weights: FloatArray) -> FloatArray:
     It is for measured samples: a planner would otherwise select clocks whose errors are in their favour. Tables given
     to the offline planner are never smoothed.
     """
-    smooth = isotonic_regression(np.log(times_s), sample_weight=weights, increasing=False)
-    return np.asarray(np.exp(smooth), dtype=np.float64)
+    smooth = isotonic_regression(np.log(times_s), weights=weights, increasing=False)
+    return np.asarray(np.exp(smooth.x), dtype=np.float64)
 
 
 def _interpolate(clocks_mhz: Sequence[float] | FloatArray, knots_mhz: FloatArray, times_s: FloatArray) -> FloatArray:
     clocks = np.clip(np.asarray(clocks_mhz, dtype=float), knots_mhz[0], knots_mhz[-1])
     if len(knots_mhz) == 1:
         return np.full(len(clocks), times_s[0])
-    curve = PchipInterpolator(np.log(knots_mhz), np.log(times_s))
+    curve = _log_curve(np.asarray(knots_mhz, dtype=np.float64).tobytes(), np.asarray(times_s, dtype=np.float64).tobytes())
     return np.asarray(np.exp(curve(np.log(clocks))), dtype=np.float64)
+
+
+@lru_cache(maxsize=1024)
+def _log_curve(knots_mhz: bytes, times_s: bytes) -> PchipInterpolator:
+    """Return the curve of log time over log clock; making one takes longer than evaluating it."""
+    return PchipInterpolator(np.log(np.frombuffer(knots_mhz)), np.log(np.frombuffer(times_s)))

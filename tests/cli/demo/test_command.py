@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,7 @@ def start(folder: Path, *arguments: str, python: str = sys.executable, **variabl
     return subprocess.Popen(
         [python, "-m", "gpuenergyd.cli.main", "demo", *arguments],
         env={**os.environ, "TMPDIR": str(folder), **variables},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -84,12 +86,14 @@ def start(folder: Path, *arguments: str, python: str = sys.executable, **variabl
 
 @dataclass(frozen=True, slots=True)
 class FinishedDemo:
-    """A demo that has ended: its output, its progress with the instant of each line, and its report."""
+    """A demo that was held and has ended: output, progress with the instant of each line, report, the daemon's job."""
 
     exit_code: int
     stdout: str
     progress: list[tuple[float, str]]
     report_path: Path
+    job: dict[str, Any]
+    """The ended job, from the daemon's status while the demo was held."""
 
     @property
     def texts(self) -> list[str]:
@@ -102,16 +106,25 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> FinishedDemo:
     """Run a demo once for all tests that look at its result."""
     folder = Path(tempfile.mkdtemp(prefix="demo-"))
     report_path = tmp_path_factory.mktemp("demo") / "report.html"
-    with start(folder, "--json", "--out", str(report_path), *SHORT, PYTHONUNBUFFERED="1") as demo:
+    with start(folder, "--hold", "--json", "--out", str(report_path), *SHORT, PYTHONUNBUFFERED="1") as demo:
+        assert demo.stdin is not None
         assert demo.stdout is not None
         assert demo.stderr is not None
-        progress = [(time.monotonic(), line.rstrip()) for line in demo.stderr]
+        progress, ended = [], {}
+        for line in demo.stderr:
+            progress.append((time.monotonic(), line.rstrip()))
+            if "press Enter" in line:
+                client = DaemonClient(str(next(folder.rglob("gpuenergyd.sock"))))
+                (ended,) = client.get_status()["ended_jobs"]
+                client.close()
+                demo.stdin.write("\n")
+                demo.stdin.close()
         stdout = demo.stdout.read()
     left_files, left_processes = list(folder.iterdir()), processes_of(folder)
     shutil.rmtree(folder)
     assert left_files == []
     assert left_processes == []
-    return FinishedDemo(demo.returncode, stdout, progress, report_path)
+    return FinishedDemo(demo.returncode, stdout, progress, report_path, ended)
 
 
 @pytest.mark.torch
@@ -136,23 +149,9 @@ def test_the_demo_prints_its_figures_on_the_last_line_and_writes_a_report(finish
 
 
 @pytest.mark.torch
-def test_a_held_demo_answers_until_enter_with_the_figures_that_its_report_has(folder: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gpuenergyd.cli.main", "demo", "--hold", "--json", *SHORT]
-    command += ["--keep", str(folder / "kept"), "--out", str(tmp_path / "report.html")]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as demo:
-        assert demo.stderr is not None
-        while "press Enter" not in (line := demo.stderr.readline()):
-            assert line, "the demo ended"
-        client = DaemonClient(str(folder / "kept" / "run" / "gpuenergyd.sock"))
-        (ended,) = client.get_status()["ended_jobs"]
-        client.close()
-        stdout, stderr = demo.communicate("\n")
-    shutil.rmtree(folder / "kept")
+def test_a_held_demo_answers_with_the_figures_that_its_report_has(finished: FinishedDemo) -> None:
+    figures, ended = json.loads(finished.stdout), finished.job
 
-    assert demo.returncode == 0, stderr
-    figures = json.loads(stdout)
     assert (figures["saving_ratio"], figures["slowdown_ratio"]) == (ended["saving_ratio"], ended["slowdown_ratio"])
     assert [figures["saving_low_ratio"], figures["saving_high_ratio"]] == ended["saving_interval"]
     assert (figures["baseline_energy_j"], figures["energy_j"]) == (ended["baseline_energy_j"], ended["energy_j"])
