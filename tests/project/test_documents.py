@@ -81,7 +81,7 @@ def with_blocks(language: str) -> list[Path]:
 
 
 def with_shell() -> list[Path]:
-    """Return the documents with a shell block that runs here; `tools/ci/newcomer` types the tutorials as a user does."""
+    """Return the documents whose shell blocks run here; `tools/ci/newcomer` types the tutorials as a user does."""
     return [
         path
         for path in with_blocks("sh")

@@ -387,7 +387,9 @@ def _interpolate(clocks_mhz: Sequence[float] | FloatArray, knots_mhz: FloatArray
     clocks = np.clip(np.asarray(clocks_mhz, dtype=float), knots_mhz[0], knots_mhz[-1])
     if len(knots_mhz) == 1:
         return np.full(len(clocks), times_s[0])
-    curve = _log_curve(np.asarray(knots_mhz, dtype=np.float64).tobytes(), np.asarray(times_s, dtype=np.float64).tobytes())
+    curve = _log_curve(
+        np.asarray(knots_mhz, dtype=np.float64).tobytes(), np.asarray(times_s, dtype=np.float64).tobytes()
+    )
     return np.asarray(np.exp(curve(np.log(clocks))), dtype=np.float64)
 
 
