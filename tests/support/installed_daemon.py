@@ -39,13 +39,13 @@ from gpuenergyd.core.pipeline.plan import PlanPurpose, full_speed_plan
 
 class AlwaysLow:
     def next_plan(self, view):
-        plan = full_speed_plan("always-low", view.schedule, [(705,)] * len(view.gpus), reason="always low")
+        plan = full_speed_plan("always-low", view.schedule, [(990,)] * len(view.gpus), reason="always low")
         return replace(plan, purpose=PlanPurpose.TUNED)
 """,
     "always_low-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: always-low\nVersion: 1.0\n",
     "always_low-1.0.dist-info/entry_points.txt": "[gpuenergyd.policies]\nalways-low = always_low:AlwaysLow\n",
 }
-"""A fixed plan: load on the machine must not change the clocks of a test. Run it with a high permitted slowdown."""
+"""A fixed plan, far within the permitted slowdown: load on the machine must not change the clocks of a test."""
 _EARLY = "[Unit]\nDefaultDependencies=no\n"
 """Nothing else boots on this host."""
 
@@ -129,7 +129,7 @@ class InstalledDaemon:
     @contextmanager
     def lowered(self) -> Iterator[None]:
         """Train until a job's clocks are lowered, and for the duration of a block."""
-        with self.training("--policy", "always-low", "--max-slowdown", "9"):
+        with self.training("--policy", "always-low", "--max-slowdown", "1"):
             wait_until(self.is_lowered, 120)
             yield
 
