@@ -24,7 +24,7 @@ class _UnixHttpServer(socketserver.ThreadingUnixStreamServer):
 
 
 class _RequestHandler(QuietHandler):
-    server: _UnixHttpServer  # pyright: ignore[reportIncompatibleVariableOverride]  the server that makes it is this one
+    server: _UnixHttpServer
 
     def setup(self) -> None:
         super().setup()
