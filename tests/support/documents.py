@@ -46,7 +46,9 @@ def shell_script(path: Path, kinds: Collection[tuple[str, ...]] = ((),), *, comp
     The output of a block that the document shows is compared with what the document shows.
     """
     lines = ["set -euo pipefail", "printed=$(mktemp)", "exec 9>&1"]
-    lines.append('trap \'kill $(jobs -p) 2>/dev/null || true; cat "$printed" >&9; rm -f "$printed"\' EXIT')
+    # A signal that reaches bash's child before it is the program is lost, so repeat it until the program has ended.
+    ended = "while kill $(jobs -p) 2>/dev/null; do sleep 0.1; done"
+    lines.append(f'trap \'{ended}; cat "$printed" >&9; rm -f "$printed"\' EXIT')
     listed = blocks(path)
     for block, following in zip(listed, (*listed[1:], None), strict=True):
         if block.language != "sh" or block.words not in kinds:

@@ -310,7 +310,10 @@ class VirtualTraining:
         self.now_s = nexts_s[0]
         self._after_rank_0_s = {r: next_s - self.now_s for r, next_s in nexts_s.items()}
         self.iteration_index += 1
-        # The daemon gets an iteration while the next one runs: only then have the counters moved past its end.
+        self._hear(reports)
+
+    def _hear(self, reports: list[RankIteration]) -> None:
+        """Report the iteration before: only while the next one runs have the counters moved past its end."""
         for report in self._unheard:
             self.feed(RankReported(report))
         self._unheard = reports

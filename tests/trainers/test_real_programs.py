@@ -15,7 +15,7 @@ from tests.trainers.forked_programs import run_forked
 # The programs run as they are: warnings of torch's tracing are no errors.
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
-NUM_RANKS, NUM_STEPS = 2, 60
+NUM_RANKS, NUM_STEPS = 2, 40
 
 
 @pytest.mark.parametrize("split", pipelining_tutorial.SPLITS)
