@@ -28,6 +28,8 @@ STOPPED = rank_index(0, 3)
 SILENCE_LIMIT_S = 1.5
 STRAGGLER_RATIO = 2.0
 """Far above the noise of iteration times on a loaded machine."""
+MAX_SLOWDOWN_RATIO = 0.5
+"""Enough for the policy to find clocks that save, whatever disturbs a measurement of them."""
 
 
 @contextmanager
@@ -82,7 +84,7 @@ def test_after_any_failure_training_continues_and_no_clock_stays_lowered(tmp_pat
         hosts.wait_for_progress(1, LIMIT_S)
         ended_without_us = end_by_a_dead_rank(hosts)
 
-        hosts.start_training()
+        hosts.start_training(max_slowdown=MAX_SLOWDOWN_RATIO)
         wait_until_followed(hosts)
 
         hosts.set_straggler(STRAGGLER_RATIO)
