@@ -46,9 +46,10 @@ def shell_script(path: Path, kinds: Collection[tuple[str, ...]] = ((),), *, comp
     The output of a block that the document shows is compared with what the document shows.
     """
     lines = ["set -euo pipefail", "printed=$(mktemp)", "exec 9>&1"]
-    # A signal that reaches bash's child before it is the program is lost, so repeat it until the program has ended.
+    # Until bash's child has become the program, a signal makes it run this trap too, or is lost: only the script itself
+    # ends the programs, and repeats the signal until they have ended.
     ended = "while kill $(jobs -p) 2>/dev/null; do sleep 0.1; done"
-    lines.append(f'trap \'{ended}; cat "$printed" >&9; rm -f "$printed"\' EXIT')
+    lines.append(f'trap \'[ $BASHPID != $$ ] || {{ {ended}; cat "$printed" >&9; rm -f "$printed"; }}\' EXIT')
     listed = blocks(path)
     for block, following in zip(listed, (*listed[1:], None), strict=True):
         if block.language != "sh" or block.words not in kinds:
