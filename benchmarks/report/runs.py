@@ -70,6 +70,8 @@ RUNS = (
     Run("two-hosts", "two_hosts.py", _args("--json"), _args("--episodes 1 --json"), 230, 900),
     Run("run-ahead", "run_ahead.py", _args("--json"), _args("--depths 0 1 --iterations 20 --json"), 900, 1800,
         is_usual=False),
+    Run("slow-reads", "slow_reads.py", _args("--json"),
+        _args("--gpus 2 --reads-ms 5 --periods-ms 1 --json"), 400, 2400, Kind.COMPUTED),
     Run("sampling-cost", "sampling_cost.py", _args("--json"), _args("--seconds 2 --json"), 45, 300),
     Run("hanging-call", "hanging_call.py", _args("--json"), _args("--seconds 12 --json"), 16, 120),
     Run("load", "load.py", _args("--json"), _args("--seconds 10 --json"), 120, 400),

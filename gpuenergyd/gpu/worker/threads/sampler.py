@@ -20,7 +20,10 @@ _FAILED_READ_PAUSE_NS = 1_000_000_000
 _LEARNING_TIME_NS = 2_000_000
 """Time for a reading of each counter whose period is being learned; with slow drivers they learn one by one."""
 _PAUSE_AFTER_TICK = 3
-"""Time without periodic readings after those of a tick, as a multiple of theirs: dating and clock changes need it."""
+"""Mean time without periodic readings after those of a tick, as a multiple of theirs: dating and clock changes need it.
+"""
+_GOLDEN_RATIO = 0.618034
+"""Its multiples' fractions spread evenly, however many there are."""
 
 
 @dataclass(slots=True)
@@ -65,6 +68,7 @@ class Sampler(DriverThread):
     ) -> None:
         super().__init__("sampler", on_returned=on_returned)
         self.num_late_ticks = 0
+        self._num_stretched = 0
         self._reader = reader
         self._period_s = period_s
         self._on_samples = on_samples
@@ -135,13 +139,25 @@ class Sampler(DriverThread):
                 next_tick_ns += (num_missed + 1) * period_ns
             samples = self._read_due(now_ns, is_tick=is_tick)
             if is_tick:
-                done_ns = time.monotonic_ns()
-                paused_ns = done_ns + _PAUSE_AFTER_TICK * (done_ns - now_ns) - next_tick_ns
-                num_skipped = max(0, -(-paused_ns // period_ns))
-                self.num_late_ticks += num_skipped
-                next_tick_ns += num_skipped * period_ns
+                next_tick_ns = self._tick_after(now_ns, next_tick_ns, period_ns)
             if is_tick and samples:
                 self._on_samples(samples)
+
+    def _tick_after(self, began_ns: int, next_tick_ns: int, period_ns: int) -> int:
+        """Return the instant of the tick after the one whose readings began at `began_ns` and have just ended.
+
+        With a slow driver it is later than the period demands, by irregular pauses: at regular ones, every tick could
+        hide an update of a counter with the same period, which then is never dated.
+        """
+        done_ns = time.monotonic_ns()
+        pause_ns = _PAUSE_AFTER_TICK * (done_ns - began_ns)
+        if done_ns + pause_ns <= next_tick_ns:
+            return next_tick_ns
+        self._num_stretched += 1
+        share = 0.5 + self._num_stretched * _GOLDEN_RATIO % 1.0
+        tick_ns = max(next_tick_ns, done_ns + round(share * pause_ns))
+        self.num_late_ticks += -(-(tick_ns - next_tick_ns) // period_ns)
+        return tick_ns
 
     def _read_due(self, now_ns: int, *, is_tick: bool) -> list[GpuSample]:
         samples = []

@@ -1,0 +1,211 @@
+"""A virtual training whose energy counters the real sampler reads, by slow calls, in virtual time.
+
+The sampler's thread and the training take turns: time stands still for the sampler at the instant up to which the
+training's energy is known. Nothing waits for real time, and the same seed gives the same readings.
+"""
+
+import random
+import threading
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, Self
+from unittest.mock import patch
+
+from gpuenergyd.core.job.messages import RankReported
+from gpuenergyd.core.measurement.telemetry import RankIteration
+from gpuenergyd.gpu.device import EnergyReading, GpuDetails, GpuIdentity, GpuReading
+from gpuenergyd.gpu.link.messages import GpuSample
+from gpuenergyd.gpu.worker.threads import sampler
+from tests.support.virtual_training import VirtualTraining
+
+_WAKEUP_NS = (50_000, 200_000)
+"""How late a waiting thread wakes up."""
+_CALLS_PER_READING = 4
+"""Driver calls of a reading of all values: energy, power, clock, temperature."""
+_MAX_PENDING = 4
+"""Iterations that wait for their energy, as in the daemon; then they are observed without it."""
+
+
+class _Stopped(BaseException):
+    """Ends the sampler's thread."""
+
+
+@dataclass
+class _Clock:
+    """Time of the sampler's thread, which waits while it is ahead of the training."""
+
+    random: random.Random
+    now_ns: int
+    _horizon_ns: int = 0
+    _is_stopped: bool = False
+    _turn: threading.Condition = field(default_factory=threading.Condition)
+
+    def monotonic_ns(self) -> int:
+        """Return the present of the sampler."""
+        return self.now_ns
+
+    def advance(self, duration_ns: int) -> None:
+        """Let time pass in the sampler's thread."""
+        self.now_ns += max(1, duration_ns)
+        with self._turn:
+            while self.now_ns > self._horizon_ns:
+                self._turn.notify_all()
+                if self._is_stopped:
+                    raise _Stopped
+                self._turn.wait()
+
+    def run_until(self, horizon_ns: int) -> None:
+        """Let the sampler run up to this instant; called by the training."""
+        with self._turn:
+            self._horizon_ns = horizon_ns
+            self._turn.notify_all()
+            has_come = self._turn.wait_for(lambda: self.now_ns > self._horizon_ns, timeout=60.0)
+        assert has_come, "the sampler ended"
+
+    def stop(self) -> None:
+        """Have the sampler's thread end."""
+        with self._turn:
+            self._is_stopped = True
+            self._horizon_ns = 0
+            self._turn.notify_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep, as the condition that the sampler waits for."""
+        self.advance(round(timeout_s * 1e9) + self.random.randint(*_WAKEUP_NS))
+
+    def notify(self) -> None:
+        """Do nothing: nobody else wakes the sampler."""
+
+
+@dataclass
+class _Counters:
+    """Reads the counters of a training; a call looks at the counter at some instant within it."""
+
+    training: "SlowlyReadTraining"
+    clock: _Clock
+    read_ns: int
+    period_ns: int
+
+    def identities(self) -> tuple[GpuIdentity, ...]:
+        """Return no GPU: nobody asks."""
+        return ()
+
+    def details(self, gpu_uuid: str) -> GpuDetails:
+        """Return nothing: nobody asks."""
+        del gpu_uuid
+        return GpuDetails()
+
+    def read(self, gpu_uuid: str) -> GpuReading:
+        """Read all values, the energy first."""
+        energy = self.read_energy(gpu_uuid)
+        self.clock.advance((_CALLS_PER_READING - 1) * self.read_ns)
+        return GpuReading(gpu_uuid, energy.read_mono_ns, total_energy_j=energy.total_energy_j)
+
+    def read_energy(self, gpu_uuid: str) -> EnergyReading:
+        """Read the energy alone."""
+        begin_ns = self.clock.now_ns
+        seen_ns = begin_ns + self.clock.random.randint(0, self.read_ns)
+        self.clock.advance(self.read_ns)
+        pp_rank = int(gpu_uuid.removeprefix("GPU-"))
+        energy_j = round(self.training.counted_j(pp_rank, seen_ns, self.period_ns), 3)
+        return EnergyReading(begin_ns + self.read_ns // 2, self.read_ns, energy_j)
+
+
+@dataclass
+class SlowlyReadTraining(VirtualTraining):
+    """A virtual training with counters of a period, read by the daemon's sampler through calls of a duration."""
+
+    read_s: float = 0.0005
+    sample_period_s: float = 0.02
+
+    def __post_init__(self) -> None:
+        assert self.counter_period_s > 0, "exact counters need no sampler"
+        ranks = range(self.schedule.num_ranks)
+        self._curves: dict[int, tuple[list[float], list[float]]] = {r: ([0.0], [0.0]) for r in ranks}
+        self._held: list[list[RankIteration]] = []
+        super().__post_init__()
+        for r in ranks:
+            self._curves[r] = ([0.0, self.now_s], [self.total_j[r], self.total_j[r]])
+        self._phases_ns = [self.random.randrange(round(self.counter_period_s * 1e9)) for _ in ranks]
+        self._clock = _Clock(random.Random(self.seed), self._ns(self.now_s))
+        reader = _Counters(self, self._clock, round(self.read_s * 1e9), round(self.counter_period_s * 1e9))
+        self._patch = patch.object(sampler, "time", SimpleNamespace(monotonic_ns=self._clock.monotonic_ns))
+        self._patch.start()
+        self.sampler = sampler.Sampler(
+            reader,
+            [f"GPU-{r}" for r in ranks],
+            period_s=self.sample_period_s,
+            on_samples=self._record,
+            on_settled=lambda _: None,
+            on_health=_fail,
+            on_counter_reset=_fail,
+            on_returned=_fail,
+        )
+        self.sampler._wakeup = self._clock  # type: ignore[assignment]  # it waits in virtual time
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the sampler's thread."""
+        self._clock.stop()
+        self._thread.join(30.0)
+        self._patch.stop()
+
+    def counted_j(self, pp_rank: int, at_ns: int, period_ns: int) -> float:
+        """Return what a counter shows at an instant: the energy at its last update."""
+        phase_ns = self._phases_ns[pp_rank]
+        at_s = (phase_ns + (at_ns - phase_ns) // period_ns * period_ns) / 1e9
+        instants, energies = self._curves[pp_rank]
+        right = bisect_right(instants, at_s)
+        if right == len(instants):
+            return energies[-1]
+        left = right - 1
+        share = (at_s - instants[left]) / (instants[right] - instants[left])
+        return energies[left] + share * (energies[right] - energies[left])
+
+    @property
+    def num_dated(self) -> int:
+        """How many counters have updates slow enough to be dated one by one."""
+        return sum(bool(gpu.edges.period_ns) and not gpu.edges.is_fast for gpu in self.sampler._gpus.values())
+
+    def _sample(self) -> None:
+        try:
+            self._clock.advance(1)
+            self.sampler._work()  # the sampler's own thread would wait in real time
+        except _Stopped:
+            return
+
+    def _record(self, samples: Sequence[GpuSample]) -> None:
+        for sample in samples:
+            if sample.energy_edge_mono_ns is not None and sample.total_energy_j is not None:
+                counter = self.counters[int(sample.gpu_uuid.removeprefix("GPU-"))]
+                counter.record(sample.energy_edge_mono_ns, sample.total_energy_j)
+
+    def _spend(self, r: int, power_w: float, from_s: float, until_s: float) -> None:
+        self.total_j[r] += power_w * (until_s - from_s)
+        instants, energies = self._curves[r]
+        if until_s > instants[-1]:
+            instants.append(until_s)
+            energies.append(self.total_j[r])
+
+    def _hear(self, reports: list[RankIteration]) -> None:
+        self._held.append(reports)
+        self._clock.run_until(self._ns(min(self._free_s.values())))
+        while self._held and (self._is_covered(self._held[0]) or len(self._held) > _MAX_PENDING):
+            for report in self._held.pop(0):
+                self.feed(RankReported(report))
+
+    def _is_covered(self, reports: Sequence[RankIteration]) -> bool:
+        return all(self.counters[own.pp_rank].covers(own.next_begin_ns or own.end_ns) for own in reports)
+
+
+def _fail(*arguments: Any) -> None:
+    raise AssertionError(f"the sampler reports a failure: {arguments}")
