@@ -7,7 +7,7 @@ training's energy is known. Nothing waits for real time, and the same seed gives
 import random
 import threading
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Self
@@ -102,6 +102,18 @@ class _Counters:
         """Return nothing: nobody asks."""
         del gpu_uuid
         return GpuDetails()
+
+    def observe_only_reasons(self) -> Mapping[str, str]:
+        """Return no GPU: nobody asks."""
+        return {}
+
+    def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
+        """Return no process: nobody asks."""
+        del gpu_uuid
+        return ()
+
+    def close(self) -> None:
+        """Do nothing: there is no driver."""
 
     def read(self, gpu_uuid: str) -> GpuReading:
         """Read all values, the energy first."""
