@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs pages package test check lint types layers spelling format unit again frameworks coverage mutation fuzz audit pythons bench bench-planner bench-profiling bench-carbon bench-emulation clean
+.PHONY: help install demo docs pages package test check lint types pyright layers spelling format unit again frameworks coverage mutation fuzz audit pythons bench bench-planner bench-profiling bench-carbon bench-emulation clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -49,19 +49,21 @@ pages: $(STAMP)  ## write the generated pages, pictures and figures of the docum
 docs: $(STAMP)  ## build the documentation site into build/docs/
 	$(BIN)/python -m docs.site build/docs
 
-# The type checkers use one core each and the tests mostly wait at first, so they run side by side.
-test: lint  ## all checks and tests, as in CI
+# mypy uses one core and the tests mostly wait at first, so they run side by side.
+test: lint  ## checks and all tests; CI runs this and then pyright
 	@$(MAKE) --no-print-directory --jobs=2 types layers spelling unit
 
-check: lint types layers spelling  ## static checks
+check: lint types pyright layers spelling  ## all static checks
 
 lint: $(STAMP)  ## ruff: rules and formatting
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-types: $(STAMP)  ## mypy and pyright
+types: $(STAMP)  ## mypy
 	$(BIN)/mypy
 	$(BIN)/mypy benchmarks/runs
+
+pyright: $(STAMP)  ## pyright, the type checker of many editors: a minute
 	$(BIN)/pyright
 
 layers: $(STAMP)  ## import-linter: the architecture's layers

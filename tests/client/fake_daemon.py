@@ -24,18 +24,21 @@ class _UnixHttpServer(socketserver.ThreadingUnixStreamServer):
 
 
 class _RequestHandler(QuietHandler):
-    server: _UnixHttpServer
+    @property
+    def _fake(self) -> "FakeDaemon":
+        assert isinstance(self.server, _UnixHttpServer)
+        return self.server.fake
 
     def setup(self) -> None:
         super().setup()
-        self.server.fake.connections.append(self.connection)
+        self._fake.connections.append(self.connection)
 
     def do_GET(self) -> None:  # noqa: N802  the name that http.server calls it by
-        self._answer(*self.server.fake.answer("GET", self.path, {}))
+        self._answer(*self._fake.answer("GET", self.path, {}))
 
     def do_POST(self) -> None:  # noqa: N802  the name that http.server calls it by
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self._answer(*self.server.fake.answer("POST", self.path, body))
+        self._answer(*self._fake.answer("POST", self.path, body))
 
     def _answer(self, status: int, body: dict[str, Any]) -> None:
         self.send_json(json.dumps(body).encode(), status)

@@ -234,7 +234,14 @@ class SwitchCalibration:
 
     def _measured(self) -> SwitchLatency | None:
         """Return the latency from the measured changes; None while both directions have too few."""
-        both = {d: [s for s in self._switches if s.direction is d] for d in Direction}
+        both: dict[Direction, list[ObservedSwitch]] = {d: [] for d in Direction}
+        to_region: dict[tuple[Direction, ClockRegion], list[ObservedSwitch]] = {}
+        between: dict[tuple[Direction, ClockRegion, ClockRegion], list[ObservedSwitch]] = {}
+        for switch in self._switches:
+            direction, (source, target) = switch.direction, self._regions(switch)
+            both[direction].append(switch)
+            to_region.setdefault((direction, target), []).append(switch)
+            between.setdefault((direction, source, target), []).append(switch)
         known = {direction: _figures(own) for direction, own in both.items() if len(own) >= ENOUGH}
         if not known:
             return None
@@ -242,13 +249,13 @@ class SwitchCalibration:
         raises, lowers = (known.get(d) or next(iter(known.values())) for d in (Direction.RAISE, Direction.LOWER))
         regions = []
         for direction in known:
-            for from_region in ClockRegion:
-                for to_region in ClockRegion:
-                    same_target = [s for s in both[direction] if self._regions(s)[1] is to_region]
-                    own = [s for s in same_target if self._regions(s)[0] is from_region]
-                    enough = next((group for group in (own, same_target) if len(group) >= ENOUGH), None)
-                    if enough is not None:
-                        regions.append(RegionLatency(direction, from_region, to_region, *_figures(enough)))
+            of_target = {t: _figures(g) for (d, t), g in to_region.items() if d is direction and len(g) >= ENOUGH}
+            for source in ClockRegion:
+                for target in ClockRegion:
+                    own = between.get((direction, source, target), [])
+                    figures = _figures(own) if len(own) >= ENOUGH else of_target.get(target)
+                    if figures is not None:
+                        regions.append(RegionLatency(direction, source, target, *figures))
         return SwitchLatency(
             raise_s=raises[1],
             lower_s=lowers[0],
