@@ -1,7 +1,7 @@
 """Plans with perfect knowledge of a virtual training, and their energy: the optimum that policies are compared with."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 from gpuenergyd.core.pipeline.graph import InstructionClass
@@ -11,6 +11,7 @@ from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.bubble_aware.model import PipelineModel
 from gpuenergyd_policies.bubble_aware.planning import plan_from_model
+from gpuenergyd_policies.profiling.calls import CallCost
 from tests.support.virtual_training import CLOCKS_MHZ, VirtualTraining, a100_waiting_power_w
 
 LOWEST_CLOCK_RATIO = 0.5
@@ -45,15 +46,21 @@ class Informed:
 
     profile: PipelineProfile
     target: PerformanceTarget | None = None
+    calls: CallCost = field(default_factory=CallCost)
+    max_segments: tuple[int, ...] | None = None
 
     def next_plan(self, view: JobView) -> ClockPlan:
         """Return the plan from the true profile, and keep it until the target changes."""
         if view.issued_plans and view.target == self.target:
             return view.issued_plans[-1]
         self.target = view.target
-        model = PipelineModel.of(view, self.profile)
         return plan_from_model(
-            view, model, caution_ratio=0.0, number=view.num_issued() + 1, why="planned from the true profile"
+            view,
+            PipelineModel.of(view, self.profile, self.calls),
+            caution_ratio=0.0,
+            number=view.num_issued() + 1,
+            why="planned from the true profile",
+            max_segments=self.max_segments,
         )
 
 

@@ -355,6 +355,8 @@ class VirtualTraining:
         # One driver: what was called for last is what holds in the end.
         effective_s = max([asked_s + latency_s, *(p.effective_s for p in own if p.clock != clock)])
         own.append(_Pending(effective_s, clock, asked_s))
+        if clock != before:
+            self.clocks[r].record_call(self._ns(asked_s))
         own.sort(key=lambda p: p.effective_s)
 
     def _learn_latency(self, r: int, change: "_Pending") -> None:

@@ -31,6 +31,11 @@ def merge_observations(members: Mapping[MemberKey, IterationObservation]) -> Ite
         iteration_time_s=first.iteration_time_s,
         instruction_samples=tuple(s for pp_rank, ranks in stages.items() for s in _slowest(pp_rank, ranks)),
         ranks=tuple(_energy(pp_rank, ranks) for pp_rank, ranks in stages.items()),
+        call_samples=tuple(
+            replace(sample, instruction_class=replace(sample.instruction_class, pp_rank=pp_rank))
+            for pp_rank, ranks in stages.items()
+            for sample in ranks[0].call_samples
+        ),
         turnarounds_s=tuple(_turnaround_s(ranks) for ranks in stages.values()),
         lead_s=first.lead_s,
         is_regular=all(observation.is_regular for observation in members.values()),

@@ -29,6 +29,8 @@ class InstructionSample:
     shares: tuple[ClockShare, ...]
     count: int
     chunk_index: int = 0
+    num_calls: float = 0.0
+    """Mean number of driver calls that set the GPU's clock and began in one of these instructions."""
 
     @property
     def time_s(self) -> float:
@@ -44,6 +46,20 @@ class InstructionSample:
     def main_share(self) -> ClockShare:
         """Share with the longest time."""
         return max(self.shares, key=lambda share: share.time_s)
+
+
+@dataclass(frozen=True, slots=True)
+class CallSample:
+    """Median times at the clocks before and after, of instructions in which one call that sets the clock began.
+
+    A clock that took effect only after their end is missing: then `after` is no time at the clock before. They tell
+    what a call costs training: such instructions take longer than both clocks explain.
+    """
+
+    instruction_class: InstructionClass
+    before: ClockShare
+    after: ClockShare
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +110,8 @@ class IterationObservation:
     """Time that the job waited for other replicas of its training."""
     is_at_straggler_pace: bool = False
     """Whether a straggler among the replicas set the iteration time, which is then no measure of the job itself."""
+    call_samples: tuple[CallSample, ...] = ()
+    """Instructions in which a clock was set."""
 
     @property
     def is_own(self) -> bool:

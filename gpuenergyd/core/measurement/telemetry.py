@@ -3,13 +3,14 @@
 Instants are integer nanoseconds of the host's monotonic clock; they are arguments, no function here reads a clock.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 from gpuenergyd.core.measurement.observation import (
+    CallSample,
     ClockShare,
     InstructionSample,
     IterationObservation,
@@ -25,23 +26,34 @@ ClockIntervals = Sequence[tuple[int, int]]
 _NS_PER_S = 1e9
 _OUTLIER_RATIO = 1.3
 """An instruction longer than this ratio of its class's median in the iteration was disturbed."""
+_ONE_CHANGE = 2
+"""Clock intervals of an instruction in which one clock took effect."""
 _WAITED_AT_LEAST_S = 0.002
 """Minimum gap before an instruction that counts as a wait for its input."""
 
 
 @dataclass(slots=True)
 class ClockHistory:
-    """Effective clock of one GPU over time, a step function."""
+    """Effective clock of one GPU over time, a step function, and the driver calls that set it."""
 
     initial_sm_clock_mhz: int
     _at_ns: list[int] = field(default_factory=list)
     _clocks_mhz: list[int] = field(default_factory=list)
+    _calls_ns: list[int] = field(default_factory=list)
 
     def record(self, effective_mono_ns: int, sm_clock_mhz: int) -> None:
         """Record a clock and the instant at which it took effect; records may arrive out of order."""
         position = bisect_right(self._at_ns, effective_mono_ns)
         self._at_ns.insert(position, effective_mono_ns)
         self._clocks_mhz.insert(position, sm_clock_mhz)
+
+    def record_call(self, called_mono_ns: int) -> None:
+        """Record the begin of a driver call that sets the clock; records may arrive out of order."""
+        insort(self._calls_ns, called_mono_ns)
+
+    def num_calls_between(self, begin_ns: int, end_ns: int) -> int:
+        """Return how many driver calls began in an interval, its begin included."""
+        return bisect_left(self._calls_ns, end_ns) - bisect_left(self._calls_ns, begin_ns)
 
     def clocks_between(self, begin_ns: int, end_ns: int) -> ClockIntervals:
         """Return the clocks over an interval and how long each was effective."""
@@ -64,6 +76,7 @@ class ClockHistory:
 
     def forget_before(self, mono_ns: int) -> None:
         """Drop records older than an instant, except the clock effective at that instant."""
+        del self._calls_ns[: bisect_left(self._calls_ns, mono_ns)]
         keep_from = bisect_right(self._at_ns, mono_ns)
         if keep_from > 1:
             self.initial_sm_clock_mhz = self._clocks_mhz[keep_from - 2]
@@ -204,12 +217,15 @@ def observe_iteration(
     """
     window = iteration_window(next(rank for rank in ranks if rank.pp_rank == 0))
     samples: list[InstructionSample] = []
+    with_call: list[CallSample] = []
     energies: list[RankEnergy] = []
     spans: list[ObservedSpan] = []
     for rank in ranks:
         history = clocks[rank.pp_rank]
         by_instruction = [history.clocks_between(m.begin_ns, m.end_ns) for m in rank.instructions]
-        samples += _instruction_samples(rank, by_instruction)
+        num_calls = [history.num_calls_between(m.begin_ns, m.end_ns) for m in rank.instructions]
+        samples += _instruction_samples(rank, by_instruction, num_calls)
+        with_call += _call_samples(rank, by_instruction, num_calls)
         late = [m for before in previous if before.pp_rank == rank.pp_rank for m in before.instructions]
         energies.append(_rank_energy(rank, late, window, history, counters[rank.pp_rank]))
         spans += [_span(m, window, own) for m, own in zip(rank.instructions, by_instruction, strict=True)]
@@ -219,6 +235,7 @@ def observe_iteration(
         plan_id=plan_id,
         iteration_time_s=(window.end_ns - window.begin_ns) / _NS_PER_S,
         instruction_samples=tuple(samples),
+        call_samples=tuple(with_call),
         ranks=tuple(energies),
         is_regular=is_regular,
         communication_latency_s=latency_s,
@@ -243,22 +260,24 @@ def _lead_s(rank: RankIteration) -> float | None:
     return (min(measured.begin_ns for measured in rank.instructions) - rank.begin_ns) / _NS_PER_S
 
 
-def _instruction_samples(rank: RankIteration, clocks: Sequence[ClockIntervals]) -> list[InstructionSample]:
-    """Return the samples of a rank's instructions; `clocks` holds the clock intervals of each."""
-    groups: dict[tuple[InstructionKind, int, int], list[dict[int, int]]] = defaultdict(list)
-    for measured, intervals in zip(rank.instructions, clocks, strict=True):
+def _instruction_samples(
+    rank: RankIteration, clocks: Sequence[ClockIntervals], num_calls: Sequence[int]
+) -> list[InstructionSample]:
+    """Return the samples of a rank's instructions, given the clock intervals and the number of calls of each."""
+    groups: dict[tuple[InstructionKind, int, int], list[tuple[dict[int, int], int]]] = defaultdict(list)
+    for measured, intervals, calls in zip(rank.instructions, clocks, num_calls, strict=True):
         shares: dict[int, int] = {}
         for clock, duration_ns in intervals:
             shares[clock] = shares.get(clock, 0) + duration_ns
         if shares:
             mostly = max(shares, key=shares.__getitem__)
-            groups[measured.instruction.kind, measured.instruction.chunk_index, mostly].append(shares)
+            groups[measured.instruction.kind, measured.instruction.chunk_index, mostly].append((shares, calls))
     samples = []
     for (kind, chunk_index, _), members in sorted(groups.items()):
-        typical_ns = median(sum(shares.values()) for shares in members)
-        kept = [shares for shares in members if sum(shares.values()) <= _OUTLIER_RATIO * typical_ns]
+        typical_ns = median(sum(shares.values()) for shares, _ in members)
+        kept = [(shares, calls) for shares, calls in members if sum(shares.values()) <= _OUTLIER_RATIO * typical_ns]
         total: dict[int, int] = defaultdict(int)
-        for shares in kept:
+        for shares, _ in kept:
             for clock, duration_ns in shares.items():
                 total[clock] += duration_ns
         samples.append(
@@ -271,9 +290,31 @@ def _instruction_samples(rank: RankIteration, clocks: Sequence[ClockIntervals]) 
                     for clock, duration_ns in sorted(total.items(), reverse=True)
                 ),
                 count=len(kept),
+                num_calls=sum(calls for _, calls in kept) / len(kept),
             )
         )
     return samples
+
+
+def _call_samples(rank: RankIteration, clocks: Sequence[ClockIntervals], num_calls: Sequence[int]) -> list[CallSample]:
+    """Return the samples of instructions in which one call began, with at most one change of the effective clock."""
+    groups: dict[tuple[InstructionKind, int, int, int], list[tuple[int, int]]] = defaultdict(list)
+    for measured, intervals, calls in zip(rank.instructions, clocks, num_calls, strict=True):
+        if calls != 1 or not 0 < len(intervals) <= _ONE_CHANGE:
+            continue
+        before_mhz, before_ns = intervals[0]
+        after_mhz, after_ns = intervals[1] if len(intervals) == _ONE_CHANGE else (before_mhz, 0)
+        key = (measured.instruction.kind, measured.instruction.chunk_index, before_mhz, after_mhz)
+        groups[key].append((before_ns, after_ns))
+    return [
+        CallSample(
+            InstructionClass(rank.pp_rank, kind, chunk_index),
+            ClockShare(before_mhz, median(before for before, _ in members) / _NS_PER_S),
+            ClockShare(after_mhz, median(after for _, after in members) / _NS_PER_S),
+            len(members),
+        )
+        for (kind, chunk_index, before_mhz, after_mhz), members in sorted(groups.items())
+    ]
 
 
 def _busy_s(ranks: Sequence[RankIteration], graph: DependencyGraph, clocks: Mapping[int, ClockHistory]) -> float | None:

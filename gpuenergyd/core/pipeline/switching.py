@@ -13,9 +13,10 @@ with too few changes uses those with the same target region, then all of the sam
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import median
+from typing import Self
 
 ENOUGH = 12
 """Minimum number of changes for an estimate: the 90th percentile of fewer is one of the two slowest."""
@@ -138,6 +139,8 @@ class SwitchLatency:
     """Maximum clock that the regions are relative to."""
     regions: tuple[RegionLatency, ...] = ()
     basis: LatencyBasis = LatencyBasis.ASSUMED
+    stall_s: float = 0.0
+    """Time for which a driver call stops the work of the GPU whose clock it sets."""
 
     def late_s(self, from_sm_clock_mhz: int, to_sm_clock_mhz: int) -> float:
         """Return the lead of a request for this change: its late (90th percentile) latency."""
@@ -154,6 +157,19 @@ class SwitchLatency:
         if to_sm_clock_mhz <= from_sm_clock_mhz:
             return self.lower_s
         return self.raise_s if self.typical_raise_s is None else self.typical_raise_s
+
+    def delayed(self, delay_s: float) -> Self:
+        """Return the latency if clocks take effect so much later than they are reported, never before the call."""
+        return replace(
+            self,
+            raise_s=max(0.0, self.raise_s + delay_s),
+            lower_s=max(0.0, self.lower_s + delay_s),
+            typical_raise_s=None if self.typical_raise_s is None else max(0.0, self.typical_raise_s + delay_s),
+            regions=tuple(
+                replace(r, typical_s=max(0.0, r.typical_s + delay_s), late_s=max(0.0, r.late_s + delay_s))
+                for r in self.regions
+            ),
+        )
 
     def _region(self, from_sm_clock_mhz: int, to_sm_clock_mhz: int) -> RegionLatency | None:
         direction = direction_of(from_sm_clock_mhz, to_sm_clock_mhz)

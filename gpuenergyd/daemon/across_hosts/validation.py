@@ -91,8 +91,10 @@ def _check_member(member: ReportedMember) -> None:
         times_s = [o.iteration_time_s, *(s.time_s for s in o.instruction_samples)]
         times_s += [share.time_s for s in o.instruction_samples for share in s.shares]
         times_s += [at.time_s for rank in o.ranks for at in rank.time_at]
+        times_s += [share.time_s for s in o.call_samples for share in (s.before, s.after)]
         # A sample without any clock was not measured.
         clocks_mhz = [min((share.sm_clock_mhz for share in s.shares), default=0) for s in o.instruction_samples]
+        clocks_mhz += [min(s.before.sm_clock_mhz, s.after.sm_clock_mhz) for s in o.call_samples]
         if len(o.ranks) != 1 or min(times_s) < 0 or max(times_s) > MAX_PACE_S or min(clocks_mhz, default=1) <= 0:
             raise ProtocolError(
                 f"{where}: iteration {o.iteration_index} must hold one rank, times in [0, {MAX_PACE_S:g}] s"

@@ -119,6 +119,7 @@ class Gpu:
         if change.effective_mono_ns is not None:
             effective_ns = (change.effective_mono_ns + (change.unseen_until_mono_ns or change.returned_mono_ns)) // 2
         self.clocks.record(effective_ns, change.requested_sm_clock_mhz)
+        self.clocks.record_call(change.called_mono_ns)
         switch = observed_switch(change)
         return switch is not None and self.switching.observe(switch)
 

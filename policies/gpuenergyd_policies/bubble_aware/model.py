@@ -1,13 +1,14 @@
 """The model that a job's pipeline is planned with: fitted profile, dependency graph, and time outside the graph."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.profile import PipelineProfile
+from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
 from gpuenergyd.core.policy_api.previous_run import PREVIOUS_PROFILE
@@ -15,6 +16,7 @@ from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.observed_pipeline import observed_pipeline
 from gpuenergyd_policies.planning.frontier import frontier
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching
+from gpuenergyd_policies.profiling.calls import CallCost
 from gpuenergyd_policies.profiling.fit import NotEnoughDataError, fit_profile
 from gpuenergyd_policies.profiling.procedure import FitQuality
 from gpuenergyd_policies.profiling.regret import predicted_regret_ratio
@@ -30,10 +32,13 @@ class PipelineModel:
     baseline_energy_j: float
     bias_s: float
     """Measured iteration time at full speed minus that of the graph."""
+    latencies: tuple[SwitchLatency, ...]
+    """Of each rank's GPU, with what calls cost this job."""
+    calls: CallCost
 
     @classmethod
-    def of(cls, view: JobView, profile: PipelineProfile) -> "PipelineModel":
-        """Return the model of a job whose profile is known."""
+    def of(cls, view: JobView, profile: PipelineProfile, calls: CallCost | None = None) -> "PipelineModel":
+        """Return the model of a job whose profile is known; calls cost nothing by default."""
         observed = observed_pipeline(view, profile)
         options = [profile[i.instruction_class].at_max_clock for i in observed.graph.instructions]
         energy_j = iteration_energy_j(
@@ -43,7 +48,11 @@ class PipelineModel:
             num_ranks=observed.graph.num_ranks,
             blocking_power_w=profile.blocking_power_w,
         )
-        return cls(profile, observed.graph, energy_j, observed.bias_s)
+        calls = calls or CallCost()
+        latencies = tuple(
+            replace(gpu.switch_latency.delayed(calls.delay_s), stall_s=calls.stall_s) for gpu in view.gpus
+        )
+        return cls(profile, observed.graph, energy_j, observed.bias_s, latencies, calls)
 
     @property
     def bias_energy_j(self) -> float:
@@ -68,14 +77,13 @@ class PipelineModel:
         changes). At full speed little of that shows; in a plan that uses all slack, all of it does.
         """
         profiling_plans = {p.plan_id: p for p in view.issued_plans if p.purpose is PlanPurpose.PROFILE}
-        latencies = tuple(gpu.switch_latency for gpu in view.gpus)
         excesses_s = []
         for observation in view.observations:
             plan = profiling_plans.get(observation.plan_id or "")
             if plan is None or not observation.is_regular:
                 continue
             changes = tuple(plan.changes_of(r) for r in range(self.graph.num_ranks))
-            simulated = simulate_switching(self.graph, self.profile, changes, latency=latencies)
+            simulated = simulate_switching(self.graph, self.profile, changes, latency=self.latencies)
             excesses_s.append(observation.own_time_s - simulated.iteration_time_s - self.bias_s)
         return median(excesses_s) if excesses_s else 0.0
 
@@ -86,8 +94,8 @@ def fit_model(view: JobView) -> PipelineModel:
     Raises:
         NotEnoughDataError: the iterations do not determine a profile.
     """
-    profile = fit_profile(iterations_to_fit(view), view.gpus).profile
-    return PipelineModel.of(view, under_ceilings(profile, view))
+    fitted = fit_profile(iterations_to_fit(view), view.gpus)
+    return PipelineModel.of(view, under_ceilings(fitted.profile, view), fitted.calls)
 
 
 def fit_quality(view: JobView) -> FitQuality:
@@ -96,7 +104,7 @@ def fit_quality(view: JobView) -> FitQuality:
         fitted = fit_profile(iterations_to_fit(view), view.gpus)
     except NotEnoughDataError:
         return FitQuality(regret_ratio=math.inf, doubtful=frozenset())
-    model = PipelineModel.of(view, fitted.profile)
+    model = PipelineModel.of(view, fitted.profile, fitted.calls)
     target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
     regret_ratio = predicted_regret_ratio(fitted, model.graph, deadline_s=target_s - model.bias_s)
     return FitQuality(regret_ratio, fitted.doubtful)

@@ -4,12 +4,11 @@ Caution is that margin: the planner assumes that every instruction below its max
 in its profile, which leaves that much slack.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 
-from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.plan import (
-    ClockChange,
     ClockPlan,
     PlanPrediction,
     PlanPurpose,
@@ -17,16 +16,12 @@ from gpuenergyd.core.pipeline.plan import (
     baseline_plan,
 )
 from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile
-from gpuenergyd.core.pipeline.switching import SwitchLatency
-from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd_policies.bubble_aware.candidates import Candidates
 from gpuenergyd_policies.bubble_aware.model import PipelineModel, fit_model
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
-from gpuenergyd_policies.planning.frontier import SolvedPlan, min_iteration_time_s, solve
+from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.problem import Effort
-from gpuenergyd_policies.planning.switching.requests import clock_changes
-from gpuenergyd_policies.planning.switching.segments import plan_segments
-from gpuenergyd_policies.planning.switching.simulation import SimulatedIteration, simulate_switching
 from gpuenergyd_policies.profiling.fit import NotEnoughDataError
 
 
@@ -40,6 +35,10 @@ class Figure(StrEnum):
     """The longest latency of a change to a faster clock that the plan was made with."""
     TARGET = "target_time_ratio"
     """The target that the plan was made for, in baseline iteration times."""
+    CALL_STALL = "call_stall_s"
+    """For how long a call that sets a clock stops the GPU's work, as learned from this job."""
+    CLOCK_DELAY = "clock_delay_s"
+    """How much later than reported clocks take effect, as learned from this job."""
 
 
 def tuned_plan(
@@ -67,8 +66,12 @@ def plan_from_model(
     number: int,
     why: str,
     unverified_ratio: float = 0.0,
+    max_segments: Sequence[int] | None = None,
 ) -> ClockPlan:
-    """Return the plan for a known model of the pipeline; for caution see `tuned_plan`."""
+    """Return the plan for a known model of the pipeline; for caution see `tuned_plan`.
+
+    With `max_segments`, only plans with so many clock segments per rank and iteration are considered.
+    """
     target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
     if caution_ratio is None:
         noise_s = TUNING.caution_of_noise * view.baseline.iteration_sigma_s
@@ -78,7 +81,8 @@ def plan_from_model(
     deadline_s = max(target_s - model.bias_s, min_iteration_time_s(model.graph, cautious))
     solved = solve(model.graph, cautious, deadline_s=deadline_s, forced=view.target.is_forced)
     bound = solve(model.graph, model.profile, deadline_s=deadline_s, forced=view.target.is_forced, effort=Effort.QUICK)
-    chosen = _choose_candidate(view, model, cautious, solved)
+    candidates = Candidates(model, cautious, solved, bound.lower_bound_j, is_forced=view.target.is_forced)
+    chosen = candidates.best(max_segments)
     return ClockPlan(
         plan_id=view.plan_id(f"tuned-{number}"),
         purpose=PlanPurpose.TUNED,
@@ -99,6 +103,8 @@ def plan_from_model(
             (Figure.UNVERIFIED, unverified_ratio),
             (Figure.SWITCH_LATENCY, raise_latency_s(view)),
             (Figure.TARGET, target_s / view.baseline.iteration_time_s),
+            (Figure.CALL_STALL, model.calls.stall_s),
+            (Figure.CLOCK_DELAY, model.calls.delay_s),
         ),
     )
 
@@ -120,59 +126,3 @@ def _with_caution(profile: PipelineProfile, caution_ratio: float) -> PipelinePro
         for key, own in profile.classes.items()
     }
     return PipelineProfile(classes, profile.blocking_power_w)
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """Clocks, the clock changes that set them, and the simulated iteration with switch latencies."""
-
-    clock_of: dict[Instruction, int]
-    changes: tuple[tuple[ClockChange, ...], ...]
-    simulated: SimulatedIteration
-
-    @property
-    def num_changes(self) -> int:
-        """Clock changes in one iteration, all ranks."""
-        return sum(len(own) for own in self.changes)
-
-
-def _choose_candidate(view: JobView, model: PipelineModel, cautious: PipelineProfile, solved: SolvedPlan) -> _Candidate:
-    """Return the candidate with the fewest clock changes among those of nearly least energy."""
-    latencies = tuple(gpu.switch_latency for gpu in view.gpus)
-    candidates = _candidates(view, model, cautious, solved, latencies=latencies)
-    least_j = min(c.simulated.energy_j for c in candidates)
-    return min(
-        (c for c in candidates if c.simulated.energy_j <= (1 + TUNING.fewer_switches_ratio) * least_j),
-        key=lambda c: (c.num_changes, c.simulated.energy_j),
-    )
-
-
-def _candidates(
-    view: JobView,
-    model: PipelineModel,
-    cautious: PipelineProfile,
-    solved: SolvedPlan,
-    *,
-    latencies: tuple[SwitchLatency, ...],
-) -> list[_Candidate]:
-    """Return the plan that may switch at every instruction, and plans with few switches."""
-    free = dict(zip(model.graph.instructions, solved.sm_clocks_mhz, strict=True))
-    planned = timeline(model.graph, solved.durations_s)
-    found = [(free, clock_changes(planned, free, latency=latencies, profile=cautious))]
-    for max_segments in TUNING.max_segments:
-        plan = plan_segments(
-            model.graph,
-            cautious,
-            solved,
-            deadline_s=solved.iteration_time_s,
-            max_segments=max_segments,
-            latency=latencies,
-            forced=view.target.is_forced,
-            steps=TUNING.segment_search_steps,
-        )
-        if plan is not None:
-            found.append((dict(zip(model.graph.instructions, plan.sm_clocks_mhz, strict=True)), plan.changes))
-    return [
-        _Candidate(clock_of, changes, simulate_switching(model.graph, model.profile, changes, latency=latencies))
-        for clock_of, changes in found
-    ]

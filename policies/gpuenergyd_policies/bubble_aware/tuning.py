@@ -16,6 +16,8 @@ class Tuning:
 
     max_segments: tuple[int, ...] = (4, 8, 12)
     """Clock segments per rank and iteration: limits to evaluate, in addition to a plan without a limit."""
+    max_segments_of_priced_calls: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16)
+    """The same where each call stops the work of its GPU."""
     segment_search_steps: int = 30_000 if IS_COMPILED else 800
     """Steps of the local search for segments; without numba, as many as fit into the same time."""
     fewer_switches_ratio: float = 0.002

@@ -15,9 +15,10 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
 from gpuenergyd.core.policy_api.policy import GpuView
+from gpuenergyd_policies.profiling.calls import CallCost, fit_times_and_calls
 from gpuenergyd_policies.profiling.power import NotEnoughDataError, PowerFit, PowerModel, WorkKey, fit_power, shares_of
 from gpuenergyd_policies.profiling.residual import Residual, fit_residual
-from gpuenergyd_policies.profiling.times import TimeCurve, fit_times
+from gpuenergyd_policies.profiling.times import TimeCurve
 
 __all__ = ("FittedProfile", "NotEnoughDataError", "fit_profile")
 
@@ -43,6 +44,8 @@ class FittedProfile:
     """GPU iterations excluded because of an outlying energy."""
     is_power_model_valid: bool
     """Whether the power model explains the measured energies; if not, only measured clocks are offered."""
+    calls: CallCost
+    """What setting clocks costs; the times of the profile are without it."""
     _power: PowerFit
     _curves: Mapping[InstructionClass, TimeCurve]
     _residual: Residual
@@ -76,7 +79,8 @@ def fit_profile(observations: Sequence[IterationObservation], gpus: Sequence[Gpu
     Raises:
         NotEnoughDataError: a rank has no timed instructions, or no measured energy.
     """
-    curves = fit_times(observations)
+    curves, calls = fit_times_and_calls(observations)
+    observations = [calls.corrected(observation) for observation in observations]
     missing = sorted(set(range(len(gpus))) - {c.pp_rank for c in curves})
     if missing:
         raise NotEnoughDataError(f"ranks {missing} have no timed instructions")
@@ -104,6 +108,7 @@ def fit_profile(observations: Sequence[IterationObservation], gpus: Sequence[Gpu
         doubtful=frozenset((key, int(clock)) for key, curve in curves.items() for clock in curve.doubtful_mhz),
         num_disturbed=power.num_disturbed,
         is_power_model_valid=is_valid,
+        calls=calls,
         _power=power,
         _curves=curves,
         _residual=residual,

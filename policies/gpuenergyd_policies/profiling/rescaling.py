@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median, median_low
 
-from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.measurement.observation import ClockShare, IterationObservation
 from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile
@@ -45,14 +45,22 @@ class Change:
         below = self.full_speed_mhz[key] / sm_clock_mhz if tilt else 1.0
         return self.ratios.get(key, 1.0) * math.exp(tilt * math.log(max(1.0, below)))
 
+    def _scaled(self, key: InstructionClass, share: ClockShare) -> ClockShare:
+        return replace(share, time_s=share.time_s * self.ratio(key, share.sm_clock_mhz))
+
     def applied_to(self, observation: IterationObservation) -> IterationObservation:
         """Return an earlier iteration with rescaled instruction times; its energies and windows stay."""
         samples = []
         for sample in observation.instruction_samples:
             key = sample.instruction_class
-            shares = (replace(s, time_s=s.time_s * self.ratio(key, s.sm_clock_mhz)) for s in sample.shares)
-            samples.append(replace(sample, shares=tuple(shares)))
-        return replace(observation, instruction_samples=tuple(samples))
+            shares = tuple(self._scaled(key, share) for share in sample.shares)
+            samples.append(replace(sample, shares=shares))
+        with_call = tuple(
+            replace(s, before=self._scaled(key, s.before), after=self._scaled(key, s.after))
+            for s in observation.call_samples
+            for key in [s.instruction_class]
+        )
+        return replace(observation, instruction_samples=tuple(samples), call_samples=with_call)
 
 
 def change_of(view: JobView) -> Change | None:

@@ -266,3 +266,52 @@ def test_energy_counter_drops_only_edges_that_no_later_interval_needs() -> None:
     assert counter.energy_j(25, 35) == 10.0
     assert counter.energy_j(19, 40) is None
     assert not EnergyCounter().covers(0)
+
+
+def test_calls_are_counted_from_the_begin_of_an_interval_and_forgotten() -> None:
+    history = ClockHistory(1410)
+    for called_ns in (30, 10, 20):
+        history.record_call(called_ns)
+
+    assert history.num_calls_between(10, 30) == 2
+    assert history.num_calls_between(11, 31) == 2
+    history.forget_before(20)
+    assert history.num_calls_between(0, 100) == 2
+
+
+def _observe_calls(*called_ms: int, changes_ms: Mapping[int, int]) -> IterationObservation:
+    history = ClockHistory(1410)
+    for at_ms, clock in changes_ms.items():
+        history.record(at_ms * MS, clock)
+    for at_ms in called_ms:
+        history.record_call(at_ms * MS)
+    instructions = [
+        MeasuredInstruction(Instruction(0, InstructionKind.F, k), k * 20 * MS, (k * 20 + 20) * MS) for k in (0, 1)
+    ]
+    observation, _ = observe_iteration(
+        ranks=[RankIteration(0, 0, 0, 0, 50 * MS, 55 * MS, tuple(instructions))],
+        graph=dependency_graph(one_forward_one_backward(1, 2)),
+        clocks={0: history},
+        counters={0: EnergyCounter()},
+        plan_id=None,
+        is_regular=True,
+    )
+    return observation
+
+
+def test_an_instruction_with_a_call_shows_its_times_before_and_after_the_clock_took_effect() -> None:
+    observation = _observe_calls(21, changes_ms={25: 900})
+
+    (sample,) = observation.call_samples
+    assert (sample.before.sm_clock_mhz, sample.after.sm_clock_mhz, sample.count) == (1410, 900, 1)
+    assert (sample.before.time_s, sample.after.time_s) == pytest.approx((0.005, 0.015))
+    assert sorted(s.num_calls for s in observation.instruction_samples) == [0.0, 1.0]
+
+
+def test_a_clock_that_takes_effect_after_the_instruction_leaves_no_time_at_it() -> None:
+    (sample,) = _observe_calls(1, changes_ms={}).call_samples
+    assert (sample.before.time_s, sample.after.time_s) == pytest.approx((0.02, 0.0))
+
+
+def test_an_instruction_with_two_calls_shows_no_price_of_one() -> None:
+    assert _observe_calls(1, 5, changes_ms={8: 900}).call_samples == ()

@@ -23,7 +23,7 @@ class Pipeline(NamedTuple):
     """A pipeline: nodes in topological order, predecessors of v at pred[v]:pred[v + 1], nodes of r from first[r].
 
     Node v at clock c takes times[options[v] + c] and energies[options[v] + c]. A reduction on rank r takes effect
-    `reduction_latency[r]` after it is requested.
+    `reduction_latency[r]` after it is requested, and every change stops the rank's work for `stall[r]`.
     """
 
     order: list[int]
@@ -38,6 +38,7 @@ class Pipeline(NamedTuple):
     energies: list[float]
     num_clocks: list[int]
     reduction_latency: list[float]
+    stall: list[float]
 
 
 class Segments(NamedTuple):
@@ -218,9 +219,12 @@ def run_iteration(  # noqa: C901, PLR0912, PLR0915  the innermost loop, run hund
 ) -> tuple[float, float, float]:
     """Simulate an iteration with the planned clocks, where reductions take effect late and raises in time.
 
+    A call that stops the rank's work delays the first node after a reduction, or the last one before a raise. A raise
+    at the begin of the iteration is requested after the rank's last node, where it delays nothing.
+
     Returns the iteration time and the sums of all instructions' energies and times.
     """
-    order, pred, pred_node, pred_latency, epilogue, rank, first, options, times, energies, _, latency = pipeline
+    order, pred, pred_node, pred_latency, epilogue, rank, first, options, times, energies, _, latency, stall = pipeline
     planned, finish, active, num_pending, pending_at, pending_clock = work
     for r in range(len(first) - 1):
         active[r] = planned[first[r + 1] - 1]  # the clock at the end of the previous iteration
@@ -235,6 +239,13 @@ def run_iteration(  # noqa: C901, PLR0912, PLR0915  the innermost loop, run hund
         r = rank[v]
         at = r * MAX_PENDING
         wanted = planned[v]
+        before = planned[v - 1] if v > first[r] else planned[first[r + 1] - 1]
+        after = planned[v + 1] if v + 1 < first[r + 1] else wanted
+        called = begin
+        if wanted < before:
+            begin += stall[r]
+        if wanted < after:
+            begin += stall[r]
         clock = active[r]
         count = num_pending[r]
         while count > 0 and pending_at[at] <= begin:
@@ -257,7 +268,7 @@ def run_iteration(  # noqa: C901, PLR0912, PLR0915  the innermost loop, run hund
             elif count == 0 or pending_clock[at + count - 1] > wanted:
                 if count == MAX_PENDING:
                     count -= 1
-                pending_at[at + count] = begin + latency[r]
+                pending_at[at + count] = max(begin, called + latency[r])
                 pending_clock[at + count] = wanted
                 count += 1
         now = begin

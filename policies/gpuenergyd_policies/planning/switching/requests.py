@@ -101,10 +101,11 @@ def longest_lead_s(latency: SwitchLatency, sm_clocks_mhz: Collection[int]) -> fl
     """Return how long ahead raises between these clocks are requested.
 
     One lead for all raises of a rank keeps them in order: a longer one could overtake a shorter one before it. A plan
-    without raises uses the latency of raises in general.
+    without raises uses the latency of raises in general. The lead is at least the stall of a call: it is over when the
+    faster instruction begins.
     """
     raises_s = [latency.late_s(low, high) for low in sm_clocks_mhz for high in sm_clocks_mhz if high > low]
-    return max(raises_s, default=latency.raise_s)
+    return max(latency.stall_s, max(raises_s, default=latency.raise_s))
 
 
 def longest_raise_waits_s(

@@ -38,6 +38,7 @@ from gpuenergyd_policies.planning.switching.annealing import (
 from gpuenergyd_policies.planning.switching.requests import Latency, clock_changes, rank_latencies
 from gpuenergyd_policies.planning.switching.simulation import SimulatedIteration, simulate_switching
 
+_ROUNDING = 1e-9
 RESTARTS = 3
 SEED = 1
 """Restarts use consecutive seeds; a fixed one gives the same plan for the same input."""
@@ -82,16 +83,18 @@ def plan_segments(
     """
     search = SegmentSearch(graph, profile, latency=latency, max_segments=max_segments)
     full_speed = search.plan(search.full_speed())
-    best = full_speed if full_speed.simulated.iteration_time_s <= deadline_s else None
+    best = full_speed if full_speed.simulated.iteration_time_s <= deadline_s * (1 + _ROUNDING) else None
     idle_power_w = profile.blocking_power_w * graph.num_ranks
     full_speed_j = search.full_speed_j
+    fastest_s = min(full_speed.simulated.iteration_time_s, deadline_s)
+    late_s = 0.0
     for restart in range(RESTARTS):
         found = search.anneal(
             search.cheapest_at(solved.prices_w),
             Annealing(
                 blocking_power=profile.blocking_power_w,
                 waiting_power=0.0 if forced else idle_power_w,
-                deadline=deadline_s,
+                deadline=max(deadline_s - late_s, fastest_s) * (1 + _ROUNDING),
                 overtime_price=max(solved.price_w, idle_power_w),
                 temperature=TEMPERATURE_RATIO * max(full_speed_j - solved.energy_j, 1e-3 * full_speed_j),
                 steps=steps,
@@ -101,7 +104,8 @@ def plan_segments(
         if found is None:
             continue
         plan = search.plan(found)
-        meets_deadline = plan.simulated.iteration_time_s <= deadline_s
+        meets_deadline = plan.simulated.iteration_time_s <= deadline_s * (1 + 2 * _ROUNDING)
+        late_s += max(0.0, plan.simulated.iteration_time_s - deadline_s)
         if meets_deadline and (best is None or plan.simulated.energy_j < best.simulated.energy_j):
             best = plan
     return best
@@ -137,6 +141,7 @@ class SegmentSearch:
             energies=floats([option.energy_j for row in options for option in row]),
             num_clocks=ints([len(grid) for grid in self._grids]),
             reduction_latency=floats([latency.lower_s for latency in self._latencies]),
+            stall=floats([latency.stall_s for latency in self._latencies]),
         )
         self._work = Iteration(
             planned=ints(np.zeros(n)),

@@ -1,5 +1,6 @@
 """Simulator of iterations whose clocks change late: what clock changes cost in time and energy."""
 
+from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import add
@@ -31,7 +32,8 @@ def simulate_switching(
 ) -> SimulatedIteration:
     """Return the last of several iterations in a row, each clock in effect after its typical latency.
 
-    An instruction under way continues at the speed and power of the new clock. Iterations are joined by a barrier.
+    An instruction under way continues at the speed and power of the new clock; a call stops it for the stall of the
+    GPU's latency, at the power of waiting. Iterations are joined by a barrier.
     Every rank starts at the highest clock of its first instruction. If driver calls take time, the iterations run a
     second time with the waits for the driver that the first run shows.
     """
@@ -71,7 +73,11 @@ class _Simulation:
         for instruction in graph.instructions:
             first.setdefault(instruction.pp_rank, instruction)
         self._clocks = {
-            rank: RankClock(profile[instruction.instruction_class].at_max_clock.sm_clock_mhz, latencies[rank])
+            rank: RankClock(
+                profile[instruction.instruction_class].at_max_clock.sm_clock_mhz,
+                latencies[rank],
+                waiting_power_w=profile.blocking_power_w,
+            )
             for rank, instruction in first.items()
         }
         self.calls: list[tuple[_ChangeKey, QueuedClockCall]] = []
@@ -114,8 +120,10 @@ class _Simulation:
 class RankClock:
     """Clock of one simulated GPU over time; changes are requested in program order."""
 
-    def __init__(self, sm_clock_mhz: int, latency: SwitchLatency) -> None:
+    def __init__(self, sm_clock_mhz: int, latency: SwitchLatency, *, waiting_power_w: float = 0.0) -> None:
         self._pending: list[tuple[float, int]] = []
+        self._stalls_s: list[float] = []
+        self._waiting_power_w = waiting_power_w
         self._sm_clock_mhz = sm_clock_mhz
         self._requested_mhz = sm_clock_mhz
         self._latency = latency
@@ -130,23 +138,34 @@ class RankClock:
             effective_s = due_s + wait_s + self._latency.typical_s(before_mhz, sm_clock_mhz)
             self._pending = [p for p in self._pending if p[0] < effective_s]
             self._pending.append((effective_s, sm_clock_mhz))
+            if self._latency.stall_s:
+                insort(self._stalls_s, due_s + wait_s)
         return before_mhz
 
     def next_iteration(self, iteration_time_s: float) -> None:
         """Restart time at the end of an iteration."""
         self._pending = [(effective_s - iteration_time_s, mhz) for effective_s, mhz in self._pending]
+        self._stalls_s = [stall_s - iteration_time_s for stall_s in self._stalls_s]
 
     def run(self, options: InstructionProfile, start_s: float) -> tuple[float, float]:
         """Run one instruction from `start_s`; return its end and its energy."""
         now_s, left, energy_j = start_s, 1.0, 0.0
         while True:
+            while self._stalls_s and self._stalls_s[0] <= now_s:
+                # Of a call before this instruction, only what is left of its stall delays it.
+                until_s = max(now_s, self._stalls_s.pop(0) + self._latency.stall_s)
+                energy_j += self._waiting_power_w * (until_s - now_s)
+                now_s = until_s
             while self._pending and self._pending[0][0] <= now_s:
                 self._sm_clock_mhz = self._pending.pop(0)[1]
             option = options.interpolated(self._sm_clock_mhz)
             end_s = now_s + left * option.time_s
-            if not self._pending or end_s <= self._pending[0][0]:
+            next_s = self._pending[0][0] if self._pending else end_s
+            if self._stalls_s:
+                next_s = min(next_s, self._stalls_s[0])
+            if end_s <= next_s:
                 return end_s, energy_j + left * option.energy_j
-            done = (self._pending[0][0] - now_s) / option.time_s
+            done = (next_s - now_s) / option.time_s
             energy_j += done * option.energy_j
             left -= done
-            now_s = self._pending[0][0]
+            now_s = next_s

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gpuenergyd.core.pipeline.graph import InstructionKind, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.profile import PipelineProfile
+from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.plan_evaluation import baseline
@@ -143,3 +144,50 @@ def test_eight_segments_at_25_ms_keep_most_of_the_ideal_saving_without_slowdown(
     assert plan.simulated.iteration_time_s <= deadline_s
     ideal_j = full_speed.energy_j - solved.lower_bound_j
     assert full_speed.energy_j - plan.simulated.energy_j >= least_share * ideal_j
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    weights=st.lists(st.sampled_from([0.8, 1.0, 1.1]), min_size=2, max_size=4),
+    max_segments=st.integers(1, 5),
+    stall_s=st.sampled_from([0.01, 0.1, 0.6]),
+    latency_s=st.sampled_from([0.05, 0.3]),
+)
+def test_plans_are_on_time_with_the_stalls_of_all_their_calls(
+    weights: list[float], max_segments: int, stall_s: float, latency_s: float
+) -> None:
+    profile = forward_backward_profile(weights)
+    graph = dependency_graph(one_forward_one_backward(len(weights), 6))
+    deadline_s = baseline(graph, profile).iteration_time_s
+    latency = (SwitchLatency(latency_s, latency_s, stall_s=stall_s),) * len(weights)
+
+    plan = plan_segments(
+        graph,
+        profile,
+        solve(graph, profile, deadline_s=deadline_s),
+        deadline_s=deadline_s,
+        max_segments=max_segments,
+        latency=latency,
+        steps=4000,
+    )
+
+    assert plan is not None
+    assert plan.simulated.iteration_time_s <= deadline_s * (1 + 1e-6)
+    assert plan.simulated.energy_j <= baseline(graph, profile).energy_j * (1 + 1e-6)
+
+
+def test_a_plan_saves_without_slack_where_every_call_stalls_for_longer_than_the_latency() -> None:
+    profile = forward_backward_profile([0.8, 1.0, 0.8, 1.1])
+    graph = dependency_graph(one_forward_one_backward(4, 12))
+    full_speed = baseline(graph, profile)
+    plan = plan_segments(
+        graph,
+        profile,
+        solve(graph, profile, deadline_s=full_speed.iteration_time_s),
+        deadline_s=full_speed.iteration_time_s,
+        max_segments=3,
+        latency=(SwitchLatency(0.05, 0.05, stall_s=0.1),) * 4,
+    )
+
+    assert plan is not None
+    assert plan.simulated.energy_j < 0.99 * full_speed.energy_j

@@ -236,3 +236,23 @@ def test_in_simulation_a_raise_waits_for_another_gpus_call_unless_requested_earl
     assert simulated_s(unaware, ALONE) == pytest.approx(11.5)
     assert simulated_s(unaware, QUEUED) == pytest.approx(11.65)
     assert simulated_s(aware, QUEUED) == pytest.approx(11.5)
+
+
+STALLING = (SwitchLatency(0.5, 0.5, stall_s=0.2),) * 2
+
+
+def test_a_call_stops_the_instruction_under_way_at_the_power_of_waiting() -> None:
+    profile, changes = _two_dips(ALONE)
+    without = simulate_switching(TWO_RANKS, profile, changes, latency=ALONE)
+    with_stalls = simulate_switching(TWO_RANKS, profile, changes, latency=STALLING)
+
+    assert with_stalls.iteration_time_s > without.iteration_time_s
+    assert with_stalls.iteration_time_s <= without.iteration_time_s + 0.2 * sum(map(len, changes)) + 1e-9
+
+
+def test_a_raise_is_requested_early_enough_for_a_long_stall_to_end_before_it_is_needed() -> None:
+    long = (SwitchLatency(0.5, 0.5, stall_s=0.8),) * 2
+    _, changes = _two_dips(long)
+    _, short = _two_dips(ALONE)
+
+    assert changes[1][-1].offset_s == pytest.approx(short[1][-1].offset_s - 0.3)

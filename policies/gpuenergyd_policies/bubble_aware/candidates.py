@@ -1,0 +1,122 @@
+"""Candidates for a tuned plan: clocks that may change at every instruction, and few segments of one clock each.
+
+Where each call that sets a clock stops the work of its GPU, few changes may be best, and one clock for the whole
+iteration costs no call. Of candidates of nearly the same energy, the one with the fewest changes is taken: each change
+may be late, and changes on one host queue up.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gpuenergyd.core.pipeline.graph import Instruction
+from gpuenergyd.core.pipeline.plan import ClockChange
+from gpuenergyd.core.pipeline.profile import PipelineProfile
+from gpuenergyd.core.pipeline.timeline import timeline
+from gpuenergyd_policies.bubble_aware.model import PipelineModel
+from gpuenergyd_policies.bubble_aware.tuning import TUNING
+from gpuenergyd_policies.planning.frontier import SolvedPlan, min_iteration_time_s, solve
+from gpuenergyd_policies.planning.problem import Effort
+from gpuenergyd_policies.planning.switching.requests import clock_changes
+from gpuenergyd_policies.planning.switching.segments import plan_segments
+from gpuenergyd_policies.planning.switching.simulation import SimulatedIteration, simulate_switching
+
+_Changes = tuple[tuple[ClockChange, ...], ...]
+_ROUNDS_WITH_PRICE = 3
+_ON_TIME_RATIO = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Clocks, the clock changes that set them, and the simulated iteration with switch latencies."""
+
+    clock_of: dict[Instruction, int]
+    changes: _Changes
+    simulated: SimulatedIteration
+
+    @property
+    def num_changes(self) -> int:
+        """Clock changes in one iteration, all ranks."""
+        return sum(len(own) for own in self.changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Candidates for one deadline: that of `solved`, which is the optimum without latencies, on the cautious profile.
+
+    No plan for the deadline needs less than `lower_bound_j`. If the iteration is forced to last as long as the deadline
+    anyway, `is_forced`, waiting costs nothing extra.
+    """
+
+    model: PipelineModel
+    cautious: PipelineProfile
+    solved: SolvedPlan
+    lower_bound_j: float
+    is_forced: bool
+
+    def best(self, max_segments: Sequence[int] | None = None) -> Candidate:
+        """Return the candidate with the fewest clock changes among those of nearly least energy.
+
+        With `max_segments`, only plans with so many segments per rank and iteration are considered.
+        """
+        found = list(self._segmented(max_segments) if max_segments else self._all())
+        if not found:
+            found = [self._candidate(*self._unlimited(self.solved))]
+        least_j = min(c.simulated.energy_j for c in found)
+        return min(
+            (c for c in found if c.simulated.energy_j <= (1 + TUNING.fewer_switches_ratio) * least_j),
+            key=lambda c: (c.num_changes, c.simulated.energy_j),
+        )
+
+    def _all(self) -> Iterator[Candidate]:
+        have_price = any(latency.stall_s for latency in self.model.latencies)
+        unlimited = self._unlimited_on_time() if have_price else self._unlimited(self.solved)
+        if unlimited is not None:
+            yield self._candidate(*unlimited)
+        yield from self._segmented(TUNING.max_segments_of_priced_calls if have_price else TUNING.max_segments)
+
+    def _segmented(self, max_segments: Sequence[int]) -> Iterator[Candidate]:
+        """Return plans with few segments, until one is as good as any plan with more could be."""
+        for limit in sorted(max_segments):
+            plan = plan_segments(
+                self.model.graph,
+                self.cautious,
+                self.solved,
+                deadline_s=self.solved.iteration_time_s,
+                max_segments=limit,
+                latency=self.model.latencies,
+                forced=self.is_forced,
+                steps=TUNING.segment_search_steps,
+            )
+            if plan is not None:
+                clock_of = dict(zip(self.model.graph.instructions, plan.sm_clocks_mhz, strict=True))
+                candidate = self._candidate(clock_of, plan.changes)
+                yield candidate
+                if candidate.simulated.energy_j <= (1 + TUNING.fewer_switches_ratio) * self.lower_bound_j:
+                    return
+
+    def _candidate(self, clock_of: dict[Instruction, int], changes: _Changes) -> Candidate:
+        model = self.model
+        simulated = simulate_switching(model.graph, model.profile, changes, latency=model.latencies)
+        return Candidate(clock_of, changes, simulated)
+
+    def _unlimited(self, solved: SolvedPlan) -> tuple[dict[Instruction, int], _Changes]:
+        clock_of = dict(zip(self.model.graph.instructions, solved.sm_clocks_mhz, strict=True))
+        planned = timeline(self.model.graph, solved.durations_s)
+        return clock_of, clock_changes(planned, clock_of, latency=self.model.latencies, profile=self.cautious)
+
+    def _unlimited_on_time(self) -> tuple[dict[Instruction, int], _Changes] | None:
+        """Return clocks without a limit that meet the deadline with all calls; None if they cannot.
+
+        The solver knows no price of calls. So it solves again for deadlines that leave more and more time for them.
+        """
+        graph, deadline_s, late_s, solved = self.model.graph, self.solved.iteration_time_s, 0.0, self.solved
+        for _ in range(_ROUNDS_WITH_PRICE):
+            clock_of, changes = self._unlimited(solved)
+            simulated = simulate_switching(graph, self.cautious, changes, latency=self.model.latencies)
+            over_s = simulated.iteration_time_s - deadline_s
+            if over_s <= _ON_TIME_RATIO * deadline_s:
+                return clock_of, changes
+            late_s += over_s
+            earlier_s = max(deadline_s - late_s, min_iteration_time_s(graph, self.cautious))
+            solved = solve(graph, self.cautious, deadline_s=earlier_s, forced=self.is_forced, effort=Effort.QUICK)
+        return None

@@ -1,0 +1,67 @@
+"""Jobs whose set calls stall training: the price is learned, and the plan pays it only where it gains."""
+
+from statistics import mean
+
+import pytest
+
+from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd_policies.bubble_aware.model import fit_model
+from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from gpuenergyd_policies.profiling.calls import CallCost
+from tests.support.unkind_training import TargetLatencies, UnkindDriver, UnkindTraining
+from tests.support.virtual_training import A100Work, Work
+
+WORK: dict[tuple[int, InstructionKind], Work] = {
+    (rank, kind): A100Work(memory_s * scale, compute_s * scale, watts)
+    for rank, scale in enumerate([1.0, 0.93, 1.1])
+    for kind, memory_s, compute_s, watts in (
+        (InstructionKind.F, 0.0120, 0.0382, 0.25),
+        (InstructionKind.B, 0.0270, 0.0660, 0.27),
+    )
+}
+
+
+def trained(stall_s: float, *, reported_early_s: float = 0.0, call_s: float = 0.0) -> UnkindTraining:
+    driver = UnkindDriver(
+        TargetLatencies(0.006, 0.006, 0.0), stall_s=stall_s, reported_early_s=reported_early_s, call_s=call_s
+    )
+    training = UnkindTraining(
+        one_forward_one_backward(3, 8), WORK, BubbleAware(), noise_ratio=0.003, assumed_latency_s=0.03, driver=driver
+    )
+    training.run(70)
+    return training
+
+
+def learned(training: UnkindTraining) -> CallCost:
+    view = training.job.view()
+    assert view is not None
+    return fit_model(view).calls
+
+
+def net(training: UnkindTraining, last: int = 20) -> tuple[float, float]:
+    """Return saving and slowdown of the last iterations."""
+    (time_s, energy_j), (then_s, then_j) = (
+        (mean(t for t, _, _ in rows), mean(e for _, e, _ in rows))
+        for rows in (training.history[-last:], training.history[2:8])
+    )
+    return 1 - energy_j / then_j, time_s / then_s - 1
+
+
+def test_a_stall_of_3_ms_at_each_call_is_learned_and_costs_no_time() -> None:
+    training = trained(0.003, reported_early_s=0.004)
+    saving, slowdown = net(training)
+    calls = learned(training)
+
+    assert calls.stall_s == pytest.approx(0.003, rel=0.1)
+    assert calls.delay_s == pytest.approx(0.004, abs=0.001)
+    assert slowdown < 0.003
+    assert saving > 0.08
+
+
+def test_free_calls_have_no_price_and_the_driver_sets_one_gpu_at_a_time() -> None:
+    training = trained(0.0, call_s=0.002)
+    saving, slowdown = net(training)
+
+    assert learned(training).stall_s == 0.0
+    assert slowdown < 0.003
+    assert saving > 0.1
