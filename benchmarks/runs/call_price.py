@@ -147,12 +147,15 @@ def run(scale: float, stall_ms: float, seed: int) -> Cell:
     learned.run(NUM_LAST)
     saving, slowdown = _net(learned, NUM_LAST)
     calls = (learned.num_calls - num_calls) / NUM_LAST
-    fixed, exact = {}, {}
+    fixed: dict[int, float] = {}
+    exact: dict[int, float] = {}
     for segments in FIXED_SEGMENTS:
-        found = [_restricted(scale, stall_ms / 1000, segments, seed)]
-        fixed |= {segments: own for own, slowdown in found if slowdown <= MAX_SLOWDOWN_RATIO}
-        found = [_exact(scale, stall_ms / 1000, segments, waiting_mhz, seed) for waiting_mhz in WAITING_CLOCKS_MHZ]
-        exact |= {segments: own for own, slowdown in sorted(found) if slowdown <= MAX_SLOWDOWN_RATIO}
+        own = [_restricted(scale, stall_ms / 1000, segments, seed)]
+        informed = [_exact(scale, stall_ms / 1000, segments, mhz, seed) for mhz in WAITING_CLOCKS_MHZ]
+        for found, of in ((own, fixed), (informed, exact)):
+            on_time = [saving for saving, slowdown in found if slowdown <= MAX_SLOWDOWN_RATIO]
+            if on_time:
+                of[segments] = max(on_time)
     return Cell(scale, stall_ms, saving, slowdown, calls, first, fixed, exact)
 
 
