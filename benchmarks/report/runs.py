@@ -74,6 +74,8 @@ RUNS = (
         _args("--gpus 2 --reads-ms 5 --periods-ms 1 --json"), 400, 2400, Kind.COMPUTED),
     Run("call-price", "call_price.py", _args("--json"),
         _args("--stalls-ms 3 --scales 1.0 --json"), 420, 1800, Kind.COMPUTED),
+    Run("latency-tails", "latency_tails.py", _args("--json"), _args("--kinds a100-like --jobs 1 --json"), 400, 1800,
+        Kind.COMPUTED),
     Run("sampling-cost", "sampling_cost.py", _args("--json"), _args("--seconds 2 --json"), 45, 300),
     Run("hanging-call", "hanging_call.py", _args("--json"), _args("--seconds 12 --json"), 16, 120),
     Run("load", "load.py", _args("--json"), _args("--seconds 10 --json"), 120, 400),

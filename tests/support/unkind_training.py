@@ -78,6 +78,7 @@ class _Gpu:
     locked_mhz: int
     waiting: tuple[float, int] | None = None
     """Instant since which a request is due, and its clock."""
+    request_number: int = 0
     call_number: int = 0
     watched: "_Watched | None" = None
     stalled_until_s: float = 0.0
@@ -169,9 +170,10 @@ class UnkindTraining(VirtualTraining):
             case "end", (r, version):
                 if self._gpus[r].version == version:
                     self._end(r, at_s)
-            case "due", (r, clock_mhz):
-                self._gpus[r].waiting = at_s, clock_mhz
-                self._call_next(self.host_of_rank.get(r, 0), at_s)
+            case "due", (r, clock_mhz, request_number):
+                if self._gpus[r].request_number == request_number:
+                    self._gpus[r].waiting = at_s, clock_mhz
+                    self._call_next(self.host_of_rank.get(r, 0), at_s)
             case "returned", (host,):
                 self._call_next(host, at_s)
             case "resumed", (r,):
@@ -187,11 +189,13 @@ class UnkindTraining(VirtualTraining):
     def _start(self, v: int, at_s: float) -> None:
         instruction = self.graph.instructions[v]
         r = instruction.pp_rank
-        for change in self._requests.get(instruction, ()) if self.has_lease else ():
-            self._push(at_s + change.offset_s, "due", r, change.sm_clock_mhz)
+        gpu = self._gpus[r]
+        requests = self._requests.get(instruction, ()) if self.has_lease else ()
+        gpu.request_number += bool(requests)  # they replace delayed ones of an earlier instruction
+        for change in requests:
+            self._push(at_s + change.offset_s, "due", r, change.sm_clock_mhz, gpu.request_number)
         self._advance(r, at_s)
         self._starts_s[v] = at_s
-        gpu = self._gpus[r]
         gpu.node = v
         gpu.left = 1.0 + (self.random.gauss(0, self.noise_ratio) if self.noise_ratio else 0.0)
         self._forecast(r)
@@ -289,8 +293,10 @@ class UnkindTraining(VirtualTraining):
     def _observe(self, r: int, change: "_Watched", at_s: float, *, is_seen: bool) -> None:
         """Take a clock change for what readings of the clock show, and tell the job of its latency, as the daemon."""
         self._gpus[r].watched = None
-        settled_s = (change.low_s + change.high_s) / 2 if is_seen else 0.0
-        self.clocks[r].record(self._ns(change.returned_s + settled_s), change.clock_mhz)
+        if is_seen:
+            self.clocks[r].record(self._ns(change.returned_s + (change.low_s + change.high_s) / 2), change.clock_mhz)
+        elif at_s < change.returned_s + _FIRST_LOOK_S:
+            self.clocks[r].record(self._ns(change.returned_s), change.clock_mhz)
         if self.assumed_latency_s is None:
             return
         low_s = change.low_s if is_seen else max(0.0, at_s - change.returned_s)

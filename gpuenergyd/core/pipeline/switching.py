@@ -7,8 +7,9 @@ the width. A change that was never observed to settle took at least as long as i
 observation (Kaplan and Meier, 1958), otherwise slow GPUs would look fast.
 
 Latency depends on the GPU, on the direction of the change and on both clocks, mostly on the target clock
-(arXiv 2502.20075). Changes are therefore grouped by direction and by coarse regions of start and target clock. A region
-with too few changes uses those with the same target region, then all of the same direction.
+(arXiv 2502.20075). Changes are therefore grouped by direction and target clock. A target with too few changes uses
+those between the same coarse regions of start and target clock, then those with the same target region, then all of the
+same direction.
 """
 
 from collections import deque
@@ -122,6 +123,16 @@ class RegionLatency:
 
 
 @dataclass(frozen=True, slots=True)
+class TargetLatency:
+    """Typical (median) and late (90th percentile) latency of changes to one clock."""
+
+    direction: Direction
+    sm_clock_mhz: int
+    typical_s: float
+    late_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SwitchLatency:
     """Switch latencies of a GPU for planning, without waits for other GPUs.
 
@@ -139,6 +150,8 @@ class SwitchLatency:
     """Maximum clock that the regions are relative to."""
     regions: tuple[RegionLatency, ...] = ()
     basis: LatencyBasis = LatencyBasis.ASSUMED
+    targets: tuple[TargetLatency, ...] = ()
+    """Latency by target clock, where enough changes to it were seen."""
     stall_s: float = 0.0
     """Time for which a driver call stops the work of the GPU whose clock it sets."""
 
@@ -169,10 +182,17 @@ class SwitchLatency:
                 replace(r, typical_s=max(0.0, r.typical_s + delay_s), late_s=max(0.0, r.late_s + delay_s))
                 for r in self.regions
             ),
+            targets=tuple(
+                replace(t, typical_s=max(0.0, t.typical_s + delay_s), late_s=max(0.0, t.late_s + delay_s))
+                for t in self.targets
+            ),
         )
 
-    def _region(self, from_sm_clock_mhz: int, to_sm_clock_mhz: int) -> RegionLatency | None:
+    def _region(self, from_sm_clock_mhz: int, to_sm_clock_mhz: int) -> RegionLatency | TargetLatency | None:
         direction = direction_of(from_sm_clock_mhz, to_sm_clock_mhz)
+        for target in self.targets:
+            if target.sm_clock_mhz == to_sm_clock_mhz and target.direction is direction:
+                return target
         from_region = region_of(from_sm_clock_mhz, self.max_sm_clock_mhz)
         to_region = region_of(to_sm_clock_mhz, self.max_sm_clock_mhz)
         for region in self.regions:
@@ -253,11 +273,13 @@ class SwitchCalibration:
         both: dict[Direction, list[ObservedSwitch]] = {d: [] for d in Direction}
         to_region: dict[tuple[Direction, ClockRegion], list[ObservedSwitch]] = {}
         between: dict[tuple[Direction, ClockRegion, ClockRegion], list[ObservedSwitch]] = {}
+        to_clock: dict[tuple[Direction, int], list[ObservedSwitch]] = {}
         for switch in self._switches:
             direction, (source, target) = switch.direction, self._regions(switch)
             both[direction].append(switch)
             to_region.setdefault((direction, target), []).append(switch)
             between.setdefault((direction, source, target), []).append(switch)
+            to_clock.setdefault((direction, switch.to_sm_clock_mhz), []).append(switch)
         known = {direction: _figures(own) for direction, own in both.items() if len(own) >= ENOUGH}
         if not known:
             return None
@@ -280,6 +302,11 @@ class SwitchCalibration:
             max_sm_clock_mhz=self.max_sm_clock_mhz,
             regions=tuple(regions),
             basis=LatencyBasis.MEASURED,
+            targets=tuple(
+                TargetLatency(direction, clock, *_figures(own))
+                for (direction, clock), own in sorted(to_clock.items())
+                if len(own) >= ENOUGH
+            ),
         )
 
 
@@ -324,8 +351,12 @@ def _differs_notably(before: SwitchLatency, now: SwitchLatency) -> bool:
     """Return whether two latencies differ enough to require another plan."""
     if [_key(r) for r in now.regions] != [_key(r) for r in before.regions]:
         return True
+    targets = {(t.direction, t.sm_clock_mhz): t.late_s for t in before.targets}
+    if any((t.direction, t.sm_clock_mhz) not in targets for t in now.targets):
+        return True
     pairs = [(before.raise_s, now.raise_s), (before.lower_s, now.lower_s)]
     pairs += [(a.late_s, b.late_s) for a, b in zip(before.regions, now.regions, strict=True)]
+    pairs += [(targets[t.direction, t.sm_clock_mhz], t.late_s) for t in now.targets]
     return any(abs(b - a) > _NOTABLE_RATIO * a for a, b in pairs)
 
 

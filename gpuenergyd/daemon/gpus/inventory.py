@@ -112,13 +112,18 @@ class Gpu:
         )
 
     def record_clock_change(self, change: ClockChangeReport) -> bool:
-        """Record a clock change; return whether it changed the latency that plans use."""
+        """Record a clock change; return whether it changed the latency that plans use.
+
+        A change that was replaced by the next one, or given up, while the GPU was seen at the clock before, never took
+        effect. One that was not seen at all is taken for effective when its call returned.
+        """
         if change.error is not None:
             return False
-        effective_ns = change.returned_mono_ns
         if change.effective_mono_ns is not None:
             effective_ns = (change.effective_mono_ns + (change.unseen_until_mono_ns or change.returned_mono_ns)) // 2
-        self.clocks.record(effective_ns, change.requested_sm_clock_mhz)
+            self.clocks.record(effective_ns, change.requested_sm_clock_mhz)
+        elif change.unseen_until_mono_ns is None:
+            self.clocks.record(change.returned_mono_ns, change.requested_sm_clock_mhz)
         self.clocks.record_call(change.called_mono_ns)
         switch = observed_switch(change)
         return switch is not None and self.switching.observe(switch)

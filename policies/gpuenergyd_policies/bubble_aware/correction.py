@@ -86,10 +86,16 @@ class PlanOutcome:
         return is_early and len(self.measured_s) >= TUNING.min_iterations_to_loosen
 
     @property
+    def raise_latency_s(self) -> float:
+        """The longest latency of the plan's changes to faster clocks, as known now."""
+        ranks = range(self.view.schedule.num_ranks)
+        return raise_latency_s(self.view, [self.plan.changes_of(r) for r in ranks])
+
+    @property
     def has_new_latency(self) -> bool:
         """Whether clock changes take clearly more or less time than the plan assumed."""
         assumed_s = self.plan.figure(Figure.SWITCH_LATENCY) or 0.0
-        return abs(raise_latency_s(self.view) - assumed_s) > TUNING.new_latency_ratio * assumed_s
+        return abs(self.raise_latency_s - assumed_s) > TUNING.new_latency_ratio * assumed_s
 
     @property
     def is_as_planned(self) -> bool:
@@ -149,7 +155,7 @@ def _drop_extra_caution(outcome: PlanOutcome) -> ClockPlan:
 def _replan_for_latency(outcome: PlanOutcome) -> ClockPlan:
     """Return a plan with new lead times and the same caution: late iterations may come from late clock changes."""
     assumed_s = outcome.plan.figure(Figure.SWITCH_LATENCY) or 0.0
-    latency = f"switch latency {1000 * raise_latency_s(outcome.view):.3g} ms (assumed {1000 * assumed_s:.3g})"
+    latency = f"switch latency {1000 * outcome.raise_latency_s:.3g} ms (assumed {1000 * assumed_s:.3g})"
     return _replan(outcome, f"replanned: {outcome.deviation}; {latency}")
 
 

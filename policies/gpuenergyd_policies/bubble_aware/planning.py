@@ -9,6 +9,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from gpuenergyd.core.pipeline.plan import (
+    ClockChange,
     ClockPlan,
     PlanPrediction,
     PlanPurpose,
@@ -22,6 +23,7 @@ from gpuenergyd_policies.bubble_aware.model import PipelineModel, fit_model
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.problem import Effort
+from gpuenergyd_policies.planning.switching.requests import longest_lead_s
 from gpuenergyd_policies.profiling.fit import NotEnoughDataError
 
 
@@ -101,7 +103,7 @@ def plan_from_model(
         figures=(
             (Figure.CAUTION, caution_ratio),
             (Figure.UNVERIFIED, unverified_ratio),
-            (Figure.SWITCH_LATENCY, raise_latency_s(view)),
+            (Figure.SWITCH_LATENCY, raise_latency_s(view, chosen.changes)),
             (Figure.TARGET, target_s / view.baseline.iteration_time_s),
             (Figure.CALL_STALL, model.calls.stall_s),
             (Figure.CLOCK_DELAY, model.calls.delay_s),
@@ -109,9 +111,12 @@ def plan_from_model(
     )
 
 
-def raise_latency_s(view: JobView) -> float:
-    """Return the longest latency of a change to a faster clock among the job's GPUs."""
-    return max(gpu.switch_latency.raise_s for gpu in view.gpus)
+def raise_latency_s(view: JobView, changes: Sequence[Sequence[ClockChange]]) -> float:
+    """Return the longest latency of a change to a faster clock that a plan makes; `changes[r]` are those of rank r."""
+    return max(
+        longest_lead_s(gpu.switch_latency, {change.sm_clock_mhz for change in own})
+        for gpu, own in zip(view.gpus, changes, strict=True)
+    )
 
 
 def _with_caution(profile: PipelineProfile, caution_ratio: float) -> PipelineProfile:

@@ -33,6 +33,8 @@ from gpuenergyd.core.pipeline.graph import InstructionClass
 FloatArray = NDArray[np.float64]
 
 _TIME_NOISE_RATIO = 0.003
+_MAX_SIGMA_RATIO = 1.0
+"""Upper limit of a standard error: a time known to a factor of e is unknown, and draws from it must stay finite."""
 _MIN_SHARE_RATIO = 0.02
 """Smallest share of an instruction that counts; below it, a share is rounding noise between two clocks."""
 _ON_THE_LINE_RATIO = 0.015
@@ -370,7 +372,8 @@ def _fit_class_times(samples: Sequence[InstructionSample], *, loss: str) -> _Cla
     counts = np.array([sum(count for _, count in mostly[int(k)]) for k in knots], dtype=np.float64)
     misfit = max(1.0, float(np.median(np.abs(residuals(fit.x)))) / 0.6745)
     variance = np.diag(np.linalg.pinv(fit.jac.T @ fit.jac))
-    return _ClassTimes(knots, np.exp(fit.x), misfit * np.sqrt(np.maximum(variance, 0.0)), counts, excess(fit.x))
+    sigma_ratios = np.minimum(misfit * np.sqrt(np.maximum(variance, 0.0)), _MAX_SIGMA_RATIO)
+    return _ClassTimes(knots, np.exp(fit.x), sigma_ratios, counts, excess(fit.x))
 
 
 def monotone_times_s(times_s: FloatArray, weights: FloatArray) -> FloatArray:

@@ -180,3 +180,22 @@ def test_the_last_512_changes_are_kept() -> None:
 
     assert (whole.num_seen, whole.num_unseen) == (510, 2)
     assert (known.num_seen, known.num_unseen) == (510, 3)
+
+
+def test_a_target_with_enough_changes_has_its_own_latency_and_others_that_of_their_region() -> None:
+    slow = [ObservedSwitch(500, 950, 0.0, 0.0, 0.08, 0.08)] * 12
+    quick = [ObservedSwitch(500, 990, 0.0, 0.0, 0.01, 0.01)] * 16
+
+    latency = calibrated(*slow, *quick).latency
+
+    assert latency.late_s(500, 950) == latency.typical_s(500, 950) == pytest.approx(0.08)
+    assert latency.late_s(500, 990) == pytest.approx(0.01)
+    assert latency.late_s(500, 970) == pytest.approx(0.08), "the late one of all to this region"
+
+
+def test_a_delay_of_reports_moves_every_latency_and_none_below_zero() -> None:
+    latency = calibrated(*[ObservedSwitch(500, 990, 0.0, 0.0, 0.01, 0.01)] * 12).latency
+
+    assert latency.delayed(0.02).late_s(500, 990) == pytest.approx(0.03)
+    assert latency.delayed(0.02).raise_s == pytest.approx(0.03)
+    assert latency.delayed(-1.0).late_s(500, 990) == 0.0

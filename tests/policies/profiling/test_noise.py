@@ -57,3 +57,26 @@ def test_a_fitted_profile_and_its_draws_are_valid_for_any_noise(
         for own in profile.classes.values():
             assert all(0.0 < option.time_s < 1e6 for option in own.options)
             assert all(0.0 <= option.energy_j < 1e9 for option in own.options)
+
+
+@given(
+    points=st.lists(
+        st.tuples(
+            st.sampled_from(CLOCKS[::6]), st.sampled_from(CLOCKS[::6]), st.floats(1e-3, 1.0), st.floats(1e-3, 1.0)
+        ),
+        min_size=2,
+        max_size=12,
+    )
+)
+def test_the_error_of_a_time_is_limited_whatever_instructions_that_changed_clock_say(
+    points: list[tuple[int, int, float, float]],
+) -> None:
+    """Two clocks of which only mixtures were seen left a time so uncertain that draws from it overflowed."""
+    seen = []
+    for k, (low, high, low_s, high_s) in enumerate(points):
+        shares = tuple(ClockShare(clock, time_s) for clock, time_s in {low: low_s, high: high_s}.items())
+        seen.append(IterationObservation(k, "p", 1.0, (InstructionSample(0, F, shares, 4),), ()))
+    (curve,) = fit_times(seen).values()
+    drawn_s = curve.times_s(CLOCKS) * np.exp(4.0 * curve.sigmas_ratio(CLOCKS))
+    assert np.isfinite(drawn_s).all()
+    assert (curve.sigmas_ratio(CLOCKS) < 1.5).all()

@@ -22,8 +22,8 @@ RANDOM_FACTOR, RANDOM_MODULUS = 48271, 2147483647
 class Pipeline(NamedTuple):
     """A pipeline: nodes in topological order, predecessors of v at pred[v]:pred[v + 1], nodes of r from first[r].
 
-    Node v at clock c takes times[options[v] + c] and energies[options[v] + c]. A reduction on rank r takes effect
-    `reduction_latency[r]` after it is requested, and every change stops the rank's work for `stall[r]`.
+    Node v at clock c takes times[options[v] + c] and energies[options[v] + c]. A reduction to clock c on rank r takes
+    effect reduction_latency[clocks_from[r] + c] after it is requested; each change stops the rank's work for stall[r].
     """
 
     order: list[int]
@@ -37,6 +37,7 @@ class Pipeline(NamedTuple):
     times: list[float]
     energies: list[float]
     num_clocks: list[int]
+    clocks_from: list[int]
     reduction_latency: list[float]
     stall: list[float]
 
@@ -224,7 +225,22 @@ def run_iteration(  # noqa: C901, PLR0912, PLR0915  the innermost loop, run hund
 
     Returns the iteration time and the sums of all instructions' energies and times.
     """
-    order, pred, pred_node, pred_latency, epilogue, rank, first, options, times, energies, _, latency, stall = pipeline
+    (
+        order,
+        pred,
+        pred_node,
+        pred_latency,
+        epilogue,
+        rank,
+        first,
+        options,
+        times,
+        energies,
+        _,
+        clocks_from,
+        latency,
+        stall,
+    ) = pipeline
     planned, finish, active, num_pending, pending_at, pending_clock = work
     for r in range(len(first) - 1):
         active[r] = planned[first[r + 1] - 1]  # the clock at the end of the previous iteration
@@ -268,7 +284,7 @@ def run_iteration(  # noqa: C901, PLR0912, PLR0915  the innermost loop, run hund
             elif count == 0 or pending_clock[at + count - 1] > wanted:
                 if count == MAX_PENDING:
                     count -= 1
-                pending_at[at + count] = max(begin, called + latency[r])
+                pending_at[at + count] = max(begin, called + latency[clocks_from[r] + wanted])
                 pending_clock[at + count] = wanted
                 count += 1
         now = begin

@@ -19,9 +19,12 @@ An instruction can carry two changes, an immediate one and a delayed one, which 
 So delayed changes of one instruction are merged into the earliest and highest, and a change that might replace a
 delayed one still to come repeats the clock that is due by now.
 
-L is specific to a rank: the longest latency of any raise between clocks of its plan. The latency of reductions plays no
-part in the timing, only in the result. The driver sets one GPU of a host at a time, so a raise may wait for calls that
-set others; where that happens on the planned timeline, the rank's L grows by the longest such wait.
+L is specific to a rank and to the clock that is raised to: the longest latency of raises to it from other clocks of the
+plan. A clock with a longer L may be requested before one that is needed earlier; then the higher of both is required
+from there on. A request replaces one that has not taken effect, so a raise that would replace a lower one
+which is still needed takes its place. The latency of reductions plays no part in the timing, only in the result. The
+driver sets one GPU of a host at a time, so a raise may wait for calls that set others; where that happens on the
+planned timeline, the rank's leads grow by the longest such wait.
 """
 
 from bisect import bisect_right
@@ -62,31 +65,28 @@ def clock_changes(
     """
     latencies = rank_latencies(latency, planned.num_ranks)
     spans_of = [planned.rank_spans(pp_rank) for pp_rank in range(planned.num_ranks)]
-    own_s = [
-        longest_lead_s(own, {sm_clocks_mhz[span.instruction] for span in spans})
+    own_leads_s = [
+        raise_leads_s(own, {sm_clocks_mhz[span.instruction] for span in spans})
         for own, spans in zip(latencies, spans_of, strict=True)
     ]
     # Windows of the same instructions recur within an iteration, on all ranks and in all rounds.
     required_clock = cache(partial(fast_enough_clock, profile=profile))
-    leads_s = own_s
+    waits_s = [0.0] * planned.num_ranks
     for _ in range(_QUEUE_ROUNDS):
         changes = tuple(
             _rank_changes(
                 spans,
                 sm_clocks_mhz,
                 iteration_time_s=planned.iteration_time_s,
-                lead_s=lead_s,
+                leads_s={clock: lead_s + wait_s for clock, lead_s in own.items()},
                 required_clock=required_clock,
             )
-            for spans, lead_s in zip(spans_of, leads_s, strict=True)
+            for spans, own, wait_s in zip(spans_of, own_leads_s, waits_s, strict=True)
         )
-        waits_s = longest_raise_waits_s(spans_of, changes, latencies)
-        wanted_s = [
-            max(lead_s, alone_s + wait_s) for lead_s, alone_s, wait_s in zip(leads_s, own_s, waits_s, strict=True)
-        ]
-        if wanted_s == leads_s:
+        wanted_s = [*map(max, waits_s, longest_raise_waits_s(spans_of, changes, latencies))]
+        if wanted_s == waits_s:
             break
-        leads_s = wanted_s
+        waits_s = wanted_s
     return changes
 
 
@@ -98,14 +98,27 @@ def rank_latencies(latency: Latency, num_ranks: int) -> tuple[SwitchLatency, ...
 
 
 def longest_lead_s(latency: SwitchLatency, sm_clocks_mhz: Collection[int]) -> float:
-    """Return how long ahead raises between these clocks are requested.
+    """Return how long ahead raises between these clocks are requested at most.
 
-    One lead for all raises of a rank keeps them in order: a longer one could overtake a shorter one before it. A plan
-    without raises uses the latency of raises in general. The lead is at least the stall of a call: it is over when the
-    faster instruction begins.
+    A plan without raises uses the latency of raises in general.
     """
-    raises_s = [latency.late_s(low, high) for low in sm_clocks_mhz for high in sm_clocks_mhz if high > low]
-    return max(latency.stall_s, max(raises_s, default=latency.raise_s))
+    return max(raise_leads_s(latency, sm_clocks_mhz).values(), default=max(latency.stall_s, latency.raise_s))
+
+
+def raise_leads_s(latency: SwitchLatency, sm_clocks_mhz: Collection[int]) -> dict[int, float]:
+    """Return how long ahead each of these clocks is requested, if it is a raise from another one.
+
+    The lead is at least the stall of a call: it is over when the faster instruction begins. The lowest clock, which
+    nothing is raised to, has the longest lead of the others.
+    """
+    ordered = sorted(sm_clocks_mhz)
+    leads_s = {
+        high: max(latency.stall_s, *(latency.late_s(low, high) for low in ordered[:k]))
+        for k, high in enumerate(ordered)
+        if k
+    }
+    longest_s = max(leads_s.values(), default=max(latency.stall_s, latency.raise_s))
+    return dict.fromkeys(ordered[:1], longest_s) | leads_s
 
 
 def longest_raise_waits_s(
@@ -147,7 +160,7 @@ def _rank_changes(
     sm_clocks_mhz: Mapping[Instruction, int],
     *,
     iteration_time_s: float,
-    lead_s: float,
+    leads_s: Mapping[int, float],
     required_clock: _RequiredClock,
 ) -> tuple[ClockChange, ...]:
     if not spans:
@@ -156,7 +169,12 @@ def _rank_changes(
         spans,
         sm_clocks_mhz,
         iteration_time_s=iteration_time_s,
-        lead_s=lead_s,
+        leads_s=leads_without_replaced_raises_s(
+            spans,
+            [sm_clocks_mhz[span.instruction] for span in spans],
+            leads_s,
+            iteration_time_s=iteration_time_s,
+        ),
         required_clock=required_clock,
     )
     return tuple(
@@ -170,34 +188,37 @@ def _required_clocks(
     sm_clocks_mhz: Mapping[Instruction, int],
     *,
     iteration_time_s: float,
-    lead_s: float,
+    leads_s: Sequence[float],
     required_clock: _RequiredClock,
 ) -> list[TimedRequest]:
-    """Return every change of the required clock within one period, in order; the first is tied to the first begin."""
-    # A moment is (position it is tied to, offset) -> planned time until which the clock must be fast enough. The
-    # required clock may fall at a begin and rise one lead ahead of a begin; leads that reach before the first begin
-    # belong to the end of the previous iteration.
-    moments = {(k, 0.0): span.start_s + lead_s for k, span in enumerate(spans)}
+    """Return every change of the required clock within one period, in order; the first is tied to the first begin.
+
+    `leads_s` are by position, as the spans.
+    """
+    # A moment is (position it is tied to, offset) -> planned time. The required clock may fall at a begin and rise one
+    # lead ahead of a begin; leads that reach before the first begin belong to the end of the previous iteration. A
+    # moment after the end of the last instruction is tied to that end and keeps its time.
+    moments = {(k, 0.0): span.start_s for k, span in enumerate(spans)}
     first_s = spans[0].start_s
     starts_s = [span.start_s for span in spans]
     last = len(spans) - 1
-    for span in spans:
-        until_s = span.start_s
-        if until_s - lead_s <= first_s:
-            until_s += iteration_time_s
-        moment_s = until_s - lead_s
+    for span, lead_s in zip(spans, leads_s, strict=True):
+        needed_s = span.start_s
+        if needed_s - lead_s <= first_s:
+            needed_s += iteration_time_s
+        moment_s = needed_s - lead_s
         if moment_s <= first_s:
             continue
         position = bisect_right(starts_s, moment_s) - 1
         offset_s = moment_s - starts_s[position]
         if position == last:
             offset_s = min(offset_s, spans[last].duration_s)
-        moments[position, offset_s] = max(until_s, moments.get((position, offset_s), 0.0))
+        moments[position, offset_s] = max(moment_s, moments.get((position, offset_s), 0.0))
     planned = [(span.instruction.instruction_class, sm_clocks_mhz[span.instruction]) for span in spans]
     requests: list[TimedRequest] = []
     in_force: int | None = None
-    for (at, offset_s), until_s in sorted(moments.items()):
-        window = instructions_begun_by(spans, at, until_s, iteration_time_s=iteration_time_s)
+    for (at, offset_s), moment_s in sorted(moments.items()):
+        window = instructions_requested_by(spans, leads_s, at, moment_s, iteration_time_s=iteration_time_s)
         required_mhz = required_clock(frozenset([planned[k] for k in window]))
         if required_mhz != in_force:
             requests.append(TimedRequest(at, offset_s, required_mhz))
@@ -205,15 +226,43 @@ def _required_clocks(
     return requests
 
 
-def instructions_begun_by(spans: Sequence[Span], first: int, until_s: float, *, iteration_time_s: float) -> list[int]:
-    """Return the positions from `first` on that begin by `until_s`, continuing into the next iteration."""
+def leads_without_replaced_raises_s(
+    spans: Sequence[Span], sm_clocks_mhz: Sequence[int], leads_s: Mapping[int, float], *, iteration_time_s: float
+) -> list[float]:
+    """Return the lead of each position, so that no raise is replaced by a higher one before it takes effect.
+
+    A higher clock that would be requested while a raise to a lower one is still under way is needed together with it.
+    """
     n = len(spans)
+    found_s = [leads_s[clock] for clock in sm_clocks_mhz]
+    for k in range(n - 1, -1, -1):
+        needed_s = spans[k].start_s
+        if sm_clocks_mhz[k] <= sm_clocks_mhz[k - 1]:
+            continue  # no raise
+        for at in range(k + 1, k + n):
+            j = at % n
+            start_s = spans[j].start_s + (iteration_time_s if at >= n else 0.0)
+            if start_s - max(found_s) >= needed_s:
+                break
+            requested_s = start_s - found_s[j]
+            if sm_clocks_mhz[j] > sm_clocks_mhz[k] and needed_s - found_s[k] < requested_s < needed_s:
+                found_s[j] = start_s - needed_s + leads_s[sm_clocks_mhz[j]]
+    return found_s
+
+
+def instructions_requested_by(
+    spans: Sequence[Span], leads_s: Sequence[float], first: int, moment_s: float, *, iteration_time_s: float
+) -> list[int]:
+    """Return the positions from `first` on whose lead has begun at a moment, continuing into the next iteration."""
+    n = len(spans)
+    longest_s = max(leads_s)
     positions = [first]
     for k in range(first + 1, first + n):
         start_s = spans[k % n].start_s + (iteration_time_s if k >= n else 0.0)
-        if start_s > until_s:
+        if start_s - longest_s > moment_s:
             break
-        positions.append(k % n)
+        if start_s - leads_s[k % n] <= moment_s:
+            positions.append(k % n)
     return positions
 
 

@@ -140,7 +140,14 @@ class SegmentSearch:
             times=floats([option.time_s for row in options for option in row]),
             energies=floats([option.energy_j for row in options for option in row]),
             num_clocks=ints([len(grid) for grid in self._grids]),
-            reduction_latency=floats([latency.lower_s for latency in self._latencies]),
+            clocks_from=ints(np.cumsum([0] + [len(grid) for grid in self._grids])[:-1]),
+            reduction_latency=floats(
+                [
+                    own.typical_s(max(grid), clock) if clock < max(grid) else own.lower_s
+                    for own, grid in zip(self._latencies, self._grids, strict=True)
+                    for clock in grid
+                ]
+            ),
             stall=floats([latency.stall_s for latency in self._latencies]),
         )
         self._work = Iteration(

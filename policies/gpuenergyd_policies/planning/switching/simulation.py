@@ -135,11 +135,12 @@ class RankClock:
         """
         before_mhz, self._requested_mhz = self._requested_mhz, sm_clock_mhz
         if sm_clock_mhz != before_mhz:
-            effective_s = due_s + wait_s + self._latency.typical_s(before_mhz, sm_clock_mhz)
+            called_s = due_s + wait_s
+            effective_s = called_s + self._latency.typical_s(before_mhz, sm_clock_mhz)
             self._pending = [p for p in self._pending if p[0] < effective_s]
             self._pending.append((effective_s, sm_clock_mhz))
             if self._latency.stall_s:
-                insort(self._stalls_s, due_s + wait_s)
+                insort(self._stalls_s, called_s)
         return before_mhz
 
     def next_iteration(self, iteration_time_s: float) -> None:

@@ -1,19 +1,19 @@
 """Steps of timing clock requests and of simulating them, on small cases solved by hand."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionClass, InstructionKind, dependency_graph, gpipe
 from gpuenergyd.core.pipeline.plan import ClockChange
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
-from gpuenergyd.core.pipeline.switching import SwitchLatency
+from gpuenergyd.core.pipeline.switching import Direction, SwitchLatency, TargetLatency
 from gpuenergyd.core.pipeline.timeline import Span, timeline
 from gpuenergyd_policies.planning.switching.requests import (
     TimedRequest,
     clock_changes,
     fast_enough_clock,
-    instructions_begun_by,
+    instructions_requested_by,
     longest_lead_s,
     longest_raise_waits_s,
     merge_per_instruction,
@@ -127,7 +127,10 @@ def test_naive_changes_are_made_where_the_clock_differs_from_the_previous_one() 
 def test_a_window_holds_the_instructions_that_begin_by_its_end_across_iterations(
     first: int, until_s: float, window: list[int]
 ) -> None:
-    assert instructions_begun_by(_spans(0, [0.0, 2.0, 4.0]), first, until_s, iteration_time_s=10.0) == window
+    assert (
+        instructions_requested_by(_spans(0, [0.0, 2.0, 4.0]), [0.0] * 3, first, until_s, iteration_time_s=10.0)
+        == window
+    )
 
 
 def planned(clocks: Mapping[Instruction, int]) -> frozenset[tuple[InstructionClass, int]]:
@@ -255,3 +258,35 @@ def test_a_second_simulation_applies_the_driver_waits_that_the_first_one_shows(
     done = simulate_switching(TWO, PROFILE, changes, latency=latencies, num_iterations=1)
 
     assert (done.iteration_time_s, done.energy_j) == pytest.approx((time_s, energy_j))
+
+
+def _one_rank_requests(latency: SwitchLatency, clocks_mhz: Sequence[int]) -> list[tuple[float, int]]:
+    """Return (instant, clock) of the requests of a rank whose instructions take 1 s each."""
+    graph = dependency_graph(gpipe(1, len(clocks_mhz) // 2))
+    clocks = dict(zip(graph.instructions, clocks_mhz, strict=True))
+    planned = timeline(graph, [1.0] * len(clocks_mhz))
+    start_s = {span.instruction: span.start_s for span in planned.rank_spans(0)}
+    (changes,) = clock_changes(planned, clocks, latency=[latency])
+    return [(round(start_s[c.instruction] + c.offset_s, 6), c.sm_clock_mhz) for c in changes]
+
+
+def _by_target(**late_s: float) -> SwitchLatency:
+    targets = tuple(TargetLatency(Direction.RAISE, int(key[1:]), s, s) for key, s in late_s.items())
+    return SwitchLatency(raise_s=0.5, lower_s=0.1, targets=targets)
+
+
+def test_each_clock_is_requested_by_its_own_latency_ahead() -> None:
+    clocks = [500, 500, 800, 800, 500, 500, 900, 900]
+
+    requests = _one_rank_requests(_by_target(c800=0.25, c900=0.75), clocks)
+
+    assert requests == [(0.0, 500), (1.75, 800), (4.0, 500), (5.25, 900)]
+
+
+def test_a_raise_that_a_higher_one_would_replace_before_it_takes_effect_gives_way_to_it() -> None:
+    """900 MHz is needed at 3.0 and requested at 1.75, while 800 MHz, requested at 1.6, is still to come at 2.0."""
+    clocks = [500, 500, 800, 900, 900, 900, 500, 500]
+
+    requests = _one_rank_requests(_by_target(c800=0.4, c900=1.25), clocks)
+
+    assert requests == [(0.0, 500), (0.75, 900), (6.0, 500)]
