@@ -19,16 +19,17 @@ from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd_policies.bubble_aware.candidates import Candidates
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.profiling.calls import CallCost
 from tests.support.perfect_knowledge import WAITING_CLOCKS_MHZ, Informed, true_profile
 from tests.support.unkind_training import TargetLatencies, UnkindDriver, UnkindTraining
-from tests.support.virtual_training import A100Work
+from tests.support.virtual_training import a100_stages
 
-NUM_RANKS, NUM_MICROBATCHES = 4, 8
+WEIGHTS = (1.0, 0.93, 1.0, 1.1)
+NUM_MICROBATCHES = 8
 NUM_ITERATIONS = 160
 NUM_LAST = 40
 """Iterations at the end of a training that are measured."""
@@ -110,23 +111,11 @@ def summary(cells: list[Cell]) -> dict[str, Any]:
     }
 
 
-def stages(scale: float) -> dict[tuple[int, InstructionKind], A100Work]:
-    """Return the work of a pipeline with unequal stages: 50 to 110 ms per instruction, times the scale."""
-    return {
-        (rank, kind): A100Work(memory_s * own * scale, compute_s * own * scale, watts)
-        for rank, own in enumerate([1.0, 0.93, 1.0, 1.1])
-        for kind, memory_s, compute_s, watts in (
-            (InstructionKind.F, 0.0120, 0.0382, 0.25),
-            (InstructionKind.B, 0.0270, 0.0660, 0.27),
-        )
-    }
-
-
 def training(scale: float, stall_s: float, policy: ClockPolicy, seed: int, *, is_noisy: bool = True) -> UnkindTraining:
     """Return a training under a policy; a policy that knows everything is given one without noise."""
     return UnkindTraining(
-        one_forward_one_backward(NUM_RANKS, NUM_MICROBATCHES),
-        stages(scale),
+        one_forward_one_backward(len(WEIGHTS), NUM_MICROBATCHES),
+        a100_stages(WEIGHTS, scale=scale),
         policy,
         noise_ratio=TIME_NOISE_RATIO if is_noisy else 0.0,
         switch_latency_s=LATENCY_S,

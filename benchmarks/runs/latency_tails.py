@@ -20,15 +20,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.runs.call_price import stages
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from tests.support.perfect_knowledge import least_energy_j
 from tests.support.unkind_training import TargetLatencies, UnkindDriver, UnkindTraining
-from tests.support.virtual_training import VirtualTraining
+from tests.support.virtual_training import VirtualTraining, a100_stages
 
-NUM_RANKS, NUM_MICROBATCHES = 4, 8
+WEIGHTS = (1.0, 0.93, 1.0, 1.1)
+NUM_MICROBATCHES = 8
 NUM_ITERATIONS = 250
 TIME_NOISE_RATIO = 0.003
 ASSUMED_LATENCY_S = 0.03
@@ -116,8 +116,8 @@ def _quantile(values: list[float], share: float) -> float:
 
 def immediate(policy: ClockPolicy) -> VirtualTraining:
     """Return the training if clocks took effect at once."""
-    schedule = one_forward_one_backward(NUM_RANKS, NUM_MICROBATCHES)
-    return VirtualTraining(schedule, stages(1.0), policy, switch_latency_s=1e-6)
+    schedule = one_forward_one_backward(len(WEIGHTS), NUM_MICROBATCHES)
+    return VirtualTraining(schedule, a100_stages(WEIGHTS), policy, switch_latency_s=1e-6)
 
 
 @cache
@@ -134,8 +134,8 @@ def run(kind: str, seed: int) -> Job:
     of = KINDS[kind]
     latencies = TargetLatencies(of.min_median_s, of.max_median_s, tail_ratio=0.01, seed=seed)
     training = UnkindTraining(
-        one_forward_one_backward(NUM_RANKS, NUM_MICROBATCHES),
-        stages(1.0),
+        one_forward_one_backward(len(WEIGHTS), NUM_MICROBATCHES),
+        a100_stages(WEIGHTS),
         BubbleAware(),
         noise_ratio=TIME_NOISE_RATIO,
         assumed_latency_s=ASSUMED_LATENCY_S,
@@ -146,7 +146,7 @@ def run(kind: str, seed: int) -> Job:
     tuned = [k for k, (_, _, plan) in enumerate(training.history) if (plan or "").startswith("tuned")]
     first = tuned[0] if tuned else None
     full_speed, after = training.history[2:8], training.history[first or 8 :]
-    time_s, energy_j = (mean(row[column] for row in after) for column in (0, 1))
+    time_s, energy_j = mean(t for t, _, _ in after), mean(e for _, e, _ in after)
     return Job(
         kind=kind,
         seed=seed,

@@ -5,7 +5,7 @@ Nothing waits and nothing is random unless asked for, so a run of a hundred iter
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -83,6 +83,18 @@ class A100Work:
 def a100_waiting_power_w(sm_clock_mhz: int) -> float:
     """Return the power while waiting for a peer: the published 83.64 W at the top, falling with the clock (assumed)."""
     return a100_power_w(0.0236, sm_clock_mhz)
+
+
+def a100_stages(weights: Sequence[float], *, scale: float = 1.0) -> dict[tuple[int, InstructionKind], Work]:
+    """Return the work of stages: 50 ms forward and 93 ms backward at the top clock, times weight and scale."""
+    return {
+        (rank, kind): A100Work(memory_s * weight * scale, compute_s * weight * scale, watts)
+        for rank, weight in enumerate(weights)
+        for kind, memory_s, compute_s, watts in (
+            (InstructionKind.F, 0.0120, 0.0382, 0.25),
+            (InstructionKind.B, 0.0270, 0.0660, 0.27),
+        )
+    }
 
 
 _LOOK_EVERY_S = 0.001

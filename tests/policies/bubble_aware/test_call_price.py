@@ -4,21 +4,12 @@ from statistics import mean
 
 import pytest
 
-from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd_policies.bubble_aware.model import fit_model
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.profiling.calls import CallCost
 from tests.support.unkind_training import TargetLatencies, UnkindDriver, UnkindTraining
-from tests.support.virtual_training import A100Work, Work
-
-WORK: dict[tuple[int, InstructionKind], Work] = {
-    (rank, kind): A100Work(memory_s * scale, compute_s * scale, watts)
-    for rank, scale in enumerate([1.0, 0.93, 1.1])
-    for kind, memory_s, compute_s, watts in (
-        (InstructionKind.F, 0.0120, 0.0382, 0.25),
-        (InstructionKind.B, 0.0270, 0.0660, 0.27),
-    )
-}
+from tests.support.virtual_training import a100_stages
 
 
 def trained(stall_s: float, *, reported_early_s: float = 0.0, call_s: float = 0.0) -> UnkindTraining:
@@ -26,7 +17,12 @@ def trained(stall_s: float, *, reported_early_s: float = 0.0, call_s: float = 0.
         TargetLatencies(0.006, 0.006, 0.0), stall_s=stall_s, reported_early_s=reported_early_s, call_s=call_s
     )
     training = UnkindTraining(
-        one_forward_one_backward(3, 8), WORK, BubbleAware(), noise_ratio=0.003, assumed_latency_s=0.03, driver=driver
+        one_forward_one_backward(3, 8),
+        a100_stages([1.0, 0.93, 1.1]),
+        BubbleAware(),
+        noise_ratio=0.003,
+        assumed_latency_s=0.03,
+        driver=driver,
     )
     training.run(70)
     return training
