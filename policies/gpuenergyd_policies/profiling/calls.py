@@ -22,7 +22,12 @@ from statistics import median
 import numpy as np
 from scipy.optimize import least_squares
 
-from gpuenergyd.core.measurement.observation import CallSample, InstructionSample, IterationObservation
+from gpuenergyd.core.measurement.observation import (
+    CallSample,
+    ClockShare,
+    InstructionSample,
+    IterationObservation,
+)
 from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd_policies.profiling.times import TimeCurve, fit_times
 
@@ -30,6 +35,7 @@ _TIME_NOISE_RATIO = 0.003
 _MAX_CALLS = 0.02
 """Mean number of calls per instruction up to which a sample shows the time without calls."""
 _MIN_ROWS = 6
+_TWO_CLOCKS = 2
 _ROUNDS = 2
 _SIGNIFICANT_SIGMAS = 3.0
 _MIN_STALL_RATIO = 0.0005
@@ -52,27 +58,41 @@ class CallCost:
         """Return an observation without the stalls, and with clocks in effect when they really were."""
         if self.is_none:
             return observation
-        samples = tuple(map(self._corrected, observation.instruction_samples))
+        set_mhz = {
+            (sample.instruction_class, sample.before.sm_clock_mhz): sample.after.sm_clock_mhz
+            for sample in observation.call_samples
+            if sample.after.time_s
+        }
+        samples = tuple(self._corrected(sample, set_mhz) for sample in observation.instruction_samples)
         return replace(observation, instruction_samples=samples)
 
-    def _corrected(self, sample: InstructionSample) -> InstructionSample:
-        """Move the delay from the main clock to the one before, and take away the stalls, first from the latter.
+    def _corrected(
+        self, sample: InstructionSample, set_mhz: Mapping[tuple[InstructionClass, int], int]
+    ) -> InstructionSample:
+        """Move the delay from the clock that was set to the one before, and take away the stalls, first from that one.
 
-        In profiling iterations, clocks are requested when an instruction begins, so the main clock is the later one.
+        `set_mhz` tells the clock that was set, by class and clock before. A clock that was reported to be in effect for
+        less than the delay never was, within these instructions.
         """
         if not sample.num_calls or not sample.shares:
             return sample
-        main = sample.main_share
-        others = [share for share in sample.shares if share is not main]
         delay_s, stall_s = self.delay_s * sample.num_calls, self.stall_s * sample.num_calls
-        before_s = others[0].time_s if len(others) == 1 else 0.0
-        at_before_s = max(0.0, before_s + delay_s - stall_s) if before_s else 0.0
-        main_s = sample.time_s - stall_s - (at_before_s if before_s else sum(o.time_s for o in others))
-        if main_s <= 0:
-            return sample
-        shares = [replace(main, time_s=main_s)]
-        shares += [replace(others[0], time_s=at_before_s)] if before_s else others
-        return replace(sample, shares=tuple(sorted(shares, key=lambda share: -share.sm_clock_mhz)))
+        time_s = {share.sm_clock_mhz: share.time_s for share in sample.shares}
+        before_mhz = next((mhz for mhz in time_s if set_mhz.get((sample.instruction_class, mhz)) in time_s), None)
+        if len(time_s) == _TWO_CLOCKS and before_mhz is not None:
+            after_mhz = set_mhz[sample.instruction_class, before_mhz]
+            moved_s = min(max(delay_s, -time_s[before_mhz]), time_s[after_mhz])
+            time_s[before_mhz] += moved_s
+            time_s[after_mhz] -= moved_s
+            first_mhz = before_mhz
+        else:
+            first_mhz = sample.main_share.sm_clock_mhz
+        taken_s = min(stall_s, time_s[first_mhz])
+        time_s[first_mhz] -= taken_s
+        longest_mhz = max(time_s, key=time_s.__getitem__)
+        time_s[longest_mhz] -= stall_s - taken_s
+        shares = tuple(ClockShare(mhz, own_s) for mhz, own_s in sorted(time_s.items(), reverse=True) if own_s > 0)
+        return replace(sample, shares=shares) if shares else sample
 
 
 def fit_times_and_calls(

@@ -106,3 +106,38 @@ def test_instructions_that_end_before_the_clock_takes_effect_show_the_stall() ->
 def test_too_few_calls_show_nothing() -> None:
     seen = observations(CallCost(0.003))[:12]
     assert fit_call_cost(seen, fit_times(seen)).is_none
+
+
+def test_a_clock_that_was_reported_but_replaced_before_its_effect_leaves_no_time_at_it() -> None:
+    """The driver reports 20 ms early: a clock shown for the last 15 ms of an instruction was never in effect."""
+    key, top_s = InstructionClass(0, F), time_s(TOP_MHZ)
+    shares = (ClockShare(TOP_MHZ, top_s - 0.015), ClockShare(930, 0.015))
+    seen = IterationObservation(
+        0,
+        "profile-0",
+        1.0,
+        (InstructionSample(0, F, shares, 4, num_calls=1.0),),
+        (),
+        call_samples=(CallSample(key, *shares, 4),),
+    )
+
+    (sample,) = CallCost(0.0, 0.02).corrected(seen).instruction_samples
+
+    assert [(s.sm_clock_mhz, s.time_s) for s in sample.shares] == [(TOP_MHZ, pytest.approx(top_s))]
+
+
+def test_the_delay_moves_time_to_the_clock_before_even_where_that_is_the_longer_one() -> None:
+    key = InstructionClass(0, F)
+    shares = (ClockShare(TOP_MHZ, 0.030), ClockShare(930, 0.025))
+    seen = IterationObservation(
+        0,
+        "profile-0",
+        1.0,
+        (InstructionSample(0, F, shares, 4, num_calls=1.0),),
+        (),
+        call_samples=(CallSample(key, *shares, 4),),
+    )
+
+    (sample,) = CallCost(0.002, 0.01).corrected(seen).instruction_samples
+
+    assert [(s.sm_clock_mhz, round(s.time_s, 9)) for s in sample.shares] == [(TOP_MHZ, 0.038), (930, 0.015)]
