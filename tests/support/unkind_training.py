@@ -180,7 +180,7 @@ class UnkindTraining(VirtualTraining):
                 self._advance(r, at_s)
                 self._forecast(r)
             case "effective", (r, clock_mhz, number):
-                self._take_effect(r, clock_mhz, number, at_s)
+                self._apply_clock(r, clock_mhz, number, at_s)
             case "shown", (r, number):
                 watched = self._gpus[r].watched
                 if watched is not None and self._gpus[r].call_number == number:
@@ -306,7 +306,7 @@ class UnkindTraining(VirtualTraining):
         ):
             self.feed(GpuViewChanged(r, self._gpu(r)))
 
-    def _take_effect(self, r: int, clock_mhz: int, number: int, at_s: float) -> None:
+    def _apply_clock(self, r: int, clock_mhz: int, number: int, at_s: float) -> None:
         gpu = self._gpus[r]
         if number != gpu.call_number:
             return  # a later call has replaced it
