@@ -35,11 +35,13 @@ _TIME_NOISE_RATIO = 0.003
 _MAX_CALLS = 0.02
 """Mean number of calls per instruction up to which a sample shows the time without calls."""
 _MIN_ROWS = 6
-_TWO_CLOCKS = 2
 _ROUNDS = 2
 _SIGNIFICANT_SIGMAS = 3.0
 _MIN_STALL_RATIO = 0.0005
 """Least stall worth a correction, as a share of the median instruction's time."""
+
+
+_ClassAtClock = tuple[InstructionClass, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,39 +60,39 @@ class CallCost:
         """Return an observation without the stalls, and with clocks in effect when they really were."""
         if self.is_none:
             return observation
-        set_mhz = {
-            (sample.instruction_class, sample.before.sm_clock_mhz): sample.after.sm_clock_mhz
-            for sample in observation.call_samples
-            if sample.after.time_s
-        }
-        samples = tuple(self._corrected(sample, set_mhz) for sample in observation.instruction_samples)
+        calls_of: dict[_ClassAtClock, list[CallSample]] = defaultdict(list)
+        for call in observation.call_samples:
+            longer = max(call.before, call.after, key=lambda share: share.time_s)
+            calls_of[call.instruction_class, longer.sm_clock_mhz].append(call)
+        samples = tuple(
+            self._corrected(sample, calls_of[sample.instruction_class, sample.main_share.sm_clock_mhz])
+            if sample.num_calls and sample.shares
+            else sample
+            for sample in observation.instruction_samples
+        )
         return replace(observation, instruction_samples=samples)
 
-    def _corrected(
-        self, sample: InstructionSample, set_mhz: Mapping[tuple[InstructionClass, int], int]
-    ) -> InstructionSample:
-        """Move the delay from the clock that was set to the one before, and take away the stalls, first from that one.
+    def _corrected(self, sample: InstructionSample, calls: Sequence[CallSample]) -> InstructionSample:
+        """Move the delay from clocks that were set to those before, and take away the stalls, first from the latter.
 
-        `set_mhz` tells the clock that was set, by class and clock before. A clock that was reported to be in effect for
-        less than the delay never was, within these instructions.
+        A clock that was reported to be in effect for less than the delay never was, within these instructions.
         """
-        if not sample.num_calls or not sample.shares:
-            return sample
-        delay_s, stall_s = self.delay_s * sample.num_calls, self.stall_s * sample.num_calls
         time_s = {share.sm_clock_mhz: share.time_s for share in sample.shares}
-        before_mhz = next((mhz for mhz in time_s if set_mhz.get((sample.instruction_class, mhz)) in time_s), None)
-        if len(time_s) == _TWO_CLOCKS and before_mhz is not None:
-            after_mhz = set_mhz[sample.instruction_class, before_mhz]
-            moved_s = min(max(delay_s, -time_s[before_mhz]), time_s[after_mhz])
-            time_s[before_mhz] += moved_s
-            time_s[after_mhz] -= moved_s
-            first_mhz = before_mhz
-        else:
-            first_mhz = sample.main_share.sm_clock_mhz
-        taken_s = min(stall_s, time_s[first_mhz])
-        time_s[first_mhz] -= taken_s
+        left = sample.num_calls
+        for call in calls:
+            before_mhz, after_mhz = call.before.sm_clock_mhz, call.after.sm_clock_mhz
+            share = min(1.0, call.count / sample.count)
+            if before_mhz not in time_s:
+                continue
+            left -= share
+            if before_mhz != after_mhz and after_mhz in time_s:
+                moved_s = min(self.delay_s, call.after.time_s) * share
+                moved_s = min(max(moved_s, -time_s[before_mhz]), time_s[after_mhz])
+                time_s[before_mhz] += moved_s
+                time_s[after_mhz] -= moved_s
+            time_s[before_mhz] -= min(self.stall_s * share, time_s[before_mhz])
         longest_mhz = max(time_s, key=time_s.__getitem__)
-        time_s[longest_mhz] -= stall_s - taken_s
+        time_s[longest_mhz] -= self.stall_s * max(0.0, left)
         shares = tuple(ClockShare(mhz, own_s) for mhz, own_s in sorted(time_s.items(), reverse=True) if own_s > 0)
         return replace(sample, shares=shares) if shares else sample
 
@@ -144,9 +146,6 @@ def fit_call_cost(
     if not has_delay or abs(delay_s) < _SIGNIFICANT_SIGMAS * sigmas_s[1]:
         delay_s = 0.0
     return CallCost(stall_s, delay_s)
-
-
-_ClassAtClock = tuple[InstructionClass, int]
 
 
 def _times_without_calls_s(observations: Sequence[IterationObservation]) -> dict[_ClassAtClock, float]:
