@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -132,10 +133,12 @@ def fit_call_cost(
     columns = np.column_stack([1 - per_delay, per_delay])
     has_delay = bool(np.ptp(per_delay) > 0)
     design = columns if has_delay else columns[:, :1]
+    slopes = design * weights[:, None]
+    derivative: Any = lambda _: slopes  # noqa: E731  the stubs of SciPy know the names of methods only
     fit = least_squares(
         lambda cost: (design @ cost - excess_s) * weights,
         np.zeros(design.shape[1]),
-        jac=lambda _: design * weights[:, None],
+        jac=derivative,
         loss="soft_l1",
     )
     misfit = max(1.0, float(np.median(np.abs(fit.fun))) / 0.6745)
