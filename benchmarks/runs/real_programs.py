@@ -104,7 +104,7 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--load", action="store_true", help="keep every core busy")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--minutes", type=float, default=60.0, help="no run begins later")
+    parser.add_argument("--minutes", type=float, default=75.0, help="no run begins later")
     parser.add_argument("--only", nargs="*", default=[], help="parts of names of programs")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
