@@ -67,12 +67,18 @@ def outlook(view: JobView, plan: ClockPlan) -> Outlook:
     random = np.random.default_rng(_SEED)
     usual_s, scatter_s = view.baseline.iteration_time_s, view.baseline.iteration_sigma_s
     baseline_error = _MEDIAN_PER_MEAN_ERROR * scatter_s / usual_s / math.sqrt(max(1, view.baseline.num_iterations))
+    # Clocks that take effect at once are what draws are compared with; what the plan's changes add is the same for all.
+    at_once = evaluate_clocks(model.graph, fitted.profile, clocks_mhz)
+    late_s, late_j = model.bias_s, model.bias_energy_j
+    if plan.predicted is not None:
+        late_s = plan.predicted.iteration_time_s - at_once.iteration_time_s
+        late_j = plan.predicted.energy_j - at_once.energy_j
     savings, slowdowns = [], []
     for _ in range(_NUM_DRAWS):
         truth = fitted.drawn(random)
         full_speed, planned = baseline(model.graph, truth), evaluate_clocks(model.graph, truth, clocks_mhz)
-        savings.append(1 - (planned.energy_j + model.bias_energy_j) / (full_speed.energy_j + model.bias_energy_j))
-        ratio = (planned.iteration_time_s + model.bias_s) / (full_speed.iteration_time_s + model.bias_s)
+        savings.append(1 - (planned.energy_j + late_j) / (full_speed.energy_j + model.bias_energy_j))
+        ratio = (planned.iteration_time_s + late_s) / (full_speed.iteration_time_s + model.bias_s)
         slowdowns.append(ratio - 1 + baseline_error * random.standard_normal())
     return Outlook(_range(savings), _range(slowdowns))
 

@@ -20,7 +20,7 @@ from gpuenergyd_policies.predicted_savings import cheapest_clocks, predicted_pla
 from gpuenergyd_policies.profiling.design import clock_levels, profile_plan
 from gpuenergyd_policies.profiling.fit import NotEnoughDataError
 from gpuenergyd_policies.profiling.previous_run import with_previous_run
-from gpuenergyd_policies.profiling.procedure import Design, NoProfilingStep
+from gpuenergyd_policies.profiling.procedure import Design, NoProfilingStep, held_ranks
 from gpuenergyd_policies.profiling.rescaling import change_of
 
 
@@ -93,7 +93,14 @@ def _next_profiling_plan(view: JobView, levels_mhz: Sequence[Sequence[int]]) -> 
             return _waiting_plan(view)
         case _:
             point = design.points[step.number]
-            return profile_plan(design.plan_id(step), point, view.schedule, levels_mhz, reason=design.reason(step))
+            return profile_plan(
+                design.plan_id(step),
+                point,
+                view.schedule,
+                levels_mhz,
+                reason=design.reason(step),
+                held_ranks=held_ranks(view),
+            )
 
 
 def _waiting_plan(view: JobView) -> ClockPlan:

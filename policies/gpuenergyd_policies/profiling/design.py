@@ -129,12 +129,28 @@ def _share(
 
 
 def profile_plan(
-    plan_id: str, point: DesignPoint, schedule: Schedule, levels_mhz: Sequence[Sequence[int]], *, reason: str
+    plan_id: str,
+    point: DesignPoint,
+    schedule: Schedule,
+    levels_mhz: Sequence[Sequence[int]],
+    *,
+    reason: str,
+    held_ranks: Collection[int] = (),
 ) -> ClockPlan:
-    """Return the plan of one design point; each clock is requested when its instruction begins."""
+    """Return the plan of one design point; each clock is requested when its instruction begins.
+
+    On `held_ranks` the clocks of a point follow one another, each for an equal share of the iteration, instead of
+    changing with the kind of instruction: where clocks take effect as late as instructions last, that is the only way
+    to see instructions at a clock.
+    """
     ranks = []
     for pp_rank, order in enumerate(schedule.orders):
-        clocks = tuple(levels_mhz[pp_rank][point.levels[pp_rank][instruction.kind]] for instruction in order)
+        levels = point.levels[pp_rank]
+        if pp_rank in held_ranks:
+            level_of = [level for level in levels.values() for _ in range(-(-len(order) // len(levels)))]
+        else:
+            level_of = [levels[instruction.kind] for instruction in order]
+        clocks = tuple(levels_mhz[pp_rank][level] for level in level_of[: len(order)])
         changes = tuple(
             ClockChange(instruction, 0.0, clock)
             for position, (instruction, clock) in enumerate(zip(order, clocks, strict=True))

@@ -15,6 +15,7 @@ from enum import StrEnum
 from statistics import median
 
 from gpuenergyd.core.pipeline.graph import InstructionClass
+from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.profiling.design import design_points, kinds_of_ranks, time_loss_ratio
 
@@ -28,6 +29,8 @@ MAX_LOST_ITERATIONS = 10.0
 """Time budget of profiling, in iterations at full speed."""
 SLOWDOWN_RATIO = 0.01
 """Mean slowdown permitted while profiling again: the daemon's default budget for plans."""
+HELD_LATENCY_RATIO = 0.4
+"""Latency of a clock change, as a share of the shortest instruction, from which clocks are held while profiling."""
 _IN_FLIGHT = 3
 """Iterations between issuing a plan and its measurement, and hence between evaluations."""
 
@@ -171,3 +174,29 @@ class Design:
                 for sample in observation.instruction_samples:
                     sums.setdefault(sample.instruction_class, []).append(sample.time_s * sample.count)
         return {key: median(times_s) for key, times_s in sums.items()}
+
+
+def held_ranks(view: JobView) -> frozenset[int]:
+    """Return the ranks whose clocks take effect too late to change with every instruction."""
+    shortest_s: dict[int, float] = {}
+    for key, time_s in _typical_times_s(view).items():
+        shortest_s[key.pp_rank] = min(time_s, shortest_s.get(key.pp_rank, time_s))
+    return frozenset(
+        rank
+        for rank, gpu in enumerate(view.gpus)
+        if rank in shortest_s and _typical_latency_s(gpu.switch_latency) > HELD_LATENCY_RATIO * shortest_s[rank]
+    )
+
+
+def _typical_times_s(view: JobView) -> dict[InstructionClass, float]:
+    """Return the median time of one instruction of each class."""
+    times_s: dict[InstructionClass, list[float]] = {}
+    for observation in view.observations:
+        for sample in observation.instruction_samples if observation.is_regular else ():
+            times_s.setdefault(sample.instruction_class, []).append(sample.time_s)
+    return {key: median(own) for key, own in times_s.items()}
+
+
+def _typical_latency_s(latency: SwitchLatency) -> float:
+    raise_s = latency.raise_s if latency.typical_raise_s is None else latency.typical_raise_s
+    return max(raise_s, latency.lower_s)

@@ -127,6 +127,21 @@ def test_a_profile_plan_fits_its_pipeline() -> None:
         assert rank.changes[0].instruction == schedule.orders[rank.pp_rank][0]
 
 
+def test_held_clocks_of_a_profile_plan_change_once_within_an_iteration() -> None:
+    schedule = one_forward_one_backward(3, 4)
+    levels = [clock_levels(CLOCKS)] * 3
+    point = DesignPoint(({F: 1, B: 4},) * 3)
+
+    plan = profile_plan("p", point, schedule, levels, reason="test", held_ranks={1})
+
+    check_plan(plan, schedule, [CLOCKS] * 3)
+    low, high = levels[1][4], levels[1][1]
+    assert plan.ranks[1].sm_clocks_mhz == (high,) * 4 + (low,) * 4
+    assert [change.sm_clock_mhz for change in plan.ranks[1].changes] == [high, low]
+    assert len(plan.ranks[0].changes) > 2
+    assert len(plan.ranks[2].changes) > 2
+
+
 @pytest.mark.parametrize("kind", [F, B])
 def test_fitted_times_are_accurate_between_measured_clocks(kind: InstructionKind) -> None:
     options = fit_of_design().profile[InstructionClass(0, kind)].options

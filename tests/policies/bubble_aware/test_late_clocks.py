@@ -1,0 +1,35 @@
+"""Jobs on GPUs whose clocks take effect about as late as instructions last, with tails, and reported too early."""
+
+from gpuenergyd.core.pipeline.graph import one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from tests.support.unkind_training import TargetLatencies, UnkindDriver, UnkindTraining
+from tests.support.virtual_training import a100_stages
+
+
+def training(seed: int) -> UnkindTraining:
+    """Return a pipeline of instructions of 50 to 110 ms on GPUs with latencies of 20 to 400 ms."""
+    latencies = TargetLatencies(0.02, 0.1, tail_ratio=0.01, seed=seed)
+    return UnkindTraining(
+        one_forward_one_backward(4, 8),
+        a100_stages((1.0, 0.93, 1.0, 1.1)),
+        BubbleAware(),
+        noise_ratio=0.003,
+        assumed_latency_s=0.03,
+        seed=seed,
+        driver=UnkindDriver(latencies, reported_early_s=0.02, call_s=0.001),
+    )
+
+
+def test_clocks_are_held_while_profiling_and_the_job_gets_a_plan_that_is_on_time() -> None:
+    run = training(seed=3)
+    run.run(18)
+    profiling = [plan for plan in run.job.knowledge.plans.kept if plan.purpose is PlanPurpose.PROFILE]
+    run.run(42)
+
+    assert max(len(rank.changes) for plan in profiling[-4:] for rank in plan.ranks) <= 2
+    assert any(plan.purpose is PlanPurpose.TUNED for plan in run.job.knowledge.plans.kept)
+    tuned = [(time_s, energy_j) for time_s, energy_j, plan_id in run.history if (plan_id or "").startswith("tuned")]
+    full_speed_s, full_speed_j = (sum(values) / 6 for values in list(zip(*run.history[2:8], strict=True))[:2])
+    assert sum(time_s for time_s, _ in tuned) < 1.01 * full_speed_s * len(tuned)
+    assert sum(energy_j for _, energy_j in tuned) < 0.93 * full_speed_j * len(tuned)
