@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from gpuenergyd.core.measurement.telemetry import ClockHistory
-from gpuenergyd.daemon.gpus.inventory import Gpu
+from gpuenergyd.daemon.gpus.inventory import Gpu, switch_calibration
 from gpuenergyd.daemon.runtime.sleep_watch import SleepWatch
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.messages import GpuSample
@@ -19,7 +19,8 @@ NS_PER_S = 1_000_000_000
 
 
 def gpu() -> Gpu:
-    return Gpu(GpuIdentity("GPU-a", 0, "A100", (1410, 900), is_simulated=True), ClockHistory(1410))
+    identity = GpuIdentity("GPU-a", 0, "A100", (1410, 900), is_simulated=True)
+    return Gpu(identity, ClockHistory(1410), switch_calibration(identity))
 
 
 def sample(mono_ns: int, total_energy_j: float) -> GpuSample:

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from gpuenergyd.core.job.messages import GpuViewChanged
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.switching import ObservedSwitch
 from tests.support.virtual_training import VirtualTraining
@@ -304,7 +303,7 @@ class UnkindTraining(VirtualTraining):
         if self.calibrations[r].observe(
             ObservedSwitch(change.before_mhz, change.clock_mhz, 0.0, self.driver.call_s, low_s, high_s)
         ):
-            self.feed(GpuViewChanged(r, self._gpu(r)))
+            self._latency_changed()
 
     def _apply_clock(self, r: int, clock_mhz: int, number: int, at_s: float) -> None:
         gpu = self._gpus[r]

@@ -172,7 +172,7 @@ class VirtualTraining:
         self.total_j = dict.fromkeys(range(ranks), 1000.0)
         self.pending: dict[int, list[_Pending]] = {r: [] for r in range(ranks)}
         prior = constant_latency(self.switch_latency_s if self.assumed_latency_s is None else self.assumed_latency_s)
-        self.calibrations = {r: SwitchCalibration(self.clocks_mhz[0], prior) for r in range(ranks)}
+        self.calibrations = dict.fromkeys(range(ranks), SwitchCalibration(self.clocks_mhz[0], prior))
         self.clock_now = dict.fromkeys(range(ranks), self.clocks_mhz[0])
         self.ceilings = dict.fromkeys(range(ranks), self.clocks_mhz[0])
         self.slices: list[tuple[int, int, str, tuple[tuple[ClockChange, ...], ...]]] = []
@@ -380,6 +380,11 @@ class VirtualTraining:
         low_s, high_s = max(0, looks - 1) * _LOOK_EVERY_S, looks * _LOOK_EVERY_S
         switch = ObservedSwitch(self.clock_now[r], change.clock, 0.0, 0.0, low_s, high_s)
         if self.calibrations[r].observe(switch):
+            self._latency_changed()
+
+    def _latency_changed(self) -> None:
+        """Tell the job of the latency of all its GPUs, which are of one model."""
+        for r in self.calibrations:
             self.feed(GpuViewChanged(r, self._gpu(r)))
 
     def _work_from(self, r: int, instruction: Instruction, start_s: float) -> float:

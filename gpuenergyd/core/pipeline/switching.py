@@ -1,4 +1,4 @@
-"""Switch latencies of one GPU, estimated from the clock changes that a job makes.
+"""Switch latencies of one GPU model, estimated from the clock changes that jobs make.
 
 Theory of operation. A clock request waits for the driver thread, the driver call runs, and some time after the call has
 returned the new clock is effective. That instant is known only up to an interval between two readings: the last that
@@ -16,16 +16,19 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from statistics import median
+from statistics import mean, median
 from typing import Self
 
 ENOUGH = 12
 """Minimum number of changes for an estimate: the 90th percentile of fewer is one of the two slowest."""
 LOW_QUANTILE, LATE_QUANTILE = 0.1, 0.9
 """A lead beyond the latter saves little time and costs energy at every raise."""
-_KEPT = 512
+_KEPT = 2048
 _EVERY = 8
+_EVERY_SHARE = 16
+"""Estimates are made again after `_EVERY` changes, or after this fraction of those that are kept."""
 _NOTABLE_RATIO = 0.25
+_NOTABLE_EXCESS_S = 0.001
 
 
 class Direction(StrEnum):
@@ -154,6 +157,8 @@ class SwitchLatency:
     """Latency by target clock, where enough changes to it were seen."""
     stall_s: float = 0.0
     """Time for which a driver call stops the work of the GPU whose clock it sets."""
+    excess_s: float = 0.0
+    """Mean time by which a change exceeds its late (90th percentile) latency: rare changes take far longer."""
 
     def late_s(self, from_sm_clock_mhz: int, to_sm_clock_mhz: int) -> float:
         """Return the lead of a request for this change: its late (90th percentile) latency."""
@@ -220,11 +225,11 @@ def region_of(sm_clock_mhz: int, max_sm_clock_mhz: int) -> ClockRegion:
 
 @dataclass(slots=True)
 class SwitchCalibration:
-    """Estimator of one GPU's switch latency; `latency` is the value for planning."""
+    """Estimator of the switch latency of a GPU model; `latency` is the value for planning."""
 
     max_sm_clock_mhz: int
     latency: SwitchLatency
-    """Latency of the GPU's model until enough changes were measured."""
+    """The published or assumed latency until enough changes were measured."""
     num_seen: int = 0
     num_unseen: int = 0
     _switches: deque[ObservedSwitch] = field(default_factory=lambda: deque(maxlen=_KEPT))
@@ -240,7 +245,8 @@ class SwitchCalibration:
         self._estimates = None
         self._num_new += 1
         is_first = self.latency.basis is not LatencyBasis.MEASURED
-        if len(self._switches) < ENOUGH or (self._num_new < _EVERY and not is_first):
+        every = max(_EVERY, len(self._switches) // _EVERY_SHARE)
+        if len(self._switches) < ENOUGH or (self._num_new < every and not is_first):
             return False
         self._num_new = 0
         latency = self._measured()
@@ -294,7 +300,7 @@ class SwitchCalibration:
                     figures = _figures(own) if len(own) >= ENOUGH else of_target.get(target)
                     if figures is not None:
                         regions.append(RegionLatency(direction, source, target, *figures))
-        return SwitchLatency(
+        latency = SwitchLatency(
             raise_s=raises[1],
             lower_s=lowers[0],
             call_s=median(s.call_s for s in self._switches),
@@ -308,6 +314,8 @@ class SwitchCalibration:
                 if len(own) >= ENOUGH
             ),
         )
+        excesses_s = [s.latency_s - latency.late_s(s.from_sm_clock_mhz, s.to_sm_clock_mhz) for s in self._switches]
+        return replace(latency, excess_s=mean(max(0.0, own_s) for own_s in excesses_s))
 
 
 def _estimate(
@@ -350,6 +358,8 @@ def latency_quantile_s(switches: Iterable[ObservedSwitch], share: float) -> floa
 def _differs_notably(before: SwitchLatency, now: SwitchLatency) -> bool:
     """Return whether two latencies differ enough to require another plan."""
     if [_key(r) for r in now.regions] != [_key(r) for r in before.regions]:
+        return True
+    if abs(now.excess_s - before.excess_s) > max(_NOTABLE_RATIO * before.excess_s, _NOTABLE_EXCESS_S):
         return True
     targets = {(t.direction, t.sm_clock_mhz): t.late_s for t in before.targets}
     if any((t.direction, t.sm_clock_mhz) not in targets for t in now.targets):

@@ -59,25 +59,18 @@ class Gpu:
 
     identity: GpuIdentity
     clocks: ClockHistory
+    switching: SwitchCalibration
+    """Measured latencies of clock changes, of all GPUs of the model, kept from job to job."""
     counter: EnergyCounter = field(default_factory=EnergyCounter)
     sample: GpuSample | None = None
     health: GpuHealth = GpuHealth.OK
     detail: str = ""
     requested_sm_clock_mhz: int | None = None
     claim: GpuClaim | None = None
-    switching: SwitchCalibration = field(init=False)
-    """Measured latencies of its clock changes; kept from job to job."""
     _history: GpuHistory = field(init=False)
     _forgotten_until_ns: int = 0
 
     def __post_init__(self) -> None:
-        published_s = self.identity.switch_latency_s
-        prior = (
-            constant_latency(_ASSUMED_SWITCH_LATENCY_S)
-            if published_s is None
-            else constant_latency(published_s, LatencyBasis.PUBLISHED)
-        )
-        self.switching = SwitchCalibration(self.max_sm_clock_mhz, prior)
         self._history = GpuHistory(self.identity.gpu_uuid)
 
     @property
@@ -112,7 +105,7 @@ class Gpu:
         )
 
     def record_clock_change(self, change: ClockChangeReport) -> bool:
-        """Record a clock change; return whether it changed the latency that plans use.
+        """Record a clock change; return whether it changed the latency that plans for GPUs of this model use.
 
         A change that was replaced by the next one, or given up, while the GPU was seen at the clock before, never took
         effect. One that was not seen at all is taken for effective when its call returned.
@@ -139,6 +132,7 @@ class Gpus:
 
     def __init__(self) -> None:
         self._gpus: dict[str, Gpu] = {}
+        self._switching_of_model: dict[tuple[str, int], SwitchCalibration] = {}
 
     def __iter__(self) -> Iterator[Gpu]:
         return iter(sorted(self._gpus.values(), key=lambda gpu: gpu.identity.index))
@@ -174,10 +168,19 @@ class Gpus:
                 self._gpus[gpu_uuid].identity = identity
                 self._gpus[gpu_uuid].health, self._gpus[gpu_uuid].detail = GpuHealth.OK, ""
             else:
-                self._gpus[gpu_uuid] = Gpu(identity, ClockHistory(identity.supported_sm_clocks_mhz[0]))
+                switching = self._switching_of(identity)
+                self._gpus[gpu_uuid] = Gpu(identity, ClockHistory(identity.supported_sm_clocks_mhz[0]), switching)
         for gpu_uuid in self._gpus.keys() - found.keys():
             gpu = self._gpus[gpu_uuid]
             gpu.health, gpu.detail = GpuHealth.LOST, "the driver no longer lists it"
+
+    def _switching_of(self, identity: GpuIdentity) -> SwitchCalibration:
+        key = (identity.model_name, identity.supported_sm_clocks_mhz[0])
+        return self._switching_of_model.setdefault(key, switch_calibration(identity))
+
+    def of_same_model(self, gpu: Gpu) -> list[Gpu]:
+        """Return the GPUs whose switch latencies are estimated together with those of a GPU, itself included."""
+        return [own for own in self if own.switching is gpu.switching]
 
     def get(self, gpu_uuid: str) -> Gpu | None:
         """Return the GPU with a UUID, None if there is none."""
@@ -221,6 +224,15 @@ class Gpus:
         for gpu in self._gpus.values():
             if gpu.claim is not None and gpu.claim.job_id == job_id:
                 gpu.claim = None
+
+
+def switch_calibration(identity: GpuIdentity) -> SwitchCalibration:
+    """Return the estimator of switch latencies of a GPU model, with its published latency or the assumed one."""
+    if identity.switch_latency_s is None:
+        prior = constant_latency(_ASSUMED_SWITCH_LATENCY_S)
+    else:
+        prior = constant_latency(identity.switch_latency_s, LatencyBasis.PUBLISHED)
+    return SwitchCalibration(identity.supported_sm_clocks_mhz[0], prior)
 
 
 def observed_switch(change: ClockChangeReport) -> ObservedSwitch | None:

@@ -21,7 +21,7 @@ from gpuenergyd.core.job.messages import RankJoined, RankLost, RankReleased, Ran
 from gpuenergyd.core.job.outcome import Outcome
 from gpuenergyd.core.job.rules import JobRules, member_rules
 from gpuenergyd.core.policy_api.target import LARGE_SLOWDOWN_RATIO, PerformanceTarget
-from gpuenergyd.daemon.gpus.inventory import GpuClaim, utc_at
+from gpuenergyd.daemon.gpus.inventory import Gpu, GpuClaim, utc_at
 from gpuenergyd.daemon.jobs.audit_log import record_latency
 from gpuenergyd.daemon.jobs.clock_requests import ClockRequests
 from gpuenergyd.daemon.jobs.replicas import Replicas
@@ -251,10 +251,15 @@ class Jobs:
             before = gpu.switching.latency
             if gpu.record_clock_change(change):
                 record_latency(self.services.history, gpu, before)
-                if runner is not None:
-                    runner.gpu_changed(gpu)
+                self._latency_changed(gpu)
         elif runner is not None:
             runner.control_lost(f"GPU {change.gpu_uuid}: {change.error}")
+
+    def _latency_changed(self, changed: Gpu) -> None:
+        for gpu in self.services.gpus.of_same_model(changed):
+            runner = self._runners.get(gpu.claim.job_id) if gpu.claim is not None else None
+            if runner is not None:
+                runner.gpu_changed(gpu)
 
     def handle_gpu_health(self, change: GpuHealthChange) -> None:
         """Record the health of a GPU; a job with a GPU that cannot be controlled falls back to full speed."""

@@ -1,7 +1,7 @@
 """Candidates for a tuned plan: clocks that may change at every instruction, and few segments of one clock each.
 
-Where each call that sets a clock stops the work of its GPU, few changes may be best, and one clock for the whole
-iteration costs no call. Of candidates of nearly the same energy, the one with the fewest changes is taken: each change
+Where each call that sets a clock stops the work of its GPU, or a raise may come far too late, few changes may be best,
+and one clock for the whole iteration costs no call. Of candidates of nearly the same energy, the one with the fewest changes is taken: each change
 may be late, and changes on one host queue up.
 """
 
@@ -16,6 +16,7 @@ from gpuenergyd_policies.bubble_aware.model import PipelineModel
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.planning.frontier import SolvedPlan, min_iteration_time_s, solve
 from gpuenergyd_policies.planning.problem import Effort
+from gpuenergyd_policies.planning.switching.lateness import expected_late_s
 from gpuenergyd_policies.planning.switching.requests import clock_changes
 from gpuenergyd_policies.planning.switching.segments import plan_segments
 from gpuenergyd_policies.planning.switching.simulation import SimulatedIteration, simulate_switching
@@ -32,6 +33,9 @@ class Candidate:
     clock_of: dict[Instruction, int]
     changes: _Changes
     simulated: SimulatedIteration
+    """With typical latencies."""
+    late_s: float
+    """What rare long latencies are expected to add to its time."""
 
     @property
     def num_changes(self) -> int:
@@ -61,6 +65,8 @@ class Candidates:
         found = list(self._segmented(max_segments) if max_segments else self._all())
         if not found:
             found = [self._candidate(*self._unlimited(self.solved))]
+        max_late_s = max(TUNING.max_expected_late_ratio * self.solved.iteration_time_s, min(c.late_s for c in found))
+        found = [c for c in found if c.late_s <= max_late_s]
         least_j = min(c.simulated.energy_j for c in found)
         return min(
             (c for c in found if c.simulated.energy_j <= (1 + TUNING.fewer_switches_ratio) * least_j),
@@ -68,7 +74,7 @@ class Candidates:
         )
 
     def _all(self) -> Iterator[Candidate]:
-        have_price = any(latency.stall_s for latency in self.model.latencies)
+        have_price = any(latency.stall_s or latency.excess_s for latency in self.model.latencies)
         unlimited = self._unlimited_on_time() if have_price else self._unlimited(self.solved)
         if unlimited is not None:
             yield self._candidate(*unlimited)
@@ -97,7 +103,8 @@ class Candidates:
     def _candidate(self, clock_of: dict[Instruction, int], changes: _Changes) -> Candidate:
         model = self.model
         simulated = simulate_switching(model.graph, model.profile, changes, latency=model.latencies)
-        return Candidate(clock_of, changes, simulated)
+        late_s = expected_late_s(changes, model.profile, model.latencies)
+        return Candidate(clock_of, changes, simulated, late_s)
 
     def _unlimited(self, solved: SolvedPlan) -> tuple[dict[Instruction, int], _Changes]:
         clock_of = dict(zip(self.model.graph.instructions, solved.sm_clocks_mhz, strict=True))

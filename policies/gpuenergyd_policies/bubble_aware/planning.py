@@ -93,7 +93,7 @@ def plan_from_model(
             for pp_rank, order in enumerate(view.schedule.orders)
         ),
         predicted=PlanPrediction(
-            iteration_time_s=chosen.simulated.iteration_time_s + model.bias_s,
+            iteration_time_s=chosen.simulated.iteration_time_s + chosen.late_s + model.bias_s,
             energy_j=chosen.simulated.energy_j + model.bias_energy_j,
             lower_bound_j=bound.lower_bound_j + model.bias_energy_j,
             baseline_time_s=view.baseline.iteration_time_s,

@@ -146,3 +146,20 @@ def test_typical_latency_is_that_of_the_region_else_of_the_direction() -> None:
     assert known.typical_s(1410, 1350) == 0.01
     assert known.typical_s(600, 1410) == 0.02
     assert constant_latency(0.03).typical_s(600, 1410) == 0.03
+
+
+def test_the_excess_is_the_mean_time_of_changes_beyond_their_late_latency() -> None:
+    learning = calibration()
+    for k in range(400):
+        learning.observe(switch(900, 1410, settle_s=0.3155 if k % 100 == 50 else 0.0155))
+
+    assert learning.latency.raise_s == pytest.approx(0.02, abs=0.0006)
+    assert learning.latency.excess_s == pytest.approx(0.01 * 0.3, abs=0.001)
+
+
+def test_changes_of_usual_latency_have_hardly_any_excess() -> None:
+    rng, learning = random.Random(3), calibration()
+    for _ in range(400):
+        learning.observe(switch(900, 1410, settle_s=0.02 * rng.uniform(0.9, 1.1)))
+
+    assert learning.latency.excess_s < 0.0005

@@ -173,13 +173,13 @@ def test_a_new_region_is_reported() -> None:
     assert [k + 1 for k, found in enumerate(news) if found] == [12]
 
 
-def test_the_last_512_changes_are_kept() -> None:
-    known = calibrated(*[unseen(0.9)] * 3, *[seen(0.1)] * 510)
+def test_the_last_2048_changes_are_kept() -> None:
+    known = calibrated(*[unseen(0.9)] * 3, *[seen(0.1)] * 2046)
 
     (whole, _) = known.estimates()
 
-    assert (whole.num_seen, whole.num_unseen) == (510, 2)
-    assert (known.num_seen, known.num_unseen) == (510, 3)
+    assert (whole.num_seen, whole.num_unseen) == (2046, 2)
+    assert (known.num_seen, known.num_unseen) == (2046, 3)
 
 
 def test_a_target_with_enough_changes_has_its_own_latency_and_others_that_of_their_region() -> None:

@@ -392,7 +392,6 @@ def test_the_measured_latency_of_clock_changes_reaches_the_policy() -> None:
 
     async def scenario() -> None:
         stage.join()
-        assumed_s = stage.gpus["GPU-0"].view().switch_latency_s
         for k in range(40):
             asked_ns = 10**12 + k * 10**9
             change = ClockChangeReport(
@@ -404,7 +403,7 @@ def test_the_measured_latency_of_clock_changes_reaches_the_policy() -> None:
         (view, *_) = stage.policy.views
 
         assert view.gpus[0].switch_latency_s == pytest.approx(0.004)
-        assert view.gpus[1].switch_latency_s == assumed_s
+        assert view.gpus[1].switch_latency_s == pytest.approx(0.004)  # of the same model
         (calibrated,) = stage.events("switch_latency")
         assert calibrated.gpu_uuid == "GPU-0"
         assert (calibrated.before, calibrated.after) == (

@@ -12,7 +12,7 @@ import pytest
 
 from gpuenergyd.core.measurement.telemetry import ClockHistory
 from gpuenergyd.core.pipeline.switching import Direction, LatencyBasis
-from gpuenergyd.daemon.gpus.inventory import Gpu, observed_switch
+from gpuenergyd.daemon.gpus.inventory import Gpu, observed_switch, switch_calibration
 from gpuenergyd.gpu.device import GpuReading
 from gpuenergyd.gpu.drivers.device_parameters import A100_SXM, DeviceParameters
 from gpuenergyd.gpu.drivers.nvml import NvmlHost
@@ -127,7 +127,8 @@ def test_readings_of_the_worker_bracket_the_effect_of_every_change(
 
     seen = changes_and_truth(site)
 
-    gpu = Gpu(site.host.identities()[0], ClockHistory(1410))
+    identity = site.host.identities()[0]
+    gpu = Gpu(identity, ClockHistory(1410), switch_calibration(identity))
     for each in seen:
         gpu.record_clock_change(each.change)
     assert all(each.is_true for each in seen)
@@ -150,7 +151,9 @@ def test_latency_of_25_ms_is_found_within_the_resolution_of_the_readings(
     host = SimulatedHost(tmp_path / "world", mono_ns=virtual.mono_ns, sleep=virtual.sleep)
     uuid = host.identities()[0].gpu_uuid
     host.attach_process(uuid, os.getpid())
-    gpu, seen, world = Gpu(host.identities()[0], ClockHistory(1410)), [], World(host.path, mono_ns=virtual.mono_ns)
+    identity = host.identities()[0]
+    gpu, seen = Gpu(identity, ClockHistory(1410), switch_calibration(identity)), []
+    world = World(host.path, mono_ns=virtual.mono_ns)
     for k in range(NUM_CHANGES):
         virtual.sleep(0.5)
         watch.observe(host.read(uuid))

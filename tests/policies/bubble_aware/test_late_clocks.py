@@ -8,8 +8,8 @@ from tests.support.virtual_training import a100_stages
 
 
 def training(seed: int) -> UnkindTraining:
-    """Return a pipeline of instructions of 50 to 110 ms on GPUs with latencies of 20 to 400 ms."""
-    latencies = TargetLatencies(0.02, 0.1, tail_ratio=0.01, seed=seed)
+    """Return a pipeline of instructions of 50 to 110 ms on GPUs with latencies of 60 to 400 ms."""
+    latencies = TargetLatencies(0.06, 0.1, tail_ratio=0.01, seed=seed)
     return UnkindTraining(
         one_forward_one_backward(4, 8),
         a100_stages((1.0, 0.93, 1.0, 1.1)),
