@@ -1,8 +1,8 @@
 """Candidates for a tuned plan: clocks that may change at every instruction, and few segments of one clock each.
 
 Where each call that sets a clock stops the work of its GPU, or a raise may come far too late, few changes may be best,
-and one clock for the whole iteration costs no call. Of candidates of nearly the same energy, the one with the fewest changes is taken: each change
-may be late, and changes on one host queue up.
+and one clock for the whole iteration costs no call. Of candidates of nearly the same energy, the one with the fewest
+changes is taken: each change may be late, and changes on one host queue up.
 """
 
 from collections.abc import Iterator, Sequence
