@@ -206,7 +206,7 @@ class SlowlyReadTraining(VirtualTraining):
         instants, energies = self._curves[r]
         if until_s > instants[-1]:
             instants.append(until_s)
-            energies.append(self.total_j[r])
+            energies.append(self._shown_j(r, self.total_j[r]))
 
     def _hear(self, reports: list[RankIteration]) -> None:
         self._held.append(reports)

@@ -66,12 +66,19 @@ class Candidates:
         if not found:
             found = [self._candidate(*self._unlimited(self.solved))]
         max_late_s = max(TUNING.max_expected_late_ratio * self.solved.iteration_time_s, min(c.late_s for c in found))
-        found = [c for c in found if c.late_s <= max_late_s]
-        least_j = min(c.simulated.energy_j for c in found)
-        return min(
-            (c for c in found if c.simulated.energy_j <= (1 + TUNING.fewer_switches_ratio) * least_j),
-            key=lambda c: (c.num_changes, c.simulated.energy_j),
-        )
+        priced = [(self._price_j(c), c) for c in found if c.late_s <= max_late_s]
+        least_j = min(price_j for price_j, _ in priced)
+        good = [
+            (c.num_changes, price_j, c)
+            for price_j, c in priced
+            if price_j <= (1 + TUNING.fewer_switches_ratio) * least_j
+        ]
+        return min(good, key=lambda own: own[:2])[2]
+
+    def _price_j(self, candidate: Candidate) -> float:
+        """Return the energy of a candidate, and a price for its expected lateness."""
+        mean_power_w = self.solved.energy_j / self.solved.iteration_time_s
+        return candidate.simulated.energy_j + TUNING.price_of_lateness * mean_power_w * candidate.late_s
 
     def _all(self) -> Iterator[Candidate]:
         have_price = any(latency.stall_s or latency.excess_s for latency in self.model.latencies)

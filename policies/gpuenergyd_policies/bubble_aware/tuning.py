@@ -18,8 +18,11 @@ class Tuning:
     """Clock segments per rank and iteration: limits to evaluate, in addition to a plan without a limit."""
     max_segments_of_priced_calls: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16)
     """The same where each call stops the work of its GPU, or clocks may take effect far too late."""
-    max_expected_late_ratio: float = 0.003
+    max_expected_late_ratio: float = 0.006
     """Time that rare long latencies of a plan's raises may cost on average, as a share of the iteration time."""
+    price_of_lateness: float = 3.0
+    """Price of that time, in units of the mean power of the iteration: a tenth of a percent of time for at least three
+    of energy, about what a later deadline would save."""
     segment_search_steps: int = 30_000 if IS_COMPILED else 800
     """Steps of the local search for segments; without numba, as many as fit into the same time."""
     fewer_switches_ratio: float = 0.002

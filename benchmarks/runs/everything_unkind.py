@@ -1,0 +1,170 @@
+"""Plans on GPUs that are unkind in every way at once, against the best plan under the same conditions.
+
+    python benchmarks/runs/everything_unkind.py [--jobs 50] [--seed 1] [--json]
+
+Seeded random pipelines in virtual time on the parameters of six GPU models. Clocks take effect late, each target clock
+by a median of its own, one change in a hundred far later, and are reported too early; a set call takes the driver's
+time and stops the GPU; energy counters change every 10 to 200 ms and are read by slow calls, with the daemon's own
+sampler; instructions scatter by 0.4 % and measured energies by 0.5 %; GPUs grow slower as they get warm. The driver's
+and the counter's times are half to twice what the unkind simulated world assumes of the model. The policy bubble-aware
+knows none of it.
+
+The last plan of a job and the best one from exact knowledge are measured in the same conditions, 60 iterations each. A
+job without a plan counts with its energy at full speed. Slowdowns are those of all iterations from the first plan on.
+"""
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from gpuenergyd.core.job.outcome import find_outcome
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
+from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from tests.support.everything_unkind import best_worth, conditions, training, worth_of
+from tests.support.random_jobs import random_job
+
+NUM_ITERATIONS = 150
+MAX_ITERATIONS_TO_THE_PLAN = 40
+MAX_REGRET_MEAN_RATIO, MAX_REGRET_P95_RATIO = 0.015, 0.04
+MAX_SLOWDOWN_RATIO = 0.01
+MIN_COVERED_RATIO = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Results of one training."""
+
+    seed: int
+    gpu_model: str
+    num_ranks: int
+    num_microbatches: int
+    iterations_to_the_plan: int | None
+    """From the first iteration that is not at full speed to the first tuned one."""
+    num_plans: int
+    saving_ratio: float
+    """Of the last plan, without noise, under the conditions of the job."""
+    best_saving_ratio: float
+    regret_ratio: float
+    slowdown_ratio: float
+    interval: tuple[float, float] | None
+    """The daemon's own interval of the saving."""
+    is_covered: bool | None
+    outcome: str
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="jobs at the same time")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    jobs = []
+    with ProcessPoolExecutor(options.processes) as pool:
+        for job in pool.map(run, range(1000 * options.seed, 1000 * options.seed + options.jobs)):
+            jobs.append(job)
+            print(job, file=sys.stderr, flush=True)
+    figures = summary(jobs) | {"seed": options.seed}
+    if not options.json:
+        for name, value in figures.items():
+            if name != "jobs":
+                print(f"{name}: {value}")
+    print(json.dumps(figures))
+    return 0 if is_met(figures) else 1
+
+
+def summary(jobs: list[Job]) -> dict[str, Any]:
+    """Return the figures of all jobs."""
+    to_the_plan = [math.inf if job.iterations_to_the_plan is None else job.iterations_to_the_plan for job in jobs]
+    p95 = _quantile(to_the_plan, 0.95)
+    known = [job.is_covered for job in jobs if job.is_covered is not None]
+    return {
+        "num_jobs": len(jobs),
+        "num_with_plan": sum(job.iterations_to_the_plan is not None for job in jobs),
+        "iterations_p95": None if math.isinf(p95) else p95,
+        "regret_mean_ratio": mean(job.regret_ratio for job in jobs),
+        "regret_p95_ratio": _quantile([job.regret_ratio for job in jobs], 0.95),
+        "slowdown_p99_ratio": _quantile([job.slowdown_ratio for job in jobs], 0.99),
+        "covered_ratio": mean(known) if known else None,
+        "jobs": [asdict(job) for job in jobs],
+    }
+
+
+def is_met(figures: dict[str, Any]) -> bool:
+    """Return whether all targets are met."""
+    iterations, covered = figures["iterations_p95"], figures["covered_ratio"]
+    return (
+        iterations is not None
+        and iterations <= MAX_ITERATIONS_TO_THE_PLAN
+        and figures["regret_mean_ratio"] <= MAX_REGRET_MEAN_RATIO
+        and figures["regret_p95_ratio"] <= MAX_REGRET_P95_RATIO
+        and figures["slowdown_p99_ratio"] <= MAX_SLOWDOWN_RATIO
+        and covered is not None
+        and covered >= MIN_COVERED_RATIO
+    )
+
+
+def run(seed: int) -> Job:
+    """Train once, and measure the last plan and the best one."""
+    job = random_job(seed)
+    under = conditions(job.model, seed, job.schedule.num_ranks)
+    trained = training(job, under, BubbleAware())
+    seen: dict[str, ClockPlan] = {}
+    try:
+        for _ in range(NUM_ITERATIONS):
+            trained.run(1)
+            seen[trained.job.current_plan.plan_id] = trained.job.current_plan
+    finally:
+        trained.close()
+    state, history = trained.job, trained.history
+    plans = [plan_id or "baseline" for _, _, plan_id in history]
+    begins = next((k for k, plan_id in enumerate(plans) if plan_id != "baseline"), len(plans))
+    tuned = [k for k, plan_id in enumerate(plans) if plan_id.startswith("tuned")]
+    first = tuned[0] if tuned else None
+    best = best_worth(job, under, max_slowdown_ratio=MAX_SLOWDOWN_RATIO)
+    measured = state.knowledge.saving()
+    counted = Counter(plans[k] for k in tuned[-measured.num_tuned :]) if measured is not None else Counter()
+    has_plan = state.current_plan.purpose is PlanPurpose.TUNED
+    worths = {name: worth_of(job, under, seen[name]) for name in {*counted, *plans[-1:] * has_plan}}
+    energy_j = worths[plans[-1]].energy_j if has_plan else best.full_speed_energy_j
+    interval, is_covered = None, None
+    if measured is not None and measured.saving_ratio is not None and counted:
+        true_ratio = sum(worths[name].saving_ratio * count for name, count in counted.items()) / counted.total()
+        interval = (float(measured.saving_ratio.low), float(measured.saving_ratio.high))
+        is_covered = bool(interval[0] <= true_ratio <= interval[1])
+    full_speed_s = mean(time_s for time_s, _, _ in history[2:8])
+    after_s = [time_s for time_s, _, _ in history[first:]] if first is not None else [full_speed_s]
+    return Job(
+        seed=seed,
+        gpu_model=job.model.key,
+        num_ranks=job.schedule.num_ranks,
+        num_microbatches=job.schedule.num_microbatches,
+        iterations_to_the_plan=None if first is None else first - begins,
+        num_plans=len({plans[k] for k in tuned}),
+        saving_ratio=float(1 - energy_j / best.full_speed_energy_j),
+        best_saving_ratio=float(best.saving_ratio),
+        regret_ratio=float(energy_j / best.energy_j - 1),
+        slowdown_ratio=float(mean(after_s) / full_speed_s - 1),
+        interval=interval,
+        is_covered=is_covered,
+        outcome=find_outcome(state).reason,
+    )
+
+
+def _quantile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
