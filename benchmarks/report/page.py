@@ -14,8 +14,8 @@ SECTIONS = Path(__file__).with_name("sections")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "benchmarks.md"
 SECTION_ORDER = (
     "introduction", "planner", "emulation", "profiling", "client", "schedules", "restores", "sampling", "slow-reads",
-    "call-price", "latency-tails", "hanging-call", "carbon", "store", "fleet", "load", "two-hosts", "demo",
-    "real-programs", "device-model", "real-gpus", "tests",
+    "call-price", "latency-tails", "everything-unkind", "hanging-call", "carbon", "store", "fleet", "load", "two-hosts",
+    "demo", "real-programs", "device-model", "real-gpus", "tests",
 )  # fmt: skip
 
 

@@ -77,6 +77,8 @@ RUNS = (
         is_usual=False),
     Run("latency-tails", "latency_tails.py", _args("--json"), _args("--kinds a100-like --jobs 1 --json"), 400, 1800,
         Kind.COMPUTED, is_usual=False),
+    Run("everything-unkind", "everything_unkind.py", _args("--json"),
+        _args("--jobs 2 --processes 1 --json"), 1200, 4800, Kind.COMPUTED, is_usual=False),
     Run("sampling-cost", "sampling_cost.py", _args("--json"), _args("--seconds 2 --json"), 45, 300),
     Run("hanging-call", "hanging_call.py", _args("--json"), _args("--seconds 12 --json"), 16, 120),
     Run("load", "load.py", _args("--json"), _args("--seconds 10 --json"), 120, 400),

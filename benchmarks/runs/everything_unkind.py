@@ -9,8 +9,9 @@ sampler; instructions scatter by 0.4 % and measured energies by 0.5 %; GPUs grow
 and the counter's times are half to twice what the unkind simulated world assumes of the model. The policy bubble-aware
 knows none of it.
 
-The last plan of a job and the best one from exact knowledge are measured in the same conditions, 60 iterations each. A
-job without a plan counts with its energy at full speed. Slowdowns are those of all iterations from the first plan on.
+The last plan of a job and the best one from exact knowledge are measured in the same conditions, 60 iterations each; if
+the former is better, it is the best known. A job without a plan counts with its energy at full speed. Slowdowns are
+those of all iterations from the first plan on.
 """
 
 import argparse
@@ -136,7 +137,10 @@ def run(seed: int) -> Job:
     counted = Counter(plans[k] for k in tuned[-measured.num_tuned :]) if measured is not None else Counter()
     has_plan = state.current_plan.purpose is PlanPurpose.TUNED
     worths = {name: worth_of(job, under, seen[name]) for name in {*counted, *plans[-1:] * has_plan}}
-    energy_j = worths[plans[-1]].energy_j if has_plan else best.full_speed_energy_j
+    ours = worths.get(plans[-1]) if has_plan else None
+    energy_j = ours.energy_j if ours is not None else best.full_speed_energy_j
+    if ours is not None and ours.slowdown_ratio <= MAX_SLOWDOWN_RATIO:
+        best = min(best, ours, key=lambda own: own.energy_j)
     interval, is_covered = None, None
     if measured is not None and measured.saving_ratio is not None and counted:
         true_ratio = sum(worths[name].saving_ratio * count for name, count in counted.items()) / counted.total()

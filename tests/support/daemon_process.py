@@ -17,6 +17,7 @@ from typing import Any
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.world_kinds import WorldKind
 from tests.support.fork_server import SERVER, ForkedProcess
 from tests.support.processes import child_pids
 from tests.support.waiting import wait_until
@@ -41,11 +42,13 @@ class DaemonProcess:
     """Python code that runs first in the daemon's process, such as a benchmark's instruments."""
     launcher: tuple[str, ...] = ()
     """Command prefix, for example to enter a network namespace."""
+    kind: WorldKind = WorldKind.UNKIND
+    """Behavior of the simulated GPUs."""
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.world_path.exists():
-            SimulatedHost.create(self.world_path, ["a100-sxm"] * self.num_gpus, seed=7).close()
+            SimulatedHost.create(self.world_path, ["a100-sxm"] * self.num_gpus, seed=7, kind=self.kind).close()
 
     @property
     def world_path(self) -> Path:

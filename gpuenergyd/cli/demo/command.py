@@ -62,6 +62,13 @@ def demo(  # noqa: PLR0913  each option is a parameter
     driver: Annotated[
         str, typer.Option(metavar="simulated|nvml", help="nvml needs an NVML library that shows simulated GPUs.")
     ] = "simulated",
+    simulation: Annotated[
+        str,
+        typer.Option(
+            metavar="unkind|kind",
+            help="Simulated GPUs with late clocks, slow reads and stalls as on real hosts, or ideal ones.",
+        ),
+    ] = "unkind",
     carbon_trace: Annotated[
         str | None,
         typer.Option(metavar="FILE|synthetic", help="Follow the grid of an hourly carbon trace."),
@@ -102,6 +109,7 @@ def demo(  # noqa: PLR0913  each option is a parameter
         max_slowdown_ratio=max_slowdown,
         seed=seed,
         time_limit_s=time_limit_s,
+        simulation=simulation,
         grid=DemoGrid(carbon_trace, carbon_hour_s, carbon_hours) if carbon_trace is not None else None,
         is_held=hold,
     )
@@ -118,7 +126,7 @@ def demo(  # noqa: PLR0913  each option is a parameter
     sentence = result_sentence(result.report.summary, gpus=request.gpus)
     if as_json:
         typer.echo(sentence, err=True)
-        print_json(json_figures(result.report, out, num_gpus=request.num_gpus))
+        print_json(json_figures(result.report, out, request))
     else:
         print_result(result, out)
         typer.echo(sentence)
@@ -199,10 +207,12 @@ def _world(request: DemoRequest, folder: Path) -> Path:
     """
     from gpuenergyd.gpu.drivers.opening import open_driver  # noqa: PLC0415  start fast
     from gpuenergyd.gpu.drivers.simulated import SimulatedHost  # noqa: PLC0415
+    from gpuenergyd.gpu.drivers.world_kinds import world_kind  # noqa: PLC0415
 
     if request.driver == "simulated":
         world = folder / "world"
-        SimulatedHost.create(world, [request.gpu_model] * request.num_gpus, seed=request.seed).close()
+        models = [request.gpu_model] * request.num_gpus
+        SimulatedHost.create(world, models, seed=request.seed, kind=world_kind(request.simulation)).close()
         return world
     nvml = open_driver(request.driver, None)
     shown = [identity.gpu_uuid for identity in nvml.identities()]

@@ -30,6 +30,8 @@ class DemoRequest:
     max_slowdown_ratio: float
     seed: int
     time_limit_s: float
+    simulation: str = "unkind"
+    """Behavior of the simulated GPUs, a `WorldKind`; that of GPUs behind a fake NVML library is not chosen here."""
     grid: DemoGrid | None = None
     """Grid to follow; the demo then runs for the length of the job."""
     is_held: bool = False
@@ -38,8 +40,10 @@ class DemoRequest:
     @property
     def gpus(self) -> str:
         """The GPUs in words."""
-        model = f"{self.gpu_model} " if self.driver == "simulated" else ""
-        return f"{self.num_gpus} simulated {model}GPUs"
+        if self.driver != "simulated":
+            return f"{self.num_gpus} simulated GPUs"
+        named = f"{self.num_gpus} {'ideal ' if self.simulation == 'kind' else ''}simulated {self.gpu_model} GPUs"
+        return named if self.simulation == "kind" else f"{named} (late clocks, slow reads, stalls)"
 
     @property
     def iteration_time_s(self) -> float:
@@ -74,6 +78,7 @@ def check_request(request: DemoRequest, out: Path) -> None:
     from gpuenergyd.daemon.processes.plugins import check_policy_name  # noqa: PLC0415  start fast
     from gpuenergyd.gpu.drivers.device_parameters import device_parameters  # noqa: PLC0415
     from gpuenergyd.gpu.drivers.opening import DRIVERS  # noqa: PLC0415
+    from gpuenergyd.gpu.drivers.world_kinds import world_kind  # noqa: PLC0415
 
     check_policy_name(request.policy)
     for module in ("torch", "gpuenergyd_trainers"):
@@ -87,6 +92,7 @@ def check_request(request: DemoRequest, out: Path) -> None:
         raise UsageError(f"cannot write {out}: no folder {out.parent}")
     if request.driver not in DRIVERS:
         raise UsageError(f"--driver {request.driver!r}: must be one of {', '.join(DRIVERS)}")
+    world_kind(request.simulation)  # refuses an unknown kind
     if request.driver == "simulated":
         device_parameters(request.gpu_model)  # refuses an unknown model
     if request.grid is not None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuenergyd.cli.commands.report_output import write_text
+from gpuenergyd.cli.demo.request import DemoRequest
 from gpuenergyd.cli.output import people_console
 from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, saving_span_text, saving_text
 from gpuenergyd.errors import GpuEnergyError
@@ -70,7 +71,7 @@ def result_sentence(job: JobSummary, *, gpus: str) -> str:
     )
 
 
-def json_figures(report: JobReport, out: Path, *, num_gpus: int) -> dict[str, Any]:
+def json_figures(report: JobReport, out: Path, request: DemoRequest) -> dict[str, Any]:
     """Return the fields of the JSON document."""
     job = report.summary
     return {
@@ -81,9 +82,10 @@ def json_figures(report: JobReport, out: Path, *, num_gpus: int) -> dict[str, An
         **_measured("saving", job.saving_ratio, job.saving_interval),
         **_measured("slowdown", job.slowdown_ratio, job.slowdown_interval),
         "policy": job.policy,
-        "gpus": num_gpus,
+        "gpus": request.num_gpus,
         **(report.carbon.to_dict() if report.carbon is not None else {}),
         "simulated": True,  # the demo rejects real GPUs
+        "simulation": request.simulation if request.driver == "simulated" else None,
         "report_path": str(out),
     }
 

@@ -164,7 +164,10 @@ def test_the_demo_is_never_silent_for_five_seconds_and_shows_its_steps_in_order(
     assert max(after - before for before, after in pairwise(times_s)) < MAX_SILENCE_S
     if texts[0] == "gpuenergyd demo: starting":  # printed where importing the demo takes long
         texts = texts[1:]
-    assert texts[0] == "gpuenergyd demo on 2 simulated a100-sxm GPUs: starting a private daemon"
+    assert (
+        texts[0]
+        == "gpuenergyd demo on 2 simulated a100-sxm GPUs (late clocks, slow reads, stalls): starting a private daemon"
+    )
     steps = ["importing torch", "baseline: ", "profiling: ", "tuned: ", "stopping the training", "writing the report"]
     found = [next((i for i, text in enumerate(texts) if step in text), -1) for step in steps]
     assert -1 not in found

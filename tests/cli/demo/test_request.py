@@ -1,10 +1,13 @@
-"""The end of a demo: enough iterations under one plan, or no prospect of them."""
+"""The options of a demo, and its end: enough iterations under one plan, or no prospect of them."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpuenergyd.cli.demo.request import DemoRequest
+from gpuenergyd.cli.demo.request import DemoRequest, check_request
+from gpuenergyd.errors import UsageError
 
 REQUEST = DemoRequest(
     driver="simulated", num_gpus=4, gpu_model="a100-sxm", num_microbatches=8, baseline_iterations=10,
@@ -29,3 +32,20 @@ def test_a_demo_ends_with_a_settled_plan_or_when_the_job_is_profiled_again(
     job: dict[str, Any], *, is_finished: bool
 ) -> None:
     assert REQUEST.is_finished(job) is is_finished
+
+
+@pytest.mark.parametrize(
+    ("driver", "simulation", "gpus"),
+    [
+        ("simulated", "unkind", "4 simulated a100-sxm GPUs (late clocks, slow reads, stalls)"),
+        ("simulated", "kind", "4 ideal simulated a100-sxm GPUs"),
+        ("nvml", "unkind", "4 simulated GPUs"),
+    ],
+)
+def test_the_demo_says_how_its_gpus_behave(driver: str, simulation: str, gpus: str) -> None:
+    assert replace(REQUEST, driver=driver, simulation=simulation).gpus == gpus
+
+
+def test_an_unknown_behavior_of_the_gpus_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no kind of simulated world 'nice'; valid: kind, unkind"):
+        check_request(replace(REQUEST, simulation="nice"), tmp_path / "report.html")

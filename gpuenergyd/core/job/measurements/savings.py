@@ -6,8 +6,9 @@ if that differs significantly from the older ones. Energy and saving come from a
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import mul
 from statistics import NormalDist, fmean, median
 from typing import TypeAlias
@@ -19,9 +20,21 @@ from gpuenergyd.core.policy_api.policy import BaselineView
 Point: TypeAlias = tuple[int, float, float | None]
 """One iteration: its index, its time in s, and its energy in J if that was measured."""
 
+_LogPoint: TypeAlias = tuple[int, float]
+"""The index of one iteration and the logarithm of its time or energy."""
+
 CONFIDENCE = 0.95
 _DIFFERS_AT_SIGMA = 2.5
 _FAR_AT_SIGMA = 4.0
+_MIN_POINTS = 3
+_VISIBLE_RATIO = 0.3
+"""Share of the spread of iterations that must remain beside tuned or not tuned for drift to be distinguished."""
+_WARM_AFTER_ITERATIONS = 15.0
+"""Time constant of warming: iterations take 0.1 to 10 s, a GPU 20 s (V100: measured, gridpilot) and its box minutes.
+The interval hardly depends on it: with 15, true constants of 5 to 60 iterations are covered alike."""
+_WARMTH_RATIO = 0.005
+"""Standard deviation of what warming changes (assumed): a kelvin adds 0.39 W to a V100 (measured, gridpilot)."""
+_UNDETERMINED_RATIO = 1e-6
 _MAX_DISTURBED_RATIO = 1 / 3
 """More disturbed iterations than this share of the full-speed ones are a change of the job, not a disturbance."""
 
@@ -93,26 +106,33 @@ def measured_saving(
     full_speed: Sequence[IterationObservation], tuned: Sequence[IterationObservation]
 ) -> MeasuredSaving | None:
     """Return the measured saving of a job's iterations, as `saving_between` computes it."""
-    return saving_between(
-        *([(o.iteration_index, o.iteration_time_s, o.energy_j) for o in own] for own in (full_speed, tuned))
-    )
+    by_plan: dict[str | None, list[Point]] = {}
+    for o in tuned:
+        by_plan.setdefault(o.plan_id, []).append((o.iteration_index, o.iteration_time_s, o.energy_j))
+    at_full_speed = [(o.iteration_index, o.iteration_time_s, o.energy_j) for o in full_speed]
+    return saving_between(at_full_speed, *by_plan.values())
 
 
-def saving_between(full_speed: Sequence[Point], tuned: Sequence[Point]) -> MeasuredSaving | None:
-    """Return the measured saving; None with fewer than three iterations on either side.
+def saving_between(full_speed: Sequence[Point], *tuned: Sequence[Point]) -> MeasuredSaving | None:
+    """Return the measured saving, the mean over the tuned iterations of all plans, each a sequence of its own.
 
-    log(y) = level + effect * is_tuned + drift * iteration + noise, by least squares; the interval is Student's.
-    Full-speed iterations far from their median are left out: a short disturbance must not pass for a saving.
+    None with fewer than three iterations on either side.
+
+    log(y) = level + effect of the plan + drift * iteration + warmth * exp(-iteration / tau) + noise, by least squares;
+    the interval is Student's. Each plan has an effect of its own: otherwise a plan that saves more than the one before
+    it would pass for drift. GPUs grow warm within the first iterations, by an amount with a prior: the interval
+    contains what cannot be distinguished from the saving. Full-speed iterations far from their median are left out: a
+    short disturbance must not pass for a saving.
     """
-    times = _effect(*([(index, time_s) for index, time_s, _ in own] for own in (full_speed, tuned)))
+    times = _effect([[(index, time_s) for index, time_s, _ in own] for own in (full_speed, *tuned)])
     if times is None:
         return None
-    energies = _effect(*([(index, j) for index, _, j in own if j is not None] for own in (full_speed, tuned)))
+    energies = _effect([[(index, j) for index, _, j in own if j is not None] for own in (full_speed, *tuned)])
     return MeasuredSaving(
         saving_ratio=None if energies is None else Interval(-energies.estimate, -energies.high, -energies.low),
         slowdown_ratio=times,
         num_full_speed=len(full_speed),
-        num_tuned=len(tuned),
+        num_tuned=sum(map(len, tuned)),
     )
 
 
@@ -161,14 +181,13 @@ def _differ(a: Sequence[float], b: Sequence[float]) -> bool:
     return abs(a_mean - b_mean) > _DIFFERS_AT_SIGMA * pooled * math.sqrt(1 / len(a) + 1 / len(b))
 
 
-def _effect(full_speed: Sequence[tuple[int, float]], tuned: Sequence[tuple[int, float]]) -> Interval | None:
-    if len(full_speed) < 3 or len(tuned) < 3:
+def _effect(groups: Sequence[Sequence[tuple[int, float]]]) -> Interval | None:
+    """Return the relative effect of plans on a positive quantity; the first group is at full speed."""
+    full_speed, *plans = ([(index, math.log(value)) for index, value in group] for group in groups)
+    tuned = [point for plan in plans for point in plan]
+    if len(full_speed) < _MIN_POINTS or len(tuned) < _MIN_POINTS:
         return None
-    baseline, after = ([(index, math.log(value)) for index, value in side] for side in (full_speed, tuned))
-    kept = _undisturbed(baseline, after)
-    is_tuned = [0.0] * len(kept) + [1.0] * len(after)
-    indices, logs = zip(*kept, *after, strict=True)
-    effect, standard_error, degrees = _regress(is_tuned, indices, logs)
+    effect, standard_error, degrees = _contrast(_undisturbed(full_speed, tuned), [plan for plan in plans if plan])
     margin = student_quantile(0.5 + CONFIDENCE / 2, degrees) * standard_error
     return Interval(*(math.expm1(x) for x in (effect, effect - margin, effect + margin)))
 
@@ -184,23 +203,91 @@ def _undisturbed(
     return near if len(near) >= max(3.0, (1.0 - _MAX_DISTURBED_RATIO) * len(full_speed)) else full_speed
 
 
-def _regress(a: Sequence[float], b: Sequence[float], y: Sequence[float]) -> tuple[float, float, int]:
-    """Return (coefficient of the first column, its standard error, degrees of freedom) of y on (1, a, b).
+@dataclass(frozen=True, slots=True)
+class _DriftFit:
+    """Drift by least squares of differences within groups: columns, slopes, and their covariance per noise variance."""
 
-    The second column is dropped if it is nearly collinear with the first: without proof blocks drift is not visible.
+    columns: tuple[Callable[[int], float], ...]
+    slopes: tuple[float, ...]
+    covariance: tuple[tuple[float, ...], ...]
+    squares: float
+    """Sum of the squares left."""
+    degrees: int
+    """Degrees of freedom left."""
+
+
+def _contrast(full_speed: Sequence[_LogPoint], plans: Sequence[Sequence[_LogPoint]]) -> tuple[float, float, int]:
+    """Return (mean under plans minus mean at full speed, without drift; its standard error; degrees of freedom)."""
+    tuned = [point for plan in plans for point in plan]
+    groups = [full_speed, *plans]
+    if len(full_speed) + len(tuned) - len(groups) - 2 < _MIN_POINTS:
+        groups = [full_speed, tuned]
+    fit = _drift(groups, full_speed, tuned)
+    distances = [
+        fmean(column(index) for index, _ in tuned) - fmean(column(index) for index, _ in full_speed)
+        for column in fit.columns
+    ]
+    effect = fmean(y for _, y in tuned) - fmean(y for _, y in full_speed) - sum(map(mul, fit.slopes, distances))
+    variance = 1 / len(full_speed) + 1 / len(tuned)
+    variance += sum(x * sum(map(mul, row, distances)) for x, row in zip(distances, fit.covariance, strict=True))
+    return effect, math.sqrt(fit.squares / fit.degrees * variance), fit.degrees
+
+
+def _drift(
+    groups: Sequence[Sequence[_LogPoint]], full_speed: Sequence[_LogPoint], tuned: Sequence[_LogPoint]
+) -> _DriftFit:
+    """Return the drift; none if it is nearly collinear with being tuned: without proof blocks it is not visible."""
+    indices = _about_mean([index for index, _ in (*full_speed, *tuned)])
+    is_tuned = _about_mean([0.0] * len(full_speed) + [1.0] * len(tuned))
+    alike = _products(is_tuned, indices) ** 2
+    is_visible = alike <= (1 - _VISIBLE_RATIO) * _products(is_tuned, is_tuned) * _products(indices, indices)
+    linear = _fit_within(groups, (float,)) if is_visible else None
+    if linear is None or linear.degrees <= _MIN_POINTS:
+        return linear or _without_drift(groups)
+    begin = min(index for index, _ in (*full_speed, *tuned))
+    variance = linear.squares / linear.degrees
+    warmth = partial(_coldness, begin)
+    return _fit_within(groups, (float, warmth), prior=variance / _WARMTH_RATIO**2) or linear
+
+
+def _coldness(begin: int, index: int) -> float:
+    return math.exp(-(index - begin) / _WARM_AFTER_ITERATIONS)
+
+
+def _without_drift(groups: Sequence[Sequence[_LogPoint]]) -> _DriftFit:
+    y = [value for group in groups for value in _about_mean([v for _, v in group])]
+    return _DriftFit((), (), (), _products(y, y), len(y) - len(groups))
+
+
+def _fit_within(
+    groups: Sequence[Sequence[_LogPoint]], columns: tuple[Callable[[int], float], ...], *, prior: float = 0.0
+) -> _DriftFit | None:
+    """Return the slopes of one or two columns with a level for each group; None if they are undetermined.
+
+    `prior` is the variance of the noise over that of the second slope, which is zero on average.
     """
-    n = len(y)
-    a, b, y = (_about_mean(column) for column in (a, b, y))
-    saa, sbb, sab, say, sby = (_products(*pair) for pair in ((a, a), (b, b), (a, b), (a, y), (b, y)))
-    determinant = saa * sbb - sab * sab
-    if sbb <= 0 or determinant < 0.3 * saa * sbb:
-        effect, drift, inverse, degrees = say / saa, 0.0, 1 / saa, n - 2
-    else:
-        effect = (say * sbb - sby * sab) / determinant
-        drift = (sby * saa - say * sab) / determinant
-        inverse, degrees = sbb / determinant, n - 3
-    left = [y_k - effect * a_k - drift * b_k for a_k, b_k, y_k in zip(a, b, y, strict=True)]
-    return effect, math.sqrt(_products(left, left) / degrees * inverse), degrees
+    y = [value for group in groups for value in _about_mean([v for _, v in group])]
+    x = [[value for group in groups for value in _about_mean([column(i) for i, _ in group])] for column in columns]
+    degrees = len(y) - len(groups) - len(columns)
+    match x:
+        case [a]:
+            saa = _products(a, a)
+            if saa <= 0.0:
+                return None
+            slopes: tuple[float, ...] = (_products(a, y) / saa,)
+            covariance: tuple[tuple[float, ...], ...] = ((1 / saa,),)
+        case [a, b]:
+            saa, sbb, sab, say, sby = (_products(*pair) for pair in ((a, a), (b, b), (a, b), (a, y), (b, y)))
+            sbb += prior
+            determinant = saa * sbb - sab * sab
+            if determinant <= _UNDETERMINED_RATIO * saa * sbb:
+                return None
+            slopes = ((say * sbb - sby * sab) / determinant, (sby * saa - say * sab) / determinant)
+            covariance = ((sbb / determinant, -sab / determinant), (-sab / determinant, saa / determinant))
+        case _:
+            raise ValueError(f"{len(columns)} columns; one or two are supported")
+    left = [value - sum(map(mul, slopes, row)) for value, *row in zip(y, *x, strict=True)]
+    return _DriftFit(columns, slopes, covariance, _products(left, left), degrees)
 
 
 def _about_mean(column: Sequence[float]) -> list[float]:
