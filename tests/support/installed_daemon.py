@@ -14,6 +14,7 @@ from gpuenergyd.cli.install.installation import apply_steps, plan_install
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.world_kinds import WorldKind
 from tests.support.systemd_host import INSTALLED, SystemdHost, systemd_host
 from tests.support.waiting import wait_until
 
@@ -150,7 +151,7 @@ def installed_daemon(folder: Path, *, num_gpus: int = 2, watchdog_s: float | Non
         file.write(_CONFIG)
     with systemd_host(folder / "host", units=units, etc=etc, site=_POLICY) as host:
         world_path = host.shared / "world"
-        SimulatedHost.create(world_path, ["a100-sxm"] * num_gpus, seed=7).close()
+        SimulatedHost.create(world_path, ["a100-sxm"] * num_gpus, seed=7, kind=WorldKind.UNKIND).close()
         world_path.chmod(0o666)
         world = SimulatedHost.open(world_path)
         host.systemctl("start", *SOCKETS, CORE)

@@ -15,6 +15,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward  # noqa: E402
 from gpuenergyd.core.pipeline.schedules import make_schedule  # noqa: E402
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost  # noqa: E402
+from gpuenergyd.gpu.drivers.world_kinds import WorldKind  # noqa: E402
 from gpuenergyd_trainers.demo.gpt_model import build_stage, loss_of, make_batch, simulated_works  # noqa: E402
 from gpuenergyd_trainers.demo.simulated_stage import simulate  # noqa: E402
 from gpuenergyd_trainers.joining.handle import Handle, WrappedAttribute  # noqa: E402
@@ -313,7 +314,7 @@ def test_a_recorded_instruction_includes_the_simulated_duration(tmp_path: Path, 
     alone = tmp_path / "alone"
     alone.mkdir()
     world = tmp_path / "world"
-    SimulatedHost.create(world, ["a100-sxm"] * NUM_RANKS, seed=1).close()
+    SimulatedHost.create(world, ["a100-sxm"] * NUM_RANKS, seed=1, kind=WorldKind.UNKIND).close()
     plain = run_ranks(NUM_RANKS, alone, train_alone, "1f1b", None, 3)
     simulated = run_ranks(NUM_RANKS, tmp_path, hold_on_simulated_gpu, daemon.socket_path, world)
 

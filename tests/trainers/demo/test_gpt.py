@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.world_kinds import WorldKind
 from gpuenergyd_trainers.demo import gpt as gpt_demo
 from gpuenergyd_trainers.demo.gpt_model import layers_per_stage, simulated_works
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
@@ -28,7 +29,7 @@ RUN_LIMIT_S = 400.0
 @pytest.fixture
 def world(tmp_path: Path) -> Path:
     path = tmp_path / "world"
-    SimulatedHost.create(path, ["a100-sxm"] * NUM_RANKS, seed=3).close()
+    SimulatedHost.create(path, ["a100-sxm"] * NUM_RANKS, seed=3, kind=WorldKind.UNKIND).close()
     return path
 
 
