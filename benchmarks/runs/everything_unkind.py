@@ -4,10 +4,10 @@
 
 Seeded random pipelines in virtual time on the parameters of six GPU models. Clocks take effect late, each target clock
 by a median of its own, one change in a hundred far later, and are reported too early; a set call takes the driver's
-time and stops the GPU; energy counters change every 10 to 200 ms and are read by slow calls, with the daemon's own
-sampler; instructions scatter by 0.4 % and measured energies by 0.5 %; GPUs grow slower as they get warm. The driver's
-and the counter's times are half to twice what the unkind simulated world assumes of the model. The policy bubble-aware
-knows none of it.
+time and stops the GPU; energy counters change every 10 to 200 ms, sample power a quarter of the time (not on V100), and
+are read by slow calls, with the daemon's own sampler; instructions scatter by 0.4 % and measured energies by 0.5 %;
+GPUs grow slower as they get warm. The driver's and the counter's times are half to twice what the unkind simulated
+world assumes of the model. The policy bubble-aware knows none of it.
 
 The last plan of a job and the best one from exact knowledge are measured in the same conditions, 60 iterations each; if
 the former is better, it is the best known. A job without a plan counts with its energy at full speed. Slowdowns are
@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from gpuenergyd.core.job.outcome import find_outcome
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
-from tests.support.everything_unkind import best_worth, conditions, training, worth_of
+from tests.support.everything_unkind import best_result, conditions, result_of, training
 from tests.support.random_jobs import random_job
 
 NUM_ITERATIONS = 150
@@ -132,18 +132,18 @@ def run(seed: int) -> Job:
     begins = next((k for k, plan_id in enumerate(plans) if plan_id != "baseline"), len(plans))
     tuned = [k for k, plan_id in enumerate(plans) if plan_id.startswith("tuned")]
     first = tuned[0] if tuned else None
-    best = best_worth(job, under, max_slowdown_ratio=MAX_SLOWDOWN_RATIO)
+    best = best_result(job, under, max_slowdown_ratio=MAX_SLOWDOWN_RATIO)
     measured = state.knowledge.saving()
     counted = Counter(plans[k] for k in tuned[-measured.num_tuned :]) if measured is not None else Counter()
     has_plan = state.current_plan.purpose is PlanPurpose.TUNED
-    worths = {name: worth_of(job, under, seen[name]) for name in {*counted, *plans[-1:] * has_plan}}
-    ours = worths.get(plans[-1]) if has_plan else None
+    results = {name: result_of(job, under, seen[name]) for name in {*counted, *plans[-1:] * has_plan}}
+    ours = results.get(plans[-1]) if has_plan else None
     energy_j = ours.energy_j if ours is not None else best.full_speed_energy_j
     if ours is not None and ours.slowdown_ratio <= MAX_SLOWDOWN_RATIO:
         best = min(best, ours, key=lambda own: own.energy_j)
     interval, is_covered = None, None
     if measured is not None and measured.saving_ratio is not None and counted:
-        true_ratio = sum(worths[name].saving_ratio * count for name, count in counted.items()) / counted.total()
+        true_ratio = sum(results[name].saving_ratio * count for name, count in counted.items()) / counted.total()
         interval = (float(measured.saving_ratio.low), float(measured.saving_ratio.high))
         is_covered = bool(interval[0] <= true_ratio <= interval[1])
     full_speed_s = mean(time_s for time_s, _, _ in history[2:8])

@@ -26,7 +26,8 @@ def wait_until_lowered(daemon: DaemonProcess) -> None:
 
 def test_a_job_runs_from_registration_to_report(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon:
-        with training(daemon) as run:
+        # Iterations of 0.2 s: a counter that changes every 0.1 s measures them well enough on a busy machine, too.
+        with training(daemon, arguments=("--microbatches", "8")) as run:
             job = daemon.wait_for_phase("tuned", timeout_s=120)
             wait_until_lowered(daemon)
             assert run.finish() == 0
@@ -42,7 +43,7 @@ def test_a_job_runs_from_registration_to_report(tmp_path: Path) -> None:
         timeline = history.spans(summary.job_id, history.iterations_with_spans(summary.job_id)[-1])
         actions = {event.action for event in history.control_events(summary.job_id)}
         seconds = history.rollups(bucket_s=1, job_id=summary.job_id)
-    assert (job["num_ranks"], job["num_microbatches"], job["policy"]) == (4, 3, "bubble-aware")
+    assert (job["num_ranks"], job["num_microbatches"], job["policy"]) == (4, 8, "bubble-aware")
     assert (summary.job_name, summary.is_simulated, summary.num_ranks) == ("fake", True, 4)
     assert summary.end_reason is not None
     assert "released" in summary.end_reason
@@ -232,18 +233,20 @@ def test_when_all_processes_are_killed_the_restore_command_restores_every_gpu(tm
 @pytest.mark.fault(3)
 @pytest.mark.kill
 def test_a_silent_job_runs_at_full_speed_until_its_next_report(tmp_path: Path) -> None:
-    with running_daemon(tmp_path, silence_limit_s=0.5) as daemon, training(daemon, arguments=UNIFORM) as run:
+    # A baseline of ten iterations, 1.2 s, has a measured energy, which a tuned clock of this policy needs.
+    settings = {"silence_limit_s": 0.5, "baseline_iterations": 10}
+    with running_daemon(tmp_path, **settings) as daemon, training(daemon, arguments=UNIFORM) as run:
         job = daemon.wait_for_phase("tuned")
         wait_until_lowered(daemon)
 
         stop_between_driver_calls(child_pids(run.process.pid), daemon.world_path)
-        wait_until(daemon.is_as_found)
-        silent = daemon.job()
+        wait_until(lambda: (silent := daemon.job()) is not None and silent["is_suspended"])
+        silent, is_as_found = daemon.job(), daemon.is_as_found()
         os.killpg(run.process.pid, signal.SIGCONT)
 
         assert silent is not None
-        assert silent["is_suspended"]
         assert silent["job_id"] == job["job_id"]
+        assert is_as_found
         wait_until(lambda: (now := daemon.job()) is not None and not now["is_suspended"])
 
 

@@ -1,8 +1,9 @@
-"""Virtual trainings under everything that GPUs do to a plan at once, and what a plan is worth under these conditions.
+"""Virtual trainings under everything that GPUs do to a plan at once, and what a plan achieves under these conditions.
 
 Clocks take effect late, by target clock and with tails, and are reported too early; calls take the driver's time and
-stop the GPU's work; counters change seldom and are read by slow calls; instructions scatter, and GPUs grow slower as
-they get warm. The size of each is that of the GPU model in the unkind simulated world, times 1/2 to 2 by seed.
+stop the GPU's work; counters change seldom, sample power part of the time and are read by slow calls; instructions
+scatter, and GPUs grow slower as they get warm. The size of each is that of the GPU model in the unkind simulated world,
+times 1/2 to 2 by seed.
 """
 
 import math
@@ -50,6 +51,8 @@ class Conditions:
     read_s: float
     """Time of one driver call that reads."""
     counter_period_s: float
+    sampled_ratio: float
+    """Share of each counter period in which power is sampled."""
     warm_ratios: tuple[float, ...]
     """By rank, how much slower a warm GPU is."""
 
@@ -85,6 +88,7 @@ def conditions(model: DeviceParameters, seed: int, num_ranks: int) -> Conditions
         ),
         read_s=drawn(unkind.read_s),
         counter_period_s=drawn(unkind.energy_update_s),
+        sampled_ratio=unkind.energy_sampled_ratio,
         warm_ratios=tuple(draw.uniform(0.0, 0.004) for _ in range(num_ranks)),
     )
 
@@ -102,11 +106,12 @@ def training(job: TrueJob, under: Conditions, policy: ClockPolicy) -> Everything
         ),
         counter_period_s=under.counter_period_s,
         read_s=under.read_s,
+        sampled_ratio=under.sampled_ratio,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
+class PlanResult:
     """Mean energy and time of iterations under a known plan, and at full speed."""
 
     energy_j: float
@@ -136,13 +141,13 @@ class _OnePlan:
         return view.issued_plans[-1] if view.issued_plans else self.plan
 
 
-def worth_of(job: TrueJob, under: Conditions, plan: ClockPlan) -> Worth:
+def result_of(job: TrueJob, under: Conditions, plan: ClockPlan) -> PlanResult:
     """Return what a plan costs under the conditions, on warm GPUs, latencies drawn as they come."""
     return _measured(job, under, _OnePlan(replace(plan, plan_id="one")))
 
 
-def best_worth(job: TrueJob, under: Conditions, *, max_slowdown_ratio: float) -> Worth:
-    """Return the worth of the best plan from exact knowledge that is no slower than permitted.
+def best_result(job: TrueJob, under: Conditions, *, max_slowdown_ratio: float) -> PlanResult:
+    """Return the result of the best plan from exact knowledge that is no slower than permitted.
 
     It is made with the true times, energies, latencies and stalls. The power of waiting depends on the clock, which a
     planner has one value for: that of the highest clock and of a lower one are tried; and plans are tried that ignore
@@ -182,7 +187,7 @@ def true_latency(under: Conditions, clocks_mhz: Sequence[int]) -> SwitchLatency:
     )
 
 
-def _measured(job: TrueJob, under: Conditions, policy: ClockPolicy) -> Worth:
+def _measured(job: TrueJob, under: Conditions, policy: ClockPolicy) -> PlanResult:
     run = UnkindTraining(
         **_of_job(job, under),
         policy=policy,
@@ -192,10 +197,10 @@ def _measured(job: TrueJob, under: Conditions, policy: ClockPolicy) -> Worth:
     )
     for calibration in run.calibrations.values():
         calibration.latency = true_latency(under, job.clocks_mhz)
-    run.tell_latency()
+    run.report_latency()
     run.run(_NUM_SETTLING + _NUM_MEASURED)
     full_speed, planned = run.history[2:8], run.history[-_NUM_MEASURED:]
-    return Worth(
+    return PlanResult(
         mean(energy_j for _, energy_j, _ in planned),
         mean(time_s for time_s, _, _ in planned),
         mean(energy_j for _, energy_j, _ in full_speed),

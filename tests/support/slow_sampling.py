@@ -136,6 +136,8 @@ class SlowlyReadTraining(VirtualTraining):
     """A virtual training with counters of a period, read by the daemon's sampler through calls of a duration."""
 
     read_s: float = 0.0005
+    sampled_ratio: float = 1.0
+    """Share of each counter period in which power is sampled; the rest of the period counts as that share."""
     sample_period_s: float = 0.02
 
     def __post_init__(self) -> None:
@@ -146,6 +148,7 @@ class SlowlyReadTraining(VirtualTraining):
         super().__post_init__()
         for r in ranks:
             self._curves[r] = ([0.0, self.now_s], [self.total_j[r], self.total_j[r]])
+        self._counted: dict[int, dict[int, float]] = {r: {} for r in ranks}
         self._phases_ns = [self.random.randrange(round(self.counter_period_s * 1e9)) for _ in ranks]
         self._clock = _Clock(random.Random(self.seed), self._ns(self.now_s))
         reader = _Counters(self, self._clock, round(self.read_s * 1e9), round(self.counter_period_s * 1e9))
@@ -174,7 +177,21 @@ class SlowlyReadTraining(VirtualTraining):
     def counted_j(self, pp_rank: int, at_ns: int, period_ns: int) -> float:
         """Return what a counter shows at an instant: the energy at its last update."""
         phase_ns = self._phases_ns[pp_rank]
-        at_s = (phase_ns + (at_ns - phase_ns) // period_ns * period_ns) / 1e9
+        number = (at_ns - phase_ns) // period_ns
+        if self.sampled_ratio == 1.0:
+            return self._energy_j(pp_rank, (phase_ns + number * period_ns) / 1e9)
+        counted = self._counted[pp_rank]
+        first = max(counted, default=number)
+        counted.setdefault(first, self._energy_j(pp_rank, (phase_ns + first * period_ns) / 1e9))
+        for k in range(first + 1, number + 1):
+            end_s = (phase_ns + k * period_ns) / 1e9
+            sampled_j = self._energy_j(pp_rank, end_s) - self._energy_j(
+                pp_rank, end_s - self.sampled_ratio * period_ns / 1e9
+            )
+            counted[k] = counted[k - 1] + sampled_j / self.sampled_ratio
+        return counted[number]
+
+    def _energy_j(self, pp_rank: int, at_s: float) -> float:
         instants, energies = self._curves[pp_rank]
         right = bisect_right(instants, at_s)
         if right == len(instants):

@@ -380,9 +380,9 @@ class VirtualTraining:
         low_s, high_s = max(0, looks - 1) * _LOOK_EVERY_S, looks * _LOOK_EVERY_S
         switch = ObservedSwitch(self.clock_now[r], change.clock, 0.0, 0.0, low_s, high_s)
         if self.calibrations[r].observe(switch):
-            self.tell_latency()
+            self.report_latency()
 
-    def tell_latency(self) -> None:
+    def report_latency(self) -> None:
         """Tell the job of the latency of all its GPUs, which are of one model."""
         for r in self.calibrations:
             self.feed(GpuViewChanged(r, self._gpu(r)))

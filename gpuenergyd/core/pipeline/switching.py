@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from statistics import mean, median
+from statistics import median
 from typing import Self
 
 ENOUGH = 12
@@ -29,6 +29,8 @@ _EVERY_SHARE = 16
 """Estimates are made again after `_EVERY` changes, or after this fraction of those that are kept."""
 _NOTABLE_RATIO = 0.25
 _NOTABLE_EXCESS_S = 0.001
+_FAR_RATIO = 1.5
+"""Latencies beyond the late one by this factor are rare long ones; those between are its usual spread."""
 
 
 class Direction(StrEnum):
@@ -158,7 +160,7 @@ class SwitchLatency:
     stall_s: float = 0.0
     """Time for which a driver call stops the work of the GPU whose clock it sets."""
     excess_s: float = 0.0
-    """Mean time by which a change exceeds its late (90th percentile) latency: rare changes take far longer."""
+    """Time beyond the late (90th percentile) latency of changes that take half as long again, mean over all changes."""
 
     def late_s(self, from_sm_clock_mhz: int, to_sm_clock_mhz: int) -> float:
         """Return the lead of a request for this change: its late (90th percentile) latency."""
@@ -314,8 +316,13 @@ class SwitchCalibration:
                 if len(own) >= ENOUGH
             ),
         )
-        excesses_s = [s.latency_s - latency.late_s(s.from_sm_clock_mhz, s.to_sm_clock_mhz) for s in self._switches]
-        return replace(latency, excess_s=mean(max(0.0, own_s) for own_s in excesses_s))
+        late_s = [latency.late_s(s.from_sm_clock_mhz, s.to_sm_clock_mhz) for s in self._switches]
+        excess_s = sum(
+            s.latency_s - own_s
+            for s, own_s in zip(self._switches, late_s, strict=True)
+            if s.latency_s > _FAR_RATIO * own_s
+        )
+        return replace(latency, excess_s=excess_s / len(self._switches))
 
 
 def _estimate(

@@ -43,6 +43,7 @@ FIGURES = {
     "policy",
     "gpus",
     "simulated",
+    "simulation",
     "report_path",
 }
 
