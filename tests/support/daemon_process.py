@@ -214,9 +214,11 @@ class Training:
 
 
 @contextmanager
-def running_daemon(folder: Path, *, prologue: str = "", **overrides: Any) -> Iterator[DaemonProcess]:
+def running_daemon(
+    folder: Path, *, prologue: str = "", kind: WorldKind = WorldKind.UNKIND, **overrides: Any
+) -> Iterator[DaemonProcess]:
     """Run a daemon for the duration of a block."""
-    daemon = DaemonProcess(folder, overrides=overrides, prologue=prologue).start()
+    daemon = DaemonProcess(folder, overrides=overrides, prologue=prologue, kind=kind).start()
     try:
         yield daemon
     finally:
