@@ -25,6 +25,7 @@ from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import RecordedIteration
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.world_kinds import WorldKind
 from gpuenergyd_trainers.demo.gpt_pipeline import GptRank, RunAhead
 from gpuenergyd_trainers.torch_pipelining import attach
 from tests.support.daemon_process import running_daemon
@@ -145,7 +146,9 @@ def run(case: Case) -> dict[str, Any]:
     """Train once under a daemon of its own; return its estimates, the errors of the times and the losses."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with running_daemon(folder / "daemon", warmup_iterations=2, baseline_iterations=10) as daemon:
+        # Ideal GPUs otherwise, so that cases differ in depth alone.
+        settings: dict[str, Any] = {"warmup_iterations": 2, "baseline_iterations": 10}
+        with running_daemon(folder / "daemon", kind=WorldKind.KIND, **settings) as daemon:
             ranks = run_ranks(
                 NUM_RANKS, folder, train, case, str(daemon.world_path), str(daemon.socket_path), str(folder / "signals")
             )
