@@ -81,6 +81,7 @@ def _without_trailing_space(text: str) -> str:
 
 def _without_numbers(text: str) -> str:
     """Return a text without what numbers change: themselves, their signs in words, widths and line breaks."""
+    text = text.replace("at the same speed", "0 % slower").replace(" than at full speed", "")
     text = re.sub(r"\b(?:less|more|slower|faster)\b", "other", text)
     text = re.sub(r"[-+]?\d[\d.,]*", "0", text)
     return " ".join(re.sub("─+", "─", text).split())

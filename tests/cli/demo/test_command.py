@@ -143,9 +143,9 @@ def test_the_demo_prints_its_figures_on_the_last_line_and_writes_a_report(finish
     assert report.count('<svg class="timeline"') == 2  # for desktops and for phones
     interval = saving_span_text((figures["saving_low_ratio"], figures["saving_high_ratio"]))
     assert finished.texts[-1] == (
-        f"gpuenergyd trained this pipeline on 2 simulated a100-sxm GPUs with {saving_text(figures['saving_ratio'])} per"
-        f" iteration (95 % confidence interval: {interval}), {slowdown_text(figures['slowdown_ratio'])} than at full"
-        " speed."
+        "gpuenergyd trained this pipeline on 2 simulated a100-sxm GPUs (late clocks, slow reads, stalls) with"
+        f" {saving_text(figures['saving_ratio'])} per iteration (95 % confidence interval: {interval}),"
+        f" {slowdown_text(figures['slowdown_ratio'])} than at full speed."
     )
 
 
