@@ -39,8 +39,15 @@ class Uniform:
         if (reason := reason_for_full_speed(view)) is not None:
             return plan_at_full_speed(view, reason)
         target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
-        measured = {**clock_measurements(view), **_full_speed_measurement(view, clocks_mhz)}
+        full_speed_j, under_plans = view.baseline.energy_j, clock_measurements(view)
+        at_full_speed = _full_speed_measurement(view, clocks_mhz)
+        measured = {**at_full_speed, **under_plans} if full_speed_j is None else {**under_plans, **at_full_speed}
         to_try_mhz = _next_to_try(clocks_mhz, measured, target_s)
+        if full_speed_j is None and at_full_speed:
+            # A short baseline may have no energy, because the period of a counter has to be learned first.
+            full_speed_j = measured[clocks_mhz[0]].energy_j
+            if to_try_mhz is None and clocks_mhz[0] not in under_plans:
+                to_try_mhz = clocks_mhz[0]
         if to_try_mhz is not None:
             return uniform_plan(
                 view,
@@ -49,7 +56,7 @@ class Uniform:
                 policy="uniform",
                 reason=f"measuring {to_try_mhz} MHz on all GPUs",
             )
-        return _best_plan(view, measured, target_s)
+        return _best_plan(view, measured, full_speed_j, target_s)
 
 
 def _full_speed_measurement(view: JobView, clocks_mhz: Sequence[int]) -> dict[int, ClockMeasurement]:
@@ -88,10 +95,12 @@ def _next_to_try(clocks_mhz: Sequence[int], measured: Mapping[int, ClockMeasurem
     return min(allowed or between, key=lambda mhz: abs(mhz - wanted_mhz), default=None)
 
 
-def _best_plan(view: JobView, measured: Mapping[int, ClockMeasurement], target_s: float) -> ClockPlan:
-    if view.baseline.energy_j is None:
-        return baseline_plan(reason="no clock can be chosen: the baseline has no energy measurement")
-    cheapest_j, cheapest_mhz = view.baseline.energy_j, None
+def _best_plan(
+    view: JobView, measured: Mapping[int, ClockMeasurement], full_speed_j: float | None, target_s: float
+) -> ClockPlan:
+    if full_speed_j is None:
+        return baseline_plan(reason="no clock can be chosen: there is no energy measurement at full speed")
+    cheapest_j, cheapest_mhz = full_speed_j, None
     for clock, seen in sorted(measured.items(), reverse=True):
         if seen.iteration_time_s <= target_s and seen.energy_j is not None and seen.energy_j < cheapest_j:
             cheapest_j, cheapest_mhz = seen.energy_j, clock

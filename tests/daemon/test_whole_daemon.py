@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.gpu.drivers.world_kinds import WorldKind
 from gpuenergyd.gpu.restore.command import restore
 from gpuenergyd.store import open_history
 from tests.support.daemon_process import DaemonProcess, running_daemon, training, wait_for_death
@@ -234,9 +233,7 @@ def test_when_all_processes_are_killed_the_restore_command_restores_every_gpu(tm
 @pytest.mark.fault(3)
 @pytest.mark.kill
 def test_a_silent_job_runs_at_full_speed_until_its_next_report(tmp_path: Path) -> None:
-    # Ideal GPUs: this policy needs the energy of a baseline of half a second, and says so where it is not known yet.
-    ideal = running_daemon(tmp_path, kind=WorldKind.KIND, silence_limit_s=0.5)
-    with ideal as daemon, training(daemon, arguments=UNIFORM) as run:
+    with running_daemon(tmp_path, silence_limit_s=0.5) as daemon, training(daemon, arguments=UNIFORM) as run:
         job = daemon.wait_for_phase("tuned")
         wait_until_lowered(daemon)
 

@@ -34,8 +34,11 @@ def _energy_j(sm_clock_mhz: int) -> float:
 class _Job:
     """A job whose iterations follow the formulas above."""
 
-    def __init__(self, *, max_slowdown_ratio: float = 0.0, measures_energy: bool = True) -> None:
+    def __init__(
+        self, *, max_slowdown_ratio: float = 0.0, measures_energy: bool = True, measures_baseline_energy: bool = True
+    ) -> None:
         self._measures_energy = measures_energy
+        self._measures_baseline_energy = measures_energy and measures_baseline_energy
         self._target = PerformanceTarget(max_slowdown_ratio=max_slowdown_ratio)
         self.observations: list[IterationObservation] = []
         self.plans: list[ClockPlan] = []
@@ -45,7 +48,7 @@ class _Job:
             SCHEDULE,
             supported_sm_clocks_mhz=CLOCKS_MHZ,
             max_slowdown_ratio=self._target.max_slowdown_ratio,
-            baseline_energy_j=_energy_j(1400) if self._measures_energy else None,
+            baseline_energy_j=_energy_j(1400) if self._measures_baseline_energy else None,
             observations=self.observations,
             issued_plans=self.plans,
         )
@@ -142,6 +145,17 @@ def test_uniform_keeps_full_speed_without_energy_measurements() -> None:
 
     assert plan.ranks == ()
     assert "no energy measurement" in plan.reason
+
+
+def test_uniform_measures_full_speed_where_the_baseline_has_no_energy() -> None:
+    job = _Job(max_slowdown_ratio=0.25, measures_baseline_energy=False)
+
+    plan = _run_until_tuned(job)
+
+    measured = {mhz for own in job.plans for rank in own.ranks for mhz in rank.sm_clocks_mhz}
+    assert CLOCKS_MHZ[0] in measured
+    assert plan.purpose is PlanPurpose.TUNED
+    assert plan.ranks == _run_until_tuned(_Job(max_slowdown_ratio=0.25)).ranks
 
 
 def test_full_speed_never_changes_a_clock() -> None:
