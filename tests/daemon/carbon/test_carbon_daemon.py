@@ -106,8 +106,10 @@ def test_a_job_on_a_replayed_trace_is_slower_in_dirty_hours_and_its_report_shows
     path = tmp_path / "XX_synthetic_2024.csv"
     rows = [f"{first_at + k * HOUR:%Y-%m-%dT%H:%M:%SZ},{600 if k // 2 % 2 else 60}" for k in range(60 * 24)]
     path.write_text("timestamp_utc,carbon_intensity_g_per_kwh\n" + "\n".join(rows) + "\n")
+    # A counter that changes every 0.1 s is dated some seconds after the job began; savings need a baseline's energy.
     with running_daemon(
         tmp_path,
+        baseline_iterations=50,
         target="carbon",
         carbon_signal=str(path),
         carbon_replay_from="2024-01-10T00:00:00Z",
