@@ -24,6 +24,7 @@ from gpuenergyd_policies.planning.switching.simulation import SimulatedIteration
 _Changes = tuple[tuple[ClockChange, ...], ...]
 _ROUNDS_WITH_PRICE = 3
 _ON_TIME_RATIO = 1e-4
+_SHORTEST_DWELL_RATIO = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,18 @@ class Candidate:
     def num_changes(self) -> int:
         """Clock changes in one iteration, all ranks."""
         return sum(len(own) for own in self.changes)
+
+    @property
+    def excess_of_calls(self) -> float:
+        """How far it exceeds the limits of the driver's time and of the time between changes; at most 1 is permitted.
+
+        A limit on time between changes is one on how often clocks may change.
+        """
+        driver_busy_ratio = self.simulated.driver_busy_s / self.simulated.iteration_time_s
+        return max(
+            driver_busy_ratio / TUNING.max_driver_busy_ratio,
+            TUNING.min_dwell_ratio / max(self.simulated.shortest_dwell_ratio, _SHORTEST_DWELL_RATIO),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +76,12 @@ class Candidates:
         With `max_segments`, only plans with so many segments per rank and iteration are considered.
         """
         found = list(self._segmented(max_segments) if max_segments else self._all())
+        if max_segments is None and all(c.excess_of_calls > 1.0 for c in found):
+            found += self._segmented(TUNING.max_segments_of_many_calls)
         if not found:
             found = [self._candidate(*self._unlimited(self.solved))]
+        least_excess = max(1.0, min(c.excess_of_calls for c in found))
+        found = [c for c in found if c.excess_of_calls <= least_excess]
         max_late_s = max(TUNING.max_expected_late_ratio * self.solved.iteration_time_s, min(c.late_s for c in found))
         priced = [(self._price_j(c), c) for c in found if c.late_s <= max_late_s]
         least_j = min(price_j for price_j, _ in priced)

@@ -23,6 +23,13 @@ class Tuning:
     price_of_lateness: float = 3.0
     """Price of that time, in units of the mean power of the iteration: a tenth of a percent of time for at least three
     of energy, about what a later deadline would save."""
+    max_segments_of_many_calls: tuple[int, ...] = (1, 2, 3)
+    """The same where the plans with more segments change clocks too often."""
+    max_driver_busy_ratio: float = 0.25
+    """Share of the time for which calls that set clocks may occupy the driver of a host: all its programs share it, and
+    calls in a row would make the last one late."""
+    min_dwell_ratio: float = 1.0
+    """Time for which a clock is requested at least, in its typical latencies: with less, it never takes effect."""
     segment_search_steps: int = 30_000 if IS_COMPILED else 800
     """Steps of the local search for segments; without numba, as many as fit into the same time."""
     fewer_switches_ratio: float = 0.002

@@ -5,6 +5,7 @@ from statistics import mean
 import pytest
 
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd_policies.bubble_aware.model import fit_model
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.profiling.calls import CallCost
@@ -61,3 +62,18 @@ def test_free_calls_have_no_price_and_the_driver_sets_one_gpu_at_a_time() -> Non
     assert learned(training).stall_s == 0.0
     assert slowdown < 0.003
     assert saving > 0.1
+
+
+def test_calls_occupy_the_driver_for_at_most_a_quarter_of_the_time() -> None:
+    """Without that limit, the plan of this job has eight calls of 0.1 s in an iteration of 1.6 s."""
+    training = trained(0.0, call_s=0.1)
+    plan = training.job.current_plan
+    iteration_s = training.history[-1][0]
+    num_calls = sum(
+        change.sm_clock_mhz != before.sm_clock_mhz
+        for rank in plan.ranks
+        for before, change in zip((*rank.changes[-1:], *rank.changes), rank.changes, strict=False)
+    )
+
+    assert plan.purpose is PlanPurpose.TUNED
+    assert num_calls * 0.1 <= 0.25 * iteration_s

@@ -1,7 +1,8 @@
 """Simulator of iterations whose clocks change late: what clock changes cost in time and energy."""
 
+import math
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import add
 
@@ -16,10 +17,14 @@ from gpuenergyd_policies.planning.switching.requests import Latency, rank_latenc
 
 @dataclass(frozen=True, slots=True)
 class SimulatedIteration:
-    """Time and energy of an iteration whose clocks change late."""
+    """Time and energy of an iteration whose clocks change late, and how often they change."""
 
     iteration_time_s: float
     energy_j: float
+    driver_busy_s: float = 0.0
+    """Time for which the calls of the iteration occupy the driver."""
+    shortest_dwell_ratio: float = math.inf
+    """Shortest time from a request for a clock to the next one for the GPU, in typical latencies of the former."""
 
 
 def simulate_switching(
@@ -51,6 +56,8 @@ def simulate_switching(
 
 
 _ChangeKey = tuple[Instruction, float]
+_Request = tuple[float, float]
+"""When a clock is requested, and how long it typically takes until it is effective, both in seconds."""
 
 
 class _Simulation:
@@ -89,6 +96,7 @@ class _Simulation:
         finish_s = [0.0] * len(graph.instructions)
         durations_s = [0.0] * len(graph.instructions)
         energies_j = [0.0] * len(graph.instructions)
+        requests: dict[int, list[_Request]] = {}
         for v in graph.topological_order:
             instruction = graph.instructions[v]
             start_s = max((finish_s[u] + latency_s for u, latency_s in graph.predecessors[v]), default=0.0)
@@ -98,8 +106,10 @@ class _Simulation:
                 before_mhz = clock.request(due_s, change.sm_clock_mhz, wait_s=wait_of.get(key, 0.0))
                 if change.sm_clock_mhz != before_mhz:
                     is_raise = change.sm_clock_mhz > before_mhz
-                    call_s = self._latencies[instruction.pp_rank].call_s
-                    self.calls.append((key, QueuedClockCall(due_s, call_s, instruction.pp_rank, is_raise)))
+                    latency = self._latencies[instruction.pp_rank]
+                    self.calls.append((key, QueuedClockCall(due_s, latency.call_s, instruction.pp_rank, is_raise)))
+                    request = (due_s, latency.typical_s(before_mhz, change.sm_clock_mhz))
+                    requests.setdefault(instruction.pp_rank, []).append(request)
             finish_s[v], energies_j[v] = clock.run(profile[instruction.instruction_class], start_s)
             durations_s[v] = finish_s[v] - start_s
         iteration_time_s = max(map(add, finish_s, graph.epilogues_s))
@@ -114,7 +124,23 @@ class _Simulation:
                 num_ranks=graph.num_ranks,
                 blocking_power_w=profile.blocking_power_w,
             ),
+            driver_busy_s=sum(call.call_s for _, call in self.calls),
+            shortest_dwell_ratio=_shortest_dwell_ratio(requests.values(), iteration_time_s),
         )
+
+
+def _shortest_dwell_ratio(requests_of: Iterable[list[_Request]], iteration_time_s: float) -> float:
+    """Return the shortest time between requests for one GPU, in latencies; the first of the next iteration counts."""
+    ratios = []
+    for requests in requests_of:
+        requests.sort()
+        next_due_s = [due_s for due_s, _ in requests[1:]] + [requests[0][0] + iteration_time_s]
+        ratios += [
+            (next_s - due_s) / latency_s
+            for (due_s, latency_s), next_s in zip(requests, next_due_s, strict=True)
+            if latency_s > 0
+        ]
+    return min(ratios, default=math.inf)
 
 
 class RankClock:

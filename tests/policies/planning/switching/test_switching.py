@@ -1,5 +1,6 @@
 """Timing of clock requests: raises ahead of need, reductions at the begin, and no time lost to late clocks."""
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -236,6 +237,26 @@ def test_in_simulation_a_raise_waits_for_another_gpus_call_unless_requested_earl
     assert simulated_s(unaware, ALONE) == pytest.approx(11.5)
     assert simulated_s(unaware, QUEUED) == pytest.approx(11.65)
     assert simulated_s(aware, QUEUED) == pytest.approx(11.5)
+
+
+def test_the_simulation_tells_the_time_of_calls_and_the_shortest_time_between_changes() -> None:
+    profile, changes = _two_dips(QUEUED)
+
+    simulated = simulate_switching(TWO_RANKS, profile, changes, latency=QUEUED)
+
+    num_calls = sum(map(len, changes))
+    assert num_calls == 4
+    assert simulated.driver_busy_s == pytest.approx(num_calls * 0.3)
+    # Rank 1 is lowered when its first instruction begins, at 2.0 s, and raised 1.2 s later.
+    assert simulated.shortest_dwell_ratio == pytest.approx(1.2 / 0.5)
+
+
+def test_without_a_clock_change_no_clock_is_held_too_short() -> None:
+    profile, _ = _two_dips(ALONE)
+
+    simulated = simulate_switching(TWO_RANKS, profile, ((), ()), latency=QUEUED)
+
+    assert (simulated.driver_busy_s, simulated.shortest_dwell_ratio) == (0.0, math.inf)
 
 
 STALLING = (SwitchLatency(0.5, 0.5, stall_s=0.2),) * 2
