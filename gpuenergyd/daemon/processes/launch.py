@@ -8,6 +8,7 @@ process kills it.
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -218,7 +219,11 @@ def process_launchers(settings: Settings) -> ProcessLaunchers:
         case Processes.CHILDREN:
             limit_bytes = settings.policy_memory_limit_bytes
             return ProcessLaunchers(
-                ChildWorker([*worker_command(settings), "--exit-with-daemon"], settings.journal_path),
+                # A worker whose daemon is killed before it has started would not see its parent change.
+                ChildWorker(
+                    [*worker_command(settings), "--exit-with-daemon", "--parent-pid", str(os.getpid())],
+                    settings.journal_path,
+                ),
                 lambda: start_policy_child(limit_bytes, POLICY_HOST_COMMAND),
             )
         case Processes.UNITS:

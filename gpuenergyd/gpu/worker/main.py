@@ -6,6 +6,7 @@ Standard library and the driver only.
 """
 
 import argparse
+import os
 import pwd
 import sys
 import time
@@ -41,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--exit-with-daemon", action="store_true", help="exit when the daemon or the parent process ends"
     )
+    parser.add_argument(
+        "--parent-pid", type=int, help="the parent process, in case it has ended already (default: the present one)"
+    )
     parser.add_argument("--observe-only", action="store_true", help="read GPUs, never change them")
     parser.add_argument(
         "--read-deadline-s", type=float, default=10.0, help="after this time a read call counts as hung"
@@ -64,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 sample_period_s=options.sample_period_s,
                 daemon_uid=None if options.daemon_user is None else _uid(options.daemon_user),
                 exits_with_daemon=options.exit_with_daemon,
+                parent_pid=os.getppid() if options.parent_pid is None else options.parent_pid,
                 observes_only=options.observe_only,
                 read_deadline_s=options.read_deadline_s,
                 set_deadline_s=options.set_deadline_s,

@@ -67,6 +67,8 @@ class WorkerOptions:
     sample_period_s: float
     daemon_uid: int | None
     exits_with_daemon: bool
+    parent_pid: int
+    """With another parent, this process is an orphan."""
     observes_only: bool
     read_deadline_s: float
     set_deadline_s: float
@@ -81,7 +83,6 @@ class Supervisor:
         self._controller = controller
         self._options = options
         self._journal = Journal(options.journal_path)
-        self._parent_pid = os.getppid()
         self._identities = controller.identities()
         self._uuids = tuple(i.gpu_uuid for i in self._identities)
         self._foreign_changes = ForeignChangeDetector()
@@ -138,7 +139,7 @@ class Supervisor:
             self._watch()
             # The watchdog is for a main thread that hangs: a driver call that hangs is reported, not killed.
             watchdog.feed()
-            is_orphaned = not self._daemon.is_connected and os.getppid() != self._parent_pid
+            is_orphaned = not self._daemon.is_connected and os.getppid() != self._options.parent_pid
             if self._options.exits_with_daemon and is_orphaned:
                 break
         notify("STOPPING=1")

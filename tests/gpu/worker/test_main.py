@@ -182,6 +182,15 @@ async def test_power_limit_needs_a_lease_and_is_restored_with_it(site: Site, lin
     assert site.host.power_limit_w(gpu) == 480.0
 
 
+def test_a_worker_whose_daemon_ended_before_it_had_started_ends_too(site: Site) -> None:
+    with subprocess.Popen(["true"]) as daemon:
+        pass
+
+    worker = site.start_worker("--exit-with-daemon", "--parent-pid", str(daemon.pid))
+
+    assert worker.wait(timeout=20) == 0
+
+
 def test_every_gpu_is_restored_when_the_daemon_is_gone(site: Site) -> None:
     worker = site.start_worker("--exit-with-daemon")
 
