@@ -35,6 +35,10 @@ FloatArray = NDArray[np.float64]
 _TIME_NOISE_RATIO = 0.003
 _MAX_SIGMA_RATIO = 1.0
 """Upper limit of a standard error: a time known to a factor of e is unknown, and draws from it must stay finite."""
+_MAX_LOG_CHANGE = 3.0
+"""Largest logarithm of the ratio of a fitted time to the one that the fit starts from, in either direction."""
+_MAX_EVALUATIONS = 100
+"""Of the residuals, in the fit of one class; ordinary ones need 10 to 45."""
 _MIN_SHARE_RATIO = 0.02
 """Smallest share of an instruction that counts; below it, a share is rounding noise between two clocks."""
 _ON_THE_LINE_RATIO = 0.015
@@ -353,8 +357,14 @@ def _fit_class_times(samples: Sequence[InstructionSample], *, loss: str) -> _Cla
     knot_of = np.clip(np.searchsorted(knots, clocks), 0, len(knots) - 1)
     is_at_knot = bool(np.all(knots[knot_of] == clocks))
 
+    log_start = np.log(start)
+
+    def times_at(log_times: FloatArray) -> FloatArray:
+        """Return times within limits: a time that only mixtures show can be anything."""
+        return np.asarray(np.exp(np.clip(log_times, log_start - _MAX_LOG_CHANGE, log_start + _MAX_LOG_CHANGE)))
+
     def excess(log_times: FloatArray) -> FloatArray:
-        times_s = np.exp(log_times)
+        times_s = times_at(log_times)
         progress = spent_s / (times_s[knot_of] if is_at_knot else _interpolate(clocks, knots, times_s))
         return np.asarray(np.bincount(row_of, weights=progress, minlength=len(shares)) - 1.0, dtype=np.float64)
 
@@ -362,18 +372,18 @@ def _fit_class_times(samples: Sequence[InstructionSample], *, loss: str) -> _Cla
         return excess(log_times) * weight
 
     def jacobian(log_times: FloatArray) -> FloatArray:
-        progress = spent_s / np.exp(log_times)[knot_of]
+        progress = spent_s / times_at(log_times)[knot_of]
         cells = row_of * len(knots) + knot_of
         of_cells = np.bincount(cells, weights=progress, minlength=len(shares) * len(knots))
         return np.asarray(-of_cells.reshape(len(shares), len(knots)) * weight[:, None], dtype=np.float64)
 
     derivative: Any = jacobian if is_at_knot else "2-point"
-    fit = least_squares(residuals, np.log(start), jac=derivative, loss=loss)
+    fit = least_squares(residuals, log_start, jac=derivative, loss=loss, max_nfev=_MAX_EVALUATIONS)
     counts = np.array([sum(count for _, count in mostly[int(k)]) for k in knots], dtype=np.float64)
     misfit = max(1.0, float(np.median(np.abs(residuals(fit.x)))) / 0.6745)
     variance = np.diag(np.linalg.pinv(fit.jac.T @ fit.jac))
     sigma_ratios = np.minimum(misfit * np.sqrt(np.maximum(variance, 0.0)), _MAX_SIGMA_RATIO)
-    return _ClassTimes(knots, np.exp(fit.x), sigma_ratios, counts, excess(fit.x))
+    return _ClassTimes(knots, times_at(fit.x), sigma_ratios, counts, excess(fit.x))
 
 
 def monotone_times_s(times_s: FloatArray, weights: FloatArray) -> FloatArray:

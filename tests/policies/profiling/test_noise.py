@@ -59,6 +59,7 @@ def test_a_fitted_profile_and_its_draws_are_valid_for_any_noise(
             assert all(0.0 <= option.energy_j < 1e9 for option in own.options)
 
 
+@settings(max_examples=25)
 @given(
     points=st.lists(
         st.tuples(
@@ -77,6 +78,7 @@ def test_the_error_of_a_time_is_limited_whatever_instructions_that_changed_clock
         shares = tuple(ClockShare(clock, time_s) for clock, time_s in {low: low_s, high: high_s}.items())
         seen.append(IterationObservation(k, "p", 1.0, (InstructionSample(0, F, shares, 4),), ()))
     (curve,) = fit_times(seen).values()
+    assert ((curve.times_s(CLOCKS) > 1e-6) & (curve.times_s(CLOCKS) < 1e3)).all()
     drawn_s = curve.times_s(CLOCKS) * np.exp(4.0 * curve.sigmas_ratio(CLOCKS))
     assert np.isfinite(drawn_s).all()
     assert (curve.sigmas_ratio(CLOCKS) < 1.5).all()
