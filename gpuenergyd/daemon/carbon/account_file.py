@@ -5,15 +5,14 @@ new ids. So each account is saved together with the processes of its job: a proc
 account back, a new run with the same job name starts with an empty one.
 """
 
-import contextlib
 import logging
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpuenergyd.core.carbon.account import WorkSlot
 from gpuenergyd.core.carbon.slowdown_account import SlowdownAccount
+from gpuenergyd.daemon.runtime.state_file import replace_file
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.gpu.process_identity import process_start_ticks, read_boot_id
 from gpuenergyd.wire.daemon_codec import decode, encode
@@ -93,16 +92,10 @@ class AccountFile:
         body = encode(_FileContent(_VERSION, read_boot_id(), (*unclaimed, *jobs)))
         if body == self._written:
             return
-        unfinished = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
-            fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "wb") as file:
-                file.write(body)
-            unfinished.rename(self._path)
+            replace_file(self._path, body)
             self._written = body
         except OSError as error:
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
             log.warning("cannot save slowdown accounts: %s: %s", self._path, error.strerror)
 
 

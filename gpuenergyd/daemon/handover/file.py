@@ -18,6 +18,7 @@ from gpuenergyd.core.job.description import JobDescription
 from gpuenergyd.core.job.snapshot import JobSnapshot
 from gpuenergyd.daemon.jobs.runner import RunnerSnapshot
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
+from gpuenergyd.daemon.runtime.state_file import replace_file
 from gpuenergyd.errors import GpuEnergyError, ProtocolError
 from gpuenergyd.gpu.process_identity import process_start_ticks, read_boot_id
 from gpuenergyd.wire.daemon_codec import decode, encode
@@ -75,13 +76,8 @@ def write_hand_over(path: Path, worker_token: str, jobs: Iterable[HandedJob]) ->
     """
     body = encode(HandoverFile(_VERSION, read_boot_id(), worker_token, tuple(jobs)))
     decode(body, HandoverFile, max_bytes=_MAX_BYTES)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        unfinished.unlink(missing_ok=True)
-        fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(body)
-        unfinished.rename(path)
+        replace_file(path, body)
     except OSError as error:
         raise GpuEnergyError(f"cannot write {path}: {error.strerror}") from None
 

@@ -1,0 +1,28 @@
+"""State files: replaced as a whole, for this user only, and unchanged after a failure."""
+
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.daemon.runtime.state_file import replace_file
+
+
+def test_a_file_is_replaced_and_belongs_to_this_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    path.write_bytes(b"old")
+
+    replace_file(path, b"new")
+
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [file.name for file in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_a_failure_leaves_neither_a_new_file_nor_an_unfinished_one(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    path.mkdir()  # cannot be replaced by a file
+
+    with pytest.raises(OSError, match=r"state\.json"):
+        replace_file(path, b"new")
+
+    assert [file.name for file in tmp_path.iterdir()] == ["state.json"]
