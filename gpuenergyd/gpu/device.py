@@ -22,6 +22,8 @@ class GpuIdentity:
     """Published power while waiting for a peer at the maximum clock; None where no figure exists for the model."""
     switch_latency_s: float | None = None
     """Published time from a clock request until its effect; None where no figure exists for the model."""
+    driver_version: str | None = None
+    """Version of the driver, which switch latencies depend on; None where it is not reported."""
 
 
 @dataclass(frozen=True, slots=True)

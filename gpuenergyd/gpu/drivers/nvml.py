@@ -56,6 +56,7 @@ class NvmlHost:
         self._guard = threading.RLock()
         self._generation = 0
         self._connected_mono_s = 0.0
+        self._driver_version: str | None = None
         self._devices: dict[str, _Device] = {}
         self._connect()
         if not self._devices:
@@ -268,6 +269,8 @@ class NvmlHost:
             num_gpus = pynvml.nvmlDeviceGetCount()
         except pynvml.NVMLError as error:
             raise nvml_error(error.value, "opening the NVIDIA driver") from None
+        with contextlib.suppress(pynvml.NVMLError):
+            self._driver_version = str(pynvml.nvmlSystemGetDriverVersion()) or None
         for index in range(num_gpus):
             with contextlib.suppress(GpuError):  # a GPU that cannot be identified must not hide the others
                 self._discover(index)
@@ -305,6 +308,7 @@ class NvmlHost:
             default_power_limit_w=_watts(self._ask(gpu_uuid, "nvmlDeviceGetPowerManagementDefaultLimit")),
             blocking_power_w=published_blocking_power_w(model_name),
             switch_latency_s=published_switch_latency_s(model_name),
+            driver_version=self._driver_version,
         )
 
 

@@ -1,6 +1,7 @@
 """Simulated GPU driver: implements GpuController, and offers simulated training processes a way to compute."""
 
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -20,7 +21,7 @@ from gpuenergyd.gpu.drivers.device_model import (
     remaining_s,
     reported_sm_clock_mhz,
 )
-from gpuenergyd.gpu.drivers.device_parameters import device_parameters, published_switch_latency_s
+from gpuenergyd.gpu.drivers.device_parameters import DeviceParameters, device_parameters, published_switch_latency_s
 from gpuenergyd.gpu.drivers.simulated_world import MAX_PROCESSES, World, create_world
 from gpuenergyd.gpu.drivers.world_kinds import WorldKind, parameters_in
 from gpuenergyd.gpu.process_identity import process_start_ticks
@@ -75,6 +76,7 @@ class SimulatedHost:
                 default_power_limit_w=model.default_power_limit_w,
                 blocking_power_w=model.blocking_power_w if model.is_blocking_power_published else None,
                 switch_latency_s=published_switch_latency_s(model.model_name),
+                driver_version=_driver_version(model),
             )
             for index, (uuid, model) in enumerate(zip(self._world.uuids, self._world.models, strict=True))
         )
@@ -360,3 +362,8 @@ class SimulatedHost:
         except KeyError:
             known = ", ".join(self._index)
             raise GpuNotFoundError(f"no GPU {gpu_uuid!r}; known GPUs: {known}") from None
+
+
+def _driver_version(model: DeviceParameters) -> str:
+    """Return a version that differs between GPUs with different parameters, such as those of two kinds of world."""
+    return f"simulated-{zlib.crc32(repr(model).encode()):08x}"

@@ -55,6 +55,13 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
         controller.close()
 
 
+def test_every_gpu_reports_the_version_of_its_driver(subject: Subject) -> None:
+    versions = {identity.driver_version for identity in subject.controller.identities()}
+
+    assert len(versions) >= 1
+    assert all(versions)
+
+
 def test_identities_are_stable_and_ordered_by_index(subject: Subject) -> None:
     identities = subject.controller.identities()
 
