@@ -21,12 +21,14 @@ from gpuenergyd.daemon.gpus.access import AccessRules
 from gpuenergyd.daemon.gpus.host_energy import HostEnergy
 from gpuenergyd.daemon.gpus.inventory import Gpus, utc_at
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
+from gpuenergyd.daemon.gpus.switching_file import SwitchingFile
 from gpuenergyd.daemon.handover.file import consume_hand_over, write_hand_over
 from gpuenergyd.daemon.handover.jobs import hand_over_jobs, take_over_job
 from gpuenergyd.daemon.jobs.previous_runs import PreviousRunStore
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
+from gpuenergyd.daemon.periodic import Periodic
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.processes.gpu_worker import GpuWorker
 from gpuenergyd.daemon.processes.launch import process_launchers
@@ -50,6 +52,7 @@ log = logging.getLogger("gpuenergyd")
 _SUPERVISION_PERIOD_S = 0.5
 _OBSERVATION_LIMIT_S = 1.0
 _FLUSH_LIMIT_S = 5.0
+_SWITCHING_PERIOD_S = 60.0
 _TOKEN_BYTES = 32
 
 
@@ -59,7 +62,8 @@ class Daemon:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.started_mono_s = time.monotonic()
-        self.gpus = Gpus()
+        self._switching_file = SwitchingFile(settings.switch_latencies_path)
+        self.gpus = Gpus(self._switching_file.read())
         start = process_launchers(settings)
         self.worker = GpuWorker(settings, start.worker, lambda: self)
         self.policy = PolicyClient(start.policy_host)
@@ -121,6 +125,7 @@ class Daemon:
         self._supervision: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
         self._is_carbon_started = False
+        self._periodic = Periodic()
 
     def history_status(self) -> WriterStatus:
         """Return the status of the history writer."""
@@ -156,6 +161,8 @@ class Daemon:
             if self.carbon is not None:
                 self._is_carbon_started = True
                 await self.carbon.start()
+            self._periodic.every(_SWITCHING_PERIOD_S, "save switch latencies", self._save_switching)
+            self._periodic.start()
             self._supervision = asyncio.create_task(self._supervise(), name="supervise")
             log.info("serving on %s (pid in %s)", settings.socket_path, settings.lock_path)
             shorten_event_loop_pauses()
@@ -186,6 +193,7 @@ class Daemon:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+        self._periodic.close()
         if self.carbon is not None and self._is_carbon_started:
             await self.carbon.close()
         await self._server.close()
@@ -198,8 +206,14 @@ class Daemon:
             await self.jobs.close("the daemon was stopped")
         # Closing the link lets the GPU worker restore what is left, for instance of a job that did not end in time.
         await self.worker.close()
+        await self._save_switching()
         await self.policy.close()
         await asyncio.to_thread(self._history.close, _FLUSH_LIMIT_S)
+
+    async def _save_switching(self) -> None:
+        """Save the measured clock changes for the next daemon."""
+        measured = self.gpus.measured_switches()
+        await asyncio.to_thread(self._switching_file.save, measured)
 
     async def _hand_over(self) -> bool:
         """Hand the jobs over to the next daemon if the GPU worker keeps running; return whether that succeeded."""

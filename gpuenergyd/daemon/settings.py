@@ -235,6 +235,11 @@ class Settings(BaseSettings):
         return self.state_dir / "carbon-accounts.json"
 
     @property
+    def switch_latencies_path(self) -> Path:
+        """File with the measured clock changes, for the next daemon process."""
+        return self.state_dir / "switch-latencies.json"
+
+    @property
     def lock_path(self) -> Path:
         """Lock file that allows one daemon per runtime directory."""
         return self.runtime_dir / "gpuenergyd.lock"

@@ -107,7 +107,7 @@ STATUS = {
         "administrator_lease gpu_uuid index is_simulated job_id model_name power_w reading_age_s"
         " requested_sm_clock_mhz sm_clock_mhz state switching temperature_celsius total_energy_j zeusd_client_lease"
     ),
-    "gpus.switching": "basis call_s lower_s num_seen num_unseen raise_s seen",
+    "gpus.switching": "basis call_s lower_s num_earlier num_seen num_unseen raise_s seen",
     "jobs": (
         "age_s baseline_energy_j baseline_time_s carbon energy_j expectation extrinsic_saving_ratio"
         " is_given_up is_observing is_pipeline_member is_saving_significant is_suspended iteration_time_s"

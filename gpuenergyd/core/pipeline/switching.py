@@ -57,8 +57,15 @@ class LatencyBasis(StrEnum):
     """Default for unknown GPU models."""
     PUBLISHED = "published"
     """Published measurement of this GPU model or its die."""
+    MEASURED_EARLIER = "measured_earlier"
+    """Measured on this host by an earlier daemon, with the same driver version."""
     MEASURED = "measured"
-    """Measured on this GPU since the daemon started."""
+    """Measured on this host, with at least `ENOUGH` changes since the daemon started."""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it was measured on this host."""
+        return self in {LatencyBasis.MEASURED, LatencyBasis.MEASURED_EARLIER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,10 +240,29 @@ class SwitchCalibration:
     latency: SwitchLatency
     """The published or assumed latency until enough changes were measured."""
     num_seen: int = 0
+    """Changes since the daemon started whose effect was observed."""
     num_unseen: int = 0
     _switches: deque[ObservedSwitch] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _num_new: int = 0
     _estimates: tuple[SwitchEstimate, ...] | None = None
+
+    @property
+    def switches(self) -> tuple[ObservedSwitch, ...]:
+        """The measured changes, oldest first."""
+        return tuple(self._switches)
+
+    @property
+    def num_earlier(self) -> int:
+        """Number of those that an earlier daemon measured."""
+        return max(0, len(self._switches) - self.num_seen - self.num_unseen)
+
+    def restore(self, switches: Iterable[ObservedSwitch]) -> None:
+        """Begin with the changes that an earlier daemon measured on GPUs of this model."""
+        self._switches.extend(switches)
+        self._estimates = None
+        latency = self._measured(LatencyBasis.MEASURED_EARLIER)
+        if latency is not None:
+            self.latency = latency
 
     def observe(self, switch: ObservedSwitch) -> bool:
         """Add a measured change; return whether `latency` has changed."""
@@ -246,12 +272,14 @@ class SwitchCalibration:
         self._switches.append(switch)
         self._estimates = None
         self._num_new += 1
-        is_first = self.latency.basis is not LatencyBasis.MEASURED
+        is_enough = self.num_seen + self.num_unseen >= ENOUGH
+        basis = LatencyBasis.MEASURED if is_enough else LatencyBasis.MEASURED_EARLIER
+        is_first = self.latency.basis is not basis
         every = max(_EVERY, len(self._switches) // _EVERY_SHARE)
         if len(self._switches) < ENOUGH or (self._num_new < every and not is_first):
             return False
         self._num_new = 0
-        latency = self._measured()
+        latency = self._measured(basis)
         if latency is None or (not is_first and not _differs_notably(self.latency, latency)):
             return False
         self.latency = latency
@@ -276,7 +304,7 @@ class SwitchCalibration:
         top = self.max_sm_clock_mhz
         return region_of(switch.from_sm_clock_mhz, top), region_of(switch.to_sm_clock_mhz, top)
 
-    def _measured(self) -> SwitchLatency | None:
+    def _measured(self, basis: LatencyBasis) -> SwitchLatency | None:
         """Return the latency from the measured changes; None while both directions have too few."""
         both: dict[Direction, list[ObservedSwitch]] = {d: [] for d in Direction}
         to_region: dict[tuple[Direction, ClockRegion], list[ObservedSwitch]] = {}
@@ -309,7 +337,7 @@ class SwitchCalibration:
             typical_raise_s=raises[0],
             max_sm_clock_mhz=self.max_sm_clock_mhz,
             regions=tuple(regions),
-            basis=LatencyBasis.MEASURED,
+            basis=basis,
             targets=tuple(
                 TargetLatency(direction, clock, *_figures(own))
                 for (direction, clock), own in sorted(to_clock.items())

@@ -11,7 +11,7 @@ from gpuenergyd.core.job.measurements.savings import Interval, SavingEstimate, s
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.outcome import expectation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.core.pipeline.switching import LatencyBasis, SwitchCalibration
+from gpuenergyd.core.pipeline.switching import SwitchCalibration
 from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.carbon.service import CarbonService
 from gpuenergyd.daemon.gpus.host_energy import HostEnergy
@@ -155,9 +155,10 @@ def _switching(calibration: SwitchCalibration) -> dict[str, Any]:
         "basis": latency.basis,
         "raise_s": latency.raise_s,
         "lower_s": latency.lower_s,
-        "call_s": latency.call_s if latency.basis is LatencyBasis.MEASURED else None,
+        "call_s": latency.call_s if latency.basis.is_measured else None,
         "num_seen": calibration.num_seen,
         "num_unseen": calibration.num_unseen,
+        "num_earlier": calibration.num_earlier,
         "seen": [asdict(estimate) for estimate in calibration.estimates()],
     }
 

@@ -1,5 +1,6 @@
 """GPU inventory: identity, health, readings, requested clock and owner of each GPU of this host."""
 
+import logging
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -10,11 +11,16 @@ from gpuenergyd.core.measurement.telemetry import ClockHistory, EnergyCounter
 from gpuenergyd.core.pipeline.switching import LatencyBasis, ObservedSwitch, SwitchCalibration, constant_latency
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.daemon.gpus.history import GpuHistory
+from gpuenergyd.daemon.gpus.switching_file import SavedSwitches
 from gpuenergyd.errors import GpuNotFoundError, JobError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuSample
 from gpuenergyd.store.records import Record
 
+log = logging.getLogger(__name__)
+
+_SwitchingKey = tuple[str, int, str | None]
+"""GPU model, its maximum clock in MHz and the driver version: what switch latencies depend on."""
 _NS_PER_S = 1_000_000_000
 _KEPT_S = 900
 """How long clock changes and energy counter readings are kept: longer than any iteration that can be planned for."""
@@ -130,9 +136,11 @@ class Gpu:
 class Gpus:
     """All GPUs of this host, by UUID."""
 
-    def __init__(self) -> None:
+    def __init__(self, saved: Iterable[SavedSwitches] = ()) -> None:
+        """Take the clock changes that earlier daemons measured."""
         self._gpus: dict[str, Gpu] = {}
-        self._switching_of_model: dict[tuple[str, int], SwitchCalibration] = {}
+        self._switching_of_model: dict[_SwitchingKey, SwitchCalibration] = {}
+        self._saved = list(saved)
 
     def __iter__(self) -> Iterator[Gpu]:
         return iter(sorted(self._gpus.values(), key=lambda gpu: gpu.identity.index))
@@ -164,19 +172,53 @@ class Gpus:
         """Add or refresh the GPUs that the worker found, and mark missing ones as lost."""
         found = {identity.gpu_uuid: identity for identity in identities}
         for gpu_uuid, identity in found.items():
+            switching = self._switching_of(identity)
             if gpu_uuid in self._gpus:
-                self._gpus[gpu_uuid].identity = identity
-                self._gpus[gpu_uuid].health, self._gpus[gpu_uuid].detail = GpuHealth.OK, ""
+                gpu = self._gpus[gpu_uuid]
+                gpu.identity, gpu.switching = identity, switching
+                gpu.health, gpu.detail = GpuHealth.OK, ""
             else:
-                switching = self._switching_of(identity)
                 self._gpus[gpu_uuid] = Gpu(identity, ClockHistory(identity.supported_sm_clocks_mhz[0]), switching)
         for gpu_uuid in self._gpus.keys() - found.keys():
             gpu = self._gpus[gpu_uuid]
             gpu.health, gpu.detail = GpuHealth.LOST, "the driver no longer lists it"
 
     def _switching_of(self, identity: GpuIdentity) -> SwitchCalibration:
-        key = (identity.model_name, identity.supported_sm_clocks_mhz[0])
-        return self._switching_of_model.setdefault(key, switch_calibration(identity))
+        key = (identity.model_name, identity.supported_sm_clocks_mhz[0], identity.driver_version)
+        if key not in self._switching_of_model:
+            self._switching_of_model[key] = calibration = switch_calibration(identity)
+            calibration.restore(self._restored_switches(*key))
+        return self._switching_of_model[key]
+
+    def _restored_switches(
+        self, model_name: str, max_sm_clock_mhz: int, driver_version: str | None
+    ) -> tuple[ObservedSwitch, ...]:
+        """Return the saved changes of a model, and forget those of its other driver versions."""
+        of_model = [saved for saved in self._saved if saved.is_of(model_name, max_sm_clock_mhz)]
+        self._saved = [saved for saved in self._saved if not saved.is_of(model_name, max_sm_clock_mhz)]
+        found: tuple[ObservedSwitch, ...] = ()
+        for saved in of_model:
+            if saved.driver_version == driver_version:
+                found = saved.switches
+            else:
+                log.info(
+                    "%s: switch latencies are measured anew: driver version %s, saved ones are of %s",
+                    *(model_name, driver_version or "unknown", saved.driver_version),
+                )
+        return found
+
+    def measured_switches(self) -> tuple[SavedSwitches, ...]:
+        """Return the clock changes to save: those of each model found, then those of models that are absent now.
+
+        Without a driver version they cannot be saved, since nobody knows whether the next one is the same.
+        """
+        found = {(g.identity.model_name, g.max_sm_clock_mhz, g.identity.driver_version): g.switching for g in self}
+        measured = (
+            SavedSwitches(model_name, max_sm_clock_mhz, driver_version, calibration.switches)
+            for (model_name, max_sm_clock_mhz, driver_version), calibration in found.items()
+            if driver_version is not None and calibration.switches
+        )
+        return (*measured, *self._saved)
 
     def of_same_model(self, gpu: Gpu) -> list[Gpu]:
         """Return the GPUs whose switch latencies are estimated together with those of a GPU, itself included."""

@@ -31,6 +31,8 @@ from gpuenergyd.report.terminal.savings import result_text, saved_power_lines
 Status = Mapping[str, Any]
 """The response body of GET /v1/status."""
 
+_BASIS_TEXTS = {"measured_earlier": "measured by an earlier daemon"}
+
 
 def status_view(status: Status) -> RenderableType:
     """Return the full view: health, watts saved now, carbon intensity, GPUs and jobs."""
@@ -159,7 +161,7 @@ def _switching(status: Status) -> list[RenderableType]:
     if not known:
         return []
     raises, lowers = (_span_text([each[key] for each in known]) for key in ("raise_s", "lower_s"))
-    bases = Counter(each["basis"] for each in known)
+    bases = Counter(_BASIS_TEXTS.get(each["basis"], each["basis"]) for each in known)
     basis = ", ".join(f"{basis} on {count} of {len(known)} GPUs" for basis, count in sorted(bases.items()))
     return [Text(f"switch latency: raise {raises}, lower {lowers} ({basis})")]
 

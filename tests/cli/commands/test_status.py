@@ -282,6 +282,14 @@ def test_status_shows_switch_latency_and_its_source() -> None:
     assert line in " ".join(text.split())
 
 
+def test_status_names_latencies_that_an_earlier_daemon_measured() -> None:
+    kept = {"basis": "measured_earlier", "raise_s": 0.006, "lower_s": 0.005}
+
+    text = drawn(STATUS | {"gpus": [STATUS["gpus"][0] | {"switching": kept}]})
+
+    assert "lower 5.0 ms (measured by an earlier daemon on 1 of 1 GPUs)" in " ".join(text.split())
+
+
 def test_status_shows_predicted_savings_with_their_basis() -> None:
     reported = {
         "is_observing": True,

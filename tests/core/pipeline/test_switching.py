@@ -52,6 +52,28 @@ def test_latency_is_the_prior_until_enough_changes_are_measured() -> None:
     assert calibration(prior_s=0.03).latency.late_s(1110, 1410) == 0.03
 
 
+def test_changes_of_an_earlier_daemon_count_until_this_one_has_measured_enough() -> None:
+    learning = calibration()
+    learning.restore([switch(1410, 1110, settle_s=0.0202)] * ENOUGH)
+
+    restored = learning.latency
+    news = [learning.observe(switch(1410, 1110, settle_s=0.0202)) for _ in range(ENOUGH)]
+
+    assert (restored.basis, learning.latency.basis) == (LatencyBasis.MEASURED_EARLIER, LatencyBasis.MEASURED)
+    assert restored.raise_s == pytest.approx(0.0247, abs=0.0005)
+    assert news == [False] * (ENOUGH - 1) + [True]
+    assert (learning.num_seen, learning.num_earlier) == (ENOUGH, ENOUGH)
+
+
+def test_too_few_changes_of_an_earlier_daemon_are_no_estimate_but_count_towards_one() -> None:
+    learning = calibration()
+    learning.restore([switch(1410, 1110, settle_s=0.0202)] * (ENOUGH - 1))
+
+    before = learning.latency
+    assert learning.observe(switch(1410, 1110, settle_s=0.0202))
+    assert (before.basis, learning.latency.basis) == (LatencyBasis.ASSUMED, LatencyBasis.MEASURED_EARLIER)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     raise_s=st.floats(0.002, 0.3),
