@@ -44,12 +44,13 @@ from gpuenergyd.core.job.rules import JobRules  # noqa: E402
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, full_speed_plan  # noqa: E402
 from gpuenergyd.core.policy_api.policy import JobView  # noqa: E402
 from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers  # noqa: E402
-from gpuenergyd.daemon.api.server import Server, UserLimits  # noqa: E402
+from gpuenergyd.daemon.api.server import ManualChanges, Server, UserLimits  # noqa: E402
 from gpuenergyd.daemon.gpus.access import AccessRules  # noqa: E402
 from gpuenergyd.daemon.gpus.inventory import Gpus  # noqa: E402
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse  # noqa: E402
 from gpuenergyd.daemon.jobs.registry import Jobs  # noqa: E402
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases  # noqa: E402
+from gpuenergyd.daemon.manual_leases.calibration import Calibrations  # noqa: E402
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases  # noqa: E402
 from gpuenergyd.daemon.ports import JobServices  # noqa: E402
 from gpuenergyd.daemon.processes.plugins import PolicyNames  # noqa: E402
@@ -155,12 +156,15 @@ class Soak:
         leases = ManualLeases(worker, self.gpus, self.history)
         self.server = Server(
             self.jobs,
-            AdministratorLeases(leases, self.gpus, worker),
+            ManualChanges(
+                AdministratorLeases(leases, self.gpus, worker),
+                Calibrations(leases, self.gpus, worker),
+                ZeusdChanges(leases, worker),
+            ),
             PipelineMembers(self.jobs),
             status=lambda: {"jobs": [runner.job_id for runner in self.jobs], "gpus": GPUS},
             job_detail=lambda _: None,
             proof_of_use=ProofOfUse(AccessRules(), worker.process_ids),
-            zeusd_changes=ZeusdChanges(leases, worker),
             limits=UserLimits(256, 1e9),
         )
         self.connections: list[Connection] = []

@@ -14,7 +14,7 @@ from socket import SOCK_SEQPACKET, SOCK_STREAM
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.api.clock_socket import ClockSocket
-from gpuenergyd.daemon.api.server import Server, UserLimits
+from gpuenergyd.daemon.api.server import ManualChanges, Server, UserLimits
 from gpuenergyd.daemon.api.status import daemon_status, job_detail
 from gpuenergyd.daemon.carbon.service import CarbonService, is_carbon_configured
 from gpuenergyd.daemon.gpus.access import AccessRules
@@ -27,6 +27,7 @@ from gpuenergyd.daemon.handover.jobs import hand_over_jobs, take_over_job
 from gpuenergyd.daemon.jobs.previous_runs import PreviousRunStore
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
+from gpuenergyd.daemon.manual_leases.calibration import Calibrations
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
 from gpuenergyd.daemon.periodic import Periodic
 from gpuenergyd.daemon.ports import JobServices
@@ -110,14 +111,18 @@ class Daemon:
         )
         self.members = PipelineMembers(self.jobs)
         self.leases = ManualLeases(self.worker, self.gpus, self._history)
+        is_observing = settings.mode is Mode.OBSERVE
         self._server = Server(
             self.jobs,
-            AdministratorLeases(self.leases, self.gpus, self.worker, is_observing=settings.mode is Mode.OBSERVE),
+            ManualChanges(
+                AdministratorLeases(self.leases, self.gpus, self.worker, is_observing=is_observing),
+                Calibrations(self.leases, self.gpus, self.worker, is_observing=is_observing),
+                ZeusdChanges(self.leases, self.worker),
+            ),
             self.members,
             status=lambda: daemon_status(self),
             job_detail=lambda job_id: job_detail(self, job_id),
             proof_of_use=ProofOfUse(_access_rules(settings), self.worker.process_ids),
-            zeusd_changes=ZeusdChanges(self.leases, self.worker),
             limits=UserLimits(settings.max_connections_per_user, settings.max_requests_per_user_per_s),
         )
         self.host_energy = HostEnergy()

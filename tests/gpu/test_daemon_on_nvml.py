@@ -1,11 +1,14 @@
 """The whole daemon on the unmodified NVML binding: training computes on the GPUs of the fake driver library."""
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gpuenergyd.cli.calibrate.load import SimulatedLoad
+from gpuenergyd.cli.main import run as run_command
 from gpuenergyd.gpu.restore.command import restore
 from tests.support.daemon_process import DaemonProcess, training
 from tests.support.fake_nvml.control import FakeNvmlControl
@@ -43,6 +46,24 @@ def test_job_is_tuned_and_restored_through_nvml(daemon: DaemonProcess, control: 
     wait_until(daemon.is_as_found)
     assert daemon.stop() == 0
     assert restore(daemon.journal_path) == ()
+
+
+def test_switch_latencies_are_calibrated_through_nvml_and_belong_to_its_driver_version(
+    daemon: DaemonProcess, control: FakeNvmlControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The load is a process on the simulated GPUs that the fake library shows: it needs no CUDA."""
+    del control
+    monkeypatch.setattr("gpuenergyd.cli.calibrate.load.open_load", lambda *_: SimulatedLoad(daemon.world_path))
+    daemon.start()
+
+    assert run_command(["calibrate", "0", "--changes", "2", "--socket", str(daemon.socket_path)]) == 0
+
+    assert daemon.status()["gpus"][0]["switching"]["basis"] == "measured"
+    assert daemon.is_as_found()
+    assert daemon.stop() == 0
+    (saved,) = json.loads((daemon.folder / "state" / "switch-latencies.json").read_text())["models"]
+    assert saved["driver_version"] == "599.00.00"
+    assert len(saved["switches"]) >= 20
 
 
 @pytest.mark.fault(7)

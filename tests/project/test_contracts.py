@@ -104,7 +104,7 @@ STATUS = {
     "files": "carbon_path history_path journal_path world_path",
     "store": "num_rows_dropped num_rows_written path",
     "gpus": (
-        "administrator_lease gpu_uuid index is_simulated job_id model_name power_w reading_age_s"
+        "administrator_lease calibration_lease gpu_uuid index is_simulated job_id model_name power_w reading_age_s"
         " requested_sm_clock_mhz sm_clock_mhz state switching temperature_celsius total_energy_j zeusd_client_lease"
     ),
     "gpus.switching": "basis call_s lower_s num_earlier num_seen num_unseen raise_s seen",

@@ -48,6 +48,7 @@ def sample_status(elapsed_s: float = 0.0) -> dict[str, Any]:
             "job_id": jobs[owner]["job_id"] if owner is not None else None,
             "administrator_lease": None,
             "zeusd_client_lease": None,
+            "calibration_lease": None,
         }
         for index, (clock_mhz, power_w, owner) in enumerate(zip(_CLOCKS_MHZ, _POWERS_W, owners, strict=True))
     ]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from gpuenergyd.wire.calibration_messages import CalibrationRequest, CalibrationStarted, CalibrationState
 from gpuenergyd.wire.messages import (
     IterationReply,
     IterationReport,
@@ -58,6 +59,15 @@ LEASES = Route("/v1/leases", "Lock a GPU's clock or limit its power (administrat
 LEASE_RELEASE = Route(
     "/v1/leases/release", "Release a GPU lease and restore the GPU (administrators).", LeaseRelease, LeaseReleased
 )
+CALIBRATIONS = Route(
+    "/v1/calibrations",
+    "Measure switch latencies on idle GPUs while the client computes on them (administrators).",
+    CalibrationRequest,
+    CalibrationStarted,
+)
+CALIBRATION = Route(
+    "/v1/calibrations/{calibration_id}", "Progress and result of a calibration.", reply=CalibrationState
+)
 STATUS = Route("/v1/status", "State of the daemon: health, GPUs, jobs. Missing values are null, never 0.")
 JOB = Route("/v1/jobs/{job_id}", "One running job: plan, predictions, last measured timeline.")
 METRICS = Route("/v1/metrics", "The status as Prometheus metrics.", content_type="text/plain")
@@ -65,5 +75,6 @@ OPENAPI = Route("/v1/openapi.json", "This document.")
 
 ROUTES = (
     *(RANKS, ITERATIONS, PACE, RELEASE, MEMBERS, MEMBER_PLAN, PIPELINES, LEASES, LEASE_RELEASE),
+    *(CALIBRATIONS, CALIBRATION),
     *(STATUS, JOB, METRICS, OPENAPI),
 )

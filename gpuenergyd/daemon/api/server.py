@@ -26,11 +26,13 @@ from gpuenergyd.daemon.api.snapshots import Snapshot, SnapshotText
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
+from gpuenergyd.daemon.manual_leases.calibration import Calibrations
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, open_pidfd, require_alive
 from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
 from gpuenergyd.daemon.zeusd.routes import ZeusdRoutes
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, ProtocolError, UsageError
 from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES, MAX_ITERATION_REPORT_BYTES
+from gpuenergyd.wire.calibration_messages import CalibrationRequest
 from gpuenergyd.wire.daemon_codec import decode, encode
 from gpuenergyd.wire.messages import (
     IterationReport,
@@ -80,23 +82,31 @@ class UserLimits:
     max_requests_per_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class ManualChanges:
+    """The services that change GPUs outside jobs."""
+
+    leases: AdministratorLeases
+    calibrations: Calibrations
+    zeusd: ZeusdChanges
+
+
 class Server:
     """The HTTP server of the daemon."""
 
     def __init__(
         self,
         jobs: Jobs,
-        leases: AdministratorLeases,
+        changes: ManualChanges,
         members: PipelineMembers,
         *,
         status: Callable[[], Mapping[str, Any]],
         job_detail: Callable[[str], Mapping[str, Any] | None],
         proof_of_use: ProofOfUse,
-        zeusd_changes: ZeusdChanges,
         limits: UserLimits,
     ) -> None:
         self._jobs = jobs
-        self._leases = leases
+        self._leases, self._calibrations = changes.leases, changes.calibrations
         self._members = members
         self._status = Snapshot(status)
         self._status_text = SnapshotText(self._status, encode)
@@ -106,7 +116,7 @@ class Server:
         self._proof_of_use = proof_of_use
         self._zeusd = ZeusdRoutes(
             jobs.services.gpus,
-            zeusd_changes,
+            changes.zeusd,
             proof_of_use,
             self._open_peer,
             is_observing=jobs.services.is_observing,
@@ -132,6 +142,8 @@ class Server:
             routes.PIPELINES: self._rank_handler(PipelineReport, members.plan_pipeline),
             routes.LEASES: self._grant_lease,
             routes.LEASE_RELEASE: self._release_lease,
+            routes.CALIBRATIONS: self._start_calibration,
+            routes.CALIBRATION: self._get_calibration,
             routes.STATUS: _text_handler(self._status_text.value, routes.JSON_TYPE),
             routes.JOB: self._get_job,
             routes.METRICS: _text_handler(self._metrics.value, _METRICS_TYPE),
@@ -194,6 +206,20 @@ class Server:
     async def _release_lease(self, request: web.Request) -> web.Response:
         message = await self._body(request, LeaseRelease, MAX_CONTROL_MESSAGE_BYTES)
         return _json(await self._leases.release(message, self._administrator(request)))
+
+    async def _start_calibration(self, request: web.Request) -> web.Response:
+        message = await self._body(request, CalibrationRequest, MAX_CONTROL_MESSAGE_BYTES)
+        with self._open_peer(request) as (peer, pidfd):
+            self._access.require_administrator(peer)
+            require_alive(peer, pidfd)
+            return _json(await self._calibrations.start(message, peer, pidfd))
+
+    async def _get_calibration(self, request: web.Request) -> web.Response:
+        calibration_id = request.match_info["calibration_id"]
+        state = self._calibrations.state(calibration_id)
+        if state is None:
+            return _error(404, f"no calibration {calibration_id[:100]!r}")
+        return _json(state)
 
     async def _get_job(self, request: web.Request) -> web.Response:
         job_id = request.match_info["job_id"]

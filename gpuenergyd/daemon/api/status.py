@@ -145,6 +145,7 @@ def _gpu(gpu: Gpu, lease: ManualLease | None) -> dict[str, Any]:
         "job_id": gpu.claim.job_id if gpu.claim and not gpu.claim.is_lease else None,
         "administrator_lease": _lease(gpu.claim, lease, ClaimKind.ADMINISTRATOR),
         "zeusd_client_lease": _lease(gpu.claim, lease, ClaimKind.ZEUSD_CLIENT),
+        "calibration_lease": _lease(gpu.claim, lease, ClaimKind.CALIBRATION),
     }
 
 

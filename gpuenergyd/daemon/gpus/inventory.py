@@ -38,6 +38,8 @@ class ClaimKind(StrEnum):
     """A clock lock or power limit that an administrator set."""
     ZEUSD_CLIENT = "zeusd-client"
     """Set by a zeusd client program; ends with that process."""
+    CALIBRATION = "calibration"
+    """Clock changes that measure switch latencies; ends with the `calibrate` command."""
 
 
 @dataclass(frozen=True, slots=True)

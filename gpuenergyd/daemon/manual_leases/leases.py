@@ -134,6 +134,16 @@ class ManualLeases:
             raise
         return lease
 
+    async def change_clock(self, lease: ManualLease, sm_clock_mhz: int) -> ClockChangeReport:
+        """Set a clock under a lease and wait for its effect; not recorded in the history. The caller holds `lock_gpu`.
+
+        Raises:
+            GpuError: the driver refused, or the worker did not answer.
+        """
+        change = await self._lock(lease, sm_clock_mhz)
+        lease.sm_clock_mhz = sm_clock_mhz
+        return change
+
     async def end_if_orphaned(self, gpu_uuid: str) -> None:
         """End the lease of a process that has ended, in case its end was not handled yet."""
         lease = self._leases.get(gpu_uuid)
@@ -239,7 +249,7 @@ class ManualLeases:
             self._record_change(lease, "limit", f"{lease.power_limit_w or 'no'} W", f"{limit_w:g} W")
             lease.power_limit_w = limit_w
 
-    async def _lock(self, lease: ManualLease, sm_clock_mhz: int) -> None:
+    async def _lock(self, lease: ManualLease, sm_clock_mhz: int) -> ClockChangeReport:
         """Request a clock and wait for the worker's result."""
         gpu_uuid, asked_mono_ns = lease.gpu_uuid, time.monotonic_ns()
         result: asyncio.Future[ClockChangeReport] = asyncio.get_running_loop().create_future()
@@ -257,6 +267,7 @@ class ManualLeases:
             del self._pending_clocks[gpu_uuid]
         if change.error is not None:
             raise GpuError(f"GPU {gpu_uuid}: {change.error}")
+        return change
 
     async def _reapply(self, lease: ManualLease) -> None:
         async with self._locks[lease.gpu_uuid]:

@@ -131,6 +131,8 @@ def owner_text(gpu: Mapping[str, Any], names: Mapping[str, str]) -> str:
         return "administrator lease"
     if gpu.get("zeusd_client_lease"):
         return "zeusd client"
+    if gpu.get("calibration_lease"):
+        return "calibration"
     job_id = gpu.get("job_id")
     return names.get(job_id, job_id) if job_id else ""
 
@@ -140,7 +142,7 @@ def lease_lines(status: Status) -> list[Text]:
     return [
         Text(f"GPU {gpu['index']}: {_lease_text(name.replace('_', ' '), lease)}")
         for gpu in status["gpus"]
-        for name in ("administrator", "zeusd_client")
+        for name in ("administrator", "zeusd_client", "calibration")
         if (lease := gpu.get(f"{name}_lease")) is not None
     ]
 

@@ -11,10 +11,11 @@ import pytest
 
 from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.api.openapi import api_description
-from gpuenergyd.daemon.api.server import Server, UserLimits
+from gpuenergyd.daemon.api.server import ManualChanges, Server, UserLimits
 from gpuenergyd.daemon.gpus.access import AccessRules
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
+from gpuenergyd.daemon.manual_leases.calibration import Calibrations
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
 from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
 from gpuenergyd.gpu.device import GpuDetails
@@ -49,12 +50,15 @@ def served_routes(tmp_path: Path) -> frozenset[tuple[str, str]]:
         leases = ManualLeases(UnusedWorker(), stage.gpus, stage.history)
         server = Server(
             stage.jobs,
-            AdministratorLeases(leases, stage.gpus, UnusedWorker()),
+            ManualChanges(
+                AdministratorLeases(leases, stage.gpus, UnusedWorker()),
+                Calibrations(leases, stage.gpus, UnusedWorker()),
+                ZeusdChanges(leases, UnusedWorker()),
+            ),
             PipelineMembers(stage.jobs),
             status=dict,
             job_detail=lambda _: None,
             proof_of_use=ProofOfUse(AccessRules(), UnusedWorker().process_ids),
-            zeusd_changes=ZeusdChanges(leases, UnusedWorker()),
             limits=UserLimits(1, 1.0),
         )
         listener = socket.socket(socket.AF_UNIX)
