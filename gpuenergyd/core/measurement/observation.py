@@ -80,6 +80,10 @@ class RankEnergy:
     window_s: float
     energy_j: float | None
     time_at: tuple[TimeAtClock, ...]
+    counter_period_s: float | None = None
+    """Time between two updates of the energy counter; None if unknown."""
+    counter_phase: float | None = None
+    """Share of that period that had passed when the iteration began, from 0 to 1; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 
 from gpuenergyd.core.measurement.observation import (
@@ -24,6 +25,8 @@ ClockIntervals = Sequence[tuple[int, int]]
 """Pairs (clock in MHz, duration in ns) in order of time."""
 
 _NS_PER_S = 1e9
+_EDGES_AROUND = 10
+"""Edges on either side of an instant that show the period of a counter."""
 _OUTLIER_RATIO = 1.3
 """An instruction longer than this ratio of its class's median in the iteration was disturbed."""
 _ONE_CHANGE = 2
@@ -122,6 +125,19 @@ class EnergyCounter:
         if begin is None or end is None or begin[1] != end[1]:
             return None
         return end[0] - begin[0]
+
+    def phase(self, at_ns: int) -> tuple[float, float] | None:
+        """Return (period in s, share of it that has passed since an update); None with too few edges around.
+
+        Not every update is seen, so the period is about the shortest time between two edges.
+        """
+        right = bisect_left(self._at_ns, at_ns)
+        near_ns = self._at_ns[max(0, right - _EDGES_AROUND) : right + _EDGES_AROUND]
+        if right == 0 or len(near_ns) < _EDGES_AROUND:
+            return None
+        gaps_ns = sorted(after - before for before, after in pairwise(near_ns))
+        period_ns = gaps_ns[len(gaps_ns) // 10]
+        return period_ns / _NS_PER_S, (at_ns - self._at_ns[right - 1]) / period_ns % 1.0
 
     def forget_before(self, mono_ns: int) -> None:
         """Drop edges that no interval after this instant needs."""
@@ -360,6 +376,7 @@ def _rank_energy(
         at = end
     for clock, duration_ns in history.clocks_between(at, window.end_ns):
         busy[None, 0, clock] += duration_ns
+    period_s, phase = counter.phase(window.begin_ns) or (None, None)
     return RankEnergy(
         pp_rank=rank.pp_rank,
         window_s=(window.end_ns - window.begin_ns) / _NS_PER_S,
@@ -368,6 +385,8 @@ def _rank_energy(
             TimeAtClock(kind, clock, duration_ns / _NS_PER_S, chunk)
             for (kind, chunk, clock), duration_ns in sorted(busy.items(), key=lambda i: (i[0][0] or "", *i[0][1:]))
         ),
+        counter_period_s=period_s,
+        counter_phase=phase,
     )
 
 

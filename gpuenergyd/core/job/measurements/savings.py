@@ -13,6 +13,7 @@ from operator import mul
 from statistics import NormalDist, fmean, median
 from typing import TypeAlias
 
+from gpuenergyd.core.job.measurements.sensor_error import hidden_energy_error_ratio
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.robust import robust_sigma
 from gpuenergyd.core.policy_api.policy import BaselineView
@@ -110,10 +111,13 @@ def measured_saving(
     for o in tuned:
         by_plan.setdefault(o.plan_id, []).append((o.iteration_index, o.iteration_time_s, o.energy_j))
     at_full_speed = [(o.iteration_index, o.iteration_time_s, o.energy_j) for o in full_speed]
-    return saving_between(at_full_speed, *by_plan.values())
+    hidden_ratio = math.hypot(hidden_energy_error_ratio(full_speed), hidden_energy_error_ratio(tuned))
+    return saving_between(at_full_speed, *by_plan.values(), hidden_energy_error=hidden_ratio)
 
 
-def saving_between(full_speed: Sequence[Point], *tuned: Sequence[Point]) -> MeasuredSaving | None:
+def saving_between(
+    full_speed: Sequence[Point], *tuned: Sequence[Point], hidden_energy_error: float = 0.0
+) -> MeasuredSaving | None:
     """Return the measured saving, the mean over the tuned iterations of all plans, each a sequence of its own.
 
     None with fewer than three iterations on either side.
@@ -122,12 +126,16 @@ def saving_between(full_speed: Sequence[Point], *tuned: Sequence[Point]) -> Meas
     the interval is Student's. Each plan has an effect of its own: otherwise a plan that saves more than the one before
     it would pass for drift. GPUs grow warm within the first iterations, by an amount with a prior: the interval
     contains what cannot be distinguished from the saving. Full-speed iterations far from their median are left out: a
-    short disturbance must not pass for a saving.
+    short disturbance must not pass for a saving. `hidden_energy_error` is the standard deviation of an error of the
+    ratio of energies that does not show in their scatter.
     """
     times = _effect([[(index, time_s) for index, time_s, _ in own] for own in (full_speed, *tuned)])
     if times is None:
         return None
-    energies = _effect([[(index, j) for index, _, j in own if j is not None] for own in (full_speed, *tuned)])
+    energies = _effect(
+        [[(index, j) for index, _, j in own if j is not None] for own in (full_speed, *tuned)],
+        hidden_error=hidden_energy_error,
+    )
     return MeasuredSaving(
         saving_ratio=None if energies is None else Interval(-energies.estimate, -energies.high, -energies.low),
         slowdown_ratio=times,
@@ -181,14 +189,14 @@ def _differ(a: Sequence[float], b: Sequence[float]) -> bool:
     return abs(a_mean - b_mean) > _DIFFERS_AT_SIGMA * pooled * math.sqrt(1 / len(a) + 1 / len(b))
 
 
-def _effect(groups: Sequence[Sequence[tuple[int, float]]]) -> Interval | None:
+def _effect(groups: Sequence[Sequence[tuple[int, float]]], *, hidden_error: float = 0.0) -> Interval | None:
     """Return the relative effect of plans on a positive quantity; the first group is at full speed."""
     full_speed, *plans = ([(index, math.log(value)) for index, value in group] for group in groups)
     tuned = [point for plan in plans for point in plan]
     if len(full_speed) < _MIN_POINTS or len(tuned) < _MIN_POINTS:
         return None
     effect, standard_error, degrees = _contrast(_undisturbed(full_speed, tuned), [plan for plan in plans if plan])
-    margin = student_quantile(0.5 + CONFIDENCE / 2, degrees) * standard_error
+    margin = student_quantile(0.5 + CONFIDENCE / 2, degrees) * math.hypot(standard_error, hidden_error)
     return Interval(*(math.expm1(x) for x in (effect, effect - margin, effect + margin)))
 
 

@@ -239,7 +239,7 @@ def test_in_simulation_a_raise_waits_for_another_gpus_call_unless_requested_earl
     assert simulated_s(aware, QUEUED) == pytest.approx(11.5)
 
 
-def test_the_simulation_tells_the_time_of_calls_and_the_shortest_time_between_changes() -> None:
+def test_the_simulation_reports_the_time_of_calls_and_the_shortest_time_between_changes() -> None:
     profile, changes = _two_dips(QUEUED)
 
     simulated = simulate_switching(TWO_RANKS, profile, changes, latency=QUEUED)

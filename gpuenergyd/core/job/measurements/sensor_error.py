@@ -1,0 +1,54 @@
+"""The error of measured energies that repetition does not show, because a power sensor sees the same parts each time.
+
+Theory of operation. Some GPUs sample power for a quarter of each period of their energy counter (A100 and H100, arXiv
+2312.02741) and take it for the mean of the period. Where iterations begin at ever other phases of the period, these
+errors differ from iteration to iteration: they show as scatter, and their mean vanishes. Where an iteration takes a
+multiple of the period, the sensor samples the same parts of every iteration: the error is the same in all of them.
+
+The error of one iteration comes from its changes of power, each of which is seen up to a period too early or too late.
+It is a share of the period over the iteration, and independent from GPU to GPU. What remains of it in the mean of many
+iterations is the concentration of their phases: the length of the mean of unit vectors in the directions of the phases,
+if it is more than chance (Rayleigh's test; Mardia and Jupp, Directional Statistics, 2000).
+"""
+
+import cmath
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import median
+
+from gpuenergyd.core.measurement.observation import IterationObservation, RankEnergy
+
+_ERROR_OF_A_PERIOD = 1.0
+"""Standard deviation of the error of an iteration's energy, in periods of its mean power: in simulation about 1 where
+instructions take multiples of the period too, and half of that elsewhere."""
+_BY_CHANCE = 2.0
+"""Rayleigh's statistic below which phases are as equal as one set in seven is by chance."""
+_MIN_ITERATIONS = 3
+
+
+def hidden_energy_error_ratio(observations: Sequence[IterationObservation]) -> float:
+    """Return the standard deviation of the relative error that the energies of these iterations have in common."""
+    of_rank: dict[int, list[RankEnergy]] = defaultdict(list)
+    for observation in observations:
+        for rank in observation.ranks:
+            if rank.energy_j is not None and rank.counter_phase is not None and rank.counter_period_s is not None:
+                of_rank[rank.pp_rank].append(rank)
+    if not of_rank:
+        return 0.0
+    return math.hypot(*map(_common_error_ratio, of_rank.values())) / len(of_rank)
+
+
+def _common_error_ratio(energies: Sequence[RankEnergy]) -> float:
+    """Return the common error of one GPU's energies, relative to them."""
+    if len(energies) < _MIN_ITERATIONS:
+        return 0.0
+    periods = median((rank.counter_period_s or 0.0) / rank.window_s for rank in energies)
+    return _ERROR_OF_A_PERIOD * periods * concentration([rank.counter_phase or 0.0 for rank in energies])
+
+
+def concentration(phases: Sequence[float]) -> float:
+    """Return how equal phases are, from 0 (not more than by chance) to 1 (all equal); a phase of 1 is one of 0."""
+    n = len(phases)
+    length = abs(sum(cmath.exp(2j * math.pi * phase) for phase in phases) / n)
+    return length if n * length**2 >= _BY_CHANCE * (1 - 1e-9) else 0.0
