@@ -198,6 +198,17 @@ def find_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
     return (rank, world_size) if 0 <= rank < world_size else (0, 1)
 
 
+def find_world_size(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return the number of processes of the training on all hosts; None without torch.distributed or a launcher."""
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return int(distributed.get_world_size())
+    except Exception:  # noqa: BLE001  torch may raise anything; it must not reach training
+        return None
+    return int(environ["WORLD_SIZE"]) if _is_decimal(environ, "WORLD_SIZE") else None
+
+
 @dataclass(frozen=True, slots=True)
 class JobLengthVariables:
     """Length of the job from the environment: iterations, hours at full speed, deadline in UTC; None if not set."""

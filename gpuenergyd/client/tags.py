@@ -1,4 +1,4 @@
-"""Tags of a run: user, scheduler ids and git commit, from the environment and the training program's folder.
+"""Tags of a run: user, scheduler ids, number of ranks and git commit, from the environment and the program's folder.
 
 Never starts a process, uses the network or raises; unreadable values are left out.
 """
@@ -8,6 +8,8 @@ import string
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from gpuenergyd.client.environment import find_world_size
 
 MAX_TAGS = 32
 MAX_NAME_CHARS = 64
@@ -78,6 +80,8 @@ def _of_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for variable, name in _VARIABLES.items():
         if value := environ.get(variable):
             yield name, value
+    if (world_size := find_world_size(environ)) is not None:
+        yield "world_size", str(world_size)
     if environ.get("KUBERNETES_SERVICE_HOST") and (pod := environ.get("POD_NAME") or environ.get("HOSTNAME")):
         yield "kubernetes_pod", pod
 

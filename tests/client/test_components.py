@@ -10,7 +10,14 @@ import pytest
 
 import gpuenergyd
 from gpuenergyd.client.connection import DaemonClient, HttpConnection, exchange
-from gpuenergyd.client.environment import find_gpu_uuid, find_rank, find_run_key, find_socket_path, missing_gpu_reason
+from gpuenergyd.client.environment import (
+    find_gpu_uuid,
+    find_rank,
+    find_run_key,
+    find_socket_path,
+    find_world_size,
+    missing_gpu_reason,
+)
 from gpuenergyd.client.plans import NO_PLAN, PlannedClocks, PlanQueue, PreparedPlan, prepare
 from gpuenergyd.client.reporter import LONGEST_PAUSE_S, CircuitBreaker
 from gpuenergyd.client.timing.recorder import HostRecorder
@@ -130,6 +137,11 @@ def test_all_processes_of_a_run_have_one_key_and_a_restart_another() -> None:
     assert find_run_key(environ={"SLURM_JOB_ID": "77"}) == "slurm_job_id=77"
     assert find_run_key("mine", environ=launcher) == "mine"
     assert find_run_key(environ={}) != find_run_key(num_processes=4, environ={})
+
+
+def test_the_number_of_processes_comes_from_the_launcher() -> None:
+    assert [find_world_size({"WORLD_SIZE": text}) for text in ("8", "", "many")] == [8, None, None]
+    assert find_world_size({}) is None
 
 
 def test_rank_comes_from_the_launcher_and_invalid_values_mean_a_single_process() -> None:

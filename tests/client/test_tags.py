@@ -73,6 +73,7 @@ def test_user_scheduler_and_container_are_found_in_the_environment() -> None:
         "SLURM_JOB_USER": "ada",
         "SLURM_JOB_ID": "4711",
         "SLURM_JOB_NAME": "gpt",
+        "WORLD_SIZE": "16",
         "KUBERNETES_SERVICE_HOST": "10.0.0.1",
         "HOSTNAME": "trainer-0",
         "PATH": "/bin",
@@ -82,6 +83,7 @@ def test_user_scheduler_and_container_are_found_in_the_environment() -> None:
         "user": "ada",
         "slurm_job_id": "4711",
         "slurm_job_name": "gpt",
+        "world_size": "16",
         "kubernetes_pod": "trainer-0",
     }
 
