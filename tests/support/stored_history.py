@@ -10,9 +10,9 @@ _FLUSH_LIMIT_S = 60.0
 PathOrUrl = TypeVar("PathOrUrl", str, Path)
 
 
-def write_records(path_or_url: PathOrUrl, *records: Record) -> PathOrUrl:
-    """Write records to a new or existing history and return its path or URL."""
-    writer = HistoryWriter(path_or_url, WriterOptions(batch_s=0.0))
+def write_records(path_or_url: PathOrUrl, *records: Record, host: str | None = None) -> PathOrUrl:
+    """Write records of a host to a new or existing history and return its path or URL."""
+    writer = HistoryWriter(path_or_url, WriterOptions(host=host, batch_s=0.0))
     writer.start()
     for record in records:
         writer.write(record)

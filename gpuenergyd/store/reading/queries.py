@@ -1,6 +1,6 @@
 """`History`: the public query interface. Queries work while the daemon runs and never write."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -21,10 +21,20 @@ from gpuenergyd.store.reading.rollups import rollups, samples
 from gpuenergyd.store.reading.stored_summaries import read_summaries
 from gpuenergyd.store.reading.summaries import JobSummary, MedianIteration, median_baseline
 from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
-from gpuenergyd.store.records import ControlEventRecord, PlanRecord, RollupRecord, SampleRecord, TargetRecord
+from gpuenergyd.store.records import (
+    ControlEventRecord,
+    PlanRecord,
+    RankRecord,
+    RollupRecord,
+    SampleRecord,
+    TargetRecord,
+)
 
 _JOBS = "jobs LEFT JOIN job_summaries ON job_summaries.job_id = jobs.job_id"
 _JOB_COLUMNS = "jobs.*, job_summaries.version AS summary_version, job_summaries.summary AS stored_summary"
+
+_MAX_JOBS_PER_QUERY = 250
+"""Bounds the memory that a query takes."""
 
 
 class History:
@@ -70,6 +80,15 @@ class History:
         with self._database.reading() as reader:
             rows = reader.select(_JOB_COLUMNS, _JOBS, wanted, order_by="jobs.started_at, jobs.job_id")
             return read_summaries(reader, rows, time_range)
+
+    def ranks(self, job_ids: Sequence[str]) -> tuple[RankRecord, ...]:
+        """Return the ranks of jobs by job, then stage."""
+        found: list[RankRecord] = []
+        with self._database.reading() as reader:
+            for k in range(0, len(job_ids), _MAX_JOBS_PER_QUERY):
+                of_jobs = reader.in_condition("job_id", job_ids[k : k + _MAX_JOBS_PER_QUERY])
+                found += reader.records(RankRecord, "ranks", of_jobs, order_by="job_id, pp_rank")
+        return tuple(found)
 
     def iterations(self, job_id: str) -> tuple[IterationRow, ...]:
         """Return the iterations of a job that are still stored singly, in order."""

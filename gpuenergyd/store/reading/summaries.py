@@ -74,6 +74,10 @@ class JobSummary:
     outcome: str | None = None
     """A `core.job.outcome.OutcomeKind`, or "unknown"; None while the job runs, or if its daemon recorded none."""
     outcome_reason: str | None = None
+    run_key: str = ""
+    """What the processes of one run have in common, see `store.reading.trainings`."""
+    dp_rank: int = 0
+    """The replica of the pipeline; of a plain loop, the process."""
 
     @property
     def is_saving_significant(self) -> bool | None:
@@ -94,7 +98,7 @@ JOB_VALUES = frozenset(
     {
         *("job_id", "job_name", "policy", "schedule_name", "is_simulated", "started_at", "ended_at", "end_reason"),
         *("num_ranks", "num_microbatches", "max_slowdown_ratio", "uid", "tags", "host"),
-        *("outcome", "outcome_reason"),
+        *("outcome", "outcome_reason", "run_key", "dp_rank"),
     }
 )
 """The fields of a summary that are columns of the jobs table."""
