@@ -1,5 +1,6 @@
 """Measured and estimated energy, unmeasured time and cost."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -46,6 +47,21 @@ class EnergyUse:
 
 
 NO_ENERGY = EnergyUse()
+
+
+def sum_of(uses: Iterable[EnergyUse]) -> EnergyUse:
+    """Return the sum of several energies; what is missing in all of them is missing in the sum."""
+    total = NO_ENERGY
+    for use in uses:
+        total = EnergyUse(
+            add_known(total.energy_j, use.energy_j),
+            add_known(total.estimated_j, use.estimated_j),
+            total.measured_s + use.measured_s,
+            total.estimated_s + use.estimated_s,
+            total.missing_s + use.missing_s,
+            add_known(total.cost, use.cost),
+        )
+    return total
 
 
 def add_known(total: float | None, more: float | None) -> float | None:

@@ -48,7 +48,7 @@ REPORT_BY_JOB = {
     ),
     "jobs": (
         "baseline_energy_j baseline_time_s carbon_factor carbon_g carbon_kind carbon_source carbon_zone cost"
-        " counted_from counted_until duration_s end_reason ended_at energy_j energy_per_iteration_j git_commit"
+        " counted_from counted_until dp_rank duration_s end_reason ended_at energy_j energy_per_iteration_j git_commit"
         " gpu_energy_j gpu_estimated_j gpu_estimated_s gpu_measured_s gpu_missing_s gpu_uuids host host_power_w"
         " is_grid_replayed is_saving_significant is_simulated iteration_time_s job_id job_name lower_bound_j"
         " max_slowdown_ratio"
@@ -57,12 +57,28 @@ REPORT_BY_JOB = {
         " num_measured_profile_iterations num_microbatches num_profile_iterations num_ranks num_targets"
         " num_tuned_iterations outcome outcome_reason policy predicted_energy_j predicted_iteration_time_s"
         " predicted_saving_basis predicted_saving_ratio price_per_kwh priced_energy_j profile_energy_j"
-        " profiling_cost_j profiling_slowdown_ratio saved_by_frontier_g saved_by_plan_g saved_by_timing_g"
+        " profiling_cost_j profiling_slowdown_ratio run_key saved_by_frontier_g saved_by_plan_g saved_by_timing_g"
         " saved_energy_j saving_high_ratio saving_low_ratio saving_ratio schedule_name since_iteration"
         " slowdown_high_ratio slowdown_low_ratio slowdown_ratio slurm_job_id started_at tags total_slowdown_ratio"
         " tuned_carbon_g uid unpriced_energy_j user"
     ),
     "jobs.tags": "git_commit slurm_job_id user",
+}
+TRAINING_PART = (
+    "carbon_g cost energy_j estimated_j estimated_s measured_s missing_s num_gpus num_jobs num_jobs_counted"
+    " num_not_significant saved_carbon_g saved_energy_high_j saved_energy_j saved_energy_low_j unpriced_energy_j"
+)
+REPORT_BY_TRAINING = {
+    "": "groups",
+    "groups": (
+        f"{TRAINING_PART} by_gpu by_host by_replica by_stage ended_at group idle_energy_j is_simulated job_energy_j"
+        " job_name num_hosts num_ranks num_replicas num_stages price_per_kwh run_key saving_ratio started_at user"
+        " world_size"
+    ),
+    "groups.by_gpu": f"{TRAINING_PART} dp_rank gpu_uuid host pp_rank",
+    "groups.by_host": f"{TRAINING_PART} host",
+    "groups.by_replica": f"{TRAINING_PART} dp_rank",
+    "groups.by_stage": f"{TRAINING_PART} pp_rank",
 }
 REPORT_BY_GROUP = {
     "": "groups",
@@ -171,6 +187,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         ),
         (f"explain {PIPELINE} --microbatches 4", EXPLAIN),
         ("report --database history.sqlite3", REPORT_BY_JOB),
+        ("report --database history.sqlite3 --group-by training", REPORT_BY_TRAINING),
         ("report --database history.sqlite3 --group-by user", REPORT_BY_GROUP),
         ("report --database history.sqlite3 --group-by day", REPORT_BY_GROUP),
         ("carbon now --zone GB --fixed 210", CARBON_NOW),

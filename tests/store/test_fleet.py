@@ -11,6 +11,7 @@ from sqlalchemy import func, select
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.report.groups import EnergyQuery, Group, groups_by_day, groups_by_host, groups_by_user
 from gpuenergyd.report.job import job_reports
+from gpuenergyd.report.trainings import trainings_report
 from gpuenergyd.store import History, HistoryWriter, JobSummary, WriterOptions, open_history, schema
 from gpuenergyd.store.database import create_tables, writing_engine
 from gpuenergyd.store.maintenance.advisory_locks import try_lock_cleanup
@@ -26,6 +27,8 @@ from gpuenergyd.store.records import (
 )
 from gpuenergyd.store.writing.rows import close_abandoned_jobs, insert_records
 from tests.support.postgresql import PostgresqlServer
+from tests.support.stored_history import write_records
+from tests.support.training_history import TrainingJob
 
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 NUM_HOSTS = 20
@@ -128,6 +131,35 @@ def test_hosts_that_start_together_share_a_history_and_the_fleet_report_is_the_s
         assert reported.saving_ratio == pytest.approx(summary.saving_ratio, rel=1e-2)
         assert reported.is_saving_significant
         assert (reported.gpu_uuids, reported.num_iterations) == (summary.gpu_uuids, summary.num_iterations)
+
+
+def test_a_training_on_several_hosts_is_one_row_of_the_fleet_and_a_part_in_the_history_of_each(
+    fleet_url: str, tmp_path: Path
+) -> None:
+    """A pipeline of one stage per host: each host knows its own job, the fleet both."""
+    places = [fleet_url, *(str(tmp_path / f"{stage}.sqlite3") for stage in range(2))]
+    for stage in range(2):
+        member = TrainingJob(
+            f"gpt-{stage}", START, START + timedelta(minutes=9), run_key=f"pp{stage}.0,id=7", num_gpus=1,
+            tags=(("world_size", "2"),),
+        )  # fmt: skip
+        for place in (fleet_url, places[1 + stage]):
+            write_records(place, *member.records([100.0 + stage]), host=f"host-{stage}")
+
+    rows, lines = [], []
+    for place in places:
+        with open_history(place) as history:
+            report = trainings_report(EnergyQuery(history), job_reports(history))
+            rows += report.rows(has_parts=True)
+            lines.append(report.incomplete_line())
+
+    of_fleet, *own = rows
+    counts = ("num_jobs", "num_hosts", "num_stages", "num_ranks", "world_size")
+    assert [of_fleet[name] for name in counts] == [2, 2, 2, 2, 2]
+    assert of_fleet["energy_j"] == sum(part["energy_j"] for part in of_fleet["by_host"]) == 201.0
+    assert [(part["host"], part["energy_j"]) for part in of_fleet["by_host"]] == [("host-0", 100.0), ("host-1", 101.0)]
+    assert [(row["energy_j"], row["num_ranks"], row["world_size"]) for row in own] == [(100.0, 1, 2), (101.0, 1, 2)]
+    assert ["(1 of 2 ranks)" in line for line in lines] == [False, True, True]
 
 
 def test_a_restarted_host_ends_only_its_own_jobs(fleet_url: str) -> None:

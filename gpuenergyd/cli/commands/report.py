@@ -19,7 +19,7 @@ def report(  # noqa: PLR0913  each option is a parameter
     group_by: Annotated[
         GroupBy,
         typer.Option(
-            metavar="job|user|host|gpu|day|tag",
+            metavar="job|training|user|host|gpu|day|tag",
             help="Group the figures by this; a tag, such as slurm_job_id, with --tag.",
         ),
     ] = GroupBy.JOB,
@@ -46,6 +46,7 @@ def report(  # noqa: PLR0913  each option is a parameter
     Examples:
         gpuenergyd report --since 7d
         gpuenergyd report --job gpt --format html --out report.html
+        gpuenergyd report --group-by training
         gpuenergyd report --group-by tag --tag slurm_job_id --format csv
         gpuenergyd report --group-by day --price-per-kwh 0.25
     """

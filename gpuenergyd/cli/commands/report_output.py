@@ -37,6 +37,7 @@ class GroupBy(StrEnum):
     """Grouping of the figures in a report."""
 
     JOB = "job"
+    TRAINING = "training"
     USER = "user"
     HOST = "host"
     GPU = "gpu"
@@ -94,7 +95,7 @@ def write_report(request: ReportRequest) -> int:
         if job is not None and not reports:
             raise UsageError(_unknown_job(history, job, begin, end))
         query = EnergyQuery(history, begin, end, prices, only_jobs=job is not None)
-        rows = _rows(query, reports, group_by, request.tag)
+        rows = _rows(query, reports, request)
         for line in _clock_warnings(history, reports, now=now):
             sys.stderr.write(f"gpuenergyd: {line}\n")
         match request.written_as:
@@ -155,12 +156,13 @@ def _check_options(request: ReportRequest) -> None:
         raise UsageError(f"--tag {tag} needs --group-by tag")
 
 
-def _rows(
-    query: "EnergyQuery", reports: "Sequence[JobReport]", group_by: GroupBy, tag: str | None
-) -> list[dict[str, Any]]:
+def _rows(query: "EnergyQuery", reports: "Sequence[JobReport]", request: ReportRequest) -> list[dict[str, Any]]:
     """Return the rows of the report, one mapping per row."""
+    group_by, tag = request.group_by, request.tag
     if group_by is GroupBy.JOB:
         return [each.to_dict() for each in reports]
+    if group_by is GroupBy.TRAINING:
+        return _training_rows(query, reports, request)
     from gpuenergyd.report import groups  # noqa: PLC0415  start fast
 
     match group_by:
@@ -181,6 +183,22 @@ def _rows(
         case _:
             assert_never(group_by)
     return [group.to_dict(query.tariff) for group in found]
+
+
+def _training_rows(
+    query: "EnergyQuery", reports: "Sequence[JobReport]", request: ReportRequest
+) -> list[dict[str, Any]]:
+    """Return one row per training, in JSON with its parts; say on stderr which ones are only partly known."""
+    from gpuenergyd.report.trainings import trainings_report  # noqa: PLC0415  start fast
+
+    if names := [report.summary.job_name for report in reports if report.summary.job_id == request.job]:
+        raise UsageError(
+            f"--job {request.job} is one part of a training; --group-by training needs its name: --job {names[0]}"
+        )
+    found = trainings_report(query, reports)
+    if line := found.incomplete_line():
+        sys.stderr.write(f"gpuenergyd: {line}\n")
+    return found.rows(has_parts=request.written_as is Format.JSON)
 
 
 def _document(reports: "Sequence[JobReport]", rows: list[dict[str, Any]], group_by: GroupBy) -> dict[str, Any]:
@@ -224,6 +242,10 @@ def _print_table(reports: "Sequence[JobReport]", rows: list[dict[str, Any]], gro
         people_console().print(
             "no measurements in this period" if group_by in {GroupBy.DAY, GroupBy.GPU} else "no jobs in this period"
         )
+    elif group_by is GroupBy.TRAINING:
+        from gpuenergyd.report.terminal.trainings import trainings_table  # noqa: PLC0415  as above
+
+        people_console().print(trainings_table(rows), crop=False)
     elif group_by is not GroupBy.JOB:
         people_console().print(groups_table(rows, by=group_by), crop=False)
     else:

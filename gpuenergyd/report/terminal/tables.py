@@ -213,6 +213,11 @@ def groups_table(groups: Sequence[Mapping[str, Any]], *, by: str) -> RenderableT
         table.add_column(title, justify="right", no_wrap=True)
     for row in groups:
         table.add_row(row["group"], str(row["num_jobs"]), *(text(row[name]) for _, name, text in shown))
-    table.width = Console(width=_WIDE, file=StringIO()).measure(table).maximum
+    table.width = full_width(table)
     left_out = not_counted_text(sum(row["num_not_significant"] for row in groups))
     return Group(table, Text(f"saved: {left_out}")) if left_out else table
+
+
+def full_width(table: Table) -> int:
+    """Return the width in which no cell of a table is cut."""
+    return Console(width=_WIDE, file=StringIO()).measure(table).maximum

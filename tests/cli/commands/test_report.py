@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from gpuenergyd.cli.main import run
 from gpuenergyd.store import HistoryWriter
 from tests.support.documents import inline_commands
-from tests.support.sample_history import write_sample_history
+from tests.support.sample_history import START, write_sample_history
+from tests.support.stored_history import write_records
+from tests.support.training_history import TrainingJob
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -110,7 +113,7 @@ def test_an_unwritable_folder_is_one_line(database: str, tmp_path: Path, capsys:
     assert capsys.readouterr().err.splitlines() == [f"gpuenergyd: cannot write {out}: No such file or directory"]
 
 
-@pytest.mark.parametrize("by", ["user", "gpu", "day", "tag --tag slurm_job_id"])
+@pytest.mark.parametrize("by", ["training", "user", "gpu", "day", "tag --tag slurm_job_id"])
 def test_groups_are_the_same_in_every_format(by: str, database: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["report", "--group-by", *by.split(), "--price-per-kwh", "0.25", "--database", database]
     assert run([*arguments, "--json"]) == 0
@@ -123,6 +126,20 @@ def test_groups_are_the_same_in_every_format(by: str, database: str, capsys: pyt
     assert [row["group"] for row in rows] == [group["group"] for group in groups]
     assert all(group["cost"] == pytest.approx(group["energy_j"] / 3.6e6 * 0.25) for group in groups)
     assert all(group["group"] in table for group in groups)
+
+
+@pytest.mark.parametrize("written_as", ["table", "csv", "json"])
+def test_a_training_of_which_other_hosts_know_the_rest_is_one_line_on_stderr(
+    written_as: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = TrainingJob("gpt-1", START, START + timedelta(minutes=5), tags=(("world_size", "16"),))
+    database = write_records(tmp_path / "history.sqlite3", *part.records([1.0, 2.0]))
+
+    assert run(["report", "--group-by", "training", "--format", written_as, "--database", str(database)]) == 0
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("gpuenergyd: only a part of these trainings is in this history and period: gpt ")
+    assert "(2 of 16 ranks)" in line
 
 
 DOCUMENTED_GROUPINGS = sorted(
@@ -149,8 +166,15 @@ def test_every_grouping_in_the_documents_has_groups(
     ("arguments", "message"),
     [
         (["--group-by", "day", "--format", "html"], "--group-by needs --format table, json or csv"),
+        (["--group-by", "training", "--format", "html"], "--group-by needs --format table, json or csv"),
+        (["--group-by", "training", "--tag", "user"], "--tag user needs --group-by tag"),
+        (
+            ["--group-by", "training", "--job", "gpt-1"],
+            "--job gpt-1 is one part of a training; --group-by training needs its name: --job gpt",
+        ),
+        (["--group-by", "training", "--job", "nope"], "no job 'nope' in this period; jobs: gpt"),
         (["--group-by", "gpu", "--job", "gpt"], "cannot be combined with --job"),
-        (["--group-by", "moon"], "'job', 'user', 'host', 'gpu', 'day', 'tag'"),
+        (["--group-by", "moon"], "'job', 'training', 'user', 'host', 'gpu', 'day', 'tag'"),
         (["--group-by", "tag"], "needs --tag NAME; tags in this period: git_commit, slurm_job_id, user"),
         (["--group-by", "tag", "--tag", "team"], "no job has a tag 'team'; tags in this period: git_commit"),
         (["--tag", "user"], "needs --group-by tag"),
@@ -184,7 +208,7 @@ def test_a_tariff_of_one_price_costs_what_the_price_costs(
 ) -> None:
     tariff = tmp_path / "tariff.toml"
     tariff.write_text("price_per_kwh = 0.5\n[[periods]]\nprice_per_kwh = 0.25\nfrom_hour = 0\n", encoding="utf-8")
-    for by in ("job", "gpu"):
+    for by in ("job", "gpu", "training"):
         arguments = ["report", "--json", "--group-by", by, "--database", database]
         assert run([*arguments, "--price-per-kwh", "0.25"]) == 0
         flat = json.loads(capsys.readouterr().out)

@@ -15,6 +15,9 @@ import torch
 import torch.distributed as dist
 
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd.store import JobSummary, open_history
+from gpuenergyd.store.reading.trainings import find_trainings
+from gpuenergyd.store.records import RankRecord
 from gpuenergyd_trainers.demo.gpt_pipeline import GptRank
 from gpuenergyd_trainers.torch_pipelining import attach
 from tests.support.host_trainer import enter_namespace
@@ -128,3 +131,19 @@ def test_a_torch_pipeline_across_hosts_follows_one_plan_with_equal_losses(tmp_pa
     assert all("joined (GPU-" in log for log in logs)
     assert "-whole: profiling" in logs[0], "one daemon plans for both hosts"
     assert "-whole: " not in logs[1]
+    assert_is_one_training([daemon.database_path for daemon in hosts.daemons])
+
+
+def assert_is_one_training(databases: list[Path]) -> None:
+    """Each host's history has one job, and both together one training of two stages."""
+    jobs: list[JobSummary] = []
+    ranks: list[RankRecord] = []
+    for path in databases:
+        with open_history(path) as history:
+            jobs += (own := history.job_summaries())
+            ranks += history.ranks([job.job_id for job in own])
+            (part,) = find_trainings(own, ranks)
+            assert part.world_size == NUM_RANKS
+    (training,) = find_trainings(jobs, ranks)
+    assert (training.num_ranks, training.world_size) == (NUM_RANKS, NUM_RANKS)
+    assert sorted(part.key.stage or 0 for part in training.parts) == [0, 1]

@@ -1,0 +1,257 @@
+"""Energy by training, and within a training by replica, pipeline stage, host and GPU. Every joule is counted once."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from gpuenergyd.report.energy_use import NO_ENERGY, EnergyUse, add_known, sum_of
+from gpuenergyd.report.groups import IDLE_GROUP, EnergyQuery, user_name
+from gpuenergyd.report.job import JobReport
+from gpuenergyd.report.totals import totals_dict
+from gpuenergyd.store.reading.trainings import Training, TrainingPart, find_trainings
+
+_UNITS_PER_J = 1024
+"""Joules are rounded to this fraction, the resolution of NVML's counters: sums of any parts are then exact."""
+_MAX_NAMED = 3
+"""Trainings that a line names."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuShare:
+    """The energy that one GPU used for one job; of a job without known ranks, `gpu_uuid` is None."""
+
+    part: TrainingPart
+    gpu_uuid: str | None
+    use: EnergyUse
+
+    @property
+    def dp_rank(self) -> int:
+        """The replica of the job."""
+        return self.part.job.dp_rank
+
+    @property
+    def pp_rank(self) -> int | None:
+        """The pipeline stage of the GPU, None if unknown."""
+        return None if self.gpu_uuid is None else self.part.stage_of(self.gpu_uuid)
+
+    @property
+    def host(self) -> str | None:
+        """The host of the job, None if a version recorded it that did not record hosts."""
+        return self.part.job.host
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """The report of one training: what its GPUs used, and what its jobs saved (values are cached, hence no slots)."""
+
+    training: Training
+    jobs: Mapping[str, JobReport]
+    """The reports of its jobs by ID."""
+    shares: tuple[GpuShare, ...]
+
+    @cached_property
+    def use(self) -> EnergyUse:
+        """The energy of all its GPUs."""
+        return sum_of(share.use for share in self.shares)
+
+    @property
+    def name(self) -> str:
+        """Its job name and when it started, in UTC."""
+        return f"{self.training.job_name} {self.training.started_at:%Y-%m-%d %H:%M}"
+
+    @property
+    def saving_ratio(self) -> float | None:
+        """What its plans saved of the energy of as many iterations at full speed; None unless all jobs are counted."""
+        full_speed_j = saved_j = None
+        for report in self.jobs.values():
+            summary = report.summary
+            if not summary.num_tuned_iterations:
+                continue
+            if report.saved_energy_j is None or summary.baseline_energy_j is None:
+                return None
+            saved_j = add_known(saved_j, report.saved_energy_j)
+            full_speed_j = add_known(full_speed_j, summary.baseline_energy_j * summary.num_tuned_iterations)
+        return saved_j / full_speed_j if saved_j is not None and full_speed_j else None
+
+    def to_dict(self, price_per_kwh: float | None = None) -> dict[str, Any]:
+        """Return the values of the training by their JSON and CSV names; missing values are None."""
+        training, first = self.training, self.training.parts[0]
+        hosts = {share.host for share in self.shares} - {None}
+        stages = {share.pp_rank for share in self.shares} - {None}
+        return {
+            "group": self.name,
+            "job_name": training.job_name,
+            "user": user_name(first.job.uid),
+            "run_key": first.key.name,
+            "is_simulated": any(part.job.is_simulated for part in training.parts),
+            "started_at": training.started_at,
+            "ended_at": training.ended_at,
+            "num_jobs": len(training.parts),
+            "num_hosts": len(hosts) or None,
+            "num_replicas": len({share.dp_rank for share in self.shares}),
+            "num_stages": len(stages) or None,
+            "num_gpus": len(_gpus(self.shares)) or None,
+            "num_ranks": training.num_ranks or None,
+            "world_size": training.world_size,
+            **_energies(by_jobs=self.use),
+            **_savings(self.jobs.values()),
+            "saving_ratio": self.saving_ratio,
+            "price_per_kwh": price_per_kwh,
+            "cost": self.use.cost,
+        }
+
+    def parts_to_dict(self) -> dict[str, Any]:
+        """Return the parts of the training by their JSON names; the energies of each list add up to the training's."""
+        return {
+            "by_replica": self._by("dp_rank"),
+            "by_stage": self._by("pp_rank"),
+            "by_host": self._by("host"),
+            "by_gpu": self._by("host", "gpu_uuid", "dp_rank", "pp_rank"),
+        }
+
+    def _by(self, *names: str) -> list[dict[str, Any]]:
+        """Return one mapping per distinct value of attributes of shares; savings only where no job is in several."""
+        found: dict[tuple[Any, ...], list[GpuShare]] = defaultdict(list)
+        values_of_job: dict[str, set[tuple[Any, ...]]] = defaultdict(set)
+        for share in self.shares:
+            values = tuple(getattr(share, name) for name in names)
+            found[values].append(share)
+            values_of_job[share.part.job.job_id].add(values)
+        rows = []
+        for values in sorted(found, key=lambda values: [(value is None, value or 0) for value in values]):
+            shares = found[values]
+            job_ids = {share.part.job.job_id for share in shares}
+            is_whole = all(len(values_of_job[job_id]) == 1 for job_id in job_ids)
+            savings = _savings(self.jobs[job_id] for job_id in sorted(job_ids))
+            rows.append(
+                {
+                    **dict(zip(names, values, strict=True)),
+                    "num_jobs": len(job_ids),
+                    "num_gpus": len(_gpus(shares)) or None,
+                    **(use := sum_of(share.use for share in shares)).to_dict(),
+                    **(savings if is_whole else dict.fromkeys(savings)),
+                    "cost": use.cost,
+                }
+            )
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingsReport:
+    """The trainings of a history in order of their start, and the energy of GPUs while they ran no job."""
+
+    trainings: tuple[TrainingReport, ...]
+    idle: EnergyUse | None
+    """None if the report leaves it out, or if there is none."""
+    price_per_kwh: float | None = None
+
+    def rows(self, *, has_parts: bool = False) -> list[dict[str, Any]]:
+        """Return one mapping per training, with or without its parts, and one of idle energy."""
+        rows = [
+            {
+                **training.to_dict(self.price_per_kwh),
+                **(training.parts_to_dict() if has_parts else {}),
+            }
+            for training in self.trainings
+        ]
+        if self.idle is not None:
+            idle = {"group": IDLE_GROUP, "num_jobs": 0, **_energies(idle=self.idle)}
+            prices = {"price_per_kwh": self.price_per_kwh, "cost": self.idle.cost}
+            rows.append({**dict.fromkeys(rows[0] if rows else ()), **idle, **prices})
+        return rows
+
+    def incomplete_line(self) -> str:
+        """Return one line on the trainings of which the history lacks ranks; empty if none is known to."""
+        found = [each for each in self.trainings if each.training.is_incomplete]
+        if not found:
+            return ""
+        named = [
+            f"{each.name} ({each.training.num_ranks} of {each.training.world_size} ranks)"
+            for each in found[:_MAX_NAMED]
+        ]
+        more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
+        return (
+            f"only a part of these trainings is in this history and period: {', '.join(named)}{more}; other ranks are"
+            " in the histories of their own hosts, or have not joined"
+        )
+
+
+def trainings_report(query: EnergyQuery, reports: Sequence[JobReport]) -> TrainingsReport:
+    """Return the trainings that jobs are parts of; the energy of a job without a report is in none of them."""
+    by_id = {report.summary.job_id: report for report in reports}
+    use_of: dict[tuple[str, str], EnergyUse] = defaultdict(EnergyUse)
+    idle: EnergyUse | None = None
+    for part in query.parts(by_gpu=True):
+        if part.job_id in by_id:
+            key = part.job_id, part.gpu_uuid or ""
+            use_of[key] = use_of[key].plus(part, query.tariff)
+        elif not part.job_id and not query.only_jobs:
+            idle = (idle or NO_ENERGY).plus(part, query.tariff)
+    gpus_of: dict[str, set[str]] = defaultdict(set)
+    ranks = query.history.ranks(list(by_id))
+    for job_id, gpu_uuid in (*use_of, *((rank.job_id, rank.gpu_uuid) for rank in ranks)):
+        gpus_of[job_id].add(gpu_uuid)
+    found = find_trainings((report.summary for report in reports), ranks)
+    return TrainingsReport(
+        tuple(
+            TrainingReport(
+                training,
+                {part.job.job_id: by_id[part.job.job_id] for part in training.parts},
+                tuple(
+                    GpuShare(part, gpu_uuid, _exact(use_of.get((part.job.job_id, gpu_uuid or ""), NO_ENERGY)))
+                    for part in training.parts
+                    for gpu_uuid in (sorted(gpus_of[part.job.job_id]) or (None,))
+                ),
+            )
+            for training in found
+        ),
+        idle,
+        query.tariff.flat_price_per_kwh if query.tariff is not None else None,
+    )
+
+
+def _exact(use: EnergyUse) -> EnergyUse:
+    """Return an energy with joules whose sums are exact: floating point numbers hold 53 binary digits."""
+
+    def rounded(energy_j: float | None) -> float | None:
+        return None if energy_j is None else round(energy_j * _UNITS_PER_J) / _UNITS_PER_J
+
+    return replace(use, energy_j=rounded(use.energy_j), estimated_j=rounded(use.estimated_j))
+
+
+def _gpus(shares: Iterable[GpuShare]) -> set[tuple[str | None, str]]:
+    return {(share.host, share.gpu_uuid) for share in shares if share.gpu_uuid is not None}
+
+
+def _energies(*, by_jobs: EnergyUse = NO_ENERGY, idle: EnergyUse = NO_ENERGY) -> dict[str, Any]:
+    """Return energies and durations by the names of other groups."""
+    total = sum_of((by_jobs, idle)).to_dict()
+    return {
+        "energy_j": total.pop("energy_j"),
+        "job_energy_j": by_jobs.energy_j,
+        "idle_energy_j": idle.energy_j,
+        **total,
+    }
+
+
+def _savings(reports: Iterable[JobReport]) -> dict[str, Any]:
+    """Return savings and emissions of jobs by name; totals count only significant savings."""
+    known = tuple(reports)
+    totals = totals_dict(known)
+    names = ("saved_energy_j", "saved_energy_low_j", "saved_energy_high_j", "num_jobs_counted", "num_not_significant")
+    return {
+        **{name: totals[name] for name in (*names, "carbon_g")},
+        "unpriced_energy_j": _unpriced_j(known) if totals["carbon_g"] is not None else None,
+        "saved_carbon_g": totals["saved_carbon_g"],
+    }
+
+
+def _unpriced_j(reports: Iterable[JobReport]) -> float | None:
+    """Return the energy of iterations whose emissions are not known; of a job without any known, that of all."""
+    unpriced_j: float | None = None
+    for report in reports:
+        of_job_j = report.summary.energy_j if report.carbon is None else report.carbon.unpriced_j
+        unpriced_j = add_known(unpriced_j, of_job_j)
+    return unpriced_j
