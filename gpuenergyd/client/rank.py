@@ -43,6 +43,9 @@ class RankDescription:
     dp_rank: int = 0
     num_dp_ranks: int = 1
     """Processes of a plain loop that end each iteration together; pipelines leave it at 1."""
+    stage_rank: int = 0
+    """Number of this rank among the tensor-, context- and expert-parallel ranks of its pipeline stage."""
+    num_stage_ranks: int = 1
     framework: str = ""
     policy: str | None = None
     """Clock policy; None for GPUENERGYD_JOB_POLICY, else the daemon's default."""
@@ -97,6 +100,8 @@ class RankClient:
             is_pipeline_member=agreed_plans is not None,
             from_environment=options.from_environment,
             num_dp_ranks=rank.num_dp_ranks,
+            stage_rank=rank.stage_rank,
+            num_stage_ranks=rank.num_stage_ranks,
         )
         self._socket_path = socket_path
         self._is_first = rank.is_first

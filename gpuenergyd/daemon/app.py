@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from socket import SOCK_SEQPACKET, SOCK_STREAM
+from socket import SOCK_SEQPACKET, SOCK_STREAM, gethostname
 
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
@@ -64,7 +64,8 @@ class Daemon:
         self.settings = settings
         self.started_mono_s = time.monotonic()
         self._switching_file = SwitchingFile(settings.switch_latencies_path)
-        self.gpus = Gpus(self._switching_file.read())
+        host = f"{settings.host_name or gethostname()}:{settings.socket_path}"
+        self.gpus = Gpus(self._switching_file.read(), host=host)
         start = process_launchers(settings)
         self.worker = GpuWorker(settings, start.worker, lambda: self)
         self.policy = PolicyClient(start.policy_host)

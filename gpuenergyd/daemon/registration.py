@@ -45,16 +45,17 @@ def checked_order(registration: RankRegistration) -> tuple[Instruction, ...]:
         ("pp_rank", 0, registration.num_pp_ranks - 1),
         ("dp_rank", 0, 2**31 - 1),
         ("num_dp_ranks", 1, 2**31 - 1),
+        ("num_stage_ranks", 1, _MAX_RANKS),
+        ("stage_rank", 0, registration.num_stage_ranks - 1),
         ("num_microbatches", 1, _MAX_MICROBATCHES),
         ("num_chunks", 1, _MAX_RANKS),
     ):
         value = getattr(registration, name)
         if not lowest <= value <= highest:
             raise ProtocolError(f"{name} {value} must be in [{lowest}, {highest}]")
-    if registration.is_pipeline_member and registration.num_pp_ranks != 1:
-        raise ProtocolError(
-            f"num_pp_ranks {registration.num_pp_ranks} must be 1 for a member of a pipeline across hosts"
-        )
+    for name in ("num_pp_ranks", "num_stage_ranks") if registration.is_pipeline_member else ():
+        if (value := getattr(registration, name)) != 1:
+            raise ProtocolError(f"{name} {value} must be 1 for a member of a pipeline across hosts")
     if not registration.order:
         raise ProtocolError("order: a rank must run at least one instruction")
     return tuple(
@@ -64,7 +65,8 @@ def checked_order(registration: RankRegistration) -> tuple[Instruction, ...]:
 
 def require_agreement(registration: RankRegistration, first: RankRegistration) -> None:
     """Check that a registration agrees with that of the first rank of its job, or raise JobError."""
-    for name in ("num_pp_ranks", "schedule_name", "num_microbatches", "num_chunks", "policy", "max_slowdown_ratio"):
+    options = ("policy", "max_slowdown_ratio")
+    for name in ("num_pp_ranks", "num_stage_ranks", "schedule_name", "num_microbatches", "num_chunks", *options):
         mine, theirs = getattr(registration, name), getattr(first, name)
         if mine != theirs:
             raise JobError(
@@ -137,7 +139,7 @@ def checked_tags(tags: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]
     return tuple(sorted(tags))
 
 
-def checked_iteration(report: IterationReport, pp_rank: int) -> RankIteration:
+def checked_iteration(report: IterationReport, pp_rank: int, stage_rank: int = 0) -> RankIteration:
     """Return a rank's measurements of an iteration.
 
     Raises:
@@ -162,6 +164,7 @@ def checked_iteration(report: IterationReport, pp_rank: int) -> RankIteration:
         next_begin_ns=report.next_begin_mono_ns,
         instructions=tuple(_measured(pp_rank, row, oldest_ns, newest_ns) for row in report.instructions),
         launched_iteration_index=report.launched_iteration_index,
+        stage_rank=stage_rank,
     )
 
 

@@ -62,6 +62,8 @@ class RankRecord:
     pid: int
     uid: int
     joined_at: datetime
+    stage_rank: int = 0
+    """Number of the rank among the tensor-, context- and expert-parallel ranks of its stage."""
 
 
 @dataclass(frozen=True, slots=True)

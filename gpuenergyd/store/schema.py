@@ -77,6 +77,7 @@ ranks = Table(
     Column("pid", Integer, nullable=False),
     Column("uid", Integer, nullable=False),
     Column("joined_at", UtcInstant, nullable=False),
+    Column("stage_rank", Integer, primary_key=True, server_default="0"),
 )
 
 iterations = Table(

@@ -32,7 +32,9 @@ class RankRegistration:
     """Registration of a rank (one training process) with a job.
 
     All ranks of a job send the same `job_name` and `run_key`; the key differs between runs of the same name. A pipeline
-    of `num_pp_ranks` is complete when each pp_rank has registered; data-parallel replicas are separate pipelines.
+    of `num_pp_ranks` stages is complete when all `num_stage_ranks` ranks of each stage have registered; data-parallel
+    replicas are separate pipelines. The ranks of a stage, tensor-, context- and expert-parallel ones, run the same
+    instructions together and follow one plan; each has its own GPU.
     `order` lists the rank's instructions of one iteration; a plain loop has the single instruction F0. `tags` group
     jobs in reports. The length of the job is optional: its iterations, its hours at full speed, or its deadline (ISO
     8601, UTC). Tags and length of the first rank to register count.
@@ -62,6 +64,10 @@ class RankRegistration:
     """Which of `policy` and `max_slowdown_ratio` the environment gave, not the program."""
     num_dp_ranks: int = 1
     """Processes of a plain loop that end each iteration together, on all hosts; each one is a job of its own."""
+    stage_rank: int = 0
+    """Number of this rank among those of its stage."""
+    num_stage_ranks: int = 1
+    """Ranks of each stage, all on this host."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,7 @@ STATUS = {
         " is_given_up is_observing is_pipeline_member is_saving_significant is_suspended iteration_time_s"
         " job_id job_name last_notice last_notice_iterations_ago last_report_age_s lower_bound_j"
         " max_slowdown_ratio max_slowdown_source num_baseline_iterations num_faults num_iterations"
-        " num_iterations_of_plan num_microbatches num_profile_iterations num_ranks num_tuned_iterations"
+        " num_iterations_of_plan num_microbatches num_profile_iterations num_ranks num_stage_ranks num_tuned_iterations"
         " outcome outcome_reason own_time_s phase phase_reason pipeline plan_energy_j plan_id"
         " plan_iteration_time_s plan_purpose plan_reason"
         " policy policy_source predicted_energy_j predicted_iteration_time_s predicted_saving_basis"
@@ -138,7 +138,7 @@ STATUS = {
         " straggler_iteration_energy_j straggler_reason straggler_since_s straggler_time_s target"
         " waiting_iteration_energy_j watts_saved watts_saved_interval"
     ),
-    "jobs.ranks": "gpu_uuid pid pp_rank uid",
+    "jobs.ranks": "gpu_uuid pid pp_rank stage_rank uid",
 }
 POLICIES = {"": "policies", "policies": "error group is_usable kind name package version"}
 

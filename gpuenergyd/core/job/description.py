@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from gpuenergyd.core.carbon.slowdown_account import JobLength
+from gpuenergyd.core.job.stage_gpu import stage_gpu
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, Schedule, dependency_graph
 from gpuenergyd.core.pipeline.schedules import sent_after, stage_of_chunk
 from gpuenergyd.core.policy_api.policy import GpuView
@@ -42,6 +43,21 @@ class JobDescription:
     length: JobLength = field(default_factory=JobLength)
     num_dp_ranks: int = 1
     """Processes of a plain loop that end each iteration together; each one is a job of its own."""
+    num_stage_ranks: int = 1
+    """Tensor-, context- and expert-parallel ranks of each stage, which follow one plan."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Training processes of the job, each with a GPU of its own."""
+        return self.num_pp_ranks * self.num_stage_ranks
+
+    def rank_index(self, pp_rank: int, stage_rank: int) -> int:
+        """Return the number of a rank among all ranks of the job, stage by stage."""
+        return pp_rank * self.num_stage_ranks + stage_rank
+
+    def rank_name(self, pp_rank: int, stage_rank: int) -> str:
+        """Return the name of a rank in messages: the stage, and its number in the stage if there are several."""
+        return f"rank {pp_rank}" if self.num_stage_ranks == 1 else f"rank {pp_rank}.{stage_rank}"
 
 
 @dataclass(slots=True)
@@ -49,8 +65,10 @@ class JobRanks:
     """The ranks that joined a job: their instruction orders, their GPUs and, once complete, the schedule."""
 
     description: JobDescription
+    own_gpus: dict[int, GpuView] = field(default_factory=dict)
+    """The GPU of each rank, by `JobDescription.rank_index`."""
     gpus: dict[int, GpuView] = field(default_factory=dict)
-    """By pipeline rank."""
+    """The GPUs of each stage as one, by pipeline rank."""
     orders: dict[int, tuple[Instruction, ...]] = field(default_factory=dict)
     schedule: Schedule | None = None
     """None until all ranks have joined."""
@@ -69,42 +87,65 @@ class JobRanks:
 
     @property
     def gpu_uuids(self) -> tuple[str, ...]:
-        """The UUIDs of the GPUs, by pipeline rank."""
-        return tuple(self.gpus[r].gpu_uuid for r in sorted(self.gpus))
+        """The UUIDs of all ranks' GPUs, stage by stage."""
+        return tuple(self.own_gpus[index].gpu_uuid for index in sorted(self.own_gpus))
+
+    @property
+    def gpu_uuids_by_stage(self) -> dict[int, tuple[str, ...]]:
+        """The UUIDs of each stage's GPUs, by pipeline rank."""
+        by_stage: dict[int, tuple[str, ...]] = {}
+        for index in sorted(self.own_gpus):
+            pp_rank = index // self.description.num_stage_ranks
+            by_stage[pp_rank] = (*by_stage.get(pp_rank, ()), self.own_gpus[index].gpu_uuid)
+        return by_stage
 
     @property
     def supported_sm_clocks_mhz(self) -> list[tuple[int, ...]]:
-        """The clocks of each rank's GPU, by pipeline rank."""
+        """The clocks of each stage, by pipeline rank."""
         return [self.gpus[r].supported_sm_clocks_mhz for r in sorted(self.gpus)]
 
-    def join(self, pp_rank: int, order: tuple[Instruction, ...], gpu: GpuView) -> bool:
+    def join(self, pp_rank: int, order: tuple[Instruction, ...], gpu: GpuView, *, stage_rank: int = 0) -> bool:
         """Add a rank; return whether all ranks have joined now.
 
         Raises:
-            JobError: there is no such rank, it has joined already, or the orders of all ranks deadlock.
+            JobError: there is no such rank, it has joined already, it does not fit the other ranks of its stage, or the
+                orders of all ranks deadlock.
         """
-        description = self.description
+        description, job_name = self.description, self.description.job_name
+        name = description.rank_name(pp_rank, stage_rank)
         if not 0 <= pp_rank < description.num_pp_ranks:
-            raise JobError(f"rank {pp_rank}: job {description.job_name!r} has {description.num_pp_ranks} ranks")
-        if pp_rank in self.orders:
-            raise JobError(f"rank {pp_rank} of job {description.job_name!r} is already registered")
-        self.restore({**self.orders, pp_rank: order}, {**self.gpus, pp_rank: gpu})
+            raise JobError(f"{name}: job {job_name!r} has {description.num_pp_ranks} ranks")
+        if not 0 <= stage_rank < description.num_stage_ranks:
+            raise JobError(f"{name}: each stage of job {job_name!r} has {description.num_stage_ranks} ranks")
+        index = description.rank_index(pp_rank, stage_rank)
+        if index in self.own_gpus:
+            raise JobError(f"{name} of job {job_name!r} is already registered")
+        if self.orders.get(pp_rank, order) != order:
+            raise JobError(f"{name} of job {job_name!r} runs other instructions than another rank of its stage")
+        self.restore({**self.orders, pp_rank: order}, {**self.own_gpus, index: gpu})
         return self.schedule is not None
 
-    def restore(self, orders: Mapping[int, tuple[Instruction, ...]], gpus: Mapping[int, GpuView]) -> None:
-        """Replace all ranks.
+    def restore(self, orders: Mapping[int, tuple[Instruction, ...]], own_gpus: Mapping[int, GpuView]) -> None:
+        """Replace all ranks; `own_gpus` holds the GPU of each rank by `JobDescription.rank_index`.
 
         Raises:
-            JobError: the orders of all ranks deadlock; nothing is replaced.
+            JobError: the GPUs of a stage do not fit together, or the orders of all ranks deadlock; nothing is replaced.
         """
-        if len(orders) == self.description.num_pp_ranks:
+        gpus = {pp_rank: self._stage_gpu(pp_rank, own_gpus) for pp_rank in orders}
+        if len(own_gpus) == self.description.num_ranks:
             self.schedule, self._graph = _schedule_of(self.description, orders)
-        self.orders, self.gpus = dict(orders), dict(gpus)
+        self.orders, self.own_gpus, self.gpus = dict(orders), dict(own_gpus), gpus
 
-    def update_gpu(self, pp_rank: int, gpu: GpuView) -> None:
+    def update_gpu(self, pp_rank: int, gpu: GpuView, *, stage_rank: int = 0) -> None:
         """Replace the view of a rank's GPU; a rank that has not joined is ignored."""
-        if pp_rank in self.gpus:
-            self.gpus[pp_rank] = gpu
+        index = self.description.rank_index(pp_rank, stage_rank)
+        if index in self.own_gpus:
+            self.own_gpus[index] = gpu
+            self.gpus[pp_rank] = self._stage_gpu(pp_rank, self.own_gpus)
+
+    def _stage_gpu(self, pp_rank: int, own_gpus: Mapping[int, GpuView]) -> GpuView:
+        num_stage_ranks = self.description.num_stage_ranks
+        return stage_gpu(pp_rank, [own_gpus[i] for i in sorted(own_gpus) if i // num_stage_ranks == pp_rank])
 
 
 def _schedule_of(

@@ -91,7 +91,7 @@ class Job:
     def __post_init__(self) -> None:
         self.target = self.description.target
         self.ranks = JobRanks(self.description)
-        self.reports = RankReports(self.rules)
+        self.reports = RankReports(self.rules, self.description.num_stage_ranks)
         self.knowledge = JobKnowledge(self.description.job_id, self.rules.max_observations)
         self.control = PlanControl(self.rules, self.ranks, self.reports, self.knowledge)
         self.faults = Faults(self.rules)
@@ -156,7 +156,7 @@ class Job:
     def _handle(self, event: Event) -> tuple[Command, ...]:  # noqa: C901, PLR0911, PLR0912  one case per event
         match event:
             case RankJoined():
-                is_complete = self.ranks.join(event.pp_rank, event.order, event.gpu)
+                is_complete = self.ranks.join(event.pp_rank, event.order, event.gpu, stage_rank=event.stage_rank)
                 return self._enter(JobPhase.WARMUP, "all ranks joined") if is_complete else ()
             case RankReported():
                 return self._rank_reported(event.report)
@@ -170,7 +170,7 @@ class Job:
                 reason = f"policy {self.description.policy} failed: {event.reason}"
                 return self._fall_back(reason, is_fault=True) if self.control.question.accept_answer() else ()
             case GpuViewChanged():
-                self.ranks.update_gpu(event.pp_rank, event.gpu)
+                self.ranks.update_gpu(event.pp_rank, event.gpu, stage_rank=event.stage_rank)
                 return ()
             case PreviousRunFound():
                 self.knowledge.recall(event.run, is_for_policy=self.phase in _BEFORE_PROFILING)
@@ -399,7 +399,7 @@ class Job:
             target=self.target,
             baseline=self.baseline,
             orders=dict(self.ranks.orders),
-            gpus=dict(self.ranks.gpus),
+            gpus=dict(self.ranks.own_gpus),
             reports=self.reports.snapshot(),
             knowledge=self.knowledge.snapshot(),
             control=self.control.snapshot(),

@@ -36,11 +36,12 @@ class JobPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankJoined:
-    """A training process registered as one pipeline rank."""
+    """A training process registered as one rank of a pipeline stage."""
 
     pp_rank: int
     order: tuple[Instruction, ...]
     gpu: GpuView
+    stage_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class GpuViewChanged:
 
     pp_rank: int
     gpu: GpuView
+    stage_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,10 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class ObserveIteration:
-    """Match the reports of one iteration with the GPUs' samples; the result is `IterationObserved`."""
+    """Match the reports of one iteration with the GPUs' samples; the result is `IterationObserved`.
+
+    There is one report per stage: several ranks of a stage are merged, see `core/measurement/stages.py`.
+    """
 
     ranks: tuple[RankIteration, ...]
     plan_id: str | None

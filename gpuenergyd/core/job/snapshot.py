@@ -24,6 +24,7 @@ class JobSnapshot:
     profiling_refusal: str | None
     orders: dict[int, tuple[Instruction, ...]]
     gpus: dict[int, GpuView]
+    """The GPU of each rank, by `JobDescription.rank_index`."""
     reports: RankReportsSnapshot
     knowledge: KnowledgeSnapshot
     control: PlanControlSnapshot

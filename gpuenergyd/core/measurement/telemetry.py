@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
+from typing import Protocol
 
 from gpuenergyd.core.measurement.observation import (
     CallSample,
@@ -33,6 +34,26 @@ _ONE_CHANGE = 2
 """Clock intervals of an instruction in which one clock took effect."""
 _WAITED_AT_LEAST_S = 0.002
 """Minimum gap before an instruction that counts as a wait for its input."""
+
+
+class ClockRecord(Protocol):
+    """Effective clock over time, and the driver calls that set it: of one GPU, or of the GPUs of a stage."""
+
+    def clocks_between(self, begin_ns: int, end_ns: int) -> ClockIntervals:
+        """Return the clocks over an interval and how long each was effective."""
+        ...
+
+    def num_calls_between(self, begin_ns: int, end_ns: int) -> int:
+        """Return how many driver calls began in an interval, its begin included."""
+        ...
+
+
+class EnergyRecord(Protocol):
+    """Energy over time: of one GPU, or of the GPUs of a stage."""
+
+    def energy_j(self, begin_ns: int, end_ns: int) -> float | None:
+        """Return the energy of an interval; None if it is unknown."""
+        ...
 
 
 @dataclass(slots=True)
@@ -184,6 +205,8 @@ class RankIteration:
     instructions: tuple[MeasuredInstruction, ...]
     launched_iteration_index: int = -1
     """The newest iteration that the rank's program had launched when it reported this one; -1 if unknown."""
+    stage_rank: int = 0
+    """Number of the rank among those of its stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,14 +242,14 @@ def observe_iteration(
     *,
     ranks: Sequence[RankIteration],
     graph: DependencyGraph,
-    clocks: Mapping[int, ClockHistory],
-    counters: Mapping[int, EnergyCounter],
+    clocks: Mapping[int, ClockRecord],
+    counters: Mapping[int, EnergyRecord],
     plan_id: str | None,
     is_regular: bool,
     has_replicas: bool = False,
     previous: Sequence[RankIteration] = (),
 ) -> tuple[IterationObservation, tuple[ObservedSpan, ...]]:
-    """Return the observation and the spans of one iteration; maps are keyed by pp_rank.
+    """Return the observation and the spans of one iteration, given one report per stage; maps are keyed by pp_rank.
 
     Ranks may end an iteration after rank 0 has begun the next one: their last instructions in the reports of the
     `previous` iteration are work in this window.
@@ -333,7 +356,7 @@ def _call_samples(rank: RankIteration, clocks: Sequence[ClockIntervals], num_cal
     ]
 
 
-def _busy_s(ranks: Sequence[RankIteration], graph: DependencyGraph, clocks: Mapping[int, ClockHistory]) -> float | None:
+def _busy_s(ranks: Sequence[RankIteration], graph: DependencyGraph, clocks: Mapping[int, ClockRecord]) -> float | None:
     """Return the iteration time of the instructions without waits for other replicas; None if one was not reported.
 
     Such a wait is inside an instruction, for instance the last backward, if gradients are reduced inside it. An
@@ -361,8 +384,8 @@ def _rank_energy(
     rank: RankIteration,
     late: Sequence[MeasuredInstruction],
     window: IterationWindow,
-    history: ClockHistory,
-    counter: EnergyCounter,
+    history: ClockRecord,
+    counter: EnergyRecord,
 ) -> RankEnergy:
     busy: dict[tuple[InstructionKind | None, int, int], int] = defaultdict(int)
     at = window.begin_ns  # work and waiting add up to the window: whatever lies outside of it belongs to another one

@@ -168,6 +168,10 @@ class SwitchLatency:
     """Time for which a driver call stops the work of the GPU whose clock it sets."""
     excess_s: float = 0.0
     """Time beyond the late (90th percentile) latency of changes that take half as long again, mean over all changes."""
+    num_calls: int = 1
+    """Driver calls per change: one for each GPU of the stage."""
+    host: str = ""
+    """The host whose driver is called: its calls queue up, those of different hosts do not."""
 
     def late_s(self, from_sm_clock_mhz: int, to_sm_clock_mhz: int) -> float:
         """Return the lead of a request for this change: its late (90th percentile) latency."""

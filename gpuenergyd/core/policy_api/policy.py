@@ -5,7 +5,7 @@ is known of the job: a policy must work without state between calls, and may kee
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
 
@@ -60,7 +60,11 @@ class OfflinePlanner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GpuView:
-    """One GPU of a job; clocks are in descending order."""
+    """The GPU of one pipeline stage; clocks are in descending order.
+
+    The GPUs of a stage with several ranks are one GPU here: they follow one plan, and powers and energies are those of
+    all together.
+    """
 
     gpu_uuid: str
     model_name: str
@@ -71,11 +75,16 @@ class GpuView:
     """Power while waiting for a peer, as published for this GPU model; None if unknown."""
     switching: SwitchLatency | None = None
     """Latency by direction and clocks; None if only `switch_latency_s` is known."""
+    num_gpus: int = 1
+    """GPUs of the stage."""
+    host: str = ""
+    """The host of the GPUs, whose driver changes one clock at a time; empty if unknown."""
 
     @property
     def switch_latency(self) -> SwitchLatency:
         """Switch latency of this GPU: by direction and clocks if known, else `switch_latency_s` for all changes."""
-        return self.switching or constant_latency(self.switch_latency_s)
+        latency = self.switching or constant_latency(self.switch_latency_s)
+        return replace(latency, num_calls=self.num_gpus, host=self.host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +100,7 @@ class BaselineView:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """Everything that is known of a job; `gpus[r]` is the GPU of pipeline rank r."""
+    """Everything that is known of a job; `gpus[r]` is the GPU of pipeline rank r, or all GPUs of that stage as one."""
 
     job_id: str
     schedule: Schedule

@@ -109,8 +109,7 @@ class PipelineLeader:
             await self._handle(TargetChanged(target))
         for (pp_rank, tp_rank), state in members.items():
             if tp_rank == 0:
-                common_mhz = self.job.ranks.gpus[pp_rank].supported_sm_clocks_mhz
-                await self._handle(GpuViewChanged(pp_rank, replace(state.gpu, supported_sm_clocks_mhz=common_mhz)))
+                await self._handle(GpuViewChanged(pp_rank, common_gpu(pp_rank, members)))
             for observation in state.observations:
                 if observation.iteration_index > self._plans.newest_index:
                     self._incomplete[observation.iteration_index][pp_rank, tp_rank] = observation

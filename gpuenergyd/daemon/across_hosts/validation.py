@@ -1,14 +1,14 @@
 """Validation of messages about pipelines across hosts: reports of all members, and posted plans."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
+from gpuenergyd.core.job.stage_gpu import stage_gpu
 from gpuenergyd.core.measurement.merge import MemberKey
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, RankClocks
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.daemon.registration import checked_kind
-from gpuenergyd.errors import JobError, ProtocolError
+from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire import MAX_STRING_CHARS
 from gpuenergyd.wire.pipeline_messages import MemberReport, PipelineReport, PostedPlan, ReportedMember
 
@@ -63,16 +63,12 @@ def checked_plan(posted: PostedPlan) -> ClockPlan:
 
 
 def common_gpu(pp_rank: int, members: Mapping[MemberKey, MemberReport]) -> GpuView:
-    """Return the GPU that a stage is planned for: its first one, with the clocks that all GPUs of the stage support.
+    """Return the GPU that a stage is planned for: all GPUs of the stage as one.
 
     Raises:
-        JobError: there is no such clock.
+        JobError: the GPUs are on several hosts, or have no clock in common.
     """
-    gpus = [state.gpu for (stage, _), state in sorted(members.items()) if stage == pp_rank]
-    common = set(gpus[0].supported_sm_clocks_mhz).intersection(*(gpu.supported_sm_clocks_mhz for gpu in gpus[1:]))
-    if not common:
-        raise JobError(f"the GPUs of pipeline rank {pp_rank} have no clock in common")
-    return replace(gpus[0], supported_sm_clocks_mhz=tuple(sorted(common, reverse=True)))
+    return stage_gpu(pp_rank, [state.gpu for (stage, _), state in sorted(members.items()) if stage == pp_rank])
 
 
 def _check_member(member: ReportedMember) -> None:

@@ -202,7 +202,8 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "outcome": outcome.kind,
         "outcome_reason": outcome.reason,
         "schedule": job.description.schedule_name,
-        "num_ranks": job.description.num_pp_ranks,
+        "num_ranks": job.description.num_ranks,
+        "num_stage_ranks": job.description.num_stage_ranks,
         "num_microbatches": job.description.num_microbatches,
         "num_iterations": job.num_iterations,
         "plan_id": plan.plan_id,
@@ -231,7 +232,13 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "age_s": _age_s(runner.created_mono_ns),
         "last_report_age_s": _age_s(runner.last_report_mono_ns) if runner.last_report_mono_ns else None,
         "ranks": [
-            {"pp_rank": s.pp_rank, "gpu_uuid": s.gpu_uuid, "pid": s.peer.pid, "uid": s.peer.uid}
+            {
+                "pp_rank": s.pp_rank,
+                "stage_rank": s.stage_rank,
+                "gpu_uuid": s.gpu_uuid,
+                "pid": s.peer.pid,
+                "uid": s.peer.uid,
+            }
             for s in daemon.jobs.sessions.of_job(runner.job_id)
         ],
     }

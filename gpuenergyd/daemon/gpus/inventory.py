@@ -75,6 +75,8 @@ class Gpu:
     detail: str = ""
     requested_sm_clock_mhz: int | None = None
     claim: GpuClaim | None = None
+    host: str = ""
+    """Name of the host for plans: GPUs of the same host share its driver."""
     _history: GpuHistory = field(init=False)
     _forgotten_until_ns: int = 0
 
@@ -95,6 +97,7 @@ class Gpu:
             switch_latency_s=self.switching.latency.raise_s,
             blocking_power_w=self.identity.blocking_power_w,
             switching=self.switching.latency,
+            host=self.host,
         )
 
     def record_sample(self, sample: GpuSample) -> tuple[Record, ...]:
@@ -138,8 +141,9 @@ class Gpu:
 class Gpus:
     """All GPUs of this host, by UUID."""
 
-    def __init__(self, saved: Iterable[SavedSwitches] = ()) -> None:
-        """Take the clock changes that earlier daemons measured."""
+    def __init__(self, saved: Iterable[SavedSwitches] = (), *, host: str = "") -> None:
+        """Take the clock changes that earlier daemons measured, and the host's name for plans."""
+        self._host = host
         self._gpus: dict[str, Gpu] = {}
         self._switching_of_model: dict[_SwitchingKey, SwitchCalibration] = {}
         self._saved = list(saved)
@@ -180,7 +184,8 @@ class Gpus:
                 gpu.identity, gpu.switching = identity, switching
                 gpu.health, gpu.detail = GpuHealth.OK, ""
             else:
-                self._gpus[gpu_uuid] = Gpu(identity, ClockHistory(identity.supported_sm_clocks_mhz[0]), switching)
+                clocks = ClockHistory(identity.supported_sm_clocks_mhz[0])
+                self._gpus[gpu_uuid] = Gpu(identity, clocks, switching, host=self._host)
         for gpu_uuid in self._gpus.keys() - found.keys():
             gpu = self._gpus[gpu_uuid]
             gpu.health, gpu.detail = GpuHealth.LOST, "the driver no longer lists it"

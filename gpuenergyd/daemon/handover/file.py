@@ -40,6 +40,7 @@ class HandedSession:
     """Start time of the process; distinguishes it from a later process with the same pid."""
     last_sequence: int
     requested_sm_clock_mhz: int | None
+    stage_rank: int = 0
 
     @property
     def is_alive(self) -> bool:

@@ -77,6 +77,7 @@ def _handed(jobs: Jobs, session: RankSession) -> HandedSession:
         start_ticks=process_start_ticks(session.peer.pid) or 0,
         last_sequence=session.last_sequence,
         requested_sm_clock_mhz=jobs.services.gpus[session.gpu_uuid].requested_sm_clock_mhz,
+        stage_rank=session.stage_rank,
     )
 
 
@@ -102,6 +103,7 @@ def _readmit(jobs: Jobs, runner: JobRunner, known: HandedSession) -> bool:
         pidfd=pidfd,
         supported_sm_clocks_mhz=frozenset(gpu.identity.supported_sm_clocks_mhz),
         last_sequence=known.last_sequence,
+        stage_rank=known.stage_rank,
     )
     jobs.sessions.add(session)
     return True

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from gpuenergyd.core.job.description import JobRanks
 from gpuenergyd.core.job.messages import Event, IterationObserved, ObserveIteration
+from gpuenergyd.core.measurement.stages import stage_clocks, stage_energy
 from gpuenergyd.core.measurement.telemetry import RankIteration, iteration_window, observe_iteration
 from gpuenergyd.daemon.ports import JobServices, ReplicasPort, RunningJob
 
@@ -63,17 +64,20 @@ class IterationObserver:
         if time.monotonic_ns() >= pending.deadline_mono_ns:
             return True
         end_ns = iteration_window(pending.command.ranks[0]).end_ns
-        return all(self.services.gpus[view.gpu_uuid].counter.covers(end_ns) for view in self._ranks.gpus.values())
+        return all(self.services.gpus[gpu_uuid].counter.covers(end_ns) for gpu_uuid in self._ranks.gpu_uuids)
 
     def _observed(self, command: ObserveIteration) -> IterationObserved:
-        gpus = {pp_rank: self.services.gpus[view.gpu_uuid] for pp_rank, view in self._ranks.gpus.items()}
+        gpus = {
+            pp_rank: [self.services.gpus[gpu_uuid] for gpu_uuid in gpu_uuids]
+            for pp_rank, gpu_uuids in self._ranks.gpu_uuids_by_stage.items()
+        }
         has_replicas = self.replicas.has_replicas(self.runner.job_id)
         follows = self._previous and self._previous[0].iteration_index + 1 == command.ranks[0].iteration_index
         observation, spans = observe_iteration(
             ranks=command.ranks,
             graph=self._ranks.graph,
-            clocks={pp_rank: gpu.clocks for pp_rank, gpu in gpus.items()},
-            counters={pp_rank: gpu.counter for pp_rank, gpu in gpus.items()},
+            clocks={pp_rank: stage_clocks([gpu.clocks for gpu in own]) for pp_rank, own in gpus.items()},
+            counters={pp_rank: stage_energy([gpu.counter for gpu in own]) for pp_rank, own in gpus.items()},
             plan_id=command.plan_id,
             is_regular=command.is_regular,
             has_replicas=has_replicas,

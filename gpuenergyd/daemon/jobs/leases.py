@@ -36,7 +36,7 @@ class JobLeases:
     is_suspended: bool = False
     """Whether the job is idle and its GPUs run at full speed until its next report."""
     pidfds: dict[int, int] = field(default_factory=dict)
-    """The pidfds of the registered processes, by rank."""
+    """The pidfds of the registered processes, by `JobDescription.rank_index`."""
     _accepts_from_epoch: int | None = None
     """The first epoch sent after the last restore; None: nothing is leased."""
 

@@ -1,7 +1,6 @@
 """Delivery of plans to the ranks: the slices that each rank has not received yet, and the one it received last."""
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpuenergyd.core.job.description import JobRanks
@@ -17,7 +16,7 @@ from gpuenergyd.wire.messages import ChangeRow, PlanSlice
 
 @dataclass(frozen=True, slots=True)
 class DeliverySnapshot:
-    """All state of `PlanDelivery`."""
+    """All state of `PlanDelivery`, by `JobDescription.rank_index`."""
 
     last_epoch: int
     waiting: dict[int, list[PlanSlice]]
@@ -26,7 +25,7 @@ class DeliverySnapshot:
 
 @dataclass(slots=True)
 class PlanDelivery:
-    """The slices of one job's plans."""
+    """The slices of one job's plans; all ranks of a stage get the same one, each at its own next report."""
 
     ranks: JobRanks
     history: HistoryPort
@@ -39,14 +38,16 @@ class PlanDelivery:
     _delivered: dict[int, PlanSlice] = field(default_factory=dict)
 
     def send(self, command: SendPlan) -> None:
-        """Cut a plan into one slice per rank, and record it."""
+        """Cut a plan into one slice per stage, for each of its ranks, and record it."""
         plan, before = command.plan, self.last_epoch
         self.last_epoch = command.plan_epoch
         for pp_rank, gpu in self.ranks.gpus.items():
             rows = tuple(change_row(change) for change in plan.changes_of(pp_rank))
             top_mhz = gpu.supported_sm_clocks_mhz[0] if self.is_windowed else 0
             plan_slice = PlanSlice(plan.plan_id, command.plan_epoch, command.apply_at_iteration, rows, top_mhz)
-            self._waiting.setdefault(pp_rank, []).append(plan_slice)
+            for stage_rank in range(self.ranks.description.num_stage_ranks):
+                index = self.ranks.description.rank_index(pp_rank, stage_rank)
+                self._waiting.setdefault(index, []).append(plan_slice)
         now = utc_at(time.monotonic_ns())
         self.history.write(PlanRecord(self.audit.job_id, command.plan_epoch, plan, now, command.apply_at_iteration))
         self.audit.record(
@@ -57,16 +58,16 @@ class PlanDelivery:
             after=f"epoch {command.plan_epoch}: {plan.plan_id}",
         )
 
-    def end(self, pp_ranks: Iterable[int]) -> None:
+    def end(self) -> None:
         """Send the remaining ranks of an ended job back to full speed."""
-        for pp_rank in pp_ranks:
-            self._waiting[pp_rank] = [PlanSlice("ended", self.last_epoch + 1, 0, ())]
+        for index in self.ranks.own_gpus:
+            self._waiting[index] = [PlanSlice("ended", self.last_epoch + 1, 0, ())]
 
-    def pop(self, pp_rank: int) -> tuple[PlanSlice, ...]:
+    def pop(self, rank_index: int) -> tuple[PlanSlice, ...]:
         """Return the slices that a rank has not received yet, oldest first, and count them as delivered."""
-        new = tuple(self._waiting.pop(pp_rank, ()))
+        new = tuple(self._waiting.pop(rank_index, ()))
         if new:
-            self._delivered[pp_rank] = new[-1]
+            self._delivered[rank_index] = new[-1]
         return new
 
     def reply_to(self, iteration: RankIteration) -> tuple[PlanSlice, ...]:
@@ -75,8 +76,9 @@ class PlanDelivery:
         A reply may be lost. The newest delivered slice is therefore repeated to a rank that ran one of its iterations
         under an older plan; a rank ignores a slice that it has received before.
         """
-        delivered = self._delivered.get(iteration.pp_rank)
-        new = self.pop(iteration.pp_rank)
+        index = self.ranks.description.rank_index(iteration.pp_rank, iteration.stage_rank)
+        delivered = self._delivered.get(index)
+        new = self.pop(index)
         is_lost = (
             delivered is not None
             and iteration.plan_epoch < delivered.plan_epoch

@@ -44,6 +44,7 @@ def signature_of(job: Job, uid: int) -> str:
         description.num_microbatches,
         description.num_chunks,
         [[gpus[r].model_name, gpus[r].supported_sm_clocks_mhz] for r in sorted(gpus)],
+        *([description.num_stage_ranks] if description.num_stage_ranks > 1 else []),
         [[[i.kind, i.microbatch_index, i.chunk_index] for i in order] for order in schedule.orders]
         if schedule is not None
         else [],

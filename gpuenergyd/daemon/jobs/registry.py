@@ -143,7 +143,7 @@ class Jobs:
             registration.gpu_uuid, GpuClaim(job_id, registration.job_name, peer.uid, time.monotonic_ns())
         )
         try:
-            runner.handle(RankJoined(registration.pp_rank, order, gpu.view()))
+            runner.handle(RankJoined(registration.pp_rank, order, gpu.view(), registration.stage_rank))
         except JobError:
             gpu.claim = None
             raise
@@ -159,6 +159,7 @@ class Jobs:
             peer=peer,
             pidfd=pidfd,
             supported_sm_clocks_mhz=frozenset(gpu.identity.supported_sm_clocks_mhz),
+            stage_rank=registration.stage_rank,
         )
         self.sessions.add(session)
         self.services.history.write(
@@ -170,9 +171,10 @@ class Jobs:
                 peer.pid,
                 peer.uid,
                 utc_at(time.monotonic_ns()),
+                registration.stage_rank,
             )
         )
-        log.info("job %s: rank %d joined (%s, %s)", job_id, registration.pp_rank, registration.gpu_uuid, peer)
+        log.info("job %s: %s joined (%s, %s)", job_id, session.rank_name, registration.gpu_uuid, peer)
         return self._registered(session)
 
     def add(self, runner: JobRunner, first: RankRegistration, uid: int) -> None:
@@ -204,7 +206,7 @@ class Jobs:
         if session is None:
             return None
         runner = session.runner
-        iteration = checked_iteration(report, session.pp_rank)
+        iteration = checked_iteration(report, session.pp_rank, session.stage_rank)
         runner.last_report_mono_ns = time.monotonic_ns()
         if not runner.job.is_ended:
             runner.handle(RankReported(iteration))
@@ -334,7 +336,8 @@ class Jobs:
     ) -> RankSession | None:
         """Return the session of a process that registers again because it did not receive the first answer."""
         for session in self.sessions.of_job(runner.job_id):
-            if session.pp_rank == registration.pp_rank and session.peer == peer:
+            is_same_rank = (session.pp_rank, session.stage_rank) == (registration.pp_rank, registration.stage_rank)
+            if is_same_rank and session.peer == peer:
                 return session if session.gpu_uuid == registration.gpu_uuid else None
         return None
 
@@ -359,6 +362,7 @@ class Jobs:
             target=PerformanceTarget(self.default_max_slowdown_ratio if ratio is None else ratio),
             length=checked_length(registration),
             num_dp_ranks=registration.num_dp_ranks,
+            num_stage_ranks=registration.num_stage_ranks,
         )
         if ratio is not None and ratio > LARGE_SLOWDOWN_RATIO:
             log.warning("job %s permits a slowdown of %g, i.e. %g %%; 0.05 is 5 %%", job_id, ratio, 100 * ratio)
@@ -383,7 +387,7 @@ class Jobs:
                 schedule_name=registration.schedule_name,
                 framework=registration.framework,
                 is_simulated=self.services.gpus[registration.gpu_uuid].identity.is_simulated,
-                num_ranks=registration.num_pp_ranks,
+                num_ranks=description.num_ranks,
                 num_microbatches=registration.num_microbatches,
                 max_slowdown_ratio=description.target.max_slowdown_ratio,
                 uid=peer.uid,

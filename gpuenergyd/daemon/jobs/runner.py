@@ -63,7 +63,7 @@ class JobRunner:
     created_mono_ns: int = field(default_factory=time.monotonic_ns)
     last_report_mono_ns: int | None = None
     pids: dict[int, int] = field(default_factory=dict)
-    """The pids of the registered processes, by rank."""
+    """The pids of the registered processes, by `JobDescription.rank_index`."""
     audit: AuditLog = field(init=False)
     delivery: PlanDelivery = field(init=False)
     leases: JobLeases = field(init=False)
@@ -134,9 +134,10 @@ class JobRunner:
 
     def gpu_changed(self, gpu: Gpu) -> None:
         """Pass new measurements of one of the job's GPUs to the state machine."""
-        for pp_rank, view in self.job.ranks.gpus.items():
+        for index, view in self.job.ranks.own_gpus.items():
             if view.gpu_uuid == gpu.identity.gpu_uuid:
-                self.handle(GpuViewChanged(pp_rank, gpu.view()))
+                pp_rank, stage_rank = divmod(index, self.job.description.num_stage_ranks)
+                self.handle(GpuViewChanged(pp_rank, gpu.view(), stage_rank))
 
     def straggler_changed(self, straggler_time_s: float | None, reason: str) -> None:
         """Follow the pace of the slowest replica of the training; None: the job's own pace."""
@@ -172,7 +173,7 @@ class JobRunner:
         for event in self.observer.remaining():
             for last in self.job.handle(event):
                 await self._executor.execute(last)
-        self.delivery.end(self.job.ranks.gpus)
+        self.delivery.end()
         self.recorder.record_estimate()
         outcome = self.outcome()
         ended_at = utc_at(time.monotonic_ns())

@@ -25,6 +25,17 @@ class RankSession:
     pidfd: int
     supported_sm_clocks_mhz: frozenset[int]
     last_sequence: int = 0
+    stage_rank: int = 0
+
+    @property
+    def rank_index(self) -> int:
+        """Number of the rank among all ranks of its job."""
+        return self.runner.job.description.rank_index(self.pp_rank, self.stage_rank)
+
+    @property
+    def rank_name(self) -> str:
+        """Name of the rank in messages."""
+        return self.runner.job.description.rank_name(self.pp_rank, self.stage_rank)
 
 
 @dataclass(slots=True)
@@ -41,22 +52,22 @@ class RankSessions:
         """Add a session, which owns its pidfd from now on."""
         self._by_token[session.token] = session
         runner = session.runner
-        runner.leases.pidfds[session.pp_rank] = session.pidfd
-        runner.pids[session.pp_rank] = session.peer.pid
+        runner.leases.pidfds[session.rank_index] = session.pidfd
+        runner.pids[session.rank_index] = session.peer.pid
         asyncio.get_running_loop().add_reader(session.pidfd, self._died, session)
 
     def remove(self, session: RankSession) -> None:
         """Remove a session and close its pidfd."""
         if self._by_token.pop(session.token, None) is not None:
-            session.runner.leases.pidfds.pop(session.pp_rank, None)
-            session.runner.pids.pop(session.pp_rank, None)
+            session.runner.leases.pidfds.pop(session.rank_index, None)
+            session.runner.pids.pop(session.rank_index, None)
             asyncio.get_running_loop().remove_reader(session.pidfd)
             os.close(session.pidfd)
 
     def of_job(self, job_id: str) -> tuple[RankSession, ...]:
         """Return the sessions of a job, by rank."""
         of_job = [s for s in self._by_token.values() if s.runner.job_id == job_id]
-        return tuple(sorted(of_job, key=lambda s: s.pp_rank))
+        return tuple(sorted(of_job, key=lambda s: s.rank_index))
 
     def num_of_user(self, uid: int) -> int:
         """Return the number of registered processes of a user."""
@@ -78,6 +89,6 @@ class RankSessions:
         return self.of_token(token, peer)
 
     def _died(self, session: RankSession) -> None:
-        log.info("job %s: rank %d died (%s)", session.runner.job_id, session.pp_rank, session.peer)
+        log.info("job %s: %s died (%s)", session.runner.job_id, session.rank_name, session.peer)
         self.remove(session)
         self.on_death(session)

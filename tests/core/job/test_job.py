@@ -153,4 +153,4 @@ def test_a_gpu_with_one_known_latency_has_it_for_every_change() -> None:
 
     assert gpu.switch_latency.late_s(900, 1410) == gpu.switch_latency.late_s(1410, 900) == 0.01
     known = SwitchLatency(0.02, 0.005)
-    assert replace(gpu, switching=known).switch_latency is known
+    assert replace(gpu, switching=known).switch_latency == known

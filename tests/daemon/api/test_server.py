@@ -78,7 +78,8 @@ def test_unknown_status_values_are_null_never_zero(
     (job,) = status["jobs"]
     assert status["driver"] == "simulated"
     assert not status["is_degraded"], status["degraded_reasons"]
-    assert job["ranks"] == [{"pp_rank": 0, "gpu_uuid": gpu_uuids(daemon)[0], "pid": os.getpid(), "uid": os.geteuid()}]
+    own = {"gpu_uuid": gpu_uuids(daemon)[0], "pid": os.getpid(), "uid": os.geteuid()}
+    assert job["ranks"] == [{"pp_rank": 0, "stage_rank": 0, **own}]
     for name in ("baseline_time_s", "baseline_energy_j", "iteration_time_s", "energy_j", "saving_ratio"):
         assert job[name] is None
     assert job["last_report_age_s"] is None

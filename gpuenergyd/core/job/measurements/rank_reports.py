@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.measurement.stages import stage_iteration
 from gpuenergyd.core.measurement.telemetry import RankIteration
 from gpuenergyd.core.pipeline.graph import Instruction
 
@@ -26,7 +27,7 @@ _MAX_NOISE_RATIO = 0.25
 
 @dataclass(frozen=True, slots=True)
 class WholeIteration:
-    """An iteration that all ranks have reported; `ranks` is in rank order."""
+    """An iteration that all ranks have reported; `ranks` holds one report per stage, in pipeline order."""
 
     ranks: tuple[RankIteration, ...]
     plan_id: str | None
@@ -73,6 +74,8 @@ class RankReports:
     """Collects the reports of a job's ranks until an iteration is complete."""
 
     rules: JobRules
+    num_stage_ranks: int = 1
+    """Ranks of each stage, whose reports are merged."""
     last_index: int = -1
     """The newest iteration that any rank has reported."""
     num_iterations: int = 0
@@ -101,11 +104,11 @@ class RankReports:
         index = report.iteration_index
         self.last_index = max(self.last_index, index)
         reports = self._unfinished.setdefault(index, {})
-        reports[report.pp_rank] = report
+        reports[report.pp_rank * self.num_stage_ranks + report.stage_rank] = report
         self._run_ahead.append(min(max(0, report.launched_iteration_index - index - 1), _MAX_RUN_AHEAD))
         for stale in [i for i in self._unfinished if i < index - _UNFINISHED_KEPT]:
             del self._unfinished[stale]
-        if len(reports) < len(orders):
+        if len(reports) < len(orders) * self.num_stage_ranks:
             return None
         del self._unfinished[index]
         epochs = {r.plan_epoch for r in reports.values()}
@@ -113,11 +116,13 @@ class RankReports:
         is_warm = self.count(index)
         is_in_order = all(_is_in_order(r, orders[r.pp_rank]) for r in reports.values())
         self.num_foreign_orders = 0 if is_in_order else self.num_foreign_orders + 1
+        in_order = [reports[r] for r in sorted(reports)]
+        first_of_stages = range(0, len(in_order), self.num_stage_ranks)
+        ranks = tuple(stage_iteration(in_order[k : k + self.num_stage_ranks]) for k in first_of_stages)
         is_countable = (
-            plan_id is not None and is_warm and index >= counts_from and is_in_order and reports[0].next_begin_ns > 0
+            plan_id is not None and is_warm and index >= counts_from and is_in_order and ranks[0].next_begin_ns > 0
         )
-        pause_s = self._pause_s(reports[0]) if is_countable else None
-        ranks = tuple(reports[r] for r in sorted(reports))
+        pause_s = self._pause_s(ranks[0]) if is_countable else None
         return WholeIteration(ranks, plan_id, is_in_order, is_countable and pause_s is None, pause_s)
 
     def count(self, iteration_index: int) -> bool:

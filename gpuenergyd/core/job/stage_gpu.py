@@ -1,0 +1,37 @@
+"""The GPUs of one pipeline stage as the single GPU that a policy plans for."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpuenergyd.core.policy_api.policy import GpuView
+from gpuenergyd.errors import JobError
+
+
+def stage_gpu(pp_rank: int, gpus: Sequence[GpuView]) -> GpuView:
+    """Return the GPUs of a stage as one: their common clocks, the slowest clock changes, and the sum of powers.
+
+    Raises:
+        JobError: the GPUs are on several hosts, or have no clock in common.
+    """
+    first = gpus[0]
+    if len(gpus) == 1:
+        return first
+    hosts = sorted({gpu.host for gpu in gpus})
+    if len(hosts) > 1:
+        raise JobError(
+            f"the ranks of pipeline stage {pp_rank} are on {len(hosts)} hosts: all tensor-, context- and"
+            " expert-parallel ranks of a stage must be on one host"
+        )
+    common_mhz = set(first.supported_sm_clocks_mhz).intersection(*(gpu.supported_sm_clocks_mhz for gpu in gpus))
+    if not common_mhz:
+        raise JobError(f"the GPUs of pipeline rank {pp_rank} have no clock in common")
+    slowest = max(gpus, key=lambda gpu: gpu.switch_latency_s)
+    powers_w = [gpu.blocking_power_w for gpu in gpus if gpu.blocking_power_w is not None]
+    return replace(
+        first,
+        supported_sm_clocks_mhz=tuple(sorted(common_mhz, reverse=True)),
+        switch_latency_s=slowest.switch_latency_s,
+        switching=slowest.switching,
+        blocking_power_w=sum(powers_w) if len(powers_w) == len(gpus) else None,
+        num_gpus=len(gpus),
+    )

@@ -1,0 +1,110 @@
+"""The ranks of a pipeline stage as one: its iteration, its clock and its energy.
+
+Tensor-, context- and expert-parallel ranks run each instruction together, and wait for each other inside it. A stage is
+therefore as late as its latest rank and as fast as its slowest GPU, and its energy is that of all its GPUs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpuenergyd.core.measurement.telemetry import (
+    ClockIntervals,
+    ClockRecord,
+    EnergyRecord,
+    MeasuredInstruction,
+    RankIteration,
+)
+from gpuenergyd.core.pipeline.graph import Instruction
+
+
+def stage_iteration(reports: Sequence[RankIteration]) -> RankIteration:
+    """Return the iteration of a stage from the reports of its ranks, which ran the same instructions.
+
+    Each instruction counts as the rank measured it that ended it last. The stage begins, ends and begins its next
+    iteration with its latest rank.
+    """
+    first = reports[0]
+    if len(reports) == 1:
+        return first
+    latest: dict[Instruction, MeasuredInstruction] = {}
+    for measured in (measured for report in reports for measured in report.instructions):
+        known = latest.get(measured.instruction)
+        if known is None or measured.end_ns > known.end_ns:
+            latest[measured.instruction] = measured
+    next_begins_ns = [report.next_begin_ns for report in reports]
+    return replace(
+        first,
+        begin_ns=max(report.begin_ns for report in reports),
+        end_ns=max(report.end_ns for report in reports),
+        next_begin_ns=max(next_begins_ns) if all(next_begins_ns) else 0,
+        instructions=_one_after_the_other(sorted(latest.values(), key=lambda measured: measured.end_ns)),
+        launched_iteration_index=max(report.launched_iteration_index for report in reports),
+        stage_rank=0,
+    )
+
+
+def stage_clocks(histories: Sequence[ClockRecord]) -> ClockRecord:
+    """Return the clock of a stage over time: the lowest of its GPUs'."""
+    return histories[0] if len(histories) == 1 else StageClocks(tuple(histories))
+
+
+def stage_energy(counters: Sequence[EnergyRecord]) -> EnergyRecord:
+    """Return the energy of a stage: the sum over its GPUs."""
+    return counters[0] if len(counters) == 1 else StageEnergy(tuple(counters))
+
+
+@dataclass(frozen=True, slots=True)
+class StageClocks:
+    """The clock of a stage over time: the lowest of its GPUs', because each waits for the slowest."""
+
+    gpus: tuple[ClockRecord, ...]
+
+    def clocks_between(self, begin_ns: int, end_ns: int) -> ClockIntervals:
+        """Return the clocks over an interval and how long each was effective."""
+        of_gpus = [gpu.clocks_between(begin_ns, end_ns) for gpu in self.gpus]
+        if all(len(intervals) == 1 for intervals in of_gpus):
+            return ((min(intervals[0][0] for intervals in of_gpus), end_ns - begin_ns),) if begin_ns < end_ns else ()
+        left = [list(reversed(intervals)) for intervals in of_gpus]
+        merged: list[tuple[int, int]] = []
+        while all(left):
+            duration_ns = min(intervals[-1][1] for intervals in left)
+            clock_mhz = min(intervals[-1][0] for intervals in left)
+            if merged and merged[-1][0] == clock_mhz:
+                merged[-1] = clock_mhz, merged[-1][1] + duration_ns
+            else:
+                merged.append((clock_mhz, duration_ns))
+            for intervals in left:
+                own_mhz, own_ns = intervals.pop()
+                if own_ns > duration_ns:
+                    intervals.append((own_mhz, own_ns - duration_ns))
+        return merged
+
+    def num_calls_between(self, begin_ns: int, end_ns: int) -> int:
+        """Return how many changes of the stage's clock began: the most driver calls of any of its GPUs."""
+        return max(gpu.num_calls_between(begin_ns, end_ns) for gpu in self.gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class StageEnergy:
+    """The energy of a stage: the sum over its GPUs."""
+
+    gpus: tuple[EnergyRecord, ...]
+
+    def energy_j(self, begin_ns: int, end_ns: int) -> float | None:
+        """Return the energy of an interval; None if that of any GPU is unknown."""
+        total_j = 0.0
+        for gpu in self.gpus:
+            energy_j = gpu.energy_j(begin_ns, end_ns)
+            if energy_j is None:
+                return None
+            total_j += energy_j
+        return total_j
+
+
+def _one_after_the_other(measured: Sequence[MeasuredInstruction]) -> tuple[MeasuredInstruction, ...]:
+    """Return instructions in order of their ends, none of which begins before the one before has ended."""
+    in_order: list[MeasuredInstruction] = []
+    for own in measured:
+        begin_ns = max(own.begin_ns, in_order[-1].end_ns) if in_order else own.begin_ns
+        in_order.append(own if begin_ns == own.begin_ns else replace(own, begin_ns=begin_ns))
+    return tuple(in_order)

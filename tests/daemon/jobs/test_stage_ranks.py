@@ -1,0 +1,124 @@
+"""Ranks of one stage in the daemon: one job, the same plan for each, all GPUs leased, and energies that add up."""
+
+import os
+import time
+from dataclasses import replace
+
+import pytest
+
+from gpuenergyd.daemon.jobs.clock_requests import Admission
+from gpuenergyd.errors import JobError, ProtocolError
+from gpuenergyd.gpu.device import GpuIdentity
+from gpuenergyd.store.records import IterationRecord, RankRecord
+from gpuenergyd.wire.messages import PlanSlice
+from tests.support.job_stage import CLOCKS_MHZ, ME, Stage, plan, play, registration, report, settle
+
+POWERS_W = (100.0, 110.0, 200.0, 250.0)
+
+
+class DoubledStage(Stage):
+    """Two stages of two ranks each, on four GPUs of constant power."""
+
+    def join(self) -> str:
+        """Register all ranks; return the job's id."""
+        self.gpus.update(GpuIdentity(f"GPU-{r}", r, "A100", CLOCKS_MHZ, is_simulated=True) for r in range(4))
+        now_ns = time.monotonic_ns()
+        for r, power_w in enumerate(POWERS_W):
+            counter = self.gpus[f"GPU-{r}"].counter
+            counter.record(now_ns - 10**10, 0.0)
+            counter.record(now_ns + 10**11, 110.0 * power_w)
+        for r in range(4):
+            own = replace(registration(r // 2), gpu_uuid=f"GPU-{r}", stage_rank=r % 2, num_stage_ranks=2)
+            registered = self.jobs.register(own, ME, os.pidfd_open(os.getpid()))
+            self.tokens.append(registered.rank_token)
+        return registered.job_id
+
+    async def iterate(self, *, plan_epoch: int = 0, times: int = 1) -> list[tuple[PlanSlice, ...]]:
+        """Report iterations of all ranks; return the plans that each rank was given."""
+        given: list[tuple[PlanSlice, ...]] = [() for _ in self.tokens]
+        for _ in range(times):
+            for r, token in enumerate(self.tokens):
+                reply = self.jobs.handle_report(report(token, r // 2, self.next_index, plan_epoch), ME)
+                assert reply is not None
+                given[r] += reply.plans
+            self.next_index += 1
+            await settle()
+        return given
+
+
+def test_both_ranks_of_a_stage_follow_one_plan_on_their_own_gpus() -> None:
+    async def scenario() -> None:
+        stage = DoubledStage(plan("tuned", 900))
+        job_id = stage.join()
+        given = await stage.iterate(times=4)
+
+        assert [[one.plan_id for one in plans] for plans in given] == [["tuned"]] * 4
+        assert given[0] == given[1]
+        assert given[2] == given[3]
+        assert given[0][0].changes[0][-1] == 900
+        assert stage.worker.calls == [("lease", ("GPU-0", "GPU-1", "GPU-2", "GPU-3"))]
+        for rank in range(4):
+            assert stage.send(pp_rank=rank, clock_mhz=900, plan_epoch=1) is Admission.FORWARDED
+        assert [gpu_uuid for gpu_uuid, *_ in stage.worker.requested_clocks] == [f"GPU-{r}" for r in range(4)]
+        ranks = [record for record in stage.history.records if isinstance(record, RankRecord)]
+        assert [(rank.pp_rank, rank.stage_rank) for rank in ranks] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+        runner = stage.jobs.runner(job_id)
+        assert runner is not None
+        assert sorted(runner.pids) == [0, 1, 2, 3]
+        await stage.jobs.close("done")
+        assert stage.worker.calls[-1] == ("restore", ("GPU-0", "GPU-1", "GPU-2", "GPU-3"))
+
+    play(scenario)
+
+
+def test_the_energy_of_an_iteration_is_that_of_all_gpus_and_the_view_has_one_entry_per_stage() -> None:
+    async def scenario() -> None:
+        stage = DoubledStage(plan("tuned", 900))
+        stage.join()
+        await stage.iterate(times=3)
+
+        view = stage.policy.views[-1]
+        observation = view.observations[-1]
+        powers_w = [(rank.energy_j or 0.0) / rank.window_s for rank in observation.ranks]
+        assert powers_w == pytest.approx([POWERS_W[0] + POWERS_W[1], POWERS_W[2] + POWERS_W[3]])
+        assert [(gpu.gpu_uuid, gpu.num_gpus) for gpu in view.gpus] == [("GPU-0", 2), ("GPU-2", 2)]
+        rows = [record for record in stage.history.records if isinstance(record, IterationRecord)]
+        assert rows[-1].energy_j == pytest.approx(sum(POWERS_W) * rows[-1].iteration_time_s)
+        await stage.jobs.close("done")
+
+    play(scenario)
+
+
+def test_an_iteration_waits_for_the_report_of_each_rank() -> None:
+    async def scenario() -> None:
+        stage = DoubledStage()
+        job_id = stage.join()
+        runner = stage.jobs.runner(job_id)
+        assert runner is not None
+        for r in (0, 1, 3):
+            stage.jobs.handle_report(report(stage.tokens[r], r // 2, 0, 0), ME)
+        assert runner.job.num_iterations == 0
+
+        stage.jobs.handle_report(report(stage.tokens[2], 1, 0, 0), ME)
+
+        assert runner.job.num_iterations == 1
+        await stage.jobs.close("done")
+
+    play(scenario)
+
+
+def test_registrations_that_contradict_each_other_are_refused() -> None:
+    async def scenario() -> None:
+        stage = Stage()
+        first = replace(registration(0), num_stage_ranks=2)
+        stage.jobs.register(first, ME, os.pidfd_open(os.getpid()))
+
+        with pytest.raises(JobError, match="num_stage_ranks 1 of rank 1 contradicts 2 of rank 0"):
+            stage.jobs.register(registration(1), ME, -1)
+        with pytest.raises(ProtocolError, match=r"stage_rank 2 must be in \[0, 1\]"):
+            stage.jobs.register(replace(first, stage_rank=2), ME, -1)
+        with pytest.raises(ProtocolError, match="num_stage_ranks 2 must be 1 for a member of a pipeline across hosts"):
+            stage.jobs.register(replace(first, num_pp_ranks=1, is_pipeline_member=True), ME, -1)
+        await stage.jobs.close("done")
+
+    play(scenario)
