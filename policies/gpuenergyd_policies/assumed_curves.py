@@ -91,7 +91,7 @@ def _powers_w(
             working_s = sum(share.time_s for share in rank.time_at if share.kind is not None)
             if working_s <= 0:
                 continue
-            static_w = min(assumption.static_power_w, 0.5 * rank.energy_j / (working_s + waiting_s))
+            static_w = min(gpu.num_gpus * assumption.static_power_w, 0.5 * rank.energy_j / (working_s + waiting_s))
             # energy = working_w * working_s + own_waiting_w * waiting_s
             if gpu.blocking_power_w is not None:
                 own_waiting_w = min(gpu.blocking_power_w, rank.energy_j / (working_s + waiting_s))
@@ -107,7 +107,7 @@ def _powers_w(
 
 def _curve(gpu: GpuView, time_s: float, power_w: float, assumption: Assumption) -> InstructionProfile:
     top_mhz = gpu.supported_sm_clocks_mhz[0]
-    static_w = min(assumption.static_power_w, 0.5 * power_w)
+    static_w = min(gpu.num_gpus * assumption.static_power_w, 0.5 * power_w)
     dynamic_j = (power_w - static_w) * time_s
     options = []
     for clock_mhz in gpu.supported_sm_clocks_mhz:

@@ -254,9 +254,11 @@ class _Fit:
             for r, gpu in enumerate(gpus)
             if gpu.blocking_power_w is not None and (r, None, 0, 0) in shares.index_of
         ]
-        prior = np.repeat([_KNEE_RATIO_PRIOR, _VOLTAGE_PRIOR, _STATIC_POWER_PRIOR_W], n)
-        self._prior = np.asarray(prior, dtype=np.float64)
-        self._sigma = np.repeat([_KNEE_RATIO_SIGMA, _VOLTAGE_SIGMA, _STATIC_POWER_SIGMA_W], n)
+        # A stage with several GPUs has the power of all of them.
+        num_gpus = [max(gpu.num_gpus for gpu in gpus if gpu.model_name == model) for model in models]
+        scales = np.concatenate([np.ones(2 * n), np.asarray(num_gpus, dtype=np.float64)])
+        self._prior = scales * np.repeat([_KNEE_RATIO_PRIOR, _VOLTAGE_PRIOR, _STATIC_POWER_PRIOR_W], n)
+        self._sigma = scales * np.repeat([_KNEE_RATIO_SIGMA, _VOLTAGE_SIGMA, _STATIC_POWER_SIGMA_W], n)
         # Initially, each coefficient alone would explain half of the mean power.
         num_works = len(shares.index_of)
         mean_power_w = float(shares.energy_j.sum() / shares.time_s.sum())

@@ -1,4 +1,4 @@
-"""Queue of clock changes at the driver, which sets one GPU of a host at a time."""
+"""Queue of clock changes at the drivers: each host's driver sets one GPU of that host at a time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,22 +6,45 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class QueuedClockCall:
-    """A driver call that sets the clock of one GPU, due at `due_s`, which occupies the driver for `call_s`."""
+    """The driver calls that change the clock of one stage, due at `due_s`; each occupies the driver for `call_s`.
+
+    There is one call for each GPU of the stage, `num_calls` in all. Those of other stages wait if they are on the same
+    host.
+    """
 
     due_s: float
     call_s: float
-    gpu: int
+    stage: int
     is_raise: bool
+    num_calls: int = 1
+    host: str = ""
 
 
 def driver_waits_s(calls: Sequence[QueuedClockCall]) -> list[float]:
-    """Return the wait of each call for the driver: raises go first, then the call that has been due longest.
+    """Return how long each change waits until the last of its calls begins.
 
-    In reality a change replaces an older one of the same GPU that still waits; here both are carried out, which
-    overestimates waits.
+    Raises go first, then the call that has been due longest. In reality a change replaces an older one of the same GPU
+    that still waits; here both are carried out, which overestimates waits.
     """
     waits_s = [0.0] * len(calls)
-    left = sorted(range(len(calls)), key=lambda k: calls[k].due_s, reverse=True)
+    of_host: dict[str, list[int]] = {}
+    for k, call in enumerate(calls):
+        of_host.setdefault(call.host, []).extend([k] * call.num_calls)
+    for due in of_host.values():
+        _serve(calls, sorted(due, key=lambda k: calls[k].due_s, reverse=True), waits_s)
+    return waits_s
+
+
+def longest_busy_s(calls: Sequence[QueuedClockCall]) -> float:
+    """Return how long the driver of the busiest host carries out calls."""
+    busy_s: dict[str, float] = {}
+    for call in calls:
+        busy_s[call.host] = busy_s.get(call.host, 0.0) + call.num_calls * call.call_s
+    return max(busy_s.values(), default=0.0)
+
+
+def _serve(calls: Sequence[QueuedClockCall], left: list[int], waits_s: list[float]) -> None:
+    """Carry out the calls of one host, the next one last in `left`; update the wait of each change."""
     waiting: list[int] = []
     free_s = 0.0
     while left or waiting:
@@ -31,6 +54,5 @@ def driver_waits_s(calls: Sequence[QueuedClockCall]) -> list[float]:
             waiting.append(left.pop())
         chosen = min(waiting, key=lambda k: (not calls[k].is_raise, calls[k].due_s, k))
         waiting.remove(chosen)
-        waits_s[chosen] = free_s - calls[chosen].due_s
+        waits_s[chosen] = max(waits_s[chosen], free_s - calls[chosen].due_s)
         free_s += calls[chosen].call_s
-    return waits_s

@@ -126,7 +126,7 @@ def longest_raise_waits_s(
     changes: Sequence[Sequence[ClockChange]],
     latencies: Sequence[SwitchLatency],
 ) -> list[float]:
-    """Return, per rank, the longest wait of a raise for driver calls that set other GPUs, on the planned timeline."""
+    """Return, per rank, the longest wait of a raise for other driver calls on its host, on the planned timeline."""
     longest_s = [0.0] * len(changes)
     if not any(latency.call_s for latency in latencies):
         return longest_s
@@ -138,11 +138,12 @@ def longest_raise_waits_s(
             if change.sm_clock_mhz != in_force:
                 due_s = start_s[change.instruction] + change.offset_s
                 is_raise = change.sm_clock_mhz > in_force
-                calls.append(QueuedClockCall(due_s, latencies[rank].call_s, rank, is_raise))
+                latency = latencies[rank]
+                calls.append(QueuedClockCall(due_s, latency.call_s, rank, is_raise, latency.num_calls, latency.host))
             in_force = change.sm_clock_mhz
     for call, wait_s in zip(calls, driver_waits_s(calls), strict=True):
         if call.is_raise:
-            longest_s[call.gpu] = max(longest_s[call.gpu], wait_s)
+            longest_s[call.stage] = max(longest_s[call.stage], wait_s)
     return longest_s
 
 

@@ -11,7 +11,7 @@ from gpuenergyd.core.pipeline.plan import ClockChange
 from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile
 from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j
-from gpuenergyd_policies.planning.switching.driver_queue import QueuedClockCall, driver_waits_s
+from gpuenergyd_policies.planning.switching.driver_queue import QueuedClockCall, driver_waits_s, longest_busy_s
 from gpuenergyd_policies.planning.switching.requests import Latency, rank_latencies
 
 
@@ -45,7 +45,7 @@ def simulate_switching(
     latencies = rank_latencies(latency, graph.num_ranks)
     simulation = _Simulation(graph, profile, changes, latencies)
     results = [simulation.run({}) for _ in range(num_iterations)]
-    if sum(1 for own in latencies if own.call_s) < 2:
+    if sum(own.num_calls for own in latencies if own.call_s) < 2:
         return results[-1]
     waits_s = driver_waits_s([call for _, call in simulation.calls])
     wait_of = {key: wait_s for (key, _), wait_s in zip(simulation.calls, waits_s, strict=True) if wait_s > 0}
@@ -105,10 +105,10 @@ class _Simulation:
                 key, due_s = (instruction, change.offset_s), start_s + change.offset_s
                 before_mhz = clock.request(due_s, change.sm_clock_mhz, wait_s=wait_of.get(key, 0.0))
                 if change.sm_clock_mhz != before_mhz:
-                    is_raise = change.sm_clock_mhz > before_mhz
-                    latency = self._latencies[instruction.pp_rank]
-                    self.calls.append((key, QueuedClockCall(due_s, latency.call_s, instruction.pp_rank, is_raise)))
-                    request = (due_s, latency.typical_s(before_mhz, change.sm_clock_mhz))
+                    is_raise, own = change.sm_clock_mhz > before_mhz, self._latencies[instruction.pp_rank]
+                    call = QueuedClockCall(due_s, own.call_s, instruction.pp_rank, is_raise, own.num_calls, own.host)
+                    self.calls.append((key, call))
+                    request = (due_s, own.typical_s(before_mhz, change.sm_clock_mhz))
                     requests.setdefault(instruction.pp_rank, []).append(request)
             finish_s[v], energies_j[v] = clock.run(profile[instruction.instruction_class], start_s)
             durations_s[v] = finish_s[v] - start_s
@@ -124,7 +124,7 @@ class _Simulation:
                 num_ranks=graph.num_ranks,
                 blocking_power_w=profile.blocking_power_w,
             ),
-            driver_busy_s=sum(call.call_s for _, call in self.calls),
+            driver_busy_s=longest_busy_s([call for _, call in self.calls]),
             shortest_dwell_ratio=_shortest_dwell_ratio(requests.values(), iteration_time_s),
         )
 

@@ -1,8 +1,10 @@
 """Order and waits of clock changes at a driver that serves one call at a time."""
 
+from dataclasses import replace
+
 import pytest
 
-from gpuenergyd_policies.planning.switching.driver_queue import QueuedClockCall, driver_waits_s
+from gpuenergyd_policies.planning.switching.driver_queue import QueuedClockCall, driver_waits_s, longest_busy_s
 
 
 def lower(due_s: float, call_s: float = 4.0, gpu: int = 0) -> QueuedClockCall:
@@ -31,3 +33,19 @@ def rise(due_s: float, call_s: float = 4.0, gpu: int = 0) -> QueuedClockCall:
 )
 def test_raises_go_first_then_what_has_been_due_longest(calls: list[QueuedClockCall], waits_s: list[float]) -> None:
     assert driver_waits_s(calls) == pytest.approx(waits_s)
+
+
+def test_a_stage_waits_until_the_last_of_its_gpus_is_set() -> None:
+    eight = replace(rise(0.0), num_calls=8)
+
+    assert driver_waits_s([eight]) == [28.0]
+    assert driver_waits_s([eight, rise(1.0, gpu=1)]) == [28.0, 31.0]
+    assert driver_waits_s([replace(lower(0.0), num_calls=2), rise(1.0, gpu=1)]) == [8.0, 3.0]  # in between
+
+
+def test_drivers_of_different_hosts_do_not_wait_for_each_other() -> None:
+    calls = [replace(rise(0.0, gpu=k), num_calls=2, host=host) for k, host in enumerate(("a", "b", "a"))]
+
+    assert driver_waits_s(calls) == [4.0, 4.0, 12.0]
+    assert longest_busy_s(calls) == 16.0
+    assert longest_busy_s([]) == 0.0
