@@ -23,10 +23,11 @@ NUM_MICROBATCHES = 4
 NUM_STEPS = 5
 
 
-def train(rank: int, socket_path: str | None) -> Any:
+def train(rank: int, socket_path: str | None, num_replicas: int = 1) -> Any:
     # What it would compile on first use is a faster all-reduce on one host, which a pipeline has no need of.
     deepspeed.ops.__compatible_ops__ = {}
-    os.environ.update(LOCAL_RANK=str(rank), RANK=str(rank), WORLD_SIZE=str(NUM_RANKS), LOCAL_SIZE=str(NUM_RANKS))
+    num_ranks = str(NUM_RANKS * num_replicas)
+    os.environ.update(LOCAL_RANK=str(rank), RANK=str(rank), WORLD_SIZE=num_ranks, LOCAL_SIZE=num_ranks)
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
     torch.manual_seed(1)
     layers = [deepspeed.pipe.LayerSpec(torch.nn.Linear, 8, 8) for _ in range(4)]
@@ -48,7 +49,7 @@ def train(rank: int, socket_path: str | None) -> Any:
         handle.detach()
     generator = torch.Generator().manual_seed(2)
     data = iter([(torch.randn(2, 8, generator=generator),) * 2 for _ in range(NUM_STEPS * NUM_MICROBATCHES)])
-    pace = Pace(handle, rank, socket_path)
+    pace = Pace(handle, rank // num_replicas, socket_path)
     losses = []
     for _ in range(NUM_STEPS):
         losses.append(float(engine.train_batch(data_iter=data)).hex())
@@ -76,6 +77,18 @@ def test_the_engine_reports_1f1b_iterations_and_losses_are_unchanged(tmp_path: P
         order = [(str(i.kind), i.microbatch_index, 0) for i in planned.orders[rank]]
         assert [report["iteration_index"] for report in mine] == list(range(NUM_STEPS - 1))
         assert all([tuple(row[:3]) for row in report["instructions"]] == order for report in mine)
+
+
+def test_replicas_on_one_host_register_as_pipelines_of_their_own(tmp_path: Path) -> None:
+    with FakeDaemon(tmp_path) as daemon:
+        joined = run_ranks(2 * NUM_RANKS, tmp_path, train, daemon.socket_path, 2)
+        registrations = [daemon.registrations.get_nowait() for _ in range(daemon.registrations.qsize())]
+
+    assert [result[1:3] for result in joined] == [(True, 0)] * 2 * NUM_RANKS
+    names = ("dp_rank", "pp_rank", "stage_rank", "num_pp_ranks", "num_stage_ranks", "gpu_uuid")
+    assert sorted(tuple(registration[name] for name in names) for registration in registrations) == [
+        (dp, pp, 0, NUM_RANKS, 1, f"GPU-{2 * pp + dp}") for dp in range(2) for pp in range(NUM_RANKS)
+    ]
 
 
 UNCHANGED = f"""

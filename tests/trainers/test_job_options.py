@@ -12,6 +12,7 @@ from gpuenergyd_trainers import deepspeed, megatron, torch_pipelining
 from gpuenergyd_trainers.joining.membership import JoinOptions, PipelineRank, join
 from gpuenergyd_trainers.loop import StepMarks, iterations
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
+from tests.trainers.parallel_layouts import SimpleTopology
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
@@ -58,8 +59,8 @@ class Engine:
     """A pipeline engine as `attach` reads it."""
 
     _INSTRUCTION_MAP: dict[type, Any] = {}  # noqa: RUF012  as DeepSpeed has it
-    micro_batches, num_stages, stage_id, device = 1, 1, 0, torch.device("cpu")
-    grid = SimpleNamespace(data_parallel_id=0)
+    micro_batches, device = 1, torch.device("cpu")
+    grid = SimpleNamespace(global_rank=0, topology=lambda: SimpleTopology({"pipe": 1, "data": 1}))
 
     def _train_schedule(self) -> TrainSchedule:
         return TrainSchedule()

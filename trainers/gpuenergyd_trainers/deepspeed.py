@@ -11,10 +11,11 @@ from typing import Any, Unpack
 
 from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd.errors import UsageError
-from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
 from gpuenergyd_trainers.joining.handle import Call, Handle, WrappedAttribute
 from gpuenergyd_trainers.joining.membership import JoinKeywords, JoinOptions, PipelineRank, join
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, order_rows
+from gpuenergyd_trainers.joining.place import Place
+from gpuenergyd_trainers.joining.place_sources import deepspeed_place
 
 _SCHEDULE_NAME = "1f1b"
 _KINDS = {"ForwardPass": "F", "BackwardPass": "B"}
@@ -78,27 +79,42 @@ class EngineHandle(Handle):
 def attach(engine: Any, *, job: str | None = None, **options: Unpack[JoinKeywords]) -> Handle:
     """Attach a PipelineEngine to the daemon and return a handle that undoes it.
 
-    Options are those of `torch_pipelining.attach`. An engine that is not supported runs unchanged, with one warning in
-    the log.
+    The place of the rank comes from the engine's grid: the ranks of an axis "model" are those of one stage and follow
+    one plan. Options are those of `torch_pipelining.attach`. An engine that is not supported runs unchanged, with one
+    warning in the log.
     """
     return join(
         JoinOptions(job=job, **options),
-        partial(_describe, engine),
+        partial(_describe, engine, options.get("place")),
         partial(EngineHandle, engine),
         target_name=type(engine).__name__,
     )
 
 
-def _describe(engine: Any) -> PipelineRank:
+def _describe(engine: Any, known: Place | None) -> PipelineRank:
     schedule = type(engine._train_schedule()).__name__  # noqa: SLF001  nothing public names the schedule
     if schedule != "TrainSchedule":
         raise UsageError(f"unsupported schedule {schedule}; supported: TrainSchedule (1F1B)")
-    num_microbatches, num_stages, stage_id = int(engine.micro_batches), int(engine.num_stages), int(engine.stage_id)
+    place = known if known is not None else deepspeed_place(engine.grid, expert_ranks=_expert_ranks(engine))
+    num_microbatches = int(engine.micro_batches)
     return PipelineRank(
         framework="deepspeed",
         schedule_name=_SCHEDULE_NAME,
-        expected_order=order_rows(make_schedule(_SCHEDULE_NAME, num_stages, num_microbatches), stage_id),
+        expected_order=order_rows(
+            make_schedule(_SCHEDULE_NAME, place.pipeline.size, num_microbatches), place.pipeline.rank
+        ),
         num_microbatches=num_microbatches,
-        place=PipelinePlace(stage_id, num_stages, dp_rank=int(engine.grid.data_parallel_id)),
+        place=place,
         device=engine.device,
     )
+
+
+def _expert_ranks(engine: Any) -> set[int]:
+    """Return the global ranks of this process's largest expert-parallel group; none without experts."""
+    if not getattr(engine, "has_moe_layers", False):
+        return set()
+    import torch.distributed as dist  # noqa: PLC0415  loaded already by DeepSpeed
+    from deepspeed.utils import groups  # type: ignore[import-not-found]  # noqa: PLC0415  as above
+
+    of_layers = groups._get_expert_parallel_group_dict().values()  # noqa: SLF001  nothing public lists the groups
+    return {int(rank) for group in of_layers for rank in dist.get_process_group_ranks(group)}

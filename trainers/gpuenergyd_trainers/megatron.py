@@ -11,17 +11,17 @@ Megatron's own timers, while enabled, synchronise the device at every start and 
 from those of a normal run. Tested with megatron-core 0.16 on CPU, with CUDA calls replaced.
 """
 
-import importlib
 from functools import partial
 from typing import Any, Unpack
 
 from gpuenergyd.client.timing.recorder import NOT_RECORDED
 from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd.errors import UsageError
-from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
 from gpuenergyd_trainers.joining.handle import Handle
 from gpuenergyd_trainers.joining.membership import JoinKeywords, JoinOptions, PipelineRank, join
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, order_rows
+from gpuenergyd_trainers.joining.place import Place, given_place
+from gpuenergyd_trainers.joining.place_sources import megatron_place
 
 _SCHEDULE_NAME = "1f1b"
 _STEP = "forward-backward"
@@ -113,25 +113,35 @@ def attach(
     pp_rank: int | None = None,
     num_pp_ranks: int | None = None,
     dp_rank: int | None = None,
+    tp_rank: int = 0,
+    num_tp_ranks: int = 1,
     **options: Unpack[JoinKeywords],
 ) -> Handle:
     """Attach a model's ModelParallelConfig to the daemon and return a handle that undoes it.
 
-    The ranks come from Megatron's parallel state by default; other options as in `torch_pipelining.attach`. With a
+    The place of the rank comes from Megatron's parallel state by default: tensor-, context- and expert-parallel ranks
+    of a stage follow one plan. Where there is no parallel state, give `pp_rank`, `num_pp_ranks` and `dp_rank`, and of
+    several ranks per stage also `tp_rank` and `num_tp_ranks`. Other options as in `torch_pipelining.attach`. With a
     configuration that is not supported, training continues unchanged, with one warning in the log.
     """
 
+    def find_place() -> Place:
+        if (known := options.get("place")) is not None:
+            return known
+        if pp_rank is None or num_pp_ranks is None or dp_rank is None:
+            return megatron_place()
+        return given_place(
+            pp_rank=pp_rank, num_pp_ranks=num_pp_ranks, dp_rank=dp_rank, tp_rank=tp_rank, num_tp_ranks=num_tp_ranks
+        )
+
     def describe() -> PipelineRank:
         _check_supported(config)
-        if pp_rank is None or num_pp_ranks is None or dp_rank is None:
-            place = _place_from_parallel_state()
-        else:
-            place = PipelinePlace(pp_rank, num_pp_ranks, dp_rank=dp_rank)
-        planned = make_schedule(_SCHEDULE_NAME, place.num_pp_ranks, num_microbatches)
+        place = find_place()
+        planned = make_schedule(_SCHEDULE_NAME, place.pipeline.size, num_microbatches)
         return PipelineRank(
             framework="megatron-core",
             schedule_name=_SCHEDULE_NAME,
-            expected_order=order_rows(planned, place.pp_rank),
+            expected_order=order_rows(planned, place.pipeline.rank),
             num_microbatches=num_microbatches,
             place=place,
             device=_device(),
@@ -150,15 +160,6 @@ def _check_supported(config: Any) -> None:
         raise UsageError("interleaved schedules are not supported: timers do not distinguish chunks")
     if getattr(config, "overlap_moe_expert_parallel_comm", False):
         raise UsageError("overlap_moe_expert_parallel_comm is not supported: it runs forward and backward in one timer")
-
-
-def _place_from_parallel_state() -> PipelinePlace:
-    state = importlib.import_module("megatron.core.parallel_state")
-    return PipelinePlace(
-        int(state.get_pipeline_model_parallel_rank()),
-        int(state.get_pipeline_model_parallel_world_size()),
-        dp_rank=int(state.get_data_parallel_rank()),
-    )
 
 
 def _device() -> Any:

@@ -11,15 +11,17 @@ to infer shapes. The adapter's own exceptions are counted and suppressed; except
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 from gpuenergyd.client.timing.recorder import NOT_RECORDED
 from gpuenergyd.core.pipeline.graph import Schedule
 from gpuenergyd.core.pipeline.schedules import make_schedule
-from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace, spans_hosts
 from gpuenergyd_trainers.joining.handle import Call, Handle, WrappedAttribute
 from gpuenergyd_trainers.joining.membership import JoinKeywords, JoinOptions, PipelineRank, join
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, order_rows
+from gpuenergyd_trainers.joining.place import Place, given_place
+from gpuenergyd_trainers.joining.place_sources import pipeline_group_place
 
 _GENERATED_ORDERS = {"ScheduleGPipe": "gpipe", "Schedule1F1B": "1f1b"}
 _LEARNED_ORDERS = {
@@ -143,29 +145,33 @@ def attach(
         stages: this rank's stages; by default those of the schedule.
         num_microbatches: microbatches per step; by default those of the schedule.
         dp_rank: replica of the pipeline; by default from the stage's process group.
-        tp_rank: tensor-parallel rank within the stage, the innermost dimension; all of them follow one plan.
-        num_tp_ranks: number of tensor-parallel ranks of a stage.
+        tp_rank: number of the rank among the tensor-, context- and expert-parallel ranks of its stage, which have
+            consecutive global ranks; all of them follow one plan.
+        num_tp_ranks: number of ranks of a stage.
         across_hosts: whether the pipeline's ranks are on several hosts; by default from LOCAL_WORLD_SIZE.
-        options: `gpu_uuid`, `socket_path`, `run_key`, `policy`, `max_slowdown_ratio` and `timer`, see
-            `gpuenergyd_trainers.joining.membership.JoinOptions`.
+        options: `gpu_uuid`, `socket_path`, `run_key`, `policy`, `max_slowdown_ratio`, `timer` and `place`, see
+            `gpuenergyd_trainers.joining.membership.JoinOptions`. A training with a DeviceMesh gives
+            `place=mesh_place(mesh)`, of `joining.place_sources`, in place of `tp_rank` and `num_tp_ranks`.
     """
 
     def describe() -> PipelineRank:
         own = _stages(schedule, stages)
-        first, num_pp_ranks, pp_rank = own[0], int(own[0].group_size), int(own[0].group_rank)
+        place = options.get("place") or _place(own[0], tp_rank, num_tp_ranks)
+        if dp_rank is not None:
+            place = replace(place, replica=dp_rank)
+        if across_hosts is not None:
+            place = replace(place, is_across_hosts=across_hosts)
         # torch keeps the number private; callers can pass it.
         count = int(schedule._n_microbatches) if num_microbatches is None else num_microbatches  # noqa: SLF001
-        planned = _planned_schedule(schedule, num_pp_ranks, count)
-        replica = _dp_rank(first) - (tp_rank if num_tp_ranks > 1 else 0) if dp_rank is None else dp_rank
+        planned = _planned_schedule(schedule, place.pipeline.size, count)
         return PipelineRank(
             framework="torch.distributed.pipelining",
             schedule_name=planned.name if planned else _LEARNED_ORDERS.get(type(schedule).__name__, OTHER_SCHEDULE),
-            expected_order=None if planned is None else order_rows(planned, pp_rank),
+            expected_order=None if planned is None else order_rows(planned, place.pipeline.rank),
             num_microbatches=count,
             num_chunks=len(own),
-            place=PipelinePlace(pp_rank, num_pp_ranks, tp_rank, num_tp_ranks, replica),
-            device=first.device,
-            is_across_hosts=num_tp_ranks > 1 or (_crosses_hosts(first) if across_hosts is None else across_hosts),
+            place=place,
+            device=own[0].device,
         )
 
     return join(
@@ -191,24 +197,14 @@ def _stages(schedule: Any, stages: Sequence[Any] | None) -> list[Any]:
     return sorted(found, key=lambda stage: int(stage.stage_index))
 
 
-def _dp_rank(stage: Any) -> int:
-    """Return a number that no other replica of the pipeline has, from the global ranks of its process group."""
-    members = _members(stage)
-    is_contiguous = max(members) - min(members) == len(members) - 1
-    return min(members) // len(members) if is_contiguous else min(members)
-
-
-def _crosses_hosts(stage: Any) -> bool:
+def _place(stage: Any, tp_rank: int, num_tp_ranks: int) -> Place:
+    """Return the place of this process from the process group of its stage's pipeline."""
     import torch.distributed as dist  # noqa: PLC0415  loaded already by the caller's schedule
 
-    return dist.is_initialized() and spans_hosts(_members(stage))
-
-
-def _members(stage: Any) -> list[int]:
-    """Return the global ranks of the processes in a stage's pipeline."""
-    import torch.distributed as dist  # noqa: PLC0415  loaded already by the caller's schedule
-
-    return dist.get_process_group_ranks(stage.group if stage.group is not None else dist.group.WORLD)
+    if dist.is_initialized():
+        return pipeline_group_place(stage.group, tp_rank=tp_rank, num_tp_ranks=num_tp_ranks)
+    size = int(stage.group_size)
+    return given_place(pp_rank=int(stage.group_rank), num_pp_ranks=size, tp_rank=tp_rank, num_tp_ranks=num_tp_ranks)
 
 
 def _named_index(kwargs: dict[str, Any]) -> int:

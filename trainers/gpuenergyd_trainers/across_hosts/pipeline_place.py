@@ -1,13 +1,11 @@
-"""A rank's place in a pipeline across hosts, and the keys of that pipeline in the job's store."""
+"""The members of a pipeline across hosts, and the keys of that pipeline in the job's store."""
 
-import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class PipelinePlace:
-    """The position of a rank in its pipeline; the tensor-parallel ranks of a stage follow one plan."""
+    """The position of a rank in its pipeline; all ranks of a stage, here called tensor-parallel, follow one plan."""
 
     pp_rank: int
     num_pp_ranks: int
@@ -53,11 +51,3 @@ class PipelinePlace:
 def member_name(pp_rank: int, tp_rank: int) -> str:
     """Return the name of a pipeline member."""
     return f"{pp_rank}.{tp_rank}"
-
-
-def spans_hosts(global_ranks: Sequence[int], environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether ranks are on several hosts, according to the launcher's LOCAL_WORLD_SIZE."""
-    per_host = environ.get("LOCAL_WORLD_SIZE", "")
-    if not per_host.isdecimal() or int(per_host) < 1:
-        return False
-    return len({rank // int(per_host) for rank in global_ranks}) > 1

@@ -1,8 +1,8 @@
 """Joining a pipeline rank to the daemon of its host: options, membership, and the attachment itself.
 
 A pipeline on one host is one job of that host's daemon. Of a pipeline across hosts, each rank is a job of its own in
-its host's daemon, and the ranks agree on plans through the job's store. `Membership` holds the difference, so that the
-adapters of the frameworks need not know it.
+its host's daemon, and the ranks agree on plans through the job's store. `Membership` holds the difference, and `place`
+says where a rank is, so that the adapters of the frameworks need to know neither.
 """
 
 import logging
@@ -22,6 +22,7 @@ from gpuenergyd_trainers.across_hosts.replica_paces import ReplicaOnOneHost, has
 from gpuenergyd_trainers.across_hosts.store_thread import STORE_LIMIT_S
 from gpuenergyd_trainers.joining.handle import Handle
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, timer_for
+from gpuenergyd_trainers.joining.place import Coordinate, Place
 
 logger = logging.getLogger("gpuenergyd.trainers")
 
@@ -37,6 +38,7 @@ class JoinKeywords(TypedDict, total=False):
     policy: str | None
     max_slowdown_ratio: float | None
     timer: InstructionTimer | None
+    place: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,8 @@ class JoinOptions:
     """Permitted slowdown against full speed; by default from GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO, else the daemon's."""
     timer: InstructionTimer | None = None
     """The timer of this rank's instructions; by default one for its device."""
+    place: Place | None = None
+    """This rank's place in the training; by default as the framework knows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +73,9 @@ class PipelineRank:
     """The instructions of one iteration, in order; None where they must be learned."""
     num_microbatches: int
     num_chunks: int = 1
-    place: PipelinePlace
+    place: Place
     device: Any
     """The torch device that runs the instructions."""
-    is_across_hosts: bool = False
-    """Whether ranks agree on plans through the job's store: on several hosts, or with several ranks per stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,7 @@ class Membership:
     pp_rank: int
     num_pp_ranks: int
     dp_rank: int
+    stage: Coordinate
     start_exchange: Callable[[RankClient, str | None], Callable[[], None] | None]
     """Starts the exchange with other hosts, given the client and the socket path; returns a function that ends it, or
     None where there is nothing to exchange."""
@@ -92,12 +95,17 @@ class Membership:
     tags: tuple[tuple[str, str], ...] = ()
 
 
-def find_membership(place: PipelinePlace, run_key: str, *, is_across_hosts: bool) -> Membership:
-    """Return the membership of a rank; without a store for the job, a pipeline across hosts stays at full speed."""
+def find_membership(place: Place, run_key: str) -> Membership:
+    """Return the membership of a rank; without a store for the job, a pipeline across hosts stays at full speed.
+
+    Raises:
+        UsageError: a stage of the pipeline is on several hosts.
+    """
+    place.require_stages_on_one_host()
     address = find_store_address()
-    if is_across_hosts and address is not None:
+    if place.is_across_hosts and address is not None:
         return _member_across_hosts(place, run_key, address)
-    if is_across_hosts:
+    if place.is_across_hosts:
         logger.warning(
             "gpuenergyd: the pipeline spans hosts, but its ranks cannot find the job's store: set MASTER_ADDR and"
             " MASTER_PORT, or %s; training continues at full speed",
@@ -106,40 +114,43 @@ def find_membership(place: PipelinePlace, run_key: str, *, is_across_hosts: bool
     return _pipeline_on_one_host(place, run_key, address)
 
 
-def _pipeline_on_one_host(place: PipelinePlace, run_key: str, address: tuple[str, int] | None) -> Membership:
+def _pipeline_on_one_host(place: Place, run_key: str, address: tuple[str, int] | None) -> Membership:
     """Return the membership of a rank whose whole pipeline is on this host."""
 
     def start_exchange(client: RankClient, socket_path: str | None) -> Callable[[], None] | None:
         """Exchange paces with replicas on other hosts; the pipeline's first rank does so for all."""
-        if place.pp_rank != 0 or address is None or not has_other_hosts():
+        if not place.leads_replica or address is None or not has_other_hosts():
             return None
         connect = _connection_to(address, run_key)
-        return ReplicaOnOneHost(client, connect, dp_rank=place.dp_rank, socket_path=socket_path).stop
+        return ReplicaOnOneHost(client, connect, dp_rank=place.replica, socket_path=socket_path).stop
 
     return Membership(
         run_key=run_key,
-        pp_rank=place.pp_rank,
-        num_pp_ranks=place.num_pp_ranks,
-        dp_rank=place.dp_rank,
+        pp_rank=place.pipeline.rank,
+        num_pp_ranks=place.pipeline.size,
+        dp_rank=place.replica,
+        stage=place.stage,
         start_exchange=start_exchange,
     )
 
 
-def _member_across_hosts(place: PipelinePlace, run_key: str, address: tuple[str, int]) -> Membership:
+def _member_across_hosts(place: Place, run_key: str, address: tuple[str, int]) -> Membership:
     """Return the membership of a rank whose pipeline spans hosts: a job of one rank in its own host's daemon."""
-    plans = AgreedPlans()
+    plans, pipeline, stage = AgreedPlans(), place.pipeline, place.stage
+    member = PipelinePlace(pipeline.rank, pipeline.size, stage.rank, stage.size, place.replica)
 
     def start_exchange(client: RankClient, socket_path: str | None) -> Callable[[], None]:
-        return PipelineMember(client, plans, place, _connection_to(address, run_key), socket_path=socket_path).stop
+        return PipelineMember(client, plans, member, _connection_to(address, run_key), socket_path=socket_path).stop
 
     return Membership(
-        run_key=f"pp{place.pp_rank}.{place.tp_rank},{run_key}"[:_MAX_RUN_KEY_CHARS],
+        run_key=f"pp{member.name},{run_key}"[:_MAX_RUN_KEY_CHARS],
         pp_rank=0,
         num_pp_ranks=1,
-        dp_rank=place.dp_rank,
+        dp_rank=place.replica,
+        stage=Coordinate(),
         start_exchange=start_exchange,
         plans=plans,
-        tags=(("pp_rank", str(place.pp_rank)), ("tp_rank", str(place.tp_rank))),
+        tags=(("pp_rank", str(pipeline.rank)), ("tp_rank", str(stage.rank))),
     )
 
 
@@ -169,10 +180,10 @@ def join(
     """
     try:
         rank = describe()
-        run_key = find_run_key(options.run_key, num_processes=rank.place.num_pp_ranks)
-        membership = find_membership(rank.place, run_key, is_across_hosts=rank.is_across_hosts)
+        run_key = find_run_key(options.run_key, num_processes=rank.place.pipeline.size * rank.place.stage.size)
+        membership = find_membership(rank.place, run_key)
         client = _open_client(options, rank, membership)
-        log_name = f"job {client.job_name}, rank {rank.place.pp_rank}"
+        log_name = f"job {client.job_name}, rank {rank.place.name}"
         handle = make_handle(OrderedRank(client, expected_order=rank.expected_order, log_name=log_name))
 
         def start_exchange() -> None:
@@ -205,11 +216,13 @@ def _open_client(options: JoinOptions, rank: PipelineRank, membership: Membershi
         pp_rank=membership.pp_rank,
         num_pp_ranks=membership.num_pp_ranks,
         dp_rank=membership.dp_rank,
+        stage_rank=membership.stage.rank,
+        num_stage_ranks=membership.stage.size,
         framework=rank.framework,
         policy=options.policy,
         max_slowdown_ratio=options.max_slowdown_ratio,
         tags=membership.tags,
-        is_first=(rank.place.pp_rank, rank.place.tp_rank, rank.place.dp_rank) == (0, 0, 0),
+        is_first=rank.place.is_first,
     )
     return RankClient(
         description,
