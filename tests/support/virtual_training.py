@@ -6,7 +6,7 @@ Nothing waits and nothing is random unless asked for, so a run of a hundred iter
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from gpuenergyd.core.distributed.pace import PaceEstimator
@@ -28,6 +28,7 @@ from gpuenergyd.core.job.messages import (
     SendPlan,
 )
 from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.measurement.stages import stage_clocks, stage_energy
 from gpuenergyd.core.measurement.telemetry import (
     ClockHistory,
     EnergyCounter,
@@ -151,6 +152,8 @@ class VirtualTraining:
 
     num_dp_ranks: int = 1
     """How many processes a plain loop has."""
+    num_stage_ranks: int = 1
+    """How many equal ranks, with equal GPUs, each stage has; `history` holds the energy of one of them."""
 
     waits_in_last_instruction: bool = False
     """Whether waiting for other replicas shows as a long last backward, or as time after it."""
@@ -198,11 +201,13 @@ class VirtualTraining:
                 policy="under-test",
                 target=PerformanceTarget(max_slowdown_ratio=self.max_slowdown_ratio),
                 num_dp_ranks=self.num_dp_ranks,
+                num_stage_ranks=self.num_stage_ranks,
             ),
             self.rules,
         )
         for r, order in enumerate(self.schedule.orders):
-            self.feed(RankJoined(r, order, self._gpu(r)))
+            for k in range(self.num_stage_ranks):
+                self.feed(RankJoined(r, order, self._gpu(r), k))
 
     @property
     def pace(self) -> PaceEstimator:
@@ -224,8 +229,8 @@ class VirtualTraining:
                     observation, spans = observe_iteration(
                         ranks=command.ranks,
                         graph=self.graph,
-                        clocks=self.clocks,
-                        counters=self.counters,
+                        clocks={r: stage_clocks([own] * self.num_stage_ranks) for r, own in self.clocks.items()},
+                        counters={r: stage_energy([own] * self.num_stage_ranks) for r, own in self.counters.items()},
                         plan_id=command.plan_id,
                         is_regular=command.is_regular,
                         has_replicas=self.has_replicas,
@@ -327,7 +332,8 @@ class VirtualTraining:
     def _hear(self, reports: list[RankIteration]) -> None:
         """Report the iteration before: only while the next one runs have the counters moved past its end."""
         for report in self._unheard:
-            self.feed(RankReported(report))
+            for k in range(self.num_stage_ranks):
+                self.feed(RankReported(replace(report, stage_rank=k)))
         self._unheard = reports
 
     def _plan_id(self) -> str | None:
@@ -385,7 +391,8 @@ class VirtualTraining:
     def report_latency(self) -> None:
         """Tell the job of the latency of all its GPUs, which are of one model."""
         for r in self.calibrations:
-            self.feed(GpuViewChanged(r, self._gpu(r)))
+            for k in range(self.num_stage_ranks):
+                self.feed(GpuViewChanged(r, self._gpu(r), k))
 
     def _work_from(self, r: int, instruction: Instruction, start_s: float) -> float:
         work = self.work[r, instruction.kind] if self.work_of is None else self.work_of(instruction)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpuenergyd.errors import UsageError
 from gpuenergyd_trainers.joining import place_sources
-from gpuenergyd_trainers.joining.membership import find_membership
+from gpuenergyd_trainers.joining.membership import JoinOptions, PipelineRank, join
 from gpuenergyd_trainers.joining.place import Coordinate, Place, RankGroups, given_place, place_from_groups
 from gpuenergyd_trainers.joining.place_sources import deepspeed_place, megatron_place, mesh_place
 from tests.trainers.parallel_layouts import MegatronLayout, SimpleTopology
@@ -115,7 +115,9 @@ def test_a_mesh_without_a_pipeline_is_refused(given_mesh: SimpleNamespace, messa
         mesh_place(given_mesh)
 
 
-def test_a_pipeline_is_across_hosts_if_its_ranks_are_and_a_stage_must_not_be() -> None:
+def test_a_pipeline_is_across_hosts_if_its_ranks_are_and_a_stage_must_not_be(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def place_on(per_host: str, rank: int = 0) -> Place:
         state = MegatronLayout(tp=2, pp=2).state_of(rank)
         return place_from_groups(
@@ -131,8 +133,18 @@ def test_a_pipeline_is_across_hosts_if_its_ranks_are_and_a_stage_must_not_be() -
     assert [place_on("2", rank).host for rank in range(4)] == [0, 0, 1, 1]
     assert place_on("").host is None
     place_on("2").require_stages_on_one_host()
-    with pytest.raises(UsageError, match="ranks of pipeline stage 0 are on 2 hosts"):
-        find_membership(place_on("1"), "r")
+    rank = PipelineRank(
+        framework="f", schedule_name="s", expected_order=None, num_microbatches=1, place=place_on("1"), device=None
+    )
+    handle = join(
+        JoinOptions(job="gpt"), lambda: rank, lambda _rank: pytest.fail("joined"), target_name="this schedule"
+    )
+
+    assert not handle.is_attached
+    assert "job gpt: this schedule cannot be joined, training continues at full speed" in caplog.text
+    assert (
+        "the ranks of pipeline stage 0 are on 2 hosts: all tensor-, context- and expert-parallel ranks" in caplog.text
+    )
 
 
 def test_a_given_place_is_checked() -> None:
