@@ -100,6 +100,10 @@ class StageEnergy:
             total_j += energy_j
         return total_j
 
+    def phase(self, at_ns: int) -> tuple[float, float] | None:
+        """Return the period and the phase of the first GPU's counter: the others' differ, so errors add up to less."""
+        return self.gpus[0].phase(at_ns)
+
 
 def _one_after_the_other(measured: Sequence[MeasuredInstruction]) -> tuple[MeasuredInstruction, ...]:
     """Return instructions in order of their ends, none of which begins before the one before has ended."""

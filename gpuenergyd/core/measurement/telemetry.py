@@ -55,6 +55,10 @@ class EnergyRecord(Protocol):
         """Return the energy of an interval; None if it is unknown."""
         ...
 
+    def phase(self, at_ns: int) -> tuple[float, float] | None:
+        """Return (period of updates in s, share of it that has passed at an instant); None if unknown."""
+        ...
+
 
 @dataclass(slots=True)
 class ClockHistory:
