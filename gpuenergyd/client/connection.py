@@ -13,10 +13,11 @@ from http import HTTPStatus
 from typing import Any
 
 from gpuenergyd.errors import DaemonNotRunningError, ProtocolError, UsageError
+from gpuenergyd.wire import MAX_REPLY_BYTES
 
 CONNECT_LIMIT_S = 0.05
 _CONTROL_LIMIT_S = 10.0
-MAX_REPLY_BYTES = 4_194_304
+
 _MAX_HEAD_BYTES = 65_536
 _RECEIVE_BYTES = 65_536
 _UNSENDABLE = re.compile(r"[^!-~]")

@@ -1,4 +1,4 @@
-"""A pipeline of two hosts with one rank each, led by a `PipelineLeader` whose policy answers at once."""
+"""A pipeline of two hosts with one stage each, led by a `PipelineLeader` whose policy answers at once."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -10,11 +10,14 @@ from gpuenergyd.core.measurement.observation import ClockShare, InstructionSampl
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import GpuView, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.daemon.across_hosts.host_stage import stage_classes
 from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
 from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.ports import JobServices, WorkerPort
 from gpuenergyd.store.records import ControlEventRecord
-from gpuenergyd.wire.pipeline_messages import MemberReport, PipelineReply, PipelineReport, ReportedMember
+from gpuenergyd.wire.compact_observations import pack, plans_of
+from gpuenergyd.wire.patterns import to_blocks
+from gpuenergyd.wire.pipeline_messages import PipelineReply, PipelineReport, StageFacts, StageReport
 from tests.support.job_run import CLOCKS, SCHEDULE, WORK, new_job
 from tests.support.job_run import plan as uniform_plan
 
@@ -69,30 +72,40 @@ class LedPipeline:
             is_observing=is_observing,
         )
         self.leader = PipelineLeader(new_job(job_id="whole").description, JobRules(), services, "own", self._spawn)
+        self.are_facts_known = False
         self.index = 0
         self.plan_id: str | None = "baseline"
         self.target = PerformanceTarget()
 
-    def member(self, pp_rank: int, **changes: Any) -> ReportedMember:
-        """Return the report of a member about the current iteration."""
-        kinds = {i.kind for i in SCHEDULE.orders[pp_rank]}
-        shares = {kind: ClockShare(CLOCKS[0], WORK[pp_rank, kind].time_s(CLOCKS[0])) for kind in sorted(kinds)}
-        samples = tuple(InstructionSample(0, kind, (share,), NUM_MICROBATCHES) for kind, share in shares.items())
-        observation = IterationObservation(
-            self.index, self.plan_id, 1.0, samples, (RankEnergy(0, 1.0, 100.0, ()),), turnarounds_s=(0.0,)
-        )
-        state = MemberReport(
-            gpu=GpuView(f"GPU-{pp_rank}", "A100", CLOCKS, 0.01),
-            order=tuple((str(i.kind), i.microbatch_index, i.chunk_index) for i in SCHEDULE.orders[pp_rank]),
-            observations=(observation,),
-            phase="observing",
-        )
-        return ReportedMember(pp_rank, 0, replace(state, **changes))
+    def facts(self, pp_rank: int, tp_ranks: tuple[int, ...] = (0,), **changes: Any) -> StageFacts:
+        """Return the facts of a stage's ranks on one host."""
+        rows = [((str(i.kind), i.chunk_index), i.microbatch_index) for i in SCHEDULE.orders[pp_rank]]
+        gpu = GpuView(f"GPU-{pp_rank}", "A100", CLOCKS, 0.01)
+        facts = StageFacts(f"facts-{pp_rank}.{tp_ranks}", pp_rank, tp_ranks, gpu, to_blocks(rows))
+        return replace(facts, **changes)
 
-    async def report(self, *members: ReportedMember, **changes: Any) -> PipelineReply:
-        """Report the given members, or both, to the leader, and let its tasks end."""
-        reported = members or tuple(self.member(pp_rank) for pp_rank in range(2))
-        reply = await self.leader.handle_report(PipelineReport("token", reported, 2, **changes), self.target)
+    def part(self, pp_rank: int, tp_ranks: tuple[int, ...] = (0,), **changes: Any) -> tuple[int, int, StageReport]:
+        """Return the report of a stage's ranks on one host about the current iteration."""
+        kinds = sorted({i.kind for i in SCHEDULE.orders[pp_rank]})
+        shares = {kind: ClockShare(CLOCKS[0], WORK[pp_rank, kind].time_s(CLOCKS[0])) for kind in kinds}
+        samples = tuple(InstructionSample(0, kind, (share,), NUM_MICROBATCHES) for kind, share in shares.items())
+        energy_j = 100.0 * len(tp_ranks)
+        observation = IterationObservation(
+            self.index, self.plan_id, 1.0, samples, (RankEnergy(0, 1.0, energy_j, ()),), turnarounds_s=(0.0,)
+        )
+        plan_ids = plans_of([observation])
+        text = pack([observation], stage_classes(SCHEDULE.orders[pp_rank]), plan_ids)
+        facts_id = self.facts(pp_rank, tp_ranks).facts_id
+        report = StageReport(facts_id, tp_ranks, self.index, self.index, (), plan_ids, text)
+        return pp_rank, tp_ranks[0], report._replace(**changes)
+
+    async def report(self, *parts: tuple[int, int, StageReport], **changes: Any) -> PipelineReply:
+        """Report the given parts, or both stages, to the leader, and let its tasks end; facts with the first report."""
+        reported = parts or tuple(self.part(pp_rank) for pp_rank in range(2))
+        facts = () if self.are_facts_known else tuple(self.facts(pp_rank) for pp_rank in range(2))
+        content: dict[str, Any] = {"num_pp_ranks": 2, "parts": reported, "facts": facts, **changes}
+        reply = await self.leader.handle_report(PipelineReport("token", **content), self.target)
+        self.are_facts_known = True
         await asyncio.gather(*self.tasks)
         return reply
 

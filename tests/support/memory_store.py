@@ -10,6 +10,7 @@ class MemoryStore:
 
     values: dict[str, bytes] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
+    prefix: str = "gpuenergyd/run-1"
 
     def set(self, key: str, value: str) -> None:
         """Write a key."""

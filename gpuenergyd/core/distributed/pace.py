@@ -139,8 +139,9 @@ class PaceEstimator:
                 at_full_speed_s += share.time_s / slowness
             found[key] += [at_full_speed_s] * sample.count
         times_s = {key: _mean_of_usual(times_s) for key, times_s in found.items()}
-        if all(instruction.instruction_class in times_s for instruction in graph.instructions):
-            busy_s = makespan_s(graph, [times_s[instruction.instruction_class] for instruction in graph.instructions])
+        if all(key in times_s for key in graph.classes):
+            class_times_s = [times_s[key] for key in graph.classes]
+            busy_s = makespan_s(graph, [class_times_s[key] for key in graph.class_of])
             self.own_time_s = busy_s + overhead_s
             self.num_readings += 1
 

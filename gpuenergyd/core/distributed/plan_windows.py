@@ -41,10 +41,20 @@ class PlanWindow:
 
 @dataclass(frozen=True, slots=True)
 class MemberState:
-    """Last report of a member: its current iteration and the plans that its own daemon has installed."""
+    """Last report of a member: its current iteration and the plans that its own daemon has installed.
+
+    Members that are reported together have the iteration of the one farthest behind, and of the one farthest ahead.
+    """
 
     iteration_index: int
     installed: frozenset[str]
+    farthest_index: int = -1
+    """The iteration farthest ahead, if it is another one."""
+
+    @property
+    def newest_index(self) -> int:
+        """The newest iteration that has begun."""
+        return max(self.iteration_index, self.farthest_index)
 
 
 @dataclass(slots=True)
@@ -109,7 +119,7 @@ class PlanWindowGrantor:
     @property
     def newest_iteration(self) -> int:
         """The highest iteration that any member has reported."""
-        return max((state.iteration_index for state in self._states.values()), default=-1)
+        return max((state.newest_index for state in self._states.values()), default=-1)
 
     def update(self, states: Mapping[str, MemberState]) -> None:
         """Record members' reports; reports of unknown members and outdated ones are ignored."""

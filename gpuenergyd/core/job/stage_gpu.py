@@ -10,6 +10,8 @@ from gpuenergyd.errors import JobError
 def stage_gpu(pp_rank: int, gpus: Sequence[GpuView]) -> GpuView:
     """Return the GPUs of a stage as one: their common clocks, the slowest clock changes, and the sum of powers.
 
+    The merge of merged GPUs is that of all. UUID and model name are those of the first.
+
     Raises:
         JobError: the GPUs are on several hosts, or have no clock in common.
     """
@@ -33,5 +35,5 @@ def stage_gpu(pp_rank: int, gpus: Sequence[GpuView]) -> GpuView:
         switch_latency_s=slowest.switch_latency_s,
         switching=slowest.switching,
         blocking_power_w=sum(powers_w) if len(powers_w) == len(gpus) else None,
-        num_gpus=len(gpus),
+        num_gpus=sum(gpu.num_gpus for gpu in gpus),
     )

@@ -167,6 +167,10 @@ class DependencyGraph:
     num_ranks: int
     epilogues_s: tuple[float, ...]
     """Time that each node needs after its end: the epilogue of a rank's last instruction, 0 for all others."""
+    classes: tuple[InstructionClass, ...]
+    """All instruction classes."""
+    class_of: tuple[int, ...]
+    """The position of each node's class in `classes`: large pipelines have many nodes of few classes."""
 
     def with_epilogues(self, rank_epilogues_s: Sequence[float]) -> "DependencyGraph":
         """Return the same graph in which rank r needs `rank_epilogues_s[r]` after its last instruction.
@@ -287,6 +291,8 @@ def graph_from_edges(
     if len(order) < n:
         stuck = next(v for v in range(n) if waiting[v] > 0)
         raise ScheduleError(f"the order cannot run: {instructions[stuck]} waits for itself (cyclic dependency)")
+    classes: dict[InstructionClass, int] = {}
+    class_of = tuple(classes.setdefault(instruction.instruction_class, len(classes)) for instruction in instructions)
     return DependencyGraph(
         instructions=tuple(instructions),
         predecessors=tuple(tuple(before) for before in predecessors),
@@ -294,6 +300,8 @@ def graph_from_edges(
         topological_order=tuple(order),
         num_ranks=num_ranks,
         epilogues_s=(0.0,) * n,
+        classes=tuple(classes),
+        class_of=class_of,
     )
 
 

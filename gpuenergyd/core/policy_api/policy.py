@@ -76,7 +76,7 @@ class GpuView:
     switching: SwitchLatency | None = None
     """Latency by direction and clocks; None if only `switch_latency_s` is known."""
     num_gpus: int = 1
-    """GPUs of the stage."""
+    """GPUs that this one stands for: those of a stage, whose energies and waiting powers add up."""
     host: str = ""
     """The host of the GPUs, whose driver changes one clock at a time; empty if unknown."""
 

@@ -4,8 +4,9 @@ A leader has no GPU. Each member's own daemon leases and restores its GPU and re
 """
 
 import logging
+import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +24,6 @@ from gpuenergyd.core.job.messages import (
     RestoreGpus,
     SendPlan,
 )
-from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
@@ -70,6 +70,8 @@ class LeaderDelivery:
 
     job: Job
     audit: LeaderAudit
+    generation: str = field(default_factory=lambda: secrets.token_hex(2))
+    """Differs between daemons: a rank that has installed a plan takes no other one with the same id."""
     sent: SendPlan | None = None
     target: PerformanceTarget | None = None
     """The target that the newest plan was made for."""
@@ -86,23 +88,20 @@ class LeaderDelivery:
 
     def plan_id(self, sent: SendPlan) -> str:
         """Return the id under which members follow a plan."""
-        return f"{self.audit.pipeline_id}.{sent.plan_epoch}"
+        return f"{self.audit.pipeline_id}.{self.generation}.{sent.plan_epoch}"
 
     def epoch_of(self, plan_id: str | None) -> int | None:
         """Return the epoch of a plan that members followed; None if they followed different ones."""
         return self._epoch_of_plan.get(plan_id) if plan_id is not None else None
 
-    def planned_mhz(self, plan_epoch: int | None) -> Mapping[Instruction, int] | None:
-        """Return the newest plan's clocks by instruction if an iteration followed that plan."""
+    def planned_mhz(self, plan_epoch: int | None) -> Sequence[int | None] | None:
+        """Return the newest plan's clocks, rank by rank in program order, if an iteration followed that plan."""
         sent, schedule = self.sent, self.job.ranks.schedule
         if sent is None or schedule is None or plan_epoch != sent.plan_epoch:
             return None
-        return {
-            instruction: mhz
-            for rank in sent.plan.ranks
-            for instruction, mhz in zip(schedule.orders[rank.pp_rank], rank.sm_clocks_mhz, strict=False)
-            if mhz is not None
-        }
+        clocks = {rank.pp_rank: rank.sm_clocks_mhz for rank in sent.plan.ranks}
+        orders = enumerate(schedule.orders)
+        return [mhz for pp_rank, order in orders for mhz in clocks.get(pp_rank, (None,) * len(order))]
 
 
 @dataclass(slots=True)

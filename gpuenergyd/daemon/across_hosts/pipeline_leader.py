@@ -1,13 +1,13 @@
 """Leader of a pipeline across hosts: runs the job's state machine over all members, without a GPU of its own.
 
-Each member is a job of one rank in its own host's daemon, which measures, leases, guards and restores. The members'
-observations arrive here through the rank that leads the pipeline; plans leave as slices in the replies to it.
+Each member is a job of one rank in its own host's daemon, which measures, leases, guards and restores. Observations,
+merged by stage on each host, arrive here through the rank that leads the pipeline; plans leave as slices in the replies
+to it.
 """
 
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from textwrap import shorten
 from typing import Any
@@ -20,31 +20,30 @@ from gpuenergyd.core.job.messages import (
     GpuViewChanged,
     MergedIterationObserved,
     RankJoined,
+    SendPlan,
     StragglerChanged,
     TargetChanged,
 )
 from gpuenergyd.core.job.rules import JobRules
-from gpuenergyd.core.measurement.merge import MemberKey, busy_s, merge_observations
+from gpuenergyd.core.measurement.merge import busy_s
 from gpuenergyd.core.measurement.observation import IterationObservation
-from gpuenergyd.core.pipeline.graph import Instruction
+from gpuenergyd.core.pipeline.plan import ClockChange
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.across_hosts.leader_ports import LeaderAudit, LeaderDelivery, LeaderPlans, MembersOwnGpus
-from gpuenergyd.daemon.across_hosts.validation import checked_members, common_gpu
+from gpuenergyd.daemon.across_hosts.stage_parts import StageParts
 from gpuenergyd.daemon.jobs.executor import CommandExecutor
 from gpuenergyd.daemon.jobs.plan_delivery import change_row
 from gpuenergyd.daemon.jobs.previous_runs import NoPreviousRuns
 from gpuenergyd.daemon.jobs.replicas import straggler_saving_fields
 from gpuenergyd.daemon.ports import JobServices
-from gpuenergyd.daemon.registration import checked_kind
-from gpuenergyd.errors import JobError, ProtocolError
-from gpuenergyd.wire.pipeline_messages import MemberReport, PipelineReply, PipelineReport, PostedPlan
+from gpuenergyd.errors import ProtocolError
+from gpuenergyd.wire.patterns import to_blocks
+from gpuenergyd.wire.pipeline_messages import PipelineReply, PipelineReport, PostedPlan
 
 log = logging.getLogger(__name__)
 _RELIEF_ITERATIONS = 48
 _STRAGGLER_TOLERANCE_RATIO = 1.03
 """A member cannot distinguish its wait for the straggler from its own slowness; the leader can, and guards the pace."""
-_MAX_INCOMPLETE = 64
-"""Iterations that some member has not reported."""
 
 
 @dataclass(slots=True)
@@ -56,6 +55,7 @@ class PipelineLeader:
     services: JobServices
     leader_job_id: str
     spawn: Callable[[Coroutine[Any, Any, None]], None]
+    num_tp_ranks: int = 1
     job: Job = field(init=False)
     straggler_reason: str | None = None
     """The reason of the straggler's pace; None at the pipeline's own pace."""
@@ -63,14 +63,15 @@ class PipelineLeader:
     _delivery: LeaderDelivery = field(init=False)
     _plans: LeaderPlans = field(init=False)
     _executor: CommandExecutor = field(init=False)
-    _members: frozenset[MemberKey] = frozenset()
-    _incomplete: dict[int, dict[MemberKey, IterationObservation]] = field(default_factory=lambda: defaultdict(dict))
+    _parts: StageParts = field(init=False)
+    _has_joined: bool = False
     _replicas: ReplicaGroup = field(default_factory=ReplicaGroup)
 
     def __post_init__(self) -> None:
         # No proof blocks: each would need plan windows for a few iterations, which is not worth it across hosts.
         # Long relief limit: a plan takes some iterations to come into force anyway.
         self.job = Job(self.description, replace(self.rules, proof_iterations=0, relief_iterations=_RELIEF_ITERATIONS))
+        self._parts = StageParts(self.description.num_pp_ranks, self.num_tp_ranks)
         self._audit = LeaderAudit(self.services.history, self.pipeline_id, self.leader_job_id)
         self._delivery = LeaderDelivery(self.job, self._audit)
         self._plans = LeaderPlans(
@@ -94,31 +95,31 @@ class PipelineLeader:
         return self.description.job_id
 
     async def handle_report(self, report: PipelineReport, target: PerformanceTarget) -> PipelineReply:
-        """Handle the observations of all members, and return the plan to follow.
+        """Handle what is new of the stages, and return the plan to follow.
 
         Raises:
-            ProtocolError: members are missing or repeated, or their measurements are out of range.
-            JobError: the members' orders do not fit together.
+            ProtocolError: measurements are out of range, or the pipeline has another size than before.
+            JobError: the stages' orders or GPUs do not fit together.
         """
-        members = checked_members(report, self.description.num_pp_ranks)
-        if not self._members:
-            await self._join(members)
-        elif self._members != members.keys():
-            raise ProtocolError(f"{len(members)} members; the pipeline began with {len(self._members)}")
+        parts = self._parts
+        size = report.num_pp_ranks, report.num_tp_ranks
+        if size != (parts.num_pp_ranks, parts.num_tp_ranks):
+            began = f"{parts.num_pp_ranks} x {parts.num_tp_ranks}"
+            raise ProtocolError(f"{size[0]} x {size[1]} ranks; the pipeline began with {began}")
+        for facts in report.facts:
+            parts.add_facts(facts)
+            if self._has_joined and parts.is_complete:
+                await self._update_gpu(facts.pp_rank)
+        missing = [(pp, tp) for pp, tp, part in report.parts if not parts.add(pp, tp, part)]
+        if not self._has_joined and parts.is_complete:
+            await self._join()
         if replace(target, straggler_time_s=None) != replace(self.job.target, straggler_time_s=None):
             await self._handle(TargetChanged(target))
-        for (pp_rank, tp_rank), state in members.items():
-            if tp_rank == 0:
-                await self._handle(GpuViewChanged(pp_rank, common_gpu(pp_rank, members)))
-            for observation in state.observations:
-                if observation.iteration_index > self._plans.newest_index:
-                    self._incomplete[observation.iteration_index][pp_rank, tp_rank] = observation
-        for index in sorted(i for i, known in self._incomplete.items() if known.keys() == self._members):
-            await self._merge(index)
-        for stale in sorted(self._incomplete)[:-_MAX_INCOMPLETE]:
-            del self._incomplete[stale]
+        if self._has_joined:
+            for whole in parts.complete_iterations():
+                await self._merge(whole)
         await self._compare_replicas(report)
-        return self._reply()
+        return replace(self._reply(report.known_plan_id), missing_facts=tuple(missing))
 
     def status_fields(self) -> dict[str, Any]:
         """Return the fields of the pipeline in the status of the leader's own job."""
@@ -126,6 +127,7 @@ class PipelineLeader:
         return {
             "pipeline_id": self.pipeline_id,
             "num_pp_ranks": self.description.num_pp_ranks,
+            "num_tp_ranks": self.num_tp_ranks,
             "phase": job.phase,
             "phase_reason": job.phase_reason,
             "plan_id": job.current_plan.plan_id,
@@ -143,23 +145,24 @@ class PipelineLeader:
         for command in self.job.handle(event):
             await self._executor.execute(command)
 
-    async def _join(self, members: Mapping[MemberKey, MemberReport]) -> None:
-        for (pp_rank, tp_rank), state in sorted(members.items()):
-            if state.order != members[pp_rank, 0].order:
-                raise JobError(f"tensor-parallel rank {tp_rank} of pipeline rank {pp_rank} runs another order")
-            if tp_rank == 0:
-                order = tuple(Instruction(pp_rank, checked_kind(k), microbatch, c) for k, microbatch, c in state.order)
-                await self._handle(RankJoined(pp_rank, order, common_gpu(pp_rank, members)))
-        self._members = frozenset(members)
+    async def _join(self) -> None:
+        ranks = range(self.description.num_pp_ranks)
+        found = [(pp_rank, self._parts.order(pp_rank), self._parts.gpu(pp_rank)) for pp_rank in ranks]
+        for pp_rank, order, gpu in found:
+            if pp_rank not in self.job.ranks.orders:  # after orders that did not fit together, the last one is missing
+                await self._handle(RankJoined(pp_rank, order, gpu))
+        self._has_joined = True
         self._replicas.join(self.pipeline_id)
 
-    async def _merge(self, index: int) -> None:
-        whole = merge_observations(self._incomplete.pop(index))
-        for older in [i for i in self._incomplete if i < index]:
-            del self._incomplete[older]
+    async def _update_gpu(self, pp_rank: int) -> None:
+        known_mhz = self.job.ranks.gpus[pp_rank].supported_sm_clocks_mhz
+        gpu = replace(self._parts.gpu(pp_rank), supported_sm_clocks_mhz=known_mhz)
+        await self._handle(GpuViewChanged(pp_rank, gpu))
+
+    async def _merge(self, whole: IterationObservation) -> None:
         epoch = self._delivery.epoch_of(whole.plan_id)
         whole = replace(whole, busy_s=busy_s(whole, self.job.ranks.graph, self._delivery.planned_mhz(epoch)))
-        self._plans.newest_index, self._plans.newest_epoch = index, epoch
+        self._plans.newest_index, self._plans.newest_epoch = whole.iteration_index, epoch
         await self._handle(MergedIterationObserved(whole, epoch))
         self._plans.ask_in_time()
         own_time_s = self.job.knowledge.pace.own_time_s
@@ -183,24 +186,38 @@ class PipelineLeader:
         self._audit.record("straggler", change.reason, after)
         await self._handle(StragglerChanged(straggler_time_s, change.reason))
 
-    def _reply(self) -> PipelineReply:
+    def _reply(self, known_plan_id: str | None) -> PipelineReply:
         sent, pace = self._delivery.sent, self.job.knowledge.pace
         reply = PipelineReply(
-            self.pipeline_id, self.job.phase, None, own_time_s=pace.own_time_s, num_readings=pace.num_readings
+            self.pipeline_id,
+            self.job.phase,
+            None,
+            merged_iteration=self._parts.merged_iteration,
+            own_time_s=pace.own_time_s,
+            num_readings=pace.num_readings,
         )
         if sent is None:
             return reply
+        plan_id, straggler_time_s = self._delivery.plan_id(sent), self.job.target.straggler_time_s
+        slices = self._slices(sent) if plan_id != known_plan_id else ()
+        return replace(reply, plan_id=plan_id, slices=slices, straggler_time_s=straggler_time_s)
+
+    def _slices(self, sent: SendPlan) -> tuple[PostedPlan, ...]:
         straggler_time_s = self.job.target.straggler_time_s
         clocks = {rank.pp_rank: rank.sm_clocks_mhz for rank in sent.plan.ranks}
-        slices = tuple(
+        return tuple(
             PostedPlan(
                 plan_id=self._delivery.plan_id(sent),
                 purpose=sent.plan.purpose,
-                sm_clocks_mhz=clocks.get(pp_rank, ()),
-                changes=tuple(change_row(change) for change in sent.plan.changes_of(pp_rank)),
+                clocks=to_blocks([(mhz, 0) for mhz in clocks.get(pp_rank, ())]),
+                changes=to_blocks([_change_row(change) for change in sent.plan.changes_of(pp_rank)]),
                 reason=shorten(f"{sent.plan.plan_id}: {sent.plan.reason}", 200, placeholder=" ..."),
                 straggler_time_s=None if straggler_time_s is None else straggler_time_s * _STRAGGLER_TOLERANCE_RATIO,
             )
             for pp_rank in range(self.description.num_pp_ranks)
         )
-        return replace(reply, plan_id=self._delivery.plan_id(sent), slices=slices, straggler_time_s=straggler_time_s)
+
+
+def _change_row(change: ClockChange) -> tuple[tuple[str, int, int, int], int]:
+    kind, microbatch, chunk, delay_ns, sm_clock_mhz = change_row(change)
+    return (kind, chunk, delay_ns, sm_clock_mhz), microbatch

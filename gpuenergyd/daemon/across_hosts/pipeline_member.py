@@ -1,49 +1,83 @@
-"""Members of pipelines across hosts: their state and their posted plans, and the pipelines that are led from here."""
+"""Members of pipelines across hosts: their stages and posted plans, and the pipelines that are led from here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpuenergyd.core.pipeline.plan import check_plan
+from gpuenergyd.daemon.across_hosts.host_stage import HostStage
 from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
+from gpuenergyd.daemon.across_hosts.refusals import Refusals
 from gpuenergyd.daemon.across_hosts.validation import MAX_PACE_S, checked_plan, checked_size
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.jobs.sessions import RankSession
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import GpuEnergyError, JobError, ProtocolError
+from gpuenergyd.wire import MAX_REPLY_BYTES
+from gpuenergyd.wire.daemon_codec import encode
 from gpuenergyd.wire.messages import IterationReply
-from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, MemberReport, PipelineReply, PipelineReport
+from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, MemberReply, PipelineReply, PipelineReport
 
-_OBSERVATIONS_SENT = 6
 _DELIVERY_LIMIT_S = 0.5
+_STATE, _POSTED_PLAN, _PIPELINE = "state of a member", "plan for a member", "report of the pipeline"
+"""Kinds of messages, of which each may be refused."""
+_StageKey = tuple[int, str, str, int, int]
+"""uid, job name, run, data-parallel rank, pipeline rank."""
 
 
 @dataclass(slots=True)
 class PipelineMembers:
-    """The members of pipelines across hosts that run on this host, and the leaders among them."""
+    """The members of pipelines across hosts that run on this host, their stages, and the leaders among them."""
 
     jobs: Jobs
     _leaders: dict[str, PipelineLeader] = field(default_factory=dict)
     """By the job id of the leading member."""
+    _stages: dict[_StageKey, HostStage] = field(default_factory=dict)
+    refusals: Refusals = field(init=False)
 
-    def state(self, question: MemberQuery, peer: PeerCredentials) -> MemberReport | None:
-        """Return the state of a member; None for an unknown token.
+    def __post_init__(self) -> None:
+        self.refusals = Refusals(self.jobs.services.history)
+
+    def state(self, query: MemberQuery, peer: PeerCredentials) -> MemberReply | None:
+        """Return the report of a member's stage if it carries that, else only the leader's agreement.
+
+        The reply is None for an unknown token.
 
         Raises:
-            JobError: the rank belongs to an ordinary job.
+            JobError: the rank belongs to an ordinary job, or the ranks of its stage do not fit together.
+            ProtocolError: the rank's place is missing or out of range.
         """
-        session = self._session(question.rank_token, peer)
+        session = self._session(query.rank_token, peer)
         if session is None:
             return None
-        job = session.runner.job
-        order = job.ranks.schedule.orders[0] if job.ranks.schedule is not None else ()
-        return MemberReport(
-            gpu=self.jobs.services.gpus[session.gpu_uuid].view(),
-            order=tuple((str(i.kind), i.microbatch_index, i.chunk_index) for i in order),
-            observations=tuple(job.observations[-_OBSERVATIONS_SENT:]),
-            phase=job.phase,
-        )
+        with self.refusals.of(session.runner.job_id, _STATE):
+            return self._state(query, session)
+
+    def _state(self, query: MemberQuery, session: RankSession) -> MemberReply:
+        place, runner = query.place, session.runner
+        if place is None:
+            raise ProtocolError(
+                "the rank does not say its place in the pipeline: its program uses another version of gpuenergyd;"
+                " all hosts of a job must run the same version"
+            )
+        num_pp_ranks, num_tp_ranks = checked_size(place)
+        if not (0 <= place.pp_rank < num_pp_ranks and 0 <= place.tp_rank < num_tp_ranks):
+            raise ProtocolError(
+                f"place {place.pp_rank}.{place.tp_rank}: outside of {num_pp_ranks} x {num_tp_ranks} ranks"
+            )
+        key = (session.peer.uid, runner.job.description.job_name, place.run, place.dp_rank, place.pp_rank)
+        stage = self._stages.get(key)
+        if stage is None or (stage.num_pp_ranks, stage.num_tp_ranks) != (num_pp_ranks, num_tp_ranks):
+            self._stages = {k: own for k, own in self._stages.items() if not own.is_ended}
+            stage = self._stages[key] = HostStage(place.pp_rank, num_pp_ranks, num_tp_ranks)
+        stage.update(place.tp_rank, query, runner.job, self.jobs.services.gpus[session.gpu_uuid].view())
+        reply = MemberReply(runner.job.phase, place.tp_rank == stage.carrier, agreement=stage.agreement)
+        if not reply.is_carrier:
+            return reply
+        facts = stage.facts()
+        is_known = facts.facts_id == query.known_facts
+        return replace(reply, report=stage.report(), facts=None if is_known else facts)
 
     async def post_plan(self, message: MemberPlan, peer: PeerCredentials) -> IterationReply | None:
         """Let a member follow a plan from the plan window that its leader grants; return None for an unknown token.
@@ -57,6 +91,12 @@ class PipelineMembers:
         session = self._session(message.rank_token, peer)
         if session is None:
             return None
+        with self.refusals.of(session.runner.job_id, _POSTED_PLAN):
+            self._install(message, session)
+        await session.runner.idle(_DELIVERY_LIMIT_S)
+        return IterationReply(session.runner.delivery.pop(session.pp_rank))
+
+    def _install(self, message: MemberPlan, session: RankSession) -> None:
         runner = session.runner
         schedule = runner.job.ranks.schedule
         if schedule is None:
@@ -73,8 +113,6 @@ class PipelineMembers:
         if straggler_time_s != runner.job.target.straggler_time_s:
             runner.straggler_changed(straggler_time_s, message.plan.reason or "the pace of the slowest replica")
         runner.post_plan(plan)
-        await runner.idle(_DELIVERY_LIMIT_S)
-        return IterationReply(runner.delivery.pop(session.pp_rank))
 
     async def plan_pipeline(self, report: PipelineReport, peer: PeerCredentials) -> PipelineReply | None:
         """Pass the observations of all members to the leader, and return its plan; None for an unknown token.
@@ -85,22 +123,39 @@ class PipelineMembers:
         session = self._session(report.rank_token, peer)
         if session is None:
             return None
-        for job_id in [job_id for job_id in self._leaders if self.jobs.runner(job_id) is None]:
-            ended = self._leaders.pop(job_id)
-            self.jobs.spawn(self.jobs.services.policy.drop_job(ended.pipeline_id))
+        self._drop_ended()
         runner = session.runner
-        leader = self._leaders.get(runner.job_id) or self._new_leader(runner, report)
-        reply = await leader.handle_report(report, runner.job.target)
-        self._leaders[runner.job_id] = leader
-        return reply
+        with self.refusals.of(runner.job_id, _PIPELINE):
+            leader = self._leaders.get(runner.job_id) or self._new_leader(runner, report)
+            reply = await leader.handle_report(report, runner.job.target)
+            self._leaders[runner.job_id] = leader
+            if reply.slices and (num_bytes := len(encode(reply))) > MAX_REPLY_BYTES:
+                raise ProtocolError(f"the plan takes {num_bytes} bytes; at most {MAX_REPLY_BYTES} can be sent")
+            return reply
+
+    def refuse(self, peer: PeerCredentials, reason: str) -> None:
+        """Record that a message of a process was refused before it could be read, for the members of that process."""
+        for session in self.jobs.sessions:
+            if session.peer == peer and session.runner.is_member:
+                self.refusals.record(session.runner.job_id, reason)
+
+    def refusal_fields(self, job_id: str) -> Mapping[str, Any] | None:
+        """Return the status of a member's last refused message; None without one."""
+        return self.refusals.status_fields(job_id)
 
     def status_fields(self, job_id: str) -> Mapping[str, Any] | None:
         """Return the status of the pipeline that a member leads; None for any other job."""
         leader = self._leaders.get(job_id)
         return None if leader is None else leader.status_fields()
 
+    def _drop_ended(self) -> None:
+        for job_id in [job_id for job_id in self._leaders if self.jobs.runner(job_id) is None]:
+            ended = self._leaders.pop(job_id)
+            self.jobs.spawn(self.jobs.services.policy.drop_job(ended.pipeline_id))
+        self.refusals.keep(lambda job_id: self.jobs.runner(job_id) is not None)
+
     def _new_leader(self, runner: JobRunner, report: PipelineReport) -> PipelineLeader:
-        num_pp_ranks, _ = checked_size(report)
+        num_pp_ranks, num_tp_ranks = checked_size(report)
         own = runner.job.description
         return PipelineLeader(
             description=replace(own, job_id=f"{own.job_id}-whole", num_pp_ranks=num_pp_ranks),
@@ -108,6 +163,7 @@ class PipelineMembers:
             services=self.jobs.services,
             leader_job_id=own.job_id,
             spawn=self.jobs.spawn,
+            num_tp_ranks=num_tp_ranks,
         )
 
     def _session(self, rank_token: str, peer: PeerCredentials) -> RankSession | None:

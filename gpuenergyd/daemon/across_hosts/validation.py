@@ -1,49 +1,35 @@
-"""Validation of messages about pipelines across hosts: reports of all members, and posted plans."""
+"""Validation of messages about pipelines across hosts: places, GPUs, observations, and posted plans."""
 
-from collections.abc import Mapping
-
-from gpuenergyd.core.job.stage_gpu import stage_gpu
-from gpuenergyd.core.measurement.merge import MemberKey
+from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, RankClocks
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.daemon.registration import checked_kind
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire import MAX_STRING_CHARS
-from gpuenergyd.wire.pipeline_messages import MemberReport, PipelineReport, PostedPlan, ReportedMember
+from gpuenergyd.wire.patterns import from_blocks
+from gpuenergyd.wire.pipeline_messages import MemberPlace, PipelineReport, PostedPlan
 
 _MAX_RANKS = 4096
+MAX_PIPELINE_RANKS = 16_384
+"""Ranks of one replica that one leader plans for."""
 MAX_PACE_S = 86_400.0
 _MAX_SWITCH_LATENCY_S = 60.0
 
 
-def checked_size(report: PipelineReport) -> tuple[int, int]:
+def checked_size(report: PipelineReport | MemberPlace) -> tuple[int, int]:
     """Return the numbers of pipeline and tensor-parallel ranks of a reported pipeline.
 
     Raises:
         ProtocolError: a number is out of range.
     """
     size = report.num_pp_ranks, report.num_tp_ranks
-    if not all(1 <= number <= _MAX_RANKS for number in size):
-        raise ProtocolError(f"{size[0]} x {size[1]} ranks: each number must be in [1, {_MAX_RANKS}]")
-    return size
-
-
-def checked_members(report: PipelineReport, num_pp_ranks: int) -> dict[MemberKey, MemberReport]:
-    """Return the states of all members of a pipeline.
-
-    Raises:
-        ProtocolError: a member is missing or repeated, or its measurements are out of range.
-    """
-    expected = {(pp, tp) for pp in range(num_pp_ranks) for tp in range(report.num_tp_ranks)}
-    members = {(member.pp_rank, member.tp_rank): member.state for member in report.members}
-    if len(members) != len(report.members) or members.keys() != expected:
+    if not all(1 <= number <= _MAX_RANKS for number in size) or size[0] * size[1] > MAX_PIPELINE_RANKS:
         raise ProtocolError(
-            f"{len(report.members)} members: each of {num_pp_ranks} x {report.num_tp_ranks} ranks must be given once"
+            f"{size[0]} x {size[1]} ranks: each number must be in [1, {_MAX_RANKS}], their product at most"
+            f" {MAX_PIPELINE_RANKS}"
         )
-    for member in report.members:
-        _check_member(member)
-    return members
+    return size
 
 
 def checked_plan(posted: PostedPlan) -> ClockPlan:
@@ -56,43 +42,36 @@ def checked_plan(posted: PostedPlan) -> ClockPlan:
         raise ProtocolError(f"plan_id and reason: at most {MAX_STRING_CHARS} characters, and a plan_id is not empty")
     changes = tuple(
         ClockChange(Instruction(0, checked_kind(kind), microbatch, chunk), delay_ns / 1e9, clock)
-        for kind, microbatch, chunk, delay_ns, clock in posted.changes
+        for (kind, chunk, delay_ns, clock), microbatch in from_blocks(posted.changes)
     )
-    ranks = (RankClocks(0, posted.sm_clocks_mhz, changes),) if posted.sm_clocks_mhz else ()
+    clocks_mhz = tuple(clock for clock, _ in from_blocks(posted.clocks))
+    ranks = (RankClocks(0, clocks_mhz, changes),) if clocks_mhz else ()
     return ClockPlan(posted.plan_id, posted.purpose, ranks, reason=posted.reason)
 
 
-def common_gpu(pp_rank: int, members: Mapping[MemberKey, MemberReport]) -> GpuView:
-    """Return the GPU that a stage is planned for: all GPUs of the stage as one.
-
-    Raises:
-        JobError: the GPUs are on several hosts, or have no clock in common.
-    """
-    return stage_gpu(pp_rank, [state.gpu for (stage, _), state in sorted(members.items()) if stage == pp_rank])
-
-
-def _check_member(member: ReportedMember) -> None:
-    state, where = member.state, f"member {member.pp_rank}.{member.tp_rank}"
-    clocks = state.gpu.supported_sm_clocks_mhz
+def check_gpu(where: str, gpu: GpuView) -> None:
+    """Check the GPU of a stage, or raise ProtocolError; `where` names it."""
+    clocks = gpu.supported_sm_clocks_mhz
     if not clocks or list(clocks) != sorted(set(clocks), reverse=True) or clocks[-1] <= 0:
         raise ProtocolError(
             f"{where}: supported_sm_clocks_mhz must be a non-empty, strictly descending list of positive numbers"
         )
-    if not 0 <= state.gpu.switch_latency_s < _MAX_SWITCH_LATENCY_S:
-        latency_s = state.gpu.switch_latency_s
-        raise ProtocolError(f"{where}: switch_latency_s {latency_s} must be in [0, {_MAX_SWITCH_LATENCY_S:g})")
-    for row in state.order:
-        checked_kind(row[0])
-    for o in state.observations:
-        times_s = [o.iteration_time_s, *(s.time_s for s in o.instruction_samples)]
-        times_s += [share.time_s for s in o.instruction_samples for share in s.shares]
-        times_s += [at.time_s for rank in o.ranks for at in rank.time_at]
-        times_s += [share.time_s for s in o.call_samples for share in (s.before, s.after)]
-        # A sample without any clock was not measured.
-        clocks_mhz = [min((share.sm_clock_mhz for share in s.shares), default=0) for s in o.instruction_samples]
-        clocks_mhz += [min(s.before.sm_clock_mhz, s.after.sm_clock_mhz) for s in o.call_samples]
-        if len(o.ranks) != 1 or min(times_s) < 0 or max(times_s) > MAX_PACE_S or min(clocks_mhz, default=1) <= 0:
-            raise ProtocolError(
-                f"{where}: iteration {o.iteration_index} must hold one rank, times in [0, {MAX_PACE_S:g}] s"
-                " and positive clocks"
-            )
+    if not 0 <= gpu.switch_latency_s < _MAX_SWITCH_LATENCY_S:
+        raise ProtocolError(
+            f"{where}: switch_latency_s {gpu.switch_latency_s} must be in [0, {_MAX_SWITCH_LATENCY_S:g})"
+        )
+
+
+def check_observation(where: str, o: IterationObservation) -> None:
+    """Check the observation of a stage, or raise ProtocolError; `where` names the stage."""
+    times_s = [o.iteration_time_s, *(share.time_s for s in o.instruction_samples for share in s.shares)]
+    times_s += [at.time_s for rank in o.ranks for at in rank.time_at]
+    times_s += [share.time_s for s in o.call_samples for share in (s.before, s.after)]
+    # A sample without any clock was not measured.
+    clocks_mhz = [min((share.sm_clock_mhz for share in s.shares), default=0) for s in o.instruction_samples]
+    clocks_mhz += [min(s.before.sm_clock_mhz, s.after.sm_clock_mhz) for s in o.call_samples]
+    is_in_range = all(0 <= time_s <= MAX_PACE_S for time_s in times_s)  # not so for NaN
+    if not is_in_range or min(clocks_mhz, default=1) <= 0:
+        raise ProtocolError(
+            f"{where}: iteration {o.iteration_index} must hold times in [0, {MAX_PACE_S:g}] s and positive clocks"
+        )

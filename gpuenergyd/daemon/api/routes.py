@@ -17,7 +17,7 @@ from gpuenergyd.wire.messages import (
     RankRelease,
     ReleaseReply,
 )
-from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, MemberReport, PipelineReply, PipelineReport
+from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, MemberReply, PipelineReply, PipelineReport
 
 JSON_TYPE = "application/json"
 
@@ -47,7 +47,12 @@ PACE = Route("/v1/pace", "Report the pace of replicas on other hosts.", PaceRepo
 RELEASE = Route(
     "/v1/release", "Release a rank that ends normally; the reply says what its job saved.", RankRelease, ReleaseReply
 )
-MEMBERS = Route("/v1/members", "Query the state of a pipeline member.", MemberQuery, MemberReport)
+MEMBERS = Route(
+    "/v1/members",
+    "Exchange a pipeline member's state; the reply may hold its stage's report.",
+    MemberQuery,
+    MemberReply,
+)
 MEMBER_PLAN = Route("/v1/members/plan", "Install the plan slice of a pipeline member.", MemberPlan, IterationReply)
 PIPELINES = Route(
     "/v1/pipelines",

@@ -72,6 +72,8 @@ _ERROR_STATUSES: tuple[tuple[type[GpuEnergyError], int], ...] = (
 )
 """HTTP status by error class; the first match counts."""
 _LARGE_MESSAGES = frozenset({IterationReport, MemberPlan, PipelineReport})
+_PIPELINE_MESSAGES = frozenset({MemberPlan, MemberQuery, PipelineReport})
+"""Messages whose refusal the status and the history show: ranks repeat them, and nobody reads a reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,13 @@ class Server:
         max_bytes = MAX_ITERATION_REPORT_BYTES if message_type in _LARGE_MESSAGES else MAX_CONTROL_MESSAGE_BYTES
 
         async def respond(request: web.Request) -> web.Response:
-            message = await self._body(request, message_type, max_bytes)
+            try:
+                message = await self._body(request, message_type, max_bytes)
+            except (web.HTTPException, ProtocolError) as error:
+                if message_type in _PIPELINE_MESSAGES:
+                    text = _http_error_text(request, error) if isinstance(error, web.HTTPException) else str(error)
+                    self._members.refuse(self._peer(request), text)
+                raise
             reply = handle(message, self._peer(request))
             if isinstance(reply, Awaitable):
                 reply = await reply

@@ -229,6 +229,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "is_suspended": runner.leases.is_suspended,
         "is_pipeline_member": runner.is_member,
         "pipeline": daemon.members.status_fields(runner.job_id),
+        "pipeline_refusal": daemon.members.refusal_fields(runner.job_id),
         "age_s": _age_s(runner.created_mono_ns),
         "last_report_age_s": _age_s(runner.last_report_mono_ns) if runner.last_report_mono_ns else None,
         "ranks": [

@@ -26,6 +26,8 @@ _NS_PER_S = 1e9
 _TIME_LIMIT_S = 30.0
 """Time limit of a request, after which the policy host is restarted and the job runs at full speed. Time that the host
 waits for a CPU does not count: on a busy host the job runs at full speed meanwhile, and is planned later."""
+_TIME_LIMIT_PER_INSTRUCTION_S = 0.001
+"""Added to either time limit: a plan of 64 stages x 512 microbatches takes half a minute of CPU."""
 _FIRST_TIME_LIMIT_S = 120.0
 """Time limit of the first request to a host, which includes imports and compilation."""
 
@@ -117,6 +119,7 @@ class PolicyClient:
             try:
                 host = await self._ensure_host()
                 limit_s = self._time_limit_s if self._has_answered else self._first_time_limit_s
+                limit_s += _instructions_of(view) * _TIME_LIMIT_PER_INSTRUCTION_S
                 answer = await self._answer_within(limit_s, host, self._exchange(host, request, view))
             except TimeoutError:
                 return await self._fail(f"policy {policy!r} did not answer within {limit_s:g} s")
@@ -193,3 +196,7 @@ class PolicyClient:
     async def _kill(self) -> None:
         if self._host is not None:
             await self._host.kill()
+
+
+def _instructions_of(view: JobView | None) -> int:
+    return sum(map(len, view.schedule.orders)) if view is not None else 0

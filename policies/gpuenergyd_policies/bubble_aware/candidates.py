@@ -15,6 +15,7 @@ from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd_policies.bubble_aware.model import PipelineModel
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.planning.frontier import SolvedPlan, min_iteration_time_s, solve
+from gpuenergyd_policies.planning.large import TOO_LARGE
 from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.planning.switching.lateness import expected_late_s
 from gpuenergyd_policies.planning.switching.requests import clock_changes
@@ -102,7 +103,8 @@ class Candidates:
         unlimited = self._unlimited_on_time() if have_price else self._unlimited(self.solved)
         if unlimited is not None:
             yield self._candidate(*unlimited)
-        yield from self._segmented(TUNING.max_segments_of_priced_calls if have_price else TUNING.max_segments)
+        if len(self.model.graph.instructions) <= TOO_LARGE:  # else the search finds no plan in the time there is
+            yield from self._segmented(TUNING.max_segments_of_priced_calls if have_price else TUNING.max_segments)
 
     def _segmented(self, max_segments: Sequence[int]) -> Iterator[Candidate]:
         """Return plans with few segments, until one is as good as any plan with more could be."""

@@ -5,22 +5,26 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from gpuenergyd.core.measurement.observation import IterationObservation
-from gpuenergyd.core.pipeline.graph import DependencyGraph
+from gpuenergyd.core.pipeline.graph import DependencyGraph, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.switching import SwitchLatency
-from gpuenergyd.core.pipeline.timeline import iteration_energy_j
+from gpuenergyd.core.pipeline.timeline import iteration_energy_j, makespan_s
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
 from gpuenergyd.core.policy_api.previous_run import PREVIOUS_PROFILE
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
-from gpuenergyd_policies.observed_pipeline import observed_pipeline
+from gpuenergyd_policies.observed_pipeline import observed_graph, observed_pipeline
 from gpuenergyd_policies.planning.frontier import frontier
+from gpuenergyd_policies.planning.large import TOO_LARGE
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 from gpuenergyd_policies.profiling.calls import CallCost
 from gpuenergyd_policies.profiling.fit import NotEnoughDataError, fit_profile
 from gpuenergyd_policies.profiling.procedure import FitQuality
 from gpuenergyd_policies.profiling.regret import predicted_regret_ratio
 from gpuenergyd_policies.profiling.rescaling import under_ceilings
+
+_SIMULATED_INSTRUCTIONS = 200_000
+"""Instructions of profiling iterations that are simulated before a plan: in large pipelines only of the last ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +82,10 @@ class PipelineModel:
         """
         profiling_plans = {p.plan_id: p for p in view.issued_plans if p.purpose is PlanPurpose.PROFILE}
         excesses_s = []
-        for observation in view.observations:
-            plan = profiling_plans.get(observation.plan_id or "")
-            if plan is None or not observation.is_regular:
-                continue
+        affordable = _SIMULATED_INSTRUCTIONS // len(self.graph.instructions)
+        profiling = [o for o in view.observations if o.is_regular and o.plan_id in profiling_plans]
+        for observation in profiling[-max(TUNING.min_simulated_iterations, affordable) :]:
+            plan = profiling_plans[observation.plan_id or ""]
             changes = tuple(plan.changes_of(r) for r in range(self.graph.num_ranks))
             simulated = simulate_switching(self.graph, self.profile, changes, latency=self.latencies)
             excesses_s.append(observation.own_time_s - simulated.iteration_time_s - self.bias_s)
@@ -104,10 +108,29 @@ def fit_quality(view: JobView) -> FitQuality:
         fitted = fit_profile(iterations_to_fit(view), view.gpus)
     except NotEnoughDataError:
         return FitQuality(regret_ratio=math.inf, doubtful=frozenset())
-    model = PipelineModel.of(view, fitted.profile, fitted.calls)
     target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
+    if (short := _short_graph(view)) is not None:
+        times_s = [fitted.profile[i.instruction_class].at_max_clock.time_s for i in short.instructions]
+        at_full_speed_s = makespan_s(short, times_s)
+        deadline_s = at_full_speed_s * target_s / view.baseline.iteration_time_s
+        return FitQuality(predicted_regret_ratio(fitted, short, deadline_s=deadline_s), fitted.doubtful)
+    model = PipelineModel.of(view, fitted.profile, fitted.calls)
     regret_ratio = predicted_regret_ratio(fitted, model.graph, deadline_s=target_s - model.bias_s)
     return FitQuality(regret_ratio, fitted.doubtful)
+
+
+def _short_graph(view: JobView) -> DependencyGraph | None:
+    """Return the graph of the same pipeline with few microbatches, if it is large and regular; None otherwise.
+
+    What errors of the profile cost hardly depends on the number of microbatches, and is computed for many profiles.
+    """
+    schedule = view.schedule
+    num_microbatches = TUNING.rounds_of_short_pipeline * schedule.num_ranks
+    if sum(map(len, schedule.orders)) <= TOO_LARGE or schedule.num_microbatches <= num_microbatches:
+        return None
+    if schedule.orders != one_forward_one_backward(schedule.num_ranks, schedule.num_microbatches).orders:
+        return None
+    return observed_graph(replace(view, schedule=one_forward_one_backward(schedule.num_ranks, num_microbatches)))
 
 
 def iterations_to_fit(view: JobView) -> list[IterationObservation]:

@@ -32,6 +32,10 @@ class Tuning:
     """Time for which a clock is requested at least, in its typical latencies: with less, it never takes effect."""
     segment_search_steps: int = 30_000 if IS_COMPILED else 800
     """Steps of the local search for segments; without numba, as many as fit into the same time."""
+    rounds_of_short_pipeline: int = 2
+    """Microbatches per rank of the short pipeline that stands for a large one in estimates of regret."""
+    min_simulated_iterations: int = 3
+    """Profiling iterations that are compared with the model, however large the pipeline is."""
     fewer_switches_ratio: float = 0.002
     """Extra energy accepted for fewer clock changes: each may be late, and changes on one host queue up."""
 

@@ -20,12 +20,15 @@ from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
 from gpuenergyd.core.policy_api.policy import FrontierPoint
 from gpuenergyd_policies.planning.exact.sweep import Sweep
 from gpuenergyd_policies.planning.exact.tables import FloatArray
+from gpuenergyd_policies.planning.large import NUM_STEPS, QUICK_STEPS, TOO_LARGE, LargePipeline
 from gpuenergyd_policies.planning.problem import (
     LARGE_PIPELINE,
     Effort,
     PlanningProblem,
     later_deadlines_s,
     make_problem,
+    require_possible,
+    useful_s,
 )
 
 __all__ = (
@@ -43,6 +46,8 @@ __all__ = (
 
 ROUGH_TOLERANCE = 1e-2
 """Thinning tolerance of the first sweep, which locates T* roughly."""
+LARGE_POINTS = 16
+"""Points of the frontier of a large pipeline."""
 NEIGHBOURS = 2
 """Distance, in plans, of the later deadline whose durations are rounded too, since they often round better."""
 
@@ -108,12 +113,14 @@ def solve(
     """Return the cheapest plan found with iteration time at most `deadline_s`.
 
     A deadline is used up to T*, beyond which energy rises. With `forced` the time passes anyway (a straggler), so plans
-    slow down to T_slow.
+    slow down to T_slow. Pipelines of thousands of instructions are planned by averaging paths (see `large`).
 
     Raises:
         ProfileError: a class of the graph was not measured.
         TargetError: the deadline is below T_min.
     """
+    if len(graph.instructions) > TOO_LARGE:
+        return _solve_large(LargePipeline.of(graph, profile), deadline_s, forced=forced, effort=effort)
     problem = make_problem(graph, profile, thin_tolerance)
     problem.require_possible(deadline_s)
     wanted_s = problem.useful_s(deadline_s)
@@ -138,6 +145,8 @@ def frontier(
     Raises:
         ProfileError: a class of the graph was not measured.
     """
+    if len(graph.instructions) > TOO_LARGE:
+        return _large_frontier(LargePipeline.of(graph, profile), num_points)
     problem = make_problem(graph, profile, thin_tolerance)
     deadlines_s = _spread_deadlines_s(problem, num_points, until_slowest=until_slowest)
     return _frontier(problem, problem.sweep(deadlines_s, stop_early=False), deadlines_s, until_slowest=until_slowest)
@@ -231,6 +240,58 @@ def solved_plan(
         min_energy_time_s=least_s,
         slowest_time_s=problem.slowest_time_s,
     )
+
+
+def _solve_large(pipeline: LargePipeline, deadline_s: float, *, forced: bool, effort: Effort) -> SolvedPlan:
+    require_possible(deadline_s, pipeline.min_time_s)
+    wanted_s = useful_s(deadline_s, pipeline.min_time_s, pipeline.slowest_time_s)
+    num_steps = NUM_STEPS if effort is Effort.FULL else QUICK_STEPS
+    found = pipeline.prices(wanted_s, forced=forced, num_steps=num_steps)
+    idle_w = pipeline.tables.idle_power_w
+    least_s = pipeline.slowest_time_s
+    # A second never has a lower price than waiting, so that the bound holds for plans that end earlier, too.
+    lower_bound_j = found.cost_bound_j + idle_w * wanted_s
+    if not forced and not found.is_limited:
+        least_s = pipeline.least_energy_time_s(found)
+        wanted_s = min(wanted_s, least_s)
+    plan = pipeline.rounded(found.durations_s, wanted_s, forced=forced)
+    tables = pipeline.tables
+    durations_s, energies_j = tables.times_s[plan.options].tolist(), tables.energies_j[plan.options].tolist()
+    return SolvedPlan(
+        sm_clocks_mhz=tuple(tables.sm_clocks_mhz[plan.options].tolist()),
+        durations_s=tuple(durations_s),
+        energies_j=tuple(energies_j),
+        iteration_time_s=plan.makespan_s,
+        energy_j=iteration_energy_j(
+            energies_j=energies_j,
+            durations_s=durations_s,
+            iteration_time_s=plan.makespan_s,
+            num_ranks=tables.num_ranks,
+            blocking_power_w=tables.blocking_power_w,
+        ),
+        lower_bound_j=found.cost_bound_j + idle_w * plan.makespan_s if forced else lower_bound_j,
+        deadline_s=wanted_s,
+        fractional_durations_s=tuple(found.durations_s.tolist()),
+        prices_w=tuple(found.prices_w.tolist()),
+        price_w=found.price_w,
+        min_time_s=pipeline.min_time_s,
+        min_energy_time_s=least_s,
+        slowest_time_s=pipeline.slowest_time_s,
+    )
+
+
+def _large_frontier(pipeline: LargePipeline, num_points: int) -> Frontier:
+    """Return the frontier of a large pipeline up to T* with few points, and without breakpoints."""
+    roughly = pipeline.prices(pipeline.slowest_time_s, forced=False, num_steps=QUICK_STEPS)
+    least_s = pipeline.least_energy_time_s(roughly)
+    num_points = min(num_points, LARGE_POINTS)
+    shares = np.linspace(0, 1, num_points) ** 1.5
+    points: list[FrontierPoint] = []
+    for deadline_s in (pipeline.min_time_s + (least_s - pipeline.min_time_s) * shares).tolist():
+        solved = _solve_large(pipeline, deadline_s, forced=False, effort=Effort.QUICK)
+        if not points or solved.energy_j < points[-1].energy_j:
+            points.append(FrontierPoint(solved.iteration_time_s, solved.energy_j, solved.lower_bound_j))
+    return Frontier(pipeline.min_time_s, least_s, pipeline.slowest_time_s, (), tuple(points))
 
 
 def _spread_deadlines_s(problem: PlanningProblem, num_points: int, *, until_slowest: bool) -> FloatArray:

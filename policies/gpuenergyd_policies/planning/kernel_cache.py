@@ -11,6 +11,7 @@ from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, de
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd_policies.planning.compiled import IS_COMPILED, cache_folder
 from gpuenergyd_policies.planning.frontier import solve
+from gpuenergyd_policies.planning.large import LargePipeline
 from gpuenergyd_policies.planning.switching.segments import plan_segments
 
 _OPTIONS = (ClockOption(3, 0.1, 3.0), ClockOption(2, 0.15, 1.8), ClockOption(1, 0.2, 1.0))
@@ -26,6 +27,7 @@ def compile_kernels() -> None:
     graph = dependency_graph(one_forward_one_backward(num_stages, 4))
     solved = solve(graph, profile, deadline_s=deadline_s)
     plan_segments(graph, profile, solved, deadline_s=deadline_s, max_segments=2, latency=latency_s)
+    LargePipeline.of(graph, profile).prices(deadline_s, forced=False, num_steps=1)
 
 
 @cache

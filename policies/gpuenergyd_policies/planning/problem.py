@@ -60,15 +60,11 @@ class PlanningProblem:
 
     def require_possible(self, deadline_s: float) -> None:
         """Check a deadline; raise TargetError if it is below T_min."""
-        if not deadline_s >= self.min_time_s * (1.0 - DEADLINE_ROUNDING_RATIO):
-            raise TargetError(
-                f"iteration time {deadline_s:.6g} s cannot be met: with every instruction at its fastest clock it is"
-                f" T_min = {self.min_time_s!r} s"
-            )
+        require_possible(deadline_s, self.min_time_s)
 
     def useful_s(self, deadline_s: float) -> float:
         """Return the deadline limited to [T_min, T_slow], plus a margin with which rounding reaches T_slow."""
-        return max(self.min_time_s, min(deadline_s, self.slowest_time_s * (1.0 + SLOWEST_MARGIN_RATIO)))
+        return useful_s(deadline_s, self.min_time_s, self.slowest_time_s)
 
     def sweep(self, deadlines_s: FloatArray, *, stop_early: bool) -> Sweep:
         """Return optimal flows and durations at these deadlines, and at T* as the last row."""
@@ -135,6 +131,20 @@ class PlanningProblem:
             deadline_s,
             passes=FULL_PASSES if is_thorough else LIGHT_PASSES,
         )
+
+
+def require_possible(deadline_s: float, min_time_s: float) -> None:
+    """Check a deadline; raise TargetError if it is below T_min."""
+    if not deadline_s >= min_time_s * (1.0 - DEADLINE_ROUNDING_RATIO):
+        raise TargetError(
+            f"iteration time {deadline_s:.6g} s cannot be met: with every instruction at its fastest clock it is"
+            f" T_min = {min_time_s!r} s"
+        )
+
+
+def useful_s(deadline_s: float, min_time_s: float, slowest_time_s: float) -> float:
+    """Return the deadline limited to [T_min, T_slow], plus a margin with which rounding reaches T_slow."""
+    return max(min_time_s, min(deadline_s, slowest_time_s * (1.0 + SLOWEST_MARGIN_RATIO)))
 
 
 def make_problem(

@@ -243,9 +243,11 @@ class _Fit:
     """The least-squares problem of one set of GPU iterations."""
 
     def __init__(self, shares: Shares, gpus: Sequence[GpuView]) -> None:
-        models = sorted({gpu.model_name for gpu in gpus})
+        # A stage of several tensor-parallel GPUs has the sum of their powers: a model of its own.
+        models = sorted({(gpu.model_name, gpu.num_gpus) for gpu in gpus})
+        num_gpus = np.array([num for _, num in models], dtype=float)
         self.shares = shares
-        self.model_of_rank = np.array([models.index(gpu.model_name) for gpu in gpus])
+        self.model_of_rank = np.array([models.index((gpu.model_name, gpu.num_gpus)) for gpu in gpus])
         self.top_of_rank = np.array([max(gpu.supported_sm_clocks_mhz) for gpu in gpus], dtype=float)
         self._n = n = len(models)
         self._model, self._top = self.model_of_rank[shares.rank_of], self.top_of_rank[shares.rank_of]
@@ -254,11 +256,11 @@ class _Fit:
             for r, gpu in enumerate(gpus)
             if gpu.blocking_power_w is not None and (r, None, 0, 0) in shares.index_of
         ]
-        # A stage with several GPUs has the power of all of them.
-        num_gpus = [max(gpu.num_gpus for gpu in gpus if gpu.model_name == model) for model in models]
-        scales = np.concatenate([np.ones(2 * n), np.asarray(num_gpus, dtype=np.float64)])
-        self._prior = scales * np.repeat([_KNEE_RATIO_PRIOR, _VOLTAGE_PRIOR, _STATIC_POWER_PRIOR_W], n)
-        self._sigma = scales * np.repeat([_KNEE_RATIO_SIGMA, _VOLTAGE_SIGMA, _STATIC_POWER_SIGMA_W], n)
+        prior = np.repeat([_KNEE_RATIO_PRIOR, _VOLTAGE_PRIOR, _STATIC_POWER_PRIOR_W], n)
+        self._prior = np.asarray(prior, dtype=np.float64)
+        self._sigma = np.repeat([_KNEE_RATIO_SIGMA, _VOLTAGE_SIGMA, _STATIC_POWER_SIGMA_W], n)
+        self._prior[2 * n :] *= num_gpus
+        self._sigma[2 * n :] *= num_gpus
         # Initially, each coefficient alone would explain half of the mean power.
         num_works = len(shares.index_of)
         mean_power_w = float(shares.energy_j.sum() / shares.time_s.sum())

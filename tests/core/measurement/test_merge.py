@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuenergyd.core.measurement.merge import busy_s, merge_observations
+from gpuenergyd.core.measurement.merge import busy_s, merge_observations, merge_siblings
 from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation, RankEnergy
 from gpuenergyd.core.pipeline.graph import InstructionKind, dependency_graph, one_forward_one_backward
 
@@ -18,7 +18,7 @@ def part(forward_s: float, backward_s: float, energy_j: float | None = 10.0) -> 
 
 
 def test_each_member_becomes_its_rank_and_energies_add_up() -> None:
-    whole = merge_observations({(0, 0): part(0.01, 0.02), (1, 0): part(0.03, 0.04, energy_j=5.0)})
+    whole = merge_observations([part(0.01, 0.02), part(0.03, 0.04, energy_j=5.0)])
 
     assert [(s.pp_rank, s.time_s) for s in whole.instruction_samples] == [(0, 0.01), (0, 0.02), (1, 0.03), (1, 0.04)]
     assert whole.energy_j == 15.0
@@ -26,7 +26,7 @@ def test_each_member_becomes_its_rank_and_energies_add_up() -> None:
 
 
 def test_tensor_parallel_ranks_have_the_time_of_the_slowest_and_the_sum_of_energies() -> None:
-    whole = merge_observations({(0, 0): part(0.010, 0.02), (0, 1): part(0.012, 0.019)})
+    whole = merge_siblings([part(0.010, 0.02), part(0.012, 0.019)])
 
     assert sorted((s.kind, s.time_s) for s in whole.instruction_samples) == [("B", 0.02), ("F", 0.012)]
     assert whole.energy_j == 20.0
@@ -34,7 +34,7 @@ def test_tensor_parallel_ranks_have_the_time_of_the_slowest_and_the_sum_of_energ
 
 
 def test_missing_energy_of_a_member_is_missing_for_its_stage() -> None:
-    whole = merge_observations({(0, 0): part(0.01, 0.02), (0, 1): part(0.01, 0.02, energy_j=None)})
+    whole = merge_siblings([part(0.01, 0.02), part(0.01, 0.02, energy_j=None)])
 
     assert whole.energy_j is None
 
@@ -42,28 +42,22 @@ def test_missing_energy_of_a_member_is_missing_for_its_stage() -> None:
 def test_an_iteration_under_different_plans_has_no_plan() -> None:
     other = replace(part(0.01, 0.02), plan_id="p.2")
 
-    assert merge_observations({(0, 0): part(0.01, 0.02), (1, 0): other}).plan_id is None
+    assert merge_observations([part(0.01, 0.02), other]).plan_id is None
 
 
 def test_launch_gaps_of_single_members_are_dropped() -> None:
     first = replace(part(0.01, 0.02), launch_gap_s=0.06)
 
-    assert merge_observations({(0, 0): first, (1, 0): part(0.01, 0.02)}).launch_gap_s is None
+    assert merge_observations([first, part(0.01, 0.02)]).launch_gap_s is None
 
 
 def test_the_turnaround_of_a_stage_is_that_of_its_last_rank() -> None:
     def turning(turnaround_s: float | None, lead_s: float) -> IterationObservation:
         return replace(part(0.01, 0.02), turnarounds_s=(turnaround_s,), lead_s=lead_s)
 
-    whole = merge_observations(
-        {
-            (0, 0): turning(0.01, 0.001),
-            (0, 1): turning(0.03, 0.002),
-            (1, 0): turning(0.02, 0.003),
-            (2, 0): turning(0.02, 0.004),
-            (2, 1): turning(None, 0.005),
-        }
-    )
+    first = merge_siblings([turning(0.01, 0.001), turning(0.03, 0.002)])
+    last = merge_siblings([turning(0.02, 0.004), turning(None, 0.005)])
+    whole = merge_observations([first, turning(0.02, 0.003), last])
 
     assert whole.turnarounds_s == (0.03, 0.02, None)
     assert whole.lead_s == 0.001
@@ -72,15 +66,15 @@ def test_the_turnaround_of_a_stage_is_that_of_its_last_rank() -> None:
 def test_an_iteration_disturbed_on_one_member_is_disturbed() -> None:
     other = replace(part(0.01, 0.02), is_regular=False)
 
-    assert not merge_observations({(0, 0): part(0.01, 0.02), (1, 0): other}).is_regular
+    assert not merge_observations([part(0.01, 0.02), other]).is_regular
 
 
 def test_busy_time_is_the_iteration_time_without_waits() -> None:
     graph = dependency_graph(one_forward_one_backward(2, 2))
-    whole = merge_observations({(0, 0): part(0.01, 0.02), (1, 0): part(0.01, 0.02)})
+    whole = merge_observations([part(0.01, 0.02), part(0.01, 0.02)])
 
     assert busy_s(whole, graph) == pytest.approx(0.09)
-    assert busy_s(merge_observations({(0, 0): part(0.01, 0.02)}), graph) is None
+    assert busy_s(merge_observations([part(0.01, 0.02)]), graph) is None
 
 
 def test_busy_time_uses_the_samples_nearest_to_the_planned_clocks() -> None:
@@ -88,7 +82,17 @@ def test_busy_time_uses_the_samples_nearest_to_the_planned_clocks() -> None:
     slow = InstructionSample(0, InstructionKind.B, (ClockShare(780, 0.05), ClockShare(1410, 0.001)), count=1)
     fast = InstructionSample(0, InstructionKind.B, (ClockShare(1410, 0.02),), count=3)
     one = part(0.01, 0.02)
-    whole = merge_observations({(0, 0): replace(one, instruction_samples=(one.instruction_samples[0], slow, fast))})
-    planned = dict.fromkeys(schedule.orders[0], 1410) | {schedule.orders[0][1]: 795}
+    whole = merge_observations([replace(one, instruction_samples=(one.instruction_samples[0], slow, fast))])
+    planned = [795 if i == schedule.orders[0][1] else 1410 for i in schedule.orders[0]]
 
     assert busy_s(whole, dependency_graph(schedule), planned) == pytest.approx(0.01 + 0.051 + 0.01 + 0.02)
+
+
+def test_the_merge_of_merged_siblings_is_that_of_all() -> None:
+    four = [part(0.010, 0.02), part(0.012, 0.019), replace(part(0.011, 0.021), is_regular=False), part(0.009, 0.018)]
+
+    assert merge_siblings([merge_siblings(four[:2]), merge_siblings(four[2:])]) == merge_siblings(four)
+
+
+def test_siblings_under_different_plans_have_no_plan() -> None:
+    assert merge_siblings([part(0.01, 0.02), replace(part(0.01, 0.02), plan_id="p.2")]).plan_id is None

@@ -2,12 +2,15 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import JobError, ProtocolError
+from gpuenergyd.wire.pipeline_messages import PipelineReply
 from tests.support.job_run import CLOCKS, FIRST_ASKED, SCHEDULE
 from tests.support.led_pipeline import LedPipeline
 
@@ -33,7 +36,7 @@ def test_the_policy_plans_for_all_members_and_each_stage_gets_its_slice() -> Non
     assert [gpu.gpu_uuid for gpu in view.gpus] == ["GPU-0", "GPU-1"]
     assert reply.plan_id is not None
     assert reply.plan_id.startswith("whole.")
-    assert [one.sm_clocks_mhz for one in reply.slices] == [(1200,) * len(order) for order in SCHEDULE.orders]
+    assert [one.clocks for one in reply.slices] == [((len(order), ((1200, 0, 0),)),) for order in SCHEDULE.orders]
     assert {one.plan_id for one in reply.slices} == {reply.plan_id}
     assert {one.purpose for one in reply.slices} == {PlanPurpose.TUNED}
     assert {one.straggler_time_s for one in reply.slices} == {None}
@@ -48,54 +51,118 @@ def test_where_clocks_may_not_be_set_no_plan_is_asked_for() -> None:
     assert reply.slices == ()
 
 
-def test_an_iteration_counts_once_all_members_have_reported_it() -> None:
+def test_an_iteration_counts_once_all_stages_have_reported_it() -> None:
     async def run() -> None:
         pipeline = LedPipeline()
-        ahead = pipeline.member(0)
+        ahead = pipeline.part(0)
         pipeline.index = -1
-        behind = pipeline.member(1)
-        await pipeline.report(ahead, behind)
+        await pipeline.report(ahead)
         assert pipeline.leader.job.num_iterations == 0
         pipeline.index = 0
-        await pipeline.report(ahead, pipeline.member(1))
-        await pipeline.report(ahead, pipeline.member(1))  # repeated
+        reply = await pipeline.report(ahead, pipeline.part(1))
+        assert (pipeline.leader.job.num_iterations, reply.merged_iteration) == (1, 0)
+        await pipeline.report(ahead, pipeline.part(1))  # repeated
         assert pipeline.leader.job.num_iterations == 1
 
     asyncio.run(run())
 
 
-def test_a_report_must_hold_each_member_once() -> None:
-    pipeline = LedPipeline()
-
-    with pytest.raises(ProtocolError, match="must be given once"):
-        asyncio.run(pipeline.report(pipeline.member(0)))
-    with pytest.raises(ProtocolError, match="must be given once"):
-        asyncio.run(pipeline.report(pipeline.member(0), pipeline.member(0)))
-
-
-def test_members_cannot_change_during_a_run() -> None:
+def test_a_report_whose_facts_are_not_known_is_ignored_and_its_facts_are_asked_for() -> None:
     async def run() -> None:
         pipeline = LedPipeline()
         await pipeline.report()
-        doubled = [replace(pipeline.member(pp), tp_rank=tp) for pp in range(2) for tp in range(2)]
-        await pipeline.report(*doubled, num_tp_ranks=2)
+        pipeline.index += 1
+        other = pipeline.part(1, facts_id="of another order")
+        reply = await pipeline.report(pipeline.part(0), other)
+        assert (reply.missing_facts, reply.merged_iteration) == (((1, 0),), 0)
+        reply = await pipeline.report(other, facts=(pipeline.facts(1, facts_id="of another order"),))
+        assert (reply.missing_facts, reply.merged_iteration) == ((), 1)
 
-    with pytest.raises(ProtocolError, match="4 members; the pipeline began with 2"):
+    asyncio.run(run())
+
+
+def test_a_leader_that_has_lost_everything_asks_for_all_facts_and_goes_on() -> None:
+    async def run() -> None:
+        before, after = LedPipeline(), LedPipeline()
+        await before.train(3)
+        after.index, after.are_facts_known = before.index, True
+        reply = await after.report()
+        assert (reply.missing_facts, reply.merged_iteration) == (((0, 0), (1, 0)), -1)
+        after.are_facts_known = False
+        reply = await after.report()
+        assert (reply.missing_facts, reply.merged_iteration) == ((), after.index)
+
+    asyncio.run(run())
+
+
+def test_slices_are_sent_once_and_plans_of_another_daemon_have_other_ids() -> None:
+    async def run() -> None:
+        pipeline, other = LedPipeline(), LedPipeline()
+        reply = await pipeline.train(ASKED)
+        again = await pipeline.report(known_plan_id=reply.plan_id)
+        assert reply.slices
+        assert (again.plan_id, again.slices) == (reply.plan_id, ())
+        assert (await other.train(ASKED)).plan_id != reply.plan_id
+
+    asyncio.run(run())
+
+
+def test_the_parts_of_a_stage_on_several_hosts_are_merged() -> None:
+    async def run() -> LedPipeline:
+        pipeline = LedPipeline()
+        pipeline.leader = replace(pipeline.leader, num_tp_ranks=2)
+        split = pipeline.part(0), pipeline.part(0, (1,))
+        whole = pipeline.part(1, (0, 1))
+        facts = pipeline.facts(0), pipeline.facts(0, (1,)), pipeline.facts(1, (0, 1))
+        reply = await pipeline.report(*split, num_tp_ranks=2, facts=facts)
+        assert reply.merged_iteration == -1
+        await pipeline.report(whole, num_tp_ranks=2)
+        return pipeline
+
+    (observation,) = asyncio.run(run()).leader.job.observations
+    assert [rank.energy_j for rank in observation.ranks] == [200.0, 200.0]
+
+
+def test_the_size_of_a_pipeline_cannot_change_during_a_run() -> None:
+    async def run() -> None:
+        pipeline = LedPipeline()
+        await pipeline.report()
+        await pipeline.report(num_tp_ranks=2)
+
+    with pytest.raises(ProtocolError, match="2 x 2 ranks; the pipeline began with 2 x 1"):
         asyncio.run(run())
 
 
-def test_tensor_parallel_ranks_of_a_stage_must_run_one_order_and_have_a_clock_in_common() -> None:
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"version": 1}, "version 1 of pipeline messages; this daemon speaks version 2"),
+        ({"tp_ranks": (1, 0)}, r"tp_ranks \[1, 0\] must ascend within \[0, 1\)"),
+        ({"pp_rank": 7}, r"must be in \[0, 2\)"),
+        ({"order": ((10**9, ((("F", 0), 0, 1),)),)}, "all rows at most"),
+        ({"order": ((1, ((("X", 0), 0, 1),)),)}, "instruction kind 'X'"),
+        ({"gpu": GpuView("GPU-0", "A100", (), 0.01)}, "supported_sm_clocks_mhz must be a non-empty"),
+        ({"gpu": GpuView("GPU-0", "A100", CLOCKS, -1.0)}, "switch_latency_s -1.0 must be in"),
+    ],
+)
+def test_facts_out_of_range_are_refused(changes: dict[str, Any], problem: str) -> None:
     pipeline = LedPipeline()
-    plain = [pipeline.member(pp) for pp in range(2)]
-    twins = [replace(member, tp_rank=1) for member in plain]
-    other_order = replace(twins[0], state=replace(twins[0].state, order=twins[0].state.order[::-1]))
-    gpu = replace(twins[0].state.gpu, supported_sm_clocks_mhz=(CLOCKS[0] + 1,))
-    other_clocks = replace(twins[0], state=replace(twins[0].state, gpu=gpu))
 
-    with pytest.raises(JobError, match="tensor-parallel rank 1 of pipeline rank 0 runs another order"):
-        asyncio.run(pipeline.report(*plain, other_order, twins[1], num_tp_ranks=2))
-    with pytest.raises(JobError, match="the GPUs of pipeline rank 0 have no clock in common"):
-        asyncio.run(LedPipeline().report(*plain, other_clocks, twins[1], num_tp_ranks=2))
+    with pytest.raises(ProtocolError, match=problem):
+        asyncio.run(pipeline.report(facts=(replace(pipeline.facts(0), **changes),)))
+
+
+def test_the_hosts_of_a_stage_must_run_one_order_and_have_a_clock_in_common() -> None:
+    def report(**changes: Any) -> PipelineReply:
+        pipeline = LedPipeline()
+        pipeline.leader = replace(pipeline.leader, num_tp_ranks=2)
+        facts = (pipeline.facts(0), pipeline.facts(0, (1,), **changes), pipeline.facts(1, (0, 1)))
+        return asyncio.run(pipeline.report(facts=facts, num_tp_ranks=2))
+
+    with pytest.raises(JobError, match="the hosts of pipeline rank 0 run different orders"):
+        report(order=LedPipeline().facts(1).order)
+    with pytest.raises(JobError, match="have no clock in common"):
+        report(gpu=GpuView("GPU-9", "A100", (CLOCKS[0] + 1,), 0.01))
 
 
 def test_a_new_target_is_planned_for() -> None:

@@ -12,6 +12,11 @@ STORE_VARIABLE = "GPUENERGYD_STORE"
 class Store(Protocol):
     """Operations of a store; each may block for any time, so only a store thread calls them."""
 
+    @property
+    def prefix(self) -> str:
+        """Prefix of all keys, unique to this run."""
+        ...
+
     def set(self, key: str, value: str) -> None:
         """Write a key."""
         ...
@@ -43,6 +48,11 @@ class JobStore:
         # No world size: the server must not count this client among the workers that it waits for.
         self._store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=limit_s), wait_for_workers=False)
         self._prefix = prefix
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of all keys, unique to this run."""
+        return self._prefix
 
     def set(self, key: str, value: str) -> None:
         """Write a key."""

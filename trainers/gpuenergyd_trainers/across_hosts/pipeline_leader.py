@@ -1,18 +1,22 @@
 """The leading rank of a pipeline across hosts: its daemon plans for all members, and it grants plan windows.
 
-See core/distributed/plan_windows.py for the agreement that keeps two plans out of one iteration.
+It reads the stages' reports from the store at most a few times in an iteration, and sends its daemon what is new in
+them; facts only when they have changed, or when the daemon does not have them. See core/distributed/plan_windows.py for
+the agreement that keeps two plans out of one iteration.
 """
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
 from gpuenergyd.core.distributed.plan_windows import MemberState, PlanWindow, PlanWindowGrantor
 from gpuenergyd.core.distributed.stragglers import StragglerRules
 from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.wire.pipeline_messages import StageReport
+from gpuenergyd_trainers.across_hosts.iteration_pace import IterationPace
 from gpuenergyd_trainers.across_hosts.job_store import Store
 from gpuenergyd_trainers.across_hosts.local_daemon import LocalDaemon
 from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace, member_name
@@ -22,9 +26,14 @@ _ROUNDS_AHEAD = 6
 """Rounds of the store threads between granting a plan window and its first iteration."""
 _UNKNOWN_AHEAD = 4
 """The same in iterations, while the iteration time is unknown."""
-_PACE_ITERATIONS = 8
-"""Iterations over which the iteration time is measured."""
+_READS_PER_ITERATION = 2
+"""Readings of all reports in one iteration, at most."""
+_MAX_MESSAGE_BYTES = 262_144
+"""Parts and facts in one message to the daemon; a larger pipeline takes several."""
 _SUSPECT_RATIO = 1 + StragglerRules().enter_ratio
+
+_Part = tuple[int, int]
+"""Pipeline rank and carrying tensor-parallel rank."""
 
 
 @dataclass(slots=True)
@@ -38,80 +47,189 @@ class LeaderRank:
     pipeline_id: str | None = None
     _offered: str | None = None
     _published: str = ""
-    _pace: tuple[float, int] | None = None
-    _iteration_s: float = 0.0
+    _pace: IterationPace = field(default_factory=IterationPace)
     _replicas: ReplicaPaces = field(default_factory=ReplicaPaces)
     _straggler_time_s: float | None = None
     _offered_at_pace_s: float | None = None
     """The straggler's iteration time when the newest plan was offered; None without a straggler."""
+    _reports: dict[_Part, StageReport] = field(default_factory=dict)
+    """The newest reports; those of parts that no longer carry are dropped."""
+    _raw: dict[_Part, bytes] = field(default_factory=dict)
+    _new: set[_Part] = field(default_factory=set)
+    """Reports that the daemon has not received yet."""
+    _facts_sent: dict[_Part, str] = field(default_factory=dict)
+    """Ids of the facts that the daemon has received."""
+    _own: MemberState | None = None
+    """This rank's state by its last report."""
+    _num_news: int = 0
+    _news_since_s: float | None = None
+    """When the first report was published that has not been read."""
+    _merged_iteration: int = -1
 
     def __post_init__(self) -> None:
         self.grantor = PlanWindowGrantor(frozenset(member_name(*member) for member in self.place.members))
 
-    def lead(self, store: Store, rank_token: str | None) -> None:
-        """Collect the members' reports, have the daemon plan, and publish the plan windows."""
-        place, grantor = self.place, self.grantor
-        found = {member: store.get(place.report_key(*member)) for member in place.members}
-        reports = {member: json.loads(value) for member, value in found.items() if value is not None}
-        grantor.update(
-            {member_name(*m): MemberState(r["iteration"], frozenset(r["installed"])) for m, r in reports.items()}
-        )
-        states = {member: report["state"] for member, report in reports.items() if report["state"] is not None}
-        if rank_token is not None and len(states) == len(place.members):
-            self._plan(store, rank_token, states)
-        grantor.grant(self._iterations_ahead())
-        windows = [_row(window) for window in grantor.windows]
-        text = json.dumps({"wanted": grantor.plan_to_install, "windows": windows, "revoked": grantor.revoked})
-        if text != self._published:
-            store.set(place.agreement_key, text)
-            self._published = text
+    def lead(self, store: Store, rank_token: str | None, iteration_index: int) -> dict[str, Any]:
+        """Collect the stages' reports, have the daemon plan, publish the plan windows, and return them.
 
-    def _plan(self, store: Store, rank_token: str, states: dict[tuple[int, int], Any]) -> None:
-        others = self._replicas.others(store, monotonic())
-        report = {
-            "rank_token": rank_token,
-            "members": [{"pp_rank": pp, "tp_rank": tp, "state": state} for (pp, tp), state in states.items()],
-            "num_pp_ranks": self.place.num_pp_ranks,
-            "num_tp_ranks": self.place.num_tp_ranks,
-            "slowest_other_time_s": others.slowest_time_s,
-            "age_s": others.age_s,
-            "is_news": others.is_news,
+        `iteration_index` is this rank's own iteration, which is newer than any in the reports.
+        """
+        grantor = self.grantor
+        self._pace.update(monotonic(), iteration_index)
+        self._read_reports(store, iteration_index)
+        if rank_token is not None and self._num_reported() == len(self.place.members):
+            self._plan(store, rank_token)
+        grantor.grant(self._iterations_ahead())
+        agreement = {
+            "wanted": grantor.plan_to_install,
+            "windows": [list(_row(window)) for window in grantor.windows],
+            "revoked": grantor.revoked,
+            "merged_iteration": self._merged_iteration,
         }
-        reply = self.daemon.post("/v1/pipelines", report)
-        if reply is None:
+        text = _json(agreement)
+        if text != self._published:
+            store.set(self.place.agreement_key, text)
+            self._published = text
+        return agreement
+
+    def _read_reports(self, store: Store, iteration_index: int) -> None:
+        """Read all reports once as many have been published since, or some while after the first new one."""
+        num_news, now_s = store.add(self.place.news_key, 0), monotonic()
+        num_new = num_news - self._num_news
+        if num_new and self._news_since_s is None:
+            self._news_since_s = now_s
+        waited_s = now_s - self._news_since_s if self._news_since_s is not None else 0.0
+        is_due = num_new >= len(self._reports) or waited_s >= self._pace.iteration_s / _READS_PER_ITERATION
+        own = member_name(self.place.pp_rank, self.place.tp_rank)
+        if not num_new or not is_due:
+            self.grantor.update({own: replace(self._own, farthest_index=iteration_index)} if self._own else {})
             return
-        if self.pipeline_id not in {None, reply["pipeline_id"]}:
-            self.grantor.let_expire()  # the daemon has restarted without the plan that it made
-        self.pipeline_id = reply["pipeline_id"]
+        self._num_news, self._news_since_s = num_news, None
+        found = self._found(store)
+        self._reports = {part: report for part, report in self._reports.items() if part in found}
+        states: dict[str, MemberState] = {}
+        for (pp_rank, carrier), raw in found.items():
+            if self._raw.get((pp_rank, carrier)) != raw:
+                self._reports[pp_rank, carrier] = StageReport(*json.loads(raw))
+                self._raw[pp_rank, carrier] = raw
+                self._new.add((pp_rank, carrier))
+            report = self._reports[pp_rank, carrier]
+            state = MemberState(report.oldest_iteration, frozenset(report.installed), report.newest_iteration)
+            states.update({member_name(pp_rank, tp_rank): state for tp_rank in report.tp_ranks})
+        if own in states:
+            self._own = states[own]
+            states[own] = replace(states[own], farthest_index=iteration_index)
+        self.grantor.update(states)
+
+    def _found(self, store: Store) -> dict[_Part, bytes]:
+        """Return the reports in the store: of each stage that of rank 0, and of the ranks that no other carries."""
+        place = self.place
+        known = list(self._reports)
+        values = store.get_all([place.report_key(*part) for part in known]) if self._is_covered(known) else None
+        if values is not None:
+            return dict(zip(known, values, strict=True))
+        found: dict[_Part, bytes] = {}
+        for pp_rank in range(place.num_pp_ranks):
+            covered: set[int] = set()
+            for tp_rank in range(place.num_tp_ranks):
+                if tp_rank not in covered and (raw := store.get(place.report_key(pp_rank, tp_rank))) is not None:
+                    found[pp_rank, tp_rank] = raw
+                    covered.update(StageReport(*json.loads(raw)).tp_ranks)
+        return found
+
+    def _is_covered(self, parts: list[_Part]) -> bool:
+        return sum(len(self._reports[part].tp_ranks) for part in parts) == len(self.place.members)
+
+    def _num_reported(self) -> int:
+        """Return how many ranks are in reports with facts; without their daemon, reports have none."""
+        return sum(len(report.tp_ranks) for report in self._reports.values() if report.facts_id)
+
+    def _plan(self, store: Store, rank_token: str) -> None:
+        others = self._replicas.others(store, monotonic())
+        reply = None
+        for content in self._messages(store):
+            report = {
+                "rank_token": rank_token,
+                "num_pp_ranks": self.place.num_pp_ranks,
+                "num_tp_ranks": self.place.num_tp_ranks,
+                **content,
+                "known_plan_id": self._offered,
+                "slowest_other_time_s": others.slowest_time_s,
+                "age_s": others.age_s,
+                "is_news": others.is_news,
+            }
+            reply = self.daemon.post("/v1/pipelines", report)
+            if reply is None:
+                self._new = set(self._reports)
+                return
+            for pp_rank, carrier in reply["missing_facts"]:
+                self._facts_sent.pop((pp_rank, carrier), None)
+                self._new.add((pp_rank, carrier))
+            if reply["slices"]:
+                break  # the rest follows in the next round
+        assert reply is not None
+        self._handle(store, reply, others.slowest_time_s)
         self._replicas.publish(
             store,
             reply["own_time_s"],
             num_readings=reply["num_readings"],
             iteration_index=self.grantor.newest_iteration,
         )
-        self.grantor.is_change_near = _is_new_straggler(others.slowest_time_s, reply, self._offered_at_pace_s)
+
+    def _messages(self, store: Store) -> Iterator[dict[str, Any]]:
+        """Yield what is new in messages of limited size, at least one; the caller sends each before the next."""
+        parts: list[tuple[int, int, StageReport]] = []
+        facts: list[Any] = []
+        num_bytes = 0
+        for part in sorted(self._new & set(self._reports)):
+            report = self._reports[part]
+            if report.facts_id and self._facts_sent.get(part) != report.facts_id:
+                raw = store.get(self.place.facts_key(*part))
+                if raw is None:
+                    continue
+                own = json.loads(raw)
+                if own["facts_id"] != report.facts_id:
+                    continue  # newer facts, whose report follows
+                facts.append(own)
+                num_bytes += len(raw)
+                self._facts_sent[part] = report.facts_id
+            if report.facts_id:
+                parts.append((*part, report))
+                num_bytes += len(self._raw[part])
+            self._new.discard(part)
+            if num_bytes > _MAX_MESSAGE_BYTES:
+                yield {"parts": parts, "facts": facts}
+                parts, facts, num_bytes = [], [], 0
+        yield {"parts": parts, "facts": facts}
+
+    def _handle(self, store: Store, reply: dict[str, Any], slowest_other_time_s: float | None) -> None:
+        is_other_pipeline = self.pipeline_id not in {None, reply["pipeline_id"]}
+        if is_other_pipeline or reply["merged_iteration"] < self._merged_iteration:
+            # The daemon has restarted without the plan that it made, and measures again.
+            self.grantor.let_expire()
+            self._offered = None
+        self.pipeline_id = reply["pipeline_id"]
+        self._merged_iteration = reply["merged_iteration"]
+        self.grantor.is_change_near = _is_new_straggler(slowest_other_time_s, reply, self._offered_at_pace_s)
         before_s, self._straggler_time_s = self._straggler_time_s, reply["straggler_time_s"]
         has_recovered = before_s is not None and (self._straggler_time_s is None or self._straggler_time_s < before_s)
-        if reply["plan_id"] not in {None, self._offered}:
+        if reply["slices"] and reply["plan_id"] not in {None, self._offered}:
             if has_recovered:
                 self.grantor.revoke()  # full speed until all members have agreed on the faster plan
             self._offer(store, reply["plan_id"], reply["slices"])
 
     def _offer(self, store: Store, plan_id: str, slices: list[dict[str, Any]]) -> None:
         for pp_rank, plan_slice in enumerate(slices):
-            store.set(self.place.slice_key(plan_id, pp_rank), json.dumps(plan_slice))
+            store.set(self.place.slice_key(plan_id, pp_rank), _json(plan_slice))
         self.grantor.propose(plan_id, is_short=slices[0]["purpose"] == PlanPurpose.PROFILE)
         self._offered, self._offered_at_pace_s = plan_id, self._straggler_time_s
 
     def _iterations_ahead(self) -> int:
         """Return how many iterations ahead of the newest one all members are sure to know a new plan window."""
-        now_s, newest = monotonic(), self.grantor.newest_iteration
-        if self._pace is None or newest < self._pace[1]:
-            self._pace = now_s, newest
-        elif newest >= self._pace[1] + _PACE_ITERATIONS:
-            self._iteration_s = (now_s - self._pace[0]) / (newest - self._pace[1])
-            self._pace = now_s, newest
-        return math.ceil(_ROUNDS_AHEAD * self.period_s / self._iteration_s) if self._iteration_s else _UNKNOWN_AHEAD
+        iteration_s = self._pace.iteration_s
+        if not iteration_s:
+            return _UNKNOWN_AHEAD
+        return math.ceil(_ROUNDS_AHEAD * self.period_s / iteration_s)
 
 
 def _is_new_straggler(slowest_s: float | None, reply: Mapping[str, Any], offered_at_pace_s: float | None) -> bool:
@@ -123,3 +241,7 @@ def _is_new_straggler(slowest_s: float | None, reply: Mapping[str, Any], offered
 
 def _row(window: PlanWindow) -> tuple[str, int, int]:
     return window.plan_id, window.begin_iteration, window.end_iteration
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))

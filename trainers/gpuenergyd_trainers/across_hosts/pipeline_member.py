@@ -1,27 +1,40 @@
 """One rank of a pipeline across hosts: a thread between the job's store and this host's daemon.
 
-    every member  its daemon's observations, its iteration and its installed plans -> store
+    every rank    its iteration and its installed plans -> its own daemon, which merges the ranks of a stage on its host
                   its slice of the wanted plan from the store -> its own daemon, which checks and installs it
                   the agreed plan windows -> the training thread, which reads them at iteration boundaries
-    the leader    all members' reports -> its own daemon, which plans for the pipeline -> slices and windows -> store
+    the carrying  its stage's report, and facts that are new, from its daemon -> store
+    rank          the leader's agreement from the store -> its daemon, which passes it to the other ranks of the stage
+    the leader    what is new of all stages -> its own daemon, which plans for all -> slices and windows -> store
 
+On each host one rank of a stage carries, so that the traffic does not grow with the number of tensor-parallel ranks.
 The training thread never waits for any of this, and no failure here reaches it: with a store that hangs, a link that
 is cut or a leader that died, no plan window is extended, and the rank trains at full speed after the present one.
 """
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
+from time import monotonic
+from typing import Any
 
 from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.client.plans import AgreedPlans, prepare
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd.core.distributed.plan_windows import PlanWindow
 from gpuenergyd.wire.client_codec import decode_iteration_reply
+from gpuenergyd.wire.pipeline_messages import StageReport
+from gpuenergyd_trainers.across_hosts.iteration_pace import IterationPace
 from gpuenergyd_trainers.across_hosts.job_store import Store
 from gpuenergyd_trainers.across_hosts.local_daemon import LocalDaemon
 from gpuenergyd_trainers.across_hosts.pipeline_leader import LeaderRank
 from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
 from gpuenergyd_trainers.across_hosts.store_thread import PERIOD_S, StoreThread
+
+_ROUNDS_PER_ITERATION = 8
+"""Exchanges in one iteration, at most: what travels is bounded per iteration, however long iterations are."""
+_SILENT_ITERATIONS = 2
+"""Iterations without an observation after which a rank says where it is: the leader takes a silent one for lost."""
 
 
 class PipelineMember:
@@ -37,49 +50,125 @@ class PipelineMember:
         socket_path: str | None = None,
         period_s: float = PERIOD_S,
     ) -> None:
-        self._client = client
-        self._plans = plans
-        self._place = place
-        self._daemon = LocalDaemon(find_socket_path(socket_path))
-        self._leader = LeaderRank(place, self._daemon, period_s) if place.is_leader else None
-        self._posted: tuple[str | None, str] | None = None
-        self._agreement: bytes = b""
+        daemon = LocalDaemon(find_socket_path(socket_path))
+        self._exchange = MemberExchange(client, plans, place, daemon, period_s=period_s)
         self._thread = StoreThread(
-            self._exchange,
+            self._run,
             connect,
             name=f"rank {place.name} of its pipeline",
             consequence="training continues at full speed after the present plan window",
             period_s=period_s,
-            at_end=self._daemon.close,
+            at_end=daemon.close,
         )
 
     def stop(self) -> None:
         """Leave the pipeline; the present plan window expires."""
         self._thread.stop()
 
-    def _exchange(self, store: Store) -> None:
-        token = self._client.rank_token
-        state = self._daemon.post("/v1/members", {"rank_token": token}) if token is not None else None
-        report = {
-            "iteration": self._client.iteration_index,
-            "installed": sorted(self._plans.installed) if state is not None else [],
-            "state": state if state is not None and state["order"] else None,
-        }
-        store.set(self._place.own_report_key, json.dumps(report))
+    def _run(self, store: Store) -> None:
+        self._exchange.run(store)
+        self._thread.period_s = self._exchange.period_s
+
+
+class MemberExchange:
+    """The exchange of one rank with the store and its daemon; each call of `run` is one round."""
+
+    def __init__(
+        self,
+        client: RankClient,
+        plans: AgreedPlans,
+        place: PipelinePlace,
+        daemon: LocalDaemon,
+        *,
+        period_s: float = PERIOD_S,
+    ) -> None:
+        self._client = client
+        self._plans = plans
+        self._place = place
+        self._daemon = daemon
+        self._leader = LeaderRank(place, daemon, period_s) if place.is_leader else None
+        self._shortest_period_s = period_s
+        self._pace = IterationPace()
+        self._is_carrier = False
+        self._tp_ranks: list[int] = [place.tp_rank]
+        self._facts_id: str | None = None
+        self._published: StageReport | None = None
+        self._posted: tuple[str | None, str] | None = None
+        self._agreement: dict[str, Any] | None = None
+
+    @property
+    def period_s(self) -> float:
+        """Pause until the next round."""
+        return max(self._shortest_period_s, self._pace.iteration_s / _ROUNDS_PER_ITERATION)
+
+    def run(self, store: Store) -> None:
+        """Exchange once; what the store raises passes to the caller."""
+        token, index = self._client.rank_token, self._client.iteration_index
+        self._pace.update(monotonic(), index)
+        agreement = self._read_agreement(store) if self._is_carrier else None
+        reply = self._query(store, token, agreement) if token is not None else None
+        if reply is not None:
+            self._is_carrier = reply["is_carrier"]
+            agreement = reply["agreement"] if agreement is None else agreement
+        if self._is_carrier:
+            self._publish(store, reply)
         if self._leader is not None:
-            self._leader.lead(store, token)
-        agreement = store.get(self._place.agreement_key)
+            agreement = self._leader.lead(store, token, index)
         if agreement is not None:
             self._follow(store, agreement, token)
 
-    def _follow(self, store: Store, agreement: bytes, token: str | None) -> None:
-        agreed = json.loads(agreement)
+    def _read_agreement(self, store: Store) -> dict[str, Any] | None:
+        found = store.get(self._place.agreement_key)
+        agreement: dict[str, Any] | None = json.loads(found) if found is not None else None
+        return agreement
+
+    def _query(self, store: Store, token: str, agreement: dict[str, Any] | None) -> dict[str, Any] | None:
+        place = {name: value for name, value in asdict(self._place).items() if value is not None}
+        return self._daemon.post(
+            "/v1/members",
+            {
+                "rank_token": token,
+                "place": {**place, "run": store.prefix},
+                "iteration_index": self._client.iteration_index,
+                "installed": sorted(self._plans.installed),
+                "agreement": agreement,
+                "known_facts": self._facts_id,
+            },
+        )
+
+    def _publish(self, store: Store, reply: dict[str, Any] | None) -> None:
+        """Publish the stage's report if it has changed, after the facts that it refers to."""
+        if reply is None:  # without their daemon, ranks have no plan installed
+            index = self._client.iteration_index
+            report: Any = ["", self._tp_ranks, index, index, [], [], ""]
+        elif (report := reply["report"]) is None:
+            return
+        own = self._place.pp_rank, self._place.tp_rank
+        if reply is not None and (facts := reply["facts"]) is not None:
+            store.set(self._place.facts_key(*own), _json(facts))
+            self._facts_id = facts["facts_id"]
+            self._tp_ranks = facts["tp_ranks"]
+        report = StageReport(*report)
+        if self._is_news(report):
+            store.set(self._place.report_key(*own), _json(report))
+            store.add(self._place.news_key, 1)
+            self._published = report
+
+    def _is_news(self, report: StageReport) -> bool:
+        """Return whether the leader needs a report: not for the next iteration alone, nor for what it has received."""
+        before = self._published
+        if before is None or report._replace(**_passing(before)) != before:
+            return True
+        has_new_observations = report.observations not in {"", before.observations}
+        return has_new_observations or report.oldest_iteration >= before.oldest_iteration + _SILENT_ITERATIONS
+
+    def _follow(self, store: Store, agreement: dict[str, Any], token: str | None) -> None:
         if agreement != self._agreement:
-            self._plans.add_windows(PlanWindow(plan_id, begin, end) for plan_id, begin, end in agreed["windows"])
-            if agreed["revoked"] is not None:
-                self._plans.drop(agreed["revoked"])
+            self._plans.add_windows(PlanWindow(plan_id, begin, end) for plan_id, begin, end in agreement["windows"])
+            if agreement["revoked"] is not None:
+                self._plans.drop(agreement["revoked"])
             self._agreement = agreement
-        wanted = agreed["wanted"]
+        wanted = agreement["wanted"]
         if wanted is None or token is None or self._posted == (token, wanted):
             return
         plan = store.get(self._place.slice_key(wanted, self._place.pp_rank))
@@ -90,3 +179,13 @@ class PipelineMember:
             self._posted = token, wanted
             slices = decode_iteration_reply(json.dumps(reply).encode()).plans
             self._plans.add(prepare(plan_slice, bytes.fromhex(token)) for plan_slice in slices)
+
+
+def _passing(report: StageReport) -> dict[str, Any]:
+    """Return the fields of a report that change in each iteration."""
+    names = ("oldest_iteration", "newest_iteration", "plan_ids", "observations")
+    return {name: getattr(report, name) for name in names}
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))

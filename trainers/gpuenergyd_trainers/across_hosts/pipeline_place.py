@@ -35,13 +35,17 @@ class PipelinePlace:
         return f"{self.dp_rank}/head"
 
     @property
-    def own_report_key(self) -> str:
-        """The key under which this rank reports to the leader."""
-        return self.report_key(self.pp_rank, self.tp_rank)
+    def news_key(self) -> str:
+        """The counter of the reports that carrying ranks have published."""
+        return f"{self.dp_rank}/news"
 
     def report_key(self, pp_rank: int, tp_rank: int) -> str:
-        """Return the key under which a member reports to the leader."""
+        """Return the key under which a carrying rank reports its stage's ranks on its host to the leader."""
         return f"{self.dp_rank}/up/{member_name(pp_rank, tp_rank)}"
+
+    def facts_key(self, pp_rank: int, tp_rank: int) -> str:
+        """Return the key of the facts that the reports of a carrying rank refer to."""
+        return f"{self.dp_rank}/facts/{member_name(pp_rank, tp_rank)}"
 
     def slice_key(self, plan_id: str, pp_rank: int) -> str:
         """Return the key of one rank's slice of a plan."""

@@ -55,6 +55,7 @@ class ReplicaPaces:
     """One replica's side of the exchange."""
 
     _index: int | None = None
+    _published: str = ""
     _next_reading_at_s: float = 0.0
     _known: OtherPaces = field(default_factory=OtherPaces)
     _messages: dict[int, _Message] = field(default_factory=dict)
@@ -77,7 +78,10 @@ class ReplicaPaces:
             "iteration_index": iteration_index,
             "overhead_s": overhead_s,
         }
-        store.set(_key(self._index), json.dumps(message))
+        text = json.dumps(message)
+        if text != self._published:  # the same again is no news to anybody
+            store.set(_key(self._index), text)
+            self._published = text
 
     def others(self, store: Store, now_s: float) -> OtherPaces:
         """Return the slowest pace of the other replicas, expired messages left out; the store is read now and then."""

@@ -43,7 +43,8 @@ class StoreThread:
         self._connect = connect
         self._name = name
         self._consequence = consequence
-        self._period_s = period_s
+        self.period_s = period_s
+        """Pause between two calls; the function may change it."""
         self._at_end = at_end
         self._store: Store | None = None
         self._is_connected: bool | None = None
@@ -59,7 +60,7 @@ class StoreThread:
     def _run(self) -> None:
         pause_s = 0.0
         while not self._is_stopping.wait(pause_s):
-            pause_s = self._period_s
+            pause_s = self.period_s
             try:
                 if self._store is None:
                     self._store = self._connect()

@@ -257,13 +257,12 @@ def cheapest_segments(costs: FloatArray, max_segments: int) -> tuple[list[int], 
     best = np.repeat(costs[0][None, :], segments, axis=0)
     came_from = np.full((n, segments, costs.shape[1]), -1, dtype=np.int64)
     for i in range(1, n):
-        following = best.copy()
-        for k in range(1, segments):
-            cheapest = int(best[k - 1].argmin())
-            is_switch = best[k - 1, cheapest] < best[k]
-            following[k] = np.where(is_switch, best[k - 1, cheapest], best[k])
-            came_from[i, k] = np.where(is_switch, cheapest, -1)
-        best = following + costs[i]
+        cheapest = best[:-1].argmin(axis=1)
+        least = best[np.arange(segments - 1), cheapest][:, None]
+        is_switch = least < best[1:]
+        came_from[i, 1:] = np.where(is_switch, cheapest[:, None], -1)
+        best[1:] = np.where(is_switch, least, best[1:])
+        best = best + costs[i]
     k, clock = segments - 1, int(best[segments - 1].argmin())
     bounds, clocks = [n], [clock]
     for i in range(n - 1, 0, -1):

@@ -1,0 +1,133 @@
+"""What a pipeline leader has received of each stage: facts once, then differences, until an iteration is complete."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gpuenergyd.core.job.stage_gpu import stage_gpu
+from gpuenergyd.core.measurement.merge import MemberKey, merge_observations, merge_siblings
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionClass
+from gpuenergyd.core.policy_api.policy import GpuView
+from gpuenergyd.daemon.across_hosts.host_stage import stage_classes
+from gpuenergyd.daemon.across_hosts.validation import check_gpu, check_observation
+from gpuenergyd.daemon.registration import checked_kind
+from gpuenergyd.errors import JobError, ProtocolError
+from gpuenergyd.wire.compact_observations import unpack
+from gpuenergyd.wire.patterns import from_blocks
+from gpuenergyd.wire.pipeline_messages import PIPELINE_VERSION, StageFacts, StageReport
+
+_MAX_INCOMPLETE = 64
+"""Iterations that some stage has not reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The ranks of one stage on one host."""
+
+    facts: StageFacts
+    order: tuple[Instruction, ...]
+    classes: tuple[InstructionClass, ...]
+
+
+@dataclass(slots=True)
+class StageParts:
+    """The parts of all stages of one pipeline; a stage has several parts if it spans hosts."""
+
+    num_pp_ranks: int
+    num_tp_ranks: int
+    merged_iteration: int = -1
+    """The newest iteration that was complete."""
+    _parts: dict[MemberKey, _Part] = field(default_factory=dict)
+    """By pipeline rank and carrying tensor-parallel rank."""
+    _incomplete: dict[int, dict[MemberKey, IterationObservation]] = field(default_factory=lambda: defaultdict(dict))
+
+    def add_facts(self, facts: StageFacts) -> None:
+        """Add or replace the facts of a part; parts that carried some of its ranks before are dropped.
+
+        Raises:
+            ProtocolError: a number is out of range, or the message is of another version.
+        """
+        where = f"pipeline rank {facts.pp_rank}"
+        if facts.version != PIPELINE_VERSION:
+            raise ProtocolError(
+                f"{where}: version {facts.version} of pipeline messages; this daemon speaks version {PIPELINE_VERSION}:"
+                " all hosts of a job must run the same version of gpuenergyd"
+            )
+        tp_ranks = facts.tp_ranks
+        is_sorted = bool(tp_ranks) and list(tp_ranks) == sorted(set(tp_ranks))
+        if not is_sorted or not (tp_ranks[0] >= 0 and tp_ranks[-1] < self.num_tp_ranks):
+            raise ProtocolError(f"{where}: tp_ranks {list(tp_ranks)} must ascend within [0, {self.num_tp_ranks})")
+        if not 0 <= facts.pp_rank < self.num_pp_ranks:
+            raise ProtocolError(f"{where}: must be in [0, {self.num_pp_ranks})")
+        check_gpu(where, facts.gpu)
+        rows = from_blocks(facts.order)
+        order = tuple(Instruction(facts.pp_rank, checked_kind(k), microbatch, c) for (k, c), microbatch in rows)
+        self._parts = {
+            key: part
+            for key, part in self._parts.items()
+            if key[0] != facts.pp_rank or not set(part.facts.tp_ranks) & set(tp_ranks)
+        }
+        self._parts[facts.pp_rank, tp_ranks[0]] = _Part(facts, order, stage_classes(order))
+
+    def add(self, pp_rank: int, carrier: int, report: StageReport) -> bool:
+        """Add the new observations of a part; return False if its facts are not known, and the report is ignored.
+
+        Raises:
+            ProtocolError: the observations are malformed, or out of range.
+        """
+        part = self._parts.get((pp_rank, carrier))
+        if part is None or part.facts.facts_id != report.facts_id:
+            return False
+        for observation in unpack(report.observations, part.classes, report.plan_ids):
+            check_observation(f"pipeline rank {pp_rank}", observation)
+            if observation.iteration_index > self.merged_iteration:
+                self._incomplete[observation.iteration_index][pp_rank, carrier] = observation
+        return True
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the facts of all ranks are known."""
+        return self._covers_all(self._parts)
+
+    def order(self, pp_rank: int) -> tuple[Instruction, ...]:
+        """Return the order of a stage.
+
+        Raises:
+            JobError: its hosts run different ones.
+        """
+        orders = [part.order for part in self._of_stage(pp_rank)]
+        if any(order != orders[0] for order in orders):
+            raise JobError(f"the hosts of pipeline rank {pp_rank} run different orders")
+        return orders[0]
+
+    def gpu(self, pp_rank: int) -> GpuView:
+        """Return the GPU that a stage is planned for.
+
+        Raises:
+            JobError: its GPUs are on several hosts, or have no clock in common.
+        """
+        return stage_gpu(pp_rank, [part.facts.gpu for part in self._of_stage(pp_rank)])
+
+    def complete_iterations(self) -> Iterable[IterationObservation]:
+        """Yield the iterations that all ranks have reported by now, oldest first; older ones are dropped."""
+        for index in sorted(self._incomplete):
+            if self._covers_all(self._incomplete.get(index, {})):
+                found = self._incomplete[index]
+                self.merged_iteration = index
+                for older in [i for i in self._incomplete if i <= index]:
+                    del self._incomplete[older]
+                of_stage: dict[int, list[IterationObservation]] = defaultdict(list)
+                for (pp_rank, _), observation in sorted(found.items()):
+                    of_stage[pp_rank].append(observation)
+                yield merge_observations([merge_siblings(of_stage[pp]) for pp in range(self.num_pp_ranks)])
+        for stale in sorted(self._incomplete)[:-_MAX_INCOMPLETE]:
+            del self._incomplete[stale]
+
+    def _of_stage(self, pp_rank: int) -> list[_Part]:
+        return [part for (pp, _), part in sorted(self._parts.items()) if pp == pp_rank]
+
+    def _covers_all(self, keys: Iterable[MemberKey]) -> bool:
+        """Return whether these parts hold all ranks of the pipeline."""
+        parts = [self._parts[key] for key in keys if key in self._parts]
+        return sum(len(part.facts.tp_ranks) for part in parts) == self.num_pp_ranks * self.num_tp_ranks

@@ -1,0 +1,31 @@
+"""The benchmark of a large job in a small configuration: the real exchange ends in one plan that all ranks follow."""
+
+import asyncio
+
+from gpuenergyd.core.job.rules import JobRules
+from tests.support.large_job import JobSize, LargeJob
+
+SIZE = JobSize(num_pp_ranks=3, num_tp_ranks=2, num_dp_ranks=2, num_microbatches=6)
+MAX_ITERATIONS = 60
+NUM_TUNED = 3
+
+
+def test_all_ranks_of_a_small_large_job_follow_one_plan_and_traffic_is_bounded() -> None:
+    job = LargeJob(
+        SIZE, rules=JobRules(warmup_iterations=0, baseline_iterations=2), policy="uniform", max_slowdown_ratio=0.2
+    )
+
+    async def run() -> list[str]:
+        try:
+            await job.run(num_tuned=NUM_TUNED, max_iterations=MAX_ITERATIONS)
+            return [rank.plans.plan_for(job.index).plan_id for host in job.hosts for rank in host.ranks]
+        finally:
+            await job.close()
+
+    followed = asyncio.run(run())
+
+    assert job.index + 1 < MAX_ITERATIONS, "no plan was followed"
+    assert len(followed) == SIZE.num_ranks
+    assert len(set(followed)) == SIZE.num_dp_ranks, "one plan for each replica"
+    assert all(0 < host.bytes_of_iteration[-1] < 65_536 for host in job.hosts)
+    assert [host.daemon.leader_cpu_s > 0 for host in job.hosts] == [True, False, False] * SIZE.num_dp_ranks

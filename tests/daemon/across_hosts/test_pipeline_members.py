@@ -1,0 +1,254 @@
+"""Siblings of a stage are merged on their host, one of them carries, and every refusal is visible."""
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gpuenergyd.core.job.messages import IterationObserved
+from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation, RankEnergy
+from gpuenergyd.core.pipeline.graph import InstructionKind
+from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.daemon.across_hosts import host_stage
+from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
+from gpuenergyd.errors import GpuEnergyError
+from gpuenergyd.wire import MAX_REPLY_BYTES
+from gpuenergyd.wire.compact_observations import unpack
+from gpuenergyd.wire.messages import RankRegistration
+from gpuenergyd.wire.pipeline_messages import (
+    MemberPlace,
+    MemberPlan,
+    MemberQuery,
+    MemberReply,
+    PipelineReport,
+    PlanAgreement,
+    PostedPlan,
+)
+from tests.support.job_stage import ME, Stage, play, registration
+
+CLASSES = host_stage.stage_classes
+KINDS = (InstructionKind.F, InstructionKind.B)
+
+
+class HostOfSiblings:
+    """A host with two tensor-parallel ranks of one stage."""
+
+    def __init__(self) -> None:
+        self.stage = Stage()
+        self.members = PipelineMembers(self.stage.jobs)
+
+    def join(self, tp_rank: int, **changes: Any) -> str:
+        """Register a rank, and return its token."""
+        base = registration(0)
+        fields = {name: getattr(base, name) for name in base.__dataclass_fields__}
+        fields |= {
+            "run_key": f"0.{tp_rank},run",
+            "num_pp_ranks": 1,
+            "gpu_uuid": f"GPU-{tp_rank}",
+            "is_pipeline_member": True,
+        }
+        registered = self.stage.jobs.register(RankRegistration(**(fields | changes)), ME, os.pidfd_open(os.getpid()))
+        return registered.rank_token
+
+    def ask(self, token: str, tp_rank: int, *, run: str = "run", num_pp_ranks: int = 1, **changes: Any) -> MemberReply:
+        """Ask for the state of a rank."""
+        place = MemberPlace(run, 0, 0, num_pp_ranks, tp_rank, 2)
+        reply = self.members.state(MemberQuery(token, **({"place": place} | changes)), ME)
+        assert reply is not None
+        return reply
+
+    def observe(self, token: str, index: int, forward_s: float, plan_id: str = "baseline") -> None:
+        """Have a rank's job observe an iteration."""
+        session = self.stage.jobs.sessions.of_hex_token(token, ME)
+        assert session is not None
+        samples = tuple(InstructionSample(0, kind, (ClockShare(1410, forward_s),), 2) for kind in KINDS)
+        energy = RankEnergy(0, 1.0, 100.0, ())
+        session.runner.handle(IterationObserved(IterationObservation(index, plan_id, 1.0, samples, (energy,)), 1, ()))
+
+
+def played(scenario: Callable[[HostOfSiblings], None]) -> None:
+    async def run() -> None:
+        host = HostOfSiblings()
+        scenario(host)
+        await host.stage.jobs.close("the test has ended")
+
+    play(run)
+
+
+def test_the_lowest_rank_carries_the_merged_observations_of_all() -> None:
+    def scenario(host: HostOfSiblings) -> None:
+        first, second = host.join(0), host.join(1)
+        for token, forward_s in ((first, 0.25), (second, 0.5)):
+            host.observe(token, 0, forward_s)
+        host.observe(first, 1, 0.25)
+        host.ask(second, 1, iteration_index=3, installed=("p.1", "p.2"))
+        reply = host.ask(first, 0, iteration_index=2, installed=("p.2",))
+
+        assert reply.is_carrier
+        assert reply.report is not None
+        assert reply.facts is not None
+        assert not host.ask(second, 1, iteration_index=3, installed=("p.1", "p.2")).is_carrier
+        assert (reply.report.tp_ranks, reply.facts.tp_ranks) == ((0, 1), (0, 1))
+        assert (reply.report.oldest_iteration, reply.report.newest_iteration) == (2, 3)
+        assert reply.report.installed == ("p.2",)
+        assert reply.facts.gpu.blocking_power_w == 160.0
+        classes = host.members._stages[next(iter(host.members._stages))]._classes
+        (merged,) = unpack(reply.report.observations, classes, reply.report.plan_ids)
+        assert (merged.iteration_index, merged.energy_j) == (0, 200.0)
+        assert {sample.time_s for sample in merged.instruction_samples} == {0.5}
+
+    played(scenario)
+
+
+def test_facts_are_sent_once_and_observations_until_the_leader_has_them() -> None:
+    def scenario(host: HostOfSiblings) -> None:
+        token = host.join(0)
+        host.observe(token, 0, 0.25)
+        before = host.ask(token, 0)
+        assert before.facts is not None
+        assert before.report is not None
+        again = host.ask(token, 0, known_facts=before.facts.facts_id)
+        assert again.facts is None
+        assert again.report == before.report
+        after = host.ask(token, 0, known_facts="older facts", agreement=PlanAgreement(merged_iteration=0))
+        assert after.facts == before.facts
+        assert after.report is not None
+        assert after.report.observations == ""
+
+    played(scenario)
+
+
+def test_the_agreement_passes_from_the_carrying_rank_to_the_others() -> None:
+    def scenario(host: HostOfSiblings) -> None:
+        first, second = host.join(0), host.join(1)
+        agreement = PlanAgreement("p.1", (("p.1", 3, 9),), None, 2)
+        assert host.ask(second, 1).agreement is None
+        host.ask(first, 0, agreement=agreement)
+        assert host.ask(second, 1).agreement == agreement
+
+    played(scenario)
+
+
+def test_ranks_of_another_run_are_no_siblings() -> None:
+    def scenario(host: HostOfSiblings) -> None:
+        first, second = host.join(0), host.join(1)
+        assert host.ask(first, 0).is_carrier
+        assert host.ask(second, 1, run="another").is_carrier
+
+    played(scenario)
+
+
+def test_many_stages_send_details_of_a_tuned_plan_in_some_iterations_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_stage, "LEADER_BYTES_PER_ITERATION", 128)
+    purposes = {"tuned": PlanPurpose.TUNED}
+
+    def scenario(host: HostOfSiblings) -> None:
+        token = host.join(0)
+        session = host.stage.jobs.sessions.of_hex_token(token, ME)
+        assert session is not None
+        plans = session.runner.job.knowledge.plans
+        monkeypatch.setattr(type(plans), "purpose_of", lambda _, plan_id: purposes.get(plan_id))
+        sizes = []
+        for index in range(16):
+            host.observe(token, index, 0.25, "tuned")
+            reply = host.ask(token, 0, num_pp_ranks=4, agreement=PlanAgreement(merged_iteration=index - 1))
+            assert reply.report is not None
+            sizes.append(len(reply.report.observations))
+        detailed = [index for index, size in enumerate(sizes) if size == max(sizes)]
+        assert detailed == [0, 4, 8, 12]
+        assert sum(sizes[-8:]) / 8 * 4 < 2 * 128 + 4 * min(sizes)
+
+    played(scenario)
+
+
+def refused(host: HostOfSiblings, act: Callable[[], object], problem: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Check that a message is refused again and again, and recorded once in log and history, and in the status."""
+    (runner, *_) = host.stage.jobs
+    with caplog.at_level(logging.WARNING, logger="gpuenergyd"):
+        for _ in range(3):
+            with pytest.raises(GpuEnergyError, match=problem):
+                act()
+    lines = [record.getMessage() for record in caplog.records if "message refused" in record.getMessage()]
+    assert len(lines) == 1
+    reasons = [event.reason for event in host.stage.events("refusal")]
+    assert len(reasons) == 1
+    fields = host.members.refusal_fields(runner.job_id)
+    assert fields is not None
+    assert (fields["reason"], fields["num_messages"]) == (reasons[0], 3)
+    assert reasons[0] in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("place", "problem"),
+    [
+        (None, "its program uses another version of gpuenergyd"),
+        (MemberPlace("run", 0, 0, 4096, 0, 64), "4096 x 64 ranks: .* their product at most 16384"),
+        (MemberPlace("run", 0, 0, 5000, 0, 1), r"5000 x 1 ranks: each number must be in \[1, 4096\]"),
+        (MemberPlace("run", 0, 7, 4, 0, 1), r"place 7.0: outside of 4 x 1 ranks"),
+    ],
+)
+def test_places_that_cannot_be_are_refused_visibly(
+    place: MemberPlace | None, problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def scenario(host: HostOfSiblings) -> None:
+        token = host.join(0)
+        refused(host, lambda: host.ask(token, 0, place=place), problem, caplog)
+        host.ask(token, 0)
+        assert host.members.refusal_fields(next(iter(host.stage.jobs)).job_id) is None
+
+    played(scenario)
+
+
+def test_siblings_with_different_orders_are_refused_visibly(caplog: pytest.LogCaptureFixture) -> None:
+    def scenario(host: HostOfSiblings) -> None:
+        first, second = host.join(0), host.join(1, order=(("F", 0, 0), ("B", 0, 0)))
+        host.ask(second, 1)
+        refused(host, lambda: host.ask(first, 0), "tensor-parallel rank 1 of pipeline rank 0 runs another", caplog)
+
+    played(scenario)
+
+
+def test_a_pipeline_with_too_many_ranks_is_refused_visibly(caplog: pytest.LogCaptureFixture) -> None:
+    def scenario(host: HostOfSiblings) -> None:
+        token = host.join(0)
+        report = PipelineReport(token, 4096, 64)
+        coroutine = host.members.plan_pipeline
+        refused(host, lambda: _run(coroutine(report, ME)), "4096 x 64 ranks", caplog)
+
+    played(scenario)
+
+
+def test_a_posted_plan_that_does_not_fit_is_refused_visibly(caplog: pytest.LogCaptureFixture) -> None:
+    def scenario(host: HostOfSiblings) -> None:
+        token = host.join(0)
+        plan = PostedPlan("p.1", PlanPurpose.TUNED, ((4, ((333, 0, 0),)),), ())
+        coroutine = host.members.post_plan
+        refused(host, lambda: _run(coroutine(MemberPlan(token, plan), ME)), "cannot run at", caplog)
+
+    played(scenario)
+
+
+def test_a_message_refused_before_it_is_read_is_recorded_for_its_process(caplog: pytest.LogCaptureFixture) -> None:
+    def scenario(host: HostOfSiblings) -> None:
+        host.join(0)
+        (runner,) = host.stage.jobs
+        with caplog.at_level(logging.WARNING, logger="gpuenergyd"):
+            host.members.refuse(ME, f"message of {MAX_REPLY_BYTES} bytes; at most 1048576 are accepted")
+        fields = host.members.refusal_fields(runner.job_id)
+        assert fields is not None
+        assert "at most 1048576" in fields["reason"]
+        assert len(host.stage.events("refusal")) == 1
+        assert "message refused" in caplog.text
+
+    played(scenario)
+
+
+def _run(coroutine: Any) -> object:
+    """Run a coroutine that does not wait, and return its result."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("it waits")

@@ -1,0 +1,83 @@
+"""Observations packed for the way between hosts: nothing is lost, and broken texts are refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpuenergyd.core.measurement.observation import (
+    CallSample,
+    ClockShare,
+    InstructionSample,
+    IterationObservation,
+    RankEnergy,
+    TimeAtClock,
+)
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
+from gpuenergyd.errors import ProtocolError
+from gpuenergyd.wire.compact_observations import pack, plans_of, unpack
+
+F, B = InstructionKind.F, InstructionKind.B
+CLASSES = (InstructionClass(0, F), InstructionClass(0, B, 1))
+# Numbers that 32-bit floats hold exactly.
+SAMPLES = (
+    InstructionSample(0, F, (ClockShare(1410, 0.25),), 3),
+    InstructionSample(0, B, (ClockShare(1110, 0.5), ClockShare(1410, 0.125)), 512, 1, 0.5),
+)
+TIMES = (TimeAtClock(F, 1410, 0.75), TimeAtClock(None, 1110, 0.25), TimeAtClock(B, 1110, 8.0, 1))
+OBSERVATION = IterationObservation(
+    2**40,
+    "gpt-whole.1",
+    1.5,
+    SAMPLES,
+    (RankEnergy(0, 1.5, 400.0, TIMES),),
+    turnarounds_s=(0.0625,),
+    lead_s=0.5,
+    call_samples=(CallSample(CLASSES[1], ClockShare(1410, 0.25), ClockShare(1110, 0.5), 7),),
+)
+
+
+def test_observations_are_restored() -> None:
+    other = replace(
+        OBSERVATION,
+        iteration_index=1,
+        plan_id=None,
+        ranks=(RankEnergy(0, 1.5, None, ()),),
+        turnarounds_s=(None,),
+        lead_s=None,
+        is_regular=False,
+        call_samples=(),
+    )
+    both = (OBSERVATION, other)
+
+    assert unpack(pack(both, CLASSES, plans_of(both)), CLASSES, plans_of(both)) == both
+
+
+def test_an_iteration_without_details_holds_time_and_energy() -> None:
+    text = pack([OBSERVATION], CLASSES, plans_of([OBSERVATION]), is_detailed={2**40: False})
+
+    (found,) = unpack(text, CLASSES, ("gpt-whole.1",))
+
+    assert (found.iteration_time_s, found.energy_j, found.plan_id) == (1.5, 400.0, "gpt-whole.1")
+    assert (found.instruction_samples, found.ranks[0].time_at, found.call_samples) == ((), (), ())
+    assert len(text) < 64
+
+
+def test_a_number_out_of_range_is_refused() -> None:
+    sample = replace(SAMPLES[0], shares=(ClockShare(70_000, 0.25),))
+
+    with pytest.raises(ProtocolError, match="iteration cannot be sent"):
+        pack([replace(OBSERVATION, instruction_samples=(sample,))], CLASSES, ("gpt-whole.1",))
+    with pytest.raises(ProtocolError, match="iteration cannot be sent"):
+        pack([OBSERVATION], CLASSES[:1], ("gpt-whole.1",))
+
+
+def test_a_broken_text_is_refused() -> None:
+    text = pack([OBSERVATION], CLASSES, ("gpt-whole.1",))
+
+    for broken in (text[:-5], text + "00000", '"', "\N{SNOWMAN}"):
+        with pytest.raises(ProtocolError, match="malformed observations"):
+            unpack(broken, CLASSES, ("gpt-whole.1",))
+    with pytest.raises(ProtocolError, match="malformed observations"):
+        unpack(text, CLASSES[:1], ("gpt-whole.1",))
+    with pytest.raises(ProtocolError, match="malformed observations"):
+        unpack(text, CLASSES, ())
