@@ -190,7 +190,6 @@ def test_tensor_parallel_ranks_follow_one_plan_of_a_real_daemon_with_equal_losse
     of_stages = [[epochs for _, epochs in joined[2 * pp : 2 * pp + 2]] for pp in range(2)]
     assert all(first == second for first, second in of_stages), "each plan begins at the same iteration on both ranks"
     assert all(any(epochs) for _, epochs in joined)
-    assert summary.baseline_energy_j is not None
     assert len(summary.gpu_uuids) == 4
     assert any(energy_j is not None for energy_j in energies_j)
 

@@ -25,6 +25,8 @@ instructions take multiples of the period too, and half of that elsewhere."""
 _BY_CHANCE = 2.0
 """Rayleigh's statistic below which phases are as equal as one set in seven is by chance."""
 _MIN_ITERATIONS = 3
+_MAX_PERIOD_RATIO = 0.5
+"""Longest period in iterations: with less than two updates in each, edges do not show the period."""
 
 
 def hidden_energy_error_ratio(observations: Sequence[IterationObservation]) -> float:
@@ -44,6 +46,8 @@ def _common_error_ratio(energies: Sequence[RankEnergy]) -> float:
     if len(energies) < _MIN_ITERATIONS:
         return 0.0
     periods = median((rank.counter_period_s or 0.0) / rank.window_s for rank in energies)
+    if periods > _MAX_PERIOD_RATIO:
+        return 0.0
     return _ERROR_OF_A_PERIOD * periods * concentration([rank.counter_phase or 0.0 for rank in energies])
 
 

@@ -52,6 +52,7 @@ def test_errors_of_several_gpus_are_independent() -> None:
 def test_an_unknown_period_or_too_few_iterations_have_no_known_error() -> None:
     assert hidden_energy_error_ratio(iterations(2.0, period_s=None)) == 0.0
     assert hidden_energy_error_ratio(iterations(2.0, count=2)) == 0.0
+    assert hidden_energy_error_ratio(iterations(2.0, period_s=2.0)) == 0.0
     assert hidden_energy_error_ratio([]) == 0.0
 
 
