@@ -253,8 +253,9 @@ def _date(name: str) -> str:
 
 
 def _schedules() -> Sequence[Mapping[str, Any]]:
+    """Return the schedules that had a plan for long enough to be compared."""
     rows: Sequence[Mapping[str, Any]] = _figures("schedules")["schedules"]
-    return rows
+    return [row for row in rows if row["saving_ratio"] is not None]
 
 
 def _schedule(name: str) -> Mapping[str, Any]:
