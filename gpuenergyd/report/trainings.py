@@ -9,7 +9,8 @@ from typing import Any
 from gpuenergyd.report.energy_use import NO_ENERGY, EnergyUse, add_known, sum_of
 from gpuenergyd.report.groups import IDLE_GROUP, EnergyQuery, user_name
 from gpuenergyd.report.job import JobReport
-from gpuenergyd.report.totals import totals_dict
+from gpuenergyd.report.pipeline_savings import PipelineSaving, pipeline_savings
+from gpuenergyd.report.totals import saved_total, totals_dict
 from gpuenergyd.store.reading.trainings import Training, TrainingPart, find_trainings
 
 _UNITS_PER_J = 1024
@@ -50,6 +51,8 @@ class TrainingReport:
     jobs: Mapping[str, JobReport]
     """The reports of its jobs by ID."""
     shares: tuple[GpuShare, ...]
+    wholes: tuple[PipelineSaving, ...] = ()
+    """Its pipelines across hosts whose leading members the history has."""
 
     @cached_property
     def use(self) -> EnergyUse:
@@ -61,19 +64,41 @@ class TrainingReport:
         """Its job name and when it started, in UTC."""
         return f"{self.training.job_name} {self.training.started_at:%Y-%m-%d %H:%M}"
 
+    @cached_property
+    def measured(self) -> tuple[JobReport, ...]:
+        """The reports whose savings add up: of a pipeline across hosts one of the whole, of other jobs their own.
+
+        Only a history that has all ranks of the training can compare the whole with its GPUs; else members count.
+        """
+        training = self.training
+        is_whole = training.world_size is not None and not training.is_incomplete
+        is_whole = is_whole and not any(report.is_partial for report in self.jobs.values())
+        wholes = {whole.dp_rank: whole.report for whole in self.wholes} if is_whole else {}
+        members = {part.job.job_id for part in training.parts if part.key.stage is not None}
+        own = (r for job_id, r in self.jobs.items() if job_id not in members or r.summary.dp_rank not in wholes)
+        return *wholes.values(), *own
+
     @property
-    def saving_ratio(self) -> float | None:
-        """What its plans saved of the energy of as many iterations at full speed; None unless all jobs are counted."""
-        full_speed_j = saved_j = None
-        for report in self.jobs.values():
-            summary = report.summary
-            if not summary.num_tuned_iterations:
-                continue
-            if report.saved_energy_j is None or summary.baseline_energy_j is None:
-                return None
-            saved_j = add_known(saved_j, report.saved_energy_j)
-            full_speed_j = add_known(full_speed_j, summary.baseline_energy_j * summary.num_tuned_iterations)
-        return saved_j / full_speed_j if saved_j is not None and full_speed_j else None
+    def saving_ratios(self) -> tuple[float | None, float | None, float | None]:
+        """What its plans saved of the energy of as many iterations at full speed, and the 95 % interval.
+
+        All are None unless all jobs are counted.
+        """
+        full_speed_j = None
+        tuned = [report for report in self.measured if report.summary.num_tuned_iterations]
+        for report in tuned:
+            if report.saved_energy_j is None or report.summary.baseline_energy_j is None:
+                return None, None, None
+            of_report_j = report.summary.baseline_energy_j * report.summary.num_tuned_iterations
+            full_speed_j = add_known(full_speed_j, of_report_j)
+        total = saved_total(tuned)
+        if total.saved_energy_j is None or not full_speed_j:
+            return None, None, None
+        ratio = total.saved_energy_j / full_speed_j
+        if total.interval_j is None:
+            return ratio, None, None
+        low_j, high_j = total.interval_j
+        return ratio, low_j / full_speed_j, high_j / full_speed_j
 
     def to_dict(self, price_per_kwh: float | None = None) -> dict[str, Any]:
         """Return the values of the training by their JSON and CSV names; missing values are None."""
@@ -96,8 +121,8 @@ class TrainingReport:
             "num_ranks": training.num_ranks or None,
             "world_size": training.world_size,
             **_energies(by_jobs=self.use),
-            **_savings(self.jobs.values()),
-            "saving_ratio": self.saving_ratio,
+            **_savings(self.jobs.values(), self.measured),
+            **dict(zip(("saving_ratio", "saving_low_ratio", "saving_high_ratio"), self.saving_ratios, strict=True)),
             "price_per_kwh": price_per_kwh,
             "cost": self.use.cost,
         }
@@ -109,6 +134,7 @@ class TrainingReport:
             "by_stage": self._by("pp_rank"),
             "by_host": self._by("host"),
             "by_gpu": self._by("host", "gpu_uuid", "dp_rank", "pp_rank"),
+            "pipelines": [whole.to_dict() for whole in self.wholes],
         }
 
     def _by(self, *names: str) -> list[dict[str, Any]]:
@@ -124,7 +150,8 @@ class TrainingReport:
             shares = found[values]
             job_ids = {share.part.job.job_id for share in shares}
             is_whole = all(len(values_of_job[job_id]) == 1 for job_id in job_ids)
-            savings = _savings(self.jobs[job_id] for job_id in sorted(job_ids))
+            reports = [self.jobs[job_id] for job_id in sorted(job_ids)]
+            savings = _savings(reports, self._measured_of(reports) if names == ("dp_rank",) else reports)
             rows.append(
                 {
                     **dict(zip(names, values, strict=True)),
@@ -136,6 +163,11 @@ class TrainingReport:
                 }
             )
         return rows
+
+    def _measured_of(self, reports: Sequence[JobReport]) -> Sequence[JobReport]:
+        """Return the reports whose savings add up, of the replicas of some jobs."""
+        replicas = {report.summary.dp_rank for report in reports}
+        return [report for report in self.measured if report.summary.dp_rank in replicas]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +226,7 @@ def trainings_report(query: EnergyQuery, reports: Sequence[JobReport]) -> Traini
     for job_id, gpu_uuid in (*use_of, *((rank.job_id, rank.gpu_uuid) for rank in ranks)):
         gpus_of[job_id].add(gpu_uuid)
     found = find_trainings((report.summary for report in reports), ranks)
+    wholes = pipeline_savings(query.history, found, by_id)
     return TrainingsReport(
         tuple(
             TrainingReport(
@@ -204,6 +237,7 @@ def trainings_report(query: EnergyQuery, reports: Sequence[JobReport]) -> Traini
                     for part in training.parts
                     for gpu_uuid in (sorted(gpus_of[part.job.job_id]) or (None,))
                 ),
+                wholes[training.parts[0].job.job_id],
             )
             for training in found
         ),
@@ -236,10 +270,10 @@ def _energies(*, by_jobs: EnergyUse = NO_ENERGY, idle: EnergyUse = NO_ENERGY) ->
     }
 
 
-def _savings(reports: Iterable[JobReport]) -> dict[str, Any]:
-    """Return savings and emissions of jobs by name; totals count only significant savings."""
+def _savings(reports: Iterable[JobReport], measured: Sequence[JobReport]) -> dict[str, Any]:
+    """Return the savings of `measured` and the emissions of jobs by name; totals count only significant savings."""
     known = tuple(reports)
-    totals = totals_dict(known)
+    totals = {**totals_dict(measured), **{name: totals_dict(known)[name] for name in ("carbon_g", "saved_carbon_g")}}
     names = ("saved_energy_j", "saved_energy_low_j", "saved_energy_high_j", "num_jobs_counted", "num_not_significant")
     return {
         **{name: totals[name] for name in (*names, "carbon_g")},

@@ -12,6 +12,11 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 MAX_REASON_CHARS = 1024
 
 
+def pipeline_id_of(leader_job_id: str) -> str:
+    """Return the id of the estimate and targets of a pipeline across hosts, of which only members are jobs."""
+    return f"{leader_job_id}-whole"
+
+
 @dataclass(frozen=True, slots=True)
 class JobRecord:
     """The start of a job."""

@@ -72,8 +72,8 @@ REPORT_BY_TRAINING = {
     "": "groups",
     "groups": (
         f"{TRAINING_PART} by_gpu by_host by_replica by_stage ended_at group idle_energy_j is_simulated job_energy_j"
-        " job_name num_hosts num_ranks num_replicas num_stages price_per_kwh run_key saving_ratio started_at user"
-        " world_size"
+        " job_name num_hosts num_ranks num_replicas num_stages pipelines price_per_kwh run_key saving_high_ratio"
+        " saving_low_ratio saving_ratio started_at user world_size"
     ),
     "groups.by_gpu": f"{TRAINING_PART} dp_rank gpu_uuid host pp_rank",
     "groups.by_host": f"{TRAINING_PART} host",

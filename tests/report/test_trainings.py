@@ -1,6 +1,7 @@
 """A training's joules are those of its GPUs, and its parts add up to them exactly: by replica, stage, host and GPU."""
 
 import random
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from math import hypot
 from pathlib import Path
@@ -13,7 +14,7 @@ from gpuenergyd.report.job import job_reports
 from gpuenergyd.report.tariff import Tariff
 from gpuenergyd.report.trainings import trainings_report
 from gpuenergyd.store import open_history
-from gpuenergyd.store.records import Record, RollupRecord
+from gpuenergyd.store.records import EstimateRecord, Record, RollupRecord, pipeline_id_of
 from tests.support.sample_history import write_sample_history
 from tests.support.stored_history import write_records
 from tests.support.training_history import BASELINE_J, NUM_TUNED, TrainingJob
@@ -143,6 +144,49 @@ def test_the_saving_of_a_training_is_a_share_of_all_its_jobs_at_full_speed(tmp_p
     (training,) = rows_of(tmp_path / "h.sqlite3", *records)
 
     assert training["saving_ratio"] == pytest.approx(0.15)
+
+
+def members(world_size: int = 2, **second: Any) -> list[Record]:
+    """Return two members of a pipeline across hosts, whose own savings differ, and the estimate of their leader."""
+    tags = (("world_size", str(world_size)),)
+    records: list[Record] = []
+    for stage, saving in enumerate([(0.2, 0.1, 0.3), (0.02, -0.05, 0.09)]):
+        job = TrainingJob(
+            f"gpt-{stage}", START, END, run_key=f"pp{stage}.0,run-1", num_gpus=1, host=f"host-{stage}", tags=tags
+        )
+        records += job.records([10.0 * (stage + 1)], saving)
+    whole = EstimateRecord(
+        pipeline_id_of("gpt-0"), 0, 1.0, 2 * BASELINE_J, 1.0, 178.0, 9, 9, 0.11, 0.1, 0.12, 0.0, 0.0, 0.0
+    )
+    return [*records, replace(whole, **second)]
+
+
+def test_the_saving_of_a_pipeline_across_hosts_is_that_of_the_whole(tmp_path: Path) -> None:
+    (training,) = rows_of(tmp_path / "h.sqlite3", *members())
+
+    assert training["energy_j"] == 30.0 == total(training["by_gpu"])
+    ratios = [training[name] for name in ("saving_ratio", "saving_low_ratio", "saving_high_ratio")]
+    assert ratios == [pytest.approx(0.11), pytest.approx(0.1), pytest.approx(0.12)]
+    assert training["saved_energy_j"] == pytest.approx(0.11 * 2 * SAVED_J)
+    assert (training["num_jobs_counted"], training["num_not_significant"]) == (1, 0)
+    assert [row["saved_energy_j"] for row in training["by_replica"]] == [training["saved_energy_j"]]
+    assert [row["saved_energy_j"] for row in training["by_stage"]] == [pytest.approx(0.2 * SAVED_J), None]
+    (pipeline,) = training["pipelines"]
+    assert (pipeline["dp_rank"], pipeline["saving_low_ratio"], pipeline["baseline_energy_j"]) == (0, 0.1, 200.0)
+
+
+def test_a_whole_saving_that_may_be_chance_is_not_counted(tmp_path: Path) -> None:
+    (training,) = rows_of(tmp_path / "h.sqlite3", *members(saving_low_ratio=-0.01))
+
+    assert (training["saved_energy_j"], training["saving_ratio"]) == (None, None)
+    assert (training["num_jobs_counted"], training["num_not_significant"]) == (0, 1)
+
+
+def test_the_whole_is_not_compared_with_the_gpus_of_a_part(tmp_path: Path) -> None:
+    (training,) = rows_of(tmp_path / "h.sqlite3", *members(world_size=3))
+
+    assert training["saved_energy_j"] == pytest.approx(0.2 * SAVED_J), "members count, as far as they are known"
+    assert training["pipelines"][0]["saving_ratio"] == 0.11
 
 
 def test_what_was_not_measured_is_missing_and_never_zero(tmp_path: Path) -> None:

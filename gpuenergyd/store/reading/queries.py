@@ -11,7 +11,7 @@ from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose
 from gpuenergyd.errors import StoreError
 from gpuenergyd.store.encoding.compressed_json import decode_clocks, decode_spans
-from gpuenergyd.store.readers.reader import Database, Row, SchemaState, schema_state
+from gpuenergyd.store.readers.reader import Database, Row, SchemaState, column_names, schema_state
 from gpuenergyd.store.readers.sqlite import SqliteDatabase, plain_sqlite_path
 from gpuenergyd.store.reading import carbon_queries
 from gpuenergyd.store.reading.carbon_queries import StoredIntensity
@@ -23,6 +23,7 @@ from gpuenergyd.store.reading.summaries import JobSummary, MedianIteration, medi
 from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
 from gpuenergyd.store.records import (
     ControlEventRecord,
+    EstimateRecord,
     PlanRecord,
     RankRecord,
     RollupRecord,
@@ -189,6 +190,12 @@ class History:
         """Return the forecasts of a zone issued since an instant of grid time, oldest first."""
         with self._database.reading() as reader:
             return carbon_queries.forecasts(reader, zone, since)
+
+    def estimates(self, ids: Sequence[str]) -> tuple[EstimateRecord, ...]:
+        """Return the newest estimates of what plans save, of jobs or of pipelines across hosts."""
+        with self._database.reading() as reader:
+            rows = reader.values(column_names(EstimateRecord), "estimates", reader.in_condition("job_id", ids))
+            return tuple(EstimateRecord(*row) for row in rows)
 
     def targets(self, job_id: str) -> tuple[TargetRecord, ...]:
         """Return the iteration time targets of a job, oldest first; empty without a target policy."""
