@@ -32,7 +32,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
-_NUM_RUNS, _NUM_EVENTS = 60, 120
+_NUM_RUNS, _NUM_EVENTS = 120, 120
 _CLOCKS_MHZ = (1410, 900)
 _SCHEDULE = one_forward_one_backward(1, 1)
 _RULES = JobRules(

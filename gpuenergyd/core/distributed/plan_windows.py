@@ -9,7 +9,9 @@ all of them know of a plan. The protocol guarantees less: an iteration never run
 3. extends the window again and again while every member reports and still has the plan installed;
 4. lets the next plan begin only where the previous window ends, and never extends a window whose successor is granted;
    while a successor is being installed or decided, the window is only kept from expiring;
-5. grants a profiling plan a short window: further iterations of it would cost energy and yield no information.
+5. grants a profiling plan a short window: further iterations of it would cost energy and yield no information;
+6. makes a block at full speed by granting the plan its next window a few iterations after the end of the present one:
+   nothing has to be installed for it, and it ends at the same iteration on all ranks.
 
 Windows of different plans are therefore disjoint, whatever the order of messages. A member that receives a window late,
 or nothing until its window has expired, runs at full speed: it may waste energy, but it neither slows the others down
@@ -61,24 +63,26 @@ class MemberState:
 class PlanWindowFollower:
     """A member's side: the windows received so far, in any order and any number of times."""
 
-    _windows: dict[str, PlanWindow] = field(default_factory=dict)
+    _windows: dict[tuple[str, int], PlanWindow] = field(default_factory=dict)
+    """By plan and begin: a plan may have another window after a block at full speed."""
 
     def update(self, windows: Iterable[PlanWindow]) -> None:
-        """Add windows from the leader; of two windows of one plan the one with the later end is newer."""
+        """Add windows from the leader; of two windows of one plan and begin the one with the later end is newer."""
         for window in windows:
-            known = self._windows.get(window.plan_id)
+            key = window.plan_id, window.begin_iteration
+            known = self._windows.get(key)
             if known is None or window.end_iteration > known.end_iteration:
-                self._windows[window.plan_id] = window
+                self._windows[key] = window
 
     def plan_for(self, iteration_index: int) -> str | None:
         """Return the plan of an iteration, None for full speed; drops expired windows, so iterations must increase."""
-        for plan_id in [p for p, window in self._windows.items() if window.end_iteration <= iteration_index]:
-            del self._windows[plan_id]
+        for key in [key for key, window in self._windows.items() if window.end_iteration <= iteration_index]:
+            del self._windows[key]
         return next((w.plan_id for w in self._windows.values() if w.covers(iteration_index)), None)
 
     def drop(self, plan_id: str) -> None:
         """Stop following a plan at once."""
-        self._windows.pop(plan_id, None)
+        self._windows = {key: window for key, window in self._windows.items() if window.plan_id != plan_id}
 
     def clear(self) -> None:
         """Stop following all plans."""
@@ -98,6 +102,8 @@ class PlanWindowGrantor:
     _previous: PlanWindow | None = None
     _current: PlanWindow | None = None
     _is_expiring: bool = False
+    _block_iterations: int = 0
+    """Length of the block at full speed that follows the current window; 0 without one."""
     revoked: str | None = None
     """A plan that members must stop following before its window ends."""
     is_change_near: bool = False
@@ -131,10 +137,15 @@ class PlanWindowGrantor:
     def propose(self, plan_id: str, *, is_short: bool = False) -> None:
         """Propose a plan, in place of a proposed one that has no window yet; `is_short` is for profiling plans."""
         self._proposed, self._proposed_at, self._is_proposed_short = plan_id, self.newest_iteration, is_short
+        self._block_iterations = 0
+
+    def request_block(self, num_iterations: int) -> None:
+        """Let all members run at full speed for some iterations, then follow the current plan again."""
+        self._block_iterations = num_iterations
 
     def let_expire(self) -> None:
         """Stop extending the current window: the daemon that made its plan no longer knows it."""
-        self._proposed, self._is_expiring = None, True
+        self._proposed, self._is_expiring, self._block_iterations = None, True, 0
 
     def revoke(self) -> None:
         """Revoke the current plan at once; the next one begins no earlier than the end of its window."""
@@ -158,6 +169,16 @@ class PlanWindowGrantor:
             return True
         if current is None or not self._may_extend(current, ahead):
             return False
+        if self._block_iterations and current.begin_iteration <= newest < current.end_iteration:
+            begin = current.end_iteration + self._block_iterations
+            self._previous, self._current = current, PlanWindow(current.plan_id, begin, begin + ahead)
+            self._block_iterations = 0
+            return True
+        return self._extend(current, ahead)
+
+    def _extend(self, current: PlanWindow, ahead: int) -> bool:
+        """Extend the current window if it ends soon; return whether it was."""
+        newest = self.newest_iteration
         if self._is_short and newest < current.end_iteration + 2 * ahead:
             return False  # a profiling plan; if all members had run it, there would soon be another
         kept = ahead if self._proposed is not None or self.is_change_near else 2 * ahead

@@ -86,6 +86,11 @@ class JobRanks:
         return self.description.num_pp_ranks == 1 and [len(order) for order in self.orders.values()] == [1]
 
     @property
+    def num_hosts(self) -> int:
+        """Number of hosts that the GPUs are on."""
+        return len({gpu.host for gpu in self.gpus.values()}) or 1
+
+    @property
     def gpu_uuids(self) -> tuple[str, ...]:
         """The UUIDs of all ranks' GPUs, stage by stage."""
         return tuple(self.own_gpus[index].gpu_uuid for index in sorted(self.own_gpus))

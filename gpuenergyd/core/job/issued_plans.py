@@ -63,6 +63,8 @@ class IssuedPlans:
     _target_when_made_s: dict[str, float] = field(default_factory=dict)
     """The iteration time target that each tuned plan was made for."""
     _for_straggler: set[str] = field(default_factory=set)
+    _awaited: tuple[int, int] | None = None
+    """Epoch of the plan that was sent last, and the last iteration reported before; None once it was followed."""
 
     @property
     def current(self) -> ClockPlan:
@@ -101,18 +103,36 @@ class IssuedPlans:
         if is_forced:
             self._for_straggler.add(plan_id)
 
-    def send(self, plan: ClockPlan, *, last_reported: int, run_ahead: int = 0, after: int = 1) -> SendPlan:
+    def send(
+        self,
+        plan: ClockPlan,
+        *,
+        last_reported: int,
+        run_ahead: int = 0,
+        after: int = 1,
+        num_iterations: int | None = None,
+    ) -> SendPlan:
         """Return the command that sends a plan under the next epoch, `after` iterations after the last one or later.
 
         All ranks follow a plan from the same iteration on, which none of them may have launched when the plan arrives:
-        `run_ahead` is how many iterations programs launch before their GPUs begin them.
+        `run_ahead` is how many iterations programs launch before their GPUs begin them, `num_iterations` the length of
+        a block after which the plan in force is sent again.
         """
         plan_epoch = max(self._id_of_epoch) + 1
         self._id_of_epoch[plan_epoch] = plan.plan_id
-        for forgotten in [epoch for epoch in self._id_of_epoch if epoch <= plan_epoch - _EPOCHS_KEPT]:
+        # Epoch 0 is full speed without a plan, which members of a pipeline across hosts follow between plan windows.
+        for forgotten in [epoch for epoch in self._id_of_epoch if 0 < epoch <= plan_epoch - _EPOCHS_KEPT]:
             del self._id_of_epoch[forgotten]
+        self._awaited = plan_epoch, last_reported
         self.last_apply_at = max(last_reported + ITERATIONS_AHEAD + run_ahead, self.last_apply_at + after)
-        return SendPlan(plan, plan_epoch, self.last_apply_at)
+        return SendPlan(plan, plan_epoch, self.last_apply_at, num_iterations)
+
+    def pop_delay(self, plan_epoch: int | None, iteration_index: int) -> int | None:
+        """Return, once, how many iterations after it was sent the newest plan is followed; None for another plan."""
+        if self._awaited is None or plan_epoch != self._awaited[0]:
+            return None
+        delay, self._awaited = iteration_index - self._awaited[1], None
+        return delay
 
     def is_for_straggler(self, plan_id: str | None) -> bool:
         """Return whether a plan was made for a straggler's pace."""

@@ -26,6 +26,7 @@ from gpuenergyd.core.job.control.plan_control import PlanControl, phase_under
 from gpuenergyd.core.job.control.recovery import recover
 from gpuenergyd.core.job.description import JobDescription, JobRanks
 from gpuenergyd.core.job.guard import Finding
+from gpuenergyd.core.job.issued_plans import ITERATIONS_AHEAD
 from gpuenergyd.core.job.measurements.knowledge import JobKnowledge
 from gpuenergyd.core.job.measurements.rank_reports import RankReports, WholeIteration
 from gpuenergyd.core.job.measurements.savings import SavingEstimate, baseline_view
@@ -219,6 +220,9 @@ class Job:
     def _merged_iteration_observed(self, observation: IterationObservation, epoch: int | None) -> tuple[Command, ...]:
         if self.ranks.schedule is None:
             return ()
+        delay = self.knowledge.plans.pop_delay(epoch, observation.iteration_index)
+        if delay is not None:
+            self.reports.record_run_ahead(delay - ITERATIONS_AHEAD)
         is_warm, plan_id = self.reports.count(observation.iteration_index), self.knowledge.plans.id_of(epoch)
         is_counted = plan_id is not None and is_warm and observation.iteration_index >= self.control.mixed_before
         is_regular = observation.is_regular and is_counted

@@ -192,6 +192,8 @@ class SendPlan:
     plan: ClockPlan
     plan_epoch: int
     apply_at_iteration: int
+    num_iterations: int | None = None
+    """Length of a block at full speed, after which the next command sends the plan in force again."""
 
 
 @dataclass(frozen=True, slots=True)

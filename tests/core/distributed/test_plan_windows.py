@@ -245,6 +245,7 @@ ROUNDS = st.lists(
             "hears_of_rounds_ago": st.integers(0, 5),
             "restarted": st.just(set[int]()) | WHO,
             "is_another_plan_proposed": st.booleans(),
+            "is_block_requested": st.booleans(),
             "ahead": st.integers(1, 12),
         }
     ),
@@ -270,6 +271,8 @@ def test_no_iteration_runs_under_two_plans(rounds: list[dict[str, Any]]) -> None
             ranks[which].installed |= {plan_id} if (plan_id := proposed_by(leader)) else set()
         for which in this["told"]:
             leader.update({MEMBERS[which]: MemberState(iteration, frozenset(ranks[which].installed))})
+        if this["is_block_requested"]:
+            leader.request_block(3)
         leader.grant(ahead=this["ahead"])
         published.append(leader.windows)
         for which in this["hears"]:
@@ -394,3 +397,54 @@ def test_revoke_without_a_window_revokes_nothing() -> None:
     leader.revoke()
 
     assert (leader.revoked, leader.plan_to_install, leader.windows) == (None, None, ())
+
+
+def test_a_block_at_full_speed_is_a_gap_between_two_windows_of_one_plan() -> None:
+    leader, follower = agreed("a", at=10), PlanWindowFollower()
+    first = leader.windows[-1]
+    leader.request_block(4)
+    leader.update(states(first.begin_iteration, "a"))
+
+    assert leader.grant()
+    begin = first.end_iteration + 4
+    assert leader.windows == (first, PlanWindow("a", begin, begin + AHEAD_ITERATIONS))
+    assert leader.plan_to_install == "a"
+    follower.update(leader.windows)
+    at_full_speed = [i for i in range(first.begin_iteration, begin + 1) if follower.plan_for(i) is None]
+    assert at_full_speed == list(range(first.end_iteration, begin))
+
+    leader.update(states(begin, "a"))
+    assert leader.grant()
+    assert leader.windows[-1] == PlanWindow("a", begin, begin + 2 * AHEAD_ITERATIONS), "one block for each request"
+
+
+def test_a_block_waits_until_its_plan_runs_and_is_forgotten_with_it() -> None:
+    leader = agreed("a", at=10)
+    leader.request_block(4)
+    assert not leader.grant(), "the window has not begun"
+
+    leader.propose("b")
+    leader.update(states(13, "a", "b"))
+    assert leader.grant()
+    leader.update(states(leader.windows[-1].begin_iteration, "a", "b"))
+    leader.grant()
+    assert {window.plan_id for window in leader.windows} == {"a", "b"}
+
+    over = agreed("a", at=10)
+    over.request_block(4)
+    over.let_expire()
+    over.update(states(13, "a"))
+    assert not over.grant()
+
+
+def test_a_revoked_plan_is_left_during_the_block_too() -> None:
+    leader, follower = agreed("a", at=10), PlanWindowFollower()
+    leader.request_block(4)
+    leader.update(states(12, "a"))
+    assert leader.grant()
+    follower.update(leader.windows)
+    leader.revoke()
+    follower.drop("a")
+
+    assert leader.windows == ()
+    assert {follower.plan_for(index) for index in range(12, 40)} == {None}

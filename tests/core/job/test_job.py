@@ -125,7 +125,7 @@ def test_a_job_of_many_plans_keeps_the_last_epochs_and_their_iterations() -> Non
     sent = [c.plan_epoch for c in run.commands if isinstance(c, SendPlan)]
     assert len(sent) > 70
     assert sent == list(range(1, len(sent) + 1))
-    assert len(run.job.snapshot().knowledge.plans.id_of_epoch) <= 64
+    assert len(run.job.snapshot().knowledge.plans.id_of_epoch) <= 64 + 1, "and full speed without a plan"
     assert {plan_id for _, _, plan_id in run.history[-50:]} == {"slow", "proof"}
 
 

@@ -125,8 +125,7 @@ class PlanControl:
         if not self.blocks.is_proof_due(self.reports.num_iterations):
             return ()
         self.blocks.begin_proof()
-        block = self._full_speed_block("proof of savings")
-        return (self._send(block), self._send(plan, after=self.rules.proof_iterations))
+        return self._proof_block("proof of savings")
 
     def check_full_speed(self, reason: str, *, is_at_straggler_pace: bool) -> tuple[Command, ...]:
         """Run a full-speed block and the plan in force again after it: the job is faster than expected.
@@ -137,14 +136,13 @@ class PlanControl:
         is_due = last >= max(guard.next_faster_check_at, plans.last_apply_at)
         if not is_due or is_at_straggler_pace or not self.has_lease:
             return ()
-        block = (self._send(self._full_speed_block(reason)),)
-        guard.checked_from = plans.last_apply_at
-        again = self._send(self.current, after=self.rules.proof_iterations)
+        block, again = self._proof_block(reason)
+        guard.checked_from = block.apply_at_iteration
         guard.since = plans.last_apply_at
         guard.next_faster_check_at = guard.since + _FASTER_CHECK_DISTANCE * 2**guard.num_faster_checks
         guard.num_faster_checks += 1
         self.blocks.begin_proof()
-        return (*block, again)
+        return block, again
 
     def may_return_to_full_speed(self) -> bool:
         """Return whether the job may go back to full speed because it is faster than expected, and count that.
@@ -166,14 +164,19 @@ class PlanControl:
         self.blocks.begin_anew()
 
     def change_of_full_speed(self) -> str | None:
-        """Return how full speed has changed, once the block that checks it is over; None before, or unchanged."""
+        """Return how full speed has changed, once the block that checks it is over; None before, or unchanged.
+
+        Across hosts a block begins later than at its first possible iteration.
+        """
         since = self.guard.checked_from
         if since is None or self.reports.last_index < self.guard.since:
             return None
-        self.guard.checked_from = None
         full_speed = self.knowledge.full_speed()
         before = [o for o in full_speed if o.iteration_index < since]
         now = [o for o in full_speed if o.iteration_index >= since]
+        if not now or self.knowledge.iterations.kept[-1] is now[-1]:
+            return None
+        self.guard.checked_from = None
         return what_changed(before, now, at_least_ratio=self.rules.job_changed_ratio)
 
     # --- pace ---
@@ -242,10 +245,20 @@ class PlanControl:
 
     # --- inside ---
 
-    def _send(self, plan: ClockPlan, *, after: int = 1) -> SendPlan:
+    def _send(self, plan: ClockPlan, *, after: int = 1, num_iterations: int | None = None) -> SendPlan:
         return self.knowledge.plans.send(
-            plan, last_reported=self.reports.last_index, run_ahead=self.reports.run_ahead, after=after
+            plan,
+            last_reported=self.reports.last_index,
+            run_ahead=self.reports.run_ahead,
+            after=after,
+            num_iterations=num_iterations,
         )
+
+    def _proof_block(self, reason: str) -> tuple[SendPlan, SendPlan]:
+        """Return a block at full speed and the plan in force after it."""
+        plan, num_iterations = self.current, self.rules.proof_iterations
+        block = self._send(self._full_speed_block(reason), num_iterations=num_iterations)
+        return block, self._send(plan, after=num_iterations)
 
     def _full_speed_block(self, reason: str) -> ClockPlan:
         assert self.ranks.schedule is not None

@@ -38,9 +38,9 @@ class KeptIterations:
     def at_full_speed(self, purposes: Purposes, *, since: int = 0) -> list[IterationObservation]:
         """Return the regular full-speed iterations without the first of each block, in which clocks still rise."""
         found = []
-        plan_id_before = None
+        plan_id_before: str | None = BASELINE_PLAN_ID
         for o in self.kept:
-            is_first_of_block = o.plan_id not in {BASELINE_PLAN_ID, plan_id_before}
+            is_first_of_block = o.plan_id != plan_id_before
             plan_id_before = o.plan_id
             is_at_full_speed = purposes.get(o.plan_id) is PlanPurpose.BASELINE
             if o.is_regular and o.iteration_index >= since and not is_first_of_block and is_at_full_speed:

@@ -89,8 +89,15 @@ class RankReports:
 
     @property
     def run_ahead(self) -> int:
-        """Iterations that a program has launched beyond the one that begins on its GPU; the most of late."""
+        """Iterations that a program has launched beyond the one that begins on its GPU; the most of late.
+
+        Across hosts, the further iterations that the ranks need to agree on a plan.
+        """
         return max(self._run_ahead, default=0)
+
+    def record_run_ahead(self, num_iterations: int) -> None:
+        """Record by how many iterations more than usual a plan was late."""
+        self._run_ahead.append(min(max(0, num_iterations), _MAX_RUN_AHEAD))
 
     def add(
         self,
@@ -105,7 +112,7 @@ class RankReports:
         self.last_index = max(self.last_index, index)
         reports = self._unfinished.setdefault(index, {})
         reports[report.pp_rank * self.num_stage_ranks + report.stage_rank] = report
-        self._run_ahead.append(min(max(0, report.launched_iteration_index - index - 1), _MAX_RUN_AHEAD))
+        self.record_run_ahead(report.launched_iteration_index - index - 1)
         for stale in [i for i in self._unfinished if i < index - _UNFINISHED_KEPT]:
             del self._unfinished[stale]
         if len(reports) < len(orders) * self.num_stage_ranks:
