@@ -7,7 +7,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from socket import SOCK_SEQPACKET, SOCK_STREAM, gethostname
 
@@ -30,7 +30,7 @@ from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
 from gpuenergyd.daemon.manual_leases.calibration import Calibrations
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
 from gpuenergyd.daemon.periodic import Periodic
-from gpuenergyd.daemon.ports import JobServices
+from gpuenergyd.daemon.ports import JobServices, RunningJob
 from gpuenergyd.daemon.processes.gpu_worker import GpuWorker
 from gpuenergyd.daemon.processes.launch import process_launchers
 from gpuenergyd.daemon.processes.plugins import TARGET_GROUP, PolicyNames, check_policy_name, is_shipped
@@ -85,7 +85,7 @@ class Daemon:
             ),
         )
         self.carbon = (
-            CarbonService(settings, self.policy, start.policy_host, self._history, lambda: self.jobs)
+            CarbonService(settings, self.policy, start.policy_host, self._history, self._accounted)
             if is_carbon_configured(settings)
             else None
         )
@@ -99,6 +99,7 @@ class Daemon:
                 is_observing=settings.mode is Mode.OBSERVE,
                 watcher=self.carbon.targets if self.carbon is not None else None,
                 previous_runs=PreviousRunStore(settings.database_url),
+                carbon_zone=self.carbon.feed.zone if self.carbon is not None else None,
             ),
             rules=JobRules(
                 warmup_iterations=settings.warmup_iterations, baseline_iterations=settings.baseline_iterations
@@ -132,6 +133,11 @@ class Daemon:
         self._loading: asyncio.Task[None] | None = None
         self._is_carbon_started = False
         self._periodic = Periodic()
+
+    def _accounted(self) -> Iterator[RunningJob]:
+        """Yield the jobs with carbon targets; of a pipeline across hosts only the whole, by its leader."""
+        yield from (runner for runner in self.jobs if not runner.is_member)
+        yield from self.members.leaders
 
     def history_status(self) -> WriterStatus:
         """Return the status of the history writer."""

@@ -139,6 +139,11 @@ class RunningJob(Protocol):
         """The pids of its registered processes, by rank."""
         ...
 
+    @property
+    def carbon_zones(self) -> frozenset[str]:
+        """Zones of carbon intensities that other hosts of the job have reported."""
+        ...
+
     def handle(self, event: Event) -> None:
         """Pass an event to the state machine and queue its commands."""
         ...
@@ -167,6 +172,13 @@ class IterationWatcher(Protocol):
         self, runner: RunningJob, observation: IterationObservation, purpose: PlanPurpose | None, begun_at: datetime
     ) -> None:
         """Handle an observed iteration."""
+        ...
+
+    def target_posted(self, runner: RunningJob, *, num_members: int) -> None:
+        """Record the target that a member of a pipeline across hosts got from its leader.
+
+        `num_members` is the number of members on this host.
+        """
         ...
 
     def job_ended(self, job_id: str) -> None:
@@ -274,4 +286,6 @@ class JobServices:
     is_observing: bool = False
     """Whether the daemon only measures and never changes a clock."""
     watcher: IterationWatcher | None = None
+    carbon_zone: str | None = None
+    """Zone of this host's carbon intensities; None without any."""
     previous_runs: PreviousRunPort | None = None

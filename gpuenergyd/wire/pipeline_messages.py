@@ -89,6 +89,8 @@ class StageFacts:
     gpu: GpuView
     order: tuple[OrderBlock, ...]
     version: int = PIPELINE_VERSION
+    carbon_zone: str | None = None
+    """Zone of the host's carbon intensities; None without any."""
 
 
 class StageReport(NamedTuple):
@@ -132,6 +134,8 @@ class PostedPlan:
     reason: str = ""
     straggler_time_s: float | None = None
     """Straggler pace of the whole pipeline, so that the slowdown guard accepts it; None without a straggler."""
+    permitted_slowdown_ratio: float | None = None
+    """Slowdown that the target of the whole pipeline permits; None for the registered one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,3 +190,5 @@ class PipelineReply:
     """Number of estimates of `own_time_s` so far."""
     straggler_time_s: float | None = None
     """Straggler pace of the pipeline; None without a straggler."""
+    block: tuple[str, int] | None = None
+    """Id and length of a block: so many iterations at full speed, once, and the same plan again; None without one."""

@@ -285,6 +285,7 @@ class LargeJob:
         self.store = MemoryStore()
         self.hosts: list[LargeHost] = []
         self.now_s = 1000.0
+        self.iteration_s = ITERATION_S
         self.index = -1
         self.wall_s_of_iteration: list[float] = []
         self._iteration_s: dict[str, float] = {}
@@ -421,7 +422,7 @@ class LargeJob:
                         rank.exchange.run(host.store)
                         if rank.place.is_leader:
                             lead_cpu_s[number] += time.thread_time() - began_s
-                self.now_s += ITERATION_S / ROUNDS
+                self.now_s += self.iteration_s / ROUNDS
         for number, host in enumerate(self.hosts):
             host.bytes_of_iteration.append(host.store.num_bytes - bytes_before[number])
             cpu_s = host.daemon.leader_cpu_s - cpu_before_s[number] + lead_cpu_s[number]

@@ -9,12 +9,11 @@ from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation, RankEnergy
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import GpuView, JobView
-from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.across_hosts.host_stage import stage_classes
 from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
 from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.ports import JobServices, WorkerPort
-from gpuenergyd.store.records import ControlEventRecord
+from gpuenergyd.store.records import Record
 from gpuenergyd.wire.compact_observations import pack, plans_of
 from gpuenergyd.wire.patterns import to_blocks
 from gpuenergyd.wire.pipeline_messages import PipelineReply, PipelineReport, StageFacts, StageReport
@@ -47,9 +46,9 @@ class UniformPolicy:
 
 @dataclass
 class ListedHistory:
-    """A history port that keeps the control events."""
+    """A history port that keeps the records."""
 
-    events: list[ControlEventRecord] = field(default_factory=list)
+    events: list[Record] = field(default_factory=list)
 
     def write(self, record: Any) -> None:
         """Keep a record."""
@@ -71,11 +70,11 @@ class LedPipeline:
             observation_limit_s=1.0,
             is_observing=is_observing,
         )
-        self.leader = PipelineLeader(new_job(job_id="whole").description, JobRules(), services, "own", self._spawn)
+        description = new_job(job_id="whole").description
+        self.leader = PipelineLeader(description, JobRules(), services, "own", 0, {}, self._spawn)
         self.are_facts_known = False
         self.index = 0
         self.plan_id: str | None = "baseline"
-        self.target = PerformanceTarget()
 
     def facts(self, pp_rank: int, tp_ranks: tuple[int, ...] = (0,), **changes: Any) -> StageFacts:
         """Return the facts of a stage's ranks on one host."""
@@ -104,7 +103,7 @@ class LedPipeline:
         reported = parts or tuple(self.part(pp_rank) for pp_rank in range(2))
         facts = () if self.are_facts_known else tuple(self.facts(pp_rank) for pp_rank in range(2))
         content: dict[str, Any] = {"num_pp_ranks": 2, "parts": reported, "facts": facts, **changes}
-        reply = await self.leader.handle_report(PipelineReport("token", **content), self.target)
+        reply = await self.leader.handle_report(PipelineReport("token", **content))
         self.are_facts_known = True
         await asyncio.gather(*self.tasks)
         return reply

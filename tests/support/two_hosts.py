@@ -63,7 +63,8 @@ class TwoHosts:
             _run("ip", "-n", name, "link", "set", "hop", "up")
             _run("ip", "-n", name, "link", "set", "lo", "up")
             launcher = ("ip", "netns", "exec", name)
-            self.daemons.append(DaemonProcess(self.run_folder / f"host{host}", 4, self.overrides, launcher=launcher))
+            overrides = {**self.overrides, "host_name": f"host{host}"}
+            self.daemons.append(DaemonProcess(self.run_folder / f"host{host}", 4, overrides, launcher=launcher))
 
     @property
     def addresses(self) -> tuple[str, str]:

@@ -71,7 +71,15 @@ class SlowdownAccount:
     num_at_full_speed: int = 0
     """Consecutive iterations with full speed as the target."""
 
-    def add(self, iteration_time_s: float, *, full_speed_time_s: float, permitted_time_s: float, is_own: bool) -> None:
+    def add(
+        self,
+        iteration_time_s: float,
+        *,
+        full_speed_time_s: float,
+        permitted_time_s: float,
+        is_own: bool,
+        settling_iterations: int = SETTLING_ITERATIONS,
+    ) -> None:
         """Charge one iteration; `is_own` as in `charged_time_s`."""
         charged_s = charged_time_s(
             iteration_time_s, full_speed_time_s=full_speed_time_s, permitted_time_s=permitted_time_s, is_own=is_own
@@ -81,7 +89,7 @@ class SlowdownAccount:
         self.excess_s += charged_s - full_speed_time_s
         is_full_speed_target = permitted_time_s <= full_speed_time_s * (1.0 + _FULL_SPEED_RATIO)
         self.num_at_full_speed = self.num_at_full_speed + 1 if is_full_speed_target else 0
-        if self.num_at_full_speed > SETTLING_ITERATIONS:
+        if self.num_at_full_speed > settling_iterations:
             self.drift_s += charged_s - full_speed_time_s
             self.drift_full_speed_s += full_speed_time_s
 

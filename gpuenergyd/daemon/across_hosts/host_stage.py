@@ -43,6 +43,7 @@ class HostStage:
     pp_rank: int
     num_pp_ranks: int
     num_tp_ranks: int
+    carbon_zone: str | None = None
     agreement: PlanAgreement | None = None
     siblings: dict[int, Sibling] = field(default_factory=dict)
     """By tensor-parallel rank."""
@@ -93,7 +94,7 @@ class HostStage:
                 raise JobError(f"pipeline rank {self.pp_rank}: {what}")
             blocks = to_blocks([((str(i.kind), i.chunk_index), i.microbatch_index) for i in orders[0]])
             gpu = stage_gpu(self.pp_rank, [sibling.gpu for sibling in own])
-            facts = StageFacts("", self.pp_rank, self.tp_ranks, gpu, blocks)
+            facts = StageFacts("", self.pp_rank, self.tp_ranks, gpu, blocks, carbon_zone=self.carbon_zone)
             self._facts = replace(facts, facts_id=hashlib.sha256(encode(facts)).hexdigest()[:_FACTS_ID_CHARS])
             self._facts_of, self._merged = key, {}  # merged iterations were those of the ranks before
         return self._facts

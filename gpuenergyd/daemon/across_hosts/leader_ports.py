@@ -18,7 +18,6 @@ from gpuenergyd.core.job.messages import (
     ObserveIteration,
     PlanDecided,
     PolicyFailed,
-    RecordIteration,
     RecordNotice,
     RecordPhase,
     RestoreGpus,
@@ -77,18 +76,32 @@ class LeaderDelivery:
     """The target that the newest plan was made for."""
     answering: PerformanceTarget | None = None
     """The target of the answer that is being handled; the job may have another one by now."""
+    plan_id: str | None = None
+    """The id under which members follow the newest plan; None before the first plan."""
+    block: tuple[str, int] | None = None
+    """Id and length of the last block at full speed during the newest plan."""
     _epoch_of_plan: dict[str, int] = field(default_factory=lambda: {BASELINE_PLAN_ID: 0})
 
     def send(self, command: SendPlan) -> None:
-        """Replace the newest plan."""
-        self.sent = command
-        self.target = self.answering or self.job.target
-        self._epoch_of_plan[self.plan_id(command)] = command.plan_epoch
-        self.audit.record("plan", command.plan.reason, f"epoch {command.plan_epoch}: {command.plan.plan_id}")
+        """Replace the newest plan, or let it pause for a block at full speed.
 
-    def plan_id(self, sent: SendPlan) -> str:
-        """Return the id under which members follow a plan."""
-        return f"{self.audit.pipeline_id}.{self.generation}.{sent.plan_epoch}"
+        During a block, for which the plan windows have a gap, members keep their plan installed: the one that is sent
+        again after the block, under a newer epoch, is no other plan for them.
+        """
+        plan = command.plan
+        if command.num_iterations is not None:
+            self.block = self._new_id(command), command.num_iterations
+            self.audit.record("plan", plan.reason, f"{command.num_iterations} iterations at full speed")
+            return
+        if self.plan_id is None or self.sent is None or plan.plan_id != self.sent.plan.plan_id:
+            self.plan_id, self.block = self._new_id(command), None
+            self.target = self.answering or self.job.target
+            self.audit.record("plan", plan.reason, f"epoch {command.plan_epoch}: {plan.plan_id}")
+        self.sent = command
+        self._epoch_of_plan[self.plan_id] = command.plan_epoch
+
+    def _new_id(self, command: SendPlan) -> str:
+        return f"{self.audit.pipeline_id}.{self.generation}.{command.plan_epoch}"
 
     def epoch_of(self, plan_id: str | None) -> int | None:
         """Return the epoch of a plan that members followed; None if they followed different ones."""
@@ -152,9 +165,6 @@ class MembersOwnGpus:
 
     def observe(self, command: ObserveIteration) -> None:
         """Do nothing: the members observe, and the leader merges."""
-
-    def record(self, command: RecordIteration) -> None:
-        """Do nothing: each member records its own iterations."""
 
     async def lease(self, command: LeaseGpus) -> None:
         """Do nothing: each member leases its own GPU."""

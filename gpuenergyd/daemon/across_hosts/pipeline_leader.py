@@ -7,7 +7,8 @@ to it.
 
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from textwrap import shorten
 from typing import Any
@@ -16,24 +17,23 @@ from gpuenergyd.core.distributed.stragglers import Pace, ReplicaGroup, Straggler
 from gpuenergyd.core.job.description import JobDescription
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import (
+    Command,
     Event,
     GpuViewChanged,
     MergedIterationObserved,
     RankJoined,
     SendPlan,
     StragglerChanged,
-    TargetChanged,
 )
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.measurement.merge import busy_s
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import ClockChange
-from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.across_hosts.leader_ports import LeaderAudit, LeaderDelivery, LeaderPlans, MembersOwnGpus
+from gpuenergyd.daemon.across_hosts.leader_records import LeaderIterations, LeaderRuns
 from gpuenergyd.daemon.across_hosts.stage_parts import StageParts
 from gpuenergyd.daemon.jobs.executor import CommandExecutor
 from gpuenergyd.daemon.jobs.plan_delivery import change_row
-from gpuenergyd.daemon.jobs.previous_runs import NoPreviousRuns
 from gpuenergyd.daemon.jobs.replicas import straggler_saving_fields
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.errors import ProtocolError
@@ -54,6 +54,9 @@ class PipelineLeader:
     rules: JobRules
     services: JobServices
     leader_job_id: str
+    uid: int
+    pids: Mapping[int, int]
+    """Pid of the leading rank: after a restart of the daemon, the pipeline is known by it."""
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     num_tp_ranks: int = 1
     job: Job = field(init=False)
@@ -62,30 +65,35 @@ class PipelineLeader:
     _audit: LeaderAudit = field(init=False)
     _delivery: LeaderDelivery = field(init=False)
     _plans: LeaderPlans = field(init=False)
+    _iterations: LeaderIterations = field(init=False)
+    _runs: LeaderRuns = field(init=False)
     _executor: CommandExecutor = field(init=False)
+    _commands: deque[Command] = field(default_factory=deque)
+    _is_executing: bool = False
     _parts: StageParts = field(init=False)
     _has_joined: bool = False
     _replicas: ReplicaGroup = field(default_factory=ReplicaGroup)
 
     def __post_init__(self) -> None:
-        # No proof blocks: each would need plan windows for a few iterations, which is not worth it across hosts.
         # Long relief limit: a plan takes some iterations to come into force anyway.
-        self.job = Job(self.description, replace(self.rules, proof_iterations=0, relief_iterations=_RELIEF_ITERATIONS))
+        self.job = Job(self.description, replace(self.rules, relief_iterations=_RELIEF_ITERATIONS))
         self._parts = StageParts(self.description.num_pp_ranks, self.num_tp_ranks)
         self._audit = LeaderAudit(self.services.history, self.pipeline_id, self.leader_job_id)
         self._delivery = LeaderDelivery(self.job, self._audit)
         self._plans = LeaderPlans(
             self.job, self.services.policy, self._delivery, self._handle, self.spawn, self.services.is_observing
         )
+        self._iterations = LeaderIterations(self, self.services)
+        self._runs = LeaderRuns(self, self.services, self.leader_job_id, self.uid, self.num_tp_ranks, self.spawn)
         members = MembersOwnGpus()
         self._executor = CommandExecutor(
             observations=members,
             plans=self._plans,
             delivery=self._delivery,
             leases=members,
-            iterations=members,
+            iterations=self._iterations,
             audit=self._audit,
-            runs=NoPreviousRuns(),
+            runs=self._runs,
             end=members,
         )
 
@@ -94,7 +102,17 @@ class PipelineLeader:
         """The id of the pipeline, which its plans carry."""
         return self.description.job_id
 
-    async def handle_report(self, report: PipelineReport, target: PerformanceTarget) -> PipelineReply:
+    @property
+    def job_id(self) -> str:
+        """The same, as carbon service and model memory know it."""
+        return self.pipeline_id
+
+    @property
+    def carbon_zones(self) -> frozenset[str]:
+        """Zones of carbon intensities that the hosts have reported."""
+        return self._parts.carbon_zones
+
+    async def handle_report(self, report: PipelineReport) -> PipelineReply:
         """Handle what is new of the stages, and return the plan to follow.
 
         Raises:
@@ -113,9 +131,7 @@ class PipelineLeader:
         missing = [(pp, tp) for pp, tp, part in report.parts if not parts.add(pp, tp, part)]
         if not self._has_joined and parts.is_complete:
             await self._join()
-        if replace(target, straggler_time_s=None) != replace(self.job.target, straggler_time_s=None):
-            await self._handle(TargetChanged(target))
-        if self._has_joined:
+        if self._has_joined and self._runs.is_recalled:
             for whole in parts.complete_iterations():
                 await self._merge(whole)
         await self._compare_replicas(report)
@@ -123,7 +139,7 @@ class PipelineLeader:
 
     def status_fields(self) -> dict[str, Any]:
         """Return the fields of the pipeline in the status of the leader's own job."""
-        job, knowledge = self.job, self.job.knowledge
+        job, knowledge, estimate = self.job, self.job.knowledge, self.job.estimate()
         return {
             "pipeline_id": self.pipeline_id,
             "num_pp_ranks": self.description.num_pp_ranks,
@@ -132,18 +148,43 @@ class PipelineLeader:
             "phase_reason": job.phase_reason,
             "plan_id": job.current_plan.plan_id,
             "num_iterations": job.num_iterations,
+            "num_proof_iterations": job.control.blocks.num_proof_iterations,
             "baseline_time_s": job.baseline.iteration_time_s if job.baseline is not None else None,
             "baseline_energy_j": job.baseline.energy_j if job.baseline is not None else None,
-            "saving": knowledge.saving(),
+            "saving": estimate.saving if estimate is not None else None,
+            "is_from_previous_run": knowledge.previous_run is not None,
             "own_time_s": knowledge.pace.own_time_s,
             "straggler_time_s": job.target.straggler_time_s,
             "straggler_reason": self.straggler_reason,
             **straggler_saving_fields(knowledge.straggler_saving),
         }
 
+    def handle(self, event: Event) -> None:
+        """Pass an event to the state machine and queue its commands."""
+        self._commands.extend(self.job.handle(event))
+        if not self._is_executing:
+            self.spawn(self._execute_all())
+
+    def close(self) -> None:
+        """Record the last estimate: the leading rank's job has ended."""
+        self._iterations.record_estimate()
+        if self.services.watcher is not None:
+            self.services.watcher.job_ended(self.pipeline_id)
+
     async def _handle(self, event: Event) -> None:
-        for command in self.job.handle(event):
-            await self._executor.execute(command)
+        self._commands.extend(self.job.handle(event))
+        await self._execute_all()
+
+    async def _execute_all(self) -> None:
+        """Execute all commands one by one, unless another task does."""
+        if self._is_executing:
+            return
+        self._is_executing = True
+        try:
+            while self._commands:
+                await self._executor.execute(self._commands.popleft())
+        finally:
+            self._is_executing = False
 
     async def _join(self) -> None:
         ranks = range(self.description.num_pp_ranks)
@@ -187,7 +228,7 @@ class PipelineLeader:
         await self._handle(StragglerChanged(straggler_time_s, change.reason))
 
     def _reply(self, known_plan_id: str | None) -> PipelineReply:
-        sent, pace = self._delivery.sent, self.job.knowledge.pace
+        delivery, pace = self._delivery, self.job.knowledge.pace
         reply = PipelineReply(
             self.pipeline_id,
             self.job.phase,
@@ -196,23 +237,40 @@ class PipelineLeader:
             own_time_s=pace.own_time_s,
             num_readings=pace.num_readings,
         )
-        if sent is None:
+        if delivery.sent is None or delivery.plan_id is None:
             return reply
-        plan_id, straggler_time_s = self._delivery.plan_id(sent), self.job.target.straggler_time_s
-        slices = self._slices(sent) if plan_id != known_plan_id else ()
-        return replace(reply, plan_id=plan_id, slices=slices, straggler_time_s=straggler_time_s)
-
-    def _slices(self, sent: SendPlan) -> tuple[PostedPlan, ...]:
+        slices = self._slices(delivery.plan_id, delivery.sent) if delivery.plan_id != known_plan_id else ()
         straggler_time_s = self.job.target.straggler_time_s
+        return replace(
+            reply,
+            plan_id=delivery.plan_id,
+            slices=slices,
+            straggler_time_s=straggler_time_s,
+            block=delivery.block,
+        )
+
+    def _permitted_slowdown_ratio(self) -> float | None:
+        """Return the slowdown that the newest plan's target permits; None for the registered one."""
+        target, baseline = self._delivery.target, self.job.baseline
+        if target is None or baseline is None:
+            return None
+        own = replace(target, straggler_time_s=None)
+        if own == self.description.target:
+            return None
+        return max(0.0, own.iteration_time_s(baseline.iteration_time_s) / baseline.iteration_time_s - 1.0)
+
+    def _slices(self, plan_id: str, sent: SendPlan) -> tuple[PostedPlan, ...]:
+        straggler_time_s, permitted_ratio = self.job.target.straggler_time_s, self._permitted_slowdown_ratio()
         clocks = {rank.pp_rank: rank.sm_clocks_mhz for rank in sent.plan.ranks}
         return tuple(
             PostedPlan(
-                plan_id=self._delivery.plan_id(sent),
+                plan_id=plan_id,
                 purpose=sent.plan.purpose,
                 clocks=to_blocks([(mhz, 0) for mhz in clocks.get(pp_rank, ())]),
                 changes=to_blocks([_change_row(change) for change in sent.plan.changes_of(pp_rank)]),
                 reason=shorten(f"{sent.plan.plan_id}: {sent.plan.reason}", 200, placeholder=" ..."),
                 straggler_time_s=None if straggler_time_s is None else straggler_time_s * _STRAGGLER_TOLERANCE_RATIO,
+                permitted_slowdown_ratio=permitted_ratio,
             )
             for pp_rank in range(self.description.num_pp_ranks)
         )

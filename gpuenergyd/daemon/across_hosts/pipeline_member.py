@@ -4,16 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gpuenergyd.core.job.messages import TargetChanged
 from gpuenergyd.core.pipeline.plan import check_plan
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.across_hosts.host_stage import HostStage
 from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
 from gpuenergyd.daemon.across_hosts.refusals import Refusals
-from gpuenergyd.daemon.across_hosts.validation import MAX_PACE_S, checked_plan, checked_size
+from gpuenergyd.daemon.across_hosts.validation import MAX_PACE_S, MAX_PERMITTED_RATIO, checked_plan, checked_size
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.jobs.sessions import RankSession
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import GpuEnergyError, JobError, ProtocolError
+from gpuenergyd.store.records import pipeline_id_of
 from gpuenergyd.wire import MAX_REPLY_BYTES
 from gpuenergyd.wire.daemon_codec import encode
 from gpuenergyd.wire.messages import IterationReply
@@ -38,6 +41,12 @@ class PipelineMembers:
 
     def __post_init__(self) -> None:
         self.refusals = Refusals(self.jobs.services.history)
+        self.jobs.on_end = self._job_ended
+
+    @property
+    def leaders(self) -> tuple[PipelineLeader, ...]:
+        """The pipelines that are led from here."""
+        return tuple(self._leaders.values())
 
     def state(self, query: MemberQuery, peer: PeerCredentials) -> MemberReply | None:
         """Return the report of a member's stage if it carries that, else only the leader's agreement.
@@ -70,7 +79,8 @@ class PipelineMembers:
         stage = self._stages.get(key)
         if stage is None or (stage.num_pp_ranks, stage.num_tp_ranks) != (num_pp_ranks, num_tp_ranks):
             self._stages = {k: own for k, own in self._stages.items() if not own.is_ended}
-            stage = self._stages[key] = HostStage(place.pp_rank, num_pp_ranks, num_tp_ranks)
+            zone = self.jobs.services.carbon_zone
+            stage = self._stages[key] = HostStage(place.pp_rank, num_pp_ranks, num_tp_ranks, zone)
         stage.update(place.tp_rank, query, runner.job, self.jobs.services.gpus[session.gpu_uuid].view())
         reply = MemberReply(runner.job.phase, place.tp_rank == stage.carrier, agreement=stage.agreement)
         if not reply.is_carrier:
@@ -110,9 +120,30 @@ class PipelineMembers:
         straggler_time_s = message.plan.straggler_time_s
         if straggler_time_s is not None and not 0 < straggler_time_s < MAX_PACE_S:
             raise ProtocolError(f"straggler_time_s {straggler_time_s} must be in (0, {MAX_PACE_S:g}) s")
+        ratio = message.plan.permitted_slowdown_ratio
+        if ratio is not None and not 0 <= ratio < MAX_PERMITTED_RATIO:
+            raise ProtocolError(f"permitted_slowdown_ratio {ratio} must be in [0, {MAX_PERMITTED_RATIO:g})")
         if straggler_time_s != runner.job.target.straggler_time_s:
             runner.straggler_changed(straggler_time_s, message.plan.reason or "the pace of the slowest replica")
+        self._permit(runner, ratio)
         runner.post_plan(plan)
+
+    def _permit(self, runner: JobRunner, ratio: float | None) -> None:
+        """Guard a member by the target that its leader's plan was made for, on the member's own baseline."""
+        job, watcher = runner.job, self.jobs.services.watcher
+        target = job.description.target
+        if ratio is not None:
+            target = PerformanceTarget(ratio)
+            if job.baseline is not None:
+                permitted_s = target.iteration_time_s(job.baseline.iteration_time_s)
+                target = replace(job.description.target, permitted_time_s=permitted_s)
+        if target == replace(job.target, straggler_time_s=None):
+            return
+        runner.handle(TargetChanged(target))
+        if watcher is not None:
+            name = job.description.job_name
+            num_members = sum(each.is_member and each.job.description.job_name == name for each in self.jobs)
+            watcher.target_posted(runner, num_members=num_members)
 
     async def plan_pipeline(self, report: PipelineReport, peer: PeerCredentials) -> PipelineReply | None:
         """Pass the observations of all members to the leader, and return its plan; None for an unknown token.
@@ -123,11 +154,10 @@ class PipelineMembers:
         session = self._session(report.rank_token, peer)
         if session is None:
             return None
-        self._drop_ended()
         runner = session.runner
         with self.refusals.of(runner.job_id, _PIPELINE):
             leader = self._leaders.get(runner.job_id) or self._new_leader(runner, report)
-            reply = await leader.handle_report(report, runner.job.target)
+            reply = await leader.handle_report(report)
             self._leaders[runner.job_id] = leader
             if reply.slices and (num_bytes := len(encode(reply))) > MAX_REPLY_BYTES:
                 raise ProtocolError(f"the plan takes {num_bytes} bytes; at most {MAX_REPLY_BYTES} can be sent")
@@ -143,14 +173,14 @@ class PipelineMembers:
         """Return the status of a member's last refused message; None without one."""
         return self.refusals.status_fields(job_id)
 
-    def status_fields(self, job_id: str) -> Mapping[str, Any] | None:
-        """Return the status of the pipeline that a member leads; None for any other job."""
-        leader = self._leaders.get(job_id)
-        return None if leader is None else leader.status_fields()
+    def leader(self, job_id: str) -> PipelineLeader | None:
+        """Return the leader of the pipeline that a member leads; None for any other job."""
+        return self._leaders.get(job_id)
 
-    def _drop_ended(self) -> None:
-        for job_id in [job_id for job_id in self._leaders if self.jobs.runner(job_id) is None]:
-            ended = self._leaders.pop(job_id)
+    def _job_ended(self, runner: JobRunner) -> None:
+        ended = self._leaders.pop(runner.job_id, None)
+        if ended is not None:
+            ended.close()
             self.jobs.spawn(self.jobs.services.policy.drop_job(ended.pipeline_id))
         self.refusals.keep(lambda job_id: self.jobs.runner(job_id) is not None)
 
@@ -158,10 +188,12 @@ class PipelineMembers:
         num_pp_ranks, num_tp_ranks = checked_size(report)
         own = runner.job.description
         return PipelineLeader(
-            description=replace(own, job_id=f"{own.job_id}-whole", num_pp_ranks=num_pp_ranks),
+            description=replace(own, job_id=pipeline_id_of(own.job_id), num_pp_ranks=num_pp_ranks),
             rules=self.jobs.rules,
             services=self.jobs.services,
             leader_job_id=own.job_id,
+            uid=runner.owner.uid,
+            pids=runner.pids,
             spawn=self.jobs.spawn,
             num_tp_ranks=num_tp_ranks,
         )

@@ -86,6 +86,12 @@ class StageParts:
         return True
 
     @property
+    def carbon_zones(self) -> frozenset[str]:
+        """Zones of carbon intensities that the hosts have reported."""
+        zones = (part.facts.carbon_zone for part in self._parts.values())
+        return frozenset(zone for zone in zones if zone is not None)
+
+    @property
     def is_complete(self) -> bool:
         """Whether the facts of all ranks are known."""
         return self._covers_all(self._parts)

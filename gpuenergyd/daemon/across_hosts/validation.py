@@ -14,6 +14,8 @@ _MAX_RANKS = 4096
 MAX_PIPELINE_RANKS = 16_384
 """Ranks of one replica that one leader plans for."""
 MAX_PACE_S = 86_400.0
+MAX_PERMITTED_RATIO = 100.0
+"""Slowdown that the target of an hour permits, at most."""
 _MAX_SWITCH_LATENCY_S = 60.0
 
 

@@ -19,6 +19,7 @@ from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, GpuClaim, Gpus
 from gpuenergyd.daemon.jobs.registry import EndedJob, Jobs
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.manual_leases.leases import ManualLease, ManualLeases
+from gpuenergyd.daemon.ports import RunningJob
 from gpuenergyd.daemon.processes.gpu_worker import GpuWorker
 from gpuenergyd.daemon.processes.policy_client import PolicyClient
 from gpuenergyd.daemon.registration import option_source
@@ -225,10 +226,10 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "plan_energy_j": plan_energy_j,
         **_predicted_saving(runner),
         **daemon.jobs.replicas.status(runner),
-        **(daemon.carbon.targets.status(runner) if daemon.carbon is not None else {"target": None, "carbon": None}),
+        **_carbon(daemon, None if runner.is_member else runner),
         "is_suspended": runner.leases.is_suspended,
         "is_pipeline_member": runner.is_member,
-        "pipeline": daemon.members.status_fields(runner.job_id),
+        "pipeline": _pipeline(daemon, runner),
         "pipeline_refusal": daemon.members.refusal_fields(runner.job_id),
         "age_s": _age_s(runner.created_mono_ns),
         "last_report_age_s": _age_s(runner.last_report_mono_ns) if runner.last_report_mono_ns else None,
@@ -243,6 +244,19 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
             for s in daemon.jobs.sessions.of_job(runner.job_id)
         ],
     }
+
+
+def _carbon(daemon: StatusSource, runner: RunningJob | None) -> dict[str, Any]:
+    """Return target and emissions of a job; None for members of a pipeline: its leader has them for all."""
+    if daemon.carbon is None or runner is None:
+        return {"target": None, "carbon": None}
+    return daemon.carbon.targets.status(runner)
+
+
+def _pipeline(daemon: StatusSource, runner: JobRunner) -> dict[str, Any] | None:
+    """Return the status of the pipeline across hosts that a job leads; None for any other job."""
+    leader = daemon.members.leader(runner.job_id)
+    return None if leader is None else {**leader.status_fields(), **_carbon(daemon, leader)}
 
 
 def _ended_job(ended: EndedJob) -> dict[str, Any]:

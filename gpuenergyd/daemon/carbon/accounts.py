@@ -56,6 +56,7 @@ class JobAccount:
         begun_at: datetime,
         registered: PerformanceTarget,
         baseline: BaselineView | None,
+        settling_iterations: int,
     ) -> None:
         """Charge an iteration to the account, or keep it until the baseline to charge it against is known.
 
@@ -74,6 +75,7 @@ class JobAccount:
                 full_speed_time_s=full_s,
                 permitted_time_s=target.iteration_time_s(full_s),
                 is_own=iteration.is_own,
+                settling_iterations=settling_iterations,
             )
 
     def record_energy(self, observation: IterationObservation, purpose: PlanPurpose | None, hour_at: datetime) -> None:

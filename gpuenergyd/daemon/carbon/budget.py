@@ -13,6 +13,8 @@ from gpuenergyd.daemon.settings import Settings
 
 PROFILING_COST_ITERATIONS = 3.0
 """Cost of the first profiling in full-speed iterations: the shipped policies need 1.1 to 2.2, plus a margin."""
+_PROFILED_TWICE = 2.0
+"""Across hosts, each profiling plan runs for two iterations instead of one."""
 _SAME_RATIO = 1e-6
 
 
@@ -31,6 +33,9 @@ class JobBudget:
     """Whether the deadline has passed."""
     is_overtime: bool = False
     """Whether the job has done more iterations than registered."""
+    settling_iterations: int = SETTLING_ITERATIONS
+    """Iterations from a new target to the first one under its plan, at most."""
+    profiling_cost_iterations: float = PROFILING_COST_ITERATIONS
 
     @property
     def is_planned(self) -> bool:
@@ -70,6 +75,8 @@ def job_budget(
             basis=basis,
             is_late=is_late,
             is_overtime=is_overtime,
+            settling_iterations=settling_iterations(job),
+            profiling_cost_iterations=PROFILING_COST_ITERATIONS * (_PROFILED_TWICE if job.ranks.num_hosts > 1 else 1.0),
         )
 
     if until_s <= 0:
@@ -87,6 +94,14 @@ def job_budget(
     )
 
 
+def settling_iterations(job: Job) -> int:
+    """Return how many iterations pass from a new target to the first one under its plan, at most.
+
+    Programs that launch ahead, and hosts that first have to agree, take longer.
+    """
+    return SETTLING_ITERATIONS + job.reports.run_ahead
+
+
 def is_overdrawing(
     account: SlowdownAccount, budget: JobBudget, target: PerformanceTarget, full_speed_time_s: float
 ) -> bool:
@@ -95,7 +110,7 @@ def is_overdrawing(
     longest_s = account.longest_time_s(
         full_speed_time_s,
         allowance=budget.allowance,
-        slot_s=SETTLING_ITERATIONS * own_s,
+        slot_s=budget.settling_iterations * own_s,
         reserve_s=budget.reserve_s,
     )
     return own_s > max(longest_s, full_speed_time_s) * (1.0 + _SAME_RATIO)
@@ -113,11 +128,12 @@ def profiling_refusal(account: SlowdownAccount, budget: JobBudget, full_speed_ti
     free_s = allowance.budget_ratio * (account.full_speed_s + left_s) - account.excess_s - budget.reserve_s
     if allowance.work_s is not None:
         free_s = min(free_s, allowance.left_s - allowance.work_s - budget.reserve_s)
-    if free_s >= PROFILING_COST_ITERATIONS * full_speed_time_s:
+    cost = budget.profiling_cost_iterations
+    if free_s >= cost * full_speed_time_s:
         return None
     left = max(0.0, free_s / full_speed_time_s)
     return (
-        f"not profiled: the job is too short; profiling costs the time of {PROFILING_COST_ITERATIONS:g} iterations"
+        f"not profiled: the job is too short; profiling costs the time of {cost:g} iterations"
         f" and the budget of {100 * allowance.budget_ratio:g} % leaves {left:.1f} ({budget.basis})"
     )
 
@@ -131,7 +147,7 @@ def is_unaffordable(
     longest_s = account.longest_time_s(
         full_speed_time_s,
         allowance=budget.allowance,
-        slot_s=SETTLING_ITERATIONS * iteration_time_s,
+        slot_s=budget.settling_iterations * iteration_time_s,
         reserve_s=budget.reserve_s,
     )
     return iteration_time_s > max(longest_s, full_speed_time_s) * (1.0 + _SAME_RATIO)

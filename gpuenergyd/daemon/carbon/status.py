@@ -12,7 +12,7 @@ from gpuenergyd.daemon.ports import RunningJob
 from gpuenergyd.daemon.settings import Settings
 
 
-def carbon_of(settings: Settings, feed: CarbonFeed, runner: RunningJob, job: JobAccount) -> JobCarbon | None:
+def carbon_of(feed: CarbonFeed, runner: RunningJob, job: JobAccount, *, host_power_w: float) -> JobCarbon | None:
     """Return the emissions of a job's tuned iterations so far, at the intensities known now; None if there are none."""
     if not job.slots:
         return None
@@ -24,7 +24,7 @@ def carbon_of(settings: Settings, feed: CarbonFeed, runner: RunningJob, job: Job
     full_speed = None
     if baseline is not None and baseline.energy_j is not None:
         full_speed = (baseline.iteration_time_s, baseline.energy_j)
-    return job_carbon(slots, job.frontier, host_power_w=settings.carbon_host_power_w, baseline=full_speed)
+    return job_carbon(slots, job.frontier, host_power_w=host_power_w, baseline=full_speed)
 
 
 def target_figures(

@@ -6,7 +6,7 @@ that is about to exceed its budget goes to full speed, and profiling that costs 
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from gpuenergyd.core.carbon.account import JobCarbon
 from gpuenergyd.core.carbon.grid_clock import GridClock
 from gpuenergyd.core.carbon.intensity import HOUR, CarbonForecast, IntensityBasis
-from gpuenergyd.core.carbon.slowdown_account import SETTLING_ITERATIONS, SlowdownAccount
+from gpuenergyd.core.carbon.slowdown_account import SlowdownAccount
 from gpuenergyd.core.job.messages import JobPhase, ProfilingPermissionChanged, TargetChanged
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
@@ -28,6 +28,7 @@ from gpuenergyd.daemon.carbon.budget import (
     is_unaffordable,
     job_budget,
     profiling_refusal,
+    settling_iterations,
     view_deadline,
 )
 from gpuenergyd.daemon.carbon.feed import CarbonFeed
@@ -75,7 +76,7 @@ class CarbonTargets:
     ) -> None:
         """Charge an iteration to its job's account, record its energy, and order full speed if the budget needs it."""
         job, baseline, target = self.accounts.get_or_create(runner), runner.job.baseline, runner.job.target
-        job.charge(observation, begun_at, runner.job.description.target, baseline)
+        job.charge(observation, begun_at, runner.job.description.target, baseline, settling_iterations(runner.job))
         if baseline is None:
             return
         job.record_energy(observation, purpose, self._grid.hour_of(begun_at))
@@ -115,6 +116,28 @@ class CarbonTargets:
             job.num_full_speed_orders += refusal is not None and profiled is not None
             runner.handle(ProfilingPermissionChanged(refusal))
 
+    def target_posted(self, runner: RunningJob, *, num_members: int) -> None:
+        """Record the target that a member of a pipeline across hosts got from its leader, which keeps the account.
+
+        `num_members` members share the power that is assumed for this host.
+        """
+        target = runner.job.target
+        self._history.write(
+            TargetRecord(
+                job_id=runner.job_id,
+                decided_at=self._now(),
+                policy=self._settings.target,
+                permitted_time_s=_target_s(target, runner.job.baseline),
+                reason="target of the whole pipeline",
+                basis=IntensityBasis.NEUTRAL,
+                intensity=None,
+                unit=self._feed.signal.unit,
+                slowdown_so_far_ratio=None,
+                budget_ratio=runner.job.description.target.max_slowdown_ratio,
+                host_power_w=self._settings.carbon_host_power_w / max(1, num_members),
+            )
+        )
+
     def job_ended(self, job_id: str) -> None:
         """Drop the state of a job that has ended."""
         self.accounts.drop(job_id)
@@ -130,13 +153,18 @@ class CarbonTargets:
             job = self.accounts.get_or_create(runner)
             budget = self._budget(runner, job, baseline)
             issued_at = forecast.issued_at if forecast is not None else None
-            kind = (budget.is_late, budget.is_overtime, self._num_windows(job.account))
+            foreign = self._foreign_zones(runner)
+            kind = (budget.is_late, budget.is_overtime, self._num_windows(job.account), foreign)
             occasion = (self._grid.hour_of(self._now()), issued_at, kind, bool(job.frontier))
             if occasion == job.decided_for:
                 continue
             if not budget.is_planned:
                 job.decided_for = occasion
                 self._apply(runner, job, baseline, self._target_without_plan(runner, budget))
+                continue
+            if foreign:
+                job.decided_for = occasion
+                self._apply(runner, job, baseline, self._constant_target(runner, foreign))
                 continue
             now_at = self._now()
             view = _target_view(self._settings, self._grid, runner, baseline, job.account, budget, forecast, now_at)
@@ -157,6 +185,17 @@ class CarbonTargets:
         ratio = 0.0 if budget.is_late else runner.job.description.target.max_slowdown_ratio
         target = PerformanceTarget(ratio, straggler_time_s=runner.job.target.straggler_time_s)
         return TargetReply(TargetDecision(target, budget.basis, IntensityBasis.NEUTRAL, None), ())
+
+    def _foreign_zones(self, runner: RunningJob) -> tuple[str, ...]:
+        """Return the zones of a job's other hosts that are not this host's."""
+        return tuple(sorted(runner.carbon_zones - {self._feed.zone}))
+
+    def _constant_target(self, runner: RunningJob, foreign: Sequence[str]) -> TargetReply:
+        """Return the registered slowdown: an hour that is clean in one zone may be dirty in another."""
+        ratio = runner.job.description.target.max_slowdown_ratio
+        target = PerformanceTarget(ratio, straggler_time_s=runner.job.target.straggler_time_s)
+        reason = f"constant slowdown: its hosts are in several carbon zones ({', '.join((self._feed.zone, *foreign))})"
+        return TargetReply(TargetDecision(target, reason, IntensityBasis.NEUTRAL, None), ())
 
     def _apply(
         self, runner: RunningJob, job: JobAccount, baseline: BaselineView, reply: TargetReply | PolicyFailure
@@ -200,7 +239,7 @@ class CarbonTargets:
                 unit=self._feed.signal.unit,
                 slowdown_so_far_ratio=job.account.slowdown_ratio,
                 budget_ratio=runner.job.description.target.max_slowdown_ratio,
-                host_power_w=self._settings.carbon_host_power_w,
+                host_power_w=_host_power_w(self._settings, runner),
                 frontier=frontier if has_new_frontier else None,
             )
         )
@@ -230,7 +269,7 @@ class CarbonTargets:
         full_s, budget = baseline.iteration_time_s, self._budget(runner, job, baseline)
         own = replace(decision.target, straggler_time_s=None)
         proposed_s = own.iteration_time_s(full_s)
-        settling_s = SETTLING_ITERATIONS * full_s
+        settling_s = budget.settling_iterations * full_s
         rest_s = max((1.0 + _MAX_DELAY_RATIO) * self._rest_of_hour_s(), settling_s)
         if budget.allowance.work_s is not None:
             rest_s = min(rest_s, budget.allowance.work_s + settling_s)
@@ -257,7 +296,9 @@ class CarbonTargets:
     def carbon_of(self, runner: RunningJob) -> JobCarbon | None:
         """Return the emissions of a job's tuned iterations so far, at the intensities known now."""
         job = self.accounts.get(runner.job_id)
-        return None if job is None else carbon_of(self._settings, self._feed, runner, job)
+        if job is None or self._foreign_zones(runner):
+            return None
+        return carbon_of(self._feed, runner, job, host_power_w=_host_power_w(self._settings, runner))
 
     def status(self, runner: RunningJob) -> dict[str, Any]:
         """Return the carbon fields of a job's status."""
@@ -268,6 +309,11 @@ class CarbonTargets:
             "target": target_figures(self._settings, runner, job, budget, num_windows, self._now()),
             "carbon": carbon_figures(self.carbon_of(runner)),
         }
+
+
+def _host_power_w(settings: Settings, runner: RunningJob) -> float:
+    """Return the power that is assumed for the job's hosts without their GPUs."""
+    return settings.carbon_host_power_w * runner.job.ranks.num_hosts
 
 
 def _frontier_of(reply: TargetReply | PolicyFailure) -> tuple[tuple[float, float], ...]:
@@ -323,6 +369,6 @@ def _target_view(
         full_speed_time_s=baseline.iteration_time_s * (1.0 + account.drift_ratio(baseline.iteration_time_s)) * speed,
         straggler_time_s=None if target.straggler_time_s is None else target.straggler_time_s * speed,
         current_target_time_s=None if target.permitted_time_s is None else target.permitted_time_s * speed,
-        host_power_w=settings.carbon_host_power_w,
+        host_power_w=_host_power_w(settings, runner),
         window_s=settings.carbon_window_h * HOUR.total_seconds(),
     )

@@ -10,14 +10,13 @@ from gpuenergyd.core.job.messages import RecordIteration
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.daemon.gpus.inventory import utc_at
-from gpuenergyd.daemon.ports import JobServices, ReplicasPort, RunningJob
-from gpuenergyd.store.records import EstimateRecord, IterationRecord
+from gpuenergyd.daemon.jobs.estimates import ESTIMATE_EVERY_NS, estimate_record
+from gpuenergyd.daemon.ports import HistoryPort, IterationWatcher, ReplicasPort, RunningJob
+from gpuenergyd.store.records import IterationRecord
 
 _TIMELINES_PER_PLAN = 12
 _TIMELINE_EVERY = 100
 _REPEAT_EVERY = 50
-_ESTIMATE_EVERY_NS = 2_000_000_000
-"""Time between two records of a running job's estimate; the last one is recorded when the job ends."""
 
 
 @dataclass(slots=True)
@@ -43,9 +42,11 @@ class IterationRecorder:
     """Records the iterations of one job; calls `repeat_question` after every fiftieth one."""
 
     runner: RunningJob
-    services: JobServices
+    history: HistoryPort
     replicas: ReplicasPort
     repeat_question: Callable[[], None]
+    watcher: IterationWatcher | None = None
+    """The carbon service; None for a member of a pipeline across hosts, whose leader counts for all."""
     timeline: tuple[int, tuple[ObservedSpan, ...]] | None = None
     """The index and the spans of the last iteration."""
     _estimate_due_mono_ns: int = 0
@@ -54,10 +55,10 @@ class IterationRecorder:
     def record(self, command: RecordIteration) -> None:
         """Record an iteration."""
         observation, began_at = command.observation, utc_at(command.began_mono_ns)
-        if self.services.watcher is not None:
-            self.services.watcher.iteration_done(self.runner, observation, command.purpose, began_at)
+        if self.watcher is not None:
+            self.watcher.iteration_done(self.runner, observation, command.purpose, began_at)
         self.timeline = (observation.iteration_index, command.spans)
-        self.services.history.write(
+        self.history.write(
             IterationRecord(
                 job_id=self.runner.job_id,
                 iteration_index=observation.iteration_index,
@@ -73,7 +74,7 @@ class IterationRecorder:
         )
         now_ns = time.monotonic_ns()
         if now_ns >= self._estimate_due_mono_ns:
-            self._estimate_due_mono_ns = now_ns + _ESTIMATE_EVERY_NS
+            self._estimate_due_mono_ns = now_ns + ESTIMATE_EVERY_NS
             self.record_estimate()
         self.replicas.compare_pace(self.runner)
         if observation.iteration_index % _REPEAT_EVERY == 0:
@@ -81,25 +82,6 @@ class IterationRecorder:
 
     def record_estimate(self) -> None:
         """Record what the status shows of the job's saving, so that reports show the same."""
-        estimate = self.runner.job.estimate()
-        if estimate is None:
-            return
-        compared, (saving, slowdown) = estimate.saving, estimate.ratios
-        self.services.history.write(
-            EstimateRecord(
-                job_id=self.runner.job_id,
-                since_iteration=estimate.since_iteration,
-                baseline_time_s=estimate.baseline_time_s,
-                baseline_energy_j=estimate.baseline_energy_j,
-                iteration_time_s=estimate.iteration_time_s,
-                energy_per_iteration_j=estimate.energy_j,
-                num_compared_baseline_iterations=compared.num_full_speed if compared else None,
-                num_compared_tuned_iterations=compared.num_tuned if compared else None,
-                saving_ratio=saving.estimate if saving else None,
-                saving_low_ratio=saving.low if saving else None,
-                saving_high_ratio=saving.high if saving else None,
-                slowdown_ratio=slowdown.estimate if slowdown else None,
-                slowdown_low_ratio=slowdown.low if slowdown else None,
-                slowdown_high_ratio=slowdown.high if slowdown else None,
-            )
-        )
+        record = estimate_record(self.runner.job_id, self.runner.job.estimate())
+        if record is not None:
+            self.history.write(record)

@@ -31,7 +31,7 @@ _MAX_BYTES = 64 * 2**20
 _RECALL_LIMIT_S = 5.0
 
 
-def signature_of(job: Job, uid: int) -> str:
+def signature_of(job: Job, uid: int, *further_facts: str | int) -> str:
     """Return the signature of a job of a user: equal for all runs of the same job on the same GPU models."""
     description, gpus, schedule = job.description, job.ranks.gpus, job.ranks.schedule
     facts = [
@@ -48,6 +48,7 @@ def signature_of(job: Job, uid: int) -> str:
         [[[i.kind, i.microbatch_index, i.chunk_index] for i in order] for order in schedule.orders]
         if schedule is not None
         else [],
+        *further_facts,
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
@@ -95,13 +96,15 @@ class JobRuns:
     services: JobServices
     audit: AuditLog
     uid: int
+    further_facts: tuple[str | int, ...] = ()
+    """What must be equal beside the facts of every job."""
 
     async def recall(self) -> None:
         """Look up the previous run, within a time limit, and pass it to the job."""
         job = self.runner.job
         if self.services.previous_runs is None:
             return
-        recalling = self.services.previous_runs.recall(signature_of(job, self.uid))
+        recalling = self.services.previous_runs.recall(signature_of(job, self.uid, *self.further_facts))
         try:
             run = await asyncio.wait_for(recalling, _RECALL_LIMIT_S)
         except TimeoutError:
@@ -115,12 +118,13 @@ class JobRuns:
     async def store(self, command: StoreRun) -> None:
         """Store the profile of this run, or delete the stored one."""
         blob = await asyncio.to_thread(packed, command.run)
-        signature, now = signature_of(self.runner.job, self.uid), utc_at(time.monotonic_ns())
+        signature = signature_of(self.runner.job, self.uid, *self.further_facts)
+        now = utc_at(time.monotonic_ns())
         self.services.history.write(PreviousRunRecord(signature, self.runner.job_id, now, blob))
 
 
 class NoPreviousRuns:
-    """No previous runs: for a pipeline across hosts and its members."""
+    """No previous runs: for members of a pipeline across hosts, whose leader plans from the run before."""
 
     async def recall(self) -> None:
         """Find no previous run."""

@@ -10,7 +10,7 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,6 +100,8 @@ class Jobs:
     _is_observing_soon: bool = False
     replicas: Replicas = field(default_factory=Replicas)
     ended: deque[EndedJob] = field(default_factory=lambda: deque(maxlen=_ENDED_KEPT))
+    on_end: Callable[[JobRunner], None] = lambda _: None
+    """Called when a job has ended."""
 
     def __post_init__(self) -> None:
         self.sessions = RankSessions(self._process_died)
@@ -409,6 +411,7 @@ class Jobs:
         self.replicas.leave(runner.job_id)
         for key in [key for key, open_runner in self._open.items() if open_runner is runner]:
             del self._open[key]
+        self.on_end(runner)
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> None:
         """Run a coroutine in the background until it is done or the daemon stops."""

@@ -81,7 +81,13 @@ class JobRunner:
         self.leases = JobLeases(services, self.owner, self.audit, self.delivery, self.handle)
         self.plans = self._posted_plans() if self.is_member else self._policy_plans()
         self.observer = IterationObserver(self, services, self.replicas, self.handle)
-        self.recorder = IterationRecorder(self, services, self.replicas, lambda: self.plans.ask_again(job.view()))
+        self.recorder = IterationRecorder(
+            self,
+            services.history,
+            self.replicas,
+            lambda: self.plans.ask_again(job.view()),
+            None if self.is_member else services.watcher,
+        )
         self._executor = CommandExecutor(
             observations=self.observer,
             plans=self.plans,
@@ -97,6 +103,11 @@ class JobRunner:
     def job_id(self) -> str:
         """The job's id."""
         return self.job.description.job_id
+
+    @property
+    def carbon_zones(self) -> frozenset[str]:
+        """Zones that other hosts of the job have reported: none, the job's GPUs are on this host."""
+        return frozenset()
 
     @property
     def is_observing(self) -> bool:

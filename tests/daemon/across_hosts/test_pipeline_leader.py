@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
+from gpuenergyd.core.job.messages import TargetChanged
+from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import JobError, ProtocolError
+from gpuenergyd.store.records import ControlEventRecord, EstimateRecord
 from gpuenergyd.wire.pipeline_messages import PipelineReply
-from tests.support.job_run import CLOCKS, FIRST_ASKED, SCHEDULE
+from tests.support.job_run import CLOCKS, FIRST_ASKED, SCHEDULE, plan
 from tests.support.led_pipeline import LedPipeline
 
 ASKED = FIRST_ASKED + 2
@@ -169,7 +172,7 @@ def test_a_new_target_is_planned_for() -> None:
     async def run() -> LedPipeline:
         pipeline = LedPipeline()
         await pipeline.train(ASKED)
-        pipeline.target = PerformanceTarget(max_slowdown_ratio=0.1)
+        pipeline.leader.handle(TargetChanged(PerformanceTarget(max_slowdown_ratio=0.1)))
         await pipeline.train(2)
         return pipeline
 
@@ -177,6 +180,52 @@ def test_a_new_target_is_planned_for() -> None:
 
     assert pipeline.policy.views[0].target.max_slowdown_ratio == 0.0
     assert pipeline.policy.views[-1].target.max_slowdown_ratio == 0.1
+
+
+def test_a_block_at_full_speed_is_in_the_reply_and_the_plan_stays_installed() -> None:
+    async def run() -> None:
+        pipeline = LedPipeline()
+        reply = await pipeline.train(ASKED + JobRules().first_proof_after)
+        plan_id = reply.plan_id
+        while reply.block is None:
+            reply = await pipeline.train(1)
+        assert reply.block[1] == JobRules().proof_iterations
+        assert reply.plan_id == plan_id
+        assert (await pipeline.report(known_plan_id=plan_id)).slices == ()
+        pipeline.plan_id = "baseline"
+        await pipeline.train(1, known_plan_id=plan_id)
+        pipeline.plan_id = plan_id
+        again = await pipeline.train(3, known_plan_id=plan_id)
+        assert again.block == reply.block, "the leading rank knows it by its id"
+        iterations = pipeline.leader.job.knowledge.iterations.kept
+        assert [o.plan_id for o in iterations[-3:]] == ["tuned"] * 3
+
+    asyncio.run(run())
+
+
+def test_slices_say_what_another_target_than_the_registered_one_permits() -> None:
+    async def run() -> tuple[PipelineReply, PipelineReply]:
+        pipeline = LedPipeline()
+        registered = await pipeline.train(ASKED)
+        pipeline.leader.handle(TargetChanged(PerformanceTarget(permitted_time_s=1.25)))
+        await pipeline.train(1)
+        pipeline.policy.plan = plan("slower")
+        return registered, await pipeline.train(3)
+
+    before, after = asyncio.run(run())
+    assert {one.permitted_slowdown_ratio for one in before.slices} == {None}
+    assert [one.permitted_slowdown_ratio for one in after.slices] == [pytest.approx(0.25)] * 2
+
+
+def test_the_saving_of_the_whole_is_recorded_at_the_end_under_the_id_of_the_pipeline() -> None:
+    pipeline = LedPipeline()
+    asyncio.run(pipeline.train(ASKED + 4))
+    pipeline.leader.close()
+
+    estimate = pipeline.history.events[-1]
+    assert isinstance(estimate, EstimateRecord)
+    assert (estimate.job_id, estimate.baseline_energy_j) == ("whole", 200.0)
+    assert estimate.saving_ratio == pytest.approx(0.0)
 
 
 def test_the_pace_of_a_slower_replica_is_followed_recorded_and_shown_in_the_status() -> None:
@@ -192,7 +241,7 @@ def test_the_pace_of_a_slower_replica_is_followed_recorded_and_shown_in_the_stat
     status = pipeline.leader.status_fields()
     assert status["straggler_time_s"] == pytest.approx(2.0)
     assert status["straggler_reason"]
-    actions = [event.action for event in pipeline.history.events]
-    assert "straggler" in actions
-    assert {event.job_id for event in pipeline.history.events} == {"own"}
-    assert {event.actor for event in pipeline.history.events} == {"pipeline whole"}
+    events = [record for record in pipeline.history.events if isinstance(record, ControlEventRecord)]
+    assert "straggler" in [event.action for event in events]
+    assert {event.job_id for event in events} == {"own"}
+    assert {event.actor for event in events} == {"pipeline whole"}

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from gpuenergyd.core.job.messages import IterationObserved
 from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation, RankEnergy
 from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.policy_api.policy import BaselineView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.across_hosts import host_stage
 from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.errors import GpuEnergyError
@@ -230,6 +233,35 @@ def test_a_posted_plan_that_does_not_fit_is_refused_visibly(caplog: pytest.LogCa
     played(scenario)
 
 
+def test_a_member_is_guarded_by_the_target_that_its_leader_permits() -> None:
+    def scenario(host: HostOfSiblings) -> None:
+        token = host.join(0)
+        (runner,) = host.stage.jobs
+        job = runner.job
+        plan = PostedPlan("p.1", PlanPurpose.TUNED, ((4, ((1200, 0, 0),)),), (), permitted_slowdown_ratio=0.25)
+
+        _run(host.members.post_plan(MemberPlan(token, plan), ME), may_wait=True)
+        assert job.target == PerformanceTarget(0.25), "no baseline yet"
+        job.baseline = BaselineView(2.0, None, 9)
+        _run(host.members.post_plan(MemberPlan(token, plan), ME), may_wait=True)
+        assert job.target == PerformanceTarget(0.0, permitted_time_s=2.5)
+        registered = replace(plan, plan_id="p.2", permitted_slowdown_ratio=None)
+        _run(host.members.post_plan(MemberPlan(token, registered), ME), may_wait=True)
+        assert job.target == PerformanceTarget(0.0)
+
+    played(scenario)
+
+
+def test_a_target_out_of_range_is_refused_visibly(caplog: pytest.LogCaptureFixture) -> None:
+    def scenario(host: HostOfSiblings) -> None:
+        token = host.join(0)
+        plan = PostedPlan("p.1", PlanPurpose.TUNED, ((4, ((1200, 0, 0),)),), (), permitted_slowdown_ratio=-0.5)
+        coroutine = host.members.post_plan
+        refused(host, lambda: _run(coroutine(MemberPlan(token, plan), ME)), "permitted_slowdown_ratio -0.5", caplog)
+
+    played(scenario)
+
+
 def test_a_message_refused_before_it_is_read_is_recorded_for_its_process(caplog: pytest.LogCaptureFixture) -> None:
     def scenario(host: HostOfSiblings) -> None:
         host.join(0)
@@ -245,10 +277,12 @@ def test_a_message_refused_before_it_is_read_is_recorded_for_its_process(caplog:
     played(scenario)
 
 
-def _run(coroutine: Any) -> object:
-    """Run a coroutine that does not wait, and return its result."""
+def _run(coroutine: Any, *, may_wait: bool = False) -> object:
+    """Run a coroutine until it waits or ends, and return its result."""
     try:
         coroutine.send(None)
     except StopIteration as end:
         return end.value
-    raise AssertionError("it waits")
+    assert may_wait, "it waits"
+    coroutine.close()
+    return None

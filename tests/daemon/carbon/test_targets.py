@@ -88,6 +88,8 @@ class Following:
         """Return this process as the only rank."""
         return {0: os.getpid()}
 
+    carbon_zones: frozenset[str] = frozenset()
+
     def handle(self, event: Event) -> None:
         """Pass an event on."""
         if isinstance(event, ProfilingPermissionChanged) and event.refusal is not None:

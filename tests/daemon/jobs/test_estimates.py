@@ -34,10 +34,9 @@ def reported(run: JobRun, path: Path) -> JobSummary:
     writer = HistoryWriter(f"sqlite:///{path}")
     writer.start()
     writer.write(JobRecord("j", "gpt", "", 0, "p", "1f1b", "test", True, 2, 4, 0.0, 1000, START))
-    services: Any = SimpleNamespace(history=writer, watcher=None)
     replicas: Any = SimpleNamespace(compare_pace=lambda _: None)
     runner: Any = SimpleNamespace(job=run.job, job_id="j")
-    recorder = IterationRecorder(runner, services, replicas, lambda: None)
+    recorder = IterationRecorder(runner, writer, replicas, lambda: None)
     for command in run.records:
         recorder.record(command)
     recorder.record_estimate()

@@ -1,9 +1,17 @@
 """A torch pipeline over gloo on two hosts, attached with one line: one plan on both, and equal losses."""
 
+import contextlib
+import json
 import multiprocessing
 import os
 import pickle
+import shutil
+import sqlite3
+import subprocess
+import sys
 import time
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +22,16 @@ pytest.importorskip("torch")
 import torch
 import torch.distributed as dist
 
+from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.store import JobSummary, open_history
 from gpuenergyd.store.reading.trainings import find_trainings
 from gpuenergyd.store.records import RankRecord
+from gpuenergyd_trainers.across_hosts.pipeline_member import PipelineMember
 from gpuenergyd_trainers.demo.gpt_pipeline import GptRank
+from gpuenergyd_trainers.joining import membership
 from gpuenergyd_trainers.torch_pipelining import attach
+from tests.support.daemon_process import DaemonProcess
 from tests.support.host_trainer import enter_namespace
 from tests.support.two_hosts import NoNetworkNamespaceError, TwoHosts, two_hosts
 from tests.support.waiting import wait_until
@@ -30,7 +42,9 @@ NUM_RANKS, NUM_MICROBATCHES = 2, 2
 PORT = 29_571
 DURATION_SCALE = 0.2
 FOLLOWED_ITERATIONS = 3
+"""Iterations of the plan after its first block at full speed."""
 LIMIT_S = 200.0
+ROUND_S = 0.03
 
 
 def make_rank(rank: int) -> GptRank:
@@ -46,9 +60,12 @@ def train_alone(rank: int, num_steps: int) -> list[list[str]]:
     return [step(training, index) for index in range(num_steps)]
 
 
-def train_attached(rank: int, world_path: Path, socket_path: str) -> tuple[list[list[str]], list[int], int]:
-    """Train until both ranks have followed a plan; return losses, the plan of each iteration, and internal errors."""
-    host = SimulatedHost.open(world_path)
+def train_attached(rank: int, daemon: DaemonProcess) -> tuple[list[list[str]], list[int], int]:
+    """Train until the ranks have run a block at full speed between iterations of a plan.
+
+    Return losses, the plan of each iteration, and internal errors.
+    """
+    host, socket_path = SimulatedHost.open(daemon.world_path), str(daemon.socket_path)
     gpu_uuid = host.identities()[0].gpu_uuid
     training = make_rank(rank)
     training.simulate_on(host, gpu_uuid, duration_scale=DURATION_SCALE)
@@ -58,11 +75,14 @@ def train_attached(rank: int, world_path: Path, socket_path: str) -> tuple[list[
     losses: list[list[str]] = []
     epochs: list[int] = []
     deadline = time.monotonic() + LIMIT_S
+    asked_at: int | None = None
     is_enough = False
     while not is_enough:
         losses.append(step(training, len(losses)))
         epochs.append(handle.plan_epoch)
-        followed = sum(epoch > 0 for epoch in epochs) >= FOLLOWED_ITERATIONS
+        if asked_at is None and rank == 0 and is_block_asked_for(daemon):
+            asked_at = len(epochs) - 1
+        followed = rank > 0 or (asked_at is not None and has_followed_a_block(epochs, asked_at))
         answer = torch.tensor([int(followed or time.monotonic() > deadline)])
         dist.all_reduce(answer, op=dist.ReduceOp.MIN)
         is_enough = bool(answer.item())
@@ -70,6 +90,21 @@ def train_attached(rank: int, world_path: Path, socket_path: str) -> tuple[list[
     handle.detach()
     host.close()
     return losses, epochs, num_errors
+
+
+def has_followed_a_block(epochs: list[int], asked_at: int) -> bool:
+    """Return whether a plan was followed again after a block at full speed that was asked for at an iteration."""
+    runs = [(epoch, len(list(own))) for epoch, own in groupby(epochs[asked_at:])]
+    lengths = zip(runs, runs[1:], runs[2:], strict=False)
+    return any(
+        one == other > 0 == epoch and num >= JobRules().proof_iterations and num_after >= FOLLOWED_ITERATIONS
+        for (one, _), (epoch, num), (other, num_after) in lengths
+    )
+
+
+def is_block_asked_for(daemon: DaemonProcess) -> bool:
+    """Return whether the leader has asked for a block at full speed."""
+    return any(job["pipeline"] and job["pipeline"]["num_proof_iterations"] for job in daemon.status()["jobs"])
 
 
 def be_rank(rank: int, hosts: TwoHosts, sender: Any) -> None:
@@ -84,9 +119,11 @@ def be_rank(rank: int, hosts: TwoHosts, sender: Any) -> None:
         GLOO_SOCKET_IFNAME="hop",
         TORCHELASTIC_RUN_ID="two-hosts",
     )
+    # Ranks agree on a plan in some rounds, however short iterations are; this process is the test's own.
+    setattr(membership, "PipelineMember", partial(PipelineMember, period_s=ROUND_S))  # noqa: B010  not exported
     dist.init_process_group("gloo")
     daemon = hosts.daemons[rank]
-    sender.send_bytes(pickle.dumps(train_attached(rank, daemon.world_path, str(daemon.socket_path))))
+    sender.send_bytes(pickle.dumps(train_attached(rank, daemon)))
     dist.destroy_process_group()
 
 
@@ -119,6 +156,7 @@ def test_a_torch_pipeline_across_hosts_follows_one_plan_with_equal_losses(tmp_pa
             found = run_on(hosts)
             wait_until(hosts.is_as_found, 60)
             logs = [daemon.log for daemon in hosts.daemons]
+            databases = [daemon.database_path for daemon in hosts.daemons]
     except NoNetworkNamespaceError as error:
         pytest.skip(f"no network namespaces here: {error}")
     num_steps = len(found[0][0])
@@ -126,12 +164,14 @@ def test_a_torch_pipeline_across_hosts_follows_one_plan_with_equal_losses(tmp_pa
 
     assert [losses for losses, _, _ in found] == alone
     assert [num_errors for _, _, num_errors in found] == [0, 0]
-    for _, epochs, _ in found:
-        assert sum(epoch > 0 for epoch in epochs) >= FOLLOWED_ITERATIONS
+    assert all(epochs.count(0) < len(epochs) for _, epochs, _ in found)
     assert all("joined (GPU-" in log for log in logs)
     assert "-whole: profiling" in logs[0], "one daemon plans for both hosts"
     assert "-whole: " not in logs[1]
-    assert_is_one_training([daemon.database_path for daemon in hosts.daemons])
+    with open_history(databases[0]) as history:
+        assert "proof of savings" in {event.reason for event in history.control_events()}
+    assert_is_one_training(databases)
+    assert_is_one_row(databases)
 
 
 def assert_is_one_training(databases: list[Path]) -> None:
@@ -147,3 +187,33 @@ def assert_is_one_training(databases: list[Path]) -> None:
     (training,) = find_trainings(jobs, ranks)
     assert (training.num_ranks, training.world_size) == (NUM_RANKS, NUM_RANKS)
     assert sorted(part.key.stage or 0 for part in training.parts) == [0, 1]
+
+
+def assert_is_one_row(databases: list[Path]) -> None:
+    """In one history of both hosts, the report has one row with the joules of both GPUs and the measured saving."""
+    whole = merged(databases)
+    command = [sys.executable, "-m", "gpuenergyd.cli.main", "report", "--database", str(whole)]
+    output = subprocess.run([*command, "--group-by", "training", "--json"], check=True, capture_output=True).stdout
+    (row,) = (group for group in json.loads(output)["groups"] if group["group"] != "(idle)")
+    by_gpu = subprocess.run([*command, "--group-by", "gpu", "--json"], check=True, capture_output=True).stdout
+    used_j = sum(group["job_energy_j"] or 0.0 for group in json.loads(by_gpu)["groups"])
+    assert row["num_gpus"] == row["num_hosts"] == NUM_RANKS
+    assert row["energy_j"] == pytest.approx(used_j, abs=0.01)
+    assert row["energy_j"] == sum(part["energy_j"] for part in row["by_gpu"])
+    (pipeline,) = row["pipelines"]
+    assert pipeline["saving_low_ratio"] < pipeline["saving_ratio"] < pipeline["saving_high_ratio"]
+    assert row["num_jobs_counted"] + row["num_not_significant"] == 1, "the whole pipeline counts once"
+
+
+def merged(databases: list[Path]) -> Path:
+    """Return a history with the rows of all."""
+    path = databases[0].with_name("both.sqlite3")
+    shutil.copy(databases[0], path)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("ATTACH ? AS other", (str(databases[1]),))
+        names = connection.execute("SELECT name FROM other.sqlite_master WHERE type = 'table'").fetchall()
+        for (name,) in names:
+            if not name.startswith(("sqlite_", "alembic")):
+                connection.execute(f'INSERT OR IGNORE INTO main."{name}" SELECT * FROM other."{name}"')
+        connection.commit()
+    return path

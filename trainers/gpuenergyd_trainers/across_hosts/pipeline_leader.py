@@ -59,6 +59,8 @@ class LeaderRank:
     """Reports that the daemon has not received yet."""
     _facts_sent: dict[_Part, str] = field(default_factory=dict)
     """Ids of the facts that the daemon has received."""
+    _block: str | None = None
+    """The block at full speed that was requested last."""
     _own: MemberState | None = None
     """This rank's state by its last report."""
     _num_news: int = 0
@@ -217,6 +219,9 @@ class LeaderRank:
             if has_recovered:
                 self.grantor.revoke()  # full speed until all members have agreed on the faster plan
             self._offer(store, reply["plan_id"], reply["slices"])
+        if reply["block"] is not None and reply["plan_id"] == self._offered and reply["block"][0] != self._block:
+            self._block, num_iterations = reply["block"]
+            self.grantor.request_block(num_iterations)
 
     def _offer(self, store: Store, plan_id: str, slices: list[dict[str, Any]]) -> None:
         for pp_rank, plan_slice in enumerate(slices):

@@ -1,0 +1,79 @@
+"""What a leader records of a whole pipeline: its saving, its carbon account, and its profile for later runs."""
+
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from gpuenergyd.core.job.messages import RecordIteration, StoreRun
+from gpuenergyd.daemon.gpus.inventory import utc_at
+from gpuenergyd.daemon.jobs.audit_log import AuditLog
+from gpuenergyd.daemon.jobs.estimates import ESTIMATE_EVERY_NS, estimate_record
+from gpuenergyd.daemon.jobs.previous_runs import JobRuns
+from gpuenergyd.daemon.ports import JobServices, RunningJob
+
+
+@dataclass(slots=True)
+class LeaderIterations:
+    """Merged iterations: the saving goes to the history and the slowdown to the carbon account, each once for all.
+
+    Each member's daemon records the member's own iterations and its energy.
+    """
+
+    runner: RunningJob
+    services: JobServices
+    _estimate_due_mono_ns: int = 0
+
+    def record(self, command: RecordIteration) -> None:
+        """Record an iteration."""
+        observation, now_ns = command.observation, time.monotonic_ns()
+        if self.services.watcher is not None:
+            # Merged iterations have no instants; this one ended a moment ago.
+            began_at = utc_at(now_ns) - timedelta(seconds=observation.iteration_time_s)
+            self.services.watcher.iteration_done(self.runner, observation, command.purpose, began_at)
+        if now_ns >= self._estimate_due_mono_ns:
+            self._estimate_due_mono_ns = now_ns + ESTIMATE_EVERY_NS
+            self.record_estimate()
+
+    def record_estimate(self) -> None:
+        """Record the measured saving of the whole pipeline under its id."""
+        record = estimate_record(self.runner.job_id, self.runner.job.estimate())
+        if record is not None:
+            self.services.history.write(record)
+
+
+@dataclass(slots=True)
+class LeaderRuns:
+    """The profile of an earlier run of the whole pipeline; iterations wait until it has been looked up."""
+
+    runner: RunningJob
+    services: JobServices
+    leader_job_id: str
+    uid: int
+    num_tp_ranks: int
+    spawn: Callable[[Coroutine[Any, Any, None]], None]
+    is_recalled: bool = False
+    _runs: JobRuns = field(init=False)
+
+    def __post_init__(self) -> None:
+        audit = AuditLog(self.services.history, self.leader_job_id)
+        facts = "across hosts", self.num_tp_ranks
+        self._runs = JobRuns(self.runner, self.services, audit, self.uid, facts)
+
+    async def recall(self) -> None:
+        """Look the previous run up in the background: a training process waits for the reply to its report."""
+        if self.services.previous_runs is None:
+            self.is_recalled = True
+        else:
+            self.spawn(self._recall())
+
+    async def _recall(self) -> None:
+        try:
+            await self._runs.recall()
+        finally:
+            self.is_recalled = True
+
+    async def store(self, command: StoreRun) -> None:
+        """Store the profile of this run, or delete the stored one."""
+        await self._runs.store(command)

@@ -1,0 +1,272 @@
+"""A pipeline across hosts has the guarantees of one on a single host: blocks, interval, model memory, carbon target."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuenergyd.core.carbon.grid_clock import GridClock
+from gpuenergyd.core.carbon.intensity import HOUR
+from gpuenergyd.core.job.messages import JobPhase
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.policy_api.previous_run import PreviousRun
+from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
+from gpuenergyd.daemon.carbon.feed import CarbonFeed
+from gpuenergyd.daemon.carbon.targets import CarbonTargets
+from gpuenergyd.daemon.jobs.previous_runs import unpacked
+from gpuenergyd.daemon.processes.carbon_queries import TargetQuery, TargetReply, answer_target
+from gpuenergyd.daemon.settings import load_settings
+from gpuenergyd.store.records import EstimateRecord, PreviousRunRecord, Record, TargetRecord
+from gpuenergyd_policies.targets import CarbonTarget
+from gpuenergyd_policies.uniform import Uniform
+from tests.support.remembered_plans import RememberedBubbleAware
+from tests.support.virtual_pipeline import FIRST_AT, KeptRecords, VirtualPipeline, at
+
+NUM_STAGES = 3
+HISTORY_DAYS = 9
+BUDGET = 0.05
+
+
+@dataclass
+class KeptRuns:
+    """The model memory of the leader's host."""
+
+    runs: dict[str, PreviousRun] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+
+    async def recall(self, signature: str) -> PreviousRun | None:
+        """Return the stored run."""
+        self.asked.append(signature)
+        return self.runs.get(signature)
+
+    def keep(self, records: Sequence[Record]) -> None:
+        """Store what a leader has recorded."""
+        for record in records:
+            if isinstance(record, PreviousRunRecord) and record.model:
+                self.runs[record.signature] = unpacked(record.model)
+
+
+def blocks(pipeline: VirtualPipeline) -> list[range]:
+    """Return the iterations at full speed between iterations of the plan in force, as all ranks ran them."""
+    assert all(len(set(plan_ids)) == 1 for plan_ids in pipeline.followed), "ranks followed different plans"
+    plan_ids = [plan_ids[0] for plan_ids in pipeline.followed]
+    runs = [(key, [i for i, _ in own]) for key, own in groupby(enumerate(plan_ids), key=lambda pair: pair[1])]
+    found = zip(runs, runs[1:], runs[2:], strict=False)
+    return [
+        range(own[0], own[-1] + 1) for (one, _), (key, own), (other, _) in found if key == "baseline" and one == other
+    ]
+
+
+def test_a_block_at_full_speed_is_the_same_on_all_hosts_and_the_interval_covers_the_truth() -> None:
+    pipeline = VirtualPipeline(NUM_STAGES, RememberedBubbleAware())
+    leaders: list[PipelineLeader] = []
+
+    async def run() -> None:
+        await pipeline.train(75)
+        leaders.append(pipeline.leader)
+        await pipeline.close()
+
+    asyncio.run(run())
+
+    (job,) = (leader.job for leader in leaders)
+    assert [len(block) for block in blocks(pipeline)] == [JobRules().proof_iterations]
+    baseline, tuned = pipeline.truth("baseline"), pipeline.truth(pipeline.followed[-1][0])
+    saving = job.knowledge.saving()
+    assert saving is not None
+    assert saving.saving_ratio is not None
+    assert saving.saving_ratio.low <= 1 - tuned[1] / baseline[1] <= saving.saving_ratio.high
+    assert saving.saving_ratio.high - saving.saving_ratio.low < 0.01
+    assert abs(saving.slowdown_ratio.estimate - (tuned[0] / baseline[0] - 1)) < 1e-3
+    estimates = [r for r in pipeline.histories[0].records if isinstance(r, EstimateRecord)]
+    (whole,) = [r for r in estimates if r.job_id == leaders[0].pipeline_id][-1:]
+    assert (whole.saving_low_ratio, whole.saving_high_ratio) == (saving.saving_ratio.low, saving.saving_ratio.high)
+    assert pipeline.leaders() == [], "the pipeline has ended with the job of its leading rank"
+    members = [runner.outcome() for host in pipeline.hosts for runner in host.members.jobs]
+    assert members == []
+
+
+def test_a_second_run_of_the_pipeline_starts_from_the_profile_of_the_first() -> None:
+    memory = KeptRuns()
+    pipelines = [
+        VirtualPipeline(NUM_STAGES, RememberedBubbleAware(), previous_runs=memory, noise_seed=k) for k in range(2)
+    ]
+    other = VirtualPipeline(NUM_STAGES, RememberedBubbleAware(), previous_runs=memory, num_tp_ranks=2)
+    phases = []
+
+    async def run(pipeline: VirtualPipeline, num_iterations: int) -> None:
+        await pipeline.train(num_iterations)
+        phases.append((pipeline.leader.job.phase, pipeline.num_profiled()))
+        await pipeline.close()
+        memory.keep(pipeline.histories[0].records)
+
+    asyncio.run(run(pipelines[0], 50))
+    asyncio.run(run(pipelines[1], 30))
+    asyncio.run(run(other, 4))
+
+    (first, num_profiled), (second, num_profiled_again), _ = phases
+    assert (first, second) == (JobPhase.TUNED, JobPhase.TUNED)
+    assert num_profiled > 0
+    assert num_profiled_again == 0
+    assert memory.asked[0] == memory.asked[1] != memory.asked[2], "another number of ranks is another job"
+    recalls = [r for r in pipelines[1].histories[0].records if getattr(r, "action", "") == "recall"]
+    assert len(recalls) == 1
+    assert not any(isinstance(r, PreviousRunRecord) for history in pipelines[0].histories[1:] for r in history.records)
+
+
+def test_iterations_wait_until_the_previous_run_is_known() -> None:
+    class SlowMemory(KeptRuns):
+        """Answers when it is told to."""
+
+        may_answer = asyncio.Event()
+
+        async def recall(self, signature: str) -> PreviousRun | None:
+            """Wait."""
+            await self.may_answer.wait()
+            return await super().recall(signature)
+
+    async def run() -> tuple[int, int]:
+        memory = SlowMemory()
+        memory.may_answer = asyncio.Event()
+        pipeline = VirtualPipeline(NUM_STAGES, RememberedBubbleAware(), previous_runs=memory)
+        await pipeline.train(4)
+        before = pipeline.leader.job.num_iterations
+        memory.may_answer.set()
+        await pipeline.train(2)
+        after = pipeline.leader.job.num_iterations
+        await pipeline.close()
+        return before, after
+
+    before, after = asyncio.run(run())
+    assert before == 0
+    assert after >= 4, "iterations reported meanwhile are not lost"
+
+
+class Site:
+    """The carbon service of the leader's host, in virtual time."""
+
+    def __init__(self, folder: Path, values: Sequence[float], *, hour_s: float, **pipeline: Any) -> None:
+        path = folder / "XX_made-up_2024.csv"
+        rows = [f"{FIRST_AT + k * HOUR:%Y-%m-%dT%H:%M:%SZ},{value:.3f}" for k, value in enumerate(values)]
+        path.write_text("timestamp_utc,carbon_intensity_g_per_kwh\n" + "\n".join(rows) + "\n")
+        (folder / "config.toml").touch()
+        settings = load_settings(
+            folder / "config.toml",
+            driver="simulated",
+            world_path=folder / "world",
+            runtime_dir=folder,
+            state_dir=folder,
+            target="carbon",
+            carbon_signal=str(path),
+            carbon_replay_from=FIRST_AT + HISTORY_DAYS * 24 * HOUR,
+            carbon_replay_hour_s=hour_s,
+            carbon_window_h=12.0,
+            carbon_host_power_w=50.0,
+        )
+        self.policy, self.history = Uniform(), KeptRecords()
+        self.pipeline = VirtualPipeline(
+            NUM_STAGES, self.policy, num_microbatches=4, max_slowdown_ratio=BUDGET, **pipeline
+        )
+        grid = GridClock(self.now(), FIRST_AT + HISTORY_DAYS * 24 * HOUR, hour_s)
+        self.feed = CarbonFeed(settings, grid, self.history, self.now)
+        self.targets = CarbonTargets(settings, grid, self.feed, self, self.history, self.now)
+        self.pipeline.watcher = self.targets
+
+    def now(self) -> Any:
+        """Return the virtual host time."""
+        return at(self.pipeline.now_s)
+
+    async def next_target(self, job_id: str, query: TargetQuery) -> TargetReply:
+        """Return the real target policy's reply."""
+        leader = self.pipeline.leader
+        assert job_id == leader.pipeline_id
+        return answer_target(CarbonTarget(), query, self.policy, leader.job.view())
+
+    async def train(self, num_iterations: int) -> None:
+        """Train, and decide the target after each iteration."""
+        with self.pipeline.virtual_time():
+            for _ in range(num_iterations):
+                await self.pipeline.train(1)
+                await self.feed.read()
+                await self.targets.decide(self.pipeline.leaders(), None)
+
+    def pipeline_targets(self) -> list[TargetRecord]:
+        """Return the targets of the whole pipeline."""
+        records = (r for r in self.history.records if isinstance(r, TargetRecord))
+        return [r for r in records if r.job_id.endswith("-whole")]
+
+
+def test_a_carbon_target_moves_all_hosts_within_one_budget(tmp_path: Path) -> None:
+    values = ([450.0] * 3 + [90.0] * 3) * 4 * (HISTORY_DAYS + 2)
+    site = Site(tmp_path, values, hour_s=25.0)
+    found: dict[str, Any] = {}
+
+    async def run() -> None:
+        await site.train(250)
+        leader = site.pipeline.leader
+        while not site.targets.status(leader)["target"]["num_windows"]:
+            await site.train(1)
+        found["status"] = site.targets.status(leader)
+        found["account"] = site.targets.accounts.get(leader.pipeline_id)
+        found["accounts"] = dict(site.targets.accounts._jobs)
+        found["slowdowns"] = [site.pipeline.truth(ids[0])[0] for ids in site.pipeline.followed]
+        found["phase"] = leader.job.phase
+        found["members"] = [
+            runner.job.faults.num_faults for host in site.pipeline.hosts for runner in host.members.jobs
+        ]
+        await site.pipeline.close()
+
+    asyncio.run(run())
+
+    account, target = found["account"], found["status"]["target"]
+    assert list(found["accounts"]) == [site.pipeline_targets()[0].job_id], "one account, and none of a member"
+    hours = sorted(
+        (values[round((hour_at - FIRST_AT) / HOUR)], slot.time_s / slot.num_iterations)
+        for hour_at, slot in account.slots.items()
+        if slot.num_iterations >= 5
+    )
+    third = len(hours) // 3
+    dirty_s, clean_s = (sum(time_s for _, time_s in part) / third for part in (hours[-third:], hours[:third]))
+    assert dirty_s > 1.01 * clean_s
+    assert target["slowdown_so_far_ratio"] <= BUDGET
+    assert target["slowdown_so_far_ratio"] > 0.3 * BUDGET
+    assert found["members"] == [0] * NUM_STAGES, "no member takes the permitted time for a fault"
+    assert site.pipeline_targets()[-1].host_power_w == NUM_STAGES * 50.0
+    assert found["status"]["carbon"]["host_power_w"] == NUM_STAGES * 50.0
+
+
+def test_the_grams_of_all_hosts_count(tmp_path: Path) -> None:
+    site = Site(tmp_path, [200.0] * 24 * (HISTORY_DAYS + 2), hour_s=3000.0)
+
+    async def run() -> tuple[float, float, int]:
+        await site.train(75)
+        account = site.targets.accounts.get(site.pipeline.leader.pipeline_id)
+        assert account is not None
+        (slot,) = account.slots.values()
+        plan_id = site.pipeline.followed[-1][0]
+        await site.pipeline.close()
+        return slot.energy_j, site.pipeline.truth(plan_id)[1], slot.num_iterations
+
+    energy_j, of_iteration_j, num_iterations = asyncio.run(run())
+    assert energy_j / num_iterations == pytest.approx(of_iteration_j, rel=0.02)
+
+
+def test_hosts_in_several_zones_get_a_constant_slowdown(tmp_path: Path) -> None:
+    values = ([450.0] * 3 + [90.0] * 3) * 4 * (HISTORY_DAYS + 2)
+    site = Site(tmp_path, values, hour_s=40.0, zones=("XX", "YY", None))
+    found: dict[str, Any] = {}
+
+    async def run() -> None:
+        await site.train(110)
+        found["status"] = site.targets.status(site.pipeline.leader)
+        await site.pipeline.close()
+
+    asyncio.run(run())
+
+    assert found["status"]["target"]["reason"].startswith("constant slowdown: its hosts are in several carbon zones")
+    assert "XX, YY" in found["status"]["target"]["reason"]
+    assert found["status"]["carbon"]["carbon_g"] is None, "the leader's intensity is not that of all hosts"
+    assert site.pipeline_targets() == [], "the registered target stays"
