@@ -58,7 +58,8 @@ class HostOfSiblings:
     def ask(self, token: str, tp_rank: int, *, run: str = "run", num_pp_ranks: int = 1, **changes: Any) -> MemberReply:
         """Ask for the state of a rank."""
         place = MemberPlace(run, 0, 0, num_pp_ranks, tp_rank, 2)
-        reply = self.members.state(MemberQuery(token, **({"place": place} | changes)), ME)
+        fields: dict[str, Any] = {"place": place} | changes
+        reply = self.members.state(MemberQuery(token, **fields), ME)
         assert reply is not None
         return reply
 
