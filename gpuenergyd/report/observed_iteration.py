@@ -1,11 +1,11 @@
 """One measured iteration of a pipeline and its critical path."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import Instruction, Schedule, dependency_graph
-from gpuenergyd.core.pipeline.schedules import sent_after, stage_of_chunk
+from gpuenergyd.core.pipeline.schedules import stage_of_chunk, with_communication
 from gpuenergyd.errors import ScheduleError
 
 
@@ -43,11 +43,11 @@ def observed_critical_path(spans: Sequence[ObservedSpan], schedule_name: str = "
         name=schedule_name,
         num_microbatches=1 + max(span.microbatch_index for span in spans),
         orders=tuple(tuple(instruction_of(span) for span in by_rank[rank]) for rank in sorted(by_rank)),
-        num_chunks=1 + max(span.chunk_index for span in spans),
+        num_chunks=1 + max(instruction_of(span).forward_chunk_index for span in spans),
         stage_of_chunk=stage_of_chunk(schedule_name, len(by_rank)),
     )
     try:
-        graph = dependency_graph(replace(schedule, sent_after=sent_after(schedule)))
+        graph = dependency_graph(with_communication(schedule))
     except ScheduleError:
         return ()
     end_s = {instruction_of(span): span.end_s for span in spans}

@@ -54,7 +54,7 @@ def test_one_stage_alone_reaches_its_bound() -> None:
     tables = {
         InstructionClass(0, kind): instruction_profile(options, where="hand")
         for kind in InstructionKind
-        if kind in "FB"
+        if kind in {InstructionKind.F, InstructionKind.B}
     }
     profile = PipelineProfile(tables, 100.0)
 

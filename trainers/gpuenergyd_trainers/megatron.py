@@ -1,11 +1,11 @@
 """Adapter for Megatron-core: `attach(config, job="gpt", num_microbatches=32)`.
 
-Call it on every rank before the first iteration.
-Megatron's pipeline schedules call `config.timers(name, ...)` around every forward, every backward and the whole step.
-The adapter replaces the timers by ones that mark instructions and forward each call to the original timers. Timers do
-not name microbatches, so these are counted; the loss is inside the forward's timer. A step without a backward is an
-evaluation. Only the non-interleaved schedule is supported: timers do not distinguish the chunks of an interleaved one,
-nor the forward and backward of overlapped expert-parallel steps.
+Call it on every rank before the first iteration, with the configuration of the model, or of its first chunk.
+Instructions are marked at Megatron's own step functions (`megatron_steps`), which name their microbatch and chunk;
+`config.timers`, which is replaced by timers that forward each call to the original ones, marks the whole step. A step
+without a backward is an evaluation. The order is the one of Megatron's schedule table: 1F1B, interleaved 1F1B with
+virtual stages, or combined 1F1B, in which a forward and a backward overlap (`overlap_moe_expert_parallel_comm`) and
+are planned as one instruction. It is checked after every iteration.
 
 Megatron's own timers, while enabled, synchronise the device at every start and stop: times and savings then differ
 from those of a normal run. Tested with megatron-core 0.16 on CPU, with CUDA calls replaced.
@@ -14,90 +14,86 @@ from those of a normal run. Tested with megatron-core 0.16 on CPU, with CUDA cal
 from functools import partial
 from typing import Any, Unpack
 
-from gpuenergyd.client.timing.recorder import NOT_RECORDED
-from gpuenergyd.core.pipeline.schedules import make_schedule
-from gpuenergyd.errors import UsageError
+from gpuenergyd.core.pipeline.graph import Schedule, one_forward_one_backward
+from gpuenergyd.core.pipeline.megatron_orders import combined_1f1b, megatron_interleaved
 from gpuenergyd_trainers.joining.handle import Handle
 from gpuenergyd_trainers.joining.membership import JoinKeywords, JoinOptions, PipelineRank, join
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, order_rows
 from gpuenergyd_trainers.joining.place import Place, given_place
 from gpuenergyd_trainers.joining.place_sources import megatron_place
+from gpuenergyd_trainers.megatron_steps import require_step_functions, wrap_step_functions
 
-_SCHEDULE_NAME = "1f1b"
 _STEP = "forward-backward"
-_KINDS = {"forward-compute": "F", "backward-compute": "B"}
 
 
 class ConfigHandle(Handle):
-    """A Megatron configuration whose timers mark instructions."""
+    """A Megatron configuration whose steps and instructions are marked."""
 
     def __init__(self, config: Any, rank: OrderedRank) -> None:
         super().__init__(rank)
         self._config = config
         self._active_rank = rank
         self._original_timers = config.timers
-        self._num_begun = dict.fromkeys(_KINDS.values(), 0)
-        self._slots = dict.fromkeys(_KINDS.values(), NOT_RECORDED)
         self._is_in_step = False
+        self._num_backwards = 0
+        self._wrapped += wrap_step_functions(
+            config, rank.client, is_combined=_is_combined(config), on_backward=self._count_backward
+        )
         config.timers = self.timers
 
     @property
     def is_attached(self) -> bool:
-        """Whether the timers are replaced and the rank runs the registered instruction order."""
-        return self._active_rank.is_active and self._config.timers == self.timers
+        """Whether the configuration is wrapped and the rank runs the registered instruction order."""
+        return super().is_attached and self._config.timers == self.timers
 
     def detach(self) -> None:
-        """Leave the job and restore the original timers."""
+        """Leave the job and restore the original timers and step functions."""
         if self._config.timers == self.timers:
             self._config.timers = self._original_timers
         super().detach()
 
-    def timers(self, name: str, *args: Any, **kwargs: Any) -> "_Timer":
+    def timers(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Return the timer of a name; Megatron calls this as `config.timers`."""
         original = self._original_timers(name, *args, **kwargs) if self._original_timers is not None else None
-        return _Timer(self, name, original)
+        return _StepTimer(self, name, original) if name == _STEP or original is None else original
 
-    def begin(self, name: str) -> None:
-        """Mark the begin of a timed section."""
-        if name == _STEP:
-            if self._is_in_step:  # the previous step raised
-                self._active_rank.fail_step()
-            self._is_in_step = True
-            self._num_begun.update(dict.fromkeys(self._num_begun, 0))
-            self._active_rank.begin_step()
-        elif name in _KINDS:
-            kind = _KINDS[name]
-            index = self._num_begun[kind]
-            self._num_begun[kind] = index + 1
-            self._slots[kind] = self._active_rank.client.begin_instruction(kind, index)
+    def begin_step(self) -> None:
+        """Mark the begin of a step."""
+        if self._is_in_step:  # the previous step raised
+            self._active_rank.fail_step()
+        self._is_in_step = True
+        self._num_backwards = 0
+        self._active_rank.begin_step()
 
-    def end(self, name: str) -> None:
-        """Mark the end of a timed section."""
-        if name == _STEP:
-            self._is_in_step = False
-            if self._num_begun["B"] == 0:
-                self._active_rank.fail_step()
-            else:
-                self._active_rank.end_step()
-        elif name in _KINDS:
-            self._active_rank.client.end_instruction(self._slots[_KINDS[name]])
+    def end_step(self) -> None:
+        """Mark the end of a step."""
+        self._is_in_step = False
+        if self._num_backwards == 0:  # an evaluation
+            self._active_rank.fail_step()
+        else:
+            self._active_rank.end_step()
+
+    def _count_backward(self) -> None:
+        self._num_backwards += 1
 
 
-class _Timer:
-    """A timer that marks instructions and forwards each call to the original timer."""
+class _StepTimer:
+    """A timer that marks steps and forwards each call to the original timer."""
 
     def __init__(self, handle: ConfigHandle, name: str, original: Any) -> None:
         self._handle = handle
-        self._name = name
+        self._is_step = name == _STEP
         self._original = original
 
     def start(self, *args: Any, **kwargs: Any) -> None:
         if self._original is not None:
             self._original.start(*args, **kwargs)
-        self._handle.shielded(lambda: self._handle.begin(self._name))
+        if self._is_step:
+            self._handle.shielded(self._handle.begin_step)
 
     def stop(self, *args: Any, **kwargs: Any) -> None:
-        self._handle.shielded(lambda: self._handle.end(self._name))
+        if self._is_step:
+            self._handle.shielded(self._handle.end_step)
         if self._original is not None:
             self._original.stop(*args, **kwargs)
 
@@ -135,14 +131,15 @@ def attach(
         )
 
     def describe() -> PipelineRank:
-        _check_supported(config)
         place = find_place()
-        planned = make_schedule(_SCHEDULE_NAME, place.pipeline.size, num_microbatches)
+        planned = planned_schedule(config, place.pipeline.size, num_microbatches)
+        require_step_functions(is_interleaved=planned.num_chunks > 1, is_combined=_is_combined(config))
         return PipelineRank(
             framework="megatron-core",
-            schedule_name=_SCHEDULE_NAME,
+            schedule_name=planned.name,
             expected_order=order_rows(planned, place.pipeline.rank),
             num_microbatches=num_microbatches,
+            num_chunks=planned.num_chunks,
             place=place,
             device=_device(),
         )
@@ -155,11 +152,24 @@ def attach(
     )
 
 
-def _check_supported(config: Any) -> None:
-    if getattr(config, "virtual_pipeline_model_parallel_size", None):
-        raise UsageError("interleaved schedules are not supported: timers do not distinguish chunks")
-    if getattr(config, "overlap_moe_expert_parallel_comm", False):
-        raise UsageError("overlap_moe_expert_parallel_comm is not supported: it runs forward and backward in one timer")
+def planned_schedule(config: Any, num_pp_ranks: int, num_microbatches: int) -> Schedule:
+    """Return the order in which Megatron's schedules run the instructions of a configuration.
+
+    Raises:
+        ScheduleError: Megatron does not run these sizes.
+    """
+    num_chunks = int(getattr(config, "virtual_pipeline_model_parallel_size", None) or 1) if num_pp_ranks > 1 else 1
+    group_size = getattr(config, "microbatch_group_size_per_vp_stage", None) or num_pp_ranks
+    if _is_combined(config):
+        return combined_1f1b(num_pp_ranks, num_microbatches, num_chunks, group_size)
+    if num_chunks == 1:
+        return one_forward_one_backward(num_pp_ranks, num_microbatches)
+    is_paired = not getattr(config, "overlap_p2p_comm", False)
+    return megatron_interleaved(num_pp_ranks, num_microbatches, num_chunks, group_size, is_paired=is_paired)
+
+
+def _is_combined(config: Any) -> bool:
+    return bool(getattr(config, "overlap_moe_expert_parallel_comm", False))
 
 
 def _device() -> Any:

@@ -1,13 +1,13 @@
 """Description of a job, and its pipeline ranks with the schedule that their orders form."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpuenergyd.core.carbon.slowdown_account import JobLength
 from gpuenergyd.core.job.stage_gpu import stage_gpu
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, Schedule, dependency_graph
-from gpuenergyd.core.pipeline.schedules import sent_after, stage_of_chunk
+from gpuenergyd.core.pipeline.schedules import stage_of_chunk, with_communication
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import GpuEnergyError, JobError
@@ -163,7 +163,7 @@ def _schedule_of(
         num_chunks=description.num_chunks,
         stage_of_chunk=stage_of_chunk(description.schedule_name, description.num_pp_ranks),
     )
-    schedule = replace(schedule, sent_after=sent_after(schedule))
+    schedule = with_communication(schedule)
     try:
         return schedule, dependency_graph(schedule)
     except GpuEnergyError as error:

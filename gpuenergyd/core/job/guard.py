@@ -9,6 +9,7 @@ from statistics import median
 
 from gpuenergyd.core.measurement.observation import InstructionSample, IterationObservation
 from gpuenergyd.core.measurement.robust import robust_sigma
+from gpuenergyd.core.pipeline.graph import chunk_name
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import BaselineView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
@@ -215,5 +216,5 @@ def _mean_times_s(observation: IterationObservation) -> dict[str, float]:
 
 
 def _name(sample: InstructionSample) -> str:
-    chunk = f" chunk {sample.chunk_index}" if sample.chunk_index else ""
-    return f"{sample.kind} of rank {sample.pp_rank}{chunk}"
+    name = chunk_name(sample.kind, sample.chunk_index)
+    return f"{sample.kind} of rank {sample.pp_rank}{name and ' chunk ' + name}"

@@ -1,5 +1,6 @@
 """Instructions, schedules and the dependency graph between instructions."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -19,6 +20,12 @@ class InstructionKind(StrEnum):
     """Input gradient alone."""
     W = "W"
     """Weight gradient alone."""
+    FB = "FB"
+    """A forward and the full backward of an earlier microbatch, overlapped so that they cannot be told apart."""
+
+
+_CHUNKS_PER_PAIR = 64
+"""Largest number of chunks per rank whose forwards and backwards can be combined."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -32,7 +39,10 @@ class InstructionClass:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Instruction:
-    """One computation of one microbatch on one chunk of one pipeline rank."""
+    """One computation of one microbatch on one chunk of one pipeline rank.
+
+    A combined instruction (FB) has the microbatch of its backward; its chunk index stands for two chunks.
+    """
 
     pp_rank: int
     kind: InstructionKind
@@ -44,9 +54,40 @@ class Instruction:
         """Class that this instruction shares its profile with."""
         return InstructionClass(self.pp_rank, self.kind, self.chunk_index)
 
+    @property
+    def forward_chunk_index(self) -> int:
+        """Chunk of the forward in a combined instruction; the chunk of any other one."""
+        return self.chunk_index // _CHUNKS_PER_PAIR if self.kind is InstructionKind.FB else self.chunk_index
+
+    @property
+    def backward_chunk_index(self) -> int:
+        """Chunk of the backward in a combined instruction; the chunk of any other one."""
+        return self.chunk_index % _CHUNKS_PER_PAIR if self.kind is InstructionKind.FB else self.chunk_index
+
     def __str__(self) -> str:
-        chunk = f".{self.chunk_index}" if self.chunk_index else ""
-        return f"{self.kind}{self.microbatch_index}{chunk}@{self.pp_rank}"
+        name = chunk_name(self.kind, self.chunk_index)
+        return f"{self.kind}{self.microbatch_index}{name and '.' + name}@{self.pp_rank}"
+
+
+def chunk_name(kind: InstructionKind, chunk_index: int) -> str:
+    """Return the name of an instruction's chunk, or of both of a combined one; empty for the first chunk."""
+    if kind is InstructionKind.FB:
+        return "{}+{}".format(*divmod(chunk_index, _CHUNKS_PER_PAIR))
+    return f"{chunk_index or ''}"
+
+
+def combined_chunk_index(forward_chunk_index: int, backward_chunk_index: int) -> int:
+    """Return the chunk index of a combined instruction with these two chunks.
+
+    Raises:
+        ScheduleError: a chunk is out of range.
+    """
+    if not (0 <= forward_chunk_index < _CHUNKS_PER_PAIR and 0 <= backward_chunk_index < _CHUNKS_PER_PAIR):
+        raise ScheduleError(
+            f"combined forward of chunk {forward_chunk_index} and backward of chunk {backward_chunk_index}:"
+            f" at most {_CHUNKS_PER_PAIR} chunks per rank can be combined"
+        )
+    return forward_chunk_index * _CHUNKS_PER_PAIR + backward_chunk_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +107,8 @@ class Schedule:
     """`stage_of_chunk[r][v]` is the model stage of chunk v of rank r; empty means stage = v * R + r."""
     sent_after: tuple[tuple[Instruction, Instruction], ...] = ()
     """Pairs (instruction, later): the output of `instruction` leaves its rank only after `later` has finished."""
+    received_before: tuple[tuple[Instruction, Instruction], ...] = ()
+    """Pairs (instruction, earlier): the inputs of `instruction` must have arrived before `earlier` starts."""
 
     @property
     def num_ranks(self) -> int:
@@ -93,9 +136,28 @@ class Schedule:
                     peak = max(peak, held)
                 case InstructionKind.B | InstructionKind.W:
                     held -= 1
+                case InstructionKind.FB:
+                    peak = max(peak, held + 1)
                 case InstructionKind.I:
                     pass
         return peak
+
+    def computations(self, pp_rank: int) -> Iterator[tuple[Instruction, tuple[Instruction, ...]]]:
+        """Yield each instruction of a rank with what it computes: a forward and a backward if it is a combined one.
+
+        Which forward a combined instruction has follows from the order, since a rank runs the forwards of a chunk in
+        the order of microbatches.
+        """
+        num_forwards: Counter[int] = Counter()
+        for instruction in self.orders[pp_rank]:
+            chunk = instruction.forward_chunk_index
+            if instruction.kind is InstructionKind.FB:
+                forward = Instruction(pp_rank, InstructionKind.F, num_forwards[chunk], chunk)
+                microbatch, backward_chunk = instruction.microbatch_index, instruction.backward_chunk_index
+                yield instruction, (forward, Instruction(pp_rank, InstructionKind.B, microbatch, backward_chunk))
+            else:
+                yield instruction, (instruction,)
+            num_forwards[chunk] += instruction.kind in {InstructionKind.F, InstructionKind.FB}
 
 
 def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -210,29 +272,35 @@ def dependency_graph(
         ScheduleError: the order has a cyclic dependency, or no rank computes the input of an instruction.
     """
     producer: dict[_DataKey, int] = {}
-    instructions = tuple(instruction for order in schedule.orders for instruction in order)
-    for node, instruction in enumerate(instructions):
-        stage = schedule.stage_index(instruction.pp_rank, instruction.chunk_index)
-        key = (instruction.kind, stage, instruction.microbatch_index)
-        if key in producer:
-            raise ScheduleError(f"{instruction} appears twice")
-        producer[key] = node
+    computed = [entry for pp_rank in range(schedule.num_ranks) for entry in schedule.computations(pp_rank)]
+    instructions = tuple(instruction for instruction, _ in computed)
+    for node, (_, parts) in enumerate(computed):
+        for part in parts:
+            stage = schedule.stage_index(part.pp_rank, part.chunk_index)
+            key = (part.kind, stage, part.microbatch_index)
+            if key in producer:
+                raise ScheduleError(f"{part} appears twice")
+            producer[key] = node
     node_of = {instruction: node for node, instruction in enumerate(instructions)}
     sender_of = {node_of[u]: node_of[later] for u, later in schedule.sent_after if u in node_of and later in node_of}
+    receiver_of = {
+        node_of[v]: node_of[earlier] for v, earlier in schedule.received_before if v in node_of and earlier in node_of
+    }
     edges = [(u, u + 1, launch_gap_s) for u, (a, b) in enumerate(pairwise(instructions)) if a.pp_rank == b.pp_rank]
-    for v, instruction in enumerate(instructions):
-        for keys in _inputs(schedule, instruction):
+    for v, (_, parts) in enumerate(computed):
+        for part, keys in ((one, keys) for one in parts for keys in _inputs(schedule, one)):
             u = next((producer[key] for key in keys if key in producer), None)
             if u is None:
                 kinds, (_, stage, microbatch) = "|".join(kind for kind, *_ in keys), keys[0]
-                raise ScheduleError(f"{instruction} needs {kinds}{microbatch} of stage {stage}, which no rank computes")
-            sender, receiver = instructions[u].pp_rank, instruction.pp_rank
+                raise ScheduleError(f"{part} needs {kinds}{microbatch} of stage {stage}, which no rank computes")
+            sender, receiver = instructions[u].pp_rank, part.pp_rank
             if sender == receiver:
                 edges.append((u, v, 0.0))
-            elif callable(communication_latency_s):
-                edges.append((sender_of.get(u, u), v, communication_latency_s(sender, receiver)))
-            else:
-                edges.append((sender_of.get(u, u), v, communication_latency_s))
+                continue
+            latency_s = communication_latency_s
+            if callable(latency_s):
+                latency_s = latency_s(sender, receiver)
+            edges.append((sender_of.get(u, u), receiver_of.get(v, v), latency_s))
     return graph_from_edges(instructions, edges, num_ranks=schedule.num_ranks)
 
 
@@ -255,6 +323,8 @@ def _inputs(schedule: Schedule, instruction: Instruction) -> Iterator[tuple[_Dat
                 yield (kinds.B, stage + 1, microbatch), (kinds.I, stage + 1, microbatch)
         case kinds.W:
             yield ((kinds.I, stage, microbatch),)
+        case kinds.FB:
+            raise AssertionError("a combined instruction is a forward and a backward here")
 
 
 def graph_from_edges(

@@ -6,9 +6,10 @@ an operation uses the next microbatch of its kind and chunk.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, gpipe, one_forward_one_backward
+from gpuenergyd.core.pipeline.megatron_orders import PAIRED, paired_like
 from gpuenergyd.errors import ScheduleError
 
 F, B, I, W = InstructionKind.F, InstructionKind.B, InstructionKind.I, InstructionKind.W  # noqa: E741  torch's own names
@@ -237,12 +238,16 @@ def stage_of_chunk(name: str, num_ranks: int) -> tuple[tuple[int, ...], ...]:
     return _v_placement(num_ranks) if name in {"zbv", "dualpipev"} else ()
 
 
-def sent_after(schedule: Schedule) -> tuple[tuple[Instruction, Instruction], ...]:
-    """Return the late-sent outputs of a schedule (`Schedule.sent_after`), if its orders are those of its name."""
-    if schedule.name != "dualpipev" or schedule.num_microbatches < 2 * schedule.num_ranks:
-        return ()
-    own = dualpipe_v(schedule.num_ranks, schedule.num_microbatches)
-    return own.sent_after if own.orders == schedule.orders else ()
+def with_communication(schedule: Schedule) -> Schedule:
+    """Return a schedule with `sent_after` and `received_before` filled in, if its orders are those of its name."""
+    own: Schedule | None = None
+    if schedule.name == "dualpipev" and schedule.num_microbatches >= 2 * schedule.num_ranks:
+        own = dualpipe_v(schedule.num_ranks, schedule.num_microbatches)
+    elif schedule.name == PAIRED:
+        own = paired_like(schedule)
+    if own is None or own.orders != schedule.orders:
+        return schedule
+    return replace(schedule, sent_after=own.sent_after, received_before=own.received_before)
 
 
 def schedule_family(name: str) -> ScheduleFamily:

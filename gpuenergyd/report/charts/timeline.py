@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from html import escape
 
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
 from gpuenergyd.report.charts.axes import TITLE_ROOM, WIDE, Frame, round_step, title_below
 from gpuenergyd.report.charts.colours import ClockScale
 from gpuenergyd.report.formatting import clock_text, time_text
@@ -125,13 +126,22 @@ def _tooltip(span: ObservedSpan, scene: _Scene, *, is_critical: bool) -> str:
     """Return the tooltip of an instruction; a narrow chart is for phones, which have no pointer that hovers."""
     if scene.frame.is_narrow:
         return ""
-    chunk = f", chunk {span.chunk_index}" if span.chunk_index else ""
     text = (
-        f"{_KIND_NAMES[span.kind]} of microbatch {span.microbatch_index}{chunk}, stage {span.pp_rank}: "
+        f"{_name_of(instruction_of(span))}, stage {span.pp_rank}: "
         f"{time_text(span.end_s - span.start_s)} at {clock_text(span.mean_sm_clock_mhz)}"
         f"{', critical' if is_critical else ''}"
     )
     return f"<title>{escape(text)}</title>"
+
+
+def _name_of(instruction: Instruction) -> str:
+    if instruction.kind is InstructionKind.FB:
+        return (
+            f"forward of chunk {instruction.forward_chunk_index}, overlapped with the backward of microbatch"
+            f" {instruction.microbatch_index}, chunk {instruction.backward_chunk_index}"
+        )
+    chunk = f", chunk {instruction.chunk_index}" if instruction.chunk_index else ""
+    return f"{_KIND_NAMES[instruction.kind]} of microbatch {instruction.microbatch_index}{chunk}"
 
 
 def _axis(longest_s: float, scene: _Scene, *, top: float) -> str:

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, dependency_graph
-from gpuenergyd.core.pipeline.schedules import SCHEDULES, make_schedule, sent_after
+from gpuenergyd.core.pipeline.schedules import SCHEDULES, make_schedule, with_communication
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.errors import ScheduleError
 
-F, B, I, W = InstructionKind  # noqa: E741  torch's own names
+F, B, I, W, FB = InstructionKind  # noqa: E741  torch's own names
 SIZES = [(r, m) for r in (1, 2, 3, 4, 5, 8) for m in (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32)]
 CHUNKS = {
     "interleaved": (1, 2, 3),
@@ -96,10 +96,11 @@ def test_the_receiver_of_an_overlapped_forward_waits_for_its_backward() -> None:
 def test_late_sends_are_known_for_the_orders_of_the_named_schedule() -> None:
     schedule = make_schedule("dualpipev", 2, 6)
 
-    assert sent_after(replace(schedule, sent_after=())) == schedule.sent_after != ()
-    assert sent_after(replace(schedule, orders=tuple(reversed(schedule.orders)))) == ()
-    assert sent_after(make_schedule("zbv", 2, 6)) == ()
-    assert sent_after(replace(schedule, num_microbatches=3)) == ()
+    bare = replace(schedule, sent_after=())
+    assert with_communication(bare) == schedule != bare
+    for other in (replace(bare, orders=tuple(reversed(bare.orders))), replace(bare, num_microbatches=3)):
+        assert with_communication(other) == other
+    assert with_communication(make_schedule("zbv", 2, 6)) == make_schedule("zbv", 2, 6)
 
 
 def test_zero_bubble_h1_has_no_more_microbatches_in_flight_than_1f1b() -> None:
