@@ -3,7 +3,8 @@
 It has pipeline, tensor and data parallelism. Weights are split over tensor-parallel ranks with Megatron's own
 collectives, gradients are averaged over data-parallel ranks, and CUDA calls are replaced. Run `python -m
 tests.support.megatron_training --folder DIR --tp 2 --dp 2` for a training with daemons and one without, and what the
-daemons say of the first; `--hosts 2` puts half of the ranks on GPUs of another daemon.
+daemons say of the first; `--hosts 2` puts half of the ranks on GPUs of another daemon, `--chunks 2 --overlaps-p2p`
+interleaves virtual stages, and `--is-combined` overlaps forwards with backwards of other microbatches.
 """
 
 import argparse
@@ -18,16 +19,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE
 from gpuenergyd_trainers.megatron import attach
 from gpuenergyd_trainers.timing.simulated import SimulatedTimer
+from tests.support.megatron_stages import (
+    SEQUENCE,
+    WIDTH,
+    StageGpu,
+    forward_step,
+    make_combined_stage,
+    make_stage,
+    replace_cuda_calls,
+)
 
-NUM_STAGES = 2
-_WIDTH, _SEQUENCE = 8, 4
-_FORWARD_S, _BACKWARD_S = 0.010, 0.020
-_LAST_STAGE_RATIO = 1.3
-_COMPUTE_SHARE, _POWER_W_PER_MHZ = 0.8, 0.2
+_LAST_RANK_RATIO = 1.3
 
 
 @dataclass(frozen=True)
@@ -36,8 +42,17 @@ class MegatronTraining:
 
     world_paths: tuple[Path, ...]
     """The GPUs of each host."""
+    pp: int = 2
     tp: int = 1
     dp: int = 1
+    chunks: int = 1
+    """Virtual stages of each pipeline rank."""
+    group_size: int | None = None
+    """Microbatches that a rank runs of one chunk before the next; None for Megatron's default."""
+    overlaps_p2p: bool = False
+    """Whether communication between stages overlaps with computation."""
+    is_combined: bool = False
+    """Whether forwards overlap with backwards of other microbatches."""
     microbatches: int = 4
     iterations: int = 8
     socket_paths: tuple[str, ...] = ()
@@ -51,26 +66,32 @@ class MegatronTraining:
     @property
     def num_ranks(self) -> int:
         """Processes of the training."""
-        return NUM_STAGES * self.tp * self.dp
+        return self.pp * self.tp * self.dp
 
     def run_rank(self, rank: int) -> tuple[list[list[str]], list[int]]:
         """Train in the default process group; return the exact losses and the plan's epoch of each iteration."""
-        _replace_cuda_calls()
+        replace_cuda_calls()
         per_host = self.num_ranks // len(self.world_paths)
         host_index, gpu_index = divmod(rank, per_host)
         os.environ.update(LOCAL_WORLD_SIZE=str(per_host), WORLD_SIZE=str(self.num_ranks), RANK=str(rank))
         import megatron.core.parallel_state as state  # type: ignore[import-not-found]  # noqa: PLC0415  after that
         from megatron.core.pipeline_parallel.schedules import (  # type: ignore[import-not-found]  # noqa: PLC0415
-            forward_backward_pipelining_without_interleaving as run_step,
+            get_forward_backward_func,
         )
 
-        state.initialize_model_parallel(tensor_model_parallel_size=self.tp, pipeline_model_parallel_size=NUM_STAGES)
+        state.initialize_model_parallel(
+            tensor_model_parallel_size=self.tp,
+            pipeline_model_parallel_size=self.pp,
+            virtual_pipeline_model_parallel_size=self._num_virtual_stages,
+        )
         host, timer = SimulatedHost.open(self.world_paths[host_index]), SimulatedTimer()
         gpu_uuid = host.identities()[gpu_index].gpu_uuid
         host.attach_process(gpu_uuid, os.getpid())
-        gpu = _Gpu(host, gpu_uuid, timer, self._ratio(state.get_pipeline_model_parallel_rank()))
-        config = _config(self.tp)
-        stage = _make_stage(config, state, gpu)
+        gpu = StageGpu(host, gpu_uuid, timer, self._ratio(state.get_pipeline_model_parallel_rank()))
+        config = self._config()
+        make = make_combined_stage if self.is_combined else make_stage
+        is_interleaved = self._num_virtual_stages is not None
+        model = [make(config, state, gpu, chunk if is_interleaved else None) for chunk in range(self.chunks)]
         handle = attach(
             config,
             job="megatron",
@@ -83,24 +104,25 @@ class MegatronTraining:
         )
         if not self.socket_paths:
             handle.detach()
-        optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD([parameter for stage in model for parameter in stage.parameters()], lr=0.1)
         losses: list[list[str]] = []
         epochs: list[int] = []
         while not self._is_enough(epochs):
             step = len(losses)
             generator = torch.Generator().manual_seed(step * 97 + state.get_data_parallel_rank())
-            data = [torch.randn(_SEQUENCE, 1, _WIDTH, generator=generator) for _ in range(self.microbatches)]
-            parts = run_step(
-                forward_step_func=_forward_step,
-                data_iterator=iter(data),
-                model=stage,
+            data = [torch.randn(SEQUENCE, 1, WIDTH, generator=generator) for _ in range(self.microbatches)]
+            parts = get_forward_backward_func()(
+                forward_step_func=forward_step,
+                data_iterator=[iter(data) for _ in model] if is_interleaved else iter(data),
+                model=model if is_interleaved else model[0],
                 num_microbatches=self.microbatches,
-                seq_length=_SEQUENCE,
+                seq_length=SEQUENCE,
                 micro_batch_size=1,
                 forward_only=False,
             )
-            for parameter in stage.parameters():
-                dist.all_reduce(parameter.grad, group=state.get_data_parallel_group())
+            for stage in model:
+                for parameter in stage.parameters():
+                    dist.all_reduce(parameter.grad, group=state.get_data_parallel_group())
             optimizer.step()
             optimizer.zero_grad()
             losses.append([part["loss"] for part in parts])
@@ -118,103 +140,31 @@ class MegatronTraining:
         dist.all_reduce(answer, op=dist.ReduceOp.MIN)
         return bool(answer.item())
 
+    @property
+    def _num_virtual_stages(self) -> int | None:
+        return self.chunks if self.chunks > 1 else None
+
     def _ratio(self, pp_rank: int) -> float:
-        return self.scale * (_LAST_STAGE_RATIO if pp_rank == NUM_STAGES - 1 else 1.0)
+        return self.scale * (_LAST_RANK_RATIO if pp_rank == self.pp - 1 else 1.0)
 
+    def _config(self) -> Any:
+        from megatron.core import ModelParallelConfig  # noqa: PLC0415  after the replacing
 
-@dataclass(frozen=True)
-class _Gpu:
-    """The simulated GPU of one rank."""
-
-    host: SimulatedHost
-    gpu_uuid: str
-    timer: SimulatedTimer
-    ratio: float
-
-    def work(self, time_s: float) -> None:
-        """Wait until work of this duration at full speed is done."""
-        own_s = time_s * self.ratio
-        self.host.begin_work(
-            self.gpu_uuid,
-            InstructionWork(
-                memory_time_s=own_s * (1 - _COMPUTE_SHARE),
-                compute_time_s=own_s * _COMPUTE_SHARE,
-                power_coefficient_w_per_mhz=_POWER_W_PER_MHZ,
-            ),
+        config = ModelParallelConfig(
+            tensor_model_parallel_size=self.tp,
+            pipeline_model_parallel_size=self.pp,
+            virtual_pipeline_model_parallel_size=self._num_virtual_stages,
+            microbatch_group_size_per_vp_stage=self.group_size,
+            pipeline_dtype=torch.float32,
+            overlap_p2p_comm=self.overlaps_p2p,
+            batch_p2p_comm=not self.overlaps_p2p,
+            overlap_moe_expert_parallel_comm=self.is_combined,
         )
-        self.host.hold(self.gpu_uuid)
-        self.timer.work_ended_ns = self.host.finish_work(self.gpu_uuid)
-
-
-def _replace_cuda_calls() -> None:
-    zeros = torch.zeros
-    replaced: Any = torch
-    replaced.zeros = lambda *args, **kwargs: zeros(*args, **{**kwargs, "device": "cpu"})
-    replaced.cuda.current_device = lambda: "cpu"
-    replaced.cuda.synchronize = lambda *_: None
-
-
-def _config(num_tp_ranks: int) -> Any:
-    from megatron.core import ModelParallelConfig  # noqa: PLC0415  after the replacing
-
-    config = ModelParallelConfig(
-        tensor_model_parallel_size=num_tp_ranks,
-        pipeline_model_parallel_size=NUM_STAGES,
-        pipeline_dtype=torch.float32,
-    )
-    config.hidden_size = _WIDTH
-    config.fine_grained_activation_offloading = False  # a transformer's configuration has it, this bare one has not
-    return config
-
-
-def _make_stage(config: Any, state: Any, gpu: _Gpu) -> Any:
-    from megatron.core.enums import ModelType  # type: ignore[import-not-found]  # noqa: PLC0415  after the replacing
-    from megatron.core.tensor_parallel import mappings  # type: ignore[import-not-found]  # noqa: PLC0415
-
-    class Backward(torch.autograd.Function):
-        """Nothing in a forward, the GPU's work in a backward."""
-
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            """Return the input."""
-            del ctx
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            """Take the time of a backward."""
-            del ctx
-            gpu.work(_BACKWARD_S)
-            return gradients[0]
-
-    class Stage(torch.nn.Module):
-        """A linear layer whose weights are split by columns of its input."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(state.get_pipeline_model_parallel_rank() * 8 + state.get_tensor_model_parallel_rank())
-            self.layer = torch.nn.Linear(_WIDTH, _WIDTH)
-            self.config = config
-            self.model_type = ModelType.encoder_or_decoder
-            self.received: Any = None
-
-        def set_input_tensor(self, tensors: list[Any]) -> None:
-            """Set the activations of the previous stage."""
-            self.received = tensors[0]
-
-        def forward(self, x: Any) -> Any:
-            """Return activations, after the time of a forward; tensor-parallel ranks then wait for each other."""
-            gpu.work(_FORWARD_S)
-            own = mappings.copy_to_tensor_model_parallel_region(x if self.received is None else self.received)
-            summed = mappings.reduce_from_tensor_model_parallel_region(self.layer(own))
-            return Backward.apply(summed)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-
-    return Stage()
-
-
-def _forward_step(data: Any, stage: Any) -> Any:
-    output = stage(next(data))
-    return output, lambda out: (out.square().mean(), {"loss": float(out.detach().square().mean()).hex()})
+        config.hidden_size = WIDTH
+        # A transformer's configuration has these, this bare one has not.
+        config.fine_grained_activation_offloading = False
+        config.fp8 = config.fp4 = None
+        return config
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -231,9 +181,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--iterations", type=int, default=150)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--hosts", type=int, default=1, choices=(1, 2))
+    parser.add_argument("--pp", type=int, default=2)
+    parser.add_argument("--chunks", type=int, default=1)
+    parser.add_argument("--group-size", type=int)
+    parser.add_argument("--overlaps-p2p", action="store_true")
+    parser.add_argument("--is-combined", action="store_true")
     options = parser.parse_args(arguments)
-    sizes = {name: getattr(options, name) for name in ("tp", "dp", "microbatches", "iterations", "scale")}
-    num_gpus = NUM_STAGES * options.tp * options.dp // options.hosts
+    names = ("pp", "tp", "dp", "microbatches", "iterations", "scale")
+    layout = ("chunks", "group_size", "overlaps_p2p", "is_combined")
+    sizes = {name: getattr(options, name) for name in (*names, *layout)}
+    num_gpus = options.pp * options.tp * options.dp // options.hosts
     folders = [options.folder / f"host{k}" for k in range(options.hosts)]
     daemons = [DaemonProcess(folder, num_gpus, {"baseline_iterations": 10}).start() for folder in folders]
     alone = options.folder / "alone"

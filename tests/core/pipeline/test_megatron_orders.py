@@ -40,7 +40,9 @@ def test_every_stage_runs_each_forward_and_backward_once_and_no_order_deadlocks(
         wanted = [(s, m) for s in range(schedule.num_stages) for m in range(schedule.num_microbatches)]
         computed = [part for r in range(schedule.num_ranks) for _, parts in schedule.computations(r) for part in parts]
         for kind in (F, B):
-            ran = [(schedule.stage_index(i.pp_rank, i.chunk_index), i.microbatch_index) for i in computed if i.kind is kind]
+            ran = [
+                (schedule.stage_index(i.pp_rank, i.chunk_index), i.microbatch_index) for i in computed if i.kind is kind
+            ]
             assert sorted(ran) == wanted
         assert len(graph.topological_order) == len(graph.instructions)
 

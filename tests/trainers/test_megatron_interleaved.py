@@ -1,0 +1,128 @@
+"""Megatron-core's virtual stages and combined steps on CPU processes with CUDA calls replaced; requires megatron-core."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpuenergyd.core.pipeline.graph import InstructionKind, Schedule
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd.store import open_history
+from gpuenergyd_trainers.joining.ordered_rank import order_rows
+from gpuenergyd_trainers.megatron import planned_schedule
+from tests.client.fake_daemon import FakeDaemon
+from tests.support.daemon_process import DaemonProcess
+from tests.support.megatron_training import MegatronTraining
+from tests.support.waiting import wait_until
+from tests.trainers.pipeline_processes import run_ranks
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
+
+SIZES = [
+    (pp, microbatches, chunks, group)
+    for pp in (2, 3, 4)
+    for chunks in (2, 3)
+    for microbatches in (4, 6, 9)
+    for group in (pp, pp + 1, microbatches)
+    if pp <= group <= microbatches and (microbatches % group == 0 or microbatches % group >= pp)
+]
+
+
+def config_of(pp: int, chunks: int, group: int, *, is_combined: bool, overlaps_p2p: bool = True) -> Any:
+    return SimpleNamespace(
+        pipeline_model_parallel_size=pp,
+        virtual_pipeline_model_parallel_size=chunks,
+        microbatch_group_size_per_vp_stage=group,
+        overlap_moe_expert_parallel_comm=is_combined,
+        overlap_p2p_comm=overlaps_p2p,
+    )
+
+
+def megatrons_order(pp: int, rank: int, sizes: tuple[int, int, int], *, is_combined: bool) -> list[int]:
+    """Return chunks in the order that Megatron's own functions give: c + 1 for a forward, -c - 1 for a backward."""
+    from megatron.core.pipeline_parallel.schedules import (  # type: ignore[import-not-found]  # noqa: PLC0415
+        get_pp_rank_microbatches,
+        get_schedule_table,
+    )
+    from megatron.core.transformer.cuda_graphs import (  # type: ignore[import-not-found]  # noqa: PLC0415
+        convert_schedule_table_to_order,
+    )
+
+    microbatches, chunks, group = sizes
+    pipeline = SimpleNamespace(
+        pp_group=SimpleNamespace(size=lambda: pp, rank=lambda: rank), virtual_pipeline_model_parallel_size=chunks
+    )
+    _, _, warmup, _ = get_pp_rank_microbatches(
+        microbatches, chunks, group, overlap_moe_expert_parallel_comm=is_combined, p2p_communicator=pipeline
+    )
+    order: list[int] = convert_schedule_table_to_order(warmup, chunks, get_schedule_table(microbatches, chunks, group))
+    return order
+
+
+@pytest.mark.parametrize("is_combined", [False, True])
+def test_orders_are_those_of_megatrons_own_schedule_table(*, is_combined: bool) -> None:
+    pytest.importorskip("megatron.core")
+    from megatron.core.pipeline_parallel.schedules import get_schedule_table  # noqa: PLC0415
+
+    for pp, microbatches, chunks, group in SIZES:
+        schedule = planned_schedule(config_of(pp, chunks, group, is_combined=is_combined), pp, microbatches)
+        table = get_schedule_table(microbatches, chunks, group)
+
+        for rank in range(pp):
+            ran = [part for _, parts in schedule.computations(rank) for part in parts]
+            signs = [(1 if i.kind is InstructionKind.F else -1) * (i.chunk_index + 1) for i in ran]
+            forwards = [(i.microbatch_index, i.chunk_index) for i in ran if i.kind is InstructionKind.F]
+            backwards = [(i.microbatch_index, chunks - 1 - i.chunk_index) for i in ran if i.kind is InstructionKind.B]
+            sizes = microbatches, chunks, group
+            assert signs == megatrons_order(pp, rank, sizes, is_combined=is_combined)
+            assert forwards == backwards == table
+
+
+LAYOUTS = {
+    "virtual stages": MegatronTraining((), chunks=2, overlaps_p2p=True, microbatches=4),
+    "groups of three": MegatronTraining((), chunks=2, overlaps_p2p=True, microbatches=6, group_size=3),
+    "pairs": MegatronTraining((), pp=3, chunks=2, microbatches=3),
+    "combined": MegatronTraining((), chunks=2, overlaps_p2p=True, microbatches=4, is_combined=True),
+    "combined without overlapped messages": MegatronTraining((), pp=3, chunks=2, microbatches=3, is_combined=True),
+    "combined without a pipeline": MegatronTraining((), pp=1, microbatches=4, is_combined=True),
+}
+
+
+def planned_for(training: MegatronTraining) -> Schedule:
+    config = config_of(
+        training.pp,
+        training.chunks,
+        training.group_size or training.pp,
+        is_combined=training.is_combined,
+        overlaps_p2p=training.overlaps_p2p,
+    )
+    return planned_schedule(config, training.pp, training.microbatches)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_real_steps_run_in_the_registered_order_with_equal_losses(layout: str, tmp_path: Path) -> None:
+    pytest.importorskip("megatron.core")
+    SimulatedHost.create(tmp_path / "gpus", ["a100-sxm"] * LAYOUTS[layout].pp, seed=1)
+    training = replace(LAYOUTS[layout], world_paths=(tmp_path / "gpus",), iterations=4, scale=0.05)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    plain = run_ranks(training.num_ranks, alone, training.run_rank)
+    with FakeDaemon(tmp_path) as daemon:
+        joined = run_ranks(
+            training.num_ranks, tmp_path, replace(training, socket_paths=(daemon.socket_path,)).run_rank
+        )
+        registrations = [daemon.registrations.get_nowait() for _ in range(daemon.registrations.qsize())]
+        reports = [daemon.reports.get_nowait() for _ in range(daemon.reports.qsize())]
+
+    planned = planned_for(training)
+    assert [losses for losses, _ in joined] == [losses for losses, _ in plain]
+    orders = [order_rows(planned, rank) for rank in range(training.pp)]
+    assert {one["schedule_name"] for one in registrations} == {planned.name}
+    for registration in registrations:
+        assert [tuple(row) for row in registration["order"]] == list(orders[registration["pp_rank"]])
+    for rank in range(training.pp):
+        mine = [report for report in reports if daemon.tokens[report["rank_token"]] == rank]
+        assert mine
+        assert all([tuple(row[:3]) for row in report["instructions"]] == list(orders[rank]) for report in mine)
