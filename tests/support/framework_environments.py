@@ -24,7 +24,7 @@ PACKAGES = {
     "deepspeed": ("deepspeed",),
     "megatron": ("megatron-core",),
 }
-"""Packages of each environment; tests/trainers/test_<name>.py runs in it."""
+"""Packages of each environment; tests/trainers/test_<name>*.py run in it."""
 _CONSTRAINTS = ("constraints.txt", "constraints-frameworks.txt")
 _BUILD_LIMIT_S = 300.0
 _STAMP = "built-for"

@@ -54,6 +54,17 @@ def replace_cuda_calls() -> None:
     replaced.cuda.nvtx.range_push = replaced.cuda.nvtx.range_pop = lambda *_: None
 
 
+def bare_config(**settings: Any) -> Any:
+    """Return a configuration without a transformer's, with what Megatron's schedules read of one."""
+    from megatron.core import ModelParallelConfig  # noqa: PLC0415  after the replacing
+
+    config = ModelParallelConfig(**settings)
+    config.hidden_size = WIDTH
+    config.fine_grained_activation_offloading = False
+    config.fp8 = config.fp4 = None
+    return config
+
+
 class _NoEvent:
     """An event of a device without streams."""
 
@@ -64,7 +75,7 @@ class _NoEvent:
         """Do nothing."""
 
 
-def make_stage(config: Any, state: Any, gpu: StageGpu, vp_stage: int | None) -> Any:
+def make_stage(config: Any, state: Any, gpu: Any, vp_stage: int | None) -> Any:
     """Return a linear layer whose weights are split by columns of its input."""
     from megatron.core.enums import ModelType  # type: ignore[import-not-found]  # noqa: PLC0415  after the replacing
     from megatron.core.tensor_parallel import mappings  # type: ignore[import-not-found]  # noqa: PLC0415
@@ -107,7 +118,7 @@ def make_stage(config: Any, state: Any, gpu: StageGpu, vp_stage: int | None) -> 
     return Stage()
 
 
-def make_combined_stage(config: Any, state: Any, gpu: StageGpu, vp_stage: int | None) -> Any:
+def make_combined_stage(config: Any, state: Any, gpu: Any, vp_stage: int | None) -> Any:
     """Return a linear layer for combined steps, which Megatron runs through the schedule plan of a GPTModel."""
     from megatron.core.enums import ModelType  # noqa: PLC0415  after the replacing
     from megatron.core.models.gpt.gpt_model import GPTModel  # type: ignore[import-not-found]  # noqa: PLC0415

@@ -27,6 +27,7 @@ from tests.support.megatron_stages import (
     SEQUENCE,
     WIDTH,
     StageGpu,
+    bare_config,
     forward_step,
     make_combined_stage,
     make_stage,
@@ -148,9 +149,7 @@ class MegatronTraining:
         return self.scale * (_LAST_RANK_RATIO if pp_rank == self.pp - 1 else 1.0)
 
     def _config(self) -> Any:
-        from megatron.core import ModelParallelConfig  # noqa: PLC0415  after the replacing
-
-        config = ModelParallelConfig(
+        return bare_config(
             tensor_model_parallel_size=self.tp,
             pipeline_model_parallel_size=self.pp,
             virtual_pipeline_model_parallel_size=self._num_virtual_stages,
@@ -160,11 +159,6 @@ class MegatronTraining:
             batch_p2p_comm=not self.overlaps_p2p,
             overlap_moe_expert_parallel_comm=self.is_combined,
         )
-        config.hidden_size = WIDTH
-        # A transformer's configuration has these, this bare one has not.
-        config.fine_grained_activation_offloading = False
-        config.fp8 = config.fp4 = None
-        return config
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,10 +16,10 @@ RUN_LIMIT_S = 500.0
 def test_adapter_works_with_the_installed_framework(name: str) -> None:
     if not is_built(name):
         pytest.skip(f"no environment for {name} here; `make frameworks` builds one")
-    tests = f"tests/trainers/test_{name}.py"
+    tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/trainers").glob(f"test_{name}*.py"))
     sources = os.pathsep.join(str(ROOT / folder) for folder in ("", "policies", "trainers"))
     done = subprocess.run(
-        [python_of(name), "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", tests],
+        [python_of(name), "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *tests],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": sources},
         stdout=subprocess.PIPE,

@@ -1,5 +1,8 @@
 """Megatron-core's 1F1B on two CPU processes with CUDA calls replaced; requires megatron-core."""
 
+import contextlib
+import importlib
+import logging
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +18,7 @@ from gpuenergyd_trainers.joining.place_sources import megatron_place
 from gpuenergyd_trainers.megatron import attach
 from tests.client.fake_daemon import FakeDaemon
 from tests.support.daemon_process import DaemonProcess
+from tests.support.megatron_stages import SEQUENCE, WIDTH, bare_config, forward_step, make_stage, replace_cuda_calls
 from tests.support.megatron_training import MegatronTraining
 from tests.support.waiting import wait_until
 from tests.trainers.pipeline_processes import Pace, run_ranks
@@ -23,8 +27,18 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
 NUM_RANKS = 2
 NUM_MICROBATCHES = 4
-WIDTH = 8
-SEQUENCE = 4
+
+
+class LinesHandler(logging.Handler):
+    """Keeps the messages of log records."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a message."""
+        self._lines.append(record.getMessage())
 
 
 class CountingTimers:
@@ -43,51 +57,21 @@ class CountingTimers:
 
 
 def train(rank: int, socket_path: str | None, num_tp_ranks: int = 1) -> Any:
-    monkeypatch = pytest.MonkeyPatch()
-    zeros = torch.zeros
-
-    def zeros_on_cpu(*args: Any, **kwargs: Any) -> Any:
-        return zeros(*args, **{**kwargs, "device": "cpu"})
-
-    monkeypatch.setattr(torch, "zeros", zeros_on_cpu)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    replace_cuda_calls()
     import megatron.core.parallel_state as state  # type: ignore[import-not-found]  # noqa: PLC0415  after the replacing
-    from megatron.core import ModelParallelConfig  # noqa: PLC0415
-    from megatron.core.enums import ModelType  # type: ignore[import-not-found]  # noqa: PLC0415
     from megatron.core.pipeline_parallel.schedules import (  # type: ignore[import-not-found]  # noqa: PLC0415
         forward_backward_pipelining_without_interleaving as run_step,
     )
 
     state.initialize_model_parallel(tensor_model_parallel_size=num_tp_ranks, pipeline_model_parallel_size=NUM_RANKS)
-    config = ModelParallelConfig(
+    config = bare_config(
         tensor_model_parallel_size=num_tp_ranks,
         pipeline_model_parallel_size=NUM_RANKS,
         pipeline_dtype=torch.float32,
     )
-    config.hidden_size = WIDTH
-    config.fine_grained_activation_offloading = False  # a transformer's configuration has it, this bare one has not
     config.timers = CountingTimers()
     timers = config.timers
-    torch.manual_seed(rank)
-
-    class Stage(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(WIDTH, WIDTH)
-            self.config = config
-            self.model_type = ModelType.encoder_or_decoder
-            self.received: Any = None
-
-        def set_input_tensor(self, tensors: list[Any]) -> None:
-            """Set the activations of the previous stage."""
-            self.received = tensors[0]
-
-        def forward(self, x: Any) -> Any:
-            """Return activations."""
-            return self.layer(x if self.received is None else self.received)
-
-    model = Stage()
+    model = make_stage(config, state, SimpleNamespace(work=lambda _: None), None)
     handle = attach(
         config,
         job="test",
@@ -99,10 +83,6 @@ def train(rank: int, socket_path: str | None, num_tp_ranks: int = 1) -> Any:
     if socket_path is None:
         handle.detach()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def forward_step(data: Any, stage: Any) -> Any:
-        output = stage(next(data))
-        return output, lambda out: (out.square().mean(), {"loss": float(out.detach().square().mean()).hex()})
 
     def run(step: int, *, forward_only: bool = False) -> list[str]:
         generator = torch.Generator().manual_seed(step)
@@ -227,34 +207,99 @@ def test_places_of_the_real_parallel_state_form_stages(
         assert all(places[sibling].stages == place.stages for sibling in place.siblings)
 
 
-def test_an_interleaved_configuration_is_not_attached(caplog: pytest.LogCaptureFixture) -> None:
-    config = SimpleNamespace(timers=None, virtual_pipeline_model_parallel_size=2)
+def train_with_failures(_: int, socket_path: str) -> Any:
+    """Train without a pipeline; the third step raises, and the last one has one microbatch more."""
+    replace_cuda_calls()
+    import megatron.core.parallel_state as state  # noqa: PLC0415  after the replacing
+    from megatron.core.pipeline_parallel import schedules  # noqa: PLC0415
 
-    handle = attach(config, job="test", num_microbatches=4, pp_rank=0, num_pp_ranks=2, dp_rank=0)
+    state.initialize_model_parallel()
+    config = bare_config(pipeline_dtype=torch.float32)
+    functions = schedules.forward_step, schedules.backward_step
+    stage = make_stage(config, state, SimpleNamespace(work=lambda _: None), None)
+    messages: list[str] = []
+    logging.getLogger("gpuenergyd.trainers").addHandler(LinesHandler(messages))
+    handle = attach(config, job="test", num_microbatches=2, run_key="r", gpu_uuid="G", socket_path=socket_path)
+    attached = []
+    for num_items, num_microbatches in ((2, 2), (2, 2), (1, 2), (2, 2), (2, 2), (3, 3)):
+        data = iter([torch.ones(SEQUENCE, 1, WIDTH)] * num_items)
+        with contextlib.suppress(StopIteration):
+            schedules.get_forward_backward_func()(
+                forward_step_func=forward_step,
+                data_iterator=data,
+                model=stage,
+                num_microbatches=num_microbatches,
+                seq_length=SEQUENCE,
+                micro_batch_size=1,
+            )
+        attached.append(handle.is_attached)
+    handle.detach()
+    is_restored = (schedules.forward_step, schedules.backward_step, config.timers) == (*functions, None)
+    return attached, handle.num_errors, is_restored, [line for line in messages if "instruction" in line]
+
+
+def test_a_step_that_raised_is_discarded_and_another_order_ends_the_plans(tmp_path: Path) -> None:
+    pytest.importorskip("megatron.core")
+    with FakeDaemon(tmp_path) as daemon:
+        ((attached, num_errors, is_restored, messages),) = run_ranks(
+            1, tmp_path, train_with_failures, daemon.socket_path
+        )
+
+    assert attached == [True, True, True, True, True, False]
+    assert num_errors == 0
+    assert is_restored
+    (message,) = messages
+    assert "instruction 4 of the iteration is ('F', 2, 0), but none in the registered order" in message
+    assert "training continues at full speed" in message
+
+
+def refusal_of(caplog: pytest.LogCaptureFixture, **settings: Any) -> str:
+    """Attach a configuration that is refused; return the one line about it."""
+    config = SimpleNamespace(timers=None, **settings)
+
+    handle = attach(config, job="test", num_microbatches=4, pp_rank=0, num_pp_ranks=2, dp_rank=0, gpu_uuid="G")
 
     assert not handle.is_attached
     assert config.timers is None
-    assert "interleaved" in caplog.text
+    (record,) = caplog.records
+    return record.getMessage()
 
 
-def test_a_step_that_raised_is_discarded_when_the_next_begins() -> None:
-    config = SimpleNamespace(timers=None)
-    handle = attach(
-        config, job="test", num_microbatches=1, pp_rank=0, num_pp_ranks=1, dp_rank=0, gpu_uuid="G", socket_path="/none"
-    )
+def test_sizes_that_megatron_does_not_run_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    line = refusal_of(caplog, virtual_pipeline_model_parallel_size=2, microbatch_group_size_per_vp_stage=5)
 
-    def run_instructions() -> None:
-        for name in ("forward-compute", "backward-compute"):
-            config.timers(name, log_level=2).start()
-            config.timers(name).stop()
+    assert "microbatch_group_size_per_vp_stage 5: must be in [2 pipeline ranks, 4 microbatches]" in line
+    assert "training continues at full speed" in line
 
-    for does_raise in (False, False, True, False, False):
-        config.timers("forward-backward", log_level=1).start(barrier=False)
-        run_instructions()
-        if not does_raise:
-            config.timers("forward-backward").stop()
 
-    assert handle.is_attached
-    assert handle.num_errors == 0
-    handle.detach()
-    assert config.timers is None
+@pytest.mark.parametrize(
+    ("settings", "module", "name", "arguments"),
+    [
+        ({}, "schedules", "forward_step", "current_microbatch"),
+        ({}, "schedules", "backward_step", "output_tensor"),
+        ({"virtual_pipeline_model_parallel_size": 2}, "schedules", "forward_step", "current_microbatch, vp_stage"),
+        (
+            {"overlap_moe_expert_parallel_comm": True},
+            "combined_1f1b",
+            "combined_forward_backward_step",
+            "current_microbatch, f_model, b_model, b_output_tensor",
+        ),
+    ],
+)
+def test_a_version_without_the_functions_or_arguments_that_are_marked_is_refused(
+    settings: dict[str, Any],
+    module: str,
+    name: str,
+    arguments: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pytest.importorskip("megatron.core")
+    owner = importlib.import_module(f"megatron.core.pipeline_parallel.{module}")
+    monkeypatch.setattr(owner, name, lambda config: config)
+    line = refusal_of(caplog, **settings)
+    assert f"{owner.__name__}.{name} has no argument {arguments} in this version of Megatron-core" in line
+
+    caplog.clear()
+    monkeypatch.delattr(owner, name)
+    assert f"{owner.__name__}.{name} is missing in this version of Megatron-core" in refusal_of(caplog, **settings)

@@ -1,4 +1,4 @@
-"""Megatron-core's virtual stages and combined steps on CPU processes with CUDA calls replaced; requires megatron-core."""
+"""Megatron-core's virtual stages and combined steps on CPU, with CUDA calls replaced; requires megatron-core."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from tests.support.daemon_process import DaemonProcess
 from tests.support.megatron_training import MegatronTraining
 from tests.support.waiting import wait_until
 from tests.trainers.pipeline_processes import run_ranks
+from tests.trainers.unchanged_programs import run_unchanged
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
@@ -110,9 +111,7 @@ def test_real_steps_run_in_the_registered_order_with_equal_losses(layout: str, t
     alone.mkdir()
     plain = run_ranks(training.num_ranks, alone, training.run_rank)
     with FakeDaemon(tmp_path) as daemon:
-        joined = run_ranks(
-            training.num_ranks, tmp_path, replace(training, socket_paths=(daemon.socket_path,)).run_rank
-        )
+        joined = run_ranks(training.num_ranks, tmp_path, replace(training, socket_paths=(daemon.socket_path,)).run_rank)
         registrations = [daemon.registrations.get_nowait() for _ in range(daemon.registrations.qsize())]
         reports = [daemon.reports.get_nowait() for _ in range(daemon.reports.qsize())]
 
@@ -126,3 +125,87 @@ def test_real_steps_run_in_the_registered_order_with_equal_losses(layout: str, t
         mine = [report for report in reports if daemon.tokens[report["rank_token"]] == rank]
         assert mine
         assert all([tuple(row[:3]) for row in report["instructions"]] == list(orders[rank]) for report in mine)
+
+
+def follow_a_daemon(layout: str, tmp_path: Path) -> tuple[Any, list[float | None]]:
+    """Train with a real daemon and without; check the losses, and return the job and its iterations' energies."""
+    settings = {"policy": "uniform", "baseline_iterations": 2}
+    training = replace(LAYOUTS[layout], scale=0.3, max_slowdown=0.5, num_followed=1)
+    daemon = DaemonProcess(tmp_path / "host", training.num_ranks, settings).start()
+    training = replace(training, world_paths=(daemon.world_path,), socket_paths=(str(daemon.socket_path),))
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    try:
+        joined = run_ranks(training.num_ranks, tmp_path, training.run_rank)
+        wait_until(lambda: daemon.is_as_found() and daemon.job() is None, 60)
+    finally:
+        daemon.stop()
+    num_iterations = len(joined[0][0])
+    without = replace(training, socket_paths=(), num_followed=0, iterations=num_iterations)
+    plain = run_ranks(training.num_ranks, alone, without.run_rank)
+    with open_history(daemon.database_path) as history:
+        (summary,) = history.job_summaries()
+        energies_j = [row.energy_j for row in history.iterations(summary.job_id)]
+
+    assert [losses for losses, _ in joined] == [losses for losses, _ in plain]
+    assert all(any(epochs) for _, epochs in joined)
+    return summary, energies_j
+
+
+@pytest.mark.parametrize("layout", ["virtual stages", "combined"])
+def test_ranks_follow_plans_of_a_real_daemon_with_equal_losses(layout: str, tmp_path: Path) -> None:
+    pytest.importorskip("megatron.core")
+    summary, energies_j = follow_a_daemon(layout, tmp_path)
+
+    assert summary.schedule_name == planned_for(LAYOUTS[layout]).name
+    assert any(energy_j is not None for energy_j in energies_j)
+
+
+UNCHANGED = """
+import os
+import torch
+import torch.distributed as dist
+from types import SimpleNamespace
+from tests.support.megatron_stages import SEQUENCE, WIDTH, bare_config, forward_step, make_stage, replace_cuda_calls
+
+replace_cuda_calls()
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+
+dist.init_process_group("gloo")
+parallel_state.initialize_model_parallel(pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=2)
+config = bare_config(pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=2,
+                     pipeline_dtype=torch.float32, overlap_p2p_comm=True, batch_p2p_comm=False)
+gpu = SimpleNamespace(work=lambda time_s: None)
+model = [make_stage(config, parallel_state, gpu, chunk) for chunk in range(2)]
+generator = torch.Generator().manual_seed(1)
+losses = []
+for step in range(12):
+    data = [torch.randn(SEQUENCE, 1, WIDTH, generator=generator) for _ in range(4)]
+    losses += get_forward_backward_func()(
+        forward_step_func=forward_step, data_iterator=[iter(data) for _ in model], model=model, num_microbatches=4,
+        seq_length=SEQUENCE, micro_batch_size=1, forward_only=step == 0)
+    for stage in model:
+        stage.zero_grad()
+with open(os.path.join(os.environ["OUT"], "losses-" + os.environ["RANK"]), "w") as out:
+    print(*(entry["loss"] for entry in losses), file=out)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_an_unmodified_program_joins_under_gpuenergyd_run_with_equal_losses(tmp_path: Path) -> None:
+    pytest.importorskip("megatron.core")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    joined = run_unchanged(tmp_path, UNCHANGED, num_joining=2, launcher=torchrun)
+
+    planned = planned_for(LAYOUTS["virtual stages"])
+    for rank in range(2):
+        joined_losses, losses = (
+            (tmp_path / run / f"losses-{rank}").read_text(encoding="ascii") for run in ("joined", "without")
+        )
+        assert joined_losses == losses
+        registration = next(r for r in joined.registrations if r["pp_rank"] == rank)
+        assert (registration["gpu_uuid"], registration["num_chunks"]) == (f"GPU-{rank}", 2)
+        assert [tuple(row) for row in registration["order"]] == list(order_rows(planned, rank))
+    assert joined.reports

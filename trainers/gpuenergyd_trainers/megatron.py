@@ -152,6 +152,11 @@ def attach(
     )
 
 
+def is_attached(config: Any) -> bool:
+    """Return whether a configuration is attached."""
+    return isinstance(getattr(config.timers, "__self__", None), ConfigHandle)
+
+
 def planned_schedule(config: Any, num_pp_ranks: int, num_microbatches: int) -> Schedule:
     """Return the order in which Megatron's schedules run the instructions of a configuration.
 

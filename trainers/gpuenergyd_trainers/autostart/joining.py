@@ -1,6 +1,7 @@
 """Patches of frameworks: the first training step of an object attaches it.
 
-A method of a class is wrapped; on an object's first call the adapter attaches to that object, and the call proceeds.
+A method of a class, or a function of Megatron, is wrapped; on an object's first call the adapter attaches to that
+object, and the call proceeds.
 Nothing is lost, since a first step does not count as an iteration. Programs that attach themselves are left alone. Job,
 policy and slowdown come from the environment, as for every program. Without a daemon's socket on this host, nothing
 is patched.
@@ -9,7 +10,7 @@ is patched.
 import functools
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -73,6 +74,55 @@ def join_huggingface_trainers(module: ModuleType) -> None:
 
     for trainer_class in _classes_with("train", module):
         _join_at_first("train", trainer_class, join)
+
+
+_MEGATRON_STEPS = (
+    "forward_backward_no_pipelining",
+    "forward_backward_pipelining_without_interleaving",
+    "forward_backward_pipelining_with_interleaving",
+)
+
+
+def join_megatron_schedules(module: ModuleType) -> None:
+    """Attach the configurations of Megatron-core's models at their first training step."""
+    if not Path(find_socket_path()).exists():
+        return
+    seen: list[Any] = []
+
+    def join(arguments: Mapping[str, Any]) -> None:
+        from megatron.core.utils import (  # type: ignore[import-not-found]  # noqa: PLC0415  loaded already
+            get_model_config,
+        )
+
+        model = arguments["model"]
+        config = get_model_config(model[0] if isinstance(model, list) else model)
+        if arguments.get("forward_only") or any(config is known for known in seen):
+            return
+        seen.append(config)
+        from gpuenergyd_trainers.megatron import attach, is_attached  # noqa: PLC0415  only where it is needed
+
+        if not is_attached(config):
+            attach(config, num_microbatches=arguments["num_microbatches"])
+
+    for name in _MEGATRON_STEPS:
+        setattr(module, name, _joining_first(vars(module)[name], join))
+
+
+def _joining_first(step: Callable[..., Any], join: Callable[[Mapping[str, Any]], None]) -> Callable[..., Any]:
+    has_failed = False
+
+    @functools.wraps(step)
+    def joining_first(*args: Any, **kwargs: Any) -> Any:
+        nonlocal has_failed
+        try:
+            if not has_failed:
+                join(kwargs)  # Megatron's own functions take keyword arguments only
+        except Exception as error:  # noqa: BLE001  never raise into a training step
+            has_failed = True
+            logger.warning("gpuenergyd: Megatron cannot be joined; training continues at full speed: %r", error)
+        return step(*args, **kwargs)
+
+    return joining_first
 
 
 def _classes_with(method: str, module: ModuleType) -> list[type]:

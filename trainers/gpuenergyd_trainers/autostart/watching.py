@@ -12,6 +12,7 @@ from types import ModuleType
 WATCHED = {
     "torch.distributed.pipelining.schedules": "join_pipeline_schedules",
     "deepspeed.runtime.pipe.engine": "join_pipeline_engines",
+    "megatron.core.pipeline_parallel.schedules": "join_megatron_schedules",
     "lightning.pytorch.trainer.trainer": "join_lightning_trainers",
     "pytorch_lightning.trainer.trainer": "join_lightning_trainers",
     "transformers.trainer": "join_huggingface_trainers",
