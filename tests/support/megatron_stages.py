@@ -2,7 +2,7 @@
 
 import contextlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -10,9 +10,7 @@ from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
 from gpuenergyd_trainers.timing.simulated import SimulatedTimer
 
 WIDTH, SEQUENCE = 8, 4
-_FORWARD_S, _BACKWARD_S = 0.010, 0.020
-_COMBINED_S = 0.026
-"""A forward and a backward that hide each other's communication."""
+FORWARD_S, BACKWARD_S = 0.010, 0.020
 _COMPUTE_SHARE, _POWER_W_PER_MHZ = 0.8, 0.2
 
 
@@ -50,13 +48,13 @@ def replace_cuda_calls() -> None:
     replaced.cuda.synchronize = lambda *_: None
     replaced.cuda.current_stream = replaced.cuda.Stream = lambda *_, **__: None
     replaced.cuda.stream = lambda *_: contextlib.nullcontext()
-    replaced.cuda.Event = _NoEvent
+    replaced.cuda.Event = NoEvent
     replaced.cuda.nvtx.range_push = replaced.cuda.nvtx.range_pop = lambda *_: None
 
 
 def bare_config(**settings: Any) -> Any:
     """Return a configuration without a transformer's, with what Megatron's schedules read of one."""
-    from megatron.core import ModelParallelConfig  # noqa: PLC0415  after the replacing
+    from megatron.core import ModelParallelConfig  # type: ignore[import-not-found]  # noqa: PLC0415  after the replacing
 
     config = ModelParallelConfig(**settings)
     config.hidden_size = WIDTH
@@ -65,7 +63,7 @@ def bare_config(**settings: Any) -> Any:
     return config
 
 
-class _NoEvent:
+class NoEvent:
     """An event of a device without streams."""
 
     def record(self, stream: Any) -> None:
@@ -74,34 +72,61 @@ class _NoEvent:
     def wait(self, stream: Any) -> None:
         """Do nothing."""
 
+    def synchronize(self) -> None:
+        """Do nothing."""
 
-def make_stage(config: Any, state: Any, gpu: Any, vp_stage: int | None) -> Any:
+
+class Work(Protocol):
+    """A GPU, or nothing, that takes time for work."""
+
+    def work(self, time_s: float) -> None:
+        """Wait until work of this duration at full speed is done."""
+        ...
+
+
+class NoWork:
+    """A GPU for which all work is nothing."""
+
+    def work(self, time_s: float) -> None:
+        """Do nothing."""
+
+
+def after_work(gpu: Work, time_s: float, x: Any) -> Any:
+    """Return a tensor whose gradient passes after this time of work."""
+    return _AfterWork.apply(x, gpu, time_s)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+class _AfterWork(torch.autograd.Function):
+    """Nothing in a forward, the GPU's work in a backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, gpu: Work, time_s: float) -> Any:
+        """Return the input."""
+        ctx.gpu, ctx.time_s = gpu, time_s
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Take the time of a backward."""
+        ctx.gpu.work(ctx.time_s)
+        return gradients[0], None, None
+
+
+def make_stage(config: Any, state: Any, gpu: Work, vp_stage: int | None) -> Any:
     """Return a linear layer whose weights are split by columns of its input."""
     from megatron.core.enums import ModelType  # type: ignore[import-not-found]  # noqa: PLC0415  after the replacing
     from megatron.core.tensor_parallel import mappings  # type: ignore[import-not-found]  # noqa: PLC0415
-
-    class Backward(torch.autograd.Function):
-        """Nothing in a forward, the GPU's work in a backward."""
-
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            """Return the input."""
-            del ctx
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            """Take the time of a backward."""
-            del ctx
-            gpu.work(_BACKWARD_S)
-            return gradients[0]
 
     class Stage(torch.nn.Module):
         """One chunk of the model."""
 
         def __init__(self) -> None:
             super().__init__()
-            _initialize(self, config, state, vp_stage)
+            pp_rank, tp_rank = state.get_pipeline_model_parallel_rank(), state.get_tensor_model_parallel_rank()
+            torch.manual_seed(64 * (vp_stage or 0) + pp_rank * 8 + tp_rank)
+            self.layer = torch.nn.Linear(WIDTH, WIDTH)
+            self.config, self.vp_stage = config, vp_stage
+            self.received: Any = None
             self.model_type = ModelType.encoder_or_decoder
 
         def set_input_tensor(self, tensors: list[Any]) -> None:
@@ -110,91 +135,20 @@ def make_stage(config: Any, state: Any, gpu: Any, vp_stage: int | None) -> Any:
 
         def forward(self, x: Any) -> Any:
             """Return activations, after the time of a forward; tensor-parallel ranks then wait for each other."""
-            gpu.work(_FORWARD_S)
+            gpu.work(FORWARD_S)
             own = mappings.copy_to_tensor_model_parallel_region(x if self.received is None else self.received)
-            summed = mappings.reduce_from_tensor_model_parallel_region(self.layer(own))
-            return Backward.apply(summed)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            summed: Any = mappings.reduce_from_tensor_model_parallel_region(self.layer(own))
+            return after_work(gpu, BACKWARD_S, summed)
 
     return Stage()
 
 
-def make_combined_stage(config: Any, state: Any, gpu: Any, vp_stage: int | None) -> Any:
-    """Return a linear layer for combined steps, which Megatron runs through the schedule plan of a GPTModel."""
-    from megatron.core.enums import ModelType  # noqa: PLC0415  after the replacing
-    from megatron.core.models.gpt.gpt_model import GPTModel  # type: ignore[import-not-found]  # noqa: PLC0415
-    from megatron.core.pipeline_parallel.utils import (  # type: ignore[import-not-found]  # noqa: PLC0415
-        AbstractSchedulePlan,
-    )
-
-    class Plan(AbstractSchedulePlan):  # type: ignore[misc]  # of an untyped library
-        """A forward of the layer and the backward of an earlier one, in the time of both overlapped."""
-
-        def __init__(self, stage: Any, x: Any) -> None:
-            self.event = _NoEvent()
-            self.vp_stage = vp_stage
-            self.layer = stage.layer
-            self.input = x if stage.received is None else stage.received
-
-        @staticmethod
-        def run(
-            f_schedule_plan: Any,
-            b_schedule_plan: Any,
-            b_grad: Any = None,
-            pre_forward: Any = None,
-            pre_backward: Any = None,
-            post_forward: Any = None,
-            post_backward: Any = None,
-        ) -> Any:
-            """Return the forward's output; waits, sends and receives are where Megatron's own plans have them."""
-            forward, backward, output = f_schedule_plan, b_schedule_plan, None
-            if forward is not None and pre_forward is not None:
-                pre_forward(forward.vp_stage)
-            if backward is not None and pre_backward is not None:
-                pre_backward(backward.vp_stage)
-            gpu.work(_FORWARD_S if backward is None else _BACKWARD_S if forward is None else _COMBINED_S)
-            if forward is not None:
-                output = forward.output = forward.layer(forward.input)
-            if backward is not None:
-                torch.autograd.backward(backward.output, b_grad)
-            if forward is not None and post_forward is not None:
-                post_forward(output, forward.vp_stage)
-            if backward is not None and post_backward is not None:
-                post_backward(backward.input.grad, backward.vp_stage)
-            return output
-
-    class CombinedStage(GPTModel):  # type: ignore[misc]  # of an untyped library
-        """One chunk of the model, of the class that Megatron demands for combined steps."""
-
-        def __init__(self) -> None:  # without GPTModel's own, which builds a transformer
-            torch.nn.Module.__init__(self)
-            _initialize(self, config, state, vp_stage)
-            self.model_type = ModelType.encoder_or_decoder
-
-        def set_input_tensor(self, tensors: Any) -> None:
-            """Set the activations of the previous stage."""
-            self.received = tensors[0]
-
-        def build_schedule_plan(self, x: Any) -> Plan:
-            """Return the plan of one forward and its backward."""
-            return Plan(self, x)
-
-        def forward(self, x: Any) -> Any:
-            """Return activations of an evaluation."""
-            return self.layer(x if self.received is None else self.received)
-
-    return CombinedStage()
+def batches(seed: int, num_microbatches: int) -> list[Any]:
+    """Return the data of each microbatch of a step."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(SEQUENCE, 1, WIDTH, generator=generator) for _ in range(num_microbatches)]
 
 
-def _initialize(stage: Any, config: Any, state: Any, vp_stage: int | None) -> None:
-    pp_rank, tp_rank = state.get_pipeline_model_parallel_rank(), state.get_tensor_model_parallel_rank()
-    torch.manual_seed(64 * (vp_stage or 0) + pp_rank * 8 + tp_rank)
-    stage.layer = torch.nn.Linear(WIDTH, WIDTH)
-    stage.config = config
-    stage.vp_stage = vp_stage
-    stage.received = None
-
-
-def forward_step(data: Any, stage: Any, *, return_schedule_plan: bool = False) -> Any:
-    """Return a stage's output, or its schedule plan, and the loss function."""
-    output = stage.build_schedule_plan(next(data)) if return_schedule_plan else stage(next(data))
-    return output, lambda out: (out.square().mean(), {"loss": float(out.detach().square().mean()).hex()})
+def forward_step(data: Any, stage: Any) -> Any:
+    """Return a stage's output and the loss function."""
+    return stage(next(data)), lambda out: (out.square().mean(), {"loss": float(out.detach().square().mean()).hex()})

@@ -23,13 +23,19 @@ from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE
 from gpuenergyd_trainers.megatron import attach
 from gpuenergyd_trainers.timing.simulated import SimulatedTimer
+from tests.support.megatron_gpt import (
+    EXPERT_RANKS,
+    gpt_config,
+    gpt_forward_step,
+    make_gpt_chunk,
+    replace_cuda_calls_of_experts,
+    token_batches,
+)
 from tests.support.megatron_stages import (
-    SEQUENCE,
-    WIDTH,
     StageGpu,
     bare_config,
+    batches,
     forward_step,
-    make_combined_stage,
     make_stage,
     replace_cuda_calls,
 )
@@ -53,7 +59,7 @@ class MegatronTraining:
     overlaps_p2p: bool = False
     """Whether communication between stages overlaps with computation."""
     is_combined: bool = False
-    """Whether forwards overlap with backwards of other microbatches."""
+    """Whether forwards overlap with backwards of other microbatches: a GPT with experts on two ranks per stage."""
     microbatches: int = 4
     iterations: int = 8
     socket_paths: tuple[str, ...] = ()
@@ -67,11 +73,13 @@ class MegatronTraining:
     @property
     def num_ranks(self) -> int:
         """Processes of the training."""
-        return self.pp * self.tp * self.dp
+        return self.pp * self.tp * self.dp * self._num_expert_ranks
 
     def run_rank(self, rank: int) -> tuple[list[list[str]], list[int]]:
         """Train in the default process group; return the exact losses and the plan's epoch of each iteration."""
         replace_cuda_calls()
+        if self.is_combined:
+            replace_cuda_calls_of_experts()
         per_host = self.num_ranks // len(self.world_paths)
         host_index, gpu_index = divmod(rank, per_host)
         os.environ.update(LOCAL_WORLD_SIZE=str(per_host), WORLD_SIZE=str(self.num_ranks), RANK=str(rank))
@@ -84,13 +92,15 @@ class MegatronTraining:
             tensor_model_parallel_size=self.tp,
             pipeline_model_parallel_size=self.pp,
             virtual_pipeline_model_parallel_size=self._num_virtual_stages,
+            expert_model_parallel_size=self._num_expert_ranks,
         )
         host, timer = SimulatedHost.open(self.world_paths[host_index]), SimulatedTimer()
         gpu_uuid = host.identities()[gpu_index].gpu_uuid
         host.attach_process(gpu_uuid, os.getpid())
         gpu = StageGpu(host, gpu_uuid, timer, self._ratio(state.get_pipeline_model_parallel_rank()))
         config = self._config()
-        make = make_combined_stage if self.is_combined else make_stage
+        make = make_gpt_chunk if self.is_combined else make_stage
+        make_data = token_batches if self.is_combined else batches
         is_interleaved = self._num_virtual_stages is not None
         model = [make(config, state, gpu, chunk if is_interleaved else None) for chunk in range(self.chunks)]
         handle = attach(
@@ -105,24 +115,26 @@ class MegatronTraining:
         )
         if not self.socket_paths:
             handle.detach()
-        optimizer = torch.optim.SGD([parameter for stage in model for parameter in stage.parameters()], lr=0.1)
+        parameters = [parameter for chunk in model for parameter in chunk.parameters()]
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
         losses: list[list[str]] = []
         epochs: list[int] = []
         while not self._is_enough(epochs):
             step = len(losses)
-            generator = torch.Generator().manual_seed(step * 97 + state.get_data_parallel_rank())
-            data = [torch.randn(SEQUENCE, 1, WIDTH, generator=generator) for _ in range(self.microbatches)]
+            data = make_data(step * 97 + state.get_data_parallel_rank(), self.microbatches)
             parts = get_forward_backward_func()(
-                forward_step_func=forward_step,
+                forward_step_func=gpt_forward_step if self.is_combined else forward_step,
                 data_iterator=[iter(data) for _ in model] if is_interleaved else iter(data),
                 model=model if is_interleaved else model[0],
                 num_microbatches=self.microbatches,
-                seq_length=SEQUENCE,
+                seq_length=data[0].shape[1 if self.is_combined else 0],
                 micro_batch_size=1,
                 forward_only=False,
             )
-            for stage in model:
-                for parameter in stage.parameters():
+            for parameter in parameters:
+                if parameter.grad is None:  # of an expert without tokens
+                    parameter.grad = torch.zeros_like(parameter)
+                if getattr(parameter, "allreduce", True):  # not an expert's
                     dist.all_reduce(parameter.grad, group=state.get_data_parallel_group())
             optimizer.step()
             optimizer.zero_grad()
@@ -145,20 +157,24 @@ class MegatronTraining:
     def _num_virtual_stages(self) -> int | None:
         return self.chunks if self.chunks > 1 else None
 
+    @property
+    def _num_expert_ranks(self) -> int:
+        return EXPERT_RANKS if self.is_combined else 1
+
     def _ratio(self, pp_rank: int) -> float:
         return self.scale * (_LAST_RANK_RATIO if pp_rank == self.pp - 1 else 1.0)
 
     def _config(self) -> Any:
-        return bare_config(
-            tensor_model_parallel_size=self.tp,
-            pipeline_model_parallel_size=self.pp,
-            virtual_pipeline_model_parallel_size=self._num_virtual_stages,
-            microbatch_group_size_per_vp_stage=self.group_size,
-            pipeline_dtype=torch.float32,
-            overlap_p2p_comm=self.overlaps_p2p,
-            batch_p2p_comm=not self.overlaps_p2p,
-            overlap_moe_expert_parallel_comm=self.is_combined,
-        )
+        settings = {
+            "tensor_model_parallel_size": self.tp,
+            "pipeline_model_parallel_size": self.pp,
+            "virtual_pipeline_model_parallel_size": self._num_virtual_stages,
+            "microbatch_group_size_per_vp_stage": self.group_size,
+            "overlap_p2p_comm": self.overlaps_p2p,
+            "batch_p2p_comm": not self.overlaps_p2p,
+            "pipeline_dtype": torch.bfloat16 if self.is_combined else torch.float32,
+        }
+        return gpt_config(num_layers=self.pp * self.chunks, **settings) if self.is_combined else bare_config(**settings)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -184,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = ("pp", "tp", "dp", "microbatches", "iterations", "scale")
     layout = ("chunks", "group_size", "overlaps_p2p", "is_combined")
     sizes = {name: getattr(options, name) for name in (*names, *layout)}
-    num_gpus = options.pp * options.tp * options.dp // options.hosts
+    num_gpus = MegatronTraining((), **sizes).num_ranks // options.hosts
     folders = [options.folder / f"host{k}" for k in range(options.hosts)]
     daemons = [DaemonProcess(folder, num_gpus, {"baseline_iterations": 10}).start() for folder in folders]
     alone = options.folder / "alone"
@@ -202,10 +218,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         for daemon in daemons:
             daemon.stop()
-    names = ("job_name", "outcome", "summary", "saving_ratio", "saving_interval", "slowdown_ratio", "baseline_time_s")
+    fields = ("job_name", "outcome", "summary", "saving_ratio", "saving_interval", "slowdown_ratio", "baseline_time_s")
     result = {
         "num_ranks": own.num_ranks,
-        "jobs": [{name: job[name] for name in names} for job in jobs],
+        "jobs": [{name: job[name] for name in fields} for job in jobs],
         "are_losses_equal": [losses for losses, _ in joined] == [losses for losses, _ in without],
         "num_iterations_under_plans": [sum(epoch > 0 for epoch in epochs) for _, epochs in joined],
     }

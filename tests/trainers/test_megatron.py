@@ -18,7 +18,16 @@ from gpuenergyd_trainers.joining.place_sources import megatron_place
 from gpuenergyd_trainers.megatron import attach
 from tests.client.fake_daemon import FakeDaemon
 from tests.support.daemon_process import DaemonProcess
-from tests.support.megatron_stages import SEQUENCE, WIDTH, bare_config, forward_step, make_stage, replace_cuda_calls
+from tests.support.megatron_stages import (
+    SEQUENCE,
+    WIDTH,
+    NoWork,
+    bare_config,
+    batches,
+    forward_step,
+    make_stage,
+    replace_cuda_calls,
+)
 from tests.support.megatron_training import MegatronTraining
 from tests.support.waiting import wait_until
 from tests.trainers.pipeline_processes import Pace, run_ranks
@@ -71,7 +80,7 @@ def train(rank: int, socket_path: str | None, num_tp_ranks: int = 1) -> Any:
     )
     config.timers = CountingTimers()
     timers = config.timers
-    model = make_stage(config, state, SimpleNamespace(work=lambda _: None), None)
+    model = make_stage(config, state, NoWork(), None)
     handle = attach(
         config,
         job="test",
@@ -85,8 +94,7 @@ def train(rank: int, socket_path: str | None, num_tp_ranks: int = 1) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def run(step: int, *, forward_only: bool = False) -> list[str]:
-        generator = torch.Generator().manual_seed(step)
-        data = iter([torch.randn(SEQUENCE, 1, WIDTH, generator=generator) for _ in range(NUM_MICROBATCHES)])
+        data = iter(batches(step, NUM_MICROBATCHES))
         losses = run_step(
             forward_step_func=forward_step,
             data_iterator=data,
@@ -211,12 +219,12 @@ def train_with_failures(_: int, socket_path: str) -> Any:
     """Train without a pipeline; the third step raises, and the last one has one microbatch more."""
     replace_cuda_calls()
     import megatron.core.parallel_state as state  # noqa: PLC0415  after the replacing
-    from megatron.core.pipeline_parallel import schedules  # noqa: PLC0415
+    from megatron.core.pipeline_parallel import schedules  # type: ignore[import-not-found]  # noqa: PLC0415
 
     state.initialize_model_parallel()
     config = bare_config(pipeline_dtype=torch.float32)
     functions = schedules.forward_step, schedules.backward_step
-    stage = make_stage(config, state, SimpleNamespace(work=lambda _: None), None)
+    stage = make_stage(config, state, NoWork(), None)
     messages: list[str] = []
     logging.getLogger("gpuenergyd.trainers").addHandler(LinesHandler(messages))
     handle = attach(config, job="test", num_microbatches=2, run_key="r", gpu_uuid="G", socket_path=socket_path)
