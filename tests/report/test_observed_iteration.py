@@ -3,7 +3,8 @@
 import pytest
 
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
-from gpuenergyd.core.pipeline.graph import InstructionKind, dependency_graph
+from gpuenergyd.core.pipeline.graph import InstructionKind, Schedule, dependency_graph
+from gpuenergyd.core.pipeline.megatron_orders import combined_1f1b, megatron_interleaved
 from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.report.observed_iteration import observed_critical_path
@@ -18,11 +19,18 @@ def test_on_an_unbalanced_pipeline_the_slowest_stage_is_critical() -> None:
     assert str(path[-1]) == "B7@0"
 
 
-@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zbv", "dualpipev"])
-def test_the_observed_path_consists_of_critical_instructions_and_spans_the_iteration(name: str) -> None:
-    graph = dependency_graph(make_schedule(name, 3, 6))
+SCHEDULES = [
+    *(make_schedule(name, 3, 6) for name in ("1f1b", "interleaved", "zbv", "dualpipev")),
+    megatron_interleaved(3, 6, 2, is_paired=True),
+    combined_1f1b(3, 6, 2),
+]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
+def test_the_observed_path_consists_of_critical_instructions_and_spans_the_iteration(schedule: Schedule) -> None:
+    graph = dependency_graph(schedule)
     durations_s = [
-        0.010 * (1 + i.pp_rank % 2) + 0.001 * i.microbatch_index + 0.013 * (i.kind is InstructionKind.B)
+        0.010 * (1 + i.pp_rank % 2) + 0.001 * i.microbatch_index + 0.013 * (i.kind is not InstructionKind.F)
         for i in graph.instructions
     ]
     planned = timeline(graph, durations_s)
@@ -39,7 +47,7 @@ def test_the_observed_path_consists_of_critical_instructions_and_spans_the_itera
         for s in planned.spans
     )
 
-    path = observed_critical_path(observed, name)
+    path = observed_critical_path(observed, schedule.name)
 
     critical = {span.instruction: span.duration_s for span in planned.spans if span.is_critical}
     assert set(path) <= set(critical)

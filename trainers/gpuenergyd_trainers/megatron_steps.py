@@ -189,8 +189,11 @@ def _named(microbatch_index: Any, chunk_index: Any) -> tuple[int, int]:
 
 
 def _combined_key(forward: tuple[int, int] | None, backward: tuple[int, int] | None) -> tuple[str, int, int]:
-    if forward is None or backward is None:
-        return ("B", *(backward or _UNKNOWN)) if forward is None else ("F", *forward)
+    if forward is None:
+        microbatch_index, chunk_index = backward or _UNKNOWN
+        return "B", microbatch_index, chunk_index
+    if backward is None:
+        return "F", *forward
     return "FB", backward[0], combined_chunk_index(forward[1], backward[1])
 
 

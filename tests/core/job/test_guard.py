@@ -6,7 +6,7 @@ import pytest
 
 from gpuenergyd.core.job.guard import Finding, GuardRules, evaluate, what_changed
 from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation
-from gpuenergyd.core.pipeline.graph import InstructionKind
+from gpuenergyd.core.pipeline.graph import InstructionKind, combined_chunk_index
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose
 from gpuenergyd.core.policy_api.policy import BaselineView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
@@ -181,7 +181,9 @@ def test_the_largest_change_between_two_full_speed_runs_is_named() -> None:
 
     named = what_changed(before, now, at_least_ratio=0.03)
 
+    combined = [iterations([1.0] * 3, sample(s, InstructionKind.FB, chunk=combined_chunk_index(1, 0))) for s in (1, 2)]
     assert named == "B of rank 1 chunk 2 takes 0.930 times as long as before"
+    assert what_changed(*combined, at_least_ratio=0.03) == "FB of rank 0 chunk 1+0 takes 2.000 times as long as before"
     assert what_changed(before, now, at_least_ratio=0.08) is None
     assert what_changed(iterations([1.0]), iterations([1.05]), at_least_ratio=0.03) == (
         "an iteration takes 1.050 times as long as before"

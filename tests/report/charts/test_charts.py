@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuenergyd.core.measurement.telemetry import ObservedSpan
+from gpuenergyd.core.pipeline.graph import InstructionKind, combined_chunk_index
+from gpuenergyd.core.pipeline.megatron_orders import COMBINED
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.report.charts.axes import Axis, elapsed_step, elapsed_text, energy_step, energy_tick, round_step
 from gpuenergyd.report.charts.carbon_intensity import IntensityStep, TargetStep, intensity_svg
@@ -15,8 +18,10 @@ from gpuenergyd.report.charts.colours import ClockScale
 from gpuenergyd.report.charts.daily_energy import days_svg
 from gpuenergyd.report.charts.power import power_svg
 from gpuenergyd.report.charts.time_energy import plane_svg
+from gpuenergyd.report.charts.timeline import timelines_svg
 from gpuenergyd.report.energy_use import EnergyUse
 from gpuenergyd.report.groups import Group
+from gpuenergyd.report.observed_iteration import ObservedIteration
 from gpuenergyd.store import IterationRow, PlanRecord
 from gpuenergyd.store.records import RollupRecord
 from tests.support.sample_history import TUNED
@@ -176,6 +181,17 @@ def test_a_single_day_is_drawn_at_the_left() -> None:
     (group,) = svg.iter("g")
     (bar,) = group.iter("rect")
     assert float(bar.attrib["x"]) + float(bar.attrib["width"]) < 300
+
+
+def test_a_combined_instruction_is_described_by_both_of_its_parts() -> None:
+    kinds = [(InstructionKind.F, 0, 0), (InstructionKind.FB, 0, combined_chunk_index(1, 0)), (InstructionKind.B, 1, 1)]
+    spans = [ObservedSpan(0, *key, k, k + 1.0, 1410.0) for k, key in enumerate(kinds)]
+
+    svg = timelines_svg([ObservedIteration("one", 3.0, tuple(spans), COMBINED)])
+
+    assert "<title>forward of microbatch 0, stage 0: " in svg
+    assert "<title>forward of chunk 1, overlapped with the backward of microbatch 0, chunk 0, stage 0: " in svg
+    assert "<title>backward of microbatch 1, chunk 1, stage 0: " in svg
 
 
 def test_days_with_missing_readings_are_marked_and_days_without_energy_draw_nothing() -> None:
