@@ -127,8 +127,9 @@ def test_real_steps_run_in_the_registered_order_with_equal_losses(layout: str, t
         assert [tuple(row[:3]) for row in report["instructions"]] == list(order)
 
 
-def follow_a_daemon(layout: str, tmp_path: Path) -> tuple[Any, list[float | None]]:
-    """Train with a real daemon and without; check the losses, and return the job and its iterations' energies."""
+@pytest.mark.parametrize("layout", ["virtual stages", "combined"])
+def test_ranks_follow_plans_of_a_real_daemon_with_equal_losses(layout: str, tmp_path: Path) -> None:
+    pytest.importorskip("megatron.core")
     settings = {"policy": "uniform", "baseline_iterations": 2}
     training = replace(LAYOUTS[layout], scale=0.3, max_slowdown=0.5, num_followed=1)
     daemon = DaemonProcess(tmp_path / "host", training.num_ranks, settings).start()
@@ -145,20 +146,11 @@ def follow_a_daemon(layout: str, tmp_path: Path) -> tuple[Any, list[float | None
     plain = run_ranks(training.num_ranks, alone, without.run_rank)
     with open_history(daemon.database_path) as history:
         (summary,) = history.job_summaries()
-        energies_j = [row.energy_j for row in history.iterations(summary.job_id)]
 
     assert [losses for losses, _ in joined] == [losses for losses, _ in plain]
     assert all(any(epochs) for _, epochs in joined)
-    return summary, energies_j
-
-
-@pytest.mark.parametrize("layout", ["virtual stages", "combined"])
-def test_ranks_follow_plans_of_a_real_daemon_with_equal_losses(layout: str, tmp_path: Path) -> None:
-    pytest.importorskip("megatron.core")
-    summary, energies_j = follow_a_daemon(layout, tmp_path)
-
     assert summary.schedule_name == planned_for(LAYOUTS[layout]).name
-    assert any(energy_j is not None for energy_j in energies_j)
+    assert len(summary.gpu_uuids) == training.num_ranks
 
 
 UNCHANGED = """
