@@ -2,6 +2,7 @@
 
 from docs.site.markdown import block, code, page, table
 from gpuenergyd.core.pipeline.graph import Instruction
+from gpuenergyd.core.pipeline.megatron_orders import COMBINED, PAIRED
 from gpuenergyd.core.pipeline.schedules import SCHEDULES, make_schedule
 
 _NUM_RANKS, _NUM_MICROBATCHES = 2, 4
@@ -36,7 +37,9 @@ def schedules_page() -> str:
         table(("name", "class in torch.distributed.pipelining", "stages per rank"), rows),
         (
             "Extra microbatches in flight are an option of `1f1b`: `Schedule1F1BExtraInflight` of"
-            " [gpuenergyd_trainers.torch_inflight](python-api.md#gpuenergyd_trainerstorch_inflight)."
+            " [gpuenergyd_trainers.torch_inflight](python-api.md#gpuenergyd_trainerstorch_inflight). Megatron-core also"
+            f" registers `{PAIRED}` and `{COMBINED}`, see"
+            " [attach a training program](../how-to/attach-a-training-program.md#megatron-core)."
         ),
         "## Orders",
         (
