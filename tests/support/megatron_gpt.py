@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from tests.support.megatron_stages import BACKWARD_S, FORWARD_S, NoEvent, Work, after_work
+from tests.support.megatron_stages import BACKWARD_S, FORWARD_S, NoEvent
+from tests.support.stage_gpu import Work, after_work
 
 EXPERT_RANKS = 2
 _VOCABULARY, _SEQUENCE, _WIDTH, _EXPERTS = 32, 8, 16, 4

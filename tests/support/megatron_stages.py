@@ -1,42 +1,14 @@
 """Small model stages for trainings with real Megatron-core on CPU, whose work takes the time of a simulated GPU."""
 
 import contextlib
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
-from gpuenergyd_trainers.timing.simulated import SimulatedTimer
+from tests.support.stage_gpu import Work, after_work
 
 WIDTH, SEQUENCE = 8, 4
 FORWARD_S, BACKWARD_S = 0.010, 0.020
-_COMPUTE_SHARE, _POWER_W_PER_MHZ = 0.8, 0.2
-
-
-@dataclass(frozen=True)
-class StageGpu:
-    """The simulated GPU of one rank."""
-
-    host: SimulatedHost
-    gpu_uuid: str
-    timer: SimulatedTimer
-    ratio: float
-    """Factor on the duration of work."""
-
-    def work(self, time_s: float) -> None:
-        """Wait until work of this duration at full speed is done."""
-        own_s = time_s * self.ratio
-        self.host.begin_work(
-            self.gpu_uuid,
-            InstructionWork(
-                memory_time_s=own_s * (1 - _COMPUTE_SHARE),
-                compute_time_s=own_s * _COMPUTE_SHARE,
-                power_coefficient_w_per_mhz=_POWER_W_PER_MHZ,
-            ),
-        )
-        self.host.hold(self.gpu_uuid)
-        self.timer.work_ended_ns = self.host.finish_work(self.gpu_uuid)
 
 
 def replace_cuda_calls() -> None:
@@ -76,40 +48,11 @@ class NoEvent:
         """Do nothing."""
 
 
-class Work(Protocol):
-    """A GPU, or nothing, that takes time for work."""
-
-    def work(self, time_s: float) -> None:
-        """Wait until work of this duration at full speed is done."""
-        ...
-
-
 class NoWork:
     """A GPU for which all work is nothing."""
 
     def work(self, time_s: float) -> None:
         """Do nothing."""
-
-
-def after_work(gpu: Work, time_s: float, x: Any) -> Any:
-    """Return a tensor whose gradient passes after this time of work."""
-    return _AfterWork.apply(x, gpu, time_s)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-
-
-class _AfterWork(torch.autograd.Function):
-    """Nothing in a forward, the GPU's work in a backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, gpu: Work, time_s: float) -> Any:
-        """Return the input."""
-        ctx.gpu, ctx.time_s = gpu, time_s
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        """Take the time of a backward."""
-        ctx.gpu.work(ctx.time_s)
-        return gradients[0], None, None
 
 
 def make_stage(config: Any, state: Any, gpu: Work, vp_stage: int | None) -> Any:

@@ -19,10 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE
 from gpuenergyd_trainers.megatron import attach
-from gpuenergyd_trainers.timing.simulated import SimulatedTimer
 from tests.support.megatron_gpt import (
     EXPERT_RANKS,
     gpt_config,
@@ -32,13 +30,13 @@ from tests.support.megatron_gpt import (
     token_batches,
 )
 from tests.support.megatron_stages import (
-    StageGpu,
     bare_config,
     batches,
     forward_step,
     make_stage,
     replace_cuda_calls,
 )
+from tests.support.stage_gpu import StageGpu, StepRecord
 
 _LAST_RANK_RATIO = 1.3
 
@@ -69,6 +67,8 @@ class MegatronTraining:
     scale: float = 1.0
     """Factor on the duration of instructions."""
     max_slowdown: float = 0.01
+    record_folder: Path | None = None
+    """Where each rank records its steps."""
 
     @property
     def num_ranks(self) -> int:
@@ -94,10 +94,8 @@ class MegatronTraining:
             virtual_pipeline_model_parallel_size=self._num_virtual_stages,
             expert_model_parallel_size=self._num_expert_ranks,
         )
-        host, timer = SimulatedHost.open(self.world_paths[host_index]), SimulatedTimer()
-        gpu_uuid = host.identities()[gpu_index].gpu_uuid
-        host.attach_process(gpu_uuid, os.getpid())
-        gpu = StageGpu(host, gpu_uuid, timer, self._ratio(state.get_pipeline_model_parallel_rank()))
+        ratio = self._ratio(state.get_pipeline_model_parallel_rank())
+        gpu = StageGpu.attached(self.world_paths[host_index], gpu_index, ratio)
         config = self._config()
         make = make_gpt_chunk if self.is_combined else make_stage
         make_data = token_batches if self.is_combined else batches
@@ -108,10 +106,10 @@ class MegatronTraining:
             job="megatron",
             run_key="r",
             num_microbatches=self.microbatches,
-            gpu_uuid=gpu_uuid,
+            gpu_uuid=gpu.gpu_uuid,
             socket_path=self.socket_paths[host_index] if self.socket_paths else "/none",
             max_slowdown_ratio=self.max_slowdown,
-            timer=timer,
+            timer=gpu.timer,
         )
         if not self.socket_paths:
             handle.detach()
@@ -119,6 +117,7 @@ class MegatronTraining:
         optimizer = torch.optim.SGD(parameters, lr=0.1)
         losses: list[list[str]] = []
         epochs: list[int] = []
+        record = StepRecord(gpu, self.record_folder, rank)
         while not self._is_enough(epochs):
             step = len(losses)
             data = make_data(step * 97 + state.get_data_parallel_rank(), self.microbatches)
@@ -140,9 +139,10 @@ class MegatronTraining:
             optimizer.zero_grad()
             losses.append([part["loss"] for part in parts])
             epochs.append(handle.plan_epoch)
+            record.add(handle.plan_epoch)
         assert handle.num_errors == 0
         handle.detach()
-        host.detach_process(gpu_uuid, os.getpid())
+        gpu.detach()
         return losses, epochs
 
     def _is_enough(self, epochs: list[int]) -> bool:

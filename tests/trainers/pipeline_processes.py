@@ -5,6 +5,7 @@ import os
 import pickle
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,23 @@ END_LIMIT_S = 20.0
 
 
 def run_ranks(
-    num_ranks: int, folder: Path, body: Callable[..., Any], *args: Any, limit_s: float = RUN_LIMIT_S
+    num_ranks: int,
+    folder: Path,
+    body: Callable[..., Any],
+    *args: Any,
+    limit_s: float = RUN_LIMIT_S,
+    prepare: Callable[[int], str] | None = None,
 ) -> list[Any]:
-    """Run `body(rank, *args)` in one process per rank in a gloo process group; return the results by rank."""
+    """Run `body(rank, *args)` in one process per rank in a gloo process group; return the results by rank.
+
+    `prepare(rank)` is called first in each process and returns how the group finds its members.
+    """
+    find_others = prepare if prepare is not None else partial(_on_this_host, folder)
     context = multiprocessing.get_context("fork")
     receivers, processes = [], []
     for rank in range(num_ranks):
         receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_run, args=(rank, num_ranks, folder, sender, body, args))
+        process = context.Process(target=_run, args=(rank, num_ranks, find_others, sender, body, args))
         process.start()
         sender.close()
         receivers.append(receiver)
@@ -77,11 +87,23 @@ class Pace:
             wait_for_report(self._socket_path, self._rank, iteration_index)
 
 
-def _run(rank: int, num_ranks: int, folder: Path, sender: Any, body: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    torch.set_num_threads(1)
+def _on_this_host(folder: Path, rank: int) -> str:
+    del rank
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    return f"file://{folder / 'rendezvous'}"
+
+
+def _run(
+    rank: int,
+    num_ranks: int,
+    find_others: Callable[[int], str],
+    sender: Any,
+    body: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
+    torch.set_num_threads(1)
     try:
-        dist.init_process_group("gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=num_ranks)
+        dist.init_process_group("gloo", init_method=find_others(rank), rank=rank, world_size=num_ranks)
         result = body(rank, *args)
         dist.barrier()
         dist.destroy_process_group()
