@@ -204,8 +204,8 @@ def test_an_unknown_token_is_answered_with_register_again(connection: HttpConnec
         ({"begin_mono_ns": 0}, "instants must be"),
         ({"end_mono_ns": 2**62}, "instants must be"),
         ({"iteration_index": -1}, "iteration_index -1"),
-        ({"instructions": [["F", 0, 0, 5, 4]]}, "must be of this host"),
-        ({"instructions": [["F", -1, 0, 5, 5]]}, "the microbatch must be in"),
+        ({"instructions": [["F", 0, 0, monotonic_ns(), monotonic_ns() - 1_000_000_000]]}, "must be of this host"),
+        ({"instructions": [["F", -1, 0, monotonic_ns(), monotonic_ns()]]}, "the microbatch must be in"),
         ({"instructions": [["?", 0, 0, monotonic_ns(), monotonic_ns()]]}, "instruction kind '?'"),
     ],
 )
