@@ -15,7 +15,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "benchmarks.
 SECTION_ORDER = (
     "introduction", "planner", "emulation", "profiling", "client", "schedules", "restores", "sampling", "run-ahead",
     "slow-reads", "call-price", "latency-tails", "everything-unkind", "hanging-call", "carbon", "store", "fleet",
-    "load", "two-hosts", "layouts", "large-job", "demo", "real-programs", "device-model", "real-gpus", "tests",
+    "load", "two-hosts", "layouts", "stragglers", "large-job", "demo", "real-programs", "device-model", "real-gpus",
+    "tests",
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from its options), else the daemon's default.
 import logging
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ _RUN_VARIABLES = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
+_NUM_RESTARTS = re.compile(r"\btorchelastic_restart_count=\d+,?")
 GPU_VARIABLE = "GPUENERGYD_GPU_UUID"
 _LOCAL_RANK_VARIABLES = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 _MAX_RUN_KEY_CHARS = 200
@@ -117,6 +119,11 @@ def find_run_key(run_key: str | None = None, *, num_processes: int = 1, environ:
     if not parts:
         return f"pid={os.getpid()}" if num_processes == 1 else f"parent={os.getppid()}"
     return ",".join(parts)[:_MAX_RUN_KEY_CHARS]
+
+
+def without_restarts(run_key: str) -> str:
+    """Return a run key without the launcher's number of restarts, which may differ between the hosts of a run."""
+    return _NUM_RESTARTS.sub("", run_key).strip(",")
 
 
 def find_gpu_uuid(

@@ -93,7 +93,7 @@ class RunConfig:
 
     @property
     def straggle_path(self) -> Path:
-        """Slowdown factor of the ranks of replica 1 on host 1, with first and last iteration."""
+        """Slowdown factor of the ranks of replica 1, with first and last iteration."""
         return Path(self.folder) / "straggle"
 
 
@@ -204,7 +204,7 @@ def run_rank(config: RunConfig, host: int, dp_rank: int, pp_rank: int, lines: di
     while not is_last:
         begun_ns, busy_ns = time.monotonic_ns(), 0
         is_last = dp_rank == pp_rank == 0 and config.last_when.exists()
-        slower = _straggling(config, ended) if dp_rank == host == 1 else 1.0
+        slower = _straggling(config, ended) if dp_rank == 1 else 1.0
         work = {InstructionKind.F: scaled(FORWARD, ratio * slower), InstructionKind.B: scaled(BACKWARD, ratio * slower)}
         if client is not None:
             client.begin_iteration()

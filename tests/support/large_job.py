@@ -419,7 +419,7 @@ class LargeJob:
                     is_for_siblings = k % (ROUNDS // SIBLING_ROUNDS) == 0
                     for rank in host.ranks if is_for_siblings else host.ranks[:1]:
                         began_s = time.thread_time()
-                        rank.exchange.run(host.store)
+                        rank.exchange.run(host.store, host.store)
                         if rank.place.is_leader:
                             lead_cpu_s[number] += time.thread_time() - began_s
                 self.now_s += self.iteration_s / ROUNDS

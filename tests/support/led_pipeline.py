@@ -75,6 +75,8 @@ class LedPipeline:
         self.are_facts_known = False
         self.index = 0
         self.plan_id: str | None = "baseline"
+        self.clocks_mhz: tuple[int, ...] = (CLOCKS[0],)
+        """The clocks that the ranks report, each of equally many instructions of a kind."""
 
     def facts(self, pp_rank: int, tp_ranks: tuple[int, ...] = (0,), **changes: Any) -> StageFacts:
         """Return the facts of a stage's ranks on one host."""
@@ -86,8 +88,10 @@ class LedPipeline:
     def part(self, pp_rank: int, tp_ranks: tuple[int, ...] = (0,), **changes: Any) -> tuple[int, int, StageReport]:
         """Return the report of a stage's ranks on one host about the current iteration."""
         kinds = sorted({i.kind for i in SCHEDULE.orders[pp_rank]})
-        shares = {kind: ClockShare(CLOCKS[0], WORK[pp_rank, kind].time_s(CLOCKS[0])) for kind in kinds}
-        samples = tuple(InstructionSample(0, kind, (share,), NUM_MICROBATCHES) for kind, share in shares.items())
+        pairs = [(kind, mhz) for kind in kinds for mhz in self.clocks_mhz]
+        shares = {(kind, mhz): ClockShare(mhz, WORK[pp_rank, kind].time_s(mhz)) for kind, mhz in pairs}
+        count = NUM_MICROBATCHES // len(self.clocks_mhz)
+        samples = tuple(InstructionSample(0, kind, (share,), count) for (kind, _), share in shares.items())
         energy_j = 100.0 * len(tp_ranks)
         observation = IterationObservation(
             self.index, self.plan_id, 1.0, samples, (RankEnergy(0, 1.0, energy_j, ()),), turnarounds_s=(0.0,)

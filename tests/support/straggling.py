@@ -9,11 +9,11 @@ from tests.support.two_hosts import TwoHosts
 from tests.support.waiting import wait_until
 
 _POLL_S = 0.2
-_SETTLED_ITERATIONS = 6
-_FOLLOWED_RATIO = 0.8
-_LEFT_RATIO = 0.2
+SETTLED_ITERATIONS = 6
+FOLLOWED_RATIO = 0.8
+LEFT_RATIO = 0.2
 """Shares of the difference between the usual pace and the straggler's."""
-_LEAST_BUSY_RATIO = 1.02
+LEAST_BUSY_RATIO = 1.02
 """Smallest increase of busy time that counts as slowing down; windows without a straggler differ by less."""
 
 
@@ -40,7 +40,7 @@ class Episode:
         return None if self.following_energy_j is None else 1 - self.following_energy_j / self.waiting_energy_j
 
 
-def provoke(hosts: TwoHosts, ratio: float, limit_s: float, *, slow_iterations: int = _SETTLED_ITERATIONS) -> Episode:
+def provoke(hosts: TwoHosts, ratio: float, limit_s: float, *, slow_iterations: int = SETTLED_ITERATIONS) -> Episode:
     """Make replica 1 slower until replica 0 has followed it for some iterations, then let it recover.
 
     The daemon still reports the saving of an earlier straggler; if there was one, `slow_iterations` must leave enough
@@ -55,7 +55,7 @@ def provoke(hosts: TwoHosts, ratio: float, limit_s: float, *, slow_iterations: i
     assert reported is not None
     hosts.set_straggler(None)
     wait_until(lambda: not is_forced(hosts), limit_s)
-    hosts.wait_for_progress(_SETTLED_ITERATIONS, limit_s)
+    hosts.wait_for_progress(SETTLED_ITERATIONS, limit_s)
     return counted(hosts.done(0), hosts.done(1), reported)
 
 
@@ -88,10 +88,10 @@ def counted(others: list[list[Done]], stragglers: list[list[Done]], reported_sav
     busy_s = [sum(rank[i].busy_s for rank in others) for i in range(length)]
     time_s = [median(rank[i].time_s for rank in others) for i in range(length)]
     energy_j = [sum(rank[i].energy_j for rank in others) for i in range(length)]
-    usual_s, slow_s = (median(busy_s[i - _SETTLED_ITERATIONS : i]) for i in (begin, end))
-    usual_time_s, slow_time_s = (median(time_s[i - _SETTLED_ITERATIONS : i]) for i in (begin, end))
-    is_followed = slow_s > _LEAST_BUSY_RATIO * usual_s
-    followed_s, left_s = (usual_s + ratio * (slow_s - usual_s) for ratio in (_FOLLOWED_RATIO, _LEFT_RATIO))
+    usual_s, slow_s = (median(busy_s[i - SETTLED_ITERATIONS : i]) for i in (begin, end))
+    usual_time_s, slow_time_s = (median(time_s[i - SETTLED_ITERATIONS : i]) for i in (begin, end))
+    is_followed = slow_s > LEAST_BUSY_RATIO * usual_s
+    followed_s, left_s = (usual_s + ratio * (slow_s - usual_s) for ratio in (FOLLOWED_RATIO, LEFT_RATIO))
     followed = next(i for i in range(begin, end) if busy_s[i] >= followed_s) if is_followed else end
     left = next((i for i in range(end, length) if busy_s[i] <= left_s), length)
     return Episode(
@@ -100,6 +100,6 @@ def counted(others: list[list[Done]], stragglers: list[list[Done]], reported_sav
         straggler_ratio=slow_time_s / usual_time_s,
         busy_ratio=slow_s / usual_s,
         waiting_energy_j=median(energy_j[begin + 1 : followed] or energy_j[begin : begin + 1]),
-        following_energy_j=median(energy_j[end - _SETTLED_ITERATIONS : end]) if is_followed else None,
+        following_energy_j=median(energy_j[end - SETTLED_ITERATIONS : end]) if is_followed else None,
         reported_saving_ratio=reported_saving_ratio,
     )

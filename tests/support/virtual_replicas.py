@@ -59,6 +59,7 @@ class ReplicasOnHosts(VirtualReplicas):
         self.store = MemoryStore()
         self.groups = [ReplicaGroup() for _ in self.replicas]
         self.paces = [ReplicaPaces() for _ in self.replicas]
+        self.own_ends_s: list[float] = []
         for number, replica in enumerate(self.replicas):
             self.groups[number].join(name(number))
             replica.has_replicas = True
@@ -66,9 +67,9 @@ class ReplicasOnHosts(VirtualReplicas):
     def run(self, num_iterations: int) -> None:
         """Train for so many iterations; what was observed while one ran is said and heard before it ends."""
         for _ in range(num_iterations):
-            end_s = max(replica.begin_iteration() for replica in self.replicas)
+            self.own_ends_s = [replica.begin_iteration() for replica in self.replicas]
             for number, replica in enumerate(self.replicas):
-                replica.finish_iteration(end_s)
+                replica.finish_iteration(max(self.own_ends_s))
                 self._speak(number)
             for number in range(len(self.replicas)):
                 self._hear(number)

@@ -7,27 +7,23 @@ waits for other replicas; a throttled GPU increases it. Time between instruction
 with its usual value.
 """
 
-import math
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from statistics import mean, median
 
+from gpuenergyd.core.distributed.slowness import ClockSlowness
 from gpuenergyd.core.measurement.observation import InstructionSample, IterationObservation
 from gpuenergyd.core.pipeline.graph import DependencyGraph, InstructionClass
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.timeline import makespan_s
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
 
-_RECENT = 3
-"""Full-speed iterations that are the reference of a clock's slowness: few, because a GPU may change."""
-_READINGS = 4
-"""Number of readings of one clock that determine its slowness; the GPU may have changed before later ones."""
 _USUAL_SHARE = 5
 """The usual time between instructions is the lower quintile of the observed ones: waits come on top."""
 _KEPT_OVERHEADS = 64
 _OUTLIER_RATIO = 1.3
-"""An instruction longer than this ratio of the usual time, or of the slowest possible at its clock, was disturbed."""
+"""An instruction longer than this ratio of the usual time was disturbed."""
 _WAIT_RATIO = 0.01
 """Share of an iteration below which a wait is noise."""
 
@@ -39,9 +35,7 @@ class PaceEstimator:
     own_time_s: float | None = None
     num_readings: int = 0
     """Number of estimates of `own_time_s` so far."""
-    _full_speed_s: dict[InstructionClass, deque[float]] = field(default_factory=dict)
-    _slowness: dict[InstructionClass, dict[int, list[float]]] = field(default_factory=dict)
-    _top_clock_mhz: dict[InstructionClass, int] = field(default_factory=dict)
+    _slowness: ClockSlowness = field(default_factory=ClockSlowness)
     _overheads_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_OVERHEADS))
 
     @property
@@ -53,10 +47,10 @@ class PaceEstimator:
     def learn_from(self, run: PreviousRun) -> None:
         """Learn the slowness of each clock from a previous run."""
         for observation in run.full_speed:
-            self._learn_full_speed(observation.instruction_samples)
+            self._slowness.learn_full_speed(observation.instruction_samples)
         for observation in run.profile:
-            self._learn_slowness(observation.instruction_samples)
-        self._full_speed_s.clear()
+            self._slowness.learn(observation.instruction_samples)
+        self._slowness.forget_full_speed()
 
     def observe(
         self,
@@ -78,14 +72,15 @@ class PaceEstimator:
         """
         samples = observation.instruction_samples
         if purpose is PlanPurpose.BASELINE:
-            self._learn_full_speed(samples)
+            self._slowness.learn_full_speed(samples)
         observed = observation
         if observation.busy_s is not None:
+            # A negative overhead is an error of `busy_s`, which is not exact: it says nothing of the usual one.
             overhead_s = observation.iteration_time_s - observation.busy_s
-            if not is_at_straggler_pace:
+            if overhead_s >= 0 and not is_at_straggler_pace:
                 self._overheads_s.append(overhead_s)
-            # A negative overhead is an error of `busy_s`, which is not exact.
-            usual_s = max(0.0, min(o for o in (self.overhead_s, least_overhead_s, overhead_s) if o is not None))
+            own_s = self.overhead_s if self._overheads_s else max(0.0, overhead_s)
+            usual_s = min(o for o in (own_s, least_overhead_s) if o is not None)
             waited_s = overhead_s - usual_s
             is_wait = waited_s > _WAIT_RATIO * observation.iteration_time_s
             observed = replace(
@@ -95,36 +90,8 @@ class PaceEstimator:
                 self._estimate(samples, graph, usual_s)
         if purpose is PlanPurpose.PROFILE:
             # Last, so that no sample is scaled by its own slowness.
-            self._learn_slowness(samples)
+            self._slowness.learn(samples)
         return observed
-
-    def _learn_full_speed(self, samples: Iterable[InstructionSample]) -> None:
-        for sample in samples:
-            key = sample.instruction_class
-            clocks_mhz = {share.sm_clock_mhz for share in sample.shares}
-            top_mhz = self._top_clock_mhz[key] = max(self._top_clock_mhz.get(key, 0), *clocks_mhz)
-            if clocks_mhz == {top_mhz}:
-                self._full_speed_s.setdefault(key, deque(maxlen=_RECENT)).append(sample.time_s)
-
-    def _learn_slowness(self, samples: Iterable[InstructionSample]) -> None:
-        for sample in samples:
-            key = sample.instruction_class
-            recent_s = self._full_speed_s.get(key)
-            main = sample.main_share
-            known = self._slowness.setdefault(key, {}).setdefault(main.sm_clock_mhz, [])
-            if not recent_s or main.sm_clock_mhz == self._top_clock_mhz[key] or len(known) >= _READINGS:
-                continue
-            # The other shares ran at other clocks; if their slowness is unknown, time is assumed inverse to the clock.
-            rest = sum(
-                share.time_s
-                / (self._slowness_at(key, share.sm_clock_mhz) or self._largest_slowness(key, share.sm_clock_mhz))
-                for share in sample.shares
-                if share is not main
-            )
-            done_ratio = 1.0 - rest / median(recent_s)
-            slowness = main.time_s / done_ratio / median(recent_s) if done_ratio > 0 else math.inf
-            if slowness <= _OUTLIER_RATIO * self._largest_slowness(key, main.sm_clock_mhz):
-                known.append(slowness)
 
     def _estimate(self, samples: Iterable[InstructionSample], graph: DependencyGraph, overhead_s: float) -> None:
         """Estimate the own time from instructions scaled to full speed, if the slowness of their clocks is known."""
@@ -133,7 +100,7 @@ class PaceEstimator:
             key = sample.instruction_class
             at_full_speed_s = 0.0
             for share in sample.shares:
-                slowness = self._slowness_at(key, share.sm_clock_mhz)
+                slowness = self._slowness.at(key, share.sm_clock_mhz)
                 if slowness is None:
                     return
                 at_full_speed_s += share.time_s / slowness
@@ -144,28 +111,6 @@ class PaceEstimator:
             busy_s = makespan_s(graph, [class_times_s[key] for key in graph.class_of])
             self.own_time_s = busy_s + overhead_s
             self.num_readings += 1
-
-    def _slowness_at(self, key: InstructionClass, sm_clock_mhz: int) -> float | None:
-        """Return the ratio of the time at a clock to that at full speed; None outside the measured clocks."""
-        top_mhz = self._top_clock_mhz.get(key)
-        if top_mhz is None:
-            return None
-        if sm_clock_mhz == top_mhz:
-            return 1.0
-        known = {mhz: median(seen) for mhz, seen in self._slowness.get(key, {}).items() if seen}
-        known[top_mhz] = 1.0
-        above = min((mhz for mhz in known if mhz >= sm_clock_mhz), default=None)
-        below = max((mhz for mhz in known if mhz <= sm_clock_mhz), default=None)
-        if above is None or below is None:
-            return None
-        if above == below:
-            return known[above]
-        # Linear in the cycle time: exact where memory and compute times add up.
-        share = (1 / sm_clock_mhz - 1 / above) / (1 / below - 1 / above)
-        return known[above] + share * (known[below] - known[above])
-
-    def _largest_slowness(self, key: InstructionClass, sm_clock_mhz: int) -> float:
-        return self._top_clock_mhz[key] / sm_clock_mhz
 
 
 def _mean_of_usual(times_s: list[float]) -> float:

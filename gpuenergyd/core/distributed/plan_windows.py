@@ -6,7 +6,8 @@ all of them know of a plan. The protocol guarantees less: an iteration never run
 
 1. proposes a plan; each member fetches its slice, has its own daemon validate and install it, and reports that;
 2. once all have installed it, grants a window that begins a few iterations ahead, so that all receive it before;
-3. extends the window again and again while every member reports and still has the plan installed;
+3. extends the window again and again while every member reports and still has the plan installed, and the leader's
+   daemon judges the iterations: it guards the plan, and members do not;
 4. lets the next plan begin only where the previous window ends, and never extends a window whose successor is granted;
    while a successor is being installed or decided, the window is only kept from expiring;
 5. grants a profiling plan a short window: further iterations of it would cost energy and yield no information;
@@ -26,6 +27,8 @@ AHEAD_ITERATIONS = 2
 SHORT_WINDOW_ITERATIONS = 2
 """Length of a profiling plan's window: one of two iterations may be disturbed by clock changes."""
 MAX_AHEAD_ITERATIONS = 256
+UNGUARDED_ITERATIONS = 32
+"""Iterations that a plan may run without the guard having seen any: energy counters may be slower than iterations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,13 @@ class PlanWindowGrantor:
     """A plan that members must stop following before its window ends."""
     is_change_near: bool = False
     """Whether another plan is expected soon: the current window is then kept short, so that it can begin soon."""
+    guarded_index: int | None = None
+    """The newest iteration that the guard has seen; None while there is no guard to wait for."""
+
+    @property
+    def is_proposing(self) -> bool:
+        """Whether a plan is being installed that has no window yet."""
+        return self._proposed is not None
 
     @property
     def plan_to_install(self) -> str | None:
@@ -202,12 +212,15 @@ class PlanWindowGrantor:
         return self.newest_iteration - oldest <= 2 * ahead
 
     def _may_extend(self, current: PlanWindow, ahead: int) -> bool:
-        """Return whether a window may be extended: its plan is installed everywhere and no proposal is stuck.
+        """Return whether a window may be extended: its plan is installed and guarded, and no proposal is stuck.
 
-        While a proposal is stuck, the current plan is not guarded: the daemons' guards judge the proposed one.
+        While a proposal is stuck, the current plan is not guarded: the guard judges the proposed one.
         """
-        is_stuck = self._proposed is not None and self.newest_iteration - self._proposed_at > 4 * ahead
-        return self._is_installed(current.plan_id) and not is_stuck and not self._is_expiring
+        newest = self.newest_iteration
+        is_stuck = self._proposed is not None and newest - self._proposed_at > 4 * ahead
+        guarded = newest if self.guarded_index is None else self.guarded_index
+        is_unguarded = newest - guarded > UNGUARDED_ITERATIONS + 4 * ahead
+        return self._is_installed(current.plan_id) and not (is_stuck or is_unguarded or self._is_expiring)
 
     def _is_installed(self, plan_id: str) -> bool:
         return all(plan_id in state.installed for state in self._states.values())

@@ -320,14 +320,20 @@ class Job:
         was_relieved = self.control.blocks.end_relief()
         if plan.plan_id == self.current_plan.plan_id and self.phase is not JobPhase.FALLBACK:
             commands = self.control.send_again(plan) if was_relieved else ()
-            return (*commands, *self._enter(phase_under(plan, self.phase), plan.reason))
+            return (*commands, *self._enter(phase_under(plan, self.phase), plan.reason), *self._ask_for_new_pace())
         try:
             check_plan(plan, self.ranks.schedule, self.ranks.supported_sm_clocks_mhz)
         except GpuEnergyError as error:
             reason = f"policy {self.description.policy} returned an invalid plan: {error}"
             return self._fall_back(reason, is_fault=True)
         commands = self.control.follow(plan, self.baseline)
-        return (*commands, *self._enter(phase_under(plan, self.phase), plan.reason))
+        return (*commands, *self._enter(phase_under(plan, self.phase), plan.reason), *self._ask_for_new_pace())
+
+    def _ask_for_new_pace(self) -> tuple[Command, ...]:
+        """Ask again at once if the straggler's pace has changed since the question that was answered."""
+        asked_for = self.control.question.target
+        is_new = asked_for is not None and asked_for.straggler_time_s != self.target.straggler_time_s
+        return self._ask() if is_new and self.phase is JobPhase.TUNED else ()
 
     def _profiling_permission_changed(self, refusal: str | None) -> tuple[Command, ...]:
         """Stop profiling that is no longer permitted; a later profiling plan is refused when the policy returns it."""

@@ -13,6 +13,8 @@ class JobRules:
     warmup_iterations: int = 2
     baseline_iterations: int = 10
     guard: GuardRules = field(default_factory=GuardRules)
+    is_guarding: bool = True
+    """Whether the guard judges the job's plans; not those of a member of a pipeline across hosts: its leader does."""
     fallback_iterations: int = 5
     """Iterations at full speed after the first fault until the policy is asked again; each further fault doubles it."""
     relearn_after_slow_plans: int = 2
@@ -50,5 +52,8 @@ class JobRules:
 
 
 def member_rules(rules: JobRules) -> JobRules:
-    """Return the rules for a member of a pipeline across hosts: its leader proves savings and limits profiling."""
-    return replace(rules, proof_iterations=0, max_profile_iterations=sys.maxsize)
+    """Return the rules for a member of a pipeline across hosts: its leader guards it, and proves its savings.
+
+    A member cannot tell whether an iteration is long because of its plan or because it waits for a rank elsewhere.
+    """
+    return replace(rules, proof_iterations=0, max_profile_iterations=sys.maxsize, is_guarding=False)

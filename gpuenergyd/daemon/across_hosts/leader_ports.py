@@ -108,11 +108,16 @@ class LeaderDelivery:
         return self._epoch_of_plan.get(plan_id) if plan_id is not None else None
 
     def planned_mhz(self, plan_epoch: int | None) -> Sequence[int | None] | None:
-        """Return the newest plan's clocks, rank by rank in program order, if an iteration followed that plan."""
-        sent, schedule = self.sent, self.job.ranks.schedule
-        if sent is None or schedule is None or plan_epoch != sent.plan_epoch:
+        """Return the clocks of the plan that an iteration followed, rank by rank in program order.
+
+        None for the baseline and for a plan that is no longer known. While ranks agree on a new plan, iterations still
+        follow the one before.
+        """
+        plans, schedule = self.job.knowledge.plans, self.job.ranks.schedule
+        plan = plans.by_id(plans.id_of(plan_epoch)) if plan_epoch else None
+        if plan is None or schedule is None:
             return None
-        clocks = {rank.pp_rank: rank.sm_clocks_mhz for rank in sent.plan.ranks}
+        clocks = {rank.pp_rank: rank.sm_clocks_mhz for rank in plan.ranks}
         orders = enumerate(schedule.orders)
         return [mhz for pp_rank, order in orders for mhz in clocks.get(pp_rank, (None,) * len(order))]
 

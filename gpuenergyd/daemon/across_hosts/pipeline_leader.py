@@ -42,8 +42,6 @@ from gpuenergyd.wire.pipeline_messages import PipelineReply, PipelineReport, Pos
 
 log = logging.getLogger(__name__)
 _RELIEF_ITERATIONS = 48
-_STRAGGLER_TOLERANCE_RATIO = 1.03
-"""A member cannot distinguish its wait for the straggler from its own slowness; the leader can, and guards the pace."""
 
 
 @dataclass(slots=True)
@@ -260,7 +258,7 @@ class PipelineLeader:
         return max(0.0, own.iteration_time_s(baseline.iteration_time_s) / baseline.iteration_time_s - 1.0)
 
     def _slices(self, plan_id: str, sent: SendPlan) -> tuple[PostedPlan, ...]:
-        straggler_time_s, permitted_ratio = self.job.target.straggler_time_s, self._permitted_slowdown_ratio()
+        permitted_ratio = self._permitted_slowdown_ratio()
         clocks = {rank.pp_rank: rank.sm_clocks_mhz for rank in sent.plan.ranks}
         return tuple(
             PostedPlan(
@@ -269,7 +267,7 @@ class PipelineLeader:
                 clocks=to_blocks([(mhz, 0) for mhz in clocks.get(pp_rank, ())]),
                 changes=to_blocks([_change_row(change) for change in sent.plan.changes_of(pp_rank)]),
                 reason=shorten(f"{sent.plan.plan_id}: {sent.plan.reason}", 200, placeholder=" ..."),
-                straggler_time_s=None if straggler_time_s is None else straggler_time_s * _STRAGGLER_TOLERANCE_RATIO,
+                straggler_time_s=self.job.target.straggler_time_s,
                 permitted_slowdown_ratio=permitted_ratio,
             )
             for pp_rank in range(self.description.num_pp_ranks)

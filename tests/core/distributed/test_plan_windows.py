@@ -11,6 +11,7 @@ from gpuenergyd.core.distributed.plan_windows import (
     AHEAD_ITERATIONS,
     MAX_AHEAD_ITERATIONS,
     SHORT_WINDOW_ITERATIONS,
+    UNGUARDED_ITERATIONS,
     MemberState,
     PlanWindow,
     PlanWindowFollower,
@@ -118,6 +119,20 @@ def test_a_window_expires_when_a_daemon_uninstalls_the_plan() -> None:
     leader.update({**states(14, "a"), "2.0": MemberState(14, frozenset())})
 
     assert not leader.grant()
+
+
+def test_a_window_expires_when_the_guard_sees_no_iterations_any_more() -> None:
+    leader = agreed("a", at=10)
+    leader.guarded_index = 10
+    granted_at = []
+    for iteration in range(11, 100):
+        leader.update(states(iteration, "a"))
+        if leader.grant():
+            granted_at.append(iteration)
+
+    assert max(granted_at) <= 10 + UNGUARDED_ITERATIONS + 4 * AHEAD_ITERATIONS
+    leader.guarded_index = 98
+    assert leader.grant()
 
 
 def test_an_expired_plan_is_resumed_by_all_members_at_one_iteration() -> None:

@@ -137,15 +137,15 @@ def test_a_slow_plan_is_found_after_any_time_at_full_speed() -> None:
     assert any(isinstance(c, RecordPhase) and c.phase is JobPhase.FALLBACK for c in run.commands)
 
 
-def test_a_member_runs_no_proof_blocks_and_profiles_without_limit() -> None:
+def test_a_member_runs_no_proof_blocks_profiles_without_limit_and_is_guarded_by_its_leader() -> None:
     own = JobRules()
     part = member_rules(own)
 
     assert part.proof_iterations == 0
     assert part.max_profile_iterations > 10**6
-    assert (
-        replace(part, proof_iterations=own.proof_iterations, max_profile_iterations=own.max_profile_iterations) == own
-    )
+    assert not part.is_guarding
+    names = ("proof_iterations", "max_profile_iterations", "is_guarding")
+    assert replace(part, **{name: getattr(own, name) for name in names}) == own
 
 
 def test_a_gpu_with_one_known_latency_has_it_for_every_change() -> None:

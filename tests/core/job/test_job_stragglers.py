@@ -113,6 +113,17 @@ def test_an_unchanged_straggler_pace_keeps_the_open_question_valid() -> None:
     assert kinds(run.decide(plan("better"))) == ["SendPlan"]
 
 
+def test_a_straggler_that_comes_while_the_policy_thinks_is_asked_about_as_soon_as_it_has_answered() -> None:
+    run = JobRun(JobRules(proof_iterations=0)).following(plan("tuned-1"))
+    run.pass_one()
+    assert run.feed(StragglerChanged(1.4, "slow")) == ()
+
+    commands = run.decide(plan("tuned-1"))
+
+    assert asked_view(commands).view.target.straggler_time_s == 1.4
+    assert "AskPolicy" not in kinds(run.decide(plan("for-1.4")))
+
+
 def test_a_recovered_straggler_outdates_the_open_question() -> None:
     run = straggled()
     assert kinds(run.pass_one()) == ["AskPolicy"]

@@ -168,6 +168,37 @@ def test_the_hosts_of_a_stage_must_run_one_order_and_have_a_clock_in_common() ->
         report(gpu=GpuView("GPU-9", "A100", (CLOCKS[0] + 1,), 0.01))
 
 
+def test_the_busy_time_under_a_plan_is_the_same_when_its_successor_has_been_sent() -> None:
+    first = plan("first")
+    mixed = tuple(
+        replace(
+            rank,
+            sm_clocks_mhz=tuple(
+                CLOCKS[0] if (k < 4) == (rank.pp_rank == 0) else 600 for k in range(len(rank.sm_clocks_mhz))
+            ),
+        )
+        for rank in first.ranks
+    )
+
+    async def run() -> list[float | None]:
+        pipeline = LedPipeline()
+        pipeline.policy.plan = replace(first, ranks=mixed)
+        plan_id = (await pipeline.train(ASKED)).plan_id
+        pipeline.clocks_mhz = CLOCKS[0], 600
+        await pipeline.train(2)
+        pipeline.policy.plan = plan("second")
+        while (await pipeline.train(1)).plan_id == plan_id:
+            pass
+        pipeline.plan_id = plan_id
+        await pipeline.report()
+        return [o.busy_s for o in pipeline.leader.job.observations if o.plan_id == "first"]
+
+    busy_s = asyncio.run(run())
+
+    assert len(busy_s) > 2
+    assert busy_s == [pytest.approx(busy_s[0])] * len(busy_s)
+
+
 def test_a_new_target_is_planned_for() -> None:
     async def run() -> LedPipeline:
         pipeline = LedPipeline()

@@ -20,7 +20,7 @@ from gpuenergyd_trainers.across_hosts.iteration_pace import IterationPace
 from gpuenergyd_trainers.across_hosts.job_store import Store
 from gpuenergyd_trainers.across_hosts.local_daemon import LocalDaemon
 from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace, member_name
-from gpuenergyd_trainers.across_hosts.replica_paces import ReplicaPaces
+from gpuenergyd_trainers.across_hosts.replica_paces import OtherPaces, ReplicaPaces
 
 _ROUNDS_AHEAD = 6
 """Rounds of the store threads between granting a plan window and its first iteration."""
@@ -71,16 +71,22 @@ class LeaderRank:
     def __post_init__(self) -> None:
         self.grantor = PlanWindowGrantor(frozenset(member_name(*member) for member in self.place.members))
 
-    def lead(self, store: Store, rank_token: str | None, iteration_index: int) -> dict[str, Any]:
+    def lead(
+        self, store: Store, rank_token: str | None, iteration_index: int, *, paces: Store | None
+    ) -> dict[str, Any]:
         """Collect the stages' reports, have the daemon plan, publish the plan windows, and return them.
 
-        `iteration_index` is this rank's own iteration, which is newer than any in the reports.
+        Args:
+            store: the store of the pipeline's run.
+            rank_token: the token of this rank, None before it has registered.
+            iteration_index: this rank's own iteration, which is newer than any in the reports.
+            paces: the store for the paces of replicas; None until it is known.
         """
         grantor = self.grantor
         self._pace.update(monotonic(), iteration_index)
         self._read_reports(store, iteration_index)
         if rank_token is not None and self._num_reported() == len(self.place.members):
-            self._plan(store, rank_token)
+            self._plan(store, rank_token, paces)
         grantor.grant(self._iterations_ahead())
         agreement = {
             "wanted": grantor.plan_to_install,
@@ -95,13 +101,17 @@ class LeaderRank:
         return agreement
 
     def _read_reports(self, store: Store, iteration_index: int) -> None:
-        """Read all reports once as many have been published since, or some while after the first new one."""
+        """Read all reports once as many have been published since, or some while after the first new one.
+
+        While a straggler's plan is being installed, each new report is read at once: the other replicas wait for it.
+        """
         num_news, now_s = store.add(self.place.news_key, 0), monotonic()
         num_new = num_news - self._num_news
         if num_new and self._news_since_s is None:
             self._news_since_s = now_s
         waited_s = now_s - self._news_since_s if self._news_since_s is not None else 0.0
         is_due = num_new >= len(self._reports) or waited_s >= self._pace.iteration_s / _READS_PER_ITERATION
+        is_due = is_due or (self.grantor.is_proposing and self._straggler_time_s is not None)
         own = member_name(self.place.pp_rank, self.place.tp_rank)
         if not num_new or not is_due:
             self.grantor.update({own: replace(self._own, farthest_index=iteration_index)} if self._own else {})
@@ -146,8 +156,8 @@ class LeaderRank:
         """Return how many ranks are in reports with facts; without their daemon, reports have none."""
         return sum(len(report.tp_ranks) for report in self._reports.values() if report.facts_id)
 
-    def _plan(self, store: Store, rank_token: str) -> None:
-        others = self._replicas.others(store, monotonic())
+    def _plan(self, store: Store, rank_token: str, paces: Store | None) -> None:
+        others = OtherPaces() if paces is None else self._replicas.others(paces, monotonic())
         reply = None
         for content in self._messages(store):
             report = {
@@ -171,12 +181,13 @@ class LeaderRank:
                 break  # the rest follows in the next round
         assert reply is not None
         self._handle(store, reply, others.slowest_time_s)
-        self._replicas.publish(
-            store,
-            reply["own_time_s"],
-            num_readings=reply["num_readings"],
-            iteration_index=self.grantor.newest_iteration,
-        )
+        if paces is not None:
+            self._replicas.publish(
+                paces,
+                reply["own_time_s"],
+                num_readings=reply["num_readings"],
+                iteration_index=self.grantor.newest_iteration,
+            )
 
     def _messages(self, store: Store) -> Iterator[dict[str, Any]]:
         """Yield what is new in messages of limited size, at least one; the caller sends each before the next."""
@@ -211,7 +222,7 @@ class LeaderRank:
             self.grantor.let_expire()
             self._offered = None
         self.pipeline_id = reply["pipeline_id"]
-        self._merged_iteration = reply["merged_iteration"]
+        self._merged_iteration = self.grantor.guarded_index = reply["merged_iteration"]
         self.grantor.is_change_near = _is_new_straggler(slowest_other_time_s, reply, self._offered_at_pace_s)
         before_s, self._straggler_time_s = self._straggler_time_s, reply["straggler_time_s"]
         has_recovered = before_s is not None and (self._straggler_time_s is None or self._straggler_time_s < before_s)

@@ -29,6 +29,8 @@ from gpuenergyd_trainers.across_hosts.job_store import Store
 from gpuenergyd_trainers.across_hosts.local_daemon import LocalDaemon
 from gpuenergyd_trainers.across_hosts.pipeline_leader import LeaderRank
 from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
+from gpuenergyd_trainers.across_hosts.replica_paces import FIRST_REPLICA
+from gpuenergyd_trainers.across_hosts.run_agreement import RunAgreement
 from gpuenergyd_trainers.across_hosts.store_thread import PERIOD_S, StoreThread
 
 _ROUNDS_PER_ITERATION = 8
@@ -52,6 +54,10 @@ class PipelineMember:
     ) -> None:
         daemon = LocalDaemon(find_socket_path(socket_path))
         self._exchange = MemberExchange(client, plans, place, daemon, period_s=period_s)
+        self._run_of_pipeline = RunAgreement(place.dp_rank, is_first=place.is_leader)
+        self._run_of_paces = self._run_of_pipeline
+        if place.is_leader and place.dp_rank != FIRST_REPLICA:
+            self._run_of_paces = RunAgreement(FIRST_REPLICA, is_first=False)
         self._thread = StoreThread(
             self._run,
             connect,
@@ -66,8 +72,11 @@ class PipelineMember:
         self._thread.stop()
 
     def _run(self, store: Store) -> None:
-        self._exchange.run(store)
-        self._thread.period_s = self._exchange.period_s
+        now_s = monotonic()
+        of_pipeline, of_paces = self._run_of_pipeline.find(store, now_s), self._run_of_paces.find(store, now_s)
+        if of_pipeline is not None:
+            self._exchange.run(of_pipeline, of_paces)
+            self._thread.period_s = self._exchange.period_s
 
 
 class MemberExchange:
@@ -101,8 +110,13 @@ class MemberExchange:
         """Pause until the next round."""
         return max(self._shortest_period_s, self._pace.iteration_s / _ROUNDS_PER_ITERATION)
 
-    def run(self, store: Store) -> None:
-        """Exchange once; what the store raises passes to the caller."""
+    def run(self, store: Store, paces: Store | None) -> None:
+        """Exchange once; what a store raises passes to the caller.
+
+        Args:
+            store: the store of the pipeline's run.
+            paces: that of the training's run, for the paces of its replicas; None until it is known.
+        """
         token, index = self._client.rank_token, self._client.iteration_index
         self._pace.update(monotonic(), index)
         agreement = self._read_agreement(store) if self._is_carrier else None
@@ -113,7 +127,7 @@ class MemberExchange:
         if self._is_carrier:
             self._publish(store, reply)
         if self._leader is not None:
-            agreement = self._leader.lead(store, token, index)
+            agreement = self._leader.lead(store, token, index, paces=paces)
         if agreement is not None:
             self._follow(store, agreement, token)
 

@@ -17,10 +17,13 @@ from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd_trainers.across_hosts.job_store import Store
 from gpuenergyd_trainers.across_hosts.local_daemon import LocalDaemon
+from gpuenergyd_trainers.across_hosts.run_agreement import RunAgreement
 from gpuenergyd_trainers.across_hosts.store_thread import PERIOD_S, StoreThread
 
 _COUNTER = "replicas"
 _MAX_REPLICAS = 1024
+FIRST_REPLICA = 0
+"""The replica whose first rank names the run in which paces are exchanged."""
 _PAUSE_PER_REPLICA_S = 0.005
 """Pause between two readings, per replica: the store belongs to the job, and every replica reads it."""
 _EXPIRY_S = 10.0
@@ -136,6 +139,7 @@ class ReplicaOnOneHost:
         self._client = client
         self._daemon = LocalDaemon(find_socket_path(socket_path))
         self._paces = ReplicaPaces()
+        self._run = RunAgreement(FIRST_REPLICA, is_first=dp_rank == FIRST_REPLICA)
         self._thread = StoreThread(
             self._exchange,
             connect,
@@ -150,14 +154,14 @@ class ReplicaOnOneHost:
         self._thread.stop()
 
     def _exchange(self, store: Store) -> None:
-        token = self._client.rank_token
-        if token is None:
+        token, of_run = self._client.rank_token, self._run.find(store, monotonic())
+        if token is None or of_run is None:
             return
-        others = self._paces.others(store, monotonic())
+        others = self._paces.others(of_run, monotonic())
         reply = self._daemon.post("/v1/pace", _report(token, others))
         if reply is not None:
             self._paces.publish(
-                store,
+                of_run,
                 reply["own_time_s"],
                 num_readings=reply["num_readings"],
                 iteration_index=self._client.iteration_index,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from gpuenergyd.client.environment import find_gpu_uuid, find_job_options, find_run_key
+from gpuenergyd.client.environment import find_gpu_uuid, find_job_options, find_run_key, without_restarts
 from gpuenergyd.client.plans import AgreedPlans
 from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.client.timing.recorder import InstructionTimer
@@ -155,10 +155,10 @@ def _member_across_hosts(place: Place, run_key: str, address: tuple[str, int]) -
 
 
 def _connection_to(address: tuple[str, int], run_key: str) -> Callable[[], Store]:
-    host, port = address
+    (host, port), prefix = address, f"gpuenergyd/{without_restarts(run_key)}"
 
     def connect() -> Store:
-        return JobStore(host, port, f"gpuenergyd/{run_key}", limit_s=STORE_LIMIT_S)
+        return JobStore(host, port, prefix, limit_s=STORE_LIMIT_S)
 
     return connect
 

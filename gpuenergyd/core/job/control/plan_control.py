@@ -202,18 +202,23 @@ class PlanControl:
     def evaluate(
         self, baseline: BaselineView | None, target: PerformanceTarget, faults: Faults
     ) -> tuple[Finding, str] | None:
-        """Return the guard's finding about the tuned plan in force; clear the faults once it has held for long."""
+        """Return the guard's finding about the tuned plan in force; clear the faults once it has held for long.
+
+        Under rules without a guard there is no finding.
+        """
         if self.current.purpose is not PlanPurpose.TUNED or baseline is None:
             return None
         recent = self.knowledge.iterations.regular_under(self.current.plan_id, since=self.guard.since)
-        finding = evaluate(
-            recent,
-            self.current,
-            baseline,
-            self.guard.target or target,
-            self.rules.guard,
-            is_prediction_outdated=self.guard.num_faster_checks > 0,
-        )
+        finding = None
+        if self.rules.is_guarding:
+            finding = evaluate(
+                recent,
+                self.current,
+                baseline,
+                self.guard.target or target,
+                self.rules.guard,
+                is_prediction_outdated=self.guard.num_faster_checks > 0,
+            )
         if finding is None and len(recent) >= self.rules.redeeming_iterations:
             faults.redeem()
         if finding is not None and finding[0] is Finding.TOO_SLOW:
