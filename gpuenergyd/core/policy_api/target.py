@@ -23,8 +23,9 @@ class PerformanceTarget:
     """Longest iteration time of a plan: a slowdown against full speed, or the pace of a straggler.
 
     `max_slowdown_ratio` permits slowdown, worth using only while it saves energy. `permitted_time_s` is the same as an
-    absolute time and takes precedence. With `straggler_time_s` the job waits that long in any case, so that slowdown up
-    to it is free.
+    absolute time and takes precedence. With `straggler_time_s`, the time of the slowest replica at full speed, the job
+    waits that long in any case, so that slowdown up to it is free; the permitted slowdown is that of the whole training
+    and comes on top, for the slowest replica takes it too.
     """
 
     max_slowdown_ratio: float = 0.0
@@ -50,7 +51,6 @@ class PerformanceTarget:
 
     def iteration_time_s(self, baseline_time_s: float) -> float:
         """Return the target as an iteration time."""
-        permitted_s = self.permitted_time_s
-        if permitted_s is None:
-            permitted_s = baseline_time_s * (1.0 + self.max_slowdown_ratio)
-        return permitted_s if self.straggler_time_s is None else max(permitted_s, self.straggler_time_s)
+        if self.permitted_time_s is not None:
+            return max(self.permitted_time_s, self.straggler_time_s or 0.0)
+        return max(baseline_time_s, self.straggler_time_s or 0.0) * (1.0 + self.max_slowdown_ratio)

@@ -72,6 +72,25 @@ def test_the_reason_of_a_plan_names_the_straggler() -> None:
     assert [change.job_id for _, change in training.changes] == ["replica-1", "replica-1"]
 
 
+def energy_beside_a_slower_replica(max_slowdown_ratio: float) -> tuple[float, float]:
+    """Return energy and time of the last iterations of a replica beside one that is 10 % slower and may take 5 %."""
+    slow = replica(RememberedBubbleAware(), scale=1.1, max_slowdown_ratio=0.05)
+    fast = replica(RememberedBubbleAware(), max_slowdown_ratio=max_slowdown_ratio)
+    VirtualReplicas((slow, fast)).run(64)
+    assert slow.job.baseline is not None
+    times_s, energies_j, _ = zip(*fast.history[-4:], strict=True)
+    return sum(energies_j) / 4, max(times_s) / slow.job.baseline.iteration_time_s
+
+
+def test_replicas_that_differ_share_the_permitted_slowdown_of_the_training() -> None:
+    """The sum of their frontiers is least where all take as long; a plan for the slowest one's own pace would wait."""
+    own_j, own_ratio = energy_beside_a_slower_replica(0.0)
+    shared_j, shared_ratio = energy_beside_a_slower_replica(0.05)
+
+    assert shared_j < 0.98 * own_j
+    assert max(own_ratio, shared_ratio) <= 1.06
+
+
 @pytest.mark.parametrize("together", [VirtualReplicas, ReplicasOnHosts])
 def test_a_replica_slowed_by_its_plan_is_no_straggler(together: type[VirtualReplicas]) -> None:
     permitted, other = replica(RememberedBubbleAware(), max_slowdown_ratio=0.1), replica(FullSpeed())
