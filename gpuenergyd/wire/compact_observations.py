@@ -155,7 +155,7 @@ def _unpacked(
     return (
         IterationObservation(
             iteration_index=index,
-            plan_id=None if plan == _NO_PLAN else plan_ids[plan],
+            plan_id=None if plan == _NO_PLAN else plan_ids[int(plan)],
             iteration_time_s=time_s,
             instruction_samples=tuple(samples),
             ranks=(RankEnergy(0, window_s, _or_none(energy_j), tuple(times_at)),),

@@ -201,11 +201,15 @@ def registration(pp_rank: int) -> RankRegistration:
     )
 
 
+_WAITING_STEPS = 3
+"""Time in which a rank waits for the other one, in instructions: more than the pipeline needs."""
+
+
 def report(token: str, pp_rank: int, index: int, plan_epoch: int) -> IterationReport:
     end_ns = time.monotonic_ns()
     step_ns = 1_000_000
     order = SCHEDULE.orders[pp_rank]
-    begin_ns = end_ns - step_ns * len(order)
+    begin_ns = end_ns - step_ns * (len(order) + _WAITING_STEPS)
     return IterationReport(
         rank_token=token,
         iteration_index=index,
