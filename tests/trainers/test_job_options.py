@@ -1,8 +1,9 @@
 """Job name, policy and permitted slowdown: an argument of the program, else the environment, in every adapter alike."""
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,6 +91,26 @@ def one_step(**options: Any) -> Callable[[], None]:
     marks.begin()
     marks.end()
     return marks.close
+
+
+MEGATRON_SCHEDULES = "megatron.core.pipeline_parallel.schedules"
+
+
+@pytest.fixture(autouse=True)
+def megatron_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make Megatron's step functions importable, as `attach` reads them."""
+
+    def forward_step(config: Any, current_microbatch: int) -> None:
+        del config, current_microbatch
+
+    def backward_step(config: Any, output_tensor: Any) -> None:
+        del config, output_tensor
+
+    module = ModuleType(MEGATRON_SCHEDULES)
+    vars(module).update(forward_step=forward_step, backward_step=backward_step)
+    for name in ("megatron", "megatron.core", "megatron.core.pipeline_parallel"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, MEGATRON_SCHEDULES, module)
 
 
 ADAPTERS: dict[str, Callable[..., Callable[[], None]]] = {
