@@ -12,16 +12,31 @@ from gpuenergyd.errors import ProfileError
 from gpuenergyd.wire.values import MAX_STAGES, number, short, whole
 
 PROFILE_COLUMNS = ("stage", "instruction", "frequency", "time", "energy")
-_KIND_OF_WORD = {"forward": InstructionKind.F, "backward": InstructionKind.B}
+_KIND_OF_WORD = {
+    "forward": InstructionKind.F,
+    "backward": InstructionKind.B,
+    "input": InstructionKind.I,
+    "weight": InstructionKind.W,
+}
+_REQUIRED_WORDS = ("forward", "backward")
+_SPLIT_WORDS = ("input", "weight")
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileTable:
-    """Profile table of a pipeline: forward and backward of each stage, one stage per pipeline rank."""
+    """Profile table of a pipeline: forward and backward of each stage, one stage per pipeline rank.
+
+    Stages may also have input and weight gradients, the two parts of a split backward; all stages or none do.
+    """
 
     name: str
     num_stages: int
     classes: Mapping[InstructionClass, InstructionProfile]
+
+    @property
+    def has_split_backward(self) -> bool:
+        """Whether input and weight gradients were measured."""
+        return any(key.kind is InstructionKind.I for key in self.classes)
 
 
 def parse_profile_table(path: Path, text: str) -> ProfileTable:
@@ -42,11 +57,17 @@ def parse_profile_table(path: Path, text: str) -> ProfileTable:
     if not options:
         raise ProfileError(f"{path}: no measurements below the header")
     num_stages = max(key.pp_rank for key in options) + 1
+    words = _REQUIRED_WORDS
+    if any(key.kind in {InstructionKind.I, InstructionKind.W} for key in options):
+        words += _SPLIT_WORDS
     for stage in range(num_stages):
-        for word, kind in _KIND_OF_WORD.items():
+        for word in words:
+            kind = _KIND_OF_WORD[word]
             if InstructionClass(stage, kind) not in options:
-                given = sorted({key.pp_rank for key in options})
-                raise ProfileError(f"{path}: no {word} of stage {stage}; stages given: {', '.join(map(str, given))}")
+                given = sorted({key.pp_rank for key in options if word in _REQUIRED_WORDS or key.kind is kind})
+                stages = ", ".join(map(str, given)) or "none"
+                of_word = "" if word in _REQUIRED_WORDS else f" with {word} rows, which are for all stages or none"
+                raise ProfileError(f"{path}: no {word} of stage {stage}; stages given{of_word}: {stages}")
     return ProfileTable(
         name=path.stem,
         num_stages=num_stages,
@@ -91,7 +112,7 @@ def _table_row(where: str, cells: Mapping[str, str]) -> tuple[InstructionClass, 
         raise ProfileError(f"{where}: stage {cells['stage']}: must be 0 to {MAX_STAGES - 1}")
     kind = _KIND_OF_WORD.get(cells["instruction"].lower())
     if kind is None:
-        raise ProfileError(f"{where}: instruction {cells['instruction']!r}: must be forward or backward")
+        raise ProfileError(f"{where}: instruction {cells['instruction']!r}: must be {', '.join(_KIND_OF_WORD)}")
     sm_clock_mhz = whole(where, "frequency", cells["frequency"])
     if sm_clock_mhz <= 0:
         raise ProfileError(f"{where}: frequency {cells['frequency']}: must be > 0 MHz")

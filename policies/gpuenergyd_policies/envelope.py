@@ -27,7 +27,7 @@ from gpuenergyd_policies.planning.envpipe import (
     valleys,
 )
 from gpuenergyd_policies.planning.inflight import requested_caps
-from gpuenergyd_policies.planning.plan_evaluation import baseline, rank_orders
+from gpuenergyd_policies.planning.plan_evaluation import baseline, rank_orders, require_given_order
 from gpuenergyd_policies.planning.switching.requests import clock_changes
 from gpuenergyd_policies.uniform_probe import ClockMeasurement, clock_measurements, common_clocks_mhz, uniform_plan
 
@@ -147,7 +147,8 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
     """
     began_cpu_s = time.process_time()
     profile = request.profile
-    reference = baseline(request.graph, profile)
+    require_given_order(request)
+    reference = baseline(request.baseline_graph, profile)
     mode, step_mhz = _mode(request.options), _step_mhz(request.options)
     valleys_mhz = valleys(request.graph, profile, profiled_clocks(profile))
     graph, extra_inflight = request.graph, tuple[int, ...]()
@@ -164,7 +165,8 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
             communication_latency_s=float(request.options.get("communication_latency_s", "0")),
         )
     planned: EnvelopePlan = plan_envelope(graph, profile, valleys_mhz, mode=mode, step_mhz=step_mhz)
-    target_s = request.target.iteration_time_s(reference.iteration_time_s)
+    own = baseline(graph, profile)
+    target_s = request.target.iteration_time_s(baseline(request.graph, profile).iteration_time_s)
     if planned.evaluation.iteration_time_s > target_s:
         raise TargetError(
             f"target {target_s:.6g} s: policy envelope in mode {mode} takes {planned.evaluation.iteration_time_s:.6g} s"
@@ -179,6 +181,8 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
         lower_bound_j=None,
         solve_cpu_s=time.process_time() - began_cpu_s,
         extra_inflight=extra_inflight,
+        own_order_time_s=own.iteration_time_s,
+        own_order_energy_j=own.energy_j,
     )
 
 

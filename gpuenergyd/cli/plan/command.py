@@ -12,7 +12,8 @@ from gpuenergyd.cli.option_checks import warn_of_large_slowdown
 from gpuenergyd.cli.options import JsonOption
 from gpuenergyd.cli.output import people_console, print_json
 from gpuenergyd.cli.plan import options
-from gpuenergyd.cli.plan.inputs import PlanInput, PlanOptions, load_planner, plan_input
+from gpuenergyd.cli.plan.inputs import AUTO_SCHEDULE, PlanInput, PlanOptions, load_planner, plan_input
+from gpuenergyd.core.pipeline.graph import Schedule
 from gpuenergyd.core.policy_api.policy import FrontierPoint, OfflinePlan, SwitchingFigures
 
 
@@ -23,10 +24,7 @@ def plan(  # noqa: PLR0913  each option is a parameter
     microbatches: options.MicrobatchesOption = None,
     chunks: options.ChunksOption = None,
     extra_inflight: options.ExtraInflightOption = None,
-    memory_limit_microbatches: Annotated[
-        str | None,
-        typer.Option(metavar="N[,N...]", help="Microbatches that fit in memory: one value, or one per stage."),
-    ] = None,
+    memory_limit_microbatches: options.MemoryLimitOption = None,
     free_memory_bytes: Annotated[
         str | None, typer.Option(metavar="N[,N...]", help="Memory left on each stage by the plain schedule.")
     ] = None,
@@ -46,6 +44,8 @@ def plan(  # noqa: PLR0913  each option is a parameter
     ] = 0.0,
     blocking_power_w: options.BlockingPowerOption = None,
     communication_latency_s: options.LatencyOption = None,
+    input_gradient_share: options.InputShareOption = None,
+    split_overhead: options.SplitOverheadOption = None,
     policy: options.PolicyOption = options.DEFAULT_POLICY,
     set_option: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Option of the policy; may be repeated.")
@@ -61,6 +61,7 @@ def plan(  # noqa: PLR0913  each option is a parameter
     Examples:
         gpuenergyd plan profile.csv --microbatches 8
         gpuenergyd plan profile.csv --microbatches 8 --max-slowdown 0.05 --json
+        gpuenergyd plan profile.csv --microbatches 32 --schedule auto --memory-limit-microbatches 8
         gpuenergyd plan instance.json --frontier
     """
     warn_of_large_slowdown(slowdown)
@@ -82,6 +83,8 @@ def plan(  # noqa: PLR0913  each option is a parameter
             switch_latency_s=switch_latency_s,
             blocking_power_w=blocking_power_w,
             communication_latency_s=communication_latency_s,
+            input_gradient_share=input_gradient_share,
+            split_overhead=split_overhead,
             want_frontier=frontier,
             policy_options=tuple(set_option or ()),
         ),
@@ -106,8 +109,11 @@ def plan_figures(given: PlanInput, planned: OfflinePlan) -> dict[str, Any]:
     baseline_j = charged(planned.baseline_energy_j, planned.baseline_time_s)
     energy_j = charged(planned.energy_j, planned.iteration_time_s)
     bound_j = planned.lower_bound_j
+    own_j, any_order_j = planned.own_order_energy_j, planned.any_order_bound_j
+    if own_j is not None and planned.own_order_time_s is not None:
+        own_j = charged(own_j, planned.own_order_time_s)
     figures: dict[str, Any] = {
-        "schedule": given.schedule.name,
+        "schedule": given.schedule_name,
         "num_stages": num_ranks,
         "num_microbatches": given.schedule.num_microbatches,
         "extra_inflight": list(planned.extra_inflight),
@@ -118,6 +124,11 @@ def plan_figures(given: PlanInput, planned: OfflinePlan) -> dict[str, Any]:
         "lower_bound_j": None if bound_j is None else charged(bound_j, planned.iteration_time_s),
         "saving_ratio": 1.0 - energy_j / baseline_j if baseline_j else 0.0,
         "slowdown_ratio": planned.iteration_time_s / planned.baseline_time_s - 1.0,
+        "own_order_time_s": planned.own_order_time_s,
+        "own_order_energy_j": own_j,
+        "own_order_saving_ratio": None if own_j is None else 1.0 - energy_j / own_j if own_j else 0.0,
+        "any_order_bound_ratio": 1.0 - any_order_j / baseline_j if any_order_j is not None and baseline_j else None,
+        "held_microbatches": held_microbatches(planned, given.schedule.num_chunks),
         "solve_cpu_s": planned.solve_cpu_s,
         "compile_cpu_s": planned.compile_cpu_s,
         "order": {
@@ -145,6 +156,13 @@ def plan_figures(given: PlanInput, planned: OfflinePlan) -> dict[str, Any]:
     if planned.switching is not None:
         figures["switching"] = _switching_figures(planned.switching, charged, baseline_j, planned.baseline_time_s)
     return figures
+
+
+def held_microbatches(planned: OfflinePlan, num_chunks: int) -> list[float]:
+    """Return the largest number of microbatches that each stage holds at once; a chunk counts as its share of one."""
+    held = Schedule("planned", 0, planned.orders)
+    counts = [held.peak_inflight(rank) for rank in range(held.num_ranks)]
+    return [count if num_chunks == 1 else count / num_chunks for count in counts]
 
 
 def _switching_figures(
@@ -188,6 +206,8 @@ def _print_for_people(given: PlanInput, figures: dict[str, Any]) -> None:
         f" {figures['num_microbatches']} microbatches" + (f", extra in flight {extra}" if any(extra) else "")
     )
     console.print(_summary_table(figures))
+    for line in _order_lines(figures):
+        console.print(line)
     console.print(_clocks_table(figures["clocks"]))
     if figures["frontier"]:
         console.print(_frontier_table(figures["frontier"]))
@@ -224,6 +244,31 @@ def _summary_table(figures: dict[str, Any]) -> Table:
         gap = figures["energy_j"] / figures["lower_bound_j"] - 1.0
         table.add_row("lower bound", "", f"{figures['lower_bound_j']:.1f} J", f"plan is {100 * gap:+.2f} %")
     return table
+
+
+def _order_lines(figures: dict[str, Any]) -> list[str]:
+    """Return what the order itself contributes, for plans whose order is not the baseline's."""
+    if figures["own_order_saving_ratio"] is None or figures["own_order_time_s"] == figures["baseline_time_s"]:
+        return []
+    faster = 100 * (figures["own_order_time_s"] / figures["baseline_time_s"] - 1)
+    lines = [
+        f"saves {100 * figures['saving_ratio']:.2f} % against 1F1B at full speed, and"
+        f" {100 * figures['own_order_saving_ratio']:.2f} % against this order at full speed ({faster:+.2f} % time)"
+    ]
+    if figures["schedule"] == AUTO_SCHEDULE:
+        bound = figures["any_order_bound_ratio"]
+        lines.append(
+            "the bound over any order is out of reach for so many stages"
+            if bound is None
+            else f"no order within this memory saves more than {100 * bound:.2f} %"
+        )
+    lines.append(f"microbatches held per stage: {', '.join(f'{held:g}' for held in figures['held_microbatches'])}")
+    split = [stage for stage, order in figures["order"].items() if any(kind == "I" for kind, *_ in order)]
+    if len(split) == len(figures["order"]):
+        lines.append("backward split on all stages")
+    elif split:
+        lines.append(f"backward split on stages {', '.join(split)}")
+    return lines
 
 
 def _clocks_table(clocks: Sequence[dict[str, Any]]) -> Table:

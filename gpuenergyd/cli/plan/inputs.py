@@ -1,7 +1,7 @@
 """Builds a planner's request from a file and the options of `gpuenergyd plan`, and finds the planner."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -14,13 +14,15 @@ from gpuenergyd.core.pipeline.graph import (
     dependency_graph,
 )
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
-from gpuenergyd.core.pipeline.schedules import make_schedule, schedule_family
+from gpuenergyd.core.pipeline.schedules import ScheduleFamily, make_schedule, schedule_family
 from gpuenergyd.core.policy_api.policy import OfflinePlanner, OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import ScheduleError, UnknownPolicyError, UsageError
 from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
 
 DEFAULT_SCHEDULE = "1f1b"
+AUTO_SCHEDULE = "auto"
+"""The schedule option with which the planner chooses the order."""
 INPUT_GRADIENT_SHARE = 0.5
 """Share of a full backward's time and energy assumed for its input gradient, where the table has no own rows for it."""
 MAX_INSTRUCTIONS = 1_000_000
@@ -45,6 +47,8 @@ class PlanOptions:
     switch_latency_s: float = 0.0
     blocking_power_w: float | None = None
     communication_latency_s: float | None = None
+    input_gradient_share: float | None = None
+    split_overhead: float | None = None
     want_frontier: bool = False
     policy_options: tuple[str, ...] = ()
     """NAME=VALUE pairs passed to the planner."""
@@ -57,6 +61,8 @@ class PlanInput:
     request: OfflineRequest
     schedule: Schedule
     notes: tuple[str, ...] = field(default=())
+    schedule_name: str = ""
+    """Name of the schedule that was asked for, auto where the planner chooses."""
     fixes_order: bool = False
     """Whether the file defines the order of instructions and the edges, so that options cannot change them."""
 
@@ -87,6 +93,9 @@ def plan_input(path: Path, options: PlanOptions) -> PlanInput:
     _check_number("--blocking-power-w", options.blocking_power_w, "W")
     _check_number("--communication-latency-s", options.communication_latency_s, "s")
     _check_number("--switch-latency-s", options.switch_latency_s, "s")
+    _check_number("--split-overhead", options.split_overhead, "of the backward")
+    if options.input_gradient_share is not None and not 0 < options.input_gradient_share < 1:
+        raise UsageError(f"--input-gradient-share {options.input_gradient_share}: must be a ratio between 0 and 1")
     if options.max_switches is not None and options.max_switches < 1:
         raise UsageError(f"--max-switches {options.max_switches}: must be at least 1")
     if options.slowdown is not None and options.target_s is not None:
@@ -103,12 +112,18 @@ def plan_input(path: Path, options: PlanOptions) -> PlanInput:
             _check_agreement(path, content, options)
             schedule, graph, profile = content.schedule, content.graph, content.profile
             notes: tuple[str, ...] = ()
+            reference_graph: DependencyGraph | None = None
         case ProfileTable():
             schedule, graph, profile, notes = _from_table(path, content, options)
+            reference_graph = _reference_graph(schedule, options)
     if extra_inflight is not None and schedule.name != "1f1b":
         raise UsageError(f"--extra-inflight {extra_inflight}: needs schedule 1f1b, not {schedule.name}")
-    memory_limits = _memory_limits(options.memory_limit_microbatches, schedule)
-    extra_caps = _extra_caps(options.free_memory_bytes, options.activation_bytes, schedule)
+    order_limits: tuple[int, ...] = ()
+    if options.schedule == AUTO_SCHEDULE:
+        order_limits, limit_notes = _order_limits(options, schedule)
+        notes += limit_notes
+    memory_limits = () if order_limits else _memory_limits(options.memory_limit_microbatches, schedule)
+    extra_caps = () if order_limits else _extra_caps(options.free_memory_bytes, options.activation_bytes, schedule)
     if isinstance(extra_inflight, int):
         _check_memory(extra_inflight, memory_limits, extra_caps, schedule)
     return PlanInput(
@@ -128,9 +143,12 @@ def plan_input(path: Path, options: PlanOptions) -> PlanInput:
                 **({"memory_limit_microbatches": ",".join(map(str, memory_limits))} if memory_limits else {}),
                 **({"extra_inflight_caps": ",".join(map(str, extra_caps))} if extra_caps else {}),
             },
+            reference_graph=reference_graph,
+            order_limits=order_limits,
         ),
         schedule,
         notes,
+        schedule_name=options.schedule if order_limits and options.schedule else schedule.name,
         fixes_order=isinstance(content, PlannerInstance),
     )
 
@@ -139,7 +157,11 @@ def _from_table(
     path: Path, table: ProfileTable, options: PlanOptions
 ) -> tuple[Schedule, DependencyGraph, PipelineProfile, tuple[str, ...]]:
     name = options.schedule or DEFAULT_SCHEDULE
-    family = schedule_family(name)
+    chooses_order = name == AUTO_SCHEDULE
+    if chooses_order:
+        _check_auto(options)
+        name = DEFAULT_SCHEDULE
+    family = _family(name)
     if options.microbatches is None:
         raise UsageError(f"{path}: a profile CSV needs --microbatches M")
     num_chunks = family.default_num_chunks if options.chunks is None else options.chunks
@@ -159,33 +181,103 @@ def _from_table(
     notes = []
     if options.blocking_power_w is None:
         notes.append("waiting GPUs are assumed to draw 0 W: set --blocking-power-w")
-    if any(i.kind is InstructionKind.I for i in graph.instructions):
-        notes.append("input and weight gradient are each assumed to take half of the measured backward")
-    profile = PipelineProfile(_classes(schedule, graph, table), options.blocking_power_w or 0.0)
+    split = chooses_order or any(i.kind is InstructionKind.I for i in graph.instructions)
+    if split:
+        notes += _split_notes(table, options)
+    keys = {i.instruction_class for i in graph.instructions}
+    if num_chunks == 1:
+        keys |= {InstructionClass(r, InstructionKind.B) for r in range(schedule.num_ranks)}
+    if chooses_order:
+        keys |= {InstructionClass(r, kind) for r in range(schedule.num_ranks) for kind in _SPLIT_KINDS}
+    profile = PipelineProfile(_classes(schedule, sorted(keys), table, options), options.blocking_power_w or 0.0)
     return schedule, graph, profile, tuple(notes)
 
 
+_SPLIT_KINDS = (InstructionKind.I, InstructionKind.W)
+
+
+def _family(name: str) -> ScheduleFamily:
+    try:
+        return schedule_family(name)
+    except ScheduleError as error:
+        raise ScheduleError(f"{error}, {AUTO_SCHEDULE}") from None
+
+
+def _check_auto(options: PlanOptions) -> None:
+    """Raise UsageError for options that fix what the planner chooses."""
+    if options.chunks not in {None, 1}:
+        raise UsageError(f"--chunks {options.chunks}: --schedule auto plans one stage per GPU")
+    if options.extra_inflight is not None:
+        raise UsageError(
+            f"--extra-inflight {options.extra_inflight}: --schedule auto chooses it; use --memory-limit-microbatches"
+        )
+
+
+def _order_limits(options: PlanOptions, schedule: Schedule) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the microbatches that each rank may hold, and a note if they are assumed."""
+    text, num_ranks = options.memory_limit_microbatches, schedule.num_ranks
+    plain = tuple(schedule.peak_inflight(rank) for rank in range(num_ranks))
+    extra = _extra_caps(options.free_memory_bytes, options.activation_bytes, schedule)
+    limits = _per_stage("--memory-limit-microbatches", text, num_ranks, least=1) if text is not None else ()
+    if extra:
+        roomy = tuple(held + more for held, more in zip(plain, extra, strict=True))
+        limits = tuple(map(min, limits, roomy)) if limits else roomy
+    if limits:
+        return limits, ()
+    return plain, (
+        "memory is assumed to hold what 1F1B holds,"
+        f" {', '.join(map(str, plain))} microbatches: set --memory-limit-microbatches",
+    )
+
+
+def _reference_graph(schedule: Schedule, options: PlanOptions) -> DependencyGraph | None:
+    """Return the graph of plain 1F1B, if the schedule is another one with one stage per GPU."""
+    if schedule.name == DEFAULT_SCHEDULE or schedule.num_chunks != 1:
+        return None
+    plain = make_schedule(DEFAULT_SCHEDULE, schedule.num_ranks, schedule.num_microbatches)
+    return dependency_graph(plain, communication_latency_s=options.communication_latency_s or 0.0)
+
+
+def _split_notes(table: ProfileTable, options: PlanOptions) -> list[str]:
+    if table.has_split_backward:
+        return []
+    share = INPUT_GRADIENT_SHARE if options.input_gradient_share is None else options.input_gradient_share
+    overhead = (
+        f"splitting it is assumed to cost {100 * options.split_overhead:g} % more"
+        if options.split_overhead
+        else "splitting it to cost nothing"
+    )
+    return [
+        f"the input gradient is assumed to take {100 * share:g} % of the measured backward, the weight gradient the"
+        f" rest, and {overhead}: measure input and weight rows, or set --input-gradient-share and --split-overhead"
+    ]
+
+
 def _classes(
-    schedule: Schedule, graph: DependencyGraph, table: ProfileTable
+    schedule: Schedule, keys: Sequence[InstructionClass], table: ProfileTable, options: PlanOptions
 ) -> Mapping[InstructionClass, InstructionProfile]:
     """Return the profile of every instruction class, by the model stage that its chunk computes."""
-    shares = {InstructionKind.I: INPUT_GRADIENT_SHARE, InstructionKind.W: 1.0 - INPUT_GRADIENT_SHARE}
+    share = INPUT_GRADIENT_SHARE if options.input_gradient_share is None else options.input_gradient_share
+    longer = 1.0 + (options.split_overhead or 0.0)
+    factors = {InstructionKind.I: share * longer, InstructionKind.W: (1.0 - share) * longer}
     classes = {}
-    for key in sorted({i.instruction_class for i in graph.instructions}):
+    for key in keys:
         stage = schedule.stage_index(key.pp_rank, key.chunk_index)
-        share = shares.get(key.kind)
-        if share is None:
-            classes[key] = table.classes[InstructionClass(stage, key.kind)]
+        measured = table.classes.get(InstructionClass(stage, key.kind))
+        if measured is not None:
+            classes[key] = measured
         else:
-            whole = table.classes[InstructionClass(stage, InstructionKind.B)]
+            whole, factor = table.classes[InstructionClass(stage, InstructionKind.B)], factors[key.kind]
             classes[key] = InstructionProfile(
-                tuple(ClockOption(o.sm_clock_mhz, o.time_s * share, o.energy_j * share) for o in whole.options)
+                tuple(ClockOption(o.sm_clock_mhz, o.time_s * factor, o.energy_j * factor) for o in whole.options)
             )
     return classes
 
 
 def _check_agreement(path: Path, instance: PlannerInstance, options: PlanOptions) -> None:
     """Raise UsageError for options that contradict the pipeline defined by an instance file."""
+    if options.schedule == AUTO_SCHEDULE:
+        raise UsageError(f"--schedule auto: only for a profile CSV; {path} defines order and edges itself")
     own = (
         ("--schedule", options.schedule, instance.schedule.name),
         ("--microbatches", options.microbatches, instance.schedule.num_microbatches),
@@ -198,6 +290,8 @@ def _check_agreement(path: Path, instance: PlannerInstance, options: PlanOptions
     for option, given in (
         ("--communication-latency-s", options.communication_latency_s),
         ("--extra-inflight", options.extra_inflight),
+        ("--input-gradient-share", options.input_gradient_share),
+        ("--split-overhead", options.split_overhead),
     ):
         if given is not None:
             raise UsageError(f"{option} {given}: only for a profile CSV; {path} defines order and edges itself")

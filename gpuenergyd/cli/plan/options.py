@@ -6,13 +6,37 @@ from typing import Annotated
 import typer
 
 from gpuenergyd.cli.option_checks import MAX_SLOWDOWN_HELP, checked_slowdown
-from gpuenergyd.cli.plan.inputs import DEFAULT_SCHEDULE
+from gpuenergyd.cli.plan.inputs import AUTO_SCHEDULE, DEFAULT_SCHEDULE, INPUT_GRADIENT_SHARE
 from gpuenergyd.core.pipeline.schedules import SCHEDULES
 
 DEFAULT_POLICY = "bubble-aware"
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A profile CSV or an instance JSON.")]
 ScheduleOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help=f"{', '.join(SCHEDULES)} [default: {DEFAULT_SCHEDULE}]")
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"{', '.join(SCHEDULES)}, or {AUTO_SCHEDULE}: the planner chooses the order [default: {DEFAULT_SCHEDULE}]",
+    ),
+]
+MemoryLimitOption = Annotated[
+    str | None,
+    typer.Option(metavar="N[,N...]", help="Microbatches that fit in memory: one value, or one per stage."),
+]
+InputShareOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="RATIO",
+        help="Share of the input gradient in a backward, for tables without input and weight rows"
+        f" [default: {INPUT_GRADIENT_SHARE}]",
+    ),
+]
+SplitOverheadOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="RATIO",
+        help="Time and energy that splitting a backward adds to it, for tables without input and weight rows, e.g. 0.03"
+        " [default: 0]",
+    ),
 ]
 MicrobatchesOption = Annotated[int | None, typer.Option(metavar="M", help="Microbatches per iteration.")]
 ChunksOption = Annotated[

@@ -147,8 +147,9 @@ class JobView:
 class OfflineRequest:
     """Pipeline and options for planning without a daemon.
 
-    `graph` is the plain schedule; all its instructions at maximum clock are the baseline. `schedule` is None if the
-    file defines its own graph. `options` are specific to the planner, by name, as given on the command line.
+    `graph` is the plain schedule; its time with all instructions at maximum clock is what the target refers to.
+    `schedule` is None if the file defines its own graph. `options` are specific to the planner, by name, as given on
+    the command line.
     """
 
     name: str
@@ -161,6 +162,15 @@ class OfflineRequest:
     switch_latency_s: float = 0.0
     want_frontier: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
+    reference_graph: DependencyGraph | None = None
+    """The graph whose full speed savings refer to, 1F1B; None: `graph`."""
+    order_limits: tuple[int, ...] = ()
+    """If not empty, the planner chooses the order too, with at most so many microbatches held on each rank."""
+
+    @property
+    def baseline_graph(self) -> DependencyGraph:
+        """The graph whose full speed savings refer to."""
+        return self.reference_graph or self.graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +223,13 @@ class OfflinePlan:
     """Energy that one more second of slack would save, by instruction; empty if the planner does not compute it."""
     compile_cpu_s: float = 0.0
     """CPU time for compiling the planner's own code, not part of `solve_cpu_s`; 0 except at its first use."""
+    own_order_time_s: float | None = None
+    """Iteration time of the plan's own order at full speed; None if the planner does not compute it."""
+    own_order_energy_j: float | None = None
+    """Energy of the plan's own order at full speed, waiting included; None if the planner does not compute it."""
+    any_order_bound_j: float | None = None
+    """Proven lower bound over any order within the memory limits; None if not computed or out of reach. Waiting is
+    charged to the end of each plan, or until the straggler."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Offline planning with the bubble-aware planner, as run by `gpuenergyd plan`.
 
-The baseline is every instruction at its maximum clock under the plain schedule.
+The baseline is every instruction at its maximum clock under 1F1B, or under the order of the file. With
+`--schedule auto` the order is chosen together with the clocks.
 """
 
 import time
@@ -12,9 +13,10 @@ from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.core.policy_api.policy import FrontierPoint, OfflinePlan, OfflineRequest, SwitchingFigures
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.compiled import COMPILE_CLOCK
-from gpuenergyd_policies.planning.compression import is_periodic, solve_periodic
 from gpuenergyd_policies.planning.frontier import SolvedPlan, frontier, solve, solve_with_frontier, warm_up
 from gpuenergyd_policies.planning.inflight import plan_inflight, requested_caps
+from gpuenergyd_policies.planning.large import TOO_LARGE
+from gpuenergyd_policies.planning.orders.choice import plan_order
 from gpuenergyd_policies.planning.plan_evaluation import baseline, rank_orders
 from gpuenergyd_policies.planning.switching.requests import clock_changes, naive_changes
 from gpuenergyd_policies.planning.switching.segments import plan_segments
@@ -31,11 +33,25 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
     compiled_before_s = COMPILE_CLOCK.cpu_s
     warm_up()
     began_cpu_s, warmed_up_s = time.process_time(), COMPILE_CLOCK.cpu_s
-    reference = baseline(request.graph, request.profile)
-    deadline_s = request.target.iteration_time_s(reference.iteration_time_s)
+    reference = baseline(request.baseline_graph, request.profile)
+    deadline_s = request.target.iteration_time_s(baseline(request.graph, request.profile).iteration_time_s)
+    any_order_bound_j: float | None = None
     points: tuple[FrontierPoint, ...] = ()
     graph, extra_inflight = request.graph, tuple[int, ...]()
-    if request.want_frontier and request.extra_inflight is None and not is_periodic(request.schedule, graph):
+    if request.order_limits:
+        chosen = plan_order(
+            len({i.microbatch_index for i in graph.instructions}),
+            request.profile,
+            limits=request.order_limits,
+            deadline_s=deadline_s,
+            forced=request.target.is_forced,
+            communication_latency_s=float(request.options.get("communication_latency_s", "0")),
+        )
+        graph, solved = chosen.graph, chosen.solved
+        any_order_bound_j = None if chosen.any_order is None else chosen.any_order.energy_j
+        if request.want_frontier:
+            points = frontier(graph, request.profile, until_slowest=False).points
+    elif request.want_frontier and request.extra_inflight is None and len(graph.instructions) <= TOO_LARGE:
         solved, whole = solve_with_frontier(
             graph, request.profile, deadline_s=deadline_s, forced=request.target.is_forced
         )
@@ -44,6 +60,7 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
         graph, extra_inflight, solved = _solved(request, deadline_s)
         if request.want_frontier:
             points = frontier(graph, request.profile, until_slowest=False).points
+    own = baseline(graph, request.profile)
     plan = OfflinePlan(
         orders=rank_orders(graph),
         sm_clocks_mhz=dict(zip(graph.instructions, solved.sm_clocks_mhz, strict=True)),
@@ -56,6 +73,9 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
         extra_inflight=extra_inflight,
         frontier=points,
         prices_w=dict(zip(graph.instructions, solved.prices_w, strict=True)),
+        own_order_time_s=own.iteration_time_s,
+        own_order_energy_j=own.energy_j,
+        any_order_bound_j=any_order_bound_j,
     )
     if request.max_switches is not None or request.switch_latency_s > 0:
         plan = _with_switching(request, plan, graph, solved, deadline_s)
@@ -120,19 +140,6 @@ def _solved(request: OfflineRequest, deadline_s: float) -> tuple[DependencyGraph
     """Return the graph to run, its extra in-flight microbatches, and its solved plan."""
     forced = request.target.is_forced
     latency_s = float(request.options.get("communication_latency_s", "0"))
-    if request.extra_inflight is None and request.schedule and is_periodic(request.schedule, request.graph):
-        return (
-            request.graph,
-            (),
-            solve_periodic(
-                request.schedule,
-                request.graph,
-                request.profile,
-                deadline_s=deadline_s,
-                forced=forced,
-                communication_latency_s=latency_s,
-            ),
-        )
     if request.extra_inflight is None:
         return request.graph, (), solve(request.graph, request.profile, deadline_s=deadline_s, forced=forced)
     caps = requested_caps(request, request.graph.num_ranks)

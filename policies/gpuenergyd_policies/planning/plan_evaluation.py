@@ -7,6 +7,7 @@ from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile
 from gpuenergyd.core.pipeline.timeline import Timeline, iteration_energy_j, timeline
 from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflineRequest
+from gpuenergyd.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,14 @@ def rank_orders(graph: DependencyGraph) -> tuple[tuple[Instruction, ...], ...]:
 
 
 def unproven_plan(request: OfflineRequest, chosen: PlanEvaluation, *, solve_cpu_s: float) -> OfflinePlan:
-    """Return an offline plan with these clocks for the request's graph, without a lower bound."""
-    reference = baseline(request.graph, request.profile)
+    """Return an offline plan with these clocks for the request's graph, without a lower bound.
+
+    Raises:
+        UsageError: the request leaves the order to the planner.
+    """
+    require_given_order(request)
+    reference = baseline(request.baseline_graph, request.profile)
+    own = baseline(request.graph, request.profile)
     return OfflinePlan(
         orders=rank_orders(request.graph),
         sm_clocks_mhz=dict(zip(request.graph.instructions, chosen.sm_clocks_mhz, strict=True)),
@@ -80,4 +87,12 @@ def unproven_plan(request: OfflineRequest, chosen: PlanEvaluation, *, solve_cpu_
         energy_j=chosen.energy_j,
         lower_bound_j=None,
         solve_cpu_s=solve_cpu_s,
+        own_order_time_s=own.iteration_time_s,
+        own_order_energy_j=own.energy_j,
     )
+
+
+def require_given_order(request: OfflineRequest) -> None:
+    """Raise UsageError if the request leaves the order to a planner that cannot choose it."""
+    if request.order_limits:
+        raise UsageError("--schedule auto: only policy bubble-aware chooses the order")

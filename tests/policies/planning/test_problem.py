@@ -11,7 +11,6 @@ from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, Pi
 from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import ScheduleError, TargetError
-from gpuenergyd_policies.planning import compression
 from gpuenergyd_policies.planning.exact.certificate import cost_lower_bounds_j
 from gpuenergyd_policies.planning.frontier import frontier
 from gpuenergyd_policies.planning.inflight import requested_caps
@@ -141,21 +140,6 @@ def test_breakpoints_of_two_instructions_in_a_row() -> None:
     assert whole.min_energy_time_s == pytest.approx(5.0, abs=1e-6)
     assert whole.points[0].iteration_time_s == 2.0
     assert whole.points[-1].energy_j == pytest.approx(140.0)
-
-
-def test_instructions_of_a_long_pipeline_map_to_those_of_a_short_one() -> None:
-    long, short = (dependency_graph(one_forward_one_backward(2, num)) for num in (20, 12))
-
-    nodes = compression._nodes_in_short(long, short, 20, 12)
-
-    stood_for = {}
-    for instruction, node in zip(long.instructions, nodes.tolist(), strict=True):
-        other = short.instructions[node]
-        assert (other.pp_rank, other.kind) == (instruction.pp_rank, instruction.kind)
-        stood_for[instruction.microbatch_index] = other.microbatch_index
-    assert [stood_for[k] for k in range(20)] == [0, 1, 2, 3, 4, 5, *([6] * 9), 7, 8, 9, 10, 11]
-    assert compression._short_microbatches(one_forward_one_backward(2, 30)) == 12
-    assert compression._short_microbatches(one_forward_one_backward(3, 30, (2, 1, 0))) == 22
 
 
 def test_extra_microbatches_are_limited_by_the_requested_number_the_caps_and_memory() -> None:

@@ -1,0 +1,117 @@
+"""The order and the clocks of `--schedule auto`: found on a pipeline of few microbatches, solved on the whole one.
+
+Theory of operation. An order's shape does not depend on the number of microbatches once there are several times as many
+as ranks. So shapes of long pipelines are compared with fewer microbatches, at a deadline of the same slowdown. The best
+shapes are then solved on the whole pipeline with real clocks, and the cheapest plan is chosen. Plain 1F1B is part of the
+family, or dominated by 1F1B with its backward split in place where splitting costs nothing, hence never better.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpuenergyd.core.pipeline.graph import DependencyGraph, Schedule, one_forward_one_backward
+from gpuenergyd.core.pipeline.profile import PipelineProfile
+from gpuenergyd.errors import TargetError
+from gpuenergyd_policies.planning.frontier import SolvedPlan, solve
+from gpuenergyd_policies.planning.orders.bound import AnyOrderBound, any_order_bound, is_no_cheaper
+from gpuenergyd_policies.planning.orders.relaxation import OrderTask, RelaxedOrder
+from gpuenergyd_policies.planning.orders.search import ranked_shapes, swapped
+from gpuenergyd_policies.planning.orders.shape import RankShape, repaired, shaped_schedule
+from gpuenergyd_policies.planning.plan_evaluation import baseline
+
+SHORT_PIPELINE = 1_600
+"""Instructions up to which orders are compared with all microbatches, and neighbours swapped."""
+SHORT_ROUNDS, DEEP_ROUNDS = 4, 2
+"""Microbatches per rank with which orders of longer pipelines are compared; of deep ones fewer."""
+DEEP_PIPELINE = 24
+"""Ranks from which a pipeline counts as deep."""
+FINALISTS = 3
+"""Orders that are solved with real clocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderPlan:
+    """The chosen order with its solved clocks, and the bound over any order if it is within reach."""
+
+    schedule: Schedule
+    graph: DependencyGraph
+    solved: SolvedPlan
+    any_order: AnyOrderBound | None
+
+
+def plan_order(
+    num_microbatches: int,
+    profile: PipelineProfile,
+    *,
+    limits: Sequence[int],
+    deadline_s: float,
+    forced: bool = False,
+    communication_latency_s: float = 0.0,
+) -> OrderPlan:
+    """Return the cheapest order found that meets the deadline with at most `limits[r]` microbatches held on rank r.
+
+    Raises:
+        ProfileError: input or weight gradients were not measured.
+        TargetError: no order of the family is fast enough within the limits.
+    """
+    limits = tuple(min(limit, num_microbatches) for limit in limits)
+    task = OrderTask(num_microbatches, profile, deadline_s, limits, forced, communication_latency_s)
+    plans = []
+    for schedule in _candidates(task):
+        graph = task.graph(schedule)
+        try:
+            plans.append((schedule, graph, solve(graph, profile, deadline_s=deadline_s, forced=forced)))
+        except TargetError:
+            continue
+        if len(plans) * len(graph.instructions) > SHORT_PIPELINE * FINALISTS:
+            break
+    if not plans:
+        raise TargetError(
+            f"iteration time {deadline_s:.6g} s: no order is that fast with at most"
+            f" {', '.join(map(str, limits))} microbatches held per stage"
+        )
+    charged_j = profile.blocking_power_w * len(limits)
+    schedule, graph, solved = min(
+        plans, key=lambda plan: plan[2].energy_j - (charged_j * plan[2].iteration_time_s if forced else 0.0)
+    )
+    bound = any_order_bound(
+        profile, limits, num_microbatches, deadline_s, communication_latency_s=communication_latency_s, forced=forced
+    )
+    return OrderPlan(schedule, graph, solved, bound)
+
+
+def _candidates(task: OrderTask) -> list[Schedule]:
+    """Return orders to solve, the most promising first; plain 1F1B is the last if it fits in memory."""
+    num_ranks = len(task.limits)
+    try_whole = not all(is_no_cheaper(task.profile, rank) for rank in range(num_ranks))
+    short = _short(task)
+    ranked = ranked_shapes(short, try_whole=try_whole)
+    shapes = [repaired(shape, task.limits) for shape, _ in ranked[:FINALISTS]]
+    schedules = [shaped_schedule(shape, task.num_microbatches) for shape in dict.fromkeys(shapes)]
+    if ranked and short is task:
+        best: RelaxedOrder = swapped(task, ranked[0][1])
+        schedules.insert(0, best.schedule)
+    plain = tuple(RankShape(num_ranks - r, num_ranks - r, is_split=False) for r in range(num_ranks))
+    if try_whole and repaired(plain, task.limits) == plain:
+        schedules.append(shaped_schedule(plain, task.num_microbatches))
+    return list(dict.fromkeys(schedules))
+
+
+def _short(task: OrderTask) -> OrderTask:
+    """Return the task with fewer microbatches if the pipeline is long."""
+    num_ranks = len(task.limits)
+    rounds = DEEP_ROUNDS if num_ranks >= DEEP_PIPELINE else SHORT_ROUNDS
+    num_microbatches = max(rounds * num_ranks, 2 * max(task.limits) if num_ranks < DEEP_PIPELINE else 0)
+    if 3 * num_ranks * task.num_microbatches <= SHORT_PIPELINE or num_microbatches >= task.num_microbatches:
+        return task
+    full_speed_s, short_s = (
+        baseline(task.graph(one_forward_one_backward(num_ranks, number)), task.profile).iteration_time_s
+        for number in (task.num_microbatches, num_microbatches)
+    )
+    return replace(
+        task,
+        num_microbatches=num_microbatches,
+        deadline_s=short_s * task.deadline_s / full_speed_s,
+        limits=tuple(min(limit, num_microbatches) for limit in task.limits),
+    )
+

@@ -1,0 +1,88 @@
+"""The least energy of one order with clocks that may be mixed at will, and what each of its order constraints costs."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, Schedule, dependency_graph
+from gpuenergyd.core.pipeline.profile import PipelineProfile
+from gpuenergyd.errors import ScheduleError
+from gpuenergyd_policies.planning.large import QUICK_STEPS, TOO_LARGE, LargePipeline
+from gpuenergyd_policies.planning.problem import make_problem
+
+SEARCH_TOLERANCE = 2e-3
+"""Tolerance for leaving out points of hulls while orders are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderTask:
+    """What an order is chosen for: microbatches, profile, deadline, latency and memory limits."""
+
+    num_microbatches: int
+    profile: PipelineProfile
+    deadline_s: float
+    limits: tuple[int, ...]
+    """Microbatches that each rank may hold."""
+    forced: bool = False
+    """Whether the time until the deadline passes anyway, for a straggler."""
+    communication_latency_s: Callable[[int, int], float] | float = 0.0
+
+    def graph(self, schedule: Schedule) -> DependencyGraph:
+        """Return the dependency graph of an order; raise ScheduleError if it deadlocks."""
+        return dependency_graph(schedule, communication_latency_s=self.communication_latency_s)
+
+
+@dataclass(frozen=True, slots=True)
+class RelaxedOrder:
+    """An order and the least energy that the relaxation of its clocks needs; infinite if it misses the deadline."""
+
+    schedule: Schedule
+    energy_j: float
+    prices_w: Mapping[tuple[Instruction, Instruction], float] = field(default_factory=dict)
+    """Price of each pair of instructions that run one after the other on a rank: what a second less between them saves.
+    An order in which all pairs with a price keep their direction needs at least as much energy."""
+    durations_s: Mapping[Instruction, float] = field(default_factory=dict)
+
+
+def relaxed(task: OrderTask, schedule: Schedule) -> RelaxedOrder:
+    """Return an order with its relaxed energy and prices; above `TOO_LARGE` instructions without prices."""
+    try:
+        graph = task.graph(schedule)
+    except ScheduleError:
+        return RelaxedOrder(schedule, float("inf"))
+    if len(graph.instructions) > TOO_LARGE:
+        return _averaged(task, schedule, graph)
+    problem = make_problem(graph, task.profile, SEARCH_TOLERANCE)
+    if problem.min_time_s > task.deadline_s:
+        return RelaxedOrder(schedule, float("inf"))
+    wanted_s, row = problem.useful_s(task.deadline_s), 0
+    sweep = problem.sweep(np.array([wanted_s]), stop_early=True)
+    if task.forced:
+        cost_j = float(problem.cost_bounds_j(sweep, np.array([0]), np.array([wanted_s]))[0])
+        energy_j = cost_j + problem.tables.idle_power_w * task.deadline_s
+    else:
+        if problem.is_beyond_least_energy(sweep, 0):
+            wanted_s, row = max(problem.min_time_s, sweep.min_energy_time_s), 1
+        energy_j = problem.energy_bound_j(sweep, row, wanted_s)
+    instructions = graph.instructions
+    prices_w = {}
+    edge_prices_w = sweep.edge_prices_w[row]
+    tails, heads = problem.network.edge_tail, problem.network.edge_head
+    for e in np.flatnonzero((edge_prices_w > 0) & (heads == tails + 1) & (heads < len(instructions))).tolist():
+        u, v = instructions[int(tails[e])], instructions[int(heads[e])]
+        if u.pp_rank == v.pp_rank:
+            prices_w[u, v] = float(edge_prices_w[e])
+    return RelaxedOrder(
+        schedule, energy_j, prices_w, dict(zip(instructions, sweep.durations_s[row].tolist(), strict=True))
+    )
+
+
+def _averaged(task: OrderTask, schedule: Schedule, graph: DependencyGraph) -> RelaxedOrder:
+    """Return the energy of mean durations of a large pipeline, whose makespan exceeds the deadline only a little."""
+    pipeline = LargePipeline.of(graph, task.profile)
+    if pipeline.min_time_s > task.deadline_s:
+        return RelaxedOrder(schedule, float("inf"))
+    deadline_s = min(task.deadline_s, pipeline.slowest_time_s)
+    found = pipeline.prices(deadline_s, forced=task.forced, num_steps=QUICK_STEPS)
+    return RelaxedOrder(schedule, found.cost_bound_j + pipeline.tables.idle_power_w * deadline_s)

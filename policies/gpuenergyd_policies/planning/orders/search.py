@@ -1,0 +1,137 @@
+"""Search over orders: from known schedules by steps of shape, then by swaps of neighbours, both guided by prices.
+
+Theory of operation. The dual of the relaxation gives each pair of neighbours on a rank a price. If every pair with a
+price keeps its direction in another order, then the same flow is feasible there and proves at least the same energy; so
+only orders that reverse a priced pair are tried, those with the largest price times duration first. The family of
+shapes (see `shape`) is searched first, then single swaps of neighbours and the same swap in all microbatches.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
+from gpuenergyd_policies.planning.orders.relaxation import OrderTask, RelaxedOrder, relaxed
+from gpuenergyd_policies.planning.orders.shape import (
+    OrderShape,
+    neighbours,
+    shaped_schedule,
+    starting_shapes,
+)
+
+MOST_WORK = 80_000
+"""Instructions of all orders that are compared while shapes are searched; limits the time of planning."""
+MOST_SWAP_WORK = 60_000
+"""The same for swaps of neighbours."""
+LEAST_GAIN_RATIO = 2e-6
+"""Relative gain below which another order counts as equal."""
+
+
+def ranked_shapes(task: OrderTask, *, try_whole: bool) -> list[tuple[OrderShape, RelaxedOrder]]:
+    """Return shapes that meet the deadline, cheapest first; none if no shape of the family does."""
+    known: dict[OrderShape, RelaxedOrder] = {}
+
+    def tried(shape: OrderShape) -> RelaxedOrder:
+        if shape not in known:
+            known[shape] = relaxed(task, shaped_schedule(shape, task.num_microbatches))
+        return known[shape]
+
+    size = 3 * len(task.limits) * task.num_microbatches
+    limits = [min(limit, task.num_microbatches) for limit in task.limits]
+    starts = starting_shapes(limits, task.num_microbatches, try_whole=try_whole)
+    for shape in starts:
+        if len(known) * size >= MOST_WORK:
+            break
+        tried(shape)
+    best = min(known, key=lambda shape: known[shape].energy_j)
+    improved = known[best].energy_j < float("inf")
+    while improved and len(known) * size < MOST_WORK:
+        improved = False
+        here = known[best]
+        moves = [(_gain_j(here, shape, task.num_microbatches), shape) for shape in neighbours(
+            best, limits, try_whole=try_whole) if shape not in known]
+        moves.sort(key=lambda move: -move[0])
+        for gain_j, shape in moves:
+            if gain_j <= 0 or len(known) * size >= MOST_WORK:
+                break
+            if tried(shape).energy_j < here.energy_j * (1 - LEAST_GAIN_RATIO):
+                best, improved = shape, True
+                break
+    possible = [shape for shape in known if known[shape].energy_j < float("inf")]
+    return [(shape, known[shape]) for shape in sorted(possible, key=lambda shape: known[shape].energy_j)]
+
+
+def _gain_j(here: RelaxedOrder, shape: OrderShape, num_microbatches: int) -> float:
+    """Return the price of the pairs that a shape reverses, times the shorter duration; infinite without prices."""
+    if not here.prices_w:
+        return float("inf")
+    other = shaped_schedule(shape, num_microbatches)
+    place = {i: at for order in other.orders for at, i in enumerate(order)}
+    gain_j = 0.0
+    for (u, v), price_w in here.prices_w.items():
+        if u not in place or v not in place:  # split instead of whole, or the reverse
+            return float("inf")
+        if place[u] > place[v]:
+            gain_j += price_w * min(here.durations_s[u], here.durations_s[v])
+    return gain_j
+
+
+def swapped(task: OrderTask, start: RelaxedOrder) -> RelaxedOrder:
+    """Return the order improved by swaps of neighbours on one rank, within the memory limits."""
+    best, work = start, 0
+    tried: set[tuple[tuple[Instruction, ...], ...]] = {start.schedule.orders}
+    improved = True
+    while improved:
+        improved = False
+        moves = sorted(_swaps(best), key=lambda move: -move[0])
+        for _, pp_rank, pairs in moves:
+            schedule = _with_swaps(best.schedule, pp_rank, pairs)
+            if schedule.orders in tried or schedule.peak_inflight(pp_rank) > task.limits[pp_rank]:
+                continue
+            work += sum(map(len, schedule.orders))
+            if work > MOST_SWAP_WORK:
+                return best
+            tried.add(schedule.orders)
+            candidate = relaxed(task, schedule)
+            if candidate.energy_j < best.energy_j * (1 - LEAST_GAIN_RATIO):
+                best, improved = candidate, True
+                break
+    return best
+
+
+_Pair = tuple[Instruction, Instruction]
+
+
+def _swaps(here: RelaxedOrder) -> Iterator[tuple[float, int, tuple[_Pair, ...]]]:
+    """Yield (estimated gain, rank, pairs to reverse): single priced pairs, and alike pairs of all microbatches."""
+    alike: dict[tuple[int, InstructionKind, InstructionKind, int], list[_Pair]] = {}
+    for u, v in here.prices_w:
+        if u.kind != v.kind and u.microbatch_index != v.microbatch_index:
+            key = (u.pp_rank, u.kind, v.kind, u.microbatch_index - v.microbatch_index)
+            alike.setdefault(key, []).append((u, v))
+    for (pp_rank, first, second, offset), priced in alike.items():
+        gains_j = [_swap_gain_j(here, pair) for pair in priced]
+        if len(priced) > 1:
+            order = here.schedule.orders[pp_rank]
+            everywhere = tuple(
+                (u, v)
+                for u, v in zip(order, order[1:], strict=False)
+                if (u.kind, v.kind, u.microbatch_index - v.microbatch_index) == (first, second, offset)
+            )
+            yield sum(gains_j), pp_rank, everywhere
+        for gain_j, pair in zip(gains_j, priced, strict=True):
+            yield gain_j, pp_rank, (pair,)
+
+
+def _swap_gain_j(here: RelaxedOrder, pair: _Pair) -> float:
+    return here.prices_w[pair] * min(here.durations_s[i] for i in pair)
+
+
+def _with_swaps(schedule: Schedule, pp_rank: int, pairs: Iterable[_Pair]) -> Schedule:
+    order = list(schedule.orders[pp_rank])
+    place: Mapping[Instruction, int] = {i: at for at, i in enumerate(order)}
+    for u, v in pairs:
+        order[place[u]], order[place[v]] = v, u
+    orders: Sequence[tuple[Instruction, ...]] = [
+        tuple(order) if r == pp_rank else own for r, own in enumerate(schedule.orders)
+    ]
+    return replace(schedule, orders=tuple(orders))

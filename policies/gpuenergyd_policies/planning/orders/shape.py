@@ -1,0 +1,118 @@
+"""The family of orders that is searched: forwards in flight, microbatches held and the place of weight gradients.
+
+Theory of operation. With F and I in first-in, first-out order, an order is determined by three things per rank: how
+many forwards precede the first input gradient, how many microbatches are held from their forward to their weight
+gradient, and whether a weight gradient that is due runs before or after the next input gradient. Whole backwards hold as
+many microbatches as there are forwards ahead. The family contains 1F1B (whole, S - r ahead), 1F1B with extra
+microbatches in flight, 1F1B with its backward split in place (S - r ahead and held), ZB-H1 (S - r ahead, S held), and
+ZB-H2. It runs without deadlock if and only if no rank runs fewer forwards ahead than the next one.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
+
+F, B, I, W = InstructionKind.F, InstructionKind.B, InstructionKind.I, InstructionKind.W  # noqa: E741  torch's own names
+
+
+@dataclass(frozen=True, slots=True)
+class RankShape:
+    """Shape of one rank's order."""
+
+    num_ahead: int
+    """Forwards before the first backward or input gradient; at least 1."""
+    num_held: int
+    """Microbatches held from forward to weight gradient, at least `num_ahead`; equal to it for whole backwards."""
+    is_split: bool = True
+    """Whether backwards are split into input and weight gradients."""
+    runs_weight_first: bool = False
+    """Whether a weight gradient that is due runs before the next input gradient instead of after it."""
+
+
+OrderShape = tuple[RankShape, ...]
+"""Shape of the orders of all ranks."""
+
+
+def shaped_schedule(shape: OrderShape, num_microbatches: int) -> Schedule:
+    """Return the schedule with this shape, named auto."""
+    return Schedule(
+        name="auto",
+        num_microbatches=num_microbatches,
+        orders=tuple(tuple(_rank_order(r, own, num_microbatches)) for r, own in enumerate(shape)),
+    )
+
+
+def _rank_order(pp_rank: int, shape: RankShape, num_microbatches: int) -> Iterator[Instruction]:
+    if not shape.is_split:
+        ahead = min(shape.num_ahead, num_microbatches)
+        yield from (Instruction(pp_rank, F, m) for m in range(ahead))
+        for m in range(num_microbatches):
+            yield Instruction(pp_rank, B, m)
+            if ahead + m < num_microbatches:
+                yield Instruction(pp_rank, F, ahead + m)
+        return
+    for step in range(num_microbatches + max(shape.num_held, shape.num_ahead)):
+        due = [(F, step), (I, step + 1 - shape.num_ahead), (W, step + 1 - shape.num_held)]
+        if shape.runs_weight_first and shape.num_held > shape.num_ahead:
+            due[1:] = due[:0:-1]
+        yield from (Instruction(pp_rank, kind, m) for kind, m in due if 0 <= m < num_microbatches)
+
+
+def repaired(shape: Sequence[RankShape], limits: Sequence[int]) -> OrderShape:
+    """Return the shape cut to the memory limits, without deadlock: no rank runs fewer forwards ahead than the next."""
+    result: list[RankShape] = []
+    for own, limit in zip(shape, limits, strict=True):
+        most = min(limit, result[-1].num_ahead) if result else limit
+        ahead = max(1, min(own.num_ahead, most))
+        held = max(ahead, min(own.num_held, limit)) if own.is_split else ahead
+        weight_first = own.runs_weight_first and own.is_split and held > ahead
+        result.append(RankShape(ahead, held, own.is_split, weight_first))
+    return tuple(result)
+
+
+def starting_shapes(limits: Sequence[int], num_microbatches: int, *, try_whole: bool) -> list[OrderShape]:
+    """Return the shapes that a search starts from: known schedules and shapes between them, cut to the limits."""
+    num_ranks = len(limits)
+    limits = [min(limit, num_microbatches) for limit in limits]
+    plain = [num_ranks - r for r in range(num_ranks)]
+    shapes = []
+    for extra in (0.0, 0.5, 1.0, 1.5):
+        ahead = [own + round(extra * (own - 1)) for own in plain]
+        for held in (ahead, plain[:1] * num_ranks, [2 * num_ranks] * num_ranks, limits):
+            shapes.append([RankShape(a, max(a, h)) for a, h in zip(ahead, held, strict=True)])
+        if try_whole:
+            shapes.append([RankShape(a, a, is_split=False) for a in ahead])
+    return list(dict.fromkeys(repaired(shape, limits) for shape in shapes))
+
+
+def neighbours(shape: OrderShape, limits: Sequence[int], *, try_whole: bool) -> Iterator[OrderShape]:
+    """Yield shapes one step away: a rank, or all ranks up to or from it, with one number changed by one."""
+    changes = [(1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1)]
+    num_ranks = len(shape)
+    seen = {shape}
+    for r in reversed(range(num_ranks)):
+        for ranks in dict.fromkeys((range(r, r + 1), range(r + 1), range(r, num_ranks))):
+            moved = [
+                [
+                    replace(own, num_ahead=max(1, own.num_ahead + ahead), num_held=own.num_held + held)
+                    if k in ranks
+                    else own
+                    for k, own in enumerate(shape)
+                ]
+                for ahead, held in changes
+            ]
+            moved.append(
+                [
+                    replace(own, runs_weight_first=not own.runs_weight_first) if k in ranks else own
+                    for k, own in enumerate(shape)
+                ]
+            )
+            if try_whole:
+                moved.append(
+                    [replace(own, is_split=not own.is_split) if k in ranks else own for k, own in enumerate(shape)]
+                )
+            for candidate in moved:
+                if (fitting := repaired(candidate, limits)) not in seen:
+                    seen.add(fitting)
+                    yield fitting
