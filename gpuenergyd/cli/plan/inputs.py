@@ -224,10 +224,8 @@ def _order_limits(options: PlanOptions, schedule: Schedule) -> tuple[tuple[int, 
         limits = tuple(map(min, limits, roomy)) if limits else roomy
     if limits:
         return limits, ()
-    return plain, (
-        "memory is assumed to hold what 1F1B holds,"
-        f" {', '.join(map(str, plain))} microbatches: set --memory-limit-microbatches",
-    )
+    held = ", ".join(map(str, plain))
+    return plain, (f"memory is assumed to hold what 1F1B holds, {held} microbatches: set --memory-limit-microbatches",)
 
 
 def _reference_graph(schedule: Schedule, options: PlanOptions) -> DependencyGraph | None:
@@ -243,13 +241,16 @@ def _split_notes(table: ProfileTable, options: PlanOptions) -> list[str]:
         return []
     share = INPUT_GRADIENT_SHARE if options.input_gradient_share is None else options.input_gradient_share
     overhead = (
-        f"splitting it is assumed to cost {100 * options.split_overhead:g} % more"
+        f"splitting it to cost {100 * options.split_overhead:g} % more"
         if options.split_overhead
         else "splitting it to cost nothing"
     )
-    return [
+    assumed = (
         f"the input gradient is assumed to take {100 * share:g} % of the measured backward, the weight gradient the"
-        f" rest, and {overhead}: measure input and weight rows, or set --input-gradient-share and --split-overhead"
+    )
+    return [
+        f"{assumed} rest, and {overhead}: measure input and weight rows, or set --input-gradient-share"
+        " and --split-overhead"
     ]
 
 

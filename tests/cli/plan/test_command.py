@@ -34,6 +34,11 @@ KEYS = [
     "lower_bound_j",
     "saving_ratio",
     "slowdown_ratio",
+    "own_order_time_s",
+    "own_order_energy_j",
+    "own_order_saving_ratio",
+    "any_order_bound_ratio",
+    "held_microbatches",
     "solve_cpu_s",
     "compile_cpu_s",
     "order",
@@ -129,6 +134,58 @@ def test_every_schedule_can_be_planned_from_a_table(table: Path, schedule: str) 
     assert len(figures["clocks"]) == sum(len(order) for order in figures["order"].values())
     assert figures["iteration_time_s"] <= figures["baseline_time_s"]
     assert figures["lower_bound_j"] <= figures["energy_j"] < figures["baseline_energy_j"]
+
+
+def test_a_chosen_order_fits_in_memory_and_is_compared_with_1f1b_its_own_speed_and_any_order(table: Path) -> None:
+    common = (table, "--microbatches", "12", "--blocking-power-w", "60")
+    plain = _plan(*common)
+
+    figures = _plan(*common, "--schedule", "auto", "--memory-limit-microbatches", "4,4,3,2")
+
+    assert figures["schedule"] == "auto"
+    assert figures["baseline_time_s"] == plain["baseline_time_s"]
+    assert figures["iteration_time_s"] <= plain["baseline_time_s"]
+    assert all(held <= limit for held, limit in zip(figures["held_microbatches"], (4, 4, 3, 2), strict=True))
+    assert plain["saving_ratio"] < figures["saving_ratio"] <= figures["any_order_bound_ratio"]
+    own = figures["own_order_energy_j"]
+    assert figures["own_order_saving_ratio"] == pytest.approx(1 - figures["energy_j"] / own)
+    printed = _run(*common, "--schedule", "auto", "--memory-limit-microbatches", "4,4,3,2")
+    assert "against 1F1B at full speed" in printed
+    assert "no order within this memory saves more than" in " ".join(printed.split())
+    assert "microbatches held per stage:" in printed
+
+
+def test_a_named_schedule_is_compared_with_1f1b_and_with_its_own_full_speed(table: Path) -> None:
+    plain = _plan(table, "--microbatches", "12", "--blocking-power-w", "60")
+
+    figures = _plan(table, "--microbatches", "12", "--blocking-power-w", "60", "--schedule", "zb-h1")
+
+    assert figures["baseline_time_s"] == plain["baseline_time_s"]
+    assert figures["own_order_time_s"] < plain["baseline_time_s"]
+    assert figures["saving_ratio"] != pytest.approx(figures["own_order_saving_ratio"], abs=1e-3)
+    assert plain["own_order_saving_ratio"] == plain["saving_ratio"]
+
+
+def test_input_and_weight_rows_replace_the_assumption(table: Path, tmp_path: Path) -> None:
+    rows = table.read_text().splitlines()
+    for row in rows[1:]:
+        stage, word, mhz, time_s, energy_j = row.split(",")
+        if word == "backward":
+            rows.append(f"{stage},input,{mhz},{0.6 * float(time_s)!r},{0.6 * float(energy_j)!r}")
+            rows.append(f"{stage},weight,{mhz},{0.5 * float(time_s)!r},{0.5 * float(energy_j)!r}")
+    measured = tmp_path / "measured.csv"
+    measured.write_text("\n".join(rows) + "\n")
+    common = ("--microbatches", "8", "--schedule", "zb-h1", "--blocking-power-w", "60")
+
+    figures = _plan(measured, *common)
+
+    share = ("--input-gradient-share", repr(0.6 / 1.1), "--split-overhead", repr(0.1))
+    assumed = _plan(table, *common, *share)
+    assert figures["own_order_time_s"] == pytest.approx(assumed["own_order_time_s"])
+    assert figures["own_order_time_s"] > _plan(table, *common)["own_order_time_s"]
+    assert "assumed to take" not in " ".join(_run(measured, *common).split())
+    assert "54.5455 % of the measured backward" in " ".join(_run(table, *common, *share).split())
+    assert "cost 10 % more" in " ".join(_run(table, *common, *share).split())
 
 
 def test_permitted_slowdown_is_never_exceeded_and_saves_more(table: Path) -> None:

@@ -30,9 +30,11 @@ from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray
 from gpuenergyd_policies.planning.orders.under_hull import under_hull
 
 KINDS = (InstructionKind.F, InstructionKind.I, InstructionKind.W)
-MOST_CELLS = 900
+MOST_CELLS, FEW_CELLS = 900, 450
 """Cells of the program; pipelines with more instructions are grouped into cells of several microbatches."""
-MOST_RANKS = 40
+MANY_INSTRUCTIONS = 2_500
+"""Instructions above which few cells are used, so that the bound does not take longer than the plan."""
+MOST_RANKS = 32
 """Ranks up to which the bound is within reach."""
 MOST_ROUNDS = 8
 MOST_NEW_WINDOWS = 600
@@ -103,7 +105,8 @@ class _Program:
         self.num_ranks = num_ranks
         self.deadline_s = deadline_s
         self.forced = forced
-        self.first = cell_starts(num_microbatches, max(12, MOST_CELLS // (3 * num_ranks)))
+        cells = MOST_CELLS if 3 * num_ranks * num_microbatches <= MANY_INSTRUCTIONS else FEW_CELLS
+        self.first = cell_starts(num_microbatches, max(12, cells // (3 * num_ranks)))
         self.num_cells = len(self.first)
         self.last = np.append(self.first[1:], num_microbatches) - 1
         self.size = self.last - self.first + 1
@@ -214,7 +217,9 @@ class _Program:
             self._add(self.end(rank, kind, cell), self.start(to, to_kind, to_cell), latency_s)
             return
         self._add(
-            self.start(rank, kind, cell), self.start(to, to_kind, to_cell), float(self.fastest_s[rank, kind]) + latency_s
+            self.start(rank, kind, cell),
+            self.start(to, to_kind, to_cell),
+            float(self.fastest_s[rank, kind]) + latency_s,
         )
         self._add(
             self.end(rank, kind, cell), self.end(to, to_kind, to_cell), float(self.fastest_s[to, to_kind]) + latency_s
@@ -264,7 +269,9 @@ class _Program:
         found: list[tuple[float, tuple[int, int, int, int, int]]] = []
         for rank in range(self.num_ranks):
             sums = [
-                np.concatenate([[0.0], np.cumsum(durations[self.start(rank, k, 0) : self.start(rank, k, 0) + self.num_cells])])
+                np.concatenate(
+                    [[0.0], np.cumsum(durations[self.start(rank, k, 0) : self.start(rank, k, 0) + self.num_cells])]
+                )
                 for k in range(3)
             ]
             for kind in range(3):
@@ -310,9 +317,7 @@ class _Program:
             between_s += np.maximum(0.0, sums[k][ends[k]][None, :] - sums[k][begins[k]][:, None])
         first = self.start(rank, kind, 0)
         end = self.end(rank, to_kind, 0)
-        window_s = (
-            solution[end : end + self.num_cells][None, :] - solution[first : first + self.num_cells][:, None]
-        )
+        window_s = solution[end : end + self.num_cells][None, :] - solution[first : first + self.num_cells][:, None]
         own, any_before = self.limits[rank], min(self.limits[: rank + 1])
         distance = ((0, 0, 0), (any_before, 0, 0), (own, own, 0))[kind][to_kind]
         is_ordered = self.first[None, :] - self.first[:, None] >= distance
@@ -332,4 +337,3 @@ def is_no_cheaper(profile: PipelineProfile, rank: int) -> bool:
         if option.energy_j < (first.energy_j + second.energy_j) * (1 - 1e-12):
             return False
     return len(whole) == len(halves[0]) == len(halves[1])
-

@@ -1,9 +1,9 @@
 """The order and the clocks of `--schedule auto`: found on a pipeline of few microbatches, solved on the whole one.
 
-Theory of operation. An order's shape does not depend on the number of microbatches once there are several times as many
-as ranks. So shapes of long pipelines are compared with fewer microbatches, at a deadline of the same slowdown. The best
-shapes are then solved on the whole pipeline with real clocks, and the cheapest plan is chosen. Plain 1F1B is part of the
-family, or dominated by 1F1B with its backward split in place where splitting costs nothing, hence never better.
+Theory of operation. An order's shape does not depend on the number of microbatches once there are several times as
+many as ranks. So shapes of long pipelines are compared with fewer microbatches, at a deadline of the same slowdown. The
+best shapes are then solved on the whole pipeline with real clocks, and the cheapest plan is chosen. Plain 1F1B is part
+of the family, or dominated by 1F1B with its backward split in place where splitting costs nothing, hence never better.
 """
 
 from collections.abc import Sequence
@@ -114,4 +114,3 @@ def _short(task: OrderTask) -> OrderTask:
         deadline_s=short_s * task.deadline_s / full_speed_s,
         limits=tuple(min(limit, num_microbatches) for limit in task.limits),
     )
-

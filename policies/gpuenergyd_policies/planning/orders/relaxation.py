@@ -11,6 +11,8 @@ from gpuenergyd.errors import ScheduleError
 from gpuenergyd_policies.planning.large import QUICK_STEPS, TOO_LARGE, LargePipeline
 from gpuenergyd_policies.planning.problem import make_problem
 
+LEAST_GAIN_RATIO = 2e-6
+"""Relative gain below which another order counts as equal."""
 SEARCH_TOLERANCE = 2e-3
 """Tolerance for leaving out points of hulls while orders are compared."""
 
@@ -39,10 +41,18 @@ class RelaxedOrder:
 
     schedule: Schedule
     energy_j: float
+    min_time_s: float = float("inf")
+    """Iteration time at the fastest clocks; infinite for orders that deadlock."""
     prices_w: Mapping[tuple[Instruction, Instruction], float] = field(default_factory=dict)
     """Price of each pair of instructions that run one after the other on a rank: what a second less between them saves.
     An order in which all pairs with a price keep their direction needs at least as much energy."""
     durations_s: Mapping[Instruction, float] = field(default_factory=dict)
+
+    def is_better(self, other: "RelaxedOrder") -> bool:
+        """Return whether this order needs less energy, or is faster while neither meets the deadline."""
+        if other.energy_j < float("inf"):
+            return self.energy_j < other.energy_j * (1 - LEAST_GAIN_RATIO)
+        return self.energy_j < float("inf") or self.min_time_s < other.min_time_s * (1 - LEAST_GAIN_RATIO)
 
 
 def relaxed(task: OrderTask, schedule: Schedule) -> RelaxedOrder:
@@ -55,7 +65,7 @@ def relaxed(task: OrderTask, schedule: Schedule) -> RelaxedOrder:
         return _averaged(task, schedule, graph)
     problem = make_problem(graph, task.profile, SEARCH_TOLERANCE)
     if problem.min_time_s > task.deadline_s:
-        return RelaxedOrder(schedule, float("inf"))
+        return RelaxedOrder(schedule, float("inf"), problem.min_time_s)
     wanted_s, row = problem.useful_s(task.deadline_s), 0
     sweep = problem.sweep(np.array([wanted_s]), stop_early=True)
     if task.forced:
@@ -74,7 +84,11 @@ def relaxed(task: OrderTask, schedule: Schedule) -> RelaxedOrder:
         if u.pp_rank == v.pp_rank:
             prices_w[u, v] = float(edge_prices_w[e])
     return RelaxedOrder(
-        schedule, energy_j, prices_w, dict(zip(instructions, sweep.durations_s[row].tolist(), strict=True))
+        schedule,
+        energy_j,
+        problem.min_time_s,
+        prices_w,
+        dict(zip(instructions, sweep.durations_s[row].tolist(), strict=True)),
     )
 
 
@@ -82,7 +96,8 @@ def _averaged(task: OrderTask, schedule: Schedule, graph: DependencyGraph) -> Re
     """Return the energy of mean durations of a large pipeline, whose makespan exceeds the deadline only a little."""
     pipeline = LargePipeline.of(graph, task.profile)
     if pipeline.min_time_s > task.deadline_s:
-        return RelaxedOrder(schedule, float("inf"))
+        return RelaxedOrder(schedule, float("inf"), pipeline.min_time_s)
     deadline_s = min(task.deadline_s, pipeline.slowest_time_s)
     found = pipeline.prices(deadline_s, forced=task.forced, num_steps=QUICK_STEPS)
-    return RelaxedOrder(schedule, found.cost_bound_j + pipeline.tables.idle_power_w * deadline_s)
+    energy_j = found.cost_bound_j + pipeline.tables.idle_power_w * deadline_s
+    return RelaxedOrder(schedule, energy_j, pipeline.min_time_s)

@@ -8,6 +8,7 @@ shapes (see `shape`) is searched first, then single swaps of neighbours and the 
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask, RelaxedOrder, relaxed
@@ -18,12 +19,10 @@ from gpuenergyd_policies.planning.orders.shape import (
     starting_shapes,
 )
 
-MOST_WORK = 80_000
+MOST_WORK = 50_000
 """Instructions of all orders that are compared while shapes are searched; limits the time of planning."""
-MOST_SWAP_WORK = 60_000
+MOST_SWAP_WORK = 20_000
 """The same for swaps of neighbours."""
-LEAST_GAIN_RATIO = 2e-6
-"""Relative gain below which another order counts as equal."""
 
 
 def ranked_shapes(task: OrderTask, *, try_whole: bool) -> list[tuple[OrderShape, RelaxedOrder]]:
@@ -42,18 +41,21 @@ def ranked_shapes(task: OrderTask, *, try_whole: bool) -> list[tuple[OrderShape,
         if len(known) * size >= MOST_WORK:
             break
         tried(shape)
-    best = min(known, key=lambda shape: known[shape].energy_j)
-    improved = known[best].energy_j < float("inf")
+    best = min(known, key=lambda shape: (known[shape].energy_j, known[shape].min_time_s))
+    improved = True
     while improved and len(known) * size < MOST_WORK:
         improved = False
         here = known[best]
-        moves = [(_gain_j(here, shape, task.num_microbatches), shape) for shape in neighbours(
-            best, limits, try_whole=try_whole) if shape not in known]
+        moves = [
+            (_gain_j(here, shape, task.num_microbatches), shape)
+            for shape in neighbours(best, limits, try_whole=try_whole)
+            if shape not in known
+        ]
         moves.sort(key=lambda move: -move[0])
         for gain_j, shape in moves:
             if gain_j <= 0 or len(known) * size >= MOST_WORK:
                 break
-            if tried(shape).energy_j < here.energy_j * (1 - LEAST_GAIN_RATIO):
+            if tried(shape).is_better(here):
                 best, improved = shape, True
                 break
     possible = [shape for shape in known if known[shape].energy_j < float("inf")]
@@ -92,7 +94,7 @@ def swapped(task: OrderTask, start: RelaxedOrder) -> RelaxedOrder:
                 return best
             tried.add(schedule.orders)
             candidate = relaxed(task, schedule)
-            if candidate.energy_j < best.energy_j * (1 - LEAST_GAIN_RATIO):
+            if candidate.is_better(best):
                 best, improved = candidate, True
                 break
     return best
@@ -114,7 +116,7 @@ def _swaps(here: RelaxedOrder) -> Iterator[tuple[float, int, tuple[_Pair, ...]]]
             order = here.schedule.orders[pp_rank]
             everywhere = tuple(
                 (u, v)
-                for u, v in zip(order, order[1:], strict=False)
+                for u, v in pairwise(order)
                 if (u.kind, v.kind, u.microbatch_index - v.microbatch_index) == (first, second, offset)
             )
             yield sum(gains_j), pp_rank, everywhere

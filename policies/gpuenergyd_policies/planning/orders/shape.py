@@ -2,8 +2,8 @@
 
 Theory of operation. With F and I in first-in, first-out order, an order is determined by three things per rank: how
 many forwards precede the first input gradient, how many microbatches are held from their forward to their weight
-gradient, and whether a weight gradient that is due runs before or after the next input gradient. Whole backwards hold as
-many microbatches as there are forwards ahead. The family contains 1F1B (whole, S - r ahead), 1F1B with extra
+gradient, and whether a weight gradient that is due runs before or after the next input gradient. Whole backwards hold
+as many microbatches as there are forwards ahead. The family contains 1F1B (whole, S - r ahead), 1F1B with extra
 microbatches in flight, 1F1B with its backward split in place (S - r ahead and held), ZB-H1 (S - r ahead, S held), and
 ZB-H2. It runs without deadlock if and only if no rank runs fewer forwards ahead than the next one.
 """
@@ -79,8 +79,10 @@ def starting_shapes(limits: Sequence[int], num_microbatches: int, *, try_whole: 
     shapes = []
     for extra in (0.0, 0.5, 1.0, 1.5):
         ahead = [own + round(extra * (own - 1)) for own in plain]
-        for held in (ahead, plain[:1] * num_ranks, [2 * num_ranks] * num_ranks, limits):
-            shapes.append([RankShape(a, max(a, h)) for a, h in zip(ahead, held, strict=True)])
+        shapes += [
+            [RankShape(a, max(a, h)) for a, h in zip(ahead, held, strict=True)]
+            for held in (ahead, plain[:1] * num_ranks, [2 * num_ranks] * num_ranks, limits)
+        ]
         if try_whole:
             shapes.append([RankShape(a, a, is_split=False) for a in ahead])
     return list(dict.fromkeys(repaired(shape, limits) for shape in shapes))

@@ -1,0 +1,134 @@
+"""The bound over any order: valid for every order of tiny pipelines, and tight where it should be."""
+
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, dependency_graph
+from gpuenergyd.core.pipeline.profile import InstructionProfile
+from gpuenergyd.errors import ScheduleError, TargetError
+from gpuenergyd_policies.planning.frontier import solve
+from gpuenergyd_policies.planning.orders import bound as bound_module
+from gpuenergyd_policies.planning.orders.bound import any_order_bound, cell_starts
+from gpuenergyd_policies.planning.orders.choice import plan_order
+from gpuenergyd_policies.planning.orders.under_hull import under_hull
+from tests.policies.planning.orders.cases import POWER_W, full_speed_time_s, split_profile
+from tests.policies.planning.pipelines import tables
+
+CLOCKS_MHZ = (1400, 1200, 1000, 800)
+
+
+def _words(pp_rank: int, num_microbatches: int, limit: int) -> Iterator[tuple[Instruction, ...]]:
+    """Yield every order of one rank, whole and split, that holds at most `limit` microbatches."""
+
+    def grow(word: tuple[Instruction, ...], kinds: str) -> Iterator[tuple[Instruction, ...]]:
+        if len(word) == len(kinds) * num_microbatches:
+            yield word
+            return
+        done = {kind: sum(i.kind == kind for i in word) for kind in kinds}
+        released = done[kinds[-1]]
+        for at, kind in enumerate(kinds):
+            before = num_microbatches if at == 0 else done[kinds[at - 1]]
+            if done[kind] < before and (at > 0 or done[kind] - released < limit):
+                yield from grow((*word, Instruction(pp_rank, InstructionKind(kind), done[kind])), kinds)
+
+    for kinds in ("FB", "FIW"):
+        yield from grow((), kinds)
+
+
+@pytest.mark.parametrize(
+    ("weights", "num_microbatches", "limits", "overhead"),
+    [
+        ((1.0, 1.0), 2, (2, 1), 0.0),
+        ((1.0, 1.1), 2, (2, 2), 0.0),
+        ((1.1, 1.0), 3, (2, 1), 0.0),
+        ((1.0, 1.0), 2, (2, 1), 0.1),
+    ],
+)
+def test_no_order_of_a_tiny_pipeline_needs_less_than_the_bound(
+    weights: tuple[float, ...], num_microbatches: int, limits: tuple[int, ...], overhead: float
+) -> None:
+    num_ranks = len(weights)
+    profile = split_profile(weights, overhead=overhead, clocks_mhz=CLOCKS_MHZ)
+    deadline_s = full_speed_time_s(profile, num_ranks, num_microbatches)
+    bound = any_order_bound(profile, limits, num_microbatches, deadline_s)
+    assert bound is not None
+
+    energies_j = []
+    words = [list(_words(r, num_microbatches, limits[r])) for r in range(num_ranks)]
+    for orders in product(*words):
+        try:
+            graph = dependency_graph(Schedule("any", num_microbatches, orders))
+            energies_j.append(solve(graph, profile, deadline_s=deadline_s).energy_j)
+        except (ScheduleError, TargetError):
+            continue
+
+    assert bound.energy_j <= min(energies_j) * (1 + 1e-9)
+    assert min(energies_j) <= 1.06 * bound.energy_j
+    chosen = plan_order(num_microbatches, profile, limits=limits, deadline_s=deadline_s)
+    assert chosen.solved.energy_j <= 1.01 * min(energies_j)
+
+
+def test_grouping_microbatches_loosens_the_bound_but_keeps_it_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = split_profile([1.0, 1.0, 1.05], overhead=0.02, clocks_mhz=CLOCKS_MHZ)
+    deadline_s = full_speed_time_s(profile, 3, 24)
+    fine = any_order_bound(profile, [3, 3, 3], 24, deadline_s)
+
+    monkeypatch.setattr(bound_module, "MOST_CELLS", 120)
+    monkeypatch.setattr(bound_module, "FEW_CELLS", 120)
+    coarse = any_order_bound(profile, [3, 3, 3], 24, deadline_s)
+
+    assert fine is not None
+    assert coarse is not None
+    assert (fine.is_grouped, coarse.is_grouped) == (False, True)
+    assert 0.97 * fine.energy_j <= coarse.energy_j <= fine.energy_j * (1 + 1e-6)
+
+
+def test_more_memory_never_raises_the_bound() -> None:
+    profile = split_profile([1.0, 1.0, 1.05])
+    deadline_s = full_speed_time_s(profile, 3, 9)
+
+    bounds = [any_order_bound(profile, limits, 9, deadline_s) for limits in ([3, 2, 1], [3, 3, 3], [9, 9, 9])]
+
+    energies_j = [bound.energy_j for bound in bounds if bound is not None]
+    assert len(energies_j) == 3
+    assert energies_j[0] > energies_j[1]
+    assert energies_j[1] >= energies_j[2] * (1 - 1e-6)
+
+
+def test_deep_pipelines_are_out_of_reach() -> None:
+    assert any_order_bound(split_profile([1.0] * 41), [41] * 41, 2, 1e3) is None
+
+
+@settings(max_examples=50, deadline=None)
+@given(tables())
+def test_under_estimates_of_hulls_lie_at_or_below_them(profile: InstructionProfile) -> None:
+    hull = profile.lower_hull(POWER_W)
+    below = under_hull(profile, POWER_W)
+
+    assert below.times_s[0] == hull[0].time_s
+    assert below.times_s[-1] == hull[-1].time_s
+    for option in hull:
+        at = float(sum_at(below.times_s.tolist(), below.costs_j.tolist(), option.time_s))
+        assert at <= option.effective_energy_j(POWER_W) + 1e-9 * option.energy_j
+
+
+def sum_at(times_s: list[float], costs_j: list[float], time_s: float) -> float:
+    """Return the cost of a chain at a time, linear between its vertices."""
+    for (a_s, a_j), (b_s, b_j) in zip(
+        zip(times_s, costs_j, strict=True), zip(times_s[1:], costs_j[1:], strict=True), strict=False
+    ):
+        if a_s <= time_s <= b_s:
+            return a_j + (b_j - a_j) * (time_s - a_s) / (b_s - a_s)
+    return costs_j[0]
+
+
+def test_cells_cover_all_microbatches_and_are_single_at_both_ends() -> None:
+    starts = cell_starts(100, 30).tolist()
+
+    assert starts == sorted(set(starts))
+    assert starts[:10] == list(range(10))
+    assert starts[-10:] == list(range(90, 100))
+    assert cell_starts(8, 30).tolist() == list(range(8))
