@@ -112,7 +112,7 @@ def _table_row(where: str, cells: Mapping[str, str]) -> tuple[InstructionClass, 
         raise ProfileError(f"{where}: stage {cells['stage']}: must be 0 to {MAX_STAGES - 1}")
     kind = _KIND_OF_WORD.get(cells["instruction"].lower())
     if kind is None:
-        raise ProfileError(f"{where}: instruction {cells['instruction']!r}: must be {', '.join(_KIND_OF_WORD)}")
+        raise ProfileError(f"{where}: instruction {cells['instruction']!r}: must be forward, backward, input or weight")
     sm_clock_mhz = whole(where, "frequency", cells["frequency"])
     if sm_clock_mhz <= 0:
         raise ProfileError(f"{where}: frequency {cells['frequency']}: must be > 0 MHz")

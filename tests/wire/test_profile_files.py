@@ -97,7 +97,7 @@ def test_columns_are_found_by_name_and_additional_ones_are_ignored(tmp_path: Pat
         ([HEADER, "0,forward,1400.5,0.1,30"], ":2: frequency '1400.5': must be a whole number"),
         ([HEADER, "0,forward,-1400,0.1,30"], ":2: frequency -1400: must be > 0"),
         ([HEADER, "-1,forward,1400,0.1,30"], ":2: stage -1: must be 0"),
-        ([HEADER, "0,sideways,1400,0.1,30"], ":2: instruction 'sideways': must be forward or backward"),
+        ([HEADER, "0,sideways,1400,0.1,30"], ":2: instruction 'sideways': must be forward, backward, input or weight"),
         ([HEADER, "0,forward,1400"], ":2: 3 values, the header has 5 columns"),
         ([HEADER, *ROWS, ROWS[1]], ":7: forward of stage 0 at 1200 MHz is given twice"),
         (

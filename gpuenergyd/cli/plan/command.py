@@ -251,10 +251,10 @@ def _order_lines(figures: dict[str, Any]) -> list[str]:
     if figures["own_order_saving_ratio"] is None or figures["own_order_time_s"] == figures["baseline_time_s"]:
         return []
     faster = 100 * (figures["own_order_time_s"] / figures["baseline_time_s"] - 1)
-    lines = [
-        f"saves {100 * figures['saving_ratio']:.2f} % against 1F1B at full speed, and"
-        f" {100 * figures['own_order_saving_ratio']:.2f} % against this order at full speed ({faster:+.2f} % time)"
-    ]
+    against = 100 * figures["saving_ratio"]
+    against_own = 100 * figures["own_order_saving_ratio"]
+    own = f"this order at full speed ({faster:+.2f} % time)"
+    lines = [f"saves {against:.2f} % against 1F1B at full speed, and {against_own:.2f} % against {own}"]
     if figures["schedule"] == AUTO_SCHEDULE:
         bound = figures["any_order_bound_ratio"]
         lines.append(

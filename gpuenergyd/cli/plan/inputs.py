@@ -240,18 +240,12 @@ def _split_notes(table: ProfileTable, options: PlanOptions) -> list[str]:
     if table.has_split_backward:
         return []
     share = INPUT_GRADIENT_SHARE if options.input_gradient_share is None else options.input_gradient_share
-    overhead = (
-        f"splitting it to cost {100 * options.split_overhead:g} % more"
-        if options.split_overhead
-        else "splitting it to cost nothing"
-    )
-    assumed = (
-        f"the input gradient is assumed to take {100 * share:g} % of the measured backward, the weight gradient the"
-    )
-    return [
-        f"{assumed} rest, and {overhead}: measure input and weight rows, or set --input-gradient-share"
-        " and --split-overhead"
-    ]
+    if share == INPUT_GRADIENT_SHARE:
+        assumed = "input and weight gradient are each assumed to take half of the measured backward"
+    else:
+        assumed = f"the input gradient is assumed to take {100 * share:g} % of the measured backward"
+    overhead = f"{100 * options.split_overhead:g} % more" if options.split_overhead else "nothing"
+    return [f"{assumed}, and splitting it to cost {overhead}; measured input and weight rows replace this"]
 
 
 def _classes(
