@@ -152,7 +152,10 @@ def _planned(given: PlanInput) -> dict[str, Any]:
     graph = dependency_graph(Schedule("replayed", given.schedule.num_microbatches, planned.orders))
     clocks = [planned.sm_clocks_mhz[i] for i in graph.instructions]
     replayed = evaluate_clocks(graph, given.request.profile, clocks)
-    for own, again in ((figures["iteration_time_s"], replayed.iteration_time_s), (figures["energy_j"], replayed.energy_j)):
+    for own, again in (
+        (figures["iteration_time_s"], replayed.iteration_time_s),
+        (figures["energy_j"], replayed.energy_j),
+    ):
         if abs(own / again - 1) > 1e-9:
             raise AssertionError(f"the plan promises {own}, replayed it is {again}")
     return figures

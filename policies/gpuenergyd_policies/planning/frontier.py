@@ -20,7 +20,7 @@ from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
 from gpuenergyd.core.policy_api.policy import FrontierPoint
 from gpuenergyd_policies.planning.exact.sweep import Sweep
 from gpuenergyd_policies.planning.exact.tables import FloatArray
-from gpuenergyd_policies.planning.large import NUM_STEPS, QUICK_STEPS, TOO_LARGE, LargePipeline
+from gpuenergyd_policies.planning.large import QUICK_STEPS, TOO_LARGE, LargePipeline
 from gpuenergyd_policies.planning.problem import (
     LARGE_PIPELINE,
     Effort,
@@ -113,7 +113,7 @@ def solve(
     """Return the cheapest plan found with iteration time at most `deadline_s`.
 
     A deadline is used up to T*, beyond which energy rises. With `forced` the time passes anyway (a straggler), so plans
-    slow down to T_slow. Pipelines of thousands of instructions are planned by averaging paths (see `large`).
+    slow down to T_slow. Pipelines of thousands of instructions are planned by averaging flows (see `large`).
 
     Raises:
         ProfileError: a class of the graph was not measured.
@@ -245,7 +245,7 @@ def solved_plan(
 def _solve_large(pipeline: LargePipeline, deadline_s: float, *, forced: bool, effort: Effort) -> SolvedPlan:
     require_possible(deadline_s, pipeline.min_time_s)
     wanted_s = useful_s(deadline_s, pipeline.min_time_s, pipeline.slowest_time_s)
-    num_steps = NUM_STEPS if effort is Effort.FULL else QUICK_STEPS
+    num_steps = None if effort is Effort.FULL else QUICK_STEPS
     found = pipeline.prices(wanted_s, forced=forced, num_steps=num_steps)
     idle_w = pipeline.tables.idle_power_w
     least_s = pipeline.slowest_time_s

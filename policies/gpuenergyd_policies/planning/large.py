@@ -1,10 +1,10 @@
-"""Plans for pipelines too large for the exact sweep: prices of time by averaging longest paths.
+"""Plans for pipelines too large for the exact sweep: prices of time by averaging flows along longest paths.
 
 Theory of operation. The dual of planning is a flow of prices along paths (see `exact/sweep.py`). The sweep finds the
-best flow breakpoint by breakpoint, which takes minutes from about ten thousand instructions on. Here the flow is the
-average of single paths (Frank and Wolfe 1956): with every instruction at its cheapest duration for the present prices,
-the longest path gets the next share of the flow if it exceeds the deadline; otherwise the flow falls towards the power
-of waiting, below which time has no use. The mean durations approach the optimum, and rounding on the whole graph meets
+best flow breakpoint by breakpoint, which takes minutes from about ten thousand instructions on. Here the flow is an
+average (Frank and Wolfe 1956): with every instruction at its cheapest duration for the present prices, the longest
+paths and those nearly as long share the next part of the flow if they exceed the deadline; otherwise the flow falls
+towards the power of waiting, below which time has no use. A single longest path would touch too few instructions. The mean durations approach the optimum, and rounding on the whole graph meets
 the deadline. Any flow gives a proven bound, so that a plan's distance from the optimum is known.
 """
 
@@ -16,15 +16,18 @@ from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.timeline import makespan_s
 from gpuenergyd_policies.planning.compiled import IS_COMPILED, floats, ints
-from gpuenergyd_policies.planning.discrete.rounding import LATE, RoundedPlan, Rounder
-from gpuenergyd_policies.planning.exact.averaging_kernels import Averages, PricedGraph, average_paths
+from gpuenergyd_policies.planning.discrete.rounding import LATE, MIDDLE, RoundedPlan, Rounder
+from gpuenergyd_policies.planning.exact.averaging_kernels import Averages, PricedGraph, average_flows
 from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray, PlanningTables, planning_tables
 
 TOO_LARGE = 8_000
 """Number of instructions above which the exact sweep takes longer than a job should wait for a plan."""
-NUM_STEPS = 3000 if IS_COMPILED else 30
-"""Paths that are averaged; plain Python takes a hundred times as long."""
-QUICK_STEPS = NUM_STEPS // 6
+NUM_STEPS = 4000 if IS_COMPILED else 30
+"""Flows that are averaged; plain Python takes a hundred times as long."""
+DEEP_STEPS = 10_000 if IS_COMPILED else NUM_STEPS
+"""The same for pipelines of `DEEP` instructions and more; between, in proportion."""
+DEEP = 100_000
+QUICK_STEPS = NUM_STEPS // 8
 """The same for frontiers of many plans, and for comparing plans."""
 _LEAST_FLOW_RATIO = 1.02
 """Above this multiple of the power of waiting, flow counts as limited by the deadline."""
@@ -70,10 +73,12 @@ class LargePipeline:
             makespan_s(graph, tables.slowest_s.tolist()),
         )
 
-    def prices(self, deadline_s: float, *, forced: bool, num_steps: int = NUM_STEPS) -> AveragedPrices:
+    def prices(self, deadline_s: float, *, forced: bool, num_steps: int | None = None) -> AveragedPrices:
         """Return prices for a deadline; with `forced` the time until then passes anyway."""
         tables, order = self.tables, self.rounder.order
         n = len(order)
+        if num_steps is None:
+            num_steps = min(DEEP_STEPS, max(NUM_STEPS, DEEP_STEPS * n // DEEP))
         hulls = [(table.times_s[table.hull], table.costs_j[table.hull]) for table in tables.tables]
         slopes = [np.append(-np.diff(costs) / np.diff(times), 0.0) for times, costs in hulls]
         hull_start = np.cumsum([0] + [len(times) for times, _ in hulls])
@@ -93,15 +98,19 @@ class LargePipeline:
             price=floats(np.zeros(n)),
             duration=floats(np.zeros(n)),
             vertex=ints(hull_start[class_of + 1] - 1),
+            begin=floats(np.zeros(n)),
             finish=floats(np.zeros(n)),
-            before=ints(np.zeros(n)),
+            charge=floats(np.zeros(n)),
         )
         steepest_w = np.array([own[0] for own in slopes])
         rank_of = np.array([key.pp_rank for key in self.graph.classes])
         # On the critical stage every instruction is at its fastest: a second costs what its steepest class would save.
         most_w = sum(float(steepest_w[rank_of == rank].max()) for rank in set(rank_of.tolist()))
         least_w = 0.0 if forced else tables.idle_power_w
-        flow_w, latency_j = average_paths(priced, averages, deadline_s, least_w, max(most_w, 2 * least_w), num_steps)
+        tolerance_s = float(np.median(tables.slowest_s))
+        flow_w, latency_j = average_flows(
+            priced, averages, deadline_s, least_w, max(most_w, 2 * least_w), tolerance_s, num_steps
+        )
         prices_w, durations_s = np.empty(n), np.empty(n)
         prices_w[order], durations_s[order] = averages.price, averages.duration
         cost_j = latency_j - flow_w * deadline_s
@@ -112,10 +121,11 @@ class LargePipeline:
         return AveragedPrices(durations_s, prices_w, flow_w, cost_j, flow_w > _LEAST_FLOW_RATIO * least_w)
 
     def rounded(self, durations_s: FloatArray, deadline_s: float, *, forced: bool) -> RoundedPlan:
-        """Return the cheaper of two roundings whose makespan is at most the deadline."""
+        """Return the cheapest of four roundings whose makespan is at most the deadline."""
         idle_w = 0.0 if forced else self.tables.idle_power_w
         plans = (
-            self.rounder.round_plan(durations_s, deadline_s, slack_share=LATE, hull_first=hull_first)
+            self.rounder.round_plan(durations_s, deadline_s, slack_share=slack_share, hull_first=hull_first)
+            for slack_share in (LATE, MIDDLE)
             for hull_first in (False, True)
         )
         return min(plans, key=lambda plan: plan.cost_j + idle_w * plan.makespan_s)

@@ -1,4 +1,4 @@
-"""Compiled kernel of path averaging: prices of time by repeatedly charging the longest path of a graph."""
+"""Compiled kernel of flow averaging: prices of time by repeatedly charging the longest paths of a graph."""
 
 from typing import NamedTuple
 
@@ -23,35 +23,38 @@ class PricedGraph(NamedTuple):
 
 
 class Averages(NamedTuple):
-    """Working memory and result by node: price, mean duration, hull vertex, finish, predecessor on its longest path."""
+    """Working memory and result by node: price, mean duration, hull vertex, begin, finish, charge of one step."""
 
     price: list[float]
     duration: list[float]
     vertex: list[int]
+    begin: list[float]
     finish: list[float]
-    before: list[int]
+    charge: list[float]
 
 
 @compiled
-def average_paths(
+def average_flows(  # noqa: C901, PLR0912  one walk forward over the graph, one back
     graph: PricedGraph,
     averages: Averages,
     deadline: float,
     least_flow: float,
     most_flow: float,
+    tolerance: float,
     num_steps: int,
 ) -> tuple[float, float]:
-    """Return flow and its latency, after so many longest paths; their prices and mean durations are in `averages`.
+    """Return flow and its latency, after so many steps; their prices and mean durations are in `averages`.
 
-    Each step charges the longest path with the most flow if it exceeds the deadline, else with the least.
+    Each step charges the longest paths with the most flow if they exceed the deadline, else with the least. The flow
+    divides among the predecessors of a node that end within a tolerance of the last one, in proportion to what is left
+    of it; the tolerance falls with the square root of the steps.
     """
     pred, pred_node, pred_latency, epilogue, first, last, times, slopes = graph
-    price, duration, vertex, finish, before = averages
+    price, duration, vertex, begin, finish, charge = averages
     n = len(first)
     flow = 0.0
     flow_latency = 0.0
     for step in range(num_steps):
-        end = 0
         makespan = -1.0
         share = 2.0 / (step + 2.0)
         for v in range(n):
@@ -61,29 +64,41 @@ def average_paths(
             while k < last[v] and slopes[k] > price[v]:
                 k += 1
             vertex[v] = k
-            begin = 0.0
-            before[v] = -1
+            start = 0.0
             for e in range(pred[v], pred[v + 1]):
                 ready = finish[pred_node[e]] + pred_latency[e]
-                if ready > begin or before[v] < 0:
-                    begin = ready
-                    before[v] = e
-            finish[v] = begin + times[k]
+                start = max(start, ready)
+            begin[v] = start
+            finish[v] = start + times[k]
             duration[v] += share * (times[k] - duration[v])
-            price[v] *= 1.0 - share
-            if finish[v] + epilogue[v] > makespan:
-                makespan = finish[v] + epilogue[v]
-                end = v
+            makespan = max(makespan, finish[v] + epilogue[v])
         charged = share * (most_flow if makespan > deadline else least_flow)
+        near = tolerance / (step + 1.0) ** 0.5
+        weight = 0.0
+        for v in range(n):
+            late = makespan - finish[v] - epilogue[v]
+            charge[v] = 1.0 - late / near if late < near else 0.0
+            weight += charge[v]
+        latency = 0.0
+        for v in range(n):
+            charge[v] *= charged / weight
+            latency += charge[v] * epilogue[v]
+        for v in range(n - 1, -1, -1):
+            own = charge[v]
+            price[v] = (1.0 - share) * price[v] + own
+            if own == 0.0:
+                continue
+            weight = 0.0
+            for e in range(pred[v], pred[v + 1]):
+                late = begin[v] - finish[pred_node[e]] - pred_latency[e]
+                if late < near:
+                    weight += 1.0 - late / near
+            for e in range(pred[v], pred[v + 1]):
+                late = begin[v] - finish[pred_node[e]] - pred_latency[e]
+                if late < near:
+                    part = own * (1.0 - late / near) / weight
+                    charge[pred_node[e]] += part
+                    latency += part * pred_latency[e]
         flow = (1.0 - share) * flow + charged
-        latency = epilogue[end]
-        v = end
-        while True:
-            price[v] += charged
-            e = before[v]
-            if e < 0:
-                break
-            latency += pred_latency[e]
-            v = pred_node[e]
-        flow_latency = (1.0 - share) * flow_latency + charged * latency
+        flow_latency = (1.0 - share) * flow_latency + latency
     return flow, flow_latency
