@@ -57,6 +57,7 @@ RUNS = (
         _args("--hours 0.1 --warmup-hours 0.05 --json"), 290, 1200, Kind.COMPUTED),
     Run("planner-instances", "planner_instances.py", _args("--json"), _args("--json"), 40, 600, Kind.COMPUTED,
         data=("instances",)),
+    Run("orders", "orders.py", _args("--json"), _args("--short --json"), 330, 1500, Kind.COMPUTED, data=("profiles",)),
     Run("profiling-tables", "profiling_tables.py", _args("--json"), _args("--clocks 5 --json"), 30, 600, Kind.COMPUTED,
         data=("profiles", "gpu")),
     Run("carbon", "carbon.py", _args("--json"), _args("--json --zones GB,DE --starts 12"), 100, 600, Kind.COMPUTED,

@@ -23,6 +23,7 @@ from gpuenergyd_policies.planning.exact.tables import FloatArray
 from gpuenergyd_policies.planning.large import QUICK_STEPS, TOO_LARGE, LargePipeline
 from gpuenergyd_policies.planning.problem import (
     LARGE_PIPELINE,
+    WIDE_GAP,
     Effort,
     PlanningProblem,
     later_deadlines_s,
@@ -255,6 +256,9 @@ def _solve_large(pipeline: LargePipeline, deadline_s: float, *, forced: bool, ef
         least_s = pipeline.least_energy_time_s(found)
         wanted_s = min(wanted_s, least_s)
     plan = pipeline.rounded(found.durations_s, wanted_s, forced=forced)
+    bound_j = found.cost_bound_j + idle_w * plan.makespan_s
+    if effort is Effort.FULL and plan.cost_j - found.cost_bound_j > WIDE_GAP * bound_j:
+        plan = pipeline.refined(plan, wanted_s)
     tables = pipeline.tables
     durations_s, energies_j = tables.times_s[plan.options].tolist(), tables.energies_j[plan.options].tolist()
     return SolvedPlan(

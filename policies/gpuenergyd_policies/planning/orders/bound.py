@@ -30,7 +30,7 @@ from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray
 from gpuenergyd_policies.planning.orders.under_hull import under_hull
 
 KINDS = (InstructionKind.F, InstructionKind.I, InstructionKind.W)
-MOST_CELLS, FEW_CELLS = 1200, 450
+MOST_CELLS, FEW_CELLS = 1200, 400
 """Cells of the program; pipelines with more instructions are grouped into cells of several microbatches."""
 MANY_INSTRUCTIONS = 2_500
 """Instructions above which few cells are used, so that the bound does not take longer than the plan."""

@@ -15,7 +15,7 @@ from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.frontier import SolvedPlan, solve
 from gpuenergyd_policies.planning.orders.bound import AnyOrderBound, any_order_bound, is_no_cheaper
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask, RelaxedOrder
-from gpuenergyd_policies.planning.orders.search import ranked_shapes, swapped
+from gpuenergyd_policies.planning.orders.search import MOST_LONG_WORK, MOST_WORK, ranked_shapes, swapped
 from gpuenergyd_policies.planning.orders.shape import RankShape, repaired, shaped_schedule
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 
@@ -85,7 +85,7 @@ def _candidates(task: OrderTask) -> list[Schedule]:
     num_ranks = len(task.limits)
     try_whole = not all(is_no_cheaper(task.profile, rank) for rank in range(num_ranks))
     short = _short(task)
-    ranked = ranked_shapes(short, try_whole=try_whole)
+    ranked = ranked_shapes(short, try_whole=try_whole, most_work=MOST_WORK if short is task else MOST_LONG_WORK)
     shapes = [repaired(shape, task.limits) for shape, _ in ranked[:FINALISTS]]
     schedules = [shaped_schedule(shape, task.num_microbatches) for shape in dict.fromkeys(shapes)]
     if ranked and short is task:

@@ -19,13 +19,16 @@ from gpuenergyd_policies.planning.orders.shape import (
     starting_shapes,
 )
 
-MOST_WORK = 50_000
-"""Instructions of all orders that are compared while shapes are searched; limits the time of planning."""
+MOST_WORK, MOST_LONG_WORK = 50_000, 20_000
+"""Instructions of all orders that are compared while shapes are searched, for short and for long pipelines; limits the
+time of planning."""
+FEWEST_STARTS = 4
+"""Starting points that are compared in any case."""
 MOST_SWAP_WORK = 20_000
 """The same for swaps of neighbours."""
 
 
-def ranked_shapes(task: OrderTask, *, try_whole: bool) -> list[tuple[OrderShape, RelaxedOrder]]:
+def ranked_shapes(task: OrderTask, *, try_whole: bool, most_work: int) -> list[tuple[OrderShape, RelaxedOrder]]:
     """Return shapes that meet the deadline, cheapest first; none if no shape of the family does."""
     known: dict[OrderShape, RelaxedOrder] = {}
 
@@ -38,12 +41,12 @@ def ranked_shapes(task: OrderTask, *, try_whole: bool) -> list[tuple[OrderShape,
     limits = [min(limit, task.num_microbatches) for limit in task.limits]
     starts = starting_shapes(limits, task.num_microbatches, try_whole=try_whole)
     for shape in starts:
-        if len(known) * size >= MOST_WORK:
+        if len(known) >= FEWEST_STARTS and len(known) * size >= most_work:
             break
         tried(shape)
     best = min(known, key=lambda shape: (known[shape].energy_j, known[shape].min_time_s))
     improved = True
-    while improved and len(known) * size < MOST_WORK:
+    while improved and len(known) * size < most_work:
         improved = False
         here = known[best]
         moves = [
@@ -53,7 +56,7 @@ def ranked_shapes(task: OrderTask, *, try_whole: bool) -> list[tuple[OrderShape,
         ]
         moves.sort(key=lambda move: -move[0])
         for gain_j, shape in moves:
-            if gain_j <= 0 or len(known) * size >= MOST_WORK:
+            if gain_j <= 0 or len(known) * size >= most_work:
                 break
             if tried(shape).is_better(here):
                 best, improved = shape, True

@@ -112,7 +112,8 @@ def test_the_order_of_a_long_pipeline_is_found_with_fewer_microbatches(monkeypat
 
 
 def test_a_search_without_time_still_returns_an_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "MOST_WORK", 1)
+    monkeypatch.setattr(choice, "MOST_WORK", 1)
+    monkeypatch.setattr(search, "FEWEST_STARTS", 1)
     profile = split_profile([1.0, 1.0])
 
     plan = plan_order(6, profile, limits=[2, 2], deadline_s=full_speed_time_s(profile, 2, 6))
