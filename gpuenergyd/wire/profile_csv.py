@@ -57,7 +57,7 @@ def parse_profile_table(path: Path, text: str) -> ProfileTable:
     if not options:
         raise ProfileError(f"{path}: no measurements below the header")
     num_stages = max(key.pp_rank for key in options) + 1
-    words = _REQUIRED_WORDS
+    words: tuple[str, ...] = _REQUIRED_WORDS
     if any(key.kind in {InstructionKind.I, InstructionKind.W} for key in options):
         words += _SPLIT_WORDS
     for stage in range(num_stages):

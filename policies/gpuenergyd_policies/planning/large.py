@@ -35,7 +35,7 @@ QUICK_STEPS = NUM_STEPS // 4
 """The same for frontiers of many plans, for comparing plans, and for a first estimate of the flow."""
 ROOM_RATIO = 1.3
 """The most flow that a step charges, relative to the first estimate."""
-WINDOW, DEEP_WINDOW = 6144, 768
+WINDOW, DEEP_WINDOW = 4096, 768
 """Instructions of windows of time in refinement; the sweep of a window takes longer with more stages."""
 MANY_RANKS = 24
 """Ranks above which windows are small."""

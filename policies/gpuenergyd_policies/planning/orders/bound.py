@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import coo_array, csr_array
 
@@ -135,7 +136,9 @@ class _Program:
         self.duration: list[tuple[IntArray, FloatArray]] = [
             (np.zeros(0, dtype=np.int64), np.zeros(0))
         ] * self.num_starts
-        equal_rows, equal_columns, equal_limits = [], [], []
+        equal_rows: list[IntArray] = []
+        equal_columns: list[IntArray] = []
+        equal_limits: list[float] = []
         column, power_w = 2 * self.num_starts, profile.blocking_power_w
         for rank in range(self.num_ranks):
             hulls = [under_hull(profile[InstructionClass(rank, kind)], power_w) for kind in KINDS]
@@ -309,7 +312,7 @@ class _Program:
 
     def _late_s(
         self, rank: int, kind: int, to_kind: int, sums: Sequence[FloatArray], solution: FloatArray
-    ) -> tuple[FloatArray, FloatArray]:
+    ) -> tuple[FloatArray, NDArray[np.bool_]]:
         """Return by pairs of cells how much too short a window is, and whether the first one precedes the second."""
         begins, ends = self._between(rank, kind, to_kind)
         between_s = np.zeros((self.num_cells, self.num_cells))

@@ -19,7 +19,7 @@ from gpuenergyd_policies.planning.orders.shape import (
     starting_shapes,
 )
 
-MOST_WORK, MOST_LONG_WORK = 50_000, 20_000
+MOST_WORK, MOST_LONG_WORK = 50_000, 15_000
 """Instructions of all orders that are compared while shapes are searched, for short and for long pipelines; limits the
 time of planning."""
 FEWEST_STARTS = 4
