@@ -52,7 +52,7 @@ def plan_order(
 
     Raises:
         ProfileError: input or weight gradients were not measured.
-        TargetError: no order of the family is fast enough within the limits.
+        TargetError: no order of the family is fast enough within the limits, which does not prove that none is.
     """
     limits = tuple(min(limit, num_microbatches) for limit in limits)
     task = OrderTask(num_microbatches, profile, deadline_s, limits, forced, communication_latency_s)
@@ -67,7 +67,7 @@ def plan_order(
             break
     if not plans:
         raise TargetError(
-            f"iteration time {deadline_s:.6g} s: no order is that fast with at most"
+            f"iteration time {deadline_s:.6g} s: no order was found that is that fast with at most"
             f" {', '.join(map(str, limits))} microbatches held per stage"
         )
     charged_j = profile.blocking_power_w * len(limits)

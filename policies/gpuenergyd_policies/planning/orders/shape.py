@@ -10,9 +10,12 @@ ZB-H2. It runs without deadlock if and only if no rank runs fewer forwards ahead
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
 
+PROPORTIONS = (1.0, 1.5, 2.0, 0.8, 2.5)
+"""Starting points: forwards ahead of the first backward, relative to 1F1B's; fewer suffice for split backwards."""
 F, B, I, W = InstructionKind.F, InstructionKind.B, InstructionKind.I, InstructionKind.W  # noqa: E741  torch's own names
 
 
@@ -77,12 +80,11 @@ def starting_shapes(limits: Sequence[int], num_microbatches: int, *, try_whole: 
     limits = [min(limit, num_microbatches) for limit in limits]
     plain = [num_ranks - r for r in range(num_ranks)]
     shapes = []
-    for extra in (0.0, 0.5, 1.0, 1.5):
-        ahead = [own + round(extra * (own - 1)) for own in plain]
-        shapes += [
-            [RankShape(a, max(a, h)) for a, h in zip(ahead, held, strict=True)]
-            for held in (ahead, plain[:1] * num_ranks, [2 * num_ranks] * num_ranks, limits)
-        ]
+    for proportion in PROPORTIONS:
+        ahead = [max(1, ceil(own + (proportion - 1) * (own - 1))) for own in plain]
+        most_held = ([plain[0]] * num_ranks, limits)
+        for held in most_held if proportion < 1 else (ahead, *most_held, [2 * num_ranks] * num_ranks):
+            shapes.append([RankShape(a, max(a, h)) for a, h in zip(ahead, held, strict=True)])
         if try_whole:
             shapes.append([RankShape(a, a, is_split=False) for a in ahead])
     return list(dict.fromkeys(repaired(shape, limits) for shape in shapes))
