@@ -22,9 +22,9 @@ CLOCK = "chunk instruction microbatch sm_clock_mhz stage"
 
 PLAN = {
     "": (
-        "baseline_energy_j baseline_time_s clocks compile_cpu_s energy_j extra_inflight frontier iteration_time_s"
-        " lower_bound_j num_microbatches num_stages order saving_ratio schedule slowdown_ratio solve_cpu_s switching"
-        " throttling"
+        "any_order_bound_ratio baseline_energy_j baseline_time_s clocks compile_cpu_s energy_j extra_inflight frontier"
+        " held_microbatches iteration_time_s lower_bound_j num_microbatches num_stages order own_order_energy_j"
+        " own_order_saving_ratio own_order_time_s saving_ratio schedule slowdown_ratio solve_cpu_s switching throttling"
     ),
     "order": "0 1 2 3",
     "clocks": CLOCK,

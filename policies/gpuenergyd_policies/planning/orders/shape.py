@@ -83,8 +83,8 @@ def starting_shapes(limits: Sequence[int], num_microbatches: int, *, try_whole: 
     for proportion in PROPORTIONS:
         ahead = [max(1, ceil(own + (proportion - 1) * (own - 1))) for own in plain]
         most_held = ([plain[0]] * num_ranks, limits)
-        for held in most_held if proportion < 1 else (ahead, *most_held, [2 * num_ranks] * num_ranks):
-            shapes.append([RankShape(a, max(a, h)) for a, h in zip(ahead, held, strict=True)])
+        held_options = most_held if proportion < 1 else (ahead, *most_held, [2 * num_ranks] * num_ranks)
+        shapes += [[RankShape(a, max(a, h)) for a, h in zip(ahead, held, strict=True)] for held in held_options]
         if try_whole:
             shapes.append([RankShape(a, a, is_split=False) for a in ahead])
     return list(dict.fromkeys(repaired(shape, limits) for shape in shapes))
