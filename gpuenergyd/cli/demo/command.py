@@ -181,6 +181,7 @@ def _run(request: DemoRequest, folder: Path, inherited_fds: Sequence[int], progr
                 "--microbatches", str(request.num_microbatches),
                 "--seed", str(request.seed),
                 "--job", _JOB_NAME,
+                *request.run_ahead_options,
             ],
             GPUENERGYD_SOCKET=str(settings.socket_path),
             TMPDIR=str(folder / "tmp"),  # torch leaves temporary folders behind

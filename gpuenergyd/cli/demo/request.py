@@ -46,6 +46,12 @@ class DemoRequest:
         return named if self.simulation == "kind" else f"{named} (late clocks, slow reads, stalls)"
 
     @property
+    def run_ahead_options(self) -> tuple[str, ...]:
+        """Options by which the training launches work ahead of its GPUs, as programs do on real ones."""
+        is_unkind = self.driver == "simulated" and self.simulation == "unkind"
+        return ("--run-ahead", "1") if is_unkind else ()
+
+    @property
     def iteration_time_s(self) -> float:
         """Approximate iteration time at full speed, an upper bound on an idle host."""
         return (self.num_microbatches + self.num_gpus - 1) * _SLOWEST_STAGE_S
