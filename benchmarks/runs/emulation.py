@@ -11,7 +11,7 @@ blocking power until the slowest pipeline is done. Perseus's energies are those 
 durations down; this planner's are evaluated on exact times. Tables are measured, pipelines are emulated.
 
 "Any order" is an upper bound on the saving of any schedule of whole forwards and backwards at no slowdown, whatever is
-in flight (see gpuenergyd_policies/planning/any_order.py), for iterations as long as the baseline's; where
+in flight (see benchmarks/report/any_order.py), for iterations as long as the baseline's; where
 `any_order_min_time_ratio` is 1 no order is faster either. Each case runs in its own process; memory is what its
 planning adds to the imports and a small plan. "Carbon" lets the largest job follow forecasts for four months of 2024
 with at most 5 % slowdown, where traces are available.

@@ -273,7 +273,8 @@ def _energies(*, by_jobs: EnergyUse = NO_ENERGY, idle: EnergyUse = NO_ENERGY) ->
 def _savings(reports: Iterable[JobReport], measured: Sequence[JobReport]) -> dict[str, Any]:
     """Return the savings of `measured` and the emissions of jobs by name; totals count only significant savings."""
     known = tuple(reports)
-    totals = {**totals_dict(measured), **{name: totals_dict(known)[name] for name in ("carbon_g", "saved_carbon_g")}}
+    by_jobs = totals_dict(known)
+    totals = {**totals_dict(measured), **{name: by_jobs[name] for name in ("carbon_g", "saved_carbon_g")}}
     names = ("saved_energy_j", "saved_energy_low_j", "saved_energy_high_j", "num_jobs_counted", "num_not_significant")
     return {
         **{name: totals[name] for name in (*names, "carbon_g")},

@@ -13,6 +13,7 @@ import torch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gpuenergyd.core.pipeline.schedules import make_schedule
+from gpuenergyd.gpu.drivers.world_kinds import WorldKind
 from gpuenergyd.store import open_history
 from gpuenergyd_trainers.joining.place_sources import megatron_place
 from gpuenergyd_trainers.megatron import attach
@@ -158,7 +159,8 @@ def test_tensor_parallel_ranks_register_as_ranks_of_one_stage(tmp_path: Path) ->
 def test_tensor_parallel_ranks_follow_one_plan_of_a_real_daemon_with_equal_losses(tmp_path: Path) -> None:
     pytest.importorskip("megatron.core")
     settings = {"policy": "uniform", "max_slowdown_ratio": 0.5, "baseline_iterations": 2}
-    daemon = DaemonProcess(tmp_path / "host", 4, settings).start()
+    # Exact counters: slow ones would need a longer training until an iteration has an energy.
+    daemon = DaemonProcess(tmp_path / "host", 4, settings, kind=WorldKind.KIND).start()
     alone = tmp_path / "alone"
     alone.mkdir()
     training = MegatronTraining((daemon.world_path,), tp=2, socket_paths=(str(daemon.socket_path),), num_followed=1)
@@ -172,12 +174,15 @@ def test_tensor_parallel_ranks_follow_one_plan_of_a_real_daemon_with_equal_losse
     plain = run_ranks(training.num_ranks, alone, without.run_rank)
     with open_history(daemon.database_path) as history:
         (summary,) = history.job_summaries()
+        energies_j = [row.energy_j for row in history.iterations(summary.job_id)]
 
     assert [losses for losses, _ in joined] == [losses for losses, _ in plain]
     of_stages = [[epochs for _, epochs in joined[2 * pp : 2 * pp + 2]] for pp in range(2)]
     assert all(first == second for first, second in of_stages), "each plan begins at the same iteration on both ranks"
     assert all(any(epochs) for _, epochs in joined)
     assert len(summary.gpu_uuids) == 4
+    assert summary.baseline_energy_j is not None
+    assert any(energy_j is not None for energy_j in energies_j)
 
 
 @pytest.mark.parametrize(

@@ -74,15 +74,14 @@ def combined_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int, group_
 
 
 def paired_like(schedule: Schedule) -> Schedule | None:
-    """Return the schedule of this name with its pairs, if the orders are those of its name."""
+    """Return the paired schedule of a schedule's sizes, None where Megatron does not run these; orders may differ."""
     is_first = [(i.kind, i.chunk_index) == (F, 0) for i in schedule.orders[0]]
     group_size = [*is_first, False].index(False)
     sizes = schedule.num_ranks, schedule.num_microbatches, schedule.num_chunks, group_size
     try:
-        own = megatron_interleaved(*sizes, is_paired=True)
+        return megatron_interleaved(*sizes, is_paired=True)
     except ScheduleError:
         return None
-    return own if own.orders == schedule.orders else None
 
 
 def _tables(

@@ -29,7 +29,8 @@ class Tuning:
     """Share of the time for which calls that set clocks may occupy the driver of a host: all its programs share it, and
     calls in a row would make the last one late."""
     min_dwell_ratio: float = 0.5
-    """Time for which a clock is requested at least, in its typical latencies: with less, its effect is not reliable."""
+    """Least time for which a clock is requested, in its typical latencies. An assumption: how GPUs treat shorter
+    requests was not measured."""
     segment_search_steps: int = 30_000 if IS_COMPILED else 800
     """Steps of the local search for segments; without numba, as many as fit into the same time."""
     rounds_of_short_pipeline: int = 2
