@@ -7,7 +7,8 @@ bound with clocks that change at once. "Naive" asks for each clock when its inst
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpuenergyd.cli.plan.inputs import PlanOptions, load_planner, plan_input
+from gpuenergyd.cli.plan.inputs import load_planner, plan_input
+from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.core.policy_api.policy import OfflinePlan
 
 INSTANCE = "s8m32_1f1b_a100"

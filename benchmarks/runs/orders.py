@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuenergyd.cli.plan.command import plan_figures
-from gpuenergyd.cli.plan.inputs import PlanInput, PlanOptions, plan_input
+from gpuenergyd.cli.plan.inputs import PlanInput, plan_input
+from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.core.pipeline.graph import Schedule, dependency_graph
 from gpuenergyd_policies.planning.frontier import warm_up
 from gpuenergyd_policies.planning.offline import plan_offline

@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
-from gpuenergyd.cli.plan.inputs import PlanInput, PlanOptions, load_planner, plan_input
+from gpuenergyd.cli.plan.inputs import PlanInput, load_planner, plan_input
+from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import Instruction, Schedule, dependency_graph
 from gpuenergyd.core.pipeline.timeline import timeline

@@ -1,23 +1,23 @@
 """Profile tables: CSV rows `stage,instruction,frequency,time,energy` as clock options by instruction class."""
 
-import csv
-import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, instruction_profile
 from gpuenergyd.errors import ProfileError
-from gpuenergyd.wire.values import MAX_STAGES, number, short, whole
+from gpuenergyd.wire.csv_rows import csv_rows
+from gpuenergyd.wire.values import MAX_STAGES, number, whole
 
 PROFILE_COLUMNS = ("stage", "instruction", "frequency", "time", "energy")
-_KIND_OF_WORD = {
+KIND_OF_WORD = {
     "forward": InstructionKind.F,
     "backward": InstructionKind.B,
     "input": InstructionKind.I,
     "weight": InstructionKind.W,
 }
+"""Instruction kinds by the words of CSV files."""
 _REQUIRED_WORDS = ("forward", "backward")
 _SPLIT_WORDS = ("input", "weight")
 
@@ -46,7 +46,7 @@ def parse_profile_table(path: Path, text: str) -> ProfileTable:
         ProfileError: a column is missing or a value is invalid.
     """
     options: dict[InstructionClass, list[ClockOption]] = {}
-    for where, cells in _rows(path, text):
+    for where, cells in csv_rows(path, text, PROFILE_COLUMNS):
         key, option = _table_row(where, cells)
         known = options.setdefault(key, [])
         if any(o.sm_clock_mhz == option.sm_clock_mhz for o in known):
@@ -62,7 +62,7 @@ def parse_profile_table(path: Path, text: str) -> ProfileTable:
         words += _SPLIT_WORDS
     for stage in range(num_stages):
         for word in words:
-            kind = _KIND_OF_WORD[word]
+            kind = KIND_OF_WORD[word]
             if InstructionClass(stage, kind) not in options:
                 given = sorted({key.pp_rank for key in options if word in _REQUIRED_WORDS or key.kind is kind})
                 stages = ", ".join(map(str, given)) or "none"
@@ -75,42 +75,11 @@ def parse_profile_table(path: Path, text: str) -> ProfileTable:
     )
 
 
-def _rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the position and the cells by column of every row below the header."""
-    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
-    columns: dict[str, int] | None = None
-    try:
-        for row in rows:
-            where = f"{path}:{rows.line_num}"
-            if not any(cell.strip() for cell in row):
-                continue
-            if columns is None:
-                columns = _columns(where, row)
-                continue
-            if len(row) <= max(columns.values()):
-                raise ProfileError(f"{where}: {len(row)} values, the header has {max(columns.values()) + 1} columns")
-            yield where, {name: row[at].strip() for name, at in columns.items()}
-    except csv.Error as error:
-        raise ProfileError(f"{path}:{rows.line_num}: not CSV: {error}") from None
-
-
-def _columns(where: str, header: list[str]) -> dict[str, int]:
-    names = [cell.strip().lower() for cell in header]
-    for wanted in PROFILE_COLUMNS:
-        if names.count(wanted) != 1:
-            problem = "no column" if wanted not in names else "more than one column"
-            raise ProfileError(
-                f"{where}: {problem} {wanted!r};"
-                f" expected the header {','.join(PROFILE_COLUMNS)}, found {short(','.join(names))}"
-            )
-    return {wanted: names.index(wanted) for wanted in PROFILE_COLUMNS}
-
-
 def _table_row(where: str, cells: Mapping[str, str]) -> tuple[InstructionClass, ClockOption]:
     stage = whole(where, "stage", cells["stage"])
     if not 0 <= stage < MAX_STAGES:
         raise ProfileError(f"{where}: stage {cells['stage']}: must be 0 to {MAX_STAGES - 1}")
-    kind = _KIND_OF_WORD.get(cells["instruction"].lower())
+    kind = KIND_OF_WORD.get(cells["instruction"].lower())
     if kind is None:
         raise ProfileError(f"{where}: instruction {cells['instruction']!r}: must be forward, backward, input or weight")
     sm_clock_mhz = whole(where, "frequency", cells["frequency"])

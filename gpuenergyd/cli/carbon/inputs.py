@@ -11,7 +11,8 @@ from gpuenergyd.cli.carbon.files import (
     read_power_limit_profiles,
     utc_instant,
 )
-from gpuenergyd.cli.plan.inputs import PlanOptions, load_planner, plan_input
+from gpuenergyd.cli.plan.inputs import load_planner, plan_input
+from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.errors import CarbonDataError
 
 _PLANNER = "bubble-aware"

@@ -1,26 +1,26 @@
 """`gpuenergyd plan FILE`: computes a clock for every instruction from measured tables, with a proven lower bound."""
 
-from collections.abc import Callable, Sequence
-from itertools import groupby
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
 
 from gpuenergyd.cli.option_checks import warn_of_large_slowdown
 from gpuenergyd.cli.options import JsonOption
-from gpuenergyd.cli.output import people_console, print_json
+from gpuenergyd.cli.output import print_json
 from gpuenergyd.cli.plan import options
-from gpuenergyd.cli.plan.inputs import AUTO_SCHEDULE, PlanInput, PlanOptions, load_planner, plan_input
+from gpuenergyd.cli.plan.inputs import PlanInput, load_planner, plan_input
+from gpuenergyd.cli.plan.printing import print_plan
+from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.core.pipeline.graph import Schedule
-from gpuenergyd.core.policy_api.policy import FrontierPoint, OfflinePlan, SwitchingFigures
+from gpuenergyd.core.policy_api.policy import OfflinePlan, SwitchingFigures, WaitingFigures
 
 
 def plan(  # noqa: PLR0913  each option is a parameter
     file: options.FileArgument,
     *,
     schedule: options.ScheduleOption = None,
+    order: options.OrderOption = None,
     microbatches: options.MicrobatchesOption = None,
     chunks: options.ChunksOption = None,
     extra_inflight: options.ExtraInflightOption = None,
@@ -43,6 +43,7 @@ def plan(  # noqa: PLR0913  each option is a parameter
         float, typer.Option(metavar="S", help="Switch latency of clock changes in seconds.")
     ] = 0.0,
     blocking_power_w: options.BlockingPowerOption = None,
+    waiting_power: options.WaitingPowerOption = None,
     communication_latency_s: options.LatencyOption = None,
     input_gradient_share: options.InputShareOption = None,
     split_overhead: options.SplitOverheadOption = None,
@@ -62,6 +63,7 @@ def plan(  # noqa: PLR0913  each option is a parameter
         gpuenergyd plan profile.csv --microbatches 8
         gpuenergyd plan profile.csv --microbatches 8 --max-slowdown 0.05 --json
         gpuenergyd plan profile.csv --microbatches 32 --schedule auto --memory-limit-microbatches 8
+        gpuenergyd plan profile.csv --order order.csv
         gpuenergyd plan instance.json --frontier
     """
     warn_of_large_slowdown(slowdown)
@@ -70,6 +72,7 @@ def plan(  # noqa: PLR0913  each option is a parameter
         file,
         PlanOptions(
             schedule=schedule,
+            order=order,
             microbatches=microbatches,
             chunks=chunks,
             extra_inflight=extra_inflight,
@@ -82,6 +85,7 @@ def plan(  # noqa: PLR0913  each option is a parameter
             max_switches=max_switches,
             switch_latency_s=switch_latency_s,
             blocking_power_w=blocking_power_w,
+            waiting_power=waiting_power,
             communication_latency_s=communication_latency_s,
             input_gradient_share=input_gradient_share,
             split_overhead=split_overhead,
@@ -93,7 +97,7 @@ def plan(  # noqa: PLR0913  each option is a parameter
     if as_json:
         print_json(figures)
     else:
-        _print_for_people(given, figures)
+        print_plan(given, figures)
     return 0
 
 
@@ -153,6 +157,8 @@ def plan_figures(given: PlanInput, planned: OfflinePlan) -> dict[str, Any]:
             if (clock := profile.throttling_clock_mhz) is not None
         ],
     }
+    if planned.waiting is not None:
+        figures["waiting"] = _waiting_figures(planned.waiting, baseline_j)
     if planned.switching is not None:
         figures["switching"] = _switching_figures(planned.switching, charged, baseline_j, planned.baseline_time_s)
     return figures
@@ -163,6 +169,27 @@ def held_microbatches(planned: OfflinePlan, num_chunks: int) -> list[float]:
     held = Schedule("planned", 0, planned.orders)
     counts = [held.peak_inflight(rank) for rank in range(held.num_ranks)]
     return [count if num_chunks == 1 else count / num_chunks for count in counts]
+
+
+def _waiting_figures(waiting: WaitingFigures, baseline_j: float) -> dict[str, Any]:
+    return {
+        "is_assumed": waiting.is_assumed,
+        "at_highest_clock_w": waiting.at_highest_clock_w,
+        "least_w": waiting.least_w,
+        "kept_clock_saving_ratio": 1.0 - waiting.kept_energy_j / baseline_j if baseline_j else 0.0,
+        "lowered": [
+            {
+                "stage": wait.instruction.pp_rank,
+                "instruction": wait.instruction.kind,
+                "microbatch": wait.instruction.microbatch_index,
+                "chunk": wait.instruction.chunk_index,
+                "sm_clock_mhz": wait.sm_clock_mhz,
+                "wait_s": wait.wait_s,
+                "raised_s": wait.raised_s,
+            }
+            for wait in waiting.lowered
+        ],
+    }
 
 
 def _switching_figures(
@@ -196,126 +223,3 @@ def _switching_figures(
             for change in rank_changes
         ],
     }
-
-
-def _print_for_people(given: PlanInput, figures: dict[str, Any]) -> None:
-    console = people_console()
-    extra = figures["extra_inflight"]
-    console.print(
-        f"{given.request.name}: {figures['schedule']}, {figures['num_stages']} stages,"
-        f" {figures['num_microbatches']} microbatches" + (f", extra in flight {extra}" if any(extra) else "")
-    )
-    console.print(_summary_table(figures))
-    for line in _order_lines(figures):
-        console.print(line)
-    console.print(_clocks_table(figures["clocks"]))
-    if figures["frontier"]:
-        console.print(_frontier_table(figures["frontier"]))
-    if "switching" in figures:
-        console.print(_switching_table(figures["switching"]))
-    compiled = f", after {figures['compile_cpu_s']:.1f} CPU s for compiling the planner (once)"
-    console.print(f"planning took {figures['solve_cpu_s']:.2f} CPU s{compiled if figures['compile_cpu_s'] else ''}")
-    for note in _notes(given, figures):
-        console.print(f"note: {note}")
-
-
-def _new_table(*titles: str) -> Table:
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for title in titles:
-        table.add_column(title, justify="right" if table.columns else "left")
-    return table
-
-
-def _summary_table(figures: dict[str, Any]) -> Table:
-    table = _new_table("", "full speed", "planned", "change")
-    table.add_row(
-        "iteration time",
-        f"{figures['baseline_time_s']:.4f} s",
-        f"{figures['iteration_time_s']:.4f} s",
-        f"{100 * figures['slowdown_ratio']:+.2f} %",
-    )
-    table.add_row(
-        "energy",
-        f"{figures['baseline_energy_j']:.1f} J",
-        f"{figures['energy_j']:.1f} J",
-        f"{-100 * figures['saving_ratio']:+.2f} %",
-    )
-    if figures["lower_bound_j"] is not None:
-        gap = figures["energy_j"] / figures["lower_bound_j"] - 1.0
-        table.add_row("lower bound", "", f"{figures['lower_bound_j']:.1f} J", f"plan is {100 * gap:+.2f} %")
-    return table
-
-
-def _order_lines(figures: dict[str, Any]) -> list[str]:
-    """Return what the order itself contributes, for plans whose order was chosen or is not the baseline's."""
-    is_chosen = figures["schedule"] == AUTO_SCHEDULE
-    is_other = figures["own_order_time_s"] != figures["baseline_time_s"]
-    if figures["own_order_saving_ratio"] is None or not (is_chosen or is_other):
-        return []
-    faster = 100 * (figures["own_order_time_s"] / figures["baseline_time_s"] - 1)
-    against = 100 * figures["saving_ratio"]
-    against_own = 100 * figures["own_order_saving_ratio"]
-    own = f"this order at full speed ({faster:+.2f} % time)"
-    lines = [f"saves {against:.2f} % against 1F1B at full speed, and {against_own:.2f} % against {own}"]
-    if is_chosen:
-        bound = figures["any_order_bound_ratio"]
-        lines.append(
-            "what any other order could save was not computed: too many stages for the bound"
-            if bound is None
-            else f"no order within this memory saves more than {100 * bound:.2f} %"
-        )
-    lines.append(f"microbatches held per stage: {', '.join(f'{held:g}' for held in figures['held_microbatches'])}")
-    split = [stage for stage, order in figures["order"].items() if any(kind == "I" for kind, *_ in order)]
-    if len(split) == len(figures["order"]):
-        lines.append("backward split on all stages")
-    elif split:
-        lines.append(f"backward split on stages {', '.join(split)}")
-    return lines
-
-
-def _clocks_table(clocks: Sequence[dict[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for title in ("stage", "instruction", "clocks, MHz", "segments"):
-        table.add_column(title, justify="left" if title == "instruction" else "right")
-    by_stage = groupby(clocks, key=lambda row: row["stage"])
-    for stage, rows in ((stage, list(rows)) for stage, rows in by_stage):
-        num_segments = sum(1 for _ in groupby(rows, key=lambda row: row["sm_clock_mhz"]))
-        for index, kind in enumerate(sorted({row["instruction"] for row in rows}, key="FBIW".index)):
-            used = [row["sm_clock_mhz"] for row in rows if row["instruction"] == kind]
-            span = str(used[0]) if min(used) == max(used) else f"{min(used)} to {max(used)}"
-            table.add_row("" if index else str(stage), str(kind), span, "" if index else str(num_segments))
-    return table
-
-
-def _frontier_table(points: Sequence[FrontierPoint]) -> Table:
-    table = Table("iteration time, s", "energy, J", "lower bound, J", box=box.SIMPLE, pad_edge=False)
-    for point in points:
-        bound = "" if point.lower_bound_j is None else f"{point.lower_bound_j:.1f}"
-        table.add_row(f"{point.iteration_time_s:.4f}", f"{point.energy_j:.1f}", bound)
-    return table
-
-
-def _switching_table(switching: dict[str, Any]) -> Table:
-    table = _new_table(f"switch latency {1000 * switching['switch_latency_s']:g} ms", "saving", "slowdown")
-    for title, key in (
-        ("this plan", "planned"),
-        ("unlimited segments, with lead", "free_with_lead"),
-        ("unlimited segments, no lead", "free_naive"),
-    ):
-        outcome = switching[key]
-        table.add_row(title, f"{100 * outcome['saving_ratio']:.2f} %", f"{100 * outcome['slowdown_ratio']:+.2f} %")
-    return table
-
-
-def _notes(given: PlanInput, figures: dict[str, Any]) -> list[str]:
-    notes = []
-    if given.request.target.straggler_time_s is not None:
-        notes.append(f"energies include waiting until {given.request.target.straggler_time_s:g} s")
-    if figures["throttling"]:
-        lowest, highest = (f(row["sm_clock_mhz"] for row in figures["throttling"]) for f in (min, max))
-        clock = f"{lowest}" if lowest == highest else f"{lowest} to {highest}"
-        notes.append(
-            f"{len(figures['throttling'])} of {len(given.request.profile.classes)} instructions are throttled:"
-            f" clocks above {clock} MHz do not make them faster"
-        )
-    return [*notes, *given.notes]

@@ -12,7 +12,8 @@ from gpuenergyd.cli.option_checks import warn_of_large_slowdown
 from gpuenergyd.cli.options import JsonOption
 from gpuenergyd.cli.output import people_console, print_json
 from gpuenergyd.cli.plan import options
-from gpuenergyd.cli.plan.inputs import PlanInput, PlanOptions, load_planner, plan_input
+from gpuenergyd.cli.plan.inputs import PlanInput, load_planner, plan_input
+from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.core.pipeline.explanation import ClockExplanation, ClockReason, explain_clocks
 from gpuenergyd.core.pipeline.graph import DependencyGraph, dependency_graph
 from gpuenergyd.core.policy_api.policy import OfflinePlan
@@ -30,6 +31,7 @@ def explain(  # noqa: PLR0913  each option is a parameter
     ] = None,
     *,
     schedule: options.ScheduleOption = None,
+    order: options.OrderOption = None,
     microbatches: options.MicrobatchesOption = None,
     chunks: options.ChunksOption = None,
     extra_inflight: options.ExtraInflightOption = None,
@@ -54,6 +56,7 @@ def explain(  # noqa: PLR0913  each option is a parameter
         file,
         PlanOptions(
             schedule=schedule,
+            order=order,
             microbatches=microbatches,
             chunks=chunks,
             extra_inflight=extra_inflight,

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from gpuenergyd.cli.option_checks import MAX_SLOWDOWN_HELP, checked_slowdown
-from gpuenergyd.cli.plan.inputs import AUTO_SCHEDULE, DEFAULT_SCHEDULE, INPUT_GRADIENT_SHARE
+from gpuenergyd.cli.plan.tables import AUTO_SCHEDULE, DEFAULT_SCHEDULE, INPUT_GRADIENT_SHARE
 from gpuenergyd.core.pipeline.schedules import SCHEDULES
 
 DEFAULT_POLICY = "bubble-aware"
@@ -16,6 +16,14 @@ ScheduleOption = Annotated[
     typer.Option(
         metavar="NAME",
         help=f"{', '.join(SCHEDULES)}, or {AUTO_SCHEDULE}: the planner chooses the order [default: {DEFAULT_SCHEDULE}]",
+    ),
+]
+OrderOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="CSV",
+        help="Plan this order instead of a schedule's: rows rank,position,instruction,microbatch; and stage, if GPUs"
+        " run several.",
     ),
 ]
 MemoryLimitOption = Annotated[
@@ -51,5 +59,12 @@ SlowdownOption = Annotated[
 ]
 TargetOption = Annotated[float | None, typer.Option(metavar="S", help="Allowed iteration time in seconds instead.")]
 BlockingPowerOption = Annotated[float | None, typer.Option(metavar="W", help="Power of a GPU that waits.")]
+WaitingPowerOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CSV|MODEL",
+        help="Power of a GPU that waits by clock: rows frequency,power; or assumed as of a GPU model, e.g. a100-sxm.",
+    ),
+]
 LatencyOption = Annotated[float | None, typer.Option(metavar="S", help="Latency between stages in seconds.")]
 PolicyOption = Annotated[str, typer.Option(metavar="NAME", help="Policy whose planner to use.")]

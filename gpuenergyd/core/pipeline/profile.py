@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from gpuenergyd.core.pipeline.graph import InstructionClass
+from gpuenergyd.core.pipeline.waiting import WaitingPower
 from gpuenergyd.errors import ProfileError
 
 _NO_TIME_LOST_RATIO = 0.015
@@ -112,6 +113,9 @@ class PipelineProfile:
 
     classes: Mapping[InstructionClass, InstructionProfile]
     blocking_power_w: float
+    """Power of a GPU that waits, at its highest clock where `waiting_power` is known."""
+    waiting_power: WaitingPower | None = None
+    """Power of a GPU that waits by clock; None: the blocking power at all clocks."""
 
     def __getitem__(self, key: InstructionClass) -> InstructionProfile:
         """Return the profile of one instruction class.
@@ -123,6 +127,12 @@ class PipelineProfile:
             return self.classes[key]
         except KeyError:
             raise ProfileError(f"no profile for {key.kind} of stage {key.pp_rank} chunk {key.chunk_index}") from None
+
+
+def with_waiting_power(profile: PipelineProfile, power: WaitingPower) -> PipelineProfile:
+    """Return a profile whose GPUs wait with this power by clock; at full speed they wait at their highest clock."""
+    highest_mhz = max(own.at_max_clock.sm_clock_mhz for own in profile.classes.values())
+    return replace(profile, blocking_power_w=power.at(highest_mhz), waiting_power=power)
 
 
 def instruction_profile(options: Iterable[ClockOption], *, where: str) -> InstructionProfile:

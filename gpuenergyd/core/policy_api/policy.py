@@ -202,6 +202,31 @@ class SwitchingFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class LoweredWait:
+    """A wait in which the clock is lowered: requested when `instruction` ends, and raised ahead of the next one."""
+
+    instruction: Instruction
+    """The instruction before the wait; the wait of a rank's last one goes on at the begin of the next iteration."""
+    sm_clock_mhz: int
+    wait_s: float
+    raised_s: float
+    """When the next clock is requested, after the end of the instruction."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingFigures:
+    """Waiting charged by clock: the energy of the plan without lowered waits, and the waits that are lowered."""
+
+    is_assumed: bool
+    """Whether the power of waiting by clock is assumed instead of measured."""
+    at_highest_clock_w: float
+    least_w: float
+    kept_energy_j: float
+    """Energy of the iteration if clocks are not lowered in waits."""
+    lowered: tuple[LoweredWait, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class OfflinePlan:
     """Result of an offline planner: a clock for every instruction of `orders`, with time, energy and proven bound.
 
@@ -227,6 +252,8 @@ class OfflinePlan:
     """Iteration time of the plan's own order at full speed; None if the planner does not compute it."""
     own_order_energy_j: float | None = None
     """Energy of the plan's own order at full speed, waiting included; None if the planner does not compute it."""
+    waiting: WaitingFigures | None = None
+    """None if waiting costs the same at all clocks."""
     any_order_bound_j: float | None = None
     """Proven lower bound over any order within the memory limits; None if not computed or out of reach. Waiting is
     charged to the end of each plan, or until the straggler."""

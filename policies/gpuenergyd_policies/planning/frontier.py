@@ -18,9 +18,10 @@ from gpuenergyd.core.pipeline.graph import (
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
 from gpuenergyd.core.policy_api.policy import FrontierPoint
+from gpuenergyd_policies.planning.averaging import QUICK_STEPS
 from gpuenergyd_policies.planning.exact.sweep import Sweep
 from gpuenergyd_policies.planning.exact.tables import FloatArray
-from gpuenergyd_policies.planning.large import QUICK_STEPS, TOO_LARGE, LargePipeline
+from gpuenergyd_policies.planning.large import TOO_LARGE, LargePipeline
 from gpuenergyd_policies.planning.problem import (
     LARGE_PIPELINE,
     WIDE_GAP,

@@ -9,8 +9,17 @@ from dataclasses import replace
 from itertools import groupby
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph
+from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.timeline import timeline
-from gpuenergyd.core.policy_api.policy import FrontierPoint, OfflinePlan, OfflineRequest, SwitchingFigures
+from gpuenergyd.core.pipeline.waiting import WaitingPower
+from gpuenergyd.core.policy_api.policy import (
+    FrontierPoint,
+    LoweredWait,
+    OfflinePlan,
+    OfflineRequest,
+    SwitchingFigures,
+    WaitingFigures,
+)
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.compiled import COMPILE_CLOCK
 from gpuenergyd_policies.planning.frontier import SolvedPlan, frontier, solve, solve_with_frontier, warm_up
@@ -21,6 +30,7 @@ from gpuenergyd_policies.planning.plan_evaluation import baseline, rank_orders
 from gpuenergyd_policies.planning.switching.requests import clock_changes, naive_changes
 from gpuenergyd_policies.planning.switching.segments import plan_segments
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching
+from gpuenergyd_policies.planning.switching.waits import lowered_waits, planned_waits
 
 
 def plan_offline(request: OfflineRequest) -> OfflinePlan:
@@ -35,6 +45,11 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
     began_cpu_s, warmed_up_s = time.process_time(), COMPILE_CLOCK.cpu_s
     reference = baseline(request.baseline_graph, request.profile)
     deadline_s = request.target.iteration_time_s(baseline(request.graph, request.profile).iteration_time_s)
+    # A bound may count on the least power of waiting; what waits really cost is charged to the plan below.
+    power = request.profile.waiting_power
+    full_profile = request.profile
+    if power is not None:
+        request = replace(request, profile=replace(full_profile, blocking_power_w=power.least_w, waiting_power=None))
     any_order_bound_j: float | None = None
     points: tuple[FrontierPoint, ...] = ()
     graph, extra_inflight = request.graph, tuple[int, ...]()
@@ -60,7 +75,7 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
         graph, extra_inflight, solved = _solved(request, deadline_s)
         if request.want_frontier:
             points = frontier(graph, request.profile, until_slowest=False).points
-    own = baseline(graph, request.profile)
+    own = baseline(graph, full_profile)
     plan = OfflinePlan(
         orders=rank_orders(graph),
         sm_clocks_mhz=dict(zip(graph.instructions, solved.sm_clocks_mhz, strict=True)),
@@ -78,7 +93,9 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
         any_order_bound_j=any_order_bound_j,
     )
     if request.max_switches is not None or request.switch_latency_s > 0:
-        plan = _with_switching(request, plan, graph, solved, deadline_s)
+        plan = _with_switching(replace(request, profile=full_profile), plan, graph, solved, deadline_s)
+    elif power is not None:
+        plan = _with_waits(plan, graph, solved, full_profile, power)
     compiled_s = COMPILE_CLOCK.cpu_s
     return replace(
         plan,
@@ -87,14 +104,33 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
     )
 
 
+def _with_waits(
+    plan: OfflinePlan, graph: DependencyGraph, solved: SolvedPlan, profile: PipelineProfile, power: WaitingPower
+) -> OfflinePlan:
+    """Return the plan with its waits charged by clock, lowered at once where they begin."""
+    waits = planned_waits(timeline(graph, solved.durations_s), plan.sm_clocks_mhz, power)
+    working_j = sum(solved.energies_j)
+    return replace(
+        plan,
+        energy_j=working_j + waits.lowered_j,
+        waiting=_waiting_figures(profile, power, working_j + waits.in_force_j, waits.lowered),
+    )
+
+
+def _waiting_figures(
+    profile: PipelineProfile, power: WaitingPower, kept_energy_j: float, lowered: tuple[LoweredWait, ...]
+) -> WaitingFigures:
+    return WaitingFigures(power.is_assumed, profile.blocking_power_w, power.least_w, kept_energy_j, lowered)
+
+
 def _with_switching(
     request: OfflineRequest, plan: OfflinePlan, graph: DependencyGraph, solved: SolvedPlan, deadline_s: float
 ) -> OfflinePlan:
     """Return the plan with switch latency, in at most `max_switches` segments if requested."""
     latency_s, profile, forced = request.switch_latency_s, request.profile, request.target.is_forced
-    free_changes = clock_changes(
-        timeline(graph, solved.durations_s), plan.sm_clocks_mhz, latency=latency_s, profile=profile
-    )
+    power = profile.waiting_power
+    planned = timeline(graph, solved.durations_s)
+    free_changes = clock_changes(planned, plan.sm_clocks_mhz, latency=latency_s, profile=profile)
     free = simulate_switching(graph, profile, free_changes, latency=latency_s)
     naive = simulate_switching(graph, profile, naive_changes(graph, plan.sm_clocks_mhz), latency=latency_s)
     clocks, changes, simulated = plan.sm_clocks_mhz, free_changes, free
@@ -114,7 +150,12 @@ def _with_switching(
                 f" and {latency_s:g} s switch latency; it can be met without --max-switches"
             )
         clocks = dict(zip(graph.instructions, segmented.sm_clocks_mhz, strict=True))
-        changes, simulated = segmented.changes, segmented.simulated
+        changes, simulated, planned = segmented.changes, segmented.simulated, segmented.planned
+    waiting: WaitingFigures | None = None
+    if power is not None:
+        kept_j = simulated.energy_j
+        changes, simulated, lowered = lowered_waits(graph, profile, planned, changes, simulated, latency=latency_s)
+        waiting = _waiting_figures(profile, power, kept_j, lowered)
     longer_s = simulated.iteration_time_s - solved.iteration_time_s if forced else 0.0
     return replace(
         plan,
@@ -122,6 +163,7 @@ def _with_switching(
         iteration_time_s=simulated.iteration_time_s,
         energy_j=simulated.energy_j,
         lower_bound_j=solved.lower_bound_j + profile.blocking_power_w * graph.num_ranks * longer_s,
+        waiting=waiting,
         switching=SwitchingFigures(
             switch_latency_s=latency_s,
             num_segments=tuple(sum(1 for _ in groupby(order, key=clocks.__getitem__)) for order in rank_orders(graph)),

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.report.any_order import any_order_bound_j, any_order_min_time_s
 from gpuenergyd.core.pipeline.graph import InstructionClass, dependency_graph, gpipe, one_forward_one_backward
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.policy_api.policy import OfflineRequest
@@ -161,18 +160,3 @@ def test_extra_microbatches_are_limited_by_the_requested_number_the_caps_and_mem
         caps(memory_limit_microbatches="2")
     with pytest.raises(ScheduleError, match="this one is gpipe"):
         requested_caps(replace(request, schedule=gpipe(3, 12)), 3)
-
-
-def test_the_any_order_bound_uses_the_most_valuable_seconds_first() -> None:
-    """One forward and one backward of 96, 74 and 60 J: 1 s at 44 W, 2 s at 14 W, and waiting with 4 W throughout."""
-    profile = HAND_MADE[1]
-    a_hundredth = InstructionProfile(tuple(replace(option, energy_j=option.energy_j / 100) for option in OPTIONS))
-    weak = PipelineProfile(dict.fromkeys(profile.classes, a_hundredth), 0.04)
-
-    for time_s, effective_j in ((2.0, 192.0), (2.5, 170.0), (3.0, 148.0), (4.0, 134.0), (5.0, 120.0), (9.0, 120.0)):
-        assert any_order_bound_j(profile, 1, 1, time_s) == pytest.approx(effective_j + 4.0 * time_s)
-        assert any_order_bound_j(weak, 1, 1, time_s) == pytest.approx((effective_j + 4.0 * time_s) / 100)
-    two = PipelineProfile({InstructionClass(r, k): InstructionProfile(OPTIONS) for r in (0, 1) for k in (F, B)}, 4.0)
-    # stage 1 has two seconds less: one forward and one backward of stage 0
-    assert any_order_bound_j(two, 2, 1, 4.5) == pytest.approx(127.0 + 170.0 + 2 * 4.0 * 4.5)
-    assert any_order_min_time_s(two, 2, 3) == pytest.approx(8.0)

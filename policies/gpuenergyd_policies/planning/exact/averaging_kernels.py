@@ -31,6 +31,8 @@ class Averages(NamedTuple):
     begin: list[float]
     finish: list[float]
     charge: list[float]
+    edge: list[float]
+    """Flow by edge; without any elements it is not recorded."""
 
 
 @compiled
@@ -41,20 +43,24 @@ def average_flows(  # noqa: C901, PLR0912  one walk forward over the graph, one 
     least_flow: float,
     most_flow: float,
     tolerance: float,
-    num_steps: int,
+    steps: tuple[int, int],
+    known: tuple[float, float],
 ) -> tuple[float, float]:
-    """Return flow and its latency, after so many steps; their prices and mean durations are in `averages`.
+    """Return flow and its latency, after these steps; their prices and mean durations are in `averages`.
+
+    Steps are numbered: with a first number other than 0 the flow that is known, and `averages`, count as the mean of
+    the steps before.
 
     Each step charges the longest paths with the most flow if they exceed the deadline, else with the least. The flow
     divides among the predecessors of a node that end within a tolerance of the last one, in proportion to what is left
     of it; the tolerance falls with the square root of the steps.
     """
     pred, pred_node, pred_latency, epilogue, first, last, times, slopes = graph
-    price, duration, vertex, begin, finish, charge = averages
+    price, duration, vertex, begin, finish, charge, edge = averages
     n = len(first)
-    flow = 0.0
-    flow_latency = 0.0
-    for step in range(num_steps):
+    flow, flow_latency = known
+    num_recorded = len(edge)
+    for step in range(steps[0], steps[1]):
         makespan = -1.0
         share = 2.0 / (step + 2.0)
         for v in range(n):
@@ -80,6 +86,8 @@ def average_flows(  # noqa: C901, PLR0912  one walk forward over the graph, one 
             charge[v] = 1.0 - late / near if late < near else 0.0
             weight += charge[v]
         latency = 0.0
+        for e in range(num_recorded):
+            edge[e] *= 1.0 - share
         for v in range(n):
             charge[v] *= charged / weight
             latency += charge[v] * epilogue[v]
@@ -99,6 +107,61 @@ def average_flows(  # noqa: C901, PLR0912  one walk forward over the graph, one 
                     part = own * (1.0 - late / near) / weight
                     charge[pred_node[e]] += part
                     latency += part * pred_latency[e]
+                    if num_recorded > 0:
+                        edge[e] += part
         flow = (1.0 - share) * flow + charged
         flow_latency = (1.0 - share) * flow_latency + latency
     return flow, flow_latency
+
+
+@compiled
+def divide_flow(graph: PricedGraph, weight: list[float], price: list[float]) -> float:
+    """Turn flow that ends at each node, in `price`, into the flow through it, and return its latency.
+
+    The flow of a node divides among its predecessors in proportion to the weights of its edges.
+    """
+    pred, pred_node, pred_latency, _, _, _, _, _ = graph
+    latency = 0.0
+    for v in range(len(pred) - 2, -1, -1):
+        total = 0.0
+        for e in range(pred[v], pred[v + 1]):
+            total += weight[e]
+        for e in range(pred[v], pred[v + 1]):
+            part = price[v] * weight[e] / total
+            price[pred_node[e]] += part
+            latency += part * pred_latency[e]
+    return latency
+
+
+@compiled
+def longest_path(graph: PricedGraph, finish: list[float]) -> float:
+    """Return the makespan with every node at its fastest; `finish` is working memory."""
+    pred, pred_node, pred_latency, epilogue, first, _, times, _ = graph
+    makespan = 0.0
+    for v in range(len(first)):
+        start = 0.0
+        for e in range(pred[v], pred[v + 1]):
+            start = max(start, finish[pred_node[e]] + pred_latency[e])
+        finish[v] = start + times[first[v]]
+        makespan = max(makespan, finish[v] + epilogue[v])
+    return makespan
+
+
+@compiled
+def priced_cost(graph: PricedGraph, costs: list[float], price: list[float], scale: float, vertex: list[int]) -> float:
+    """Return the least sum of costs and of times at these prices times a scale; `vertex` is where the search begins.
+
+    `costs` are those of the hulls' vertices. The vertices found are left in `vertex`.
+    """
+    _, _, _, _, first, last, times, slopes = graph
+    total = 0.0
+    for v in range(len(first)):
+        own = scale * price[v]
+        k = vertex[v]
+        while k > first[v] and slopes[k - 1] <= own:
+            k -= 1
+        while k < last[v] and slopes[k] > own:
+            k += 1
+        vertex[v] = k
+        total += costs[k] + own * times[k]
+    return total

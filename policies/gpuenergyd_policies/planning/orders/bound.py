@@ -28,7 +28,7 @@ from scipy.sparse import coo_array, csr_array
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray
-from gpuenergyd_policies.planning.orders.under_hull import under_hull
+from gpuenergyd_policies.planning.orders.under_hull import UnderHull, under_hull
 
 KINDS = (InstructionKind.F, InstructionKind.I, InstructionKind.W)
 MOST_CELLS, FEW_CELLS = 1200, 400
@@ -62,15 +62,19 @@ def any_order_bound(
     *,
     communication_latency_s: float = 0.0,
     forced: bool = False,
+    num_cells: int | None = None,
 ) -> AnyOrderBound | None:
     """Return the bound for plans that meet a deadline, None where it is out of reach.
 
-    With `forced` the time until the deadline passes anyway.
+    Without input and weight gradients in the profile it is for whole backwards only. With `forced` the time until the
+    deadline passes anyway. `num_cells` limits cells instead of the default: more are tighter and take longer.
     """
     began_s = time.process_time()
     if len(limits) > MOST_RANKS:
         return None
-    program = _Program(profile, limits, num_microbatches, deadline_s, communication_latency_s, forced=forced)
+    if num_cells is None:
+        num_cells = MOST_CELLS if 3 * len(limits) * num_microbatches <= MANY_INSTRUCTIONS else FEW_CELLS
+    program = _Program(profile, limits, num_microbatches, deadline_s, communication_latency_s, num_cells, forced=forced)
     energy_j = program.bound_j()
     if energy_j is None:
         return None
@@ -98,6 +102,7 @@ class _Program:
         num_microbatches: int,
         deadline_s: float,
         latency_s: float,
+        num_cells: int,
         *,
         forced: bool,
     ) -> None:
@@ -106,8 +111,7 @@ class _Program:
         self.num_ranks = num_ranks
         self.deadline_s = deadline_s
         self.forced = forced
-        cells = MOST_CELLS if 3 * num_ranks * num_microbatches <= MANY_INSTRUCTIONS else FEW_CELLS
-        self.first = cell_starts(num_microbatches, max(12, cells // (3 * num_ranks)))
+        self.first = cell_starts(num_microbatches, max(12, num_cells // (3 * num_ranks)))
         self.num_cells = len(self.first)
         self.last = np.append(self.first[1:], num_microbatches) - 1
         self.size = self.last - self.first + 1
@@ -139,13 +143,9 @@ class _Program:
         equal_rows: list[IntArray] = []
         equal_columns: list[IntArray] = []
         equal_limits: list[float] = []
-        column, power_w = 2 * self.num_starts, profile.blocking_power_w
+        column = 2 * self.num_starts
         for rank in range(self.num_ranks):
-            hulls = [under_hull(profile[InstructionClass(rank, kind)], power_w) for kind in KINDS]
-            whole = InstructionClass(rank, InstructionKind.B)
-            whole_hull = under_hull(profile[whole], power_w) if whole in profile.classes else None
-            if whole_hull is not None and is_no_cheaper(profile, rank):
-                whole_hull = None
+            hulls, whole_hull = _hulls(profile, rank)
             self.fastest_s[rank] = [hull.times_s[0] for hull in hulls]
             if whole_hull is not None:
                 self.fastest_s[rank, 1] = min(self.fastest_s[rank, 1], whole_hull.times_s[0])
@@ -325,6 +325,26 @@ class _Program:
         distance = ((0, 0, 0), (any_before, 0, 0), (own, own, 0))[kind][to_kind]
         is_ordered = self.first[None, :] - self.first[:, None] >= distance
         return between_s - window_s, is_ordered
+
+
+def _hulls(profile: PipelineProfile, rank: int) -> tuple[list[UnderHull], UnderHull | None]:
+    """Return the hulls of forward, input and weight gradient, and of the whole backward if it is an alternative.
+
+    Where splitting was not measured, the whole backward counts as an input gradient whose weight gradient is free.
+    """
+    power_w = profile.blocking_power_w
+    whole = InstructionClass(rank, InstructionKind.B)
+    if InstructionClass(rank, InstructionKind.I) not in profile.classes:
+        nothing = UnderHull(np.zeros(1), np.zeros(1))
+        return [
+            under_hull(profile[InstructionClass(rank, KINDS[0])], power_w),
+            under_hull(profile[whole], power_w),
+            nothing,
+        ], None
+    hulls = [under_hull(profile[InstructionClass(rank, kind)], power_w) for kind in KINDS]
+    if whole not in profile.classes or is_no_cheaper(profile, rank):
+        return hulls, None
+    return hulls, under_hull(profile[whole], power_w)
 
 
 def is_no_cheaper(profile: PipelineProfile, rank: int) -> bool:

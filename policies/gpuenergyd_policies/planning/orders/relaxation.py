@@ -8,7 +8,8 @@ import numpy as np
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, Schedule, dependency_graph
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.errors import ScheduleError
-from gpuenergyd_policies.planning.large import QUICK_STEPS, TOO_LARGE, LargePipeline
+from gpuenergyd_policies.planning.averaging import QUICK_STEPS
+from gpuenergyd_policies.planning.large import TOO_LARGE, LargePipeline
 from gpuenergyd_policies.planning.problem import make_problem
 
 LEAST_GAIN_RATIO = 2e-6

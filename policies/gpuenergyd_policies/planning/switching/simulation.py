@@ -11,6 +11,7 @@ from gpuenergyd.core.pipeline.plan import ClockChange
 from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile
 from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j
+from gpuenergyd.core.pipeline.waiting import WaitingPower
 from gpuenergyd_policies.planning.switching.driver_queue import QueuedClockCall, driver_waits_s, longest_busy_s
 from gpuenergyd_policies.planning.switching.requests import Latency, rank_latencies
 
@@ -23,6 +24,10 @@ class SimulatedIteration:
     energy_j: float
     driver_busy_s: float = 0.0
     """Time for which the calls of the iteration occupy the driver."""
+    waiting_energy_j: float = 0.0
+    """Energy of waits at the clocks in force; 0 if waiting costs the same at all clocks."""
+    waiting_s: float = 0.0
+    """Time of these waits, of all ranks together."""
     shortest_dwell_ratio: float = math.inf
     """Shortest time from a request for a clock to the next one for the GPU, in typical latencies of the former."""
 
@@ -91,12 +96,14 @@ class _Simulation:
 
     def run(self, wait_of: Mapping[_ChangeKey, float]) -> SimulatedIteration:
         """Run one iteration in which requests wait this long for the driver."""
-        graph, profile = self._graph, self._profile
+        graph, profile, power = self._graph, self._profile, self._profile.waiting_power
         self.calls.clear()
         finish_s = [0.0] * len(graph.instructions)
         durations_s = [0.0] * len(graph.instructions)
         energies_j = [0.0] * len(graph.instructions)
         requests: dict[int, list[_Request]] = {}
+        idle_since_s = dict.fromkeys(self._clocks, 0.0)
+        waiting_j = 0.0
         for v in graph.topological_order:
             instruction = graph.instructions[v]
             start_s = max((finish_s[u] + latency_s for u, latency_s in graph.predecessors[v]), default=0.0)
@@ -110,20 +117,28 @@ class _Simulation:
                     self.calls.append((key, call))
                     request = (due_s, own.typical_s(before_mhz, change.sm_clock_mhz))
                     requests.setdefault(instruction.pp_rank, []).append(request)
+            if power is not None:
+                waiting_j += clock.wait(idle_since_s[instruction.pp_rank], start_s, power)
             finish_s[v], energies_j[v] = clock.run(profile[instruction.instruction_class], start_s)
             durations_s[v] = finish_s[v] - start_s
+            idle_since_s[instruction.pp_rank] = finish_s[v]
         iteration_time_s = max(map(add, finish_s, graph.epilogues_s))
-        for clock in self._clocks.values():
+        for rank, clock in self._clocks.items():
+            if power is not None:
+                waiting_j += clock.wait(idle_since_s[rank], iteration_time_s, power)
             clock.next_iteration(iteration_time_s)
+        energy_j = iteration_energy_j(
+            energies_j=energies_j,
+            durations_s=durations_s,
+            iteration_time_s=iteration_time_s,
+            num_ranks=graph.num_ranks,
+            blocking_power_w=profile.blocking_power_w if power is None else 0.0,
+        )
         return SimulatedIteration(
             iteration_time_s,
-            iteration_energy_j(
-                energies_j=energies_j,
-                durations_s=durations_s,
-                iteration_time_s=iteration_time_s,
-                num_ranks=graph.num_ranks,
-                blocking_power_w=profile.blocking_power_w,
-            ),
+            energy_j + waiting_j,
+            waiting_energy_j=waiting_j,
+            waiting_s=graph.num_ranks * iteration_time_s - sum(durations_s),
             driver_busy_s=longest_busy_s([call for _, call in self.calls]),
             shortest_dwell_ratio=_shortest_dwell_ratio(requests.values(), iteration_time_s),
         )
@@ -173,6 +188,16 @@ class RankClock:
         """Restart time at the end of an iteration."""
         self._pending = [(effective_s - iteration_time_s, mhz) for effective_s, mhz in self._pending]
         self._stalls_s = [stall_s - iteration_time_s for stall_s in self._stalls_s]
+
+    def wait(self, begin_s: float, end_s: float, power: WaitingPower) -> float:
+        """Wait, and return the energy at the clocks in force."""
+        now_s, energy_j = begin_s, 0.0
+        while self._pending and self._pending[0][0] <= end_s:
+            effective_s, sm_clock_mhz = self._pending.pop(0)
+            until_s = max(now_s, effective_s)
+            energy_j += power.at(self._sm_clock_mhz) * (until_s - now_s)
+            now_s, self._sm_clock_mhz = until_s, sm_clock_mhz
+        return energy_j + power.at(self._sm_clock_mhz) * (end_s - now_s)
 
     def run(self, options: InstructionProfile, start_s: float) -> tuple[float, float]:
         """Run one instruction from `start_s`; return its end and its energy."""

@@ -5,17 +5,28 @@ from itertools import product
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, dependency_graph
-from gpuenergyd.core.pipeline.profile import InstructionProfile
+from gpuenergyd.core.pipeline.graph import (
+    Instruction,
+    InstructionClass,
+    InstructionKind,
+    Schedule,
+    dependency_graph,
+    gpipe,
+    one_forward_one_backward,
+)
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
 from gpuenergyd.errors import ScheduleError, TargetError
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.orders import bound as bound_module
 from gpuenergyd_policies.planning.orders.bound import any_order_bound, cell_starts
 from gpuenergyd_policies.planning.orders.choice import plan_order
 from gpuenergyd_policies.planning.orders.under_hull import under_hull
+from gpuenergyd_policies.planning.plan_evaluation import baseline
 from tests.policies.planning.orders.cases import POWER_W, full_speed_time_s, split_profile
 from tests.policies.planning.pipelines import tables
+from tests.policies.planning.profiles import forward_backward_profile
 
 CLOCKS_MHZ = (1400, 1200, 1000, 800)
 
@@ -69,6 +80,46 @@ def test_no_order_of_a_tiny_pipeline_needs_less_than_the_bound(
     assert min(energies_j) <= 1.06 * bound.energy_j
     chosen = plan_order(num_microbatches, profile, limits=limits, deadline_s=deadline_s)
     assert chosen.solved.energy_j <= 1.01 * min(energies_j)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    weights=st.lists(st.sampled_from([0.8, 1.0, 1.1]), min_size=1, max_size=3),
+    num_microbatches=st.integers(1, 6),
+    extra=st.integers(0, 3),
+    more_time=st.sampled_from([1.0, 1.05, 1.5]),
+)
+def test_without_split_backwards_the_bound_holds_for_whole_ones(
+    weights: list[float], num_microbatches: int, extra: int, more_time: float
+) -> None:
+    num_ranks = len(weights)
+    profile = forward_backward_profile(weights)
+    ahead = [min(extra * (num_ranks - 1 - r), max(0, num_microbatches - num_ranks + r)) for r in range(num_ranks)]
+
+    for schedule in (
+        one_forward_one_backward(num_ranks, num_microbatches),
+        one_forward_one_backward(num_ranks, num_microbatches, ahead),
+        gpipe(num_ranks, num_microbatches),
+    ):
+        graph = dependency_graph(schedule)
+        deadline_s = more_time * baseline(graph, profile).iteration_time_s
+        bound = any_order_bound(profile, [num_microbatches] * num_ranks, num_microbatches, deadline_s)
+        assert bound is not None
+        assert bound.energy_j <= solve(graph, profile, deadline_s=deadline_s).energy_j * (1 + 1e-9)
+
+
+def test_one_stage_with_whole_backwards_reaches_its_bound() -> None:
+    """Two microbatches are four instructions of 1 s and 400 J, or 2 s and 450 J; waiting draws 100 W."""
+    options = [ClockOption(2000, 1.0, 400.0), ClockOption(1000, 2.0, 450.0)]
+    kinds = (InstructionKind.F, InstructionKind.B)
+    profile = PipelineProfile(
+        {InstructionClass(0, kind): instruction_profile(options, where="hand") for kind in kinds}, 100.0
+    )
+
+    for deadline_s, energy_j in ((4.0, 1600.0), (6.0, 1600.0 + 2 * 50.0), (8.0, 1800.0)):
+        bound = any_order_bound(profile, [2], 2, deadline_s, forced=True)
+        assert bound is not None
+        assert bound.energy_j == pytest.approx(energy_j, rel=1e-3)
 
 
 def test_grouping_microbatches_loosens_the_bound_but_keeps_it_valid(monkeypatch: pytest.MonkeyPatch) -> None:

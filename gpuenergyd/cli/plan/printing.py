@@ -1,0 +1,150 @@
+"""What `gpuenergyd plan` prints for people: tables of its figures, and notes about assumptions."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from gpuenergyd.cli.output import people_console
+from gpuenergyd.cli.plan.inputs import PlanInput
+from gpuenergyd.cli.plan.tables import AUTO_SCHEDULE
+from gpuenergyd.core.policy_api.policy import FrontierPoint
+
+
+def print_plan(given: PlanInput, figures: dict[str, Any]) -> None:
+    """Print the figures of the JSON document for people."""
+    console = people_console()
+    extra = figures["extra_inflight"]
+    console.print(
+        f"{given.request.name}: {figures['schedule']}, {figures['num_stages']} stages,"
+        f" {figures['num_microbatches']} microbatches" + (f", extra in flight {extra}" if any(extra) else "")
+    )
+    console.print(_summary_table(figures))
+    for line in (*_order_lines(figures), *_waiting_lines(figures)):
+        console.print(line)
+    console.print(_clocks_table(figures["clocks"]))
+    if figures["frontier"]:
+        console.print(_frontier_table(figures["frontier"]))
+    if "switching" in figures:
+        console.print(_switching_table(figures["switching"]))
+    compiled = f", after {figures['compile_cpu_s']:.1f} CPU s for compiling the planner (once)"
+    console.print(f"planning took {figures['solve_cpu_s']:.2f} CPU s{compiled if figures['compile_cpu_s'] else ''}")
+    for note in _notes(given, figures):
+        console.print(f"note: {note}")
+
+
+def _new_table(*titles: str) -> Table:
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for title in titles:
+        table.add_column(title, justify="right" if table.columns else "left")
+    return table
+
+
+def _summary_table(figures: dict[str, Any]) -> Table:
+    table = _new_table("", "full speed", "planned", "change")
+    table.add_row(
+        "iteration time",
+        f"{figures['baseline_time_s']:.4f} s",
+        f"{figures['iteration_time_s']:.4f} s",
+        f"{100 * figures['slowdown_ratio']:+.2f} %",
+    )
+    table.add_row(
+        "energy",
+        f"{figures['baseline_energy_j']:.1f} J",
+        f"{figures['energy_j']:.1f} J",
+        f"{-100 * figures['saving_ratio']:+.2f} %",
+    )
+    if figures["lower_bound_j"] is not None:
+        gap = figures["energy_j"] / figures["lower_bound_j"] - 1.0
+        table.add_row("lower bound", "", f"{figures['lower_bound_j']:.1f} J", f"plan is {100 * gap:+.2f} %")
+    return table
+
+
+def _order_lines(figures: dict[str, Any]) -> list[str]:
+    """Return what the order itself contributes, for plans whose order was chosen or is not the baseline's."""
+    is_chosen = figures["schedule"] == AUTO_SCHEDULE
+    is_other = figures["own_order_time_s"] != figures["baseline_time_s"]
+    if figures["own_order_saving_ratio"] is None or not (is_chosen or is_other):
+        return []
+    faster = 100 * (figures["own_order_time_s"] / figures["baseline_time_s"] - 1)
+    against = 100 * figures["saving_ratio"]
+    against_own = 100 * figures["own_order_saving_ratio"]
+    own = f"this order at full speed ({faster:+.2f} % time)"
+    lines = [f"saves {against:.2f} % against 1F1B at full speed, and {against_own:.2f} % against {own}"]
+    if is_chosen:
+        bound = figures["any_order_bound_ratio"]
+        lines.append(
+            "what any other order could save was not computed: too many stages for the bound"
+            if bound is None
+            else f"no order within this memory saves more than {100 * bound:.2f} %"
+        )
+    lines.append(f"microbatches held per stage: {', '.join(f'{held:g}' for held in figures['held_microbatches'])}")
+    split = [stage for stage, order in figures["order"].items() if any(kind == "I" for kind, *_ in order)]
+    if len(split) == len(figures["order"]):
+        lines.append("backward split on all stages")
+    elif split:
+        lines.append(f"backward split on stages {', '.join(split)}")
+    return lines
+
+
+def _waiting_lines(figures: dict[str, Any]) -> list[str]:
+    """Return what waiting at lower clocks contributes."""
+    waiting = figures.get("waiting")
+    if waiting is None:
+        return []
+    kept = 100 * waiting["kept_clock_saving_ratio"]
+    lowered = waiting["lowered"]
+    waited_s = sum(wait["wait_s"] for wait in lowered)
+    return [
+        f"clocks are lowered in {len(lowered)} waits, {waited_s:.3f} s in all; without that it would save {kept:.2f} %"
+    ]
+
+
+def _clocks_table(clocks: Sequence[dict[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for title in ("stage", "instruction", "clocks, MHz", "segments"):
+        table.add_column(title, justify="left" if title == "instruction" else "right")
+    by_stage = groupby(clocks, key=lambda row: row["stage"])
+    for stage, rows in ((stage, list(rows)) for stage, rows in by_stage):
+        num_segments = sum(1 for _ in groupby(rows, key=lambda row: row["sm_clock_mhz"]))
+        for index, kind in enumerate(sorted({row["instruction"] for row in rows}, key="FBIW".index)):
+            used = [row["sm_clock_mhz"] for row in rows if row["instruction"] == kind]
+            span = str(used[0]) if min(used) == max(used) else f"{min(used)} to {max(used)}"
+            table.add_row("" if index else str(stage), str(kind), span, "" if index else str(num_segments))
+    return table
+
+
+def _frontier_table(points: Sequence[FrontierPoint]) -> Table:
+    table = Table("iteration time, s", "energy, J", "lower bound, J", box=box.SIMPLE, pad_edge=False)
+    for point in points:
+        bound = "" if point.lower_bound_j is None else f"{point.lower_bound_j:.1f}"
+        table.add_row(f"{point.iteration_time_s:.4f}", f"{point.energy_j:.1f}", bound)
+    return table
+
+
+def _switching_table(switching: dict[str, Any]) -> Table:
+    table = _new_table(f"switch latency {1000 * switching['switch_latency_s']:g} ms", "saving", "slowdown")
+    for title, key in (
+        ("this plan", "planned"),
+        ("unlimited segments, with lead", "free_with_lead"),
+        ("unlimited segments, no lead", "free_naive"),
+    ):
+        outcome = switching[key]
+        table.add_row(title, f"{100 * outcome['saving_ratio']:.2f} %", f"{100 * outcome['slowdown_ratio']:+.2f} %")
+    return table
+
+
+def _notes(given: PlanInput, figures: dict[str, Any]) -> list[str]:
+    notes = []
+    if given.request.target.straggler_time_s is not None:
+        notes.append(f"energies include waiting until {given.request.target.straggler_time_s:g} s")
+    if figures["throttling"]:
+        lowest, highest = (f(row["sm_clock_mhz"] for row in figures["throttling"]) for f in (min, max))
+        clock = f"{lowest}" if lowest == highest else f"{lowest} to {highest}"
+        notes.append(
+            f"{len(figures['throttling'])} of {len(given.request.profile.classes)} instructions are throttled:"
+            f" clocks above {clock} MHz do not make them faster"
+        )
+    return [*notes, *given.notes]

@@ -1,0 +1,181 @@
+"""The part of a planner's request that a profile table determines: schedule or given order, graph and profile."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuenergyd.core.pipeline.graph import (
+    DependencyGraph,
+    InstructionClass,
+    InstructionKind,
+    Schedule,
+    dependency_graph,
+)
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.pipeline.schedules import ScheduleFamily, make_schedule, schedule_family
+from gpuenergyd.errors import ScheduleError, UsageError
+from gpuenergyd.wire.profile_files import ProfileTable, read_order_file
+
+DEFAULT_SCHEDULE = "1f1b"
+AUTO_SCHEDULE = "auto"
+"""The schedule option with which the planner chooses the order."""
+INPUT_GRADIENT_SHARE = 0.5
+"""Share of a full backward's time and energy assumed for its input gradient, where the table has no own rows for it."""
+MAX_INSTRUCTIONS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """Options of `gpuenergyd plan`; None where an option was not given."""
+
+    schedule: str | None = None
+    order: Path | None = None
+    microbatches: int | None = None
+    chunks: int | None = None
+    extra_inflight: str | None = None
+    memory_limit_microbatches: str | None = None
+    free_memory_bytes: str | None = None
+    activation_bytes: str | None = None
+    slowdown: float | None = None
+    target_s: float | None = None
+    straggler_time_s: float | None = None
+    max_switches: int | None = None
+    switch_latency_s: float = 0.0
+    blocking_power_w: float | None = None
+    waiting_power: str | None = None
+    communication_latency_s: float | None = None
+    input_gradient_share: float | None = None
+    split_overhead: float | None = None
+    want_frontier: bool = False
+    policy_options: tuple[str, ...] = ()
+    """NAME=VALUE pairs passed to the planner."""
+
+
+def table_request(
+    path: Path, table: ProfileTable, options: PlanOptions
+) -> tuple[Schedule, DependencyGraph, PipelineProfile, tuple[str, ...]]:
+    """Return schedule, graph, profile and notes about assumptions for a table read from `path`.
+
+    Raises:
+        UsageError: an option is missing or contradicts the table or the given order.
+        ProfileError: the given order is invalid.
+    """
+    name = options.schedule or DEFAULT_SCHEDULE
+    chooses_order = name == AUTO_SCHEDULE
+    if chooses_order:
+        _check_auto(options)
+        name = DEFAULT_SCHEDULE
+    if options.order is not None:
+        schedule = _given_order(options.order, table, options)
+    else:
+        schedule = _named_schedule(path, name, table, options)
+    graph = dependency_graph(schedule, communication_latency_s=options.communication_latency_s or 0.0)
+    notes = []
+    if options.blocking_power_w is None and options.waiting_power is None:
+        notes.append("waiting GPUs are assumed to draw 0 W: set --blocking-power-w")
+    split = chooses_order or any(i.kind is InstructionKind.I for i in graph.instructions)
+    if split:
+        notes += _split_notes(table, options)
+    keys = {i.instruction_class for i in graph.instructions}
+    if schedule.num_chunks == 1:
+        keys |= {InstructionClass(r, InstructionKind.B) for r in range(schedule.num_ranks)}
+    if chooses_order:
+        keys |= {InstructionClass(r, kind) for r in range(schedule.num_ranks) for kind in _SPLIT_KINDS}
+    profile = PipelineProfile(_classes(schedule, sorted(keys), table, options), options.blocking_power_w or 0.0)
+    return schedule, graph, profile, tuple(notes)
+
+
+def _named_schedule(path: Path, name: str, table: ProfileTable, options: PlanOptions) -> Schedule:
+    family = _family(name)
+    if options.microbatches is None:
+        raise UsageError(f"{path}: a profile CSV needs --microbatches M")
+    num_chunks = family.default_num_chunks if options.chunks is None else options.chunks
+    if num_chunks < 1 or table.num_stages % num_chunks:
+        raise ScheduleError(
+            f"schedule {name!r} has {num_chunks} stages per GPU, but {path} has {table.num_stages} stages, which"
+            f" {num_chunks} does not divide"
+        )
+    num_instructions = 3 * table.num_stages * max(0, options.microbatches)
+    if num_instructions > MAX_INSTRUCTIONS:
+        raise ScheduleError(
+            f"{options.microbatches} microbatches on {table.num_stages} stages: more than the maximum of"
+            f" {MAX_INSTRUCTIONS} instructions"
+        )
+    return make_schedule(name, table.num_stages // num_chunks, options.microbatches, options.chunks)
+
+
+def _given_order(path: Path, table: ProfileTable, options: PlanOptions) -> Schedule:
+    """Return the order of a file, after checking that no option contradicts it."""
+    if options.schedule is not None:
+        raise UsageError(f"--schedule {options.schedule}: {path} gives the order; omit one of them")
+    if options.extra_inflight is not None:
+        raise UsageError(f"--extra-inflight {options.extra_inflight}: {path} gives the order; omit one of them")
+    schedule = read_order_file(path, table.num_stages)
+    for option, given, stated in (
+        ("--microbatches", options.microbatches, schedule.num_microbatches),
+        ("--chunks", options.chunks, schedule.num_chunks),
+    ):
+        if given is not None and given != stated:
+            raise UsageError(f"{option} {given}: {path} has {stated}")
+    return schedule
+
+
+_SPLIT_KINDS = (InstructionKind.I, InstructionKind.W)
+
+
+def _family(name: str) -> ScheduleFamily:
+    try:
+        return schedule_family(name)
+    except ScheduleError as error:
+        raise ScheduleError(f"{error}, {AUTO_SCHEDULE}") from None
+
+
+def _check_auto(options: PlanOptions) -> None:
+    """Raise UsageError for options that fix what the planner chooses."""
+    if options.chunks not in {None, 1}:
+        raise UsageError(f"--chunks {options.chunks}: --schedule auto plans one stage per GPU")
+    if options.extra_inflight is not None:
+        raise UsageError(
+            f"--extra-inflight {options.extra_inflight}: --schedule auto chooses it; use --memory-limit-microbatches"
+        )
+
+
+def reference_graph(schedule: Schedule, options: PlanOptions) -> DependencyGraph | None:
+    """Return the graph of plain 1F1B, if the schedule is another one with one stage per GPU."""
+    if schedule.name == DEFAULT_SCHEDULE or schedule.num_chunks != 1:
+        return None
+    plain = make_schedule(DEFAULT_SCHEDULE, schedule.num_ranks, schedule.num_microbatches)
+    return dependency_graph(plain, communication_latency_s=options.communication_latency_s or 0.0)
+
+
+def _split_notes(table: ProfileTable, options: PlanOptions) -> list[str]:
+    if table.has_split_backward:
+        return []
+    share = INPUT_GRADIENT_SHARE if options.input_gradient_share is None else options.input_gradient_share
+    if share == INPUT_GRADIENT_SHARE:
+        assumed = "input and weight gradient are each assumed to take half of the measured backward"
+    else:
+        assumed = f"the input gradient is assumed to take {100 * share:g} % of the measured backward"
+    overhead = f"{100 * options.split_overhead:g} % more" if options.split_overhead else "nothing"
+    return [f"{assumed}, and splitting it to cost {overhead}; measured input and weight rows replace this"]
+
+
+def _classes(
+    schedule: Schedule, keys: Sequence[InstructionClass], table: ProfileTable, options: PlanOptions
+) -> Mapping[InstructionClass, InstructionProfile]:
+    """Return the profile of every instruction class, by the model stage that its chunk computes."""
+    share = INPUT_GRADIENT_SHARE if options.input_gradient_share is None else options.input_gradient_share
+    longer = 1.0 + (options.split_overhead or 0.0)
+    factors = {InstructionKind.I: share * longer, InstructionKind.W: (1.0 - share) * longer}
+    classes = {}
+    for key in keys:
+        stage = schedule.stage_index(key.pp_rank, key.chunk_index)
+        measured = table.classes.get(InstructionClass(stage, key.kind))
+        if measured is not None:
+            classes[key] = measured
+        else:
+            whole, factor = table.classes[InstructionClass(stage, InstructionKind.B)], factors[key.kind]
+            classes[key] = InstructionProfile(
+                tuple(ClockOption(o.sm_clock_mhz, o.time_s * factor, o.energy_j * factor) for o in whole.options)
+            )
+    return classes

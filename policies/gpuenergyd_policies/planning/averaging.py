@@ -1,0 +1,189 @@
+"""Prices of time in large pipelines, by averaging flows along longest paths.
+
+Theory of operation. The dual of planning is a flow of prices along paths (see `exact/sweep.py`). Here it is an average
+(Frank and Wolfe 1956): with every instruction at its cheapest duration for the present prices, the longest paths and
+those nearly as long share the next part of the flow if they exceed the deadline; otherwise the flow falls towards the
+power of waiting, below which time has no use. A single longest path would touch too few instructions. The mean
+durations approach the optimum, and any flow proves a bound. Long pipelines begin with the flow of a short one (see
+`shortening`), scaled by what proves most.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuenergyd.core.pipeline.graph import DependencyGraph
+from gpuenergyd_policies.planning.compiled import IS_COMPILED, floats, ints
+from gpuenergyd_policies.planning.discrete.rounding import Rounder
+from gpuenergyd_policies.planning.exact.averaging_kernels import (
+    Averages,
+    PricedGraph,
+    average_flows,
+    divide_flow,
+    longest_path,
+    priced_cost,
+)
+from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray, PlanningTables
+from gpuenergyd_policies.planning.shortening import LongPipeline, ShortPipeline, shortened
+
+NUM_STEPS = 2000 if IS_COMPILED else 30
+"""Flows that are averaged; plain Python takes a hundred times as long."""
+DEEP_STEPS = 8000 if IS_COMPILED else NUM_STEPS
+"""The same for pipelines of `DEEP` instructions and more; between, in proportion."""
+DEEP = 100_000
+QUICK_STEPS = NUM_STEPS // 4
+"""The same for frontiers of many plans, for comparing plans, and for a first estimate of the flow."""
+ROOM_RATIO = 1.3
+"""The most flow that a step charges, relative to the first estimate."""
+KEPT_ROUNDS = 4
+"""Microbatches per rank of shortened pipelines."""
+LEAST_SHORTENING = 1.5
+"""Ratio of microbatches from which a pipeline is shortened."""
+LATER_STEPS = 8
+"""A long pipeline averages one eighth of the steps of its short one, which count as so many steps before."""
+SCALES = (0.9, 1.1)
+"""How much more or less flow than the short pipeline's is tried on the long one."""
+NUM_SCALES = 12
+_LEAST_FLOW_RATIO = 1.02
+"""Above this multiple of the power of waiting, flow counts as limited by the deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class AveragedPrices:
+    """Prices and durations of each node for a deadline, and the lower bound on effective energy that they prove."""
+
+    durations_s: FloatArray
+    prices_w: FloatArray
+    price_w: float
+    """Price of a second of iteration time."""
+    cost_bound_j: float
+    """For plans that meet the deadline, waiting not charged."""
+    is_limited: bool
+    """Whether the deadline limits the plan; otherwise it lies beyond T*, the time of least energy."""
+
+
+@dataclass(slots=True)
+class _Flow:
+    """A flow through a graph, the mean of so many steps."""
+
+    averages: Averages
+    flow_w: float
+    latency_j: float
+    num_steps: int
+
+
+class FlowAveraging:
+    """One pipeline with one deadline, prepared for averaging."""
+
+    def __init__(
+        self, graph: DependencyGraph, tables: PlanningTables, rounder: Rounder, deadline_s: float, *, forced: bool
+    ) -> None:
+        self._order = rounder.order
+        self._deadline_s = deadline_s
+        self._least_w = 0.0 if forced else tables.idle_power_w
+        self._tolerance_s = float(np.median(tables.slowest_s))
+        hulls = [(table.times_s[table.hull], table.costs_j[table.hull]) for table in tables.tables]
+        slopes = [np.append(-np.diff(costs) / np.diff(times), 0.0) for times, costs in hulls]
+        hull_start = np.cumsum([0] + [len(times) for times, _ in hulls])
+        class_of: IntArray = tables.class_of[self._order]
+        self._costs_j = floats(np.concatenate([costs for _, costs in hulls]))
+        priced = PricedGraph(
+            rounder.graph.pred,
+            rounder.graph.pred_node,
+            rounder.graph.pred_latency,
+            floats(np.array(graph.epilogues_s)[self._order]),
+            ints(hull_start[class_of]),
+            ints(hull_start[class_of + 1] - 1),
+            floats(np.concatenate([times for times, _ in hulls])),
+            floats(np.concatenate(slopes)),
+        )
+        steepest_w = np.array([own[0] for own in slopes])
+        rank_of_class = np.array([key.pp_rank for key in graph.classes])
+        # On the critical stage every instruction is at its fastest: a second costs what its steepest class would save.
+        self._most_w = sum(float(steepest_w[rank_of_class == rank].max()) for rank in set(rank_of_class.tolist()))
+        nodes = [graph.instructions[v] for v in self._order.tolist()]
+        self._pipeline = LongPipeline(
+            priced,
+            class_of,
+            rank_of_class[class_of],
+            np.array([i.microbatch_index for i in nodes], dtype=np.int64),
+        )
+
+    def prices(self, num_steps: int | None) -> AveragedPrices:
+        """Return prices after so many steps, None for as many as the pipeline's size calls for."""
+        n = len(self._order)
+        if num_steps is None:
+            num_steps = min(DEEP_STEPS, max(NUM_STEPS, DEEP_STEPS * n // DEEP))
+        graph = self._pipeline.graph
+        num_kept = KEPT_ROUNDS * (int(self._pipeline.rank_of.max()) + 1)
+        short = None
+        if int(self._pipeline.microbatch_of.max()) + 1 >= LEAST_SHORTENING * num_kept:
+            short = shortened(self._pipeline, num_kept, num_kept // 8)
+        if short is None:
+            found = self._averaged(graph, self._deadline_s, num_steps)
+        else:
+            found = self._from_short(short, num_steps)
+        prices = np.asarray(found.averages.price)
+        cost_j = self._bound_j(found, 1.0)
+        prices_w, durations_s = np.empty(n), np.empty(n)
+        prices_w[self._order], durations_s[self._order] = prices, found.averages.duration
+        is_limited = found.flow_w > _LEAST_FLOW_RATIO * self._least_w
+        return AveragedPrices(durations_s, prices_w, found.flow_w, cost_j, is_limited)
+
+    def _averaged(self, graph: PricedGraph, deadline_s: float, num_steps: int, *, with_edges: bool = False) -> _Flow:
+        """Return the mean flow of all steps; a first estimate limits what a step charges."""
+        most_w = self._most_w
+        for steps in (QUICK_STEPS, num_steps):
+            most_w = max(most_w, 2 * self._least_w)
+            averages = _no_averages(graph, num_edges=len(graph.pred_node) if with_edges else 0)
+            flow_w, latency_j = average_flows(
+                graph, averages, deadline_s, self._least_w, most_w, self._tolerance_s, (0, steps), (0.0, 0.0)
+            )
+            most_w = min(most_w, ROOM_RATIO * flow_w)
+        return _Flow(averages, flow_w, latency_j, num_steps)
+
+    def _from_short(self, short: ShortPipeline, num_steps: int) -> _Flow:
+        """Return the flow of the short pipeline carried over, then averaged further on the long one."""
+        graph = self._pipeline.graph
+        longest_s, shortest_s = (longest_path(g, floats(np.zeros(len(g.first)))) for g in (graph, short.graph))
+        found = self._averaged(short.graph, self._deadline_s * shortest_s / longest_s, num_steps, with_edges=True)
+        edge_flow, short_prices = np.asarray(found.averages.edge), np.asarray(found.averages.price)
+        ends = short.ends(edge_flow, short_prices)
+        ends *= found.flow_w / ends.sum()
+        averages = _no_averages(graph)
+        prices = floats(ends)
+        latency_j = divide_flow(graph, floats(short.divided(edge_flow, np.diff(np.asarray(graph.pred)))), prices)
+        averages = averages._replace(price=prices, duration=floats(short.carried(np.asarray(found.averages.duration))))
+        carried = _Flow(averages, found.flow_w, latency_j, num_steps)
+        least = max(SCALES[0], self._least_w / found.flow_w) if found.flow_w > 0 else 1.0
+        scales = np.linspace(least, max(least, SCALES[1]), NUM_SCALES).tolist()
+        best = max(scales, key=lambda scale: self._bound_j(carried, scale))
+        averages = averages._replace(price=floats(best * np.asarray(prices)))
+        before = _Flow(averages, best * found.flow_w, best * latency_j, num_steps)
+        print("carried", best, self._bound_j(before, 1.0))
+        most_w = max(2 * self._least_w, ROOM_RATIO * before.flow_w)
+        first, last = num_steps, num_steps + num_steps // LATER_STEPS
+        flow_w, latency_j = average_flows(
+            graph, averages, self._deadline_s, self._least_w, most_w, self._tolerance_s, (first, last),
+            (before.flow_w, before.latency_j),
+        )  # fmt: skip
+        return _Flow(averages, flow_w, latency_j, last)
+
+    def _bound_j(self, found: _Flow, scale: float) -> float:
+        """Return the bound on effective energy that a flow proves when it is scaled."""
+        cost_j = priced_cost(self._pipeline.graph, self._costs_j, found.averages.price, scale, found.averages.vertex)
+        return cost_j + scale * (found.latency_j - found.flow_w * self._deadline_s)
+
+
+def _no_averages(graph: PricedGraph, num_edges: int = 0) -> Averages:
+    """Return averages before the first step, with every node at its cheapest."""
+    n = len(graph.first)
+    return Averages(
+        price=floats(np.zeros(n)),
+        duration=floats(np.zeros(n)),
+        vertex=ints(graph.last),
+        begin=floats(np.zeros(n)),
+        finish=floats(np.zeros(n)),
+        charge=floats(np.zeros(n)),
+        edge=floats(np.zeros(num_edges)),
+    )

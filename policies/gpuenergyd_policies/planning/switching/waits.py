@@ -1,0 +1,170 @@
+"""Waits of a plan: what they cost at the clock in force, and clocks lowered in those that are long enough.
+
+Theory of operation. A GPU keeps the clock of the instruction before a wait. Where power falls with the clock, a wait is
+cheaper at the clock of least power, if there is time to reach it and to be back when the next instruction begins: it is
+requested at the end of the instruction before the wait, and the clock in use at the begin of the next one is requested
+one latency ahead of that begin. The wait at the end of an iteration and the one at the begin of the next are one. A
+wait so lowered costs no time as long as the next instruction does not begin earlier than planned, which is simulated.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction
+from gpuenergyd.core.pipeline.plan import ClockChange
+from gpuenergyd.core.pipeline.profile import PipelineProfile
+from gpuenergyd.core.pipeline.switching import SwitchLatency, constant_latency
+from gpuenergyd.core.pipeline.timeline import Span, Timeline
+from gpuenergyd.core.pipeline.waiting import WaitingPower
+from gpuenergyd.core.policy_api.policy import LoweredWait
+from gpuenergyd_policies.planning.switching.requests import Latency, rank_latencies
+from gpuenergyd_policies.planning.switching.simulation import SimulatedIteration, simulate_switching
+
+_SHORTEST_S = 1e-9
+_ROUNDING = 1e-9
+MARGIN_RATIOS = (0.0, 0.05, 0.15, 0.4)
+"""Shares of a wait by which the clock is back before the next instruction is planned to begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedWaits:
+    """Energy of a plan's waits at the clock in force and with clocks lowered, and the waits that are lowered."""
+
+    in_force_j: float
+    lowered_j: float
+    total_s: float
+    lowered: tuple[LoweredWait, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    before: Span
+    after: Span
+    duration_s: float
+
+
+def planned_waits(planned: Timeline, sm_clocks_mhz: Mapping[Instruction, int], power: WaitingPower) -> PlannedWaits:
+    """Return the waits of a plan on its timeline, on GPUs whose clocks change at once."""
+    in_force_j = lowered_j = total_s = 0.0
+    lowered: list[LoweredWait] = []
+    for rank in range(planned.num_ranks):
+        for wait in _waits(planned, rank):
+            before_mhz, after_mhz = (sm_clocks_mhz[span.instruction] for span in (wait.before, wait.after))
+            total_s += wait.duration_s
+            kept_j = power.at(before_mhz) * wait.duration_s
+            in_force_j += kept_j
+            found = _lowered(wait, before_mhz, after_mhz, power, constant_latency(0.0))
+            if found is None:
+                lowered_j += kept_j
+            else:
+                lowered.append(found)
+                lowered_j += power.least_w * wait.duration_s
+    return PlannedWaits(in_force_j, lowered_j, total_s, tuple(lowered))
+
+
+def with_lowered_waits(
+    planned: Timeline,
+    changes: Sequence[Sequence[ClockChange]],
+    power: WaitingPower,
+    *,
+    latency: Latency,
+    margin_ratio: float = 0.0,
+) -> tuple[tuple[tuple[ClockChange, ...], ...], tuple[LoweredWait, ...]]:
+    """Return clock changes with waits lowered where that saves energy, and these waits.
+
+    Requests that a plan makes during a wait are replaced by one for the clock in use at its end.
+    """
+    result: list[tuple[ClockChange, ...]] = []
+    all_lowered: list[LoweredWait] = []
+    for rank, (own_changes, own_latency) in enumerate(
+        zip(changes, rank_latencies(latency, planned.num_ranks), strict=True)
+    ):
+        start_s = {span.instruction: span.start_s for span in planned.rank_spans(rank)}
+        moments = [(start_s[change.instruction] + change.offset_s, change) for change in own_changes]
+        dropped: set[int] = set()
+        added: list[tuple[float, ClockChange]] = []
+        for wait in _waits(planned, rank):
+            begin_s = wait.before.end_s
+            end_s = begin_s + wait.duration_s
+            # The wait at the end of an iteration goes on in the next one.
+            cyclic = [
+                (moment_s + shift_s, k, change)
+                for k, (moment_s, change) in enumerate(moments)
+                for shift_s in (-planned.iteration_time_s, 0.0, planned.iteration_time_s)
+                if moment_s + shift_s <= end_s
+            ]
+            if not cyclic:
+                continue
+            cyclic.sort(key=lambda entry: entry[0])
+            held = [change for moment_s, _, change in cyclic if moment_s <= begin_s]
+            if not held:
+                continue
+            in_use_mhz = cyclic[-1][2].sm_clock_mhz
+            found = _lowered(wait, held[-1].sm_clock_mhz, in_use_mhz, power, own_latency, margin_ratio)
+            if found is None:
+                continue
+            dropped |= {k for moment_s, k, _ in cyclic if begin_s < moment_s < end_s}
+            all_lowered.append(found)
+            offset_s = wait.before.duration_s
+            before = wait.before.instruction
+            added.append((begin_s, ClockChange(before, offset_s, found.sm_clock_mhz)))
+            added.append((begin_s + found.raised_s, ClockChange(before, offset_s + found.raised_s, in_use_mhz)))
+        kept = [entry for k, entry in enumerate(moments) if k not in dropped]
+        ordered = sorted([*kept, *added], key=lambda entry: entry[0])
+        result.append(tuple(change for _, change in ordered))
+    return tuple(result), tuple(all_lowered)
+
+
+def lowered_waits(
+    graph: DependencyGraph,
+    profile: PipelineProfile,
+    planned: Timeline,
+    changes: tuple[tuple[ClockChange, ...], ...],
+    simulated: SimulatedIteration,
+    *,
+    latency: Latency,
+) -> tuple[tuple[tuple[ClockChange, ...], ...], SimulatedIteration, tuple[LoweredWait, ...]]:
+    """Return changes, simulated iteration and lowered waits; those given, and no waits, if that would cost time.
+
+    An instruction that begins earlier than planned would find its clock late, so several margins are tried.
+    """
+    assert profile.waiting_power is not None
+    best: tuple[tuple[tuple[ClockChange, ...], ...], SimulatedIteration, tuple[LoweredWait, ...]]
+    best = changes, simulated, ()
+    for margin_ratio in MARGIN_RATIOS:
+        with_waits, lowered = with_lowered_waits(
+            planned, changes, profile.waiting_power, latency=latency, margin_ratio=margin_ratio
+        )
+        again = simulate_switching(graph, profile, with_waits, latency=latency)
+        is_late = again.iteration_time_s > simulated.iteration_time_s * (1 + _ROUNDING)
+        if not is_late and again.energy_j < best[1].energy_j:
+            best = with_waits, again, lowered
+    return best
+
+
+def _waits(planned: Timeline, rank: int) -> Iterator[_Wait]:
+    """Yield the waits of a rank; the last one goes on at the begin of the next iteration."""
+    spans = planned.rank_spans(rank)
+    for k, before in enumerate(spans):
+        after = spans[(k + 1) % len(spans)]
+        until_s = after.start_s + (planned.iteration_time_s if k + 1 == len(spans) else 0.0)
+        if until_s - before.end_s > _SHORTEST_S:
+            yield _Wait(before, after, until_s - before.end_s)
+
+
+def _lowered(
+    wait: _Wait, before_mhz: int, after_mhz: int, power: WaitingPower, latency: SwitchLatency, margin_ratio: float = 0.0
+) -> LoweredWait | None:
+    """Return how a wait is lowered, None if it is too short or nothing would be saved."""
+    low_mhz = power.cheapest_clock_mhz
+    if low_mhz >= before_mhz or power.at(low_mhz) >= power.at(before_mhz):
+        return None
+    until_low_s, lead_s = latency.typical_s(before_mhz, low_mhz), latency.late_s(low_mhz, after_mhz)
+    lead_s = max(lead_s, latency.stall_s) + margin_ratio * wait.duration_s
+    at_low_s = wait.duration_s - until_low_s - lead_s
+    early_s = lead_s - latency.typical_s(low_mhz, after_mhz)
+    saved_j = (power.at(before_mhz) - power.at(low_mhz)) * at_low_s
+    lost_j = max(0.0, power.at(after_mhz) - power.at(before_mhz)) * max(0.0, early_s)
+    if at_low_s <= 0.0 or saved_j <= lost_j:
+        return None
+    return LoweredWait(wait.before.instruction, low_mhz, wait.duration_s, wait.duration_s - lead_s)
