@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,11 @@ from gpuenergyd_policies.planning.plan_evaluation import evaluate_clocks
 
 FOLDER = Path(__file__).parents[3] / "shared" / "data" / "profiles"
 TABLES = {"A100": ("gpt3-175b_a100-sxm.csv", 83.64), "A40": ("gpt3-175b_a40.csv", 70.38)}
+CURVES = {"A100": "a100-sxm", "A40": "a40"}
+"""GPU models whose assumed power of waiting by clock is used."""
+WAITS = (("A100", None), ("A100", "8,7,6,5,4,3,2,1"), ("A100", "8"), ("A40", None), ("A40", "8"))
+WAIT_LATENCIES_S = (0.0, 0.014, 0.025)
+CHUNKS = (("A100", 32, "8,7,6,5,4,3,2,1"), ("A100", 32, "8"), ("A100", 32, "12"), ("A40", 32, "8"))
 BOUND_DISTANCE = 0.008
 """Largest distance between a saving and the bound over any order."""
 DEPTHS = ((8, 128, 2.0), (16, 512, 5.0), (64, 1024, 60.0))
@@ -77,12 +82,22 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         cases = [_case(case, Path(folder)) for case in (CASES[:2] if is_short else CASES)]
         depths = list(_depths(DEPTHS[:1] if is_short else DEPTHS, Path(folder)))
-    met = [row[name] for row in (*cases, *depths) for name in ("is_met", "is_near_bound") if row.get(name) is not None]
-    document = {"cases": cases, "depths": depths, "num_met": sum(met), "num_targets": len(met)}
+        waits = [_waits(gpu, memory, Path(folder)) for gpu, memory in (WAITS[:1] if is_short else WAITS)]
+        chunks = [] if is_short else [_chunks(*case, Path(folder)) for case in CHUNKS]
+    rows = (*cases, *depths, *waits, *chunks)
+    met = [row[name] for row in rows for name in ("is_met", "is_near_bound") if row.get(name) is not None]
+    document = {
+        "cases": cases,
+        "depths": depths,
+        "waits": waits,
+        "chunks": chunks,
+        "num_met": sum(met),
+        "num_targets": len(met),
+    }
     if "--json" in arguments:
         print(json.dumps(document))
     else:
-        for row in (*cases, *depths):
+        for row in rows:
             print("  ".join(f"{name} {value}" for name, value in row.items()))
         print(f"{sum(met)} of {len(met)} targets are met")
     return 0 if all(met) else 1
@@ -137,6 +152,68 @@ def _depths(depths: Sequence[tuple[int, int, float]], folder: Path) -> Iterator[
                 "most_cpu_s": most_cpu_s,
                 "is_met": figures["solve_cpu_s"] <= most_cpu_s and gap <= MOST_GAP,
             }
+
+
+def _waits(gpu: str, memory: str | None, folder: Path) -> dict[str, Any]:
+    """Return what waiting by clock adds: charged at the clock in force, and lowered, without and with switch latency.
+
+    Without `memory` the order is 1F1B, else it is chosen. No saving may be above what the bound permits.
+    """
+    name, power_w = TABLES[gpu]
+    table = _table_of(FOLDER / name, 8, folder)
+    options = PlanOptions(
+        schedule=None if memory is None else "auto", microbatches=32, memory_limit_microbatches=memory
+    )
+    constant = plan_figures(
+        own := plan_input(table, replace(options, blocking_power_w=power_w)), plan_offline(own.request)
+    )
+    row: dict[str, Any] = {"gpu": gpu, "memory": memory, "constant_saving_ratio": constant["saving_ratio"]}
+    is_met = True
+    for latency_s in WAIT_LATENCIES_S:
+        given = plan_input(table, replace(options, waiting_power=CURVES[gpu], switch_latency_s=latency_s))
+        figures = plan_figures(given, plan_offline(given.request))
+        bound = 1 - figures["lower_bound_j"] / figures["baseline_energy_j"]
+        label = f"{1000 * latency_s:g}_ms"
+        row[f"kept_saving_ratio_{label}"] = figures["waiting"]["kept_clock_saving_ratio"]
+        row[f"saving_ratio_{label}"] = figures["saving_ratio"]
+        row[f"bound_ratio_{label}"] = bound
+        row[f"num_lowered_{label}"] = len(figures["waiting"]["lowered"])
+        is_met &= figures["saving_ratio"] <= bound and figures["saving_ratio"] >= row[f"kept_saving_ratio_{label}"]
+    return {**row, "is_met": is_met}
+
+
+def _chunks(gpu: str, num_microbatches: int, memory: str, folder: Path) -> dict[str, Any]:
+    """Return the saving with two stages per GPU, each half of a stage of the table."""
+    name, power_w = TABLES[gpu]
+    header, *lines = (FOLDER / name).read_text().splitlines()
+    halves = [header]
+    for line in lines:
+        stage, word, mhz, time_s, energy_j = line.split(",")
+        halves += [
+            f"{2 * int(stage) + half},{word},{mhz},{float(time_s) / 2!r},{float(energy_j) / 2!r}" for half in (0, 1)
+        ]
+    table = folder / "halves.csv"
+    table.write_text("\n".join(halves) + "\n")
+    options = PlanOptions(
+        schedule="auto",
+        microbatches=num_microbatches,
+        chunks=2,
+        blocking_power_w=power_w,
+        memory_limit_microbatches=memory,
+    )
+    given = plan_input(table, options)
+    figures = plan_figures(given, plan_offline(given.request))
+    return {
+        "gpu": gpu,
+        "microbatches": num_microbatches,
+        "memory": memory,
+        "saving_ratio": figures["saving_ratio"],
+        "any_order_bound_ratio": figures["any_order_bound_ratio"],
+        "time_ratio": figures["iteration_time_s"] / figures["baseline_time_s"],
+        "held_microbatches": max(figures["held_microbatches"]),
+        "stage_of_chunk": figures["stage_of_chunk"],
+        "cpu_s": figures["solve_cpu_s"],
+    }
 
 
 def _given(table: Path, schedule: str, num_microbatches: int, power_w: float, memory: str | None) -> PlanInput:

@@ -157,6 +157,8 @@ def plan_figures(given: PlanInput, planned: OfflinePlan) -> dict[str, Any]:
             if (clock := profile.throttling_clock_mhz) is not None
         ],
     }
+    if planned.stage_of_chunk:
+        figures["stage_of_chunk"] = [list(stages) for stages in planned.stage_of_chunk]
     if planned.waiting is not None:
         figures["waiting"] = _waiting_figures(planned.waiting, baseline_j)
     if planned.switching is not None:

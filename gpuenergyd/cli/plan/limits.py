@@ -9,7 +9,7 @@ def order_limits(
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return the microbatches that each rank may hold, and a note if they are assumed."""
     num_ranks = schedule.num_ranks
-    plain = tuple(schedule.peak_inflight(rank) for rank in range(num_ranks))
+    plain = tuple(schedule.peak_inflight(rank) // schedule.num_chunks for rank in range(num_ranks))
     extra = extra_caps(free, activations, schedule)
     limits = _per_stage("--memory-limit-microbatches", text, num_ranks, least=1) if text is not None else ()
     if extra:

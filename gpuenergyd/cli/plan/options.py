@@ -48,7 +48,7 @@ SplitOverheadOption = Annotated[
 ]
 MicrobatchesOption = Annotated[int | None, typer.Option(metavar="M", help="Microbatches per iteration.")]
 ChunksOption = Annotated[
-    int | None, typer.Option(metavar="V", help="Stages per GPU, for schedules that allow several.")
+    int | None, typer.Option(metavar="V", help="Stages per GPU, for schedules that allow several, and auto.")
 ]
 ExtraInflightOption = Annotated[
     str | None, typer.Option(metavar="K|auto", help="Allow K extra microbatches in flight (1f1b).")

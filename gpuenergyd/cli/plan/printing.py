@@ -76,10 +76,12 @@ def _order_lines(figures: dict[str, Any]) -> list[str]:
     if is_chosen:
         bound = figures["any_order_bound_ratio"]
         lines.append(
-            "what any other order could save was not computed: too many stages for the bound"
+            "what any other order could save was not computed"
             if bound is None
             else f"no order within this memory saves more than {100 * bound:.2f} %"
         )
+    if "stage_of_chunk" in figures:
+        lines.append(f"stages of each GPU: {', '.join('+'.join(map(str, own)) for own in figures['stage_of_chunk'])}")
     lines.append(f"microbatches held per stage: {', '.join(f'{held:g}' for held in figures['held_microbatches'])}")
     split = [stage for stage, order in figures["order"].items() if any(kind == "I" for kind, *_ in order)]
     if len(split) == len(figures["order"]):

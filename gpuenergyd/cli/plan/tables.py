@@ -1,7 +1,7 @@
 """The part of a planner's request that a profile table determines: schedule or given order, graph and profile."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuenergyd.core.pipeline.graph import (
@@ -12,7 +12,7 @@ from gpuenergyd.core.pipeline.graph import (
     dependency_graph,
 )
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
-from gpuenergyd.core.pipeline.schedules import ScheduleFamily, make_schedule, schedule_family
+from gpuenergyd.core.pipeline.schedules import ScheduleFamily, in_a_row, make_schedule, schedule_family
 from gpuenergyd.errors import ScheduleError, UsageError
 from gpuenergyd.wire.profile_files import ProfileTable, read_order_file
 
@@ -65,7 +65,9 @@ def table_request(
     if chooses_order:
         _check_auto(options)
         name = DEFAULT_SCHEDULE
-    if options.order is not None:
+    if chooses_order and (options.chunks or 1) > 1 and options.order is None:
+        schedule = _plain_in_chunks(path, table, options)
+    elif options.order is not None:
         schedule = _given_order(options.order, table, options)
     else:
         schedule = _named_schedule(path, name, table, options)
@@ -80,7 +82,7 @@ def table_request(
     if schedule.num_chunks == 1:
         keys |= {InstructionClass(r, InstructionKind.B) for r in range(schedule.num_ranks)}
     if chooses_order:
-        keys |= {InstructionClass(r, kind) for r in range(schedule.num_ranks) for kind in _SPLIT_KINDS}
+        keys |= {replace(key, kind=kind) for key in keys for kind in _SPLIT_KINDS}
     profile = PipelineProfile(_classes(schedule, sorted(keys), table, options), options.blocking_power_w or 0.0)
     return schedule, graph, profile, tuple(notes)
 
@@ -102,6 +104,16 @@ def _named_schedule(path: Path, name: str, table: ProfileTable, options: PlanOpt
             f" {MAX_INSTRUCTIONS} instructions"
         )
     return make_schedule(name, table.num_stages // num_chunks, options.microbatches, options.chunks)
+
+
+def _plain_in_chunks(path: Path, table: ProfileTable, options: PlanOptions) -> Schedule:
+    """Return 1F1B with neighbouring stages on one GPU, which run one after the other as if they were one stage."""
+    num_chunks = options.chunks or 1
+    if num_chunks < 1 or table.num_stages % num_chunks:
+        raise ScheduleError(f"--chunks {num_chunks}: does not divide the {table.num_stages} stages of {path}")
+    merged = ProfileTable(table.name, table.num_stages // num_chunks, table.classes)
+    plain = _named_schedule(path, DEFAULT_SCHEDULE, merged, replace(options, chunks=None))
+    return in_a_row(plain, num_chunks)
 
 
 def _given_order(path: Path, table: ProfileTable, options: PlanOptions) -> Schedule:
@@ -132,8 +144,6 @@ def _family(name: str) -> ScheduleFamily:
 
 def _check_auto(options: PlanOptions) -> None:
     """Raise UsageError for options that fix what the planner chooses."""
-    if options.chunks not in {None, 1}:
-        raise UsageError(f"--chunks {options.chunks}: --schedule auto plans one stage per GPU")
     if options.extra_inflight is not None:
         raise UsageError(
             f"--extra-inflight {options.extra_inflight}: --schedule auto chooses it; use --memory-limit-microbatches"

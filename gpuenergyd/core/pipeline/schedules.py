@@ -233,6 +233,22 @@ SCHEDULES: Mapping[str, ScheduleFamily] = {
 """Schedule families by the name used on the command line."""
 
 
+def in_a_row(schedule: Schedule, num_chunks: int) -> Schedule:
+    """Return an order of one stage per GPU with each stage cut into chunks, which run one after the other."""
+
+    def parts(instruction: Instruction) -> Iterator[Instruction]:
+        chunks = range(num_chunks)
+        for chunk in chunks if instruction.kind is F else reversed(chunks):
+            yield replace(instruction, chunk_index=chunk)
+
+    return replace(
+        schedule,
+        orders=tuple(tuple(part for i in order for part in parts(i)) for order in schedule.orders),
+        num_chunks=num_chunks,
+        stage_of_chunk=tuple(tuple(range(r * num_chunks, (r + 1) * num_chunks)) for r in range(schedule.num_ranks)),
+    )
+
+
 def stage_of_chunk(name: str, num_ranks: int) -> tuple[tuple[int, ...], ...]:
     """Return the model stage of each chunk of each rank in schedules with this name; empty means v * R + r."""
     return _v_placement(num_ranks) if name in {"zbv", "dualpipev"} else ()

@@ -252,6 +252,8 @@ class OfflinePlan:
     """Iteration time of the plan's own order at full speed; None if the planner does not compute it."""
     own_order_energy_j: float | None = None
     """Energy of the plan's own order at full speed, waiting included; None if the planner does not compute it."""
+    stage_of_chunk: tuple[tuple[int, ...], ...] = ()
+    """Model stage of each chunk of each rank; empty means chunk * ranks + rank."""
     waiting: WaitingFigures | None = None
     """None if waiting costs the same at all clocks."""
     any_order_bound_j: float | None = None

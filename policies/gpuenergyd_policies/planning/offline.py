@@ -25,7 +25,8 @@ from gpuenergyd_policies.planning.compiled import COMPILE_CLOCK
 from gpuenergyd_policies.planning.frontier import SolvedPlan, frontier, solve, solve_with_frontier, warm_up
 from gpuenergyd_policies.planning.inflight import plan_inflight, requested_caps
 from gpuenergyd_policies.planning.large import TOO_LARGE
-from gpuenergyd_policies.planning.orders.choice import plan_order
+from gpuenergyd_policies.planning.orders.choice import OrderPlan, plan_order
+from gpuenergyd_policies.planning.orders.chunks import plan_chunk_order
 from gpuenergyd_policies.planning.plan_evaluation import baseline, rank_orders
 from gpuenergyd_policies.planning.switching.requests import clock_changes, naive_changes
 from gpuenergyd_policies.planning.switching.segments import plan_segments
@@ -52,17 +53,12 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
         request = replace(request, profile=replace(full_profile, blocking_power_w=power.least_w, waiting_power=None))
     any_order_bound_j: float | None = None
     points: tuple[FrontierPoint, ...] = ()
-    graph, extra_inflight = request.graph, tuple[int, ...]()
+    graph, schedule, extra_inflight = request.graph, request.schedule, tuple[int, ...]()
     if request.order_limits:
-        chosen = plan_order(
-            len({i.microbatch_index for i in graph.instructions}),
-            request.profile,
-            limits=request.order_limits,
-            deadline_s=deadline_s,
-            forced=request.target.is_forced,
-            communication_latency_s=float(request.options.get("communication_latency_s", "0")),
-        )
-        graph, solved = chosen.graph, chosen.solved
+        chosen = _chosen_order(request, deadline_s)
+        graph, solved, schedule = chosen.graph, chosen.solved, chosen.schedule
+        request = replace(request, profile=chosen.profile)
+        full_profile = replace(full_profile, classes=chosen.profile.classes)
         any_order_bound_j = None if chosen.any_order is None else chosen.any_order.energy_j
         if request.want_frontier:
             points = frontier(graph, request.profile, until_slowest=False).points
@@ -91,6 +87,7 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
         own_order_time_s=own.iteration_time_s,
         own_order_energy_j=own.energy_j,
         any_order_bound_j=any_order_bound_j,
+        stage_of_chunk=() if schedule is None else schedule.stage_of_chunk,
     )
     if request.max_switches is not None or request.switch_latency_s > 0:
         plan = _with_switching(replace(request, profile=full_profile), plan, graph, solved, deadline_s)
@@ -101,6 +98,28 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
         plan,
         solve_cpu_s=time.process_time() - began_cpu_s - (compiled_s - warmed_up_s),
         compile_cpu_s=compiled_s - compiled_before_s,
+    )
+
+
+def _chosen_order(request: OfflineRequest, deadline_s: float) -> OrderPlan:
+    """Return the order and clocks of a request that leaves the order to the planner."""
+    latency_s, forced = float(request.options.get("communication_latency_s", "0")), request.target.is_forced
+    if request.schedule is not None and request.schedule.num_chunks > 1:
+        return plan_chunk_order(
+            request.schedule,
+            request.profile,
+            limits=request.order_limits,
+            deadline_s=deadline_s,
+            forced=forced,
+            communication_latency_s=latency_s,
+        )
+    return plan_order(
+        len({i.microbatch_index for i in request.graph.instructions}),
+        request.profile,
+        limits=request.order_limits,
+        deadline_s=deadline_s,
+        forced=forced,
+        communication_latency_s=latency_s,
     )
 
 

@@ -28,6 +28,7 @@ from scipy.sparse import coo_array, csr_array
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray
+from gpuenergyd_policies.planning.orders.load import load_bound_j, stage_loads
 from gpuenergyd_policies.planning.orders.under_hull import UnderHull, under_hull
 
 KINDS = (InstructionKind.F, InstructionKind.I, InstructionKind.W)
@@ -36,7 +37,7 @@ MOST_CELLS, FEW_CELLS = 1200, 400
 MANY_INSTRUCTIONS = 2_500
 """Instructions above which few cells are used, so that the bound does not take longer than the plan."""
 MOST_RANKS = 32
-"""Ranks up to which the bound is within reach."""
+"""Ranks up to which the program is within reach; for more, the loads of the ranks are a looser bound (see `load`)."""
 MOST_ROUNDS = 8
 MOST_NEW_WINDOWS = 600
 """Windows that are added in each round, those violated most."""
@@ -50,7 +51,7 @@ class AnyOrderBound:
 
     energy_j: float
     is_grouped: bool
-    """Whether microbatches were grouped, which loosens the bound."""
+    """Whether microbatches were grouped, or only loads considered, which loosens the bound."""
     solve_cpu_s: float
 
 
@@ -64,14 +65,16 @@ def any_order_bound(
     forced: bool = False,
     num_cells: int | None = None,
 ) -> AnyOrderBound | None:
-    """Return the bound for plans that meet a deadline, None where it is out of reach.
+    """Return the bound for plans that meet a deadline, None if the solver fails.
 
     Without input and weight gradients in the profile it is for whole backwards only. With `forced` the time until the
     deadline passes anyway. `num_cells` limits cells instead of the default: more are tighter and take longer.
     """
     began_s = time.process_time()
     if len(limits) > MOST_RANKS:
-        return None
+        waiting_w = profile.blocking_power_w * len(limits)
+        energy_j = load_bound_j(stage_loads(profile, num_microbatches), waiting_w, deadline_s, forced=forced)
+        return AnyOrderBound(energy_j, True, time.process_time() - began_s)
     if num_cells is None:
         num_cells = MOST_CELLS if 3 * len(limits) * num_microbatches <= MANY_INSTRUCTIONS else FEW_CELLS
     program = _Program(profile, limits, num_microbatches, deadline_s, communication_latency_s, num_cells, forced=forced)

@@ -37,6 +37,8 @@ class OrderPlan:
     graph: DependencyGraph
     solved: SolvedPlan
     any_order: AnyOrderBound | None
+    profile: PipelineProfile
+    """With the classes of the schedule's chunks."""
 
 
 def plan_order(
@@ -57,7 +59,7 @@ def plan_order(
     limits = tuple(min(limit, num_microbatches) for limit in limits)
     task = OrderTask(num_microbatches, profile, deadline_s, limits, forced, communication_latency_s)
     plans = []
-    for schedule in _candidates(task):
+    for schedule in candidates(task):
         graph = task.graph(schedule)
         try:
             plans.append((schedule, graph, solve(graph, profile, deadline_s=deadline_s, forced=forced)))
@@ -77,10 +79,10 @@ def plan_order(
     bound = any_order_bound(
         profile, limits, num_microbatches, deadline_s, communication_latency_s=communication_latency_s, forced=forced
     )
-    return OrderPlan(schedule, graph, solved, bound)
+    return OrderPlan(schedule, graph, solved, bound, profile)
 
 
-def _candidates(task: OrderTask) -> list[Schedule]:
+def candidates(task: OrderTask) -> list[Schedule]:
     """Return orders to solve, the most promising first; plain 1F1B is the last if it fits in memory."""
     num_ranks = len(task.limits)
     try_whole = not all(is_no_cheaper(task.profile, rank) for rank in range(num_ranks))

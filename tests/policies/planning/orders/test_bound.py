@@ -22,6 +22,7 @@ from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.orders import bound as bound_module
 from gpuenergyd_policies.planning.orders.bound import any_order_bound, cell_starts
 from gpuenergyd_policies.planning.orders.choice import plan_order
+from gpuenergyd_policies.planning.orders.load import load_bound_j, shared_load, stage_loads
 from gpuenergyd_policies.planning.orders.under_hull import under_hull
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 from tests.policies.planning.orders.cases import POWER_W, full_speed_time_s, split_profile
@@ -149,8 +150,44 @@ def test_more_memory_never_raises_the_bound() -> None:
     assert energies_j[1] >= energies_j[2] * (1 - 1e-6)
 
 
-def test_deep_pipelines_are_out_of_reach() -> None:
-    assert any_order_bound(split_profile([1.0] * 41), [41] * 41, 2, 1e3) is None
+@settings(max_examples=20, deadline=None)
+@given(
+    weights=st.lists(st.sampled_from([0.8, 1.0, 1.1]), min_size=1, max_size=3),
+    num_microbatches=st.integers(1, 6),
+    overhead=st.sampled_from([0.0, 0.1]),
+    more_time=st.sampled_from([1.0, 1.1, 3.0]),
+    forced=st.booleans(),
+)
+def test_the_load_of_gpus_is_a_looser_bound(
+    weights: list[float], num_microbatches: int, overhead: float, more_time: float, *, forced: bool
+) -> None:
+    num_ranks = len(weights)
+    profile = split_profile(weights, overhead=overhead)
+    deadline_s = more_time * full_speed_time_s(profile, num_ranks, num_microbatches)
+    waiting_w = POWER_W * num_ranks
+
+    tight = any_order_bound(profile, [num_microbatches] * num_ranks, num_microbatches, deadline_s, forced=forced)
+    by_rank = load_bound_j(stage_loads(profile, num_microbatches), waiting_w, deadline_s, forced=forced)
+    shared = load_bound_j([shared_load(profile, num_ranks, num_microbatches)], waiting_w, deadline_s, forced=forced)
+
+    assert tight is not None
+    assert shared <= by_rank * (1 + 1e-9)
+    assert by_rank <= tight.energy_j * (1 + 1e-3)
+    graph = dependency_graph(one_forward_one_backward(num_ranks, num_microbatches))
+    planned = solve(graph, profile, deadline_s=deadline_s, forced=forced)
+    until_end_j = waiting_w * (deadline_s - planned.iteration_time_s) if forced else 0.0
+    assert by_rank <= (planned.energy_j + until_end_j) * (1 + 1e-9)
+
+
+def test_deep_pipelines_are_bounded_by_their_loads() -> None:
+    profile = split_profile([1.0] * 41)
+    deadline_s = full_speed_time_s(profile, 41, 50)
+
+    bound = any_order_bound(profile, [41] * 41, 50, deadline_s)
+
+    assert bound is not None
+    full_speed_j = baseline(dependency_graph(one_forward_one_backward(41, 50)), profile).energy_j
+    assert 0.5 * full_speed_j < bound.energy_j < full_speed_j
 
 
 @settings(max_examples=50, deadline=None)

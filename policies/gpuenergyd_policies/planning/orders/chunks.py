@@ -1,0 +1,154 @@
+"""The order of pipelines with several stages per GPU: known schedules, and orders of one stage per GPU cut into chunks.
+
+Theory of operation. Which stages share a GPU is part of the choice. Stages in a row make one large stage, whose orders
+are searched as for one stage per GPU and then run chunk by chunk. Stages far apart shorten the fill, as in interleaved
+1F1B, or end where they began, as in ZBV; these orders are known, and each is tried with its backwards split in place as
+well. What fits in memory is solved with real clocks, and the cheapest plan is chosen.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, Schedule
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.pipeline.schedules import SCHEDULES, in_a_row, make_schedule
+from gpuenergyd.errors import ScheduleError, TargetError
+from gpuenergyd_policies.planning.frontier import Effort, SolvedPlan, solve
+from gpuenergyd_policies.planning.orders.bound import AnyOrderBound
+from gpuenergyd_policies.planning.orders.choice import OrderPlan, candidates
+from gpuenergyd_policies.planning.orders.load import load_bound_j, shared_load
+from gpuenergyd_policies.planning.orders.relaxation import OrderTask
+
+FINALISTS = 3
+"""Orders that are solved with all effort."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    schedule: Schedule
+    profile: PipelineProfile
+    solved: SolvedPlan
+
+
+def plan_chunk_order(
+    plain: Schedule,
+    profile: PipelineProfile,
+    *,
+    limits: Sequence[int],
+    deadline_s: float,
+    forced: bool = False,
+    communication_latency_s: float = 0.0,
+) -> OrderPlan:
+    """Return the cheapest order found of a pipeline with several stages per GPU, its profile by chunk included.
+
+    Args:
+        plain: the order whose chunks the profile's classes mean.
+        profile: input and weight gradients, and whole backwards, of every stage.
+        limits: microbatches that each rank may hold; a chunk counts as its share of one.
+        deadline_s: the iteration time not to exceed.
+        forced: whether the time until the deadline passes anyway.
+        communication_latency_s: between ranks.
+
+    Raises:
+        TargetError: no known order is fast enough within the limits, which does not prove that none is.
+    """
+    limits = tuple(min(limit, plain.num_microbatches) for limit in limits)
+    task = OrderTask(plain.num_microbatches, profile, deadline_s, limits, forced, communication_latency_s)
+    by_stage = {
+        (plain.stage_index(key.pp_rank, key.chunk_index), key.kind): own for key, own in profile.classes.items()
+    }
+    found: list[_Candidate] = []
+    for schedule in dict.fromkeys(_schedules(plain, task)):
+        if any(schedule.peak_inflight(r) > limit * schedule.num_chunks for r, limit in enumerate(limits)):
+            continue
+        own = replace(profile, classes=_classes(schedule, by_stage))
+        try:
+            solved = solve(task.graph(schedule), own, deadline_s=deadline_s, forced=forced, effort=Effort.QUICK)
+        except TargetError:
+            continue
+        found.append(_Candidate(schedule, own, solved))
+    if not found:
+        raise TargetError(
+            f"iteration time {deadline_s:.6g} s: no order with {plain.num_chunks} stages per GPU was found that is that"
+            f" fast with at most {', '.join(map(str, limits))} microbatches held per GPU"
+        )
+    waiting_w = profile.blocking_power_w * len(limits) if forced else 0.0
+
+    def charged_j(candidate: _Candidate) -> float:
+        return candidate.solved.energy_j - waiting_w * candidate.solved.iteration_time_s
+
+    found.sort(key=charged_j)
+    finalists = [
+        replace(one, solved=solve(task.graph(one.schedule), one.profile, deadline_s=deadline_s, forced=forced))
+        for one in found[:FINALISTS]
+    ]
+    best = min(finalists, key=charged_j)
+    began_s = time.process_time()
+    load = shared_load(profile, len(limits), plain.num_microbatches)
+    bound_j = load_bound_j([load], profile.blocking_power_w * len(limits), deadline_s, forced=forced)
+    bound = AnyOrderBound(bound_j, True, time.process_time() - began_s)
+    return OrderPlan(best.schedule, task.graph(best.schedule), best.solved, bound, best.profile)
+
+
+def _schedules(plain: Schedule, task: OrderTask) -> Iterator[Schedule]:
+    """Yield orders that may be worth solving; not all fit in memory."""
+    num_ranks, num_chunks = plain.num_ranks, plain.num_chunks
+    yield plain
+    merged = _merged(plain, task.profile)
+    if merged is not None:
+        yield from (in_a_row(schedule, num_chunks) for schedule in candidates(replace(task, profile=merged)))
+    for name, family in SCHEDULES.items():
+        if num_chunks == 1 or not (family.takes_any_num_chunks or family.default_num_chunks == num_chunks):
+            continue
+        try:
+            schedule = make_schedule(name, num_ranks, plain.num_microbatches, num_chunks)
+        except ScheduleError:  # too few microbatches, or a number that does not fit
+            continue
+        yield schedule
+        yield _split_in_place(schedule)
+
+
+def _split_in_place(schedule: Schedule) -> Schedule:
+    """Return the order with each whole backward replaced by its input and its weight gradient."""
+    halves = (InstructionKind.I, InstructionKind.W)
+    orders = tuple(
+        tuple(
+            part
+            for i in order
+            for part in ([replace(i, kind=kind) for kind in halves] if i.kind is InstructionKind.B else [i])
+        )
+        for order in schedule.orders
+    )
+    return replace(schedule, orders=orders, sent_after=(), received_before=())
+
+
+def _merged(plain: Schedule, profile: PipelineProfile) -> PipelineProfile | None:
+    """Return the profile of all chunks of each GPU as one stage; None if they were not measured at the same clocks."""
+    classes: dict[InstructionClass, InstructionProfile] = {}
+    for key in {replace(key, chunk_index=0) for key in profile.classes}:
+        parts = [profile[replace(key, chunk_index=chunk)].options for chunk in range(plain.num_chunks)]
+        common = set.intersection(*({option.sm_clock_mhz for option in options} for options in parts))
+        if not common:
+            return None
+        classes[key] = InstructionProfile(
+            tuple(
+                ClockOption(mhz, sum(o.time_s for o in same), sum(o.energy_j for o in same))
+                for mhz in sorted(common, reverse=True)
+                for same in [[o for options in parts for o in options if o.sm_clock_mhz == mhz]]
+            )
+        )
+    return replace(profile, classes=classes)
+
+
+def _classes(
+    schedule: Schedule, by_stage: dict[tuple[int, InstructionKind], InstructionProfile]
+) -> dict[InstructionClass, InstructionProfile]:
+    """Return the profile of each chunk in the placement of a schedule."""
+    kinds = {kind for _, kind in by_stage}
+    return {
+        InstructionClass(r, kind, chunk): by_stage[schedule.stage_index(r, chunk), kind]
+        for r in range(schedule.num_ranks)
+        for chunk in range(schedule.num_chunks)
+        for kind in sorted(kinds)
+    }

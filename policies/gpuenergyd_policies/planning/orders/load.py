@@ -1,0 +1,153 @@
+"""Lower bound on the energy of any order from the load of each GPU alone, for pipelines beyond reach of the program.
+
+Theory of operation. A GPU runs one instruction at a time, so its work fits between its first begin and the end of the
+iteration. With one stage per GPU, a stage begins when the first forward has passed all stages before it. Where stages
+may be placed at will, all work fits on all GPUs together. What that costs at least is read off the hulls of forward and
+backward, a backward being whole, split, or any mixture, as if clocks could be mixed at will. Memory and waiting for one
+another are ignored, which loosens the bound. It is a convex function of the iteration time, and its tangents are bounds
+for all iteration times, so that plans that end before the deadline are covered.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
+from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile
+from gpuenergyd_policies.planning.exact.tables import FloatArray
+
+_STEPS = 60
+"""Bisections for the iteration time of least energy."""
+_Points = list[tuple[float, float]]
+"""Vertices (time, effective energy) of a convex chain, fastest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Work that must fit on some GPUs within an iteration, as a convex chain of its total time and effective energy."""
+
+    times_s: FloatArray
+    costs_j: FloatArray
+    num_gpus: int
+    fill_s: float
+    """Time from the begin of the iteration in which these GPUs have nothing to do."""
+
+    def cost_and_slope(self, iteration_time_s: float) -> tuple[float, float]:
+        """Return the least effective energy in an iteration time and its change per second; both may be infinite."""
+        available_s = self.num_gpus * (iteration_time_s - self.fill_s)
+        k = int(np.searchsorted(self.times_s, available_s, side="right"))
+        if k == 0:
+            return np.inf, -np.inf
+        if k == len(self.times_s):
+            return float(self.costs_j[-1]), 0.0
+        slope_w = float((self.costs_j[k] - self.costs_j[k - 1]) / (self.times_s[k] - self.times_s[k - 1]))
+        cost_j = float(self.costs_j[k - 1]) + slope_w * (available_s - float(self.times_s[k - 1]))
+        return cost_j, self.num_gpus * slope_w
+
+
+def stage_loads(profile: PipelineProfile, num_microbatches: int) -> list[Load]:
+    """Return the load of each GPU of a pipeline with one stage per GPU."""
+    loads: list[Load] = []
+    fill_s = 0.0
+    for rank in range(max(key.pp_rank for key in profile.classes) + 1):
+        forward, backward = _stage_chains(profile, rank, 0)
+        loads.append(_load([forward, backward], num_microbatches, 1, fill_s))
+        fill_s += forward[0][0]
+    return loads
+
+
+def shared_load(profile: PipelineProfile, num_gpus: int, num_microbatches: int) -> Load:
+    """Return the load of all GPUs together, wherever stages are placed."""
+    chains = [
+        chain
+        for rank, chunk in sorted({(key.pp_rank, key.chunk_index) for key in profile.classes})
+        for chain in _stage_chains(profile, rank, chunk)
+    ]
+    return _load(chains, num_microbatches, num_gpus, 0.0)
+
+
+def load_bound_j(loads: Sequence[Load], waiting_w: float, deadline_s: float, *, forced: bool) -> float:
+    """Return a lower bound for plans that meet a deadline; with `forced` the time until then passes anyway.
+
+    `waiting_w` is what all GPUs together draw while they wait. Infinity if no plan is that fast.
+    """
+
+    def tangent(iteration_time_s: float) -> tuple[float, float]:
+        parts = [load.cost_and_slope(iteration_time_s) for load in loads]
+        cost_j, slope_w = sum(cost for cost, _ in parts), sum(slope for _, slope in parts)
+        return cost_j + waiting_w * iteration_time_s, slope_w + waiting_w
+
+    value_j, slope_w = tangent(deadline_s)
+    if forced or slope_w <= 0.0 or not np.isfinite(value_j):
+        return float(value_j)
+    # Between a time where the energy falls and one where it rises, a mean of both tangents is level.
+    fast_s = max(load.fill_s + float(load.times_s[0]) / load.num_gpus for load in loads)
+    slow_s = deadline_s
+    fast_j, fast_w = tangent(fast_s)
+    if not fast_w < 0.0:
+        return float(fast_j)
+    for _ in range(_STEPS):
+        middle_s = 0.5 * (fast_s + slow_s)
+        middle_j, middle_w = tangent(middle_s)
+        if middle_w < 0.0:
+            fast_s, fast_j, fast_w = middle_s, middle_j, middle_w
+        else:
+            slow_s, value_j, slope_w = middle_s, middle_j, middle_w
+    if not np.isfinite(fast_w):
+        return float(value_j)
+    share = slope_w / (slope_w - fast_w)
+    return float(share * (fast_j - fast_w * fast_s) + (1.0 - share) * (value_j - slope_w * slow_s))
+
+
+def _load(chains: Sequence[_Points], num_times: int, num_gpus: int, fill_s: float) -> Load:
+    total = _sum_of(chains)
+    times_s, costs_j = (num_times * np.array(values) for values in zip(*total, strict=True))
+    return Load(times_s, costs_j, num_gpus, fill_s)
+
+
+def _stage_chains(profile: PipelineProfile, rank: int, chunk: int) -> tuple[_Points, _Points]:
+    """Return the chains of a stage's forward and of its backward, whole or split."""
+    own = {
+        kind: _chain(profile.classes[key], profile.blocking_power_w)
+        for kind in InstructionKind
+        if (key := InstructionClass(rank, kind, chunk)) in profile.classes
+    }
+    ways = [own[InstructionKind.B]] if InstructionKind.B in own else []
+    if InstructionKind.I in own:
+        ways.append(_sum_of([own[InstructionKind.I], own[InstructionKind.W]]))
+    return own[InstructionKind.F], _lower_hull([point for way in ways for point in way])
+
+
+def _chain(profile: InstructionProfile, power_w: float) -> _Points:
+    return [(option.time_s, option.effective_energy_j(power_w)) for option in profile.lower_hull(power_w)]
+
+
+def _sum_of(chains: Sequence[_Points]) -> _Points:
+    """Return the chain of doing one of each: all at their fastest, then slower where that saves most per second."""
+    time_s, cost_j = (sum(chain[0][k] for chain in chains) for k in (0, 1))
+    steps = [
+        ((slow[1] - fast[1]) / (slow[0] - fast[0]), slow[0] - fast[0])
+        for chain in chains
+        for fast, slow in pairwise(chain)
+    ]
+    points = [(time_s, cost_j)]
+    for slope_w, width_s in sorted(steps):
+        time_s, cost_j = time_s + width_s, cost_j + slope_w * width_s
+        points.append((time_s, cost_j))
+    return points
+
+
+def _lower_hull(points: _Points) -> _Points:
+    """Return the falling part of the lower convex hull of points, fastest first."""
+    hull: _Points = []
+    for time_s, cost_j in sorted(points):
+        if hull and cost_j >= hull[-1][1]:
+            continue
+        while len(hull) >= 2 and (hull[-1][1] - hull[-2][1]) * (time_s - hull[-1][0]) >= (cost_j - hull[-1][1]) * (
+            hull[-1][0] - hull[-2][0]
+        ):
+            hull.pop()
+        hull.append((time_s, cost_j))
+    return hull
