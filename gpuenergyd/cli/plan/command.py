@@ -178,6 +178,7 @@ def _waiting_figures(waiting: WaitingFigures, baseline_j: float) -> dict[str, An
         "is_assumed": waiting.is_assumed,
         "at_highest_clock_w": waiting.at_highest_clock_w,
         "least_w": waiting.least_w,
+        "mean_w": waiting.mean_w,
         "kept_clock_saving_ratio": 1.0 - waiting.kept_energy_j / baseline_j if baseline_j else 0.0,
         "lowered": [
             {

@@ -221,6 +221,8 @@ class WaitingFigures:
     """Whether the power of waiting by clock is assumed instead of measured."""
     at_highest_clock_w: float
     least_w: float
+    mean_w: float
+    """Mean power of the plan's waits."""
     kept_energy_j: float
     """Energy of the iteration if clocks are not lowered in waits."""
     lowered: tuple[LoweredWait, ...]

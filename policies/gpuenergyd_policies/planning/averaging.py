@@ -20,7 +20,7 @@ from gpuenergyd_policies.planning.exact.averaging_kernels import (
     PricedGraph,
     average_flows,
     divide_flow,
-    longest_path,
+    find_finishes,
     priced_cost,
 )
 from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray, PlanningTables
@@ -41,7 +41,9 @@ LEAST_SHORTENING = 1.5
 """Ratio of microbatches from which a pipeline is shortened."""
 LATER_STEPS = 8
 """A long pipeline averages one eighth of the steps of its short one, which count as so many steps before."""
-SCALES = (0.9, 1.1)
+PRICE_STEPS, PRICE_ROUNDS = QUICK_STEPS // 4, 10
+"""Flows that are averaged, and prices that are tried, to find the deadline of a short pipeline."""
+SCALES = (0.8, 1.2)
 """How much more or less flow than the short pipeline's is tried on the long one."""
 NUM_SCALES = 12
 _LEAST_FLOW_RATIO = 1.02
@@ -145,29 +147,62 @@ class FlowAveraging:
     def _from_short(self, short: ShortPipeline, num_steps: int) -> _Flow:
         """Return the flow of the short pipeline carried over, then averaged further on the long one."""
         graph = self._pipeline.graph
-        longest_s, shortest_s = (longest_path(g, floats(np.zeros(len(g.first)))) for g in (graph, short.graph))
-        found = self._averaged(short.graph, self._deadline_s * shortest_s / longest_s, num_steps, with_edges=True)
+        found = self._averaged(short.graph, self._short_deadline_s(short), num_steps, with_edges=True)
         edge_flow, short_prices = np.asarray(found.averages.edge), np.asarray(found.averages.price)
         ends = short.ends(edge_flow, short_prices)
         ends *= found.flow_w / ends.sum()
-        averages = _no_averages(graph)
         prices = floats(ends)
         latency_j = divide_flow(graph, floats(short.divided(edge_flow, np.diff(np.asarray(graph.pred)))), prices)
-        averages = averages._replace(price=prices, duration=floats(short.carried(np.asarray(found.averages.duration))))
+        averages = _no_averages(graph)._replace(
+            price=prices, duration=floats(short.carried(np.asarray(found.averages.duration)))
+        )
         carried = _Flow(averages, found.flow_w, latency_j, num_steps)
-        least = max(SCALES[0], self._least_w / found.flow_w) if found.flow_w > 0 else 1.0
+        least = max(SCALES[0], self._least_w / found.flow_w)
         scales = np.linspace(least, max(least, SCALES[1]), NUM_SCALES).tolist()
-        best = max(scales, key=lambda scale: self._bound_j(carried, scale))
-        averages = averages._replace(price=floats(best * np.asarray(prices)))
-        before = _Flow(averages, best * found.flow_w, best * latency_j, num_steps)
-        print("carried", best, self._bound_j(before, 1.0))
-        most_w = max(2 * self._least_w, ROOM_RATIO * before.flow_w)
+        scale = max(scales, key=lambda scale: self._bound_j(carried, scale))
+        averages = averages._replace(price=floats(scale * np.asarray(prices)))
+        if __import__("os").environ.get("SHOWB"):
+            print("carried", scale, self._bound_j(carried, scale), found.flow_w, self._least_w, flush=True)
+        most_w = max(2 * self._least_w, ROOM_RATIO * scale * found.flow_w)
         first, last = num_steps, num_steps + num_steps // LATER_STEPS
         flow_w, latency_j = average_flows(
             graph, averages, self._deadline_s, self._least_w, most_w, self._tolerance_s, (first, last),
-            (before.flow_w, before.latency_j),
+            (scale * found.flow_w, scale * latency_j),
         )  # fmt: skip
         return _Flow(averages, flow_w, latency_j, last)
+
+    def _short_deadline_s(self, short: ShortPipeline) -> float:
+        """Return the deadline at which a second has the same price in the short pipeline as in the long one.
+
+        At a given price, the long pipeline takes a steady period longer for each microbatch that was cut out.
+        """
+        graph = short.graph
+        finish_s = floats(np.zeros(len(graph.first)))
+
+        def times_s(durations_s: FloatArray) -> tuple[float, float]:
+            short_s = find_finishes(graph, floats(durations_s), finish_s)
+            return short_s, short_s + short.num_dropped * short.period_s(np.asarray(finish_s))
+
+        def at_price_s(price_w: float) -> tuple[float, float]:
+            averages = _no_averages(graph)
+            steps = (0, PRICE_STEPS)
+            average_flows(graph, averages, 0.0, price_w, price_w, self._tolerance_s, steps, (0.0, 0.0))
+            return times_s(np.asarray(averages.duration))
+
+        slow_w, fast_w = max(self._least_w, 1e-3 * self._most_w), self._most_w
+        slow, fast = at_price_s(slow_w), times_s(np.asarray(graph.times)[np.asarray(graph.first)])
+        if slow[1] <= self._deadline_s:
+            return slow[0]
+        for _ in range(PRICE_ROUNDS):
+            middle_w = (slow_w * fast_w) ** 0.5
+            middle = at_price_s(middle_w)
+            if middle[1] > self._deadline_s:
+                slow_w, slow = middle_w, middle
+            else:
+                fast_w, fast = middle_w, middle
+        span_s = slow[1] - fast[1]
+        share = 0.0 if span_s <= 0 else min(1.0, max(0.0, (self._deadline_s - fast[1]) / span_s))
+        return fast[0] + share * (slow[0] - fast[0])
 
     def _bound_j(self, found: _Flow, scale: float) -> float:
         """Return the bound on effective energy that a flow proves when it is scaled."""
@@ -181,7 +216,7 @@ def _no_averages(graph: PricedGraph, num_edges: int = 0) -> Averages:
     return Averages(
         price=floats(np.zeros(n)),
         duration=floats(np.zeros(n)),
-        vertex=ints(graph.last),
+        vertex=ints(np.array(graph.last)),
         begin=floats(np.zeros(n)),
         finish=floats(np.zeros(n)),
         charge=floats(np.zeros(n)),

@@ -90,7 +90,18 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
         stage_of_chunk=() if schedule is None else schedule.stage_of_chunk,
     )
     if request.max_switches is not None or request.switch_latency_s > 0:
-        plan = _with_switching(replace(request, profile=full_profile), plan, graph, solved, deadline_s)
+        request = replace(request, profile=full_profile)
+        plan = _with_switching(request, plan, graph, solved, deadline_s)
+        mean_w = None if plan.waiting is None else plan.waiting.mean_w
+        if mean_w is not None and request.max_switches is None and len(graph.instructions) <= TOO_LARGE:
+            # Short waits cannot be lowered: what a second of waiting really costs may make other clocks cheaper.
+            other_profile = replace(full_profile, blocking_power_w=mean_w, waiting_power=None)
+            other = solve(graph, other_profile, deadline_s=deadline_s, forced=request.target.is_forced)
+            clocks = dict(zip(graph.instructions, other.sm_clocks_mhz, strict=True))
+            # the bound is proven with the least power
+            other = replace(other, lower_bound_j=solved.lower_bound_j)
+            again = _with_switching(request, replace(plan, sm_clocks_mhz=clocks), graph, other, deadline_s)
+            plan = min(plan, again, key=lambda one: one.energy_j)
     elif power is not None:
         plan = _with_waits(plan, graph, solved, full_profile, power)
     compiled_s = COMPILE_CLOCK.cpu_s
@@ -132,14 +143,18 @@ def _with_waits(
     return replace(
         plan,
         energy_j=working_j + waits.lowered_j,
-        waiting=_waiting_figures(profile, power, working_j + waits.in_force_j, waits.lowered),
+        waiting=_waiting_figures(profile, power, working_j + waits.in_force_j, waits.lowered, power.least_w),
     )
 
 
 def _waiting_figures(
-    profile: PipelineProfile, power: WaitingPower, kept_energy_j: float, lowered: tuple[LoweredWait, ...]
+    profile: PipelineProfile,
+    power: WaitingPower,
+    kept_energy_j: float,
+    lowered: tuple[LoweredWait, ...],
+    mean_w: float,
 ) -> WaitingFigures:
-    return WaitingFigures(power.is_assumed, profile.blocking_power_w, power.least_w, kept_energy_j, lowered)
+    return WaitingFigures(power.is_assumed, profile.blocking_power_w, power.least_w, mean_w, kept_energy_j, lowered)
 
 
 def _with_switching(
@@ -174,7 +189,8 @@ def _with_switching(
     if power is not None:
         kept_j = simulated.energy_j
         changes, simulated, lowered = lowered_waits(graph, profile, planned, changes, simulated, latency=latency_s)
-        waiting = _waiting_figures(profile, power, kept_j, lowered)
+        mean_w = simulated.waiting_energy_j / simulated.waiting_s if simulated.waiting_s > 0 else power.least_w
+        waiting = _waiting_figures(profile, power, kept_j, lowered, mean_w)
     longer_s = simulated.iteration_time_s - solved.iteration_time_s if forced else 0.0
     return replace(
         plan,

@@ -40,8 +40,12 @@ class ShortPipeline:
     """By long edge: the short edge that stands for it, -1 if none is alike."""
     cut_class_of: IntArray
     """By long node: its class if it was cut out, else -1."""
+    num_dropped: int
+    """Microbatches that were cut out."""
+    label_of: IntArray
+    """By short node: its microbatch, renumbered."""
     near_class_of: IntArray
-    """By short node: its class if it is near the cut and depends on the same as the one that stands for many, else -1."""
+    """By short node: its class if it is near the cut and depends on the same as its stand-in, else -1."""
 
     def carried(self, values: FloatArray) -> FloatArray:
         """Return by long node the value of the short node that stands for it; where cut out, the mean near the cut."""
@@ -50,6 +54,18 @@ class ShortPipeline:
         sums = np.bincount(near[near >= 0], values[near >= 0], minlength=size)
         means = sums / np.maximum(1, np.bincount(near[near >= 0], minlength=size))
         return np.where(self.cut_class_of >= 0, means[self.cut_class_of], values[self.node_of])
+
+    def period_s(self, finish_s: FloatArray) -> float:
+        """Return how much later each microbatch near the cut finishes than the one before it, at the slowest class."""
+        longest_s = 0.0
+        for own in np.unique(self.near_class_of[self.near_class_of >= 0]).tolist():
+            nodes = np.flatnonzero(self.near_class_of == own)
+            first, last = nodes[np.argmin(self.label_of[nodes])], nodes[np.argmax(self.label_of[nodes])]
+            if first != last:
+                longest_s = max(
+                    longest_s, float(finish_s[last] - finish_s[first]) / int(self.label_of[last] - self.label_of[first])
+                )
+        return longest_s
 
     def divided(self, edge_flow: FloatArray, num_edges: IntArray) -> FloatArray:
         """Return the weights with which the flow of long nodes divides among their edges; `num_edges` is by long node.
@@ -89,7 +105,7 @@ def shortened(long: LongPipeline, num_kept: int, num_near: int) -> ShortPipeline
     """
     class_of, microbatch_of = long.class_of, long.microbatch_of
     num_microbatches = int(microbatch_of.max()) + 1
-    dropped, first = num_microbatches - num_kept, num_kept // 2
+    dropped, first = num_microbatches - num_kept, 5 * num_kept // 8
     if dropped <= 0:
         return None
     n = len(class_of)
@@ -131,6 +147,8 @@ def shortened(long: LongPipeline, num_kept: int, num_near: int) -> ShortPipeline
         node_of=node_of,
         edge_of=edge_of,
         cut_class_of=np.where(part == 1, class_of, -1),
+        num_dropped=dropped,
+        label_of=label,
         near_class_of=np.where(is_near, short.class_of, -1),
     )
 

@@ -134,15 +134,15 @@ def divide_flow(graph: PricedGraph, weight: list[float], price: list[float]) -> 
 
 
 @compiled
-def longest_path(graph: PricedGraph, finish: list[float]) -> float:
-    """Return the makespan with every node at its fastest; `finish` is working memory."""
-    pred, pred_node, pred_latency, epilogue, first, _, times, _ = graph
+def find_finishes(graph: PricedGraph, durations: list[float], finish: list[float]) -> float:
+    """Compute the earliest finish of every node with these durations, and return the makespan."""
+    pred, pred_node, pred_latency, epilogue, _, _, _, _ = graph
     makespan = 0.0
-    for v in range(len(first)):
+    for v in range(len(pred) - 1):
         start = 0.0
         for e in range(pred[v], pred[v + 1]):
             start = max(start, finish[pred_node[e]] + pred_latency[e])
-        finish[v] = start + times[first[v]]
+        finish[v] = start + durations[v]
         makespan = max(makespan, finish[v] + epilogue[v])
     return makespan
 

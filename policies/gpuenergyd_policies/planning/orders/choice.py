@@ -21,8 +21,8 @@ from gpuenergyd_policies.planning.plan_evaluation import baseline
 
 SHORT_PIPELINE = 1_600
 """Instructions up to which orders are compared with all microbatches, and neighbours swapped."""
-SHORT_ROUNDS, DEEP_ROUNDS = 4, 2
-"""Microbatches per rank with which orders of longer pipelines are compared; of deep ones fewer."""
+SHORT_ROUNDS = ((24, 2), (12, 3), (1, 4))
+"""Microbatches per rank with which orders of longer pipelines are compared, by the least number of ranks."""
 DEEP_PIPELINE = 24
 """Ranks from which a pipeline counts as deep."""
 FINALISTS = 3
@@ -102,7 +102,7 @@ def candidates(task: OrderTask) -> list[Schedule]:
 def _short(task: OrderTask) -> OrderTask:
     """Return the task with fewer microbatches if the pipeline is long."""
     num_ranks = len(task.limits)
-    rounds = DEEP_ROUNDS if num_ranks >= DEEP_PIPELINE else SHORT_ROUNDS
+    rounds = next(rounds for least, rounds in SHORT_ROUNDS if num_ranks >= least)
     num_microbatches = max(rounds * num_ranks, 2 * max(task.limits) if num_ranks < DEEP_PIPELINE else 0)
     if 3 * num_ranks * task.num_microbatches <= SHORT_PIPELINE or num_microbatches >= task.num_microbatches:
         return task
