@@ -161,8 +161,6 @@ class FlowAveraging:
         scales = np.linspace(least, max(least, SCALES[1]), NUM_SCALES).tolist()
         scale = max(scales, key=lambda scale: self._bound_j(carried, scale))
         averages = averages._replace(price=floats(scale * np.asarray(prices)))
-        if __import__("os").environ.get("SHOWB"):
-            print("carried", scale, self._bound_j(carried, scale), found.flow_w, self._least_w, flush=True)
         most_w = max(2 * self._least_w, ROOM_RATIO * scale * found.flow_w)
         first, last = num_steps, num_steps + num_steps // LATER_STEPS
         flow_w, latency_j = average_flows(
