@@ -148,6 +148,8 @@ class FlowAveraging:
         """Return the flow of the short pipeline carried over, then averaged further on the long one."""
         graph = self._pipeline.graph
         found = self._averaged(short.graph, self._short_deadline_s(short), num_steps, with_edges=True)
+        if found.flow_w <= 0.0:  # time is free
+            return self._averaged(graph, self._deadline_s, num_steps)
         edge_flow, short_prices = np.asarray(found.averages.edge), np.asarray(found.averages.price)
         ends = short.ends(edge_flow, short_prices)
         ends *= found.flow_w / ends.sum()
