@@ -153,7 +153,7 @@ def _check_agreement(path: Path, instance: PlannerInstance, options: PlanOptions
         if given is not None and given != stated:
             raise UsageError(f"{option} {given}: {path} has {stated}")
     for option, given in (
-        ("--order", options.order),
+        ("--order", None if options.order is None else str(options.order)),
         ("--communication-latency-s", options.communication_latency_s),
         ("--extra-inflight", options.extra_inflight),
         ("--input-gradient-share", options.input_gradient_share),

@@ -73,8 +73,8 @@ def any_order_bound(
     began_s = time.process_time()
     if len(limits) > MOST_RANKS:
         waiting_w = profile.blocking_power_w * len(limits)
-        energy_j = load_bound_j(stage_loads(profile, num_microbatches), waiting_w, deadline_s, forced=forced)
-        return AnyOrderBound(energy_j, True, time.process_time() - began_s)
+        load_j = load_bound_j(stage_loads(profile, num_microbatches), waiting_w, deadline_s, forced=forced)
+        return AnyOrderBound(load_j, True, time.process_time() - began_s)
     if num_cells is None:
         num_cells = MOST_CELLS if 3 * len(limits) * num_microbatches <= MANY_INSTRUCTIONS else FEW_CELLS
     program = _Program(profile, limits, num_microbatches, deadline_s, communication_latency_s, num_cells, forced=forced)

@@ -105,7 +105,8 @@ def test_plans_with_chunks_keep_time_and_memory_and_cost_what_they_promise(
     assert energy_j == pytest.approx(plan.solved.energy_j, rel=1e-9)
     assert plan.solved.lower_bound_j <= energy_j * (1 + 1e-9)
     for rank, order in enumerate(plan.schedule.orders):
-        held, most, kinds = 0, 0, defaultdict(Counter)
+        held, most = 0, 0
+        kinds: dict[tuple[int, int], Counter[str]] = defaultdict(Counter)
         for i in order:
             held += {InstructionKind.F: 1, InstructionKind.I: 0}.get(i.kind, -1)
             most = max(most, held)
