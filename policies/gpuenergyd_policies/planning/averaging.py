@@ -111,15 +111,18 @@ class FlowAveraging:
             np.array([i.microbatch_index for i in nodes], dtype=np.int64),
         )
 
-    def prices(self, num_steps: int | None) -> AveragedPrices:
-        """Return prices after so many steps, None for as many as the pipeline's size calls for."""
+    def prices(self, num_steps: int | None, *, begins_short: bool = True) -> AveragedPrices:
+        """Return prices after so many steps, None for as many as the pipeline's size calls for.
+
+        Without `begins_short` no shorter pipeline is used, which takes longer.
+        """
         n = len(self._order)
         if num_steps is None:
             num_steps = min(DEEP_STEPS, max(NUM_STEPS, DEEP_STEPS * n // DEEP))
         graph = self._pipeline.graph
         num_kept = KEPT_ROUNDS * (int(self._pipeline.rank_of.max()) + 1)
         short = None
-        if int(self._pipeline.microbatch_of.max()) + 1 >= LEAST_SHORTENING * num_kept:
+        if begins_short and int(self._pipeline.microbatch_of.max()) + 1 >= LEAST_SHORTENING * num_kept:
             short = shortened(self._pipeline, num_kept, num_kept // 8)
         if short is None:
             found = self._averaged(graph, self._deadline_s, num_steps)

@@ -18,7 +18,8 @@ from gpuenergyd.core.pipeline.graph import (
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
 from gpuenergyd.core.policy_api.policy import FrontierPoint
-from gpuenergyd_policies.planning.averaging import QUICK_STEPS
+from gpuenergyd_policies.planning.averaging import QUICK_STEPS, AveragedPrices
+from gpuenergyd_policies.planning.discrete.rounding import RoundedPlan
 from gpuenergyd_policies.planning.exact.sweep import Sweep
 from gpuenergyd_policies.planning.exact.tables import FloatArray
 from gpuenergyd_policies.planning.large import TOO_LARGE, LargePipeline
@@ -50,6 +51,8 @@ ROUGH_TOLERANCE = 1e-2
 """Thinning tolerance of the first sweep, which locates T* roughly."""
 LARGE_POINTS = 16
 """Points of the frontier of a large pipeline."""
+MISFIT_RATIO = 0.02
+"""Gap of a rounded large plan above which the flow of a shorter pipeline is taken to fit badly."""
 NEIGHBOURS = 2
 """Distance, in plans, of the later deadline whose durations are rounded too, since they often round better."""
 
@@ -248,15 +251,16 @@ def _solve_large(pipeline: LargePipeline, deadline_s: float, *, forced: bool, ef
     require_possible(deadline_s, pipeline.min_time_s)
     wanted_s = useful_s(deadline_s, pipeline.min_time_s, pipeline.slowest_time_s)
     num_steps = None if effort is Effort.FULL else QUICK_STEPS
-    found = pipeline.prices(wanted_s, forced=forced, num_steps=num_steps)
+    found, end_s, plan = _rounded_prices(pipeline, wanted_s, forced=forced, num_steps=num_steps, begins_short=True)
+    if _gap_ratio(pipeline, found, plan, wanted_s, forced=forced) > MISFIT_RATIO:
+        again = _rounded_prices(pipeline, wanted_s, forced=forced, num_steps=num_steps, begins_short=False)
+        if again[0].cost_bound_j > found.cost_bound_j:
+            found, end_s, plan = again
     idle_w = pipeline.tables.idle_power_w
-    least_s = pipeline.slowest_time_s
     # A second never has a lower price than waiting, so that the bound holds for plans that end earlier, too.
     lower_bound_j = found.cost_bound_j + idle_w * wanted_s
-    if not forced and not found.is_limited:
-        least_s = pipeline.least_energy_time_s(found)
-        wanted_s = min(wanted_s, least_s)
-    plan = pipeline.rounded(found.durations_s, wanted_s, forced=forced)
+    least_s = pipeline.slowest_time_s if forced or found.is_limited else end_s
+    wanted_s = min(wanted_s, end_s)
     bound_j = found.cost_bound_j + idle_w * plan.makespan_s
     if effort is Effort.FULL and plan.cost_j - found.cost_bound_j > WIDE_GAP * bound_j:
         plan = pipeline.refined(plan, wanted_s)
@@ -283,6 +287,25 @@ def _solve_large(pipeline: LargePipeline, deadline_s: float, *, forced: bool, ef
         min_energy_time_s=least_s,
         slowest_time_s=pipeline.slowest_time_s,
     )
+
+
+def _rounded_prices(
+    pipeline: LargePipeline, deadline_s: float, *, forced: bool, num_steps: int | None, begins_short: bool
+) -> tuple[AveragedPrices, float, RoundedPlan]:
+    """Return prices for a deadline, the deadline limited to T*, and the plan that is rounded from them."""
+    found = pipeline.prices(deadline_s, forced=forced, num_steps=num_steps, begins_short=begins_short)
+    if not forced and not found.is_limited:
+        deadline_s = min(deadline_s, pipeline.least_energy_time_s(found))
+    return found, deadline_s, pipeline.rounded(found.durations_s, deadline_s, forced=forced)
+
+
+def _gap_ratio(
+    pipeline: LargePipeline, found: AveragedPrices, plan: RoundedPlan, deadline_s: float, *, forced: bool
+) -> float:
+    """Return how far a rounded plan's energy lies above the bound."""
+    idle_w = pipeline.tables.idle_power_w
+    end_s = deadline_s if forced else plan.makespan_s
+    return (plan.cost_j + idle_w * end_s) / (found.cost_bound_j + idle_w * deadline_s) - 1
 
 
 def _large_frontier(pipeline: LargePipeline, num_points: int) -> Frontier:

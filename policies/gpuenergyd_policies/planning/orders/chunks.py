@@ -25,7 +25,7 @@ FINALISTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class _ChunkPlan:
     schedule: Schedule
     profile: PipelineProfile
     solved: SolvedPlan
@@ -58,7 +58,7 @@ def plan_chunk_order(
     by_stage = {
         (plain.stage_index(key.pp_rank, key.chunk_index), key.kind): own for key, own in profile.classes.items()
     }
-    found: list[_Candidate] = []
+    found: list[_ChunkPlan] = []
     for schedule in dict.fromkeys(_schedules(plain, task)):
         if any(schedule.peak_inflight(r) > limit * schedule.num_chunks for r, limit in enumerate(limits)):
             continue
@@ -67,7 +67,7 @@ def plan_chunk_order(
             solved = solve(task.graph(schedule), own, deadline_s=deadline_s, forced=forced, effort=Effort.QUICK)
         except TargetError:
             continue
-        found.append(_Candidate(schedule, own, solved))
+        found.append(_ChunkPlan(schedule, own, solved))
     if not found:
         raise TargetError(
             f"iteration time {deadline_s:.6g} s: no order with {plain.num_chunks} stages per GPU was found that is that"
@@ -75,7 +75,7 @@ def plan_chunk_order(
         )
     waiting_w = profile.blocking_power_w * len(limits) if forced else 0.0
 
-    def charged_j(candidate: _Candidate) -> float:
+    def charged_j(candidate: _ChunkPlan) -> float:
         return candidate.solved.energy_j - waiting_w * candidate.solved.iteration_time_s
 
     found.sort(key=charged_j)

@@ -37,7 +37,7 @@ class PlannedWaits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wait:
+class _PlannedWait:
     before: Span
     after: Span
     duration_s: float
@@ -142,18 +142,23 @@ def lowered_waits(
     return best
 
 
-def _waits(planned: Timeline, rank: int) -> Iterator[_Wait]:
+def _waits(planned: Timeline, rank: int) -> Iterator[_PlannedWait]:
     """Yield the waits of a rank; the last one goes on at the begin of the next iteration."""
     spans = planned.rank_spans(rank)
     for k, before in enumerate(spans):
         after = spans[(k + 1) % len(spans)]
         until_s = after.start_s + (planned.iteration_time_s if k + 1 == len(spans) else 0.0)
         if until_s - before.end_s > _SHORTEST_S:
-            yield _Wait(before, after, until_s - before.end_s)
+            yield _PlannedWait(before, after, until_s - before.end_s)
 
 
 def _lowered(
-    wait: _Wait, before_mhz: int, after_mhz: int, power: WaitingPower, latency: SwitchLatency, margin_ratio: float = 0.0
+    wait: _PlannedWait,
+    before_mhz: int,
+    after_mhz: int,
+    power: WaitingPower,
+    latency: SwitchLatency,
+    margin_ratio: float = 0.0,
 ) -> LoweredWait | None:
     """Return how a wait is lowered, None if it is too short or nothing would be saved."""
     low_mhz = power.cheapest_clock_mhz
