@@ -35,12 +35,14 @@ QUICK_STEPS = NUM_STEPS // 4
 """The same for frontiers of many plans, for comparing plans, and for a first estimate of the flow."""
 ROOM_RATIO = 1.3
 """The most flow that a step charges, relative to the first estimate."""
+LONG = 50_000
+"""Instructions from which a pipeline begins with the flow of a shorter one."""
 KEPT_ROUNDS = 4
 """Microbatches per rank of shortened pipelines."""
 LEAST_SHORTENING = 1.5
 """Ratio of microbatches from which a pipeline is shortened."""
-LATER_STEPS = 8
-"""A long pipeline averages one eighth of the steps of its short one, which count as so many steps before."""
+LATER_STEPS = 4
+"""A long pipeline averages a quarter of the steps of its short one, which count as so many steps before."""
 PRICE_STEPS, PRICE_ROUNDS = QUICK_STEPS // 4, 10
 """Flows that are averaged, and prices that are tried, to find the deadline of a short pipeline."""
 SCALES = (0.8, 1.2)
@@ -111,10 +113,10 @@ class FlowAveraging:
             np.array([i.microbatch_index for i in nodes], dtype=np.int64),
         )
 
-    def prices(self, num_steps: int | None, *, begins_short: bool = True) -> AveragedPrices:
+    def prices(self, num_steps: int | None, *, begins_short: bool | None = None) -> AveragedPrices:
         """Return prices after so many steps, None for as many as the pipeline's size calls for.
 
-        Without `begins_short` no shorter pipeline is used, which takes longer.
+        `begins_short` tells whether to begin with a shorter pipeline, None: if there are at least `LONG` instructions.
         """
         n = len(self._order)
         if num_steps is None:
@@ -122,6 +124,8 @@ class FlowAveraging:
         graph = self._pipeline.graph
         num_kept = KEPT_ROUNDS * (int(self._pipeline.rank_of.max()) + 1)
         short = None
+        if begins_short is None:
+            begins_short = n >= LONG
         if begins_short and int(self._pipeline.microbatch_of.max()) + 1 >= LEAST_SHORTENING * num_kept:
             short = shortened(self._pipeline, num_kept, num_kept // 8)
         if short is None:
@@ -158,9 +162,7 @@ class FlowAveraging:
         ends *= found.flow_w / ends.sum()
         prices = floats(ends)
         latency_j = divide_flow(graph, floats(short.divided(edge_flow, np.diff(np.asarray(graph.pred)))), prices)
-        averages = _no_averages(graph)._replace(
-            price=prices, duration=floats(short.carried(np.asarray(found.averages.duration)))
-        )
+        averages = _no_averages(graph)._replace(price=prices)
         carried = _Flow(averages, found.flow_w, latency_j, num_steps)
         least = max(SCALES[0], self._least_w / found.flow_w)
         scales = np.linspace(least, max(least, SCALES[1]), NUM_SCALES).tolist()

@@ -18,7 +18,7 @@ from gpuenergyd.core.pipeline.graph import (
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
 from gpuenergyd.core.policy_api.policy import FrontierPoint
-from gpuenergyd_policies.planning.averaging import QUICK_STEPS, AveragedPrices
+from gpuenergyd_policies.planning.averaging import LONG, QUICK_STEPS, AveragedPrices
 from gpuenergyd_policies.planning.discrete.rounding import RoundedPlan
 from gpuenergyd_policies.planning.exact.sweep import Sweep
 from gpuenergyd_policies.planning.exact.tables import FloatArray
@@ -251,8 +251,9 @@ def _solve_large(pipeline: LargePipeline, deadline_s: float, *, forced: bool, ef
     require_possible(deadline_s, pipeline.min_time_s)
     wanted_s = useful_s(deadline_s, pipeline.min_time_s, pipeline.slowest_time_s)
     num_steps = None if effort is Effort.FULL else QUICK_STEPS
-    found, end_s, plan = _rounded_prices(pipeline, wanted_s, forced=forced, num_steps=num_steps, begins_short=True)
-    if _gap_ratio(pipeline, found, plan, wanted_s, forced=forced) > MISFIT_RATIO:
+    found, end_s, plan = _rounded_prices(pipeline, wanted_s, forced=forced, num_steps=num_steps, begins_short=None)
+    is_long = len(pipeline.graph.instructions) >= LONG
+    if is_long and _gap_ratio(pipeline, found, plan, wanted_s, forced=forced) > MISFIT_RATIO:
         again = _rounded_prices(pipeline, wanted_s, forced=forced, num_steps=num_steps, begins_short=False)
         if again[0].cost_bound_j > found.cost_bound_j:
             found, end_s, plan = again
@@ -290,7 +291,7 @@ def _solve_large(pipeline: LargePipeline, deadline_s: float, *, forced: bool, ef
 
 
 def _rounded_prices(
-    pipeline: LargePipeline, deadline_s: float, *, forced: bool, num_steps: int | None, begins_short: bool
+    pipeline: LargePipeline, deadline_s: float, *, forced: bool, num_steps: int | None, begins_short: bool | None
 ) -> tuple[AveragedPrices, float, RoundedPlan]:
     """Return prices for a deadline, the deadline limited to T*, and the plan that is rounded from them."""
     found = pipeline.prices(deadline_s, forced=forced, num_steps=num_steps, begins_short=begins_short)

@@ -28,7 +28,7 @@ def compile_kernels() -> None:
     solved = solve(graph, profile, deadline_s=deadline_s)
     plan_segments(graph, profile, solved, deadline_s=deadline_s, max_segments=2, latency=latency_s)
     long = dependency_graph(one_forward_one_backward(num_stages, 8 * num_stages))
-    LargePipeline.of(long, profile).prices(10 * deadline_s, forced=False, num_steps=1)
+    LargePipeline.of(long, profile).prices(10 * deadline_s, forced=False, num_steps=1, begins_short=True)
 
 
 @cache

@@ -55,7 +55,7 @@ class LargePipeline:
         )
 
     def prices(
-        self, deadline_s: float, *, forced: bool, num_steps: int | None = None, begins_short: bool = True
+        self, deadline_s: float, *, forced: bool, num_steps: int | None = None, begins_short: bool | None = None
     ) -> AveragedPrices:
         """Return prices for a deadline; with `forced` the time until then passes anyway."""
         averaging = FlowAveraging(self.graph, self.tables, self.rounder, deadline_s, forced=forced)

@@ -47,14 +47,6 @@ class ShortPipeline:
     near_class_of: IntArray
     """By short node: its class if it is near the cut and depends on the same as its stand-in, else -1."""
 
-    def carried(self, values: FloatArray) -> FloatArray:
-        """Return by long node the value of the short node that stands for it; where cut out, the mean near the cut."""
-        near = self.near_class_of
-        size = int(max(near.max(), self.cut_class_of.max())) + 1
-        sums = np.bincount(near[near >= 0], values[near >= 0], minlength=size)
-        means = sums / np.maximum(1, np.bincount(near[near >= 0], minlength=size))
-        return np.where(self.cut_class_of >= 0, means[self.cut_class_of], values[self.node_of])
-
     def period_s(self, finish_s: FloatArray) -> float:
         """Return how much later each microbatch near the cut finishes than the one before it, at the slowest class."""
         longest_s = 0.0

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from gpuenergyd.core.pipeline.graph import Schedule, dependency_graph, gpipe, one_forward_one_backward
 from gpuenergyd.core.pipeline.schedules import zero_bubble_h1
-from gpuenergyd_policies.planning import averaging
 from gpuenergyd_policies.planning.averaging import FlowAveraging
 from gpuenergyd_policies.planning.compiled import IS_COMPILED, floats, ints
 from gpuenergyd_policies.planning.discrete.rounding import Rounder
@@ -96,7 +95,7 @@ def test_the_bound_of_a_long_pipeline_holds(
     pipeline = LargePipeline.of(graph, profile)
     deadline_s = min(deadline_s, pipeline.slowest_time_s)
 
-    found = pipeline.prices(deadline_s, forced=forced)
+    found = pipeline.prices(deadline_s, forced=forced, begins_short=True)
 
     exact = solve(graph, profile, deadline_s=deadline_s, forced=forced)
     waiting_w = profile.blocking_power_w * graph.num_ranks
@@ -108,22 +107,16 @@ def test_the_bound_of_a_long_pipeline_holds(
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="plain Python averages too few flows")
-def test_a_short_pipeline_is_a_better_start_than_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_pipeline_is_a_better_start_than_none() -> None:
     profile = split_profile([1.0, 1.1, 0.95, 1.0])
     graph = dependency_graph(zero_bubble_h1(4, 64))
     tables = planning_tables(graph, profile)
     deadline_s = 1.02 * min_iteration_time_s(graph, profile)
 
-    def bound_j(num_steps: int) -> float:
-        return (
-            FlowAveraging(graph, tables, Rounder(graph, tables), deadline_s, forced=False)
-            .prices(num_steps)
-            .cost_bound_j
-        )
+    def bound_j(num_steps: int, *, begins_short: bool) -> float:
+        averages = FlowAveraging(graph, tables, Rounder(graph, tables), deadline_s, forced=False)
+        return averages.prices(num_steps, begins_short=begins_short).cost_bound_j
 
-    from_short_j = bound_j(400)
-    monkeypatch.setattr(averaging, "LEAST_SHORTENING", float("inf"))
-    from_nothing_j = bound_j(400)
-
-    best_j = bound_j(20_000)
+    best_j = bound_j(20_000, begins_short=False)
+    from_short_j, from_nothing_j = (bound_j(400, begins_short=begins_short) for begins_short in (True, False))
     assert best_j - from_short_j < best_j - from_nothing_j + 1e-3 * abs(best_j)

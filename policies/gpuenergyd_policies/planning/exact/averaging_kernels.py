@@ -48,8 +48,8 @@ def average_flows(  # noqa: C901, PLR0912  one walk forward over the graph, one 
 ) -> tuple[float, float]:
     """Return flow and its latency, after these steps; their prices and mean durations are in `averages`.
 
-    Steps are numbered: with a first number other than 0 the flow that is known, and `averages`, count as the mean of
-    the steps before.
+    Steps are numbered: with a first number other than 0 the flow that is known, and its prices, count as the mean of
+    the steps before; durations are the mean of these steps alone.
 
     Each step charges the longest paths with the most flow if they exceed the deadline, else with the least. The flow
     divides among the predecessors of a node that end within a tolerance of the last one, in proportion to what is left
@@ -63,6 +63,7 @@ def average_flows(  # noqa: C901, PLR0912  one walk forward over the graph, one 
     for step in range(steps[0], steps[1]):
         makespan = -1.0
         share = 2.0 / (step + 2.0)
+        duration_share = 2.0 / (step - steps[0] + 2.0)
         for v in range(n):
             k = vertex[v]
             while k > first[v] and slopes[k - 1] <= price[v]:
@@ -76,7 +77,7 @@ def average_flows(  # noqa: C901, PLR0912  one walk forward over the graph, one 
                 start = max(start, ready)
             begin[v] = start
             finish[v] = start + times[k]
-            duration[v] += share * (times[k] - duration[v])
+            duration[v] += duration_share * (times[k] - duration[v])
             makespan = max(makespan, finish[v] + epilogue[v])
         charged = share * (most_flow if makespan > deadline else least_flow)
         near = tolerance / (step + 1.0) ** 0.5
