@@ -77,11 +77,11 @@ def _replayed(plan: OrderPlan, weights: list[float], overhead: float, latency_s:
     return max(free_s), energy_j + POWER_W * (num_ranks * max(free_s) - busy_s)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     weights=st.lists(st.sampled_from([0.9, 1.0, 1.0, 1.1]), min_size=6, max_size=6),
     num_chunks=st.sampled_from([2, 3]),
-    rounds=st.integers(1, 2),
+    rounds=st.just(1),
     room=st.integers(0, 3),
     overhead=st.sampled_from([0.0, 0.05]),
     latency_s=st.sampled_from([0.0, 0.05]),
