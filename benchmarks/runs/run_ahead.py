@@ -4,19 +4,23 @@
 
 Four stages of the demo's GPT train under a daemon. Each depth is the number of iterations that the program may launch
 ahead of the simulated GPUs; the program reads nothing back, or synchronises after every step. Times that the daemon
-gets are compared with the instants of the simulation. Savings and slowdowns are the daemon's estimates, simulated, with
-their intervals. Losses must be equal in all runs, and to a training without a daemon.
+gets are compared with the instants of the simulation. Savings are simulated: medians of the exact energy of iterations
+with the plan against those at full speed in the same training; the daemon's own estimates stand beside them with their
+intervals. Slowdowns are the daemon's estimates. Losses must be equal in all runs, and to a training without a daemon.
 """
 
 import argparse
 import json
 import os
+import sqlite3
 import sys
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -24,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import RecordedIteration
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.drivers.world_kinds import WorldKind
 from gpuenergyd_trainers.demo.gpt_pipeline import GptRank, RunAhead
@@ -66,10 +71,13 @@ class TimeErrors:
 
 
 class ReportedTimes:
-    """Compares the times that a recorder reports with the instants of the simulated stream."""
+    """Compares the times that a recorder reports with the instants of the simulated stream; notes exact energies."""
 
-    def __init__(self, recorder: DeviceRecorder) -> None:
+    def __init__(self, recorder: DeviceRecorder, read_energy_j: Callable[[], float]) -> None:
         self.errors = TimeErrors()
+        self.energy_by_end_j: dict[int, float] = {}
+        """What the GPU had consumed when it reached the end of each iteration, by iteration index."""
+        self._read_energy_j = read_energy_j
         self._call_when_known = recorder.call_when_known
         recorder.call_when_known = self._compare_when_known  # type: ignore[method-assign]
 
@@ -77,6 +85,8 @@ class ReportedTimes:
         self._call_when_known(recorded, partial(self._compare, recorded, act))
 
     def _compare(self, recorded: Any, act: Any) -> None:
+        [finished] = act.args
+        self.energy_by_end_j[finished.iteration_index] = self._read_energy_j()
         times = recorded.times()
         begin_ns, end_ns = recorded.opening.mono_ns, recorded.last.mono_ns
         true_work_ns = sum(
@@ -116,6 +126,7 @@ def main() -> int:
     figures = {
         "window_error_max_ratio": max(max(r["errors"].window_ratio, r["errors"].work_ratio) for r in results.values()),
         "saving_ratio_by_depth": {name: result["saving_ratio"] for name, result in results.items()},
+        "estimated_saving_ratio_by_depth": {name: result["estimated_saving_ratio"] for name, result in results.items()},
         "saving_interval_by_depth": {name: result["saving_interval"] for name, result in results.items()},
         "slowdown_ratio_by_depth": {name: result["slowdown_ratio"] for name, result in results.items()},
         "losses_equal": all(result["losses"] == losses_alone for result in results.values()),
@@ -153,10 +164,13 @@ def run(case: Case) -> dict[str, Any]:
             ranks = run_ranks(
                 NUM_RANKS, folder, train, case, str(daemon.world_path), str(daemon.socket_path), str(folder / "signals")
             )
+            database_path = daemon.database_path
+        purposes = purposes_of_iterations(database_path) if case.is_attached else {}
     job = ranks[0]["job"] or {}
     errors = [rank["errors"] for rank in ranks]
     return {
-        "saving_ratio": job.get("saving_ratio"),
+        "saving_ratio": exact_saving([rank["energy_by_end_j"] for rank in ranks], purposes),
+        "estimated_saving_ratio": job.get("saving_ratio"),
         "saving_interval": job.get("saving_interval"),
         "slowdown_ratio": job.get("slowdown_ratio"),
         "phase": job.get("phase"),
@@ -171,6 +185,28 @@ def run(case: Case) -> dict[str, Any]:
     }
 
 
+def purposes_of_iterations(database_path: Path) -> dict[int, str]:
+    """Return each iteration's purpose of its plan, as the daemon stored it; without those it saw as irregular."""
+    with closing(sqlite3.connect(database_path)) as database:
+        rows = database.execute("SELECT iteration_index, plan_purpose FROM iterations WHERE is_regular").fetchall()
+    return dict(rows)
+
+
+def exact_saving(energy_by_end_j_by_rank: Sequence[Mapping[int, float]], purposes: Mapping[int, str]) -> float | None:
+    """Return the median energy saved by an iteration with the plan, as a share of one at full speed.
+
+    Left out are iterations whose predecessor had another purpose: clocks still change in them.
+    """
+    energies_j: dict[str, list[float]] = {PlanPurpose.BASELINE: [], PlanPurpose.TUNED: []}
+    for index, purpose in purposes.items():
+        is_known = all(index in rank and index - 1 in rank for rank in energy_by_end_j_by_rank)
+        if is_known and purpose in energies_j and purposes.get(index - 1) == purpose:
+            energies_j[purpose].append(sum(rank[index] - rank[index - 1] for rank in energy_by_end_j_by_rank))
+    if not all(energies_j.values()):
+        return None
+    return 1 - median(energies_j[PlanPurpose.TUNED]) / median(energies_j[PlanPurpose.BASELINE])
+
+
 def train(rank: int, case: Case, world: str, socket_path: str, signals_path: str) -> dict[str, Any]:
     """Train on one rank; return its losses, the errors of its times, and on rank 0 the daemon's view of the job."""
     host = SimulatedHost.open(Path(world))
@@ -183,7 +219,7 @@ def train(rank: int, case: Case, world: str, socket_path: str, signals_path: str
         cleanup.callback(host.close)
         cleanup.enter_context(training.simulate_on(host, gpu_uuid, duration_scale=DURATION_SCALE, run_ahead=run_ahead))
         assert isinstance(training.timer, DeviceRecorder)
-        reported = ReportedTimes(training.timer)
+        reported = ReportedTimes(training.timer, partial(host.exact_energy_j, gpu_uuid))
         if case.is_attached:
             handle = attach(
                 training.schedule,
@@ -203,7 +239,7 @@ def train(rank: int, case: Case, world: str, socket_path: str, signals_path: str
         training.synchronize()
         if rank == 0 and case.is_attached:
             job = next(iter(DaemonClient(socket_path).get_status()["jobs"]), job)
-    return {"losses": losses, "errors": reported.errors, "job": job}
+    return {"losses": losses, "errors": reported.errors, "energy_by_end_j": reported.energy_by_end_j, "job": job}
 
 
 if __name__ == "__main__":
