@@ -66,9 +66,9 @@ class FakeWorker:
 
     def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
         """Record it."""
-        assert request.later_at_mono_ns >= 0
         assert request.sent_mono_ns
-        self.requested_clocks.append((gpu_uuid, request.sm_clock_mhz, request.later_sm_clock_mhz))
+        later_mhz = request.later[0].sm_clock_mhz if request.later else 0
+        self.requested_clocks.append((gpu_uuid, request.sm_clock_mhz, later_mhz))
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from gpuenergyd.client.timing import cuda
-from gpuenergyd.client.timing.capture_gate import CaptureGate
+from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
 from gpuenergyd.client.timing.cuda import CudaDevice, loaded_cuda_device
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 
@@ -21,8 +21,9 @@ class _Event:
 
     calls: ClassVar[list[tuple[str, bool]]] = []
 
-    def __init__(self, *, enable_timing: bool) -> None:
+    def __init__(self, *, enable_timing: bool, external: bool = False) -> None:
         assert enable_timing
+        self.is_external = external
         self.at_s: float | None = None
 
     def record(self, stream: object) -> None:
@@ -52,7 +53,7 @@ class _Event:
 
 
 class _Graph:
-    """The two methods of torch.cuda.CUDAGraph between which work is captured."""
+    """The methods of torch.cuda.CUDAGraph: two between which work is captured, and its replay."""
 
     is_capturing = False
 
@@ -66,14 +67,20 @@ class _Graph:
         """End a capture."""
         type(self).is_capturing = False
 
+    def replay(self) -> str:
+        """Replay what was captured."""
+        return "replayed"
+
 
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
     graph: Any = type(
-        "CUDAGraph", (_Graph,), {"capture_begin": _Graph.capture_begin, "capture_end": _Graph.capture_end}
+        "CUDAGraph",
+        (_Graph,),
+        {name: vars(_Graph)[name] for name in ("capture_begin", "capture_end", "replay")},
     )
     event = type("Event", (_Event,), {"calls": []})
-    monkeypatch.setattr(cuda, "capture_gate", CaptureGate())
+    monkeypatch.setattr(cuda, "captured_graphs", CapturedGraphs())
     return SimpleNamespace(
         device=lambda *parts: parts,
         cuda=SimpleNamespace(
@@ -149,7 +156,7 @@ def test_captures_are_announced_once_however_many_devices_are_opened(torch: Any)
     graph.capture_begin()
     graph.capture_end()
 
-    assert not cuda.capture_gate.is_capturing
+    assert not cuda.captured_graphs.gate.is_capturing
 
 
 def test_without_torch_or_a_device_in_use_there_is_no_cuda_device(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.core.clock_request import ClockRequest
+from gpuenergyd.core.clock_request import ClockRequest, TimedClock
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.errors import GpuEnergyError, ProtocolError
 from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES
@@ -101,7 +101,7 @@ def test_mutated_clock_request_reaches_the_worker_only_with_supported_clocks_of_
             record = bytearray(
                 encode_clock_request(
                     RankClockRequest(
-                        bytes.fromhex(stage.tokens[0]), sequence, ClockRequest(1200, time.monotonic_ns(), 1410, 0, 1)
+                        bytes.fromhex(stage.tokens[0]), sequence, ClockRequest(1200, time.monotonic_ns(), (TimedClock(1410, 0),), 1)
                     )
                 )
             )
