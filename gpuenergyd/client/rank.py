@@ -19,12 +19,10 @@ from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import NOT_RECORDED, HostRecorder, InstructionTimer, RecordedIteration
 from gpuenergyd.client.timing.replays import CapturedInstructions
 from gpuenergyd.wire import PROTOCOL_VERSION
-from gpuenergyd.wire.messages import OrderRow, RankRegistration
+from gpuenergyd.wire.messages import ONE_CLOCK, TIMETABLE, OrderRow, RankRegistration
 
 logger = logging.getLogger("gpuenergyd.client")
 _RELEASE_LIMIT_NS = 1_000_000_000
-ONE_CLOCK, TIMETABLE = "one clock", "timetable"
-"""How the clocks of a replayed graph are set, in reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,9 +27,15 @@ from gpuenergyd.report.formatting import (
     time_text,
 )
 from gpuenergyd.report.terminal.savings import result_text, saved_power_lines
+from gpuenergyd.wire.messages import ONE_CLOCK, TIMETABLE
 
 Status = Mapping[str, Any]
 """The response body of GET /v1/status."""
+
+CAPTURED_TEXTS = {
+    TIMETABLE: "captured: a timetable of clock changes for each replay",
+    ONE_CLOCK: "captured: one clock for each replay",
+}
 
 _BASIS_TEXTS = {"measured_earlier": "measured by an earlier daemon"}
 
@@ -228,6 +234,7 @@ def _add_plan_rows(table: Table, job: Status) -> None:
 def detail_lines(job: Status) -> list[Text]:
     """Return what applies to some jobs only: notice, straggler pace, target, prediction, why nothing is saved."""
     return [
+        *_captured(job),
         *_fit_error(job),
         *_notice(job),
         *_straggler_pace(job),
@@ -235,6 +242,11 @@ def detail_lines(job: Status) -> list[Text]:
         *_predicted_saving(job),
         *_outcome(job),
     ]
+
+
+def _captured(job: Mapping[str, Any]) -> list[Text]:
+    """Return how the clocks of a job are set whose iterations are replays of a captured graph."""
+    return [Text(CAPTURED_TEXTS[job["captured"]])] if job.get("captured") in CAPTURED_TEXTS else []
 
 
 def _fit_error(job: Mapping[str, Any]) -> list[Text]:
