@@ -41,9 +41,15 @@ class VirtualDevice:
     """
 
     def __init__(
-        self, *, drift_ppm: float = 0.0, bracket_ns: int = 10_000, has_nodes: bool = True, hides_pending: bool = False
+        self,
+        *,
+        drift_ppm: float = 0.0,
+        bracket_ns: int = 10_000,
+        has_nodes: bool = True,
+        hides_pending: bool = False,
+        host_ns: int = 1_000_000 * NS_PER_MS,
     ) -> None:
-        self.host_ns = 1_000_000 * NS_PER_MS
+        self.host_ns = host_ns
         self.graphs = CapturedGraphs()
         self.has_nodes = has_nodes
         self.hides_pending = hides_pending
