@@ -6,6 +6,7 @@ GPU had taken so long. The job hears only what the recorder reads; clocks are se
 """
 
 import queue
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gpuenergyd.client.plans import prepare
@@ -15,7 +16,7 @@ from gpuenergyd.client.timing.recorder import IterationTimes, RecordedIteration
 from gpuenergyd.client.timing.replays import CapturedInstructions
 from gpuenergyd.core.job.messages import RankReported
 from gpuenergyd.core.measurement.telemetry import MeasuredInstruction, RankIteration
-from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, dependency_graph
+from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, InstructionKind
 from gpuenergyd.core.pipeline.plan import instruction_key
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.daemon.jobs.plan_delivery import change_row
@@ -226,50 +227,22 @@ class CapturedTraining(VirtualTraining):
         )
 
 
-class ReplaysOfOnePipeline:
-    """The works of ranks that are each known by the time of a whole replay: all last as long as the pipeline.
-
-    `clocks_mhz` holds the newest clock of each rank; one clock holds for a replay.
-    """
-
-    def __init__(self, schedule: Schedule, work: dict[tuple[int, InstructionKind], Work], top_mhz: int) -> None:
-        self.graph = dependency_graph(schedule, communication_latency_s=0.001)
-        self.work = work
-        self.clocks_mhz = [top_mhz] * schedule.num_ranks
-
-    def of_rank(self, pp_rank: int) -> "RankReplay":
-        """Return the work of one rank's replay."""
-        return RankReplay(self, pp_rank)
-
-    def replay_s(self) -> float:
-        """Return how long a replay takes at the present clocks."""
-        times_s = [
-            self.work[i.pp_rank, i.kind].time_s(self.clocks_mhz[i.pp_rank]) for i in self.graph.instructions
-        ]
-        return timeline(self.graph, times_s).iteration_time_s
-
-    def power_w(self, pp_rank: int) -> float:
-        """Return the mean power of one rank in a replay at the present clocks."""
-        mhz, replay_s = self.clocks_mhz[pp_rank], self.replay_s()
-        own = [self.work[pp_rank, i.kind] for i in self.graph.instructions if i.pp_rank == pp_rank]
-        busy_s = sum(work.time_s(mhz) for work in own)
-        work_j = sum(work.time_s(mhz) * work.power_w(mhz) for work in own)
-        return (work_j + waiting_power_w(mhz) * (replay_s - busy_s)) / replay_s
-
-
 @dataclass(frozen=True, slots=True)
-class RankReplay:
-    """A whole replay as the work of one rank."""
+class WholeReplay:
+    """A replay of a whole pipeline as one instruction, with one clock for all ranks; powers are those of a mean rank."""
 
-    pipeline: ReplaysOfOnePipeline
-    pp_rank: int
+    graph: DependencyGraph
+    work: Mapping[tuple[int, InstructionKind], Work]
 
     def time_s(self, sm_clock_mhz: int) -> float:
-        """Return how long it takes with this rank at a clock and the others at theirs."""
-        self.pipeline.clocks_mhz[self.pp_rank] = sm_clock_mhz
-        return self.pipeline.replay_s()
+        """Return how long a replay takes at a clock."""
+        times_s = [self.work[i.pp_rank, i.kind].time_s(sm_clock_mhz) for i in self.graph.instructions]
+        return timeline(self.graph, times_s).iteration_time_s
 
     def power_w(self, sm_clock_mhz: int) -> float:
-        """Return the rank's mean power."""
-        self.pipeline.clocks_mhz[self.pp_rank] = sm_clock_mhz
-        return self.pipeline.power_w(self.pp_rank)
+        """Return the mean power of a rank in a replay."""
+        works = [self.work[i.pp_rank, i.kind] for i in self.graph.instructions]
+        in_all_s = self.graph.num_ranks * self.time_s(sm_clock_mhz)
+        busy_s = sum(work.time_s(sm_clock_mhz) for work in works)
+        work_j = sum(work.time_s(sm_clock_mhz) * work.power_w(sm_clock_mhz) for work in works)
+        return (work_j + waiting_power_w(sm_clock_mhz) * (in_all_s - busy_s)) / in_all_s

@@ -1,11 +1,12 @@
 """Adapter for loops that replay one CUDA graph per iteration: `attach(graph, job="gpt-1.3b")`.
 
-Each replay is an iteration with one clock, as nobody can act inside. The graph may have been captured before or is
-captured later. A pipeline schedule that is captured after `torch_pipelining.attach` has more: a timetable of clocks in
-each replay, see docs/how-to/captured-graphs.md.
+Each replay is an iteration with one clock, as nobody can act inside; the processes of one host replay together and have
+the same clock. The graph may have been captured before or is captured later. A pipeline schedule that is captured after
+`torch_pipelining.attach` has more: a timetable of clocks in each replay, see docs/how-to/captured-graphs.md.
 """
 
 import logging
+import os
 from typing import Any
 
 from gpuenergyd.client.environment import find_gpu_uuid, find_job_options, find_rank, find_run_key
@@ -102,20 +103,24 @@ def attach(
         found = loaded_cuda_device() if device is None else device
         if found is None:
             raise RuntimeError("this process has not used a CUDA device")
-        dp_rank, world_size = find_rank()
+        rank, world_size = find_rank()
+        is_on_one_host = os.environ.get("LOCAL_WORLD_SIZE", "1") == str(world_size)
         description = RankDescription(
             job_name=job,
             run_key=find_run_key(run_key, num_processes=world_size),
             gpu_uuid=find_gpu_uuid(gpu_uuid),
             schedule_name=SCHEDULE_NAME,
             num_microbatches=1,
-            dp_rank=dp_rank,
-            num_dp_ranks=world_size,
+            # Ranks of one stage run each instruction together and follow one plan, each on its GPU.
+            stage_rank=rank if is_on_one_host else 0,
+            num_stage_ranks=world_size if is_on_one_host else 1,
+            dp_rank=0 if is_on_one_host else rank,
+            num_dp_ranks=1 if is_on_one_host else world_size,
             framework="CUDA graph",
             policy=policy,
             max_slowdown_ratio=max_slowdown_ratio,
             num_iterations=num_iterations,
-            is_first=dp_rank == 0,
+            is_first=rank == 0,
             is_replayed=True,
         )
         client = RankClient(
