@@ -1,6 +1,6 @@
 """Captured pipelines: savings by hooks, by timetables from event nodes, and by one clock per replay.
 
-    python benchmarks/runs/captured.py [--jobs 5] [--iterations 150] [--seed 0] [--json]
+    python benchmarks/runs/captured.py [--jobs 5] [--iterations 120] [--seed 0] [--json]
 
 The demo's pipeline of four stages and eight microbatches on simulated A100s, in virtual time: the job's state machine
 and the bubble-aware policy are real, times and energies those of the simulated GPUs, with noise, late clocks and fewer
@@ -21,7 +21,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, dependency_graph, one_forward_one_backward
+from gpuenergyd.core.pipeline.graph import (
+    Instruction,
+    InstructionKind,
+    Schedule,
+    dependency_graph,
+    one_forward_one_backward,
+)
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from tests.support.captured_training import CapturedTraining, WholeReplay, demo_work, waiting_power_w
 from tests.support.virtual_training import VirtualTraining
@@ -52,7 +58,7 @@ class Result:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--jobs", type=int, default=5, help="trainings of each kind")
-    parser.add_argument("--iterations", type=int, default=150)
+    parser.add_argument("--iterations", type=int, default=120)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

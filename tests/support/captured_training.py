@@ -126,7 +126,9 @@ class ReplayedRank:
         self.device.replay(self.graph)
         self._previous = self.recorder.end_iteration()
         last_ns = max(measured.end_ns for measured in true.instructions)
-        self.device.work((true.next_begin_ns - last_ns) * self._device_ms_per_ns)  # what the program launches after the replay
+        self.device.work(
+            (true.next_begin_ns - last_ns) * self._device_ms_per_ns
+        )  # what the program launches after the replay
 
     def close(self) -> None:
         """End the recorder's thread."""

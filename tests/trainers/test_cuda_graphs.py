@@ -64,7 +64,8 @@ def program(tmp_path: Path) -> Iterator[Program]:
 
 @pytest.mark.parametrize("is_captured_first", [True, False])
 def test_each_replay_is_an_iteration_whether_captured_before_or_after(
-    program: Program, is_captured_first: bool  # noqa: FBT001  a parameter of the test
+    program: Program,
+    is_captured_first: bool,  # noqa: FBT001  a parameter of the test
 ) -> None:
     if is_captured_first:
         program.capture()

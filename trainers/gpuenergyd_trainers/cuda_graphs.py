@@ -80,7 +80,6 @@ def attach(
     run_key: str | None = None,
     policy: str | None = None,
     max_slowdown_ratio: float | None = None,
-    num_iterations: int | None = None,
     device: EventDevice | None = None,
 ) -> GraphHandle:
     """Have each replay of a graph count as an iteration of a job, and return a handle that undoes it.
@@ -96,13 +95,12 @@ def attach(
         policy: name of the clock policy; by default from GPUENERGYD_JOB_POLICY, else the daemon's.
         max_slowdown_ratio: permitted slowdown against full speed; by default from GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO,
             else the daemon's.
-        num_iterations: number of replays of this run, for planning the slowdown budget to its end.
         device: the device that runs the graph; by default the CUDA device in use.
     """
     try:
         found = loaded_cuda_device() if device is None else device
         if found is None:
-            raise RuntimeError("this process has not used a CUDA device")
+            return _not_attached(job, "this process has not used a CUDA device")
         rank, world_size = find_rank()
         is_on_one_host = os.environ.get("LOCAL_WORLD_SIZE", "1") == str(world_size)
         description = RankDescription(
@@ -119,7 +117,6 @@ def attach(
             framework="CUDA graph",
             policy=policy,
             max_slowdown_ratio=max_slowdown_ratio,
-            num_iterations=num_iterations,
             is_first=rank == 0,
             is_replayed=True,
         )
@@ -128,9 +125,12 @@ def attach(
         )
         return GraphHandle(graph, client, found.graphs)
     except Exception as error:  # noqa: BLE001  the program must train on unchanged
-        logger.warning(
-            "gpuenergyd: job %s: the graph cannot be joined, training continues at full speed: %r",
-            find_job_options(job).job_name,
-            error,
-        )
-        return GraphHandle()
+        return _not_attached(job, repr(error))
+
+
+def _not_attached(job: str | None, reason: str) -> GraphHandle:
+    job_name = find_job_options(job).job_name
+    logger.warning(
+        "gpuenergyd: job %s: the graph cannot be joined, training continues at full speed: %s", job_name, reason
+    )
+    return GraphHandle()
