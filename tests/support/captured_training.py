@@ -126,9 +126,8 @@ class ReplayedRank:
         self.device.replay(self.graph)
         self._previous = self.recorder.end_iteration()
         last_ns = max(measured.end_ns for measured in true.instructions)
-        self.device.work(
-            (true.next_begin_ns - last_ns) * self._device_ms_per_ns
-        )  # what the program launches after the replay
+        # What the program launches after the replay.
+        self.device.work((true.next_begin_ns - last_ns) * self._device_ms_per_ns)
 
     def close(self) -> None:
         """End the recorder's thread."""
@@ -231,7 +230,7 @@ class CapturedTraining(VirtualTraining):
 
 @dataclass(frozen=True, slots=True)
 class WholeReplay:
-    """A replay of a whole pipeline as one instruction, with one clock for all ranks; powers are those of a mean rank."""
+    """A replay of a whole pipeline as one instruction, with one clock for all ranks; powers are of a mean rank."""
 
     graph: DependencyGraph
     work: Mapping[tuple[int, InstructionKind], Work]
