@@ -11,10 +11,11 @@ from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.outcome import expectation
 from gpuenergyd.core.measurement.telemetry import MeasuredInstruction, RankIteration
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
+from gpuenergyd.core.pipeline.timetable import CAPTURED
 from gpuenergyd.core.policy_api.target import slowdown_problem
 from gpuenergyd.errors import JobError, ProtocolError
 from gpuenergyd.wire import PROTOCOL_VERSION
-from gpuenergyd.wire.messages import CAPTURED, InstructionRow, IterationReport, RankRegistration
+from gpuenergyd.wire.messages import InstructionRow, IterationReport, RankRegistration
 
 _NS_PER_S = 1_000_000_000
 OLDEST_INSTANT_NS = 86_400 * _NS_PER_S

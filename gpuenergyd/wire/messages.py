@@ -17,10 +17,6 @@ HTTP/1.1 with JSON bodies on the daemon's Unix socket:
 
 from dataclasses import dataclass
 
-ONE_CLOCK, TIMETABLE = "one clock", "timetable"
-CAPTURED = frozenset({ONE_CLOCK, TIMETABLE})
-"""How the clocks of a captured graph are set: one for each replay, or a timetable of changes in it."""
-
 InstructionRow = tuple[str, int, int, int, int]
 """kind, microbatch index, chunk index, begin and end in ns."""
 
@@ -106,7 +102,7 @@ class IterationReport:
     num_client_errors: int = 0
     launched_iteration_index: int = -1
     captured: str = ""
-    """How the clocks of a replayed graph are set, one of `CAPTURED`; empty for any other iteration."""
+    """How the clocks of a replayed graph are set, `timetable` or `one clock`; empty for any other iteration."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class CudaDevice:
     def __init__(self, torch: Any, device: Any) -> None:
         self._cuda = torch.cuda
         self._device = torch.device(device)
-        self._side_stream = self._cuda.Stream(self._device)
+        self._side_stream: Any = None
         self.graphs = captured_graphs
         _announce_captures(self._cuda.CUDAGraph)
 
@@ -56,6 +56,8 @@ class CudaDevice:
 
     def make_anchor(self) -> Anchor:
         """Complete an event now, on a stream without work; the best of a few tries if the host is busy."""
+        if self._side_stream is None:  # not in the constructor: the program may be capturing a graph there
+            self._side_stream = self._cuda.Stream(self._device)
         best: Anchor | None = None
         for _ in range(_ANCHOR_TRIES):
             event = self.make_event()

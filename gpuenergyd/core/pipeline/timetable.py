@@ -9,6 +9,10 @@ from collections.abc import Mapping, Sequence
 from statistics import median_low
 from typing import NamedTuple
 
+ONE_CLOCK, TIMETABLE = "one clock", "timetable"
+CAPTURED = frozenset({ONE_CLOCK, TIMETABLE})
+"""How the clocks of a captured graph are set: one for each replay, or a timetable of changes in it."""
+
 InstructionKey = tuple[str, int, int]
 """Kind, microbatch index, chunk index."""
 

@@ -12,6 +12,7 @@ from rich.text import Text
 from gpuenergyd.core.job.description import SOURCE_TEXTS
 from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT
 from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.pipeline.timetable import ONE_CLOCK, TIMETABLE
 from gpuenergyd.report.formatting import (
     MISSING,
     age_text,
@@ -27,7 +28,6 @@ from gpuenergyd.report.formatting import (
     time_text,
 )
 from gpuenergyd.report.terminal.savings import result_text, saved_power_lines
-from gpuenergyd.wire.messages import ONE_CLOCK, TIMETABLE
 
 Status = Mapping[str, Any]
 """The response body of GET /v1/status."""
