@@ -63,7 +63,7 @@ def decode_clock_request(datagram: bytes) -> RankClockRequest:
         raise ProtocolError(
             f"clock request has magic number {magic:#x}, version {version}; expected {_MAGIC:#x}, {_VERSION}"
         )
-    later = (TimedClock(later_clock, later_at),) if later_clock else ()
+    later: tuple[TimedClock, ...] = (TimedClock(later_clock, later_at),) if later_clock else ()
     if size > DATAGRAM_BYTES:
         further = _FURTHER.iter_unpack(datagram[DATAGRAM_BYTES:])
         later += tuple(TimedClock(mhz, sent + delay_us * _NS_PER_US) for delay_us, mhz in further)

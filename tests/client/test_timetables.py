@@ -98,7 +98,8 @@ def test_a_timetable_that_has_passed_is_its_last_clock(sent: Sent) -> None:
     sent.sender.timetables.add_replay(4, times_of(1, 2))
     sent.sender.request_timetable(PLAN, monotonic_ns() - 10_000 * MS)
 
-    assert sent.request() == ClockRequest(1410, pytest.approx(monotonic_ns(), abs=60_000 * MS), (), 4)
+    request = sent.request()
+    assert (request.sm_clock_mhz, request.later, request.plan_epoch) == (1410, (), 4)
 
 
 def test_the_longest_timetable_fits_into_one_request(sent: Sent) -> None:

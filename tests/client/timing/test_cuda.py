@@ -192,7 +192,8 @@ def test_a_version_of_torch_without_external_events_has_no_events_of_a_graph(tor
 
 
 def test_replays_are_announced_and_their_results_returned(torch: Any) -> None:
-    device, graph, followed = CudaDevice(torch, "cuda:0"), torch.cuda.CUDAGraph(), []
+    device, graph = CudaDevice(torch, "cuda:0"), torch.cuda.CUDAGraph()
+    followed: list[Any] = []
 
     def follow(replay: Any) -> Any:
         followed.append(graph)
