@@ -75,6 +75,8 @@ RUNS = (
         is_usual=False),
     Run("run-ahead", "run_ahead.py", _args("--json"), _args("--depths 0 1 --iterations 20 --json"), 900, 1800,
         is_usual=False),
+    Run("captured", "captured.py", _args("--json"), _args("--jobs 1 --iterations 60 --json"), 150, 900, Kind.COMPUTED,
+        is_usual=False),
     Run("slow-reads", "slow_reads.py", _args("--json"),
         _args("--gpus 2 --reads-ms 5 --periods-ms 1 --json"), 400, 2400, Kind.COMPUTED),
     Run("call-price", "call_price.py", _args("--json"),

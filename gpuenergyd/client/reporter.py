@@ -75,6 +75,7 @@ class FinishedIteration:
     plan_epoch: int
     num_records_dropped: int
     num_client_errors: int
+    captured: str
     recorded: RecordedIteration
     """Its times are known."""
 
@@ -178,6 +179,7 @@ class Reporter:
             num_records_dropped=iteration.num_records_dropped,
             num_client_errors=iteration.num_client_errors,
             launched_iteration_index=max(self._launched_iteration_index, iteration.iteration_index),
+            captured=iteration.captured,
         )
         reply = self._post("/v1/iterations", encode(report), REPORT_LIMIT_S)
         if reply is None:

@@ -101,6 +101,8 @@ class IterationReport:
     num_records_dropped: int = 0
     num_client_errors: int = 0
     launched_iteration_index: int = -1
+    captured: str = ""
+    """How the clocks of a replayed graph are set, `timetable` or `one clock`; empty for any other iteration."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,9 +137,9 @@ def test_clock_request_carries_the_planned_clock_and_the_later_one(daemon: FakeD
     assert first.token == bytes.fromhex(FIRST_TOKEN)
     assert second.sequence == first.sequence + 1
     request, next_request = first.request, second.request
-    assert (request.sm_clock_mhz, request.later_sm_clock_mhz, request.plan_epoch) == (1200, 1410, 7)
-    assert request.later_at_mono_ns - request.sent_mono_ns == 4_000_000
-    assert (next_request.sm_clock_mhz, next_request.later_sm_clock_mhz) == (0, 990)
+    assert (request.sm_clock_mhz, request.later[0].sm_clock_mhz, request.plan_epoch) == (1200, 1410, 7)
+    assert request.later[0].at_mono_ns - request.sent_mono_ns == 4_000_000
+    assert (next_request.sm_clock_mhz, next_request.later[0].sm_clock_mhz) == (0, 990)
 
 
 def test_plan_without_changes_sends_nothing(daemon: FakeDaemon) -> None:

@@ -41,6 +41,8 @@ class FakeWorker:
 
     calls: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     requested_clocks: list[tuple[str, int, int]] = field(default_factory=list)
+    timetables: list[tuple[int, ...]] = field(default_factory=list)
+    """All later clocks of each request."""
     refusal: str | None = None
     owner: LeaseOwner | None = None
 
@@ -66,9 +68,10 @@ class FakeWorker:
 
     def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
         """Record it."""
-        assert request.later_at_mono_ns >= 0
         assert request.sent_mono_ns
-        self.requested_clocks.append((gpu_uuid, request.sm_clock_mhz, request.later_sm_clock_mhz))
+        later_mhz = request.later[0].sm_clock_mhz if request.later else 0
+        self.requested_clocks.append((gpu_uuid, request.sm_clock_mhz, later_mhz))
+        self.timetables.append(tuple(clock.sm_clock_mhz for clock in request.later))
 
 
 @dataclass

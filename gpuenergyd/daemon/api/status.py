@@ -206,6 +206,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "num_ranks": job.description.num_ranks,
         "num_stage_ranks": job.description.num_stage_ranks,
         "num_microbatches": job.description.num_microbatches,
+        "captured": next((s.captured for s in daemon.jobs.sessions.of_job(runner.job_id) if s.captured), None),
         "num_iterations": job.num_iterations,
         "plan_id": plan.plan_id,
         "plan_purpose": plan.purpose,

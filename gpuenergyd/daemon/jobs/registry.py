@@ -209,6 +209,7 @@ class Jobs:
             return None
         runner = session.runner
         iteration = checked_iteration(report, session.pp_rank, session.stage_rank)
+        session.captured = report.captured
         runner.last_report_mono_ns = time.monotonic_ns()
         if not runner.job.is_ended:
             runner.handle(RankReported(iteration))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuenergyd.core.clock_request import ClockRequest
+from gpuenergyd.core.clock_request import ClockRequest, TimedClock
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose
 from gpuenergyd.daemon.jobs.clock_requests import Admission
 from gpuenergyd.daemon.jobs.registry import Jobs
@@ -468,5 +468,26 @@ def test_an_iteration_whose_ranks_followed_different_plans_says_nothing_of_eithe
         await stage.jobs.close("test over")
 
         assert [(record.plan_id, record.is_regular) for record in mixed] == [(None, False)]
+
+    play(scenario)
+
+
+def test_only_supported_clocks_within_an_hour_are_admitted_in_a_timetable() -> None:
+    stage = Stage(plan("tuned-1", 1200))
+
+    async def scenario() -> None:
+        stage.join()
+        await stage.iterate(times=3)
+        token, now_ns = bytes.fromhex(stage.tokens[0]), time.monotonic_ns()
+
+        def admitted(sequence: int, *later: TimedClock) -> Admission:
+            request = ClockRequest(1200, time.monotonic_ns(), later)
+            return stage.jobs.clock_requests.admit(RankClockRequest(token, 1000 + sequence, request), ME)
+
+        assert admitted(1, TimedClock(900, now_ns), TimedClock(1410, now_ns + 10**9)) is not Admission.HOSTILE
+        assert admitted(2, TimedClock(900, now_ns), TimedClock(1411, now_ns + 10**9)) is Admission.HOSTILE
+        assert admitted(3, TimedClock(900, now_ns), TimedClock(0, now_ns + 10**9)) is Admission.HOSTILE
+        assert admitted(4, TimedClock(900, now_ns + 3601 * 10**9)) is Admission.HOSTILE
+        await stage.jobs.close("test over")
 
     play(scenario)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.core.clock_request import ClockRequest
+from gpuenergyd.core.clock_request import ClockRequest, TimedClock
 from gpuenergyd.errors import DriverError, GpuError, ProtocolError
 from gpuenergyd.gpu.link.client import WorkerLink
 from gpuenergyd.gpu.link.codec import decode, encode
@@ -142,7 +142,7 @@ async def test_later_clock_is_set_at_its_instant_unless_replaced(site: Site, lin
     await link.lease("L1", site.gpus, OWNER)
     now_ns = time.monotonic_ns()
     for gpu in site.gpus[:2]:
-        link.request_clock(gpu, ClockRequest(1110, now_ns, 1410, now_ns + 300_000_000))
+        link.request_clock(gpu, ClockRequest(1110, now_ns, (TimedClock(1410, now_ns + 300_000_000),)))
     request_clock(link, site.gpus[1], 1200)
     await until(lambda: any(c.requested_sm_clock_mhz == 1410 for c in site.received.clock_changes))
     (raised,) = (c for c in site.received.clock_changes if c.requested_sm_clock_mhz == 1410)

@@ -11,6 +11,7 @@ from gpuenergyd.client.timing.recorder import HostRecorder, InstructionTimer
 from gpuenergyd.core.pipeline.graph import Schedule
 from gpuenergyd.core.pipeline.plan import instruction_key
 from gpuenergyd.wire.messages import OrderRow
+from gpuenergyd_trainers.joining.captured_steps import CapturedSteps
 
 logger = logging.getLogger("gpuenergyd.trainers")
 _MAX_INSTRUCTIONS_PER_MICROBATCH = 4  # F, then B or I and W; room for one more, so that an excess is detected
@@ -36,7 +37,8 @@ class OrderedRank:
     """Follows plans while the rank runs its instructions in the registered order.
 
     Without an `expected_order`, the order is registered once two consecutive iterations agree. The first step after a
-    start or a pause does not count as an iteration: frameworks do setup work in it.
+    start or a pause does not count as an iteration: frameworks do setup work in it. Nor does one in which a graph was
+    captured. A step that is itself captured runs when its graph is replayed: see `captured_steps`.
     """
 
     def __init__(self, client: RankClient, *, expected_order: Sequence[OrderRow] | None, log_name: str) -> None:
@@ -46,6 +48,11 @@ class OrderedRank:
         self._log_name = log_name
         self._is_warm = False
         self._is_step_an_iteration = False
+        self._num_captures = 0
+        self._num_steps = 0
+        self._captured_steps = CapturedSteps(self, client, log_name)
+        self.is_in_step = False
+        """Whether a step has begun and not ended."""
         self.is_active = True
         """False after a deviation from the registered order, or after `leave`."""
         if self._expected is not None:
@@ -57,17 +64,28 @@ class OrderedRank:
         return self._expected
 
     def begin_step(self) -> None:
-        """Begin a training step."""
+        """Begin a training step, or its capture."""
+        if self.is_active and self._captured_steps.begin():
+            return
+        self.is_in_step = True
+        self._num_steps += 1
+        self._num_captures = self._captured_steps.num_captures
         self._is_step_an_iteration = self.is_active and self._is_warm
         if self._is_step_an_iteration:
             self.client.begin_iteration()
 
     def end_step(self) -> None:
         """End a training step, and check the instructions that it ran."""
-        self._is_warm = True
+        if self._captured_steps.is_capturing:
+            self._captured_steps.end()
+            return
+        self._is_warm, self.is_in_step = True, False
         if not self._is_step_an_iteration:
             return
         self._is_step_an_iteration = False
+        if self._captured_steps.num_captures != self._num_captures:
+            self.client.abandon_iteration()
+            return
         order = self.client.end_iteration()
         if self._expected is None:
             self._learn(order)
@@ -76,8 +94,11 @@ class OrderedRank:
 
     def fail_step(self) -> None:
         """End a training step that raised: it is not reported, and the next one counts as a start."""
+        if self._captured_steps.is_capturing:
+            self._captured_steps.abandon()
+            return
         self.client.abandon_iteration()
-        self._is_step_an_iteration = False
+        self._is_step_an_iteration = self.is_in_step = False
         self.pause()
 
     def pause(self) -> None:
@@ -88,6 +109,14 @@ class OrderedRank:
 
     def leave(self, *, shall_wait: bool = True) -> None:
         """Leave the job; later steps are not reported."""
+        graphs = self.client.graphs
+        if self.is_active and not self._num_steps and graphs is not None and graphs.num_unknown_replays:
+            logger.warning(
+                "gpuenergyd: %s: no training step was seen, but %d replays of graphs that were captured before attach:"
+                " attach first, or use gpuenergyd_trainers.cuda_graphs.attach(graph)",
+                self._log_name,
+                graphs.num_unknown_replays,
+            )
         self.is_active = False
         self.client.release(shall_wait=shall_wait)
 
