@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 from gpuenergyd.core.job.messages import Event, PlanDecided, PolicyFailed
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
@@ -41,6 +42,38 @@ def test_the_policy_host_answers_with_a_plan_or_a_failure() -> None:
     asyncio.run(scenario())
 
     assert events == [PlanDecided(TUNED), PolicyFailed("late")]
+
+
+def test_while_a_straggler_is_suspected_a_question_waits_for_the_outcome() -> None:
+    events: list[Event] = []
+    slower = plan("slower", 900)
+    host = FakePolicy([slower, TUNED, slower])
+
+    async def scenario() -> None:
+        tuning, view = permitted(host, events.append, lambda: True).tuning, a_view()
+        tuning.prepared.prepare(lambda: view, 1.2)
+        tuning.ask(view)
+        await settle()
+        assert (len(host.views), events) == (1, []), "only the plan for the straggler was asked for"
+        tuning.prepared.prepare(lambda: view, None)
+        tuning.release()
+        await settle()
+        assert events == [PlanDecided(TUNED)]
+
+        tuning.prepared.prepare(lambda: view, 1.2)
+        tuning.ask(view)
+        pace_s = tuning.prepared.usable_time_s(1.2)
+        tuning.release(TUNED)
+        assert events[1:] == [PlanDecided(TUNED)], "the plan in force, at once"
+        tuning.ask(replace(view, target=replace(view.target, straggler_time_s=pace_s)))
+        tuning.release()
+        await settle()
+        await tuning.close()
+
+    asyncio.run(scenario())
+
+    assert events[2:] == [PlanDecided(slower)]
+    assert len(host.views) == 3
 
 
 def test_while_clocks_may_not_be_set_the_question_stays_open_and_is_asked_again() -> None:

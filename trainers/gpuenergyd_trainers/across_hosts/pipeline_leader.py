@@ -229,15 +229,17 @@ class LeaderRank:
         if reply["slices"] and reply["plan_id"] not in {None, self._offered}:
             if has_recovered:
                 self.grantor.revoke()  # full speed until all members have agreed on the faster plan
-            self._offer(store, reply["plan_id"], reply["slices"])
+            self._offer(store, reply)
         if reply["block"] is not None and reply["plan_id"] == self._offered and reply["block"][0] != self._block:
             self._block, num_iterations = reply["block"]
             self.grantor.request_block(num_iterations)
 
-    def _offer(self, store: Store, plan_id: str, slices: list[dict[str, Any]]) -> None:
+    def _offer(self, store: Store, reply: dict[str, Any]) -> None:
+        plan_id, slices = reply["plan_id"], reply["slices"]
         for pp_rank, plan_slice in enumerate(slices):
             store.set(self.place.slice_key(plan_id, pp_rank), _json(plan_slice))
-        self.grantor.propose(plan_id, is_short=slices[0]["purpose"] == PlanPurpose.PROFILE)
+        is_short = slices[0]["purpose"] == PlanPurpose.PROFILE
+        self.grantor.propose(plan_id, is_short=is_short, replaces=frozenset(reply["replaces"]))
         self._offered, self._offered_at_pace_s = plan_id, self._straggler_time_s
 
     def _iterations_ahead(self) -> int:
