@@ -1,11 +1,11 @@
 """A training of 2,048 ranks on 256 hosts: what a host sends and receives, what the leader computes, when a plan comes.
 
-    python benchmarks/runs/large_job.py [--pp 64] [--tp 8] [--dp 4] [--microbatches 512] [--seed 0] [--all-real] [--json]
+    python benchmarks/runs/large_job.py [--pp 64] [--tp 8] [--dp 4] [--microbatches 512] [--all-real] [--json]
 
 Synthetic ranks in virtual time against the real code of members, leaders, daemons and policy host; see
-tests/support/large_job.py for what is real. Two hosts of the first replica run their daemon's code, the leader's and the
-last one. The messages of the others are computed once per stage by the code that makes them, and other replicas do as
-the first (tests/support/encoded_host.py); with `--all-real` all hosts are real, which takes much longer. Bytes are
+tests/support/large_job.py for what is real. Two hosts of the first replica run their daemon's code, the leader's and
+the last one. The messages of the others are computed once per stage by the code that makes them, and other replicas do
+as the first (tests/support/encoded_host.py); with `--all-real` all hosts are real, which takes much longer. Bytes are
 those of the job's store, which is all that travels between hosts, with 64 for each operation. Seconds are of this
 machine.
 """

@@ -103,7 +103,7 @@ class LeaderRank:
     def _read_reports(self, store: Store, iteration_index: int) -> None:
         """Read all reports once as many have been published since, or some while after the first new one.
 
-        While a straggler's plan is being installed, each new report is read at once: the other replicas wait for it.
+        While a straggler is suspected or its plan is being installed, each new report is read at once.
         """
         num_news, now_s = store.add(self.place.news_key, 0), monotonic()
         num_new = num_news - self._num_news
@@ -111,6 +111,7 @@ class LeaderRank:
             self._news_since_s = now_s
         waited_s = now_s - self._news_since_s if self._news_since_s is not None else 0.0
         is_due = num_new >= len(self._reports) or waited_s >= self._pace.iteration_s / _READS_PER_ITERATION
+        is_due = is_due or self.grantor.is_change_near
         is_due = is_due or (self.grantor.is_proposing and self._straggler_time_s is not None)
         own = member_name(self.place.pp_rank, self.place.tp_rank)
         if not num_new or not is_due:
