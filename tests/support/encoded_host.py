@@ -25,6 +25,7 @@ from gpuenergyd.daemon.across_hosts.host_stage import HostStage, Sibling
 from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.wire.daemon_codec import encode
 from gpuenergyd.wire.pipeline_messages import PlanAgreement
+from gpuenergyd_trainers.across_hosts.job_store import Store
 from gpuenergyd_trainers.across_hosts.local_daemon import LocalDaemon
 from gpuenergyd_trainers.across_hosts.pipeline_member import MemberExchange
 from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
@@ -52,6 +53,10 @@ class EncodedDaemon(LocalDaemon):
         self._observations: deque[IterationObservation] = deque(maxlen=_KEPT)
         self._purposes: dict[str | None, PlanPurpose] = {BASELINE_PLAN_ID: PlanPurpose.BASELINE}
         self._facts: tuple[str, dict[str, Any]] = ("", {})
+        self.wanted: str | None = None
+        """The plan that the leader wants installed, as the carrying rank has passed it on."""
+        self.installed_by_others: set[str] = set()
+        """Plans that the other ranks of the stage have installed."""
         self._stand_in = SimpleNamespace(
             is_ended=False,
             ranks=SimpleNamespace(schedule=SimpleNamespace(orders=(order,))),
@@ -75,7 +80,10 @@ class EncodedDaemon(LocalDaemon):
         stage, agreement = self.stage, message["agreement"]
         if agreement is not None:
             stage.agreement = PlanAgreement(merged_iteration=agreement["merged_iteration"])
+            self.wanted = agreement["wanted"]
         installed = frozenset(message["installed"])
+        if len(self.gpus) > 1:
+            installed &= self.installed_by_others
         job = cast("Job", self._stand_in)
         for tp_rank, gpu in enumerate(self.gpus):
             stage.siblings[tp_rank] = Sibling(job, gpu, message["iteration_index"], installed)
@@ -101,6 +109,23 @@ class EncodedDaemon(LocalDaemon):
         ]
         plan = {"plan_id": posted["plan_id"], "plan_epoch": 1, "apply_at_iteration": 0}
         return {"plans": [{**plan, "changes": [change] if posted["clocks"] else []}]}
+
+
+class OtherRanks:
+    """The exchange of the ranks of a stage that do not carry: each fetches its slice of a new plan and installs it."""
+
+    def __init__(self, daemon: EncodedDaemon, place: PipelinePlace) -> None:
+        self._daemon, self._place = daemon, place
+
+    def run(self, store: Store, paces: Store | None) -> None:
+        """Exchange once."""
+        del paces
+        wanted, installed = self._daemon.wanted, self._daemon.installed_by_others
+        if wanted is None or wanted in installed:
+            return
+        key = self._place.slice_key(wanted, self._place.pp_rank)
+        if all(store.get(key) is not None for _ in range(self._place.num_tp_ranks - 1)):
+            installed.add(wanted)
 
 
 class EncodedLargeJob(LargeJob):
@@ -134,11 +159,15 @@ class EncodedLargeJob(LargeJob):
         place = PipelinePlace(pp, size.num_pp_ranks, 0, size.num_tp_ranks, 0)
         client, plans = FakeClient(f"{pp:064x}"), AgreedPlans()
         exchange = MemberExchange(cast("RankClient", client), plans, place, daemon)
-        rank = LargeRank(place, None, client, plans, exchange)
-        return LargeHost(CountingStore(self.store), PipelineMembers(jobs), daemon, [rank])
+        ranks = [LargeRank(place, None, client, plans, exchange)]
+        if size.num_tp_ranks > 1:
+            ranks.append(replace(ranks[0], exchange=OtherRanks(daemon, place)))
+        return LargeHost(CountingStore(self.store), PipelineMembers(jobs), daemon, ranks)
 
     def _observe_rank(self, host: LargeHost, rank: LargeRank, plan_id: str) -> None:
         if isinstance(host.daemon, EncodedDaemon):
+            if rank is not host.ranks[0]:
+                return
             own = self._observation(rank.place.pp_rank, plan_id, num_ranks=self.size.num_tp_ranks)
             host.daemon.observe(own)
         else:

@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from unittest.mock import patch
 
 from gpuenergyd.client.plans import AgreedPlans
@@ -54,6 +54,7 @@ from gpuenergyd.wire.daemon_codec import decode, encode
 from gpuenergyd.wire.messages import RankRegistration
 from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, PipelineReport
 from gpuenergyd_trainers.across_hosts import pipeline_leader, pipeline_member
+from gpuenergyd_trainers.across_hosts.job_store import Store
 from gpuenergyd_trainers.across_hosts.local_daemon import LocalDaemon
 from gpuenergyd_trainers.across_hosts.pipeline_member import MemberExchange
 from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
@@ -237,6 +238,14 @@ class FakeClient:
     iteration_index: int = -1
 
 
+class Exchange(Protocol):
+    """The exchange of a rank with the store and its daemon."""
+
+    def run(self, store: Store, paces: Store | None) -> None:
+        """Exchange once."""
+        ...
+
+
 @dataclass
 class LargeRank:
     """One training process."""
@@ -246,7 +255,7 @@ class LargeRank:
     """None where only the messages of a host exist."""
     client: FakeClient
     plans: AgreedPlans
-    exchange: MemberExchange
+    exchange: Exchange
 
 
 @dataclass
