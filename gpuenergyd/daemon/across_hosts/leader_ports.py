@@ -205,7 +205,7 @@ class LeaderPlans:
 
     async def _answer(self, view: JobView) -> None:
         job_id, policy = self.job.description.job_id, self.job.description.policy
-        answer = await self.prepared.take(view) or await self.host.next_plan(job_id, policy, view)
+        answer = await self.prepared.plan_for(view) or await self.host.next_plan(job_id, policy, view)
         self.delivery.answering = view.target
         await self.handle(PolicyFailed(answer.reason) if isinstance(answer, PolicyFailure) else PlanDecided(answer))
         self.delivery.answering = None

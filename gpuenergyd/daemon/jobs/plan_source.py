@@ -60,7 +60,7 @@ class PolicyHostPlans:
         self._preparing = asyncio.create_task(asking, name=f"prepared plan of job {self.job_id}")
 
     async def _answer(self, view: JobView) -> None:
-        answer = await self.prepared.take(view) or await self.host.next_plan(self.job_id, self.policy, view)
+        answer = await self.prepared.plan_for(view) or await self.host.next_plan(self.job_id, self.policy, view)
         self.handle(PolicyFailed(answer.reason) if isinstance(answer, PolicyFailure) else PlanDecided(answer))
 
 

@@ -60,7 +60,7 @@ class PreparedPlan:
         self._view = None
         return straggler_time_s
 
-    async def take(self, view: JobView) -> ClockPlan | None:
+    async def plan_for(self, view: JobView) -> ClockPlan | None:
         """Return the prepared plan if it answers this question, once; waits for the policy if it was asked."""
         asked, answered = self._view, self._is_answered
         if asked is None or asked.target != view.target:
@@ -69,8 +69,9 @@ class PreparedPlan:
         answer, self._view = self._answer, None
         # A plan that was issued in between may have the number of the prepared one.
         is_current = asked.issued_plans[-1:] == view.issued_plans[-1:] and asked.generation == view.generation
-        is_plan = isinstance(answer, ClockPlan) and answer.purpose is PlanPurpose.TUNED
-        return answer if is_plan and is_current else None
+        if isinstance(answer, ClockPlan) and answer.purpose is PlanPurpose.TUNED and is_current:
+            return answer
+        return None
 
     async def _ask(self, view: JobView, answered: asyncio.Event) -> None:
         answer: ClockPlan | PolicyFailure | None = None

@@ -269,7 +269,7 @@ class Jobs:
                 runner.gpu_changed(gpu)
 
     def _num_gpus_changed(self, by: JobRunner) -> None:
-        """Tell the other jobs how many GPUs share the driver now."""
+        """Update the other jobs' views of the number of GPUs that share the driver."""
         for gpu in self.services.gpus:
             runner = self._runners.get(gpu.claim.job_id) if gpu.claim is not None else None
             if runner is not None and runner is not by:

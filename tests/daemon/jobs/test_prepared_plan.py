@@ -46,7 +46,7 @@ def taken(
         for _ in range(2):
             plans.prepare(lambda: view, SUSPECTED_S)
         pace_s = plans.usable_time_s(confirmed_s)
-        return await plans.take(forced(later or view, pace_s))
+        return await plans.plan_for(forced(later or view, pace_s))
 
     return asyncio.run(scenario()), host
 
@@ -88,7 +88,7 @@ def test_a_suspicion_that_was_not_confirmed_leaves_nothing_behind() -> None:
         plans.prepare(lambda: view, None)
         assert plans.usable_time_s(SUSPECTED_S) == SUSPECTED_S
         assert plans.usable_time_s(None) is None
-        assert await plans.take(forced(view, PREPARED_S)) is None
+        assert await plans.plan_for(forced(view, PREPARED_S)) is None
         plans.prepare(lambda: None, SUSPECTED_S)
         assert len(tasks) == 1, "without a view there is nothing to ask"
 
@@ -101,6 +101,6 @@ def test_no_prepared_plan_answers_a_question_with_another_target() -> None:
     async def scenario() -> ClockPlan | None:
         plans = prepared(FakePolicy([SLOWER]), [])
         plans.prepare(lambda: view, SUSPECTED_S)
-        return await plans.take(view)
+        return await plans.plan_for(view)
 
     assert asyncio.run(scenario()) is None
