@@ -31,7 +31,7 @@ from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, ClockPlan, PlanPurpo
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.gpus.inventory import utc_at
-from gpuenergyd.daemon.jobs.prepared_plan import PreparedPlan
+from gpuenergyd.daemon.jobs.suspected_pace import SuspectedPacePlan
 from gpuenergyd.daemon.ports import HistoryPort, PolicyPort
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.store.records import ControlEventRecord
@@ -161,13 +161,13 @@ class LeaderPlans:
     """The newest merged iteration."""
     newest_epoch: int | None = None
     """The plan epoch of that iteration."""
-    prepared: PreparedPlan = field(init=False)
+    prepared: SuspectedPacePlan = field(init=False)
     _held: JobView | None = None
     _held_at: int = -1
 
     def __post_init__(self) -> None:
         description = self.job.description
-        self.prepared = PreparedPlan(description.job_id, description.policy, self.host, self.spawn)
+        self.prepared = SuspectedPacePlan(description.job_id, description.policy, self.host, self.spawn)
 
     def ask(self, view: JobView) -> None:
         """Hold a question until the newest plan was tried; where clocks may not be set, no plan is asked for."""

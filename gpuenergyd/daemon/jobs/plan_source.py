@@ -10,7 +10,7 @@ from gpuenergyd.core.job.messages import Event, PlanDecided, PolicyFailed
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.daemon.gpus.inventory import utc_at
-from gpuenergyd.daemon.jobs.prepared_plan import PreparedPlan
+from gpuenergyd.daemon.jobs.suspected_pace import SuspectedPacePlan
 from gpuenergyd.daemon.ports import HistoryPort, PolicyPort
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.store.records import PlanRecord
@@ -27,14 +27,14 @@ class PolicyHostPlans:
     policy: str
     host: PolicyPort
     handle: Callable[[Event], None]
-    prepared: PreparedPlan = field(init=False)
+    prepared: SuspectedPacePlan = field(init=False)
     _task: asyncio.Task[None] | None = None
     _preparing: asyncio.Task[None] | None = None
     _held: JobView | None = None
     """A question that waits until a suspected straggler is one, or none: its plan is prepared meanwhile."""
 
     def __post_init__(self) -> None:
-        self.prepared = PreparedPlan(self.job_id, self.policy, self.host, self._prepare)
+        self.prepared = SuspectedPacePlan(self.job_id, self.policy, self.host, self._prepare)
 
     def ask(self, view: JobView) -> None:
         """Ask the policy in a task of its own."""

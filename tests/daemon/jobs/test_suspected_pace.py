@@ -9,7 +9,7 @@ import pytest
 
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd.daemon.jobs.prepared_plan import PreparedPlan
+from gpuenergyd.daemon.jobs.suspected_pace import SuspectedPacePlan
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from tests.support.job_run import JobRun
 from tests.support.job_stage import FakePolicy, plan, settle
@@ -28,11 +28,11 @@ def forced(view: JobView, straggler_time_s: float | None) -> JobView:
     return replace(view, target=replace(view.target, straggler_time_s=straggler_time_s))
 
 
-def prepared(host: FakePolicy, tasks: list[asyncio.Task[None]]) -> PreparedPlan:
+def prepared(host: FakePolicy, tasks: list[asyncio.Task[None]]) -> SuspectedPacePlan:
     def spawn(asking: Coroutine[Any, Any, None]) -> None:
         tasks.append(asyncio.create_task(asking))
 
-    return PreparedPlan("j", "scripted", host, spawn)
+    return SuspectedPacePlan("j", "scripted", host, spawn)
 
 
 def taken(

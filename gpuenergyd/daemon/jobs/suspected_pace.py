@@ -21,7 +21,7 @@ _USABLE_RATIOS = (0.985, 1.005)
 
 
 @dataclass(slots=True)
-class PreparedPlan:
+class SuspectedPacePlan:
     """At most one plan of a job's policy for a suspected pace."""
 
     job_id: str
