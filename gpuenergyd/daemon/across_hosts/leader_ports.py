@@ -31,7 +31,7 @@ from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, ClockPlan, PlanPurpo
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.gpus.inventory import utc_at
-from gpuenergyd.daemon.jobs.suspected_pace import SuspectedPacePlan
+from gpuenergyd.daemon.jobs.suspected_pace import HELD_ITERATIONS, SuspectedPacePlan
 from gpuenergyd.daemon.ports import HistoryPort, PolicyPort
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.store.records import ControlEventRecord
@@ -184,8 +184,12 @@ class LeaderPlans:
         if view is None:
             return
         is_tried = newest is None or newest.plan_epoch == self.newest_epoch
-        is_tried = is_tried and not (self.prepared.is_pending and not view.target.is_forced)
-        is_late = self.newest_index - self._held_at >= _HELD_ITERATIONS
+        num_held = self.newest_index - self._held_at
+        if self.prepared.is_pending and not view.target.is_forced:
+            if num_held < HELD_ITERATIONS:
+                return
+            self.prepared.drop()
+        is_late = num_held >= _HELD_ITERATIONS
         if is_tried or is_late or view.target != self.delivery.target:
             self._held = None
             fresh = self.job.view() or view

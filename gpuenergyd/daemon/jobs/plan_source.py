@@ -10,7 +10,7 @@ from gpuenergyd.core.job.messages import Event, PlanDecided, PolicyFailed
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.daemon.gpus.inventory import utc_at
-from gpuenergyd.daemon.jobs.suspected_pace import SuspectedPacePlan
+from gpuenergyd.daemon.jobs.suspected_pace import HELD_ITERATIONS, SuspectedPacePlan
 from gpuenergyd.daemon.ports import HistoryPort, PolicyPort
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.store.records import PlanRecord
@@ -32,6 +32,7 @@ class PolicyHostPlans:
     _preparing: asyncio.Task[None] | None = None
     _held: JobView | None = None
     """A question that waits until a suspected straggler is one, or none: its plan is prepared meanwhile."""
+    _held_since_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.prepared = SuspectedPacePlan(self.job_id, self.policy, self.host, self._prepare)
@@ -39,9 +40,20 @@ class PolicyHostPlans:
     def ask(self, view: JobView) -> None:
         """Ask the policy in a task of its own."""
         if self.prepared.is_pending and not view.target.is_forced:
-            self._held = view
+            self._held, self._held_since_s = view, time.monotonic()
             return
         self._task = asyncio.create_task(self._answer(view), name=f"plan of job {self.job_id}")
+
+    def release_in_time(self) -> None:
+        """Ask the held question if nothing is suspected any more, or if it was held for long."""
+        view = self._held
+        if view is None:
+            return
+        held_s = time.monotonic() - self._held_since_s
+        if held_s > HELD_ITERATIONS * view.baseline.iteration_time_s:
+            self.prepared.drop()
+        if not self.prepared.is_pending:
+            self.release()
 
     def release(self, current: ClockPlan | None = None) -> None:
         """Ask the held question, or answer it with the plan in force: the job then asks about its present pace."""

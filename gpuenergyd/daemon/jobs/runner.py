@@ -156,8 +156,7 @@ class JobRunner:
             return
         tuning, is_tuned = self.plans.tuning, self.job.phase is JobPhase.TUNED and not self.is_observing
         tuning.prepared.prepare(self.job.view, suspected_time_s if is_tuned else None)
-        if not tuning.prepared.is_pending:
-            tuning.release()
+        tuning.release_in_time()
 
     def straggler_changed(self, straggler_time_s: float | None, reason: str) -> None:
         """Follow the pace of the slowest replica of the training; None: the job's own pace."""

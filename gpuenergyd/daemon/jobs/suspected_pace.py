@@ -14,6 +14,8 @@ from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.daemon.ports import PolicyPort
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 
+HELD_ITERATIONS = 4
+"""Iterations for which other questions of the job wait at most until a suspected straggler is confirmed, or is none."""
 _MARGIN_RATIO = 0.005
 """The pace that is prepared for is shorter than the suspected one by this: the next reading may be shorter."""
 _USABLE_RATIOS = (0.985, 1.005)
@@ -31,6 +33,8 @@ class SuspectedPacePlan:
     _view: JobView | None = None
     _answer: ClockPlan | PolicyFailure | None = None
     _is_answered: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_dropped: bool = False
+    """Whether the present suspicion has lasted for too long."""
 
     @property
     def is_pending(self) -> bool:
@@ -43,11 +47,15 @@ class SuspectedPacePlan:
         `view_of` returns the present view of the job.
         """
         if suspected_time_s is None:
-            self._view = None
-        elif self._view is None and (view := view_of()) is not None:
+            self._view, self._is_dropped = None, False
+        elif self._view is None and not self._is_dropped and (view := view_of()) is not None:
             target = replace(view.target, straggler_time_s=suspected_time_s * (1 - _MARGIN_RATIO))
             self._view, self._answer, self._is_answered = replace(view, target=target), None, asyncio.Event()
             self.spawn(self._ask(self._view, self._is_answered))
+
+    def drop(self) -> None:
+        """Prepare nothing more for the present suspicion: other questions have waited for long enough."""
+        self._view, self._is_dropped = None, True
 
     def usable_time_s(self, straggler_time_s: float | None) -> float | None:
         """Return the pace to follow for a confirmed straggler: the prepared one if it is close."""
