@@ -36,4 +36,5 @@ def stage_gpu(pp_rank: int, gpus: Sequence[GpuView]) -> GpuView:
         switching=slowest.switching,
         blocking_power_w=sum(powers_w) if len(powers_w) == len(gpus) else None,
         num_gpus=sum(gpu.num_gpus for gpu in gpus),
+        num_host_gpus=max(gpu.num_host_gpus for gpu in gpus),
     )

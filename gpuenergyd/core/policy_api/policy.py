@@ -4,6 +4,7 @@ The policy host creates one instance per job and may be killed at any moment. A 
 is known of the job: a policy must work without state between calls, and may keep caches only for speed.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -23,7 +24,10 @@ class ClockPolicy(Protocol):
     """Plans the clocks of one job. Entry point: `gpuenergyd.policies`; constructed without arguments."""
 
     def next_plan(self, view: "JobView") -> ClockPlan:
-        """Return the plan to run next; the `plan_id` of the last issued plan means no change."""
+        """Return the plan to run next; the `plan_id` of the last issued plan means no change.
+
+        The plan may never be issued: some are only prepared. What was issued is in the view.
+        """
         ...
 
 
@@ -79,6 +83,8 @@ class GpuView:
     """GPUs that this one stands for: those of a stage, whose energies and waiting powers add up."""
     host: str = ""
     """The host of the GPUs, whose driver changes one clock at a time; empty if unknown."""
+    num_host_gpus: int = 0
+    """GPUs of that host that jobs use, this job and all others; 0 if unknown."""
 
     @property
     def switch_latency(self) -> SwitchLatency:
@@ -127,6 +133,23 @@ class JobView:
     num_dp_ranks: int = 1
     """Processes of a plain loop that end each iteration together, so that each one's times contain the clocks of the
     others; each one is a job of its own. 1 for pipelines."""
+
+    @property
+    def switch_latencies(self) -> tuple[SwitchLatency, ...]:
+        """Switch latency of each stage's GPU, with the driver calls of other jobs on its host.
+
+        Those are assumed to be as many per GPU as this job's, and at the same time: replicas of a training change
+        clocks together.
+        """
+        return tuple(
+            replace(gpu.switch_latency, num_calls=math.ceil(gpu.num_gpus * self._share(gpu))) for gpu in self.gpus
+        )
+
+    def _share(self, gpu: GpuView) -> float:
+        """Return how many GPUs of a host there are for each one of this job."""
+        on_host = [own for own in self.gpus if own.host == gpu.host]
+        num_own = sum(own.num_gpus for own in on_host)
+        return max(1.0, max(own.num_host_gpus for own in on_host) / num_own)
 
     @property
     def is_plain_loop(self) -> bool:

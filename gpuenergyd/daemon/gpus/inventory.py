@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 
@@ -234,6 +234,11 @@ class Gpus:
     def get(self, gpu_uuid: str) -> Gpu | None:
         """Return the GPU with a UUID, None if there is none."""
         return self._gpus.get(gpu_uuid)
+
+    def view(self, gpu: Gpu) -> GpuView:
+        """Return the view of a GPU that policies get, with the number of GPUs that share its driver."""
+        num_host_gpus = sum(own.claim is not None and not own.claim.is_lease for own in self)
+        return replace(gpu.view(), num_host_gpus=num_host_gpus)
 
     def claim(self, gpu_uuid: str, claim: GpuClaim) -> Gpu:
         """Assign a GPU to a job or lease.

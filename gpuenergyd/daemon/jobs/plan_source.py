@@ -2,13 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gpuenergyd.core.job.messages import Event, PlanDecided, PolicyFailed
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.daemon.gpus.inventory import utc_at
+from gpuenergyd.daemon.jobs.suspected_pace import HELD_ITERATIONS, SuspectedPacePlan
 from gpuenergyd.daemon.ports import HistoryPort, PolicyPort
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.store.records import PlanRecord
@@ -25,18 +27,52 @@ class PolicyHostPlans:
     policy: str
     host: PolicyPort
     handle: Callable[[Event], None]
+    prepared: SuspectedPacePlan = field(init=False)
     _task: asyncio.Task[None] | None = None
+    _preparing: asyncio.Task[None] | None = None
+    _held: JobView | None = None
+    """A question that waits until a suspected straggler is one, or none: its plan is prepared meanwhile."""
+    _held_since_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.prepared = SuspectedPacePlan(self.job_id, self.policy, self.host, self._prepare)
 
     def ask(self, view: JobView) -> None:
         """Ask the policy in a task of its own."""
+        if self.prepared.is_pending and not view.target.is_forced:
+            self._held, self._held_since_s = view, time.monotonic()
+            return
         self._task = asyncio.create_task(self._answer(view), name=f"plan of job {self.job_id}")
 
+    def release_in_time(self) -> None:
+        """Ask the held question if nothing is suspected any more, or if it was held for long."""
+        view = self._held
+        if view is None:
+            return
+        held_s = time.monotonic() - self._held_since_s
+        if held_s > HELD_ITERATIONS * view.baseline.iteration_time_s:
+            self.prepared.drop()
+        if not self.prepared.is_pending:
+            self.release()
+
+    def release(self, current: ClockPlan | None = None) -> None:
+        """Ask the held question, or answer it with the plan in force: the job then asks about its present pace."""
+        view, self._held = self._held, None
+        if view is not None and current is not None:
+            self.handle(PlanDecided(current))
+        elif view is not None:
+            self.ask(view)
+
     async def close(self) -> None:
-        """Stop waiting for an answer."""
+        """Stop waiting for answers."""
         await _cancel(self._task)
+        await _cancel(self._preparing)
+
+    def _prepare(self, asking: Coroutine[Any, Any, None]) -> None:
+        self._preparing = asyncio.create_task(asking, name=f"prepared plan of job {self.job_id}")
 
     async def _answer(self, view: JobView) -> None:
-        answer = await self.host.next_plan(self.job_id, self.policy, view)
+        answer = await self.prepared.plan_for(view) or await self.host.next_plan(self.job_id, self.policy, view)
         self.handle(PolicyFailed(answer.reason) if isinstance(answer, PolicyFailure) else PlanDecided(answer))
 
 

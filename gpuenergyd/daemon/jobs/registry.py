@@ -145,7 +145,9 @@ class Jobs:
             registration.gpu_uuid, GpuClaim(job_id, registration.job_name, peer.uid, time.monotonic_ns())
         )
         try:
-            runner.handle(RankJoined(registration.pp_rank, order, gpu.view(), registration.stage_rank))
+            runner.handle(
+                RankJoined(registration.pp_rank, order, self.services.gpus.view(gpu), registration.stage_rank)
+            )
         except JobError:
             gpu.claim = None
             raise
@@ -176,6 +178,7 @@ class Jobs:
                 registration.stage_rank,
             )
         )
+        self._num_gpus_changed(runner)
         log.info("job %s: %s joined (%s, %s)", job_id, session.rank_name, registration.gpu_uuid, peer)
         return self._registered(session)
 
@@ -264,6 +267,13 @@ class Jobs:
         for gpu in self.services.gpus.of_same_model(changed):
             runner = self._runners.get(gpu.claim.job_id) if gpu.claim is not None else None
             if runner is not None:
+                runner.gpu_changed(gpu)
+
+    def _num_gpus_changed(self, by: JobRunner) -> None:
+        """Update the other jobs' views of the number of GPUs that share the driver."""
+        for gpu in self.services.gpus:
+            runner = self._runners.get(gpu.claim.job_id) if gpu.claim is not None else None
+            if runner is not None and runner is not by:
                 runner.gpu_changed(gpu)
 
     def handle_gpu_health(self, change: GpuHealthChange) -> None:
@@ -410,6 +420,7 @@ class Jobs:
         self._runners.pop(runner.job_id, None)
         self._registrations.pop(runner.job_id, None)
         self.replicas.leave(runner.job_id)
+        self._num_gpus_changed(runner)
         for key in [key for key, open_runner in self._open.items() if open_runner is runner]:
             del self._open[key]
         self.on_end(runner)

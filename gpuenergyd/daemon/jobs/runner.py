@@ -148,14 +148,26 @@ class JobRunner:
         for index, view in self.job.ranks.own_gpus.items():
             if view.gpu_uuid == gpu.identity.gpu_uuid:
                 pp_rank, stage_rank = divmod(index, self.job.description.num_stage_ranks)
-                self.handle(GpuViewChanged(pp_rank, gpu.view(), stage_rank))
+                self.handle(GpuViewChanged(pp_rank, self.services.gpus.view(gpu), stage_rank))
+
+    def prepare_for_pace(self, suspected_time_s: float | None) -> None:
+        """Have a plan ready for the pace of a replica that may be a straggler; None: there is none."""
+        if not isinstance(self.plans, PermittedPlans) or self.job.target.is_forced:
+            return
+        tuning, is_tuned = self.plans.tuning, self.job.phase is JobPhase.TUNED and not self.is_observing
+        tuning.prepared.prepare(self.job.view, suspected_time_s if is_tuned else None)
+        tuning.release_in_time()
 
     def straggler_changed(self, straggler_time_s: float | None, reason: str) -> None:
         """Follow the pace of the slowest replica of the training; None: the job's own pace."""
         before_s = self.job.target.straggler_time_s
+        if isinstance(self.plans, PermittedPlans):
+            straggler_time_s = self.plans.tuning.prepared.usable_time_s(straggler_time_s)
         log.info("job %s: %s", self.job_id, reason)
         self.audit.record("straggler", DAEMON, reason, before=_pace_text(before_s), after=_pace_text(straggler_time_s))
         self.handle(StragglerChanged(straggler_time_s, reason))
+        if isinstance(self.plans, PermittedPlans):
+            self.plans.tuning.release(self.job.current_plan if self.job.phase is JobPhase.TUNED else None)
 
     def control_lost(self, reason: str) -> None:
         """Fall back to full speed because the job's clocks cannot be set."""

@@ -54,7 +54,7 @@ class PipelineModel:
         )
         calls = calls or CallCost()
         latencies = tuple(
-            replace(gpu.switch_latency.delayed(calls.delay_s), stall_s=calls.stall_s) for gpu in view.gpus
+            replace(latency.delayed(calls.delay_s), stall_s=calls.stall_s) for latency in view.switch_latencies
         )
         return cls(profile, observed.graph, energy_j, observed.bias_s, latencies, calls)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gpuenergyd.core.clock_request import ClockRequest, TimedClock
+from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose
 from gpuenergyd.daemon.jobs.clock_requests import Admission
 from gpuenergyd.daemon.jobs.registry import Jobs
@@ -411,6 +412,31 @@ def test_the_measured_latency_of_clock_changes_reaches_the_policy() -> None:
             "raise 4 ms, lower 4 ms, measured",
         )
         await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_policies_know_how_many_gpus_of_the_host_all_jobs_use() -> None:
+    stage = Stage()
+
+    def shares(job_id: str) -> list[int]:
+        runner = stage.jobs.runner(job_id)
+        assert runner is not None
+        return [gpu.num_host_gpus for gpu in runner.job.ranks.own_gpus.values()]
+
+    async def scenario() -> None:
+        first = stage.join()
+        assert max(shares(first)) == 2
+        (order,) = one_forward_one_backward(1, 2).orders
+        rows = tuple((str(i.kind), i.microbatch_index, i.chunk_index) for i in order)
+        single = replace(registration(0), run_key="2", num_pp_ranks=1, order=rows, gpu_uuid="GPU-2")
+        registered = stage.jobs.register(single, ME, os.pidfd_open(os.getpid()))
+        assert shares(first) == [3, 3]
+        assert shares(registered.job_id) == [3]
+        stage.jobs.release(RankRelease(registered.rank_token), ME)
+        await settle()
+        assert shares(first) == [2, 2]
+        await stage.jobs.close("the test is over")
 
     play(scenario)
 
