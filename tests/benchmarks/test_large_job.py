@@ -16,7 +16,7 @@ NUM_TUNED = 3
 NUM_STEADY = 6
 
 
-def trained(job: LargeJob) -> tuple[list[str], list[int]]:
+def trained(job: LargeJob) -> tuple[list[str], list[float]]:
     """Return the purposes of the first replica's iterations, and the bytes of its hosts under a tuned plan."""
     purposes: list[str] = []
 
@@ -39,7 +39,8 @@ def test_hosts_of_which_only_messages_exist_send_what_real_ones_do() -> None:
     purposes, num_bytes = trained(EncodedLargeJob(SIZE, **options))
     real_purposes, real_bytes = trained(LargeJob(SIZE, **options))
 
-    assert abs(len(purposes) - len(real_purposes)) <= 2
+    # How many iterations pass while a policy computes depends on the machine.
+    assert list(dict.fromkeys(purposes)) == list(dict.fromkeys(real_purposes))
     assert num_bytes == pytest.approx(real_bytes, rel=0.05)
 
 

@@ -176,6 +176,7 @@ def test_events_of_a_graph_are_external_and_have_no_time_before_a_replay_reaches
     first, node = device.make_event(), device.make_node_event()
     device.record(first)
 
+    assert node is not None
     assert node.is_external
     assert not first.is_external
     assert device.node_ms(first, node) is None
@@ -210,7 +211,7 @@ def test_the_graph_that_is_captured_is_known_to_its_thread_and_its_follower_ends
 ) -> None:
     device, graph = CudaDevice(torch, "cuda:0"), torch.cuda.CUDAGraph()
     graph.capture_begin()
-    assert device.graphs.being_captured is graph
+    assert device.graphs.being_captured == graph
     device.graphs.follow(graph, lambda replay: replay(), until_next_capture=True)
     graph.capture_end()
 

@@ -114,4 +114,4 @@ def test_with_replays_that_differ_no_raise_is_later_than_in_any_of_them(
     for replay in replays:
         planned = [(replay[c.instruction], c.sm_clock_mhz) for c in changes]
         for instant in range(planned[0][0] + 60, at_ns):
-            assert clock_at(entries, instant) >= clock_at(planned, instant) or entries[0][0] > instant
+            assert clock_at([*entries], instant) >= clock_at(planned, instant) or entries[0][0] > instant

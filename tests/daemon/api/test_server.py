@@ -279,7 +279,7 @@ def hostile_requests(token: str) -> dict[str, bytes]:
     request = ClockRequest(1200, monotonic_ns())
     good = RankClockRequest(bytes.fromhex(token), 1, request)
 
-    def with_request(**changes: int) -> bytes:
+    def with_request(**changes: Any) -> bytes:
         return encode_clock_request(good._replace(request=replace(request, **changes)))
 
     return {
