@@ -275,4 +275,6 @@ def test_room_for_longer_iterations_is_made_while_earlier_ones_are_read() -> Non
     program.launch((0.0, 1.0), (0.0, 2.0), (0.0, 3.0))
     program.pause()
 
-    assert [len(program.next_times().instructions) for _ in range(2)] == [2, 3]
+    counts = [len(program.next_times().instructions) for _ in range(2)]
+    program.recorder.close(WAIT_LIMIT_S)
+    assert counts == [2, 3]

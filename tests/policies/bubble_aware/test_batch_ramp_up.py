@@ -10,7 +10,7 @@ from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from tests.support.virtual_training import VirtualTraining, a100_stages
 
 WEIGHTS = (1.0, 0.85, 0.9, 1.2)
-NUM_ITERATIONS = 60
+NUM_ITERATIONS = 48
 
 
 def _training(num_microbatches: int, **options: object) -> VirtualTraining:
