@@ -80,7 +80,7 @@ def main() -> int:
     if options.json:
         circumstances = {"missing": missing, "load_average": round(os.getloadavg()[0], 1)}
         print(json.dumps({"is_met": is_met, **circumstances, "adapters": result}))
-    return 0 if result else 1
+    return 0 if is_met else 1
 
 
 def measured(name: str, num_pairs: int, num_steps: int) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def train_lightning(folder: Path, daemon: DaemonProcess, sizes: dict[str, int]) 
 
     blocks = PairedBlocks(**sizes)
 
-    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]  # known only in its environment
+    class Module(lightning.LightningModule):  # type: ignore[misc]  # known only in its environment
         def __init__(self) -> None:
             super().__init__()
             self.layer = torch.nn.Linear(4, 1)
@@ -322,13 +322,17 @@ TRAININGS: dict[str, Callable[[Path, DaemonProcess, dict[str, int]], list[dict[s
 
 
 def show(name: str, figures: dict[str, Any]) -> None:
-    wall, null, cpu, calls = (figures[key] for key in ("wall", "wall_null", "thread_cpu_us", "calls_us"))
+    def interval(key: str, digits: int) -> str:
+        one = figures[key]
+        median = next(value for what, value in one.items() if what.startswith("median"))
+        return f"{median:.{digits}f} [{one['low']:.{digits}f}, {one['high']:.{digits}f}]"
+
+    share = 100 * figures["thread_cpu_share"]["median_ratio"]
     print(
-        f"{name:<21} step {1e3 * figures['step_s']:.0f} ms; wall {wall['median_ratio']:.4f}"
-        f" [{wall['low']:.4f}, {wall['high']:.4f}], null {null['median_ratio']:.4f}"
-        f" [{null['low']:.4f}, {null['high']:.4f}]; CPU of the training thread {cpu['median_us']:.0f} us"
-        f" [{cpu['low']:.0f}, {cpu['high']:.0f}], {100 * figures['thread_cpu_share']['median_ratio']:.3f} % of a step;"
-        f" in calls {calls['median_us']:.0f} us; {'met' if figures['is_met'] else 'not met'}",
+        f"{name:<21} step {1e3 * figures['step_s']:.0f} ms; wall {interval('wall', 4)},"
+        f" null {interval('wall_null', 4)}; CPU of the training thread, us: {interval('thread_cpu_us', 0)},"
+        f" null {interval('thread_cpu_null_us', 0)}, {share:.3f} % of a step;"
+        f" in calls {interval('calls_us', 0)}; {'met' if figures['is_met'] else 'not met'}",
         file=sys.stderr,
         flush=True,
     )

@@ -133,7 +133,8 @@ class HostRecorder:
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY, *, num_buffers: int = 3) -> None:
         self._num_buffers = num_buffers
-        self._make_buffers(capacity)
+        self._buffers: list[_Buffer] = []
+        self._current = self._next_of_new_buffers(capacity)
 
     def begin_iteration(self, previous: RecordedIteration | None) -> None:
         """Mark the begin of an iteration; it directly follows `previous`, if that is not None."""
@@ -187,12 +188,12 @@ class HostRecorder:
     def reserve(self, capacity: int) -> None:
         """Make room for iterations of this many instructions; between two iterations."""
         if capacity > self._current.capacity:
-            self._make_buffers(capacity)
+            self._current = self._next_of_new_buffers(capacity)
 
     def close(self, limit_s: float) -> None:
         """Do nothing: this recorder has no threads."""
 
-    def _make_buffers(self, capacity: int) -> None:
+    def _next_of_new_buffers(self, capacity: int) -> _Buffer:
         self._buffers = [_Buffer(capacity) for _ in range(self._num_buffers)]
-        self._current = self._buffers[0]
-        self._current.is_free = False
+        self._buffers[0].is_free = False
+        return self._buffers[0]
