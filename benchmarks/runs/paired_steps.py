@@ -116,8 +116,11 @@ class PairedBlocks:
     def figures(self) -> dict[str, Any]:
         """Return wall time and CPU time of this thread, attached against plain, and plain against plain."""
         walls_s, cpus_s = (
-            [{arm: middle([step[which] for step in steps]) for arm, steps in pair.items()} for pair in self.pairs]
-            for which, middle in ((0, statistics.median), (1, statistics.mean))
+            [
+                {arm: statistics.median(step[which] for step in steps) for arm, steps in pair.items()}
+                for pair in self.pairs
+            ]
+            for which in (0, 1)
         )
         step_s = statistics.median(pair[PLAIN] for pair in walls_s)
         calls_us = [step[2] for pair in self.pairs for step in pair[TIMED]]
