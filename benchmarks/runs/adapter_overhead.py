@@ -5,15 +5,16 @@
 One training per adapter, in the environments built by `make frameworks`, under a real daemon in mode `observe`: ranks
 register, record and report as usual, and set no clocks. The adapter is switched on and off in blocks of one process, in
 random order: attached, attached with timed calls, plain, and plain again, the null arm, which shows the resolution of
-this machine. Of each block, `wall` compares the median step and `thread_cpu` the median CPU time of the training thread;
-medians over the pairs have a bootstrap 95 % interval and the 5th and 95th percentile (spread). `calls` is the CPU time
-of the training thread inside the client's methods, summed over a step; wrappers around them count in `thread_cpu` only.
+this machine. Blocks are compared by their median step (`wall`) and by its CPU time in the training thread
+(`thread_cpu`); medians over the pairs have a bootstrap 95 % interval and the 5th and 95th percentile (spread). `calls`
+is the CPU time of the training thread inside the client's methods, summed over a step; wrappers around them count in
+`thread_cpu` only.
 
 Steps are as long as short ones on GPUs: instructions of 10 ms (forward) and 20 ms (backward) of simulated work, steps
 of 100 ms without a pipeline. On a busy host wall times show no more than their null arm; CPU times depend less on other
-work, but on caches that it empties: run it on a quiet one. `is_met` of an adapter: the share of a step that the training thread spends on the adapter is at most 0.5 %,
-at the upper end of its interval; `is_wall_met`: the same of the wall time. Timers are those of the host; what recording
-CUDA events costs is measured by gpu_pipeline.py. Needs the checkout.
+work, but on caches that it empties: run it on a quiet one. `is_met` of an adapter: the share of a step that the
+training thread spends on it is at most 0.5 %, at the upper end of its interval; `is_wall_met`: the same of the wall
+time. Timers are those of the host; what recording CUDA events costs is measured by gpu_pipeline.py. Needs the checkout.
 """
 
 import argparse
