@@ -12,9 +12,11 @@ is the CPU time of the training thread inside the client's methods, summed over 
 
 Steps are as long as short ones on GPUs: instructions of 10 ms (forward) and 20 ms (backward) of simulated work, steps
 of 100 ms without a pipeline. On a busy host wall times show no more than their null arm; CPU times depend less on other
-work, but on caches that it empties: run it on a quiet one. `is_met` of an adapter: the share of a step that the
-training thread spends on it is at most 0.5 %, at the upper end of its interval; `is_wall_met`: the same of the wall
-time. Timers are those of the host; what recording CUDA events costs is measured by gpu_pipeline.py. Needs the checkout.
+work, but on caches that it empties: run it on a quiet one. The target is a share of at most 0.5 % of a step, at the
+upper end of the interval: `is_met` of an adapter holds for `calls`, and for `thread_cpu` where it `is_resolved`, that
+is, where the null arm lies within 0.5 %; `is_wall_met` holds for wall time. The ranks of `megatron-combined` compute a
+small GPT with more processes than cores, so that only its calls are resolved on two cores. Timers are those of the
+host; what recording CUDA events costs is measured by gpu_pipeline.py. Needs the checkout.
 """
 
 import argparse
@@ -31,7 +33,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from paired_steps import PairedBlocks, Switch
+from paired_steps import US_PER_S, PairedBlocks, Switch
 
 from tests.support.daemon_process import DaemonProcess, running_daemon
 from tests.support.framework_environments import ROOT, is_built, python_of
@@ -95,10 +97,14 @@ def measured(name: str, num_pairs: int, num_steps: int) -> dict[str, Any]:
     finally:
         sys.stdout = stdout
     figures = max(ranks, key=lambda each: float(each["thread_cpu_share"]["high"]))
+    null = figures["thread_cpu_null_us"]
+    is_resolved = max(abs(null["low"]), abs(null["high"])) <= LIMIT_RATIO * figures["step_s"] * US_PER_S
+    is_met = figures["calls_share"]["high"] <= LIMIT_RATIO
     return {
         **figures,
         "ranks": len(ranks),
-        "is_met": figures["thread_cpu_share"]["high"] <= LIMIT_RATIO and figures["calls_share"]["high"] <= LIMIT_RATIO,
+        "is_resolved": is_resolved,
+        "is_met": is_met and (not is_resolved or figures["thread_cpu_share"]["high"] <= LIMIT_RATIO),
         "is_wall_met": figures["wall"]["high"] <= 1.0 + LIMIT_RATIO,
     }
 
