@@ -152,6 +152,16 @@ class RankClient:
         return self._plan_epoch
 
     @property
+    def energy_per_gpu_j(self) -> float | None:
+        """Energy per GPU of the newest iteration of the job that the daemon has measured, in J; None before one."""
+        return self._reporter.energy_per_gpu_j if self._reporter is not None else None
+
+    @property
+    def power_per_gpu_w(self) -> float | None:
+        """The same divided by the time of the iteration, in W."""
+        return self._reporter.power_per_gpu_w if self._reporter is not None else None
+
+    @property
     def iteration_index(self) -> int:
         """Index of the current or last iteration; -1 before the first."""
         return self._iteration_index
@@ -175,6 +185,28 @@ class RankClient:
             self._reporter = Reporter(registration, self._plans, socket_path=self._socket_path, is_first=self._is_first)
             self._sender.reporter = self._reporter
         except Exception:  # noqa: BLE001  for instance no thread available: must not reach training
+            self._count_error()
+
+    @property
+    def can_change_order(self) -> bool:
+        """Whether `change_order` is possible: not in a pipeline across hosts."""
+        return not self._registration.is_pipeline_member
+
+    def change_order(self, order: Sequence[OrderRow], *, num_microbatches: int) -> None:
+        """Register again, with another number of microbatches, between two iterations; returns at once.
+
+        Plans of the earlier order are dropped; the daemon sends one for the new order. `pause` comes before.
+        """
+        if self._is_inert:
+            return
+        try:
+            self._registration = replace(self._registration, num_microbatches=num_microbatches, order=tuple(order))
+            self._timer.reserve(2 * len(order) + 1)
+            self._plans.clear()
+            self._plan, self._clocks = NO_PLAN, NO_PLAN.clocks
+            if self._reporter is not None:
+                self._reporter.register_again(self._registration)
+        except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
 
     def begin_iteration(self) -> None:

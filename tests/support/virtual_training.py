@@ -23,6 +23,7 @@ from gpuenergyd.core.job.messages import (
     PlanDecided,
     PolicyFailed,
     RankJoined,
+    RankReordered,
     RankReported,
     RestoreGpus,
     SendPlan,
@@ -265,6 +266,17 @@ class VirtualTraining:
         self.has_lease = False
         for r in self.pending:
             self.pending[r] = [_Pending(self.now_s, self.clocks_mhz[0])]
+
+    def change_schedule(self, schedule: Schedule) -> None:
+        """Train on with another number of microbatches: the ranks report their last iteration, and register again."""
+        self._hear([])
+        self._observed = ()
+        self.schedule = schedule
+        self.graph = dependency_graph(schedule, communication_latency_s=self.communication_latency_s)
+        self.slices, self.epoch, self.changes = [], 0, ((),) * schedule.num_ranks
+        for r, order in enumerate(schedule.orders):
+            for k in range(self.num_stage_ranks):
+                self.feed(RankReordered(r, order, schedule.num_microbatches, k))
 
     def run(self, num_iterations: int) -> None:
         """Train for so many iterations."""

@@ -13,8 +13,10 @@ from gpuenergyd.cli.options import JsonOption
 from gpuenergyd.cli.output import people_console, print_json
 from gpuenergyd.cli.plan import options
 from gpuenergyd.cli.plan.inputs import AUTO_SCHEDULE, PlanInput, PlanOptions, load_planner, plan_input
-from gpuenergyd.core.pipeline.graph import Schedule
+from gpuenergyd.core.pipeline.graph import InstructionKind, Schedule
 from gpuenergyd.core.policy_api.policy import FrontierPoint, OfflinePlan, SwitchingFigures
+
+_KINDS = tuple(InstructionKind)
 
 
 def plan(  # noqa: PLR0913  each option is a parameter
@@ -46,6 +48,7 @@ def plan(  # noqa: PLR0913  each option is a parameter
     communication_latency_s: options.LatencyOption = None,
     input_gradient_share: options.InputShareOption = None,
     split_overhead: options.SplitOverheadOption = None,
+    overlap_saving: options.OverlapSavingOption = None,
     policy: options.PolicyOption = options.DEFAULT_POLICY,
     set_option: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Option of the policy; may be repeated.")
@@ -85,6 +88,7 @@ def plan(  # noqa: PLR0913  each option is a parameter
             communication_latency_s=communication_latency_s,
             input_gradient_share=input_gradient_share,
             split_overhead=split_overhead,
+            overlap_saving=overlap_saving,
             want_frontier=frontier,
             policy_options=tuple(set_option or ()),
         ),
@@ -280,7 +284,7 @@ def _clocks_table(clocks: Sequence[dict[str, Any]]) -> Table:
     by_stage = groupby(clocks, key=lambda row: row["stage"])
     for stage, rows in ((stage, list(rows)) for stage, rows in by_stage):
         num_segments = sum(1 for _ in groupby(rows, key=lambda row: row["sm_clock_mhz"]))
-        for index, kind in enumerate(sorted({row["instruction"] for row in rows}, key="FBIW".index)):
+        for index, kind in enumerate(sorted({row["instruction"] for row in rows}, key=_KINDS.index)):
             used = [row["sm_clock_mhz"] for row in rows if row["instruction"] == kind]
             span = str(used[0]) if min(used) == max(used) else f"{min(used)} to {max(used)}"
             table.add_row("" if index else str(stage), str(kind), span, "" if index else str(num_segments))

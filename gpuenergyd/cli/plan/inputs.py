@@ -1,11 +1,16 @@
 """Builds a planner's request from a file and the options of `gpuenergyd plan`, and finds the planner."""
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from gpuenergyd.cli.plan.instruction_costs import (
+    INPUT_GRADIENT_SHARE,
+    CostAssumptions,
+    cost_notes,
+    instruction_profiles,
+)
 from gpuenergyd.core.pipeline.graph import (
     DependencyGraph,
     InstructionClass,
@@ -13,7 +18,8 @@ from gpuenergyd.core.pipeline.graph import (
     Schedule,
     dependency_graph,
 )
-from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.pipeline.megatron_orders import COMBINED
+from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.schedules import ScheduleFamily, make_schedule, schedule_family
 from gpuenergyd.core.policy_api.policy import OfflinePlanner, OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
@@ -23,8 +29,6 @@ from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pi
 DEFAULT_SCHEDULE = "1f1b"
 AUTO_SCHEDULE = "auto"
 """The schedule option with which the planner chooses the order."""
-INPUT_GRADIENT_SHARE = 0.5
-"""Share of a full backward's time and energy assumed for its input gradient, where the table has no own rows for it."""
 MAX_INSTRUCTIONS = 1_000_000
 _PLANNER_GROUP = "gpuenergyd.planners"
 
@@ -49,6 +53,7 @@ class PlanOptions:
     communication_latency_s: float | None = None
     input_gradient_share: float | None = None
     split_overhead: float | None = None
+    overlap_saving: float | None = None
     want_frontier: bool = False
     policy_options: tuple[str, ...] = ()
     """NAME=VALUE pairs passed to the planner."""
@@ -96,6 +101,8 @@ def plan_input(path: Path, options: PlanOptions) -> PlanInput:
     _check_number("--split-overhead", options.split_overhead, "of the backward")
     if options.input_gradient_share is not None and not 0 < options.input_gradient_share < 1:
         raise UsageError(f"--input-gradient-share {options.input_gradient_share}: must be a ratio between 0 and 1")
+    if options.overlap_saving is not None and not 0 <= options.overlap_saving < 1:
+        raise UsageError(f"--overlap-saving {options.overlap_saving}: must be a ratio of at least 0 and below 1")
     if options.max_switches is not None and options.max_switches < 1:
         raise UsageError(f"--max-switches {options.max_switches}: must be at least 1")
     if options.slowdown is not None and options.target_s is not None:
@@ -181,15 +188,23 @@ def _from_table(
     notes = []
     if options.blocking_power_w is None:
         notes.append("waiting GPUs are assumed to draw 0 W: set --blocking-power-w")
-    split = chooses_order or any(i.kind is InstructionKind.I for i in graph.instructions)
-    if split:
-        notes += _split_notes(table, options)
     keys = {i.instruction_class for i in graph.instructions}
     if num_chunks == 1:
         keys |= {InstructionClass(r, InstructionKind.B) for r in range(schedule.num_ranks)}
     if chooses_order:
         keys |= {InstructionClass(r, kind) for r in range(schedule.num_ranks) for kind in _SPLIT_KINDS}
-    profile = PipelineProfile(_classes(schedule, sorted(keys), table, options), options.blocking_power_w or 0.0)
+    if options.overlap_saving is not None and all(key.kind is not InstructionKind.FB for key in keys):
+        raise UsageError(
+            f"--overlap-saving {options.overlap_saving}: needs schedule {COMBINED}, not {options.schedule or name}"
+        )
+    assumed = CostAssumptions(
+        input_gradient_share=options.input_gradient_share or INPUT_GRADIENT_SHARE,
+        split_overhead=options.split_overhead or 0.0,
+        overlap_saving=options.overlap_saving or 0.0,
+    )
+    notes += cost_notes(keys, table, assumed)
+    classes = instruction_profiles(schedule, sorted(keys), table, assumed)
+    profile = PipelineProfile(classes, options.blocking_power_w or 0.0)
     return schedule, graph, profile, tuple(notes)
 
 
@@ -236,39 +251,6 @@ def _reference_graph(schedule: Schedule, options: PlanOptions) -> DependencyGrap
     return dependency_graph(plain, communication_latency_s=options.communication_latency_s or 0.0)
 
 
-def _split_notes(table: ProfileTable, options: PlanOptions) -> list[str]:
-    if table.has_split_backward:
-        return []
-    share = INPUT_GRADIENT_SHARE if options.input_gradient_share is None else options.input_gradient_share
-    if share == INPUT_GRADIENT_SHARE:
-        assumed = "input and weight gradient are each assumed to take half of the measured backward"
-    else:
-        assumed = f"the input gradient is assumed to take {100 * share:g} % of the measured backward"
-    overhead = f"{100 * options.split_overhead:g} % more" if options.split_overhead else "nothing"
-    return [f"{assumed}, and splitting it to cost {overhead}; measured input and weight rows replace this"]
-
-
-def _classes(
-    schedule: Schedule, keys: Sequence[InstructionClass], table: ProfileTable, options: PlanOptions
-) -> Mapping[InstructionClass, InstructionProfile]:
-    """Return the profile of every instruction class, by the model stage that its chunk computes."""
-    share = INPUT_GRADIENT_SHARE if options.input_gradient_share is None else options.input_gradient_share
-    longer = 1.0 + (options.split_overhead or 0.0)
-    factors = {InstructionKind.I: share * longer, InstructionKind.W: (1.0 - share) * longer}
-    classes = {}
-    for key in keys:
-        stage = schedule.stage_index(key.pp_rank, key.chunk_index)
-        measured = table.classes.get(InstructionClass(stage, key.kind))
-        if measured is not None:
-            classes[key] = measured
-        else:
-            whole, factor = table.classes[InstructionClass(stage, InstructionKind.B)], factors[key.kind]
-            classes[key] = InstructionProfile(
-                tuple(ClockOption(o.sm_clock_mhz, o.time_s * factor, o.energy_j * factor) for o in whole.options)
-            )
-    return classes
-
-
 def _check_agreement(path: Path, instance: PlannerInstance, options: PlanOptions) -> None:
     """Raise UsageError for options that contradict the pipeline defined by an instance file."""
     if options.schedule == AUTO_SCHEDULE:
@@ -287,6 +269,7 @@ def _check_agreement(path: Path, instance: PlannerInstance, options: PlanOptions
         ("--extra-inflight", options.extra_inflight),
         ("--input-gradient-share", options.input_gradient_share),
         ("--split-overhead", options.split_overhead),
+        ("--overlap-saving", options.overlap_saving),
     ):
         if given is not None:
             raise UsageError(f"{option} {given}: only for a profile CSV; {path} defines order and edges itself")

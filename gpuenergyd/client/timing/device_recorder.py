@@ -237,6 +237,12 @@ class DeviceRecorder:
 
         self._when_reached(buffer.last, finish)
 
+    def reserve(self, capacity: int) -> None:
+        """Make room for iterations of this many instructions; buffers that are still read keep theirs."""
+        if capacity > self._capacity:
+            self._capacity = capacity
+            self._buffers = []
+
     def close(self, limit_s: float) -> None:
         """End the thread once the device has reached all that was marked, or after `limit_s`."""
         self._reached.put(None)

@@ -48,6 +48,7 @@ from gpuenergyd.core.job.messages import (
     RankJoined,
     RankLost,
     RankReleased,
+    RankReordered,
     RankReported,
     RecordIteration,
     RecordNotice,
@@ -133,6 +134,14 @@ class Job:
         """The plan in force, or the one that will be at its first iteration."""
         return self.knowledge.plans.current
 
+    def figures_per_gpu(self) -> tuple[float | None, float | None]:
+        """Return energy (J) and power (W) per GPU in the newest observed iteration; None where not measured."""
+        newest = self.observations[-1] if self.observations else None
+        if newest is None or newest.energy_j is None or newest.iteration_time_s <= 0:
+            return None, None
+        energy_j = newest.energy_j / self.description.num_ranks
+        return energy_j, energy_j / newest.iteration_time_s
+
     def estimate(self) -> SavingEstimate | None:
         """Return the estimate of what the plans save, None before there is a baseline."""
         return None if self.baseline is None else self.knowledge.estimate(self.baseline)
@@ -159,6 +168,8 @@ class Job:
             case RankJoined():
                 is_complete = self.ranks.join(event.pp_rank, event.order, event.gpu, stage_rank=event.stage_rank)
                 return self._enter(JobPhase.WARMUP, "all ranks joined") if is_complete else ()
+            case RankReordered():
+                return self._rank_reordered(event)
             case RankReported():
                 return self._rank_reported(event.report)
             case IterationObserved():
@@ -192,6 +203,28 @@ class Job:
                 return self._end(f"rank {event.pp_rank} was lost: {event.reason}")
             case _:
                 assert_never(event)
+
+    def _rank_reordered(self, event: RankReordered) -> tuple[Command, ...]:
+        """Run at full speed from the first rank with another number of microbatches on; plan again once all have it."""
+        before, is_first = self.description.num_microbatches, not self.ranks.reordered
+        reason = f"{before} -> {event.num_microbatches} microbatches per iteration"
+        is_complete = self.ranks.reorder(
+            event.pp_rank, event.order, event.num_microbatches, stage_rank=event.stage_rank
+        )
+        if self.ranks.schedule is None:
+            return ()
+        stop: tuple[Command, ...] = ()
+        if is_first:
+            stop = self.control.fall_back(reason, self.faults)
+            self.notices.add(reason, self.num_iterations)
+        if is_complete:
+            self.description = self.ranks.description
+            self.reports.num_foreign_orders = 0
+            self.knowledge.change_schedule(self.baseline, first_iteration=self.reports.last_index + 1)
+            self.control.has_changed()
+        if self.phase is JobPhase.WARMUP or self.is_given_up:
+            return (*stop, RecordNotice(reason)) if is_first else stop
+        return (*stop, *self._enter(JobPhase.BASELINE, f"{reason}: measuring full speed again"))
 
     # --- iterations ---
 
@@ -229,6 +262,8 @@ class Job:
         return self._iteration_observed(IterationObserved(replace(observation, plan_id=plan_id, is_regular=is_regular)))
 
     def _iteration_observed(self, event: IterationObserved) -> tuple[Command, ...]:
+        if event.observation.iteration_index < self.knowledge.changed_at:
+            event = replace(event, observation=replace(event.observation, is_regular=False))
         record = self._record(event)
         return (record, *self._after_iteration(record.observation, record.purpose))
 
@@ -260,7 +295,7 @@ class Job:
 
     def _after_baseline_iteration(self) -> tuple[Command, ...]:
         full_speed = self.knowledge.full_speed()
-        if len(full_speed) < self.rules.baseline_iterations:
+        if len(full_speed) < self.rules.baseline_iterations or self.ranks.reordered:
             return ()
         self.baseline = baseline_view(full_speed)
         return self._ask()
@@ -299,7 +334,7 @@ class Job:
         return self.knowledge.view(self.ranks, self.target, self.baseline)
 
     def _ask(self) -> tuple[Command, ...]:
-        if self.control.question.is_open or (view := self.view()) is None:
+        if self.control.question.is_open or self.ranks.reordered or (view := self.view()) is None:
             return ()
         if self.phase is JobPhase.PROFILING:
             num_profiled = len(self.knowledge.profiled())
@@ -409,6 +444,7 @@ class Job:
             target=self.target,
             baseline=self.baseline,
             orders=dict(self.ranks.orders),
+            reordered=dict(self.ranks.reordered),
             gpus=dict(self.ranks.own_gpus),
             reports=self.reports.snapshot(),
             knowledge=self.knowledge.snapshot(),
@@ -425,6 +461,7 @@ class Job:
             JobError: the ranks' orders deadlock.
         """
         self.ranks.restore(snapshot.orders, snapshot.gpus)
+        self.ranks.reordered = dict(snapshot.reordered)
         self.phase, self.phase_reason, self.target = snapshot.phase, snapshot.phase_reason, snapshot.target
         self.baseline, self._profiling_refusal = snapshot.baseline, snapshot.profiling_refusal
         self.reports.restore(snapshot.reports)

@@ -11,15 +11,16 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpuenergyd.core.job.description import JobDescription
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.measurements.savings import SavingEstimate
-from gpuenergyd.core.job.messages import RankJoined, RankLost, RankReleased, RankReported
+from gpuenergyd.core.job.messages import RankJoined, RankLost, RankReleased, RankReordered, RankReported
 from gpuenergyd.core.job.outcome import Outcome
 from gpuenergyd.core.job.rules import JobRules, member_rules
+from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.policy_api.target import LARGE_SLOWDOWN_RATIO, PerformanceTarget
 from gpuenergyd.daemon.gpus.inventory import Gpu, GpuClaim, utc_at
 from gpuenergyd.daemon.jobs.audit_log import record_latency
@@ -131,6 +132,7 @@ class Jobs:
         key = (peer.uid, registration.job_name, registration.run_key, registration.dp_rank)
         runner = self._open.get(key)
         if runner is not None and (known := self._same_process(runner, registration, peer)) is not None:
+            self._reorder(runner, registration, order)
             os.close(pidfd)
             return self._registered(known)
         if self.sessions.num_of_user(peer.uid) >= self.max_ranks_per_user:
@@ -218,7 +220,7 @@ class Jobs:
             runner.handle(RankReported(iteration))
             if runner.leases.is_suspended:
                 self.spawn(runner.resume())
-        return IterationReply(runner.delivery.reply_to(iteration))
+        return IterationReply(runner.delivery.reply_to(iteration), *runner.job.figures_per_gpu())
 
     def handle_pace(self, report: PaceReport, peer: PeerCredentials) -> PaceReply | None:
         """Handle the pace of replicas on other hosts; return the pace of this one, None for an unknown token.
@@ -353,6 +355,29 @@ class Jobs:
             if is_same_rank and session.peer == peer:
                 return session if session.gpu_uuid == registration.gpu_uuid else None
         return None
+
+    def _reorder(self, runner: JobRunner, registration: RankRegistration, order: tuple[Instruction, ...]) -> None:
+        """Have a job follow a rank that registers again with another number of microbatches.
+
+        Raises:
+            JobError: the registration contradicts its job otherwise, or belongs to a pipeline across hosts.
+        """
+        ranks, first = runner.job.ranks, self._registrations[runner.job_id]
+        index = ranks.description.rank_index(registration.pp_rank, registration.stage_rank)
+        now = (ranks.description.num_microbatches, ranks.orders[registration.pp_rank])
+        if ranks.reordered.get(index, now) == (registration.num_microbatches, order):
+            return
+        if runner.is_member:
+            raise JobError(
+                f"num_microbatches {registration.num_microbatches}: a rank of a pipeline across hosts registered with"
+                f" {now[0]}, which cannot change"
+            )
+        require_agreement(registration, replace(first, num_microbatches=registration.num_microbatches))
+        event = RankReordered(registration.pp_rank, order, registration.num_microbatches, registration.stage_rank)
+        runner.handle(event)
+        if not ranks.reordered:
+            self._registrations[runner.job_id] = replace(first, num_microbatches=registration.num_microbatches)
+            log.info("job %s: %d -> %d microbatches", runner.job_id, now[0], registration.num_microbatches)
 
     def _registered(self, session: RankSession) -> RankRegistered:
         job_id = session.runner.job_id

@@ -1,7 +1,7 @@
 """A rank whose instruction order is checked after every iteration: a plan for another order would slow it down."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpuenergyd.client.rank import RankClient
@@ -36,13 +36,22 @@ def timer_for(device: Any, num_microbatches: int, num_chunks: int = 1) -> Instru
 class OrderedRank:
     """Follows plans while the rank runs its instructions in the registered order.
 
-    Without an `expected_order`, the order is registered once two consecutive iterations agree. The first step after a
-    start or a pause does not count as an iteration: frameworks do setup work in it. Nor does one in which a graph was
-    captured. A step that is itself captured runs when its graph is replayed: see `captured_steps`.
+    Without an `expected_order`, the order is registered once two consecutive iterations agree. `order_of` returns the
+    order of another number of microbatches, for trainings in which that changes. The first step after a start or a
+    pause does not count as an iteration: frameworks do setup work in it. Nor does one in which a graph was captured.
+    A step that is itself captured runs when its graph is replayed: see `captured_steps`.
     """
 
-    def __init__(self, client: RankClient, *, expected_order: Sequence[OrderRow] | None, log_name: str) -> None:
+    def __init__(
+        self,
+        client: RankClient,
+        *,
+        expected_order: Sequence[OrderRow] | None,
+        log_name: str,
+        order_of: Callable[[int], tuple[OrderRow, ...]] | None = None,
+    ) -> None:
         self.client = client
+        self._order_of = order_of
         self._expected = tuple(expected_order) if expected_order is not None else None
         self._candidate: tuple[OrderRow, ...] = ()
         self._log_name = log_name
@@ -62,6 +71,24 @@ class OrderedRank:
     def order(self) -> tuple[OrderRow, ...] | None:
         """The registered order; None while it is being learned."""
         return self._expected
+
+    @property
+    def can_change_microbatches(self) -> bool:
+        """Whether the rank can go on with another number of microbatches, planned for anew."""
+        return self._order_of is not None and self.client.can_change_order
+
+    def change_microbatches(self, num_microbatches: int) -> None:
+        """Register the order of another number of microbatches; the next training step counts as a start.
+
+        Raises:
+            ScheduleError: there is no order of so many microbatches.
+        """
+        assert self._order_of is not None
+        order = self._order_of(num_microbatches)
+        if self.is_active:
+            self._expected = order
+            self.pause()
+            self.client.change_order(order, num_microbatches=num_microbatches)
 
     def begin_step(self) -> None:
         """Begin a training step, or its capture."""
