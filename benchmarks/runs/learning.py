@@ -38,7 +38,7 @@ ABLATION = {
     "without widening": Variant(can_widen=False),
     "without caution": Variant(caution_sigmas=0.0),
     "with the same caution always": Variant(caution_sigmas=0.5),
-    "with Thompson sampling": Variant(caution_sigmas=0.5, is_thompson=True),
+    "with Thompson sampling": Variant(is_thompson=True),
     "after six probes": Variant(num_probes=6),
 }
 

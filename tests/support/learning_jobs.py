@@ -19,7 +19,7 @@ from gpuenergyd.core.pipeline.graph import DependencyGraph, InstructionClass, de
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_clocks
-from gpuenergyd_policies.profiling.prior.job_curves import ClassAtFullSpeed
+from gpuenergyd_policies.profiling.prior.seen import ClassAtFullSpeed
 from tests.support.learning_tables import TrueTable
 
 TIME_NOISE_RATIO = 0.004
@@ -31,7 +31,7 @@ MAX_MICROBATCHES = 32
 
 @dataclass(frozen=True)
 class LearningJob:
-    """A pipeline on a table, whose stages differ by a spread in time, power and slope; its noise follows from a seed."""
+    """A pipeline on a table, whose stages differ by a spread in time, power and slope; noise by a seed."""
 
     table: TrueTable
     seed: int

@@ -18,9 +18,10 @@ from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baselin
 from gpuenergyd_policies.profiling.design import LEVEL_RATIOS, design_points
 from gpuenergyd_policies.profiling.fit import fit_profile
 from gpuenergyd_policies.profiling.prior.evidence import energies_seen, times_seen
-from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, Waiting, fit_curves
+from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, fit_curves
 from gpuenergyd_policies.profiling.prior.published import prior_for
-from gpuenergyd_policies.profiling.prior.risk import plan_within_risk
+from gpuenergyd_policies.profiling.prior.risk import caution_within_risk
+from gpuenergyd_policies.profiling.prior.seen import Waiting
 from gpuenergyd_policies.profiling.prior.shape import GENERIC
 from tests.support.learning_jobs import ENERGY_NOISE_RATIO, NUM_BASELINE_ITERATIONS, TIME_NOISE_RATIO, LearningJob
 
@@ -171,10 +172,11 @@ def _baseline_iterations(job: LearningJob, draw: np.random.Generator) -> list[It
 def _planned_clocks(
     job: LearningJob, fitted: FittedCurves, variant: Variant, draw: np.random.Generator
 ) -> Sequence[int]:
-    if variant.caution_sigmas is None and not variant.is_thompson:
+    sigmas = variant.caution_sigmas
+    if sigmas is None:
         deadline_s = baseline(job.graph, fitted.profile()).iteration_time_s
-        return plan_within_risk(job.graph, fitted, deadline_s=deadline_s, random=draw).solved.sm_clocks_mhz
-    believed = fitted.profile(caution_sigmas=variant.caution_sigmas or 0.0)
+        sigmas = caution_within_risk(job.graph, fitted, deadline_s=deadline_s, random=draw).sigmas
+    believed = fitted.profile(caution_sigmas=sigmas)
     if variant.is_thompson:
         believed = _with_energies_of(believed, fitted.drawn(draw))
     return _fastest_allowed(job, believed)

@@ -1,9 +1,10 @@
 """The Bayesian curve model: time and power of every instruction class over the clock, shared across stages and kinds.
 
 Theory of operation. Relative to full speed, log time and log power are a mean shape (see `shape`) plus deviations of
-the job, of the kind, of the stage and of the class, smooth in the clock and zero at the maximum, plus a deviation of each
-single clock. All are Gaussian. Times of instructions observe log time directly; the energy of a GPU in an iteration
-observes a weighted mean of log powers, linearized at the present estimate. So the posterior is exact linear algebra.
+the job, of the kind, of the stage and of the class, smooth in the clock and zero at the maximum, plus a deviation of
+each single clock. All are Gaussian. Times of instructions observe log time directly; the energy of a GPU in an
+iteration observes a weighted mean of log powers, linearized at the present estimate. So the posterior is exact linear
+algebra.
 
 The sizes of the deviations of the job, of its stages and of single clocks are multiplied by factors, those under which
 the measurements so far are most probable: a prior that was too sure of itself is thereby widened, and stages that
@@ -121,6 +122,10 @@ class Posterior:
     factors: Factors
     covariance: FloatArray | None
     """None unless asked for: it takes most of the time."""
+    explained: FloatArray
+    """The misfit of the evidence from the prior, weighted by its precision."""
+    evidence_score: float
+    """Log probability of the evidence under the prior with these factors, up to a constant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +149,16 @@ class CurveModel:
         across = _scaled(self._parts(wanted, observed), factors) @ evidence.weights.T
         root = _root(_scaled(parts, factors) + evidence.noise)
         solved = np.linalg.solve(root, across.T)
-        mean = self._mean(wanted) + solved.T @ np.linalg.solve(root, misfit)
+        white = np.linalg.solve(root, misfit)
+        mean = self._mean(wanted) + solved.T @ white
+        explained = np.linalg.solve(root.T, white)
+        score = -0.5 * float(white @ white) - float(np.log(np.diag(root)).sum())
         if not want_covariance:
             variance = self._variances(wanted, factors) - np.sum(np.square(solved), axis=0)
-            return Posterior(mean, np.sqrt(np.maximum(variance, 0.0)), factors, None)
+            return Posterior(mean, np.sqrt(np.maximum(variance, 0.0)), factors, None, explained, score)
         covariance = _scaled(self._parts(wanted, wanted), factors) - solved.T @ solved
-        return Posterior(mean, np.sqrt(np.maximum(np.diag(covariance), 0.0)), factors, covariance)
+        sigma = np.sqrt(np.maximum(np.diag(covariance), 0.0))
+        return Posterior(mean, sigma, factors, covariance, explained, score)
 
     def _mean(self, points: Points) -> FloatArray:
         return np.asarray(points.shape @ np.array(self.prior.mean), dtype=np.float64)

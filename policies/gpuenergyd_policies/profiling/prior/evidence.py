@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 
 from gpuenergyd.core.measurement.observation import IterationObservation, RankEnergy
 from gpuenergyd.core.pipeline.graph import InstructionClass
-from gpuenergyd_policies.profiling.prior.job_curves import EnergySeen, TimeSeen, TimeSpent
+from gpuenergyd_policies.profiling.prior.seen import EnergySeen, TimeSeen, TimeSpent
 
 TIME_NOISE_RATIO = 0.003
 """Of one instruction's time, and of the mean of any number of them: iterations have errors in common."""

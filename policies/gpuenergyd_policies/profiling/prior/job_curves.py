@@ -4,7 +4,7 @@ Evidence is what any plan shows: the times of instructions at the clocks that th
 an iteration. No iteration is run for its own sake.
 """
 
-from collections import defaultdict
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,62 +12,21 @@ import numpy as np
 
 from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
-from gpuenergyd_policies.profiling.power import NotEnoughDataError
-from gpuenergyd_policies.profiling.prior.curves import POWER, TIME, CurveModel, Evidence, Points, Posterior
+from gpuenergyd_policies.profiling.prior.curves import POWER, TIME, CurveModel, Posterior
+from gpuenergyd_policies.profiling.prior.seen import (
+    ClassAtFullSpeed,
+    EnergySeen,
+    TimeSeen,
+    Waiting,
+    points_of,
+    power_evidence,
+    reference_powers_w,
+    time_evidence,
+)
 from gpuenergyd_policies.profiling.prior.shape import CurvePrior, FloatArray
 
-_ROUNDS = 3
-"""Linearizations of energy; the second hardly changes the first."""
-_MIN_BUSY_SHARE = 0.1
-"""Least share of a GPU's energy that its instructions must have drawn for it to tell their power."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClassAtFullSpeed:
-    """What the baseline shows of a class: its time, and the SM clock that its GPU really ran at."""
-
-    key: InstructionClass
-    clocks_mhz: tuple[int, ...]
-    """Clocks that plans may use, the maximum first."""
-    time_s: float
-    full_speed_mhz: float
-
-
-@dataclass(frozen=True, slots=True)
-class TimeSeen:
-    """Mean time that instructions of a class spent at each requested clock, and the relative error of their sum."""
-
-    key: InstructionClass
-    shares: tuple[tuple[int, float], ...]
-    """(clock in MHz, time in s), more than one if the clock changed during the instructions."""
-    sigma_ratio: float
-
-
-@dataclass(frozen=True, slots=True)
-class TimeSpent:
-    """Time of a rank in instructions of a class at one requested clock; key None: waiting."""
-
-    key: InstructionClass | None
-    sm_clock_mhz: int
-    time_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class EnergySeen:
-    """Energy of one rank in an iteration, or the mean of several under one plan, and its relative standard error."""
-
-    pp_rank: int
-    energy_j: float
-    sigma_ratio: float
-    spent: tuple[TimeSpent, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """Power of a rank that waits for a peer, and how well it is known."""
-
-    power_w: float
-    sigma_ratio: float
+_MAX_WAITING_SHIFT = 0.7
+"""In log power, by which measurements may move the assumed power while waiting: a factor of two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,126 +126,16 @@ def fit_curves(
     Raises:
         NotEnoughDataError: a rank has no measured energy at full speed.
     """
-    own_index = {own.key: k for k, own in enumerate(classes)}
-    wanted = _points(classes, [(k, clock) for k, own in enumerate(classes) for clock in own.clocks_mhz])
+    wanted = points_of(classes, [(k, clock) for k, own in enumerate(classes) for clock in own.clocks_mhz])
     of_time = CurveModel(prior.time, TIME, are_pooled, can_widen)
-    time = of_time.posterior(wanted, *_time_evidence(classes, own_index, times, of_time), want_covariance=want_draws)
-    reference_w = _reference_w(classes, energies, waiting)
+    time = of_time.posterior(wanted, *time_evidence(classes, times, of_time), want_covariance=want_draws)
+    reference_w = reference_powers_w(classes, energies, waiting)
     of_power = CurveModel(prior.power, POWER, are_pooled, can_widen)
-    seen = _energy_evidence(classes, own_index, energies, waiting, reference_w, of_power)
-    power = of_power.posterior(wanted, *seen, want_covariance=want_draws)
-    return FittedCurves(tuple(classes), time, power, reference_w, waiting.power_w)
-
-
-def _points(classes: Sequence[ClassAtFullSpeed], entries: Sequence[tuple[int, float]]) -> Points:
-    kinds = sorted({(own.key.kind, own.key.chunk_index) for own in classes})
-    of_class = np.array([index for index, _ in entries], dtype=np.int64)
-    stage = np.array([own.key.pp_rank for own in classes], dtype=np.int64)
-    kind = np.array([kinds.index((own.key.kind, own.key.chunk_index)) for own in classes], dtype=np.int64)
-    full_speed = np.array([own.full_speed_mhz for own in classes], dtype=np.float64)
-    top = np.array([own.clocks_mhz[0] for own in classes], dtype=np.float64)
-    clocks = np.array([clock for _, clock in entries], dtype=np.float64)
-    return Points(stage[of_class], kind[of_class], clocks, full_speed[of_class], top[of_class])
-
-
-def _time_evidence(
-    classes: Sequence[ClassAtFullSpeed],
-    own_index: Mapping[InstructionClass, int],
-    times: Sequence[TimeSeen],
-    of_time: CurveModel,
-) -> tuple[Points, Evidence]:
-    """Return one value per class and set of clocks below the maximum, the mean weighted by precision.
-
-    With `share_j` at clock j, sum(share_j / t(j)) = 1: linear in log time, where the belief from the values is.
-    """
-    sums: dict[tuple[int, tuple[int, ...]], list[tuple[float, list[float]]]] = defaultdict(list)
-    for seen in times:
-        index, clocks = own_index[seen.key], tuple(clock for clock, _ in seen.shares)
-        if min(clocks) < classes[index].clocks_mhz[0]:
-            sums[index, clocks].append((seen.sigma_ratio**-2, [time_s for _, time_s in seen.shares]))
-    column: dict[tuple[int, float], int] = {}
-    for index, clocks in sums:
-        for clock in clocks:
-            column.setdefault((index, clock), len(column))
-    spent, variances = np.zeros((len(sums), len(column))), []
-    for row, ((index, clocks), members) in enumerate(sums.items()):
-        weights = np.array([weight for weight, _ in members])
-        mean_s = weights @ np.array([shares for _, shares in members]) / weights.sum()
-        for clock, time_s in zip(clocks, mean_s.tolist(), strict=True):
-            spent[row, column[index, clock]] = time_s / classes[index].time_s
-        variances.append(1 / weights.sum())
-    observed = _points(classes, list(column))
-    noise = np.diag(np.array(variances, dtype=np.float64).reshape(-1))
-    is_mixed = any(len(clocks) > 1 for _, clocks in sums)
-    curve = observed.shape @ np.array(of_time.prior.mean)
-    evidence = Evidence(spent, np.zeros(len(sums)), noise)
-    for number in range(_ROUNDS if is_mixed else 1):
-        progress = spent * np.exp(-curve)
-        total = progress.sum(axis=1)
-        weights = progress / total[:, None]
-        evidence = Evidence(weights, np.log(total) + weights @ curve, noise)
-        if is_mixed and number < _ROUNDS - 1:
-            curve = of_time.posterior(observed, observed, evidence).mean
-    return observed, evidence
-
-
-def _reference_w(
-    classes: Sequence[ClassAtFullSpeed], energies: Sequence[EnergySeen], waiting: Waiting
-) -> dict[int, float]:
-    """Return the mean power of each rank's instructions at full speed."""
-    top_of = {own.key: own.clocks_mhz[0] for own in classes}
-    sums: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for seen in energies:
-        busy_s = sum(s.time_s for s in seen.spent if s.key is not None)
-        waiting_s = sum(s.time_s for s in seen.spent if s.key is None)
-        if all(s.key is None or s.sm_clock_mhz >= top_of[s.key] for s in seen.spent) and busy_s > 0:
-            busy_j = max(seen.energy_j - waiting.power_w * waiting_s, _MIN_BUSY_SHARE * seen.energy_j)
-            sums[seen.pp_rank][0] += busy_j
-            sums[seen.pp_rank][1] += busy_s
-    missing = sorted({own.key.pp_rank for own in classes} - set(sums))
-    if missing:
-        raise NotEnoughDataError(f"ranks {missing} have no measured energy at full speed")
-    return {rank: joules / seconds for rank, (joules, seconds) in sums.items()}
-
-
-def _energy_evidence(
-    classes: Sequence[ClassAtFullSpeed],
-    own_index: Mapping[InstructionClass, int],
-    energies: Sequence[EnergySeen],
-    waiting: Waiting,
-    reference_w: Mapping[int, float],
-    of_power: CurveModel,
-) -> tuple[Points, Evidence]:
-    """Return the energies as weighted means of log powers, linearized where the belief from them is."""
-    column: dict[tuple[int, int], int] = {}
-    rows: list[tuple[int, int, float]] = []
-    busy_j, sigma, waits = [], [], []
-    for seen in energies:
-        waiting_j = waiting.power_w * sum(s.time_s for s in seen.spent if s.key is None)
-        if not seen.energy_j > waiting_j / (1 - _MIN_BUSY_SHARE):
-            continue
-        for share in seen.spent:
-            if share.key is not None and share.time_s > 0:
-                k = column.setdefault((own_index[share.key], share.sm_clock_mhz), len(column))
-                rows.append((len(busy_j), k, share.time_s * reference_w[seen.pp_rank]))
-        busy_j.append(seen.energy_j - waiting_j)
-        sigma.append(seen.sigma_ratio * seen.energy_j / busy_j[-1])
-        waits.append(waiting.sigma_ratio * waiting_j / busy_j[-1])
-    observed = _points(classes, list(column))
-    joules_at = np.zeros((len(busy_j), len(column)))
-    for row, k, joules in rows:
-        joules_at[row, k] += joules
-    noise = np.diag(np.square(sigma)) + np.outer(waits, waits)
-    curve = observed.shape @ np.array(of_power.prior.mean)
-    evidence = Evidence(joules_at, np.array(busy_j), noise)
-    for number in range(_ROUNDS):
-        expected = joules_at * np.exp(curve)
-        total = expected.sum(axis=1)
-        weights = expected / total[:, None]
-        evidence = Evidence(weights, np.log(np.array(busy_j) / total) + weights @ curve, noise)
-        if number < _ROUNDS - 1:
-            curve = of_power.posterior(observed, observed, evidence).mean
-    return observed, evidence
+    seen = power_evidence(classes, energies, waiting, reference_w, of_power)
+    power = of_power.posterior(wanted, seen.observed, seen.evidence, want_covariance=want_draws)
+    off = waiting.sigma_ratio**2 * float(seen.waiting[:, 0] @ power.explained)
+    waiting_w = waiting.power_w * math.exp(min(max(off, -_MAX_WAITING_SHIFT), _MAX_WAITING_SHIFT))
+    return FittedCurves(tuple(classes), time, power, reference_w, waiting_w)
 
 
 def _root(belief: Posterior) -> FloatArray:
