@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.support.learning_jobs import LearningJob
 from tests.support.learning_methods import Method, Outcome, Variant, envpipe, full_sweep, ours, v0_1
 from tests.support.learning_tables import KEPT_ASIDE, TrueTable, tables_in
+from tests.support.measured_tables import path_of
 
 ABLATION = {
     "as it is": Variant(),
@@ -98,7 +99,12 @@ def quantile(values: Sequence[float], share: float) -> float:
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", type=Path, required=True, help="folder of CSV tables, searched with its subfolders")
+    parser.add_argument(
+        "--tables",
+        type=Path,
+        default=path_of("profiles"),
+        help="folder of CSV tables, searched with its subfolders",
+    )
     parser.add_argument("--jobs", type=int, default=32, help="jobs in all; tables take turns")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--replans", type=int, default=6, help="plans after the first one")
