@@ -20,6 +20,8 @@ _ROUNDS = 3
 """Linearizations; the second hardly changes the first."""
 _MIN_BUSY_SHARE = 0.1
 """Least share of a GPU's energy that its instructions must have drawn for it to tell their power."""
+_MAX_SLOWER_SHARE = 0.1
+"""Share of time below full speed in iterations at full speed: clocks may still rise in the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +131,14 @@ def time_evidence(
 def reference_powers_w(
     classes: Sequence[ClassAtFullSpeed], energies: Sequence[EnergySeen], waiting: Waiting
 ) -> dict[int, float]:
-    """Return the mean power of each rank's instructions at full speed."""
-    top_of = {own.key: own.clocks_mhz[0] for own in classes}
+    """Return the mean power of each rank's instructions at full speed, to which its curves are relative."""
+    full_speed_mhz = {own.key: own.full_speed_mhz for own in classes}
     sums: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for seen in energies:
         busy_s = sum(s.time_s for s in seen.spent if s.key is not None)
         waiting_s = sum(s.time_s for s in seen.spent if s.key is None)
-        if all(s.key is None or s.sm_clock_mhz >= top_of[s.key] for s in seen.spent) and busy_s > 0:
+        slower_s = sum(s.time_s for s in seen.spent if s.key is not None and s.sm_clock_mhz < full_speed_mhz[s.key])
+        if busy_s > 0 and slower_s <= _MAX_SLOWER_SHARE * busy_s:
             busy_j = max(seen.energy_j - waiting.power_w * waiting_s, _MIN_BUSY_SHARE * seen.energy_j)
             sums[seen.pp_rank][0] += busy_j
             sums[seen.pp_rank][1] += busy_s
