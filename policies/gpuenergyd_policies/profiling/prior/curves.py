@@ -196,8 +196,8 @@ class CurveModel:
         job = squares @ np.square(self.prior.sigma) + own.smooth_job**2 * smooth + own.cap_job**2 * shifted
         kind = squares @ np.square(own.kind) + own.smooth_kind**2 * smooth + own.level_kind**2
         stage = squares @ (np.square(own.stage) + np.square(own.instruction_class)) + own.cap_class**2 * shifted
-        level = own.level_class**2 * (1.0 if own.level_kind else below)
-        parts = (job, stage, own.single_clock**2 * below, kind + level)
+        level = own.level_class**2 * (np.ones_like(smooth) if own.level_kind else below)
+        parts = [np.asarray(part, dtype=np.float64) for part in (job, stage, own.single_clock**2 * below, kind + level)]
         return _scaled(parts, factors)
 
 

@@ -173,7 +173,9 @@ def power_evidence(
     top_of_rank = {own.key.pp_rank: own.clocks_mhz[0] for own in classes}
     column: dict[tuple[int, float], int] = {}
     rows: list[tuple[int, int, float]] = []
-    busy_j, sigma, waits = [], [], []
+    busy_j: list[float] = []
+    sigma: list[float] = []
+    waits: list[tuple[float, float]] = []
     for seen in energies:
         waits_j = [
             (waiting.power_w * math.exp(waiting.exponent * low) * s.time_s, low)

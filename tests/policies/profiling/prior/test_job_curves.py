@@ -99,7 +99,7 @@ def test_three_clocks_determine_the_times_between_them_within_one_percent(share:
                 assert option.time_s == pytest.approx(time_s(key, option.sm_clock_mhz, share), rel=0.01)
 
 
-def test_one_stage_tells_about_the_others() -> None:
+def test_one_stage_informs_the_others() -> None:
     share = 0.4
     times = [TimeSeen(KEYS[0], ((clock, time_s(KEYS[0], clock, share)),), 0.004) for clock in (1185, 1005)]
     seen = energies(dict.fromkeys(KEYS, 1410), share, 1.5)
@@ -168,6 +168,6 @@ def test_the_prior_of_a_gpu_model_leaves_families_out_and_is_generic_for_unknown
     assert sxm.power.sigma[0] > pcie.power.sigma[0]
 
 
-def test_nothing_is_learned_from_models_kept_aside_for_judging() -> None:
+def test_nothing_is_learned_from_models_kept_aside_for_evaluation() -> None:
     assert not {own.family for own in PUBLISHED} & {"bloom", "wide-resnet"}
     assert all(math.isfinite(value) for own in PUBLISHED for value in (*own.time, *own.power))
