@@ -32,6 +32,10 @@ from tests.support.learning_methods import Method, Outcome, Variant, envpipe, fu
 from tests.support.learning_tables import KEPT_ASIDE, TrueTable, tables_in
 from tests.support.measured_tables import path_of
 
+MAX_REGRET_RATIOS = {3: (0.012, 0.025), 6: (0.008, 0.02)}
+"""Mean and 95th percentile of the regret, by number of replans."""
+MAX_SLOWDOWN_RATIO, MAX_LOST_ITERATIONS = 0.01, 0.3
+COVERED_RATIOS = (0.85, 0.97)
 ABLATION = {
     "as it is": Variant(),
     "without learned prior": Variant(is_prior_learned=False),
@@ -90,14 +94,30 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
+def is_met(ours: dict[str, Any]) -> bool:
+    """Return whether our plans meet all targets; with fewer replans than the targets name, the last plan must."""
+    means, p95s = ours["regret_mean_ratio_by_plan"], ours["regret_p95_ratio_by_plan"]
+    low, high = COVERED_RATIOS
+    return (
+        ours["iterations_to_plan_p95"] <= 1
+        and all(
+            means[min(number, len(means) - 1)] <= mean_ratio and p95s[min(number, len(p95s) - 1)] <= p95_ratio
+            for number, (mean_ratio, p95_ratio) in MAX_REGRET_RATIOS.items()
+        )
+        and ours["slowdown_p99_ratio"] <= MAX_SLOWDOWN_RATIO
+        and ours["time_lost_iterations"] <= MAX_LOST_ITERATIONS
+        and low <= ours["interval_covered_ratio"] <= high
+    )
+
+
 def quantile(values: Sequence[float], share: float) -> float:
     """Return the quantile, the larger neighbour."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
 
 
-def main() -> None:
-    """Run and print."""
+def main() -> int:
+    """Run and print; return 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--tables",
@@ -146,15 +166,17 @@ def main() -> None:
     }
     result["ablation"] = {name: summary([own[name] for own in outcomes]) for name in options.variants}
     result["kept_aside"] = sorted(t.name for t in tables if t.family in KEPT_ASIDE)
+    status = 0 if is_met(result["ours"]) else 1
     if arguments.json:
         print(json.dumps(result))
-        return
+        return status
     for name, own in [*((m, result[m]) for m in options.methods), *result["ablation"].items()]:
         regrets = " ".join(f"{100 * r:.2f}" for r in own["regret_mean_ratio_by_plan"])
         p95 = " ".join(f"{100 * r:.2f}" for r in own["regret_p95_ratio_by_plan"])
         print(f"{name}: regret {regrets} %, p95 {p95} %, slowdown p99 {100 * own['slowdown_p99_ratio']:.2f} %")
     print(f"{time.monotonic() - began_s:.0f} s")
+    return status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
