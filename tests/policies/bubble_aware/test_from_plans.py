@@ -6,10 +6,8 @@ from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import dependency_graph
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd_policies.bubble_aware.from_plans import BubbleAwareFromPlans
-from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
-from tests.support.everything_unkind import best_result, conditions, result_of, training
 from tests.support.random_jobs import COMMUNICATION_LATENCY_S, TrueJob, random_job
 
 NUM_BASELINE_ITERATIONS = 12
@@ -44,29 +42,3 @@ def test_the_first_plan_follows_the_baseline_and_later_ones_are_near_the_best() 
     assert mean(tuned_s) < 1.01 * mean(time_s for time_s, _, _ in run.history[2:NUM_BASELINE_ITERATIONS])
     last = [plan for plan in issued.values() if plan.purpose is PlanPurpose.TUNED][-1]
     assert regret_ratio(job, last) < 0.02
-
-
-def test_learning_ends_after_a_few_plans() -> None:
-    job = random_job(3006)
-    run = job.training(BubbleAwareFromPlans(), JobRules())
-    run.run(100)
-
-    learned = {plan_id for _, _, plan_id in run.history if (plan_id or "").startswith("tuned")}
-    assert 2 <= len(learned) <= TUNING.num_learning_plans + 3
-
-
-def test_a_job_on_unkind_gpus_gets_a_plan_near_the_best_under_the_same_conditions() -> None:
-    job = random_job(1014)
-    under = conditions(job.model, 1014, job.schedule.num_ranks)
-    run = training(job, under, BubbleAwareFromPlans())
-    try:
-        run.run(100)
-    finally:
-        run.close()
-
-    plan = run.job.current_plan
-    assert plan.purpose is PlanPurpose.TUNED
-    ours, best = result_of(job, under, plan), best_result(job, under, max_slowdown_ratio=0.01)
-    assert ours.energy_j < 1.04 * best.energy_j
-    tuned_s = [time_s for time_s, _, plan_id in run.history if (plan_id or "").startswith("tuned")]
-    assert mean(tuned_s) < 1.01 * mean(time_s for time_s, _, _ in run.history[2:8])
