@@ -202,7 +202,8 @@ class Job:
         whole = self.reports.add(report, self.ranks.orders, id_of, counts_from=counts_from)
         if whole is None:
             return ()
-        return (ObserveIteration(whole.ranks, whole.plan_id, whole.is_regular), *self._disturbance(whole))
+        is_regular = whole.is_regular and not self.knowledge.plans.is_settling(whole.iteration_index)
+        return (ObserveIteration(whole.ranks, whole.plan_id, is_regular), *self._disturbance(whole))
 
     def _disturbance(self, whole: WholeIteration) -> tuple[Command, ...]:
         """Record why an iteration does not count; fall back if the ranks run another order than the planned one."""
@@ -322,7 +323,7 @@ class Job:
             commands = self.control.send_again(plan) if was_relieved else ()
             return (*commands, *self._enter(phase_under(plan, self.phase), plan.reason), *self._ask_for_new_pace())
         try:
-            check_plan(plan, self.ranks.schedule, self.ranks.supported_sm_clocks_mhz)
+            check_plan(plan, self.ranks.schedule, self.ranks.supported_sm_clocks_mhz, self.ranks.power_limit_ranges_w)
         except GpuEnergyError as error:
             reason = f"policy {self.description.policy} returned an invalid plan: {error}"
             return self._fall_back(reason, is_fault=True)

@@ -7,6 +7,7 @@ is known of the job: a policy must work without state between calls, and may kee
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from enum import StrEnum
 from typing import Protocol
 
 from gpuenergyd.core.carbon.intensity import CarbonForecast, HourlySeries, IntensityBasis
@@ -17,6 +18,13 @@ from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.switching import SwitchLatency, constant_latency
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.core.policy_api.target import PerformanceTarget
+
+
+class Lever(StrEnum):
+    """What a plan may set to save energy."""
+
+    CLOCKS = "clocks"
+    POWER_LIMITS = "power-limits"
 
 
 class ClockPolicy(Protocol):
@@ -79,6 +87,8 @@ class GpuView:
     """GPUs that this one stands for: those of a stage, whose energies and waiting powers add up."""
     host: str = ""
     """The host of the GPUs, whose driver changes one clock at a time; empty if unknown."""
+    power_limit_range_w: tuple[float, float] | None = None
+    """Lowest and default power limit of each GPU, in watts; None if unknown or if power cannot be limited."""
 
     @property
     def switch_latency(self) -> SwitchLatency:
@@ -117,7 +127,9 @@ class JobView:
     """Median time between two instructions of one rank if the second one's input was ready."""
     can_set_clocks: bool = True
     """False if clocks may not be set (mode observe, MIG, missing privilege). The policy then returns a plan of purpose
-    `PREDICTED`, from the run at full speed and from assumed curves or a previous run."""
+    `PREDICTED`, from the run at full speed and from assumed curves or a previous run, unless it limits power."""
+    can_set_power_limits: bool = False
+    """Whether plans may limit the power of GPUs that have a `power_limit_range_w`."""
     generation: int = 0
     """Number of times that profiling has started over; part of plan ids, so that none is used twice."""
     previous_run: PreviousRun | None = None
