@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.policy_api.policy import JobView, Lever
+from gpuenergyd_policies.advice import with_advice
 from gpuenergyd_policies.cost_search import CostSearch, Probe
 from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_speed
 from gpuenergyd_policies.objective import objective_of
@@ -69,7 +70,7 @@ class Cost:
         )
         if not _is_tuned(view) and (setting := search.next_setting(probes)) is not None:
             return _profile(view, setting)
-        return _plan(view, search, probes)
+        return with_advice(view, _plan(view, search, probes))
 
 
 def _plan(view: JobView, search: CostSearch, probes: Mapping[Setting, Probe]) -> ClockPlan:

@@ -31,8 +31,9 @@ WORTHWHILE_RATIO = 0.001
 """Expected improvement of the cost below which a further measurement is not worth its time."""
 _TIME_NOISE_RATIO, _ENERGY_NOISE_RATIO = 0.003, 0.01
 """Assumed errors of a measurement: time of an iteration, and power over some seconds (V100, measured)."""
-_SCALE, _DEVIATION, _SLOPE = 0.35, 0.08, 1.5
-"""Kernel: distance over which a deviation is alike, its size, and the size of the polynomial's coefficients.
+_SCALE, _DEVIATION, _SLOPE = 0.25, 0.15, 1.5
+"""Kernel: distance over which a deviation is alike, its size, and the size of the polynomial's coefficients; chosen on
+simulated GPUs.
 
 Distances are shares of the range of settings; sizes are natural logarithms of ratios to full speed.
 """

@@ -16,6 +16,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile
 from gpuenergyd.core.policy_api.policy import JobView, Lever, OfflinePlan, OfflineRequest
 from gpuenergyd.errors import TargetError
+from gpuenergyd_policies.advice import with_advice
 from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_speed
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_options, unproven_plan
 from gpuenergyd_policies.predicted_savings import cheapest_common_clock, predicted_plan
@@ -62,7 +63,7 @@ class Uniform:
             setting = Setting(lever, to_try)
             reason = f"measuring {setting} on all GPUs"
             return setting_plan(view, setting, PlanPurpose.PROFILE, policy="uniform", reason=reason)
-        return _best_plan(view, lever, measured, full_speed_j, target_s)
+        return with_advice(view, _best_plan(view, lever, measured, full_speed_j, target_s))
 
 
 def _full_speed_measurement(view: JobView, lever: Lever, levels: Sequence[int]) -> dict[int, ClockMeasurement]:

@@ -61,7 +61,7 @@ from gpuenergyd.core.job.snapshot import JobSnapshot
 from gpuenergyd.core.job.story import Notices, Story
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.telemetry import RankIteration
-from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, check_plan
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, SavingAdvice, check_plan
 from gpuenergyd.core.policy_api.policy import BaselineView, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import GpuEnergyError
@@ -85,6 +85,8 @@ class Job:
     control: PlanControl = field(init=False)
     faults: Faults = field(init=False)
     notices: Notices = field(default_factory=Notices)
+    advice: tuple[SavingAdvice, ...] = ()
+    """The policy's newest advice on the permitted slowdown; not part of the snapshot: it is given again."""
     _profiling_refusal: str | None = None
     _before_end: tuple[JobPhase, str] | None = None
     _story: Story = field(default_factory=Story, compare=False)
@@ -315,6 +317,7 @@ class Job:
         if not self.control.question.accept_answer():
             return ()
         assert self.ranks.schedule is not None
+        self.advice = plan.advice or self.advice
         if plan.purpose is PlanPurpose.PROFILE and (refusal := self._profiling_refusal) is not None:
             return self._fall_back(refusal, least_wait=self.rules.refused_profiling_iterations)
         self.control.expect(self.control.question.target)

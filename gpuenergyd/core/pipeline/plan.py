@@ -57,6 +57,17 @@ class PlanPrediction:
 
 
 @dataclass(frozen=True, slots=True)
+class SavingAdvice:
+    """The saving of a job if it were permitted more slowdown, with its range; measured, or predicted."""
+
+    max_slowdown_ratio: float
+    saving_ratio: float
+    low_ratio: float
+    high_ratio: float
+    is_measured: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ClockPlan:
     """Clocks of all ranks of a pipeline for one iteration; an empty `ranks` leaves all clocks alone."""
 
@@ -67,6 +78,8 @@ class ClockPlan:
     reason: str = ""
     figures: tuple[tuple[str, float], ...] = ()
     """Numbers that the policy finds again in `JobView.issued_plans`."""
+    advice: tuple[SavingAdvice, ...] = ()
+    """What more permitted slowdown would save."""
 
     def figure(self, name: str) -> float | None:
         """Return the policy's number with this name; None if there is none."""
