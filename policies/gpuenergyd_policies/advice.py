@@ -33,6 +33,10 @@ _Point = tuple[float, float]
 _LEAST_ERROR_RATIO = 0.005
 """Standard error of a measured energy that repetition does not show: temperature, other programs."""
 _INTERVAL_AT_SIGMA = 1.96
+_LEAST_DISTANCE = 0.002
+"""Distance of two points in time below which noise decides which one is faster."""
+_STEPS = 10
+"""Times up to a slowdown at which energies are compared."""
 _LEAST_POINTS = 3
 """Measured points, full speed included, from which on savings are interpolated."""
 
@@ -80,16 +84,23 @@ def _measured(view: JobView, slowdowns: Sequence[float]) -> tuple[SavingAdvice, 
     seen = clock_measurements(view).values()
     points = [(m.iteration_time_s / baseline_s, m.energy_j / baseline_j) for m in seen if m.energy_j is not None]
     points = points or _previous_points(view)
-    points = sorted({(1.0, 1.0), *points})
+    points = _apart([(1.0, 1.0), *sorted(points)])
     if len(points) < _LEAST_POINTS:
         return ()
     error = _INTERVAL_AT_SIGMA * math.hypot(_LEAST_ERROR_RATIO, _scatter_ratio(view))
     found = []
     for ratio in slowdowns:
         if ratio <= points[-1][0] - 1:
-            saving = _saving_at(points, ratio)
+            saving = max(1 - _energy_at(points, 1 + ratio * k / _STEPS) for k in range(_STEPS + 1))
             found.append(SavingAdvice(ratio, saving, saving - error, saving + error, is_measured=True))
     return tuple(found)
+
+
+def _apart(points: Sequence[_Point]) -> list[_Point]:
+    """Return the points that are slower than the one before: nearly equal times would make the curve wild."""
+    kept = [points[0]]
+    kept += [point for point in points[1:] if point[0] > 1 + _LEAST_DISTANCE]
+    return [point for k, point in enumerate(kept) if k == 0 or point[0] > kept[k - 1][0] + _LEAST_DISTANCE]
 
 
 def _previous_points(view: JobView) -> list[_Point]:
@@ -116,6 +127,18 @@ def _relative(
         if energies_j:
             found.append((min(o.own_time_s for o in own) / full_speed_s, median(energies_j) / full_speed_j))
     return found
+
+
+def _energy_at(points: Sequence[_Point], time: float) -> float:
+    """Return the energy at a time on the parabola through the three points around it: few points are measured."""
+    after = next(k for k, (point_time, _) in enumerate(points) if point_time >= time)
+    first = min(max(after - 1, 0), len(points) - 3)
+    near = points[first : first + 3]
+    total = 0.0
+    for k, (own, energy) in enumerate(near):
+        others = [other for j, (other, _) in enumerate(near) if j != k]
+        total += energy * math.prod((time - other) / (own - other) for other in others)
+    return total
 
 
 def _saving_at(points: Sequence[_Point], slowdown_ratio: float) -> float:

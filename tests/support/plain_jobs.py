@@ -1,10 +1,10 @@
 """Plain training loops in virtual time: one rank, one instruction per iteration, on GPUs with random curves."""
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
-from gpuenergyd.core.policy_api.policy import ClockPolicy
+from gpuenergyd.core.policy_api.policy import ClockPolicy, Lever
 from tests.support.virtual_training import CLOCKS_MHZ, VirtualTraining, Work
 
 ORDER = (Instruction(0, InstructionKind.F, 0),)
@@ -36,12 +36,12 @@ class LoopWork:
         return self.static_power_w + dynamic_j * voltage**2 / self.time_s(sm_clock_mhz)
 
 
-def random_loop_work(seed: int) -> LoopWork:
+def random_loop_work(seed: int, compute_shares: tuple[float, float] = (0.7, 1.0)) -> LoopWork:
     """Return the work of one job; ranges are those of published fits, see `assumed_curves`."""
     rng = random.Random(seed)
     return LoopWork(
         time_at_top_s=rng.uniform(0.2, 0.6),
-        compute_share=rng.uniform(0.7, 1.0),
+        compute_share=rng.uniform(*compute_shares),
         power_at_top_w=rng.uniform(220.0, 400.0),
         static_power_w=rng.uniform(32.0, 80.0),
         knee_ratio=rng.uniform(0.70, 0.78),
@@ -49,7 +49,15 @@ def random_loop_work(seed: int) -> LoopWork:
     )
 
 
-def loop_training(policy: ClockPolicy, work: LoopWork, *, max_slowdown_ratio: float, seed: int) -> VirtualTraining:
+def loop_training(
+    policy: ClockPolicy,
+    work: LoopWork,
+    *,
+    max_slowdown_ratio: float,
+    seed: int,
+    levers: frozenset[Lever] = frozenset({Lever.CLOCKS}),
+    power_limit_range_w: tuple[float, float] | None = None,
+) -> VirtualTraining:
     """Return the training of one loop, with noise."""
     works: dict[tuple[int, InstructionKind], Work] = {(0, InstructionKind.F): work}
     return VirtualTraining(
@@ -60,10 +68,7 @@ def loop_training(policy: ClockPolicy, work: LoopWork, *, max_slowdown_ratio: fl
         noise_ratio=0.002,
         energy_noise_ratio=0.005,
         step_overhead_s=0.005,
+        levers=levers,
+        power_limit_range_w=power_limit_range_w,
         seed=seed,
     )
-
-
-def scaled(work: LoopWork, compute_share: float) -> LoopWork:
-    """Return the same work with another share of time that depends on the clock."""
-    return replace(work, compute_share=compute_share)
