@@ -57,7 +57,7 @@ def test_a_run_that_was_permitted_more_makes_the_advice_measured() -> None:
     assert abs(now.job.advice[-1].saving_ratio - estimate.saving.saving_ratio.estimate) <= 0.02
 
 
-def test_the_outcome_of_a_loop_says_what_more_slowdown_would_save() -> None:
+def test_the_outcome_of_a_loop_says_the_saving_of_more_slowdown() -> None:
     run = _without_slowdown(0)
 
     outcome = find_outcome(run.job)

@@ -26,7 +26,7 @@ class OutcomeKind(StrEnum):
     AT_FULL_SPEED = "at_full_speed"
     """No plan was in force: the policy failed or chose full speed, or clocks could not be set."""
     OBSERVED_ONLY = "observed_only"
-    """The daemon may not set clocks."""
+    """The daemon may not set clocks, or only power limits, which the policy cannot plan."""
     TOO_EARLY = "too_early"
     """The job has not reached a plan yet, or ended before."""
 

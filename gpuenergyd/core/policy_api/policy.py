@@ -28,7 +28,10 @@ class Lever(StrEnum):
 
 
 class ClockPolicy(Protocol):
-    """Plans the clocks of one job. Entry point: `gpuenergyd.policies`; constructed without arguments."""
+    """Plans the clocks of one job. Entry point: `gpuenergyd.policies`.
+
+    Constructed without arguments, or with the options that follow its name as strings: `cost:eta=0.7`.
+    """
 
     def next_plan(self, view: "JobView") -> ClockPlan:
         """Return the plan to run next; the `plan_id` of the last issued plan means no change."""

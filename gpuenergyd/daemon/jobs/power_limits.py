@@ -1,7 +1,7 @@
 """Power limits of a job's plans: each rank's GPU gets the limit of a plan when the iteration before its first one ends.
 
 Clocks are requested by the ranks themselves, power limits by the daemon: a limit holds for whole iterations. All sets
-of one job run one after another, and only the newest wish of each GPU is sent.
+of one job run one after another, and only the newest limit of each GPU is sent.
 """
 
 import asyncio
@@ -15,6 +15,9 @@ from gpuenergyd.daemon.jobs.audit_log import AuditLog
 from gpuenergyd.daemon.ports import WorkerPort
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.link.messages import LeaseOwner
+
+_UNKNOWN_W = -1.0
+"""What an earlier daemon set last, which differs from every limit and is therefore set again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class JobPowerLimits:
     def restore(self, snapshot: PowerLimitsSnapshot) -> None:
         """Continue from the state of an earlier daemon."""
         self._sent = list(snapshot.sent)
-        self._in_force = dict.fromkeys(self.ranks.gpu_uuids) if snapshot.sent else {}
+        self._in_force = dict.fromkeys(self.ranks.gpu_uuids, _UNKNOWN_W) if snapshot.sent else {}
 
     async def close(self) -> None:
         """Stop setting limits."""
@@ -104,12 +107,21 @@ class JobPowerLimits:
                 before_w, self._in_force[gpu_uuid] = self._in_force.get(gpu_uuid), limit_w
                 now_w = await self.worker.lower_power_limit(self.audit.job_id, gpu_uuid, limit_w, self.owner)
                 self.audit.record(
-                    "limit", f"policy {self.ranks.description.policy}", "power limit of the plan", gpu_uuid=gpu_uuid,
-                    before="the limit from before the job" if before_w is None else f"{before_w:g} W",
+                    "limit",
+                    f"policy {self.ranks.description.policy}",
+                    "power limit of the plan",
+                    gpu_uuid=gpu_uuid,
+                    before=_limit_text(before_w),
                     after=f"{now_w:g} W",
-                )  # fmt: skip
+                )
         except GpuError as error:
             if self.are_leased():
                 self.handle(ControlLost(f"the power limit cannot be set: {error}"))
         finally:
             self._task = None
+
+
+def _limit_text(limit_w: float | None) -> str:
+    if limit_w is None:
+        return "the limit from before the job"
+    return "unknown" if limit_w == _UNKNOWN_W else f"{limit_w:g} W"

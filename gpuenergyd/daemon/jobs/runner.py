@@ -129,15 +129,23 @@ class JobRunner:
         is_predicting = isinstance(plans, PermittedPlans) and (self.is_observing or plans.is_predicting)
         return plans.prediction.plan if isinstance(plans, PermittedPlans) and is_predicting else None
 
+    @property
+    def _is_predicting(self) -> bool:
+        return self.is_observing or self.prediction is not None
+
     def outcome(self) -> Outcome:
         """Return the outcome of the job, so far or at its end."""
-        is_observing = self.is_observing or self.prediction is not None
-        return find_outcome(self.job, is_member=self.is_member, is_observing=is_observing)
+        found = find_outcome(self.job, is_member=self.is_member, is_observing=self._is_predicting)
+        if self._is_predicting and not self.is_observing:
+            reason = f"policy {self.job.description.policy} cannot plan with power limits alone: it only predicts"
+            return Outcome(found.kind, reason)
+        return found
 
     def outcome_line(self) -> str:
         """Return what the job has saved, or why it has saved nothing, in one line."""
-        is_observing = self.is_observing or self.prediction is not None
-        return outcome_line(self.job, is_member=self.is_member, is_observing=is_observing)
+        if self._is_predicting:
+            return self.outcome().reason
+        return outcome_line(self.job, is_member=self.is_member)
 
     def start(self) -> None:
         """Begin to execute commands."""

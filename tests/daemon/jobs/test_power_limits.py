@@ -4,6 +4,8 @@ from dataclasses import replace
 
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose, RankClocks, full_speed_plan
 from gpuenergyd.core.policy_api.policy import Lever
+from gpuenergyd.daemon.jobs.power_limits import PowerLimitsSnapshot
+from gpuenergyd.wire.daemon_codec import decode, encode
 from tests.support.job_stage import CLOCKS_MHZ, SCHEDULE, Stage, play, settle
 
 
@@ -102,6 +104,27 @@ def test_a_policy_that_cannot_limit_power_predicts_instead() -> None:
         assert runner.prediction.plan_id == "predicted"
         assert stage.worker.calls == []
         assert runner.outcome().kind == "observed_only"
+        assert runner.outcome_line() == "policy scripted cannot plan with power limits alone: it only predicts"
+        await stage.jobs.close("the test is over")
+
+    play(scenario)
+
+
+def test_the_next_daemon_sets_all_limits_again() -> None:
+    async def scenario() -> None:
+        stage = _limited_stage(_limit_plan("limits", 300.0, None))
+        stage.join()
+        await stage.iterate(times=8)
+        (runner,) = stage.jobs
+        limits = runner.power_limits
+        assert stage.worker.power_limits == [("GPU-0", 300.0)]
+        snapshot = decode(encode(limits.snapshot()), PowerLimitsSnapshot, max_bytes=10_000)
+        limits.forget()
+        limits.restore(snapshot)
+        await stage.iterate()
+        assert stage.worker.power_limits == [("GPU-0", 300.0), ("GPU-0", 300.0), ("GPU-1", None)]
+        assert stage.events("limit")[1].before == "unknown"
+
         await stage.jobs.close("the test is over")
 
     play(scenario)

@@ -15,7 +15,7 @@ from tests.support.kill_rig import VICTIMS, KillRig, Trial
 def test_deaths_at_random_moments_leave_no_gpu_lowered(tmp_path: Path) -> None:
     """15 clients and three of each other victim; `benchmarks/runs/kill_matrix.py` kills a thousand."""
     rig = KillRig(tmp_path, random.Random(682), weights=(5, 1, 1, 1, 1, 1))
-    trials = _trials(rig, 30)
+    trials = _run_trials(rig, 30)
 
     assert min(Counter(t.victim for t in trials)[victim] for victim in VICTIMS) == 3
     assert sum(t.num_lowered > 0 for t in trials) > 15
@@ -30,13 +30,13 @@ def test_deaths_under_power_limits_alone_leave_no_limit_behind(tmp_path: Path, p
     locked = []
     rig.on_trial = lambda: locked.extend(mhz for gpu in rig.gpus if (mhz := rig.host.locked_sm_clock_mhz(gpu)))
 
-    trials = _trials(rig, 12)
+    trials = _run_trials(rig, 12)
 
     assert sum(t.num_lowered > 0 for t in trials) > 6
     assert locked == []
 
 
-def _trials(rig: KillRig, num_trials: int) -> list[Trial]:
+def _run_trials(rig: KillRig, num_trials: int) -> list[Trial]:
     try:
         trials = list(rig.run(num_trials))
     finally:
