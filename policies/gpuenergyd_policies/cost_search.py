@@ -113,7 +113,7 @@ class CostSearch:
         if lever is Lever.CLOCKS:
             return top * permitted_ratio
         mean_w = self.full_speed.energy_j / self.full_speed.time_s / self.num_gpus
-        fast_w = min(mean_w, top) * permitted_ratio**_POWER_PER_SPEED_EXPONENT
+        fast_w = min(mean_w, top) * math.pow(permitted_ratio, _POWER_PER_SPEED_EXPONENT)
         if Lever.CLOCKS not in self.levels:
             return fast_w
         best = self._measured(Lever.CLOCKS, probes)[self._cheapest(Lever.CLOCKS, probes)[0]]
@@ -211,7 +211,7 @@ def _predict(x: _Vector, y: _Vector, noise: float, at: _Vector) -> tuple[_Vector
 def _kernel(a: _Vector, b: _Vector) -> _Vector:
     distance = (a[:, None] - b[None, :]) / _SCALE
     smooth = _DEVIATION**2 * np.exp(-0.5 * distance**2)
-    return smooth + _SLOPE**2 * (np.outer(a, b) + np.outer(a**2, b**2)) + _NUGGET  # type: ignore[no-any-return]
+    return smooth + _SLOPE**2 * (np.outer(a, b) + np.outer(a**2, b**2)) + _NUGGET
 
 
 def _expected_improvement(gain: float, error: float) -> float:
