@@ -109,7 +109,7 @@ def _advice(
 def rows(found: Sequence[Comparison]) -> list[dict[str, object]]:
     """Return one row per basis and slowdown."""
     keys = sorted({(one.is_measured, one.max_slowdown_ratio) for one in found})
-    named = []
+    named: list[dict[str, object]] = []
     for is_measured, ratio in keys:
         own = [one for one in found if (one.is_measured, one.max_slowdown_ratio) == (is_measured, ratio)]
         errors = [abs(one.error_points) for one in own]

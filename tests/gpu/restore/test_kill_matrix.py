@@ -27,7 +27,7 @@ def test_deaths_at_random_moments_leave_no_gpu_lowered(tmp_path: Path) -> None:
 def test_deaths_under_power_limits_alone_leave_no_limit_behind(tmp_path: Path, policy: str) -> None:
     """Clocks may not be set, so what is lowered is power."""
     rig = KillRig(tmp_path, random.Random(64), weights=(2, 1, 1, 1, 1, 1), policy=policy, levers=(Lever.POWER_LIMITS,))
-    locked = []
+    locked: list[int] = []
     rig.on_trial = lambda: locked.extend(mhz for gpu in rig.gpus if (mhz := rig.host.locked_sm_clock_mhz(gpu)))
 
     trials = _run_trials(rig, 12)
