@@ -111,6 +111,11 @@ class JobRanks:
         """The clocks of each stage, by pipeline rank."""
         return [self.gpus[r].supported_sm_clocks_mhz for r in sorted(self.gpus)]
 
+    @property
+    def power_limit_ranges_w(self) -> list[tuple[float, float] | None]:
+        """The range of power limits of each stage's GPUs, by pipeline rank."""
+        return [self.gpus[r].power_limit_range_w for r in sorted(self.gpus)]
+
     def join(self, pp_rank: int, order: tuple[Instruction, ...], gpu: GpuView, *, stage_rank: int = 0) -> bool:
         """Add a rank; return whether all ranks have joined now.
 

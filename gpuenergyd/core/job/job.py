@@ -62,7 +62,7 @@ from gpuenergyd.core.job.snapshot import JobSnapshot
 from gpuenergyd.core.job.story import Notices, Story
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.telemetry import RankIteration
-from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, check_plan
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, SavingAdvice, check_plan
 from gpuenergyd.core.policy_api.policy import BaselineView, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import GpuEnergyError
@@ -86,6 +86,8 @@ class Job:
     control: PlanControl = field(init=False)
     faults: Faults = field(init=False)
     notices: Notices = field(default_factory=Notices)
+    advice: tuple[SavingAdvice, ...] = ()
+    """The policy's newest advice on the permitted slowdown; not part of the snapshot: it is given again."""
     _profiling_refusal: str | None = None
     _before_end: tuple[JobPhase, str] | None = None
     _story: Story = field(default_factory=Story, compare=False)
@@ -235,7 +237,8 @@ class Job:
         whole = self.reports.add(report, self.ranks.orders, id_of, counts_from=counts_from)
         if whole is None:
             return ()
-        return (ObserveIteration(whole.ranks, whole.plan_id, whole.is_regular), *self._disturbance(whole))
+        is_regular = whole.is_regular and not self.knowledge.plans.is_settling(whole.iteration_index)
+        return (ObserveIteration(whole.ranks, whole.plan_id, is_regular), *self._disturbance(whole))
 
     def _disturbance(self, whole: WholeIteration) -> tuple[Command, ...]:
         """Record why an iteration does not count; fall back if the ranks run another order than the planned one."""
@@ -349,6 +352,7 @@ class Job:
         if not self.control.question.accept_answer():
             return ()
         assert self.ranks.schedule is not None
+        self.advice = plan.advice or self.advice
         if plan.purpose is PlanPurpose.PROFILE and (refusal := self._profiling_refusal) is not None:
             return self._fall_back(refusal, least_wait=self.rules.refused_profiling_iterations)
         self.control.expect(self.control.question.target)
@@ -357,7 +361,7 @@ class Job:
             commands = self.control.send_again(plan) if was_relieved else ()
             return (*commands, *self._enter(phase_under(plan, self.phase), plan.reason), *self._ask_for_new_pace())
         try:
-            check_plan(plan, self.ranks.schedule, self.ranks.supported_sm_clocks_mhz)
+            check_plan(plan, self.ranks.schedule, self.ranks.supported_sm_clocks_mhz, self.ranks.power_limit_ranges_w)
         except GpuEnergyError as error:
             reason = f"policy {self.description.policy} returned an invalid plan: {error}"
             return self._fall_back(reason, is_fault=True)

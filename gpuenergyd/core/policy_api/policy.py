@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from enum import StrEnum
 from typing import Protocol
 
 from gpuenergyd.core.carbon.intensity import CarbonForecast, HourlySeries, IntensityBasis
@@ -20,8 +21,18 @@ from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 
+class Lever(StrEnum):
+    """What a plan may set to save energy."""
+
+    CLOCKS = "clocks"
+    POWER_LIMITS = "power-limits"
+
+
 class ClockPolicy(Protocol):
-    """Plans the clocks of one job. Entry point: `gpuenergyd.policies`; constructed without arguments."""
+    """Plans the clocks of one job. Entry point: `gpuenergyd.policies`.
+
+    Constructed without arguments, or with the options that follow its name as strings: `cost:eta=0.7`.
+    """
 
     def next_plan(self, view: "JobView") -> ClockPlan:
         """Return the plan to run next; the `plan_id` of the last issued plan means no change.
@@ -85,6 +96,8 @@ class GpuView:
     """The host of the GPUs, whose driver changes one clock at a time; empty if unknown."""
     num_host_gpus: int = 0
     """GPUs of that host that jobs use, this job and all others; 0 if unknown."""
+    power_limit_range_w: tuple[float, float] | None = None
+    """Lowest and default power limit of each GPU, in watts; None if unknown or if power cannot be limited."""
 
     @property
     def switch_latency(self) -> SwitchLatency:
@@ -123,7 +136,9 @@ class JobView:
     """Median time between two instructions of one rank if the second one's input was ready."""
     can_set_clocks: bool = True
     """False if clocks may not be set (mode observe, MIG, missing privilege). The policy then returns a plan of purpose
-    `PREDICTED`, from the run at full speed and from assumed curves or a previous run."""
+    `PREDICTED`, from the run at full speed and from assumed curves or a previous run, unless it limits power."""
+    can_set_power_limits: bool = False
+    """Whether plans may limit the power of GPUs that have a `power_limit_range_w`."""
     generation: int = 0
     """Number of times that profiling has started over; part of plan ids, so that none is used twice."""
     previous_run: PreviousRun | None = None

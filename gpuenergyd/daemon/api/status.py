@@ -202,6 +202,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "expectation": expectation(job, is_member=runner.is_member),
         "outcome": outcome.kind,
         "outcome_reason": outcome.reason,
+        "advice": [asdict(own) for own in job.advice],
         "schedule": job.description.schedule_name,
         "num_ranks": job.description.num_ranks,
         "num_stage_ranks": job.description.num_stage_ranks,

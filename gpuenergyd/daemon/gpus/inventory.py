@@ -98,6 +98,7 @@ class Gpu:
             blocking_power_w=self.identity.blocking_power_w,
             switching=self.switching.latency,
             host=self.host,
+            power_limit_range_w=_power_limit_range_w(self.identity),
         )
 
     def record_sample(self, sample: GpuSample) -> tuple[Record, ...]:
@@ -278,6 +279,11 @@ class Gpus:
         for gpu in self._gpus.values():
             if gpu.claim is not None and gpu.claim.job_id == job_id:
                 gpu.claim = None
+
+
+def _power_limit_range_w(identity: GpuIdentity) -> tuple[float, float] | None:
+    low_w, default_w = identity.min_power_limit_w, identity.default_power_limit_w
+    return None if low_w is None or default_w is None or low_w >= default_w else (low_w, default_w)
 
 
 def switch_calibration(identity: GpuIdentity) -> SwitchCalibration:

@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.daemon.jobs.sessions import RankSession, RankSessions
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.registration import CLOCK_SKEW_NS, OLDEST_INSTANT_NS
@@ -39,7 +40,7 @@ class ClockRequests:
             return self.count_hostile()
         request = rank_request.request
         session.last_sequence = rank_request.sequence
-        if not session.runner.leases.accept(request.plan_epoch):
+        if Lever.CLOCKS not in self.services.levers or not session.runner.leases.accept(request.plan_epoch):
             self.num_stale += 1
             return Admission.STALE
         gpu = self.services.gpus[session.gpu_uuid]

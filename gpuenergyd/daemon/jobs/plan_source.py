@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuenergyd.core.job.messages import Event, PlanDecided, PolicyFailed
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
-from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd.core.policy_api.policy import JobView, Lever
 from gpuenergyd.daemon.gpus.inventory import utc_at
 from gpuenergyd.daemon.jobs.suspected_pace import HELD_ITERATIONS, SuspectedPacePlan
 from gpuenergyd.daemon.ports import HistoryPort, PolicyPort
@@ -27,6 +27,8 @@ class PolicyHostPlans:
     policy: str
     host: PolicyPort
     handle: Callable[[Event], None]
+    on_prediction: Callable[[ClockPlan], None] = lambda _: None
+    """Gets the answer of a policy that cannot plan with what may be set, and predicts instead."""
     prepared: SuspectedPacePlan = field(init=False)
     _task: asyncio.Task[None] | None = None
     _preparing: asyncio.Task[None] | None = None
@@ -73,7 +75,12 @@ class PolicyHostPlans:
 
     async def _answer(self, view: JobView) -> None:
         answer = await self.prepared.plan_for(view) or await self.host.next_plan(self.job_id, self.policy, view)
-        self.handle(PolicyFailed(answer.reason) if isinstance(answer, PolicyFailure) else PlanDecided(answer))
+        if isinstance(answer, PolicyFailure):
+            self.handle(PolicyFailed(answer.reason))
+        elif answer.purpose is PlanPurpose.PREDICTED and not view.can_set_clocks:
+            self.on_prediction(answer)
+        else:
+            self.handle(PlanDecided(answer))
 
 
 @dataclass(slots=True)
@@ -104,6 +111,10 @@ class PredictionOnly:
 
     async def _predict(self, view: JobView) -> None:
         answer = await self.host.next_plan(self.job_id, self.policy, replace(view, can_set_clocks=False))
+        self.show(answer)
+
+    def show(self, answer: ClockPlan | PolicyFailure) -> None:
+        """Show and record a prediction."""
         if isinstance(answer, PolicyFailure):
             self.plan = baseline_plan("predicted", reason=f"policy {self.policy} failed: {answer.reason}")
         elif answer.purpose is PlanPurpose.PROFILE:
@@ -117,18 +128,31 @@ class PredictionOnly:
 
 @dataclass(slots=True)
 class PermittedPlans:
-    """Plans of the policy host while the job's clocks may be set, and predictions while they may not."""
+    """Plans of the policy host while clocks or power limits may be set, and predictions while neither may."""
 
     tuning: PolicyHostPlans
     prediction: PredictionOnly
-    can_set_clocks: Callable[[], bool]
+    levers: Callable[[], frozenset[Lever]]
+    """What the job's plans may set now."""
     _is_unanswered: bool = False
 
+    def __post_init__(self) -> None:
+        self.tuning.on_prediction = self._show
+
     def ask(self, view: JobView) -> None:
-        """Ask for a plan if clocks may be set, otherwise for a prediction, which leaves the question open."""
-        self._is_unanswered = not self.can_set_clocks()
-        source = self.prediction if self._is_unanswered else self.tuning
-        source.ask(view)
+        """Ask for a plan if something may be set, otherwise for a prediction, which leaves the question open."""
+        levers = self.levers()
+        self._is_unanswered = not levers
+        if self._is_unanswered:
+            self.prediction.ask(view)
+            return
+        can_limit = Lever.POWER_LIMITS in levers
+        self.tuning.ask(replace(view, can_set_clocks=Lever.CLOCKS in levers, can_set_power_limits=can_limit))
+
+    @property
+    def is_predicting(self) -> bool:
+        """Whether the policy only predicts, because it cannot plan with what may be set."""
+        return self._is_unanswered
 
     def ask_again(self, view: JobView | None) -> None:
         """Ask an open question again: the prediction may be better by now, or clocks may be set."""
@@ -137,6 +161,10 @@ class PermittedPlans:
 
     def resume(self, _current: ClockPlan) -> None:
         """Continue the job of an earlier daemon: the state machine asks again."""
+
+    def _show(self, prediction: ClockPlan) -> None:
+        self._is_unanswered = True
+        self.prediction.show(prediction)
 
     async def close(self) -> None:
         """Stop waiting for answers."""

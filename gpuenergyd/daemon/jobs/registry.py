@@ -218,6 +218,7 @@ class Jobs:
         runner.last_report_mono_ns = time.monotonic_ns()
         if not runner.job.is_ended:
             runner.handle(RankReported(iteration))
+            runner.power_limits.report(iteration)
             if runner.leases.is_suspended:
                 self.spawn(runner.resume())
         return IterationReply(runner.delivery.reply_to(iteration), *runner.job.figures_per_gpu())

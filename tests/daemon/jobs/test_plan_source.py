@@ -10,7 +10,7 @@ import pytest
 
 from gpuenergyd.core.job.messages import Event, PlanDecided, PolicyFailed
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
-from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd.core.policy_api.policy import JobView, Lever
 from gpuenergyd.daemon.jobs import plan_source
 from gpuenergyd.daemon.jobs.plan_source import PermittedPlans, PolicyHostPlans, PostedPlans, PredictionOnly
 from gpuenergyd.daemon.jobs.suspected_pace import HELD_ITERATIONS
@@ -27,11 +27,11 @@ def a_view() -> JobView:
     return view
 
 
-def permitted(host: FakePolicy, handle: Callable[[Event], None], can_set_clocks: Callable[[], bool]) -> PermittedPlans:
+def permitted(host: FakePolicy, handle: Callable[[Event], None], may_set: Callable[[], bool]) -> PermittedPlans:
     return PermittedPlans(
         PolicyHostPlans("j", "scripted", host, handle),
         PredictionOnly("j", "scripted", host, FakeHistory(), lambda: 12),
-        can_set_clocks,
+        lambda: frozenset(Lever) if may_set() else frozenset(),
     )
 
 
