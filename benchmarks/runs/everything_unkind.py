@@ -1,13 +1,13 @@
 """Plans on GPUs that are unkind in every way at once, against the best plan under the same conditions.
 
-    python benchmarks/runs/everything_unkind.py [--jobs 50] [--seed 1] [--json]
+    python benchmarks/runs/everything_unkind.py [--jobs 50] [--seed 1] [--policy learning] [--json]
 
 Seeded random pipelines in virtual time on the parameters of six GPU models. Clocks take effect late, each target clock
 by a median of its own, one change in a hundred far later, and are reported too early; a set call takes the driver's
 time and stops the GPU; energy counters change every 10 to 200 ms, sample power a quarter of the time (not on V100), and
 are read by slow calls, with the daemon's own sampler; instructions scatter by 0.4 % and measured energies by 0.5 %;
 GPUs grow slower as they get warm. The driver's and the counter's times are half to twice what the unkind simulated
-world assumes of the model. The policy bubble-aware knows none of it.
+world assumes of the model. The policy knows none of it.
 
 The last plan of a job and the best one from exact knowledge are measured in the same conditions, 60 iterations each; if
 the former is better, it is the best known. A job without a plan counts with its energy at full speed. Slowdowns are
@@ -22,6 +22,7 @@ import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -30,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpuenergyd.core.job.outcome import find_outcome
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
+from gpuenergyd_policies.bubble_aware.from_plans import BubbleAwareFromPlans
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from tests.support.everything_unkind import best_result, conditions, result_of, training
 from tests.support.random_jobs import random_job
@@ -39,6 +41,7 @@ MAX_ITERATIONS_TO_THE_PLAN = 40
 MAX_REGRET_MEAN_RATIO, MAX_REGRET_P95_RATIO = 0.015, 0.04
 MAX_SLOWDOWN_RATIO = 0.01
 MIN_COVERED_RATIO = 0.9
+POLICIES = {"bubble-aware": BubbleAware, "learning": BubbleAwareFromPlans}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +71,16 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="jobs at the same time")
+    parser.add_argument("--policy", choices=sorted(POLICIES), default="bubble-aware")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     jobs = []
     with ProcessPoolExecutor(options.processes) as pool:
-        for job in pool.map(run, range(1000 * options.seed, 1000 * options.seed + options.jobs)):
+        seeds = range(1000 * options.seed, 1000 * options.seed + options.jobs)
+        for job in pool.map(partial(run, policy=options.policy), seeds):
             jobs.append(job)
             print(job, file=sys.stderr, flush=True)
-    figures = summary(jobs) | {"seed": options.seed}
+    figures = summary(jobs) | {"seed": options.seed, "policy": options.policy}
     if not options.json:
         for name, value in figures.items():
             if name != "jobs":
@@ -115,11 +120,11 @@ def is_met(figures: dict[str, Any]) -> bool:
     )
 
 
-def run(seed: int) -> Job:
+def run(seed: int, policy: str = "bubble-aware") -> Job:
     """Train once, and measure the last plan and the best one."""
     job = random_job(seed)
     under = conditions(job.model, seed, job.schedule.num_ranks)
-    trained = training(job, under, BubbleAware())
+    trained = training(job, under, POLICIES[policy]())
     seen: dict[str, ClockPlan] = {}
     try:
         for _ in range(NUM_ITERATIONS):

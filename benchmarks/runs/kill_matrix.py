@@ -1,6 +1,6 @@
 """Kill client, daemon, worker, policy host or all of them at random moments and check that no GPU stays lowered.
 
-    python benchmarks/runs/kill_matrix.py --trials 1000 --seed 1 [--json]
+    python benchmarks/runs/kill_matrix.py --trials 1000 --seed 1 [--lever power-limits] [--policy cost] [--json]
 
 Prints how long GPUs stayed lowered after a client died (99th percentile) and after a part of the daemon died (maximum;
 the remaining processes restore, or `gpuenergyd restore` if all are dead), and whether the database survived. For
@@ -21,6 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from gpuenergyd.core.policy_api.policy import Lever
 from tests.support.kill_rig import KillRig, Trial
 
 _OF_THE_DAEMON = ("daemon", "worker", "worker_and_sentinel", "all")
@@ -30,6 +31,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lever", choices=[*Lever], help="what the daemon may set; without it, both")
+    parser.add_argument("--policy", default="uniform", help="policy of the jobs: uniform or cost")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.trials < 1:
@@ -39,7 +42,8 @@ def main() -> int:
     bare_starts_s: list[float] = []
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="kill-matrix-") as folder:
-        rig = KillRig(Path(folder), random.Random(options.seed))
+        levers = (Lever(options.lever),) if options.lever else tuple(Lever)
+        rig = KillRig(Path(folder), random.Random(options.seed), policy=options.policy, levers=levers)
         try:
             for trial in rig.run(options.trials):
                 trials.append(trial)

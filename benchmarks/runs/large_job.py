@@ -1,10 +1,13 @@
 """A training of 2,048 ranks on 256 hosts: what a host sends and receives, what the leader computes, when a plan comes.
 
-    python benchmarks/runs/large_job.py [--pp 64] [--tp 8] [--dp 4] [--microbatches 512] [--seed 0] [--json]
+    python benchmarks/runs/large_job.py [--pp 64] [--tp 8] [--dp 4] [--microbatches 512] [--all-real] [--json]
 
 Synthetic ranks in virtual time against the real code of members, leaders, daemons and policy host; see
-tests/support/large_job.py for what is real. Bytes are those of the job's store, which is all that travels between
-hosts, with 64 for each operation. Seconds are of this machine.
+tests/support/large_job.py for what is real. Two hosts of the first replica run their daemon's code, the leader's and
+the last one. The messages of the others are computed once per stage by the code that makes them, and other replicas do
+as the first (tests/support/encoded_host.py); with `--all-real` all hosts are real, which takes much longer. Bytes are
+those of the job's store, which is all that travels between hosts, with 64 for each operation. Seconds are of this
+machine.
 """
 
 import argparse
@@ -19,6 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
+from tests.support.encoded_host import EncodedLargeJob
 from tests.support.large_job import ITERATION_S, JobSize, LargeJob
 
 NUM_TUNED = 12
@@ -37,12 +41,14 @@ def main() -> int:
     parser.add_argument("--dp", type=int, default=4)
     parser.add_argument("--microbatches", type=int, default=512)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--all-real", action="store_true", help="run the real code of every host and replica")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     size = JobSize(options.pp, options.tp, options.dp, options.microbatches)
-    figures = asyncio.run(measure(size, options.seed)) | {"seed": options.seed}
+    kind = LargeJob if options.all_real else EncodedLargeJob
+    figures = asyncio.run(measure(kind(size, seed=options.seed))) | {"seed": options.seed}
     if not options.json:
         for name, value in figures.items():
             print(f"{name}: {value}")
@@ -50,9 +56,8 @@ def main() -> int:
     return 0 if figures["num_met"] == figures["num_targets"] else 1
 
 
-async def measure(size: JobSize, seed: int) -> dict[str, Any]:
+async def measure(job: LargeJob) -> dict[str, Any]:
     """Train until a tuned plan has run for a while, and return the figures."""
-    job = LargeJob(size, seed=seed)
     try:
         await job.run(
             num_tuned=NUM_TUNED,
@@ -78,7 +83,8 @@ def summary(job: LargeJob) -> dict[str, Any]:
     plan_gap_ratio = predicted.energy_j / predicted.lower_bound_j - 1 if predicted and predicted.lower_bound_j else None
     figures: dict[str, Any] = {
         "ranks": job.size.num_ranks,
-        "hosts": len(job.hosts),
+        "hosts": job.size.num_pp_ranks * job.size.num_dp_ranks,
+        "hosts_with_real_daemons": job.num_real_hosts if isinstance(job, EncodedLargeJob) else len(job.hosts),
         "stages": job.size.num_pp_ranks,
         "microbatches": job.size.num_microbatches,
         "iterations": job.index + 1,

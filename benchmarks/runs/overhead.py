@@ -37,19 +37,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 import torch.distributed as dist
+from paired_steps import ATTACHED, NULL, PLAIN, US_PER_S, Switch, reported
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd_trainers.demo.gpt_pipeline import GptRank
-from gpuenergyd_trainers.joining.handle import Handle
 from gpuenergyd_trainers.timing.simulated import SimulatedTimer
 from gpuenergyd_trainers.torch_pipelining import attach
 from tests.support.daemon_process import running_daemon
 from tests.support.processes import child_pids
 from tests.trainers.pipeline_processes import run_ranks
 
-ATTACHED, PLAIN, NULL = "attached", "plain", "null"
 SETTLING_STEPS = 1
 """Steps left out at the start of a segment: the first after attaching is not an iteration, and caches are cold."""
 FIRST_STEPS = 30
@@ -58,9 +57,7 @@ DURATION_SCALE = 0.5
 """Factor on the demo's instructions: steps take 0.7 s; those of pipelines on GPUs take 1 s or more."""
 WIDTH, TOKENS, SEQUENCES, LAYERS = 256, 64, 8, 2
 """Settings of compute-bound steps, about as long on one core each."""
-NUM_RESAMPLES = 4_000
 RUN_LIMIT_S = 3_600.0
-US_PER_S = 1e6
 
 
 def main() -> int:
@@ -155,11 +152,11 @@ def train(
 
 
 def simulated(
-    rank: int, gpu_uuids: list[str], num_microbatches: int, world: str
+    rank: int, gpu_uuids: list[str], num_microbatches: int, world: str, *, duration_scale: float = DURATION_SCALE
 ) -> tuple[Callable[[], float], Any, SimulatedTimer]:
     """Return a function that trains one timed step on a simulated GPU, the schedule, and the timer of instructions."""
     training = GptRank("1f1b", rank, len(gpu_uuids), num_microbatches)
-    training.simulate_on(SimulatedHost.open(Path(world)), gpu_uuids[rank], duration_scale=DURATION_SCALE)
+    training.simulate_on(SimulatedHost.open(Path(world)), gpu_uuids[rank], duration_scale=duration_scale)
     indices = itertools.count()
 
     def step() -> float:
@@ -192,27 +189,6 @@ def computing(rank: int, num_ranks: int, num_microbatches: int) -> tuple[Callabl
     return step, schedule
 
 
-class Switch:
-    """Removes an attachment's wrappers and adds them again; the rank stays in its job."""
-
-    def __init__(self, handle: Handle) -> None:
-        self._handle = handle
-        self._places = [(w, w._target, w._name, w._wrapper) for w in handle._wrapped]  # noqa: SLF001  only needed here
-        self._is_on = True
-
-    def turn(self, *, is_on: bool) -> None:
-        """Run the schedule with or without the wrappers."""
-        if is_on and not self._is_on:
-            for _, target, name, wrapper in self._places:
-                setattr(target, name, wrapper)
-        elif self._is_on and not is_on:
-            if self._handle._rank is not None:  # noqa: SLF001  as above
-                self._handle._rank.pause()  # noqa: SLF001  as above
-            for wrapped, *_ in reversed(self._places):
-                assert wrapped.undo()
-        self._is_on = is_on
-
-
 def cpu_s(pid: int) -> float:
     """Return the CPU time, user and system, of a process and its running children."""
     ticks = 0
@@ -220,16 +196,6 @@ def cpu_s(pid: int) -> float:
         fields = Path(f"/proc/{one}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
         ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def reported(values: list[float], what: str) -> dict[str, float]:
-    """Return the median and its bootstrap 95 % interval."""
-    resampled = random.Random(2)
-    medians = sorted(statistics.median(resampled.choices(values, k=len(values))) for _ in range(NUM_RESAMPLES))
-    low, high = medians[round(0.025 * NUM_RESAMPLES)], medians[round(0.975 * NUM_RESAMPLES) - 1]
-    digits = 5 if what == "ratio" else 1
-    median = statistics.median(values)
-    return {f"median_{what}": round(median, digits), "low": round(low, digits), "high": round(high, digits)}
 
 
 def show(result: dict[str, Any]) -> None:

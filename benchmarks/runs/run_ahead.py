@@ -1,29 +1,35 @@
 """Programs that run ahead of their simulated GPUs: errors of the reported times, savings and slowdowns by depth.
 
-    python benchmarks/runs/run_ahead.py [--depths 0 0.5 1 2 4] [--iterations 100] [--seed 0] [--json]
+    python benchmarks/runs/run_ahead.py [--depths 0 0.5 1 2 4] [--iterations 80] [--seed 0] [--json]
 
 Four stages of the demo's GPT train under a daemon. Each depth is the number of iterations that the program may launch
 ahead of the simulated GPUs; the program reads nothing back, or synchronises after every step. Times that the daemon
-gets are compared with the instants of the simulation. Savings and slowdowns are the daemon's estimates, simulated, with
-their intervals. Losses must be equal in all runs, and to a training without a daemon.
+gets are compared with the instants of the simulation. Savings are simulated: medians of the exact energy of iterations
+with the settled plan against those at full speed in the same training; the daemon's own estimates stand beside them
+with their intervals. Slowdowns are the daemon's estimates. Losses must be equal in all runs, and to a training without
+a daemon.
 """
 
 import argparse
 import json
 import os
+import sqlite3
 import sys
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import RecordedIteration
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.drivers.world_kinds import WorldKind
 from gpuenergyd_trainers.demo.gpt_pipeline import GptRank, RunAhead
@@ -32,11 +38,13 @@ from tests.support.daemon_process import running_daemon
 from tests.trainers.pipeline_processes import run_ranks
 
 NUM_RANKS, NUM_MICROBATCHES = 4, 8
-DURATION_SCALE = 0.5
-"""Iterations of about 0.7 s, so that disturbances of the host's own programs are small beside them."""
+DURATION_SCALE = 1.0
+"""Iterations of about 1.4 s: the caution of a plan follows from the noise of its baseline, and disturbances by the
+host's own programs, which share two cores here, are small beside iterations of that length."""
 DEPTHS = (0.0, 0.5, 1.0, 2.0, 4.0)
 TOLERATED_WINDOW_ERROR = TOLERATED_SLOWDOWN = 0.01
 TOLERATED_SAVING_LOSS = 0.007
+LEAST_SETTLED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +73,21 @@ class TimeErrors:
     num_iterations: int = 0
 
 
-class ReportedTimes:
-    """Compares the times that a recorder reports with the instants of the simulated stream."""
+class StoredPlan(NamedTuple):
+    """The plan of an iteration in the daemon's history."""
 
-    def __init__(self, recorder: DeviceRecorder) -> None:
+    purpose: str | None
+    plan_id: str | None
+
+
+class ReportedTimes:
+    """Compares the times that a recorder reports with the instants of the simulated stream; notes exact energies."""
+
+    def __init__(self, recorder: DeviceRecorder, read_energy_j: Callable[[], float]) -> None:
         self.errors = TimeErrors()
+        self.energy_by_end_j: dict[int, float] = {}
+        """What the GPU had consumed when it reached the end of each iteration, by iteration index."""
+        self._read_energy_j = read_energy_j
         self._call_when_known = recorder.call_when_known
         recorder.call_when_known = self._compare_when_known  # type: ignore[method-assign]
 
@@ -77,6 +95,8 @@ class ReportedTimes:
         self._call_when_known(recorded, partial(self._compare, recorded, act))
 
     def _compare(self, recorded: Any, act: Any) -> None:
+        [finished] = act.args
+        self.energy_by_end_j[finished.iteration_index] = self._read_energy_j()
         times = recorded.times()
         begin_ns, end_ns = recorded.opening.mono_ns, recorded.last.mono_ns
         true_work_ns = sum(
@@ -100,7 +120,7 @@ class ReportedTimes:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--depths", type=float, nargs="+", default=DEPTHS)
-    parser.add_argument("--iterations", type=int, default=100)
+    parser.add_argument("--iterations", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -116,6 +136,7 @@ def main() -> int:
     figures = {
         "window_error_max_ratio": max(max(r["errors"].window_ratio, r["errors"].work_ratio) for r in results.values()),
         "saving_ratio_by_depth": {name: result["saving_ratio"] for name, result in results.items()},
+        "estimated_saving_ratio_by_depth": {name: result["estimated_saving_ratio"] for name, result in results.items()},
         "saving_interval_by_depth": {name: result["saving_interval"] for name, result in results.items()},
         "slowdown_ratio_by_depth": {name: result["slowdown_ratio"] for name, result in results.items()},
         "losses_equal": all(result["losses"] == losses_alone for result in results.values()),
@@ -153,10 +174,13 @@ def run(case: Case) -> dict[str, Any]:
             ranks = run_ranks(
                 NUM_RANKS, folder, train, case, str(daemon.world_path), str(daemon.socket_path), str(folder / "signals")
             )
+            database_path = daemon.database_path
+        plans = plans_of_iterations(database_path) if case.is_attached else {}
     job = ranks[0]["job"] or {}
     errors = [rank["errors"] for rank in ranks]
     return {
-        "saving_ratio": job.get("saving_ratio"),
+        "saving_ratio": exact_saving([rank["energy_by_end_j"] for rank in ranks], plans),
+        "estimated_saving_ratio": job.get("saving_ratio"),
         "saving_interval": job.get("saving_interval"),
         "slowdown_ratio": job.get("slowdown_ratio"),
         "phase": job.get("phase"),
@@ -171,6 +195,38 @@ def run(case: Case) -> dict[str, Any]:
     }
 
 
+def plans_of_iterations(database_path: Path) -> dict[int, StoredPlan]:
+    """Return the plan of each iteration, as the daemon stored it; without iterations that it saw as irregular."""
+    with closing(sqlite3.connect(database_path)) as database:
+        rows = database.execute("SELECT iteration_index, plan_purpose, plan_id FROM iterations WHERE is_regular")
+        return {index: StoredPlan(purpose, plan_id) for index, purpose, plan_id in rows}
+
+
+def exact_saving(
+    energy_by_end_j_by_rank: Sequence[Mapping[int, float]], plans: Mapping[int, StoredPlan]
+) -> float | None:
+    """Return the median energy saved by an iteration with the settled plan, as a share of one at full speed.
+
+    Settled is the last plan that ran for at least `LEAST_SETTLED` iterations. Left out are iterations whose predecessor
+    had another plan: clocks still change in them.
+    """
+    full_speed_j: list[float] = []
+    tuned_j: dict[str | None, list[float]] = {}
+    for index, plan in sorted(plans.items()):
+        is_known = all(index in rank and index - 1 in rank for rank in energy_by_end_j_by_rank)
+        if not is_known or plans.get(index - 1) != plan:
+            continue
+        energy_j = sum(rank[index] - rank[index - 1] for rank in energy_by_end_j_by_rank)
+        if plan.purpose == PlanPurpose.BASELINE:
+            full_speed_j.append(energy_j)
+        elif plan.purpose == PlanPurpose.TUNED:
+            tuned_j.setdefault(plan.plan_id, []).append(energy_j)
+    settled_j = next((own for own in reversed(tuned_j.values()) if len(own) >= LEAST_SETTLED), None)
+    if settled_j is None or not full_speed_j:
+        return None
+    return 1 - median(settled_j) / median(full_speed_j)
+
+
 def train(rank: int, case: Case, world: str, socket_path: str, signals_path: str) -> dict[str, Any]:
     """Train on one rank; return its losses, the errors of its times, and on rank 0 the daemon's view of the job."""
     host = SimulatedHost.open(Path(world))
@@ -183,7 +239,7 @@ def train(rank: int, case: Case, world: str, socket_path: str, signals_path: str
         cleanup.callback(host.close)
         cleanup.enter_context(training.simulate_on(host, gpu_uuid, duration_scale=DURATION_SCALE, run_ahead=run_ahead))
         assert isinstance(training.timer, DeviceRecorder)
-        reported = ReportedTimes(training.timer)
+        reported = ReportedTimes(training.timer, partial(host.exact_energy_j, gpu_uuid))
         if case.is_attached:
             handle = attach(
                 training.schedule,
@@ -203,7 +259,7 @@ def train(rank: int, case: Case, world: str, socket_path: str, signals_path: str
         training.synchronize()
         if rank == 0 and case.is_attached:
             job = next(iter(DaemonClient(socket_path).get_status()["jobs"]), job)
-    return {"losses": losses, "errors": reported.errors, "job": job}
+    return {"losses": losses, "errors": reported.errors, "energy_by_end_j": reported.energy_by_end_j, "job": job}
 
 
 if __name__ == "__main__":

@@ -76,13 +76,25 @@ class Worker:
     """A worker that does at once what it is told, and keeps nothing."""
 
     async def lease(
-        self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner, pidfds: Sequence[int] = ()
+        self,
+        lease_id: str,
+        gpu_uuids: Sequence[str],
+        owner: LeaseOwner,
+        pidfds: Sequence[int] = (),
+        *,
+        sets_clocks: bool = True,
     ) -> None:
-        del lease_id, gpu_uuids, owner, pidfds
+        del lease_id, gpu_uuids, owner, pidfds, sets_clocks
 
     async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
         del gpu_uuids, reason
         return ()
+
+    async def lower_power_limit(
+        self, lease_id: str, gpu_uuid: str, power_limit_w: float | None, owner: LeaseOwner
+    ) -> float:
+        del lease_id, gpu_uuid, owner
+        return 400.0 if power_limit_w is None else power_limit_w
 
     async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
         del lease_id, gpu_uuid, owner

@@ -51,7 +51,7 @@ def _claim() -> str:
         f"**gpuenergyd cuts the energy of pipeline-parallel training by {math.floor(100 * min(plain))} to"
         f" {math.floor(100 * max(plain))} % at the same speed**, and by up to {math.floor(100 * extra)} % with"
         f" memory to spare.\nThese figures are from real training of unequal stages on **simulated** A100 GPUs"
-        f" for which setting clocks and reading energy cost nothing"
+        f" whose reads, clock changes and counters are as slow and uneven as real ones are reported to be"
         f" ({_date('schedules')}; iterations took at most {_percent(slowest, 1)} % longer). A saving on real GPUs has"
         f" {_real_gpus_short()}."
     )

@@ -5,6 +5,7 @@ import inspect
 import random
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 
 from docs.site.markdown import table
 from gpuenergyd.core.job import messages
@@ -22,6 +23,7 @@ from gpuenergyd.core.job.messages import (
     RankJoined,
     RankLost,
     RankReleased,
+    RankReordered,
     SendPlan,
     StragglerChanged,
 )
@@ -31,6 +33,7 @@ from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.errors import JobError
 
 _NUM_RUNS, _NUM_EVENTS = 120, 120
 _CLOCKS_MHZ = (1410, 900)
@@ -48,6 +51,7 @@ _RARE_RATIO = 0.05
 _RARE_EVENTS: tuple[Event, ...] = (
     RankReleased(0),
     RankLost(0, "died"),
+    RankReordered(0, _SCHEDULE.orders[0], 2),
     ControlLost("no GPU worker"),
     ProfilingPermissionChanged("too expensive"),
     ProfilingPermissionChanged(None),
@@ -64,6 +68,7 @@ _EXPLANATIONS = {
     ("PolicyFailed", JobPhase.FALLBACK): "the policy failed",
     ("ControlLost", JobPhase.FALLBACK): "clocks cannot be set",
     ("ProfilingPermissionChanged", JobPhase.FALLBACK): "profiling is no longer permitted",
+    ("RankReordered", JobPhase.BASELINE): "the number of microbatches has changed",
     ("RankReleased", JobPhase.ENDED): "a rank was released",
     ("RankLost", JobPhase.ENDED): "a rank's process died",
 }
@@ -109,7 +114,8 @@ def _phase_after(job: Job, event: Event) -> JobPhase:
     """Return the phase of a copy of a job after an event."""
     copy = Job(job.description, job.rules)
     copy.restore(job.snapshot())
-    copy.handle(event)
+    with suppress(JobError):  # no rank has joined
+        copy.handle(event)
     return copy.phase
 
 
@@ -125,7 +131,8 @@ class _Walk:
 
     def handle(self, event: Event) -> None:
         """Pass an event to the job, and remember the plans that it sends."""
-        self.sent += [command for command in self.job.handle(event) if isinstance(command, SendPlan)]
+        with suppress(JobError):  # as above
+            self.sent += [command for command in self.job.handle(event) if isinstance(command, SendPlan)]
 
     def next_event(self) -> Event:
         """Return an event that may come next."""

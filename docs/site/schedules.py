@@ -16,6 +16,10 @@ _TORCH_CLASSES = {
     "zbv": "ScheduleZBVZeroBubble",
     "dualpipev": "ScheduleDualPipeV",
 }
+_MEGATRON_SETTINGS = {
+    PAIRED: "Megatron-core, `virtual_pipeline_model_parallel_size`",
+    COMBINED: "Megatron-core, `overlap_moe_expert_parallel_comm`",
+}
 
 
 def schedules_page() -> str:
@@ -23,7 +27,7 @@ def schedules_page() -> str:
     rows = (
         (
             code(name),
-            code(_TORCH_CLASSES[name]),
+            _MEGATRON_SETTINGS[name] if name in _MEGATRON_SETTINGS else code(_TORCH_CLASSES[name]),
             ("any, default " if family.takes_any_num_chunks else "") + str(family.default_num_chunks),
         )
         for name, family in SCHEDULES.items()
@@ -34,18 +38,22 @@ def schedules_page() -> str:
             " `gpuenergyd plan --schedule`. Trainers report the order that they really execute, so a schedule with"
             " another order is planned too: it is learned from two equal iterations and is called `learned`."
         ),
-        table(("name", "class in torch.distributed.pipelining", "stages per rank"), rows),
+        table(("name", "class in torch.distributed.pipelining, or setting", "stages per rank"), rows),
         (
             "Extra microbatches in flight are an option of `1f1b`: `Schedule1F1BExtraInflight` of"
-            " [gpuenergyd_trainers.torch_inflight](python-api.md#gpuenergyd_trainerstorch_inflight). Megatron-core also"
-            f" registers `{PAIRED}` and `{COMBINED}`, see"
+            " [gpuenergyd_trainers.torch_inflight](python-api.md#gpuenergyd_trainerstorch_inflight). Megatron-core with"
+            " virtual stages runs `interleaved` where `overlap_p2p_comm` is on, and"
+            f" `{PAIRED}` where it is off; microbatches are in groups of as many as there are ranks, its default. In"
+            f" `{COMBINED}` a forward and a backward are one instruction, `FB`: from a table, it takes as long as both,"
+            " less what `--overlap-saving` says, and as much energy. See"
             " [attach a training program](../how-to/attach-a-training-program.md#megatron-core)."
         ),
         "## Orders",
         (
             f"{_NUM_RANKS} ranks, {_NUM_MICROBATCHES} microbatches. `F` is a forward, `B` a full backward, `I` an input"
             " gradient and `W` a weight gradient; the number is the microbatch, and `.1` marks the second stage of a"
-            " rank."
+            " rank. `FB0.1+0` is the backward of microbatch 0 on the first stage of a rank, together with a forward on"
+            " its second stage; in JSON the chunk of such an instruction is 64 times the forward's plus the backward's."
         ),
     ]
     for name in SCHEDULES:
@@ -56,5 +64,4 @@ def schedules_page() -> str:
 
 
 def _short(instruction: Instruction) -> str:
-    chunk = f".{instruction.chunk_index}" if instruction.chunk_index else ""
-    return f"{instruction.kind}{instruction.microbatch_index}{chunk}"
+    return str(instruction).partition("@")[0]

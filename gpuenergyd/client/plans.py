@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from gpuenergyd.core.distributed.plan_windows import PlanWindow, PlanWindowFollower
+from gpuenergyd.core.pipeline.timetable import PlannedChange
 from gpuenergyd.wire.messages import OrderRow, PlanSlice
 
 _MAX_INSTALLED = 8
@@ -33,6 +34,8 @@ class PreparedPlan:
     """Maximum clock of the GPU, for members of a pipeline across hosts."""
     is_full_speed: bool = False
     """Whether to request the maximum clock because no plan is agreed for this iteration."""
+    changes: tuple[PlannedChange, ...] = ()
+    """All changes of `clocks`, and those that a request has no room for: for the timetable of a captured graph."""
 
     @property
     def highest_sm_clock_mhz(self) -> int:
@@ -58,7 +61,13 @@ def prepare(plan: PlanSlice, token: bytes) -> PreparedPlan:
         elif planned.later_sm_clock_mhz == 0 or delay_ns < planned.later_delay_ns:
             clocks[key] = planned._replace(later_sm_clock_mhz=sm_clock_mhz, later_delay_ns=delay_ns)
     return PreparedPlan(
-        plan.plan_epoch, plan.apply_at_iteration, clocks, token, plan.plan_id, plan.full_speed_sm_clock_mhz
+        plan.plan_epoch,
+        plan.apply_at_iteration,
+        clocks,
+        token,
+        plan.plan_id,
+        plan.full_speed_sm_clock_mhz,
+        changes=tuple(PlannedChange((kind, m, chunk), delay_ns, mhz) for kind, m, chunk, delay_ns, mhz in plan.changes),
     )
 
 
@@ -154,7 +163,7 @@ class AgreedPlans(PlanQueue):
             return plan
         if self._last is None:
             return NO_PLAN
-        return replace(self._last, clocks={}, is_full_speed=True)
+        return replace(self._last, clocks={}, changes=(), is_full_speed=True)
 
     def _apply(self, event: PreparedPlan | tuple[PlanWindow, ...] | str | None) -> None:
         if event is None:

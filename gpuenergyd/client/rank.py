@@ -1,27 +1,28 @@
 """Client of one rank of a job: marks iterations and instructions and follows plans; never raises into training."""
 
 import atexit
-import itertools
 import logging
 import os
-import socket
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic_ns
 
+from gpuenergyd.client.clock_sender import ClockSender
 from gpuenergyd.client.environment import find_job_length, find_job_options, missing_gpu_reason
 from gpuenergyd.client.plans import NO_PLAN, AgreedPlans, PlannedClocks, PlanQueue, PreparedPlan
 from gpuenergyd.client.reporter import FinishedIteration, Reporter
 from gpuenergyd.client.tags import MAX_TAGS, find_tags
+from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
+from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import NOT_RECORDED, HostRecorder, InstructionTimer, RecordedIteration
+from gpuenergyd.client.timing.replays import CapturedInstructions
+from gpuenergyd.core.pipeline.timetable import ONE_CLOCK, TIMETABLE
 from gpuenergyd.wire import PROTOCOL_VERSION
-from gpuenergyd.wire.clock_request import pack_clock_request
 from gpuenergyd.wire.messages import OrderRow, RankRegistration
 
 logger = logging.getLogger("gpuenergyd.client")
-_SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _RELEASE_LIMIT_NS = 1_000_000_000
 
 
@@ -57,6 +58,8 @@ class RankDescription:
     """Tags in addition to those from the environment."""
     is_first: bool = True
     """Whether this is the first rank of the training, which tells the user that the job was joined and has ended."""
+    is_replayed: bool = False
+    """Whether each iteration replays a captured graph as a whole, with one clock."""
 
 
 class RankClient:
@@ -106,18 +109,19 @@ class RankClient:
         self._socket_path = socket_path
         self._is_first = rank.is_first
         self._timer: InstructionTimer = timer if timer is not None else HostRecorder()
+        self._recorder = self._timer if isinstance(self._timer, DeviceRecorder) else None
+        self._captured_always = self._captured = ONE_CLOCK if rank.is_replayed else ""
         self._begin, self._end = self._timer.begin, self._timer.end  # bound once: these run at every instruction
         self._plans = PlanQueue() if agreed_plans is None else agreed_plans
         self._plan: PreparedPlan = NO_PLAN
         self._clocks: Mapping[OrderRow, PlannedClocks] = NO_PLAN.clocks
         self._reporter: Reporter | None = None
-        self._sequence = itertools.count(1)
+        self._sender = ClockSender()
         self._is_inert = rank.gpu_uuid is None
-        self._is_in_iteration = False
+        self._is_in_iteration = self._is_in_capture = False
         self._iteration_index = -1
         self._plan_epoch = 0
         self._recorded: RecordedIteration | None = None
-        self._num_records_dropped = 0
         self._num_errors = 0
         self.total_errors = 0
         """Exceptions of this client that were suppressed so far."""
@@ -148,9 +152,24 @@ class RankClient:
         return self._plan_epoch
 
     @property
+    def energy_per_gpu_j(self) -> float | None:
+        """Energy per GPU of the newest iteration of the job that the daemon has measured, in J; None before one."""
+        return self._reporter.energy_per_gpu_j if self._reporter is not None else None
+
+    @property
+    def power_per_gpu_w(self) -> float | None:
+        """The same divided by the time of the iteration, in W."""
+        return self._reporter.power_per_gpu_w if self._reporter is not None else None
+
+    @property
     def iteration_index(self) -> int:
         """Index of the current or last iteration; -1 before the first."""
         return self._iteration_index
+
+    @property
+    def graphs(self) -> CapturedGraphs | None:
+        """The graphs that this process captures and replays; None where its device has none."""
+        return self._recorder.graphs if self._recorder is not None else None
 
     @property
     def rank_token(self) -> str | None:
@@ -164,7 +183,30 @@ class RankClient:
         try:
             registration = replace(self._registration, order=tuple(order))
             self._reporter = Reporter(registration, self._plans, socket_path=self._socket_path, is_first=self._is_first)
+            self._sender.reporter = self._reporter
         except Exception:  # noqa: BLE001  for instance no thread available: must not reach training
+            self._count_error()
+
+    @property
+    def can_change_order(self) -> bool:
+        """Whether `change_order` is possible: not in a pipeline across hosts."""
+        return not self._registration.is_pipeline_member
+
+    def change_order(self, order: Sequence[OrderRow], *, num_microbatches: int) -> None:
+        """Register again, with another number of microbatches, between two iterations; returns at once.
+
+        Plans of the earlier order are dropped; the daemon sends one for the new order. `pause` comes before.
+        """
+        if self._is_inert:
+            return
+        try:
+            self._registration = replace(self._registration, num_microbatches=num_microbatches, order=tuple(order))
+            self._timer.reserve(2 * len(order) + 1)
+            self._plans.clear()
+            self._plan, self._clocks = NO_PLAN, NO_PLAN.clocks
+            if self._reporter is not None:
+                self._reporter.register_again(self._registration)
+        except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
 
     def begin_iteration(self) -> None:
@@ -175,15 +217,46 @@ class RankClient:
             finished = self._pop_finished()
             self._timer.begin_iteration(finished.recorded if finished is not None else None)
             self._iteration_index += 1
+            self._captured = self._captured_always
             self._queue_report(finished)
             plan = self._plans.plan_for(self._iteration_index)
             self._plan = plan
             self._clocks = plan.clocks
-            can_send = self._reporter is not None and self._reporter.clock_socket is not None
-            self._plan_epoch = plan.plan_epoch if (can_send or not plan.clocks) and not plan.is_full_speed else 0
+            is_followed = (self._sender.can_send or not plan.clocks) and not plan.is_full_speed
+            self._plan_epoch = plan.plan_epoch if is_followed else 0
             if plan.is_full_speed:
                 self._request_highest(plan, plan.full_speed_sm_clock_mhz)
             self._is_in_iteration = True
+        except Exception:  # noqa: BLE001  must not reach training
+            self._count_error()
+
+    def begin_capture(self) -> bool:
+        """Have instructions marked in the graph that the program captures; return False if it captures none."""
+        if self._is_inert or self._recorder is None:
+            return False
+        try:
+            self._is_in_capture = self._recorder.begin_capture()
+        except Exception:  # noqa: BLE001  must not reach training
+            self._count_error()
+        return self._is_in_capture
+
+    def end_capture(self) -> CapturedInstructions | None:
+        """Return the instructions marked since `begin_capture`."""
+        self._is_in_capture = False
+        return None if self._recorder is None else self._recorder.end_capture()
+
+    def follow_replay(self, captured: CapturedInstructions) -> None:
+        """Take the instructions of the current iteration from a graph that is replayed next.
+
+        The plan's clocks are requested once the device begins the replay, all at once for their instants in it.
+        """
+        if not self._is_in_iteration or self._recorder is None:
+            return
+        try:
+            self._captured = TIMETABLE
+            self._recorder.replay(captured)
+            if self._plan.changes:
+                self._recorder.call_with_instant(partial(self._sender.request_timetable, self._plan))
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
 
@@ -226,13 +299,13 @@ class RankClient:
 
     def begin_instruction(self, kind: str, microbatch_index: int, chunk_index: int = 0) -> int:
         """Mark the begin of an instruction and request its planned clock; return its slot."""
-        if not self._is_in_iteration:
+        if not self._is_in_iteration and not self._is_in_capture:
             return NOT_RECORDED
         try:
             key = (kind, microbatch_index, chunk_index)
             slot = self._begin(key)
-            if key in self._clocks:
-                self._timer.call_at_begin(slot, partial(self._request_clocks, self._plan, self._clocks[key]))
+            if key in self._clocks and not self._is_in_capture:
+                self._timer.call_at_begin(slot, partial(self._sender.request, self._plan, self._clocks[key]))
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
             return NOT_RECORDED
@@ -278,11 +351,12 @@ class RankClient:
         finished = FinishedIteration(
             iteration_index=self._iteration_index,
             plan_epoch=self._plan_epoch,
-            num_records_dropped=self._num_records_dropped,
+            num_records_dropped=self._sender.num_dropped,
             num_client_errors=self._num_errors,
+            captured=self._captured,
             recorded=recorded,
         )
-        self._num_records_dropped = 0
+        self._sender.num_dropped = 0
         self._num_errors = 0
         return finished
 
@@ -297,37 +371,13 @@ class RankClient:
 
     def _report(self, finished: FinishedIteration) -> None:
         assert self._reporter is not None
+        if finished.captured == TIMETABLE:
+            self._sender.timetables.add_replay(finished.plan_epoch, finished.recorded.times())
         self._reporter.put(finished, launched_iteration_index=self._iteration_index)
 
     def _request_highest(self, plan: PreparedPlan, sm_clock_mhz: int) -> None:
         """Request a clock from the newest begin or end of an iteration on."""
-        self._timer.call_when_reached(partial(self._request_clocks, plan, PlannedClocks(sm_clock_mhz, 0, 0)))
-
-    def _request_clocks(self, plan: PreparedPlan, clocks: PlannedClocks) -> None:
-        now_mono_ns = monotonic_ns()
-        clock_socket = self._reporter.clock_socket if self._reporter is not None else None
-        if clock_socket is None:
-            self._num_records_dropped += 1
-            return
-        sm_clock_mhz, later_sm_clock_mhz, later_delay_ns = clocks
-        later_at_mono_ns = now_mono_ns + later_delay_ns if later_sm_clock_mhz else 0
-        datagram = pack_clock_request(
-            next(self._sequence) & 0xFFFFFFFF,
-            plan.token,
-            plan.plan_epoch,
-            sm_clock_mhz,
-            later_sm_clock_mhz,
-            later_at_mono_ns,
-            now_mono_ns,
-        )
-        try:
-            clock_socket.send(datagram, _SEND_FLAGS)
-        except BlockingIOError:
-            self._num_records_dropped += 1
-        except OSError:
-            self._num_records_dropped += 1
-            if self._reporter is not None:
-                self._reporter.retire_clock_socket()
+        self._timer.call_when_reached(partial(self._sender.request, plan, PlannedClocks(sm_clock_mhz, 0, 0)))
 
     def _count_error(self) -> None:
         self._num_errors += 1

@@ -75,6 +75,7 @@ class FinishedIteration:
     plan_epoch: int
     num_records_dropped: int
     num_client_errors: int
+    captured: str
     recorded: RecordedIteration
     """Its times are known."""
 
@@ -97,13 +98,15 @@ class Reporter:
         self._connection: HttpConnection | None = None
         self._breaker = CircuitBreaker()
         self._registered: RankRegistered | None = None
-        self._queue: queue.SimpleQueue[FinishedIteration | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[FinishedIteration | RankRegistration | None] = queue.SimpleQueue()
         self._launched_iteration_index = -1
         self._is_reachable: bool | None = None
         self._joined_job_id: str | None = None
         self._is_stopping = False
         self._retired_sockets: deque[socket.socket] = deque()
         self._pid = os.getpid()
+        self.energy_per_gpu_j: float | None = None
+        self.power_per_gpu_w: float | None = None
         self.clock_socket: socket.socket | None = None
         """Non-blocking SEQPACKET socket to the daemon, used by the training thread; None while not connected."""
         self._thread = threading.Thread(target=self._run, name="gpuenergyd-reporter", daemon=True)
@@ -119,6 +122,10 @@ class Reporter:
         """Queue a report and name the newest iteration that the program has launched; never blocks."""
         self._launched_iteration_index = launched_iteration_index
         self._queue.put(iteration)
+
+    def register_again(self, registration: RankRegistration) -> None:
+        """Queue another registration of this rank, after the reports queued so far; never blocks."""
+        self._queue.put(registration)
 
     def stop(self, *, limit_s: float) -> None:
         """Report queued iterations and leave the job; wait up to `limit_s` for that."""
@@ -148,10 +155,14 @@ class Reporter:
 
     def _run(self) -> None:
         self._attempt(self._register)
-        while (iteration := self._queue.get()) is not None:
+        while (queued := self._queue.get()) is not None:
+            if isinstance(queued, RankRegistration):
+                self._registration = queued
+                self._attempt(self._discard_registration)
             if self._registered is None:
                 self._attempt(self._register)
-            self._attempt(partial(self._report, iteration))
+            if isinstance(queued, FinishedIteration):
+                self._attempt(partial(self._report, queued))
         self._attempt(self._leave)
         self._attempt(self._close)
 
@@ -178,6 +189,7 @@ class Reporter:
             num_records_dropped=iteration.num_records_dropped,
             num_client_errors=iteration.num_client_errors,
             launched_iteration_index=max(self._launched_iteration_index, iteration.iteration_index),
+            captured=iteration.captured,
         )
         reply = self._post("/v1/iterations", encode(report), REPORT_LIMIT_S)
         if reply is None:
@@ -191,7 +203,10 @@ class Reporter:
             raise ProtocolError(f"HTTP {status}: {refusal_reason(body)}")
         else:
             token = bytes.fromhex(registered.rank_token)
-            self._plans.add(prepare(plan, token) for plan in decode_iteration_reply(body).plans)
+            decoded = decode_iteration_reply(body)
+            self._plans.add(prepare(plan, token) for plan in decoded.plans)
+            if decoded.energy_per_gpu_j is not None:
+                self.energy_per_gpu_j, self.power_per_gpu_w = decoded.energy_per_gpu_j, decoded.power_per_gpu_w
             if self.clock_socket is None:
                 self.clock_socket = _connect_clock_socket(registered.clock_socket_path)
             self._record_success()

@@ -1,28 +1,40 @@
-"""Clock request: the SM clock that a GPU should run at, now or from a later instant on."""
+"""Clock request: the SM clock that a GPU should run at, now and from later instants on."""
 
 from dataclasses import dataclass
+
+MAX_LATER_CLOCKS = 64
+"""Of one request: more than the clock segments that a plan has on one GPU in an iteration."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedClock:
+    """An SM clock from an instant on, in host monotonic ns."""
+
+    sm_clock_mhz: int
+    at_mono_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class ClockRequest:
-    """A request for one GPU's SM clock; 0 MHz requests no change. Instants are host monotonic ns.
+    """A request for one GPU's SM clock; 0 MHz requests no change now. Instants are host monotonic ns.
 
-    A request states clocks, never differences, so the next one makes up for a lost one. The later clock lets a
-    sender raise a clock ahead of need without waking up: the GPU worker waits for the instant.
+    A request states clocks, never differences, so the next one makes up for a lost one. Later clocks let a sender
+    change a clock without waking up, ahead of need or while it replays a captured graph: the GPU worker waits for the
+    instants.
     """
 
     sm_clock_mhz: int
     sent_mono_ns: int
-    later_sm_clock_mhz: int = 0
-    later_at_mono_ns: int = 0
+    later: tuple[TimedClock, ...] = ()
+    """In order of their instants, at most `MAX_LATER_CLOCKS`."""
     plan_epoch: int = 0
     """Epoch of the plan that the clocks belong to; 0 without a plan."""
 
     @property
     def first_sm_clock_mhz(self) -> int:
-        """The clock requested first: the one for now, otherwise the later one."""
-        return self.sm_clock_mhz or self.later_sm_clock_mhz
+        """The clock requested first: the one for now, otherwise the first later one; 0 without any."""
+        return self.sm_clock_mhz or (self.later[0].sm_clock_mhz if self.later else 0)
 
-    def later_request(self) -> "ClockRequest":
-        """Return the later clock as a request of its own, sent at its instant."""
-        return ClockRequest(self.later_sm_clock_mhz, self.later_at_mono_ns, plan_epoch=self.plan_epoch)
+    def later_requests(self) -> "tuple[ClockRequest, ...]":
+        """Return each later clock as a request of its own, sent at its instant."""
+        return tuple(ClockRequest(c.sm_clock_mhz, c.at_mono_ns, plan_epoch=self.plan_epoch) for c in self.later)

@@ -97,6 +97,7 @@ class Daemon:
                 gpus=self.gpus,
                 observation_limit_s=_OBSERVATION_LIMIT_S + 3 * settings.sample_period_s,
                 is_observing=settings.mode is Mode.OBSERVE,
+                levers=frozenset(settings.levers),
                 watcher=self.carbon.targets if self.carbon is not None else None,
                 previous_runs=PreviousRunStore(settings.database_url),
                 carbon_zone=self.carbon.feed.zone if self.carbon is not None else None,

@@ -21,7 +21,7 @@ from gpuenergyd.core.job.messages import (
 )
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
-from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd.core.policy_api.policy import JobView, Lever
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.processes.carbon_queries import TargetQuery, TargetReply
@@ -35,9 +35,15 @@ class WorkerPort(Protocol):
     """The GPU worker process, as jobs use it."""
 
     async def lease(
-        self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner, pidfds: Sequence[int] = ()
+        self,
+        lease_id: str,
+        gpu_uuids: Sequence[str],
+        owner: LeaseOwner,
+        pidfds: Sequence[int] = (),
+        *,
+        sets_clocks: bool = True,
     ) -> None:
-        """Lease GPUs, which journals their state.
+        """Lease GPUs, which journals their state; without `sets_clocks` for power limits only.
 
         Raises:
             GpuError: the lease is refused, or there is no worker.
@@ -52,13 +58,23 @@ class WorkerPort(Protocol):
         """
         ...
 
+    async def lower_power_limit(
+        self, lease_id: str, gpu_uuid: str, power_limit_w: float | None, owner: LeaseOwner
+    ) -> float:
+        """Lower a power limit under a lease, or return to the one before it (None); return the limit read back.
+
+        Raises:
+            GpuError: the limit is refused, or there is no worker.
+        """
+        ...
+
     def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
         """Request a clock of a leased GPU; returns at once."""
         ...
 
 
 class LimitingWorkerPort(WorkerPort, Protocol):
-    """A GPU worker that can also limit power, which only administrators and Zeus clients request."""
+    """A GPU worker that can also set any power limit, which only administrators and Zeus clients request."""
 
     async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
         """Set a power limit under a lease, and return the limit that was read back.
@@ -221,6 +237,14 @@ class DeliveryPort(Protocol):
         ...
 
 
+class PowerLimitPort(Protocol):
+    """The power limits of a job's plans."""
+
+    def send(self, command: SendPlan) -> None:
+        """Add a plan that ranks follow from its first iteration on."""
+        ...
+
+
 class LeasePort(Protocol):
     """The GPU leases of a job."""
 
@@ -285,6 +309,8 @@ class JobServices:
     """Time limit for the GPUs' energy counters to cover an iteration."""
     is_observing: bool = False
     """Whether the daemon only measures and never changes a clock."""
+    levers: frozenset[Lever] = frozenset(Lever)
+    """What plans of jobs may set."""
     watcher: IterationWatcher | None = None
     carbon_zone: str | None = None
     """Zone of this host's carbon intensities; None without any."""

@@ -11,6 +11,7 @@ from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.outcome import expectation
 from gpuenergyd.core.measurement.telemetry import MeasuredInstruction, RankIteration
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
+from gpuenergyd.core.pipeline.timetable import CAPTURED
 from gpuenergyd.core.policy_api.target import slowdown_problem
 from gpuenergyd.errors import JobError, ProtocolError
 from gpuenergyd.wire import PROTOCOL_VERSION
@@ -153,6 +154,8 @@ def checked_iteration(report: IterationReport, pp_rank: int, stage_rank: int = 0
             f"begin {report.begin_mono_ns}, end {report.end_mono_ns}, next begin {report.next_begin_mono_ns}:"
             " instants must be of this host's monotonic clock, in order"
         )
+    if report.captured and report.captured not in CAPTURED:
+        raise ProtocolError(f"captured {report.captured!r} must be empty or one of {', '.join(sorted(CAPTURED))}")
     if not 0 <= report.iteration_index < 2**53:
         raise ProtocolError(f"iteration_index {report.iteration_index} must be in [0, 2**53)")
     return RankIteration(

@@ -24,6 +24,8 @@ class GpuIdentity:
     """Published time from a clock request until its effect; None where no figure exists for the model."""
     driver_version: str | None = None
     """Version of the driver, which switch latencies depend on; None where it is not reported."""
+    min_power_limit_w: float | None = None
+    """Lowest power limit; None where the driver does not report it."""
 
 
 @dataclass(frozen=True, slots=True)

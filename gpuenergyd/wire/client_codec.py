@@ -40,7 +40,7 @@ def decode_released(body: bytes) -> ReleaseReply:
 def decode_iteration_reply(body: bytes) -> IterationReply:
     """Return the daemon's reply to an iteration report, or raise ProtocolError if it is invalid."""
     try:
-        plans = _json_object(body).get("plans", [])
+        reply = _json_object(body)
         return IterationReply(
             tuple(
                 PlanSlice(
@@ -50,11 +50,17 @@ def decode_iteration_reply(body: bytes) -> IterationReply:
                     changes=tuple((str(k), int(m), int(c), int(d), int(f)) for k, m, c, d, f in plan["changes"]),
                     full_speed_sm_clock_mhz=int(plan.get("full_speed_sm_clock_mhz", 0)),
                 )
-                for plan in plans
-            )
+                for plan in reply.get("plans", [])
+            ),
+            energy_per_gpu_j=_number(reply.get("energy_per_gpu_j")),
+            power_per_gpu_w=_number(reply.get("power_per_gpu_w")),
         )
     except (TypeError, KeyError, ValueError) as error:
         raise ProtocolError(f"reply to an iteration report: {error!r}") from None
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _json_object(body: bytes) -> dict[str, Any]:

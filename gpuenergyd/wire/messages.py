@@ -101,6 +101,8 @@ class IterationReport:
     num_records_dropped: int = 0
     num_client_errors: int = 0
     launched_iteration_index: int = -1
+    captured: str = ""
+    """How the clocks of a replayed graph are set, `timetable` or `one clock`; empty for any other iteration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +122,16 @@ class PlanSlice:
 
 @dataclass(frozen=True, slots=True)
 class IterationReply:
-    """Plans that are new to the rank, oldest first; a plan may be repeated, because replies can be lost."""
+    """Plans that are new to the rank, oldest first; a plan may be repeated, because replies can be lost.
+
+    With it comes the energy of the newest measured iteration of the rank's job; None while there is none.
+    """
 
     plans: tuple[PlanSlice, ...] = ()
+    energy_per_gpu_j: float | None = None
+    """Energy of an iteration divided by the number of GPUs."""
+    power_per_gpu_w: float | None = None
+    """The same divided by the time of the iteration."""
 
 
 @dataclass(frozen=True, slots=True)

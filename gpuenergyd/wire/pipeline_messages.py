@@ -192,3 +192,5 @@ class PipelineReply:
     """Straggler pace of the pipeline; None without a straggler."""
     block: tuple[str, int] | None = None
     """Id and length of a block: so many iterations at full speed, once, and the same plan again; None without one."""
+    replaces: tuple[str, ...] = ()
+    """Plans that this one, for a straggler's pace, may replace on one rank before another: no mix is slower than it."""

@@ -107,7 +107,7 @@ def _tuned_plan(
     changes = clock_changes(
         evaluated.timeline,
         clocks,
-        latency=tuple(gpu.switch_latency for gpu in view.gpus),
+        latency=view.switch_latencies,
     )
     return ClockPlan(
         plan_id=view.plan_id(f"envelope-{num_issued + 1}"),

@@ -5,6 +5,7 @@ import time
 from gpuenergyd.core.pipeline.plan import ClockPlan, baseline_plan
 from gpuenergyd.core.policy_api.policy import JobView, OfflinePlan, OfflineRequest
 from gpuenergyd.errors import TargetError
+from gpuenergyd_policies.advice import with_advice
 from gpuenergyd_policies.planning.plan_evaluation import baseline, unproven_plan
 
 
@@ -36,7 +37,7 @@ def plan_at_full_speed(view: JobView, reason: str) -> ClockPlan:
     """Return a plan that leaves all clocks alone; the last plan, with the reason, if that one does already."""
     last = view.issued_plans[-1] if view.issued_plans else baseline_plan()
     plan_id = view.plan_id(f"full-speed-after-{view.num_issued()}") if last.ranks else last.plan_id
-    return baseline_plan(plan_id, reason=reason)
+    return with_advice(view, baseline_plan(plan_id, reason=reason))
 
 
 def plan_offline(request: OfflineRequest) -> OfflinePlan:

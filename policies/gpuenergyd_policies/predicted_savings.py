@@ -71,7 +71,7 @@ def _planned(view: JobView, planner: Planner, assumption: Assumption) -> ClockPl
     target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
     clocks = planner(graph, profile, max(target_s - bias_s, min_iteration_time_s(graph, profile)))
     durations_s = [profile[i.instruction_class].at_clock(clocks[i]).time_s for i in graph.instructions]
-    latencies = tuple(gpu.switch_latency for gpu in view.gpus)
+    latencies = view.switch_latencies
     changes = clock_changes(timeline(graph, durations_s), clocks, latency=latencies, profile=profile)
     simulated = simulate_switching(graph, profile, changes, latency=latencies)
     waiting_j = profile.blocking_power_w * graph.num_ranks * bias_s

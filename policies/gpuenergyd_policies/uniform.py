@@ -1,5 +1,7 @@
 """The uniform policy: one clock for all GPUs of a job, the reference for policies with a clock per instruction.
 
+Where clocks may not be set it limits the power of all GPUs instead, by the same steps.
+
 Theory of operation. Online the policy keeps no state: it reads measured clocks with their times and energies from the
 view and chooses the next clock to measure, from the highest down, until one is slower than the target. The baseline
 stands for the highest clock. Then it refines
@@ -12,12 +14,20 @@ from collections.abc import Mapping, Sequence
 
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile
-from gpuenergyd.core.policy_api.policy import JobView, OfflinePlan, OfflineRequest
+from gpuenergyd.core.policy_api.policy import JobView, Lever, OfflinePlan, OfflineRequest
 from gpuenergyd.errors import TargetError
+from gpuenergyd_policies.advice import with_advice
 from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_speed
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_options, unproven_plan
 from gpuenergyd_policies.predicted_savings import cheapest_common_clock, predicted_plan
-from gpuenergyd_policies.uniform_probe import ClockMeasurement, clock_measurements, common_clocks_mhz, uniform_plan
+from gpuenergyd_policies.uniform_probe import (
+    ClockMeasurement,
+    Setting,
+    common_clocks_mhz,
+    common_power_limits_w,
+    lever_measurements,
+    setting_plan,
+)
 
 COARSE_CLOCKS = 6
 """Clocks measured on the way from the highest to the lowest useful one."""
@@ -31,43 +41,44 @@ class Uniform:
 
     def next_plan(self, view: JobView) -> ClockPlan:
         """Return a plan for the next clock to measure, or for the best of those measured."""
-        clocks_mhz = common_clocks_mhz(view)
-        if not clocks_mhz:
+        lever = Lever.CLOCKS if view.can_set_clocks else Lever.POWER_LIMITS
+        levels = common_clocks_mhz(view) if view.can_set_clocks else common_power_limits_w(view)
+        if not levels and view.can_set_clocks:
             return baseline_plan(reason="the GPUs of this job have no clock in common")
-        if not view.can_set_clocks:
+        if not levels:
             return predicted_plan(view, cheapest_common_clock)
         if (reason := reason_for_full_speed(view)) is not None:
             return plan_at_full_speed(view, reason)
         target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
-        full_speed_j, under_plans = view.baseline.energy_j, clock_measurements(view)
-        at_full_speed = _full_speed_measurement(view, clocks_mhz)
+        full_speed_j, under_plans = view.baseline.energy_j, lever_measurements(view, lever)
+        at_full_speed = _full_speed_measurement(view, lever, levels)
         measured = {**at_full_speed, **under_plans} if full_speed_j is None else {**under_plans, **at_full_speed}
-        to_try_mhz = _next_to_try(clocks_mhz, measured, target_s)
+        to_try = _next_to_try(levels, measured, target_s)
         if full_speed_j is None and at_full_speed:
             # A short baseline may have no energy, because the period of a counter has to be learned first.
-            full_speed_j = measured[clocks_mhz[0]].energy_j
-            if to_try_mhz is None and clocks_mhz[0] not in under_plans:
-                to_try_mhz = clocks_mhz[0]
-        if to_try_mhz is not None:
-            return uniform_plan(
-                view,
-                to_try_mhz,
-                PlanPurpose.PROFILE,
-                policy="uniform",
-                reason=f"measuring {to_try_mhz} MHz on all GPUs",
-            )
-        return _best_plan(view, measured, full_speed_j, target_s)
+            full_speed_j = measured[levels[0]].energy_j
+            if to_try is None and levels[0] not in under_plans:
+                to_try = levels[0]
+        if to_try is not None:
+            setting = Setting(lever, to_try)
+            reason = f"measuring {setting} on all GPUs"
+            return setting_plan(view, setting, PlanPurpose.PROFILE, policy="uniform", reason=reason)
+        return with_advice(view, _best_plan(view, lever, measured, full_speed_j, target_s))
 
 
-def _full_speed_measurement(view: JobView, clocks_mhz: Sequence[int]) -> dict[int, ClockMeasurement]:
-    """Return the baseline as a measurement of the highest clock, if that is full speed on every GPU."""
-    if any(max(gpu.supported_sm_clocks_mhz) != clocks_mhz[0] for gpu in view.gpus):
+def _full_speed_measurement(view: JobView, lever: Lever, levels: Sequence[int]) -> dict[int, ClockMeasurement]:
+    """Return the baseline as a measurement of the highest level, if that is full speed on every GPU."""
+    is_clock = lever is Lever.CLOCKS
+    if is_clock and any(max(gpu.supported_sm_clocks_mhz) != levels[0] for gpu in view.gpus):
         return {}
-    return {clocks_mhz[0]: ClockMeasurement(view.baseline.iteration_time_s, view.baseline.energy_j, (), {})}
+    return {levels[0]: ClockMeasurement(view.baseline.iteration_time_s, view.baseline.energy_j, (), {})}
 
 
 def _next_to_try(clocks_mhz: Sequence[int], measured: Mapping[int, ClockMeasurement], target_s: float) -> int | None:
-    """Return the next clock to measure, None when measuring is complete; `clocks_mhz` are descending."""
+    """Return the next clock to measure, None when measuring is complete; `clocks_mhz` are descending.
+
+    Power limits are chosen in the same way: time is convex in them too.
+    """
     useful = [mhz for mhz in clocks_mhz if mhz >= LOWEST_CLOCK_RATIO * clocks_mhz[0]]
     steps = max(1, min(COARSE_CLOCKS, len(useful)) - 1)
     coarse = [useful[round(k * (len(useful) - 1) / steps)] for k in range(steps + 1)]
@@ -96,25 +107,31 @@ def _next_to_try(clocks_mhz: Sequence[int], measured: Mapping[int, ClockMeasurem
 
 
 def _best_plan(
-    view: JobView, measured: Mapping[int, ClockMeasurement], full_speed_j: float | None, target_s: float
+    view: JobView,
+    lever: Lever,
+    measured: Mapping[int, ClockMeasurement],
+    full_speed_j: float | None,
+    target_s: float,
 ) -> ClockPlan:
+    what = "clock" if lever is Lever.CLOCKS else "power limit"
     if full_speed_j is None:
-        return baseline_plan(reason="no clock can be chosen: there is no energy measurement at full speed")
-    cheapest_j, cheapest_mhz = full_speed_j, None
-    for clock, seen in sorted(measured.items(), reverse=True):
+        return baseline_plan(reason=f"no {what} can be chosen: there is no energy measurement at full speed")
+    cheapest_j, cheapest = full_speed_j, None
+    for level, seen in sorted(measured.items(), reverse=True):
         if seen.iteration_time_s <= target_s and seen.energy_j is not None and seen.energy_j < cheapest_j:
-            cheapest_j, cheapest_mhz = seen.energy_j, clock
-    if cheapest_mhz is None:
+            cheapest_j, cheapest = seen.energy_j, level
+    if cheapest is None:
         return baseline_plan(
-            reason=f"no uniform clock meets the target of {target_s:.6g} s with less energy than the baseline"
+            reason=f"no uniform {what} meets the target of {target_s:.6g} s with less energy than the baseline"
         )
-    return uniform_plan(
+    setting = Setting(lever, cheapest)
+    return setting_plan(
         view,
-        cheapest_mhz,
+        setting,
         PlanPurpose.TUNED,
         policy="uniform",
-        reason=f"least energy that meets the target: {cheapest_mhz} MHz on all GPUs,"
-        f" measured {measured[cheapest_mhz].iteration_time_s:.6g} s, target {target_s:.6g} s",
+        reason=f"least energy that meets the target: {setting} on all GPUs,"
+        f" measured {measured[cheapest].iteration_time_s:.6g} s, target {target_s:.6g} s",
     )
 
 

@@ -1,5 +1,6 @@
-"""Probing uniform clocks: plans with one clock on all GPUs of a job, and the measurements made under them."""
+"""Probing uniform settings: plans with one clock or one power limit on all GPUs of a job, and what they measured."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -7,10 +8,26 @@ from statistics import median
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
-from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd.core.policy_api.policy import JobView, Lever
 
 ITERATIONS_PER_CLOCK = 2
-"""Undisturbed iterations that a measurement of one clock needs."""
+"""Undisturbed iterations that a measurement of one clock or power limit needs."""
+_LIMIT_STEP_W = 5
+"""Distance of the power limits that are tried: power scatters by about as much between runs."""
+_LIMITED_BELOW_RATIO = 1.1
+"""Power limits above the mean power at full speed by more than this change nothing: bursts last too short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value on all GPUs of a job: an SM clock in MHz, or a power limit of each GPU in watts."""
+
+    lever: Lever
+    value: int
+
+    def __str__(self) -> str:
+        """Return the value with its unit."""
+        return f"{self.value} MHz" if self.lever is Lever.CLOCKS else f"a limit of {self.value} W"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +48,40 @@ def common_clocks_mhz(view: JobView) -> list[int]:
     return sorted(set.intersection(*(set(gpu.supported_sm_clocks_mhz) for gpu in view.gpus)), reverse=True)
 
 
+def common_power_limits_w(view: JobView) -> list[int]:
+    """Return the power limits worth trying on all GPUs of a job, in descending order.
+
+    The first one is the default and stands for full speed; empty if the power of a GPU cannot be limited.
+    """
+    ranges_w = [gpu.power_limit_range_w for gpu in view.gpus]
+    known_w = [range_w for range_w in ranges_w if range_w is not None]
+    if not view.can_set_power_limits or len(known_w) < len(ranges_w):
+        return []
+    low_w, high_w = max(low for low, _ in known_w), min(high for _, high in known_w)
+    top_w, baseline = high_w - 1, view.baseline
+    if len(view.gpus) == 1 and baseline.energy_j is not None:
+        mean_w = baseline.energy_j / baseline.iteration_time_s / view.gpus[0].num_gpus
+        top_w = min(top_w, _LIMITED_BELOW_RATIO * mean_w)
+    steps = range(math.floor(top_w / _LIMIT_STEP_W), math.ceil(low_w / _LIMIT_STEP_W) - 1, -1)
+    return [math.floor(high_w), *(step * _LIMIT_STEP_W for step in steps)]
+
+
+def setting_plan(view: JobView, setting: Setting, purpose: PlanPurpose, *, policy: str, reason: str) -> ClockPlan:
+    """Return a plan that runs all ranks at one clock, or at full speed under one power limit."""
+    if setting.lever is Lever.CLOCKS:
+        return uniform_plan(view, setting.value, purpose, policy=policy, reason=reason)
+    ranks = []
+    for pp_rank, order in enumerate(view.schedule.orders):
+        if view.can_set_clocks:  # a clock lock of the plan before must not stay
+            top_mhz = max(view.gpus[pp_rank].supported_sm_clocks_mhz)
+            clocks, changes = (top_mhz,) * len(order), constant_clock_changes(order, top_mhz)
+            ranks.append(RankClocks(pp_rank, clocks, changes, power_limit_w=setting.value))
+        else:
+            ranks.append(RankClocks(pp_rank, (None,) * len(order), power_limit_w=setting.value))
+    plan_id = view.plan_id(f"{policy}-{purpose}-{setting.value}-watts")
+    return ClockPlan(plan_id=plan_id, purpose=purpose, ranks=tuple(ranks), reason=reason)
+
+
 def uniform_plan(view: JobView, sm_clock_mhz: int, purpose: PlanPurpose, *, policy: str, reason: str) -> ClockPlan:
     """Return a plan that runs all ranks at one clock."""
     return ClockPlan(
@@ -46,24 +97,41 @@ def uniform_plan(view: JobView, sm_clock_mhz: int, purpose: PlanPurpose, *, poli
 
 def clock_measurements(view: JobView) -> dict[int, ClockMeasurement]:
     """Return the measurements by clock, for clocks with enough undisturbed iterations."""
-    clock_of_plan: dict[str, int] = {}
-    for plan in view.issued_plans:
-        clocks = {mhz for rank in plan.ranks for mhz in rank.sm_clocks_mhz}
-        clock = clocks.pop() if len(clocks) == 1 else None
-        if clock is not None:
-            clock_of_plan[plan.plan_id] = clock
-    by_clock: dict[int, list[IterationObservation]] = {}
+    return lever_measurements(view, Lever.CLOCKS)
+
+
+def lever_measurements(view: JobView, lever: Lever) -> dict[int, ClockMeasurement]:
+    """Return the measurements by clock or by power limit."""
+    found = setting_measurements(view)
+    return {setting.value: measured for setting, measured in found.items() if setting.lever is lever}
+
+
+def setting_measurements(view: JobView) -> dict[Setting, ClockMeasurement]:
+    """Return the measurements of all settings with enough undisturbed iterations."""
+    settings = {plan.plan_id: setting for plan in view.issued_plans if (setting := _setting_of(plan)) is not None}
+    by_setting: dict[Setting, list[IterationObservation]] = {}
     for seen in view.observations:
-        if seen.is_regular and seen.plan_id in clock_of_plan:
-            by_clock.setdefault(clock_of_plan[seen.plan_id], []).append(seen)
+        if seen.is_regular and seen.plan_id in settings:
+            by_setting.setdefault(settings[seen.plan_id], []).append(seen)
     return {
-        clock: _measurement(clock, iterations, len(view.gpus))
-        for clock, iterations in by_clock.items()
+        setting: _measurement(setting.value if setting.lever is Lever.CLOCKS else None, iterations, len(view.gpus))
+        for setting, iterations in by_setting.items()
         if len(iterations) >= ITERATIONS_PER_CLOCK
     }
 
 
-def _measurement(sm_clock_mhz: int, iterations: list[IterationObservation], num_ranks: int) -> ClockMeasurement:
+def _setting_of(plan: ClockPlan) -> Setting | None:
+    """Return the one clock or power limit of a plan on all its ranks."""
+    limits_w = {rank.power_limit_w for rank in plan.ranks}
+    clocks_mhz = {mhz for rank in plan.ranks for mhz in rank.sm_clocks_mhz}
+    if limits_w == {None}:
+        clock_mhz = clocks_mhz.pop() if len(clocks_mhz) == 1 else None
+        return None if clock_mhz is None else Setting(Lever.CLOCKS, clock_mhz)
+    limit_w = limits_w.pop() if len(limits_w) == 1 else None
+    return None if limit_w is None else Setting(Lever.POWER_LIMITS, round(limit_w))
+
+
+def _measurement(sm_clock_mhz: int | None, iterations: list[IterationObservation], num_ranks: int) -> ClockMeasurement:
     rank_energies: list[list[float]] = [[] for _ in range(num_ranks)]
     times: dict[InstructionClass, list[float]] = {}
     for seen in iterations:

@@ -145,7 +145,11 @@ def test_a_slowdown_above_one_half_is_warned_about(
         (["serve", "--mode", "fast"], 2, "'fast'"),
         (["serve", "--max-slowdown", "-1"], 2, "max-slowdown"),
         (["serve", "--config", "{tmp}/none.toml"], 2, "{tmp}/none.toml"),
-        (["demo", "--policy", "nope"], 2, "no policy 'nope'; installed: bubble-aware, envelope, full-speed, uniform"),
+        (
+            ["demo", "--policy", "nope"],
+            2,
+            "no policy 'nope'; installed: bubble-aware, cost, envelope, full-speed, learning, uniform",
+        ),
         (["demo", "--gpus", "1"], 2, "--gpus"),
         (["demo", "--gpu-model", "abacus", "--out", "{tmp}/r.html"], 1, "abacus"),
         (["demo", "--out", "{tmp}/none/r.html"], 2, "no folder {tmp}/none"),

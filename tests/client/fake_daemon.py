@@ -56,6 +56,8 @@ class FakeDaemon:
         self.clock_requests: queue.Queue[RankClockRequest] = queue.Queue()
         self.joined_message = self.ended_message = ""
         self.plans: list[dict[str, Any]] = []
+        self.figures: dict[str, float] = {}
+        """What replies to reports tell of the newest measured iteration."""
         self.plans_by_pp_rank: dict[int, list[dict[str, Any]]] = {}
         self.tokens: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -128,7 +130,7 @@ class FakeDaemon:
                     with self._has_reported:
                         self._reported.add((self.tokens[body["rank_token"]], body["iteration_index"]))
                         self._has_reported.notify_all()
-                    return 200, {"plans": plans}
+                    return 200, {"plans": plans, **self.figures}
                 case "POST", "/v1/release":
                     self.releases.put(body)
                     return 200, {"message": self.ended_message} if self.ended_message else {}

@@ -20,7 +20,7 @@ from gpuenergyd.client.environment import (
 )
 from gpuenergyd.client.plans import NO_PLAN, PlannedClocks, PlanQueue, PreparedPlan, prepare
 from gpuenergyd.client.reporter import LONGEST_PAUSE_S, CircuitBreaker
-from gpuenergyd.client.timing.recorder import HostRecorder
+from gpuenergyd.client.timing.recorder import NOT_RECORDED, HostRecorder
 from gpuenergyd.errors import DaemonNotRunningError, ProtocolError
 from gpuenergyd.wire.messages import PlanSlice
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
@@ -325,3 +325,21 @@ def test_only_get_requests_are_repeated_after_a_closed_connection(
                 connection.request(method, "/v1/status", b"{}", limit_s=10)
         connection.close()
         server.join(10)
+
+
+def test_a_recorder_gets_room_for_longer_iterations_and_keeps_what_is_still_read() -> None:
+    recorder = HostRecorder(capacity=2)
+    recorder.begin_iteration(None)
+    recorder.end(recorder.begin(("F", 0, 0)))
+    short = recorder.end_iteration()
+
+    recorder.reserve(4)
+    recorder.begin_iteration(short)
+    slots = [recorder.begin(("F", number, 0)) for number in range(5)]
+    for slot in slots:
+        recorder.end(slot)
+
+    assert slots == [0, 1, 2, 3, NOT_RECORDED]
+    assert len(recorder.order()) == 4
+    assert short is not None
+    assert len(short.times().instructions) == 1

@@ -137,9 +137,9 @@ def test_clock_request_carries_the_planned_clock_and_the_later_one(daemon: FakeD
     assert first.token == bytes.fromhex(FIRST_TOKEN)
     assert second.sequence == first.sequence + 1
     request, next_request = first.request, second.request
-    assert (request.sm_clock_mhz, request.later_sm_clock_mhz, request.plan_epoch) == (1200, 1410, 7)
-    assert request.later_at_mono_ns - request.sent_mono_ns == 4_000_000
-    assert (next_request.sm_clock_mhz, next_request.later_sm_clock_mhz) == (0, 990)
+    assert (request.sm_clock_mhz, request.later[0].sm_clock_mhz, request.plan_epoch) == (1200, 1410, 7)
+    assert request.later[0].at_mono_ns - request.sent_mono_ns == 4_000_000
+    assert (next_request.sm_clock_mhz, next_request.later[0].sm_clock_mhz) == (0, 990)
 
 
 def test_plan_without_changes_sends_nothing(daemon: FakeDaemon) -> None:
@@ -479,3 +479,42 @@ def test_a_refused_registration_is_logged_whole(daemon: FakeDaemon, caplog: pyte
     assert message == (
         f"gpuenergyd: the daemon at {daemon.socket_path} refused rank 1: {daemon.refusal}; training continues untuned"
     )
+
+
+def test_a_rank_registers_again_with_another_order_and_drops_its_plans(daemon: FakeDaemon) -> None:
+    daemon.plans = [plan_slice(1, 0, [("F", 0, 0, 0, 900)])]
+    client = make_client(daemon.socket_path)
+    run_until_reported(client, daemon)
+    wait_until(lambda: run_iteration(client) != () and client.plan_epoch == 1, WAIT_LIMIT_S)
+    longer: tuple[OrderRow, ...] = (*ORDER[:2], ("F", 2, 0), *ORDER[2:], ("B", 2, 0))
+
+    client.pause()
+    client.change_order(longer, num_microbatches=3)
+    run_iteration(client)
+
+    first, again = get(daemon.registrations), get(daemon.registrations)
+    assert client.plan_epoch == 0
+    client.release()
+    assert (first["num_microbatches"], again["num_microbatches"]) == (2, 3)
+    assert [tuple(row) for row in again["order"]] == list(longer)
+    assert {name: first[name] for name in first if name not in {"order", "num_microbatches"}} == {
+        name: again[name] for name in again if name not in {"order", "num_microbatches"}
+    }
+
+
+def test_the_newest_measured_energy_and_power_per_gpu_are_those_of_the_last_reply_that_had_them(
+    daemon: FakeDaemon,
+) -> None:
+    client = make_client(daemon.socket_path)
+    run_until_reported(client, daemon)
+    before = client.energy_per_gpu_j, client.power_per_gpu_w
+    daemon.figures = {"energy_per_gpu_j": 812.5, "power_per_gpu_w": 290.0}
+    wait_until(lambda: run_iteration(client) != () and client.energy_per_gpu_j is not None, WAIT_LIMIT_S)
+    daemon.figures = {}
+    while not daemon.reports.empty():
+        daemon.reports.get()
+    run_until_reported(client, daemon)
+
+    assert before == (None, None)
+    assert (client.energy_per_gpu_j, client.power_per_gpu_w) == (812.5, 290.0)
+    client.release()

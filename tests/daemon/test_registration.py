@@ -1,4 +1,4 @@
-"""Registrations are validated where they enter: job length and tags."""
+"""Registrations and reports are validated where they enter: job length, tags, captured graphs."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gpuenergyd.core.carbon.slowdown_account import JobLength
-from gpuenergyd.daemon.registration import checked_length, checked_slowdown, checked_tags
+from gpuenergyd.daemon.registration import checked_iteration, checked_length, checked_slowdown, checked_tags
 from gpuenergyd.errors import ProtocolError
-from tests.support.job_stage import registration
+from tests.support.job_stage import registration, report
 
 
 def test_a_job_length_is_accepted_and_its_deadline_converted_to_utc() -> None:
@@ -64,3 +64,12 @@ def test_tags_are_sorted_by_name() -> None:
 def test_invalid_tags_are_refused_in_one_line(tags: list[tuple[str, str]], line: str) -> None:
     with pytest.raises(ProtocolError, match=line):
         checked_tags(tags)
+
+
+def test_a_report_says_how_the_clocks_of_a_captured_graph_were_set_in_known_words() -> None:
+    given = report("00", 0, 0, 0)
+
+    for captured in ("", "timetable", "one clock"):
+        assert checked_iteration(replace(given, captured=captured), 0).iteration_index == 0
+    with pytest.raises(ProtocolError, match="captured 'twice' must be empty or one of one clock, timetable"):
+        checked_iteration(replace(given, captured="twice"), 0)

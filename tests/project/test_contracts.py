@@ -125,12 +125,12 @@ STATUS = {
     ),
     "gpus.switching": "basis call_s lower_s num_earlier num_seen num_unseen raise_s seen",
     "jobs": (
-        "age_s baseline_energy_j baseline_time_s carbon energy_j expectation extrinsic_saving_ratio"
+        "advice age_s baseline_energy_j baseline_time_s carbon energy_j expectation extrinsic_saving_ratio"
         " is_given_up is_observing is_pipeline_member is_saving_significant is_suspended iteration_time_s"
         " job_id job_name last_notice last_notice_iterations_ago last_report_age_s lower_bound_j"
         " max_slowdown_ratio max_slowdown_source num_baseline_iterations num_faults num_iterations"
         " num_iterations_of_plan num_microbatches num_profile_iterations num_ranks num_stage_ranks num_tuned_iterations"
-        " outcome outcome_reason own_time_s phase phase_reason pipeline pipeline_refusal plan_energy_j plan_id"
+        " captured outcome outcome_reason own_time_s phase phase_reason pipeline pipeline_refusal plan_energy_j plan_id"
         " plan_iteration_time_s plan_purpose plan_reason"
         " policy policy_source predicted_energy_j predicted_iteration_time_s predicted_saving_basis"
         " predicted_saving_high_ratio predicted_saving_low_ratio predicted_saving_ratio ranks"

@@ -1,6 +1,7 @@
 """A small training with DeepSpeed's pipeline engine on gloo, whose instructions take the time of a simulated GPU."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from gpuenergyd_trainers.deepspeed import attach
+from gpuenergyd_trainers.joining.handle import Handle
 from tests.support.stage_gpu import StageGpu, StepRecord, after_work
 
 NUM_STAGES = 2
@@ -33,6 +35,8 @@ class DeepSpeedTraining:
     max_slowdown: float = 0.01
     record_folder: Path | None = None
     """Where each rank records its steps."""
+    begin_steps: Callable[[Handle], Callable[[], None]] | None = None
+    """Given the attached handle of a rank, returns a function that is called before each step."""
 
     @property
     def num_ranks(self) -> int:
@@ -74,8 +78,10 @@ class DeepSpeedTraining:
             handle.detach()
         losses: list[str] = []
         epochs: list[int] = []
+        before_step = self.begin_steps(handle) if self.begin_steps is not None else lambda: None
         record = StepRecord(gpu, self.record_folder, rank)
         for step in range(self.iterations):
+            before_step()
             generator = torch.Generator().manual_seed(step * 97 + rank % self.dp)
             batch = [(torch.randn(2, _WIDTH, generator=generator),) * 2 for _ in range(self.microbatches)]
             losses.append(float(engine.train_batch(data_iter=iter(batch))).hex())

@@ -31,6 +31,7 @@ from gpuenergyd.wire.clock_request import RankClockRequest
 from gpuenergyd.wire.messages import IterationReport, PlanSlice, RankRegistration
 
 CLOCKS_MHZ = (1410, 1200, 900)
+DEFAULT_LIMIT_W = 400.0
 SCHEDULE = one_forward_one_backward(2, 2)
 ME = PeerCredentials(os.getpid(), os.geteuid(), os.getegid())
 
@@ -41,19 +42,42 @@ class FakeWorker:
 
     calls: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     requested_clocks: list[tuple[str, int, int]] = field(default_factory=list)
+    timetables: list[tuple[int, ...]] = field(default_factory=list)
+    """All later clocks of each request."""
     refusal: str | None = None
     owner: LeaseOwner | None = None
+    sets_clocks: bool | None = None
+    """Of the last lease."""
+    power_limits: list[tuple[str, float | None]] = field(default_factory=list)
+    limit_refusal: str | None = None
 
     async def lease(
-        self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner, pidfds: Sequence[int] = ()
+        self,
+        lease_id: str,
+        gpu_uuids: Sequence[str],
+        owner: LeaseOwner,
+        pidfds: Sequence[int] = (),
+        *,
+        sets_clocks: bool = True,
     ) -> None:
         """Record it, or refuse."""
         del pidfds
+        self.sets_clocks = sets_clocks
         self.calls.append(("lease", tuple(gpu_uuids)))
         self.owner = owner
         assert lease_id == owner.job_id
         if self.refusal is not None:
             raise GpuError(self.refusal)
+
+    async def lower_power_limit(
+        self, lease_id: str, gpu_uuid: str, power_limit_w: float | None, owner: LeaseOwner
+    ) -> float:
+        """Record it, or refuse."""
+        assert (lease_id, owner) == (owner.job_id, self.owner)
+        if self.limit_refusal is not None:
+            raise GpuError(self.limit_refusal)
+        self.power_limits.append((gpu_uuid, power_limit_w))
+        return DEFAULT_LIMIT_W if power_limit_w is None else power_limit_w
 
     async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
         """Record the call."""
@@ -66,9 +90,10 @@ class FakeWorker:
 
     def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
         """Record it."""
-        assert request.later_at_mono_ns >= 0
         assert request.sent_mono_ns
-        self.requested_clocks.append((gpu_uuid, request.sm_clock_mhz, request.later_sm_clock_mhz))
+        later_mhz = request.later[0].sm_clock_mhz if request.later else 0
+        self.requested_clocks.append((gpu_uuid, request.sm_clock_mhz, later_mhz))
+        self.timetables.append(tuple(clock.sm_clock_mhz for clock in request.later))
 
 
 @dataclass
@@ -125,7 +150,17 @@ class Stage:
         self.worker, self.policy, self.history = FakeWorker(), FakePolicy(list(answers)), FakeHistory()
         self.gpus = Gpus()
         self.gpus.update(
-            GpuIdentity(f"GPU-{r}", r, "A100", CLOCKS_MHZ, is_simulated=True, blocking_power_w=80.0) for r in range(3)
+            GpuIdentity(
+                f"GPU-{r}",
+                r,
+                "A100",
+                CLOCKS_MHZ,
+                is_simulated=True,
+                blocking_power_w=80.0,
+                default_power_limit_w=DEFAULT_LIMIT_W,
+                min_power_limit_w=100.0,
+            )
+            for r in range(3)
         )
         self.jobs = Jobs(
             services=JobServices(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from gpuenergyd.client.rank import RankClient, RankDescription
+from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
 from tests.support.daemon_process import DaemonProcess
 from tests.support.waiting import wait_until
@@ -48,6 +49,11 @@ class KillRig:
     rng: random.Random
     weights: Sequence[int] = (60, 8, 8, 8, 8, 8)
     """Relative frequency of each of `VICTIMS`."""
+    policy: str = "uniform"
+    levers: tuple[Lever, ...] = tuple(Lever)
+    """What the daemon may set; power limits alone lower limits instead of clocks."""
+    on_trial: Callable[[], None] = lambda: None
+    """Called just before each kill."""
     daemon: DaemonProcess = field(init=False)
     host: SimulatedHost = field(init=False)
     trainers: dict[int, int] = field(default_factory=dict)
@@ -57,7 +63,13 @@ class KillRig:
         self.daemon = DaemonProcess(
             self.folder,
             NUM_GPUS + 1,
-            {"policy": "uniform", "max_slowdown_ratio": 1.0, "warmup_iterations": 0, "baseline_iterations": 2},
+            {
+                "policy": self.policy,
+                "max_slowdown_ratio": 1.0,
+                "warmup_iterations": 0,
+                "baseline_iterations": 2,
+                "levers": [lever.value for lever in self.levers],
+            },
         )
         self.host = SimulatedHost.open(self.daemon.world_path)
         self.daemon.start()
@@ -68,11 +80,12 @@ class KillRig:
         return [i.gpu_uuid for i in self.host.identities()]
 
     def lowered(self) -> set[int]:
-        """Return the GPUs that are locked below their maximum clock."""
+        """Return the GPUs that are locked below their maximum clock, or limited below their default power."""
         return {
             index
-            for index, gpu in enumerate(self.gpus[:NUM_GPUS])
-            if (self.host.locked_sm_clock_mhz(gpu) or 1410) < 1410
+            for index, gpu in enumerate(self.host.identities()[:NUM_GPUS])
+            if (self.host.locked_sm_clock_mhz(gpu.gpu_uuid) or 1410) < 1410
+            or self.host.power_limit_w(gpu.gpu_uuid) < (gpu.default_power_limit_w or 0.0)
         }
 
     def run(self, num_trials: int) -> Iterator[Trial]:
@@ -86,6 +99,7 @@ class KillRig:
                 with contextlib.suppress(AssertionError):
                     wait_until(lambda: bool(self.lowered()))
             time.sleep(self.rng.uniform(0.0, 0.06))
+            self.on_trial()
             candidates = set() if is_any_moment else self.lowered()
             yield self._kill(victim, self.rng.choice(sorted(candidates) or range(NUM_GPUS)))
 

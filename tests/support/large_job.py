@@ -8,6 +8,7 @@ CPU seconds. Replicas after the first get the plans of the first one's policy, w
 
 import asyncio
 import json
+import math
 import os
 import random
 import threading
@@ -16,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from unittest.mock import patch
 
 from gpuenergyd.client.plans import AgreedPlans
@@ -53,6 +54,7 @@ from gpuenergyd.wire.daemon_codec import decode, encode
 from gpuenergyd.wire.messages import RankRegistration
 from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, PipelineReport
 from gpuenergyd_trainers.across_hosts import pipeline_leader, pipeline_member
+from gpuenergyd_trainers.across_hosts.job_store import Store
 from gpuenergyd_trainers.across_hosts.local_daemon import LocalDaemon
 from gpuenergyd_trainers.across_hosts.pipeline_member import MemberExchange
 from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
@@ -236,15 +238,24 @@ class FakeClient:
     iteration_index: int = -1
 
 
+class Exchange(Protocol):
+    """The exchange of a rank with the store and its daemon."""
+
+    def run(self, store: Store, paces: Store | None) -> None:
+        """Exchange once."""
+        ...
+
+
 @dataclass
 class LargeRank:
     """One training process."""
 
     place: PipelinePlace
-    runner: JobRunner
+    runner: JobRunner | None
+    """None where only the messages of a host exist."""
     client: FakeClient
     plans: AgreedPlans
-    exchange: MemberExchange
+    exchange: Exchange
 
 
 @dataclass
@@ -253,7 +264,8 @@ class LargeHost:
 
     store: CountingStore
     members: PipelineMembers
-    daemon: InProcessDaemon
+    daemon: Any
+    """The daemon of the host, or what answers in its place; with `leader_cpu_s`."""
     ranks: list[LargeRank] = field(default_factory=list)
     bytes_of_iteration: list[int] = field(default_factory=list)
     leader_cpu_of_iteration_s: list[float] = field(default_factory=list)
@@ -296,21 +308,23 @@ class LargeJob:
 
     def join(self) -> None:
         """Register all ranks with the daemons of their hosts; call in the event loop."""
+        self._loop = asyncio.get_running_loop()
+        for dp in range(self.size.num_dp_ranks):
+            for pp in range(self.size.num_pp_ranks):
+                self.hosts.append(self._host(dp, pp))
+
+    def _host(self, dp: int, pp: int) -> LargeHost:
+        """Return the host of a stage, with its ranks registered."""
         size, loop = self.size, asyncio.get_running_loop()
-        rows = [
-            tuple((str(i.kind), i.microbatch_index, i.chunk_index) for i in order) for order in self.schedule.orders
-        ]
-        for dp in range(size.num_dp_ranks):
-            for pp in range(size.num_pp_ranks):
-                is_asked = dp == 0 and pp == 0
-                policy: PolicyPort = self.policy if is_asked else FollowingPolicy(self.policy)
-                jobs = self._jobs(f"{dp}-{pp}", policy)
-                members = PipelineMembers(jobs)
-                host = LargeHost(CountingStore(self.store), members, InProcessDaemon(members, loop))
-                for tp in range(size.num_tp_ranks):
-                    place = PipelinePlace(pp, size.num_pp_ranks, tp, size.num_tp_ranks, dp)
-                    host.ranks.append(self._register(host, jobs, place, rows[pp]))
-                self.hosts.append(host)
+        rows = tuple((str(i.kind), i.microbatch_index, i.chunk_index) for i in self.schedule.orders[pp])
+        policy: PolicyPort = self.policy if dp == 0 and pp == 0 else FollowingPolicy(self.policy)
+        jobs = self._jobs(f"{dp}-{pp}", policy)
+        members = PipelineMembers(jobs)
+        host = LargeHost(CountingStore(self.store), members, InProcessDaemon(members, loop))
+        for tp in range(size.num_tp_ranks):
+            place = PipelinePlace(pp, size.num_pp_ranks, tp, size.num_tp_ranks, dp)
+            host.ranks.append(self._register(host, jobs, place, rows))
+        return host
 
     def _jobs(self, name: str, policy: PolicyPort) -> Jobs:
         gpus = Gpus()
@@ -422,6 +436,7 @@ class LargeJob:
                         rank.exchange.run(host.store, host.store)
                         if rank.place.is_leader:
                             lead_cpu_s[number] += time.thread_time() - began_s
+                self._end_round()
                 self.now_s += self.iteration_s / ROUNDS
         for number, host in enumerate(self.hosts):
             host.bytes_of_iteration.append(host.store.num_bytes - bytes_before[number])
@@ -435,17 +450,24 @@ class LargeJob:
         if self.index == 0:
             return
         done = threading.Event()
-        loop = self.hosts[0].daemon._loop
+        loop = self._loop
 
         def observe() -> None:
             for host in self.hosts:
                 for rank in host.ranks:
-                    observation = self._observation(rank.place.pp_rank, next(plan_ids))
-                    rank.runner.handle(IterationObserved(observation, 1, ()))
+                    self._observe_rank(host, rank, next(plan_ids))
             done.set()
 
         loop.call_soon_threadsafe(observe)
         done.wait()
+
+    def _observe_rank(self, host: LargeHost, rank: LargeRank, plan_id: str) -> None:
+        del host
+        assert rank.runner is not None
+        rank.runner.handle(IterationObserved(self._observation(rank.place.pp_rank, plan_id), 1, ()))
+
+    def _end_round(self) -> None:
+        """Do nothing more in a round of all ranks."""
 
     _last_followed: Sequence[str] = ()
 
@@ -464,7 +486,8 @@ class LargeJob:
 
     # --- measurements ---
 
-    def _observation(self, pp_rank: int, plan_id: str) -> IterationObservation:
+    def _observation(self, pp_rank: int, plan_id: str, *, num_ranks: int = 1) -> IterationObservation:
+        """Return what a rank measures, or so many ranks of a stage as one: the slowest times and all their energy."""
         if plan_id not in self._iteration_s:
             self._learn_plan(plan_id)
         clocks = self._clocks[plan_id][pp_rank]
@@ -473,7 +496,7 @@ class LargeJob:
         energy_j = busy_s = 0.0
         for (kind, mhz), count in sorted(clocks.items()):
             work = self.work[pp_rank, kind]
-            time_s = work.time_s(mhz) * (1 + self.random.gauss(0, NOISE_RATIO))
+            time_s = work.time_s(mhz) * (1 + max(self.random.gauss(0, NOISE_RATIO) for _ in range(num_ranks)))
             samples.append(InstructionSample(0, kind, (ClockShare(mhz, time_s),), count))
             times_at.append(TimeAtClock(kind, mhz, time_s * count))
             energy_j += work.power_w(mhz) * time_s * count
@@ -481,12 +504,13 @@ class LargeJob:
         top_mhz = CLOCKS_MHZ[0]
         times_at.append(TimeAtClock(None, top_mhz, max(0.0, iteration_s - busy_s)))
         energy_j += a100_waiting_power_w(top_mhz) * max(0.0, iteration_s - busy_s)
+        energy_j *= num_ranks * (1 + self.random.gauss(0, NOISE_RATIO) / math.sqrt(num_ranks))
         return IterationObservation(
             iteration_index=self.index - 1,
             plan_id=plan_id,
             iteration_time_s=iteration_s * (1 + self.random.gauss(0, NOISE_RATIO / 10)),
             instruction_samples=tuple(samples),
-            ranks=(RankEnergy(0, iteration_s, energy_j * (1 + self.random.gauss(0, NOISE_RATIO)), tuple(times_at)),),
+            ranks=(RankEnergy(0, iteration_s, energy_j, tuple(times_at)),),
             turnarounds_s=(STEP_OVERHEAD_S,),
             lead_s=0.0 if pp_rank == 0 else None,
         )

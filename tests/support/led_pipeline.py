@@ -58,8 +58,8 @@ class ListedHistory:
 class LedPipeline:
     """Two members that report each iteration and follow the newest plan from the next iteration on."""
 
-    def __init__(self, *, is_observing: bool = False) -> None:
-        self.policy = UniformPolicy()
+    def __init__(self, *, is_observing: bool = False, policy: UniformPolicy | None = None) -> None:
+        self.policy = policy or UniformPolicy()
         self.history = ListedHistory()
         self.tasks: set[asyncio.Task[None]] = set()
         services = JobServices(

@@ -11,7 +11,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE
+from gpuenergyd_trainers.joining.handle import Handle
 from gpuenergyd_trainers.megatron import attach
 from tests.support.megatron_gpt import (
     EXPERT_RANKS,
@@ -69,6 +70,8 @@ class MegatronTraining:
     max_slowdown: float = 0.01
     record_folder: Path | None = None
     """Where each rank records its steps."""
+    begin_steps: Callable[[Handle], Callable[[], None]] | None = None
+    """Given the attached handle of a rank, returns a function that is called before each step."""
 
     @property
     def num_ranks(self) -> int:
@@ -117,8 +120,10 @@ class MegatronTraining:
         optimizer = torch.optim.SGD(parameters, lr=0.1)
         losses: list[list[str]] = []
         epochs: list[int] = []
+        before_step = self.begin_steps(handle) if self.begin_steps is not None else lambda: None
         record = StepRecord(gpu, self.record_folder, rank)
         while not self._is_enough(epochs):
+            before_step()
             step = len(losses)
             data = make_data(step * 97 + state.get_data_parallel_rank(), self.microbatches)
             parts = get_forward_backward_func()(

@@ -21,7 +21,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from urllib.parse import quote_from_bytes
 
-from gpuenergyd.core.clock_request import ClockRequest
+from gpuenergyd.core.clock_request import ClockRequest, TimedClock
 from gpuenergyd.wire.clock_request import RankClockRequest
 from tests.support.clock_requests import encode_clock_request
 from tests.support.mutations import mutated
@@ -228,9 +228,8 @@ class Fuzzer:
         """Send a corrupted clock request; return the socket to use next, since the daemon closes hostile ones."""
         token = bytes.fromhex(self.rng.choice([*self.tokens[-8:], "00" * 16]))
         now_ns = time.monotonic_ns()
-        record = bytearray(
-            encode_clock_request(RankClockRequest(token, self.num_records + 1, ClockRequest(1200, now_ns, 1410, 0, 1)))
-        )
+        request = ClockRequest(1200, now_ns, (TimedClock(1410, 0),), 1)
+        record = bytearray(encode_clock_request(RankClockRequest(token, self.num_records + 1, request)))
         for _ in range(self.rng.choice((1, 2, 8))):
             record[self.rng.randrange(len(record))] = self.rng.randrange(256)
         try:

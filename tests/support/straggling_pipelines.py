@@ -166,6 +166,7 @@ class StragglingPipelines(LargeJob):
         """Have each rank's job observe the iteration before: readings take a while to cover it."""
         ranks = [rank for host in self.hosts for rank in host.ranks]
         for rank, (observation, epoch) in zip(ranks, measured, strict=False):
+            assert rank.runner is not None
             rank.runner.handle(MergedIterationObserved(observation, epoch))
 
     def _end_round(self) -> None:
@@ -174,6 +175,7 @@ class StragglingPipelines(LargeJob):
             policy.advance()
         for host in self.hosts:
             for rank in host.ranks:
+                assert rank.runner is not None
                 slices = rank.runner.delivery.pop(0)
                 rank.plans.add(prepare(plan_slice, bytes.fromhex(rank.client.rank_token)) for plan_slice in slices)
 

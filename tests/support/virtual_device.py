@@ -1,11 +1,11 @@
 """A device with a stream in virtual time, behind the program that launches work: an EventDevice for the recorder."""
 
-import threading
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from gpuenergyd.client.timing.capture_gate import CaptureGate
-from gpuenergyd.client.timing.device_recorder import Anchor
+from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
+from gpuenergyd.client.timing.event_device import Anchor
 
 NS_PER_MS = 1_000_000
 
@@ -17,29 +17,70 @@ class VirtualEvent:
         self.at_ns = -1
 
 
+class VirtualNodeEvent:
+    """An event of a graph; `instants_ns` has one for each replay launched so far, of which a query sees the newest."""
+
+    def __init__(self) -> None:
+        self.instants_ns: list[int] = []
+
+
+class VirtualGraph:
+    """A captured graph: a list of durations and events, which the stream runs without a call of anybody."""
+
+    def __init__(self) -> None:
+        self.nodes: list[float | VirtualNodeEvent] = []
+
+
 class VirtualDevice:
     """A device whose clock may drift against the host's and whose stream is filled ahead of time.
 
-    `sleep` advances the host's clock; nothing else does. A call from another thread while a graph is captured is
-    recorded in `forbidden_calls`: on a GPU it would break the capture.
+    `sleep` advances the host's clock; nothing else does. A call while a graph is captured that would break the capture
+    on a GPU, or become a part of it, is recorded in `forbidden_calls`: any call of another thread, and any of the
+    training thread except the event nodes that it captures. With `hides_pending`, a node's event has no time from the
+    launch of a replay until the replay comes to it.
     """
 
-    def __init__(self, *, drift_ppm: float = 0.0, bracket_ns: int = 10_000) -> None:
-        self.host_ns = 1_000_000 * NS_PER_MS
-        self.capture_gate = CaptureGate()
+    def __init__(
+        self,
+        *,
+        drift_ppm: float = 0.0,
+        bracket_ns: int = 10_000,
+        has_nodes: bool = True,
+        hides_pending: bool = False,
+        host_ns: int = 1_000_000 * NS_PER_MS,
+    ) -> None:
+        self.host_ns = host_ns
+        self.graphs = CapturedGraphs()
+        self.has_nodes = has_nodes
+        self.hides_pending = hides_pending
+        self._graph: VirtualGraph | None = None
         self.forbidden_calls: list[str] = []
         self.num_events = 0
         self._rate = 1.0 + drift_ppm * 1e-6
         self._bracket_ns = bracket_ns
         self._zero_ns = self.host_ns
         self._stream_ns = 0
-        self._training_thread = threading.get_ident()
 
     # The program's side
 
     def work(self, time_ms: float) -> None:
         """Launch work that takes this long on the device, after what was launched before."""
+        if self._graph is not None:
+            self._graph.nodes.append(time_ms)
+            return
         self._stream_ns = max(self._stream_ns, self._now_ns()) + round(time_ms * NS_PER_MS)
+
+    def replay(self, graph: VirtualGraph) -> None:
+        """Replay a graph, as the program does."""
+        self.graphs.replay(graph, lambda: self._launch(graph))
+
+    def _launch(self, graph: VirtualGraph) -> None:
+        for node in graph.nodes:
+            if isinstance(node, VirtualNodeEvent):
+                self._stream_ns = max(self._stream_ns, self._now_ns())
+                node.instants_ns.append(self._stream_ns)
+            else:
+                self.work(node)
 
     def host_instant_ns(self, event: VirtualEvent) -> float:
         """Return the true instant of an event on the host's clock."""
@@ -50,13 +91,16 @@ class VirtualDevice:
         self.host_ns += round(time_s * 1e9)
 
     @contextmanager
-    def capture(self) -> Iterator[None]:
+    def capture(self, graph: VirtualGraph | None = None) -> Iterator[VirtualGraph]:
         """Capture a graph of what the block launches."""
-        self.capture_gate.begin_capture()
+        captured = VirtualGraph() if graph is None else graph
+        self.graphs.begin_capture(captured)
+        self._graph, captured.nodes = captured, []
         try:
-            yield
+            yield captured
         finally:
-            self.capture_gate.end_capture()
+            self._graph = None
+            self.graphs.end_capture()
 
     # EventDevice
 
@@ -65,9 +109,13 @@ class VirtualDevice:
         self.num_events += 1
         return VirtualEvent()
 
-    def record(self, event: VirtualEvent) -> None:
+    def record(self, event: VirtualEvent | VirtualNodeEvent) -> None:
         """Record an event after all launched work."""
+        if self._graph is not None and isinstance(event, VirtualNodeEvent):
+            self._graph.nodes.append(event)
+            return
         self._check("record")
+        assert isinstance(event, VirtualEvent)
         self._stream_ns = max(self._stream_ns, self._now_ns())
         event.at_ns = self._stream_ns
 
@@ -92,15 +140,27 @@ class VirtualDevice:
 
     def is_capturing(self) -> bool:
         """Return whether a graph is being captured."""
-        return self.capture_gate.is_capturing
+        return self.graphs.gate.is_capturing
 
     def calls(self) -> AbstractContextManager[None]:
         """Return a context in which other threads may call the device."""
-        return self.capture_gate.calls()
+        return self.graphs.gate.calls()
+
+    def make_node_event(self) -> VirtualNodeEvent | None:
+        """Return a new event for a graph."""
+        return VirtualNodeEvent() if self.has_nodes else None
+
+    def node_ms(self, first: VirtualEvent, node: VirtualNodeEvent) -> float | None:
+        """Return the milliseconds to the newest completion of a node's event."""
+        self._check("node_ms")
+        num_completed = bisect_right(node.instants_ns, self._now_ns())
+        if not num_completed or (self.hides_pending and num_completed < len(node.instants_ns)):
+            return None
+        return (node.instants_ns[num_completed - 1] - first.at_ns) / NS_PER_MS
 
     def _now_ns(self) -> int:
         return round((self.host_ns - self._zero_ns) * self._rate)
 
     def _check(self, call: str) -> None:
-        if threading.get_ident() != self._training_thread and self.capture_gate.is_capturing:
+        if self.graphs.gate.is_capturing:
             self.forbidden_calls.append(call)

@@ -23,6 +23,7 @@ from gpuenergyd.core.job.messages import (
     PlanDecided,
     PolicyFailed,
     RankJoined,
+    RankReordered,
     RankReported,
     RestoreGpus,
     SendPlan,
@@ -39,7 +40,7 @@ from gpuenergyd.core.measurement.telemetry import (
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, dependency_graph
 from gpuenergyd.core.pipeline.plan import ClockChange
 from gpuenergyd.core.pipeline.switching import ObservedSwitch, SwitchCalibration, constant_latency
-from gpuenergyd.core.policy_api.policy import ClockPolicy, GpuView, JobView
+from gpuenergyd.core.policy_api.policy import ClockPolicy, GpuView, JobView, Lever
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 CLOCKS_MHZ = tuple(range(1410, 209, -15))
@@ -155,6 +156,12 @@ class VirtualTraining:
     num_stage_ranks: int = 1
     """How many equal ranks, with equal GPUs, each stage has; `history` holds the energy of one of them."""
 
+    levers: frozenset[Lever] = frozenset({Lever.CLOCKS})
+    """What plans may set."""
+
+    power_limit_range_w: tuple[float, float] | None = None
+    """Of each GPU: a power limit lowers the clock to the highest one at which every kind of instruction fits."""
+
     waits_in_last_instruction: bool = False
     """Whether waiting for other replicas shows as a long last backward, or as time after it."""
 
@@ -179,6 +186,7 @@ class VirtualTraining:
         self.clock_now = dict.fromkeys(range(ranks), self.clocks_mhz[0])
         self.ceilings = dict.fromkeys(range(ranks), self.clocks_mhz[0])
         self.slices: list[tuple[int, int, str, tuple[tuple[ClockChange, ...], ...]]] = []
+        self.power_limits: list[tuple[int, dict[int, float]]] = []
         self._spans: dict[Instruction, tuple[float, float]] = {}
         self._last_total_j = dict(self.total_j)
         self._error_j = dict.fromkeys(range(ranks), 0.0)
@@ -216,7 +224,14 @@ class VirtualTraining:
 
     def _gpu(self, r: int) -> GpuView:
         latency = self.calibrations[r].latency
-        return GpuView(f"GPU-{r}", self.model_name, self.clocks_mhz, latency.raise_s, switching=latency)
+        return GpuView(
+            f"GPU-{r}",
+            self.model_name,
+            self.clocks_mhz,
+            latency.raise_s,
+            switching=latency,
+            power_limit_range_w=self.power_limit_range_w,
+        )
 
     def feed(self, event: Event) -> None:
         """Give the job an event and carry out what it commands, as the daemon's shell would."""
@@ -247,6 +262,7 @@ class VirtualTraining:
                 case SendPlan(plan=plan):
                     changes = tuple(plan.changes_of(r) for r in range(self.schedule.num_ranks))
                     self.slices.append((command.apply_at_iteration, command.plan_epoch, plan.plan_id, changes))
+                    self.power_limits.append((command.apply_at_iteration, dict(plan.power_limits_w)))
                 case RestoreGpus():
                     self.restore()
                 case LeaseGpus():
@@ -255,6 +271,8 @@ class VirtualTraining:
                     pass
 
     def _answer(self, view: JobView) -> Event:
+        can_limit = Lever.POWER_LIMITS in self.levers
+        view = replace(view, can_set_clocks=Lever.CLOCKS in self.levers, can_set_power_limits=can_limit)
         try:
             return PlanDecided(self.policy.next_plan(view))
         except Exception as error:  # noqa: BLE001  what the policy host does
@@ -263,8 +281,20 @@ class VirtualTraining:
     def restore(self) -> None:
         """Restore all clocks; without a lease the worker refuses clock requests."""
         self.has_lease = False
+        self.power_limits.clear()
         for r in self.pending:
             self.pending[r] = [_Pending(self.now_s, self.clocks_mhz[0])]
+
+    def change_schedule(self, schedule: Schedule) -> None:
+        """Train on with another number of microbatches: the ranks report their last iteration, and register again."""
+        self._hear([])
+        self._observed = ()
+        self.schedule = schedule
+        self.graph = dependency_graph(schedule, communication_latency_s=self.communication_latency_s)
+        self.slices, self.epoch, self.changes = [], 0, ((),) * schedule.num_ranks
+        for r, order in enumerate(schedule.orders):
+            for k in range(self.num_stage_ranks):
+                self.feed(RankReordered(r, order, schedule.num_microbatches, k))
 
     def run(self, num_iterations: int) -> None:
         """Train for so many iterations."""
@@ -282,13 +312,24 @@ class VirtualTraining:
                 self.epoch, self.changes = epoch, changes
         for r in self._iteration_error:
             self._iteration_error[r] = self.random.gauss(0, self.energy_noise_ratio) if self.energy_noise_ratio else 0.0
-        if self.ceiling_of is not None:
+        if self.ceiling_of is not None or self.power_limit_range_w is not None:
             for r, before in self.ceilings.items():
-                self.ceilings[r] = self.ceiling_of(r, index)
+                self.ceilings[r] = self._ceiling_mhz(r, index)
                 if min(before, self.clock_now[r]) != min(self.ceilings[r], self.clock_now[r]):
                     self.clocks[r].record(self._ns(self.now_s), min(self.ceilings[r], self.clock_now[r]))
         self._spans, end_s = self._run_pipeline()
         return end_s
+
+    def _ceiling_mhz(self, r: int, index: int) -> int:
+        """Return the clock that a rank's GPU does not exceed, by its state and its power limit."""
+        ceiling = self.clocks_mhz[0] if self.ceiling_of is None else self.ceiling_of(r, index)
+        limits = [limits_w for apply_at, limits_w in self.power_limits if apply_at <= index]
+        limit_w = limits[-1].get(r) if limits else None
+        if limit_w is None:
+            return ceiling
+        own = [work for (rank, _), work in self.work.items() if rank == r]
+        fitting = [mhz for mhz in self.clocks_mhz if max(work.power_w(mhz) for work in own) <= limit_w]
+        return min(ceiling, fitting[0] if fitting else self.clocks_mhz[-1])
 
     def finish_iteration(self, end_s: float) -> None:
         """End the iteration once all replicas have come as far, at `end_s`, and report it."""

@@ -1,6 +1,7 @@
 """Megatron-core's 1F1B on two CPU processes with CUDA calls replaced; requires megatron-core."""
 
 import contextlib
+import functools
 import importlib
 import logging
 from dataclasses import replace
@@ -17,6 +18,7 @@ from gpuenergyd.gpu.drivers.world_kinds import WorldKind
 from gpuenergyd.store import open_history
 from gpuenergyd_trainers.joining.place_sources import megatron_place
 from gpuenergyd_trainers.megatron import attach
+from gpuenergyd_trainers.megatron_steps import require_step_functions
 from tests.client.fake_daemon import FakeDaemon
 from tests.support.daemon_process import DaemonProcess
 from tests.support.megatron_stages import (
@@ -262,6 +264,86 @@ def test_a_step_that_raised_is_discarded_and_another_order_ends_the_plans(tmp_pa
     (message,) = messages
     assert "instruction 4 of the iteration is ('F', 2, 0), but none in the registered order" in message
     assert "training continues at full speed" in message
+
+
+def train_with_ramp_up(rank: int, socket_path: str) -> Any:
+    """Train on two ranks; Megatron's calculator ramps the batch up from two to six microbatches."""
+    replace_cuda_calls()
+    import megatron.core.parallel_state as state  # noqa: PLC0415  after the replacing
+    from megatron.core import num_microbatches_calculator as calculator  # noqa: PLC0415
+    from megatron.core.pipeline_parallel import schedules  # noqa: PLC0415
+
+    state.initialize_model_parallel(pipeline_model_parallel_size=NUM_RANKS)
+    calculator.init_num_microbatches_calculator(rank, [2, 2, 12], 6, 1, 1)
+    config = bare_config(pipeline_model_parallel_size=NUM_RANKS, pipeline_dtype=torch.float32)
+    stage = make_stage(config, state, NoWork(), None)
+    messages: list[str] = []
+    logging.getLogger("gpuenergyd.trainers").addHandler(LinesHandler(messages))
+    names: dict[str, Any] = {"run_key": "r", "gpu_uuid": f"GPU-{rank}", "socket_path": socket_path}
+    handle = attach(config, job="test", num_microbatches=calculator.get_num_microbatches(), **names)
+    pace = Pace(handle, rank, socket_path)
+    numbers: list[int] = []
+    for step in range(12):
+        calculator.update_num_microbatches(sum(numbers), consistency_check=False)
+        number = calculator.get_num_microbatches()
+        schedules.get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iter(batches(step, number)),
+            model=stage,
+            num_microbatches=number,
+            seq_length=SEQUENCE,
+            micro_batch_size=1,
+        )
+        if numbers and numbers[-1] == number:  # the first step with a number is a start, and not reported
+            pace.keep()
+        numbers.append(number)
+    result = numbers, handle.is_attached, handle.num_errors, messages
+    handle.detach()
+    pace.finish()
+    return result
+
+
+def test_a_ramp_up_by_megatrons_calculator_registers_the_order_of_each_number_of_microbatches(tmp_path: Path) -> None:
+    pytest.importorskip("megatron.core")
+    with FakeDaemon(tmp_path) as daemon:
+        results = run_ranks(NUM_RANKS, tmp_path, train_with_ramp_up, daemon.socket_path)
+        registrations = [daemon.registrations.get_nowait() for _ in range(daemon.registrations.qsize())]
+        reports = [daemon.reports.get_nowait() for _ in range(daemon.reports.qsize())]
+
+    for numbers, *rest in results:
+        assert rest == [True, 0, []]
+        assert sorted(set(numbers)) == [2, 4, 6]
+    for rank in range(NUM_RANKS):
+        mine = [one for one in registrations if one["pp_rank"] == rank]
+        assert [one["num_microbatches"] for one in mine] == [2, 4, 6]
+        orders = [
+            [(str(i.kind), i.microbatch_index, 0) for i in make_schedule("1f1b", NUM_RANKS, number).orders[rank]]
+            for number in (2, 4, 6)
+        ]
+        assert [[tuple(row) for row in one["order"]] for one in mine] == orders
+        own = [one for one in reports if daemon.tokens[one["rank_token"]] == rank]
+        ran = [[tuple(row[:3]) for row in one["instructions"]] for one in own]
+        assert sorted(set(map(len, ran))) == [4, 8, 12]
+        assert all(one in orders for one in ran)
+
+
+def test_step_functions_with_a_telemetry_decorator_are_read_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("megatron.core")
+    schedules = importlib.import_module("megatron.core.pipeline_parallel.schedules")
+
+    def traced(step: Any) -> Any:
+        """Decorate a function as Megatron's main branch does with its spans of microbatches."""
+
+        @functools.wraps(step)
+        def step_in_span(*args: Any, **kwargs: Any) -> Any:
+            return step(*args, **kwargs)
+
+        return step_in_span
+
+    for name in ("forward_step", "backward_step"):
+        monkeypatch.setattr(schedules, name, traced(getattr(schedules, name)))
+
+    require_step_functions(is_interleaved=True, is_combined=False)
 
 
 def refusal_of(caplog: pytest.LogCaptureFixture, **settings: Any) -> str:

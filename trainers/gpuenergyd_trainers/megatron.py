@@ -5,7 +5,8 @@ Instructions are marked at Megatron's own step functions (`megatron_steps`), whi
 `config.timers`, which is replaced by timers that forward each call to the original ones, marks the whole step. A step
 without a backward is an evaluation. The order is the one of Megatron's schedule table: 1F1B, interleaved 1F1B with
 virtual stages, or combined 1F1B, in which a forward and a backward overlap (`overlap_moe_expert_parallel_comm`) and
-are planned as one instruction. It is checked after every iteration.
+are planned as one instruction. It is checked after every iteration. While the batch size is ramped up, the number of
+microbatches is read from Megatron's calculator before each step, and the rank registers the order of the new number.
 
 Megatron's own timers, while enabled, synchronise the device at every start and stop: times and savings then differ
 from those of a normal run. Tested with megatron-core 0.16 on CPU, with CUDA calls replaced.
@@ -21,6 +22,7 @@ from gpuenergyd_trainers.joining.membership import JoinKeywords, JoinOptions, Pi
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, order_rows
 from gpuenergyd_trainers.joining.place import Place, given_place
 from gpuenergyd_trainers.joining.place_sources import megatron_place
+from gpuenergyd_trainers.megatron_microbatches import MicrobatchRampUp
 from gpuenergyd_trainers.megatron_steps import require_step_functions, wrap_step_functions
 
 _STEP = "forward-backward"
@@ -29,10 +31,11 @@ _STEP = "forward-backward"
 class ConfigHandle(Handle):
     """A Megatron configuration whose steps and instructions are marked."""
 
-    def __init__(self, config: Any, rank: OrderedRank) -> None:
+    def __init__(self, config: Any, num_microbatches: int, rank: OrderedRank) -> None:
         super().__init__(rank)
         self._config = config
         self._active_rank = rank
+        self._ramp_up = MicrobatchRampUp(rank, num_microbatches)
         self._original_timers = config.timers
         self._is_in_step = False
         self._num_backwards = 0
@@ -61,6 +64,7 @@ class ConfigHandle(Handle):
         """Mark the begin of a step."""
         if self._is_in_step:  # the previous step raised
             self._active_rank.fail_step()
+        self._ramp_up.follow()
         self._is_in_step = True
         self._num_backwards = 0
         self._active_rank.begin_step()
@@ -132,12 +136,14 @@ def attach(
 
     def describe() -> PipelineRank:
         place = find_place()
-        planned = planned_schedule(config, place.pipeline.size, num_microbatches)
+        pipeline = place.pipeline
+        planned = planned_schedule(config, pipeline.size, num_microbatches)
         require_step_functions(is_interleaved=planned.num_chunks > 1, is_combined=_is_combined(config))
         return PipelineRank(
             framework="megatron-core",
             schedule_name=planned.name,
-            expected_order=order_rows(planned, place.pipeline.rank),
+            expected_order=order_rows(planned, pipeline.rank),
+            order_of=lambda number: order_rows(planned_schedule(config, pipeline.size, number), pipeline.rank),
             num_microbatches=num_microbatches,
             num_chunks=planned.num_chunks,
             place=place,
@@ -147,7 +153,7 @@ def attach(
     return join(
         JoinOptions(job=job, **options),
         describe,
-        partial(ConfigHandle, config),
+        partial(ConfigHandle, config, num_microbatches),
         target_name="this Megatron configuration",
     )
 

@@ -47,6 +47,7 @@ def plan(  # noqa: PLR0913  each option is a parameter
     communication_latency_s: options.LatencyOption = None,
     input_gradient_share: options.InputShareOption = None,
     split_overhead: options.SplitOverheadOption = None,
+    overlap_saving: options.OverlapSavingOption = None,
     policy: options.PolicyOption = options.DEFAULT_POLICY,
     set_option: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Option of the policy; may be repeated.")
@@ -89,6 +90,7 @@ def plan(  # noqa: PLR0913  each option is a parameter
             communication_latency_s=communication_latency_s,
             input_gradient_share=input_gradient_share,
             split_overhead=split_overhead,
+            overlap_saving=overlap_saving,
             want_frontier=frontier,
             policy_options=tuple(set_option or ()),
         ),

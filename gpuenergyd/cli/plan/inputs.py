@@ -57,14 +57,7 @@ def plan_input(path: Path, options: PlanOptions) -> PlanInput:
     Raises:
         UsageError: the file or an option is invalid, or they contradict each other.
     """
-    _check_number("--blocking-power-w", options.blocking_power_w, "W")
-    _check_number("--communication-latency-s", options.communication_latency_s, "s")
-    _check_number("--switch-latency-s", options.switch_latency_s, "s")
-    _check_number("--split-overhead", options.split_overhead, "of the backward")
-    if options.input_gradient_share is not None and not 0 < options.input_gradient_share < 1:
-        raise UsageError(f"--input-gradient-share {options.input_gradient_share}: must be a ratio between 0 and 1")
-    if options.max_switches is not None and options.max_switches < 1:
-        raise UsageError(f"--max-switches {options.max_switches}: must be at least 1")
+    _check_numbers(options)
     if options.slowdown is not None and options.target_s is not None:
         raise UsageError("--max-slowdown and --target-s: give only one of them")
     target = PerformanceTarget(
@@ -126,6 +119,20 @@ def plan_input(path: Path, options: PlanOptions) -> PlanInput:
     )
 
 
+def _check_numbers(options: PlanOptions) -> None:
+    """Raise UsageError for numbers out of range."""
+    _check_number("--blocking-power-w", options.blocking_power_w, "W")
+    _check_number("--communication-latency-s", options.communication_latency_s, "s")
+    _check_number("--switch-latency-s", options.switch_latency_s, "s")
+    _check_number("--split-overhead", options.split_overhead, "of the backward")
+    if options.input_gradient_share is not None and not 0 < options.input_gradient_share < 1:
+        raise UsageError(f"--input-gradient-share {options.input_gradient_share}: must be a ratio between 0 and 1")
+    if options.overlap_saving is not None and not 0 <= options.overlap_saving < 1:
+        raise UsageError(f"--overlap-saving {options.overlap_saving}: must be a ratio of at least 0 and below 1")
+    if options.max_switches is not None and options.max_switches < 1:
+        raise UsageError(f"--max-switches {options.max_switches}: must be at least 1")
+
+
 def _check_waiting_power(path: Path, content: PlannerInstance | ProfileTable, options: PlanOptions) -> None:
     """Raise UsageError for options whose energies know one power of waiting only."""
     if isinstance(content, PlannerInstance):
@@ -158,6 +165,7 @@ def _check_agreement(path: Path, instance: PlannerInstance, options: PlanOptions
         ("--extra-inflight", options.extra_inflight),
         ("--input-gradient-share", options.input_gradient_share),
         ("--split-overhead", options.split_overhead),
+        ("--overlap-saving", options.overlap_saving),
     ):
         if given is not None:
             raise UsageError(f"{option} {given}: only for a profile CSV; {path} defines order and edges itself")

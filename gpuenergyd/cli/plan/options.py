@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from gpuenergyd.cli.option_checks import MAX_SLOWDOWN_HELP, checked_slowdown
-from gpuenergyd.cli.plan.tables import AUTO_SCHEDULE, DEFAULT_SCHEDULE, INPUT_GRADIENT_SHARE
+from gpuenergyd.cli.plan.instruction_costs import INPUT_GRADIENT_SHARE
+from gpuenergyd.cli.plan.tables import AUTO_SCHEDULE, DEFAULT_SCHEDULE
 from gpuenergyd.core.pipeline.schedules import SCHEDULES
 
 DEFAULT_POLICY = "bubble-aware"
@@ -43,6 +44,14 @@ SplitOverheadOption = Annotated[
     typer.Option(
         metavar="RATIO",
         help="Time and energy that splitting a backward adds to it, for tables without input and weight rows, e.g. 0.03"
+        " [default: 0]",
+    ),
+]
+OverlapSavingOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="RATIO",
+        help="Share of the time of a forward and a backward that running them together saves, e.g. 0.1 (combined-1f1b)"
         " [default: 0]",
     ),
 ]

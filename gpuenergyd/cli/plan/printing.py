@@ -10,7 +10,10 @@ from rich.table import Table
 from gpuenergyd.cli.output import people_console
 from gpuenergyd.cli.plan.inputs import PlanInput
 from gpuenergyd.cli.plan.tables import AUTO_SCHEDULE
+from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.policy_api.policy import FrontierPoint
+
+_KINDS = tuple(InstructionKind)
 
 
 def print_plan(given: PlanInput, figures: dict[str, Any]) -> None:
@@ -111,7 +114,7 @@ def _clocks_table(clocks: Sequence[dict[str, Any]]) -> Table:
     by_stage = groupby(clocks, key=lambda row: row["stage"])
     for stage, rows in ((stage, list(rows)) for stage, rows in by_stage):
         num_segments = sum(1 for _ in groupby(rows, key=lambda row: row["sm_clock_mhz"]))
-        for index, kind in enumerate(sorted({row["instruction"] for row in rows}, key="FBIW".index)):
+        for index, kind in enumerate(sorted({row["instruction"] for row in rows}, key=_KINDS.index)):
             used = [row["sm_clock_mhz"] for row in rows if row["instruction"] == kind]
             span = str(used[0]) if min(used) == max(used) else f"{min(used)} to {max(used)}"
             table.add_row("" if index else str(stage), str(kind), span, "" if index else str(num_segments))

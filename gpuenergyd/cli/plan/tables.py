@@ -1,9 +1,14 @@
 """The part of a planner's request that a profile table determines: schedule or given order, graph and profile."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gpuenergyd.cli.plan.instruction_costs import (
+    INPUT_GRADIENT_SHARE,
+    CostAssumptions,
+    cost_notes,
+    instruction_profiles,
+)
 from gpuenergyd.core.pipeline.graph import (
     DependencyGraph,
     InstructionClass,
@@ -11,7 +16,8 @@ from gpuenergyd.core.pipeline.graph import (
     Schedule,
     dependency_graph,
 )
-from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.pipeline.megatron_orders import COMBINED
+from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.schedules import ScheduleFamily, in_a_row, make_schedule, schedule_family
 from gpuenergyd.errors import ScheduleError, UsageError
 from gpuenergyd.wire.profile_files import ProfileTable, read_order_file
@@ -19,8 +25,6 @@ from gpuenergyd.wire.profile_files import ProfileTable, read_order_file
 DEFAULT_SCHEDULE = "1f1b"
 AUTO_SCHEDULE = "auto"
 """The schedule option with which the planner chooses the order."""
-INPUT_GRADIENT_SHARE = 0.5
-"""Share of a full backward's time and energy assumed for its input gradient, where the table has no own rows for it."""
 MAX_INSTRUCTIONS = 1_000_000
 
 
@@ -46,6 +50,7 @@ class PlanOptions:
     communication_latency_s: float | None = None
     input_gradient_share: float | None = None
     split_overhead: float | None = None
+    overlap_saving: float | None = None
     want_frontier: bool = False
     policy_options: tuple[str, ...] = ()
     """NAME=VALUE pairs passed to the planner."""
@@ -75,15 +80,23 @@ def table_request(
     notes = []
     if options.blocking_power_w is None and options.waiting_power is None:
         notes.append("waiting GPUs are assumed to draw 0 W: set --blocking-power-w")
-    split = chooses_order or any(i.kind is InstructionKind.I for i in graph.instructions)
-    if split:
-        notes += _split_notes(table, options)
     keys = {i.instruction_class for i in graph.instructions}
     if schedule.num_chunks == 1:
         keys |= {InstructionClass(r, InstructionKind.B) for r in range(schedule.num_ranks)}
     if chooses_order:
         keys |= {replace(key, kind=kind) for key in keys for kind in _SPLIT_KINDS}
-    profile = PipelineProfile(_classes(schedule, sorted(keys), table, options), options.blocking_power_w or 0.0)
+    if options.overlap_saving is not None and all(key.kind is not InstructionKind.FB for key in keys):
+        given = options.schedule or schedule.name
+        raise UsageError(f"--overlap-saving {options.overlap_saving}: needs schedule {COMBINED}, not {given}")
+    assumed = CostAssumptions(
+        input_gradient_share=options.input_gradient_share or INPUT_GRADIENT_SHARE,
+        split_overhead=options.split_overhead or 0.0,
+        overlap_saving=options.overlap_saving or 0.0,
+    )
+    notes += cost_notes(keys, table, assumed)
+    profile = PipelineProfile(
+        instruction_profiles(schedule, sorted(keys), table, assumed), options.blocking_power_w or 0.0
+    )
     return schedule, graph, profile, tuple(notes)
 
 
@@ -156,36 +169,3 @@ def reference_graph(schedule: Schedule, options: PlanOptions) -> DependencyGraph
         return None
     plain = make_schedule(DEFAULT_SCHEDULE, schedule.num_ranks, schedule.num_microbatches)
     return dependency_graph(plain, communication_latency_s=options.communication_latency_s or 0.0)
-
-
-def _split_notes(table: ProfileTable, options: PlanOptions) -> list[str]:
-    if table.has_split_backward:
-        return []
-    share = INPUT_GRADIENT_SHARE if options.input_gradient_share is None else options.input_gradient_share
-    if share == INPUT_GRADIENT_SHARE:
-        assumed = "input and weight gradient are each assumed to take half of the measured backward"
-    else:
-        assumed = f"the input gradient is assumed to take {100 * share:g} % of the measured backward"
-    overhead = f"{100 * options.split_overhead:g} % more" if options.split_overhead else "nothing"
-    return [f"{assumed}, and splitting it to cost {overhead}; measured input and weight rows replace this"]
-
-
-def _classes(
-    schedule: Schedule, keys: Sequence[InstructionClass], table: ProfileTable, options: PlanOptions
-) -> Mapping[InstructionClass, InstructionProfile]:
-    """Return the profile of every instruction class, by the model stage that its chunk computes."""
-    share = INPUT_GRADIENT_SHARE if options.input_gradient_share is None else options.input_gradient_share
-    longer = 1.0 + (options.split_overhead or 0.0)
-    factors = {InstructionKind.I: share * longer, InstructionKind.W: (1.0 - share) * longer}
-    classes = {}
-    for key in keys:
-        stage = schedule.stage_index(key.pp_rank, key.chunk_index)
-        measured = table.classes.get(InstructionClass(stage, key.kind))
-        if measured is not None:
-            classes[key] = measured
-        else:
-            whole, factor = table.classes[InstructionClass(stage, InstructionKind.B)], factors[key.kind]
-            classes[key] = InstructionProfile(
-                tuple(ClockOption(o.sm_clock_mhz, o.time_s * factor, o.energy_j * factor) for o in whole.options)
-            )
-    return classes

@@ -4,7 +4,7 @@ With NCCL the wait for an instruction's input is enqueued before the instruction
 after the wait: a pair of events encloses computation only.
 
 A thread that calls CUDA while the program captures a graph breaks the capture. So captures by `torch.cuda.CUDAGraph`,
-the only public way of torch, are announced by two wrapped methods of that class.
+the only public way of torch, are announced by two wrapped methods of that class. A third one announces replays.
 
 The test suite has no GPU; it tests the logic against doubles.
 """
@@ -17,14 +17,14 @@ from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Any
 
-from gpuenergyd.client.timing.capture_gate import CaptureGate
-from gpuenergyd.client.timing.device_recorder import Anchor
+from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
+from gpuenergyd.client.timing.event_device import Anchor
 
 _ANCHOR_TRIES = 3
 _NARROW_BRACKET_NS = 50_000
 
-capture_gate = CaptureGate()
-"""The one of this process: captures of any stream count."""
+captured_graphs = CapturedGraphs()
+"""Those of this process: captures of any stream count."""
 _wrapping = threading.Lock()
 
 
@@ -34,7 +34,8 @@ class CudaDevice:
     def __init__(self, torch: Any, device: Any) -> None:
         self._cuda = torch.cuda
         self._device = torch.device(device)
-        self._side_stream = self._cuda.Stream(self._device)
+        self._side_stream: Any = None
+        self.graphs = captured_graphs
         _announce_captures(self._cuda.CUDAGraph)
 
     def make_event(self) -> Any:
@@ -55,6 +56,8 @@ class CudaDevice:
 
     def make_anchor(self) -> Anchor:
         """Complete an event now, on a stream without work; the best of a few tries if the host is busy."""
+        if self._side_stream is None:  # not in the constructor: the program may be capturing a graph there
+            self._side_stream = self._cuda.Stream(self._device)
         best: Anchor | None = None
         for _ in range(_ANCHOR_TRIES):
             event = self.make_event()
@@ -75,7 +78,21 @@ class CudaDevice:
 
     def calls(self) -> AbstractContextManager[None]:
         """Return a context in which a thread other than the training thread may call the device."""
-        return capture_gate.calls()
+        return self.graphs.gate.calls()
+
+    def make_node_event(self) -> Any | None:
+        """Return a new event that a capture records as a node of its graph; None in versions of torch without them."""
+        try:
+            return self._cuda.Event(enable_timing=True, external=True)
+        except TypeError:
+            return None
+
+    def node_ms(self, first: Any, node: Any) -> float | None:
+        """Return the time from a completed event to the newest completion of a node's event."""
+        try:
+            return float(first.elapsed_time(node)) if node.query() else None
+        except RuntimeError:  # CUDA refuses an event that no replay has reached yet, or that is being recorded
+            return None
 
 
 def loaded_cuda_device() -> CudaDevice | None:
@@ -87,22 +104,23 @@ def loaded_cuda_device() -> CudaDevice | None:
 
 
 def _announce_captures(graph_class: Any) -> None:
-    """Wrap the two methods between which a graph is captured; once per process."""
+    """Wrap the two methods between which a graph is captured, and the one that replays it; once per process."""
     with _wrapping:
         if getattr(graph_class.capture_begin, "announces_to_gpuenergyd", False):
             return
         graph_class.capture_begin = _announced_begin(graph_class.capture_begin)
         graph_class.capture_end = _announced_end(graph_class.capture_end)
+        graph_class.replay = _announced_replay(graph_class.replay)
 
 
 def _announced_begin(begin: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(begin)
-    def capture_begin(*args: Any, **kwargs: Any) -> Any:
-        capture_gate.begin_capture()
+    def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        captured_graphs.begin_capture(graph)
         try:
-            return begin(*args, **kwargs)
+            return begin(graph, *args, **kwargs)
         except BaseException:
-            capture_gate.end_capture()
+            captured_graphs.end_capture()
             raise
 
     capture_begin.announces_to_gpuenergyd = True  # type: ignore[attr-defined]
@@ -115,6 +133,14 @@ def _announced_end(end: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return end(*args, **kwargs)
         finally:
-            capture_gate.end_capture()
+            captured_graphs.end_capture()
 
     return capture_end
+
+
+def _announced_replay(replay: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(replay)
+    def replay_followed(graph: Any) -> Any:
+        return captured_graphs.replay(graph, lambda: replay(graph))
+
+    return replay_followed

@@ -17,12 +17,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
+from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
+from gpuenergyd.client.timing.event_device import Anchor, EventDevice
 from gpuenergyd.client.timing.recorder import NOT_RECORDED, IterationTimes, RecordedIteration
+from gpuenergyd.client.timing.replays import CapturedInstructions, ReplayReading
 from gpuenergyd.wire.messages import OrderRow
 
 NUM_BUFFERS = 16
@@ -39,48 +40,6 @@ _MAX_BRACKET_NS = 200_000
 _UNUSED: OrderRow = ("", -1, -1)
 
 
-@dataclass(frozen=True, slots=True)
-class Anchor:
-    """An event that has completed, at an instant of the host's clock."""
-
-    event: Any
-    mono_ns: int
-    bracket_ns: int
-    """Time within which the event completed; the instant is its middle."""
-
-
-class EventDevice(Protocol):
-    """Events of a device's current stream; `Any` is the device's event type."""
-
-    def make_event(self) -> Any:
-        """Return a new event."""
-        ...
-
-    def record(self, event: Any) -> None:
-        """Record an event on the current stream; on the training thread."""
-        ...
-
-    def has_completed(self, event: Any) -> bool:
-        """Return whether the device has reached an event."""
-        ...
-
-    def elapsed_ms(self, first: Any, second: Any) -> float:
-        """Return the time between two completed events, negative if the second is earlier."""
-        ...
-
-    def make_anchor(self) -> Anchor:
-        """Complete an event now, on a stream without work."""
-        ...
-
-    def is_capturing(self) -> bool:
-        """Return whether the training thread captures a graph now: work is then recorded, not run."""
-        ...
-
-    def calls(self) -> AbstractContextManager[None]:
-        """Return a context in which a thread other than the training thread may call the device."""
-        ...
-
-
 class _EventBuffer:
     """Events of one iteration."""
 
@@ -94,6 +53,8 @@ class _EventBuffer:
         self.follows = 0
         """Number of the iteration whose next begin is this one's begin; 0 for the first one and after a pause."""
         self.has_following = False
+        self.reading: ReplayReading | None = None
+        """Where the iteration is the replay of a captured graph: then `begins` and `ends` are not used."""
         self.known: IterationTimes | None = None
         self.is_free = True
 
@@ -110,6 +71,7 @@ class _EventBuffer:
     def free(self) -> None:
         self.has_ended[:] = bytes(len(self.has_ended))
         self.has_following = False
+        self.reading = None
         self.known = None
         self.is_free = True
 
@@ -134,11 +96,14 @@ class DeviceRecorder:
         self._sleep = sleep
         self._buffers: list[_EventBuffer] = []
         self._current: _EventBuffer | None = None
+        self._capture: CapturedInstructions | None = None
         self._newest_mark: Any = None
         self._keys = [_UNUSED] * (capacity + 1)
         self._next_slot = itertools.count().__next__
         self._numbers = itertools.count(1)
-        self._reached: queue.SimpleQueue[tuple[Any, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._reached: queue.SimpleQueue[tuple[Any, Callable[[], None], ReplayReading | None] | None] = (
+            queue.SimpleQueue()
+        )
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self._first_anchored_ns: int | None = None
@@ -146,6 +111,13 @@ class DeviceRecorder:
         self._last = (0, 0)  # number of the newest iteration with known times, and the end of its window
         self.drift_ppm: float | None = None
         """Drift of the device's clock against the host's, in parts per million; None in the first seconds."""
+        self.num_unread_replays = 0
+        """Replays that are not reported, since the next one had overwritten a time before it was read."""
+
+    @property
+    def graphs(self) -> CapturedGraphs:
+        """The graphs that this process captures and replays."""
+        return self._device.graphs
 
     def begin_iteration(self, previous: RecordedIteration | None) -> None:
         """Mark the begin of an iteration; it directly follows `previous`, if that is not None."""
@@ -169,9 +141,9 @@ class DeviceRecorder:
         self._newest_mark = current.opening
 
     def begin(self, key: OrderRow) -> int:
-        """Mark the begin of an instruction, except while a graph is captured."""
+        """Mark the begin of an instruction; while a graph is captured, in the graph if `begin_capture` was called."""
         if self._device.is_capturing():
-            return NOT_RECORDED
+            return NOT_RECORDED if self._capture is None else self._capture.begin(key)
         slot = self._next_slot()
         if slot >= self._capacity:
             return NOT_RECORDED
@@ -183,7 +155,9 @@ class DeviceRecorder:
 
     def end(self, slot: int) -> None:
         """Mark the end of an instruction; a later call for the same slot moves it."""
-        if slot >= 0 and self._current is not None and not self._device.is_capturing():
+        if self._capture is not None:
+            self._capture.end(slot)
+        elif slot >= 0 and self._current is not None and not self._device.is_capturing():
             self._device.record(self._current.ends[slot])
             self._current.has_ended[slot] = 1
 
@@ -197,7 +171,25 @@ class DeviceRecorder:
             return None
         self._device.record(finished.closing)
         self._newest_mark = finished.closing
+        if finished.reading is not None:
+            self._when_reached(finished.closing, _do_nothing, finished.reading)
         return finished
+
+    def begin_capture(self) -> bool:
+        """Have instructions marked in the graph that is being captured; return False if there is none."""
+        self._capture = CapturedInstructions(self._device, self._capacity) if self._device.is_capturing() else None
+        return self._capture is not None
+
+    def end_capture(self) -> CapturedInstructions | None:
+        """Return the instructions marked since `begin_capture`."""
+        captured, self._capture = self._capture, None
+        return captured
+
+    def replay(self, captured: CapturedInstructions) -> None:
+        """Take the instructions of the present iteration from a graph whose replay follows."""
+        self._keys[: len(captured.keys)] = captured.keys
+        if self._current is not None:
+            self._current.reading = ReplayReading(captured, self._current.opening)
 
     def order(self) -> tuple[OrderRow, ...]:
         """Return the instructions begun in the present iteration, in order."""
@@ -213,6 +205,19 @@ class DeviceRecorder:
         if self._newest_mark is not None:
             self._when_reached(self._newest_mark, act)
 
+    def call_with_instant(self, act: Callable[[int], None]) -> None:
+        """As `call_when_reached`; `act` gets the instant of that begin or end, in ns of the host's monotonic clock."""
+        event = self._newest_mark
+
+        def find_instant() -> None:
+            with self._device.calls():
+                anchor = self._device.make_anchor()
+                mono_ns = anchor.mono_ns - _elapsed_ns(self._device, event, anchor.event)
+            act(mono_ns)
+
+        if event is not None:
+            self._when_reached(event, find_instant)
+
     def call_when_known(self, recorded: RecordedIteration, act: Callable[[], None]) -> None:
         """Have the timer's thread compute the times of an iteration when they are known, and then call `act`."""
         assert isinstance(recorded, _EventBuffer)
@@ -220,13 +225,23 @@ class DeviceRecorder:
 
         def finish() -> None:
             try:
-                self._compute_times(buffer)
+                is_read = self._compute_times(buffer)
             except Exception:
                 buffer.free()
                 raise
-            act()
+            if is_read:
+                act()
+            else:
+                self.num_unread_replays += 1
+                buffer.free()
 
         self._when_reached(buffer.last, finish)
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for iterations of this many instructions; buffers that are still read keep theirs."""
+        if capacity > self._capacity:
+            self._capacity = capacity
+            self._buffers = []
 
     def close(self, limit_s: float) -> None:
         """End the thread once the device has reached all that was marked, or after `limit_s`."""
@@ -244,34 +259,43 @@ class DeviceRecorder:
         self._buffers.append(_EventBuffer(self._device, self._capacity))
         return self._buffers[-1]
 
-    def _when_reached(self, event: Any, act: Callable[[], None]) -> None:
+    def _when_reached(self, event: Any, act: Callable[[], None], reading: ReplayReading | None = None) -> None:
         if self._is_closed:
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._follow_stream, name="gpuenergyd-device-events", daemon=True)
             self._thread.start()
-        self._reached.put((event, act))
+        self._reached.put((event, act, reading))
 
     def _follow_stream(self) -> None:
         while (entry := self._reached.get()) is not None:
-            event, act = entry
+            event, act, reading = entry
             with contextlib.suppress(Exception):  # this thread must not print tracebacks into a training run
-                while not self._is_closed and not self._has_completed(event):
+                while not self._is_closed and not self._has_completed(event, reading):
                     self._sleep(_POLL_S)
                 if not self._is_closed:
                     act()
 
-    def _has_completed(self, event: Any) -> bool:
+    def _has_completed(self, event: Any, reading: ReplayReading | None) -> bool:
         with self._device.calls():
-            return self._device.has_completed(event)
+            is_completed = self._device.has_completed(event)
+            if reading is not None:  # after the query: once the replay has ended, all its events have completed
+                reading.read(self._device)
+            return is_completed
 
-    def _compute_times(self, buffer: _EventBuffer) -> None:
-        """Compute the times of an iteration whose last event has completed."""
+    def _compute_times(self, buffer: _EventBuffer) -> bool:
+        """Compute the times of an iteration whose last event has completed; False if an instruction's are lost."""
         ended = [slot for slot, has_ended in enumerate(buffer.has_ended) if has_ended]
         with self._device.calls():
             after_ns = partial(_elapsed_ns, self._device, buffer.opening)
-            spans_ns = [(slot, after_ns(buffer.begins[slot]), after_ns(buffer.ends[slot])) for slot in ended]
+            keys = buffer.keys
+            spans_ns: list[tuple[int, int, int]] | None = [
+                (slot, after_ns(buffer.begins[slot]), after_ns(buffer.ends[slot])) for slot in ended
+            ]
             closing_ns, last_ns = after_ns(buffer.closing), after_ns(buffer.last)
+            if buffer.reading is not None:
+                spans_ns = buffer.reading.spans_ns(closing_ns)
+                keys = buffer.reading.keys
             anchor = self._device.make_anchor()
             anchored_ns = anchor.mono_ns - _elapsed_ns(self._device, buffer.last, anchor.event)
         number, begin_ns = self._last
@@ -285,8 +309,9 @@ class DeviceRecorder:
             begin_mono_ns=begin_ns,
             end_mono_ns=min(begin_ns + closing_ns, window_end_ns),
             next_begin_mono_ns=window_end_ns if buffer.has_following else 0,
-            instructions=tuple((*buffer.keys[slot], begin_ns + b, begin_ns + e) for slot, b, e in spans_ns),
+            instructions=tuple((*keys[slot], begin_ns + b, begin_ns + e) for slot, b, e in spans_ns or ()),
         )
+        return spans_ns is not None
 
     def _corrected_ns(self, expected_ns: int, anchored_ns: int, anchor: Anchor) -> int:
         """Return the host time of an event from its time by summed durations and its time by the newest anchor."""
@@ -302,6 +327,10 @@ class DeviceRecorder:
         self._device_ns += passed_ns
         if self._device_ns >= _DRIFT_AFTER_NS:
             self.drift_ppm = (self._device_ns / (anchored_ns - self._first_anchored_ns) - 1.0) * 1e6
+
+
+def _do_nothing() -> None:
+    """Act at an event that matters for what is read until then."""
 
 
 def _elapsed_ns(device: EventDevice, first: Any, second: Any) -> int:

@@ -77,6 +77,10 @@ class InstructionTimer(Protocol):
         """Call `act` when the times of a recorded iteration are known: at the next begin, else at its end."""
         ...
 
+    def reserve(self, capacity: int) -> None:
+        """Make room for iterations of this many instructions; between two iterations."""
+        ...
+
     def close(self, limit_s: float) -> None:
         """End the timer's threads, if it has any; wait this long for the device to reach what was marked."""
         ...
@@ -128,9 +132,9 @@ class HostRecorder:
     """
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY, *, num_buffers: int = 3) -> None:
-        self._buffers = [_Buffer(capacity) for _ in range(num_buffers)]
-        self._current = self._buffers[0]
-        self._current.is_free = False
+        self._num_buffers = num_buffers
+        self._buffers: list[_Buffer] = []
+        self._current = self._next_of_new_buffers(capacity)
 
     def begin_iteration(self, previous: RecordedIteration | None) -> None:
         """Mark the begin of an iteration; it directly follows `previous`, if that is not None."""
@@ -181,5 +185,15 @@ class HostRecorder:
         """Call `act` at once."""
         act()
 
+    def reserve(self, capacity: int) -> None:
+        """Make room for iterations of this many instructions; between two iterations."""
+        if capacity > self._current.capacity:
+            self._current = self._next_of_new_buffers(capacity)
+
     def close(self, limit_s: float) -> None:
         """Do nothing: this recorder has no threads."""
+
+    def _next_of_new_buffers(self, capacity: int) -> _Buffer:
+        self._buffers = [_Buffer(capacity) for _ in range(self._num_buffers)]
+        self._buffers[0].is_free = False
+        return self._buffers[0]

@@ -1,8 +1,9 @@
 """Plan windows: agreement of the ranks of a pipeline across hosts on the plan of each iteration. No I/O, no clock.
 
 Theory of operation. Messages between hosts may be late or lost, so that no protocol can make all ranks certain that
-all of them know of a plan. The protocol guarantees less: an iteration never runs under two plans. A plan is valid for a
-*window*, the iterations [begin, end), and a rank follows it only within the windows that it has received. The leader
+all of them know of a plan. The protocol guarantees less: an iteration never runs under two plans, or else under two
+that may be mixed. A plan is valid for a *window*, the iterations [begin, end), and a rank follows it only within the
+windows that it has received. The leader
 
 1. proposes a plan; each member fetches its slice, has its own daemon validate and install it, and reports that;
 2. once all have installed it, grants a window that begins a few iterations ahead, so that all receive it before;
@@ -12,13 +13,18 @@ all of them know of a plan. The protocol guarantees less: an iteration never run
    while a successor is being installed or decided, the window is only kept from expiring;
 5. grants a profiling plan a short window: further iterations of it would cost energy and yield no information;
 6. makes a block at full speed by granting the plan its next window a few iterations after the end of the present one:
-   nothing has to be installed for it, and it ends at the same iteration on all ranks.
+   nothing has to be installed for it, and it ends at the same iteration on all ranks;
+7. replaces a plan at once where a mix of both is not slower than the next one (`plan_mix`): the message that grants
+   the next plan a window from the next iteration on also revokes the plan before. Each member changes as soon as it
+   reads that, and one that does not follows the old plan until its window ends.
 
-Windows of different plans are therefore disjoint, whatever the order of messages. A member that receives a window late,
-or nothing until its window has expired, runs at full speed: it may waste energy, but it neither slows the others down
-nor follows an old plan beside their new one. A dead leader, a cut link or a lost store need no message: windows expire.
+Windows of different plans are therefore disjoint, whatever the order of messages, but for a replaced plan's. A member
+that receives a window late, or nothing until its window has expired, runs at full speed: it may waste energy, but it
+neither slows the others down nor follows an old plan beside their new one. A dead leader, a cut link or a lost store
+need no message: windows expire.
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -27,6 +33,8 @@ AHEAD_ITERATIONS = 2
 SHORT_WINDOW_ITERATIONS = 2
 """Length of a profiling plan's window: one of two iterations may be disturbed by clock changes."""
 MAX_AHEAD_ITERATIONS = 256
+_DROPPED_KEPT = 8
+"""Dropped plans that a follower remembers: a message that was under way must not bring them back."""
 UNGUARDED_ITERATIONS = 32
 """Iterations that a plan may run without the guard having seen any: energy counters may be slower than iterations."""
 
@@ -68,10 +76,13 @@ class PlanWindowFollower:
 
     _windows: dict[tuple[str, int], PlanWindow] = field(default_factory=dict)
     """By plan and begin: a plan may have another window after a block at full speed."""
+    _dropped: deque[str] = field(default_factory=lambda: deque(maxlen=_DROPPED_KEPT))
 
     def update(self, windows: Iterable[PlanWindow]) -> None:
         """Add windows from the leader; of two windows of one plan and begin the one with the later end is newer."""
         for window in windows:
+            if window.plan_id in self._dropped:
+                continue
             key = window.plan_id, window.begin_iteration
             known = self._windows.get(key)
             if known is None or window.end_iteration > known.end_iteration:
@@ -84,7 +95,9 @@ class PlanWindowFollower:
         return next((w.plan_id for w in self._windows.values() if w.covers(iteration_index)), None)
 
     def drop(self, plan_id: str) -> None:
-        """Stop following a plan at once."""
+        """Stop following a plan at once, and for good."""
+        if plan_id not in self._dropped:
+            self._dropped.append(plan_id)
         self._windows = {key: window for key, window in self._windows.items() if window.plan_id != plan_id}
 
     def clear(self) -> None:
@@ -101,6 +114,10 @@ class PlanWindowGrantor:
     _proposed: str | None = None
     _proposed_at: int = 0
     _is_proposed_short: bool = False
+    _replaceable: frozenset[str] = frozenset()
+    """Plans that the proposed one may replace at once."""
+    _others_until: int = 0
+    """The iteration before which some member may follow another plan than the current one."""
     _is_short: bool = False
     _previous: PlanWindow | None = None
     _current: PlanWindow | None = None
@@ -144,10 +161,13 @@ class PlanWindowGrantor:
             if member in self.members and (known is None or state.iteration_index >= known.iteration_index):
                 self._states[member] = state
 
-    def propose(self, plan_id: str, *, is_short: bool = False) -> None:
-        """Propose a plan, in place of a proposed one that has no window yet; `is_short` is for profiling plans."""
+    def propose(self, plan_id: str, *, is_short: bool = False, replaces: frozenset[str] = frozenset()) -> None:
+        """Propose a plan, in place of a proposed one that has no window yet.
+
+        `is_short` is for profiling plans; `replaces` are plans that it may be mixed with.
+        """
         self._proposed, self._proposed_at, self._is_proposed_short = plan_id, self.newest_iteration, is_short
-        self._block_iterations = 0
+        self._replaceable, self._block_iterations = replaces, 0
 
     def request_block(self, num_iterations: int) -> None:
         """Let all members run at full speed for some iterations, then follow the current plan again."""
@@ -172,10 +192,7 @@ class PlanWindowGrantor:
             return False
         newest, current = self.newest_iteration, self._current
         if self._proposed is not None and self._is_installed(self._proposed):
-            begin = newest + ahead if current is None else max(newest + ahead, current.end_iteration)
-            self._is_short = self._is_proposed_short
-            self._previous, self._current = current, PlanWindow(self._proposed, begin, begin + self._length(ahead))
-            self._proposed, self._is_expiring = None, False
+            self._begin(self._proposed, ahead)
             return True
         if current is None or not self._may_extend(current, ahead):
             return False
@@ -185,6 +202,20 @@ class PlanWindowGrantor:
             self._block_iterations = 0
             return True
         return self._extend(current, ahead)
+
+    def _begin(self, plan_id: str, ahead: int) -> None:
+        """Grant the proposed plan its first window, at once if it may be mixed with the only plan that is followed."""
+        newest, current = self.newest_iteration, self._current
+        is_alone = self._others_until <= newest + 1
+        if current is not None:
+            self._others_until = max(self._others_until, current.end_iteration)
+        if current is not None and current.plan_id in self._replaceable and is_alone:
+            begin, self.revoked = newest + 1, current.plan_id
+        else:
+            begin = max(newest + ahead, self._others_until)
+        self._is_short = self._is_proposed_short
+        self._previous, self._current = current, PlanWindow(plan_id, begin, begin + self._length(ahead))
+        self._proposed, self._is_expiring = None, False
 
     def _extend(self, current: PlanWindow, ahead: int) -> bool:
         """Extend the current window if it ends soon; return whether it was."""

@@ -5,9 +5,10 @@ until it has recovered. The comparison uses the time of each replica by itself a
 (`core/distributed/pace.py`), so that a replica that waits or that a plan has slowed down is no straggler. Otherwise two
 replicas that follow a third one's pace would hold each other there.
 
-Readings scatter, on a busy host by many percent. Thresholds of a single reading are therefore at least a multiple of
-the scatter of both replicas' readings, and a median over more readings is followed where single ones are not. A
-straggler that recovers soon was probably noise: the next one of that replica needs twice as many readings.
+Readings scatter, on a busy host by many percent. A straggler is therefore one by its last two, four or eight readings
+if their mean is further from that of the waiting replica than a multiple of its standard error, and a median over more
+readings is followed where single ones are not. A straggler that recovers soon was probably noise: the next one of that
+replica needs twice as many readings. A single slow reading makes a replica suspected: plans may be prepared for it.
 
 Paces come from jobs of this daemon and, through clients, from replicas elsewhere. Time is an argument, in host
 monotonic seconds; a pace expires unless it is updated.
@@ -18,7 +19,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from statistics import median
+from statistics import mean, median
 
 _KEPT_READINGS = 16
 """Readings of a replica that its scatter is estimated from."""
@@ -28,6 +29,12 @@ _NORMAL_PER_MEDIAN = 1.4826 / math.sqrt(2)
 """Standard deviation over the median absolute difference of two readings, for a normal distribution."""
 _AT_SIGMA = 4.0
 """Distance of a reading, in standard deviations of the scatter, beyond which it is no noise."""
+_ENTER_SIGMA = 4.5
+"""The same for a mean of readings, in its standard errors: there are many chances for a false alarm."""
+_SUSPECT_SIGMA = 2.0
+"""The same for one reading of a suspected straggler, which has no consequence but a plan that may be of no use."""
+_ENTER_MEANS = (2, 4, 8)
+"""Numbers of readings whose mean may show a straggler: few are soon there, many show it in noise."""
 _MEDIAN_READINGS = 8
 _MEDIAN_SIGMA = 1.2533 / math.sqrt(_MEDIAN_READINGS)
 """Standard error of the median of that number of readings over their standard deviation."""
@@ -89,11 +96,11 @@ class _Waiting:
         self.straggler, self.num_readings = straggler, 0
         self.times_s.clear()
 
-    def read(self, slowest: Pace, enter_readings: int) -> None:
+    def read(self, slowest: Pace) -> None:
         """Add a reading of the slowest replica."""
         if self.straggler is not None and self.straggler.replica != slowest.replica:
             self.times_s.clear()
-        self.readings = [*self.readings, slowest][-enter_readings:]
+        self.readings = [*self.readings, slowest][-_MAX_ENTER_READINGS:]
         self.times_s.append(slowest.own_time_s)
         self.num_readings += 1
 
@@ -159,6 +166,19 @@ class ReplicaGroup:
             self._keep(_elsewhere_of(job_id), pace.own_time_s)
         return self._changes((job_id,), now_mono_s, reading=pace if is_news else None)
 
+    def suspected_time_s(self, job_id: str, now_mono_s: float) -> float | None:
+        """Return the pace of a replica that may be a straggler by its last reading; None without, or with a known one.
+
+        A job may prepare for it: the next reading confirms it, or does not.
+        """
+        waiting, own = self._waiting.get(job_id), self._paces.get(job_id)
+        slowest = self._slowest_of_others(job_id, now_mono_s)
+        if waiting is None or own is None or slowest is None or waiting.straggler is not None:
+            return None
+        sigmas = (_scatter_ratio(self._readings_s.get(own.replica, ())), self._sigma_of(job_id, slowest))
+        ratio = max(self.rules.enter_ratio, _SUSPECT_SIGMA * math.hypot(*sigmas))
+        return slowest.own_time_s if slowest.own_time_s > own.own_time_s * (1 + ratio) else None
+
     def expire_paces(self, now_mono_s: float) -> tuple[StragglerChange, ...]:
         """Return the changes due to expired paces; call it about once a second."""
         return self._changes(tuple(self._waiting), now_mono_s, reading=None)
@@ -184,7 +204,7 @@ class ReplicaGroup:
                 job_id, None, f"straggler recovered: {was.replica} {why}, this replica {own.own_time_s:.4g} s"
             )
         if slowest is reading:
-            waiting.read(slowest, max(waiting.enter_readings, self.rules.enter_readings))
+            waiting.read(slowest)
         before = waiting.straggler
         now = self._straggler(job_id, waiting, slowest, own)
         if now is before or now is None:
@@ -201,13 +221,13 @@ class ReplicaGroup:
     def _straggler(self, job_id: str, waiting: _Waiting, slowest: Pace, own: Pace) -> Pace | None:
         """Return the straggler pace from now on: at most the fastest of the last readings."""
         before, rules = waiting.straggler, self.rules
-        own_sigma = _scatter_ratio(self._readings_s.get(own.replica, ()))
-        sigma = _scatter_ratio(self._readings_of(job_id, slowest))
-        least = min(waiting.readings, key=lambda pace: pace.own_time_s, default=slowest)
-        is_settled = len(waiting.readings) >= max(waiting.enter_readings, rules.enter_readings)
+        sigma = self._sigma_of(job_id, slowest)
+        num_needed = max(waiting.enter_readings, rules.enter_readings)
+        least = min(waiting.readings[-num_needed:], key=lambda pace: pace.own_time_s, default=slowest)
+        is_settled = len(waiting.readings) >= num_needed
         if before is None:
-            enter_ratio = max(rules.enter_ratio, _AT_SIGMA * math.hypot(own_sigma, sigma))
-            return least if is_settled and least.own_time_s > own.own_time_s * (1 + enter_ratio) else None
+            is_slow = least.own_time_s > own.own_time_s * (1 + rules.enter_ratio)
+            return least if is_settled and is_slow and self._is_no_noise(waiting, own, sigma) else None
         change_ratio = max(rules.change_ratio, _AT_SIGMA * sigma)
         if slowest.own_time_s < before.own_time_s * (1 - change_ratio):
             return slowest
@@ -218,15 +238,30 @@ class ReplicaGroup:
         is_changed = abs(usual_s / before.own_time_s - 1) > usual_ratio
         return replace(slowest, own_time_s=usual_s) if is_changed else before
 
+    def _is_no_noise(self, waiting: _Waiting, own: Pace, sigma: float) -> bool:
+        """Return whether some mean of the last readings is further from the waiting replica's than chance explains."""
+        own_s = list(self._readings_s.get(own.replica, (own.own_time_s,)))
+        both_sigma = math.hypot(_scatter_ratio(own_s), sigma)
+        times_s = [pace.own_time_s for pace in waiting.readings]
+        for num in (num for num in _ENTER_MEANS if num <= len(times_s)):
+            # Not less than the newest: both replicas may have become slower together.
+            usual_s = max(own.own_time_s, mean(own_s[-num:]))
+            # Without the longest, which may be a stall.
+            is_beyond = mean(sorted(times_s[-num:])[:-1]) > usual_s * (1 + _ENTER_SIGMA * both_sigma / math.sqrt(num))
+            if is_beyond:
+                return True
+        return False
+
     def _keep(self, replica: str, own_time_s: float) -> None:
         """Keep a reading for the scatter; the same value again is no new one."""
         kept = self._readings_s.setdefault(replica, deque(maxlen=_KEPT_READINGS))
         if not kept or kept[-1] != own_time_s:
             kept.append(own_time_s)
 
-    def _readings_of(self, job_id: str, pace: Pace) -> Sequence[float]:
+    def _sigma_of(self, job_id: str, pace: Pace) -> float:
+        """Return the scatter of another replica's readings."""
         is_local = self._paces.get(pace.replica) is pace
-        return self._readings_s.get(pace.replica if is_local else _elsewhere_of(job_id), ())
+        return _scatter_ratio(self._readings_s.get(pace.replica if is_local else _elsewhere_of(job_id), ()))
 
     def _slowest_of_others(self, job_id: str, now_mono_s: float) -> Pace | None:
         others = [pace for other, pace in self._paces.items() if other != job_id]

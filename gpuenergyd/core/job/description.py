@@ -1,7 +1,7 @@
 """Description of a job, and its pipeline ranks with the schedule that their orders form."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from gpuenergyd.core.carbon.slowdown_account import JobLength
@@ -72,6 +72,8 @@ class JobRanks:
     orders: dict[int, tuple[Instruction, ...]] = field(default_factory=dict)
     schedule: Schedule | None = None
     """None until all ranks have joined."""
+    reordered: dict[int, tuple[int, tuple[Instruction, ...]]] = field(default_factory=dict)
+    """Number of microbatches and order of the ranks that run another schedule, until all ranks do; by rank index."""
     _graph: DependencyGraph | None = None
 
     @property
@@ -109,6 +111,11 @@ class JobRanks:
         """The clocks of each stage, by pipeline rank."""
         return [self.gpus[r].supported_sm_clocks_mhz for r in sorted(self.gpus)]
 
+    @property
+    def power_limit_ranges_w(self) -> list[tuple[float, float] | None]:
+        """The range of power limits of each stage's GPUs, by pipeline rank."""
+        return [self.gpus[r].power_limit_range_w for r in sorted(self.gpus)]
+
     def join(self, pp_rank: int, order: tuple[Instruction, ...], gpu: GpuView, *, stage_rank: int = 0) -> bool:
         """Add a rank; return whether all ranks have joined now.
 
@@ -140,6 +147,37 @@ class JobRanks:
         if len(own_gpus) == self.description.num_ranks:
             self.schedule, self._graph = _schedule_of(self.description, orders)
         self.orders, self.own_gpus, self.gpus = dict(orders), dict(own_gpus), gpus
+
+    def reorder(
+        self, pp_rank: int, order: tuple[Instruction, ...], num_microbatches: int, *, stage_rank: int = 0
+    ) -> bool:
+        """Record that a rank runs another number of microbatches; return whether all ranks do now, and so the job.
+
+        Raises:
+            JobError: the rank has not joined, it does not fit the other ranks of its stage, or the orders of all ranks
+                deadlock.
+        """
+        index = self.description.rank_index(pp_rank, stage_rank)
+        if index not in self.own_gpus:
+            name = self.description.rank_name(pp_rank, stage_rank)
+            raise JobError(f"{name} of job {self.description.job_name!r} is not registered")
+        reordered = {**self.reordered, index: (num_microbatches, order)}
+        if len(reordered) == self.description.num_ranks and len({number for number, _ in reordered.values()}) == 1:
+            self._replace_schedule({rank: own for rank, (_, own) in sorted(reordered.items())}, num_microbatches)
+            reordered = {}
+        self.reordered = reordered
+        return not reordered
+
+    def _replace_schedule(self, own_orders: Mapping[int, tuple[Instruction, ...]], num_microbatches: int) -> None:
+        orders: dict[int, tuple[Instruction, ...]] = {}
+        for index, order in own_orders.items():
+            pp_rank, stage_rank = divmod(index, self.description.num_stage_ranks)
+            if orders.setdefault(pp_rank, order) != order:
+                what = f"{self.description.rank_name(pp_rank, stage_rank)} of job {self.description.job_name!r}"
+                raise JobError(f"{what} runs other instructions than another rank of its stage")
+        description = replace(self.description, num_microbatches=num_microbatches)
+        self.schedule, self._graph = _schedule_of(description, orders)
+        self.description, self.orders = description, orders
 
     def update_gpu(self, pp_rank: int, gpu: GpuView, *, stage_rank: int = 0) -> None:
         """Replace the view of a rank's GPU; a rank that has not joined is ignored."""

@@ -30,6 +30,9 @@ _NEWEST_KEPT = 2 * _EPOCHS_KEPT
 MAX_PLANS_KEPT = 384
 """More than `_NEWEST_KEPT` and one for each iteration that a job keeps."""
 _SAME_TIME_RATIO = 1e-3
+SETTLING_ITERATIONS = 2
+"""Iterations from the first one under another power limit on that do not count: limits are set while it runs, and GPUs
+take up to half a second to follow (V100, measured)."""
 
 Purposes: TypeAlias = Mapping[str | None, PlanPurpose]
 """The purpose of each plan's iterations, by plan id."""
@@ -46,6 +49,8 @@ class IssuedPlansSnapshot:
     id_of_epoch: dict[int, str]
     target_when_made_s: dict[str, float]
     for_straggler: frozenset[str]
+    settling_from: tuple[int, ...] = ()
+    power_limits_w: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(slots=True)
@@ -65,6 +70,10 @@ class IssuedPlans:
     _for_straggler: set[str] = field(default_factory=set)
     _awaited: tuple[int, int] | None = None
     """Epoch of the plan that was sent last, and the last iteration reported before; None once it was followed."""
+    _power_limits_w: tuple[tuple[int, float], ...] = ()
+    """The power limits of the plan that was sent last."""
+    _settling_from: list[int] = field(default_factory=list)
+    """The first iterations under other power limits than before."""
 
     @property
     def current(self) -> ClockPlan:
@@ -125,7 +134,14 @@ class IssuedPlans:
             del self._id_of_epoch[forgotten]
         self._awaited = plan_epoch, last_reported
         self.last_apply_at = max(last_reported + ITERATIONS_AHEAD + run_ahead, self.last_apply_at + after)
+        if plan.power_limits_w != self._power_limits_w:
+            self._power_limits_w = plan.power_limits_w
+            self._settling_from = [*self._settling_from[1 - _EPOCHS_KEPT :], self.last_apply_at]
         return SendPlan(plan, plan_epoch, self.last_apply_at, num_iterations)
+
+    def is_settling(self, iteration_index: int) -> bool:
+        """Return whether GPUs may not have followed a change of their power limits yet."""
+        return any(0 <= iteration_index - begin < SETTLING_ITERATIONS for begin in self._settling_from)
 
     def pop_delay(self, plan_epoch: int | None, iteration_index: int) -> int | None:
         """Return, once, how many iterations after it was sent the newest plan is followed; None for another plan."""
@@ -176,6 +192,8 @@ class IssuedPlans:
             id_of_epoch=dict(self._id_of_epoch),
             target_when_made_s=dict(self._target_when_made_s),
             for_straggler=frozenset(self._for_straggler),
+            settling_from=tuple(self._settling_from),
+            power_limits_w=self._power_limits_w,
         )
 
     def restore(self, snapshot: IssuedPlansSnapshot) -> None:
@@ -185,6 +203,7 @@ class IssuedPlans:
         self._id_of_epoch = dict(snapshot.id_of_epoch)
         self._target_when_made_s = dict(snapshot.target_when_made_s)
         self._for_straggler = set(snapshot.for_straggler)
+        self._settling_from, self._power_limits_w = list(snapshot.settling_from), snapshot.power_limits_w
 
     def _drop_one(self, needed_ids: set[str | None]) -> None:
         """Drop one plan: one that was issued again later, else by the order in this module's docstring."""

@@ -48,6 +48,7 @@ from gpuenergyd.core.job.messages import (
     RankJoined,
     RankLost,
     RankReleased,
+    RankReordered,
     RankReported,
     RecordIteration,
     RecordNotice,
@@ -61,7 +62,7 @@ from gpuenergyd.core.job.snapshot import JobSnapshot
 from gpuenergyd.core.job.story import Notices, Story
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.telemetry import RankIteration
-from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, check_plan
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, SavingAdvice, check_plan
 from gpuenergyd.core.policy_api.policy import BaselineView, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import GpuEnergyError
@@ -85,6 +86,8 @@ class Job:
     control: PlanControl = field(init=False)
     faults: Faults = field(init=False)
     notices: Notices = field(default_factory=Notices)
+    advice: tuple[SavingAdvice, ...] = ()
+    """The policy's newest advice on the permitted slowdown; not part of the snapshot: it is given again."""
     _profiling_refusal: str | None = None
     _before_end: tuple[JobPhase, str] | None = None
     _story: Story = field(default_factory=Story, compare=False)
@@ -133,6 +136,14 @@ class Job:
         """The plan in force, or the one that will be at its first iteration."""
         return self.knowledge.plans.current
 
+    def figures_per_gpu(self) -> tuple[float | None, float | None]:
+        """Return energy (J) and power (W) per GPU in the newest observed iteration; None where not measured."""
+        newest = self.observations[-1] if self.observations else None
+        if newest is None or newest.energy_j is None or newest.iteration_time_s <= 0:
+            return None, None
+        energy_j = newest.energy_j / self.description.num_ranks
+        return energy_j, energy_j / newest.iteration_time_s
+
     def estimate(self) -> SavingEstimate | None:
         """Return the estimate of what the plans save, None before there is a baseline."""
         return None if self.baseline is None else self.knowledge.estimate(self.baseline)
@@ -159,6 +170,8 @@ class Job:
             case RankJoined():
                 is_complete = self.ranks.join(event.pp_rank, event.order, event.gpu, stage_rank=event.stage_rank)
                 return self._enter(JobPhase.WARMUP, "all ranks joined") if is_complete else ()
+            case RankReordered():
+                return self._rank_reordered(event)
             case RankReported():
                 return self._rank_reported(event.report)
             case IterationObserved():
@@ -193,6 +206,28 @@ class Job:
             case _:
                 assert_never(event)
 
+    def _rank_reordered(self, event: RankReordered) -> tuple[Command, ...]:
+        """Run at full speed from the first rank with another number of microbatches on; plan again once all have it."""
+        before, is_first = self.description.num_microbatches, not self.ranks.reordered
+        reason = f"{before} -> {event.num_microbatches} microbatches per iteration"
+        is_complete = self.ranks.reorder(
+            event.pp_rank, event.order, event.num_microbatches, stage_rank=event.stage_rank
+        )
+        if self.ranks.schedule is None:
+            return ()
+        stop: tuple[Command, ...] = ()
+        if is_first:
+            stop = self.control.fall_back(reason, self.faults)
+            self.notices.add(reason, self.num_iterations)
+        if is_complete:
+            self.description = self.ranks.description
+            self.reports.num_foreign_orders = 0
+            self.knowledge.change_schedule(self.baseline, first_iteration=self.reports.last_index + 1)
+            self.control.has_changed()
+        if self.phase is JobPhase.WARMUP or self.is_given_up:
+            return (*stop, RecordNotice(reason)) if is_first else stop
+        return (*stop, *self._enter(JobPhase.BASELINE, f"{reason}: measuring full speed again"))
+
     # --- iterations ---
 
     def _rank_reported(self, report: RankIteration) -> tuple[Command, ...]:
@@ -202,7 +237,8 @@ class Job:
         whole = self.reports.add(report, self.ranks.orders, id_of, counts_from=counts_from)
         if whole is None:
             return ()
-        return (ObserveIteration(whole.ranks, whole.plan_id, whole.is_regular), *self._disturbance(whole))
+        is_regular = whole.is_regular and not self.knowledge.plans.is_settling(whole.iteration_index)
+        return (ObserveIteration(whole.ranks, whole.plan_id, is_regular), *self._disturbance(whole))
 
     def _disturbance(self, whole: WholeIteration) -> tuple[Command, ...]:
         """Record why an iteration does not count; fall back if the ranks run another order than the planned one."""
@@ -229,6 +265,8 @@ class Job:
         return self._iteration_observed(IterationObserved(replace(observation, plan_id=plan_id, is_regular=is_regular)))
 
     def _iteration_observed(self, event: IterationObserved) -> tuple[Command, ...]:
+        if event.observation.iteration_index < self.knowledge.changed_at:
+            event = replace(event, observation=replace(event.observation, is_regular=False))
         record = self._record(event)
         return (record, *self._after_iteration(record.observation, record.purpose))
 
@@ -260,7 +298,7 @@ class Job:
 
     def _after_baseline_iteration(self) -> tuple[Command, ...]:
         full_speed = self.knowledge.full_speed()
-        if len(full_speed) < self.rules.baseline_iterations:
+        if len(full_speed) < self.rules.baseline_iterations or self.ranks.reordered:
             return ()
         self.baseline = baseline_view(full_speed)
         return self._ask()
@@ -299,7 +337,7 @@ class Job:
         return self.knowledge.view(self.ranks, self.target, self.baseline)
 
     def _ask(self) -> tuple[Command, ...]:
-        if self.control.question.is_open or (view := self.view()) is None:
+        if self.control.question.is_open or self.ranks.reordered or (view := self.view()) is None:
             return ()
         if self.phase is JobPhase.PROFILING:
             num_profiled = len(self.knowledge.profiled())
@@ -314,6 +352,7 @@ class Job:
         if not self.control.question.accept_answer():
             return ()
         assert self.ranks.schedule is not None
+        self.advice = plan.advice or self.advice
         if plan.purpose is PlanPurpose.PROFILE and (refusal := self._profiling_refusal) is not None:
             return self._fall_back(refusal, least_wait=self.rules.refused_profiling_iterations)
         self.control.expect(self.control.question.target)
@@ -322,7 +361,7 @@ class Job:
             commands = self.control.send_again(plan) if was_relieved else ()
             return (*commands, *self._enter(phase_under(plan, self.phase), plan.reason), *self._ask_for_new_pace())
         try:
-            check_plan(plan, self.ranks.schedule, self.ranks.supported_sm_clocks_mhz)
+            check_plan(plan, self.ranks.schedule, self.ranks.supported_sm_clocks_mhz, self.ranks.power_limit_ranges_w)
         except GpuEnergyError as error:
             reason = f"policy {self.description.policy} returned an invalid plan: {error}"
             return self._fall_back(reason, is_fault=True)
@@ -409,6 +448,7 @@ class Job:
             target=self.target,
             baseline=self.baseline,
             orders=dict(self.ranks.orders),
+            reordered=dict(self.ranks.reordered),
             gpus=dict(self.ranks.own_gpus),
             reports=self.reports.snapshot(),
             knowledge=self.knowledge.snapshot(),
@@ -425,6 +465,7 @@ class Job:
             JobError: the ranks' orders deadlock.
         """
         self.ranks.restore(snapshot.orders, snapshot.gpus)
+        self.ranks.reordered = dict(snapshot.reordered)
         self.phase, self.phase_reason, self.target = snapshot.phase, snapshot.phase_reason, snapshot.target
         self.baseline, self._profiling_refusal = snapshot.baseline, snapshot.profiling_refusal
         self.reports.restore(snapshot.reports)

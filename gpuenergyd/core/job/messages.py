@@ -45,6 +45,16 @@ class RankJoined:
 
 
 @dataclass(frozen=True, slots=True)
+class RankReordered:
+    """A rank runs iterations with another number of microbatches from now on, as in a ramp-up of the batch size."""
+
+    pp_rank: int
+    order: tuple[Instruction, ...]
+    num_microbatches: int
+    stage_rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RankReported:
     """A rank finished an iteration."""
 
@@ -147,6 +157,7 @@ class RankLost:
 
 Event = (
     RankJoined
+    | RankReordered
     | RankReported
     | IterationObserved
     | MergedIterationObserved

@@ -6,7 +6,7 @@ from enum import StrEnum
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.measurements.savings import MeasuredSaving
 from gpuenergyd.core.job.messages import JobPhase
-from gpuenergyd.core.job.result_text import saving_with_interval, slowdown_text
+from gpuenergyd.core.job.result_text import advice_text, saving_with_interval, slowdown_text
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 
 
@@ -26,7 +26,7 @@ class OutcomeKind(StrEnum):
     AT_FULL_SPEED = "at_full_speed"
     """No plan was in force: the policy failed or chose full speed, or clocks could not be set."""
     OBSERVED_ONLY = "observed_only"
-    """The daemon may not set clocks."""
+    """The daemon may not set clocks, or only power limits, which the policy cannot plan."""
     TOO_EARLY = "too_early"
     """The job has not reached a plan yet, or ended before."""
 
@@ -72,6 +72,12 @@ def can_save(job: Job, *, is_member: bool = False) -> bool:
 
 def find_outcome(job: Job, *, is_member: bool = False, is_observing: bool = False) -> Outcome:
     """Return the outcome of a job, so far or at its end."""
+    outcome = _find_outcome(job, is_member=is_member, is_observing=is_observing)
+    advice = "" if is_observing else advice_text(job.advice)
+    return Outcome(outcome.kind, f"{outcome.reason}; {advice}") if advice else outcome
+
+
+def _find_outcome(job: Job, *, is_member: bool, is_observing: bool) -> Outcome:
     if is_observing:
         return Outcome(
             OutcomeKind.OBSERVED_ONLY, "clocks are not set: the daemon, or a GPU of the job, is only observed"

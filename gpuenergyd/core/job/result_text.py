@@ -1,7 +1,14 @@
 """The result of a job in words: savings and changes of speed with their confidence intervals."""
 
+from collections.abc import Sequence
+
+from gpuenergyd.core.pipeline.plan import SavingAdvice
+
 UNKNOWN = "-"
 NOT_SIGNIFICANT = "no significant saving"
+
+_LEAST_ADVISED_RATIO = 0.005
+"""Savings below are not worth an option."""
 
 _Ends = tuple[float, float]
 
@@ -38,6 +45,21 @@ def saving_with_interval(ratio: float, interval: _Ends | None, *, is_significant
 def slowdown_with_interval(ratio: float, interval: _Ends | None) -> str:
     """Return a change of iteration time with its 95 % interval."""
     return slowdown_text(ratio) + (f" (95 %: {slowdown_span_text(interval)})" if interval else "")
+
+
+def advice_text(advice: Sequence[SavingAdvice]) -> str:
+    """Return what more permitted slowdown would save, one clause each; empty if nothing would be saved."""
+    return "; ".join(_one_advice(own) for own in advice if own.saving_ratio >= _LEAST_ADVISED_RATIO)
+
+
+def _one_advice(advice: SavingAdvice) -> str:
+    saving, low, high = (100 * ratio for ratio in (advice.saving_ratio, advice.low_ratio, advice.high_ratio))
+    basis = "measured" if advice.is_measured else "predicted"
+    ratio = advice.max_slowdown_ratio
+    return (
+        f"at {100 * ratio:.3g} % slower this job would use {saving:.1f} % less energy"
+        f" ({max(low, 0.0):.1f}-{high:.1f} %, {basis}): --max-slowdown {ratio:g}"
+    )
 
 
 def _span_text(low: float, high: float, above: str, below: str) -> str:

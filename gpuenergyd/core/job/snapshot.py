@@ -1,6 +1,6 @@
 """Snapshot of a job's state machine, which a daemon leaves to the next one when it restarts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpuenergyd.core.job.control.faults import Faults
 from gpuenergyd.core.job.control.plan_control import PlanControlSnapshot
@@ -30,3 +30,5 @@ class JobSnapshot:
     control: PlanControlSnapshot
     faults: Faults
     notices: Notices
+    reordered: dict[int, tuple[int, tuple[Instruction, ...]]] = field(default_factory=dict)
+    """See `JobRanks.reordered`."""

@@ -8,7 +8,7 @@ from gpuenergyd.errors import JobError
 
 
 def stage_gpu(pp_rank: int, gpus: Sequence[GpuView]) -> GpuView:
-    """Return the GPUs of a stage as one: their common clocks, the slowest clock changes, and the sum of powers.
+    """Return the GPUs of a stage as one: common clocks and power limits, the slowest clock changes, summed powers.
 
     The merge of merged GPUs is that of all. UUID and model name are those of the first.
 
@@ -28,6 +28,8 @@ def stage_gpu(pp_rank: int, gpus: Sequence[GpuView]) -> GpuView:
     if not common_mhz:
         raise JobError(f"the GPUs of pipeline rank {pp_rank} have no clock in common")
     slowest = max(gpus, key=lambda gpu: gpu.switch_latency_s)
+    ranges_w = [gpu.power_limit_range_w for gpu in gpus if gpu.power_limit_range_w is not None]
+    common_w = (max(low for low, _ in ranges_w), min(high for _, high in ranges_w)) if ranges_w else None
     powers_w = [gpu.blocking_power_w for gpu in gpus if gpu.blocking_power_w is not None]
     return replace(
         first,
@@ -36,4 +38,6 @@ def stage_gpu(pp_rank: int, gpus: Sequence[GpuView]) -> GpuView:
         switching=slowest.switching,
         blocking_power_w=sum(powers_w) if len(powers_w) == len(gpus) else None,
         num_gpus=sum(gpu.num_gpus for gpu in gpus),
+        num_host_gpus=max(gpu.num_host_gpus for gpu in gpus),
+        power_limit_range_w=common_w if len(ranges_w) == len(gpus) and common_w and common_w[0] < common_w[1] else None,
     )

@@ -41,6 +41,8 @@ class RankClocks:
     pp_rank: int
     sm_clocks_mhz: tuple[int | None, ...]
     changes: tuple[ClockChange, ...] = ()
+    power_limit_w: float | None = None
+    """Power limit of each GPU of the rank for the whole iteration; None: the limit from before the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,17 @@ class PlanPrediction:
 
 
 @dataclass(frozen=True, slots=True)
+class SavingAdvice:
+    """The saving of a job if it were permitted more slowdown, with its range; measured, or predicted."""
+
+    max_slowdown_ratio: float
+    saving_ratio: float
+    low_ratio: float
+    high_ratio: float
+    is_measured: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ClockPlan:
     """Clocks of all ranks of a pipeline for one iteration; an empty `ranks` leaves all clocks alone."""
 
@@ -65,6 +78,8 @@ class ClockPlan:
     reason: str = ""
     figures: tuple[tuple[str, float], ...] = ()
     """Numbers that the policy finds again in `JobView.issued_plans`."""
+    advice: tuple[SavingAdvice, ...] = ()
+    """What more permitted slowdown would save."""
 
     def figure(self, name: str) -> float | None:
         """Return the policy's number with this name; None if there is none."""
@@ -77,6 +92,20 @@ class ClockPlan:
                 return rank.changes
         return ()
 
+    def power_limit_of(self, pp_rank: int) -> float | None:
+        """Return the power limit of one rank's GPUs in watts; None: the limit from before the job."""
+        return next((rank.power_limit_w for rank in self.ranks if rank.pp_rank == pp_rank), None)
+
+    @property
+    def power_limits_w(self) -> tuple[tuple[int, float], ...]:
+        """The ranks whose GPUs have a power limit under this plan, each with its limit in watts."""
+        return tuple((rank.pp_rank, rank.power_limit_w) for rank in self.ranks if rank.power_limit_w is not None)
+
+    @property
+    def sets_clocks(self) -> bool:
+        """Whether ranks request clocks under this plan; without, it only limits power."""
+        return any(rank.changes for rank in self.ranks)
+
 
 BASELINE_PLAN_ID = "baseline"
 
@@ -87,11 +116,22 @@ def baseline_plan(plan_id: str = BASELINE_PLAN_ID, *, reason: str = "baseline") 
 
 
 def full_speed_plan(
-    plan_id: str, schedule: Schedule, supported_sm_clocks_mhz: Sequence[Sequence[int]], *, reason: str
+    plan_id: str,
+    schedule: Schedule,
+    supported_sm_clocks_mhz: Sequence[Sequence[int]],
+    *,
+    reason: str,
+    sets_clocks: bool = True,
 ) -> ClockPlan:
-    """Return the plan that locks every GPU at its maximum clock: full speed with the leases kept."""
+    """Return the plan that locks every GPU at its maximum clock: full speed with the leases kept.
+
+    Without `sets_clocks` it only withdraws power limits.
+    """
     ranks = []
     for pp_rank, order in enumerate(schedule.orders):
+        if not sets_clocks:
+            ranks.append(RankClocks(pp_rank, (None,) * len(order)))
+            continue
         top = max(supported_sm_clocks_mhz[pp_rank])
         ranks.append(RankClocks(pp_rank, (top,) * len(order), constant_clock_changes(order, top)))
     return ClockPlan(plan_id, PlanPurpose.BASELINE, tuple(ranks), reason=reason)
@@ -102,12 +142,21 @@ def constant_clock_changes(order: Sequence[Instruction], sm_clock_mhz: int) -> t
     return (ClockChange(order[0], 0.0, sm_clock_mhz),)
 
 
-def check_plan(plan: ClockPlan, schedule: Schedule, supported_sm_clocks_mhz: Sequence[Sequence[int]]) -> None:
-    """Check that a plan fits its pipeline and its GPUs; `supported_sm_clocks_mhz[r]` belongs to rank r.
+PowerLimitRange = tuple[float, float]
+"""The lowest and the highest power limit of a GPU, in watts."""
+
+
+def check_plan(
+    plan: ClockPlan,
+    schedule: Schedule,
+    supported_sm_clocks_mhz: Sequence[Sequence[int]],
+    power_limit_ranges_w: Sequence[PowerLimitRange | None] | None = None,
+) -> None:
+    """Check that a plan fits its pipeline and its GPUs; `supported_sm_clocks_mhz[r]` and the range belong to rank r.
 
     Raises:
-        PlanError: the plan has a rank, instruction or clock that does not exist, an offset outside [0, 3600) s, or the
-            purpose `PREDICTED`.
+        PlanError: the plan has a rank, instruction, clock or power limit that does not exist, an offset outside
+            [0, 3600) s, or the purpose `PREDICTED`.
     """
     if plan.purpose is PlanPurpose.PREDICTED:
         raise PlanError(f"plan {plan.plan_id!r}: purpose PREDICTED is only for jobs whose clocks may not be set")
@@ -129,11 +178,25 @@ def check_plan(plan: ClockPlan, schedule: Schedule, supported_sm_clocks_mhz: Seq
                 f"plan {plan.plan_id!r}: rank {rank.pp_rank} cannot run at {sorted(wanted - supported)} MHz;"
                 f" supported: {min(supported)} to {max(supported)} MHz"
             )
+        _check_power_limit(plan, rank, power_limit_ranges_w[rank.pp_rank] if power_limit_ranges_w else None)
         for change in rank.changes:
             if change.instruction not in known:
                 raise PlanError(f"plan {plan.plan_id!r}: rank {rank.pp_rank} does not run {change.instruction}")
             if not 0.0 <= change.offset_s < 3600.0:
                 raise PlanError(f"plan {plan.plan_id!r}: offset {change.offset_s} s must be in [0, 3600)")
+
+
+def _check_power_limit(plan: ClockPlan, rank: RankClocks, range_w: PowerLimitRange | None) -> None:
+    if rank.power_limit_w is None:
+        return
+    if range_w is None:
+        raise PlanError(f"plan {plan.plan_id!r}: the power of rank {rank.pp_rank} cannot be limited")
+    low_w, high_w = range_w
+    if not low_w <= rank.power_limit_w <= high_w:
+        raise PlanError(
+            f"plan {plan.plan_id!r}: rank {rank.pp_rank} cannot be limited to {rank.power_limit_w:g} W;"
+            f" supported: {low_w:g} to {high_w:g} W"
+        )
 
 
 def instruction_key(instruction: Instruction) -> tuple[InstructionKind, int, int]:

@@ -1,4 +1,4 @@
-"""Schedules by name, in the instruction order of torch.distributed.pipelining.
+"""Schedules by name, in the instruction order of torch.distributed.pipelining, or of Megatron-core (`megatron_orders`).
 
 Notation: R ranks, V chunks per rank, M microbatches, r the current rank. Chunks are counted from 0; each repetition of
 an operation uses the next microbatch of its kind and chunk.
@@ -7,9 +7,16 @@ an operation uses the next microbatch of its kind and chunk.
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, gpipe, one_forward_one_backward
-from gpuenergyd.core.pipeline.megatron_orders import PAIRED, paired_like
+from gpuenergyd.core.pipeline.megatron_orders import (
+    COMBINED,
+    PAIRED,
+    combined_1f1b,
+    megatron_interleaved,
+    paired_like,
+)
 from gpuenergyd.errors import ScheduleError
 
 F, B, I, W = InstructionKind.F, InstructionKind.B, InstructionKind.I, InstructionKind.W  # noqa: E741  torch's own names
@@ -229,6 +236,8 @@ SCHEDULES: Mapping[str, ScheduleFamily] = {
     "interleaved-zb": ScheduleFamily(interleaved_zero_bubble, 2, takes_any_num_chunks=True),
     "zbv": ScheduleFamily(lambda r, m, _: zbv(r, m), 2),
     "dualpipev": ScheduleFamily(lambda r, m, _: dualpipe_v(r, m), 2),
+    PAIRED: ScheduleFamily(partial(megatron_interleaved, is_paired=True), 2, takes_any_num_chunks=True),
+    COMBINED: ScheduleFamily(combined_1f1b, 2, takes_any_num_chunks=True),
 }
 """Schedule families by the name used on the command line."""
 

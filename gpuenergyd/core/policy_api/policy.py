@@ -4,9 +4,11 @@ The policy host creates one instance per job and may be killed at any moment. A 
 is known of the job: a policy must work without state between calls, and may keep caches only for speed.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from enum import StrEnum
 from typing import Protocol
 
 from gpuenergyd.core.carbon.intensity import CarbonForecast, HourlySeries, IntensityBasis
@@ -19,11 +21,24 @@ from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 
+class Lever(StrEnum):
+    """What a plan may set to save energy."""
+
+    CLOCKS = "clocks"
+    POWER_LIMITS = "power-limits"
+
+
 class ClockPolicy(Protocol):
-    """Plans the clocks of one job. Entry point: `gpuenergyd.policies`; constructed without arguments."""
+    """Plans the clocks of one job. Entry point: `gpuenergyd.policies`.
+
+    Constructed without arguments, or with the options that follow its name as strings: `cost:eta=0.7`.
+    """
 
     def next_plan(self, view: "JobView") -> ClockPlan:
-        """Return the plan to run next; the `plan_id` of the last issued plan means no change."""
+        """Return the plan to run next; the `plan_id` of the last issued plan means no change.
+
+        The plan may never be issued: some are only prepared. What was issued is in the view.
+        """
         ...
 
 
@@ -79,6 +94,10 @@ class GpuView:
     """GPUs that this one stands for: those of a stage, whose energies and waiting powers add up."""
     host: str = ""
     """The host of the GPUs, whose driver changes one clock at a time; empty if unknown."""
+    num_host_gpus: int = 0
+    """GPUs of that host that jobs use, this job and all others; 0 if unknown."""
+    power_limit_range_w: tuple[float, float] | None = None
+    """Lowest and default power limit of each GPU, in watts; None if unknown or if power cannot be limited."""
 
     @property
     def switch_latency(self) -> SwitchLatency:
@@ -117,7 +136,9 @@ class JobView:
     """Median time between two instructions of one rank if the second one's input was ready."""
     can_set_clocks: bool = True
     """False if clocks may not be set (mode observe, MIG, missing privilege). The policy then returns a plan of purpose
-    `PREDICTED`, from the run at full speed and from assumed curves or a previous run."""
+    `PREDICTED`, from the run at full speed and from assumed curves or a previous run, unless it limits power."""
+    can_set_power_limits: bool = False
+    """Whether plans may limit the power of GPUs that have a `power_limit_range_w`."""
     generation: int = 0
     """Number of times that profiling has started over; part of plan ids, so that none is used twice."""
     previous_run: PreviousRun | None = None
@@ -127,6 +148,23 @@ class JobView:
     num_dp_ranks: int = 1
     """Processes of a plain loop that end each iteration together, so that each one's times contain the clocks of the
     others; each one is a job of its own. 1 for pipelines."""
+
+    @property
+    def switch_latencies(self) -> tuple[SwitchLatency, ...]:
+        """Switch latency of each stage's GPU, with the driver calls of other jobs on its host.
+
+        Those are assumed to be as many per GPU as this job's, and at the same time: replicas of a training change
+        clocks together.
+        """
+        return tuple(
+            replace(gpu.switch_latency, num_calls=math.ceil(gpu.num_gpus * self._share(gpu))) for gpu in self.gpus
+        )
+
+    def _share(self, gpu: GpuView) -> float:
+        """Return how many GPUs of a host there are for each one of this job."""
+        on_host = [own for own in self.gpus if own.host == gpu.host]
+        num_own = sum(own.num_gpus for own in on_host)
+        return max(1.0, max(own.num_host_gpus for own in on_host) / num_own)
 
     @property
     def is_plain_loop(self) -> bool:

@@ -3,17 +3,21 @@
 A leader has no GPU. Each member's own daemon leases and restores its GPU and records its iterations.
 """
 
+import asyncio
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gpuenergyd.core.distributed.plan_mix import may_be_mixed, node_clocks_mhz
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import (
     EndJob,
     Event,
+    JobPhase,
     LeaseGpus,
     ObserveIteration,
     PlanDecided,
@@ -23,10 +27,11 @@ from gpuenergyd.core.job.messages import (
     RestoreGpus,
     SendPlan,
 )
-from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID
+from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.gpus.inventory import utc_at
+from gpuenergyd.daemon.jobs.suspected_pace import HELD_ITERATIONS, SuspectedPacePlan
 from gpuenergyd.daemon.ports import HistoryPort, PolicyPort
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.store.records import ControlEventRecord
@@ -35,6 +40,8 @@ log = logging.getLogger(__name__)
 
 _HELD_ITERATIONS = 48
 """A question to the policy waits for the newest plan to be tried, but not longer than this."""
+_MAY_BE_IN_FORCE = 2
+"""Plans before the newest one that members may still follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,9 @@ class LeaderDelivery:
     """The id under which members follow the newest plan; None before the first plan."""
     block: tuple[str, int] | None = None
     """Id and length of the last block at full speed during the newest plan."""
+    replaces: tuple[str, ...] = ()
+    """Ids of earlier plans that the newest one, for a straggler's pace, may be mixed with in one iteration."""
+    _before: deque[tuple[str, ClockPlan]] = field(default_factory=lambda: deque(maxlen=_MAY_BE_IN_FORCE))
     _epoch_of_plan: dict[str, int] = field(default_factory=lambda: {BASELINE_PLAN_ID: 0})
 
     def send(self, command: SendPlan) -> None:
@@ -94,6 +104,9 @@ class LeaderDelivery:
             self.audit.record("plan", plan.reason, f"{command.num_iterations} iterations at full speed")
             return
         if self.plan_id is None or self.sent is None or plan.plan_id != self.sent.plan.plan_id:
+            if self.plan_id is not None and self.sent is not None:
+                self._before.append((self.plan_id, self.sent.plan))
+            self.replaces = self._mixable(plan)
             self.plan_id, self.block = self._new_id(command), None
             self.target = self.answering or self.job.target
             self.audit.record("plan", plan.reason, f"epoch {command.plan_epoch}: {plan.plan_id}")
@@ -102,6 +115,20 @@ class LeaderDelivery:
 
     def _new_id(self, command: SendPlan) -> str:
         return f"{self.audit.pipeline_id}.{self.generation}.{command.plan_epoch}"
+
+    def _mixable(self, plan: ClockPlan) -> tuple[str, ...]:
+        """Return the ids of earlier plans that a plan may be mixed with: none, but for a straggler's pace."""
+        ranks, full_speed = self.job.ranks, self.job.knowledge.full_speed()
+        if not self.job.target.is_forced or plan.purpose is not PlanPurpose.TUNED or not full_speed:
+            return ()
+        assert ranks.schedule is not None
+        top_mhz, next_mhz = [max(own) for own in ranks.supported_sm_clocks_mhz], node_clocks_mhz(ranks.schedule, plan)
+        return tuple(
+            plan_id
+            for plan_id, before in self._before
+            if before.purpose is PlanPurpose.TUNED
+            and may_be_mixed(ranks.graph, full_speed[-1], node_clocks_mhz(ranks.schedule, before), next_mhz, top_mhz)
+        )
 
     def epoch_of(self, plan_id: str | None) -> int | None:
         """Return the epoch of a plan that members followed; None if they followed different ones."""
@@ -117,9 +144,7 @@ class LeaderDelivery:
         plan = plans.by_id(plans.id_of(plan_epoch)) if plan_epoch else None
         if plan is None or schedule is None:
             return None
-        clocks = {rank.pp_rank: rank.sm_clocks_mhz for rank in plan.ranks}
-        orders = enumerate(schedule.orders)
-        return [mhz for pp_rank, order in orders for mhz in clocks.get(pp_rank, (None,) * len(order))]
+        return node_clocks_mhz(schedule, plan)
 
 
 @dataclass(slots=True)
@@ -136,8 +161,13 @@ class LeaderPlans:
     """The newest merged iteration."""
     newest_epoch: int | None = None
     """The plan epoch of that iteration."""
+    prepared: SuspectedPacePlan = field(init=False)
     _held: JobView | None = None
     _held_at: int = -1
+
+    def __post_init__(self) -> None:
+        description = self.job.description
+        self.prepared = SuspectedPacePlan(description.job_id, description.policy, self.host, self.spawn)
 
     def ask(self, view: JobView) -> None:
         """Hold a question until the newest plan was tried; where clocks may not be set, no plan is asked for."""
@@ -146,20 +176,40 @@ class LeaderPlans:
             self.ask_in_time()
 
     def ask_in_time(self) -> None:
-        """Ask the held question if the newest plan was tried, the target has changed, or it has been held for long."""
+        """Ask the held question if the newest plan was tried, the target has changed, or it has been held for long.
+
+        While a plan is prepared for a suspected straggler, no other question delays that.
+        """
         view, newest = self._held, self.delivery.sent
         if view is None:
             return
         is_tried = newest is None or newest.plan_epoch == self.newest_epoch
-        is_late = self.newest_index - self._held_at >= _HELD_ITERATIONS
+        num_held = self.newest_index - self._held_at
+        if self.prepared.is_pending and not view.target.is_forced:
+            if num_held < HELD_ITERATIONS:
+                return
+            self.prepared.drop()
+        is_late = num_held >= _HELD_ITERATIONS
         if is_tried or is_late or view.target != self.delivery.target:
             self._held = None
             fresh = self.job.view() or view
             self.spawn(self._answer(replace(fresh, target=view.target)))
 
+    async def straggler_changed(self) -> None:
+        """Ask about the present straggler's pace at once.
+
+        A held question from before is answered with the plan in force, so that the job asks again.
+        """
+        view, job = self._held, self.job
+        is_outdated = view is not None and view.target.straggler_time_s != job.target.straggler_time_s
+        if is_outdated and job.phase is JobPhase.TUNED:
+            self._held = None
+            await self.handle(PlanDecided(job.current_plan))
+        await asyncio.sleep(0)  # a prepared plan is in the reply to this report
+
     async def _answer(self, view: JobView) -> None:
-        description = self.job.description
-        answer = await self.host.next_plan(description.job_id, description.policy, view)
+        job_id, policy = self.job.description.job_id, self.job.description.policy
+        answer = await self.prepared.plan_for(view) or await self.host.next_plan(job_id, policy, view)
         self.delivery.answering = view.target
         await self.handle(PolicyFailed(answer.reason) if isinstance(answer, PolicyFailure) else PlanDecided(answer))
         self.delivery.answering = None

@@ -20,6 +20,7 @@ from gpuenergyd.core.job.messages import (
     Command,
     Event,
     GpuViewChanged,
+    JobPhase,
     MergedIterationObserved,
     RankJoined,
     SendPlan,
@@ -215,15 +216,21 @@ class PipelineLeader:
             pace = Pace(report.slowest_other_time_s, "a replica elsewhere", now_s - report.age_s)
         for change in self._replicas.update_pace_elsewhere(self.pipeline_id, pace, now_s, is_news=report.is_news):
             await self._follow(change)
+        if not self.job.target.is_forced:
+            suspected_s = self._replicas.suspected_time_s(self.pipeline_id, now_s)
+            is_tuned = self.job.phase is JobPhase.TUNED
+            self._plans.prepared.prepare(self.job.view, suspected_s if is_tuned else None)
 
     async def _follow(self, change: StragglerChange) -> None:
         """Follow the pace of the slowest replica, or return to the pipeline's own."""
-        straggler_time_s = change.pace.own_time_s if change.pace is not None else None
+        confirmed_time_s = change.pace.own_time_s if change.pace is not None else None
+        straggler_time_s = self._plans.prepared.usable_time_s(confirmed_time_s)
         self.straggler_reason = change.reason if change.pace is not None else None
         log.info("pipeline %s: %s", self.pipeline_id, change.reason)
         after = "own pace" if straggler_time_s is None else f"{straggler_time_s:.4g} s per iteration"
         self._audit.record("straggler", change.reason, after)
         await self._handle(StragglerChanged(straggler_time_s, change.reason))
+        await self._plans.straggler_changed()
 
     def _reply(self, known_plan_id: str | None) -> PipelineReply:
         delivery, pace = self._delivery, self.job.knowledge.pace
@@ -245,6 +252,7 @@ class PipelineLeader:
             slices=slices,
             straggler_time_s=straggler_time_s,
             block=delivery.block,
+            replaces=delivery.replaces,
         )
 
     def _permitted_slowdown_ratio(self) -> float | None:

@@ -81,7 +81,8 @@ class PipelineMembers:
             self._stages = {k: own for k, own in self._stages.items() if not own.is_ended}
             zone = self.jobs.services.carbon_zone
             stage = self._stages[key] = HostStage(place.pp_rank, num_pp_ranks, num_tp_ranks, zone)
-        stage.update(place.tp_rank, query, runner.job, self.jobs.services.gpus[session.gpu_uuid].view())
+        gpus = self.jobs.services.gpus
+        stage.update(place.tp_rank, query, runner.job, gpus.view(gpus[session.gpu_uuid]))
         reply = MemberReply(runner.job.phase, place.tp_rank == stage.carrier, agreement=stage.agreement)
         if not reply.is_carrier:
             return reply

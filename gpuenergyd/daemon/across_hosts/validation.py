@@ -62,6 +62,11 @@ def check_gpu(where: str, gpu: GpuView) -> None:
         raise ProtocolError(
             f"{where}: switch_latency_s {gpu.switch_latency_s} must be in [0, {_MAX_SWITCH_LATENCY_S:g})"
         )
+    if not (1 <= gpu.num_gpus <= _MAX_RANKS and 0 <= gpu.num_host_gpus <= _MAX_RANKS):
+        raise ProtocolError(
+            f"{where}: num_gpus {gpu.num_gpus} must be in [1, {_MAX_RANKS}],"
+            f" num_host_gpus {gpu.num_host_gpus} in [0, {_MAX_RANKS}]"
+        )
 
 
 def check_observation(where: str, o: IterationObservation) -> None:

@@ -1,4 +1,4 @@
-"""Clock socket: receives the 48-byte clock requests of training processes in bursts and answers none."""
+"""Clock socket: receives the clock requests of training processes in bursts and answers none."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from collections import Counter
 from gpuenergyd.daemon.jobs.clock_requests import Admission, ClockRequests
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, peer_credentials
 from gpuenergyd.errors import ProtocolError
-from gpuenergyd.wire.clock_request import DATAGRAM_BYTES, decode_clock_request
+from gpuenergyd.wire.clock_request import MAX_DATAGRAM_BYTES, decode_clock_request
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class ClockSocket:
     def _read(self, connection: socket.socket, peer: PeerCredentials) -> None:
         for _ in range(_REQUESTS_PER_TURN):
             try:
-                data = connection.recv(DATAGRAM_BYTES + 1)
+                data = connection.recv(MAX_DATAGRAM_BYTES + 1)
             except BlockingIOError:
                 return
             except OSError:

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 
@@ -98,6 +98,7 @@ class Gpu:
             blocking_power_w=self.identity.blocking_power_w,
             switching=self.switching.latency,
             host=self.host,
+            power_limit_range_w=_power_limit_range_w(self.identity),
         )
 
     def record_sample(self, sample: GpuSample) -> tuple[Record, ...]:
@@ -235,6 +236,11 @@ class Gpus:
         """Return the GPU with a UUID, None if there is none."""
         return self._gpus.get(gpu_uuid)
 
+    def view(self, gpu: Gpu) -> GpuView:
+        """Return the view of a GPU that policies get, with the number of GPUs that share its driver."""
+        num_host_gpus = sum(own.claim is not None and not own.claim.is_lease for own in self)
+        return replace(gpu.view(), num_host_gpus=num_host_gpus)
+
     def claim(self, gpu_uuid: str, claim: GpuClaim) -> Gpu:
         """Assign a GPU to a job or lease.
 
@@ -273,6 +279,11 @@ class Gpus:
         for gpu in self._gpus.values():
             if gpu.claim is not None and gpu.claim.job_id == job_id:
                 gpu.claim = None
+
+
+def _power_limit_range_w(identity: GpuIdentity) -> tuple[float, float] | None:
+    low_w, default_w = identity.min_power_limit_w, identity.default_power_limit_w
+    return None if low_w is None or default_w is None or low_w >= default_w else (low_w, default_w)
 
 
 def switch_calibration(identity: GpuIdentity) -> SwitchCalibration:

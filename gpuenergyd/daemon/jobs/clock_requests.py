@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.daemon.jobs.sessions import RankSession, RankSessions
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.registration import CLOCK_SKEW_NS, OLDEST_INSTANT_NS
@@ -39,7 +40,7 @@ class ClockRequests:
             return self.count_hostile()
         request = rank_request.request
         session.last_sequence = rank_request.sequence
-        if not session.runner.leases.accept(request.plan_epoch):
+        if Lever.CLOCKS not in self.services.levers or not session.runner.leases.accept(request.plan_epoch):
             self.num_stale += 1
             return Admission.STALE
         gpu = self.services.gpus[session.gpu_uuid]
@@ -57,12 +58,12 @@ def _is_possible(rank_request: RankClockRequest, session: RankSession) -> bool:
     """Return whether a well-behaved client in this session could have sent the request."""
     request = rank_request.request
     now_ns = time.monotonic_ns()
-    clocks = {clock for clock in (request.sm_clock_mhz, request.later_sm_clock_mhz) if clock}
+    clocks = {clock for clock in (request.sm_clock_mhz, *(c.sm_clock_mhz for c in request.later)) if clock}
     return (
         0 < (rank_request.sequence - session.last_sequence) % 2**32 < 2**31
         and bool(clocks)
         and clocks <= session.supported_sm_clocks_mhz
         and request.plan_epoch <= session.runner.delivery.last_epoch
         and now_ns - OLDEST_INSTANT_NS < request.sent_mono_ns <= now_ns + CLOCK_SKEW_NS
-        and request.later_at_mono_ns <= now_ns + _MAX_LATER_NS
+        and all(later.sm_clock_mhz and later.at_mono_ns <= now_ns + _MAX_LATER_NS for later in request.later)
     )

@@ -25,6 +25,7 @@ from gpuenergyd.daemon.ports import (
     LeasePort,
     ObservationPort,
     PlanSource,
+    PowerLimitPort,
     RunStorePort,
 )
 
@@ -41,8 +42,10 @@ class CommandExecutor:
     audit: AuditPort
     runs: RunStorePort
     end: EndPort
+    power_limits: PowerLimitPort | None = None
+    """None for a pipeline across hosts, whose plans only set clocks."""
 
-    async def execute(self, command: Command) -> None:  # noqa: C901  one case per command
+    async def execute(self, command: Command) -> None:  # noqa: C901, PLR0912  one case per command
         """Execute one command; the next one must wait until it is done."""
         match command:
             case ObserveIteration():
@@ -51,6 +54,8 @@ class CommandExecutor:
                 self.plans.ask(command.view)
             case SendPlan():
                 self.delivery.send(command)
+                if self.power_limits is not None:
+                    self.power_limits.send(command)
             case LeaseGpus():
                 await self.leases.lease(command)
             case RestoreGpus():

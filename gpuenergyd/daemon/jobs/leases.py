@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpuenergyd.core.job.messages import ControlLost, Event, LeaseGpus, RestoreGpus
+from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.daemon.jobs.audit_log import DAEMON, AuditLog
 from gpuenergyd.daemon.jobs.plan_delivery import PlanDelivery
 from gpuenergyd.daemon.ports import JobServices
@@ -33,6 +34,8 @@ class JobLeases:
     audit: AuditLog
     delivery: PlanDelivery
     handle: Callable[[Event], None]
+    on_change: Callable[[], None] = lambda: None
+    """Called when the GPUs were leased, or may no longer run at what was set."""
     is_suspended: bool = False
     """Whether the job is idle and its GPUs run at full speed until its next report."""
     pidfds: dict[int, int] = field(default_factory=dict)
@@ -53,11 +56,13 @@ class JobLeases:
     def lose(self) -> None:
         """Drop the leases without a restore: the GPU worker, or its successor, restores the GPUs itself."""
         self._accepts_from_epoch = None
+        self.on_change()
 
     async def suspend(self, gpu_uuids: tuple[str, ...], reason: str) -> None:
         """Restore the GPUs of an idle job; its state machine goes on as before."""
         if self.are_held:
             self.is_suspended = True
+            self.on_change()
             await self._restore(gpu_uuids, reason)
 
     async def resume(self, gpu_uuids: tuple[str, ...]) -> None:
@@ -88,7 +93,8 @@ class JobLeases:
         first = self.delivery.last_epoch + 1
         try:
             pidfds = tuple(self.pidfds.values())
-            await self.services.worker.lease(self.audit.job_id, gpu_uuids, self.owner, pidfds)
+            sets_clocks = Lever.CLOCKS in self.services.levers
+            await self.services.worker.lease(self.audit.job_id, gpu_uuids, self.owner, pidfds, sets_clocks=sets_clocks)
         except GpuError as error:
             log.warning("job %s: no lease: %s", self.audit.job_id, error)
             self.audit.record("lease", self._owner_text, str(error), after="refused")
@@ -96,6 +102,7 @@ class JobLeases:
             return
         if self._accepts_from_epoch is None:
             self._accepts_from_epoch = first
+        self.on_change()
         for gpu_uuid in gpu_uuids:
             self.audit.record(
                 "lease", self._owner_text, "first clock plan", gpu_uuid=gpu_uuid, before="full speed", after="leased"

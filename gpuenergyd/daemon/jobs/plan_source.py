@@ -2,13 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gpuenergyd.core.job.messages import Event, PlanDecided, PolicyFailed
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
-from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd.core.policy_api.policy import JobView, Lever
 from gpuenergyd.daemon.gpus.inventory import utc_at
+from gpuenergyd.daemon.jobs.suspected_pace import HELD_ITERATIONS, SuspectedPacePlan
 from gpuenergyd.daemon.ports import HistoryPort, PolicyPort
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.store.records import PlanRecord
@@ -25,19 +27,60 @@ class PolicyHostPlans:
     policy: str
     host: PolicyPort
     handle: Callable[[Event], None]
+    on_prediction: Callable[[ClockPlan], None] = lambda _: None
+    """Gets the answer of a policy that cannot plan with what may be set, and predicts instead."""
+    prepared: SuspectedPacePlan = field(init=False)
     _task: asyncio.Task[None] | None = None
+    _preparing: asyncio.Task[None] | None = None
+    _held: JobView | None = None
+    """A question that waits until a suspected straggler is one, or none: its plan is prepared meanwhile."""
+    _held_since_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.prepared = SuspectedPacePlan(self.job_id, self.policy, self.host, self._prepare)
 
     def ask(self, view: JobView) -> None:
         """Ask the policy in a task of its own."""
+        if self.prepared.is_pending and not view.target.is_forced:
+            self._held, self._held_since_s = view, time.monotonic()
+            return
         self._task = asyncio.create_task(self._answer(view), name=f"plan of job {self.job_id}")
 
+    def release_in_time(self) -> None:
+        """Ask the held question if nothing is suspected any more, or if it was held for long."""
+        view = self._held
+        if view is None:
+            return
+        held_s = time.monotonic() - self._held_since_s
+        if held_s > HELD_ITERATIONS * view.baseline.iteration_time_s:
+            self.prepared.drop()
+        if not self.prepared.is_pending:
+            self.release()
+
+    def release(self, current: ClockPlan | None = None) -> None:
+        """Ask the held question, or answer it with the plan in force: the job then asks about its present pace."""
+        view, self._held = self._held, None
+        if view is not None and current is not None:
+            self.handle(PlanDecided(current))
+        elif view is not None:
+            self.ask(view)
+
     async def close(self) -> None:
-        """Stop waiting for an answer."""
+        """Stop waiting for answers."""
         await _cancel(self._task)
+        await _cancel(self._preparing)
+
+    def _prepare(self, asking: Coroutine[Any, Any, None]) -> None:
+        self._preparing = asyncio.create_task(asking, name=f"prepared plan of job {self.job_id}")
 
     async def _answer(self, view: JobView) -> None:
-        answer = await self.host.next_plan(self.job_id, self.policy, view)
-        self.handle(PolicyFailed(answer.reason) if isinstance(answer, PolicyFailure) else PlanDecided(answer))
+        answer = await self.prepared.plan_for(view) or await self.host.next_plan(self.job_id, self.policy, view)
+        if isinstance(answer, PolicyFailure):
+            self.handle(PolicyFailed(answer.reason))
+        elif answer.purpose is PlanPurpose.PREDICTED and not view.can_set_clocks:
+            self.on_prediction(answer)
+        else:
+            self.handle(PlanDecided(answer))
 
 
 @dataclass(slots=True)
@@ -68,6 +111,10 @@ class PredictionOnly:
 
     async def _predict(self, view: JobView) -> None:
         answer = await self.host.next_plan(self.job_id, self.policy, replace(view, can_set_clocks=False))
+        self.show(answer)
+
+    def show(self, answer: ClockPlan | PolicyFailure) -> None:
+        """Show and record a prediction."""
         if isinstance(answer, PolicyFailure):
             self.plan = baseline_plan("predicted", reason=f"policy {self.policy} failed: {answer.reason}")
         elif answer.purpose is PlanPurpose.PROFILE:
@@ -81,18 +128,31 @@ class PredictionOnly:
 
 @dataclass(slots=True)
 class PermittedPlans:
-    """Plans of the policy host while the job's clocks may be set, and predictions while they may not."""
+    """Plans of the policy host while clocks or power limits may be set, and predictions while neither may."""
 
     tuning: PolicyHostPlans
     prediction: PredictionOnly
-    can_set_clocks: Callable[[], bool]
+    levers: Callable[[], frozenset[Lever]]
+    """What the job's plans may set now."""
     _is_unanswered: bool = False
 
+    def __post_init__(self) -> None:
+        self.tuning.on_prediction = self._show
+
     def ask(self, view: JobView) -> None:
-        """Ask for a plan if clocks may be set, otherwise for a prediction, which leaves the question open."""
-        self._is_unanswered = not self.can_set_clocks()
-        source = self.prediction if self._is_unanswered else self.tuning
-        source.ask(view)
+        """Ask for a plan if something may be set, otherwise for a prediction, which leaves the question open."""
+        levers = self.levers()
+        self._is_unanswered = not levers
+        if self._is_unanswered:
+            self.prediction.ask(view)
+            return
+        can_limit = Lever.POWER_LIMITS in levers
+        self.tuning.ask(replace(view, can_set_clocks=Lever.CLOCKS in levers, can_set_power_limits=can_limit))
+
+    @property
+    def is_predicting(self) -> bool:
+        """Whether the policy only predicts, because it cannot plan with what may be set."""
+        return self._is_unanswered
 
     def ask_again(self, view: JobView | None) -> None:
         """Ask an open question again: the prediction may be better by now, or clocks may be set."""
@@ -101,6 +161,10 @@ class PermittedPlans:
 
     def resume(self, _current: ClockPlan) -> None:
         """Continue the job of an earlier daemon: the state machine asks again."""
+
+    def _show(self, prediction: ClockPlan) -> None:
+        self._is_unanswered = True
+        self.prediction.show(prediction)
 
     async def close(self) -> None:
         """Stop waiting for answers."""

@@ -11,15 +11,16 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpuenergyd.core.job.description import JobDescription
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.measurements.savings import SavingEstimate
-from gpuenergyd.core.job.messages import RankJoined, RankLost, RankReleased, RankReported
+from gpuenergyd.core.job.messages import RankJoined, RankLost, RankReleased, RankReordered, RankReported
 from gpuenergyd.core.job.outcome import Outcome
 from gpuenergyd.core.job.rules import JobRules, member_rules
+from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.policy_api.target import LARGE_SLOWDOWN_RATIO, PerformanceTarget
 from gpuenergyd.daemon.gpus.inventory import Gpu, GpuClaim, utc_at
 from gpuenergyd.daemon.jobs.audit_log import record_latency
@@ -131,6 +132,7 @@ class Jobs:
         key = (peer.uid, registration.job_name, registration.run_key, registration.dp_rank)
         runner = self._open.get(key)
         if runner is not None and (known := self._same_process(runner, registration, peer)) is not None:
+            self._reorder(runner, registration, order)
             os.close(pidfd)
             return self._registered(known)
         if self.sessions.num_of_user(peer.uid) >= self.max_ranks_per_user:
@@ -145,7 +147,9 @@ class Jobs:
             registration.gpu_uuid, GpuClaim(job_id, registration.job_name, peer.uid, time.monotonic_ns())
         )
         try:
-            runner.handle(RankJoined(registration.pp_rank, order, gpu.view(), registration.stage_rank))
+            runner.handle(
+                RankJoined(registration.pp_rank, order, self.services.gpus.view(gpu), registration.stage_rank)
+            )
         except JobError:
             gpu.claim = None
             raise
@@ -176,6 +180,7 @@ class Jobs:
                 registration.stage_rank,
             )
         )
+        self._num_gpus_changed(runner)
         log.info("job %s: %s joined (%s, %s)", job_id, session.rank_name, registration.gpu_uuid, peer)
         return self._registered(session)
 
@@ -209,12 +214,14 @@ class Jobs:
             return None
         runner = session.runner
         iteration = checked_iteration(report, session.pp_rank, session.stage_rank)
+        session.captured = report.captured
         runner.last_report_mono_ns = time.monotonic_ns()
         if not runner.job.is_ended:
             runner.handle(RankReported(iteration))
+            runner.power_limits.report(iteration)
             if runner.leases.is_suspended:
                 self.spawn(runner.resume())
-        return IterationReply(runner.delivery.reply_to(iteration))
+        return IterationReply(runner.delivery.reply_to(iteration), *runner.job.figures_per_gpu())
 
     def handle_pace(self, report: PaceReport, peer: PeerCredentials) -> PaceReply | None:
         """Handle the pace of replicas on other hosts; return the pace of this one, None for an unknown token.
@@ -263,6 +270,13 @@ class Jobs:
         for gpu in self.services.gpus.of_same_model(changed):
             runner = self._runners.get(gpu.claim.job_id) if gpu.claim is not None else None
             if runner is not None:
+                runner.gpu_changed(gpu)
+
+    def _num_gpus_changed(self, by: JobRunner) -> None:
+        """Update the other jobs' views of the number of GPUs that share the driver."""
+        for gpu in self.services.gpus:
+            runner = self._runners.get(gpu.claim.job_id) if gpu.claim is not None else None
+            if runner is not None and runner is not by:
                 runner.gpu_changed(gpu)
 
     def handle_gpu_health(self, change: GpuHealthChange) -> None:
@@ -343,6 +357,29 @@ class Jobs:
                 return session if session.gpu_uuid == registration.gpu_uuid else None
         return None
 
+    def _reorder(self, runner: JobRunner, registration: RankRegistration, order: tuple[Instruction, ...]) -> None:
+        """Have a job follow a rank that registers again with another number of microbatches.
+
+        Raises:
+            JobError: the registration contradicts its job otherwise, or belongs to a pipeline across hosts.
+        """
+        ranks, first = runner.job.ranks, self._registrations[runner.job_id]
+        index = ranks.description.rank_index(registration.pp_rank, registration.stage_rank)
+        now = (ranks.description.num_microbatches, ranks.orders[registration.pp_rank])
+        if ranks.reordered.get(index, now) == (registration.num_microbatches, order):
+            return
+        if runner.is_member:
+            raise JobError(
+                f"num_microbatches {registration.num_microbatches}: a rank of a pipeline across hosts registered with"
+                f" {now[0]}, which cannot change"
+            )
+        require_agreement(registration, replace(first, num_microbatches=registration.num_microbatches))
+        event = RankReordered(registration.pp_rank, order, registration.num_microbatches, registration.stage_rank)
+        runner.handle(event)
+        if not ranks.reordered:
+            self._registrations[runner.job_id] = replace(first, num_microbatches=registration.num_microbatches)
+            log.info("job %s: %d -> %d microbatches", runner.job_id, now[0], registration.num_microbatches)
+
     def _registered(self, session: RankSession) -> RankRegistered:
         job_id = session.runner.job_id
         message = joining_message(session.runner.job, self._registrations[job_id])
@@ -409,6 +446,7 @@ class Jobs:
         self._runners.pop(runner.job_id, None)
         self._registrations.pop(runner.job_id, None)
         self.replicas.leave(runner.job_id)
+        self._num_gpus_changed(runner)
         for key in [key for key, open_runner in self._open.items() if open_runner is runner]:
             del self._open[key]
         self.on_end(runner)

@@ -72,6 +72,7 @@ class Replicas:
         group = self._group(runner.job_id) if self.has_replicas(runner.job_id) else None
         if own_time_s is not None and group is not None:
             self._follow(group.update_pace(Pace(own_time_s, runner.job_id, time.monotonic())))
+            self._prepare(group)
 
     def least_overhead_s(self, runner: RunningJob) -> float | None:
         """Return the least time that another replica spends outside its instructions; None while none is known."""
@@ -100,6 +101,7 @@ class Replicas:
         if report.slowest_other_time_s:
             pace = Pace(report.slowest_other_time_s, "a replica elsewhere", now_s - report.age_s)
         self._follow(group.update_pace_elsewhere(runner.job_id, pace, now_s, is_news=report.is_news))
+        self._prepare(group)
         self._overhead_elsewhere_s[runner.job_id] = report.least_other_overhead_s
         own = runner.job.knowledge.pace
         return PaceReply(own.own_time_s, runner.job.target.straggler_time_s, own.num_readings, own.overhead_s)
@@ -125,6 +127,13 @@ class Replicas:
     def _group(self, job_id: str) -> ReplicaGroup | None:
         key = self._key_of.get(job_id)
         return None if key is None else self._groups[key]
+
+    def _prepare(self, group: ReplicaGroup) -> None:
+        """Have plans ready for a replica that may be a straggler: its next reading shows whether it is."""
+        now_s = time.monotonic()
+        for job_id in group.job_ids:
+            if (runner := self._runners.get(job_id)) is not None:
+                runner.prepare_for_pace(group.suspected_time_s(job_id, now_s))
 
     def _follow(self, changes: tuple[StragglerChange, ...]) -> None:
         for change in changes:

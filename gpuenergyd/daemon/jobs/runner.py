@@ -27,6 +27,7 @@ from gpuenergyd.daemon.jobs.iteration_recorder import IterationRecorder
 from gpuenergyd.daemon.jobs.leases import JobLeases, LeasesSnapshot
 from gpuenergyd.daemon.jobs.plan_delivery import DeliverySnapshot, PlanDelivery
 from gpuenergyd.daemon.jobs.plan_source import JobPlans, PermittedPlans, PolicyHostPlans, PostedPlans, PredictionOnly
+from gpuenergyd.daemon.jobs.power_limits import JobPowerLimits, PowerLimitsSnapshot
 from gpuenergyd.daemon.jobs.previous_runs import JobRuns, NoPreviousRuns
 from gpuenergyd.daemon.ports import JobServices, ReplicasPort
 from gpuenergyd.gpu.link.messages import GpuHealth, LeaseOwner
@@ -47,6 +48,7 @@ class RunnerSnapshot:
     delivery: DeliverySnapshot
     leases: LeasesSnapshot
     timeline: tuple[int, tuple[ObservedSpan, ...]] | None
+    power_limits: PowerLimitsSnapshot = field(default_factory=PowerLimitsSnapshot)
 
 
 @dataclass(slots=True)
@@ -67,6 +69,7 @@ class JobRunner:
     audit: AuditLog = field(init=False)
     delivery: PlanDelivery = field(init=False)
     leases: JobLeases = field(init=False)
+    power_limits: JobPowerLimits = field(init=False)
     observer: IterationObserver = field(init=False)
     recorder: IterationRecorder = field(init=False)
     plans: JobPlans = field(init=False)
@@ -78,7 +81,10 @@ class JobRunner:
         job, services = self.job, self.services
         self.audit = AuditLog(services.history, self.job_id)
         self.delivery = PlanDelivery(job.ranks, services.history, self.audit, is_windowed=self.is_member)
-        self.leases = JobLeases(services, self.owner, self.audit, self.delivery, self.handle)
+        self.leases = JobLeases(services, self.owner, self.audit, self.delivery, self.handle, self._lease_changed)
+        self.power_limits = JobPowerLimits(
+            services.worker, job.ranks, self.owner, self.audit, lambda: self.leases.are_held, self.handle
+        )
         self.plans = self._posted_plans() if self.is_member else self._policy_plans()
         self.observer = IterationObserver(self, services, self.replicas, self.handle)
         self.recorder = IterationRecorder(
@@ -97,6 +103,7 @@ class JobRunner:
             audit=self.audit,
             runs=NoPreviousRuns() if self.is_member else JobRuns(self, services, self.audit, self.owner.uid),
             end=self,
+            power_limits=None if self.is_member else self.power_limits,
         )
 
     @property
@@ -118,15 +125,27 @@ class JobRunner:
     @property
     def prediction(self) -> ClockPlan | None:
         """The predicted savings of a job whose clocks may not be set; None for any other."""
-        return self.plans.prediction.plan if isinstance(self.plans, PermittedPlans) and self.is_observing else None
+        plans = self.plans
+        is_predicting = isinstance(plans, PermittedPlans) and (self.is_observing or plans.is_predicting)
+        return plans.prediction.plan if isinstance(plans, PermittedPlans) and is_predicting else None
+
+    @property
+    def _is_predicting(self) -> bool:
+        return self.is_observing or self.prediction is not None
 
     def outcome(self) -> Outcome:
         """Return the outcome of the job, so far or at its end."""
-        return find_outcome(self.job, is_member=self.is_member, is_observing=self.is_observing)
+        found = find_outcome(self.job, is_member=self.is_member, is_observing=self._is_predicting)
+        if self._is_predicting and not self.is_observing:
+            reason = f"policy {self.job.description.policy} cannot plan with power limits alone: it only predicts"
+            return Outcome(found.kind, reason)
+        return found
 
     def outcome_line(self) -> str:
         """Return what the job has saved, or why it has saved nothing, in one line."""
-        return outcome_line(self.job, is_member=self.is_member, is_observing=self.is_observing)
+        if self._is_predicting:
+            return self.outcome().reason
+        return outcome_line(self.job, is_member=self.is_member)
 
     def start(self) -> None:
         """Begin to execute commands."""
@@ -148,14 +167,26 @@ class JobRunner:
         for index, view in self.job.ranks.own_gpus.items():
             if view.gpu_uuid == gpu.identity.gpu_uuid:
                 pp_rank, stage_rank = divmod(index, self.job.description.num_stage_ranks)
-                self.handle(GpuViewChanged(pp_rank, gpu.view(), stage_rank))
+                self.handle(GpuViewChanged(pp_rank, self.services.gpus.view(gpu), stage_rank))
+
+    def prepare_for_pace(self, suspected_time_s: float | None) -> None:
+        """Have a plan ready for the pace of a replica that may be a straggler; None: there is none."""
+        if not isinstance(self.plans, PermittedPlans) or self.job.target.is_forced:
+            return
+        tuning, is_tuned = self.plans.tuning, self.job.phase is JobPhase.TUNED and not self.is_observing
+        tuning.prepared.prepare(self.job.view, suspected_time_s if is_tuned else None)
+        tuning.release_in_time()
 
     def straggler_changed(self, straggler_time_s: float | None, reason: str) -> None:
         """Follow the pace of the slowest replica of the training; None: the job's own pace."""
         before_s = self.job.target.straggler_time_s
+        if isinstance(self.plans, PermittedPlans):
+            straggler_time_s = self.plans.tuning.prepared.usable_time_s(straggler_time_s)
         log.info("job %s: %s", self.job_id, reason)
         self.audit.record("straggler", DAEMON, reason, before=_pace_text(before_s), after=_pace_text(straggler_time_s))
         self.handle(StragglerChanged(straggler_time_s, reason))
+        if isinstance(self.plans, PermittedPlans):
+            self.plans.tuning.release(self.job.current_plan if self.job.phase is JobPhase.TUNED else None)
 
     def control_lost(self, reason: str) -> None:
         """Fall back to full speed because the job's clocks cannot be set."""
@@ -201,6 +232,7 @@ class JobRunner:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self.plans.close()
+        await self.power_limits.close()
 
     async def idle(self, limit_s: float) -> None:
         """Wait, up to a time limit, until all queued commands are executed."""
@@ -220,6 +252,7 @@ class JobRunner:
             delivery=self.delivery.snapshot(),
             leases=self.leases.snapshot(),
             timeline=self.recorder.timeline,
+            power_limits=self.power_limits.snapshot(),
         )
 
     def restore(self, snapshot: RunnerSnapshot) -> None:
@@ -228,9 +261,16 @@ class JobRunner:
         self.delivery.restore(snapshot.delivery)
         self.leases.take_over(snapshot.leases)
         self.recorder.timeline = snapshot.timeline
+        self.power_limits.restore(snapshot.power_limits)
         self.plans.resume(self.job.current_plan)
 
     # --- inside ---
+
+    def _lease_changed(self) -> None:
+        if self.leases.are_held:
+            self.power_limits.apply()
+        else:
+            self.power_limits.forget()
 
     async def _execute_all(self) -> None:
         while True:
@@ -251,7 +291,7 @@ class JobRunner:
         return PermittedPlans(
             PolicyHostPlans(self.job_id, policy, host, self.handle),
             PredictionOnly(self.job_id, policy, host, self.services.history, lambda: self.job.num_iterations),
-            lambda: not self.is_observing,
+            lambda: frozenset() if self.is_observing else self.services.levers,
         )
 
     def _posted_plans(self) -> PostedPlans:

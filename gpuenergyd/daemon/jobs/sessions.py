@@ -26,6 +26,8 @@ class RankSession:
     supported_sm_clocks_mhz: frozenset[int]
     last_sequence: int = 0
     stage_rank: int = 0
+    captured: str = ""
+    """How the clocks of the newest iteration were set if it was a replayed graph; else empty."""
 
     @property
     def rank_index(self) -> int:

@@ -111,10 +111,22 @@ class GpuWorker:
         await self._reachable().hand_over(token, keep_s)
 
     async def lease(
-        self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner, pidfds: Sequence[int] = ()
+        self,
+        lease_id: str,
+        gpu_uuids: Sequence[str],
+        owner: LeaseOwner,
+        pidfds: Sequence[int] = (),
+        *,
+        sets_clocks: bool = True,
     ) -> None:
         """Lease GPUs."""
-        await self._reachable().lease(lease_id, gpu_uuids, owner, pidfds)
+        await self._reachable().lease(lease_id, gpu_uuids, owner, pidfds, sets_clocks=sets_clocks)
+
+    async def lower_power_limit(
+        self, lease_id: str, gpu_uuid: str, power_limit_w: float | None, owner: LeaseOwner
+    ) -> float:
+        """Lower a power limit under a lease, or return to the one before it; return the limit read back."""
+        return await self._reachable().lower_power_limit(lease_id, gpu_uuid, power_limit_w, owner)
 
     async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
         """Set a power limit under a lease; return the limit read back."""

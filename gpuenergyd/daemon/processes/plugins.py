@@ -52,15 +52,31 @@ def installed_policies(group: str = POLICY_GROUP) -> tuple[InstalledPolicy, ...]
 
 
 def check_policy_name(name: str, group: str = POLICY_GROUP) -> None:
-    """Check that a policy is installed, without importing it.
+    """Check that a policy is installed, without importing it; options may follow its name, see `policy_options`.
 
     Raises:
         UnknownPolicyError: it is not installed; the message lists the installed ones.
     """
     names = policy_names(group)
-    if name not in names:
+    if policy_options(name)[0] not in names:
         kind = "target policy" if group == TARGET_GROUP else "policy"
         raise UnknownPolicyError(f"no {kind} {name!r}; installed: {', '.join(names) or 'none'}")
+
+
+def policy_options(name: str) -> tuple[str, dict[str, str]]:
+    """Return the name of a policy without its options, and the options: `cost:eta=0.7,other=1`.
+
+    Raises:
+        UnknownPolicyError: an option has no value.
+    """
+    plain, _, listed = name.partition(":")
+    options = {}
+    for item in filter(None, listed.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals or not key.isidentifier():
+            raise UnknownPolicyError(f"policy {name!r}: option {item!r} must be NAME=VALUE, e.g. cost:eta=0.7")
+        options[key] = value
+    return plain, options
 
 
 class PolicyNames:
@@ -82,16 +98,18 @@ class PolicyNames:
         Raises:
             UnknownPolicyError: it is not installed; the message lists the installed ones.
         """
-        if name not in self._names and self._now_s() - self._read_mono_s >= _SEARCH_PERIOD_S:
+        plain, _ = policy_options(name)
+        if plain not in self._names and self._now_s() - self._read_mono_s >= _SEARCH_PERIOD_S:
             self._names, self._read_mono_s = self._read(), self._now_s()
-        if name not in self._names:
+        if plain not in self._names:
             installed = ", ".join(self._names) or "none"
             raise UnknownPolicyError(f"no policy {name!r}; installed: {installed}")
 
 
 def is_shipped(name: str) -> bool:
     """Return whether a policy comes with this project, and only with it."""
-    return {_distribution(point) for point in entry_points(group=POLICY_GROUP, name=name)} == {_OWN_DISTRIBUTION}
+    plain, _ = policy_options(name)
+    return {_distribution(point) for point in entry_points(group=POLICY_GROUP, name=plain)} == {_OWN_DISTRIBUTION}
 
 
 def load_policy(name: str) -> ClockPolicy:
@@ -128,7 +146,8 @@ def load_carbon_function(name: str) -> Any:
 
 def _loaded(name: str, group: str) -> Any:
     check_policy_name(name, group)
-    point = next(iter(entry_points(group=group, name=name)))
+    plain, options = policy_options(name)
+    point = next(iter(entry_points(group=group, name=plain)))
     if (error := _ambiguity(point)) is not None:
         raise UnknownPolicyError(error)
     if point.module not in sys.modules:
@@ -142,7 +161,12 @@ def _loaded(name: str, group: str) -> Any:
         raise ModuleNotFoundError(f"{failure}; {note}", name=failure.name) from None
     if (error := _missing_method(point, plugin)) is not None:
         raise UnknownPolicyError(error)
-    policy = plugin()
+    try:
+        policy = plugin(**options)
+    except TypeError as failure:
+        if not options:
+            raise
+        raise UnknownPolicyError(f"policy {plain!r} does not take these options: {', '.join(options)}") from failure
     if not callable(getattr(policy, _METHODS[group], None)):
         raise UnknownPolicyError(_without_method(point))
     return policy

@@ -292,6 +292,7 @@ class NvmlHost:
         clocks: set[int] = set()
         if memory_clocks:
             clocks.update(self._ask(gpu_uuid, "nvmlDeviceGetSupportedGraphicsClocks", max(memory_clocks)) or ())
+        limits_mw = self._ask(gpu_uuid, "nvmlDeviceGetPowerManagementLimitConstraints") or (None, None)
         mig = self._ask(gpu_uuid, "nvmlDeviceGetMigMode")
         reason = None
         if not clocks:
@@ -309,6 +310,7 @@ class NvmlHost:
             blocking_power_w=published_blocking_power_w(model_name),
             switch_latency_s=published_switch_latency_s(model_name),
             driver_version=self._driver_version,
+            min_power_limit_w=_watts(limits_mw[0]),
         )
 
 

@@ -77,6 +77,7 @@ class SimulatedHost:
                 blocking_power_w=model.blocking_power_w if model.is_blocking_power_published else None,
                 switch_latency_s=published_switch_latency_s(model.model_name),
                 driver_version=_driver_version(model),
+                min_power_limit_w=model.min_power_limit_w,
             )
             for index, (uuid, model) in enumerate(zip(self._world.uuids, self._world.models, strict=True))
         )

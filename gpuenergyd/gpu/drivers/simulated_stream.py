@@ -11,8 +11,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
+from gpuenergyd.errors import UsageError
 from gpuenergyd.gpu.drivers.device_model import InstructionWork
 from gpuenergyd.gpu.drivers.simulated import LaunchedWork, SimulatedHost
 from gpuenergyd.gpu.drivers.stream_signals import StreamSignals
@@ -28,6 +30,11 @@ class StreamEvent:
     """An event of a stream; `mono_ns` is the instant at which the GPU reached it, 0 before."""
 
     mono_ns: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class GraphEvent(StreamEvent):
+    """An event recorded by a node of a captured graph: a new instant replaces the last one when the GPU comes to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,8 @@ class SimulatedStream:
     `max_launched` bounds the instructions that the GPU has not begun: a program that launches more waits, as it does
     when the launch queue of a driver is full. With `max_launched=0` each instruction is awaited, as by a program that
     synchronises after each one.
+
+    While it is captured, operations are not executed but kept as the nodes of a graph.
     """
 
     def __init__(
@@ -91,6 +100,7 @@ class SimulatedStream:
         self._num_waiting_works = 0
         self._event_numbers: dict[int, int] = {}
         self._num_waits: dict[int, int] = {}
+        self._nodes: list[Callable[[], None]] | None = None
         self._is_idle = True
         self._is_closed = False
         self._ended_before = host.launched_work(gpu_uuid).num_ended
@@ -100,8 +110,25 @@ class SimulatedStream:
 
     # On the training thread
 
+    @property
+    def is_capturing(self) -> bool:
+        """Whether operations are kept as the nodes of a graph."""
+        return self._nodes is not None
+
+    def begin_capture(self) -> None:
+        """Keep operations as the nodes of a graph from now on."""
+        self._nodes = []
+
+    def end_capture(self) -> tuple[Callable[[], None], ...]:
+        """Execute operations again; return functions that put the kept ones on the stream."""
+        nodes, self._nodes = self._nodes, None
+        return tuple(nodes or ())
+
     def launch(self, work: InstructionWork) -> None:
         """Put an instruction on the stream; waits only if too many are on it already."""
+        if self._nodes is not None:
+            self._nodes.append(partial(self.launch, work))
+            return
         with self._changed:
             self._put(work)
             self._num_waiting_works += 1
@@ -109,6 +136,9 @@ class SimulatedStream:
 
     def wait_for(self, signals: StreamSignals, channel: int) -> None:
         """Have the stream, not the program, wait for the next signal of a channel."""
+        if self._nodes is not None:
+            self._nodes.append(partial(self.wait_for, signals, channel))
+            return
         number = self._num_waits.get(channel, 0)
         self._num_waits[channel] = number + 1
         with self._changed:
@@ -116,11 +146,27 @@ class SimulatedStream:
 
     def send(self, signals: StreamSignals, channel: int) -> None:
         """Give a signal when the GPU has executed what was launched before."""
+        if self._nodes is not None:
+            self._nodes.append(partial(self.send, signals, channel))
+            return
         with self._changed:
             self._put(_Send(signals, channel))
 
     def record(self, event: StreamEvent) -> None:
-        """Record an event after what was launched before; recording it again forgets the earlier instant."""
+        """Record an event after what was launched before; recording it again forgets the earlier instant.
+
+        Raises:
+            UsageError: the stream is being captured, and the event is not one of a graph.
+        """
+        if self._nodes is not None:
+            if not isinstance(event, GraphEvent):
+                raise UsageError("an event that is recorded during a capture must be a GraphEvent")
+            self._nodes.append(partial(self.record, event))
+            return
+        if isinstance(event, GraphEvent):
+            with self._changed:
+                self._put(_Record(event, 0))
+            return
         with self._changed:
             event.mono_ns = 0
             number = self._event_numbers.get(id(event), 0) + 1
@@ -207,5 +253,7 @@ class SimulatedStream:
     def _complete(self, operation: _Send | _Record) -> None:
         if isinstance(operation, _Send):
             operation.signals.send(operation.channel, self._progress.reached_ns)
-        elif self._event_numbers.get(id(operation.event)) == operation.number:
+        elif (
+            isinstance(operation.event, GraphEvent) or self._event_numbers.get(id(operation.event)) == operation.number
+        ):
             operation.event.mono_ns = self._progress.reached_ns

@@ -29,6 +29,7 @@ from gpuenergyd.gpu.link.messages import (
     Hello,
     LeaseOwner,
     ListProcesses,
+    LowerPowerLimit,
     Message,
     Ping,
     PowerLimit,
@@ -132,7 +133,13 @@ class WorkerLink:
         return self._is_open
 
     async def lease(
-        self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner, pidfds: Sequence[int] = ()
+        self,
+        lease_id: str,
+        gpu_uuids: Sequence[str],
+        owner: LeaseOwner,
+        pidfds: Sequence[int] = (),
+        *,
+        sets_clocks: bool = True,
     ) -> None:
         """Acquire a lease on GPUs; once it returns, the journal has their state.
 
@@ -141,7 +148,7 @@ class WorkerLink:
         Raises:
             GpuError: refused, or the worker is gone.
         """
-        await self._ask(AcquireLease(lease_id, tuple(gpu_uuids), owner), Done, pidfds=pidfds)
+        await self._ask(AcquireLease(lease_id, tuple(gpu_uuids), owner, sets_clocks), Done, pidfds=pidfds)
 
     def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
         """Request a clock; returns at once. It replaces an unsent request for that GPU."""
@@ -165,6 +172,17 @@ class WorkerLink:
             GpuError: refused, or the worker is gone.
         """
         request = SetPowerLimit(lease_id, gpu_uuid, power_limit_w, owner)
+        return (await self._ask(request, PowerLimit, limit_s=_RESTORE_LIMIT_S)).power_limit_w
+
+    async def lower_power_limit(
+        self, lease_id: str, gpu_uuid: str, power_limit_w: float | None, owner: LeaseOwner
+    ) -> float:
+        """Lower a power limit under a lease, or return to the one before it (None); return the limit read back.
+
+        Raises:
+            GpuError: refused, or the worker is gone.
+        """
+        request = LowerPowerLimit(lease_id, gpu_uuid, power_limit_w, owner)
         return (await self._ask(request, PowerLimit, limit_s=_RESTORE_LIMIT_S)).power_limit_w
 
     async def restore(

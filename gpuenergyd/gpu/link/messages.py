@@ -66,6 +66,21 @@ class AcquireLease:
     lease_id: str
     gpu_uuids: tuple[str, ...]
     owner: LeaseOwner
+    sets_clocks: bool = True
+    """Without, the lease is for power limits only: no clock is journalled, set or restored."""
+
+
+@dataclass(frozen=True, slots=True)
+class LowerPowerLimit:
+    """Lower the power limit of a leased GPU, never above the one before the lease; None returns to that one.
+
+    Reply: PowerLimit.
+    """
+
+    lease_id: str
+    gpu_uuid: str
+    power_limit_w: float | None
+    owner: LeaseOwner
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +262,18 @@ class Refused:
     error: str
 
 
-Request = Hello | HandOver | Ping | AcquireLease | SetPowerLimit | Restore | ListProcesses | TakeSnapshot | RequestClock
+Request = (
+    Hello
+    | HandOver
+    | Ping
+    | AcquireLease
+    | SetPowerLimit
+    | LowerPowerLimit
+    | Restore
+    | ListProcesses
+    | TakeSnapshot
+    | RequestClock
+)
 Reply = Welcome | Done | Failed | WorkerCounters | PowerLimit | Restored | GpuProcesses | GpuSnapshot
 Notice = Samples | ClockChangeReport | GpuHealthChange | Refused
 Message = Request | Reply | Notice

@@ -12,6 +12,7 @@ from gpuenergyd.gpu.link.messages import (
     GpuSnapshot,
     LeaseOwner,
     ListProcesses,
+    LowerPowerLimit,
     PowerLimit,
     SetPowerLimit,
     TakeSnapshot,
@@ -38,10 +39,32 @@ class DriverRequests:
         Raises:
             JournalError: it cannot be written, so nothing may be changed.
         """
-        self.journal.add(
-            [self._entry(request.lease_id, request.owner, u, Control.SM_CLOCK_LOCK) for u in request.gpu_uuids]
-        )
+        if request.sets_clocks:
+            self.journal.add(
+                [self._entry(request.lease_id, request.owner, u, Control.SM_CLOCK_LOCK) for u in request.gpu_uuids]
+            )
         return Done()
+
+    def lower_power_limit(self, request: LowerPowerLimit) -> PowerLimit:
+        """Lower a power limit after journalling the present one, or return to that one; return the limit read back.
+
+        Raises:
+            GpuEnergyError: the journal or the driver refuses.
+        """
+        before_w = self._saved_power_limit_w(request.gpu_uuid)
+        if before_w is None:
+            before_w = self.controller.power_limit_w(request.gpu_uuid)
+            if request.power_limit_w is None or request.power_limit_w >= before_w:
+                return PowerLimit(before_w)
+        limit_w = before_w if request.power_limit_w is None else min(request.power_limit_w, before_w)
+        return self.set_power_limit(SetPowerLimit(request.lease_id, request.gpu_uuid, limit_w, request.owner))
+
+    def _saved_power_limit_w(self, gpu_uuid: str) -> float | None:
+        """Return the power limit that the journal holds for a restore; None without an entry."""
+        if not self.journal.is_of_this_boot:
+            return None
+        key = (gpu_uuid, Control.POWER_LIMIT)
+        return next((entry.saved_value for entry in self.journal.read().entries if entry.key == key), None)
 
     def set_power_limit(self, request: SetPowerLimit) -> PowerLimit:
         """Set a power limit after journalling the present one; return the limit read back.

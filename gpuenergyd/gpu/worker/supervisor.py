@@ -25,6 +25,7 @@ from gpuenergyd.gpu.link.messages import (
     HandOver,
     Hello,
     ListProcesses,
+    LowerPowerLimit,
     Message,
     Ping,
     Reply,
@@ -235,7 +236,7 @@ class Supervisor:
                     num_samples_dropped=self._daemon.num_dropped,
                     num_sets_skipped=self._threads.actuator.num_skipped,
                 )
-            case SetPowerLimit():
+            case SetPowerLimit() | LowerPowerLimit():
                 self._set_power_limit(request_id, request)
             case Restore():
                 self._restore(request_id, request)
@@ -282,12 +283,15 @@ class Supervisor:
             self._restores.forget_early_outcomes(uuid)
         self._submit(request_id, "", partial(self._open_lease, request))
 
-    def _set_power_limit(self, request_id: int | None, request: SetPowerLimit) -> None:
+    def _set_power_limit(self, request_id: int | None, request: SetPowerLimit | LowerPowerLimit) -> None:
         uuid = request.gpu_uuid
         if self._leases.of(uuid) != request.lease_id:
             raise GpuError(f"lease {request.lease_id} does not cover {uuid}")
         self._health.require_changeable([uuid])
-        self._submit(request_id, uuid, partial(self._driver.set_power_limit, request))
+        if isinstance(request, SetPowerLimit):
+            self._submit(request_id, uuid, partial(self._driver.set_power_limit, request))
+        else:
+            self._submit(request_id, uuid, partial(self._driver.lower_power_limit, request))
 
     def _restore(self, request_id: int | None, request: Restore) -> None:
         self._health.require_known(request.gpu_uuids)

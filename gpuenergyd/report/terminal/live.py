@@ -12,6 +12,7 @@ from rich.text import Text
 from gpuenergyd.core.job.description import SOURCE_TEXTS
 from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT
 from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.pipeline.timetable import ONE_CLOCK, TIMETABLE
 from gpuenergyd.report.formatting import (
     MISSING,
     age_text,
@@ -30,6 +31,11 @@ from gpuenergyd.report.terminal.savings import result_text, saved_power_lines
 
 Status = Mapping[str, Any]
 """The response body of GET /v1/status."""
+
+CAPTURED_TEXTS = {
+    TIMETABLE: "captured: a timetable of clock changes for each replay",
+    ONE_CLOCK: "captured: one clock for each replay",
+}
 
 _BASIS_TEXTS = {"measured_earlier": "measured by an earlier daemon"}
 
@@ -228,6 +234,7 @@ def _add_plan_rows(table: Table, job: Status) -> None:
 def detail_lines(job: Status) -> list[Text]:
     """Return what applies to some jobs only: notice, straggler pace, target, prediction, why nothing is saved."""
     return [
+        *_captured(job),
         *_fit_error(job),
         *_notice(job),
         *_straggler_pace(job),
@@ -235,6 +242,11 @@ def detail_lines(job: Status) -> list[Text]:
         *_predicted_saving(job),
         *_outcome(job),
     ]
+
+
+def _captured(job: Mapping[str, Any]) -> list[Text]:
+    """Return how the clocks of a job are set whose iterations are replays of a captured graph."""
+    return [Text(CAPTURED_TEXTS[job["captured"]])] if job.get("captured") in CAPTURED_TEXTS else []
 
 
 def _fit_error(job: Mapping[str, Any]) -> list[Text]:

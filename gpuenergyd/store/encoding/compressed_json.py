@@ -54,7 +54,13 @@ def decode_spans(blob: bytes) -> tuple[ObservedSpan, ...]:
 
 def encode_clocks(ranks: Sequence[RankClocks]) -> bytes:
     """Return the clocks of a plan as bytes."""
-    return _compress([[rank.pp_rank, rank.sm_clocks_mhz, [_change(c) for c in rank.changes]] for rank in ranks])
+    return _compress(
+        [
+            [rank.pp_rank, rank.sm_clocks_mhz, [_change(c) for c in rank.changes]]
+            + ([] if rank.power_limit_w is None else [rank.power_limit_w])
+            for rank in ranks
+        ]
+    )
 
 
 def decode_clocks(blob: bytes) -> tuple[RankClocks, ...]:
@@ -68,8 +74,9 @@ def decode_clocks(blob: bytes) -> tuple[RankClocks, ...]:
                     ClockChange(Instruction(pp_rank, InstructionKind(kind), microbatch, chunk), offset_s, clock)
                     for kind, microbatch, chunk, offset_s, clock in changes
                 ),
+                float(limit[0]) if limit else None,
             )
-            for pp_rank, clocks, changes in _decompress(blob)
+            for pp_rank, clocks, changes, *limit in _decompress(blob)
         )
 
 

@@ -18,7 +18,8 @@ from gpuenergyd_policies.planning.frontier import frontier
 from gpuenergyd_policies.planning.large import TOO_LARGE
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 from gpuenergyd_policies.profiling.calls import CallCost
-from gpuenergyd_policies.profiling.fit import NotEnoughDataError, fit_profile
+from gpuenergyd_policies.profiling.fit import FittedProfile, NotEnoughDataError, fit_profile
+from gpuenergyd_policies.profiling.prior.of_job import LearnedProfile, learned_profile
 from gpuenergyd_policies.profiling.procedure import FitQuality
 from gpuenergyd_policies.profiling.regret import predicted_regret_ratio
 from gpuenergyd_policies.profiling.rescaling import under_ceilings
@@ -54,7 +55,7 @@ class PipelineModel:
         )
         calls = calls or CallCost()
         latencies = tuple(
-            replace(gpu.switch_latency.delayed(calls.delay_s), stall_s=calls.stall_s) for gpu in view.gpus
+            replace(latency.delayed(calls.delay_s), stall_s=calls.stall_s) for latency in view.switch_latencies
         )
         return cls(profile, observed.graph, energy_j, observed.bias_s, latencies, calls)
 
@@ -98,7 +99,31 @@ def fit_model(view: JobView) -> PipelineModel:
     Raises:
         NotEnoughDataError: the iterations do not determine a profile.
     """
-    fitted = fit_profile(iterations_to_fit(view), view.gpus)
+    return model_of(view, fitted_profile(view))
+
+
+def fitted_profile(view: JobView) -> FittedProfile | LearnedProfile:
+    """Return the profile fitted to profiling iterations, or learned from plans if there are none.
+
+    Raises:
+        NotEnoughDataError: the iterations do not determine a profile.
+    """
+    iterations = iterations_to_fit(view)
+    if was_profiled(view):
+        return fit_profile(iterations, view.gpus)
+    tuned = {plan.plan_id for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED}
+    planned = [o for o in view.observations if o.is_regular and o.plan_id in tuned]
+    return learned_profile(iterations, planned[-TUNING.max_fitted_profiling_iterations :], view.gpus)
+
+
+def was_profiled(view: JobView) -> bool:
+    """Return whether the view has profiling iterations, of this run or of a previous one."""
+    profiling = {plan.plan_id for plan in view.issued_plans if plan.purpose is PlanPurpose.PROFILE}
+    return any(o.plan_id in profiling or o.plan_id == PREVIOUS_PROFILE for o in view.observations)
+
+
+def model_of(view: JobView, fitted: FittedProfile | LearnedProfile) -> PipelineModel:
+    """Return the model of a job with a fitted profile."""
     return PipelineModel.of(view, under_ceilings(fitted.profile, view), fitted.calls)
 
 

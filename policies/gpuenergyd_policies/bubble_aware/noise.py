@@ -19,10 +19,9 @@ import numpy as np
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.plan import ClockPlan, baseline_plan
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd_policies.bubble_aware.model import PipelineModel, iterations_to_fit
+from gpuenergyd_policies.bubble_aware.model import PipelineModel, fitted_profile
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
-from gpuenergyd_policies.profiling.fit import fit_profile
 
 _NUM_DRAWS = 41
 _RANGE = (10.0, 90.0)
@@ -61,7 +60,7 @@ class Outlook:
 
 def outlook(view: JobView, plan: ClockPlan) -> Outlook:
     """Return the ranges of a plan's saving and slowdown, by the iterations that it was made from."""
-    fitted = fit_profile(iterations_to_fit(view), view.gpus)
+    fitted = fitted_profile(view)
     model = PipelineModel.of(view, fitted.profile)
     clocks_mhz = [_clock_of(view, plan)[instruction] for instruction in model.graph.instructions]
     random = np.random.default_rng(_SEED)

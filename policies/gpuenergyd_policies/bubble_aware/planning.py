@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 
+import numpy as np
+
 from gpuenergyd.core.pipeline.plan import (
     ClockChange,
     ClockPlan,
@@ -19,12 +21,16 @@ from gpuenergyd.core.pipeline.plan import (
 from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware.candidates import Candidates
-from gpuenergyd_policies.bubble_aware.model import PipelineModel, fit_model
+from gpuenergyd_policies.bubble_aware.model import PipelineModel, fitted_profile, model_of
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
+from gpuenergyd_policies.planning.large import TOO_LARGE
 from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.planning.switching.requests import longest_lead_s
 from gpuenergyd_policies.profiling.fit import NotEnoughDataError
+from gpuenergyd_policies.profiling.prior.of_job import LearnedProfile
+from gpuenergyd_policies.profiling.prior.risk import caution_within_risk
+from gpuenergyd_policies.profiling.rescaling import under_ceilings
 
 
 class Figure(StrEnum):
@@ -52,12 +58,30 @@ def tuned_plan(
     much its iterations exceed the model, plus a share of the noise, all of which a plan without slack suffers.
     """
     try:
-        model = fit_model(view)
+        fitted = fitted_profile(view)
     except NotEnoughDataError as error:
         return baseline_plan(view.plan_id(f"unprofiled-{view.num_issued()}"), reason=f"cannot plan: {error}")
+    model = model_of(view, fitted)
     return plan_from_model(
-        view, model, caution_ratio=caution_ratio, number=number, why=why, unverified_ratio=unverified_ratio
+        view,
+        model,
+        caution_ratio=caution_ratio,
+        number=number,
+        why=why,
+        unverified_ratio=unverified_ratio,
+        slower=_learned_caution(view, model, fitted) if isinstance(fitted, LearnedProfile) else None,
     )
+
+
+def _learned_caution(view: JobView, model: PipelineModel, fitted: LearnedProfile) -> PipelineProfile:
+    """Return the profile with as little caution as the belief about its times permits."""
+    sigmas = TUNING.learned_caution_of_large
+    if len(model.graph.instructions) <= TOO_LARGE:
+        target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
+        random = np.random.default_rng(view.num_issued())
+        deadline_s = target_s - model.bias_s
+        sigmas = caution_within_risk(model.graph, fitted.curves, deadline_s=deadline_s, random=random).sigmas
+    return under_ceilings(fitted.curves.profile(caution_sigmas=sigmas), view)
 
 
 def plan_from_model(
@@ -69,17 +93,19 @@ def plan_from_model(
     why: str,
     unverified_ratio: float = 0.0,
     max_segments: Sequence[int] | None = None,
+    slower: PipelineProfile | None = None,
 ) -> ClockPlan:
     """Return the plan for a known model of the pipeline; for caution see `tuned_plan`.
 
-    With `max_segments`, only plans with so many clock segments per rank and iteration are considered.
+    With `max_segments`, only plans with so many clock segments per rank and iteration are considered. `slower` is the
+    profile with the caution of a belief; it replaces the model's while clocks are chosen.
     """
     target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
     if caution_ratio is None:
         noise_s = TUNING.caution_of_noise * view.baseline.iteration_sigma_s
         caution_ratio = (max(0.0, model.profiling_excess_s(view)) + noise_s) / target_s
     caution_ratio = min(max(caution_ratio, 0.0), TUNING.max_caution_ratio)
-    cautious = _with_caution(model.profile, caution_ratio + unverified_ratio)
+    cautious = _with_caution(slower or model.profile, caution_ratio + unverified_ratio)
     deadline_s = max(target_s - model.bias_s, min_iteration_time_s(model.graph, cautious))
     solved = solve(model.graph, cautious, deadline_s=deadline_s, forced=view.target.is_forced)
     bound = solve(model.graph, model.profile, deadline_s=deadline_s, forced=view.target.is_forced, effort=Effort.QUICK)

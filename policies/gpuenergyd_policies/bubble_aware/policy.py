@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan, full_speed_plan
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
 from gpuenergyd_policies.bubble_aware.correction import corrected_plan
-from gpuenergyd_policies.bubble_aware.model import fit_model, fit_quality
+from gpuenergyd_policies.bubble_aware.model import fit_model, fit_quality, was_profiled
 from gpuenergyd_policies.bubble_aware.noise import last_noisy_plan, plan_while_noisy, since_noise, trusted_plan
 from gpuenergyd_policies.bubble_aware.planning import Figure, tuned_plan
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
@@ -38,7 +38,8 @@ class BubbleAware:
         view = with_previous_run(since_noise(view))
         if all(plan.purpose is not PlanPurpose.TUNED for plan in view.issued_plans):
             return ()
-        key = (view.num_issued(PlanPurpose.PROFILE), f"{view.baseline.iteration_time_s:.3g}")
+        num_learned = view.num_issued(PlanPurpose.PROFILE if was_profiled(view) else PlanPurpose.TUNED)
+        key = (num_learned, f"{view.baseline.iteration_time_s:.3g}")
         if self._frontier is None or self._frontier[0] != key:
             try:
                 self._frontier = (key, fit_model(view).frontier())
@@ -61,8 +62,14 @@ class BubbleAware:
         view = since_noise(view)
         tuned = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED]
         if tuned:
-            return corrected_plan(view, tuned[-1])
-        return _plan_from_previous_run(view) or _next_profiling_plan(view, levels_mhz)
+            return self._next_after(view, tuned[-1])
+        return _plan_from_previous_run(view) or self._first_plan(view)
+
+    def _next_after(self, view: JobView, plan: ClockPlan) -> ClockPlan:
+        return corrected_plan(view, plan)
+
+    def _first_plan(self, view: JobView) -> ClockPlan:
+        return _next_profiling_plan(view, [clock_levels(gpu.supported_sm_clocks_mhz) for gpu in view.gpus])
 
 
 def _plan_from_previous_run(view: JobView) -> ClockPlan | None:

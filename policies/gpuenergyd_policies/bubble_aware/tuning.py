@@ -40,6 +40,14 @@ class Tuning:
     fewer_switches_ratio: float = 0.002
     """Extra energy accepted for fewer clock changes: each may be late, and changes on one host queue up."""
 
+    learned_caution_of_large: float = 0.5
+    """Standard deviations of its times that a plan learned from plans keeps as margin in a large pipeline, where trying
+    several would take too long."""
+    num_learning_plans: int = 7
+    """Plans until learning from plans is over: on measured tables later ones hardly gain."""
+    min_iterations_to_learn: int = 3
+    """Iterations of a plan measured before the next one is learned from it."""
+
     caution_of_noise: float = 0.5
     """Share of the standard deviation of one iteration time that a first plan keeps as margin."""
     max_caution_ratio: float = 0.2

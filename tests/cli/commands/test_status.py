@@ -339,6 +339,25 @@ def test_status_shows_why_a_job_changed_its_plan(
     assert as_json["jobs"][0]["last_notice"] == NOTICES[what]
 
 
+@pytest.mark.parametrize(
+    ("captured", "shown"),
+    [
+        ("timetable", "captured: a timetable of clock changes for each replay"),
+        ("one clock", "captured: one clock for each replay"),
+    ],
+)
+def test_status_shows_how_the_clocks_of_a_captured_graph_are_set(
+    captured: str, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = copy.deepcopy(STATUS)
+    status["jobs"][0]["captured"] = captured
+    monkeypatch.setattr("gpuenergyd.client.connection.DaemonClient.get_status", lambda _self: status)
+
+    run(["status"])
+
+    assert shown in " ".join(capsys.readouterr().out.split())
+
+
 def test_status_shows_the_straggler_of_a_job_and_since_when() -> None:
     status = copy.deepcopy(STATUS)
     reason = NOTICES["straggler"]

@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from gpuenergyd.cli.plan.command import plan
 from gpuenergyd.cli.plan.inputs import load_planner
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, dependency_graph
+from gpuenergyd.core.pipeline.schedules import SCHEDULES
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
 from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflineRequest
-from gpuenergyd.errors import GpuEnergyError, UsageError
+from gpuenergyd.errors import GpuEnergyError, ProfileError, UsageError
 from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
 
 SHARED = Path(__file__).parents[3].parent / "shared" / "data"
@@ -126,7 +127,7 @@ def test_default_planner_saves_energy_above_its_proven_bound(table: Path) -> Non
     assert figures["lower_bound_j"] <= figures["energy_j"] <= 1.01 * figures["lower_bound_j"]
 
 
-@pytest.mark.parametrize("schedule", ["interleaved", "looped-bfs", "zb-h1", "interleaved-zb", "zbv", "dualpipev"])
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name not in {"gpipe", "1f1b"}])
 def test_every_schedule_can_be_planned_from_a_table(table: Path, schedule: str) -> None:
     figures = _plan(table, "--schedule", schedule, "--microbatches", "8", "--blocking-power-w", "60")
 
@@ -134,6 +135,39 @@ def test_every_schedule_can_be_planned_from_a_table(table: Path, schedule: str) 
     assert len(figures["clocks"]) == sum(len(order) for order in figures["order"].values())
     assert figures["iteration_time_s"] <= figures["baseline_time_s"]
     assert figures["lower_bound_j"] <= figures["energy_j"] < figures["baseline_energy_j"]
+
+
+def test_pairs_wait_for_each_others_data_and_combined_steps_are_one_instruction(table: Path) -> None:
+    common = (table, "--microbatches", "8", "--blocking-power-w", "60", "--communication-latency-s", "0.002")
+    plain, paired, combined = (
+        _plan(*common, "--schedule", schedule) for schedule in ("interleaved", "interleaved-paired", "combined-1f1b")
+    )
+
+    assert paired["order"] == plain["order"]
+    assert paired["own_order_time_s"] > plain["own_order_time_s"]
+    pairs = [entry for entry in combined["clocks"] if entry["instruction"] == "FB"]
+    assert {entry["chunk"] for entry in pairs} == {64 * forward + backward for forward in (0, 1) for backward in (0, 1)}
+    assert sum(entry["instruction"] == "F" for entry in combined["clocks"]) + len(pairs) == 2 * 2 * 8
+
+
+def test_what_running_together_saves_is_assumed_to_be_nothing_unless_it_is_given(table: Path) -> None:
+    common = (table, "--microbatches", "8", "--schedule", "combined-1f1b", "--blocking-power-w", "60")
+    sooner = ("--overlap-saving", "0.2")
+
+    assert _plan(*common, *sooner)["own_order_time_s"] < _plan(*common)["own_order_time_s"]
+    assert "take as long as one after the other" in " ".join(_run(*common).split())
+    assert "take 20 % less time than one after the other, with the same energy" in " ".join(
+        _run(*common, *sooner).split()
+    )
+
+
+def test_a_forward_and_a_backward_without_a_common_clock_cannot_be_combined(table: Path, tmp_path: Path) -> None:
+    rows = [row for row in table.read_text().splitlines() if not ("1,forward" in row and int(row.split(",")[2]) < 1000)]
+    apart = tmp_path / "apart.csv"
+    apart.write_text("\n".join(row for row in rows if not ("1,backward" in row and int(row.split(",")[2]) >= 1000)))
+
+    with pytest.raises(ProfileError, match=r"stage 1 .* were measured at no common clock"):
+        _run(apart, "--microbatches", "8", "--schedule", "combined-1f1b")
 
 
 def test_a_chosen_order_fits_in_memory_and_is_compared_with_1f1b_its_own_speed_and_any_order(table: Path) -> None:
@@ -335,6 +369,11 @@ def test_assumptions_are_printed_as_notes(table: Path) -> None:
         (
             ["--microbatches=8", "--extra-inflight=2", "--free-memory-bytes=20,20,10,0", "--activation-bytes=10"],
             "--extra-inflight 2: stage 2 has memory for 1 more than the 2 microbatches",
+        ),
+        (["--microbatches", "8", "--overlap-saving", "0.1"], "needs schedule combined-1f1b, not 1f1b"),
+        (
+            ["--microbatches", "8", "--schedule", "combined-1f1b", "--overlap-saving", "1.0"],
+            "--overlap-saving 1.0: must be a ratio of at least 0 and below 1",
         ),
         (["--microbatches", "8", "--set", "mode"], "--set mode: must be NAME=VALUE"),
         (

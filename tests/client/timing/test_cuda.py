@@ -1,5 +1,6 @@
 """The CUDA device of the recorder, on a double of torch: events, anchors, and captures of graphs."""
 
+import inspect
 import sys
 import threading
 import time
@@ -9,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from gpuenergyd.client.timing import cuda
-from gpuenergyd.client.timing.capture_gate import CaptureGate
+from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
 from gpuenergyd.client.timing.cuda import CudaDevice, loaded_cuda_device
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 
@@ -21,8 +22,9 @@ class _Event:
 
     calls: ClassVar[list[tuple[str, bool]]] = []
 
-    def __init__(self, *, enable_timing: bool) -> None:
+    def __init__(self, *, enable_timing: bool, external: bool = False) -> None:
         assert enable_timing
+        self.is_external = external
         self.at_s: float | None = None
 
     def record(self, stream: object) -> None:
@@ -33,7 +35,7 @@ class _Event:
     def query(self) -> bool:
         """Return whether the event has completed."""
         self._log("query")
-        return self.at_s is not None
+        return True if self.is_external else self.at_s is not None
 
     def synchronize(self) -> None:
         """Do nothing: the event has completed."""
@@ -43,7 +45,8 @@ class _Event:
         """Return the milliseconds to another event."""
         self._log("elapsed_time")
         assert self.at_s is not None
-        assert other.at_s is not None
+        if other.at_s is None:
+            raise RuntimeError("CUDA error: invalid resource handle")
         return (other.at_s - self.at_s) * 1000.0
 
     @classmethod
@@ -52,7 +55,7 @@ class _Event:
 
 
 class _Graph:
-    """The two methods of torch.cuda.CUDAGraph between which work is captured."""
+    """The methods of torch.cuda.CUDAGraph: two between which work is captured, and its replay."""
 
     is_capturing = False
 
@@ -66,14 +69,20 @@ class _Graph:
         """End a capture."""
         type(self).is_capturing = False
 
+    def replay(self) -> str:
+        """Replay what was captured."""
+        return "replayed"
+
 
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
     graph: Any = type(
-        "CUDAGraph", (_Graph,), {"capture_begin": _Graph.capture_begin, "capture_end": _Graph.capture_end}
+        "CUDAGraph",
+        (_Graph,),
+        {name: vars(_Graph)[name] for name in ("capture_begin", "capture_end", "replay")},
     )
     event = type("Event", (_Event,), {"calls": []})
-    monkeypatch.setattr(cuda, "capture_gate", CaptureGate())
+    monkeypatch.setattr(cuda, "captured_graphs", CapturedGraphs())
     return SimpleNamespace(
         device=lambda *parts: parts,
         cuda=SimpleNamespace(
@@ -149,7 +158,7 @@ def test_captures_are_announced_once_however_many_devices_are_opened(torch: Any)
     graph.capture_begin()
     graph.capture_end()
 
-    assert not cuda.capture_gate.is_capturing
+    assert not cuda.captured_graphs.gate.is_capturing
 
 
 def test_without_torch_or_a_device_in_use_there_is_no_cuda_device(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,3 +169,104 @@ def test_without_torch_or_a_device_in_use_there_is_no_cuda_device(torch: Any, mo
     assert loaded_cuda_device() is None
     torch.cuda.is_initialized = lambda: True
     assert isinstance(loaded_cuda_device(), CudaDevice)
+
+
+def test_events_of_a_graph_are_external_and_have_no_time_before_a_replay_reaches_them(torch: Any) -> None:
+    device = CudaDevice(torch, "cuda:0")
+    first, node = device.make_event(), device.make_node_event()
+    device.record(first)
+
+    assert node is not None
+    assert node.is_external
+    assert not first.is_external
+    assert device.node_ms(first, node) is None
+    device.record(node)
+    after_ms = device.node_ms(first, node)
+    assert after_ms is not None
+    assert after_ms >= 0.0
+
+
+def test_a_version_of_torch_without_external_events_has_no_events_of_a_graph(torch: Any) -> None:
+    torch.cuda.Event = lambda *, enable_timing: _Event(enable_timing=enable_timing)
+
+    assert CudaDevice(torch, "cuda:0").make_node_event() is None
+
+
+def test_replays_are_announced_and_their_results_returned(torch: Any) -> None:
+    device, graph = CudaDevice(torch, "cuda:0"), torch.cuda.CUDAGraph()
+    followed: list[Any] = []
+
+    def follow(replay: Any) -> Any:
+        followed.append(graph)
+        return replay()
+
+    device.graphs.follow(graph, follow)
+    assert graph.replay() == "replayed"
+    assert torch.cuda.CUDAGraph().replay() == "replayed"
+    assert followed == [graph]
+
+
+def test_the_graph_that_is_captured_is_known_to_its_thread_and_its_follower_ends_with_the_next_capture(
+    torch: Any,
+) -> None:
+    device, graph = CudaDevice(torch, "cuda:0"), torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    assert device.graphs.being_captured == graph
+    device.graphs.follow(graph, lambda replay: replay(), until_next_capture=True)
+    graph.capture_end()
+
+    assert device.graphs.being_captured is None
+    assert device.graphs.is_followed(graph)
+    graph.capture_begin()
+    assert not device.graphs.is_followed(graph)
+    graph.capture_end()
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "parameters"),
+    [
+        ("Event", "__new__", {"enable_timing", "external"}),
+        ("Event", "record", {"stream"}),
+        ("Event", "query", set()),
+        ("Event", "elapsed_time", {"end_event"}),
+        ("CUDAGraph", "capture_begin", set()),
+        ("CUDAGraph", "capture_end", set()),
+        ("CUDAGraph", "replay", set()),
+    ],
+)
+def test_torch_has_the_methods_that_are_used(owner: str, method: str, parameters: set[str]) -> None:
+    real = pytest.importorskip("torch", reason="torch is not installed")
+
+    assert parameters <= set(inspect.signature(getattr(getattr(real.cuda, owner), method)).parameters)
+
+
+def test_times_of_a_real_captured_graph() -> None:
+    real = pytest.importorskip("torch", reason="torch is not installed")
+    if not real.cuda.is_available():
+        pytest.skip("no CUDA device")
+    device = CudaDevice(real, "cuda:0")
+    recorder, known = DeviceRecorder(device, 4), threading.Event()
+    matrix, graph = real.randn(2048, 2048, device="cuda"), real.cuda.CUDAGraph()
+    real.mm(matrix, matrix)
+    with real.cuda.graph(graph):
+        assert recorder.begin_capture()
+        slot = recorder.begin(("F", 0, 0))
+        for _ in range(50):
+            matrix = matrix @ matrix
+        recorder.end(slot)
+        captured = recorder.end_capture()
+    assert captured is not None
+    assert captured.is_complete
+    recorder.begin_iteration(None)
+    recorder.replay(captured)
+    graph.replay()
+    recorded = recorder.end_iteration()
+    assert recorded is not None
+    recorder.call_when_known(recorded, known.set)
+
+    assert known.wait(WAIT_LIMIT_S)
+    recorder.close(WAIT_LIMIT_S)
+    times = recorded.times()
+    ((*_, begin_ns, end_ns),) = times.instructions
+    assert times.begin_mono_ns <= begin_ns < end_ns <= times.end_mono_ns
+    assert end_ns - begin_ns > 0.5 * (times.end_mono_ns - times.begin_mono_ns)

@@ -265,3 +265,16 @@ def test_closing_waits_for_what_the_device_has_not_reached_and_ends_the_thread(p
 
     assert worked_ms(program.next_times()) == pytest.approx([40.0])
     program.recorder.call_when_reached(lambda: pytest.fail("called after the end"))
+
+
+def test_room_for_longer_iterations_is_made_while_earlier_ones_are_read() -> None:
+    program = Program(VirtualDevice(), capacity=2)
+    program.launch((0.0, 1.0), (0.0, 2.0), (0.0, 3.0))
+
+    program.recorder.reserve(4)
+    program.launch((0.0, 1.0), (0.0, 2.0), (0.0, 3.0))
+    program.pause()
+
+    counts = [len(program.next_times().instructions) for _ in range(2)]
+    program.recorder.close(WAIT_LIMIT_S)
+    assert counts == [2, 3]

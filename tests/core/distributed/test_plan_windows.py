@@ -304,6 +304,93 @@ def test_no_iteration_runs_under_two_plans(rounds: list[dict[str, Any]]) -> None
     assert [rank.follower.plan_for(max(iteration, longest)) for rank in ranks] == [None] * 3
 
 
+@settings(max_examples=40)
+@given(ROUNDS, st.lists(st.booleans(), min_size=40, max_size=40))
+def test_only_plans_that_may_be_mixed_share_an_iteration_and_no_rank_returns_to_a_replaced_one(
+    rounds: list[dict[str, Any]], are_replacing: list[bool]
+) -> None:
+    leader, ranks = grantor(), [Rank() for _ in MEMBERS]
+    published: list[tuple[tuple[PlanWindow, ...], str | None]] = [((), None)]
+    replaced_by: dict[str, str] = {}
+    last = [""] * len(ranks)
+    iteration = num_plans = 0
+    for this, is_replacing in zip(rounds, are_replacing, strict=False):
+        if this["is_another_plan_proposed"] and proposed_by(leader) is None:
+            num_plans += 1
+            before = f"plan-{num_plans - 1}"
+            leader.propose(f"plan-{num_plans}", replaces=frozenset({before} if is_replacing else ()))
+            if is_replacing:
+                replaced_by[before] = f"plan-{num_plans}"
+        for which in this["installs"]:
+            ranks[which].installed |= {plan_id} if (plan_id := proposed_by(leader)) else set()
+        for which in this["told"]:
+            leader.update({MEMBERS[which]: MemberState(iteration, frozenset(ranks[which].installed))})
+        leader.grant(ahead=this["ahead"])
+        published.append((leader.windows, leader.revoked))
+        for which in this["hears"]:
+            windows, revoked = published[max(0, len(published) - 1 - this["hears_of_rounds_ago"])]
+            ranks[which].follower.update(windows)
+            if revoked is not None:
+                ranks[which].follower.drop(revoked)
+        for _ in range(this["num_iterations"]):
+            iteration += 1
+            plans = [rank.follower.plan_for(iteration) for rank in ranks]
+            followed = {plan_id for plan_id in plans if plan_id is not None}
+            assert len(followed) <= 2
+            assert all(replaced_by.get(a) == b or replaced_by.get(b) == a for a in followed for b in followed - {a})
+            for which, plan_id in enumerate(plans):
+                assert plan_id is None or replaced_by.get(plan_id) != last[which]
+                last[which] = plan_id or last[which]
+
+
+def test_a_plan_that_may_be_mixed_replaces_the_one_in_force_from_the_next_iteration_on() -> None:
+    leader = agreed("a", at=10)
+    leader.update(states(13, "a"))
+    leader.propose("b", replaces=frozenset({"a"}))
+    leader.update(states(13, "a", "b"))
+
+    assert leader.grant()
+    assert leader.revoked == "a"
+    assert leader.windows == (PlanWindow("b", 14, 14 + 2 * AHEAD_ITERATIONS),)
+    assert leader.plan_to_install == "b"
+
+
+@pytest.mark.parametrize("replaces", [frozenset[str](), frozenset({"z"})])
+def test_a_plan_that_may_not_be_mixed_with_the_one_in_force_waits_for_the_end_of_its_window(
+    replaces: frozenset[str],
+) -> None:
+    leader = agreed("a", at=10)
+    leader.propose("b", replaces=replaces)
+    leader.update(states(13, "a", "b"))
+
+    assert leader.grant()
+    before, after = leader.windows
+    assert (after.begin_iteration, leader.revoked) == (before.end_iteration, None)
+
+
+def test_a_plan_is_not_replaced_while_some_member_may_still_follow_the_one_before() -> None:
+    leader = agreed("a", at=10)
+    leader.propose("b")
+    leader.update(states(12, "a", "b"))
+    leader.grant()
+    before, _ = leader.windows
+    leader.propose("c", replaces=frozenset({"b"}))
+    leader.update(states(before.end_iteration - 2, "a", "b", "c"))
+    assert leader.grant()
+
+    assert leader.revoked is None
+    assert leader.windows[-1].begin_iteration > before.end_iteration
+
+
+def test_a_dropped_plan_is_not_followed_again_when_an_older_message_arrives_late() -> None:
+    follower = PlanWindowFollower()
+    follower.update([PlanWindow("a", 0, 9)])
+    follower.drop("a")
+    follower.update([PlanWindow("a", 0, 12), PlanWindow("b", 5, 9)])
+
+    assert [follower.plan_for(k) for k in (4, 5)] == [None, "b"]
+
+
 @pytest.mark.parametrize("ahead", [AHEAD_ITERATIONS, 9])
 def test_a_window_never_ends_far_ahead_of_the_newest_iteration(ahead: int) -> None:
     leader = agreed("a", at=10)

@@ -290,3 +290,53 @@ def test_stragglers_that_come_and_go_need_ever_more_readings() -> None:
     ]
 
     assert len(changes) == 2
+
+
+def test_a_replica_is_suspected_after_one_slow_reading_until_it_is_a_straggler_or_fast_again() -> None:
+    replicas = group("a", "b")
+    seen = []
+    for at_s, slower_s in enumerate([1.0, 1.001, 1.0, 1.001, 1.0, 1.2, 1.02, 1.2, 1.2, 1.0]):
+        reported(replicas, float(at_s), a=1.0, b=slower_s)
+        seen.append(replicas.suspected_time_s("a", float(at_s)))
+
+    assert seen == [None] * 5 + [1.2, None, 1.2, None, None]
+    assert replicas.suspected_time_s("b", 9.0) is None
+    assert replicas.suspected_time_s("unknown", 9.0) is None
+
+
+def test_noise_is_no_suspicion() -> None:
+    draw, replicas = random.Random(3), group("a", "b")
+    seen = []
+    for at_s in range(400):
+        reported(replicas, float(at_s), a=draw.gauss(1.0, 0.05), b=draw.gauss(1.0, 0.05))
+        seen.append(replicas.suspected_time_s("a", float(at_s)))
+
+    assert sum(pace_s is not None for pace_s in seen[16:]) < 0.05 * len(seen)
+
+
+@pytest.mark.parametrize("noise_ratio", [0.03, 0.05])
+def test_a_straggler_in_noise_is_followed_after_a_few_readings(noise_ratio: float) -> None:
+    waited = []
+    for seed in range(20):
+        draw, replicas = random.Random(seed), group("a", "b")
+        for at_s in range(80):
+            slower = 1.2 if at_s >= 40 else 1.0
+            changes = reported(
+                replicas, float(at_s), a=draw.gauss(1.0, noise_ratio), b=slower * draw.gauss(1.0, noise_ratio)
+            )
+            if at_s >= 40 and any(change.pace is not None for change in changes):
+                waited.append(at_s - 39)
+                break
+
+    assert len(waited) == 20
+    assert sorted(waited)[18] <= 10, waited
+
+
+def test_a_stall_of_one_iteration_is_no_straggler_in_noise() -> None:
+    draw, replicas = random.Random(5), group("a", "b")
+    changes: list[StragglerChange] = []
+    for at_s in range(400):
+        stalled = 1.3 if at_s % 40 == 39 else 1.0
+        changes += reported(replicas, float(at_s), a=draw.gauss(1.0, 0.01), b=stalled * draw.gauss(1.0, 0.01))
+
+    assert changes == []

@@ -112,6 +112,8 @@ def test_default_and_valid_numbers_of_chunks() -> None:
         "interleaved-zb": (2, True),
         "zbv": (2, False),
         "dualpipev": (2, False),
+        "interleaved-paired": (2, True),
+        "combined-1f1b": (2, True),
     }
 
 

@@ -238,6 +238,35 @@ def test_a_carbon_target_moves_all_hosts_within_one_budget(tmp_path: Path) -> No
     assert found["status"]["carbon"]["host_power_w"] == NUM_STAGES * 50.0
 
 
+def test_the_daemon_of_the_leader_keeps_the_account_of_the_whole_when_it_is_killed_and_started_again(
+    tmp_path: Path,
+) -> None:
+    values = ([450.0] * 3 + [90.0] * 3) * 4 * (HISTORY_DAYS + 2)
+
+    async def run() -> tuple[Any, Any]:
+        first = Site(tmp_path, values, hour_s=25.0)
+        await first.train(90)
+        leader = first.pipeline.leader
+        before = first.targets.accounts.get(leader.pipeline_id)
+        assert before is not None
+        assert before.account.excess_s > 0
+        await first.targets.accounts.save(first.pipeline.leaders())
+        second = Site(tmp_path, values, hour_s=25.0)
+        await second.train(30)
+        after = second.targets.accounts.get(second.pipeline.leader.pipeline_id)
+        for site in (first, second):
+            await site.pipeline.close()
+        return before, after
+
+    before, after = asyncio.run(run())
+
+    assert after.is_taken_over
+    assert after.account.num_iterations > before.account.num_iterations
+    assert after.account.excess_s >= before.account.excess_s, "the budget that was spent stays spent"
+    assert after.account.full_speed_s > before.account.full_speed_s
+    assert set(before.slots) <= set(after.slots)
+
+
 def test_the_grams_of_all_hosts_count(tmp_path: Path) -> None:
     site = Site(tmp_path, [200.0] * 24 * (HISTORY_DAYS + 2), hour_s=3000.0)
 

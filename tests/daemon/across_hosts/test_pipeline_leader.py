@@ -8,14 +8,14 @@ import pytest
 
 from gpuenergyd.core.job.messages import TargetChanged
 from gpuenergyd.core.job.rules import JobRules
-from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.core.policy_api.policy import GpuView
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
+from gpuenergyd.core.policy_api.policy import GpuView, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import JobError, ProtocolError
 from gpuenergyd.store.records import ControlEventRecord, EstimateRecord
 from gpuenergyd.wire.pipeline_messages import PipelineReply
 from tests.support.job_run import CLOCKS, FIRST_ASKED, SCHEDULE, plan
-from tests.support.led_pipeline import LedPipeline
+from tests.support.led_pipeline import LedPipeline, UniformPolicy
 
 ASKED = FIRST_ASKED + 2
 """Iterations after which the plan of the first answer is in the reply."""
@@ -146,6 +146,8 @@ def test_the_size_of_a_pipeline_cannot_change_during_a_run() -> None:
         ({"order": ((1, ((("X", 0), 0, 1),)),)}, "instruction kind 'X'"),
         ({"gpu": GpuView("GPU-0", "A100", (), 0.01)}, "supported_sm_clocks_mhz must be a non-empty"),
         ({"gpu": GpuView("GPU-0", "A100", CLOCKS, -1.0)}, "switch_latency_s -1.0 must be in"),
+        ({"gpu": GpuView("GPU-0", "A100", CLOCKS, 0.01, num_gpus=0)}, "num_gpus 0 must be in"),
+        ({"gpu": GpuView("GPU-0", "A100", CLOCKS, 0.01, num_host_gpus=10**9)}, "num_host_gpus 1000000000 in"),
     ],
 )
 def test_facts_out_of_range_are_refused(changes: dict[str, Any], problem: str) -> None:
@@ -270,9 +272,64 @@ def test_the_pace_of_a_slower_replica_is_followed_recorded_and_shown_in_the_stat
     pipeline = asyncio.run(run())
 
     status = pipeline.leader.status_fields()
-    assert status["straggler_time_s"] == pytest.approx(2.0)
+    assert status["straggler_time_s"] == pytest.approx(2.0, rel=0.006), "the plan was prepared for a shorter pace"
     assert status["straggler_reason"]
     events = [record for record in pipeline.history.events if isinstance(record, ControlEventRecord)]
     assert "straggler" in [event.action for event in events]
     assert {event.job_id for event in events} == {"own"}
     assert {event.actor for event in events} == {"pipeline whole"}
+
+
+class PolicyOfPaces(UniformPolicy):
+    """Answers a question about a straggler's pace with another plan."""
+
+    for_straggler = plan("slower", clock=900)
+
+    async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan:
+        """Return the plan."""
+        found = await super().next_plan(job_id, policy, view)
+        return self.for_straggler if view.target.is_forced else found
+
+
+async def followed_straggler(policy: PolicyOfPaces) -> tuple[LedPipeline, PipelineReply, PipelineReply]:
+    """Return a pipeline, and the replies to the first and second report of a straggler."""
+    pipeline = LedPipeline(policy=policy)
+    await pipeline.train(ASKED + 4)
+    first = await pipeline.train(1, slowest_other_time_s=1.3)
+    return pipeline, first, await pipeline.train(1, slowest_other_time_s=1.3)
+
+
+def test_a_plan_for_a_straggler_is_prepared_at_its_first_reading_and_sent_with_the_second() -> None:
+    pipeline, first, second = asyncio.run(followed_straggler(PolicyOfPaces()))
+
+    assert first.straggler_time_s is None
+    assert second.straggler_time_s == pytest.approx(1.3, rel=0.006)
+    assert second.slices[0].straggler_time_s == pytest.approx(1.3, rel=0.006)
+    assert second.plan_id != first.plan_id
+    forced = [view for view in pipeline.policy.views if view.target.is_forced]
+    assert len(forced) == 1, "asked once, before the straggler was confirmed"
+
+
+@pytest.mark.parametrize(("clock_mhz", "may_be_mixed"), [(900, True), (1410, False)])
+def test_a_straggler_s_plan_may_replace_the_one_in_force_at_once_if_no_mix_of_both_is_slower(
+    clock_mhz: int, *, may_be_mixed: bool
+) -> None:
+    policy = PolicyOfPaces()
+    policy.for_straggler = plan("other", clock=clock_mhz)
+
+    _, first, second = asyncio.run(followed_straggler(policy))
+
+    assert first.replaces == ()
+    assert second.replaces == ((first.plan_id,) if may_be_mixed else ())
+
+
+def test_a_suspected_straggler_that_is_none_changes_nothing() -> None:
+    async def run() -> tuple[PipelineReply, PipelineReply]:
+        pipeline = LedPipeline(policy=PolicyOfPaces())
+        before = await pipeline.train(ASKED + 4)
+        await pipeline.train(1, slowest_other_time_s=1.3)
+        return before, await pipeline.train(4, slowest_other_time_s=1.0)
+
+    before, after = asyncio.run(run())
+
+    assert (after.plan_id, after.straggler_time_s) == (before.plan_id, None)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.core.clock_request import ClockRequest
+from gpuenergyd.core.clock_request import ClockRequest, TimedClock
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.errors import GpuEnergyError, ProtocolError
 from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES
@@ -98,17 +98,16 @@ def test_mutated_clock_request_reaches_the_worker_only_with_supported_clocks_of_
         stage.join()
         await stage.iterate(times=3)
         for sequence in range(1, NUM_MESSAGES):
+            now_ns = time.monotonic_ns()
+            later = [TimedClock(clock, now_ns + 1000 * k) for k, clock in enumerate((1410, 900, 1200)[: sequence % 4])]
+            request = ClockRequest(1200, now_ns, tuple(later), 1)
             record = bytearray(
-                encode_clock_request(
-                    RankClockRequest(
-                        bytes.fromhex(stage.tokens[0]), sequence, ClockRequest(1200, time.monotonic_ns(), 1410, 0, 1)
-                    )
-                )
+                encode_clock_request(RankClockRequest(bytes.fromhex(stage.tokens[0]), sequence, request))
             )
             for _ in range(rng.choice((1, 2, 8))):
                 record[rng.randrange(len(record))] = rng.randrange(256)
             try:
-                decoded = decode_clock_request(bytes(record[: rng.choice((48, 48, 48, 47, 0))]))
+                decoded = decode_clock_request(bytes(record[: rng.choice((64, 64, 64, 56, 48, 47, 0))]))
             except ProtocolError:
                 continue
             stage.jobs.clock_requests.admit(decoded, ME)
@@ -119,6 +118,7 @@ def test_mutated_clock_request_reaches_the_worker_only_with_supported_clocks_of_
     assert stage.jobs.clock_requests.num_hostile > 1000
     assert {uuid for uuid, _, _ in stage.worker.requested_clocks} <= {"GPU-0"}
     assert {clock for _, now, later in stage.worker.requested_clocks for clock in (now, later)} <= {0, 900, 1200, 1410}
+    assert {clock for timetable in stage.worker.timetables for clock in timetable} == {900, 1200, 1410}
 
 
 def num_open_descriptors() -> int:

@@ -128,7 +128,11 @@ def test_a_malformed_message_is_refused_in_one_line(
     ("changes", "status", "wrong"),
     [
         ({"protocol_version": 99}, 400, "protocol version 99; this daemon speaks version 1"),
-        ({"policy": "nope"}, 400, "no policy 'nope'; installed: bubble-aware, envelope, full-speed, uniform"),
+        (
+            {"policy": "nope"},
+            400,
+            "no policy 'nope'; installed: bubble-aware, cost, envelope, full-speed, learning, uniform",
+        ),
         ({"gpu_uuid": "GPU-nowhere"}, 404, "no GPU 'GPU-nowhere' on this host; GPUs: GPU-"),
         ({"pp_rank": 1}, 400, "pp_rank 1 must be in [0, 0]"),
         ({"num_pp_ranks": 10**9}, 400, "num_pp_ranks 1000000000 must be in"),
@@ -279,7 +283,7 @@ def hostile_requests(token: str) -> dict[str, bytes]:
     request = ClockRequest(1200, monotonic_ns())
     good = RankClockRequest(bytes.fromhex(token), 1, request)
 
-    def with_request(**changes: int) -> bytes:
+    def with_request(**changes: Any) -> bytes:
         return encode_clock_request(good._replace(request=replace(request, **changes)))
 
     return {

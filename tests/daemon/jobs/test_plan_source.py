@@ -1,12 +1,19 @@
 """Sources of plans: what each answers, and when."""
 
 import asyncio
+import time
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
 
 from gpuenergyd.core.job.messages import Event, PlanDecided, PolicyFailed
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
-from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd.core.policy_api.policy import JobView, Lever
+from gpuenergyd.daemon.jobs import plan_source
 from gpuenergyd.daemon.jobs.plan_source import PermittedPlans, PolicyHostPlans, PostedPlans, PredictionOnly
+from gpuenergyd.daemon.jobs.suspected_pace import HELD_ITERATIONS
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from tests.support.job_run import JobRun
 from tests.support.job_stage import FakeHistory, FakePolicy, plan, settle
@@ -20,11 +27,11 @@ def a_view() -> JobView:
     return view
 
 
-def permitted(host: FakePolicy, handle: Callable[[Event], None], can_set_clocks: Callable[[], bool]) -> PermittedPlans:
+def permitted(host: FakePolicy, handle: Callable[[Event], None], may_set: Callable[[], bool]) -> PermittedPlans:
     return PermittedPlans(
         PolicyHostPlans("j", "scripted", host, handle),
         PredictionOnly("j", "scripted", host, FakeHistory(), lambda: 12),
-        can_set_clocks,
+        lambda: frozenset(Lever) if may_set() else frozenset(),
     )
 
 
@@ -41,6 +48,67 @@ def test_the_policy_host_answers_with_a_plan_or_a_failure() -> None:
     asyncio.run(scenario())
 
     assert events == [PlanDecided(TUNED), PolicyFailed("late")]
+
+
+def test_while_a_straggler_is_suspected_a_question_waits_for_the_outcome() -> None:
+    events: list[Event] = []
+    slower = plan("slower", 900)
+    host = FakePolicy([slower, TUNED, slower])
+
+    async def scenario() -> None:
+        tuning, view = permitted(host, events.append, lambda: True).tuning, a_view()
+        tuning.prepared.prepare(lambda: view, 1.2)
+        tuning.ask(view)
+        await settle()
+        assert (len(host.views), events) == (1, []), "only the plan for the straggler was asked for"
+        tuning.release_in_time()
+        await settle()
+        assert events == []
+        tuning.prepared.prepare(lambda: view, None)
+        tuning.release_in_time()
+        await settle()
+        assert events == [PlanDecided(TUNED)]
+
+        tuning.prepared.prepare(lambda: view, 1.2)
+        tuning.ask(view)
+        pace_s = tuning.prepared.usable_time_s(1.2)
+        tuning.release(TUNED)
+        assert events[1:] == [PlanDecided(TUNED)], "the plan in force, at once"
+        tuning.ask(replace(view, target=replace(view.target, straggler_time_s=pace_s)))
+        tuning.release()
+        await settle()
+        await tuning.close()
+
+    asyncio.run(scenario())
+
+    assert events[2:] == [PlanDecided(slower)]
+    assert len(host.views) == 3
+
+
+def test_a_question_does_not_wait_for_long_for_a_suspicion_that_neither_ends_nor_is_confirmed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[Event] = []
+    host = FakePolicy([plan("slower", 900), TUNED, TUNED])
+
+    async def scenario() -> None:
+        tuning, view = permitted(host, events.append, lambda: True).tuning, a_view()
+        tuning.prepared.prepare(lambda: view, 1.2)
+        tuning.ask(view)
+        later_s = time.monotonic() + (HELD_ITERATIONS + 1) * view.baseline.iteration_time_s
+        monkeypatch.setattr(plan_source, "time", SimpleNamespace(monotonic=lambda: later_s))
+        tuning.release_in_time()
+        await settle()
+        assert events == [PlanDecided(TUNED)]
+        tuning.prepared.prepare(lambda: view, 1.2)
+        tuning.ask(view)
+        await settle()
+        assert events == [PlanDecided(TUNED)] * 2, "the same suspicion prepares nothing more"
+        await tuning.close()
+
+    asyncio.run(scenario())
+
+    assert len(host.views) == 3
 
 
 def test_while_clocks_may_not_be_set_the_question_stays_open_and_is_asked_again() -> None:

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpuenergyd.core.clock_request import ClockRequest
+from gpuenergyd.core.clock_request import ClockRequest, TimedClock
+from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose
 from gpuenergyd.daemon.jobs.clock_requests import Admission
 from gpuenergyd.daemon.jobs.registry import Jobs
@@ -415,6 +416,31 @@ def test_the_measured_latency_of_clock_changes_reaches_the_policy() -> None:
     play(scenario)
 
 
+def test_policies_know_how_many_gpus_of_the_host_all_jobs_use() -> None:
+    stage = Stage()
+
+    def shares(job_id: str) -> list[int]:
+        runner = stage.jobs.runner(job_id)
+        assert runner is not None
+        return [gpu.num_host_gpus for gpu in runner.job.ranks.own_gpus.values()]
+
+    async def scenario() -> None:
+        first = stage.join()
+        assert max(shares(first)) == 2
+        (order,) = one_forward_one_backward(1, 2).orders
+        rows = tuple((str(i.kind), i.microbatch_index, i.chunk_index) for i in order)
+        single = replace(registration(0), run_key="2", num_pp_ranks=1, order=rows, gpu_uuid="GPU-2")
+        registered = stage.jobs.register(single, ME, os.pidfd_open(os.getpid()))
+        assert shares(first) == [3, 3]
+        assert shares(registered.job_id) == [3]
+        stage.jobs.release(RankRelease(registered.rank_token), ME)
+        await settle()
+        assert shares(first) == [2, 2]
+        await stage.jobs.close("the test is over")
+
+    play(scenario)
+
+
 def test_a_peer_cannot_use_the_token_of_another_uid() -> None:
     stage = Stage(plan("tuned-1", 1200))
     stranger = PeerCredentials(ME.pid, ME.uid + 1, ME.gid)
@@ -468,5 +494,26 @@ def test_an_iteration_whose_ranks_followed_different_plans_says_nothing_of_eithe
         await stage.jobs.close("test over")
 
         assert [(record.plan_id, record.is_regular) for record in mixed] == [(None, False)]
+
+    play(scenario)
+
+
+def test_only_supported_clocks_within_an_hour_are_admitted_in_a_timetable() -> None:
+    stage = Stage(plan("tuned-1", 1200))
+
+    async def scenario() -> None:
+        stage.join()
+        await stage.iterate(times=3)
+        token, now_ns = bytes.fromhex(stage.tokens[0]), time.monotonic_ns()
+
+        def admitted(sequence: int, *later: TimedClock) -> Admission:
+            request = ClockRequest(1200, time.monotonic_ns(), later)
+            return stage.jobs.clock_requests.admit(RankClockRequest(token, 1000 + sequence, request), ME)
+
+        assert admitted(1, TimedClock(900, now_ns), TimedClock(1410, now_ns + 10**9)) is not Admission.HOSTILE
+        assert admitted(2, TimedClock(900, now_ns), TimedClock(1411, now_ns + 10**9)) is Admission.HOSTILE
+        assert admitted(3, TimedClock(900, now_ns), TimedClock(0, now_ns + 10**9)) is Admission.HOSTILE
+        assert admitted(4, TimedClock(900, now_ns + 3601 * 10**9)) is Admission.HOSTILE
+        await stage.jobs.close("test over")
 
     play(scenario)

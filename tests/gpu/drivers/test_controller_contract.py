@@ -180,6 +180,7 @@ def test_power_limit_is_read_set_and_kept_within_its_range(subject: Subject) -> 
     details = subject.controller.details(gpu)
     assert details.min_power_limit_w is not None
     assert details.max_power_limit_w is not None
+    assert subject.controller.identities()[0].min_power_limit_w == details.min_power_limit_w
 
     subject.controller.set_power_limit(gpu, details.min_power_limit_w + 50.0)
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.kill_rig import VICTIMS, KillRig
+from gpuenergyd.core.policy_api.policy import Lever
+from tests.support.kill_rig import VICTIMS, KillRig, Trial
 
 
 @pytest.mark.fault(1, 4, 6)
@@ -14,11 +15,31 @@ from tests.support.kill_rig import VICTIMS, KillRig
 def test_deaths_at_random_moments_leave_no_gpu_lowered(tmp_path: Path) -> None:
     """15 clients and three of each other victim; `benchmarks/runs/kill_matrix.py` kills a thousand."""
     rig = KillRig(tmp_path, random.Random(682), weights=(5, 1, 1, 1, 1, 1))
-    try:
-        trials = list(rig.run(30))
-    finally:
-        rig.close()
+    trials = _run_trials(rig, 30)
 
-    assert [t for t in trials if t.num_left_lowered or t.is_database_damaged] == []
     assert min(Counter(t.victim for t in trials)[victim] for victim in VICTIMS) == 3
     assert sum(t.num_lowered > 0 for t in trials) > 15
+
+
+@pytest.mark.fault(1, 4, 6)
+@pytest.mark.kill
+@pytest.mark.parametrize("policy", ["uniform", "cost"])
+def test_deaths_under_power_limits_alone_leave_no_limit_behind(tmp_path: Path, policy: str) -> None:
+    """Clocks may not be set, so what is lowered is power."""
+    rig = KillRig(tmp_path, random.Random(64), weights=(2, 1, 1, 1, 1, 1), policy=policy, levers=(Lever.POWER_LIMITS,))
+    locked: list[int] = []
+    rig.on_trial = lambda: locked.extend(mhz for gpu in rig.gpus if (mhz := rig.host.locked_sm_clock_mhz(gpu)))
+
+    trials = _run_trials(rig, 12)
+
+    assert sum(t.num_lowered > 0 for t in trials) > 6
+    assert locked == []
+
+
+def _run_trials(rig: KillRig, num_trials: int) -> list[Trial]:
+    try:
+        trials = list(rig.run(num_trials))
+    finally:
+        rig.close()
+    assert [t for t in trials if t.num_left_lowered or t.is_database_damaged] == []
+    return trials

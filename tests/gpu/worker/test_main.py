@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.core.clock_request import ClockRequest
+from gpuenergyd.core.clock_request import ClockRequest, TimedClock
 from gpuenergyd.errors import DriverError, GpuError, ProtocolError
 from gpuenergyd.gpu.link.client import WorkerLink
 from gpuenergyd.gpu.link.codec import decode, encode
 from gpuenergyd.gpu.link.messages import Done, Failed, GpuHealth, Message, Restore
 from gpuenergyd.gpu.restore.command import restore
 from gpuenergyd.gpu.restore.executor import RestoreResult
+from gpuenergyd.gpu.restore.journal import Control
 from tests.support.waiting import wait_until
 from tests.support.worker_site import OWNER, Site, request_clock, run, simulated_site, until, with_worker
 
@@ -142,7 +143,7 @@ async def test_later_clock_is_set_at_its_instant_unless_replaced(site: Site, lin
     await link.lease("L1", site.gpus, OWNER)
     now_ns = time.monotonic_ns()
     for gpu in site.gpus[:2]:
-        link.request_clock(gpu, ClockRequest(1110, now_ns, 1410, now_ns + 300_000_000))
+        link.request_clock(gpu, ClockRequest(1110, now_ns, (TimedClock(1410, now_ns + 300_000_000),)))
     request_clock(link, site.gpus[1], 1200)
     await until(lambda: any(c.requested_sm_clock_mhz == 1410 for c in site.received.clock_changes))
     (raised,) = (c for c in site.received.clock_changes if c.requested_sm_clock_mhz == 1410)
@@ -180,6 +181,35 @@ async def test_power_limit_needs_a_lease_and_is_restored_with_it(site: Site, lin
     assert site.host.power_limit_w(gpu) == 250.0
     assert {o.result for o in await link.restore([gpu], "end")} == {RestoreResult.RESTORED}
     assert site.host.power_limit_w(gpu) == 480.0
+
+
+@with_worker
+async def test_a_job_only_lowers_the_power_limit_and_returns_to_the_one_before(site: Site, link: WorkerLink) -> None:
+    gpu = site.gpus[0]
+    site.host.set_power_limit(gpu, 350.0)
+    await link.lease("L1", [gpu], OWNER, sets_clocks=False)
+    assert site.journalled() == set()
+    assert await link.lower_power_limit("L1", gpu, 400.0, OWNER) == 350.0
+    assert await link.lower_power_limit("L1", gpu, 250.0, OWNER) == 250.0
+    assert await link.lower_power_limit("L1", gpu, 450.0, OWNER) == 350.0
+    assert await link.lower_power_limit("L1", gpu, 300.0, OWNER) == 300.0
+    assert await link.lower_power_limit("L1", gpu, None, OWNER) == 350.0
+    assert await link.lower_power_limit("L1", gpu, 200.0, OWNER) == 200.0
+    with pytest.raises(GpuError, match="does not cover"):
+        await link.lower_power_limit("L2", gpu, 200.0, OWNER)
+    assert {(o.control, o.result) for o in await link.restore([gpu], "end")} == {
+        (Control.POWER_LIMIT, RestoreResult.RESTORED)
+    }
+    assert site.host.power_limit_w(gpu) == 350.0
+
+
+@with_worker
+async def test_a_lease_for_power_limits_sets_no_clock(site: Site, link: WorkerLink) -> None:
+    await link.lease("L1", site.gpus[:1], OWNER, sets_clocks=False)
+    request_clock(link, site.gpus[0], 1110)
+    await until(lambda: bool(site.received.clock_changes))
+    assert "no entry" in str(site.received.clock_changes[0].error)
+    assert site.locks() == [None, None, None]
 
 
 def test_a_worker_whose_daemon_ended_before_it_had_started_ends_too(site: Site) -> None:

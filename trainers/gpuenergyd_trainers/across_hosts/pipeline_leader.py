@@ -103,7 +103,7 @@ class LeaderRank:
     def _read_reports(self, store: Store, iteration_index: int) -> None:
         """Read all reports once as many have been published since, or some while after the first new one.
 
-        While a straggler's plan is being installed, each new report is read at once: the other replicas wait for it.
+        While a straggler is suspected or its plan is being installed, each new report is read at once.
         """
         num_news, now_s = store.add(self.place.news_key, 0), monotonic()
         num_new = num_news - self._num_news
@@ -111,6 +111,7 @@ class LeaderRank:
             self._news_since_s = now_s
         waited_s = now_s - self._news_since_s if self._news_since_s is not None else 0.0
         is_due = num_new >= len(self._reports) or waited_s >= self._pace.iteration_s / _READS_PER_ITERATION
+        is_due = is_due or self.grantor.is_change_near
         is_due = is_due or (self.grantor.is_proposing and self._straggler_time_s is not None)
         own = member_name(self.place.pp_rank, self.place.tp_rank)
         if not num_new or not is_due:
@@ -229,15 +230,17 @@ class LeaderRank:
         if reply["slices"] and reply["plan_id"] not in {None, self._offered}:
             if has_recovered:
                 self.grantor.revoke()  # full speed until all members have agreed on the faster plan
-            self._offer(store, reply["plan_id"], reply["slices"])
+            self._offer(store, reply)
         if reply["block"] is not None and reply["plan_id"] == self._offered and reply["block"][0] != self._block:
             self._block, num_iterations = reply["block"]
             self.grantor.request_block(num_iterations)
 
-    def _offer(self, store: Store, plan_id: str, slices: list[dict[str, Any]]) -> None:
+    def _offer(self, store: Store, reply: dict[str, Any]) -> None:
+        plan_id, slices = reply["plan_id"], reply["slices"]
         for pp_rank, plan_slice in enumerate(slices):
             store.set(self.place.slice_key(plan_id, pp_rank), _json(plan_slice))
-        self.grantor.propose(plan_id, is_short=slices[0]["purpose"] == PlanPurpose.PROFILE)
+        is_short = slices[0]["purpose"] == PlanPurpose.PROFILE
+        self.grantor.propose(plan_id, is_short=is_short, replaces=frozenset(reply["replaces"]))
         self._offered, self._offered_at_pace_s = plan_id, self._straggler_time_s
 
     def _iterations_ahead(self) -> int:

@@ -11,12 +11,13 @@ from torch.distributed import pipelining
 
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import InstructionTimer
+from gpuenergyd.errors import UsageError
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.drivers.simulated_stream import SimulatedStream
 from gpuenergyd.gpu.drivers.stream_signals import StreamSignals
 from gpuenergyd_trainers.demo.gpt_model import build_stage, loss_of, make_batch, simulated_works
 from gpuenergyd_trainers.demo.simulated_stage import StageStream, num_channels, simulate
-from gpuenergyd_trainers.timing.simulated import SimulatedDevice, SimulatedTimer
+from gpuenergyd_trainers.timing.simulated import SimulatedDevice, SimulatedGraph, SimulatedTimer
 from gpuenergyd_trainers.torch_inflight import Schedule1F1BExtraInflight
 
 _LEARNING_RATE = 3e-3
@@ -97,6 +98,7 @@ class GptRank:
         self.timer: InstructionTimer | None = None
         """The timer to pass to `attach` when the stages are on a simulated GPU."""
         self._stream: SimulatedStream | None = None
+        self._device: SimulatedDevice | None = None
 
     def simulate_on(
         self, host: SimulatedHost, gpu_uuid: str, *, duration_scale: float = 1.0, run_ahead: RunAhead | None = None
@@ -116,7 +118,8 @@ class GptRank:
             works_ahead = round(run_ahead.iterations * 2 * self._num_microbatches * len(self.stages))
             self._stream = SimulatedStream(host, gpu_uuid, max_launched=works_ahead)
             cleanup.callback(self._stream.close)
-            self.timer = DeviceRecorder(SimulatedDevice(self._stream), per_iteration + 1)
+            self._device = SimulatedDevice(self._stream)
+            self.timer = DeviceRecorder(self._device, per_iteration + 1)
             stage_stream = StageStream(self._stream, signals)
         for stage in self.stages:
             works = simulated_works(
@@ -141,6 +144,19 @@ class GptRank:
     def add_gradients(self, iteration_index: int) -> tuple[torch.Tensor, ...]:
         """Run forwards and backwards of one batch without an optimizer step; return the losses as `step` does."""
         return self._run(self.schedule.step, iteration_index)
+
+    def capture_step(self, iteration_index: int) -> SimulatedGraph:
+        """Capture the forwards and backwards of one batch in a graph, whose replays run on the simulated GPU alone.
+
+        Raises:
+            UsageError: the stages are on no simulated GPU that runs behind the program.
+        """
+        if self._stream is None or self._device is None:
+            raise UsageError("a step is captured on the stream of a simulated GPU: simulate_on(..., run_ahead=...)")
+        graph = SimulatedGraph(self._device, self._stream)
+        with graph.capture():
+            self.add_gradients(iteration_index)
+        return graph
 
     def evaluate(self, iteration_index: int) -> tuple[torch.Tensor, ...]:
         """Run the forwards of one batch; return the losses as `step` does."""

@@ -63,6 +63,16 @@ class Handle:
         return self._rank.client.plan_epoch if self._rank is not None else 0
 
     @property
+    def energy_per_gpu_j(self) -> float | None:
+        """Energy per GPU (J/iter/GPU) of the newest measured iteration, of all GPUs of the job; None before one."""
+        return self._rank.client.energy_per_gpu_j if self._rank is not None else None
+
+    @property
+    def power_per_gpu_w(self) -> float | None:
+        """Mean power per GPU (W/GPU) in that iteration; None before one."""
+        return self._rank.client.power_per_gpu_w if self._rank is not None else None
+
+    @property
     def num_errors(self) -> int:
         """Number of this package's own exceptions that were suppressed; each is a bug worth reporting."""
         return self._num_errors + (self._rank.client.total_errors if self._rank is not None else 0)

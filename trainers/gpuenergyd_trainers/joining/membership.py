@@ -76,6 +76,8 @@ class PipelineRank:
     place: Place
     device: Any
     """The torch device that runs the instructions."""
+    order_of: Callable[[int], tuple[OrderRow, ...]] | None = None
+    """Returns the instructions of an iteration of another number of microbatches; None where that cannot change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +186,8 @@ def join(
         membership = find_membership(rank.place, run_key)
         client = _open_client(options, rank, membership)
         log_name = f"job {client.job_name}, rank {rank.place.name}"
-        handle = make_handle(OrderedRank(client, expected_order=rank.expected_order, log_name=log_name))
+        ordered = OrderedRank(client, expected_order=rank.expected_order, log_name=log_name, order_of=rank.order_of)
+        handle = make_handle(ordered)
 
         def start_exchange() -> None:
             stop = membership.start_exchange(client, options.socket_path)

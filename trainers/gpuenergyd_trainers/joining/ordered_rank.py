@@ -1,7 +1,7 @@
 """A rank whose instruction order is checked after every iteration: a plan for another order would slow it down."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpuenergyd.client.rank import RankClient
@@ -11,6 +11,7 @@ from gpuenergyd.client.timing.recorder import HostRecorder, InstructionTimer
 from gpuenergyd.core.pipeline.graph import Schedule
 from gpuenergyd.core.pipeline.plan import instruction_key
 from gpuenergyd.wire.messages import OrderRow
+from gpuenergyd_trainers.joining.captured_steps import CapturedSteps
 
 logger = logging.getLogger("gpuenergyd.trainers")
 _MAX_INSTRUCTIONS_PER_MICROBATCH = 4  # F, then B or I and W; room for one more, so that an excess is detected
@@ -35,17 +36,32 @@ def timer_for(device: Any, num_microbatches: int, num_chunks: int = 1) -> Instru
 class OrderedRank:
     """Follows plans while the rank runs its instructions in the registered order.
 
-    Without an `expected_order`, the order is registered once two consecutive iterations agree. The first step after a
-    start or a pause does not count as an iteration: frameworks do setup work in it.
+    Without an `expected_order`, the order is registered once two consecutive iterations agree. `order_of` returns the
+    order of another number of microbatches, for trainings in which that changes. The first step after a start or a
+    pause does not count as an iteration: frameworks do setup work in it. Nor does one in which a graph was captured.
+    A step that is itself captured runs when its graph is replayed: see `captured_steps`.
     """
 
-    def __init__(self, client: RankClient, *, expected_order: Sequence[OrderRow] | None, log_name: str) -> None:
+    def __init__(
+        self,
+        client: RankClient,
+        *,
+        expected_order: Sequence[OrderRow] | None,
+        log_name: str,
+        order_of: Callable[[int], tuple[OrderRow, ...]] | None = None,
+    ) -> None:
         self.client = client
+        self._order_of = order_of
         self._expected = tuple(expected_order) if expected_order is not None else None
         self._candidate: tuple[OrderRow, ...] = ()
         self._log_name = log_name
         self._is_warm = False
         self._is_step_an_iteration = False
+        self._num_captures = 0
+        self._num_steps = 0
+        self._captured_steps = CapturedSteps(self, client, log_name)
+        self.is_in_step = False
+        """Whether a step has begun and not ended."""
         self.is_active = True
         """False after a deviation from the registered order, or after `leave`."""
         if self._expected is not None:
@@ -56,18 +72,47 @@ class OrderedRank:
         """The registered order; None while it is being learned."""
         return self._expected
 
+    @property
+    def can_change_microbatches(self) -> bool:
+        """Whether the rank can go on with another number of microbatches, planned for anew."""
+        return self._order_of is not None and self.client.can_change_order
+
+    def change_microbatches(self, num_microbatches: int) -> None:
+        """Register the order of another number of microbatches; the next training step counts as a start.
+
+        Raises:
+            ScheduleError: there is no order of so many microbatches.
+        """
+        assert self._order_of is not None
+        order = self._order_of(num_microbatches)
+        if self.is_active:
+            self._expected = order
+            self.pause()
+            self.client.change_order(order, num_microbatches=num_microbatches)
+
     def begin_step(self) -> None:
-        """Begin a training step."""
+        """Begin a training step, or its capture."""
+        if self.is_active and self._captured_steps.begin():
+            return
+        self.is_in_step = True
+        self._num_steps += 1
+        self._num_captures = self._captured_steps.num_captures
         self._is_step_an_iteration = self.is_active and self._is_warm
         if self._is_step_an_iteration:
             self.client.begin_iteration()
 
     def end_step(self) -> None:
         """End a training step, and check the instructions that it ran."""
-        self._is_warm = True
+        if self._captured_steps.is_capturing:
+            self._captured_steps.end()
+            return
+        self._is_warm, self.is_in_step = True, False
         if not self._is_step_an_iteration:
             return
         self._is_step_an_iteration = False
+        if self._captured_steps.num_captures != self._num_captures:
+            self.client.abandon_iteration()
+            return
         order = self.client.end_iteration()
         if self._expected is None:
             self._learn(order)
@@ -76,8 +121,11 @@ class OrderedRank:
 
     def fail_step(self) -> None:
         """End a training step that raised: it is not reported, and the next one counts as a start."""
+        if self._captured_steps.is_capturing:
+            self._captured_steps.abandon()
+            return
         self.client.abandon_iteration()
-        self._is_step_an_iteration = False
+        self._is_step_an_iteration = self.is_in_step = False
         self.pause()
 
     def pause(self) -> None:
@@ -88,6 +136,14 @@ class OrderedRank:
 
     def leave(self, *, shall_wait: bool = True) -> None:
         """Leave the job; later steps are not reported."""
+        graphs = self.client.graphs
+        if self.is_active and not self._num_steps and graphs is not None and graphs.num_unknown_replays:
+            logger.warning(
+                "gpuenergyd: %s: no training step was seen, but %d replays of graphs that were captured before attach:"
+                " attach first, or use gpuenergyd_trainers.cuda_graphs.attach(graph)",
+                self._log_name,
+                graphs.num_unknown_replays,
+            )
         self.is_active = False
         self.client.release(shall_wait=shall_wait)
 

@@ -7,12 +7,13 @@ not. Here it counts as time between instructions.
 
 import struct
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
-from gpuenergyd.client.timing.device_recorder import Anchor
+from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
+from gpuenergyd.client.timing.event_device import Anchor
 from gpuenergyd.client.timing.recorder import DEFAULT_CAPACITY, HostRecorder
-from gpuenergyd.gpu.drivers.simulated_stream import SimulatedStream, StreamEvent
+from gpuenergyd.gpu.drivers.simulated_stream import GraphEvent, SimulatedStream, StreamEvent
 
 _NS_PER_MS = 1e6
 _FLOAT = struct.Struct("<f")
@@ -40,6 +41,7 @@ class SimulatedDevice:
     def __init__(self, stream: SimulatedStream, *, mono_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._stream = stream
         self._mono_ns = mono_ns
+        self.graphs = CapturedGraphs()
 
     def make_event(self) -> StreamEvent:
         """Return a new event."""
@@ -65,9 +67,45 @@ class SimulatedDevice:
         return Anchor(event, before_ns, self._mono_ns() - before_ns)
 
     def is_capturing(self) -> bool:
-        """Return False: simulated GPUs have no graphs."""
-        return False
+        """Return whether a graph of the stream's work is being captured."""
+        return self._stream.is_capturing
 
     def calls(self) -> AbstractContextManager[None]:
-        """Return a context in which any thread may call the device."""
-        return nullcontext()
+        """Return a context in which a thread other than the training thread may call the device."""
+        return self.graphs.gate.calls()
+
+    def make_node_event(self) -> GraphEvent:
+        """Return a new event that a capture records as a node of its graph."""
+        return GraphEvent()
+
+    def node_ms(self, first: StreamEvent, node: GraphEvent) -> float | None:
+        """Return the time from a completed event to the newest completion of a node's event."""
+        return self.elapsed_ms(first, node) if node.mono_ns else None
+
+
+class SimulatedGraph:
+    """A captured graph of a simulated GPU's stream: a replay launches its work without the program that captured it."""
+
+    def __init__(self, device: SimulatedDevice, stream: SimulatedStream) -> None:
+        self._graphs = device.graphs
+        self._stream = stream
+        self._nodes: tuple[Callable[[], None], ...] = ()
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """Capture what the block launches; nothing of it is executed."""
+        self._graphs.begin_capture(self)
+        self._stream.begin_capture()
+        try:
+            yield
+        finally:
+            self._nodes = self._stream.end_capture()
+            self._graphs.end_capture()
+
+    def replay(self) -> None:
+        """Launch what was captured."""
+        self._graphs.replay(self, self._launch)
+
+    def _launch(self) -> None:
+        for launch in self._nodes:
+            launch()

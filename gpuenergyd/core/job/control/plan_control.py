@@ -267,7 +267,14 @@ class PlanControl:
 
     def _full_speed_block(self, reason: str) -> ClockPlan:
         assert self.ranks.schedule is not None
-        return full_speed_plan(PROOF_PLAN_ID, self.ranks.schedule, self.ranks.supported_sm_clocks_mhz, reason=reason)
+        plan = self.current
+        return full_speed_plan(
+            PROOF_PLAN_ID,
+            self.ranks.schedule,
+            self.ranks.supported_sm_clocks_mhz,
+            reason=reason,
+            sets_clocks=plan.sets_clocks or not plan.power_limits_w,
+        )
 
     def _restore(self, plan: ClockPlan) -> RestoreGpus:
         """Return the command that restores the GPUs, after a full-speed plan was sent."""

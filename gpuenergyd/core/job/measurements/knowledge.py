@@ -204,6 +204,25 @@ class JobKnowledge:
         self.generation += 1
         self._saving = None
 
+    def change_schedule(self, baseline: BaselineView | None, *, first_iteration: int) -> None:
+        """Drop what holds for one number of microbatches only: iteration times, and plans.
+
+        Times and energies of instructions stay: in a profile of this run, or, while there is no tuned plan, in its
+        iterations under profiling plans.
+        """
+        if baseline is not None and (before := self.estimate(baseline)).saving is not None:
+            self.estimate_before = before
+        self.changed_at = first_iteration
+        profiled = self.profiled()
+        if any(plan.purpose is PlanPurpose.TUNED for plan in self.plans.kept):
+            self.begin_anew(self.run_until_now(self.full_speed()) or self.previous_run, lambda _: False)
+        else:
+            self.iterations.kept = profiled
+            self._saving = None
+        self.pace = PaceEstimator()
+        if self.previous_run is not None:
+            self.pace.learn_from(self.previous_run)
+
     def snapshot(self) -> KnowledgeSnapshot:
         """Return a copy of all state but the estimators."""
         return KnowledgeSnapshot(

@@ -6,7 +6,7 @@ When it is abandoned with a call that does not return, a successor takes over th
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from gpuenergyd.core.clock_request import ClockRequest
@@ -39,7 +39,8 @@ class _Slot:
 
     clocks_mhz: tuple[int, ...]
     now: ClockRequest | None = None
-    later: ClockRequest | None = None
+    later: deque[ClockRequest] = field(default_factory=deque)
+    """In order of their instants."""
     lock: ClockLock | None = None
     num_invalidations: int = 0
     is_failing: bool = False
@@ -126,16 +127,15 @@ class Actuator(DriverThread):
             slot = self._slots[gpu_uuid]
             if request.sm_clock_mhz:
                 slot.now = request
-                slot.later = None
-            if request.later_sm_clock_mhz:
-                slot.later = request.later_request()
+            slot.later = deque(request.later_requests())
             self._wakeup.notify()
 
     def drop_requests(self, gpu_uuids: Sequence[str]) -> None:
         """Drop the pending clock requests for these GPUs."""
         with self._wakeup:
             for uuid in gpu_uuids:
-                self._slots[uuid].now = self._slots[uuid].later = None
+                self._slots[uuid].now = None
+                self._slots[uuid].later.clear()
                 self._slots[uuid].invalidate_lock()
 
     def forget_lock(self, gpu_uuid: str) -> None:
@@ -180,8 +180,8 @@ class Actuator(DriverThread):
         now_ns = time.monotonic_ns()
         due: list[tuple[bool, int, str, ClockRequest]] = []
         for uuid, slot in self._slots.items():
-            if slot.later is not None and slot.later.sent_mono_ns <= now_ns:
-                slot.now, slot.later = slot.later, None
+            while slot.later and slot.later[0].sent_mono_ns <= now_ns:
+                slot.now = slot.later.popleft()
             if slot.now is not None:
                 due.append((not slot.is_raised_by(slot.now), slot.now.sent_mono_ns, uuid, slot.now))
         if not due:
@@ -191,7 +191,7 @@ class Actuator(DriverThread):
         return uuid, request
 
     def _until_next_s(self) -> float | None:
-        dues = [slot.later.sent_mono_ns for slot in self._slots.values() if slot.later is not None]
+        dues = [slot.later[0].sent_mono_ns for slot in self._slots.values() if slot.later]
         return max(0.0, (min(dues) - time.monotonic_ns()) / _NS_PER_S) if dues else None
 
     def _apply(self, slot: _Slot, uuid: str, request: ClockRequest, num_invalidations: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.core.clock_request import ClockRequest
+from gpuenergyd.core.clock_request import ClockRequest, TimedClock
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.link.messages import AcquireLease, ClockChangeReport
 from gpuenergyd.gpu.restore.journal import Control, Journal
@@ -173,3 +173,39 @@ def test_waiting_for_calls_of_other_gpus_does_not_count_as_latency(rig: Rig) -> 
     first, second = rig.changes
     assert first.blocked_ns == 0
     assert second.blocked_ns == first.returned_mono_ns - first.called_mono_ns > 0
+
+
+def test_the_clocks_of_a_timetable_are_set_at_their_instants_until_another_request_replaces_it(rig: Rig) -> None:
+    now_ns = time.monotonic_ns()
+    later = [TimedClock(mhz, now_ns + delay_ms * 1_000_000) for mhz, delay_ms in ((900, 20), (1305, 40), (1200, 60))]
+    far = TimedClock(600, now_ns + 3_600_000_000_000)
+    rig.actuator.request_clock(rig.gpu, ClockRequest(1410, now_ns, (*later, far)))
+    wait_until(lambda: len(rig.changes) == 4)
+    rig.request(1395)  # a pause
+    wait_until(lambda: len(rig.changes) == 5)
+    rig.run_task()
+
+    assert [c.requested_sm_clock_mhz for c in rig.changes] == [1410, 900, 1305, 1200, 1395]
+    for change, clock in zip(rig.changes[1:4], later, strict=True):
+        assert change.called_mono_ns >= clock.at_mono_ns
+        assert change.due_mono_ns == clock.at_mono_ns
+
+
+def test_of_the_clocks_of_a_timetable_that_became_due_together_only_the_last_is_set(rig: Rig) -> None:
+    now_ns = time.monotonic_ns()
+    passed = tuple(TimedClock(mhz, now_ns - 1_000_000 + k) for k, mhz in enumerate((900, 1305, 1200)))
+    rig.actuator.request_clock(rig.gpu, ClockRequest(0, now_ns - 2_000_000, passed))
+    wait_until(lambda: bool(rig.changes))
+    rig.run_task()
+
+    assert [c.requested_sm_clock_mhz for c in rig.changes] == [1200]
+
+
+def test_a_restore_drops_the_rest_of_a_timetable(rig: Rig) -> None:
+    now_ns = time.monotonic_ns()
+    later = tuple(TimedClock(mhz, now_ns + 100_000_000) for mhz in (900, 1305))
+    rig.actuator.request_clock(rig.gpu, ClockRequest(1410, now_ns, later))
+    rig.actuator.drop_requests([rig.gpu])
+
+    assert rig.actuator._slots[rig.gpu].now is None
+    assert not rig.actuator._slots[rig.gpu].later

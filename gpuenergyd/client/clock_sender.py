@@ -1,0 +1,74 @@
+"""Sends a rank's clock requests to the daemon: one datagram each, without waiting."""
+
+import itertools
+import socket
+from time import monotonic_ns
+
+from gpuenergyd.client.plans import PlannedClocks, PreparedPlan
+from gpuenergyd.client.reporter import Reporter
+from gpuenergyd.client.timetables import ReplayTimetables
+from gpuenergyd.core.clock_request import TimedClock
+from gpuenergyd.wire.clock_request import pack_clock_request, pack_further_clocks
+
+_SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+
+
+class ClockSender:
+    """Requests of one rank, through the socket of its reporter, which is None before the rank has registered."""
+
+    def __init__(self) -> None:
+        self.reporter: Reporter | None = None
+        self.timetables = ReplayTimetables()
+        self.num_dropped = 0
+        """Requests that could not be sent since the last report."""
+        self._sequence = itertools.count(1)
+
+    @property
+    def can_send(self) -> bool:
+        """Whether the daemon takes requests."""
+        return self.reporter is not None and self.reporter.clock_socket is not None
+
+    def request(self, plan: PreparedPlan, clocks: PlannedClocks) -> None:
+        """Request the clocks of an instruction that begins now."""
+        now_mono_ns = monotonic_ns()
+        sm_clock_mhz, later_sm_clock_mhz, later_delay_ns = clocks
+        later_at_mono_ns = now_mono_ns + later_delay_ns if later_sm_clock_mhz else 0
+        self._send(self._pack(plan, sm_clock_mhz, later_sm_clock_mhz, later_at_mono_ns, now_mono_ns))
+
+    def request_timetable(self, plan: PreparedPlan, begin_mono_ns: int) -> None:
+        """Request all clocks of a replay that began at an instant."""
+        now_mono_ns = monotonic_ns()
+        clocks = self.timetables.clocks(plan, begin_mono_ns)
+        later = [clock for clock in clocks if clock.at_mono_ns > now_mono_ns]
+        # Before the first change, the last clock of the iteration before is in force: the same as of this one.
+        present = clocks[len(clocks) - len(later) - 1]
+        first = later[0] if later else TimedClock(0, 0)
+        head = self._pack(plan, present.sm_clock_mhz, first.sm_clock_mhz, first.at_mono_ns, now_mono_ns)
+        self._send(head + pack_further_clocks(later[1:], now_mono_ns))
+
+    def _pack(
+        self, plan: PreparedPlan, sm_clock_mhz: int, later_sm_clock_mhz: int, later_at_mono_ns: int, now_mono_ns: int
+    ) -> bytes:
+        return pack_clock_request(
+            next(self._sequence) & 0xFFFFFFFF,
+            plan.token,
+            plan.plan_epoch,
+            sm_clock_mhz,
+            later_sm_clock_mhz,
+            later_at_mono_ns,
+            now_mono_ns,
+        )
+
+    def _send(self, datagram: bytes) -> None:
+        clock_socket = self.reporter.clock_socket if self.reporter is not None else None
+        if clock_socket is None:
+            self.num_dropped += 1
+            return
+        try:
+            clock_socket.send(datagram, _SEND_FLAGS)
+        except BlockingIOError:
+            self.num_dropped += 1
+        except OSError:
+            self.num_dropped += 1
+            if self.reporter is not None:
+                self.reporter.retire_clock_socket()

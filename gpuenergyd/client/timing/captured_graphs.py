@@ -1,0 +1,70 @@
+"""The graphs that the program captures and replays: which one is being captured, and who follows replays of which."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+from gpuenergyd.client.timing.capture_gate import CaptureGate
+
+Replay = Callable[[], Any]
+Follower = Callable[[Replay], Any]
+"""Calls the replay that it is given, exactly once, and returns its result."""
+
+
+class CapturedGraphs:
+    """Told by the device's graph class of each capture and replay; graphs are of any type with weak references.
+
+    A replay that nobody follows costs one look-up.
+    """
+
+    def __init__(self) -> None:
+        self.gate = CaptureGate()
+        self.num_captures = 0
+        """Captures that have begun in this process."""
+        self.num_unknown_replays = 0
+        """Replays of graphs that nobody follows."""
+        self._being_captured: dict[int, Any] = {}
+        self._followers: WeakKeyDictionary[Any, Follower] = WeakKeyDictionary()
+        self._of_capture: WeakSet[Any] = WeakSet()
+        """Graphs whose follower ends with the next capture."""
+
+    @property
+    def being_captured(self) -> Any | None:
+        """The graph that the present thread captures; None if it captures none."""
+        return self._being_captured.get(threading.get_ident())
+
+    def begin_capture(self, graph: Any) -> None:
+        """Announce a capture: no other thread of ours calls the device until it has ended."""
+        self.gate.begin_capture()
+        self.num_captures += 1
+        self._being_captured[threading.get_ident()] = graph
+        if graph in self._of_capture:
+            self.unfollow(graph)  # what it held before is gone
+
+    def end_capture(self) -> None:
+        """Announce the end of a capture, successful or not."""
+        self._being_captured.pop(threading.get_ident(), None)
+        self.gate.end_capture()
+
+    def follow(self, graph: Any, follower: Follower, *, until_next_capture: bool = False) -> None:
+        """Have each replay of a graph called through a follower, in place of an earlier one."""
+        self._followers[graph] = follower
+        (self._of_capture.add if until_next_capture else self._of_capture.discard)(graph)
+
+    def is_followed(self, graph: Any) -> bool:
+        """Return whether somebody follows the replays of a graph."""
+        return graph in self._followers
+
+    def unfollow(self, graph: Any) -> None:
+        """Replay a graph without a follower again."""
+        self._followers.pop(graph, None)
+        self._of_capture.discard(graph)
+
+    def replay(self, graph: Any, replay: Replay) -> Any:
+        """Replay a graph."""
+        follower = self._followers.get(graph)
+        if follower is None:
+            self.num_unknown_replays += 1
+            return replay()
+        return follower(replay)

@@ -1,0 +1,145 @@
+"""Curves of a running job: belief about the time and power of each class at each clock, and profiles drawn from it.
+
+Evidence is what any plan shows: the times of instructions at the clocks that they ran at, and the energy of each GPU in
+an iteration. No iteration is run for its own sake.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuenergyd.core.pipeline.graph import InstructionClass
+from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
+from gpuenergyd_policies.profiling.prior.curves import POWER, TIME, CurveModel, Posterior
+from gpuenergyd_policies.profiling.prior.seen import (
+    ClassAtFullSpeed,
+    EnergySeen,
+    TimeSeen,
+    Waiting,
+    points_of,
+    power_evidence,
+    reference_powers_w,
+    time_evidence,
+)
+from gpuenergyd_policies.profiling.prior.shape import CurvePrior, FloatArray
+
+_MAX_WAITING_SHIFT = 0.7
+"""In log power, by which measurements may move the assumed power while waiting: a factor of two."""
+
+
+@dataclass(frozen=True, slots=True)
+class FittedCurves:
+    """Belief about all classes; entries of the arrays are classes in order, each with its clocks, maximum first."""
+
+    classes: tuple[ClassAtFullSpeed, ...]
+    time: Posterior
+    """Log time relative to the maximum clock."""
+    power: Posterior
+    """Log power relative to `reference_w` of the rank."""
+    reference_w: Mapping[int, float]
+    waiting_w: float
+
+    def profile(self, *, caution_sigmas: float = 0.0) -> PipelineProfile:
+        """Return the mean profile, times below the maximum clock longer by some standard deviations."""
+        at_max = self._is_max()
+        log_time = self.time.mean + np.where(at_max, 0.0, caution_sigmas * self.time.sigma)
+        return self._profile(log_time, self.power.mean, where="mean curve")
+
+    def drawn(self, random: np.random.Generator) -> PipelineProfile:
+        """Return a profile drawn from the belief."""
+        drawn = [own.mean + _root(own) @ random.standard_normal(len(own.mean)) for own in self._both()]
+        return self._profile(drawn[0], drawn[1], where="drawn curve")
+
+    def drawn_times_s(self, num_draws: int, random: np.random.Generator) -> FloatArray:
+        """Return times of all entries in draws, shape (draws, entries)."""
+        root = _root(self.time)
+        draws = self.time.mean + random.standard_normal((num_draws, len(root))) @ root.T
+        times_s = np.repeat([own.time_s for own in self.classes], self._lengths())
+        return np.stack([np.exp(self._physical(draw, is_time=True)) * times_s for draw in draws])
+
+    def index_of(self) -> dict[tuple[InstructionClass, int], int]:
+        """Return the entry of each class at each clock."""
+        entries = [(own.key, clock) for own in self.classes for clock in own.clocks_mhz]
+        return {entry: k for k, entry in enumerate(entries)}
+
+    def _both(self) -> tuple[Posterior, Posterior]:
+        return self.time, self.power
+
+    def _lengths(self) -> list[int]:
+        return [len(own.clocks_mhz) for own in self.classes]
+
+    def _is_max(self) -> FloatArray:
+        return np.concatenate([np.arange(length) == 0 for length in self._lengths()])
+
+    def _physical(self, values: FloatArray, *, is_time: bool) -> FloatArray:
+        """Return the values of every class made monotone below the bend: times rise, power falls as the clock falls.
+
+        Time rises no faster than 1 / clock: an instruction needs at most as many clock cycles as at a higher clock.
+        Above the bend neither holds: a GPU at its power cap may be faster at a clock that it need not vary.
+        """
+        found, begin = values.copy(), 0
+        for own in self.classes:
+            clocks = np.array(own.clocks_mhz, dtype=np.float64)
+            part = found[begin : begin + len(clocks)]
+            bend = min(len(clocks) - 1, int(np.sum(clocks > own.full_speed_mhz)))
+            below = part[bend:]
+            if is_time:
+                part -= part[0]
+                part[bend:] = np.maximum.accumulate(below)
+                cycles = np.log(clocks / clocks[0])
+                part[:] = np.minimum.accumulate(part + cycles) - cycles
+            else:
+                part[bend:] = np.minimum.accumulate(below)
+            begin += len(clocks)
+        return found
+
+    def _profile(self, log_time: FloatArray, log_power: FloatArray, *, where: str) -> PipelineProfile:
+        time_ratio = np.exp(self._physical(log_time, is_time=True))
+        power_ratio = np.exp(self._physical(log_power, is_time=False))
+        classes, begin = {}, 0
+        for own in self.classes:
+            part = slice(begin, begin + len(own.clocks_mhz))
+            times_s = own.time_s * time_ratio[part]
+            energies_j = self.reference_w[own.key.pp_rank] * power_ratio[part] * times_s
+            options = map(ClockOption, own.clocks_mhz, times_s.tolist(), energies_j.tolist())
+            name = f"{where} of {own.key.kind} on rank {own.key.pp_rank}"
+            classes[own.key] = instruction_profile(list(options), where=name)
+            begin += len(own.clocks_mhz)
+        return PipelineProfile(classes, self.waiting_w)
+
+
+def fit_curves(
+    classes: Sequence[ClassAtFullSpeed],
+    prior: CurvePrior,
+    times: Sequence[TimeSeen],
+    energies: Sequence[EnergySeen],
+    waiting: Waiting,
+    *,
+    are_pooled: bool = True,
+    can_widen: bool = True,
+    want_draws: bool = False,
+) -> FittedCurves:
+    """Return the belief about the curves of a job from its iterations so far, at least those at full speed.
+
+    Raises:
+        NotEnoughDataError: a rank has no measured energy at full speed.
+    """
+    wanted = points_of(classes, [(k, clock) for k, own in enumerate(classes) for clock in own.clocks_mhz])
+    of_time = CurveModel(prior.time, TIME, are_pooled, can_widen)
+    time = of_time.posterior(wanted, *time_evidence(classes, times, of_time), want_covariance=want_draws)
+    reference_w = reference_powers_w(classes, energies, waiting)
+    of_power = CurveModel(prior.power, POWER, are_pooled, can_widen)
+    seen = power_evidence(classes, energies, waiting, reference_w, of_power)
+    power = of_power.posterior(wanted, seen.observed, seen.evidence, want_covariance=want_draws)
+    off = waiting.sigma_ratio**2 * float(seen.waiting[:, 0] @ power.explained)
+    waiting_w = waiting.power_w * math.exp(min(max(off, -_MAX_WAITING_SHIFT), _MAX_WAITING_SHIFT))
+    return FittedCurves(tuple(classes), time, power, reference_w, waiting_w)
+
+
+def _root(belief: Posterior) -> FloatArray:
+    if belief.covariance is None:
+        raise ValueError("no draws: the curves were fitted without want_draws")
+    jitter = 1e-9 + 1e-9 * float(np.trace(belief.covariance)) / max(1, len(belief.covariance))
+    return np.asarray(np.linalg.cholesky(belief.covariance + jitter * np.eye(len(belief.covariance))), dtype=np.float64)

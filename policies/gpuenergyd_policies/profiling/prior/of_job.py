@@ -1,0 +1,136 @@
+"""Curves of a job from its view: the prior of its GPU model, and what all its iterations have shown.
+
+The clock at which a GPU really runs is not reported per instruction, so whether a power cap limits full speed shows
+only in times at lower clocks: of several bends per kind of instruction the most probable one is taken. Before any plan
+has run, full speed counts as the maximum clock, which overestimates times and is on the safe side.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median, median_low
+
+import numpy as np
+
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
+from gpuenergyd.core.pipeline.profile import PipelineProfile
+from gpuenergyd.core.policy_api.policy import GpuView
+from gpuenergyd_policies.profiling.calls import CallCost, fit_times_and_calls
+from gpuenergyd_policies.profiling.design import LOWEST_RATIO
+from gpuenergyd_policies.profiling.power import NotEnoughDataError
+from gpuenergyd_policies.profiling.prior.curves import TIME, CurveModel
+from gpuenergyd_policies.profiling.prior.evidence import energies_seen, times_seen
+from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, fit_curves
+from gpuenergyd_policies.profiling.prior.published import prior_for
+from gpuenergyd_policies.profiling.prior.seen import ClassAtFullSpeed, TimeSeen, Waiting, time_evidence
+from gpuenergyd_policies.profiling.prior.shape import CurvePrior
+
+BEND_RATIOS = (1.0, 0.96, 0.92, 0.88, 0.84, 0.80)
+"""Full-speed clocks tried, as shares of the maximum clock."""
+_BEND_SIGMA = 0.12
+"""Of the log of that share: measured ones are 0.84 to 1."""
+_WAITING_SIGMA_RATIO = 0.1
+_ASSUMED_WAITING_SIGMA_RATIO = 0.3
+_WAITING_EXPONENT, _WAITING_EXPONENT_SIGMA = 0.5, 0.5
+"""Waiting power falls with the clock on a V100 (84 W at 1530 MHz, 52 W at 945), and was published as constant."""
+_STATIC_POWER_W, _WAITING_SHARE = 50.0, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedProfile:
+    """The profile of a job's curves, what calls cost it, and the belief that other probable profiles are drawn from."""
+
+    profile: PipelineProfile
+    calls: CallCost
+    curves: FittedCurves
+
+    def drawn(self, random: np.random.Generator) -> PipelineProfile:
+        """Return a profile drawn from the belief."""
+        return self.curves.drawn(random)
+
+
+def learned_profile(
+    at_full_speed: Sequence[IterationObservation], planned: Sequence[IterationObservation], gpus: Sequence[GpuView]
+) -> LearnedProfile:
+    """Return the profile from iterations at full speed and under plans; `gpus[r]` belongs to rank r.
+
+    Raises:
+        NotEnoughDataError: a class has no time at full speed, or a rank no energy.
+    """
+    calls = fit_times_and_calls([*at_full_speed, *planned])[1] if planned else CallCost()
+    full = [calls.corrected(observation) for observation in at_full_speed]
+    seen = [*full, *(calls.corrected(observation) for observation in planned)]
+    classes = _classes_at_full_speed(full, gpus)
+    times = [own for own in times_seen(seen) if own.key in {c.key for c in classes}]
+    prior = prior_for(gpus[0].model_name if len({gpu.model_name for gpu in gpus}) == 1 else "")
+    classes = _with_bends(classes, times, prior)
+    curves = fit_curves(classes, prior, times, energies_seen(seen), _waiting(full, gpus), want_draws=True)
+    return LearnedProfile(curves.profile(), calls, curves)
+
+
+def _classes_at_full_speed(
+    observations: Sequence[IterationObservation], gpus: Sequence[GpuView]
+) -> list[ClassAtFullSpeed]:
+    times_s: dict[InstructionClass, list[float]] = {}
+    clocks_mhz: dict[InstructionClass, list[int]] = {}
+    for sample in (s for o in observations if o.is_regular for s in o.instruction_samples):
+        times_s.setdefault(sample.instruction_class, []).append(sample.time_s)
+        clocks_mhz.setdefault(sample.instruction_class, []).append(sample.main_share.sm_clock_mhz)
+    missing = sorted(set(range(len(gpus))) - {key.pp_rank for key in times_s})
+    if missing:
+        raise NotEnoughDataError(f"ranks {missing} have no timed instructions")
+    found = []
+    for key, own_s in sorted(times_s.items()):
+        top = gpus[key.pp_rank].supported_sm_clocks_mhz[0]
+        usable = tuple(c for c in gpus[key.pp_rank].supported_sm_clocks_mhz if c >= LOWEST_RATIO * top)
+        found.append(ClassAtFullSpeed(key, usable, median(own_s), float(median_low(clocks_mhz[key]))))
+    return found
+
+
+def _with_bends(
+    classes: list[ClassAtFullSpeed], times: Sequence[TimeSeen], prior: CurvePrior
+) -> list[ClassAtFullSpeed]:
+    """Return the classes with the most probable full-speed clock of each kind, where the maximum was reported."""
+    if all(clock >= own.clocks_mhz[0] for seen in times for clock, _ in seen.shares for own in classes[:1]):
+        return classes
+    chosen: dict[tuple[InstructionKind, int], float] = {(c.key.kind, c.key.chunk_index): 1.0 for c in classes}
+    for kind in chosen:
+        scores = {ratio: _score(_bent(classes, {**chosen, kind: ratio}), times, prior) for ratio in BEND_RATIOS}
+        penalties = {ratio: 0.5 * (float(np.log(ratio)) / _BEND_SIGMA) ** 2 for ratio in BEND_RATIOS}
+        chosen[kind] = max(BEND_RATIOS, key=lambda ratio: scores[ratio] - penalties[ratio])
+    return _bent(classes, chosen)
+
+
+def _bent(
+    classes: Sequence[ClassAtFullSpeed], ratio_of: Mapping[tuple[InstructionKind, int], float]
+) -> list[ClassAtFullSpeed]:
+    return [
+        replace(own, full_speed_mhz=min(own.full_speed_mhz, own.clocks_mhz[0] * ratio))
+        for own in classes
+        for ratio in [ratio_of[own.key.kind, own.key.chunk_index]]
+    ]
+
+
+def _score(classes: Sequence[ClassAtFullSpeed], times: Sequence[TimeSeen], prior: CurvePrior) -> float:
+    model = CurveModel(prior.time, TIME, can_widen=False)
+    observed, evidence = time_evidence(classes, times, model)
+    return model.posterior(observed, observed, evidence).evidence_score
+
+
+def _waiting(observations: Sequence[IterationObservation], gpus: Sequence[GpuView]) -> Waiting:
+    """Return the published waiting power, else static power and a tenth of the rest of the mean power."""
+    known = [gpu.blocking_power_w for gpu in gpus if gpu.blocking_power_w is not None]
+    if len(known) == len(gpus):
+        return Waiting(fmean(known), _WAITING_SIGMA_RATIO, _WAITING_EXPONENT, _WAITING_EXPONENT_SIGMA)
+    powers_w = [
+        rank.energy_j / rank.window_s
+        for observation in observations
+        for rank in observation.ranks
+        if rank.energy_j is not None and rank.window_s > 0
+    ]
+    if not powers_w:
+        raise NotEnoughDataError("no energy was measured at full speed")
+    mean_w = fmean(powers_w)
+    static_w = min(_STATIC_POWER_W * fmean(gpu.num_gpus for gpu in gpus), 0.5 * mean_w)
+    assumed_w = static_w + _WAITING_SHARE * (mean_w - static_w)
+    return Waiting(assumed_w, _ASSUMED_WAITING_SIGMA_RATIO, _WAITING_EXPONENT, _WAITING_EXPONENT_SIGMA)

@@ -1,0 +1,62 @@
+"""The caution of the next plan: as little as the belief about the job's times permits.
+
+A plan made with much caution stays at clocks that it knows and learns nothing. One made with none learns the most, but
+may be late. Between them lies the plan with the least caution whose lateness, over draws from the belief, stays within
+a limit in 19 of 20: an uncertain belief makes it cautious by itself, and what it then measures makes the next one bold.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuenergyd.core.pipeline.graph import DependencyGraph
+from gpuenergyd.core.pipeline.timeline import makespan_s
+from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
+from gpuenergyd_policies.planning.problem import Effort
+from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves
+
+CAUTION_SIGMAS = (-0.5, 0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
+"""Tried in this order: standard deviations by which times below the maximum clock are assumed longer."""
+MAX_LATE_RATIO = 0.005
+"""Lateness permitted in 19 of 20 draws, half of what a job may lose on average."""
+NUM_DRAWS = 24
+_QUANTILE = 0.95
+_THIN_TOLERANCE = 5e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Caution:
+    """Standard deviations by which times below the maximum clock are assumed longer, and the lateness that remains."""
+
+    sigmas: float
+    late_ratio: float
+    """Of the deadline, exceeded in one of 20 draws."""
+
+
+def caution_within_risk(
+    graph: DependencyGraph,
+    fitted: FittedCurves,
+    *,
+    deadline_s: float,
+    random: np.random.Generator,
+    caution_sigmas: Sequence[float] = CAUTION_SIGMAS,
+    max_late_ratio: float = MAX_LATE_RATIO,
+) -> Caution:
+    """Return the first caution whose plan keeps within the limit, or the last one; plans are solved roughly."""
+    index = fitted.index_of()
+    draws_s = fitted.drawn_times_s(NUM_DRAWS, random)
+    found: Caution | None = None
+    for sigmas in caution_sigmas:
+        believed = fitted.profile(caution_sigmas=sigmas)
+        least_s = max(deadline_s, min_iteration_time_s(graph, believed))
+        solved = solve(graph, believed, deadline_s=least_s, effort=Effort.QUICK, thin_tolerance=_THIN_TOLERANCE)
+        clocks = zip(graph.instructions, solved.sm_clocks_mhz, strict=True)
+        entries = np.array([index[node.instruction_class, clock] for node, clock in clocks], dtype=np.int64)
+        late = [makespan_s(graph, own[entries].tolist()) / deadline_s - 1 for own in draws_s]
+        found = Caution(sigmas, float(np.quantile(late, _QUANTILE)))
+        if found.late_ratio <= max_late_ratio:
+            break
+    if found is None:
+        raise ValueError("caution_sigmas: empty; give at least one")
+    return found

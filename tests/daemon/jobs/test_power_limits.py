@@ -1,0 +1,130 @@
+"""Power limits of plans: set with the iteration before the first one of a plan, withdrawn for blocks, lost safely."""
+
+from dataclasses import replace
+
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose, RankClocks, full_speed_plan
+from gpuenergyd.core.policy_api.policy import Lever
+from gpuenergyd.daemon.jobs.power_limits import PowerLimitsSnapshot
+from gpuenergyd.wire.daemon_codec import decode, encode
+from tests.support.job_stage import CLOCKS_MHZ, SCHEDULE, Stage, play, settle
+
+
+def _limit_plan(plan_id: str, *limits_w: float | None, purpose: PlanPurpose = PlanPurpose.TUNED) -> ClockPlan:
+    ranks = tuple(
+        RankClocks(r, (None,) * len(order), power_limit_w=limits_w[r]) for r, order in enumerate(SCHEDULE.orders)
+    )
+    return ClockPlan(plan_id, purpose, ranks, reason="as scripted")
+
+
+def _limited_stage(*answers: ClockPlan) -> Stage:
+    stage = Stage(*answers)
+    stage.jobs.services = replace(stage.jobs.services, levers=frozenset({Lever.POWER_LIMITS}))
+    stage.jobs.clock_requests.services = stage.jobs.services
+    return stage
+
+
+def test_limits_are_set_when_the_iteration_before_ends() -> None:
+    async def scenario() -> None:
+        stage = _limited_stage(_limit_plan("limits", 300.0, 250.0))
+        stage.join()
+        await stage.iterate(times=3)
+        (runner,) = stage.jobs
+        apply_at = runner.job.knowledge.plans.last_apply_at
+        assert stage.worker.sets_clocks is False
+        assert stage.policy.views[0].can_set_power_limits
+        assert not stage.policy.views[0].can_set_clocks
+        await stage.iterate(times=apply_at - 1 - stage.next_index)
+        assert stage.worker.power_limits == []
+        await stage.iterate()
+        assert stage.next_index == apply_at
+        assert stage.worker.power_limits == [("GPU-0", 300.0), ("GPU-1", 250.0)]
+        await stage.iterate(times=3)
+        assert len(stage.worker.power_limits) == 2
+        assert stage.worker.requested_clocks == []
+        assert [event.after for event in stage.events("limit")] == ["300 W", "250 W"]
+        await stage.jobs.close("the test is over")
+
+    play(scenario)
+
+
+def test_limits_are_withdrawn_by_a_plan_without_and_forgotten_by_a_restore() -> None:
+    async def scenario() -> None:
+        stage = _limited_stage(
+            _limit_plan("limits", 300.0, None),
+            full_speed_plan("block", SCHEDULE, [CLOCKS_MHZ] * 2, reason="full speed", sets_clocks=False),
+        )
+        stage.join()
+        await stage.iterate(times=12)
+        assert stage.worker.power_limits == [("GPU-0", 300.0), ("GPU-0", None)]
+        (runner,) = stage.jobs
+        runner.control_lost("the worker died")
+        await settle()
+        await stage.iterate(times=2)
+        assert len(stage.worker.power_limits) == 2
+        await stage.jobs.close("the test is over")
+
+    play(scenario)
+
+
+def test_a_refused_limit_ends_control() -> None:
+    async def scenario() -> None:
+        stage = _limited_stage(_limit_plan("limits", 300.0, 300.0))
+        stage.worker.limit_refusal = "no permission"
+        stage.join()
+        await stage.iterate(times=8)
+        (runner,) = stage.jobs
+        assert stage.phase == "fallback"
+        assert "the power limit cannot be set: no permission" in runner.job.phase_reason
+        await stage.jobs.close("the test is over")
+
+    play(scenario)
+
+
+def test_a_limit_out_of_range_is_an_invalid_plan() -> None:
+    async def scenario() -> None:
+        stage = _limited_stage(_limit_plan("limits", 50.0, 300.0))
+        stage.join()
+        await stage.iterate(times=4)
+        (runner,) = stage.jobs
+        assert "cannot be limited to 50 W; supported: 100 to 400 W" in runner.job.phase_reason
+        await stage.jobs.close("the test is over")
+
+    play(scenario)
+
+
+def test_a_policy_that_cannot_limit_power_predicts_instead() -> None:
+    predicted = ClockPlan("predicted", PlanPurpose.PREDICTED, predicted=PlanPrediction(1.0, 90.0, None, 1.0, 100.0))
+
+    async def scenario() -> None:
+        stage = _limited_stage(predicted)
+        stage.join()
+        await stage.iterate(times=6)
+        (runner,) = stage.jobs
+        assert runner.prediction is not None
+        assert runner.prediction.plan_id == "predicted"
+        assert stage.worker.calls == []
+        assert runner.outcome().kind == "observed_only"
+        assert runner.outcome_line() == "policy scripted cannot plan with power limits alone: it only predicts"
+        await stage.jobs.close("the test is over")
+
+    play(scenario)
+
+
+def test_the_next_daemon_sets_all_limits_again() -> None:
+    async def scenario() -> None:
+        stage = _limited_stage(_limit_plan("limits", 300.0, None))
+        stage.join()
+        await stage.iterate(times=8)
+        (runner,) = stage.jobs
+        limits = runner.power_limits
+        assert stage.worker.power_limits == [("GPU-0", 300.0)]
+        snapshot = decode(encode(limits.snapshot()), PowerLimitsSnapshot, max_bytes=10_000)
+        limits.forget()
+        limits.restore(snapshot)
+        await stage.iterate()
+        assert stage.worker.power_limits == [("GPU-0", 300.0), ("GPU-0", 300.0), ("GPU-1", None)]
+        assert stage.events("limit")[1].before == "unknown"
+
+        await stage.jobs.close("the test is over")
+
+    play(scenario)

@@ -1,0 +1,54 @@
+"""Plans within a limit of risk: the less is known, the more cautious; what was measured makes them bolder."""
+
+import numpy as np
+import pytest
+
+from gpuenergyd.core.pipeline.graph import dependency_graph, one_forward_one_backward
+from gpuenergyd_policies.planning.plan_evaluation import baseline
+from gpuenergyd_policies.profiling.prior.risk import CAUTION_SIGMAS, MAX_LATE_RATIO, caution_within_risk
+from tests.policies.profiling.prior.test_job_curves import fitted
+
+GRAPH = dependency_graph(one_forward_one_backward(3, 6))
+
+
+def deadline_s() -> float:
+    return baseline(GRAPH, fitted(0.8, 1.5, []).profile()).iteration_time_s
+
+
+def test_a_caution_within_risk_is_late_in_few_draws_and_gets_bolder_with_evidence() -> None:
+    unknown = caution_within_risk(
+        GRAPH, fitted(0.8, 1.5, [], draws=True), deadline_s=deadline_s(), random=np.random.default_rng(1)
+    )
+    known = caution_within_risk(
+        GRAPH,
+        fitted(0.8, 1.5, [1320, 1185, 1050, 915], draws=True),
+        deadline_s=deadline_s(),
+        random=np.random.default_rng(1),
+    )
+
+    assert unknown.late_ratio <= MAX_LATE_RATIO
+    assert known.late_ratio <= MAX_LATE_RATIO
+    assert known.sigmas <= unknown.sigmas
+
+
+def test_the_last_caution_is_taken_if_none_is_within_the_limit() -> None:
+    found = caution_within_risk(
+        GRAPH,
+        fitted(0.8, 1.5, [], draws=True),
+        deadline_s=0.9 * deadline_s(),
+        random=np.random.default_rng(1),
+    )
+
+    assert found.sigmas == CAUTION_SIGMAS[-1]
+    assert found.late_ratio > MAX_LATE_RATIO
+
+
+def test_caution_sigmas_may_not_be_empty() -> None:
+    with pytest.raises(ValueError, match="caution_sigmas: empty"):
+        caution_within_risk(
+            GRAPH,
+            fitted(0.8, 1.5, [], draws=True),
+            deadline_s=1.0,
+            random=np.random.default_rng(1),
+            caution_sigmas=(),
+        )

@@ -1,0 +1,91 @@
+"""Advice to plain loops: predicted without running anything slower, measured after an earlier run, and its words."""
+
+import pytest
+
+from gpuenergyd.core.job.messages import PreviousRunFound, StoreRun
+from gpuenergyd.core.job.outcome import OutcomeKind, find_outcome, outcome_line
+from gpuenergyd.core.job.result_text import advice_text
+from gpuenergyd.core.pipeline.plan import SavingAdvice
+from gpuenergyd_policies.advice import ADVISED_SLOWDOWNS
+from gpuenergyd_policies.full_speed import FullSpeed
+from gpuenergyd_policies.uniform import Uniform
+from tests.support.plain_jobs import loop_training, random_loop_work
+from tests.support.virtual_training import VirtualTraining
+
+
+def _without_slowdown(seed: int) -> VirtualTraining:
+    run = loop_training(Uniform(), random_loop_work(seed), max_slowdown_ratio=0.0, seed=seed)
+    run.run(24)
+    return run
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_predicted_advice_is_near_what_the_job_then_saves(seed: int) -> None:
+    advised = _without_slowdown(seed)
+
+    assert not advised.slices
+    assert [advice.max_slowdown_ratio for advice in advised.job.advice] == list(ADVISED_SLOWDOWNS)
+    advice = advised.job.advice[1]
+    assert not advice.is_measured
+    assert advice.low_ratio <= advice.saving_ratio <= advice.high_ratio
+    permitted = loop_training(Uniform(), random_loop_work(seed), max_slowdown_ratio=0.02, seed=100 + seed)
+    permitted.run(110)
+    estimate = permitted.job.estimate()
+    assert estimate is not None
+    assert estimate.saving is not None
+    assert estimate.saving.saving_ratio is not None
+    assert abs(advice.saving_ratio - estimate.saving.saving_ratio.estimate) <= 0.02
+
+
+def test_a_run_that_was_permitted_more_makes_the_advice_measured() -> None:
+    before = loop_training(Uniform(), random_loop_work(1), max_slowdown_ratio=0.05, seed=101)
+    before.run(110)
+    stored = [command.run for command in before.commands if isinstance(command, StoreRun)]
+    assert stored
+    assert stored[-1] is not None
+    now = loop_training(Uniform(), random_loop_work(1), max_slowdown_ratio=0.0, seed=1)
+    now.feed(PreviousRunFound(stored[-1]))
+
+    now.run(24)
+
+    assert not now.slices
+    assert all(advice.is_measured for advice in now.job.advice)
+    estimate = before.job.estimate()
+    assert estimate is not None
+    assert estimate.saving is not None
+    assert estimate.saving.saving_ratio is not None
+    assert abs(now.job.advice[-1].saving_ratio - estimate.saving.saving_ratio.estimate) <= 0.02
+
+
+def test_the_outcome_of_a_loop_says_the_saving_of_more_slowdown() -> None:
+    run = _without_slowdown(0)
+
+    outcome = find_outcome(run.job)
+
+    assert outcome.kind is OutcomeKind.NOTHING_TO_SAVE
+    assert "; at 1 % slower this job would use " in outcome.reason
+    assert outcome.reason.endswith("predicted): --max-slowdown 0.05")
+    assert outcome_line(run.job) == outcome.reason
+
+
+def test_a_tuned_loop_is_advised_on_larger_slowdowns_only() -> None:
+    run = loop_training(Uniform(), random_loop_work(2), max_slowdown_ratio=0.02, seed=2)
+    run.run(60)
+
+    assert {advice.max_slowdown_ratio for advice in run.job.advice} <= {0.05}
+
+
+def test_policy_full_speed_gives_no_advice_that_it_would_not_follow() -> None:
+    run = loop_training(FullSpeed(), random_loop_work(0), max_slowdown_ratio=0.0, seed=0)
+    run.run(24)
+
+    assert run.job.advice == ()
+
+
+def test_advice_in_words() -> None:
+    advice = SavingAdvice(0.02, 0.11, 0.09, 0.13, is_measured=True)
+
+    assert advice_text([advice]) == (
+        "at 2 % slower this job would use 11.0 % less energy (9.0-13.0 %, measured): --max-slowdown 0.02"
+    )
+    assert advice_text([SavingAdvice(0.01, 0.001, 0.0, 0.002, is_measured=False)]) == ""

@@ -1,0 +1,234 @@
+"""The cost policy: settings chosen by Zeus's cost and by energy-delay products, under clocks, power limits or both."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuenergyd.core.measurement.observation import IterationObservation, RankEnergy
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, check_plan
+from gpuenergyd.core.policy_api.policy import JobView, Lever
+from gpuenergyd.core.policy_api.testing import job_view
+from gpuenergyd.daemon.processes.plugins import load_policy, policy_options
+from gpuenergyd.errors import UnknownPolicyError, UsageError
+from gpuenergyd_policies.cost import Cost
+from gpuenergyd_policies.cost_search import MAX_PROBES, CostSearch, Probe
+from gpuenergyd_policies.objective import Objective, objective_of
+from gpuenergyd_policies.uniform import Uniform
+from gpuenergyd_policies.uniform_probe import Setting, common_power_limits_w
+
+LOOP = Schedule("loop", 1, ((Instruction(0, InstructionKind.F, 0),),))
+CLOCKS_MHZ = tuple(range(1410, 195, -15))
+LIMITS_W = (100.0, 400.0)
+TOP_POWER_W, STATIC_W = 390.0, 60.0
+
+
+def _at_clock(mhz: float, memory_ratio: float = 0.2) -> tuple[float, float]:
+    """Return time and energy of an iteration at a clock: power grows with the cube above static power."""
+    time_s = memory_ratio + (1 - memory_ratio) * 1410 / mhz
+    return time_s, time_s * (STATIC_W + (TOP_POWER_W - STATIC_W) * (mhz / 1410) ** 3)
+
+
+def _at_limit(watts: float) -> tuple[float, float]:
+    """Return time and energy at the highest clock that fits a limit."""
+    ratio = max(0.01, (min(watts, TOP_POWER_W) - STATIC_W) / (TOP_POWER_W - STATIC_W)) ** (1 / 3)
+    return _at_clock(1410 * ratio)
+
+
+class _Loop:
+    """A plain loop under the formulas above."""
+
+    def __init__(self, max_slowdown_ratio: float, levers: tuple[Lever, ...]) -> None:
+        self.max_slowdown_ratio, self.levers = max_slowdown_ratio, levers
+        self.plans: list[ClockPlan] = []
+        self.observations: list[IterationObservation] = []
+
+    def view(self) -> JobView:
+        time_s, energy_j = _at_clock(1410)
+        view = job_view(
+            LOOP,
+            supported_sm_clocks_mhz=CLOCKS_MHZ,
+            max_slowdown_ratio=self.max_slowdown_ratio,
+            baseline_time_s=time_s,
+            baseline_energy_j=energy_j,
+            observations=self.observations,
+            issued_plans=self.plans,
+        )
+        return replace(
+            view,
+            gpus=(replace(view.gpus[0], power_limit_range_w=LIMITS_W),),
+            can_set_clocks=Lever.CLOCKS in self.levers,
+            can_set_power_limits=Lever.POWER_LIMITS in self.levers,
+        )
+
+    def run(self, policy: Cost | Uniform) -> ClockPlan:
+        """Run until a plan is chosen."""
+        for _ in range(60):
+            plan = policy.next_plan(self.view())
+            check_plan(plan, LOOP, [CLOCKS_MHZ], [LIMITS_W])
+            if plan.purpose is not PlanPurpose.PROFILE:
+                return plan
+            if not self.plans or self.plans[-1].plan_id != plan.plan_id:
+                self.plans.append(plan)
+            self._observe(plan)
+        pytest.fail("still profiling after 60 iterations")
+
+    def _observe(self, plan: ClockPlan) -> None:
+        limit_w = plan.power_limit_of(0)
+        clock = plan.ranks[0].sm_clocks_mhz[0]
+        by_limit = _at_limit(limit_w or LIMITS_W[1])
+        time_s, energy_j = max(by_limit, _at_clock(clock or 1410))
+        self.observations.append(
+            IterationObservation(
+                len(self.observations), plan.plan_id, time_s, (), (RankEnergy(0, time_s, energy_j, ()),)
+            )
+        )
+
+
+def _least_cost(objective: Objective, longest_s: float) -> float:
+    found = [_at_clock(mhz) for mhz in CLOCKS_MHZ if mhz >= 560]
+    return min(objective.cost(*one) for one in found if one[0] <= longest_s)
+
+
+BOTH, CLOCKS_ONLY, LIMITS_ONLY = tuple(Lever), (Lever.CLOCKS,), (Lever.POWER_LIMITS,)
+
+
+@pytest.mark.parametrize("levers", [BOTH, CLOCKS_ONLY, LIMITS_ONLY])
+@pytest.mark.parametrize("options", [{}, {"eta": "0.25"}, {"eta": "1"}, {"delay_exponent": "1"}])
+@pytest.mark.parametrize("max_slowdown_ratio", [0.05, 1.0])
+def test_cost_finds_nearly_the_least_cost_with_few_probes(
+    levers: tuple[Lever, ...], options: dict[str, str], max_slowdown_ratio: float
+) -> None:
+    loop = _Loop(max_slowdown_ratio, levers)
+
+    plan = loop.run(Cost(**options))
+
+    objective = replace(objective_of(options), max_power_w=LIMITS_W[1])
+    loop._observe(plan) if plan.ranks else None
+    chosen = loop.observations[-1]
+    time_s, energy_j = (chosen.iteration_time_s, chosen.energy_j) if plan.ranks else _at_clock(1410)
+    assert energy_j is not None
+    assert objective.cost(time_s, energy_j) <= 1.025 * _least_cost(objective, 1 + max_slowdown_ratio)
+    assert time_s <= (1 + max_slowdown_ratio) * 1.002
+    assert len(loop.plans) <= MAX_PROBES
+
+
+def test_cost_keeps_its_choice_once_it_is_tuned() -> None:
+    loop = _Loop(1.0, BOTH)
+    plan = loop.run(Cost())
+    loop.plans.append(plan)
+
+    assert Cost().next_plan(loop.view()).plan_id == plan.plan_id
+    assert "least cost" in plan.reason
+    assert "0.5 * energy + 0.5 * 400 W * time" in plan.reason
+
+
+def test_nothing_slower_than_permitted_is_run_without_a_permitted_slowdown() -> None:
+    for policy in (Cost(), Uniform()):
+        loop = _Loop(0.0, BOTH)
+        assert loop.run(policy).ranks == ()
+        assert loop.plans == []
+
+
+def test_uniform_meets_the_target_with_power_limits_alone() -> None:
+    loop = _Loop(0.1, LIMITS_ONLY)
+
+    plan = loop.run(Uniform())
+
+    assert plan.purpose is PlanPurpose.TUNED
+    assert not plan.sets_clocks
+    limit_w = plan.power_limit_of(0)
+    assert limit_w is not None
+    assert 1.05 < _at_limit(limit_w)[0] <= 1.1
+    assert "a limit of" in plan.reason
+
+
+def test_both_levers_plans_do_not_leave_a_lock_behind() -> None:
+    loop = _Loop(1.0, BOTH)
+    loop.run(Cost())
+
+    limited = [plan for plan in loop.plans if plan.power_limits_w]
+    assert limited
+    assert all(rank.sm_clocks_mhz == (1410,) and rank.changes for plan in limited for rank in plan.ranks)
+
+
+def test_limits_begin_near_the_power_at_full_speed() -> None:
+    view = _Loop(0.1, LIMITS_ONLY).view()
+    baseline = replace(view.baseline, energy_j=200.0 * view.baseline.iteration_time_s)
+
+    limits_w = common_power_limits_w(replace(view, baseline=baseline))
+
+    assert limits_w[:2] == [400, 220]
+    assert limits_w[-1] == 100
+
+
+@given(
+    exponent=st.floats(1.5, 3.5),
+    memory_ratio=st.floats(0.0, 0.7),
+    static_ratio=st.floats(0.05, 0.5),
+    eta=st.sampled_from([0.0, 0.3, 0.5, 0.8, 1.0]),
+)
+@settings(max_examples=25, deadline=None)
+def test_search_is_nearly_exact_on_smooth_curves(
+    exponent: float, memory_ratio: float, static_ratio: float, eta: float
+) -> None:
+    def at(mhz: int) -> Probe:
+        time_s = memory_ratio + (1 - memory_ratio) * 1410 / mhz
+        return Probe(time_s, time_s * 400 * (static_ratio + (1 - static_ratio) * (mhz / 1410) ** exponent))
+
+    levels = [mhz for mhz in CLOCKS_MHZ if mhz >= 560]
+    objective = Objective(eta, max_power_w=400.0)
+    search = CostSearch(objective, {Lever.CLOCKS: levels}, at(1410))
+    probes: dict[Setting, Probe] = {}
+    while (setting := search.next_setting(probes)) is not None:
+        probes[setting] = at(setting.value)
+
+    best, _ = search.best(probes)
+    cost = objective.cost(*_pair(at(best.value if best else 1410)))
+    least = min(objective.cost(*_pair(at(mhz))) for mhz in levels)
+    assert len(probes) <= MAX_PROBES
+    assert cost <= least * 1.01
+
+
+def _pair(probe: Probe) -> tuple[float, float]:
+    return probe.time_s, probe.energy_j
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"eta": "2"}, "eta = 2"),
+        ({"eta": "x"}, "eta = x"),
+        ({"other": "1"}, "'other'"),
+        ({"delay_exponent": "-1"}, "-1"),
+    ],
+)
+def test_a_wrong_option_is_named_with_the_valid_ones(options: dict[str, str], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        objective_of(options)
+    with pytest.raises(UsageError, match="not both"):
+        objective_of({"eta": "1", "delay_exponent": "1"})
+
+
+def test_options_follow_the_name_of_a_policy() -> None:
+    assert policy_options("cost:eta=0.7") == ("cost", {"eta": "0.7"})
+    assert policy_options("cost") == ("cost", {})
+    with pytest.raises(UnknownPolicyError, match="must be NAME=VALUE"):
+        policy_options("cost:eta")
+    with pytest.raises(UnknownPolicyError, match="does not take these options: eta"):
+        load_policy("uniform:eta=1")
+    assert isinstance(load_policy("cost:delay_exponent=2"), Cost)
+
+
+def test_the_cost_of_zeus_and_its_elasticities() -> None:
+    objective = Objective(0.25, max_power_w=300.0)
+
+    assert objective.cost(2.0, 100.0) == 0.25 * 100 + 0.75 * 300 * 2
+    by_time, by_power = objective.elasticities(2.0, 100.0)
+    assert by_time == 1.0
+    assert math.isclose(by_power, 25 / 475)
+    assert Objective(delay_exponent=2.0).cost(2.0, 100.0) == 400.0
+    assert Objective(delay_exponent=2.0).elasticities(2.0, 100.0) == (3.0, 1.0)

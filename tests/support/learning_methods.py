@@ -1,0 +1,269 @@
+"""Ways to find a plan for a job whose truth is a measured table: ours, those of 0.1.0 and of EnvPipe, a full sweep."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+import numpy as np
+
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.policy_api.policy import GpuView
+from gpuenergyd_policies.planning.envpipe import plan_envelope, valleys
+from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
+from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline
+from gpuenergyd_policies.profiling.design import LEVEL_RATIOS, design_points
+from gpuenergyd_policies.profiling.fit import fit_profile
+from gpuenergyd_policies.profiling.prior.evidence import energies_seen, times_seen
+from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, fit_curves
+from gpuenergyd_policies.profiling.prior.published import prior_for
+from gpuenergyd_policies.profiling.prior.risk import caution_within_risk
+from gpuenergyd_policies.profiling.prior.seen import Waiting
+from gpuenergyd_policies.profiling.prior.shape import GENERIC
+from tests.support.learning_jobs import ENERGY_NOISE_RATIO, NUM_BASELINE_ITERATIONS, TIME_NOISE_RATIO, LearningJob
+
+ITERATIONS_PER_PLAN = 4
+"""Iterations after which the live policy judges a plan; only the first one is evidence here."""
+SWEEP_ITERATIONS = 5
+_WAITING_SIGMA_RATIO = 0.05
+_NORMAL_90 = 1.645
+
+Method = Callable[[LearningJob], "Outcome"]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What is left out or changed, for an ablation."""
+
+    is_prior_learned: bool = True
+    are_pooled: bool = True
+    can_widen: bool = True
+    caution_sigmas: float | None = None
+    """The same for every plan; None: as little as the belief permits."""
+    is_thompson: bool = False
+    """Whether powers are drawn from the belief."""
+    num_probes: int = 0
+    num_replans: int = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Result of one method on one job, by plan."""
+
+    iterations_to_plan: int
+    regret_ratios: tuple[float, ...]
+    slowdown_ratios: tuple[float, ...]
+    energy_lost_ratio: float
+    """Energy until the last plan beyond that plan's, in iterations at full speed."""
+    time_lost_iterations: float
+    cpu_s: float
+    covered_ratio: float | None = None
+    """Share of the times and powers at clocks below the maximum within their 90 % intervals, over all plans."""
+
+
+def ours(job: LearningJob, variant: Variant) -> Outcome:
+    """Plan from the prior after the baseline, and again from the iterations of all plans."""
+    began_s = time.process_time()
+    draw = np.random.default_rng([job.seed, 3])
+    seen = _baseline_iterations(job, draw)
+    probes = [_probe(job, number) for number in range(variant.num_probes)]
+    seen += [job.observed(own, f"probe-{k}", len(seen), draw) for k, own in enumerate(probes)]
+    prior = GENERIC
+    if variant.is_prior_learned:
+        prior = prior_for(job.table.gpu, without_families=[job.table.family])
+    waiting = Waiting(job.truth.blocking_power_w, _WAITING_SIGMA_RATIO)
+    results, covered = [], []
+    for number in range(variant.num_replans + 1):
+        fitted = fit_curves(
+            job.classes,
+            prior,
+            times_seen(seen),
+            energies_seen(seen),
+            waiting,
+            are_pooled=variant.are_pooled,
+            can_widen=variant.can_widen,
+            want_draws=variant.is_thompson or variant.caution_sigmas is None,
+        )
+        covered.append(_covered_ratio(job, fitted))
+        results.append(job.result(_planned_clocks(job, fitted, variant, draw)))
+        seen.append(job.observed(results[-1], f"tuned-{number}", len(seen), draw))
+    return _outcome(job, probes, results, began_s, mean(covered))
+
+
+def v0_1(job: LearningJob) -> Outcome:
+    """Run six, then six more iterations of the profiling design at fixed levels, and plan from the fit after each six.
+
+    A clock that the table lacks for a class is replaced by the nearest one that it has.
+    """
+    began_s = time.process_time()
+    draw = np.random.default_rng([job.seed, 4])
+    seen = _baseline_iterations(job, draw)[:2]
+    probes = [_probe(job, number) for number in range(12)]
+    results = []
+    supported = sorted({o.sm_clock_mhz for own in job.truth.classes.values() for o in own.options}, reverse=True)
+    gpus = [
+        GpuView(f"GPU-{r}", job.table.gpu, tuple(supported), 0.0, job.truth.blocking_power_w)
+        for r in range(job.graph.num_ranks)
+    ]
+    for k, probe in enumerate(probes):
+        seen.append(job.observed(probe, f"probe-{k}", len(seen), draw))
+        if k + 1 in {6, 12}:
+            believed = _only_listed(job, fit_profile(seen, gpus).profile)
+            results.append(job.result(_fastest_allowed(job, believed)))
+    return _outcome(job, probes, results, began_s, None)
+
+
+def full_sweep(job: LearningJob) -> Outcome:
+    """Measure every clock in five iterations, energies of single instructions included, and plan from the raw table."""
+    began_s = time.process_time()
+    draw = np.random.default_rng([job.seed, 5])
+    classes = {}
+    for key, own in job.truth.classes.items():
+        options = []
+        for option in own.options:
+            time_s = option.time_s * math.exp(TIME_NOISE_RATIO * draw.standard_normal())
+            noise = ENERGY_NOISE_RATIO / math.sqrt(SWEEP_ITERATIONS) * draw.standard_normal()
+            options.append(ClockOption(option.sm_clock_mhz, time_s, option.energy_j * math.exp(noise)))
+        classes[key] = InstructionProfile(tuple(options))
+    believed = PipelineProfile(classes, job.truth.blocking_power_w)
+    clocks = sorted({o.sm_clock_mhz for own in job.truth.classes.values() for o in own.options}, reverse=True)
+    probes = [job.result(_clocks_near(job, dict.fromkeys(job.truth.classes, clock))) for clock in clocks]
+    results = [job.result(_fastest_allowed(job, believed))]
+    return _outcome(job, [p for p in probes for _ in range(SWEEP_ITERATIONS)], results, began_s, None)
+
+
+def envpipe(job: LearningJob) -> Outcome:
+    """Find one clock per stage from noisy energies, then reconfigure until as fast as full speed."""
+    began_s = time.process_time()
+    draw = np.random.default_rng([job.seed, 6])
+    clocks = sorted({o.sm_clock_mhz for own in job.truth.classes.values() for o in own.options}, reverse=True)
+    steps = [clock for clock in clocks if clock % 90 == 0 or clock == clocks[0]]
+    noisy = {}
+    for key, own in job.truth.classes.items():
+        options = [
+            ClockOption(o.sm_clock_mhz, o.time_s, o.energy_j * math.exp(noise))
+            for o in own.options
+            for noise in [ENERGY_NOISE_RATIO / math.sqrt(6) * draw.standard_normal()]
+        ]
+        noisy[key] = InstructionProfile(tuple(options))
+    believed = PipelineProfile(noisy, job.truth.blocking_power_w)
+    probes = [job.result(_clocks_near(job, dict.fromkeys(job.truth.classes, clock))) for clock in steps]
+    plan = plan_envelope(job.graph, job.truth, valleys(job.graph, believed, steps))
+    found = job.result(_listed(job, plan.evaluation.sm_clocks_mhz))
+    num = 6 * len(steps) + plan.num_steps
+    outcome = _outcome(job, [p for p in probes for _ in range(6)], [found], began_s, None)
+    return Outcome(
+        num,
+        outcome.regret_ratios,
+        outcome.slowdown_ratios,
+        outcome.energy_lost_ratio,
+        outcome.time_lost_iterations,
+        outcome.cpu_s,
+    )
+
+
+def _baseline_iterations(job: LearningJob, draw: np.random.Generator) -> list[IterationObservation]:
+    return [job.observed(job.baseline, "baseline", k, draw) for k in range(NUM_BASELINE_ITERATIONS)]
+
+
+def _planned_clocks(
+    job: LearningJob, fitted: FittedCurves, variant: Variant, draw: np.random.Generator
+) -> Sequence[int]:
+    sigmas = variant.caution_sigmas
+    if sigmas is None:
+        deadline_s = baseline(job.graph, fitted.profile()).iteration_time_s
+        sigmas = caution_within_risk(job.graph, fitted, deadline_s=deadline_s, random=draw).sigmas
+    believed = fitted.profile(caution_sigmas=sigmas)
+    if variant.is_thompson:
+        believed = _with_energies_of(believed, fitted.drawn(draw))
+    return _fastest_allowed(job, believed)
+
+
+def _with_energies_of(times: PipelineProfile, powers: PipelineProfile) -> PipelineProfile:
+    classes = {}
+    for key, own in times.classes.items():
+        pairs = zip(own.options, powers[key].options, strict=True)
+        options = (ClockOption(a.sm_clock_mhz, a.time_s, a.time_s * b.energy_j / b.time_s) for a, b in pairs)
+        classes[key] = InstructionProfile(tuple(options))
+    return PipelineProfile(classes, times.blocking_power_w)
+
+
+def _fastest_allowed(job: LearningJob, believed: PipelineProfile) -> Sequence[int]:
+    """Return the cheapest clocks believed to be as fast as full speed is believed to be."""
+    at_full_speed_s = baseline(job.graph, believed).iteration_time_s
+    deadline_s = max(at_full_speed_s, min_iteration_time_s(job.graph, believed))
+    return solve(job.graph, believed, deadline_s=deadline_s).sm_clocks_mhz
+
+
+def _covered_ratio(job: LearningJob, fitted: FittedCurves) -> float:
+    hits = []
+    for (key, clock), k in fitted.index_of().items():
+        own = job.truth[key]
+        top, option = own.at_max_clock, own.at_clock(clock)
+        if clock < top.sm_clock_mhz:
+            off = math.log(option.time_s / top.time_s) - fitted.time.mean[k]
+            hits.append(abs(off) <= _NORMAL_90 * fitted.time.sigma[k])
+            power_ratio = option.energy_j / option.time_s / fitted.reference_w[key.pp_rank]
+            off = math.log(power_ratio) - fitted.power.mean[k]
+            hits.append(abs(off) <= _NORMAL_90 * fitted.power.sigma[k])
+    return float(np.mean(hits))
+
+
+def _probe(job: LearningJob, number: int) -> PlanEvaluation:
+    """Return the iteration of one point of the profiling design of version 0.1.0."""
+    kinds = [(InstructionKind.F, InstructionKind.B)] * job.graph.num_ranks
+    point = design_points(kinds, len(LEVEL_RATIOS), seed=str(job.seed))[number]
+    clocks = {}
+    for key, own in job.truth.classes.items():
+        ratio = LEVEL_RATIOS[point.levels[key.pp_rank][key.kind]]
+        clocks[key] = round(ratio * own.at_max_clock.sm_clock_mhz)
+    return job.result(_clocks_near(job, clocks))
+
+
+def _clocks_near(job: LearningJob, wanted: dict[InstructionClass, int]) -> list[int]:
+    near = {
+        key: min((o.sm_clock_mhz for o in job.truth[key].options), key=lambda c: abs(c - clock))
+        for key, clock in wanted.items()
+    }
+    return [near[i.instruction_class] for i in job.graph.instructions]
+
+
+def _listed(job: LearningJob, clocks: Sequence[int]) -> list[int]:
+    """Return the clocks of a plan, each replaced by the next higher one that the table has for the class."""
+    return [
+        min(o.sm_clock_mhz for o in job.truth[i.instruction_class].options if o.sm_clock_mhz >= min(clock, top))
+        for i, clock in zip(job.graph.instructions, clocks, strict=True)
+        for top in [job.truth[i.instruction_class].at_max_clock.sm_clock_mhz]
+    ]
+
+
+def _only_listed(job: LearningJob, believed: PipelineProfile) -> PipelineProfile:
+    classes = {}
+    for key, own in believed.classes.items():
+        listed = {o.sm_clock_mhz for o in job.truth[key].options}
+        classes[key] = InstructionProfile(tuple(o for o in own.options if o.sm_clock_mhz in listed))
+    return PipelineProfile(classes, job.truth.blocking_power_w)
+
+
+def _outcome(
+    job: LearningJob,
+    probes: Sequence[PlanEvaluation],
+    results: Sequence[PlanEvaluation],
+    began_s: float,
+    covered_ratio: float | None,
+) -> Outcome:
+    cpu_s = time.process_time() - began_s
+    baseline_s, final_j = job.baseline.iteration_time_s, results[-1].energy_j
+    until_final = [*probes, *(r for r in results[:-1] for _ in range(ITERATIONS_PER_PLAN))]
+    return Outcome(
+        iterations_to_plan=len(probes) + 1,
+        regret_ratios=tuple(map(job.regret_ratio, results)),
+        slowdown_ratios=tuple(r.iteration_time_s / baseline_s - 1 for r in results),
+        energy_lost_ratio=sum(r.energy_j - final_j for r in until_final) / job.baseline.energy_j,
+        time_lost_iterations=sum(max(0.0, r.iteration_time_s / baseline_s - 1) for r in until_final),
+        cpu_s=cpu_s,
+        covered_ratio=covered_ratio,
+    )

@@ -1,0 +1,114 @@
+"""Training steps that a program captures in a graph and replays: each replay counts as the step that it holds.
+
+While a step is captured, the begins and ends of its instructions become event nodes of the graph; nothing else of ours
+is in it. Replays run no Python inside: the adapters' marks are replaced by the nodes' times, and clock requests by one
+timetable per replay.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol
+
+from gpuenergyd.client.rank import RankClient
+from gpuenergyd.client.timing.captured_graphs import Replay
+from gpuenergyd.client.timing.replays import CapturedInstructions
+
+logger = logging.getLogger("gpuenergyd.trainers")
+
+
+class SteppedRank(Protocol):
+    """A rank that runs training steps."""
+
+    is_active: bool
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether a step has begun and not ended."""
+        ...
+
+    def begin_step(self) -> None:
+        """Begin a training step."""
+        ...
+
+    def end_step(self) -> None:
+        """End it."""
+        ...
+
+    def fail_step(self) -> None:
+        """End one that raised."""
+        ...
+
+
+class CapturedSteps:
+    """Captures of one rank's steps."""
+
+    def __init__(self, rank: SteppedRank, client: RankClient, log_name: str) -> None:
+        self._rank = rank
+        self._client = client
+        self._log_name = log_name
+        self.is_capturing = False
+        """Whether the present step is being captured."""
+
+    @property
+    def num_captures(self) -> int:
+        """Graphs that this process has begun to capture."""
+        graphs = self._client.graphs
+        return graphs.num_captures if graphs is not None else 0
+
+    def begin(self) -> bool:
+        """Begin to capture the present step; return False if the program captures no graph."""
+        self.is_capturing = self._client.begin_capture()
+        return self.is_capturing
+
+    def abandon(self) -> None:
+        """Forget a step that raised while it was captured."""
+        self.is_capturing = False
+        self._client.end_capture()
+
+    def end(self) -> None:
+        """End the capture of a step, and follow the replays of its graph."""
+        self.is_capturing = False
+        captured, graphs = self._client.end_capture(), self._client.graphs
+        graph = graphs.being_captured if graphs is not None else None
+        if captured is None or graphs is None or graph is None:
+            return
+        if graphs.is_followed(graph):
+            self._warn("a graph holds more than one training step: capture each step in a graph of its own")
+            graphs.follow(graph, _replay_alone, until_next_capture=True)
+        elif not captured.is_complete:
+            self._warn(
+                "the instructions of a captured step cannot be timed: this version of torch has no external events, or"
+                " the step ran an unknown number of instructions. gpuenergyd_trainers.cuda_graphs.attach(graph) sets"
+                " one clock per replay"
+            )
+        else:
+            graphs.follow(graph, partial(self._replay, captured), until_next_capture=True)
+            logger.info("gpuenergyd: %s: replays of a captured step are followed by timetable", self._log_name)
+
+    def _replay(self, captured: CapturedInstructions, replay: Replay) -> Any:
+        rank = self._rank
+        if not rank.is_active or rank.is_in_step:
+            return replay()
+        _shielded(rank.begin_step)
+        self._client.follow_replay(captured)
+        try:
+            result = replay()
+        except BaseException:
+            _shielded(rank.fail_step)
+            raise
+        _shielded(rank.end_step)
+        return result
+
+    def _warn(self, what: str) -> None:
+        logger.warning("gpuenergyd: %s: %s; replays run at full speed", self._log_name, what)
+
+
+def _replay_alone(replay: Replay) -> Any:
+    return replay()
+
+
+def _shielded(act: Callable[[], None]) -> None:
+    with suppress(Exception):  # must not reach training
+        act()
