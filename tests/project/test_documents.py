@@ -26,7 +26,9 @@ from gpuenergyd.client.connection import HttpConnection
 from gpuenergyd.daemon.api.openapi import api_description
 from gpuenergyd.daemon.settings import Settings, load_settings
 from gpuenergyd.wire.instance_json import parse_instance
+from gpuenergyd.wire.order_csv import parse_order
 from gpuenergyd.wire.profile_csv import parse_profile_table
+from gpuenergyd.wire.profile_files import read_waiting_power_file
 from tests.support.chromium import CHROMIUM, Page, in_browser
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
 from tests.support.documents import Block, blocks, inline_commands, missing_output, shell_script
@@ -250,6 +252,11 @@ def test_every_documented_file_is_accepted(block: Block, tmp_path: Path) -> None
     match block.language:
         case "text" if block.text.startswith("stage"):
             assert parse_profile_table(Path("example.csv"), block.text).num_stages == 1
+        case "text" if block.text.startswith("rank"):
+            assert parse_order(Path("example.csv"), block.text, 2).num_microbatches == 1
+        case "text" if block.text.startswith("frequency"):
+            (tmp_path / "waiting.csv").write_text(block.text, encoding="utf-8")
+            assert read_waiting_power_file(tmp_path / "waiting.csv").clocks_mhz[-1] == 1410
         case "text":
             (tmp_path / "signal.csv").write_text(block.text, encoding="utf-8")
             assert SignalFile(tmp_path / "signal.csv", "GB").read() is not None
