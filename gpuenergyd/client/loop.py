@@ -1,13 +1,17 @@
-"""`gpuenergyd.job` for plain training loops: one clock for the whole iteration."""
+"""`gpuenergyd.job` for plain training loops; where torch runs them, the phases of an iteration are its instructions."""
 
+import sys
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from gpuenergyd.client.environment import find_gpu_uuid, find_rank, find_run_key
+from gpuenergyd.client.phases.marks import MAX_PHASES, PhaseMarks
+from gpuenergyd.client.phases.torch_hooks import TorchPhases
 from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.client.timing.cuda import loaded_cuda_device
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
+from gpuenergyd.client.timing.recorder import InstructionTimer
 
 SCHEDULE_NAME = "loop"
 _TRIES_TO_FIND_GPU = 3
@@ -19,10 +23,21 @@ class LoopJob:
     The GPU is searched until the third iteration, because many programs use CUDA only from the first one on.
     """
 
-    def __init__(self, rank: RankDescription, *, run_key: str | None, socket_path: str | None) -> None:
+    def __init__(
+        self,
+        rank: RankDescription,
+        *,
+        run_key: str | None,
+        socket_path: str | None,
+        timer: InstructionTimer | None = None,
+        begins_at_forward: bool = False,
+    ) -> None:
         self._rank = rank
         self._run_key = run_key
         self._socket_path = socket_path
+        self._timer = timer
+        self._marks = PhaseMarks(begins_at_forward=begins_at_forward)
+        self._hooks: TorchPhases | None = None
         self._client: RankClient | None = None
         self._num_tries = 0
 
@@ -32,19 +47,26 @@ class LoopJob:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._hooks is not None:
+            self._hooks.detach()
+            self._hooks = None
         if self._client is not None:
             self._client.release()
 
     def iteration(self) -> "LoopIteration":
         """Return a context manager around one iteration."""
-        if self._client is None:
-            self._client = self._try_to_join()
-        return LoopIteration(self._client)
+        self.join()
+        return LoopIteration(self._marks)
 
     def pause(self) -> None:
         """Mark a pause after an iteration (evaluation, checkpoint), so that it does not count into the iteration."""
-        if self._client is not None:
-            self._client.pause()
+        self._marks.pause()
+
+    def join(self) -> bool:
+        """Join the job unless that has been done; return whether no further call is needed."""
+        if self._client is None:
+            self._client = self._try_to_join()
+        return self._client is not None
 
     def _try_to_join(self) -> RankClient | None:
         gpu_uuid = find_gpu_uuid(self._rank.gpu_uuid)
@@ -62,34 +84,42 @@ class LoopJob:
             is_first=dp_rank == 0,
         )
         device = loaded_cuda_device() if gpu_uuid is not None else None
-        timer = None if device is None else DeviceRecorder(device, capacity=1)
-        return RankClient(rank, order=(("F", 0, 0),), socket_path=self._socket_path, timer=timer)
+        timer = self._timer if device is None or self._timer else DeviceRecorder(device, capacity=MAX_PHASES)
+        client = RankClient(rank, socket_path=self._socket_path, timer=timer, learn_times=self._marks.learn_times)
+        self._marks.follow(client)
+        self._hooks = _phases_of_torch(self._marks) if gpu_uuid is not None else None
+        if self._hooks is None:
+            self._marks.register_whole()
+        return client
 
 
 class LoopIteration:
     """Context manager of one iteration; an exception propagates, and the iteration is not reported."""
 
-    __slots__ = ("_client", "_slot")
+    __slots__ = ("_marks",)
 
-    def __init__(self, client: RankClient | None) -> None:
-        self._client = client
-        self._slot = -1
+    def __init__(self, marks: PhaseMarks) -> None:
+        self._marks = marks
 
     def __enter__(self) -> None:
-        if self._client is not None:
-            self._client.begin_iteration()
-            self._slot = self._client.begin_instruction("F", 0, 0)
+        self._marks.begin_iteration()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._client is None:
-            return
         if kind is not None:
-            self._client.abandon_iteration()
-            return
-        self._client.end_instruction(self._slot)
-        self._client.end_iteration()
+            self._marks.abandon_iteration()
+        else:
+            self._marks.end_iteration()
+
+
+def _phases_of_torch(marks: PhaseMarks) -> TorchPhases | None:
+    """Return hooks that find the phases; None where the program has not loaded torch, or an unknown version of it."""
+    torch: Any = sys.modules.get("torch")
+    try:
+        return None if torch is None else TorchPhases(torch, marks)
+    except Exception:  # noqa: BLE001  torch may lack anything; one instruction per iteration needs no hook
+        return None
 
 
 def job(
@@ -101,6 +131,7 @@ def job(
     policy: str | None = None,
     max_slowdown_ratio: float | None = None,
     num_iterations: int | None = None,
+    timer: InstructionTimer | None = None,
 ) -> LoopJob:
     """Return a context manager that joins a training loop to the daemon; without a daemon it does nothing.
 
@@ -114,6 +145,7 @@ def job(
             GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO, else the daemon's.
         num_iterations: number of iterations of this run, for planning the slowdown budget to its end; alternatives are
             the variables GPUENERGYD_JOB_ITERATIONS, _HOURS and _DEADLINE.
+        timer: the timer of phases; by default events of the CUDA device in use, else the host's clock.
     """
     rank = RankDescription(
         job_name=name,
@@ -126,4 +158,4 @@ def job(
         max_slowdown_ratio=max_slowdown_ratio,
         num_iterations=num_iterations,
     )
-    return LoopJob(rank, run_key=run_key, socket_path=socket_path)
+    return LoopJob(rank, run_key=run_key, socket_path=socket_path, timer=timer)

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic_ns
@@ -15,7 +15,13 @@ from gpuenergyd.client.environment import find_job_length, find_job_options, mis
 from gpuenergyd.client.plans import NO_PLAN, AgreedPlans, PlannedClocks, PlanQueue, PreparedPlan
 from gpuenergyd.client.reporter import FinishedIteration, Reporter
 from gpuenergyd.client.tags import MAX_TAGS, find_tags
-from gpuenergyd.client.timing.recorder import NOT_RECORDED, HostRecorder, InstructionTimer, RecordedIteration
+from gpuenergyd.client.timing.recorder import (
+    NOT_RECORDED,
+    HostRecorder,
+    InstructionTimer,
+    IterationTimes,
+    RecordedIteration,
+)
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.clock_request import pack_clock_request
 from gpuenergyd.wire.messages import OrderRow, RankRegistration
@@ -75,7 +81,9 @@ class RankClient:
         socket_path: str | None = None,
         timer: InstructionTimer | None = None,
         agreed_plans: AgreedPlans | None = None,
+        learn_times: Callable[[IterationTimes], None] | None = None,
     ) -> None:
+        """Describe the rank; `learn_times` gets the times of the iterations before it registers, on any thread."""
         length = find_job_length()
         options = find_job_options(rank.job_name, rank.policy, rank.max_slowdown_ratio)
         self._registration = RankRegistration(
@@ -105,6 +113,7 @@ class RankClient:
         )
         self._socket_path = socket_path
         self._is_first = rank.is_first
+        self._learn_times = learn_times
         self._timer: InstructionTimer = timer if timer is not None else HostRecorder()
         self._begin, self._end = self._timer.begin, self._timer.end  # bound once: these run at every instruction
         self._plans = PlanQueue() if agreed_plans is None else agreed_plans
@@ -157,12 +166,18 @@ class RankClient:
         """Token that identifies this rank to the daemon; None while it is not registered."""
         return self._reporter.rank_token if self._reporter is not None else None
 
+    @property
+    def is_inert(self) -> bool:
+        """Whether all methods do nothing: without a GPU, after the release, or in a forked child."""
+        return self._is_inert
+
     def register(self, order: Sequence[OrderRow]) -> None:
         """Join the job with this order of instructions; returns at once."""
         if self._is_inert or self._reporter is not None:
             return
         try:
-            registration = replace(self._registration, order=tuple(order))
+            num_microbatches = max([self._registration.num_microbatches, *(1 + row[1] for row in order)])
+            registration = replace(self._registration, order=tuple(order), num_microbatches=num_microbatches)
             self._reporter = Reporter(registration, self._plans, socket_path=self._socket_path, is_first=self._is_first)
         except Exception:  # noqa: BLE001  for instance no thread available: must not reach training
             self._count_error()
@@ -290,10 +305,19 @@ class RankClient:
         """Have an iteration reported once its times are known."""
         if finished is None:
             return
-        if self._reporter is None:
+        if self._reporter is not None:
+            self._timer.call_when_known(finished.recorded, partial(self._report, finished))
+        elif self._learn_times is not None:
+            self._timer.call_when_known(finished.recorded, partial(self._learn, finished.recorded, self._learn_times))
+        else:
             finished.recorded.free()
-            return
-        self._timer.call_when_known(finished.recorded, partial(self._report, finished))
+
+    @staticmethod
+    def _learn(recorded: RecordedIteration, learn_times: Callable[[IterationTimes], None]) -> None:
+        try:
+            learn_times(recorded.times())
+        finally:
+            recorded.free()
 
     def _report(self, finished: FinishedIteration) -> None:
         assert self._reporter is not None

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from gpuenergyd.client.timing.recorder import NOT_RECORDED, IterationTimes, RecordedIteration
+from gpuenergyd.client.timing.recorder import NOT_RECORDED, UNTIL_NEXT_BEGIN, IterationTimes, RecordedIteration
 from gpuenergyd.wire.messages import OrderRow
 
 NUM_BUFFERS = 16
@@ -267,10 +267,14 @@ class DeviceRecorder:
 
     def _compute_times(self, buffer: _EventBuffer) -> None:
         """Compute the times of an iteration whose last event has completed."""
-        ended = [slot for slot, has_ended in enumerate(buffer.has_ended) if has_ended]
+        keys = buffer.keys[: buffer.keys.index(_UNUSED)]
+        begun = [slot for slot, key in enumerate(keys) if buffer.has_ended[slot] or key[0] == UNTIL_NEXT_BEGIN]
         with self._device.calls():
             after_ns = partial(_elapsed_ns, self._device, buffer.opening)
-            spans_ns = [(slot, after_ns(buffer.begins[slot]), after_ns(buffer.ends[slot])) for slot in ended]
+            ends = [buffer.ends[slot] if buffer.has_ended[slot] else buffer.last for slot in begun]
+            spans_ns = [
+                (slot, after_ns(buffer.begins[slot]), after_ns(end)) for slot, end in zip(begun, ends, strict=True)
+            ]
             closing_ns, last_ns = after_ns(buffer.closing), after_ns(buffer.last)
             anchor = self._device.make_anchor()
             anchored_ns = anchor.mono_ns - _elapsed_ns(self._device, buffer.last, anchor.event)

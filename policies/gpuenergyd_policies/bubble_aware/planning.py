@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 
+from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd.core.pipeline.plan import (
     ClockChange,
     ClockPlan,
@@ -120,9 +121,11 @@ def raise_latency_s(view: JobView, changes: Sequence[Sequence[ClockChange]]) -> 
 
 
 def _with_caution(profile: PipelineProfile, caution_ratio: float) -> PipelineProfile:
-    """Return a profile with longer times below the maximum clock; times at full speed are well known."""
+    """Return a profile with longer times below the maximum clock; times at full speed are well known, waits any."""
     classes = {
-        key: InstructionProfile(
+        key: own
+        if _is_flat(key, own)
+        else InstructionProfile(
             (
                 own.at_max_clock,
                 *(replace(option, time_s=option.time_s * (1 + caution_ratio)) for option in own.options[1:]),
@@ -131,3 +134,8 @@ def _with_caution(profile: PipelineProfile, caution_ratio: float) -> PipelinePro
         for key, own in profile.classes.items()
     }
     return PipelineProfile(classes, profile.blocking_power_w)
+
+
+def _is_flat(key: InstructionClass, profile: InstructionProfile) -> bool:
+    """Return whether a phase is a wait that takes the same time at every clock."""
+    return key.kind.is_wait and len({option.time_s for option in profile.options}) == 1
