@@ -15,6 +15,9 @@ from gpuenergyd.client.timing.recorder import InstructionTimer
 
 SCHEDULE_NAME = "loop"
 _TRIES_TO_FIND_GPU = 3
+_RANK = RankDescription(
+    job_name=None, run_key="", gpu_uuid=None, schedule_name=SCHEDULE_NAME, num_microbatches=1, framework="loop"
+)
 
 
 class LoopJob:
@@ -30,12 +33,14 @@ class LoopJob:
         run_key: str | None,
         socket_path: str | None,
         timer: InstructionTimer | None = None,
+        finds_phases: bool = True,
         begins_at_forward: bool = False,
     ) -> None:
         self._rank = rank
         self._run_key = run_key
         self._socket_path = socket_path
         self._timer = timer
+        self._finds_phases = finds_phases
         self._marks = PhaseMarks(begins_at_forward=begins_at_forward)
         self._hooks: TorchPhases | None = None
         self._client: RankClient | None = None
@@ -87,7 +92,7 @@ class LoopJob:
         timer = self._timer if device is None or self._timer else DeviceRecorder(device, capacity=MAX_PHASES)
         client = RankClient(rank, socket_path=self._socket_path, timer=timer, learn_times=self._marks.learn_times)
         self._marks.follow(client)
-        self._hooks = _phases_of_torch(self._marks) if gpu_uuid is not None else None
+        self._hooks = _phases_of_torch(self._marks) if gpu_uuid is not None and self._finds_phases else None
         if self._hooks is None:
             self._marks.register_whole()
         return client
@@ -131,7 +136,7 @@ def job(
     policy: str | None = None,
     max_slowdown_ratio: float | None = None,
     num_iterations: int | None = None,
-    timer: InstructionTimer | None = None,
+    phases: bool = True,
 ) -> LoopJob:
     """Return a context manager that joins a training loop to the daemon; without a daemon it does nothing.
 
@@ -145,17 +150,20 @@ def job(
             GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO, else the daemon's.
         num_iterations: number of iterations of this run, for planning the slowdown budget to its end; alternatives are
             the variables GPUENERGYD_JOB_ITERATIONS, _HOURS and _DEADLINE.
-        timer: the timer of phases; by default events of the CUDA device in use, else the host's clock.
+        phases: whether forward, backward and other phases that torch's hooks show get clocks of their own; False plans
+            one clock for the whole iteration.
     """
-    rank = RankDescription(
+    rank = replace(
+        _RANK,
         job_name=name,
-        run_key="",
         gpu_uuid=gpu_uuid,
-        schedule_name=SCHEDULE_NAME,
-        num_microbatches=1,
-        framework="loop",
         policy=policy,
         max_slowdown_ratio=max_slowdown_ratio,
         num_iterations=num_iterations,
     )
-    return LoopJob(rank, run_key=run_key, socket_path=socket_path, timer=timer)
+    return LoopJob(rank, run_key=run_key, socket_path=socket_path, finds_phases=phases)
+
+
+def unmarked_job() -> LoopJob:
+    """Return the job of a loop that does not mark its iterations; all options come from the environment."""
+    return LoopJob(_RANK, run_key=None, socket_path=None, begins_at_forward=True)

@@ -361,6 +361,11 @@ class RankClient:
 _live_clients: "weakref.WeakSet[RankClient]" = weakref.WeakSet()
 
 
+def has_clients() -> bool:
+    """Return whether any part of this process has joined a job."""
+    return bool(_live_clients)
+
+
 def _seconds_until(mono_ns: int) -> float:
     return max(0.0, (mono_ns - monotonic_ns()) / 1e9)
 

@@ -26,8 +26,8 @@ SHORTEST_PHASE_S = 0.005
 """Shorter phases get no clock of their own: a change of the clock takes about as long (typically 5 to 15 ms)."""
 SHORTEST_PHASE_RATIO = 0.01
 """The same as a share of the iteration."""
-_MIN_LEARNED, _MAX_LEARNED = 3, 12
-"""Iterations that are measured before phases are registered: the first one contains what happens once only."""
+_MIN_LEARNED, _MAX_LEARNED = 3, 24
+"""Iterations that are measured before phases are registered, of all that begin: the first one is not like others."""
 WHOLE_ITERATION: tuple[OrderRow, ...] = (("F", 0, 0),)
 _NS_PER_S = 1e9
 _P = ParamSpec("_P")
@@ -57,6 +57,7 @@ class PhaseMarks:
         self._client: RankClient | None = None
         self._begins_at_forward = begins_at_forward
         self._is_learning = True
+        self._num_begun = 0
         self._is_whole = False
         self._kept: frozenset[OrderRow] | None = None
         """The phases that are marked; None: all."""
@@ -98,6 +99,7 @@ class PhaseMarks:
             return
         self._client.begin_iteration()
         if self._is_learning:
+            self._num_begun += 1
             self._decide()
         self._is_in_iteration, self._is_paused, self._has_phases = True, False, False
         self._microbatch = self._num_steps = 0
@@ -194,18 +196,17 @@ class PhaseMarks:
 
     def _decide(self) -> None:
         """Register the phases of the loop once they are known."""
-        if len(self._learned) < _MIN_LEARNED:
-            return
-        last, before = self._learned[-1], self._learned[-2]
-        order = kept_phases([before, last])
+        assert self._client is not None
+        order = None
+        if len(self._learned) >= _MIN_LEARNED:
+            order = kept_phases([self._learned[-2], self._learned[-1]])
+        if order is None and self._num_begun > _MAX_LEARNED:
+            order = WHOLE_ITERATION
         if order == WHOLE_ITERATION:
             self.register_whole()
         elif order is not None:
             self._is_learning, self._kept = False, frozenset(order)
-            if self._client is not None:
-                self._client.register(order)
-        elif len(self._learned) >= _MAX_LEARNED:
-            self.register_whole()
+            self._client.register(order)
 
 
 def kept_phases(iterations: list[IterationTimes]) -> tuple[OrderRow, ...] | None:

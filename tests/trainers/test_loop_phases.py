@@ -1,0 +1,156 @@
+"""Phases of plain loops, found by torch's own hooks on a virtual device that runs behind the program."""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gpuenergyd.client.loop import _RANK, LoopJob  # noqa: E402  after the skip
+from gpuenergyd.client.phases.marks import MAX_PHASES  # noqa: E402  as above
+from gpuenergyd.client.timing.device_recorder import DeviceRecorder  # noqa: E402  as above
+from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon  # noqa: E402  as above
+from tests.support.virtual_device import VirtualDevice  # noqa: E402  as above
+from tests.support.waiting import wait_until  # noqa: E402  as above
+
+pytestmark = pytest.mark.torch
+
+F_MS, B_MS, O_MS, D_MS = 50.0, 90.0, 20.0, 30.0
+ALL = [("F", 0, 0), ("B", 0, 0), ("C", 0, 0), ("O", 0, 0), ("D", 0, 0)]
+
+
+@dataclass
+class Gpu:
+    """The device that the model's phases run on; `log` holds the phases in the order of their launch."""
+
+    device: VirtualDevice
+    communication_ms: float = 40.0
+
+    def model(self) -> Any:
+        """Return a model whose forward and backward take time on the device."""
+        return torch.nn.Sequential(_Timed(self), torch.nn.Linear(4, 4))
+
+    def optimizer(self, model: Any) -> Any:
+        """Return an optimizer whose step takes time on the device."""
+        gpu = self
+
+        class Sgd(torch.optim.SGD):  # type: ignore[name-defined, misc]  # torch is optional here
+            def step(self, closure: Callable[[], Any] | None = None) -> Any:
+                """Step after the work of the device."""
+                result = super().step(closure)
+                gpu.device.work(O_MS)
+                return result
+
+        return Sgd(model.parameters(), lr=0.1)
+
+
+class _Timed(torch.nn.Module):  # type: ignore[name-defined, misc]  # as above
+    def __init__(self, gpu: Gpu) -> None:
+        super().__init__()
+        self.gpu = gpu
+        self.scale = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, rows: Any) -> Any:
+        """Return the scaled rows; the backward takes time, and then waits for other ranks as torch's own does."""
+        gpu = self.gpu
+        gpu.device.work(F_MS)
+
+        class Scale(torch.autograd.Function):  # type: ignore[name-defined, misc]  # as above
+            @staticmethod
+            def forward(_context: Any, own: Any, scale: Any) -> Any:
+                """Return the product."""
+                return own * scale
+
+            @staticmethod
+            def backward(_context: Any, gradient: Any) -> Any:
+                """Take time, and wait after all gradients are computed."""
+                gpu.device.work(B_MS)
+                engine = torch.autograd.Variable._execution_engine
+                engine.queue_callback(lambda: gpu.device.work(gpu.communication_ms))
+                return None, gradient.sum(0)
+
+        return Scale.apply(rows, self.scale)
+
+
+@pytest.fixture
+def gpu() -> Gpu:
+    return Gpu(VirtualDevice())
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
+    with FakeDaemon(tmp_path) as running:
+        yield running
+
+
+def joined(daemon: FakeDaemon, gpu: Gpu, **options: Any) -> LoopJob:
+    recorder = DeviceRecorder(gpu.device, MAX_PHASES, sleep=gpu.device.sleep)
+    rank = replace(_RANK, job_name="loop", gpu_uuid="GPU-1")
+    return LoopJob(rank, run_key="1", socket_path=daemon.socket_path, timer=recorder, **options)
+
+
+def batches() -> Iterator[Any]:
+    while True:
+        yield torch.ones(2, 4)
+
+
+def train(
+    job: LoopJob,
+    gpu: Gpu,
+    daemon: FakeDaemon,
+    *,
+    step: Callable[[Any, Any, Any], None] | None = None,
+    model: Any = None,
+    marks_iterations: bool = True,
+) -> list[tuple[str, int, int]]:
+    """Train until the loop has registered; return its phases. The device finishes each iteration before the next."""
+    model = gpu.model() if model is None else model
+    optimizer = gpu.optimizer(model)
+    for number, batch in enumerate(islice(batches(), 40)):
+        gpu.device.work(D_MS)
+        with job.iteration() if marks_iterations else nullcontext():
+            (step or plain_step)(model, optimizer, batch)
+        gpu.device.sleep(1.0)
+        if not daemon.registrations.empty() or not job._marks._is_learning:
+            break
+        wait_until(lambda number=number: _num_known(job) >= number, WAIT_LIMIT_S)
+    return [tuple(row) for row in daemon.registrations.get(timeout=WAIT_LIMIT_S)["order"]]
+
+
+def _num_known(job: LoopJob) -> int:
+    return len(job._marks._learned)
+
+
+def plain_step(model: Any, optimizer: Any, batch: Any) -> None:
+    model(batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def accumulating_step(model: Any, optimizer: Any, batch: Any) -> None:
+    for _ in range(2):
+        model(batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def closure_step(model: Any, optimizer: Any, batch: Any) -> None:
+    """Step as Lightning does: forward and backward run inside the optimizer step."""
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+def test_phases_are_found_and_timed_on_the_device(gpu: Gpu, daemon: FakeDaemon) -> None:
+    with joined(daemon, gpu) as job:
+        assert train(job, gpu, daemon) == ALL
