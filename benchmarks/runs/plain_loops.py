@@ -34,6 +34,10 @@ SLOWDOWNS = (0.0, 0.02)
 LAST_RATIO = 0.3
 """Share of the iterations that is compared; the plan has settled by then."""
 LIMIT_S = 900.0
+LEAST_SAVINGS = (0.03, 0.08)
+GUARD_RATIO = 0.01
+"""Slowdown beyond the permitted one that the guard tolerates."""
+MAX_OVERHEAD_RATIO = 0.005
 
 
 def main() -> int:
@@ -53,8 +57,9 @@ def main() -> int:
         runs = [measure(name, options.iterations, WorldKind(options.world)) for _ in range(options.repeats)]
         found[name] = {key: _combined([run[key] for run in runs]) for key in runs[0]}
         print(name, found[name], file=sys.stderr, flush=True)
-    print(json.dumps(summary(found)) if options.json else json.dumps(summary(found), indent=2))
-    return 0 if found else 1
+    figures = summary(found)
+    print(json.dumps(figures, indent=None if options.json else 2))
+    return 0 if found and is_met(figures) else 1
 
 
 def summary(found: dict[str, Any]) -> dict[str, Any]:
@@ -70,6 +75,18 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
         "losses_equal": all(own["losses_equal"] for own in found.values()),
         "overhead_ratio": max((own["overhead_ratio"] for own in found.values()), default=None),
     }
+
+
+def is_met(figures: dict[str, Any]) -> bool:
+    """Return whether all targets are met."""
+    return bool(
+        min(figures["saving_at_0_percent_ratio_by_loop"].values()) >= LEAST_SAVINGS[0]
+        and figures["saving_at_2_percent_min_ratio"] >= LEAST_SAVINGS[1]
+        and max(figures["slowdown_at_0_percent_ratio_by_loop"].values()) <= GUARD_RATIO
+        and figures["slowdown_max_ratio"] <= SLOWDOWNS[1] + GUARD_RATIO
+        and figures["losses_equal"]
+        and figures["overhead_ratio"] <= MAX_OVERHEAD_RATIO
+    )
 
 
 def _combined(values: list[Any]) -> Any:

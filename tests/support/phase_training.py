@@ -48,11 +48,14 @@ class SimulatedGpu:
     times_s: list[float] = field(default_factory=list)
     energies_j: list[float] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
+    scale: float = 1.0
     overhead_ns: int = 0
 
     def run(self, kind: str) -> None:
         """Occupy the GPU with a phase until it ends."""
-        self.host.begin_work(self.gpu_uuid, WORK[kind])
+        work = WORK[kind]
+        memory_s, compute_s = self.scale * work.memory_time_s, self.scale * work.compute_time_s
+        self.host.begin_work(self.gpu_uuid, InstructionWork(memory_s, compute_s, work.power_coefficient_w_per_mhz))
         self.host.hold(self.gpu_uuid)
         self.host.finish_work(self.gpu_uuid)
 
@@ -89,7 +92,8 @@ class _Scale(torch.autograd.Function):
         (rows,) = context.saved_tensors
         context.gpu.run("B")
         # Where torch's wrappers wait for the gradients of other ranks.
-        torch.autograd.Variable._execution_engine.queue_callback(lambda: time.sleep(COMMUNICATION_S))  # type: ignore[attr-defined]
+        communication_s = context.gpu.scale * COMMUNICATION_S
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: time.sleep(communication_s))  # type: ignore[attr-defined]
         return None, (gradients[0] * rows).sum(0), None
 
 
@@ -142,10 +146,16 @@ class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"rows": self._rows[index], "labels": self._labels[index]}
 
 
-def slow_batch(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Return a batch after the time that loading takes."""
-    time.sleep(DATA_S)
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+@dataclass(frozen=True, slots=True)
+class SlowBatch:
+    """Makes a batch after the time that loading takes."""
+
+    gpu: SimulatedGpu
+
+    def __call__(self, rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """Return a batch of these rows."""
+        time.sleep(self.gpu.scale * DATA_S)
+        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def run_loop(gpu: SimulatedGpu, num_iterations: int, *, is_sharded: bool) -> None:
@@ -162,7 +172,7 @@ def run_loop(gpu: SimulatedGpu, num_iterations: int, *, is_sharded: bool) -> Non
     optimizer = optimizer_of(model, gpu)
     rows = Rows(num_iterations * _BATCH * dist.get_world_size())
     sampler: Any = torch.utils.data.distributed.DistributedSampler(rows, seed=3)
-    for batch in torch.utils.data.DataLoader(rows, batch_size=_BATCH, sampler=sampler, collate_fn=slow_batch):
+    for batch in torch.utils.data.DataLoader(rows, batch_size=_BATCH, sampler=sampler, collate_fn=SlowBatch(gpu)):
         loss = model(**batch)["loss"]
         loss.backward()
         optimizer.step()
@@ -200,7 +210,7 @@ def run_huggingface(gpu: SimulatedGpu, num_iterations: int) -> None:
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
     rows = Rows(num_iterations * _BATCH * int(os.environ["WORLD_SIZE"]))
     LossKeeper(
-        model=model, args=arguments, train_dataset=rows, data_collator=slow_batch, optimizers=(optimizer, schedule)
+        model=model, args=arguments, train_dataset=rows, data_collator=SlowBatch(gpu), optimizers=(optimizer, schedule)
     ).train()
 
 
@@ -224,7 +234,7 @@ def run_lightning(gpu: SimulatedGpu, num_iterations: int) -> None:
             return optimizer_of(self, gpu)
 
     rows = Rows(num_iterations * _BATCH * int(os.environ["WORLD_SIZE"]))
-    loader = torch.utils.data.DataLoader(rows, batch_size=_BATCH, collate_fn=slow_batch)
+    loader = torch.utils.data.DataLoader(rows, batch_size=_BATCH, collate_fn=SlowBatch(gpu))
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=int(os.environ["WORLD_SIZE"]),
@@ -253,10 +263,12 @@ def main() -> int:
     parser.add_argument("--world", type=Path, required=True)
     parser.add_argument("--iterations", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the times of all phases")
     options = parser.parse_args()
     torch.set_num_threads(1)
     host = SimulatedHost.open(options.world)
     gpu = SimulatedGpu(host, host.identities()[int(os.environ["LOCAL_RANK"])].gpu_uuid)
+    gpu.scale = options.scale
     host.attach_process(gpu.gpu_uuid, os.getpid())
     measure_hooks(gpu)
     RUNS[options.framework](gpu, options.iterations)

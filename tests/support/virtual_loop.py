@@ -61,16 +61,17 @@ class VirtualLoop(VirtualTraining):
     communication_latency_s: float = 0.0
     meet: Callable[[float], float] | None = None
     """Given when this rank has its gradients, returns when the slowest rank has."""
-    waited_s: float = 0.0
-    """For how long the newest communication waited for the slowest rank."""
+    waits_s: list[float] = field(default_factory=list)
+    """For how long each communication waited for the slowest rank."""
 
     def _work_from(self, r: int, instruction: Instruction, start_s: float) -> float:
         if instruction.kind is not C:
             return super()._work_from(r, instruction, start_s)
         usual = self.work[r, C]
-        self.waited_s = 0.0 if self.meet is None else self.meet(start_s) - start_s
+        waited_s = 0.0 if self.meet is None else self.meet(start_s) - start_s
+        self.waits_s.append(waited_s)
         slowdown = self.slowdown_of(r, self.iteration_index)  # of the GPU, not of the network
-        self.work[r, C] = Wait((usual.time_s(0) + self.waited_s) / slowdown)
+        self.work[r, C] = Wait((usual.time_s(0) + waited_s) / slowdown)
         try:
             return super()._work_from(r, instruction, start_s)
         finally:

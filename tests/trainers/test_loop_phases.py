@@ -154,3 +154,116 @@ def closure_step(model: Any, optimizer: Any, batch: Any) -> None:
 def test_phases_are_found_and_timed_on_the_device(gpu: Gpu, daemon: FakeDaemon) -> None:
     with joined(daemon, gpu) as job:
         assert train(job, gpu, daemon) == ALL
+
+
+def test_accumulated_microbatches_have_phases_of_their_own(gpu: Gpu, daemon: FakeDaemon) -> None:
+    with joined(daemon, gpu) as job:
+        order = train(job, gpu, daemon, step=accumulating_step)
+
+    assert order == [("F", 0, 0), ("B", 0, 0), ("C", 0, 0), ("F", 1, 0), ("B", 1, 0), ("C", 1, 0), *ALL[3:]]
+
+
+def test_a_step_that_runs_forward_and_backward_itself_begins_after_them(gpu: Gpu, daemon: FakeDaemon) -> None:
+    with joined(daemon, gpu) as job:
+        assert train(job, gpu, daemon, step=closure_step) == ALL
+
+
+def test_short_phases_get_no_clock_of_their_own(gpu: Gpu, daemon: FakeDaemon) -> None:
+    gpu.communication_ms = 1.0
+    with joined(daemon, gpu) as job:
+        assert train(job, gpu, daemon) == [row for row in ALL if row[0] != "C"]
+
+
+def test_a_loop_that_marks_nothing_has_the_same_phases(gpu: Gpu, daemon: FakeDaemon) -> None:
+    with joined(daemon, gpu, begins_at_forward=True) as job:
+        job.join()
+        assert train(job, gpu, daemon, marks_iterations=False) == ALL
+
+
+def test_a_model_that_is_not_trained_is_no_phase(gpu: Gpu, daemon: FakeDaemon) -> None:
+    teacher, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def distilling_step(model: Any, optimizer: Any, batch: Any) -> None:
+        with torch.no_grad():
+            batch = teacher(batch)
+        other(batch)  # trained by nobody
+        plain_step(model, optimizer, batch)
+
+    with joined(daemon, gpu) as job:
+        assert train(job, gpu, daemon, step=distilling_step) == ALL
+
+
+def test_several_backwards_of_one_forward_leave_one_instruction(gpu: Gpu, daemon: FakeDaemon) -> None:
+    numbers = iter(range(100))
+
+    def uneven_step(model: Any, optimizer: Any, batch: Any) -> None:
+        loss = model(batch).square().mean()
+        for _ in range(1 + next(numbers) % 2):
+            loss.backward(retain_graph=True)
+        optimizer.step()
+
+    with joined(daemon, gpu) as job:
+        assert train(job, gpu, daemon, step=uneven_step) == [("F", 0, 0)]
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+def test_a_loop_without_phases_has_one_instruction_from_the_first_iteration(
+    gpu: Gpu, daemon: FakeDaemon, *, is_found: bool
+) -> None:
+    step = plain_step if not is_found else lambda *_: None
+    with joined(daemon, gpu, finds_phases=is_found) as job:
+        assert train(job, gpu, daemon, step=step) == [("F", 0, 0)]
+
+
+def test_an_evaluation_between_iterations_is_a_pause(gpu: Gpu, daemon: FakeDaemon) -> None:
+    model = gpu.model()
+    with joined(daemon, gpu) as job:
+        order = train(job, gpu, daemon, model=model)
+        optimizer = gpu.optimizer(model)
+        for number in range(4):
+            with job.iteration():
+                plain_step(model, optimizer, torch.ones(2, 4))
+            gpu.device.sleep(1.0)
+            if number == 1:
+                model.eval()
+                with torch.no_grad():
+                    model(torch.ones(2, 4))
+                model.train()
+                gpu.device.sleep(1.0)
+        reports = [daemon.reports.get(timeout=WAIT_LIMIT_S) for _ in range(3)]
+
+    assert order == ALL
+    before_pause = [report["next_begin_mono_ns"] == 0 for report in reports]
+    assert before_pause.count(True) == 1
+    regular = reports[before_pause.index(False)]
+    durations_ms = {row[0]: round((row[4] - row[3]) / 1e6) for row in regular["instructions"]}
+    assert durations_ms.items() >= {"F": 50, "B": 90, "C": 40, "O": 20}.items()
+
+
+def test_hooks_leave_with_the_job(gpu: Gpu, daemon: FakeDaemon) -> None:
+    model = gpu.model()
+    with joined(daemon, gpu) as job:
+        train(job, gpu, daemon, model=model)
+
+    optimizers, modules = torch.optim.optimizer, torch.nn.modules.module
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+    assert not optimizers._global_optimizer_pre_hooks
+    assert not optimizers._global_optimizer_post_hooks
+    assert not modules._global_forward_pre_hooks
+
+
+def test_the_hooks_change_no_bit_of_the_training(gpu: Gpu, daemon: FakeDaemon) -> None:
+    torch.manual_seed(0)
+    model = gpu.model()
+    with joined(daemon, gpu) as job:
+        train(job, gpu, daemon, model=model)
+    torch.manual_seed(0)
+    alone = gpu.model()
+    optimizer = gpu.optimizer(alone)
+
+    def is_equal() -> bool:
+        plain_step(alone, optimizer, torch.ones(2, 4))
+        return all(torch.equal(a, b) for a, b in zip(model.parameters(), alone.parameters(), strict=True))
+
+    assert any(is_equal() for _ in range(40))
