@@ -55,6 +55,7 @@ class LoopJob:
         if self._hooks is not None:
             self._hooks.detach()
             self._hooks = None
+        self._marks.end_learning()
         if self._client is not None:
             self._client.release()
 

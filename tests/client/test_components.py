@@ -212,7 +212,7 @@ def test_plain_loop_is_a_pipeline_of_one_instruction(tmp_path: Path, monkeypatch
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
     with FakeDaemon(tmp_path) as daemon:
-        with gpuenergyd.job("resnet", gpu_uuid="GPU-1", socket_path=daemon.socket_path) as job:
+        with gpuenergyd.job("resnet", gpu_uuid="GPU-1", socket_path=daemon.socket_path, phases=False) as job:
             for _ in range(3):
                 with job.iteration():
                     pass

@@ -83,14 +83,19 @@ class PhaseMarks:
 
     def learn_times(self, times: IterationTimes) -> None:
         """Take the times of an iteration before the registration; on any thread."""
-        if times.next_begin_mono_ns:
-            self._learned.append(times)
+        self._learned.append(times)
 
     def register_whole(self) -> None:
         """Have one instruction per iteration from now on."""
         self._is_learning, self._is_whole, self._kept = False, True, frozenset(WHOLE_ITERATION)
         if self._client is not None:
             self._client.register(WHOLE_ITERATION)
+
+    @_shielded
+    def end_learning(self) -> None:
+        """Register a loop that ends before its phases are known, so that it is no unknown job."""
+        if self._is_learning and self._num_begun:
+            self.register_whole()
 
     @_shielded
     def begin_iteration(self) -> None:
@@ -221,7 +226,9 @@ def kept_phases(iterations: list[IterationTimes]) -> tuple[OrderRow, ...] | None
     last = iterations[-1]
     end_ns = last.next_begin_mono_ns or last.end_mono_ns
     shortest_ns = max(SHORTEST_PHASE_S * _NS_PER_S, SHORTEST_PHASE_RATIO * (end_ns - last.begin_mono_ns))
-    longest_ns = {row: min(_duration_ns(times, number) for times in iterations) for number, row in enumerate(order)}
+    lasted_ns = [[_duration_ns(times, number) for times in iterations] for number in range(len(order))]
+    # Before a pause, the wait for data is unknown.
+    longest_ns = {row: (max if row[0] == "D" else min)(own) for row, own in zip(order, lasted_ns, strict=True)}
     kinds = {row[0] for row in order if longest_ns[row] >= shortest_ns}
     if len(kinds) < 2:  # one clock for all
         return WHOLE_ITERATION
