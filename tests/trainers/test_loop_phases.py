@@ -1,5 +1,6 @@
 """Phases of plain loops, found by torch's own hooks on a virtual device that runs behind the program."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -245,7 +246,7 @@ def test_hooks_leave_with_the_job(gpu: Gpu, daemon: FakeDaemon) -> None:
     with joined(daemon, gpu) as job:
         train(job, gpu, daemon, model=model)
 
-    optimizers, modules = torch.optim.optimizer, torch.nn.modules.module
+    optimizers, modules = sys.modules["torch.optim.optimizer"], torch.nn.modules.module
     assert not model._forward_pre_hooks
     assert not model._forward_hooks
     assert not optimizers._global_optimizer_pre_hooks

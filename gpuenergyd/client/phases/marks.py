@@ -69,6 +69,7 @@ class PhaseMarks:
         self._microbatch = 0
         self._num_steps = 0
         self._has_phases = False
+        self._has_seen_model = False
         self.num_errors = 0
         """Exceptions that were suppressed."""
 
@@ -120,7 +121,7 @@ class PhaseMarks:
         if self._has_phases:
             self._begin("D", 0)
             self._kind, self._slot = "", NOT_RECORDED
-        elif self._is_learning:
+        elif self._is_learning and (self._num_begun >= _MIN_LEARNED or not self._has_seen_model):
             self.register_whole()
         self._client.end_iteration()
 
@@ -142,6 +143,7 @@ class PhaseMarks:
     @_shielded
     def forward_begins(self) -> None:
         """Mark the begin of a forward of the model."""
+        self._has_seen_model = True
         if not self._is_in_iteration:
             if self._begins_at_forward:
                 self.begin_iteration()

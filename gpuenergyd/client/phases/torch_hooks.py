@@ -16,6 +16,7 @@ none of its parameters, another is searched. Modules compiled in place (`module.
 compile the hooks with them.
 """
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -42,7 +43,7 @@ class TorchPhases:
         self._root_handles: list[Any] = []
         self._optimizers: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         """Optimizers that have stepped, and whether they have parameters of the outermost module."""
-        optimizers = torch.optim.optimizer
+        optimizers: Any = sys.modules["torch.optim.optimizer"]  # torch deletes the attributes of its modules
         self._handles = [
             optimizers.register_optimizer_step_pre_hook(self._before_step),
             optimizers.register_optimizer_step_post_hook(self._after_step),
