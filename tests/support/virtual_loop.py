@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
+from gpuenergyd.core.policy_api.policy import ClockPolicy
+from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from tests.support.virtual_replicas import VirtualReplicas
 from tests.support.virtual_training import A100Work, VirtualTraining, Work, a100_waiting_power_w
 
@@ -57,6 +59,7 @@ class VirtualLoop(VirtualTraining):
 
     schedule: Schedule = field(default_factory=loop_schedule)
     work: dict[tuple[int, InstructionKind], Work] = field(default_factory=phase_work)
+    policy: ClockPolicy = field(default_factory=BubbleAware)
     step_overhead_s: float = 0.0
     communication_latency_s: float = 0.0
     meet: Callable[[float], float] | None = None
