@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd.core.pipeline.plan import (
     ClockChange,
     ClockPlan,
@@ -22,6 +21,7 @@ from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware.candidates import Candidates
 from gpuenergyd_policies.bubble_aware.model import PipelineModel, fit_model
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
+from gpuenergyd_policies.bubble_aware.waits import is_flat
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.planning.switching.requests import longest_lead_s
@@ -124,7 +124,7 @@ def _with_caution(profile: PipelineProfile, caution_ratio: float) -> PipelinePro
     """Return a profile with longer times below the maximum clock; times at full speed are well known, waits any."""
     classes = {
         key: own
-        if _is_flat(key, own)
+        if is_flat(key, own)
         else InstructionProfile(
             (
                 own.at_max_clock,
@@ -134,8 +134,3 @@ def _with_caution(profile: PipelineProfile, caution_ratio: float) -> PipelinePro
         for key, own in profile.classes.items()
     }
     return PipelineProfile(classes, profile.blocking_power_w)
-
-
-def _is_flat(key: InstructionClass, profile: InstructionProfile) -> bool:
-    """Return whether a phase is a wait that takes the same time at every clock."""
-    return key.kind.is_wait and len({option.time_s for option in profile.options}) == 1
