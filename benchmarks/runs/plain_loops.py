@@ -130,7 +130,8 @@ def train(name: str, num_iterations: int, kind: WorldKind, *, max_slowdown_ratio
                 for job in daemon.status()["jobs"]:
                     print({key: job.get(key) for key in ("phase", "phase_reason", "outcome")}, file=sys.stderr)
         finally:
-            daemon.stop()
+            if daemon.process is not None:
+                daemon.stop()
         return ranks
 
 

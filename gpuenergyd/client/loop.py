@@ -15,7 +15,7 @@ from gpuenergyd.client.timing.recorder import InstructionTimer
 
 SCHEDULE_NAME = "loop"
 _TRIES_TO_FIND_GPU = 3
-_RANK = RankDescription(
+LOOP_RANK = RankDescription(
     job_name=None, run_key="", gpu_uuid=None, schedule_name=SCHEDULE_NAME, num_microbatches=1, framework="loop"
 )
 
@@ -155,7 +155,7 @@ def job(
             one clock for the whole iteration.
     """
     rank = replace(
-        _RANK,
+        LOOP_RANK,
         job_name=name,
         gpu_uuid=gpu_uuid,
         policy=policy,
@@ -167,4 +167,4 @@ def job(
 
 def unmarked_job() -> LoopJob:
     """Return the job of a loop that does not mark its iterations; all options come from the environment."""
-    return LoopJob(_RANK, run_key=None, socket_path=None, begins_at_forward=True)
+    return LoopJob(LOOP_RANK, run_key=None, socket_path=None, begins_at_forward=True)

@@ -186,7 +186,7 @@ def run_huggingface(gpu: SimulatedGpu, num_iterations: int) -> None:
     transformers: Any = importlib.import_module("transformers")
     model = Model(gpu)
 
-    class LossKeeper(transformers.Trainer):  # type: ignore[misc, name-defined]  # installed in its own environment
+    class LoggingTrainer(transformers.Trainer):  # type: ignore[misc, name-defined]  # installed in its own environment
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             """Keep the loss."""
             loss = super().compute_loss(*args, **kwargs)
@@ -209,7 +209,7 @@ def run_huggingface(gpu: SimulatedGpu, num_iterations: int) -> None:
     optimizer = optimizer_of(model, gpu)
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
     rows = Rows(num_iterations * _BATCH * int(os.environ["WORLD_SIZE"]))
-    LossKeeper(
+    LoggingTrainer(
         model=model, args=arguments, train_dataset=rows, data_collator=SlowBatch(gpu), optimizers=(optimizer, schedule)
     ).train()
 

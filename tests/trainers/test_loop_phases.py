@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpuenergyd.client.loop import _RANK, LoopJob  # noqa: E402  after the skip
+from gpuenergyd.client.loop import LOOP_RANK, LoopJob  # noqa: E402  after the skip
 from gpuenergyd.client.phases.marks import MAX_PHASES  # noqa: E402  as above
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder  # noqa: E402  as above
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon  # noqa: E402  as above
@@ -91,7 +91,7 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
 
 def joined(daemon: FakeDaemon, gpu: Gpu, **options: Any) -> LoopJob:
     recorder = DeviceRecorder(gpu.device, MAX_PHASES, sleep=gpu.device.sleep)
-    rank = replace(_RANK, job_name="loop", gpu_uuid="GPU-1")
+    rank = replace(LOOP_RANK, job_name="loop", gpu_uuid="GPU-1")
     return LoopJob(rank, run_key="1", socket_path=daemon.socket_path, timer=recorder, **options)
 
 

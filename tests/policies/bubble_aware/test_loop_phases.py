@@ -82,3 +82,4 @@ def test_a_slower_rank_is_followed_within_six_iterations_and_left_within_four() 
     slowest_s = [max(times) for times in zip(*([h[0] for h in own.history] for own in ranks), strict=True)]
     usual_s = median(slowest_s[BEGIN - 20 : BEGIN])
     assert max(slowest_s[END + 4 : END + 30]) < 1.02 * usual_s
+    assert median(slowest_s[-15:]) < 1.004 * usual_s, "the recovered rank is planned for its new times"
