@@ -12,11 +12,11 @@ from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.client.timing.cuda import loaded_cuda_device
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import InstructionTimer
+from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 
-SCHEDULE_NAME = "loop"
 _TRIES_TO_FIND_GPU = 3
 LOOP_RANK = RankDescription(
-    job_name=None, run_key="", gpu_uuid=None, schedule_name=SCHEDULE_NAME, num_microbatches=1, framework="loop"
+    job_name=None, run_key="", gpu_uuid=None, schedule_name=LOOP_SCHEDULE, num_microbatches=1, framework="loop"
 )
 
 

@@ -40,6 +40,8 @@ class InstructionKind(StrEnum):
         return self is InstructionKind.C
 
 
+LOOP_SCHEDULE = "loop"
+"""Name of the schedule of a training loop without pipeline stages."""
 _CHUNKS_PER_PAIR = 64
 """Largest number of chunks per rank whose forwards and backwards can be combined."""
 
