@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -119,12 +120,12 @@ def train(
         gpu.device.sleep(1.0)
         if not daemon.registrations.empty() or not job._marks._is_learning:
             break
-        wait_until(lambda number=number: _num_known(job) >= number, WAIT_LIMIT_S)
+        wait_until(partial(_are_known, job, number), WAIT_LIMIT_S)
     return [tuple(row) for row in daemon.registrations.get(timeout=WAIT_LIMIT_S)["order"]]
 
 
-def _num_known(job: LoopJob) -> int:
-    return len(job._marks._learned)
+def _are_known(job: LoopJob, num_iterations: int) -> bool:
+    return len(job._marks._learned) >= num_iterations
 
 
 def plain_step(model: Any, optimizer: Any, batch: Any) -> None:

@@ -14,7 +14,6 @@ runs other ones each time, has one instruction per iteration.
 from collections import deque
 from collections.abc import Callable
 from functools import wraps
-from typing import Concatenate, ParamSpec
 
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd.client.timing.recorder import NOT_RECORDED, IterationTimes
@@ -30,16 +29,15 @@ _MIN_LEARNED, _MAX_LEARNED = 3, 24
 """Iterations that are measured before phases are registered, of all that begin: the first one is not like others."""
 WHOLE_ITERATION: tuple[OrderRow, ...] = (("F", 0, 0),)
 _NS_PER_S = 1e9
-_P = ParamSpec("_P")
 
 
-def _shielded(act: Callable[Concatenate["PhaseMarks", _P], None]) -> Callable[Concatenate["PhaseMarks", _P], None]:
+def _shielded(act: Callable[["PhaseMarks"], None]) -> Callable[["PhaseMarks"], None]:
     """Suppress and count exceptions: these functions are called inside a training step."""
 
     @wraps(act)
-    def shielded(self: "PhaseMarks", *args: _P.args, **kwargs: _P.kwargs) -> None:
+    def shielded(self: "PhaseMarks") -> None:
         try:
-            act(self, *args, **kwargs)
+            act(self)
         except Exception:  # noqa: BLE001  must not reach training
             self.num_errors += 1
 
