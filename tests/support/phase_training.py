@@ -93,7 +93,7 @@ class _Scale(torch.autograd.Function):
         context.gpu.run("B")
         # Where torch's wrappers wait for the gradients of other ranks.
         communication_s = context.gpu.scale * COMMUNICATION_S
-        torch.autograd.Variable._execution_engine.queue_callback(lambda: time.sleep(communication_s))  # type: ignore[attr-defined]
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: time.sleep(communication_s))
         return None, (gradients[0] * rows).sum(0), None
 
 
@@ -117,7 +117,7 @@ class SimulatedAdamW(torch.optim.AdamW):
 
     gpu: SimulatedGpu
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]  # torch overloads it
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step, then take the time of a large model's step."""
         result = super().step(closure)
         self.gpu.end_step()
@@ -186,7 +186,7 @@ def run_huggingface(gpu: SimulatedGpu, num_iterations: int) -> None:
     transformers: Any = importlib.import_module("transformers")
     model = Model(gpu)
 
-    class LoggingTrainer(transformers.Trainer):  # type: ignore[misc, name-defined]  # installed in its own environment
+    class LoggingTrainer(transformers.Trainer):  # type: ignore[misc]  # installed in its own environment
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             """Keep the loss."""
             loss = super().compute_loss(*args, **kwargs)
@@ -218,7 +218,7 @@ def run_lightning(gpu: SimulatedGpu, num_iterations: int) -> None:
     """Train with Lightning."""
     lightning: Any = importlib.import_module("lightning.pytorch")
 
-    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]  # installed in its own environment
+    class Module(lightning.LightningModule):  # type: ignore[misc]  # installed in its own environment
         def __init__(self) -> None:
             super().__init__()
             self.model = Model(gpu)

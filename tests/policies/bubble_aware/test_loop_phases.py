@@ -15,8 +15,8 @@ BEGIN, END = 130, 160
 def figures(run: VirtualLoop, until: int | None = None) -> tuple[float, float]:
     """Return saving and slowdown of the last tuned iterations over the first at full speed."""
     before, after = run.history[2:10], [own for own in run.history[:until][-30:] if (own[2] or "").startswith("tuned")]
-    time_s, energy_j = (median(own[k] for own in before) for k in range(2))
-    tuned_s, tuned_j = (median(own[k] for own in after) for k in range(2))
+    time_s, energy_j = median(own[0] for own in before), median(own[1] for own in before)
+    tuned_s, tuned_j = median(own[0] for own in after), median(own[1] for own in after)
     return 1 - tuned_j / energy_j, tuned_s / time_s - 1
 
 
