@@ -1,5 +1,7 @@
 """Phases of plain loops, found by torch's own hooks on a virtual device that runs behind the program."""
 
+import copy
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -253,6 +255,18 @@ def test_hooks_leave_with_the_job(gpu: Gpu, daemon: FakeDaemon) -> None:
     assert not optimizers._global_optimizer_pre_hooks
     assert not optimizers._global_optimizer_post_hooks
     assert not modules._global_forward_pre_hooks
+
+
+def test_a_model_can_be_copied_and_saved_while_its_phases_are_marked(gpu: Gpu, daemon: FakeDaemon) -> None:
+    plain = torch.nn.Linear(4, 4)
+    with joined(daemon, gpu) as job:
+        train(job, gpu, daemon, model=plain, step=plain_step)
+        assert plain._forward_hooks
+        copies = [copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))]
+
+    for own in copies:
+        assert torch.equal(own(torch.ones(1, 4)), plain(torch.ones(1, 4)))
+    assert b"gpuenergyd" not in pickle.dumps(copies[0])
 
 
 def test_the_hooks_change_no_bit_of_the_training(gpu: Gpu, daemon: FakeDaemon) -> None:

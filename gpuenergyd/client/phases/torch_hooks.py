@@ -19,6 +19,7 @@ compile the hooks with them.
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from gpuenergyd.client.phases.marks import PhaseMarks
@@ -88,8 +89,8 @@ class TorchPhases:
             return
         # Before FSDP's own hooks: its callback at the end of the backward is to be queued after ours.
         self._root_handles = [
-            module.register_forward_pre_hook(self._before_forward, prepend=True),
-            module.register_forward_hook(self._after_forward, prepend=True),
+            module.register_forward_pre_hook(_ModuleHook(self._before_forward), prepend=True),
+            module.register_forward_hook(_ModuleHook(self._after_forward), prepend=True),
         ]
         self._marks.forward_begins()
 
@@ -106,7 +107,7 @@ class TorchPhases:
             own = {id(parameter) for parameter in root.parameters()}
             known = any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
             self._optimizers[optimizer] = known
-            optimizer.register_state_dict_pre_hook(self._before_checkpoint)
+            self._handles.append(optimizer.register_state_dict_pre_hook(self._before_checkpoint))
             if not known and not self._is_root_proven:
                 self._search_another(root)
         self._is_root_proven |= known
@@ -187,6 +188,21 @@ class TorchPhases:
 
     def _before_checkpoint(self, _optimizer: Any) -> None:
         self._marks.pause()
+
+
+class _ModuleHook:
+    """A hook that does nothing in copies of its module, which may be loaded where this package is not installed."""
+
+    def __init__(self, act: Callable[..., None]) -> None:
+        self._act = act
+
+    def __call__(self, *args: Any) -> None:
+        """Call the hook."""
+        self._act(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return a function of the standard library that accepts anything and returns None."""
+        return getattr, (nullcontext(), "__exit__")
 
 
 def _is_trained(module: Any) -> bool:
