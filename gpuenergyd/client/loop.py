@@ -35,12 +35,14 @@ class LoopJob:
         timer: InstructionTimer | None = None,
         finds_phases: bool = True,
         begins_at_forward: bool = False,
+        registers_steps: bool = True,
     ) -> None:
         self._rank = rank
         self._run_key = run_key
         self._socket_path = socket_path
         self._timer = timer
         self._finds_phases = finds_phases
+        self._registers_steps = registers_steps
         self._marks = PhaseMarks(begins_at_forward=begins_at_forward)
         self._hooks: TorchPhases | None = None
         self._client: RankClient | None = None
@@ -93,10 +95,23 @@ class LoopJob:
         timer = self._timer if device is None or self._timer else DeviceRecorder(device, capacity=MAX_PHASES)
         client = RankClient(rank, socket_path=self._socket_path, timer=timer, learn_times=self._marks.learn_times)
         self._marks.follow(client)
-        self._hooks = _phases_of_torch(self._marks) if gpu_uuid is not None and self._finds_phases else None
+        self._hooks = self._find_phases() if gpu_uuid is not None and self._finds_phases else None
         if self._hooks is None:
             self._marks.register_whole()
         return client
+
+    @property
+    def phases(self) -> TorchPhases | None:
+        """The hooks that find the phases; None without any."""
+        return self._hooks
+
+    def _find_phases(self) -> TorchPhases | None:
+        """Return the hooks; None where the program has not loaded torch, or an unknown version of it."""
+        torch: Any = sys.modules.get("torch")
+        try:
+            return None if torch is None else TorchPhases(torch, self._marks, registers_steps=self._registers_steps)
+        except Exception:  # noqa: BLE001  torch may lack anything; one instruction per iteration needs no hook
+            return None
 
 
 class LoopIteration:
@@ -117,15 +132,6 @@ class LoopIteration:
             self._marks.abandon_iteration()
         else:
             self._marks.end_iteration()
-
-
-def _phases_of_torch(marks: PhaseMarks) -> TorchPhases | None:
-    """Return hooks that find the phases; None where the program has not loaded torch, or an unknown version of it."""
-    torch: Any = sys.modules.get("torch")
-    try:
-        return None if torch is None else TorchPhases(torch, marks)
-    except Exception:  # noqa: BLE001  torch may lack anything; one instruction per iteration needs no hook
-        return None
 
 
 def job(
@@ -166,5 +172,8 @@ def job(
 
 
 def unmarked_job() -> LoopJob:
-    """Return the job of a loop that does not mark its iterations; all options come from the environment."""
-    return LoopJob(LOOP_RANK, run_key=None, socket_path=None, begins_at_forward=True)
+    """Return the job of a loop that does not mark its iterations; all options come from the environment.
+
+    The caller passes its optimizers' steps on to `LoopJob.phases`.
+    """
+    return LoopJob(LOOP_RANK, run_key=None, socket_path=None, begins_at_forward=True, registers_steps=False)

@@ -289,7 +289,7 @@ def measure_hooks(gpu: SimulatedGpu) -> None:
     from gpuenergyd_trainers.loop import StepMarks  # noqa: PLC0415  as above
 
     for owner, names in (
-        (TorchPhases, ("_before_forward", "_after_forward", "_on_gradient", "_before_step", "_after_step")),
+        (TorchPhases, ("_before_forward", "_after_forward", "_on_gradient", "before_step", "after_step")),
         (PhaseMarks, ("backward_ends",)),
         (StepMarks, ("begin", "end", "pause")),
     ):

@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 from gpuenergyd.client.loop import LOOP_RANK, LoopJob  # noqa: E402  after the skip
 from gpuenergyd.client.phases.marks import MAX_PHASES  # noqa: E402  as above
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder  # noqa: E402  as above
+from gpuenergyd_trainers.loop import UnmarkedLoop  # noqa: E402  as above
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon  # noqa: E402  as above
 from tests.support.virtual_device import VirtualDevice  # noqa: E402  as above
 from tests.support.waiting import wait_until  # noqa: E402  as above
@@ -182,6 +183,35 @@ def test_a_loop_that_marks_nothing_has_the_same_phases(gpu: Gpu, daemon: FakeDae
     with joined(daemon, gpu, begins_at_forward=True) as job:
         job.join()
         assert train(job, gpu, daemon, marks_iterations=False) == ALL
+
+
+def test_a_loop_is_joined_beside_other_hooks_of_its_optimizers(
+    gpu: Gpu, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUENERGYD_SOCKET", daemon.socket_path)
+    monkeypatch.setenv("GPUENERGYD_GPU_UUID", "GPU-1")
+    monkeypatch.setattr("gpuenergyd_trainers.loop.has_clients", lambda: False)  # those of other tests
+    optimizers, steps = sys.modules["torch.optim.optimizer"], []
+    before = dict(optimizers._global_optimizer_pre_hooks), dict(optimizers._global_optimizer_post_hooks)
+    loop = UnmarkedLoop(optimizers)
+    other = optimizers.register_optimizer_step_post_hook(lambda *_: steps.append(1))
+    model = gpu.model()
+    optimizer = gpu.optimizer(model)
+    try:
+        for _ in range(12):
+            plain_step(model, optimizer, torch.ones(2, 4))
+        registration = daemon.registrations.get(timeout=WAIT_LIMIT_S)
+    finally:
+        other.remove()
+        assert loop._job is not None
+        loop._job.__exit__(None, None, None)
+        optimizers._global_optimizer_pre_hooks.clear()
+        optimizers._global_optimizer_pre_hooks.update(before[0])
+        optimizers._global_optimizer_post_hooks.clear()
+        optimizers._global_optimizer_post_hooks.update(before[1])
+
+    assert len(steps) == 12
+    assert (registration["framework"], registration["order"][0]) == ("loop", ["F", 0, 0])
 
 
 def test_a_model_that_is_not_trained_is_no_phase(gpu: Gpu, daemon: FakeDaemon) -> None:

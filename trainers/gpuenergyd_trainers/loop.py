@@ -3,6 +3,7 @@
 Loops that mark nothing are joined by `gpuenergyd run`, from their optimizer steps.
 """
 
+import logging
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -10,6 +11,8 @@ import gpuenergyd
 from gpuenergyd.client.environment import find_gpu_uuid
 from gpuenergyd.client.loop import LoopIteration, LoopJob, unmarked_job
 from gpuenergyd.client.rank import has_clients
+
+logger = logging.getLogger("gpuenergyd.trainers")
 
 T = TypeVar("T")
 _STEPS_BEFORE_JOINING = 2
@@ -99,21 +102,40 @@ class StepMarks:
 
 
 class UnmarkedLoop:
-    """A training loop that marks nothing, joined after its first optimizer steps unless something else has joined."""
+    """A training loop that marks nothing, joined after its first optimizer steps unless something else has joined.
+
+    Its two hooks stay for good: torch raises if a hook of optimizers adds or removes one.
+    """
 
     def __init__(self, optimizers: Any) -> None:
         """Watch the optimizers of `torch.optim.optimizer`."""
         self._num_steps = 0
+        self._is_decided = False
         self._job: LoopJob | None = None
-        self._handle = optimizers.register_optimizer_step_post_hook(self._after_step)
+        optimizers.register_optimizer_step_pre_hook(self._before_step)
+        optimizers.register_optimizer_step_post_hook(self._after_step)
 
-    def _after_step(self, *_: Any) -> None:
+    def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        phases = self._job.phases if self._job is not None else None
+        return None if phases is None else phases.before_step(optimizer, args, kwargs)
+
+    def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        phases = self._job.phases if self._job is not None else None
+        if phases is not None:
+            phases.after_step(optimizer)
+        elif not self._is_decided:
+            self._decide()
+
+    def _decide(self) -> None:
         self._num_steps += 1
-        if self._num_steps < _STEPS_BEFORE_JOINING:
-            return
-        if has_clients() or self._num_steps > _LAST_STEP_TO_JOIN:
-            self._handle.remove()
-        elif find_gpu_uuid() is not None:
-            self._handle.remove()
-            self._job = unmarked_job()
-            self._job.join()
+        try:
+            if self._num_steps < _STEPS_BEFORE_JOINING:
+                return
+            self._is_decided = has_clients() or self._num_steps > _LAST_STEP_TO_JOIN
+            if not self._is_decided and find_gpu_uuid() is not None:
+                self._is_decided = True
+                self._job = unmarked_job()
+                self._job.join()
+        except Exception as error:  # noqa: BLE001  never raise into a training step
+            self._is_decided = True
+            logger.warning("gpuenergyd: this loop cannot be joined; training continues at full speed: %r", error)

@@ -30,9 +30,13 @@ _MAX_SEARCHES = 4
 
 
 class TorchPhases:
-    """Hooks of one training loop; `detach` removes them all."""
+    """Hooks of one training loop; `detach` removes them all.
 
-    def __init__(self, torch: Any, marks: PhaseMarks) -> None:
+    Torch raises if hooks of optimizers are added or removed while it calls one. So whoever makes this object within
+    such a hook gives `registers_steps` False, and calls `before_step` and `after_step`.
+    """
+
+    def __init__(self, torch: Any, marks: PhaseMarks, *, registers_steps: bool = True) -> None:
         """Begin to search the outermost module; `torch` is the module that the program has loaded."""
         self._torch = torch
         self._marks = marks
@@ -45,10 +49,12 @@ class TorchPhases:
         self._optimizers: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         """Optimizers that have stepped, and whether they have parameters of the outermost module."""
         optimizers: Any = sys.modules["torch.optim.optimizer"]  # torch deletes the attributes of its modules
-        self._handles = [
-            optimizers.register_optimizer_step_pre_hook(self._before_step),
-            optimizers.register_optimizer_step_post_hook(self._after_step),
-        ]
+        self._handles: list[Any] = []
+        if registers_steps:
+            self._handles += [
+                optimizers.register_optimizer_step_pre_hook(self.before_step),
+                optimizers.register_optimizer_step_post_hook(self._after_step),
+            ]
         self._search()
 
     def detach(self) -> None:
@@ -154,7 +160,7 @@ class TorchPhases:
         except Exception:  # noqa: BLE001  must not reach training
             self._marks.num_errors += 1
 
-    def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Mark the begin of the step; where the step runs forward and backward itself, after those."""
         try:
             if not self._is_of_root(optimizer):
@@ -179,12 +185,16 @@ class TorchPhases:
 
         return closure_then_step
 
-    def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def after_step(self, optimizer: Any) -> None:
+        """Mark the end of a step."""
         try:
             if self._is_of_root(optimizer):
                 self._marks.optimizer_ends()
         except Exception:  # noqa: BLE001  must not reach training
             self._marks.num_errors += 1
+
+    def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self.after_step(optimizer)
 
     def _before_checkpoint(self, _optimizer: Any) -> None:
         self._marks.pause()
