@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.data.distributed import DistributedSampler
 
 from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
 
@@ -81,18 +82,18 @@ class OnGpu(torch.nn.Module):
 
 class _Scale(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, rows: torch.Tensor, scale: torch.Tensor, gpu: SimulatedGpu) -> torch.Tensor:
-        context.save_for_backward(rows)
-        context.gpu, context.is_training = gpu, torch.is_grad_enabled()
+    def forward(ctx: Any, rows: torch.Tensor, scale: torch.Tensor, gpu: SimulatedGpu) -> torch.Tensor:
+        ctx.save_for_backward(rows)
+        ctx.gpu, ctx.is_training = gpu, torch.is_grad_enabled()
         gpu.run("F")
         return rows * scale
 
     @staticmethod
-    def backward(context: Any, *gradients: Any) -> Any:
-        (rows,) = context.saved_tensors
-        context.gpu.run("B")
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (rows,) = ctx.saved_tensors
+        ctx.gpu.run("B")
         # Where torch's wrappers wait for the gradients of other ranks.
-        communication_s = context.gpu.scale * COMMUNICATION_S
+        communication_s = ctx.gpu.scale * COMMUNICATION_S
         torch.autograd.Variable._execution_engine.queue_callback(lambda: time.sleep(communication_s))
         return None, (gradients[0] * rows).sum(0), None
 
@@ -171,7 +172,7 @@ def run_loop(gpu: SimulatedGpu, num_iterations: int, *, is_sharded: bool) -> Non
         model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = optimizer_of(model, gpu)
     rows = Rows(num_iterations * _BATCH * dist.get_world_size())
-    sampler: Any = torch.utils.data.distributed.DistributedSampler(rows, seed=3)
+    sampler: Any = DistributedSampler(rows, seed=3)
     for batch in torch.utils.data.DataLoader(rows, batch_size=_BATCH, sampler=sampler, collate_fn=SlowBatch(gpu)):
         loss = model(**batch)["loss"]
         loss.backward()

@@ -6,7 +6,7 @@ communication and waits for data take a third of the iteration; Mohan et al. (VL
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -58,7 +58,7 @@ class VirtualLoop(VirtualTraining):
     """One rank of a plain loop; with `meet`, its communication ends when that of all ranks does."""
 
     schedule: Schedule = field(default_factory=loop_schedule)
-    work: dict[tuple[int, InstructionKind], Work] = field(default_factory=phase_work)
+    work: Mapping[tuple[int, InstructionKind], Work] = field(default_factory=phase_work)
     policy: ClockPolicy = field(default_factory=BubbleAware)
     step_overhead_s: float = 0.0
     communication_latency_s: float = 0.0
@@ -74,11 +74,11 @@ class VirtualLoop(VirtualTraining):
         waited_s = 0.0 if self.meet is None else self.meet(start_s) - start_s
         self.waits_s.append(waited_s)
         slowdown = self.slowdown_of(r, self.iteration_index)  # of the GPU, not of the network
-        self.work[r, C] = Wait((usual.time_s(0) + waited_s) / slowdown)
+        before, self.work = self.work, {**self.work, (r, C): Wait((usual.time_s(0) + waited_s) / slowdown)}
         try:
             return super()._work_from(r, instruction, start_s)
         finally:
-            self.work[r, C] = usual
+            self.work = before
 
 
 @dataclass

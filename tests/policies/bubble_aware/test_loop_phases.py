@@ -6,7 +6,7 @@ import pytest
 
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
-from tests.support.virtual_loop import DataParallelLoops, VirtualLoop, loop_schedule
+from tests.support.virtual_loop import D, DataParallelLoops, VirtualLoop, Wait, loop_schedule
 
 BEGIN, END = 130, 160
 """Iterations in which one rank is slower."""
@@ -45,9 +45,9 @@ def test_a_longer_wait_for_data_is_not_charged_to_the_plan() -> None:
     run = VirtualLoop(policy=BubbleAware(), noise_ratio=0.003, seed=2)
     run.run(80)
     tuned = run.job.current_plan.plan_id
-    usual = run.work[0, run.schedule.orders[0][-1].kind]
+    usual = run.work
     for number in range(20):
-        run.work[0, run.schedule.orders[0][-1].kind] = type(usual)(0.5) if number % 4 == 0 else usual  # type: ignore[call-arg]  # a wait
+        run.work = {**usual, (0, D): Wait(0.5)} if number % 4 == 0 else usual
         run.run(1)
 
     assert run.job.phase is JobPhase.TUNED
