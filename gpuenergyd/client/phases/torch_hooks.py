@@ -32,8 +32,8 @@ _MAX_SEARCHES = 4
 class TorchPhases:
     """Hooks of one training loop; `detach` removes them all.
 
-    Torch raises if hooks of optimizers are added or removed while it calls one. So whoever makes this object within
-    such a hook gives `registers_steps` False, and calls `before_step` and `after_step`.
+    Torch raises if hooks of optimizers are added or removed while it calls one. So a caller within such a hook gives
+    `registers_steps` False, and calls `before_step` and `after_step`.
     """
 
     def __init__(self, torch: Any, marks: PhaseMarks, *, registers_steps: bool = True) -> None:
