@@ -33,7 +33,7 @@ def iterations(
 ) -> Iterator[T]:
     """Yield the batches; the body of the loop is one iteration, without loading the next batch.
 
-    For loops on one GPU, with DistributedDataParallel or with FSDP; one GPU per process. Options as of `gpuenergyd.job`.
+    For loops on one GPU, with DistributedDataParallel or with FSDP; one GPU per process. Options: see `gpuenergyd.job`.
     """
     with gpuenergyd.job(
         job,
