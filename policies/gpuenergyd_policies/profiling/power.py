@@ -258,9 +258,9 @@ class _Fit:
         self._n = n = len(models)
         self._model, self._top = self.model_of_rank[shares.rank_of], self.top_of_rank[shares.rank_of]
         self._waiting = [
-            (r, shares.index_of[r, None, 0, 0], gpu.blocking_power_w)
-            for r, gpu in enumerate(gpus)
-            if gpu.blocking_power_w is not None and (r, None, 0, 0) in shares.index_of
+            (rank, index, blocking_power_w)
+            for (rank, kind, *_), index in shares.index_of.items()
+            if (kind is None or kind.is_wait) and (blocking_power_w := gpus[rank].blocking_power_w) is not None
         ]
         prior = np.repeat([_KNEE_RATIO_PRIOR, _VOLTAGE_PRIOR, _STATIC_POWER_PRIOR_W], n)
         self._prior = np.asarray(prior, dtype=np.float64)
