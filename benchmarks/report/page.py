@@ -15,8 +15,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "benchmarks.
 SECTION_ORDER = (
     "introduction", "planner", "orders", "emulation", "profiling", "learning", "cost", "advice", "client", "schedules",
     "restores", "sampling", "run-ahead", "captured", "slow-reads", "call-price", "latency-tails", "everything-unkind",
-    "hanging-call", "carbon", "store", "fleet", "load", "two-hosts", "layouts", "stragglers", "large-job", "demo",
-    "real-programs",
+    "hanging-call", "carbon", "store", "fleet", "load", "two-hosts", "layouts", "plain-loops", "stragglers",
+    "large-job", "demo", "real-programs",
     "device-model", "real-gpus", "tests",
 )  # fmt: skip
 

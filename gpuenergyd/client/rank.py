@@ -4,7 +4,7 @@ import atexit
 import logging
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic_ns
@@ -16,7 +16,13 @@ from gpuenergyd.client.reporter import FinishedIteration, Reporter
 from gpuenergyd.client.tags import MAX_TAGS, find_tags
 from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
-from gpuenergyd.client.timing.recorder import NOT_RECORDED, HostRecorder, InstructionTimer, RecordedIteration
+from gpuenergyd.client.timing.recorder import (
+    NOT_RECORDED,
+    HostRecorder,
+    InstructionTimer,
+    IterationTimes,
+    RecordedIteration,
+)
 from gpuenergyd.client.timing.replays import CapturedInstructions
 from gpuenergyd.core.pipeline.timetable import ONE_CLOCK, TIMETABLE
 from gpuenergyd.wire import PROTOCOL_VERSION
@@ -78,7 +84,9 @@ class RankClient:
         socket_path: str | None = None,
         timer: InstructionTimer | None = None,
         agreed_plans: AgreedPlans | None = None,
+        learn_times: Callable[[IterationTimes], None] | None = None,
     ) -> None:
+        """Describe the rank; `learn_times` gets the times of the iterations before it registers, on any thread."""
         length = find_job_length()
         options = find_job_options(rank.job_name, rank.policy, rank.max_slowdown_ratio)
         self._registration = RankRegistration(
@@ -108,6 +116,7 @@ class RankClient:
         )
         self._socket_path = socket_path
         self._is_first = rank.is_first
+        self._learn_times = learn_times
         self._timer: InstructionTimer = timer if timer is not None else HostRecorder()
         self._recorder = self._timer if isinstance(self._timer, DeviceRecorder) else None
         self._captured_always = self._captured = ONE_CLOCK if rank.is_replayed else ""
@@ -176,12 +185,18 @@ class RankClient:
         """Token that identifies this rank to the daemon; None while it is not registered."""
         return self._reporter.rank_token if self._reporter is not None else None
 
+    @property
+    def is_inert(self) -> bool:
+        """Whether all methods do nothing: without a GPU, after the release, or in a forked child."""
+        return self._is_inert
+
     def register(self, order: Sequence[OrderRow]) -> None:
         """Join the job with this order of instructions; returns at once."""
         if self._is_inert or self._reporter is not None:
             return
         try:
-            registration = replace(self._registration, order=tuple(order))
+            num_microbatches = max([self._registration.num_microbatches, *(1 + row[1] for row in order)])
+            registration = replace(self._registration, order=tuple(order), num_microbatches=num_microbatches)
             self._reporter = Reporter(registration, self._plans, socket_path=self._socket_path, is_first=self._is_first)
             self._sender.reporter = self._reporter
         except Exception:  # noqa: BLE001  for instance no thread available: must not reach training
@@ -364,10 +379,19 @@ class RankClient:
         """Have an iteration reported once its times are known."""
         if finished is None:
             return
-        if self._reporter is None:
+        if self._reporter is not None:
+            self._timer.call_when_known(finished.recorded, partial(self._report, finished))
+        elif self._learn_times is not None:
+            self._timer.call_when_known(finished.recorded, partial(self._learn, finished.recorded, self._learn_times))
+        else:
             finished.recorded.free()
-            return
-        self._timer.call_when_known(finished.recorded, partial(self._report, finished))
+
+    @staticmethod
+    def _learn(recorded: RecordedIteration, learn_times: Callable[[IterationTimes], None]) -> None:
+        try:
+            learn_times(recorded.times())
+        finally:
+            recorded.free()
 
     def _report(self, finished: FinishedIteration) -> None:
         assert self._reporter is not None
@@ -385,6 +409,11 @@ class RankClient:
 
 
 _live_clients: "weakref.WeakSet[RankClient]" = weakref.WeakSet()
+
+
+def has_clients() -> bool:
+    """Return whether any part of this process has joined a job."""
+    return bool(_live_clients)
 
 
 def _seconds_until(mono_ns: int) -> float:

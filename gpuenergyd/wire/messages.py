@@ -35,9 +35,10 @@ class RankRegistration:
     of `num_pp_ranks` stages is complete when all `num_stage_ranks` ranks of each stage have registered; data-parallel
     replicas are separate pipelines. The ranks of a stage, tensor-, context- and expert-parallel ones, run the same
     instructions together and follow one plan; each has its own GPU.
-    `order` lists the rank's instructions of one iteration; a plain loop has the single instruction F0. `tags` group
-    jobs in reports. The length of the job is optional: its iterations, its hours at full speed, or its deadline (ISO
-    8601, UTC). Tags and length of the first rank to register count.
+    `order` lists the rank's instructions of one iteration; a plain loop has the single instruction F0, or its phases:
+    forward F, backward B, gradient communication C, optimizer step O, wait for data D. `tags` group jobs in reports.
+    The length of the job is optional: its iterations, its hours at full speed, or its deadline (ISO 8601, UTC). Tags
+    and length of the first rank to register count.
     """
 
     protocol_version: int

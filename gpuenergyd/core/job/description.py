@@ -88,6 +88,11 @@ class JobRanks:
         return self.description.num_pp_ranks == 1 and [len(order) for order in self.orders.values()] == [1]
 
     @property
+    def has_waits(self) -> bool:
+        """Whether the job has phases that wait for gradients or data."""
+        return any(instruction.kind.is_wait for order in self.orders.values() for instruction in order)
+
+    @property
     def num_hosts(self) -> int:
         """Number of hosts that the GPUs are on."""
         return len({gpu.host for gpu in self.gpus.values()}) or 1

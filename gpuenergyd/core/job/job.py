@@ -311,6 +311,8 @@ class Job:
             return guarded
         run = self.knowledge.run_to_store()
         store = (StoreRun(run),) if run is not None else ()
+        if self.control.is_checking_full_speed:  # a new plan now would make the block's result unknown
+            return store
         return (*store, *(self.control.prove(is_at_straggler_pace=self.target.is_forced) or self._ask()))
 
     def _after_fallback_iteration(self, observation: IterationObservation) -> tuple[Command, ...]:

@@ -171,6 +171,11 @@ class JobView:
         """Whether the job has a single rank that runs one instruction per iteration: a loop without a pipeline."""
         return [len(order) for order in self.schedule.orders] == [1]
 
+    @property
+    def has_waits(self) -> bool:
+        """Whether the job has phases that wait for gradients or data."""
+        return any(instruction.kind.is_wait for order in self.schedule.orders for instruction in order)
+
     def num_issued(self, purpose: PlanPurpose | None = None) -> int:
         """Return the number of plans sent so far, with one purpose or with any."""
         kept = sum(purpose in {None, plan.purpose} for plan in self.issued_plans)

@@ -13,6 +13,7 @@ from gpuenergyd.core.pipeline.timeline import iteration_energy_j, makespan_s
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
 from gpuenergyd.core.policy_api.previous_run import PREVIOUS_PROFILE
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
+from gpuenergyd_policies.bubble_aware.waits import with_recent_waits
 from gpuenergyd_policies.observed_pipeline import observed_graph, observed_pipeline
 from gpuenergyd_policies.planning.frontier import frontier
 from gpuenergyd_policies.planning.large import TOO_LARGE
@@ -44,6 +45,7 @@ class PipelineModel:
     @classmethod
     def of(cls, view: JobView, profile: PipelineProfile, calls: CallCost | None = None) -> "PipelineModel":
         """Return the model of a job whose profile is known; calls cost nothing by default."""
+        profile = with_recent_waits(profile, view)
         observed = observed_pipeline(view, profile)
         options = [profile[i.instruction_class].at_max_clock for i in observed.graph.instructions]
         energy_j = iteration_energy_j(
