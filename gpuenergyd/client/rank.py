@@ -11,7 +11,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic_ns
 
-from gpuenergyd.client.environment import find_job_length, find_job_options, missing_gpu_reason
+from gpuenergyd.client.environment import (
+    find_allow_reorder,
+    find_job_length,
+    find_job_options,
+    missing_gpu_reason,
+)
 from gpuenergyd.client.plans import NO_PLAN, AgreedPlans, PlannedClocks, PlanQueue, PreparedPlan
 from gpuenergyd.client.reporter import FinishedIteration, Reporter
 from gpuenergyd.client.tags import MAX_TAGS, find_tags
@@ -55,6 +60,10 @@ class RankDescription:
     """Length of the run; None if unknown or given by the GPUENERGYD_JOB_* variables."""
     tags: tuple[tuple[str, str], ...] = ()
     """Tags in addition to those from the environment."""
+    allow_reorder: bool | None = None
+    """Whether plans may bring another order of instructions; None for GPUENERGYD_JOB_ALLOW_REORDER, else False."""
+    reorder_refusal: str = "the order of this schedule cannot be changed from outside"
+    """Why the rank takes no other order, whatever is allowed; empty if it does."""
     is_first: bool = True
     """Whether this is the first rank of the training, which tells the user that the job was joined and has ended."""
 
@@ -102,6 +111,8 @@ class RankClient:
             num_dp_ranks=rank.num_dp_ranks,
             stage_rank=rank.stage_rank,
             num_stage_ranks=rank.num_stage_ranks,
+            allow_reorder=find_allow_reorder(rank.allow_reorder),
+            reorder_refusal=rank.reorder_refusal,
         )
         self._socket_path = socket_path
         self._is_first = rank.is_first
@@ -119,6 +130,10 @@ class RankClient:
         self._recorded: RecordedIteration | None = None
         self._num_records_dropped = 0
         self._num_errors = 0
+        self.memory_bytes: tuple[int, ...] = ()
+        """Memory to report with the next iterations, as in `IterationReport`; the adapter measures it."""
+        self.reorder_refusal = rank.reorder_refusal
+        """Why this rank takes no other order; the adapter sets it after a failure."""
         self.total_errors = 0
         """Exceptions of this client that were suppressed so far."""
         if rank.gpu_uuid is None:
@@ -146,6 +161,16 @@ class RankClient:
     def plan_epoch(self) -> int:
         """Epoch of the plan of the current iteration; 0 without a plan."""
         return self._plan_epoch
+
+    @property
+    def may_reorder(self) -> bool:
+        """Whether the order of instructions can change while the program runs, and the user allows it."""
+        return self._registration.allow_reorder and not self._registration.reorder_refusal
+
+    @property
+    def planned_order(self) -> tuple[OrderRow, ...]:
+        """The instructions of the current iteration by its plan; empty for the registered order."""
+        return self._plan.order if self._plan_epoch == self._plan.plan_epoch else ()
 
     @property
     def iteration_index(self) -> int:
@@ -281,6 +306,8 @@ class RankClient:
             num_records_dropped=self._num_records_dropped,
             num_client_errors=self._num_errors,
             recorded=recorded,
+            memory_bytes=self.memory_bytes,
+            reorder_refusal="" if self._registration.reorder_refusal else self.reorder_refusal,
         )
         self._num_records_dropped = 0
         self._num_errors = 0

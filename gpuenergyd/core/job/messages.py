@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gpuenergyd.core.job.measurements.reordering import ReorderOffer
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.telemetry import ObservedSpan, RankIteration
 from gpuenergyd.core.pipeline.graph import Instruction
@@ -42,6 +43,7 @@ class RankJoined:
     order: tuple[Instruction, ...]
     gpu: GpuView
     stage_rank: int = 0
+    reorder: ReorderOffer = ReorderOffer()
 
 
 @dataclass(frozen=True, slots=True)
