@@ -130,6 +130,8 @@ STATUS = {
         " job_id job_name last_notice last_notice_iterations_ago last_report_age_s lower_bound_j"
         " max_slowdown_ratio max_slowdown_source num_baseline_iterations num_faults num_iterations"
         " num_iterations_of_plan num_microbatches num_profile_iterations num_ranks num_stage_ranks num_tuned_iterations"
+        " order order_advice order_held_microbatches order_refusal order_saving_ratio own_order_saving_ratio"
+        " plain_order_saving_ratio"
         " outcome outcome_reason own_time_s phase phase_reason pipeline pipeline_refusal plan_energy_j plan_id"
         " plan_iteration_time_s plan_purpose plan_reason"
         " policy policy_source predicted_energy_j predicted_iteration_time_s predicted_saving_basis"

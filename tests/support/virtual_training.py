@@ -12,6 +12,7 @@ from typing import Protocol
 from gpuenergyd.core.distributed.pace import PaceEstimator
 from gpuenergyd.core.job.description import JobDescription
 from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.job.measurements.reordering import ReorderOffer
 from gpuenergyd.core.job.messages import (
     AskPolicy,
     Command,
@@ -38,6 +39,7 @@ from gpuenergyd.core.measurement.telemetry import (
 )
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, dependency_graph
 from gpuenergyd.core.pipeline.plan import ClockChange
+from gpuenergyd.core.pipeline.reorder import RankMemory
 from gpuenergyd.core.pipeline.switching import ObservedSwitch, SwitchCalibration, constant_latency
 from gpuenergyd.core.policy_api.policy import ClockPolicy, GpuView, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
@@ -155,6 +157,11 @@ class VirtualTraining:
     num_stage_ranks: int = 1
     """How many equal ranks, with equal GPUs, each stage has; `history` holds the energy of one of them."""
 
+    reorder: ReorderOffer = field(default_factory=ReorderOffer)
+    """What the ranks say about other orders of instructions when they join."""
+    memory_of: Callable[[int, Schedule], RankMemory | None] = lambda _rank, _schedule: None
+    """What a rank reports of its memory after an iteration in an order."""
+
     waits_in_last_instruction: bool = False
     """Whether waiting for other replicas shows as a long last backward, or as time after it."""
 
@@ -164,6 +171,9 @@ class VirtualTraining:
         self.random = random.Random(self.seed)
         self.has_replicas = False
         self.least_overhead_s: float | None = None
+        self.running = self.schedule
+        """The schedule of the present iteration, whose orders a plan may bring."""
+        self._schedule_of: dict[int, Schedule] = {}
         self.graph = dependency_graph(self.schedule, communication_latency_s=self.communication_latency_s)
         self.commands: list[Command] = []
         self.history: list[tuple[float, float, str | None]] = []
@@ -207,7 +217,7 @@ class VirtualTraining:
         )
         for r, order in enumerate(self.schedule.orders):
             for k in range(self.num_stage_ranks):
-                self.feed(RankJoined(r, order, self._gpu(r), k))
+                self.feed(RankJoined(r, order, self._gpu(r), k, self.reorder))
 
     @property
     def pace(self) -> PaceEstimator:
@@ -228,7 +238,7 @@ class VirtualTraining:
                 case ObserveIteration():
                     observation, spans = observe_iteration(
                         ranks=command.ranks,
-                        graph=self.graph,
+                        graph=self.job.graph_under(command.plan_id),
                         clocks={r: stage_clocks([own] * self.num_stage_ranks) for r, own in self.clocks.items()},
                         counters={r: stage_energy([own] * self.num_stage_ranks) for r, own in self.counters.items()},
                         plan_id=command.plan_id,
@@ -247,6 +257,7 @@ class VirtualTraining:
                 case SendPlan(plan=plan):
                     changes = tuple(plan.changes_of(r) for r in range(self.schedule.num_ranks))
                     self.slices.append((command.apply_at_iteration, command.plan_epoch, plan.plan_id, changes))
+                    self._schedule_of[command.plan_epoch] = plan.schedule(self.schedule)
                 case RestoreGpus():
                     self.restore()
                 case LeaseGpus():
@@ -280,6 +291,7 @@ class VirtualTraining:
         for apply_at, epoch, _, changes in self.slices:
             if apply_at <= index:
                 self.epoch, self.changes = epoch, changes
+        self._follow(self._schedule_of.get(self.epoch, self.schedule))
         for r in self._iteration_error:
             self._iteration_error[r] = self.random.gauss(0, self.energy_noise_ratio) if self.energy_noise_ratio else 0.0
         if self.ceiling_of is not None:
@@ -289,6 +301,12 @@ class VirtualTraining:
                     self.clocks[r].record(self._ns(self.now_s), min(self.ceilings[r], self.clock_now[r]))
         self._spans, end_s = self._run_pipeline()
         return end_s
+
+    def _follow(self, schedule: Schedule) -> None:
+        """Run the next iteration in this order."""
+        if schedule.orders != self.running.orders:
+            self.running = schedule
+            self.graph = dependency_graph(schedule, communication_latency_s=self.communication_latency_s)
 
     def finish_iteration(self, end_s: float) -> None:
         """End the iteration once all replicas have come as far, at `end_s`, and report it."""
@@ -302,7 +320,7 @@ class VirtualTraining:
         if self.after_last_s is not None:
             ends_s = dict(self._free_s)
             nexts_s = {r: ends_s[r] + own_s for r, own_s in enumerate(self.after_last_s)}
-        for r, order in enumerate(self.schedule.orders):
+        for r, order in enumerate(self.running.orders):
             self._wait_until(r, nexts_s[r], spans)
             if not self.counter_period_s:
                 self.counters[r].record(self._ns(nexts_s[r]), self._shown_j(r, self.total_j[r]))
@@ -317,6 +335,7 @@ class VirtualTraining:
                     instructions=tuple(
                         MeasuredInstruction(i, self._ns(spans[i][0]), self._ns(spans[i][1])) for i in order
                     ),
+                    memory=self.memory_of(r, self.running),
                 )
             )
         energy_j = sum(self.total_j.values())

@@ -18,8 +18,8 @@ from gpuenergyd.client.timing.recorder import NOT_RECORDED
 from gpuenergyd.core.pipeline.graph import Schedule
 from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd_trainers.joining.handle import Call, Handle, WrappedAttribute
-from gpuenergyd_trainers.joining.memory import CudaMemory, MemoryMeter, MicrobatchMemory
 from gpuenergyd_trainers.joining.membership import JoinKeywords, JoinOptions, PipelineRank, join
+from gpuenergyd_trainers.joining.memory import CudaMemory, MemoryMeter, MicrobatchMemory
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, order_rows
 from gpuenergyd_trainers.joining.place import Place, given_place
 from gpuenergyd_trainers.joining.place_sources import pipeline_group_place

@@ -43,7 +43,7 @@ _NEEDED = {
 """Attributes of torch's classes, some private, that `ReorderedSteps` calls."""
 
 
-def reorder_refusal(schedule: Any, stages: Sequence[Any], place: Place) -> str:  # noqa: PLR0911  one per reason
+def reorder_refusal(schedule: Any, stages: Sequence[Any], place: Place) -> str:
     """Return why the order of a schedule cannot change while it runs; empty if it can."""
     name = type(schedule).__name__
     if name != "Schedule1F1B" or len(stages) != 1:
@@ -53,6 +53,11 @@ def reorder_refusal(schedule: Any, stages: Sequence[Any], place: Place) -> str: 
         missing = [attribute for attribute in _NEEDED[kind] if not hasattr(target, attribute)]
         if missing:
             return f"this version of torch has no {type(target).__name__}.{missing[0]}"
+    return _refusal_of_place(place) or _refusal_of_stage(schedule, stage, place)
+
+
+def _refusal_of_place(place: Place) -> str:
+    """Return why ranks in such a place cannot change their order; empty if they can."""
     if place.pipeline.size < 2:
         return "a pipeline of one stage has no bubbles"
     if place.is_across_hosts:
@@ -61,6 +66,11 @@ def reorder_refusal(schedule: Any, stages: Sequence[Any], place: Place) -> str: 
         return "the stages have several ranks"
     if place.data.size > 1 or _has_replicas(place):
         return "the training has several replicas of the pipeline"
+    return ""
+
+
+def _refusal_of_stage(schedule: Any, stage: Any, place: Place) -> str:
+    """Return why the backwards of a stage cannot be split; empty if they can."""
     module = stage.submod
     if type(module).__name__ in {"DistributedDataParallel", "FullyShardedDataParallel"} or hasattr(
         module, "set_requires_gradient_sync"

@@ -353,7 +353,7 @@ class Job:
         if before is not None and before.text == advice.text:
             return ()
         self.notices.add(advice.text, self.num_iterations)
-        return (RecordNotice(advice.text),)
+        return (RecordNotice(advice.text, advice),)
 
     def _ask_for_new_pace(self) -> tuple[Command, ...]:
         """Ask again at once if the straggler's pace has changed since the question that was answered."""

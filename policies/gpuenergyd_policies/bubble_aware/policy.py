@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan, full_speed_plan
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
-from gpuenergyd_policies.bubble_aware.correction import corrected_plan
 from gpuenergyd_policies.bubble_aware.model import fit_model, fit_quality
 from gpuenergyd_policies.bubble_aware.noise import last_noisy_plan, plan_while_noisy, since_noise, trusted_plan
 from gpuenergyd_policies.bubble_aware.planning import Figure, tuned_plan
+from gpuenergyd_policies.bubble_aware.reordering import next_tuned_plan
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_speed
 from gpuenergyd_policies.planning.kernel_cache import prepare_kernels
@@ -61,7 +61,7 @@ class BubbleAware:
         view = since_noise(view)
         tuned = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED]
         if tuned:
-            return corrected_plan(view, tuned[-1])
+            return next_tuned_plan(view)
         return _plan_from_previous_run(view) or _next_profiling_plan(view, levels_mhz)
 
 
