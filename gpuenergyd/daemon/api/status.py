@@ -108,11 +108,11 @@ def job_detail(daemon: StatusSource, job_id: str) -> Mapping[str, Any] | None:
     if runner is None:
         return None
     index, spans = runner.recorder.timeline or (None, ())
-    job = runner.job
+    job, schedule = runner.job, runner.job.ranks.schedule
     return {
         **_job(runner, daemon),
         "plan": job.current_plan,
-        "schedule_orders": job.ranks.schedule.orders if job.ranks.schedule is not None else None,
+        "schedule_orders": None if schedule is None else job.current_plan.schedule(schedule).orders,
         "timeline_iteration_index": index,
         "timeline": spans,
     }

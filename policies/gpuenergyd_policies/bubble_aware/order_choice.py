@@ -14,7 +14,15 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, Schedule
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
-from gpuenergyd.core.pipeline.reorder import OrderAdvice, Orders, RankMemory, check_orders, order_name, split_in_place
+from gpuenergyd.core.pipeline.reorder import (
+    SPLIT_IN_PLACE,
+    OrderAdvice,
+    Orders,
+    RankMemory,
+    check_orders,
+    order_name,
+    split_in_place,
+)
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.errors import ScheduleError, TargetError
@@ -173,6 +181,16 @@ def choose_order(view: JobView, model: PipelineModel, plain: ClockPlan, shares: 
         return None
     why = f"{order_name(best[1].orders)}: order and clocks chosen together"
     return plan_in_order(view, model, best[1].orders, shares, caution_ratio=caution_ratio, plain=plain, why=why)
+
+
+def no_better_order(view: JobView, plain: ClockPlan) -> OrderAdvice:
+    """Return the advice where no other order meets the target."""
+    predicted = plain.predicted
+    saving_ratio = 0.0
+    if predicted is not None and predicted.baseline_energy_j:
+        saving_ratio = 1 - predicted.energy_j / predicted.baseline_energy_j
+    held = tuple(view.schedule.peak_inflight(r) for r in range(view.schedule.num_ranks))
+    return OrderAdvice(SPLIT_IN_PLACE, saving_ratio, saving_ratio, 0.0, held, 0, is_split_measured=False)
 
 
 def _candidates(plain: Schedule, task: OrderTask) -> list[Schedule]:

@@ -23,6 +23,7 @@ from gpuenergyd_policies.bubble_aware.order_choice import (
     choose_order,
     measured_shares,
     memory_refusal,
+    no_better_order,
 )
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.profiling.fit import NotEnoughDataError
@@ -56,15 +57,14 @@ def _improved(view: JobView, plain: ClockPlan) -> ClockPlan:
     known = view.reorder.advice
     if known is None:
         chosen = _chosen(view, plain, ())
-        return plain if chosen is None else replace(plain, advice=_with_refusal(view, chosen.advice))
+        advice = no_better_order(view, plain) if chosen is None else chosen.advice
+        return replace(plain, advice=replace(advice, refusal=_refusal(view, advice)))
+    if not _is_trial_due(view):
+        return plain
     refusal = _refusal(view, known)
-    if refusal or not _is_trial_due(view):
-        return replace(plain, advice=replace(known, refusal=refusal)) if refusal != known.refusal else plain
+    if refusal:
+        return plain if refusal == known.refusal else replace(plain, advice=replace(known, refusal=refusal))
     return _trial(view, number=_num_trials(view) + 1)
-
-
-def _with_refusal(view: JobView, advice: OrderAdvice) -> OrderAdvice:
-    return replace(advice, refusal=_refusal(view, advice))
 
 
 def _refusal(view: JobView, advice: OrderAdvice) -> str:
