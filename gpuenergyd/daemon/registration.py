@@ -8,11 +8,10 @@ from datetime import UTC, datetime
 from gpuenergyd.core.carbon.slowdown_account import JobLength
 from gpuenergyd.core.job.description import SOURCE_TEXTS, OptionSource
 from gpuenergyd.core.job.job import Job
-from gpuenergyd.core.job.measurements.reordering import ReorderOffer
 from gpuenergyd.core.job.outcome import expectation
 from gpuenergyd.core.measurement.telemetry import MeasuredInstruction, RankIteration
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
-from gpuenergyd.core.pipeline.reorder import RankMemory
+from gpuenergyd.core.pipeline.reorder import RankMemory, ReorderOffer
 from gpuenergyd.core.policy_api.target import slowdown_problem
 from gpuenergyd.errors import JobError, ProtocolError
 from gpuenergyd.wire import PROTOCOL_VERSION

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from gpuenergyd.core.carbon.slowdown_account import JobLength
-from gpuenergyd.core.job.measurements.reordering import ReorderOffer
-from gpuenergyd.core.pipeline.reorder import RankMemory
+from gpuenergyd.core.pipeline.reorder import RankMemory, ReorderOffer
 from gpuenergyd.daemon.registration import (
     checked_iteration,
     checked_length,

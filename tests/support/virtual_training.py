@@ -12,7 +12,6 @@ from typing import Protocol
 from gpuenergyd.core.distributed.pace import PaceEstimator
 from gpuenergyd.core.job.description import JobDescription
 from gpuenergyd.core.job.job import Job
-from gpuenergyd.core.job.measurements.reordering import ReorderOffer
 from gpuenergyd.core.job.messages import (
     AskPolicy,
     Command,
@@ -39,7 +38,7 @@ from gpuenergyd.core.measurement.telemetry import (
 )
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, dependency_graph
 from gpuenergyd.core.pipeline.plan import ClockChange
-from gpuenergyd.core.pipeline.reorder import RankMemory
+from gpuenergyd.core.pipeline.reorder import RankMemory, ReorderOffer
 from gpuenergyd.core.pipeline.switching import ObservedSwitch, SwitchCalibration, constant_latency
 from gpuenergyd.core.policy_api.policy import ClockPolicy, GpuView, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget

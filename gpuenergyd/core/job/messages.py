@@ -3,12 +3,11 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from gpuenergyd.core.job.measurements.reordering import ReorderOffer
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.telemetry import ObservedSpan, RankIteration
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
-from gpuenergyd.core.pipeline.reorder import OrderAdvice
+from gpuenergyd.core.pipeline.reorder import OrderAdvice, ReorderOffer
 from gpuenergyd.core.policy_api.policy import GpuView, JobView
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.core.policy_api.target import PerformanceTarget

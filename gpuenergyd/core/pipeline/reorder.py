@@ -21,6 +21,16 @@ SPLIT_IN_PLACE, DELAYED_WEIGHTS, PLAIN_ORDER = "split backward in place", "split
 
 
 @dataclass(frozen=True, slots=True)
+class ReorderOffer:
+    """What a rank said about its order when it joined."""
+
+    is_allowed: bool = False
+    """Whether the user allows other orders."""
+    refusal: str = "the order of this schedule cannot be changed from outside"
+    """Why the rank takes no other order, whatever the user allows; empty if it does."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankMemory:
     """Memory of one rank's GPU as its training process measured it."""
 

@@ -6,11 +6,10 @@ from statistics import median
 
 import pytest
 
-from gpuenergyd.core.job.measurements.reordering import ReorderOffer
 from gpuenergyd.core.job.messages import JobPhase, RecordNotice
 from gpuenergyd.core.pipeline.graph import InstructionKind, Schedule, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.core.pipeline.reorder import OrderAdvice, RankMemory, check_orders
+from gpuenergyd.core.pipeline.reorder import OrderAdvice, RankMemory, ReorderOffer, check_orders
 from gpuenergyd_policies.bubble_aware.order_choice import memory_limits, memory_refusal
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from tests.support.virtual_training import A100Work, VirtualTraining, Work, a100_stages

@@ -4,18 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gpuenergyd.core.measurement.telemetry import RankIteration
-from gpuenergyd.core.pipeline.reorder import OrderAdvice, RankMemory
+from gpuenergyd.core.pipeline.reorder import OrderAdvice, RankMemory, ReorderOffer
 from gpuenergyd.core.policy_api.policy import ReorderView
-
-
-@dataclass(frozen=True, slots=True)
-class ReorderOffer:
-    """What a rank said about its order when it joined."""
-
-    is_allowed: bool = False
-    """Whether the user allows other orders."""
-    refusal: str = "the order of this schedule cannot be changed from outside"
-    """Why the rank takes no other order, whatever the user allows; empty if it does."""
 
 
 @dataclass(frozen=True, slots=True)

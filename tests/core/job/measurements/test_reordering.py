@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from gpuenergyd.core.job.measurements.reordering import Reordering, ReorderOffer
+from gpuenergyd.core.job.measurements.reordering import Reordering
 from gpuenergyd.core.job.messages import RecordNotice
 from gpuenergyd.core.measurement.telemetry import RankIteration
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.core.pipeline.reorder import OrderAdvice, RankMemory, split_in_place
+from gpuenergyd.core.pipeline.reorder import OrderAdvice, RankMemory, ReorderOffer, split_in_place
 from tests.support.job_run import SCHEDULE, JobRun, joined, new_job, plan
 
 ADVICE = OrderAdvice("split backward in place", 0.24, 0.14, 0.15, (2, 1), 0, is_split_measured=False, refusal="not so")
