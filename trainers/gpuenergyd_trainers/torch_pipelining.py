@@ -180,9 +180,10 @@ def attach(
             consecutive global ranks; all of them follow one plan.
         num_tp_ranks: number of ranks of a stage.
         across_hosts: whether the pipeline's ranks are on several hosts; by default from LOCAL_WORLD_SIZE.
-        options: `gpu_uuid`, `socket_path`, `run_key`, `policy`, `max_slowdown_ratio`, `timer` and `place`, see
-            `gpuenergyd_trainers.joining.membership.JoinOptions`. A training with a DeviceMesh gives
-            `place=mesh_place(mesh)`, of `joining.place_sources`, in place of `tp_rank` and `num_tp_ranks`.
+        options: `gpu_uuid`, `socket_path`, `run_key`, `policy`, `max_slowdown_ratio`, `timer`, `memory`,
+            `allow_reorder` and `place`, see `gpuenergyd_trainers.joining.membership.JoinOptions`. A training with a
+            DeviceMesh gives `place=mesh_place(mesh)`, of `joining.place_sources`, in place of `tp_rank` and
+            `num_tp_ranks`.
     """
 
     def describe() -> PipelineRank:

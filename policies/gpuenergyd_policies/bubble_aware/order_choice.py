@@ -6,7 +6,7 @@ whole backward: measured in a few iterations with backwards split in place, or e
 taken to act on both as on the whole backward, which the corrections of a plan make up for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -29,7 +29,7 @@ from gpuenergyd.errors import ScheduleError, TargetError
 from gpuenergyd_policies.bubble_aware.model import PipelineModel
 from gpuenergyd_policies.bubble_aware.planning import plan_from_model
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
-from gpuenergyd_policies.observed_pipeline import observed_graph
+from gpuenergyd_policies.observed_pipeline import graph_in_order
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 from gpuenergyd_policies.planning.orders.search import ranked_shapes
@@ -89,7 +89,7 @@ def measured_shares(
             found = times_s.get(InstructionClass(pp_rank, kind))
             if not found:
                 return None
-            own.append(max(MIN_SHARE, median(found) / whole_s))
+            own.append(max(MIN_SHARE, float(median(found) / whole_s)))
     return SplitShares(tuple(shares[InstructionKind.I]), tuple(shares[InstructionKind.W]), is_measured=True)
 
 
@@ -188,7 +188,7 @@ def no_better_order(view: JobView, plain: ClockPlan) -> OrderAdvice:
     predicted = plain.predicted
     saving_ratio = 0.0
     if predicted is not None and predicted.baseline_energy_j:
-        saving_ratio = 1 - predicted.energy_j / predicted.baseline_energy_j
+        saving_ratio = float(1 - predicted.energy_j / predicted.baseline_energy_j)
     held = tuple(view.schedule.peak_inflight(r) for r in range(view.schedule.num_ranks))
     return OrderAdvice(SPLIT_IN_PLACE, saving_ratio, saving_ratio, 0.0, held, 0, is_split_measured=False)
 
@@ -228,14 +228,14 @@ def plan_in_order(
     plan = plan_from_model(ordered_view, ordered, caution_ratio=caution_ratio, number=number, why=why)
     assert plan.predicted is not None
     saving_ratio, own_saving_ratio = (
-        1 - plan.predicted.energy_j / energy_j for energy_j in (model.baseline_energy_j, _full_speed_j(ordered))
+        float(1 - plan.predicted.energy_j / energy_j) for energy_j in (model.baseline_energy_j, _full_speed_j(ordered))
     )
     plain_j = model.baseline_energy_j if plain is None or plain.predicted is None else plain.predicted.energy_j
     held = tuple(ordered_view.schedule.peak_inflight(r) for r in range(view.schedule.num_ranks))
     advice = OrderAdvice(
         name=order_name(orders),
         saving_ratio=saving_ratio,
-        plain_saving_ratio=1 - plain_j / model.baseline_energy_j,
+        plain_saving_ratio=float(1 - plain_j / model.baseline_energy_j),
         own_order_saving_ratio=own_saving_ratio,
         held_microbatches=held,
         extra_microbatches=max(own - view.schedule.peak_inflight(r) for r, own in enumerate(held)),
@@ -247,11 +247,7 @@ def plan_in_order(
 
 def _model_in(view: JobView, model: PipelineModel, schedule: Schedule, profile: PipelineProfile) -> PipelineModel:
     """Return the model of the same pipeline in another order."""
-    epilogues_s: Mapping[int, float] = {
-        instruction.pp_rank: model.graph.epilogues_s[node] for node, instruction in enumerate(model.graph.instructions)
-    }  # of the last instruction of each rank, since later ones replace earlier ones
-    graph = observed_graph(replace(view, schedule=schedule))
-    graph = graph.with_epilogues([epilogues_s[r] for r in range(schedule.num_ranks)])
+    graph = graph_in_order(replace(view, schedule=schedule), profile, model.bias_s)
     return replace(model, profile=profile, graph=graph)
 
 
