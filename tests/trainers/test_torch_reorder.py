@@ -291,6 +291,26 @@ def test_memory_is_measured_in_the_first_iterations_and_in_every_one_in_another_
     assert memory.end_iteration(is_reordered=True) == (60, 7, 100)
 
 
+def test_split_backwards_of_a_simulated_gpu_leave_no_memory_behind() -> None:
+    from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight  # noqa: PLC0415
+
+    model = build_stage(1, NUM_RANKS, seed=5)
+    stage = SimpleNamespace(submod=model, forward_one_chunk=model.forward)
+    memory = SimulatedMemory(stage, capacity_bytes=10**6)
+    peaks = []
+    for _ in range(3):
+        values = torch.randn(2, 16, 32, requires_grad=True)
+        output = stage.forward_one_chunk(values)
+        gradients = [torch.randn_like(output)]
+        _, groups = stage_backward_input([output], gradients, [values], model.parameters())
+        assert memory.allocated_bytes() > 0
+        stage_backward_weight(model.parameters(), groups)
+        assert memory.allocated_bytes() == 0
+        peaks.append(memory.peak_bytes)
+    assert len(set(peaks)) == 1
+    assert memory.free_bytes() == 10**6 - memory.peak_bytes
+
+
 def test_free_cuda_memory_is_what_nobody_reserved_and_what_this_process_reserved_beyond_its_peak() -> None:
     cuda = SimpleNamespace(
         mem_get_info=lambda _device: (30, 80),

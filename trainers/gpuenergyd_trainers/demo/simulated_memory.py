@@ -49,7 +49,8 @@ class _Saved:
     """Autograd's substitute for a saved tensor, with the same lifetime."""
 
     def __init__(self, tensor: torch.Tensor, count: SavedActivations) -> None:
-        self.tensor, self._count = tensor, count
+        # Of an instruction's own output, the attached tensor would keep the graph alive that keeps it.
+        self.tensor, self._count = tensor.detach(), count
         count.hold(tensor.untyped_storage())
 
     def __del__(self) -> None:

@@ -79,4 +79,4 @@ class MicrobatchMemory:
         if not (self.is_measuring or is_reordered):
             return None
         self._num_measured += 1
-        return self._meter.free_bytes(), self._microbatch_bytes, self._meter.capacity_bytes
+        return max(0, self._meter.free_bytes()), self._microbatch_bytes, self._meter.capacity_bytes
