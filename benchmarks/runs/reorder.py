@@ -100,7 +100,7 @@ def main() -> int:
             replace(case, allow_reorder=True, expensive_from=options.expensive_from), folder / "allowed"
         )
         advised = run_attached(replace(case, num_iterations=options.advised_iterations), folder / "advised")
-    result = judged(allowed, advised, alone, capacities, options.expensive_from)
+    result = evaluated(allowed, advised, alone, capacities, options.expensive_from)
     if options.json:
         print(json.dumps(result))
     else:
@@ -108,7 +108,7 @@ def main() -> int:
     return 0 if result["holds"] else 1
 
 
-def judged(
+def evaluated(
     allowed: Mapping[str, Any],
     advised: Mapping[str, Any],
     alone: Sequence[Mapping[str, Any]],
