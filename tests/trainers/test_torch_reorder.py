@@ -168,11 +168,15 @@ def drain(waiting: "queue.Queue[Any]") -> list[Any]:
 # --- refusals ---
 
 
+def do_nothing(*_: Any, **__: Any) -> None:
+    """Take any arguments."""
+
+
 def make_stage(module: Any = None, **attributes: Any) -> Any:
     methods = dict.fromkeys(
         ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk", "get_fwd_recv_ops",
          "get_fwd_send_ops", "get_bwd_recv_ops", "get_bwd_send_ops", "perform_reduce_grad"),
-        print,
+        do_nothing,
     )  # fmt: skip
     return SimpleNamespace(submod=torch.nn.Linear(2, 2) if module is None else module, **{**methods, **attributes})
 
@@ -180,7 +184,7 @@ def make_stage(module: Any = None, **attributes: Any) -> Any:
 def make_schedule(name: str = "Schedule1F1B", *, without: str = "") -> Any:
     names = ("_step_microbatches", "_check_inputs", "_initialize_stage", "_maybe_compute_loss", "_maybe_get_loss",
              "_update_losses")  # fmt: skip
-    methods = {method: print for method in names if method != without}
+    methods = {method: do_nothing for method in names if method != without}
     return type(name, (SimpleNamespace,), {})(_n_microbatches=8, **methods)
 
 
@@ -209,7 +213,8 @@ FOUR = given_place(pp_rank=0, num_pp_ranks=4)
         (make_schedule(), [make_stage()], FOUR, ""),
         (make_schedule("ScheduleGPipe"), [make_stage()], FOUR, "only that of Schedule1F1B"),
         (make_schedule(), [make_stage(), make_stage()], FOUR, "only that of Schedule1F1B"),
-        (make_schedule(without="_update_losses"), [make_stage()], FOUR, "has no Schedule1F1B._update_losses"),
+        (make_schedule(without="_update_losses"), [make_stage()], FOUR, "Schedule1F1B._update_losses of this version"),
+        (make_schedule(), [make_stage(backward_one_chunk=lambda _: None)], FOUR, "takes other arguments"),
         (make_schedule(), [make_stage(dw_builder=print)], FOUR, "dw_builder"),
         (make_schedule(), [make_stage()], given_place(pp_rank=0, num_pp_ranks=1), "one stage"),
         (make_schedule(), [make_stage()], given_place(pp_rank=0, num_pp_ranks=9), "fewer microbatches"),

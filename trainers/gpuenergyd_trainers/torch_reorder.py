@@ -7,8 +7,9 @@ iteration late still fit together. The orders offered keep the sequence in which
 accumulated (`gpuenergyd.core.pipeline.reorder`).
 """
 
+import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,27 +21,25 @@ from gpuenergyd_trainers.joining.place import Place
 
 logger = logging.getLogger("gpuenergyd.trainers")
 
-_NEEDED = {
-    "schedule": (
-        "_step_microbatches",
-        "_check_inputs",
-        "_initialize_stage",
-        "_maybe_compute_loss",
-        "_maybe_get_loss",
-        "_update_losses",
-    ),
-    "stage": (
-        "forward_one_chunk",
-        "backward_one_chunk",
-        "backward_weight_one_chunk",
-        "get_fwd_recv_ops",
-        "get_fwd_send_ops",
-        "get_bwd_recv_ops",
-        "get_bwd_send_ops",
-        "perform_reduce_grad",
-    ),
+_SCHEDULE_CALLS: Mapping[str, tuple[int, tuple[str, ...]]] = {
+    "_step_microbatches": (0, ()),
+    "_check_inputs": (4, ()),
+    "_initialize_stage": (4, ()),
+    "_maybe_compute_loss": (5, ()),
+    "_maybe_get_loss": (2, ()),
+    "_update_losses": (2, ()),
 }
-"""Attributes of torch's classes, some private, that `ReorderedSteps` calls."""
+_STAGE_CALLS: Mapping[str, tuple[int, tuple[str, ...]]] = {
+    "forward_one_chunk": (3, ("save_forward_output",)),
+    "backward_one_chunk": (1, ("loss", "full_backward", "last_backward")),
+    "backward_weight_one_chunk": (1, ("last_backward",)),
+    "get_fwd_recv_ops": (1, ()),
+    "get_fwd_send_ops": (1, ()),
+    "get_bwd_recv_ops": (1, ()),
+    "get_bwd_send_ops": (1, ()),
+    "perform_reduce_grad": (1, ()),
+}
+"""Methods of torch's classes, some private, that `ReorderedSteps` calls: number of arguments, and keywords."""
 
 
 def reorder_refusal(schedule: Any, stages: Sequence[Any], place: Place) -> str:
@@ -49,11 +48,23 @@ def reorder_refusal(schedule: Any, stages: Sequence[Any], place: Place) -> str:
     if name != "Schedule1F1B" or len(stages) != 1:
         return f"the order of {name} cannot be changed while it runs, only that of Schedule1F1B"
     stage = stages[0]
-    for target, kind in ((schedule, "schedule"), (stage, "stage")):
-        missing = [attribute for attribute in _NEEDED[kind] if not hasattr(target, attribute)]
-        if missing:
-            return f"this version of torch has no {type(target).__name__}.{missing[0]}"
+    for target, calls in ((schedule, _SCHEDULE_CALLS), (stage, _STAGE_CALLS)):
+        other = next((method for method, call in calls.items() if not _takes(target, method, *call)), None)
+        if other is not None:
+            return f"{type(target).__name__}.{other} of this version of torch is missing, or takes other arguments"
     return _refusal_of_place(place) or _refusal_of_stage(schedule, stage, place)
+
+
+def _takes(target: Any, name: str, num_arguments: int, keywords: Sequence[str]) -> bool:
+    """Return whether an object has a method that takes such arguments."""
+    method = getattr(target, name, None)
+    if not callable(method):
+        return False
+    try:
+        inspect.signature(method).bind(*(None,) * num_arguments, **dict.fromkeys(keywords))
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _refusal_of_place(place: Place) -> str:

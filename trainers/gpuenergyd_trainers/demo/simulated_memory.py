@@ -1,4 +1,4 @@
-"""Memory of a simulated GPU: the bytes that autograd keeps for backwards, and those of gradients that wait for W."""
+"""Memory of a simulated GPU: the bytes that autograd keeps for backwards."""
 
 from collections import Counter
 from collections.abc import Iterable
