@@ -146,6 +146,7 @@ def evaluated(
         "advice": advised["advice"],
         "advised_saving_ratio": advice_ratio,
         "last_advice_when_allowed": allowed["advice"],
+        "plans": allowed["plans"],
         "expensive_from": expensive_from,
         "iterations_back": allowed["iterations_back"],
         "peak_bytes": peaks,
@@ -172,7 +173,8 @@ def run_attached(case: Case, folder: Path) -> dict[str, Any]:
         database_path = daemon.database_path
     with open_history(database_path) as history:
         (job,) = history.job_summaries()
-        purposes = {row.plan_epoch: row.plan.purpose for row in history.plans(job.job_id)}
+        plans = history.plans(job.job_id)
+        purposes = {row.plan_epoch: row.plan.purpose for row in plans}
         advice = [event for event in history.control_events(job.job_id) if event.action == ORDER_ADVICE]
     iterations: list[Iteration] = ranks[0]["iterations"]
     until = case.expensive_from or len(iterations)
@@ -198,6 +200,11 @@ def run_attached(case: Case, folder: Path) -> dict[str, Any]:
         "advice": advice[-1].reason if advice else None,
         "advised_saving_ratio": float(advice[0].after) if advice else None,
         "iterations_back": back,
+        "plans": [
+            f"{row.apply_at_iteration}: {row.plan.plan_id}, {row.plan.reason}"
+            for row in plans
+            if not row.plan.plan_id.startswith("profile")
+        ],
     }
 
 
