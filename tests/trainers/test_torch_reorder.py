@@ -60,10 +60,11 @@ class Training:
         inputs, targets = make_batch(self.num_steps, NUM_MICROBATCHES, seed=5)
         losses: list[Any] = []
         is_last = self.rank == NUM_RANKS - 1
-        self.schedule.step(
-            *((inputs,) if self.rank == 0 else ()), **({"target": targets, "losses": losses} if is_last else {})
-        )
-        gradients = [parameter.grad.numpy().tobytes() for parameter in self.model.parameters()]
+        keywords: dict[str, Any] = {"target": targets, "losses": losses} if is_last else {}
+        self.schedule.step(*((inputs,) if self.rank == 0 else ()), **keywords)
+        gradients = [
+            bytes(parameter.grad.numpy()) for parameter in self.model.parameters() if parameter.grad is not None
+        ]
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.num_steps += 1
@@ -188,14 +189,11 @@ def make_schedule(name: str = "Schedule1F1B", *, without: str = "") -> Any:
     return type(name, (SimpleNamespace,), {})(_n_microbatches=8, **methods)
 
 
-class Tied(torch.nn.Module):
-    """A stage that uses one parameter twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(2, 2)
-        self.second = torch.nn.Linear(2, 2)
-        self.second.weight = self.first.weight
+def tied() -> Any:
+    """Return a stage that uses one parameter twice."""
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    module[1].weight = module[0].weight
+    return module
 
 
 def hooked() -> Any:
@@ -221,7 +219,7 @@ FOUR = given_place(pp_rank=0, num_pp_ranks=4)
         (make_schedule(), [make_stage()], Place(pipeline=Coordinate(0, 4), is_across_hosts=True), "several hosts"),
         (make_schedule(), [make_stage()], Place(pipeline=Coordinate(0, 4), data=Coordinate(0, 2)), "several replicas"),
         (make_schedule(), [make_stage()], given_place(pp_rank=0, num_pp_ranks=4, num_tp_ranks=2), "several ranks"),
-        (make_schedule(), [make_stage(Tied())], FOUR, "shared within a stage"),
+        (make_schedule(), [make_stage(tied())], FOUR, "shared within a stage"),
         (make_schedule(), [make_stage(hooked())], FOUR, "gradient hooks"),
     ],
 )

@@ -107,15 +107,15 @@ class PipelineHandle(Handle):
                 slot = NOT_RECORDED
                 if is_forward or stage.has_backward:
                     slot = begin(kind, args[0] if args else _named_index(kwargs), chunk_index)
-                is_measured = is_forward and memory is not None and memory.is_measuring
-                if is_measured:
-                    self.shielded(memory.begin_forward)
+                measured = memory if is_forward and memory is not None and memory.is_measuring else None
+                if measured is not None:
+                    self.shielded(measured.begin_forward)
                 try:
                     return compute(*args, **kwargs)
                 finally:
                     end(slot)
-                    if is_measured:
-                        self.shielded(memory.end_forward)
+                    if measured is not None:
+                        self.shielded(measured.end_forward)
                     if is_last_forward:
                         self._last_forward_slot = slot
 

@@ -339,6 +339,20 @@ def test_status_shows_why_a_job_changed_its_plan(
     assert as_json["jobs"][0]["last_notice"] == NOTICES[what]
 
 
+@pytest.mark.parametrize(("order", "in_use"), [(None, ""), ("1F1B", " (in use: 1F1B)")])
+def test_status_shows_what_another_order_would_save(
+    order: str | None, in_use: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = copy.deepcopy(STATUS)
+    status["jobs"][0] |= {"order": order, "order_advice": "split backward in place: 24 % instead of 14 %"}
+    monkeypatch.setattr("gpuenergyd.client.connection.DaemonClient.get_status", lambda _self: status)
+
+    run(["status"])
+
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"order of instructions{in_use}: split backward in place: 24 % instead of 14 %" in text
+
+
 def test_status_shows_the_straggler_of_a_job_and_since_when() -> None:
     status = copy.deepcopy(STATUS)
     reason = NOTICES["straggler"]
