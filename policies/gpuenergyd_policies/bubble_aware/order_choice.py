@@ -27,7 +27,7 @@ from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.errors import ScheduleError, TargetError
 from gpuenergyd_policies.bubble_aware.model import PipelineModel
-from gpuenergyd_policies.bubble_aware.planning import plan_from_model
+from gpuenergyd_policies.bubble_aware.planning import Figure, plan_from_model
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.observed_pipeline import graph_in_order
 from gpuenergyd_policies.planning.frontier import solve
@@ -156,7 +156,7 @@ class ChosenOrder:
 def choose_order(view: JobView, model: PipelineModel, plain: ClockPlan, shares: SplitShares) -> ChosenOrder | None:
     """Return the order and clocks that save most within the memory; None if no order meets the target."""
     limits = memory_limits(view.reorder.memory, view.schedule.num_ranks)
-    caution_ratio = (plain.figure("caution_ratio") or 0.0) + TUNING.extra_caution_of_orders
+    caution_ratio = caution_of_order(view, plain)
     target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
     profile = with_shares(model.profile, shares)
     task = OrderTask(
@@ -191,6 +191,20 @@ def no_better_order(view: JobView, plain: ClockPlan) -> OrderAdvice:
         saving_ratio = float(1 - predicted.energy_j / predicted.baseline_energy_j)
     held = tuple(view.schedule.peak_inflight(r) for r in range(view.schedule.num_ranks))
     return OrderAdvice(SPLIT_IN_PLACE, saving_ratio, saving_ratio, 0.0, held, 0, is_split_measured=False)
+
+
+def caution_of_order(view: JobView, plain: ClockPlan) -> float:
+    """Return the caution of a first plan in another order: more than in 1F1B, or than in an earlier one that was slow."""
+    caution_ratio = (plain.figure(Figure.CAUTION) or 0.0) + TUNING.extra_caution_of_orders
+    earlier = [plan for plan in view.issued_plans if plan.orders and plan.purpose is PlanPurpose.TUNED]
+    if earlier:
+        target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
+        times_s = [o.own_time_s for o in view.observations if o.is_regular and o.plan_id == earlier[-1].plan_id][1:]
+        late_ratio = max(0.0, median(times_s) / target_s - 1) if times_s else 0.0
+        late_ratio = min(late_ratio, TUNING.outlier_ratio)
+        slow_ratio = (earlier[-1].figure(Figure.CAUTION) or 0.0) + TUNING.caution_gain * late_ratio
+        caution_ratio = max(caution_ratio, float(slow_ratio))
+    return caution_ratio
 
 
 def _candidates(plain: Schedule, task: OrderTask) -> list[Schedule]:

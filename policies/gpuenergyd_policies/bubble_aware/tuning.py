@@ -76,7 +76,7 @@ class Tuning:
     """Iterations of a plan in 1F1B before another order is considered."""
     least_gain_of_order: float = 0.02
     """Further saving, as a share of the baseline's energy, for which a job changes its order."""
-    extra_caution_of_orders: float = 0.002
+    extra_caution_of_orders: float = 0.004
     """Caution of a first plan in another order, beyond that of the plan before it: its instructions were only measured
     at full speed."""
     order_search_instructions: int = 12_000

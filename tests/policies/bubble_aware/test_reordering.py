@@ -1,7 +1,7 @@
 """A running job that changes its order of instructions: advice, trial, order and clocks together, and the way back."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 import pytest
@@ -10,7 +10,7 @@ from gpuenergyd.core.job.messages import JobPhase, RecordNotice
 from gpuenergyd.core.pipeline.graph import InstructionKind, Schedule, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.reorder import OrderAdvice, RankMemory, ReorderOffer, check_orders
-from gpuenergyd_policies.bubble_aware.order_choice import memory_limits, memory_refusal
+from gpuenergyd_policies.bubble_aware.order_choice import caution_of_order, memory_limits, memory_refusal
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from tests.support.virtual_training import A100Work, VirtualTraining, Work, a100_stages
 
@@ -131,6 +131,23 @@ def test_a_job_is_back_in_1f1b_three_iterations_after_split_backwards_became_exp
     assert [row[3] for row in ran.rows[slow_from : slow_from + 6]] == [True, True, True, False, False, False]
     assert ran.training.job.phase is JobPhase.TUNED
     assert "become slower" in ran.advice.refusal
+
+
+def test_after_a_slow_plan_the_next_one_in_another_order_is_more_cautious() -> None:
+    ran = Ran(training(allow=True))
+    ran.run_until_in_order()
+    view = ran.training.job.view()
+    assert view is not None
+    plain = next(plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED)
+    settled_ratio = caution_of_order(view, plain)
+    plan_id = ran.training.job.current_plan.plan_id
+    slow = tuple(
+        replace(o, iteration_time_s=1.02 * view.baseline.iteration_time_s) if o.plan_id == plan_id else o
+        for o in view.observations
+    )
+
+    caution_ratio = caution_of_order(replace(view, observations=slow), plain)
+    assert caution_ratio == pytest.approx(settled_ratio + 1.5 * 0.02, abs=1e-3)
 
 
 def test_an_order_that_costs_more_than_it_saves_is_not_used() -> None:
