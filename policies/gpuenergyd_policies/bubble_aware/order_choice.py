@@ -194,7 +194,7 @@ def no_better_order(view: JobView, plain: ClockPlan) -> OrderAdvice:
 
 
 def caution_of_order(view: JobView, plain: ClockPlan) -> float:
-    """Return the caution of a first plan in another order: more than in 1F1B, or than in an earlier one that was slow."""
+    """Return the caution of a first plan in another order: more than in 1F1B, or than in an earlier slow one."""
     caution_ratio = (plain.figure(Figure.CAUTION) or 0.0) + TUNING.extra_caution_of_orders
     earlier = [plan for plan in view.issued_plans if plan.orders and plan.purpose is PlanPurpose.TUNED]
     if earlier:
