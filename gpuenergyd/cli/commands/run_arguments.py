@@ -171,7 +171,10 @@ def run_help() -> str:
     options = [(f"{option.flag} {option.metavar}".rstrip(), option.help) for option in RUN_OPTIONS.values()]
     sections = [
         f"Usage: gpuenergyd run [OPTIONS] {COMMAND_METAVAR}...",
-        *(textwrap.indent(textwrap.fill(paragraph, width - 2), "  ") for paragraph in text.strip().split("\n\n")),
+        *(
+            textwrap.indent(textwrap.fill(paragraph, width - 2, break_on_hyphens=False), "  ")
+            for paragraph in text.strip().split("\n\n")
+        ),
         "Arguments:\n" + _help_rows([(COMMAND_METAVAR, f"{COMMAND_HELP}  [required]")], width),
         "Options:\n" + _help_rows([*options, (", ".join(HELP_FLAGS), "Show this message and exit.")], width),
         "Examples:\n" + textwrap.indent(textwrap.dedent(examples).rstrip(), "  "),
