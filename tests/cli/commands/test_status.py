@@ -340,7 +340,7 @@ def test_status_shows_why_a_job_changed_its_plan(
 
 
 @pytest.mark.parametrize(("order", "in_use"), [(None, ""), ("1F1B", " (in use: 1F1B)")])
-def test_status_shows_what_another_order_would_save(
+def test_status_shows_the_predicted_saving_of_another_order(
     order: str | None, in_use: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status = copy.deepcopy(STATUS)
