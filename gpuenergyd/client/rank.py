@@ -10,7 +10,12 @@ from functools import partial
 from time import monotonic_ns
 
 from gpuenergyd.client.clock_sender import ClockSender
-from gpuenergyd.client.environment import find_job_length, find_job_options, missing_gpu_reason
+from gpuenergyd.client.environment import (
+    find_allow_reorder,
+    find_job_length,
+    find_job_options,
+    missing_gpu_reason,
+)
 from gpuenergyd.client.plans import NO_PLAN, AgreedPlans, PlannedClocks, PlanQueue, PreparedPlan
 from gpuenergyd.client.reporter import FinishedIteration, Reporter
 from gpuenergyd.client.tags import MAX_TAGS, find_tags
@@ -62,6 +67,10 @@ class RankDescription:
     """Length of the run; None if unknown or given by the GPUENERGYD_JOB_* variables."""
     tags: tuple[tuple[str, str], ...] = ()
     """Tags in addition to those from the environment."""
+    allow_reorder: bool | None = None
+    """Whether plans may bring another order of instructions; None for GPUENERGYD_JOB_ALLOW_REORDER, else False."""
+    reorder_refusal: str = "the order of this schedule cannot be changed from outside"
+    """Why the rank takes no other order, whatever is allowed; empty if it does."""
     is_first: bool = True
     """Whether this is the first rank of the training, which tells the user that the job was joined and has ended."""
     is_replayed: bool = False
@@ -113,6 +122,8 @@ class RankClient:
             num_dp_ranks=rank.num_dp_ranks,
             stage_rank=rank.stage_rank,
             num_stage_ranks=rank.num_stage_ranks,
+            allow_reorder=find_allow_reorder(rank.allow_reorder),
+            reorder_refusal=rank.reorder_refusal,
         )
         self._socket_path = socket_path
         self._is_first = rank.is_first
@@ -132,6 +143,10 @@ class RankClient:
         self._plan_epoch = 0
         self._recorded: RecordedIteration | None = None
         self._num_errors = 0
+        self.memory_bytes: tuple[int, ...] = ()
+        """Memory to report with the next iterations, as in `IterationReport`; the adapter measures it."""
+        self.reorder_refusal = rank.reorder_refusal
+        """Why this rank takes no other order; the adapter sets it after a failure."""
         self.total_errors = 0
         """Exceptions of this client that were suppressed so far."""
         if rank.gpu_uuid is None:
@@ -169,6 +184,16 @@ class RankClient:
     def power_per_gpu_w(self) -> float | None:
         """The same divided by the time of the iteration, in W."""
         return self._reporter.power_per_gpu_w if self._reporter is not None else None
+
+    @property
+    def may_reorder(self) -> bool:
+        """Whether the order of instructions can change while the program runs, and the user allows it."""
+        return self._registration.allow_reorder and not self._registration.reorder_refusal
+
+    @property
+    def planned_order(self) -> tuple[OrderRow, ...]:
+        """The instructions of the current iteration by its plan; empty for the registered order."""
+        return self._plan.order if self._plan_epoch == self._plan.plan_epoch else ()
 
     @property
     def iteration_index(self) -> int:
@@ -370,6 +395,8 @@ class RankClient:
             num_client_errors=self._num_errors,
             captured=self._captured,
             recorded=recorded,
+            memory_bytes=self.memory_bytes,
+            reorder_refusal="" if self._registration.reorder_refusal else self.reorder_refusal,
         )
         self._sender.num_dropped = 0
         self._num_errors = 0

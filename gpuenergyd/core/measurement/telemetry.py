@@ -20,6 +20,7 @@ from gpuenergyd.core.measurement.observation import (
     TimeAtClock,
 )
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, InstructionClass, InstructionKind
+from gpuenergyd.core.pipeline.reorder import RankMemory
 from gpuenergyd.core.pipeline.timeline import makespan_s
 
 ClockIntervals = Sequence[tuple[int, int]]
@@ -211,6 +212,10 @@ class RankIteration:
     """The newest iteration that the rank's program had launched when it reported this one; -1 if unknown."""
     stage_rank: int = 0
     """Number of the rank among those of its stage."""
+    memory: RankMemory | None = None
+    """Memory of the rank's GPU in this iteration; None if it was not measured."""
+    reorder_refusal: str = ""
+    """Why the rank takes no other order any more; empty if it does."""
 
 
 @dataclass(frozen=True, slots=True)

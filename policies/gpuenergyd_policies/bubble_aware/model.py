@@ -83,7 +83,7 @@ class PipelineModel:
         A graph of instructions misses other couplings of the ranks (sends that wait for their receiver, bursts of clock
         changes). At full speed little of that shows; in a plan that uses all slack, all of it does.
         """
-        profiling_plans = {p.plan_id: p for p in view.issued_plans if p.purpose is PlanPurpose.PROFILE}
+        profiling_plans = {p.plan_id: p for p in view.issued_plans if p.purpose is PlanPurpose.PROFILE and not p.orders}
         excesses_s = []
         affordable = _SIMULATED_INSTRUCTIONS // len(self.graph.instructions)
         profiling = [o for o in view.observations if o.is_regular and o.plan_id in profiling_plans]
@@ -168,7 +168,8 @@ def iterations_to_fit(view: JobView) -> list[IterationObservation]:
     """
     purpose_of = {plan.plan_id: plan.purpose for plan in view.issued_plans}
     purpose_of[PREVIOUS_PROFILE] = PlanPurpose.PROFILE
-    regular = [o for o in view.observations if o.is_regular]
+    reordered = {plan.plan_id for plan in view.issued_plans if plan.orders}
+    regular = [o for o in view.observations if o.is_regular and o.plan_id not in reordered]
     profiling = [o for o in regular if purpose_of.get(o.plan_id or "") is PlanPurpose.PROFILE]
     full_speed = [o for o in regular if purpose_of.get(o.plan_id or "", PlanPurpose.BASELINE) is PlanPurpose.BASELINE]
     step = max(1, math.ceil(len(full_speed) / TUNING.max_fitted_full_speed_iterations))
