@@ -49,11 +49,12 @@ from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.store import open_history
 from gpuenergyd_trainers.demo.gpt_model import loss_of
 from gpuenergyd_trainers.demo.gpt_pipeline import PIPELINES, GptRank
+from gpuenergyd_trainers.demo.simulated_memory import SavedActivations
 from gpuenergyd_trainers.joining.handle import Handle
 from gpuenergyd_trainers.torch_inflight import Schedule1F1BExtraInflight
 from gpuenergyd_trainers.torch_pipelining import attach
 from tests.support.daemon_process import running_daemon
-from tests.trainers.executed import SavedActivations, TracedStage, share_trace
+from tests.trainers.executed import TracedStage, share_trace
 from tests.trainers.pipeline_processes import run_ranks
 
 NUM_RANKS = 4

@@ -22,6 +22,7 @@ MAX_SLOWDOWN_VARIABLE = "GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO"
 ITERATIONS_VARIABLE = "GPUENERGYD_JOB_ITERATIONS"
 HOURS_VARIABLE = "GPUENERGYD_JOB_HOURS"
 DEADLINE_VARIABLE = "GPUENERGYD_JOB_DEADLINE"
+REORDER_VARIABLE = "GPUENERGYD_JOB_ALLOW_REORDER"
 SYSTEM_SOCKET_PATH = "/run/gpuenergyd/gpuenergyd.sock"
 _RUN_VARIABLES = (
     "TORCHELASTIC_RUN_ID",
@@ -90,6 +91,16 @@ def _max_slowdown(environ: Mapping[str, str]) -> float | None:
             100 * ratio,
         )
     return ratio
+
+
+def find_allow_reorder(allow_reorder: bool | None = None, environ: Mapping[str, str] | None = None) -> bool:  # noqa: FBT001  None, True or False as the program has it
+    """Return whether plans may bring another order: the argument, else GPUENERGYD_JOB_ALLOW_REORDER, else False."""
+    if allow_reorder is not None:
+        return allow_reorder
+    text = (os.environ if environ is None else environ).get(REORDER_VARIABLE, "")
+    if text not in {"", "0", "1"}:
+        logger.warning("gpuenergyd: %s=%r is ignored: must be 1, or 0 for no", REORDER_VARIABLE, text)
+    return text == "1"
 
 
 def find_socket_path(socket_path: str | None = None, environ: Mapping[str, str] = os.environ) -> str:

@@ -1,16 +1,23 @@
-"""`gpuenergyd.job` for plain training loops: one clock for the whole iteration."""
+"""`gpuenergyd.job` for plain training loops; where torch runs them, the phases of an iteration are its instructions."""
 
+import sys
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from gpuenergyd.client.environment import find_gpu_uuid, find_rank, find_run_key
+from gpuenergyd.client.phases.marks import MAX_PHASES, PhaseMarks
+from gpuenergyd.client.phases.torch_hooks import TorchPhases
 from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.client.timing.cuda import loaded_cuda_device
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
+from gpuenergyd.client.timing.recorder import InstructionTimer
+from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 
-SCHEDULE_NAME = "loop"
 _TRIES_TO_FIND_GPU = 3
+LOOP_RANK = RankDescription(
+    job_name=None, run_key="", gpu_uuid=None, schedule_name=LOOP_SCHEDULE, num_microbatches=1, framework="loop"
+)
 
 
 class LoopJob:
@@ -19,10 +26,25 @@ class LoopJob:
     The GPU is searched until the third iteration, because many programs use CUDA only from the first one on.
     """
 
-    def __init__(self, rank: RankDescription, *, run_key: str | None, socket_path: str | None) -> None:
+    def __init__(
+        self,
+        rank: RankDescription,
+        *,
+        run_key: str | None,
+        socket_path: str | None,
+        timer: InstructionTimer | None = None,
+        finds_phases: bool = True,
+        begins_at_forward: bool = False,
+        registers_steps: bool = True,
+    ) -> None:
         self._rank = rank
         self._run_key = run_key
         self._socket_path = socket_path
+        self._timer = timer
+        self._finds_phases = finds_phases
+        self._registers_steps = registers_steps
+        self._marks = PhaseMarks(begins_at_forward=begins_at_forward)
+        self._hooks: TorchPhases | None = None
         self._client: RankClient | None = None
         self._num_tries = 0
 
@@ -32,19 +54,27 @@ class LoopJob:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._hooks is not None:
+            self._hooks.detach()
+            self._hooks = None
+        self._marks.end_learning()
         if self._client is not None:
             self._client.release()
 
     def iteration(self) -> "LoopIteration":
         """Return a context manager around one iteration."""
-        if self._client is None:
-            self._client = self._try_to_join()
-        return LoopIteration(self._client)
+        self.join()
+        return LoopIteration(self._marks)
 
     def pause(self) -> None:
         """Mark a pause after an iteration (evaluation, checkpoint), so that it does not count into the iteration."""
-        if self._client is not None:
-            self._client.pause()
+        self._marks.pause()
+
+    def join(self) -> bool:
+        """Join the job unless that has been done; return whether no further call is needed."""
+        if self._client is None:
+            self._client = self._try_to_join()
+        return self._client is not None
 
     def _try_to_join(self) -> RankClient | None:
         gpu_uuid = find_gpu_uuid(self._rank.gpu_uuid)
@@ -62,34 +92,46 @@ class LoopJob:
             is_first=dp_rank == 0,
         )
         device = loaded_cuda_device() if gpu_uuid is not None else None
-        timer = None if device is None else DeviceRecorder(device, capacity=1)
-        return RankClient(rank, order=(("F", 0, 0),), socket_path=self._socket_path, timer=timer)
+        timer = self._timer if device is None or self._timer else DeviceRecorder(device, capacity=MAX_PHASES)
+        client = RankClient(rank, socket_path=self._socket_path, timer=timer, learn_times=self._marks.learn_times)
+        self._marks.follow(client)
+        self._hooks = self._find_phases() if gpu_uuid is not None and self._finds_phases else None
+        if self._hooks is None:
+            self._marks.register_whole()
+        return client
+
+    @property
+    def phases(self) -> TorchPhases | None:
+        """The hooks that find the phases; None without any."""
+        return self._hooks
+
+    def _find_phases(self) -> TorchPhases | None:
+        """Return the hooks; None where the program has not loaded torch, or an unknown version of it."""
+        torch: Any = sys.modules.get("torch")
+        try:
+            return None if torch is None else TorchPhases(torch, self._marks, registers_steps=self._registers_steps)
+        except Exception:  # noqa: BLE001  torch may lack anything; one instruction per iteration needs no hook
+            return None
 
 
 class LoopIteration:
     """Context manager of one iteration; an exception propagates, and the iteration is not reported."""
 
-    __slots__ = ("_client", "_slot")
+    __slots__ = ("_marks",)
 
-    def __init__(self, client: RankClient | None) -> None:
-        self._client = client
-        self._slot = -1
+    def __init__(self, marks: PhaseMarks) -> None:
+        self._marks = marks
 
     def __enter__(self) -> None:
-        if self._client is not None:
-            self._client.begin_iteration()
-            self._slot = self._client.begin_instruction("F", 0, 0)
+        self._marks.begin_iteration()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._client is None:
-            return
         if kind is not None:
-            self._client.abandon_iteration()
-            return
-        self._client.end_instruction(self._slot)
-        self._client.end_iteration()
+            self._marks.abandon_iteration()
+        else:
+            self._marks.end_iteration()
 
 
 def job(
@@ -101,6 +143,7 @@ def job(
     policy: str | None = None,
     max_slowdown_ratio: float | None = None,
     num_iterations: int | None = None,
+    phases: bool = True,
 ) -> LoopJob:
     """Return a context manager that joins a training loop to the daemon; without a daemon it does nothing.
 
@@ -114,16 +157,23 @@ def job(
             GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO, else the daemon's.
         num_iterations: number of iterations of this run, for planning the slowdown budget to its end; alternatives are
             the variables GPUENERGYD_JOB_ITERATIONS, _HOURS and _DEADLINE.
+        phases: whether forward, backward and other phases that torch's hooks show get clocks of their own; False plans
+            one clock for the whole iteration.
     """
-    rank = RankDescription(
+    rank = replace(
+        LOOP_RANK,
         job_name=name,
-        run_key="",
         gpu_uuid=gpu_uuid,
-        schedule_name=SCHEDULE_NAME,
-        num_microbatches=1,
-        framework="loop",
         policy=policy,
         max_slowdown_ratio=max_slowdown_ratio,
         num_iterations=num_iterations,
     )
-    return LoopJob(rank, run_key=run_key, socket_path=socket_path)
+    return LoopJob(rank, run_key=run_key, socket_path=socket_path, finds_phases=phases)
+
+
+def unmarked_job() -> LoopJob:
+    """Return the job of a loop that does not mark its iterations; all options come from the environment.
+
+    The caller passes its optimizers' steps on to `LoopJob.phases`.
+    """
+    return LoopJob(LOOP_RANK, run_key=None, socket_path=None, begins_at_forward=True, registers_steps=False)

@@ -32,6 +32,8 @@ class PreparedPlan:
     plan_id: str = ""
     full_speed_sm_clock_mhz: int = 0
     """Maximum clock of the GPU, for members of a pipeline across hosts."""
+    order: tuple[OrderRow, ...] = ()
+    """The rank's instructions under this plan; empty for the registered order."""
     is_full_speed: bool = False
     """Whether to request the maximum clock because no plan is agreed for this iteration."""
     changes: tuple[PlannedChange, ...] = ()
@@ -61,12 +63,13 @@ def prepare(plan: PlanSlice, token: bytes) -> PreparedPlan:
         elif planned.later_sm_clock_mhz == 0 or delay_ns < planned.later_delay_ns:
             clocks[key] = planned._replace(later_sm_clock_mhz=sm_clock_mhz, later_delay_ns=delay_ns)
     return PreparedPlan(
-        plan.plan_epoch,
-        plan.apply_at_iteration,
-        clocks,
-        token,
-        plan.plan_id,
-        plan.full_speed_sm_clock_mhz,
+        plan_epoch=plan.plan_epoch,
+        apply_at_iteration=plan.apply_at_iteration,
+        clocks=clocks,
+        token=token,
+        plan_id=plan.plan_id,
+        full_speed_sm_clock_mhz=plan.full_speed_sm_clock_mhz,
+        order=plan.order,
         changes=tuple(PlannedChange((kind, m, chunk), delay_ns, mhz) for kind, m, chunk, delay_ns, mhz in plan.changes),
     )
 
@@ -163,7 +166,7 @@ class AgreedPlans(PlanQueue):
             return plan
         if self._last is None:
             return NO_PLAN
-        return replace(self._last, clocks={}, changes=(), is_full_speed=True)
+        return replace(self._last, clocks={}, changes=(), order=(), is_full_speed=True)
 
     def _apply(self, event: PreparedPlan | tuple[PlanWindow, ...] | str | None) -> None:
         if event is None:

@@ -4,19 +4,30 @@ import atexit
 import logging
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic_ns
 
 from gpuenergyd.client.clock_sender import ClockSender
-from gpuenergyd.client.environment import find_job_length, find_job_options, missing_gpu_reason
+from gpuenergyd.client.environment import (
+    find_allow_reorder,
+    find_job_length,
+    find_job_options,
+    missing_gpu_reason,
+)
 from gpuenergyd.client.plans import NO_PLAN, AgreedPlans, PlannedClocks, PlanQueue, PreparedPlan
 from gpuenergyd.client.reporter import FinishedIteration, Reporter
 from gpuenergyd.client.tags import MAX_TAGS, find_tags
 from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
-from gpuenergyd.client.timing.recorder import NOT_RECORDED, HostRecorder, InstructionTimer, RecordedIteration
+from gpuenergyd.client.timing.recorder import (
+    NOT_RECORDED,
+    HostRecorder,
+    InstructionTimer,
+    IterationTimes,
+    RecordedIteration,
+)
 from gpuenergyd.client.timing.replays import CapturedInstructions
 from gpuenergyd.core.pipeline.timetable import ONE_CLOCK, TIMETABLE
 from gpuenergyd.wire import PROTOCOL_VERSION
@@ -56,6 +67,10 @@ class RankDescription:
     """Length of the run; None if unknown or given by the GPUENERGYD_JOB_* variables."""
     tags: tuple[tuple[str, str], ...] = ()
     """Tags in addition to those from the environment."""
+    allow_reorder: bool | None = None
+    """Whether plans may bring another order of instructions; None for GPUENERGYD_JOB_ALLOW_REORDER, else False."""
+    reorder_refusal: str = "the order of this schedule cannot be changed from outside"
+    """Why the rank takes no other order, whatever is allowed; empty if it does."""
     is_first: bool = True
     """Whether this is the first rank of the training, which tells the user that the job was joined and has ended."""
     is_replayed: bool = False
@@ -78,7 +93,9 @@ class RankClient:
         socket_path: str | None = None,
         timer: InstructionTimer | None = None,
         agreed_plans: AgreedPlans | None = None,
+        learn_times: Callable[[IterationTimes], None] | None = None,
     ) -> None:
+        """Describe the rank; `learn_times` gets the times of the iterations before it registers, on any thread."""
         length = find_job_length()
         options = find_job_options(rank.job_name, rank.policy, rank.max_slowdown_ratio)
         self._registration = RankRegistration(
@@ -105,9 +122,12 @@ class RankClient:
             num_dp_ranks=rank.num_dp_ranks,
             stage_rank=rank.stage_rank,
             num_stage_ranks=rank.num_stage_ranks,
+            allow_reorder=find_allow_reorder(rank.allow_reorder),
+            reorder_refusal=rank.reorder_refusal,
         )
         self._socket_path = socket_path
         self._is_first = rank.is_first
+        self._learn_times = learn_times
         self._timer: InstructionTimer = timer if timer is not None else HostRecorder()
         self._recorder = self._timer if isinstance(self._timer, DeviceRecorder) else None
         self._captured_always = self._captured = ONE_CLOCK if rank.is_replayed else ""
@@ -123,6 +143,10 @@ class RankClient:
         self._plan_epoch = 0
         self._recorded: RecordedIteration | None = None
         self._num_errors = 0
+        self.memory_bytes: tuple[int, ...] = ()
+        """Memory to report with the next iterations, as in `IterationReport`; the adapter measures it."""
+        self.reorder_refusal = rank.reorder_refusal
+        """Why this rank takes no other order; the adapter sets it after a failure."""
         self.total_errors = 0
         """Exceptions of this client that were suppressed so far."""
         if rank.gpu_uuid is None:
@@ -162,6 +186,16 @@ class RankClient:
         return self._reporter.power_per_gpu_w if self._reporter is not None else None
 
     @property
+    def may_reorder(self) -> bool:
+        """Whether the order of instructions can change while the program runs, and the user allows it."""
+        return self._registration.allow_reorder and not self._registration.reorder_refusal
+
+    @property
+    def planned_order(self) -> tuple[OrderRow, ...]:
+        """The instructions of the current iteration by its plan; empty for the registered order."""
+        return self._plan.order if self._plan_epoch == self._plan.plan_epoch else ()
+
+    @property
     def iteration_index(self) -> int:
         """Index of the current or last iteration; -1 before the first."""
         return self._iteration_index
@@ -176,12 +210,18 @@ class RankClient:
         """Token that identifies this rank to the daemon; None while it is not registered."""
         return self._reporter.rank_token if self._reporter is not None else None
 
+    @property
+    def is_inert(self) -> bool:
+        """Whether all methods do nothing: without a GPU, after the release, or in a forked child."""
+        return self._is_inert
+
     def register(self, order: Sequence[OrderRow]) -> None:
         """Join the job with this order of instructions; returns at once."""
         if self._is_inert or self._reporter is not None:
             return
         try:
-            registration = replace(self._registration, order=tuple(order))
+            num_microbatches = max([self._registration.num_microbatches, *(1 + row[1] for row in order)])
+            registration = replace(self._registration, order=tuple(order), num_microbatches=num_microbatches)
             self._reporter = Reporter(registration, self._plans, socket_path=self._socket_path, is_first=self._is_first)
             self._sender.reporter = self._reporter
         except Exception:  # noqa: BLE001  for instance no thread available: must not reach training
@@ -355,6 +395,8 @@ class RankClient:
             num_client_errors=self._num_errors,
             captured=self._captured,
             recorded=recorded,
+            memory_bytes=self.memory_bytes,
+            reorder_refusal="" if self._registration.reorder_refusal else self.reorder_refusal,
         )
         self._sender.num_dropped = 0
         self._num_errors = 0
@@ -364,10 +406,19 @@ class RankClient:
         """Have an iteration reported once its times are known."""
         if finished is None:
             return
-        if self._reporter is None:
+        if self._reporter is not None:
+            self._timer.call_when_known(finished.recorded, partial(self._report, finished))
+        elif self._learn_times is not None:
+            self._timer.call_when_known(finished.recorded, partial(self._learn, finished.recorded, self._learn_times))
+        else:
             finished.recorded.free()
-            return
-        self._timer.call_when_known(finished.recorded, partial(self._report, finished))
+
+    @staticmethod
+    def _learn(recorded: RecordedIteration, learn_times: Callable[[IterationTimes], None]) -> None:
+        try:
+            learn_times(recorded.times())
+        finally:
+            recorded.free()
 
     def _report(self, finished: FinishedIteration) -> None:
         assert self._reporter is not None
@@ -385,6 +436,11 @@ class RankClient:
 
 
 _live_clients: "weakref.WeakSet[RankClient]" = weakref.WeakSet()
+
+
+def has_clients() -> bool:
+    """Return whether any part of this process has joined a job."""
+    return bool(_live_clients)
 
 
 def _seconds_until(mono_ns: int) -> float:

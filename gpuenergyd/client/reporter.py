@@ -78,6 +78,8 @@ class FinishedIteration:
     captured: str
     recorded: RecordedIteration
     """Its times are known."""
+    memory_bytes: tuple[int, ...] = ()
+    reorder_refusal: str = ""
 
 
 class Reporter:
@@ -190,6 +192,8 @@ class Reporter:
             num_client_errors=iteration.num_client_errors,
             launched_iteration_index=max(self._launched_iteration_index, iteration.iteration_index),
             captured=iteration.captured,
+            memory_bytes=iteration.memory_bytes,
+            reorder_refusal=iteration.reorder_refusal,
         )
         reply = self._post("/v1/iterations", encode(report), REPORT_LIMIT_S)
         if reply is None:

@@ -11,6 +11,7 @@ from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.outcome import expectation
 from gpuenergyd.core.measurement.telemetry import MeasuredInstruction, RankIteration
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
+from gpuenergyd.core.pipeline.reorder import RankMemory, ReorderOffer
 from gpuenergyd.core.pipeline.timetable import CAPTURED
 from gpuenergyd.core.policy_api.target import slowdown_problem
 from gpuenergyd.errors import JobError, ProtocolError
@@ -168,7 +169,31 @@ def checked_iteration(report: IterationReport, pp_rank: int, stage_rank: int = 0
         instructions=tuple(_measured(pp_rank, row, oldest_ns, newest_ns) for row in report.instructions),
         launched_iteration_index=report.launched_iteration_index,
         stage_rank=stage_rank,
+        memory=_checked_memory(report.memory_bytes),
+        reorder_refusal=report.reorder_refusal[:MAX_VALUE_CHARS],
     )
+
+
+def reorder_offer(registration: RankRegistration) -> ReorderOffer:
+    """Return what a registration says about other orders of instructions."""
+    return ReorderOffer(registration.allow_reorder, registration.reorder_refusal[:MAX_VALUE_CHARS])
+
+
+def _checked_memory(memory_bytes: tuple[int, ...]) -> RankMemory | None:
+    """Return the memory of a rank, None if it was not measured.
+
+    Raises:
+        ProtocolError: it is not three amounts of memory.
+    """
+    if not memory_bytes:
+        return None
+    if len(memory_bytes) != 3 or not all(0 <= amount < 2**60 for amount in memory_bytes):
+        raise ProtocolError(
+            f"memory_bytes {memory_bytes!r:.80}: expected three amounts from 0 to 2**60: free at the"
+            " peak, of a microbatch, of the GPU"
+        )
+    free, microbatch, capacity = memory_bytes
+    return RankMemory(free, microbatch, capacity)
 
 
 def _measured(pp_rank: int, row: InstructionRow, oldest_ns: int, newest_ns: int) -> MeasuredInstruction:

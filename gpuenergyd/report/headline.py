@@ -9,12 +9,10 @@ from gpuenergyd.core.job.result_text import (
     slowdown_span_text,
     slowdown_text,
 )
+from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 from gpuenergyd.report import formatting
 from gpuenergyd.report.job import JobReport
 from gpuenergyd.store import JobSummary
-
-_LOOP = "loop"
-"""The schedule name of a training loop without pipeline stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +121,6 @@ def _next_step(job: JobSummary) -> str:
     """Return what a job without a plan needs to save energy; empty if it ended, or if its outcome is known."""
     if job.outcome_reason:
         return ""
-    if job.schedule_name == _LOOP and job.max_slowdown_ratio == 0:
+    if job.schedule_name == LOOP_SCHEDULE and job.max_slowdown_ratio == 0:
         return "A loop without pipeline stages has no waiting time to use; it saves only with a permitted slowdown."
     return "" if job.ended_at is not None else "A plan follows after profiling."

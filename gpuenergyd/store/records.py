@@ -118,6 +118,10 @@ class PlanRecord:
     apply_at_iteration: int
 
 
+ORDER_ADVICE = "order_advice"
+"""Action of entries with advice about the order of instructions, the newest of which reports show."""
+
+
 @dataclass(frozen=True, slots=True)
 class ControlEventRecord:
     """One entry of the audit log: who changed what, why, and the values before and after."""

@@ -35,9 +35,10 @@ class RankRegistration:
     of `num_pp_ranks` stages is complete when all `num_stage_ranks` ranks of each stage have registered; data-parallel
     replicas are separate pipelines. The ranks of a stage, tensor-, context- and expert-parallel ones, run the same
     instructions together and follow one plan; each has its own GPU.
-    `order` lists the rank's instructions of one iteration; a plain loop has the single instruction F0. `tags` group
-    jobs in reports. The length of the job is optional: its iterations, its hours at full speed, or its deadline (ISO
-    8601, UTC). Tags and length of the first rank to register count.
+    `order` lists the rank's instructions of one iteration; a plain loop has the single instruction F0, or its phases:
+    forward F, backward B, gradient communication C, optimizer step O, wait for data D. `tags` group jobs in reports.
+    The length of the job is optional: its iterations, its hours at full speed, or its deadline (ISO 8601, UTC). Tags
+    and length of the first rank to register count.
     """
 
     protocol_version: int
@@ -68,6 +69,10 @@ class RankRegistration:
     """Number of this rank among those of its stage."""
     num_stage_ranks: int = 1
     """Ranks of each stage, all on this host."""
+    allow_reorder: bool = False
+    """Whether the user allows plans with another order of instructions."""
+    reorder_refusal: str = "the order of this schedule cannot be changed from outside"
+    """Why the rank takes no other order, whatever the user allows; empty if it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,10 @@ class IterationReport:
     launched_iteration_index: int = -1
     captured: str = ""
     """How the clocks of a replayed graph are set, `timetable` or `one clock`; empty for any other iteration."""
+    memory_bytes: tuple[int, ...] = ()
+    """Memory that was free at the peak so far, that a microbatch takes, and of the whole GPU; empty if not measured."""
+    reorder_refusal: str = ""
+    """Why the rank takes no other order any more, for instance after it ran out of memory; empty if it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +127,8 @@ class PlanSlice:
     changes: tuple[ChangeRow, ...]
     full_speed_sm_clock_mhz: int = 0
     """Clock that a member of a pipeline across hosts requests after the end of the plan's window; else 0."""
+    order: tuple[OrderRow, ...] = ()
+    """The rank's instructions under this plan; empty for the registered order."""
 
 
 @dataclass(frozen=True, slots=True)

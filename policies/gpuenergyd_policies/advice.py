@@ -13,6 +13,7 @@ from statistics import median
 
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.robust import robust_sigma
+from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, SavingAdvice
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.policy_api.policy import JobView
@@ -43,7 +44,8 @@ _LEAST_POINTS = 3
 
 def with_advice(view: JobView, plan: ClockPlan) -> ClockPlan:
     """Return a plan with advice for a loop that permits less slowdown than `ADVISED_SLOWDOWNS`."""
-    if not view.is_plain_loop or view.num_dp_ranks > 1 or not view.can_set_clocks or view.baseline.energy_j is None:
+    is_loop = view.is_plain_loop or view.schedule.name == LOOP_SCHEDULE
+    if not is_loop or view.num_dp_ranks > 1 or not view.can_set_clocks or view.baseline.energy_j is None:
         return plan
     last_index = view.observations[-1].iteration_index if view.observations else 0
     if last_index >= _EVERY_ITERATIONS and last_index % _EVERY_ITERATIONS:
@@ -67,15 +69,19 @@ def _predicted(view: JobView, slowdowns: Sequence[float]) -> tuple[SavingAdvice,
 
 
 def _assumed_points(view: JobView, profile: PipelineProfile) -> list[_Point]:
-    """Return an assumed curve; what an iteration does besides its instruction does not depend on the clock."""
+    """Return an assumed curve; what an iteration does besides its instructions does not depend on the clock."""
     baseline_s, baseline_j = view.baseline.iteration_time_s, view.baseline.energy_j
     assert baseline_j is not None
-    (own,) = profile.classes.values()
-    top = own.at_max_clock
-    return [
-        (1 + (option.time_s - top.time_s) / baseline_s, 1 + (option.energy_j - top.energy_j) / baseline_j)
-        for option in own.options
-    ]
+    (order,) = view.schedule.orders
+    instructions = [profile.classes[instruction.instruction_class] for instruction in order]
+    points = []
+    for options in zip(*(own.options for own in instructions), strict=True):
+        added = [
+            (o.time_s - i.at_max_clock.time_s, o.energy_j - i.at_max_clock.energy_j)
+            for o, i in zip(options, instructions, strict=True)
+        ]
+        points.append((1 + sum(s for s, _ in added) / baseline_s, 1 + sum(j for _, j in added) / baseline_j))
+    return points
 
 
 def _measured(view: JobView, slowdowns: Sequence[float]) -> tuple[SavingAdvice, ...]:

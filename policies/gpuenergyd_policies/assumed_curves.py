@@ -66,7 +66,8 @@ def assumed_profile(view: JobView, assumption: Assumption) -> PipelineProfile:
         waiting_w.append(own_waiting_w)
         for key in sorted(wanted):
             if key.pp_rank == pp_rank:
-                classes[key] = _curve(gpu, times_s[key], working_w, assumption)
+                power_w = own_waiting_w if key.kind.is_wait else working_w
+                classes[key] = _curve(gpu, times_s[key], power_w, assumption, is_wait=key.kind.is_wait)
     return PipelineProfile(classes, fmean(waiting_w))
 
 
@@ -87,8 +88,8 @@ def _powers_w(
         for rank in observation.ranks:
             if rank.pp_rank != pp_rank or rank.energy_j is None:
                 continue
-            waiting_s = sum(share.time_s for share in rank.time_at if share.kind is None)
-            working_s = sum(share.time_s for share in rank.time_at if share.kind is not None)
+            waiting_s = sum(share.time_s for share in rank.time_at if share.kind is None or share.kind.is_wait)
+            working_s = sum(share.time_s for share in rank.time_at) - waiting_s
             if working_s <= 0:
                 continue
             static_w = min(gpu.num_gpus * assumption.static_power_w, 0.5 * rank.energy_j / (working_s + waiting_s))
@@ -105,7 +106,9 @@ def _powers_w(
     return median(working_w), median(waiting_w)
 
 
-def _curve(gpu: GpuView, time_s: float, power_w: float, assumption: Assumption) -> InstructionProfile:
+def _curve(
+    gpu: GpuView, time_s: float, power_w: float, assumption: Assumption, *, is_wait: bool = False
+) -> InstructionProfile:
     top_mhz = gpu.supported_sm_clocks_mhz[0]
     static_w = min(gpu.num_gpus * assumption.static_power_w, 0.5 * power_w)
     dynamic_j = (power_w - static_w) * time_s
@@ -114,8 +117,10 @@ def _curve(gpu: GpuView, time_s: float, power_w: float, assumption: Assumption) 
         if clock_mhz < LOWEST_CLOCK_RATIO * top_mhz:
             break
         ratio = clock_mhz / top_mhz
-        own_s = time_s * (1 - assumption.compute_share + assumption.compute_share / ratio)
+        share = 0.0 if is_wait else assumption.compute_share
+        own_s = time_s * (1 - share + share / ratio)
         above = max(0.0, ratio - assumption.knee_ratio) / (1 - assumption.knee_ratio)
         voltage = (1 + (assumption.max_voltage_ratio - 1) * above) / assumption.max_voltage_ratio
-        options.append(ClockOption(clock_mhz, own_s, static_w * own_s + dynamic_j * voltage**2))
+        energy_j = static_w * own_s + dynamic_j * voltage**2 * (ratio if is_wait else 1.0)
+        options.append(ClockOption(clock_mhz, own_s, energy_j))
     return InstructionProfile(tuple(options))

@@ -2,6 +2,7 @@
 
 import time
 
+from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 from gpuenergyd.core.pipeline.plan import ClockPlan, baseline_plan
 from gpuenergyd.core.policy_api.policy import JobView, OfflinePlan, OfflineRequest
 from gpuenergyd.errors import TargetError
@@ -20,15 +21,17 @@ class FullSpeed:
 def reason_for_full_speed(view: JobView) -> str | None:
     """Return why a job is not worth profiling, or cannot be planned; None for all jobs but some plain loops.
 
-    The one instruction of a loop runs all the time, so slower clocks make every iteration longer. In a data-parallel
-    loop it also contains the wait for the slowest rank, so that ranks which profile at the same time, each for itself,
-    measure each other's clocks.
+    A loop without a phase that waits computes all the time, so slower clocks make every iteration longer. The one
+    instruction of a data-parallel loop without phases also contains the wait for the slowest rank, so that ranks which
+    profile at the same time, each for itself, measure each other's clocks.
     """
-    if not view.is_plain_loop:
+    is_loop = view.is_plain_loop or view.schedule.name == LOOP_SCHEDULE
+    if not is_loop or view.has_waits:
         return None
     if view.target.iteration_time_s(view.baseline.iteration_time_s) <= view.baseline.iteration_time_s:
-        return "nothing to save at the same speed: no slowdown permitted and one instruction per iteration"
-    if view.num_dp_ranks > 1:
+        what = "one instruction per iteration" if view.is_plain_loop else "no phase that waits"
+        return f"nothing to save at the same speed: no slowdown permitted and {what}"
+    if view.num_dp_ranks > 1 and view.is_plain_loop:
         return f"at full speed: {view.num_dp_ranks} data-parallel ranks are not planned together yet"
     return None
 

@@ -43,9 +43,22 @@ def observed_graph(view: JobView) -> DependencyGraph:
 def observed_pipeline(view: JobView, profile: PipelineProfile) -> ObservedPipeline:
     """Return a job's graph with epilogues for a given profile, and its bias."""
     graph = observed_graph(view)
-    full_speed = timeline(graph, [profile[i.instruction_class].at_max_clock.time_s for i in graph.instructions])
+    full_speed = _at_full_speed(graph, profile)
     bias_s = view.baseline.iteration_time_s - full_speed.iteration_time_s
     return ObservedPipeline(graph.with_epilogues(_rank_epilogues_s(view, full_speed, bias_s)), bias_s)
+
+
+def graph_in_order(view: JobView, profile: PipelineProfile, bias_s: float) -> DependencyGraph:
+    """Return the graph of a view whose schedule is another order than the baseline's, which had this bias.
+
+    Each rank finishes no later than in that order at full speed.
+    """
+    graph = observed_graph(view)
+    return graph.with_epilogues(_rank_epilogues_s(view, _at_full_speed(graph, profile), bias_s))
+
+
+def _at_full_speed(graph: DependencyGraph, profile: PipelineProfile) -> Timeline:
+    return timeline(graph, [profile[i.instruction_class].at_max_clock.time_s for i in graph.instructions])
 
 
 def _rank_epilogues_s(view: JobView, full_speed: Timeline, bias_s: float) -> list[float]:

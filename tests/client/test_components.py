@@ -80,6 +80,19 @@ def test_recorder_drops_instructions_beyond_its_capacity() -> None:
     assert recorder.order() == (("F", 0, 0), ("F", 1, 0))
 
 
+def test_a_wait_for_data_lasts_until_the_next_begin() -> None:
+    recorder = HostRecorder()
+    recorder.begin_iteration(None)
+    recorder.begin(("D", 0, 0))
+    taken = recorder.end_iteration()
+    recorder.begin_iteration(taken)
+
+    assert taken is not None
+    times = taken.times()
+    ((*_, begin_ns, end_ns),) = times.instructions
+    assert begin_ns <= times.end_mono_ns <= end_ns == times.next_begin_mono_ns
+
+
 def test_instruction_that_never_ended_is_not_reported() -> None:
     recorder = HostRecorder(capacity=4, num_buffers=2)
     for _ in range(3):  # memory is reused: an old end must not serve a new begin
@@ -212,7 +225,7 @@ def test_plain_loop_is_a_pipeline_of_one_instruction(tmp_path: Path, monkeypatch
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
     with FakeDaemon(tmp_path) as daemon:
-        with gpuenergyd.job("resnet", gpu_uuid="GPU-1", socket_path=daemon.socket_path) as job:
+        with gpuenergyd.job("resnet", gpu_uuid="GPU-1", socket_path=daemon.socket_path, phases=False) as job:
             for _ in range(3):
                 with job.iteration():
                     pass

@@ -1,5 +1,6 @@
 """Registrations and reports are validated where they enter: job length, tags, captured graphs."""
 
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -7,8 +8,16 @@ from typing import Any
 import pytest
 
 from gpuenergyd.core.carbon.slowdown_account import JobLength
-from gpuenergyd.daemon.registration import checked_iteration, checked_length, checked_slowdown, checked_tags
+from gpuenergyd.core.pipeline.reorder import RankMemory, ReorderOffer
+from gpuenergyd.daemon.registration import (
+    checked_iteration,
+    checked_length,
+    checked_slowdown,
+    checked_tags,
+    reorder_offer,
+)
 from gpuenergyd.errors import ProtocolError
+from gpuenergyd.wire.messages import IterationReport
 from tests.support.job_stage import registration, report
 
 
@@ -43,6 +52,26 @@ def test_a_permitted_slowdown_up_to_twice_the_time_is_accepted(ratio: float | No
 def test_a_permitted_slowdown_out_of_range_is_refused_with_the_range(ratio: float) -> None:
     with pytest.raises(ProtocolError, match=rf"max_slowdown_ratio {ratio:g}: must be a ratio from 0 to 1"):
         checked_slowdown(replace(registration(0), max_slowdown_ratio=ratio))
+
+
+@pytest.mark.parametrize("amounts", [(1,), (1, 2, 3, 4), (-1, 2, 3), (1, 2, 2**60)])
+def test_memory_out_of_range_is_refused_with_its_value(amounts: tuple[int, ...]) -> None:
+    now_ns = time.monotonic_ns()
+    given = IterationReport("t", 0, 0, now_ns, now_ns, now_ns, (), memory_bytes=amounts)
+    with pytest.raises(ProtocolError, match=rf"memory_bytes \({amounts[0]},"):
+        checked_iteration(given, 0)
+
+
+def test_memory_and_refusals_are_taken_from_reports_and_registrations() -> None:
+    now_ns = time.monotonic_ns()
+    given = IterationReport("t", 0, 0, now_ns, now_ns, now_ns, (), memory_bytes=(1, 2, 3), reorder_refusal="x" * 1000)
+    checked = checked_iteration(given, 0)
+    assert checked.memory == RankMemory(1, 2, 3)
+    assert checked.reorder_refusal == "x" * 256
+    assert checked_iteration(replace(given, memory_bytes=()), 0).memory is None
+    asked = replace(registration(0), allow_reorder=True, reorder_refusal="")
+    assert reorder_offer(asked) == ReorderOffer(is_allowed=True, refusal="")
+    assert reorder_offer(registration(0)) == ReorderOffer()
 
 
 def test_tags_are_sorted_by_name() -> None:

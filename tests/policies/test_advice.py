@@ -5,11 +5,13 @@ import pytest
 from gpuenergyd.core.job.messages import PreviousRunFound, StoreRun
 from gpuenergyd.core.job.outcome import OutcomeKind, find_outcome, outcome_line
 from gpuenergyd.core.job.result_text import advice_text
+from gpuenergyd.core.pipeline.graph import Instruction, Schedule
 from gpuenergyd.core.pipeline.plan import SavingAdvice
 from gpuenergyd_policies.advice import ADVISED_SLOWDOWNS
 from gpuenergyd_policies.full_speed import FullSpeed
 from gpuenergyd_policies.uniform import Uniform
 from tests.support.plain_jobs import loop_training, random_loop_work
+from tests.support.virtual_loop import B, F, O, VirtualLoop
 from tests.support.virtual_training import VirtualTraining
 
 
@@ -73,6 +75,19 @@ def test_a_tuned_loop_is_advised_on_larger_slowdowns_only() -> None:
     run.run(60)
 
     assert {advice.max_slowdown_ratio for advice in run.job.advice} <= {0.05}
+
+
+def test_a_loop_with_phases_gets_advice_for_all_of_them_together() -> None:
+    schedule = Schedule("loop", 1, ((Instruction(0, F, 0), Instruction(0, B, 0), Instruction(0, O, 0)),))
+    run = VirtualLoop(schedule=schedule)
+
+    run.run(24)
+
+    assert not run.slices
+    savings = [advice.saving_ratio for advice in run.job.advice]
+    assert len(savings) == len(ADVISED_SLOWDOWNS)
+    assert 0.0 < savings[0] < savings[1] < savings[2] < 0.2
+    assert "at 2 % slower this job would use " in find_outcome(run.job).reason
 
 
 def test_policy_full_speed_gives_no_advice_that_it_would_not_follow() -> None:

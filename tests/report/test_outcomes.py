@@ -12,7 +12,7 @@ from gpuenergyd.report.job import JobReport, job_reports
 from gpuenergyd.report.page import report_page
 from gpuenergyd.report.terminal.tables import job_table, jobs_table
 from gpuenergyd.store import History, open_history
-from gpuenergyd.store.records import JobEndRecord, JobRecord, JobResumedRecord
+from gpuenergyd.store.records import ORDER_ADVICE, ControlEventRecord, JobEndRecord, JobRecord, JobResumedRecord
 from tests.support.stored_history import write_records
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -61,6 +61,17 @@ def test_the_page_names_the_reason_for_no_saving(history: History) -> None:
     page = report_page(history, job_reports(history), made_at=NOON)
 
     assert f"No saving: {REASON}." in page
+
+
+def test_the_newest_advice_about_the_order_is_in_the_terminal_and_on_the_page(history: History, tmp_path: Path) -> None:
+    assert "order of instructions" not in text_of(job_table(only_report(history)))
+    advice = [f"split backward in place: {percent} % instead of 14 %" for percent in (22, 24)]
+    events = [ControlEventRecord(NOON, ORDER_ADVICE, "daemon", "j1", None, reason) for reason in advice]
+    other = ControlEventRecord(NOON, "notice", "daemon", "j1", None, "something else")
+    write_records(tmp_path / "history.sqlite3", *events, other)
+
+    assert f"order of instructions: {advice[1]}" in text_of(job_table(only_report(history)))
+    assert f"Order of instructions: {advice[1]}." in report_page(history, job_reports(history), made_at=NOON)
 
 
 def test_a_resumed_job_has_no_outcome_and_an_abandoned_one_an_unknown_one(history: History, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ from gpuenergyd.core.measurement.telemetry import (
 )
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, dependency_graph
 from gpuenergyd.core.pipeline.plan import ClockChange
+from gpuenergyd.core.pipeline.reorder import RankMemory, ReorderOffer
 from gpuenergyd.core.pipeline.switching import ObservedSwitch, SwitchCalibration, constant_latency
 from gpuenergyd.core.policy_api.policy import ClockPolicy, GpuView, JobView, Lever
 from gpuenergyd.core.policy_api.target import PerformanceTarget
@@ -161,6 +162,10 @@ class VirtualTraining:
 
     power_limit_range_w: tuple[float, float] | None = None
     """Of each GPU: a power limit lowers the clock to the highest one at which every kind of instruction fits."""
+    reorder: ReorderOffer = field(default_factory=ReorderOffer)
+    """What the ranks say about other orders of instructions when they join."""
+    memory_of: Callable[[int, Schedule], RankMemory | None] = lambda _rank, _schedule: None
+    """What a rank reports of its memory after an iteration in an order."""
 
     waits_in_last_instruction: bool = False
     """Whether waiting for other replicas shows as a long last backward, or as time after it."""
@@ -171,6 +176,9 @@ class VirtualTraining:
         self.random = random.Random(self.seed)
         self.has_replicas = False
         self.least_overhead_s: float | None = None
+        self.running = self.schedule
+        """The schedule of the present iteration, whose orders a plan may bring."""
+        self._schedule_of: dict[int, Schedule] = {}
         self.graph = dependency_graph(self.schedule, communication_latency_s=self.communication_latency_s)
         self.commands: list[Command] = []
         self.history: list[tuple[float, float, str | None]] = []
@@ -215,7 +223,7 @@ class VirtualTraining:
         )
         for r, order in enumerate(self.schedule.orders):
             for k in range(self.num_stage_ranks):
-                self.feed(RankJoined(r, order, self._gpu(r), k))
+                self.feed(RankJoined(r, order, self._gpu(r), k, self.reorder))
 
     @property
     def pace(self) -> PaceEstimator:
@@ -243,7 +251,7 @@ class VirtualTraining:
                 case ObserveIteration():
                     observation, spans = observe_iteration(
                         ranks=command.ranks,
-                        graph=self.graph,
+                        graph=self.job.graph_under(command.plan_id),
                         clocks={r: stage_clocks([own] * self.num_stage_ranks) for r, own in self.clocks.items()},
                         counters={r: stage_energy([own] * self.num_stage_ranks) for r, own in self.counters.items()},
                         plan_id=command.plan_id,
@@ -263,6 +271,7 @@ class VirtualTraining:
                     changes = tuple(plan.changes_of(r) for r in range(self.schedule.num_ranks))
                     self.slices.append((command.apply_at_iteration, command.plan_epoch, plan.plan_id, changes))
                     self.power_limits.append((command.apply_at_iteration, dict(plan.power_limits_w)))
+                    self._schedule_of[command.plan_epoch] = plan.schedule(self.schedule)
                 case RestoreGpus():
                     self.restore()
                 case LeaseGpus():
@@ -310,6 +319,7 @@ class VirtualTraining:
         for apply_at, epoch, _, changes in self.slices:
             if apply_at <= index:
                 self.epoch, self.changes = epoch, changes
+        self._follow(self._schedule_of.get(self.epoch, self.schedule))
         for r in self._iteration_error:
             self._iteration_error[r] = self.random.gauss(0, self.energy_noise_ratio) if self.energy_noise_ratio else 0.0
         if self.ceiling_of is not None or self.power_limit_range_w is not None:
@@ -331,6 +341,12 @@ class VirtualTraining:
         fitting = [mhz for mhz in self.clocks_mhz if max(work.power_w(mhz) for work in own) <= limit_w]
         return min(ceiling, fitting[0] if fitting else self.clocks_mhz[-1])
 
+    def _follow(self, schedule: Schedule) -> None:
+        """Run the next iteration in this order."""
+        if schedule.orders != self.running.orders:
+            self.running = schedule
+            self.graph = dependency_graph(schedule, communication_latency_s=self.communication_latency_s)
+
     def finish_iteration(self, end_s: float) -> None:
         """End the iteration once all replicas have come as far, at `end_s`, and report it."""
         index, spans, begins_s = self.iteration_index, self._spans, self._begins_s()
@@ -343,7 +359,7 @@ class VirtualTraining:
         if self.after_last_s is not None:
             ends_s = dict(self._free_s)
             nexts_s = {r: ends_s[r] + own_s for r, own_s in enumerate(self.after_last_s)}
-        for r, order in enumerate(self.schedule.orders):
+        for r, order in enumerate(self.running.orders):
             self._wait_until(r, nexts_s[r], spans)
             if not self.counter_period_s:
                 self.counters[r].record(self._ns(nexts_s[r]), self._shown_j(r, self.total_j[r]))
@@ -358,6 +374,7 @@ class VirtualTraining:
                     instructions=tuple(
                         MeasuredInstruction(i, self._ns(spans[i][0]), self._ns(spans[i][1])) for i in order
                     ),
+                    memory=self.memory_of(r, self.running),
                 )
             )
         energy_j = sum(self.total_j.values())

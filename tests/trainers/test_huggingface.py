@@ -63,7 +63,7 @@ def test_optimizer_steps_are_iterations_and_evaluations_are_not(tmp_path: Path) 
     plain = train(tmp_path, [])
     reports: list[dict[str, Any]] = []
     with FakeDaemon(tmp_path) as daemon:
-        ours = gpuenergy_callback("gpt2", gpu_uuid="GPU-1", socket_path=daemon.socket_path)
+        ours = gpuenergy_callback("gpt2", gpu_uuid="GPU-1", socket_path=daemon.socket_path, phases=False)
         joined = train(tmp_path, [ours, pacing_callback(daemon, reports)])
         daemon.releases.get(timeout=WAIT_LIMIT_S)
         reports.append(daemon.reports.get(timeout=WAIT_LIMIT_S))
@@ -83,7 +83,9 @@ def train_under_accelerate(daemon: FakeDaemon | None, reports: list[dict[str, An
     )
     losses = []
     socket_path = daemon.socket_path if daemon else "/none"
-    with gpuenergyd.job("accelerated", gpu_uuid="GPU-1" if daemon else None, socket_path=socket_path) as job:
+    with gpuenergyd.job(
+        "accelerated", gpu_uuid="GPU-1" if daemon else None, socket_path=socket_path, phases=False
+    ) as job:
         for index, (batch,) in enumerate(loader):
             with job.iteration(), accelerator.accumulate(model):
                 loss = model(batch).square().mean()

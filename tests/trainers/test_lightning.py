@@ -86,7 +86,7 @@ def test_batches_are_iterations_and_validation_ends_the_one_before(tmp_path: Pat
     plain = fit(tmp_path, [])
     with FakeDaemon(tmp_path) as daemon:
         pace = Pace(daemon)
-        ours = gpuenergy_callback("image-model", gpu_uuid="GPU-1", socket_path=daemon.socket_path)
+        ours = gpuenergy_callback("image-model", gpu_uuid="GPU-1", socket_path=daemon.socket_path, phases=False)
         joined = fit(tmp_path, [ours, pace.callback()])
         daemon.releases.get(timeout=WAIT_LIMIT_S)
         pace.reports.append(daemon.reports.get(timeout=WAIT_LIMIT_S))

@@ -11,7 +11,7 @@ from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
 def test_each_batch_is_one_iteration(tmp_path: Path) -> None:
     with FakeDaemon(tmp_path) as daemon:
         batches, reports = [], []
-        for batch in iterations(range(5), job="resnet", gpu_uuid="GPU-1", socket_path=daemon.socket_path):
+        for batch in iterations(range(5), job="resnet", gpu_uuid="GPU-1", socket_path=daemon.socket_path, phases=False):
             batches.append(batch)
             if batch > 0:
                 reports.append(daemon.reports.get(timeout=WAIT_LIMIT_S))
@@ -26,7 +26,7 @@ def test_each_batch_is_one_iteration(tmp_path: Path) -> None:
 
 def test_leaving_the_loop_early_leaves_the_job(tmp_path: Path) -> None:
     with FakeDaemon(tmp_path) as daemon:
-        for batch in iterations(range(5), job="resnet", gpu_uuid="GPU-1", socket_path=daemon.socket_path):
+        for batch in iterations(range(5), job="resnet", gpu_uuid="GPU-1", socket_path=daemon.socket_path, phases=False):
             daemon.registrations.get(timeout=WAIT_LIMIT_S)
             if batch == 0:
                 break

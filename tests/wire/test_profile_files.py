@@ -14,7 +14,7 @@ from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
 from gpuenergyd.errors import ProfileError
 from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
 
-F, B, I, W, _ = InstructionKind  # noqa: E741  torch's own names
+F, B, I, W, *_ = InstructionKind  # noqa: E741  torch's own names
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 HEADER = "stage,instruction,frequency,time,energy"
 ROWS = [

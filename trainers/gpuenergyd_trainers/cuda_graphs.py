@@ -10,12 +10,12 @@ import os
 from typing import Any
 
 from gpuenergyd.client.environment import find_gpu_uuid, find_job_options, find_rank, find_run_key
-from gpuenergyd.client.loop import SCHEDULE_NAME
 from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.client.timing.captured_graphs import CapturedGraphs, Replay
 from gpuenergyd.client.timing.cuda import loaded_cuda_device
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.event_device import EventDevice
+from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 
 logger = logging.getLogger("gpuenergyd.trainers")
 
@@ -107,7 +107,7 @@ def attach(
             job_name=job,
             run_key=find_run_key(run_key, num_processes=world_size),
             gpu_uuid=find_gpu_uuid(gpu_uuid),
-            schedule_name=SCHEDULE_NAME,
+            schedule_name=LOOP_SCHEDULE,
             num_microbatches=1,
             # Ranks of one stage run each instruction together and follow one plan, each on its GPU.
             stage_rank=rank if is_on_one_host else 0,

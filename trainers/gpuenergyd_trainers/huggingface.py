@@ -1,7 +1,7 @@
 """Adapter for the Hugging Face Trainer: `Trainer(..., callbacks=[gpuenergy_callback("bert")])`.
 
-One clock per optimizer step, one GPU per process. Evaluation and saving do not count as iterations. Works with any
-setup of Accelerate. Tested with transformers 5 on CPU.
+Phases of each optimizer step have clocks of their own, one GPU per process. Evaluation and saving do not count.
+Works with any setup of Accelerate. Tested with transformers 5 on CPU.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """Adapter for Lightning: `Trainer(callbacks=[gpuenergy_callback("resnet")])`.
 
-One clock per batch, one GPU per process. Sanity checks, validation and checkpoints do not count as iterations. Tested
-with lightning 2.6 on CPU.
+Phases of each batch have clocks of their own, one GPU per process. Sanity checks, validation and checkpoints do not
+count as iterations. Tested with lightning 2.6 on CPU.
 """
 
 import importlib

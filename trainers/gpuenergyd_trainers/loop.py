@@ -1,12 +1,24 @@
-"""Adapter for plain training loops: `for batch in iterations(loader, job="resnet"):`."""
+"""Adapter for plain training loops: `for batch in iterations(loader, job="resnet"):`.
 
+Loops that mark nothing are joined by `gpuenergyd run`, from their optimizer steps.
+"""
+
+import logging
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import gpuenergyd
-from gpuenergyd.client.loop import LoopIteration
+from gpuenergyd.client.environment import find_gpu_uuid
+from gpuenergyd.client.loop import LoopIteration, LoopJob, unmarked_job
+from gpuenergyd.client.rank import has_clients
+
+logger = logging.getLogger("gpuenergyd.trainers")
 
 T = TypeVar("T")
+_STEPS_BEFORE_JOINING = 2
+"""A program that marks its iterations has joined by then."""
+_LAST_STEP_TO_JOIN = 16
+"""A program that has used no GPU by then will not."""
 
 
 def iterations(
@@ -17,13 +29,19 @@ def iterations(
     socket_path: str | None = None,
     policy: str | None = None,
     max_slowdown_ratio: float | None = None,
+    phases: bool = True,
 ) -> Iterator[T]:
     """Yield the batches; the body of the loop is one iteration, without loading the next batch.
 
-    For loops on one GPU, with DistributedDataParallel or with FSDP: one clock per iteration, one GPU per process.
+    For loops on one GPU, with DistributedDataParallel or with FSDP; one GPU per process. Options: see `gpuenergyd.job`.
     """
     with gpuenergyd.job(
-        job, gpu_uuid=gpu_uuid, socket_path=socket_path, policy=policy, max_slowdown_ratio=max_slowdown_ratio
+        job,
+        gpu_uuid=gpu_uuid,
+        socket_path=socket_path,
+        policy=policy,
+        max_slowdown_ratio=max_slowdown_ratio,
+        phases=phases,
     ) as joined:
         for batch in batches:
             with joined.iteration():
@@ -42,6 +60,7 @@ class StepMarks:
         run_key: str | None = None,
         policy: str | None = None,
         max_slowdown_ratio: float | None = None,
+        phases: bool = True,
     ) -> None:
         self._job = gpuenergyd.job(
             job,
@@ -50,6 +69,7 @@ class StepMarks:
             run_key=run_key,
             policy=policy,
             max_slowdown_ratio=max_slowdown_ratio,
+            phases=phases,
         )
         self._iteration: LoopIteration | None = None
 
@@ -79,3 +99,43 @@ class StepMarks:
         iteration, self._iteration = self._iteration, None
         if iteration is not None:
             iteration.__exit__(RuntimeError, None, None)
+
+
+class UnmarkedLoop:
+    """A training loop that marks nothing, joined after its first optimizer steps unless something else has joined.
+
+    Its two hooks stay for good: torch raises if a hook of optimizers adds or removes one.
+    """
+
+    def __init__(self, optimizers: Any) -> None:
+        """Watch the optimizers of `torch.optim.optimizer`."""
+        self._num_steps = 0
+        self._is_decided = False
+        self._job: LoopJob | None = None
+        optimizers.register_optimizer_step_pre_hook(self._before_step)
+        optimizers.register_optimizer_step_post_hook(self._after_step)
+
+    def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        phases = self._job.phases if self._job is not None else None
+        return None if phases is None else phases.before_step(optimizer, args, kwargs)
+
+    def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        phases = self._job.phases if self._job is not None else None
+        if phases is not None:
+            phases.after_step(optimizer)
+        elif not self._is_decided:
+            self._decide()
+
+    def _decide(self) -> None:
+        self._num_steps += 1
+        try:
+            if self._num_steps < _STEPS_BEFORE_JOINING:
+                return
+            self._is_decided = has_clients() or self._num_steps > _LAST_STEP_TO_JOIN
+            if not self._is_decided and find_gpu_uuid() is not None:
+                self._is_decided = True
+                self._job = unmarked_job()
+                self._job.join()
+        except Exception as error:  # noqa: BLE001  never raise into a training step
+            self._is_decided = True
+            logger.warning("gpuenergyd: this loop cannot be joined; training continues at full speed: %r", error)

@@ -19,6 +19,7 @@ from gpuenergyd.core.pipeline.graph import Schedule
 from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd_trainers.joining.handle import Call, Handle, WrappedAttribute
 from gpuenergyd_trainers.joining.membership import JoinKeywords, JoinOptions, PipelineRank, join
+from gpuenergyd_trainers.joining.memory import CudaMemory, MemoryMeter, MicrobatchMemory
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, order_rows
 from gpuenergyd_trainers.joining.place import Place, given_place
 from gpuenergyd_trainers.joining.place_sources import pipeline_group_place
@@ -37,13 +38,18 @@ OTHER_SCHEDULE = "learned"
 class PipelineHandle(Handle):
     """An attached schedule."""
 
-    def __init__(self, schedule: Any, stages: Sequence[Any], rank: OrderedRank) -> None:
-        """Wrap the schedule's step, the stages' compute methods and the loss."""
+    def __init__(
+        self, schedule: Any, stages: Sequence[Any], rank: OrderedRank, *, memory: MicrobatchMemory | None = None
+    ) -> None:
+        """Wrap the schedule's step, the stages' compute methods and the loss; `memory` where the order can change."""
         super().__init__(rank)
+        self._memory = memory
         self._schedule = schedule
         self._active_rank = rank
         self._last_forward_slot = NOT_RECORDED
         self._wrapped.append(WrappedAttribute(self._schedule, "step", self._around_step))
+        if rank.client.may_reorder:
+            self._change_orders(stages[0])
         for chunk_index, stage in enumerate(stages):
             for name, kind in (("forward_one_chunk", "F"), ("backward_weight_one_chunk", "W")):
                 self._wrapped.append(WrappedAttribute(stage, name, self._around(stage, chunk_index, kind)))
@@ -51,6 +57,23 @@ class PipelineHandle(Handle):
             self._wrapped.append(wrapped)
             if stage.is_last and callable(getattr(self._schedule, "_loss_fn", None)):
                 self._wrapped.append(WrappedAttribute(self._schedule, "_loss_fn", self._around_loss))
+
+    def _change_orders(self, stage: Any) -> None:
+        from gpuenergyd_trainers.torch_reorder import ReorderedSteps  # noqa: PLC0415  imports torch
+
+        rank = self._active_rank
+
+        def refuse(reason: str) -> None:
+            rank.client.reorder_refusal = reason
+
+        steps = ReorderedSteps(self._schedule, stage, lambda: rank.order_to_run, refuse)
+        self._wrapped.append(WrappedAttribute(self._schedule, "_step_microbatches", steps.around))
+
+    def _report_memory(self) -> None:
+        assert self._memory is not None
+        found = self._memory.end_iteration(is_reordered=bool(self._active_rank.order_to_run))
+        if found is not None:
+            self._active_rank.client.memory_bytes = found
 
     def _around_step(self, step: Call) -> Call:
         def step_in_job(*args: Any, **kwargs: Any) -> Any:
@@ -66,6 +89,8 @@ class PipelineHandle(Handle):
                 self.shielded(rank.fail_step)
                 raise
             if is_training:
+                if self._memory is not None:
+                    self.shielded(self._report_memory)
                 self.shielded(rank.end_step)
             return result
 
@@ -75,16 +100,22 @@ class PipelineHandle(Handle):
         begin, end = self._active_rank.client.begin_instruction, self._active_rank.client.end_instruction
         is_forward = kind == "F"
         is_last_forward = is_forward and stage.is_last
+        memory = self._memory
 
         def make(compute: Call) -> Call:
             def compute_in_job(*args: Any, **kwargs: Any) -> Any:
                 slot = NOT_RECORDED
                 if is_forward or stage.has_backward:
                     slot = begin(kind, args[0] if args else _named_index(kwargs), chunk_index)
+                measured = memory if is_forward and memory is not None and memory.is_measuring else None
+                if measured is not None:
+                    self.shielded(measured.begin_forward)
                 try:
                     return compute(*args, **kwargs)
                 finally:
                     end(slot)
+                    if measured is not None:
+                        self.shielded(measured.end_forward)
                     if is_last_forward:
                         self._last_forward_slot = slot
 
@@ -149,9 +180,10 @@ def attach(
             consecutive global ranks; all of them follow one plan.
         num_tp_ranks: number of ranks of a stage.
         across_hosts: whether the pipeline's ranks are on several hosts; by default from LOCAL_WORLD_SIZE.
-        options: `gpu_uuid`, `socket_path`, `run_key`, `policy`, `max_slowdown_ratio`, `timer` and `place`, see
-            `gpuenergyd_trainers.joining.membership.JoinOptions`. A training with a DeviceMesh gives
-            `place=mesh_place(mesh)`, of `joining.place_sources`, in place of `tp_rank` and `num_tp_ranks`.
+        options: `gpu_uuid`, `socket_path`, `run_key`, `policy`, `max_slowdown_ratio`, `timer`, `memory`,
+            `allow_reorder` and `place`, see `gpuenergyd_trainers.joining.membership.JoinOptions`. A training with a
+            DeviceMesh gives `place=mesh_place(mesh)`, of `joining.place_sources`, in place of `tp_rank` and
+            `num_tp_ranks`.
     """
 
     def describe() -> PipelineRank:
@@ -172,12 +204,17 @@ def attach(
             num_chunks=len(own),
             place=place,
             device=own[0].device,
+            reorder_refusal=_reorder_refusal(schedule, own, place),
         )
+
+    def make_handle(rank: OrderedRank) -> PipelineHandle:
+        own = _stages(schedule, stages)
+        return PipelineHandle(schedule, own, rank, memory=_memory_of(rank, own[0], options.get("memory")))
 
     return join(
         JoinOptions(job=job, **options),
         describe,
-        lambda rank: PipelineHandle(schedule, _stages(schedule, stages), rank),
+        make_handle,
         target_name=type(schedule).__name__,
     )
 
@@ -189,6 +226,24 @@ def _planned_schedule(schedule: Any, num_pp_ranks: int, num_microbatches: int) -
         return planned
     name = _GENERATED_ORDERS.get(type(schedule).__name__)
     return make_schedule(name, num_pp_ranks, num_microbatches) if name else None
+
+
+def _reorder_refusal(schedule: Any, stages: Sequence[Any], place: Place) -> str:
+    """Return why the order cannot change while the program runs; empty if it can."""
+    from gpuenergyd_trainers.torch_reorder import reorder_refusal  # noqa: PLC0415  imports torch
+
+    return reorder_refusal(schedule, stages, place)
+
+
+def _memory_of(rank: OrderedRank, stage: Any, meter: MemoryMeter | None) -> MicrobatchMemory | None:
+    """Return what measures the memory of a rank whose order can change; None if it cannot, or without a meter."""
+    if rank.client.reorder_refusal:
+        return None
+    if meter is None and getattr(stage.device, "type", None) == "cuda":
+        import torch  # noqa: PLC0415  loaded already by the caller's schedule
+
+        meter = CudaMemory(torch, stage.device)
+    return None if meter is None else MicrobatchMemory(meter)
 
 
 def _stages(schedule: Any, stages: Sequence[Any] | None) -> list[Any]:

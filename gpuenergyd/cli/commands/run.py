@@ -13,11 +13,11 @@ from gpuenergyd.cli.commands.run_program import run_program
 
 def _option(field: str) -> typer.models.OptionInfo:
     option = RUN_OPTIONS[field]
-    info: typer.models.OptionInfo = typer.Option(option.flag, metavar=option.metavar, help=option.help)
+    info: typer.models.OptionInfo = typer.Option(option.flag, metavar=option.metavar or None, help=option.help)
     return info
 
 
-def run(
+def run(  # noqa: PLR0913  one per option
     *,
     command: Annotated[list[str], typer.Argument(metavar=COMMAND_METAVAR, help=COMMAND_HELP)],
     job: Annotated[str | None, _option("job")] = None,
@@ -26,6 +26,7 @@ def run(
     iterations: Annotated[str | None, _option("iterations")] = None,
     hours: Annotated[str | None, _option("hours")] = None,
     deadline: Annotated[str | None, _option("deadline")] = None,
+    allow_reorder: Annotated[bool, _option("allow_reorder")] = False,
     socket: Annotated[str | None, _option("socket")] = None,
 ) -> int:
     """Run an unmodified training program."""
@@ -36,6 +37,7 @@ def run(
         "iterations": iterations,
         "hours": hours,
         "deadline": deadline,
+        "allow_reorder": "yes" if allow_reorder else None,
         "socket": socket,
     }
     return run_program(run_request(command, values))

@@ -16,7 +16,8 @@ from gpuenergyd.errors import UsageError
 RUN_HELP = """Run an unmodified training program.
 
 Pipelines of torch.distributed.pipelining and DeepSpeed, and trainers of Lightning and Hugging Face, attach to the
-daemon at their first step, and --job, --policy and --max-slowdown hold unless the program passes its own values.
+daemon at their first step, and --job, --policy, --max-slowdown and --allow-reorder hold unless the program passes its
+own values.
 Without a daemon the program runs as usual. With --iterations, --hours or --deadline the slowdown budget is planned to
 the end of the job; otherwise it is kept over windows of days.
 
@@ -42,11 +43,15 @@ class RunRequest:
     deadline: str | None = None
     """In UTC."""
     socket: Path | None = None
+    allow_reorder: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunOption:
-    """An option of the command: its flag, the name and help text of its value, and the conversion of that value."""
+    """An option of the command: its flag, the name and help text of its value, and the conversion of that value.
+
+    Without a name of the value, the flag alone is the option.
+    """
 
     flag: str
     metavar: str
@@ -96,6 +101,13 @@ RUN_OPTIONS: Mapping[str, RunOption] = {
     "iterations": RunOption("--iterations", "N", "Length of the job in iterations.", _iterations),
     "hours": RunOption("--hours", "H", "Length of the job in hours at full speed.", _hours),
     "deadline": RunOption("--deadline", "TIME", "Latest end of the job, e.g. 2027-01-31T08:00.", _deadline),
+    "allow_reorder": RunOption(
+        "--allow-reorder",
+        "",
+        "Allow plans that split backwards and run weight gradients later, where that fits in memory; losses stay equal"
+        " bit for bit.",
+        bool,
+    ),
     "socket": RunOption("--socket", "PATH", SOCKET_HELP, lambda text: Path(text).absolute()),
 }
 """The options by their field of `RunRequest`, in the order of the help."""
@@ -134,7 +146,11 @@ def parse_run_arguments(arguments: Sequence[str]) -> RunRequest | None:
             return None
         if flag not in fields:
             raise UsageError(f"no such option: {flag}; see 'gpuenergyd run --help'")
-        if not equals:
+        if not RUN_OPTIONS[fields[flag]].metavar:
+            if equals:
+                raise UsageError(f"{flag} takes no value; see 'gpuenergyd run --help'")
+            value = flag
+        elif not equals:
             if not remaining:
                 raise UsageError(f"{flag} needs a value; see 'gpuenergyd run --help'")
             value = remaining.pop(0)
@@ -152,10 +168,13 @@ def run_help() -> str:
     """Return the help of the command, as wide as the terminal, at most 80 columns."""
     width = max(min(shutil.get_terminal_size().columns, 80) - 2, 50)
     text, _, examples = RUN_HELP.partition("Examples:\n")
-    options = [(f"{option.flag} {option.metavar}", option.help) for option in RUN_OPTIONS.values()]
+    options = [(f"{option.flag} {option.metavar}".rstrip(), option.help) for option in RUN_OPTIONS.values()]
     sections = [
         f"Usage: gpuenergyd run [OPTIONS] {COMMAND_METAVAR}...",
-        *(textwrap.indent(textwrap.fill(paragraph, width - 2), "  ") for paragraph in text.strip().split("\n\n")),
+        *(
+            textwrap.indent(textwrap.fill(paragraph, width - 2, break_on_hyphens=False), "  ")
+            for paragraph in text.strip().split("\n\n")
+        ),
         "Arguments:\n" + _help_rows([(COMMAND_METAVAR, f"{COMMAND_HELP}  [required]")], width),
         "Options:\n" + _help_rows([*options, (", ".join(HELP_FLAGS), "Show this message and exit.")], width),
         "Examples:\n" + textwrap.indent(textwrap.dedent(examples).rstrip(), "  "),

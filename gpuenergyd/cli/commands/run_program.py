@@ -14,6 +14,7 @@ from gpuenergyd.client.environment import (
     JOB_VARIABLE,
     MAX_SLOWDOWN_VARIABLE,
     POLICY_VARIABLE,
+    REORDER_VARIABLE,
     find_socket_path,
 )
 from gpuenergyd.errors import UsageError
@@ -36,6 +37,7 @@ def run_program(request: RunRequest) -> int:
         ITERATIONS_VARIABLE: request.iterations,
         HOURS_VARIABLE: request.hours,
         DEADLINE_VARIABLE: request.deadline,
+        REORDER_VARIABLE: "1" if request.allow_reorder else None,
         "GPUENERGYD_SOCKET": request.socket,
     }
     environ.update({name: str(value) for name, value in variables.items() if value is not None})

@@ -22,7 +22,7 @@ from typing import Any
 
 from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
 from gpuenergyd.client.timing.event_device import Anchor, EventDevice
-from gpuenergyd.client.timing.recorder import NOT_RECORDED, IterationTimes, RecordedIteration
+from gpuenergyd.client.timing.recorder import NOT_RECORDED, UNTIL_NEXT_BEGIN, IterationTimes, RecordedIteration
 from gpuenergyd.client.timing.replays import CapturedInstructions, ReplayReading
 from gpuenergyd.wire.messages import OrderRow
 
@@ -62,6 +62,11 @@ class _EventBuffer:
     def last(self) -> Any:
         """The event at the end of the iteration's window."""
         return self.following if self.has_following else self.closing
+
+    def timed_slots(self) -> list[int]:
+        """Return the instructions that have ended, or that last until the end of the window."""
+        begun = zip(self.keys, self.has_ended, strict=False)
+        return [slot for slot, (key, has_ended) in enumerate(begun) if has_ended or key[0] == UNTIL_NEXT_BEGIN]
 
     def times(self) -> IterationTimes:
         if self.known is None:
@@ -285,12 +290,13 @@ class DeviceRecorder:
 
     def _compute_times(self, buffer: _EventBuffer) -> bool:
         """Compute the times of an iteration whose last event has completed; False if an instruction's are lost."""
-        ended = [slot for slot, has_ended in enumerate(buffer.has_ended) if has_ended]
+        keys = buffer.keys
+        begun = buffer.timed_slots()
         with self._device.calls():
             after_ns = partial(_elapsed_ns, self._device, buffer.opening)
-            keys = buffer.keys
+            ends = [buffer.ends[slot] if buffer.has_ended[slot] else buffer.last for slot in begun]
             spans_ns: list[tuple[int, int, int]] | None = [
-                (slot, after_ns(buffer.begins[slot]), after_ns(buffer.ends[slot])) for slot in ended
+                (slot, after_ns(buffer.begins[slot]), after_ns(end)) for slot, end in zip(begun, ends, strict=True)
             ]
             closing_ns, last_ns = after_ns(buffer.closing), after_ns(buffer.last)
             if buffer.reading is not None:

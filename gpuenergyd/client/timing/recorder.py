@@ -12,6 +12,8 @@ NOT_RECORDED = -1
 """Slot of an instruction that is not recorded; its end is ignored."""
 
 
+UNTIL_NEXT_BEGIN = "D"
+"""Kind of instruction that is not ended: it lasts until the next begin of an iteration, or until a pause."""
 _UNUSED: OrderRow = ("", -1, -1)
 
 
@@ -113,7 +115,12 @@ class _Buffer:
 
     def times(self) -> IterationTimes:
         marks = zip(self.keys[: self.keys.index(_UNUSED)], self.begin_ns, self.end_ns, strict=False)
-        rows = tuple([(*key, begin_ns, end_ns) for key, begin_ns, end_ns in marks if end_ns >= begin_ns])
+        last_ns = self.next_begun_ns or self.ended_ns
+        ended = [
+            (*key, begin_ns, max(begin_ns, last_ns) if key[0] == UNTIL_NEXT_BEGIN and end_ns < begin_ns else end_ns)
+            for key, begin_ns, end_ns in marks
+        ]
+        rows = tuple([row for row in ended if row[4] >= row[3]])
         return IterationTimes(self.begun_ns, self.ended_ns, self.next_begun_ns, rows)
 
     def free(self) -> None:

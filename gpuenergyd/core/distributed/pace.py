@@ -4,7 +4,7 @@ Replicas of a training end each iteration together, so that their iteration time
 differ in the times of their instructions. These are scaled to full speed class by class, by the measured slowness of
 each clock, and put into the pipeline's order. The estimate is therefore independent of the replica's own plan and of
 waits for other replicas; a throttled GPU increases it. Time between instructions (optimizer, gradient reduction) counts
-with its usual value.
+with its usual value, and so does gradient communication that is an instruction of its own.
 """
 
 from collections import defaultdict, deque
@@ -98,6 +98,9 @@ class PaceEstimator:
         found: dict[InstructionClass, list[float]] = defaultdict(list)
         for sample in samples:
             key = sample.instruction_class
+            if key.kind.waits_for_ranks:  # part of the overhead
+                found[key] = [0.0]
+                continue
             at_full_speed_s = 0.0
             for share in sample.shares:
                 slowness = self._slowness.at(key, share.sm_clock_mhz)

@@ -7,6 +7,7 @@ from enum import StrEnum
 from gpuenergyd.core.carbon.slowdown_account import JobLength
 from gpuenergyd.core.job.stage_gpu import stage_gpu
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, Schedule, dependency_graph
+from gpuenergyd.core.pipeline.reorder import Orders
 from gpuenergyd.core.pipeline.schedules import stage_of_chunk, with_communication
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
@@ -75,6 +76,8 @@ class JobRanks:
     reordered: dict[int, tuple[int, tuple[Instruction, ...]]] = field(default_factory=dict)
     """Number of microbatches and order of the ranks that run another schedule, until all ranks do; by rank index."""
     _graph: DependencyGraph | None = None
+    _planned: tuple[Orders, DependencyGraph] | None = None
+    """The graph of the last orders that a plan brought."""
 
     @property
     def graph(self) -> DependencyGraph:
@@ -82,10 +85,24 @@ class JobRanks:
         assert self._graph is not None
         return self._graph
 
+    def graph_in(self, orders: Orders) -> DependencyGraph:
+        """Return the dependency graph of a plan's orders; empty orders are the registered ones."""
+        if not orders:
+            return self.graph
+        if self._planned is None or self._planned[0] != orders:
+            assert self.schedule is not None
+            self._planned = orders, dependency_graph(replace(self.schedule, orders=orders))
+        return self._planned[1]
+
     @property
     def is_plain_loop(self) -> bool:
         """Whether the job has a single rank that runs one instruction per iteration: a loop without a pipeline."""
         return self.description.num_pp_ranks == 1 and [len(order) for order in self.orders.values()] == [1]
+
+    @property
+    def has_waits(self) -> bool:
+        """Whether the job has phases that wait for gradients or data."""
+        return any(instruction.kind.is_wait for order in self.orders.values() for instruction in order)
 
     @property
     def num_hosts(self) -> int:

@@ -188,7 +188,7 @@ def _times_s(observations: Sequence[IterationObservation]) -> dict[str, list[flo
     for observation in observations:
         times_s["an iteration"].append(observation.own_time_s)
         for sample in observation.instruction_samples:
-            if len(sample.shares) == 1:
+            if len(sample.shares) == 1 and not sample.kind.is_wait:
                 times_s[_name(sample)].append(sample.time_s)
     return times_s
 
@@ -207,9 +207,9 @@ def _median_error_ratio(values: Sequence[float]) -> float:
 
 
 def _mean_times_s(observation: IterationObservation) -> dict[str, float]:
-    """Return the mean time of each kind of instruction in one iteration, over all its clocks."""
+    """Return the mean time of each kind of instruction in one iteration, over all its clocks; waits say nothing."""
     totals: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
-    for sample in observation.instruction_samples:
+    for sample in (own for own in observation.instruction_samples if not own.kind.is_wait):
         time_s, count = totals[_name(sample)]
         totals[_name(sample)] = (time_s + sample.count * sample.time_s, count + sample.count)
     return {what: time_s / count for what, (time_s, count) in totals.items() if count}

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from gpuenergyd.core.job.messages import SendPlan
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, ClockPlan, PlanPurpose, baseline_plan
+from gpuenergyd.core.pipeline.reorder import Orders
 
 PROOF_PLAN_ID = "proof"
 """Full-speed blocks between tuned iterations."""
@@ -83,6 +84,11 @@ class IssuedPlans:
     def by_id(self, plan_id: str | None) -> ClockPlan | None:
         """Return a kept plan; None if there is none with this id."""
         return next((plan for plan in reversed(self.kept) if plan.plan_id == plan_id), None)
+
+    def orders_of(self, plan_id: str | None) -> Orders:
+        """Return the orders of a plan; empty for the registered ones, or if the plan is unknown."""
+        plan = self.by_id(plan_id)
+        return () if plan is None else plan.orders
 
     def id_of(self, plan_epoch: int | None) -> str | None:
         """Return the id of the plan that was sent under an epoch; None for an unknown epoch."""

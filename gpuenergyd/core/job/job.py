@@ -62,7 +62,9 @@ from gpuenergyd.core.job.snapshot import JobSnapshot
 from gpuenergyd.core.job.story import Notices, Story
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.telemetry import RankIteration
+from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, SavingAdvice, check_plan
+from gpuenergyd.core.pipeline.reorder import OrderAdvice
 from gpuenergyd.core.policy_api.policy import BaselineView, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import GpuEnergyError
@@ -169,6 +171,8 @@ class Job:
         match event:
             case RankJoined():
                 is_complete = self.ranks.join(event.pp_rank, event.order, event.gpu, stage_rank=event.stage_rank)
+                index = self.description.rank_index(event.pp_rank, event.stage_rank)
+                self.knowledge.reordering.offers[index] = event.reorder
                 return self._enter(JobPhase.WARMUP, "all ranks joined") if is_complete else ()
             case RankReordered():
                 return self._rank_reordered(event)
@@ -233,8 +237,13 @@ class Job:
     def _rank_reported(self, report: RankIteration) -> tuple[Command, ...]:
         if self.ranks.schedule is None:
             return ()
-        id_of, counts_from = self.knowledge.plans.id_of, self.control.mixed_before
-        whole = self.reports.add(report, self.ranks.orders, id_of, counts_from=counts_from)
+        plans, counts_from = self.knowledge.plans, self.control.mixed_before
+        index = self.description.rank_index(report.pp_rank, report.stage_rank)
+        is_plain = not plans.orders_of(plans.id_of(report.plan_epoch))
+        self.knowledge.reordering.record(index, report, is_plain=is_plain)
+        whole = self.reports.add(
+            report, self.ranks.orders, plans.id_of, counts_from=counts_from, plan_orders=plans.orders_of
+        )
         if whole is None:
             return ()
         is_regular = whole.is_regular and not self.knowledge.plans.is_settling(whole.iteration_index)
@@ -273,11 +282,15 @@ class Job:
     def _record(self, event: IterationObserved) -> RecordIteration:
         observation, purpose = self.knowledge.add(
             event.observation,
-            self.ranks.graph,
+            self.graph_under(event.observation.plan_id),
             is_forced=self.target.is_forced,
             least_other_overhead_s=event.least_other_overhead_s,
         )
         return RecordIteration(observation, purpose, event.began_mono_ns, event.spans)
+
+    def graph_under(self, plan_id: str | None) -> DependencyGraph:
+        """Return the dependency graph of the order that the ranks run under a plan."""
+        return self.ranks.graph_in(self.knowledge.plans.orders_of(plan_id))
 
     def _after_iteration(self, observation: IterationObservation, purpose: PlanPurpose | None) -> tuple[Command, ...]:
         match self.phase:
@@ -311,6 +324,8 @@ class Job:
             return guarded
         run = self.knowledge.run_to_store()
         store = (StoreRun(run),) if run is not None else ()
+        if self.control.is_checking_full_speed:  # a new plan now would make the block's result unknown
+            return store
         return (*store, *(self.control.prove(is_at_straggler_pace=self.target.is_forced) or self._ask()))
 
     def _after_fallback_iteration(self, observation: IterationObservation) -> tuple[Command, ...]:
@@ -353,20 +368,33 @@ class Job:
             return ()
         assert self.ranks.schedule is not None
         self.advice = plan.advice or self.advice
-        if plan.purpose is PlanPurpose.PROFILE and (refusal := self._profiling_refusal) is not None:
+        is_slow = plan.purpose is PlanPurpose.PROFILE and not plan.orders  # other orders are tried at full speed
+        if is_slow and (refusal := self._profiling_refusal) is not None:
             return self._fall_back(refusal, least_wait=self.rules.refused_profiling_iterations)
         self.control.expect(self.control.question.target)
         was_relieved = self.control.blocks.end_relief()
         if plan.plan_id == self.current_plan.plan_id and self.phase is not JobPhase.FALLBACK:
             commands = self.control.send_again(plan) if was_relieved else ()
+            commands = (*self._record_order_advice(plan.order_advice), *commands)
             return (*commands, *self._enter(phase_under(plan, self.phase), plan.reason), *self._ask_for_new_pace())
         try:
             check_plan(plan, self.ranks.schedule, self.ranks.supported_sm_clocks_mhz, self.ranks.power_limit_ranges_w)
         except GpuEnergyError as error:
             reason = f"policy {self.description.policy} returned an invalid plan: {error}"
             return self._fall_back(reason, is_fault=True)
-        commands = self.control.follow(plan, self.baseline)
+        commands = (*self._record_order_advice(plan.order_advice), *self.control.follow(plan, self.baseline))
         return (*commands, *self._enter(phase_under(plan, self.phase), plan.reason), *self._ask_for_new_pace())
+
+    def _record_order_advice(self, advice: OrderAdvice | None) -> tuple[Command, ...]:
+        """Keep the policy's advice about the order, and record it as a notice where it is new."""
+        before = self.knowledge.reordering.advice
+        if advice is None or advice == before:
+            return ()
+        self.knowledge.reordering.advice = advice
+        if before is not None and before.text == advice.text:
+            return ()
+        self.notices.add(advice.text, self.num_iterations)
+        return (RecordNotice(advice.text, advice),)
 
     def _ask_for_new_pace(self) -> tuple[Command, ...]:
         """Ask again at once if the straggler's pace has changed since the question that was answered."""

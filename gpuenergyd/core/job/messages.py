@@ -1,12 +1,13 @@
 """Events of a job, which its state machine handles, and the commands that it returns."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.telemetry import ObservedSpan, RankIteration
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
+from gpuenergyd.core.pipeline.reorder import OrderAdvice, ReorderOffer
 from gpuenergyd.core.policy_api.policy import GpuView, JobView
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.core.policy_api.target import PerformanceTarget
@@ -42,6 +43,7 @@ class RankJoined:
     order: tuple[Instruction, ...]
     gpu: GpuView
     stage_rank: int = 0
+    reorder: ReorderOffer = field(default_factory=ReorderOffer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +248,8 @@ class RecordNotice:
     """Record an event that the job's phase does not show."""
 
     reason: str
+    advice: OrderAdvice | None = None
+    """The advice about the order of instructions that this is, which reports show."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.measurements.savings import MeasuredSaving
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.result_text import advice_text, saving_with_interval, slowdown_text
+from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 
 
@@ -50,8 +51,9 @@ _UNDER_WAY = {
 def expectation(job: Job, *, is_member: bool = False) -> str:
     """Return what to expect of this kind of job in one sentence; a member is one rank of a pipeline across hosts."""
     ratio = job.target.max_slowdown_ratio
-    if job.description.num_pp_ranks > 1 or is_member:
-        text = "saves energy at the same speed while stages wait for each other"
+    if job.description.num_pp_ranks > 1 or is_member or job.ranks.has_waits:
+        who = "it waits for gradients or data" if job.ranks.has_waits else "stages wait for each other"
+        text = f"saves energy at the same speed while {who}"
         return f"{text}, and more by running up to {100 * ratio:.3g} % slower" if ratio else text
     is_loop = job.ranks.is_plain_loop
     if ratio and is_loop and job.description.num_dp_ranks > 1:
@@ -59,6 +61,8 @@ def expectation(job: Job, *, is_member: bool = False) -> str:
     if ratio:
         return f"saves energy by running up to {100 * ratio:.3g} % slower"
     what = "one instruction per iteration" if is_loop else "a single pipeline stage"
+    if job.description.schedule_name == LOOP_SCHEDULE and not is_loop:
+        what = "no phase that waits"
     return (
         f"nothing can be saved at the same speed: {what}, so no waiting time to use, and no slowdown permitted;"
         " permit some with --max-slowdown"
@@ -66,8 +70,9 @@ def expectation(job: Job, *, is_member: bool = False) -> str:
 
 
 def can_save(job: Job, *, is_member: bool = False) -> bool:
-    """Return whether the job has waiting time between stages, or may slow down."""
-    return is_member or job.description.num_pp_ranks > 1 or job.target.max_slowdown_ratio > 0
+    """Return whether the job has waiting time between stages or in phases, or may slow down."""
+    has_waits = job.description.num_pp_ranks > 1 or job.ranks.has_waits
+    return is_member or has_waits or job.target.max_slowdown_ratio > 0
 
 
 def find_outcome(job: Job, *, is_member: bool = False, is_observing: bool = False) -> Outcome:

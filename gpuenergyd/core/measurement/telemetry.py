@@ -20,6 +20,7 @@ from gpuenergyd.core.measurement.observation import (
     TimeAtClock,
 )
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, InstructionClass, InstructionKind
+from gpuenergyd.core.pipeline.reorder import RankMemory
 from gpuenergyd.core.pipeline.timeline import makespan_s
 
 ClockIntervals = Sequence[tuple[int, int]]
@@ -211,6 +212,10 @@ class RankIteration:
     """The newest iteration that the rank's program had launched when it reported this one; -1 if unknown."""
     stage_rank: int = 0
     """Number of the rank among those of its stage."""
+    memory: RankMemory | None = None
+    """Memory of the rank's GPU in this iteration; None if it was not measured."""
+    reorder_refusal: str = ""
+    """Why the rank takes no other order any more; empty if it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +369,8 @@ def _busy_s(ranks: Sequence[RankIteration], graph: DependencyGraph, clocks: Mapp
     """Return the iteration time of the instructions without waits for other replicas; None if one was not reported.
 
     Such a wait is inside an instruction, for instance the last backward, if gradients are reduced inside it. An
-    instruction with many more cycles than the median of its class counts with the median.
+    instruction with many more cycles than the median of its class counts with the median. Gradient communication that
+    is an instruction of its own counts nothing: it is a wait as far as it is longer than usual.
     """
     classes: dict[InstructionClass, list[tuple[Instruction, int, float]]] = defaultdict(list)
     for rank in ranks:
@@ -378,6 +384,8 @@ def _busy_s(ranks: Sequence[RankIteration], graph: DependencyGraph, clocks: Mapp
         typical = median(cycles for _, _, cycles in members)
         for instruction, duration_ns, own_cycles in members:
             share = typical / own_cycles if own_cycles > _OUTLIER_RATIO * typical else 1.0
+            if instruction.kind.waits_for_ranks:
+                share = 0.0
             durations_s[instruction] = share * duration_ns / _NS_PER_S
     if any(instruction not in durations_s for instruction in graph.instructions):
         return None

@@ -10,7 +10,7 @@ from gpuenergyd.errors import ScheduleError
 
 
 class InstructionKind(StrEnum):
-    """Kind of computation, named as in torch.distributed.pipelining."""
+    """Kind of computation, named as in torch.distributed.pipelining; C, O and D are phases of plain training loops."""
 
     F = "F"
     """Forward."""
@@ -22,8 +22,26 @@ class InstructionKind(StrEnum):
     """Weight gradient alone."""
     FB = "FB"
     """A forward and the full backward of an earlier microbatch, overlapped so that they cannot be told apart."""
+    C = "C"
+    """Gradient communication after a backward, as far as nothing computes meanwhile; waits for other ranks included."""
+    O = "O"  # noqa: E741  one letter, as the others
+    """Optimizer step."""
+    D = "D"
+    """Wait for the next batch, from the end of an iteration to the next begin."""
+
+    @property
+    def is_wait(self) -> bool:
+        """Whether the GPU waits meanwhile: such a phase may take any time, and hardly depends on the clock."""
+        return self in {InstructionKind.C, InstructionKind.D}
+
+    @property
+    def waits_for_ranks(self) -> bool:
+        """Whether the time contains the wait for other ranks, so that it is no measure of a rank's own work."""
+        return self is InstructionKind.C
 
 
+LOOP_SCHEDULE = "loop"
+"""Name of the schedule of a training loop without pipeline stages."""
 _CHUNKS_PER_PAIR = 64
 """Largest number of chunks per rank whose forwards and backwards can be combined."""
 
@@ -138,7 +156,7 @@ class Schedule:
                     held -= 1
                 case InstructionKind.FB:
                     peak = max(peak, held + 1)
-                case InstructionKind.I:
+                case InstructionKind.I | InstructionKind.C | InstructionKind.O | InstructionKind.D:
                     pass
         return peak
 
@@ -323,6 +341,8 @@ def _inputs(schedule: Schedule, instruction: Instruction) -> Iterator[tuple[_Dat
                 yield (kinds.B, stage + 1, microbatch), (kinds.I, stage + 1, microbatch)
         case kinds.W:
             yield ((kinds.I, stage, microbatch),)
+        case kinds.C | kinds.O | kinds.D:
+            pass  # phases of one rank, in program order
         case kinds.FB:
             raise AssertionError("a combined instruction is a forward and a backward here")
 

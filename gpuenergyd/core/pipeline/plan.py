@@ -1,10 +1,11 @@
 """Clock plans: an SM clock for every instruction of an iteration, and the clock changes that apply it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
+from gpuenergyd.core.pipeline.reorder import OrderAdvice, Orders, check_orders
 from gpuenergyd.errors import PlanError
 
 
@@ -80,6 +81,14 @@ class ClockPlan:
     """Numbers that the policy finds again in `JobView.issued_plans`."""
     advice: tuple[SavingAdvice, ...] = ()
     """What more permitted slowdown would save."""
+    orders: Orders = ()
+    """The instructions of each rank under this plan, if they are not in the registered order."""
+    order_advice: OrderAdvice | None = None
+    """What another order would save; a policy may add it to a plan that it returns again."""
+
+    def schedule(self, registered: Schedule) -> Schedule:
+        """Return the schedule that ranks run under this plan, given the one that they registered with."""
+        return replace(registered, orders=self.orders) if self.orders else registered
 
     def figure(self, name: str) -> float | None:
         """Return the policy's number with this name; None if there is none."""
@@ -157,7 +166,11 @@ def check_plan(
     Raises:
         PlanError: the plan has a rank, instruction, clock or power limit that does not exist, an offset outside
             [0, 3600) s, or the purpose `PREDICTED`.
+        ScheduleError: the plan's orders cannot replace those of the pipeline.
     """
+    if plan.orders:
+        check_orders(plan.orders, schedule)
+        schedule = plan.schedule(schedule)
     if plan.purpose is PlanPurpose.PREDICTED:
         raise PlanError(f"plan {plan.plan_id!r}: purpose PREDICTED is only for jobs whose clocks may not be set")
     for rank in plan.ranks:

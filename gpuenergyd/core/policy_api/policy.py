@@ -16,6 +16,7 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, Schedule
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPurpose
 from gpuenergyd.core.pipeline.profile import PipelineProfile
+from gpuenergyd.core.pipeline.reorder import OrderAdvice, RankMemory
 from gpuenergyd.core.pipeline.switching import SwitchLatency, constant_latency
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.core.policy_api.target import PerformanceTarget
@@ -118,6 +119,20 @@ class BaselineView:
 
 
 @dataclass(frozen=True, slots=True)
+class ReorderView:
+    """What is known about changing the order of a job's instructions while it runs."""
+
+    is_allowed: bool = False
+    """Whether the user allows it on all ranks."""
+    refusal: str = ""
+    """Why the order cannot change, whatever the user allows; empty if it can."""
+    memory: tuple[RankMemory | None, ...] = ()
+    """Memory of each pipeline rank, of the tightest GPU of its stage; None while unknown."""
+    advice: OrderAdvice | None = None
+    """The policy's last advice."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobView:
     """Everything that is known of a job; `gpus[r]` is the GPU of pipeline rank r, or all GPUs of that stage as one."""
 
@@ -148,6 +163,8 @@ class JobView:
     num_dp_ranks: int = 1
     """Processes of a plain loop that end each iteration together, so that each one's times contain the clocks of the
     others; each one is a job of its own. 1 for pipelines."""
+    reorder: ReorderView = field(default_factory=ReorderView)
+    """Whether plans may bring orders of their own, and what memory there is for them."""
 
     @property
     def switch_latencies(self) -> tuple[SwitchLatency, ...]:
@@ -170,6 +187,11 @@ class JobView:
     def is_plain_loop(self) -> bool:
         """Whether the job has a single rank that runs one instruction per iteration: a loop without a pipeline."""
         return [len(order) for order in self.schedule.orders] == [1]
+
+    @property
+    def has_waits(self) -> bool:
+        """Whether the job has phases that wait for gradients or data."""
+        return any(instruction.kind.is_wait for order in self.schedule.orders for instruction in order)
 
     def num_issued(self, purpose: PlanPurpose | None = None) -> int:
         """Return the number of plans sent so far, with one purpose or with any."""

@@ -11,6 +11,7 @@ from gpuenergyd.core.job.measurements.savings import Interval, SavingEstimate, s
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.outcome import expectation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.pipeline.reorder import OrderAdvice, order_name
 from gpuenergyd.core.pipeline.switching import SwitchCalibration
 from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.carbon.service import CarbonService
@@ -107,11 +108,11 @@ def job_detail(daemon: StatusSource, job_id: str) -> Mapping[str, Any] | None:
     if runner is None:
         return None
     index, spans = runner.recorder.timeline or (None, ())
-    job = runner.job
+    job, schedule = runner.job, runner.job.ranks.schedule
     return {
         **_job(runner, daemon),
         "plan": job.current_plan,
-        "schedule_orders": job.ranks.schedule.orders if job.ranks.schedule is not None else None,
+        "schedule_orders": None if schedule is None else job.current_plan.schedule(schedule).orders,
         "timeline_iteration_index": index,
         "timeline": spans,
     }
@@ -212,6 +213,8 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "plan_id": plan.plan_id,
         "plan_purpose": plan.purpose,
         "plan_reason": plan.reason,
+        "order": order_name(plan.orders) if plan.orders else None,
+        **_order_advice(job.knowledge.reordering.advice),
         "num_baseline_iterations": job.knowledge.num_iterations_for[PlanPurpose.BASELINE],
         "num_tuned_iterations": job.knowledge.num_iterations_for[PlanPurpose.TUNED],
         **_estimate(job.estimate()),
@@ -245,6 +248,18 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
             }
             for s in daemon.jobs.sessions.of_job(runner.job_id)
         ],
+    }
+
+
+def _order_advice(advice: OrderAdvice | None) -> dict[str, Any]:
+    """Return what another order of instructions is predicted to save; None before the policy has computed it."""
+    return {
+        "order_advice": advice.text if advice else None,
+        "order_saving_ratio": advice.saving_ratio if advice else None,
+        "plain_order_saving_ratio": advice.plain_saving_ratio if advice else None,
+        "own_order_saving_ratio": advice.own_order_saving_ratio if advice else None,
+        "order_held_microbatches": advice.held_microbatches if advice else None,
+        "order_refusal": advice.refusal if advice else None,
     }
 
 

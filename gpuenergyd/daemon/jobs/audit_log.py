@@ -8,7 +8,7 @@ from gpuenergyd.core.job.messages import RecordNotice, RecordPhase
 from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.daemon.gpus.inventory import Gpu, utc_at
 from gpuenergyd.daemon.ports import HistoryPort
-from gpuenergyd.store.records import ControlEventRecord
+from gpuenergyd.store.records import ORDER_ADVICE, ControlEventRecord
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,10 @@ class AuditLog:
     def record_notice(self, command: RecordNotice) -> None:
         """Record an event that the phase does not show."""
         log.info("job %s: %s", self.job_id, command.reason)
-        self.record("notice", DAEMON, command.reason)
+        if command.advice is None:
+            self.record("notice", DAEMON, command.reason)
+        else:
+            self.record(ORDER_ADVICE, DAEMON, command.reason, after=f"{command.advice.saving_ratio:.4f}")
 
 
 def record_latency(history: HistoryPort, gpu: Gpu, before: SwitchLatency) -> None:

@@ -75,7 +75,7 @@ class IterationObserver:
         follows = self._previous and self._previous[0].iteration_index + 1 == command.ranks[0].iteration_index
         observation, spans = observe_iteration(
             ranks=command.ranks,
-            graph=self._ranks.graph,
+            graph=self.runner.job.graph_under(command.plan_id),
             clocks={pp_rank: stage_clocks([gpu.clocks for gpu in own]) for pp_rank, own in gpus.items()},
             counters={pp_rank: stage_energy([gpu.counter for gpu in own]) for pp_rank, own in gpus.items()},
             plan_id=command.plan_id,

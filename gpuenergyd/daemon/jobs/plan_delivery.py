@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from gpuenergyd.core.job.description import JobRanks
 from gpuenergyd.core.job.messages import SendPlan
 from gpuenergyd.core.measurement.telemetry import RankIteration
+from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPurpose
 from gpuenergyd.daemon.gpus.inventory import utc_at
 from gpuenergyd.daemon.jobs.audit_log import DAEMON, AuditLog
 from gpuenergyd.daemon.ports import HistoryPort
 from gpuenergyd.store.records import PlanRecord
-from gpuenergyd.wire.messages import ChangeRow, PlanSlice
+from gpuenergyd.wire.messages import ChangeRow, OrderRow, PlanSlice
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ class PlanDelivery:
         for pp_rank, gpu in self.ranks.gpus.items():
             rows = tuple(change_row(change) for change in plan.changes_of(pp_rank))
             top_mhz = gpu.supported_sm_clocks_mhz[0] if self.is_windowed else 0
-            plan_slice = PlanSlice(plan.plan_id, command.plan_epoch, command.apply_at_iteration, rows, top_mhz)
+            order = tuple(order_row(i) for i in plan.orders[pp_rank]) if plan.orders else ()
+            plan_slice = PlanSlice(plan.plan_id, command.plan_epoch, command.apply_at_iteration, rows, top_mhz, order)
             for stage_rank in range(self.ranks.description.num_stage_ranks):
                 index = self.ranks.description.rank_index(pp_rank, stage_rank)
                 self._waiting.setdefault(index, []).append(plan_slice)
@@ -100,13 +102,11 @@ class PlanDelivery:
         return f"policy {self.ranks.description.policy}" if is_by_policy else DAEMON
 
 
+def order_row(instruction: Instruction) -> OrderRow:
+    """Return an instruction as plan slices carry it."""
+    return str(instruction.kind), instruction.microbatch_index, instruction.chunk_index
+
+
 def change_row(change: ClockChange) -> ChangeRow:
     """Return a clock change as plan slices carry it."""
-    instruction = change.instruction
-    return (
-        str(instruction.kind),
-        instruction.microbatch_index,
-        instruction.chunk_index,
-        round(change.offset_s * 1e9),
-        change.sm_clock_mhz,
-    )
+    return (*order_row(change.instruction), round(change.offset_s * 1e9), change.sm_clock_mhz)

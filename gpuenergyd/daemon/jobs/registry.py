@@ -37,6 +37,7 @@ from gpuenergyd.daemon.registration import (
     checked_slowdown,
     checked_tags,
     joining_message,
+    reorder_offer,
     require_agreement,
 )
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
@@ -147,9 +148,8 @@ class Jobs:
             registration.gpu_uuid, GpuClaim(job_id, registration.job_name, peer.uid, time.monotonic_ns())
         )
         try:
-            runner.handle(
-                RankJoined(registration.pp_rank, order, self.services.gpus.view(gpu), registration.stage_rank)
-            )
+            gpu_view, offer = self.services.gpus.view(gpu), reorder_offer(registration)
+            runner.handle(RankJoined(registration.pp_rank, order, gpu_view, registration.stage_rank, offer))
         except JobError:
             gpu.claim = None
             raise

@@ -1,8 +1,8 @@
 """Replicas of one training among this daemon's jobs: compares their paces, and passes stragglers on to the others.
 
 Jobs of one user with the same name and run key are replicas of one training (docs/adr/0005). The paces of replicas on
-other hosts come from the training's own clients (`POST /v1/pace`). Plain loops are not compared: their one instruction
-contains the wait for the slowest replica, so its time is no pace.
+other hosts come from the training's own clients (`POST /v1/pace`). Plain loops with one instruction per iteration are
+not compared: it contains the wait for the slowest replica, so its time is no pace. Loops with phases are.
 """
 
 import math

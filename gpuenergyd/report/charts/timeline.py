@@ -22,7 +22,15 @@ _TITLE_HEIGHT = 26.0
 _AXIS_HEIGHT = 30.0 + TITLE_ROOM
 _CHARACTER_WIDTH = 7.8
 """Width of a character of a label, 12 pixels high, in the widest common font."""
-_KIND_NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
+_KIND_NAMES = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input gradient",
+    "W": "weight gradient",
+    "C": "gradient communication",
+    "O": "optimizer step",
+    "D": "wait for data",
+}
 
 
 def clock_scale(iterations: Sequence[ObservedIteration]) -> ClockScale | None:

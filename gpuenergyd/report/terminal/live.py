@@ -236,6 +236,7 @@ def detail_lines(job: Status) -> list[Text]:
     return [
         *_captured(job),
         *_fit_error(job),
+        *_order_advice(job),
         *_notice(job),
         *_straggler_pace(job),
         *_target(job),
@@ -292,6 +293,14 @@ def _predicted_saving(job: Mapping[str, Any]) -> list[Text]:
     low, high = job["predicted_saving_low_ratio"], job["predicted_saving_high_ratio"]
     span = f" ({interval_text((low, high))})" if low is not None and high is not None else ""
     return [Text(f"predicted saving: {ratio_text(job['predicted_saving_ratio'])}{span}; {basis}")]
+
+
+def _order_advice(job: Mapping[str, Any]) -> list[Text]:
+    """Return what another order of instructions is predicted to save, if the policy has computed it."""
+    if not job.get("order_advice"):
+        return []
+    in_force = f" (in use: {job['order']})" if job.get("order") else ""
+    return [Text(f"order of instructions{in_force}: {job['order_advice']}")]
 
 
 def _notice(job: Mapping[str, Any]) -> list[Text]:

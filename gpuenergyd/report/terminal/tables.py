@@ -146,6 +146,8 @@ def _result_lines(report: JobReport) -> list[str]:
         )
     if plan is not None and (below := fit_error_text(plan.energy_j, job.lower_bound_j)):
         lines.append(f"plan in force: {below}")
+    if report.order_advice is not None:
+        lines.append(f"order of instructions: {report.order_advice}")
     if report.profiling_cost_j is not None:
         lines.append(
             f"profiling: {job.num_profile_iterations} iterations used {difference_text(report.profiling_cost_j)} than"

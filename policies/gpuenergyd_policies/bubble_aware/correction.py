@@ -5,13 +5,16 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd_policies.bubble_aware.model import fit_model
+from gpuenergyd_policies.bubble_aware.order_choice import SplitShares, plan_in_order
 from gpuenergyd_policies.bubble_aware.planning import Figure, raise_latency_s, tuned_plan
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
+from gpuenergyd_policies.profiling.fit import NotEnoughDataError
 from gpuenergyd_policies.profiling.previous_run import with_previous_run
 
 
@@ -132,12 +135,19 @@ def _keep(outcome: PlanOutcome) -> ClockPlan:
 
 
 def _replan(outcome: PlanOutcome, why: str, *, caution_ratio: float | None = None) -> ClockPlan:
-    return tuned_plan(
-        with_previous_run(outcome.view),
-        caution_ratio=outcome.caution_ratio if caution_ratio is None else caution_ratio,
-        number=outcome.number,
-        why=why,
+    view, plan = with_previous_run(outcome.view), outcome.plan
+    caution_ratio = outcome.caution_ratio if caution_ratio is None else caution_ratio
+    if not plan.orders:
+        return tuned_plan(view, caution_ratio=caution_ratio, number=outcome.number, why=why)
+    try:
+        model = fit_model(view)
+    except NotEnoughDataError:
+        return plan
+    shares = SplitShares.of(plan, view.schedule.num_ranks)
+    chosen = plan_in_order(
+        view, model, plan.orders, shares, caution_ratio=caution_ratio, number=outcome.number, why=why, plain=None
     )
+    return replace(chosen.plan, order_advice=None)
 
 
 def _replan_for_target(outcome: PlanOutcome) -> ClockPlan:

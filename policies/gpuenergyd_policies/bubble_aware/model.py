@@ -13,6 +13,7 @@ from gpuenergyd.core.pipeline.timeline import iteration_energy_j, makespan_s
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
 from gpuenergyd.core.policy_api.previous_run import PREVIOUS_PROFILE
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
+from gpuenergyd_policies.bubble_aware.waits import with_recent_waits
 from gpuenergyd_policies.observed_pipeline import observed_graph, observed_pipeline
 from gpuenergyd_policies.planning.frontier import frontier
 from gpuenergyd_policies.planning.large import TOO_LARGE
@@ -44,6 +45,7 @@ class PipelineModel:
     @classmethod
     def of(cls, view: JobView, profile: PipelineProfile, calls: CallCost | None = None) -> "PipelineModel":
         """Return the model of a job whose profile is known; calls cost nothing by default."""
+        profile = with_recent_waits(profile, view)
         observed = observed_pipeline(view, profile)
         options = [profile[i.instruction_class].at_max_clock for i in observed.graph.instructions]
         energy_j = iteration_energy_j(
@@ -81,7 +83,7 @@ class PipelineModel:
         A graph of instructions misses other couplings of the ranks (sends that wait for their receiver, bursts of clock
         changes). At full speed little of that shows; in a plan that uses all slack, all of it does.
         """
-        profiling_plans = {p.plan_id: p for p in view.issued_plans if p.purpose is PlanPurpose.PROFILE}
+        profiling_plans = {p.plan_id: p for p in view.issued_plans if p.purpose is PlanPurpose.PROFILE and not p.orders}
         excesses_s = []
         affordable = _SIMULATED_INSTRUCTIONS // len(self.graph.instructions)
         profiling = [o for o in view.observations if o.is_regular and o.plan_id in profiling_plans]
@@ -166,7 +168,8 @@ def iterations_to_fit(view: JobView) -> list[IterationObservation]:
     """
     purpose_of = {plan.plan_id: plan.purpose for plan in view.issued_plans}
     purpose_of[PREVIOUS_PROFILE] = PlanPurpose.PROFILE
-    regular = [o for o in view.observations if o.is_regular]
+    reordered = {plan.plan_id for plan in view.issued_plans if plan.orders}
+    regular = [o for o in view.observations if o.is_regular and o.plan_id not in reordered]
     profiling = [o for o in regular if purpose_of.get(o.plan_id or "") is PlanPurpose.PROFILE]
     full_speed = [o for o in regular if purpose_of.get(o.plan_id or "", PlanPurpose.BASELINE) is PlanPurpose.BASELINE]
     step = max(1, math.ceil(len(full_speed) / TUNING.max_fitted_full_speed_iterations))

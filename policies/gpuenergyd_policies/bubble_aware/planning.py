@@ -23,6 +23,7 @@ from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware.candidates import Candidates
 from gpuenergyd_policies.bubble_aware.model import PipelineModel, fitted_profile, model_of
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
+from gpuenergyd_policies.bubble_aware.waits import is_flat
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.large import TOO_LARGE
 from gpuenergyd_policies.planning.problem import Effort
@@ -146,9 +147,11 @@ def raise_latency_s(view: JobView, changes: Sequence[Sequence[ClockChange]]) -> 
 
 
 def _with_caution(profile: PipelineProfile, caution_ratio: float) -> PipelineProfile:
-    """Return a profile with longer times below the maximum clock; times at full speed are well known."""
+    """Return a profile with longer times below the maximum clock; times at full speed are well known, waits any."""
     classes = {
-        key: InstructionProfile(
+        key: own
+        if is_flat(key, own)
+        else InstructionProfile(
             (
                 own.at_max_clock,
                 *(replace(option, time_s=option.time_s * (1 + caution_ratio)) for option in own.options[1:]),

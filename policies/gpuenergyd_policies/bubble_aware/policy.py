@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan, full_speed_plan
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
-from gpuenergyd_policies.bubble_aware.correction import corrected_plan
 from gpuenergyd_policies.bubble_aware.model import fit_model, fit_quality, was_profiled
 from gpuenergyd_policies.bubble_aware.noise import last_noisy_plan, plan_while_noisy, since_noise, trusted_plan
 from gpuenergyd_policies.bubble_aware.planning import Figure, tuned_plan
+from gpuenergyd_policies.bubble_aware.reordering import next_tuned_plan
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_speed
 from gpuenergyd_policies.planning.kernel_cache import prepare_kernels
@@ -65,8 +65,8 @@ class BubbleAware:
             return self._next_after(view, tuned[-1])
         return _plan_from_previous_run(view) or self._first_plan(view)
 
-    def _next_after(self, view: JobView, plan: ClockPlan) -> ClockPlan:
-        return corrected_plan(view, plan)
+    def _next_after(self, view: JobView, plan: ClockPlan) -> ClockPlan:  # noqa: ARG002  another policy needs the plan
+        return next_tuned_plan(view)
 
     def _first_plan(self, view: JobView) -> ClockPlan:
         return _next_profiling_plan(view, [clock_levels(gpu.supported_sm_clocks_mhz) for gpu in view.gpus])

@@ -80,6 +80,34 @@ class Tuning:
     noisy_iterations: int = 512
     """Iterations after which it is profiled again in any case; each time twice as many."""
 
+    settled_iterations: int = 8
+    """Iterations of a plan in 1F1B before another order is considered."""
+    least_gain_of_order: float = 0.02
+    """Further saving, as a share of the baseline's energy, for which a job changes its order."""
+    extra_caution_of_orders: float = 0.004
+    """Caution of a first plan in another order, beyond that of the plan before it: its instructions were only measured
+    at full speed."""
+    order_search_instructions: int = 12_000
+    """Instructions of all orders that are compared for a running job; limits the policy's time."""
+    order_finalists: int = 3
+    """Orders that are solved on the observed graph, besides the split in place."""
+    memory_margin_ratio: float = 0.05
+    """Share of a GPU's memory that other orders leave free: allocators fragment, and programs vary."""
+    trial_iterations: int = 4
+    """Iterations at full speed that measure input and weight gradients apart, without the first."""
+    longest_trial: int = 24
+    """Iterations after which a disturbed trial is given up."""
+    max_order_trials: int = 4
+    """Trials of other orders in one run of a job."""
+    order_retry_iterations: int = 64
+    """Iterations in 1F1B before a second trial; each further one waits four times as long."""
+    fewest_compared: int = 3
+    """Iterations in another order before one of them may be judged by the others."""
+    slow_order_ratio: float = 0.02
+    """Lateness of a single iteration, as a share of the target, beyond which its split backwards are looked at."""
+    slow_split_ratio: float = 0.08
+    """Excess of split backwards of one rank over their usual time that ends the order at once."""
+
     target_moved_ratio: float = 1e-3
     """A target that moves by more, in baseline iteration times, needs a new plan."""
     new_latency_ratio: float = 0.25

@@ -149,9 +149,14 @@ def _by_part(
 def _misfit(
     residual: Residual, key: InstructionClass, curve: TimeCurve, clocks: Sequence[int]
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the error of the power model for a class at clocks that the residual covers, and its sigma."""
+    """Return the error of the power model for a class at clocks that the residual covers, and its sigma.
+
+    The power of a wait falls with the clock, whatever the errors of iterations seem to show.
+    """
     parts = curve.part_indices(clocks)
     mean_ratio, sigma_ratio = np.zeros(len(clocks)), np.zeros(len(clocks))
+    if curve.is_flat:
+        return mean_ratio, sigma_ratio
     for part in set(parts.tolist()):
         mean_ratio[parts == part] = residual.mean_ratio[_work_key(key, part)]
         sigma_ratio[parts == part] = residual.sigma_ratio[_work_key(key, part)]

@@ -4,6 +4,7 @@ A GPU's energy in an iteration is the sum of time times power over its instructi
     v(f) = 1 + (v_max - 1) * max(0, f - f_knee) / (f_max - f_knee)
     power(kind, f) = P_static + a_kind * v(f)^2 / t_kind(f)
     power(waiting, f) = P_static + c * f * v(f)^2
+where phases of a training loop that wait (communication, data) have a c of their own;
 that is, an instruction switches the same transistors at every clock, at the voltage of that clock; under a power cap,
 at the voltage of the capped clock. GPUs of one model share the knee, v_max and P_static; each GPU has its own a and c.
 All are estimated together: maximum a posteriori, by least squares on relative residuals with priors on the shared three
@@ -52,6 +53,8 @@ class NotEnoughDataError(Exception):
 class PowerModel:
     """Power of one GPU; `dynamic_j[kind, chunk, part]` is the dynamic energy of one instruction below the knee.
 
+    Of a phase that waits, it is the dynamic energy in J per MHz and s.
+
     The part is that of its time curve, between steps: the work differs on both sides of a step.
     """
 
@@ -64,7 +67,8 @@ class PowerModel:
 
     def energy_j(self, work: tuple[InstructionKind, int, int], sm_clock_mhz: float, time_s: float) -> float:
         """Return the energy of one instruction (kind, chunk, part) that takes `time_s` at a clock."""
-        return self.static_power_w * time_s + self.dynamic_j[work] * self._voltage_squared(sm_clock_mhz)
+        amount = time_s * sm_clock_mhz if work[0].is_wait else 1.0
+        return self.static_power_w * time_s + self.dynamic_j[work] * amount * self._voltage_squared(sm_clock_mhz)
 
     def energies_j(
         self, works: Sequence[tuple[InstructionKind, int, int]], sm_clocks_mhz: FloatArray, times_s: FloatArray
@@ -72,6 +76,7 @@ class PowerModel:
         """Return the energies of instructions (kind, chunk, part) that take these times at these clocks."""
         voltages = _voltage(sm_clocks_mhz, self.knee_mhz, self.max_voltage_ratio, self.max_sm_clock_mhz)
         dynamic_j = np.array([self.dynamic_j[work] for work in works], dtype=np.float64)
+        dynamic_j = dynamic_j * np.where([work[0].is_wait for work in works], sm_clocks_mhz * times_s, 1.0)
         return np.asarray(self.static_power_w * times_s + dynamic_j * voltages**2, dtype=np.float64)
 
     def waiting_power_w(self, sm_clock_mhz: float) -> float:
@@ -139,7 +144,8 @@ def shares_of(observations: Sequence[IterationObservation], curves: Mapping[Inst
                     )
                     if (key, share.sm_clock_mhz) not in time_s_at:
                         time_s_at[key, share.sm_clock_mhz] = float(curves[key].times_s([share.sm_clock_mhz])[0])
-                    amount = share.time_s / time_s_at[key, share.sm_clock_mhz]
+                    if not share.kind.is_wait:
+                        amount = share.time_s / time_s_at[key, share.sm_clock_mhz]
                 work = index_of.setdefault((rank.pp_rank, share.kind, share.chunk_index, part), len(index_of))
                 row = (len(energies), rank.pp_rank, work, clock_mhz, share.sm_clock_mhz, amount, share.time_s)
                 columns.append(row)
@@ -252,9 +258,9 @@ class _Fit:
         self._n = n = len(models)
         self._model, self._top = self.model_of_rank[shares.rank_of], self.top_of_rank[shares.rank_of]
         self._waiting = [
-            (r, shares.index_of[r, None, 0, 0], gpu.blocking_power_w)
-            for r, gpu in enumerate(gpus)
-            if gpu.blocking_power_w is not None and (r, None, 0, 0) in shares.index_of
+            (rank, index, blocking_power_w)
+            for (rank, kind, *_), index in shares.index_of.items()
+            if (kind is None or kind.is_wait) and (blocking_power_w := gpus[rank].blocking_power_w) is not None
         ]
         prior = np.repeat([_KNEE_RATIO_PRIOR, _VOLTAGE_PRIOR, _STATIC_POWER_PRIOR_W], n)
         self._prior = np.asarray(prior, dtype=np.float64)

@@ -104,6 +104,8 @@ def _contributed_j(fit: PowerFit) -> FloatArray:
         clock, time_s, amount = float(shares.clock_mhz[k]), float(shares.time_s[k]), float(shares.amount[k])
         if kind is None:
             joules[k] = models[rank].waiting_power_w(clock) * time_s
+        elif kind.is_wait:
+            joules[k] = models[rank].energy_j((kind, chunk, part), clock, time_s)
         elif amount > 0:
             joules[k] = amount * models[rank].energy_j((kind, chunk, part), clock, time_s / amount)
     return joules

@@ -57,6 +57,11 @@ _NEAR_RATIO = 0.02
 """Relative distance within which a bend is assigned to a measured clock."""
 _SAME_CLOCK_RATIO = 1e-3
 """Relative distance below which the knot of a cap takes the place of a measured clock."""
+_WAITING_QUANTILE = 0.25
+_WAITING_RATIO = 0.1
+"""Share of its time by which a phase that waits may be longer at low clocks; one that computes would be by a third."""
+_CLEARLY_LOWER_RATIO = 0.8
+_LEAST_TIME_S = 1e-6
 _BETWEEN_KNOTS_RATIO = 0.004
 """Uncertainty of interpolation half way between two knots: 0.1-0.4 % on published tables and simulated GPUs."""
 
@@ -83,6 +88,9 @@ class TimeCurve:
     Times alone cannot distinguish a power cap there from work that does not scale with the clock; energies can.
     """
 
+    is_flat: bool = False
+    """Whether the class waits, so that its time is the same at all clocks."""
+
     @property
     def lowest_mhz(self) -> float:
         """The lowest measured clock; extrapolated times below it would miss deadlines."""
@@ -96,6 +104,8 @@ class TimeCurve:
     def times_s(self, sm_clocks_mhz: Sequence[float]) -> FloatArray:
         """Return the times at given clocks; inside a step, the time of its upper end."""
         clocks, knots = np.asarray(sm_clocks_mhz, dtype=np.float64), np.array(self.knots_mhz)
+        if self.is_flat:
+            return np.full(len(clocks), self.knot_times_s[0])
         if not self.steps_mhz:
             return _interpolate(clocks, knots, np.array(self.knot_times_s))
         parts, part_of_knot = self.part_indices(clocks), self.part_indices(knots)
@@ -127,6 +137,8 @@ class TimeCurve:
     def sigmas_ratio(self, sm_clocks_mhz: Sequence[float]) -> FloatArray:
         """Return the relative standard errors of the times, smallest at measured clocks, largest half way between."""
         clocks, knots = np.asarray(sm_clocks_mhz, dtype=np.float64), np.array(self.knots_mhz)
+        if self.is_flat:
+            return np.zeros(len(clocks))
         at_knots = np.interp(clocks, knots, self.sigma_ratios or np.zeros(len(knots)))
         right = np.clip(np.searchsorted(knots, clocks), 1, max(1, len(knots) - 1))
         if len(knots) == 1:
@@ -161,7 +173,26 @@ def fit_times(observations: Sequence[IterationObservation]) -> Mapping[Instructi
     for observation in observations:
         for sample in observation.instruction_samples:
             samples[sample.instruction_class].append(sample)
-    return {key: _curve(members) for key, members in samples.items()}
+    return {
+        key: (_waiting_curve(members) if key.kind.is_wait else None) or _curve(members)
+        for key, members in samples.items()
+    }
+
+
+def _waiting_curve(samples: Sequence[InstructionSample]) -> TimeCurve | None:
+    """Return the flat curve of a phase that waits; None if it takes clearly longer at low clocks, so that it computes.
+
+    Its time is a low quantile: waits for other ranks come on top, and a faster clock must be back before it ends.
+    """
+    clocks_mhz = sorted({sample.main_share.sm_clock_mhz for sample in samples})
+    top_mhz = clocks_mhz[-1]
+    fast_s = [s.time_s for s in samples if s.main_share.sm_clock_mhz == top_mhz]
+    slow_s = [s.time_s for s in samples if s.main_share.sm_clock_mhz <= _CLEARLY_LOWER_RATIO * top_mhz]
+    time_s = float(np.quantile(fast_s, _WAITING_QUANTILE))
+    if slow_s and float(np.quantile(slow_s, _WAITING_QUANTILE)) > (1 + _WAITING_RATIO) * time_s:
+        return None
+    knots = (float(clocks_mhz[0]), float(top_mhz)) if len(clocks_mhz) > 1 else (float(top_mhz),)
+    return TimeCurve(knots, (max(time_s, _LEAST_TIME_S),) * len(knots), is_flat=True)
 
 
 def _curve(samples: Sequence[InstructionSample]) -> TimeCurve:

@@ -104,6 +104,13 @@ def test_length_and_deadline_are_passed_in_utc_and_an_invalid_deadline_is_an_err
     assert "--deadline 'tomorrow'" in wrong.stderr
 
 
+def test_permission_for_other_orders_is_a_variable_of_the_program() -> None:
+    shows = "import os; print(os.environ.get('GPUENERGYD_JOB_ALLOW_REORDER'))"
+
+    assert gpuenergyd_run("--allow-reorder", "--", sys.executable, "-c", shows).stdout == "1\n"
+    assert gpuenergyd_run("--job", "gpt", "--", sys.executable, "-c", shows).stdout == "None\n"
+
+
 def test_the_program_and_its_options_need_no_separator(tmp_path: Path) -> None:
     program = "import sys; print(sys.argv[1:])"
     socket = str(tmp_path / "nobody.sock")
@@ -121,6 +128,7 @@ ACCEPTED = [
     "--job=gpt --policy uniform -- torchrun --nproc-per-node 4 train.py -- -h",
     "--max-slowdown 0.05 --iterations 500 --hours 2.5 --deadline 2030-01-31T10:00+02:00 --socket /run/x.sock true",
     "--job first --job second true",
+    "--allow-reorder --job gpt true --allow-reorder",
 ]
 
 
@@ -142,6 +150,7 @@ def test_arguments_are_parsed_as_typer_parses_them(text: str, monkeypatch: pytes
     ("text", "expected"),
     [
         ("--nope train.py", "no such option: --nope; see 'gpuenergyd run --help'"),
+        ("--allow-reorder=yes true", "--allow-reorder takes no value; see 'gpuenergyd run --help'"),
         ("--job", "--job needs a value; see 'gpuenergyd run --help'"),
         ("", "no program to run; see 'gpuenergyd run --help'"),
         ("--job gpt --", "no program to run; see 'gpuenergyd run --help'"),

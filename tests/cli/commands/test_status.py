@@ -358,6 +358,20 @@ def test_status_shows_how_the_clocks_of_a_captured_graph_are_set(
     assert shown in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize(("order", "in_use"), [(None, ""), ("1F1B", " (in use: 1F1B)")])
+def test_status_shows_the_predicted_saving_of_another_order(
+    order: str | None, in_use: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = copy.deepcopy(STATUS)
+    status["jobs"][0] |= {"order": order, "order_advice": "split backward in place: 24 % instead of 14 %"}
+    monkeypatch.setattr("gpuenergyd.client.connection.DaemonClient.get_status", lambda _self: status)
+
+    run(["status"])
+
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"order of instructions{in_use}: split backward in place: 24 % instead of 14 %" in text
+
+
 def test_status_shows_the_straggler_of_a_job_and_since_when() -> None:
     status = copy.deepcopy(STATUS)
     reason = NOTICES["straggler"]

@@ -214,6 +214,21 @@ def test_an_instruction_that_never_ended_is_left_out(program: Program, device: V
     assert worked_ms(times) == pytest.approx([4.0])
 
 
+def test_a_wait_for_data_lasts_until_the_next_begin_or_a_pause(program: Program, device: VirtualDevice) -> None:
+    for _ in range(2):
+        program.begin_iteration()
+        slot = program.recorder.begin(("F", 0, 0))
+        device.work(5.0)
+        program.recorder.end(slot)
+        program.recorder.begin(("D", 0, 0))
+        program.end_iteration()
+        device.work(3.0)
+    program.pause()
+
+    assert worked_ms(program.next_times()) == pytest.approx([5.0, 3.0])
+    assert worked_ms(program.next_times()) == pytest.approx([5.0, 0.0])
+
+
 def test_nothing_is_recorded_and_no_other_thread_calls_the_device_while_a_graph_is_captured(
     program: Program, device: VirtualDevice
 ) -> None:

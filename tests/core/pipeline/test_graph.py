@@ -16,7 +16,7 @@ from gpuenergyd.core.pipeline.graph import (
 )
 from gpuenergyd.errors import ScheduleError
 
-F, B, I, W, _ = InstructionKind  # noqa: E741  torch's own names
+F, B, I, W, *_ = InstructionKind  # noqa: E741  torch's own names
 
 
 def _words(order: tuple[Instruction, ...]) -> str:

@@ -10,7 +10,7 @@ from gpuenergyd.core.pipeline.schedules import SCHEDULES, make_schedule, with_co
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.errors import ScheduleError
 
-F, B, I, W, FB = InstructionKind  # noqa: E741  torch's own names
+F, B, I, W, FB, *_ = InstructionKind  # noqa: E741  torch's own names
 SIZES = [(r, m) for r in (1, 2, 3, 4, 5, 8) for m in (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32)]
 CHUNKS = {
     "interleaved": (1, 2, 3),

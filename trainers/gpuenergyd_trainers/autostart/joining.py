@@ -76,6 +76,15 @@ def join_huggingface_trainers(module: ModuleType) -> None:
         _join_at_first("train", trainer_class, join)
 
 
+def join_plain_loops(module: ModuleType) -> None:
+    """Join loops that mark nothing, from their optimizer steps."""
+    if not Path(find_socket_path()).exists():
+        return
+    from gpuenergyd_trainers.loop import UnmarkedLoop  # noqa: PLC0415  only where it is needed
+
+    UnmarkedLoop(module)
+
+
 _MEGATRON_STEPS = (
     "forward_backward_no_pipelining",
     "forward_backward_pipelining_without_interleaving",

@@ -16,6 +16,7 @@ WATCHED = {
     "lightning.pytorch.trainer.trainer": "join_lightning_trainers",
     "pytorch_lightning.trainer.trainer": "join_lightning_trainers",
     "transformers.trainer": "join_huggingface_trainers",
+    "torch.optim.optimizer": "join_plain_loops",
 }
 """Modules, and the functions of `joining` that patch them."""
 

@@ -12,7 +12,7 @@ from torch.distributed import pipelining
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import InstructionTimer
 from gpuenergyd.errors import UsageError
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
 from gpuenergyd.gpu.drivers.simulated_stream import SimulatedStream
 from gpuenergyd.gpu.drivers.stream_signals import StreamSignals
 from gpuenergyd_trainers.demo.gpt_model import build_stage, loss_of, make_batch, simulated_works
@@ -97,6 +97,8 @@ class GptRank:
         self._optimizer = torch.optim.AdamW(parameters, lr=_LEARNING_RATE)
         self.timer: InstructionTimer | None = None
         """The timer to pass to `attach` when the stages are on a simulated GPU."""
+        self.works: list[dict[str, InstructionWork]] = []
+        """The simulated work of each kind of instruction, by stage; changes take effect at the next instruction."""
         self._stream: SimulatedStream | None = None
         self._device: SimulatedDevice | None = None
 
@@ -125,6 +127,7 @@ class GptRank:
             works = simulated_works(
                 stage.stage_index, self.num_stages, num_ranks=self._num_ranks, duration_scale=duration_scale
             )
+            self.works.append(works)
             simulated = simulate(stage, host, gpu_uuid, works, timer=timer, stage_stream=stage_stream)
             cleanup.callback(simulated.detach)
         return cleanup

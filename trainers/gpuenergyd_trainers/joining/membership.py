@@ -21,6 +21,7 @@ from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
 from gpuenergyd_trainers.across_hosts.replica_paces import ReplicaOnOneHost, has_other_hosts
 from gpuenergyd_trainers.across_hosts.store_thread import STORE_LIMIT_S
 from gpuenergyd_trainers.joining.handle import Handle
+from gpuenergyd_trainers.joining.memory import MemoryMeter
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, timer_for
 from gpuenergyd_trainers.joining.place import Coordinate, Place
 
@@ -38,6 +39,8 @@ class JoinKeywords(TypedDict, total=False):
     policy: str | None
     max_slowdown_ratio: float | None
     timer: InstructionTimer | None
+    memory: MemoryMeter | None
+    allow_reorder: bool | None
     place: Place | None
 
 
@@ -59,6 +62,11 @@ class JoinOptions:
     """Permitted slowdown against full speed; by default from GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO, else the daemon's."""
     timer: InstructionTimer | None = None
     """The timer of this rank's instructions; by default one for its device."""
+    memory: MemoryMeter | None = None
+    """Reads the memory of this rank's GPU; by default torch's allocator for its CUDA device."""
+    allow_reorder: bool | None = None
+    """Whether plans may bring another order of instructions, where the framework's schedule permits that; by default
+    from GPUENERGYD_JOB_ALLOW_REORDER, else not."""
     place: Place | None = None
     """This rank's place in the training; by default as the framework knows it."""
 
@@ -78,6 +86,8 @@ class PipelineRank:
     """The torch device that runs the instructions."""
     order_of: Callable[[int], tuple[OrderRow, ...]] | None = None
     """Returns the instructions of an iteration of another number of microbatches; None where that cannot change."""
+    reorder_refusal: str = "the order of this schedule cannot be changed from outside"
+    """Why the order of instructions cannot change while the program runs; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +234,8 @@ def _open_client(options: JoinOptions, rank: PipelineRank, membership: Membershi
         framework=rank.framework,
         policy=options.policy,
         max_slowdown_ratio=options.max_slowdown_ratio,
+        allow_reorder=options.allow_reorder,
+        reorder_refusal=rank.reorder_refusal,
         tags=membership.tags,
         is_first=rank.place.is_first,
     )

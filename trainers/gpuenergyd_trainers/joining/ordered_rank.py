@@ -113,11 +113,17 @@ class OrderedRank:
         if self._captured_steps.num_captures != self._num_captures:
             self.client.abandon_iteration()
             return
+        planned = self.client.planned_order
         order = self.client.end_iteration()
         if self._expected is None:
             self._learn(order)
-        elif order != self._expected:
-            self._stop_following_plans(order)
+        elif order != (planned or self._expected):
+            self._stop_following_plans(order, planned or self._expected)
+
+    @property
+    def order_to_run(self) -> tuple[OrderRow, ...]:
+        """The order that the plan of the running iteration brings; empty for the framework's own, or between steps."""
+        return self.client.planned_order if self._is_step_an_iteration else ()
 
     def fail_step(self) -> None:
         """End a training step that raised: it is not reported, and the next one counts as a start."""
@@ -153,16 +159,15 @@ class OrderedRank:
             self.client.register(order)
         self._candidate = order
 
-    def _stop_following_plans(self, order: tuple[OrderRow, ...]) -> None:
-        assert self._expected is not None
-        pairs = zip(order, self._expected, strict=False)
-        first = next((k for k, (ran, meant) in enumerate(pairs) if ran != meant), min(len(order), len(self._expected)))
+    def _stop_following_plans(self, order: tuple[OrderRow, ...], expected: tuple[OrderRow, ...]) -> None:
+        pairs = zip(order, expected, strict=False)
+        first = next((k for k, (ran, meant) in enumerate(pairs) if ran != meant), min(len(order), len(expected)))
         logger.warning(
             "gpuenergyd: %s: instruction %d of the iteration is %s, but %s in the registered order;"
             " training continues at full speed",
             self._log_name,
             first,
             order[first] if first < len(order) else "missing",
-            self._expected[first] if first < len(self._expected) else "none",
+            expected[first] if first < len(expected) else "none",
         )
         self.leave(shall_wait=False)

@@ -163,6 +163,11 @@ class PlanControl:
         self.guard.num_faster_returns = self.guard.next_faster_return_at = 0
         self.blocks.begin_anew()
 
+    @property
+    def is_checking_full_speed(self) -> bool:
+        """Whether a block shows whether full speed has changed, and is not over yet."""
+        return self.guard.checked_from is not None
+
     def change_of_full_speed(self) -> str | None:
         """Return how full speed has changed, once the block that checks it is over; None before, or unchanged.
 

@@ -10,6 +10,7 @@ from gpuenergyd.core.distributed.straggler_savings import StragglerSavingEstimat
 from gpuenergyd.core.job.description import JobRanks
 from gpuenergyd.core.job.issued_plans import IssuedPlans, IssuedPlansSnapshot
 from gpuenergyd.core.job.measurements.history import KeptIterations
+from gpuenergyd.core.job.measurements.reordering import Reordering, ReorderingSnapshot
 from gpuenergyd.core.job.measurements.savings import MeasuredSaving, SavingEstimate
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import DependencyGraph
@@ -33,6 +34,7 @@ class KnowledgeSnapshot:
     tuned_figures: tuple[tuple[float, float | None], ...]
     changed_at: int = 0
     estimate_before: SavingEstimate | None = None
+    reordering: ReorderingSnapshot = field(default_factory=ReorderingSnapshot)
 
 
 @dataclass(slots=True)
@@ -57,6 +59,7 @@ class JobKnowledge:
     """The first iteration since the job last changed; earlier ones were dropped."""
     estimate_before: SavingEstimate | None = None
     """The estimate when measurements were last dropped; it holds until the saving is measured again."""
+    reordering: Reordering = field(default_factory=Reordering)
     _saving: tuple[MeasuredSaving | None] | None = None
     """The measured saving; None if it must be computed again."""
 
@@ -71,7 +74,10 @@ class JobKnowledge:
         is_forced: bool,
         least_other_overhead_s: float | None,
     ) -> tuple[IterationObservation, PlanPurpose | None]:
-        """Add an iteration; return it with its waiting time for other replicas, and the purpose of its plan."""
+        """Add an iteration; return it with its waiting time for other replicas, and the purpose of its plan.
+
+        `graph` is that of the order in which it ran.
+        """
         purpose = self.plans.purpose_of(observation.plan_id)
         is_for_straggler = self.plans.is_for_straggler(observation.plan_id)
         observation = self.pace.observe(
@@ -107,8 +113,9 @@ class JobKnowledge:
         return self.iterations.at_full_speed(self.plans.purposes(), since=since)
 
     def profiled(self) -> list[IterationObservation]:
-        """Return the iterations under profiling plans."""
-        return self.iterations.that_profiled(self.plans.purposes())
+        """Return the iterations under profiling plans in the registered order."""
+        profiled = self.iterations.that_profiled(self.plans.purposes())
+        return [o for o in profiled if not self.plans.orders_of(o.plan_id)]
 
     def saving(self) -> MeasuredSaving | None:
         """Return the measured saving; None while there are too few iterations."""
@@ -151,6 +158,7 @@ class JobKnowledge:
             generation=self.generation,
             previous_run=self.previous_run,
             num_dp_ranks=ranks.description.num_dp_ranks,
+            reorder=self.reordering.view(ranks.schedule.num_ranks, ranks.description.num_stage_ranks),
         )
 
     def run_to_store(self) -> PreviousRun | None:
@@ -234,6 +242,7 @@ class JobKnowledge:
             tuned_figures=tuple(self.tuned_figures),
             changed_at=self.changed_at,
             estimate_before=self.estimate_before,
+            reordering=self.reordering.snapshot(),
         )
 
     def restore(self, snapshot: KnowledgeSnapshot) -> None:
@@ -244,4 +253,5 @@ class JobKnowledge:
         self.num_iterations_for = Counter(snapshot.num_iterations_for)
         self.tuned_figures.extend(snapshot.tuned_figures)
         self.changed_at, self.estimate_before = snapshot.changed_at, snapshot.estimate_before
+        self.reordering.restore(snapshot.reordering)
         self._saving = None

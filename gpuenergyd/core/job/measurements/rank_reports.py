@@ -9,6 +9,7 @@ from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.measurement.stages import stage_iteration
 from gpuenergyd.core.measurement.telemetry import RankIteration
 from gpuenergyd.core.pipeline.graph import Instruction
+from gpuenergyd.core.pipeline.reorder import Orders
 
 _NS_PER_S = 1e9
 _UNFINISHED_KEPT = 16
@@ -106,8 +107,12 @@ class RankReports:
         plan_id_of: Callable[[int | None], str | None],
         *,
         counts_from: int,
+        plan_orders: Callable[[str | None], Orders] = lambda _: (),
     ) -> WholeIteration | None:
-        """Add a report; return the iteration that it completes, which is regular from index `counts_from` on."""
+        """Add a report; return the iteration that it completes, which is regular from index `counts_from` on.
+
+        `orders` are the registered ones, `plan_orders` those of a plan if it has any.
+        """
         index = report.iteration_index
         self.last_index = max(self.last_index, index)
         reports = self._unfinished.setdefault(index, {})
@@ -121,7 +126,11 @@ class RankReports:
         epochs = {r.plan_epoch for r in reports.values()}
         plan_id = plan_id_of(epochs.pop()) if len(epochs) == 1 else None
         is_warm = self.count(index)
-        is_in_order = all(_is_in_order(r, orders[r.pp_rank]) for r in reports.values())
+        planned = {epoch: plan_orders(plan_id_of(epoch)) for epoch in {r.plan_epoch for r in reports.values()}}
+        is_in_order = all(
+            _is_in_order(r, planned[r.plan_epoch][r.pp_rank] if planned[r.plan_epoch] else orders[r.pp_rank])
+            for r in reports.values()
+        )
         self.num_foreign_orders = 0 if is_in_order else self.num_foreign_orders + 1
         in_order = [reports[r] for r in sorted(reports)]
         first_of_stages = range(0, len(in_order), self.num_stage_ranks)

@@ -30,6 +30,8 @@ class OrderTask:
     forced: bool = False
     """Whether the time until the deadline passes anyway, for a straggler."""
     communication_latency_s: Callable[[int, int], float] | float = 0.0
+    keeps_exchange: bool = False
+    """Whether forwards and backwards must keep 1F1B's sequence, so that only weight gradients may move."""
 
     def graph(self, schedule: Schedule) -> DependencyGraph:
         """Return the dependency graph of an order; raise ScheduleError if it deadlocks."""

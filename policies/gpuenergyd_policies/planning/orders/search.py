@@ -39,7 +39,9 @@ def ranked_shapes(task: OrderTask, *, try_whole: bool, most_work: int) -> list[t
 
     size = 3 * len(task.limits) * task.num_microbatches
     limits = [min(limit, task.num_microbatches) for limit in task.limits]
-    starts = starting_shapes(limits, task.num_microbatches, try_whole=try_whole)
+    starts = [
+        shape for shape in starting_shapes(limits, task.num_microbatches, try_whole=try_whole) if _fits(task, shape)
+    ]
     for shape in starts:
         if len(known) >= FEWEST_STARTS and len(known) * size >= most_work:
             break
@@ -52,7 +54,7 @@ def ranked_shapes(task: OrderTask, *, try_whole: bool, most_work: int) -> list[t
         moves = [
             (_gain_j(here, shape, task.num_microbatches), shape)
             for shape in neighbours(best, limits, try_whole=try_whole)
-            if shape not in known
+            if shape not in known and _fits(task, shape)
         ]
         moves.sort(key=lambda move: -move[0])
         for gain_j, shape in moves:
@@ -63,6 +65,13 @@ def ranked_shapes(task: OrderTask, *, try_whole: bool, most_work: int) -> list[t
                 break
     possible = [shape for shape in known if known[shape].energy_j < float("inf")]
     return [(shape, known[shape]) for shape in sorted(possible, key=lambda shape: known[shape].energy_j)]
+
+
+def _fits(task: OrderTask, shape: OrderShape) -> bool:
+    """Return whether a shape keeps 1F1B's sequence of forwards and backwards, where that is required."""
+    if not task.keeps_exchange:
+        return True
+    return all(own.num_ahead == len(shape) - r for r, own in enumerate(shape))
 
 
 def _gain_j(here: RelaxedOrder, shape: OrderShape, num_microbatches: int) -> float:

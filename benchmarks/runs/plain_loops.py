@@ -1,0 +1,186 @@
+"""Saving of plain data-parallel loops by phases: DDP, FSDP2, Hugging Face and Lightning as installed.
+
+    python benchmarks/runs/plain_loops.py [--loops ddp fsdp2 ...] [--iterations 160] [--repeats 1] [--json]
+
+Each loop trains on two ranks over gloo, on simulated A100s whose phases differ in memory-boundness
+(tests/support/phase_training.py), three times: without a daemon, and joined by `gpuenergyd run` with no permitted
+slowdown and with 2 %. No program marks anything. Compared are the exact energies of the GPUs and the times of the last
+iterations, and all losses, bit by bit. Times are real: run it on a quiet host. Two of the loops need `make frameworks`.
+"""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.world_kinds import WorldKind
+from gpuenergyd_trainers.autostart.launching import launch_environment
+from tests.support.daemon_process import DaemonProcess
+from tests.support.framework_environments import ROOT, is_built, python_of
+
+LOOPS = {"ddp": None, "fsdp2": None, "huggingface": "huggingface", "lightning": "lightning"}
+"""The environment that each loop needs; None: this one."""
+NUM_RANKS = 2
+SLOWDOWNS = (0.0, 0.02)
+LAST_RATIO = 0.3
+"""Share of the iterations that is compared; the plan has settled by then."""
+LIMIT_S = 900.0
+LEAST_SAVINGS = (0.03, 0.08)
+GUARD_RATIO = 0.01
+"""Slowdown beyond the permitted one that the guard tolerates."""
+MAX_OVERHEAD_RATIO = 0.005
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--loops", nargs="+", choices=sorted(LOOPS), default=list(LOOPS))
+    parser.add_argument("--iterations", type=int, default=160)
+    parser.add_argument("--repeats", type=int, default=1, help="runs of each kind, of which the median counts")
+    parser.add_argument("--world", choices=list(WorldKind), default=WorldKind.KIND)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    found: dict[str, Any] = {}
+    for name in options.loops:
+        environment = LOOPS[name]
+        if environment is not None and not is_built(environment):
+            print(f"no environment for {name}; `make frameworks` builds one", file=sys.stderr)
+            continue
+        runs = [measure(name, options.iterations, WorldKind(options.world)) for _ in range(options.repeats)]
+        found[name] = {key: _combined([run[key] for run in runs]) for key in runs[0]}
+        print(name, found[name], file=sys.stderr, flush=True)
+    figures = summary(found)
+    print(json.dumps(figures, indent=None if options.json else 2))
+    return 0 if found and is_met(figures) else 1
+
+
+def summary(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of all loops."""
+    at_2 = {name: own["saving_at_2_percent_ratio"] for name, own in found.items()}
+    return {
+        "saving_at_0_percent_ratio_by_loop": {n: own["saving_at_0_percent_ratio"] for n, own in found.items()},
+        "saving_at_2_percent_ratio_by_loop": at_2,
+        "saving_at_2_percent_min_ratio": min(at_2.values(), default=None),
+        "slowdown_at_0_percent_ratio_by_loop": {n: own["slowdown_at_0_percent_ratio"] for n, own in found.items()},
+        "slowdown_at_2_percent_ratio_by_loop": {n: own["slowdown_at_2_percent_ratio"] for n, own in found.items()},
+        "slowdown_max_ratio": max((own["slowdown_at_2_percent_ratio"] for own in found.values()), default=None),
+        "losses_equal": all(own["losses_equal"] for own in found.values()),
+        "overhead_ratio": max((own["overhead_ratio"] for own in found.values()), default=None),
+    }
+
+
+def is_met(figures: dict[str, Any]) -> bool:
+    """Return whether all targets are met."""
+    return bool(
+        min(figures["saving_at_0_percent_ratio_by_loop"].values()) >= LEAST_SAVINGS[0]
+        and figures["saving_at_2_percent_min_ratio"] >= LEAST_SAVINGS[1]
+        and max(figures["slowdown_at_0_percent_ratio_by_loop"].values()) <= GUARD_RATIO
+        and figures["slowdown_max_ratio"] <= SLOWDOWNS[1] + GUARD_RATIO
+        and figures["losses_equal"]
+        and figures["overhead_ratio"] <= MAX_OVERHEAD_RATIO
+    )
+
+
+def _combined(values: list[Any]) -> Any:
+    return all(values) if isinstance(values[0], bool) else median(values)
+
+
+def measure(name: str, num_iterations: int, kind: WorldKind) -> dict[str, Any]:
+    """Return the figures of one loop."""
+    plain = train(name, num_iterations, kind, max_slowdown_ratio=None)
+    figures: dict[str, Any] = {"losses_equal": True, "overhead_ratio": 0.0}
+    time_s, energy_j = last(plain)
+    for slowdown_ratio in SLOWDOWNS:
+        joined = train(name, num_iterations, kind, max_slowdown_ratio=slowdown_ratio)
+        own_s, own_j = last(joined)
+        percent = f"{100 * slowdown_ratio:.0f}_percent_ratio"
+        figures[f"saving_at_{percent}"] = 1 - own_j / energy_j
+        figures[f"slowdown_at_{percent}"] = own_s / time_s - 1
+        figures["losses_equal"] &= [rank["losses"] for rank in joined] == [rank["losses"] for rank in plain]
+        overhead_s = max(rank["overhead_ns"] / 1e9 / num_iterations for rank in joined)
+        figures["overhead_ratio"] = max(figures["overhead_ratio"], overhead_s / time_s)
+    return figures
+
+
+def last(ranks: list[dict[str, Any]]) -> tuple[float, float]:
+    """Return time and energy per iteration of the last iterations, all GPUs together."""
+    num = round(LAST_RATIO * len(ranks[0]["times_s"]))
+    time_s = median(b - a for a, b in zip(ranks[0]["times_s"][-num - 1 :], ranks[0]["times_s"][-num:], strict=False))
+    return time_s, sum((rank["energies_j"][-1] - rank["energies_j"][-num - 1]) / num for rank in ranks)
+
+
+def train(name: str, num_iterations: int, kind: WorldKind, *, max_slowdown_ratio: float | None) -> list[dict[str, Any]]:
+    """Train once, joined to a daemon if a slowdown is given; return what each rank measured."""
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        daemon = DaemonProcess(folder / "daemon", num_gpus=NUM_RANKS, kind=kind)
+        if max_slowdown_ratio is not None:
+            daemon.start()
+        try:
+            ranks = _run_ranks(name, num_iterations, daemon, folder, max_slowdown_ratio)
+            if max_slowdown_ratio is not None:
+                for job in daemon.status()["jobs"]:
+                    print({key: job.get(key) for key in ("phase", "phase_reason", "outcome")}, file=sys.stderr)
+        finally:
+            if daemon.process is not None:
+                daemon.stop()
+        return ranks
+
+
+def _run_ranks(
+    name: str, num_iterations: int, daemon: DaemonProcess, folder: Path, max_slowdown_ratio: float | None
+) -> list[dict[str, Any]]:
+    host = SimulatedHost.open(daemon.world_path)
+    uuids = ",".join(identity.gpu_uuid for identity in host.identities())
+    host.close()
+    environment = LOOPS[name]
+    python = sys.executable if environment is None else str(python_of(environment))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(str(ROOT / own) for own in ("", "policies", "trainers")),
+        "WORLD_SIZE": f"{NUM_RANKS}",
+        "LOCAL_WORLD_SIZE": f"{NUM_RANKS}",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": f"{port}",
+        "GPUENERGYD_GPU_UUID": uuids,
+        "GPUENERGYD_SOCKET": str(daemon.socket_path),
+        "GPUENERGYD_JOB": name,
+        "TMPDIR": str(folder),
+        "OMP_NUM_THREADS": "1",
+    }
+    if max_slowdown_ratio is not None:
+        common = launch_environment({**common, "GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO": f"{max_slowdown_ratio}"})
+    outs = [folder / f"rank-{rank}.json" for rank in range(NUM_RANKS)]
+    command = [python, "-m", "tests.support.phase_training", name, "--world", str(daemon.world_path)]
+    processes = [
+        subprocess.Popen(
+            [*command, "--iterations", f"{num_iterations}", "--out", str(out)],
+            cwd=ROOT,
+            env={**common, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"},
+            stdout=sys.stderr,
+        )
+        for rank, out in enumerate(outs)
+    ]
+    try:
+        codes = [process.wait(LIMIT_S) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    if any(codes):
+        raise SystemExit(f"{name}: a rank failed with exit codes {codes}")
+    return [json.loads(out.read_text(encoding="ascii")) for out in outs]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,242 @@
+"""Phases of an iteration as instructions of one rank: which phase runs, and which phases are worth a mark.
+
+Theory of operation. An iteration of a plain loop is a chain: forward (F, from the begin of the iteration, loss
+included), backward (B), gradient communication (C, from the end of the backward's computation to what follows), again
+for each accumulated microbatch; then the optimizer step (O), and the wait for the next batch (D), which lasts from the
+end of the iteration to the next begin and is not ended here. A wait that is much longer than usual (evaluation,
+checkpoint, a slow disk) is a pause for the daemon, as for any loop, and its iteration does not count.
+
+The first iterations are only measured. Once two in a row have run the same phases, those that are long enough for a
+clock of their own are registered, and only they are marked from then on. A loop in which no phases are seen, or which
+runs other ones each time, has one instruction per iteration.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from functools import wraps
+
+from gpuenergyd.client.rank import RankClient
+from gpuenergyd.client.timing.recorder import NOT_RECORDED, IterationTimes
+from gpuenergyd.wire.messages import OrderRow
+
+MAX_PHASES = 128
+"""Phases of an iteration that are recorded; with more, the loop has one instruction per iteration."""
+SHORTEST_PHASE_S = 0.005
+"""Shorter phases get no clock of their own: a change of the clock takes about as long (typically 5 to 15 ms)."""
+SHORTEST_PHASE_RATIO = 0.01
+"""The same as a share of the iteration."""
+_MIN_LEARNED, _MAX_LEARNED = 3, 24
+"""Iterations that are measured before phases are registered, of all that begin: the first one is not like others."""
+WHOLE_ITERATION: tuple[OrderRow, ...] = (("F", 0, 0),)
+_NS_PER_S = 1e9
+
+
+def _shielded(act: Callable[["PhaseMarks"], None]) -> Callable[["PhaseMarks"], None]:
+    """Suppress and count exceptions: these functions are called inside a training step."""
+
+    @wraps(act)
+    def shielded(self: "PhaseMarks") -> None:
+        try:
+            act(self)
+        except Exception:  # noqa: BLE001  must not reach training
+            self.num_errors += 1
+
+    return shielded
+
+
+class PhaseMarks:
+    """Marks of one rank's phases; called by the hooks of the training, in order of launch.
+
+    With `begins_at_forward`, nobody marks iterations: one begins with the first forward after an optimizer step and
+    ends with the next one.
+    """
+
+    def __init__(self, *, begins_at_forward: bool = False) -> None:
+        self._client: RankClient | None = None
+        self._begins_at_forward = begins_at_forward
+        self._is_learning = True
+        self._num_begun = 0
+        self._is_whole = False
+        self._kept: frozenset[OrderRow] | None = None
+        """The phases that are marked; None: all."""
+        self._learned: deque[IterationTimes] = deque()
+        self._is_in_iteration = False
+        self._is_paused = False
+        self._kind = ""
+        self._slot = NOT_RECORDED
+        self._microbatch = 0
+        self._num_steps = 0
+        self._has_phases = False
+        self._has_seen_model = False
+        self.num_errors = 0
+        """Exceptions that were suppressed."""
+
+    @property
+    def is_in_iteration(self) -> bool:
+        """Whether an iteration has begun and not ended."""
+        return self._is_in_iteration
+
+    def follow(self, client: RankClient) -> None:
+        """Mark phases for this client from now on."""
+        self._client = client
+
+    def learn_times(self, times: IterationTimes) -> None:
+        """Take the times of an iteration before the registration; on any thread."""
+        self._learned.append(times)
+
+    def register_whole(self) -> None:
+        """Have one instruction per iteration from now on."""
+        self._is_learning, self._is_whole, self._kept = False, True, frozenset(WHOLE_ITERATION)
+        if self._client is not None:
+            self._client.register(WHOLE_ITERATION)
+
+    @_shielded
+    def end_learning(self) -> None:
+        """Register a loop that ends before its phases are known, so that it is no unknown job."""
+        if self._is_learning and self._num_begun:
+            self.register_whole()
+
+    @_shielded
+    def begin_iteration(self) -> None:
+        """Begin an iteration, with its first forward."""
+        if self._client is None:
+            return
+        self._client.begin_iteration()
+        if self._is_learning:
+            self._num_begun += 1
+            self._decide()
+        self._is_in_iteration, self._is_paused, self._has_phases = True, False, False
+        self._microbatch = self._num_steps = 0
+        self._begin("F", 0)
+
+    @_shielded
+    def end_iteration(self) -> None:
+        """End the iteration; what follows until the next begin is a wait for data."""
+        if self._client is None or not self._is_in_iteration:
+            return
+        self._end()
+        self._is_in_iteration = False
+        if self._has_phases:
+            self._begin("D", 0)
+            self._kind, self._slot = "", NOT_RECORDED
+        elif self._is_learning and (self._num_begun >= _MIN_LEARNED or not self._has_seen_model):
+            self.register_whole()
+        self._client.end_iteration()
+
+    @_shielded
+    def abandon_iteration(self) -> None:
+        """Discard the iteration, for instance after an exception."""
+        if self._client is not None:
+            self._is_in_iteration = False
+            self._kind, self._slot = "", NOT_RECORDED
+            self._client.abandon_iteration()
+
+    @_shielded
+    def pause(self) -> None:
+        """Mark an evaluation or a checkpoint between iterations, which is no part of any."""
+        if self._client is not None and not self._is_in_iteration and not self._is_paused:
+            self._is_paused = True
+            self._client.pause()
+
+    @_shielded
+    def forward_begins(self) -> None:
+        """Mark the begin of a forward of the model."""
+        self._has_seen_model = True
+        if not self._is_in_iteration:
+            if self._begins_at_forward:
+                self.begin_iteration()
+            return
+        if self._kind == "C":
+            self._end()
+            self._microbatch += 1
+            self._begin("F", self._microbatch)
+
+    def backward_begins(self) -> bool:
+        """Mark the begin of a backward; return whether `backward_ends` is to be called at its end."""
+        if self._is_whole or not self._is_in_iteration or self._kind not in {"F", "C"}:
+            return False
+        if self._kind == "C":  # another backward of the same forward: what runs here is no communication
+            self._num_steps += 1
+            self._begin_next("O", self._num_steps)
+            return False
+        self._has_phases = True
+        self._begin_next("B", self._microbatch)
+        return True
+
+    @_shielded
+    def backward_ends(self) -> None:
+        """Mark the end of a backward's computation."""
+        if self._kind == "B":
+            self._begin_next("C", self._microbatch)
+
+    @_shielded
+    def optimizer_begins(self) -> None:
+        """Mark the begin of an optimizer step."""
+        if self._is_in_iteration and self._kind in {"", "C"} and self._has_phases:
+            self._begin_next("O", self._num_steps)
+            self._num_steps += 1
+
+    @_shielded
+    def optimizer_ends(self) -> None:
+        """Mark the end of an optimizer step."""
+        if self._kind == "O":
+            self._end()
+        if self._begins_at_forward and self._is_in_iteration:
+            self.end_iteration()
+
+    def _begin_next(self, kind: str, index: int) -> None:
+        self._end()
+        self._begin(kind, index)
+
+    def _begin(self, kind: str, index: int) -> None:
+        assert self._client is not None
+        self._kind = kind
+        if self._kept is None or (kind, index, 0) in self._kept:
+            self._slot = self._client.begin_instruction(kind, index)
+
+    def _end(self) -> None:
+        if self._slot != NOT_RECORDED and self._client is not None:
+            self._client.end_instruction(self._slot)
+        self._kind, self._slot = "", NOT_RECORDED
+
+    def _decide(self) -> None:
+        """Register the phases of the loop once they are known."""
+        assert self._client is not None
+        order = None
+        if len(self._learned) >= _MIN_LEARNED:
+            order = kept_phases([self._learned[-2], self._learned[-1]])
+        if order is None and self._num_begun > _MAX_LEARNED:
+            order = WHOLE_ITERATION
+        if order == WHOLE_ITERATION:
+            self.register_whole()
+        elif order is not None:
+            self._is_learning, self._kept = False, frozenset(order)
+            self._client.register(order)
+
+
+def kept_phases(iterations: list[IterationTimes]) -> tuple[OrderRow, ...] | None:
+    """Return the phases that are long enough for a clock of their own; None if the iterations ran different ones.
+
+    Without two such phases, the whole iteration is one. A forward is kept with its backward.
+    """
+    orders = [tuple((kind, index, chunk) for kind, index, chunk, *_ in times.instructions) for times in iterations]
+    order = orders[-1]
+    if len(set(orders)) > 1 or len(set(order)) < len(order) or len(order) >= MAX_PHASES:
+        return None
+    last = iterations[-1]
+    end_ns = last.next_begin_mono_ns or last.end_mono_ns
+    shortest_ns = max(SHORTEST_PHASE_S * _NS_PER_S, SHORTEST_PHASE_RATIO * (end_ns - last.begin_mono_ns))
+    lasted_ns = [[_duration_ns(times, number) for times in iterations] for number in range(len(order))]
+    # Before a pause, the wait for data is unknown.
+    longest_ns = {row: (max if row[0] == "D" else min)(own) for row, own in zip(order, lasted_ns, strict=True)}
+    kinds = {row[0] for row in order if longest_ns[row] >= shortest_ns}
+    if len(kinds) < 2:  # one clock for all
+        return WHOLE_ITERATION
+    kinds |= {"F"}  # a backward needs its forward
+    kept = [row for row in order if row[0] in kinds and (row[0] != "C" or longest_ns[row] >= shortest_ns)]
+    return tuple(kept)
+
+
+def _duration_ns(times: IterationTimes, number: int) -> int:
+    *_, begin_ns, end_ns = times.instructions[number]
+    return end_ns - begin_ns

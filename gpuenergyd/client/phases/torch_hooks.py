@@ -1,0 +1,231 @@
+"""Phases of a torch training, found by torch's own hooks; nothing of the program is replaced.
+
+Which event marks what:
+
+    the outermost module begins a forward with gradients    a forward
+    the first gradient of that module's output is computed   a backward
+    autograd has computed all gradients                      communication that nothing hides
+    an optimizer of that module's parameters begins, ends    an optimizer step
+
+DistributedDataParallel and FSDP2 wait for their gradients in callbacks that autograd calls after its computation. Ours
+is queued before theirs, so that the device reaches its event before it waits. Hence no hook of their communication is
+needed, and a program's own communication hook stays as it is.
+
+The outermost module is the first that is called with gradients in an iteration; if an optimizer then steps that has
+none of its parameters, another is searched. Modules compiled in place (`module.compile()`) are left alone: torch would
+compile the hooks with them.
+"""
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+from gpuenergyd.client.phases.marks import PhaseMarks
+
+_MAX_OUTPUTS = 16
+"""Tensors of an output that are watched for the begin of the backward."""
+_MAX_SEARCHES = 4
+
+
+class TorchPhases:
+    """Hooks of one training loop; `detach` removes them all.
+
+    Torch raises if hooks of optimizers are added or removed while it calls one. So a caller within such a hook gives
+    `registers_steps` False, and calls `before_step` and `after_step`.
+    """
+
+    def __init__(self, torch: Any, marks: PhaseMarks, *, registers_steps: bool = True) -> None:
+        """Begin to search the outermost module; `torch` is the module that the program has loaded."""
+        self._torch = torch
+        self._marks = marks
+        self._root: weakref.ref[Any] | None = None
+        self._is_root_proven = False
+        self._others: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._num_searches = 0
+        self._search_handle: Any = None
+        self._root_handles: list[Any] = []
+        self._optimizers: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        """Optimizers that have stepped, and whether they have parameters of the outermost module."""
+        optimizers: Any = sys.modules["torch.optim.optimizer"]  # torch deletes the attributes of its modules
+        self._handles: list[Any] = []
+        if registers_steps:
+            self._handles += [
+                optimizers.register_optimizer_step_pre_hook(self.before_step),
+                optimizers.register_optimizer_step_post_hook(self._after_step),
+            ]
+        self._search()
+
+    def detach(self) -> None:
+        """Remove all hooks."""
+        self._stop_searching()
+        for handle in (*self._handles, *self._root_handles):
+            handle.remove()
+        self._handles.clear()
+        self._root_handles.clear()
+
+    # --- the outermost module ---
+
+    def _search(self) -> None:
+        self._num_searches += 1
+        if self._num_searches <= _MAX_SEARCHES:
+            modules = self._torch.nn.modules.module
+            self._search_handle = modules.register_module_forward_pre_hook(self._on_any_forward)
+
+    def _stop_searching(self) -> None:
+        handle, self._search_handle = self._search_handle, None
+        if handle is not None:
+            handle.remove()
+
+    def _on_any_forward(self, module: Any, _args: Any) -> None:
+        if self._torch.compiler.is_compiling():
+            return
+        try:
+            if module in self._others or not self._is_training(module) or not _is_trained(module):
+                return
+            self._stop_searching()  # the modules inside it are called without this hook
+            self._follow(module)
+        except Exception:  # noqa: BLE001  must not reach training
+            self._marks.num_errors += 1
+
+    def _follow(self, module: Any) -> None:
+        self._root, self._is_root_proven = weakref.ref(module), False
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            return
+        # Before FSDP's own hooks: its callback at the end of the backward is to be queued after ours.
+        self._root_handles = [
+            module.register_forward_pre_hook(_ModuleHook(self._before_forward), prepend=True),
+            module.register_forward_hook(_ModuleHook(self._after_forward), prepend=True),
+        ]
+        self._marks.forward_begins()
+
+    def _is_training(self, module: Any) -> bool:
+        return bool(module.training) and bool(self._torch.is_grad_enabled())
+
+    def _is_of_root(self, optimizer: Any) -> bool:
+        """Return whether an optimizer updates the outermost module; search another one if it updates none of it."""
+        root = self._root() if self._root is not None else None
+        if root is None:
+            return True
+        known = self._optimizers.get(optimizer)
+        if known is None:
+            own = {id(parameter) for parameter in root.parameters()}
+            known = any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
+            self._optimizers[optimizer] = known
+            self._handles.append(optimizer.register_state_dict_pre_hook(self._before_checkpoint))
+            if not known and not self._is_root_proven:
+                self._search_another(root)
+        self._is_root_proven |= known
+        return known
+
+    def _search_another(self, root: Any) -> None:
+        for handle in self._root_handles:
+            handle.remove()
+        self._root_handles.clear()
+        self._root = None
+        self._optimizers.clear()
+        self._others.update(root.modules())
+        self._search()
+
+    # --- hooks ---
+
+    def _before_forward(self, module: Any, _args: Any) -> None:
+        if self._torch.compiler.is_compiling():
+            return
+        if self._is_training(module):
+            self._marks.forward_begins()
+        else:
+            self._marks.pause()  # an evaluation, unless it is part of an iteration
+
+    def _after_forward(self, module: Any, _args: Any, output: Any) -> None:
+        if self._torch.compiler.is_compiling() or not self._is_training(module):
+            return
+        try:
+            for number, tensor in enumerate(_tensors(output, self._torch.Tensor)):
+                if number == _MAX_OUTPUTS:
+                    break
+                if tensor.requires_grad:
+                    tensor.register_hook(self._on_gradient)
+        except Exception:  # noqa: BLE001  must not reach training
+            self._marks.num_errors += 1
+
+    def _on_gradient(self, _gradient: Any) -> None:
+        try:
+            if self._marks.backward_begins():
+                # What DistributedDataParallel and FSDP use; torch has no public name for it.
+                self._torch.autograd.Variable._execution_engine.queue_callback(  # noqa: SLF001  as above
+                    self._marks.backward_ends
+                )
+        except Exception:  # noqa: BLE001  must not reach training
+            self._marks.num_errors += 1
+
+    def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Mark the begin of the step; where the step runs forward and backward itself, after those."""
+        try:
+            if not self._is_of_root(optimizer):
+                return None
+            closure = args[1] if len(args) > 1 else kwargs.get("closure")
+            if not callable(closure):
+                self._marks.optimizer_begins()
+                return None
+            marked = self._marked(closure)
+            if len(args) > 1:
+                return (args[0], marked, *args[2:]), dict(kwargs)
+            return args, {**kwargs, "closure": marked}
+        except Exception:  # noqa: BLE001  must not reach training
+            self._marks.num_errors += 1
+            return None
+
+    def _marked(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def closure_then_step() -> Any:
+            result = closure()
+            self._marks.optimizer_begins()
+            return result
+
+        return closure_then_step
+
+    def after_step(self, optimizer: Any) -> None:
+        """Mark the end of a step."""
+        try:
+            if self._is_of_root(optimizer):
+                self._marks.optimizer_ends()
+        except Exception:  # noqa: BLE001  must not reach training
+            self._marks.num_errors += 1
+
+    def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self.after_step(optimizer)
+
+    def _before_checkpoint(self, _optimizer: Any) -> None:
+        self._marks.pause()
+
+
+class _ModuleHook:
+    """A hook that does nothing in copies of its module, which may be loaded where this package is not installed."""
+
+    def __init__(self, act: Callable[..., None]) -> None:
+        self._act = act
+
+    def __call__(self, *args: Any) -> None:
+        """Call the hook."""
+        self._act(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return a function of the standard library that accepts anything and returns None."""
+        return getattr, (nullcontext(), "__exit__")
+
+
+def _is_trained(module: Any) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def _tensors(output: Any, tensor_class: type) -> Iterator[Any]:
+    """Yield the tensors of a module's output: alone, or in sequences and mappings."""
+    if isinstance(output, tensor_class):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from _tensors(value, tensor_class)
+    elif isinstance(output, list | tuple):
+        for value in output:
+            yield from _tensors(value, tensor_class)

@@ -1,0 +1,77 @@
+"""Whether a job's order of instructions may change, the memory that there is for it, and the policy's advice."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from gpuenergyd.core.measurement.telemetry import RankIteration
+from gpuenergyd.core.pipeline.reorder import OrderAdvice, RankMemory, ReorderOffer
+from gpuenergyd.core.policy_api.policy import ReorderView
+
+
+@dataclass(frozen=True, slots=True)
+class ReorderingSnapshot:
+    """All state of `Reordering`."""
+
+    offers: Mapping[int, ReorderOffer] = field(default_factory=dict)
+    memory: Mapping[int, RankMemory] = field(default_factory=dict)
+    barred: str = ""
+    advice: OrderAdvice | None = None
+
+
+@dataclass(slots=True)
+class Reordering:
+    """Offers and memory of a job's ranks by `JobDescription.rank_index`, and the policy's last advice."""
+
+    offers: dict[int, ReorderOffer] = field(default_factory=dict)
+    memory: dict[int, RankMemory] = field(default_factory=dict)
+    barred: str = ""
+    """Why no other order is tried any more, for instance after one ran out of memory; empty while it may be."""
+    advice: OrderAdvice | None = None
+
+    def record(self, index: int, report: RankIteration, *, is_plain: bool) -> None:
+        """Record the memory of a rank in an iteration, in the registered order or in another one.
+
+        Allocators report the peak since the begin of the program, so that the first other order ends the record of the
+        registered one.
+        """
+        self.barred = self.barred or report.reorder_refusal
+        now, known = report.memory, self.memory.get(index)
+        if now is None:
+            return
+        if known is None:
+            self.memory[index] = now
+        elif not is_plain:
+            before = now.free_bytes if known.free_in_order_bytes is None else known.free_in_order_bytes
+            self.memory[index] = replace(known, free_in_order_bytes=min(before, now.free_bytes))
+        elif known.free_in_order_bytes is None:
+            self.memory[index] = replace(
+                known,
+                free_bytes=min(known.free_bytes, now.free_bytes),
+                microbatch_bytes=max(known.microbatch_bytes, now.microbatch_bytes),
+            )
+
+    def view(self, num_ranks: int, num_stage_ranks: int) -> ReorderView:
+        """Return the view for a policy; the memory of a stage is that of its rank with the least room."""
+        refusals = [self.barred, *(offer.refusal for offer in self.offers.values())]
+        return ReorderView(
+            is_allowed=bool(self.offers) and all(offer.is_allowed for offer in self.offers.values()),
+            refusal=next((refusal for refusal in refusals if refusal), ""),
+            memory=tuple(self._stage_memory(r * num_stage_ranks, num_stage_ranks) for r in range(num_ranks)),
+            advice=self.advice,
+        )
+
+    def _stage_memory(self, first: int, count: int) -> RankMemory | None:
+        own = [self.memory.get(index) for index in range(first, first + count)]
+        known = [memory for memory in own if memory is not None]
+        if len(known) < count:
+            return None
+        return min(known, key=lambda memory: memory.free_bytes / max(1, memory.microbatch_bytes))
+
+    def snapshot(self) -> ReorderingSnapshot:
+        """Return a copy of all state."""
+        return ReorderingSnapshot(dict(self.offers), dict(self.memory), self.barred, self.advice)
+
+    def restore(self, snapshot: ReorderingSnapshot) -> None:
+        """Replace all state."""
+        self.offers, self.memory = dict(snapshot.offers), dict(snapshot.memory)
+        self.barred, self.advice = snapshot.barred, snapshot.advice

@@ -1,0 +1,144 @@
+"""Orders that a running 1F1B schedule may take: the same forwards and backwards, with weight gradients apart.
+
+Theory of operation. A rank's communication follows its forwards and input gradients. An order that keeps their sequence
+and only moves weight gradients therefore sends and receives the same data in the same sequence as 1F1B: ranks that run
+different orders in one iteration cannot deadlock, nor exchange wrong data. Weight gradients are accumulated in the
+sequence of weight gradients and full backwards of a rank. Where that is 1F1B's sequence of backwards, each parameter is
+summed in the same order, so that losses are equal bit for bit; other orders are refused.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, one_forward_one_backward
+from gpuenergyd.errors import ScheduleError
+
+Orders = tuple[tuple[Instruction, ...], ...]
+"""The instructions of each rank in program order."""
+
+SPLIT_IN_PLACE, DELAYED_WEIGHTS, PLAIN_ORDER = "split backward in place", "split backward, weights delayed", "1F1B"
+
+
+@dataclass(frozen=True, slots=True)
+class ReorderOffer:
+    """What a rank said about its order when it joined."""
+
+    is_allowed: bool = False
+    """Whether the user allows other orders."""
+    refusal: str = "the order of this schedule cannot be changed from outside"
+    """Why the rank takes no other order, whatever the user allows; empty if it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Memory of one rank's GPU as its training process measured it."""
+
+    free_bytes: int
+    """Memory that was still free at the peak of 1F1B."""
+    microbatch_bytes: int
+    """Memory that a microbatch takes from its forward to the end of its backward."""
+    capacity_bytes: int
+    free_in_order_bytes: int | None = None
+    """Memory that was still free at the peak of another order; None before the first one."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderAdvice:
+    """What another order than 1F1B is predicted to save, and why it is not in use if it is not."""
+
+    name: str
+    saving_ratio: float
+    """Predicted saving against 1F1B at full speed."""
+    plain_saving_ratio: float
+    """Predicted saving of clocks alone, in 1F1B, against the same baseline."""
+    own_order_saving_ratio: float
+    """Predicted saving against full speed of the order itself, which is faster than 1F1B."""
+    held_microbatches: tuple[int, ...]
+    """Microbatches that each rank holds at once."""
+    extra_microbatches: int
+    """Microbatches beyond 1F1B's, on the rank with most of them."""
+    is_split_measured: bool
+    """Whether the times of input and weight gradients were measured; otherwise each is assumed half of the backward."""
+    refusal: str = ""
+    """Why the order is not used; empty if it is used or about to be."""
+
+    @property
+    def text(self) -> str:
+        """One line for the user."""
+        most = self.extra_microbatches
+        memory = "no more memory" if most == 0 else f"up to {most} microbatch{'es' if most > 1 else ''} more in memory"
+        basis = "measured" if self.is_split_measured else "assumed to take half of the backward each"
+        line = (
+            f"{self.name}: {100 * self.saving_ratio:.0f} % instead of {100 * self.plain_saving_ratio:.0f} %"
+            f" ({100 * self.own_order_saving_ratio:.0f} % against its own full speed); {memory};"
+            f" predicted, input and weight gradients {basis}"
+        )
+        return f"{line}; {self.refusal}" if self.refusal else line
+
+
+def is_plain_1f1b(schedule: Schedule) -> bool:
+    """Return whether a schedule is 1F1B with whole backwards, the only one whose order can change."""
+    if schedule.num_chunks != 1 or schedule.num_ranks < 2 or schedule.num_microbatches < schedule.num_ranks:
+        return False
+    return schedule.orders == one_forward_one_backward(schedule.num_ranks, schedule.num_microbatches).orders
+
+
+def split_in_place(schedule: Schedule) -> Schedule:
+    """Return 1F1B with each backward replaced by its input gradient and then its weight gradient."""
+    orders = []
+    for order in schedule.orders:
+        split: list[Instruction] = []
+        for own in order:
+            if own.kind is InstructionKind.B:
+                split += [replace(own, kind=InstructionKind.I), replace(own, kind=InstructionKind.W)]
+            else:
+                split.append(own)
+        orders.append(tuple(split))
+    return replace(schedule, orders=tuple(orders))
+
+
+def order_name(orders: Orders) -> str:
+    """Return the name of an order for the user."""
+    kinds = {own.kind for order in orders for own in order}
+    if InstructionKind.W not in kinds:
+        return PLAIN_ORDER
+    for order in orders:
+        for own, after in pairwise(order):
+            if own.kind is InstructionKind.I and after != replace(own, kind=InstructionKind.W):
+                return DELAYED_WEIGHTS
+    return SPLIT_IN_PLACE
+
+
+def check_orders(orders: Orders, plain: Schedule) -> None:
+    """Check that 1F1B can change to these orders with equal communication and equal sums of gradients.
+
+    Raises:
+        ScheduleError: the schedule is not 1F1B, or an order is not 1F1B's with weight gradients apart.
+    """
+    if not is_plain_1f1b(plain):
+        raise ScheduleError(f"the order of schedule {plain.name!r} cannot change: it is not 1F1B with whole backwards")
+    if len(orders) != plain.num_ranks:
+        raise ScheduleError(f"orders for {len(orders)} ranks; the pipeline has {plain.num_ranks}")
+    for pp_rank, (order, before) in enumerate(zip(orders, plain.orders, strict=True)):
+        _check_order(order, before, where=f"rank {pp_rank}")
+
+
+def _check_order(order: Sequence[Instruction], before: Sequence[Instruction], *, where: str) -> None:
+    kinds = InstructionKind
+    exchanged = [replace(own, kind=kinds.B) if own.kind is kinds.I else own for own in order if own.kind != kinds.W]
+    if exchanged != list(before):
+        raise ScheduleError(f"{where}: forwards and backwards must keep the sequence of 1F1B")
+    split: set[int] = set()
+    for own in order:
+        if own.kind is kinds.I:
+            split.add(own.microbatch_index)
+        elif own.kind is kinds.W:
+            if own.microbatch_index not in split:
+                raise ScheduleError(f"{where}: {own} comes twice, or before its input gradient")
+            split.remove(own.microbatch_index)
+    if split:
+        raise ScheduleError(f"{where}: no weight gradient of microbatch {min(split)}")
+    summed = [own.microbatch_index for own in order if own.kind in {kinds.B, kinds.W}]
+    if summed != [own.microbatch_index for own in before if own.kind is kinds.B]:
+        raise ScheduleError(f"{where}: gradients must be accumulated in the sequence of 1F1B")

@@ -1,0 +1,85 @@
+"""Plain loops whose phases are instructions: savings, and stragglers of data-parallel ranks, in virtual time."""
+
+from statistics import median
+
+import pytest
+
+from gpuenergyd.core.job.messages import JobPhase
+from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from tests.support.virtual_loop import D, DataParallelLoops, VirtualLoop, Wait, loop_schedule
+
+BEGIN, END = 130, 160
+"""Iterations in which one rank is slower."""
+
+
+def figures(run: VirtualLoop, until: int | None = None) -> tuple[float, float]:
+    """Return saving and slowdown of the last tuned iterations over the first at full speed."""
+    before, after = run.history[2:10], [own for own in run.history[:until][-30:] if (own[2] or "").startswith("tuned")]
+    time_s, energy_j = median(own[0] for own in before), median(own[1] for own in before)
+    tuned_s, tuned_j = median(own[0] for own in after), median(own[1] for own in after)
+    return 1 - tuned_j / energy_j, tuned_s / time_s - 1
+
+
+@pytest.mark.parametrize("noise_ratio", [0.0, 0.003])
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_waiting_phases_are_slowed_without_a_permitted_slowdown(noise_ratio: float, num_microbatches: int) -> None:
+    run = VirtualLoop(schedule=loop_schedule(num_microbatches), policy=BubbleAware(), noise_ratio=noise_ratio, seed=1)
+    run.run(100)
+
+    saving_ratio, slowdown_ratio = figures(run)
+    assert run.job.phase is JobPhase.TUNED
+    assert saving_ratio > (0.03 if num_microbatches == 1 else 0.015)
+    assert slowdown_ratio < 0.005
+
+
+def test_two_percent_more_time_saves_eight_percent_of_the_energy() -> None:
+    run = VirtualLoop(policy=BubbleAware(), max_slowdown_ratio=0.02, noise_ratio=0.003, seed=1)
+    run.run(120)
+
+    saving_ratio, slowdown_ratio = figures(run)
+    assert saving_ratio > 0.08
+    assert slowdown_ratio < 0.025
+
+
+def test_a_longer_wait_for_data_is_not_charged_to_the_plan() -> None:
+    run = VirtualLoop(policy=BubbleAware(), noise_ratio=0.003, seed=2)
+    run.run(80)
+    tuned = run.job.current_plan.plan_id
+    usual = run.work
+    for number in range(20):
+        run.work = {**usual, (0, D): Wait(0.5)} if number % 4 == 0 else usual
+        run.run(1)
+
+    assert run.job.phase is JobPhase.TUNED
+    assert run.job.current_plan.plan_id.startswith("tuned"), tuned
+    assert not run.job.faults.retry_at_iteration
+
+
+def test_a_slower_rank_is_followed_within_six_iterations_and_left_within_four() -> None:
+    def rank(number: int) -> VirtualLoop:
+        return VirtualLoop(
+            policy=BubbleAware(),
+            noise_ratio=0.003,
+            seed=number,
+            num_dp_ranks=3,
+            slowdown_of=lambda _, iteration: 1.2 if number == 0 and BEGIN <= iteration < END else 1.0,
+        )
+
+    ranks = tuple(rank(number) for number in range(3))
+    training = DataParallelLoops(ranks)
+    training.run(END + 40)
+
+    for own in ranks[1:]:
+        saving_ratio, slowdown_ratio = figures(own, until=BEGIN)
+        assert saving_ratio > 0.03
+        assert slowdown_ratio < 0.01
+        waited_s = own.waits_s
+        assert max(waited_s[BEGIN + 1 : BEGIN + 3]) > 0.015
+        followed = next(i for i in range(BEGIN, END) if waited_s[i] < 0.3 * waited_s[BEGIN + 1])
+        assert followed - BEGIN <= 6
+        assert own.job.knowledge.straggler_saving.saving is not None
+        assert own.job.knowledge.straggler_saving.saving.saving_ratio > 0.02
+    slowest_s = [max(times) for times in zip(*([h[0] for h in own.history] for own in ranks), strict=True)]
+    usual_s = median(slowest_s[BEGIN - 20 : BEGIN])
+    assert max(slowest_s[END + 4 : END + 30]) < 1.02 * usual_s
+    assert median(slowest_s[-15:]) < 1.004 * usual_s, "the recovered rank is planned for its new times"

@@ -1,0 +1,16 @@
+"""Phases of Lightning in real processes; requires the package."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("lightning")
+
+from tests.trainers.parallel_phases import check_phases
+
+pytestmark = pytest.mark.torch
+
+
+def test_ranks_of_a_framework_register_their_phases(tmp_path: Path) -> None:
+    check_phases("lightning", tmp_path)

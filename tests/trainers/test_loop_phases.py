@@ -1,0 +1,315 @@
+"""Phases of plain loops, found by torch's own hooks on a virtual device that runs behind the program."""
+
+import copy
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gpuenergyd.client.loop import LOOP_RANK, LoopJob  # noqa: E402  after the skip
+from gpuenergyd.client.phases.marks import MAX_PHASES  # noqa: E402  as above
+from gpuenergyd.client.timing.device_recorder import DeviceRecorder  # noqa: E402  as above
+from gpuenergyd_trainers.loop import UnmarkedLoop  # noqa: E402  as above
+from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon  # noqa: E402  as above
+from tests.support.virtual_device import VirtualDevice  # noqa: E402  as above
+from tests.support.waiting import wait_until  # noqa: E402  as above
+
+pytestmark = pytest.mark.torch
+
+F_MS, B_MS, O_MS, D_MS = 50.0, 90.0, 20.0, 30.0
+ALL = [("F", 0, 0), ("B", 0, 0), ("C", 0, 0), ("O", 0, 0), ("D", 0, 0)]
+
+
+@dataclass
+class Gpu:
+    """The device that the model's phases run on; `log` holds the phases in the order of their launch."""
+
+    device: VirtualDevice
+    communication_ms: float = 40.0
+
+    def model(self) -> Any:
+        """Return a model whose forward and backward take time on the device."""
+        return torch.nn.Sequential(_Timed(self), torch.nn.Linear(4, 4))
+
+    def optimizer(self, model: Any) -> Any:
+        """Return an optimizer whose step takes time on the device."""
+        gpu = self
+
+        class Sgd(torch.optim.SGD):  # type: ignore[name-defined, misc]  # torch is optional here
+            def step(self, closure: Callable[[], Any] | None = None) -> Any:
+                """Step after the work of the device."""
+                result = super().step(closure)
+                gpu.device.work(O_MS)
+                return result
+
+        return Sgd(model.parameters(), lr=0.1)
+
+
+class _Timed(torch.nn.Module):  # type: ignore[name-defined, misc]  # as above
+    def __init__(self, gpu: Gpu) -> None:
+        super().__init__()
+        self.gpu = gpu
+        self.scale = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, rows: Any) -> Any:
+        """Return the scaled rows; the backward takes time, and then waits for other ranks as torch's own does."""
+        gpu = self.gpu
+        gpu.device.work(F_MS)
+
+        class Scale(torch.autograd.Function):  # type: ignore[name-defined, misc]  # as above
+            @staticmethod
+            def forward(_context: Any, own: Any, scale: Any) -> Any:
+                """Return the product."""
+                return own * scale
+
+            @staticmethod
+            def backward(_context: Any, gradient: Any) -> Any:
+                """Take time, and wait after all gradients are computed."""
+                gpu.device.work(B_MS)
+                engine = torch.autograd.Variable._execution_engine
+                engine.queue_callback(lambda: gpu.device.work(gpu.communication_ms))
+                return None, gradient.sum(0)
+
+        return Scale.apply(rows, self.scale)
+
+
+@pytest.fixture
+def gpu() -> Gpu:
+    return Gpu(VirtualDevice())
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
+    with FakeDaemon(tmp_path) as running:
+        yield running
+
+
+def joined(daemon: FakeDaemon, gpu: Gpu, **options: Any) -> LoopJob:
+    recorder = DeviceRecorder(gpu.device, MAX_PHASES, sleep=gpu.device.sleep)
+    rank = replace(LOOP_RANK, job_name="loop", gpu_uuid="GPU-1")
+    return LoopJob(rank, run_key="1", socket_path=daemon.socket_path, timer=recorder, **options)
+
+
+def batches() -> Iterator[Any]:
+    while True:
+        yield torch.ones(2, 4)
+
+
+def train(
+    job: LoopJob,
+    gpu: Gpu,
+    daemon: FakeDaemon,
+    *,
+    step: Callable[[Any, Any, Any], None] | None = None,
+    model: Any = None,
+    marks_iterations: bool = True,
+) -> list[tuple[str, int, int]]:
+    """Train until the loop has registered; return its phases. The device finishes each iteration before the next."""
+    model = gpu.model() if model is None else model
+    optimizer = gpu.optimizer(model)
+    for number, batch in enumerate(islice(batches(), 40)):
+        gpu.device.work(D_MS)
+        with job.iteration() if marks_iterations else nullcontext():
+            (step or plain_step)(model, optimizer, batch)
+        gpu.device.sleep(1.0)
+        if not daemon.registrations.empty() or not job._marks._is_learning:
+            break
+        wait_until(partial(_are_known, job, number), WAIT_LIMIT_S)
+    return [tuple(row) for row in daemon.registrations.get(timeout=WAIT_LIMIT_S)["order"]]
+
+
+def _are_known(job: LoopJob, num_iterations: int) -> bool:
+    return len(job._marks._learned) >= num_iterations
+
+
+def plain_step(model: Any, optimizer: Any, batch: Any) -> None:
+    model(batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def accumulating_step(model: Any, optimizer: Any, batch: Any) -> None:
+    for _ in range(2):
+        model(batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def closure_step(model: Any, optimizer: Any, batch: Any) -> None:
+    """Step as Lightning does: forward and backward run inside the optimizer step."""
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+def test_phases_are_found_and_timed_on_the_device(gpu: Gpu, daemon: FakeDaemon) -> None:
+    with joined(daemon, gpu) as job:
+        assert train(job, gpu, daemon) == ALL
+
+
+def test_accumulated_microbatches_have_phases_of_their_own(gpu: Gpu, daemon: FakeDaemon) -> None:
+    with joined(daemon, gpu) as job:
+        order = train(job, gpu, daemon, step=accumulating_step)
+
+    assert order == [("F", 0, 0), ("B", 0, 0), ("C", 0, 0), ("F", 1, 0), ("B", 1, 0), ("C", 1, 0), *ALL[3:]]
+
+
+def test_a_step_that_runs_forward_and_backward_itself_begins_after_them(gpu: Gpu, daemon: FakeDaemon) -> None:
+    with joined(daemon, gpu) as job:
+        assert train(job, gpu, daemon, step=closure_step) == ALL
+
+
+def test_short_phases_get_no_clock_of_their_own(gpu: Gpu, daemon: FakeDaemon) -> None:
+    gpu.communication_ms = 1.0
+    with joined(daemon, gpu) as job:
+        assert train(job, gpu, daemon) == [row for row in ALL if row[0] != "C"]
+
+
+def test_a_loop_that_marks_nothing_has_the_same_phases(gpu: Gpu, daemon: FakeDaemon) -> None:
+    with joined(daemon, gpu, begins_at_forward=True) as job:
+        job.join()
+        assert train(job, gpu, daemon, marks_iterations=False) == ALL
+
+
+def test_a_loop_is_joined_beside_other_hooks_of_its_optimizers(
+    gpu: Gpu, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUENERGYD_SOCKET", daemon.socket_path)
+    monkeypatch.setenv("GPUENERGYD_GPU_UUID", "GPU-1")
+    monkeypatch.setattr("gpuenergyd_trainers.loop.has_clients", lambda: False)  # those of other tests
+    optimizers, steps = sys.modules["torch.optim.optimizer"], []
+    before = dict(optimizers._global_optimizer_pre_hooks), dict(optimizers._global_optimizer_post_hooks)
+    loop = UnmarkedLoop(optimizers)
+    other = optimizers.register_optimizer_step_post_hook(lambda *_: steps.append(1))
+    model = gpu.model()
+    optimizer = gpu.optimizer(model)
+    try:
+        for _ in range(12):
+            plain_step(model, optimizer, torch.ones(2, 4))
+        registration = daemon.registrations.get(timeout=WAIT_LIMIT_S)
+    finally:
+        other.remove()
+        assert loop._job is not None
+        loop._job.__exit__(None, None, None)
+        optimizers._global_optimizer_pre_hooks.clear()
+        optimizers._global_optimizer_pre_hooks.update(before[0])
+        optimizers._global_optimizer_post_hooks.clear()
+        optimizers._global_optimizer_post_hooks.update(before[1])
+
+    assert len(steps) == 12
+    assert (registration["framework"], registration["order"][0]) == ("loop", ["F", 0, 0])
+
+
+def test_a_model_that_is_not_trained_is_no_phase(gpu: Gpu, daemon: FakeDaemon) -> None:
+    teacher, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def distilling_step(model: Any, optimizer: Any, batch: Any) -> None:
+        with torch.no_grad():
+            batch = teacher(batch)
+        other(batch)  # trained by nobody
+        plain_step(model, optimizer, batch)
+
+    with joined(daemon, gpu) as job:
+        assert train(job, gpu, daemon, step=distilling_step) == ALL
+
+
+def test_several_backwards_of_one_forward_leave_one_instruction(gpu: Gpu, daemon: FakeDaemon) -> None:
+    numbers = iter(range(100))
+
+    def uneven_step(model: Any, optimizer: Any, batch: Any) -> None:
+        loss = model(batch).square().mean()
+        for _ in range(1 + next(numbers) % 2):
+            loss.backward(retain_graph=True)
+        optimizer.step()
+
+    with joined(daemon, gpu) as job:
+        assert train(job, gpu, daemon, step=uneven_step) == [("F", 0, 0)]
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+def test_a_loop_without_phases_has_one_instruction_from_the_first_iteration(
+    gpu: Gpu, daemon: FakeDaemon, *, is_found: bool
+) -> None:
+    step = plain_step if not is_found else lambda *_: None
+    with joined(daemon, gpu, finds_phases=is_found) as job:
+        assert train(job, gpu, daemon, step=step) == [("F", 0, 0)]
+
+
+def test_an_evaluation_between_iterations_is_a_pause(gpu: Gpu, daemon: FakeDaemon) -> None:
+    model = gpu.model()
+    with joined(daemon, gpu) as job:
+        order = train(job, gpu, daemon, model=model)
+        optimizer = gpu.optimizer(model)
+        for number in range(4):
+            with job.iteration():
+                plain_step(model, optimizer, torch.ones(2, 4))
+            gpu.device.sleep(1.0)
+            if number == 1:
+                model.eval()
+                with torch.no_grad():
+                    model(torch.ones(2, 4))
+                model.train()
+                gpu.device.sleep(1.0)
+        reports = [daemon.reports.get(timeout=WAIT_LIMIT_S) for _ in range(3)]
+
+    assert order == ALL
+    before_pause = [report["next_begin_mono_ns"] == 0 for report in reports]
+    assert before_pause.count(True) == 1
+    regular = reports[before_pause.index(False)]
+    durations_ms = {row[0]: round((row[4] - row[3]) / 1e6) for row in regular["instructions"]}
+    assert durations_ms.items() >= {"F": 50, "B": 90, "C": 40, "O": 20}.items()
+
+
+def test_hooks_leave_with_the_job(gpu: Gpu, daemon: FakeDaemon) -> None:
+    model = gpu.model()
+    with joined(daemon, gpu) as job:
+        train(job, gpu, daemon, model=model)
+
+    optimizers, modules = sys.modules["torch.optim.optimizer"], torch.nn.modules.module
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+    assert not optimizers._global_optimizer_pre_hooks
+    assert not optimizers._global_optimizer_post_hooks
+    assert not modules._global_forward_pre_hooks
+
+
+def test_a_model_can_be_copied_and_saved_while_its_phases_are_marked(gpu: Gpu, daemon: FakeDaemon) -> None:
+    plain = torch.nn.Linear(4, 4)
+    with joined(daemon, gpu) as job:
+        train(job, gpu, daemon, model=plain, step=plain_step)
+        assert plain._forward_hooks
+        copies = [copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))]
+
+    for own in copies:
+        assert torch.equal(own(torch.ones(1, 4)), plain(torch.ones(1, 4)))
+    assert b"gpuenergyd" not in pickle.dumps(copies[0])
+
+
+def test_the_hooks_change_no_bit_of_the_training(gpu: Gpu, daemon: FakeDaemon) -> None:
+    torch.manual_seed(0)
+    model = gpu.model()
+    with joined(daemon, gpu) as job:
+        train(job, gpu, daemon, model=model)
+    torch.manual_seed(0)
+    alone = gpu.model()
+    optimizer = gpu.optimizer(alone)
+
+    def is_equal() -> bool:
+        plain_step(alone, optimizer, torch.ones(2, 4))
+        return all(torch.equal(a, b) for a, b in zip(model.parameters(), alone.parameters(), strict=True))
+
+    assert any(is_equal() for _ in range(40))

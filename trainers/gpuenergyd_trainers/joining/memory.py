@@ -1,0 +1,82 @@
+"""Memory of a rank's GPU: what is free at the peak of an iteration, and what a microbatch in flight takes."""
+
+from typing import Any, Protocol
+
+
+class MemoryMeter(Protocol):
+    """Reads the memory of one rank's device; called on the training thread, outside of instructions' times."""
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Memory of the device."""
+        ...
+
+    def allocated_bytes(self) -> int:
+        """Return the memory that tensors take now."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Return the memory that was still available to this process at its peak so far."""
+        ...
+
+
+class CudaMemory:
+    """Memory of a CUDA device, from the statistics of torch's allocator, which it never resets."""
+
+    def __init__(self, torch: Any, device: Any) -> None:
+        self._cuda = torch.cuda
+        self._device = device
+        _, self._capacity_bytes = torch.cuda.mem_get_info(device)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Memory of the device."""
+        return int(self._capacity_bytes)
+
+    def allocated_bytes(self) -> int:
+        """Return the memory that tensors take now."""
+        return int(self._cuda.memory_allocated(self._device))
+
+    def free_bytes(self) -> int:
+        """Return what no process has reserved, and what this one has reserved beyond its tensors' peak."""
+        unreserved_bytes, _ = self._cuda.mem_get_info(self._device)
+        reserved_bytes = self._cuda.memory_reserved(self._device)
+        return int(unreserved_bytes + max(0, reserved_bytes - self._cuda.max_memory_allocated(self._device)))
+
+
+class MicrobatchMemory:
+    """Measures a rank's memory in its first iterations, and again whenever it runs in another order.
+
+    A microbatch takes what its forward leaves allocated; the largest of all forwards counts.
+    """
+
+    MEASURED_ITERATIONS = 4
+    """Iterations in which forwards are measured: reading the allocator takes some of a program's launch time."""
+
+    def __init__(self, meter: MemoryMeter) -> None:
+        self._meter = meter
+        self._num_measured = 0
+        self._before_bytes: int | None = None
+        self._microbatch_bytes = 0
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether forwards are being measured."""
+        return self._num_measured < self.MEASURED_ITERATIONS
+
+    def begin_forward(self) -> None:
+        """Read the memory before a forward."""
+        self._before_bytes = self._meter.allocated_bytes()
+
+    def end_forward(self) -> None:
+        """Read the memory after a forward."""
+        if self._before_bytes is not None:
+            self._microbatch_bytes = max(self._microbatch_bytes, self._meter.allocated_bytes() - self._before_bytes)
+            self._before_bytes = None
+
+    def end_iteration(self, *, is_reordered: bool) -> tuple[int, ...] | None:
+        """Return the memory to report after an iteration: free, of a microbatch, of the device; None if not read."""
+        if not (self.is_measuring or is_reordered):
+            return None
+        self._num_measured += 1
+        return max(0, self._meter.free_bytes()), self._microbatch_bytes, self._meter.capacity_bytes
