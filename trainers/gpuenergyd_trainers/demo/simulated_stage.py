@@ -6,7 +6,7 @@ Call `simulate` before `attach`, so that recorded instructions include the wait.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
@@ -39,18 +39,6 @@ class StageStream:
 
     stream: SimulatedStream
     signals: StreamSignals
-    _awaited: dict[tuple[str, int], int] = field(default_factory=dict)
-    """The channel that an instruction's receive was posted on, by kind and microbatch."""
-
-    def post_receive(self, kind: str, microbatch_index: int, channel: int) -> None:
-        """Record a receive whose data an instruction needs."""
-        self._awaited[kind, microbatch_index] = channel
-
-    def wait_for_input(self, kind: str, microbatch_index: int) -> None:
-        """Have the stream wait for the posted receive of an instruction, as the program does just before it."""
-        channel = self._awaited.pop(("F" if kind == "F" else "B", microbatch_index), None)
-        if channel is not None and kind != "W":
-            self.stream.wait_for(self.signals, channel)
 
 
 def simulate(
@@ -82,7 +70,6 @@ def simulate(
                 if work is None:
                     return compute(*args, **kwargs)
                 if stage_stream is not None:
-                    stage_stream.wait_for_input(kind, _microbatch_of(args, kwargs))
                     result = compute(*args, **kwargs)
                     stage_stream.stream.launch(work)
                     _signal_peer(stage, stage_stream, kind)
@@ -113,10 +100,8 @@ def simulate(
     ]
     if stage_stream is not None:
         wrapped += [
-            WrappedAttribute(stage, "get_fwd_recv_ops", _posting(stage_stream, "F", _output_of(stage.stage_index - 1))),
-            WrappedAttribute(
-                stage, "get_bwd_recv_ops", _posting(stage_stream, "B", _gradient_of(stage.stage_index + 1))
-            ),
+            WrappedAttribute(stage, "get_fwd_recv_ops", _waiting(stage_stream, _output_of(stage.stage_index - 1))),
+            WrappedAttribute(stage, "get_bwd_recv_ops", _waiting(stage_stream, _gradient_of(stage.stage_index + 1))),
         ]
     return SimulationHandle(host, gpu_uuid, wrapped)
 
@@ -136,19 +121,14 @@ def _gradient_of(stage_index: int) -> int:
     return 2 * stage_index + 1
 
 
-def _microbatch_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return the microbatch of a call of a stage's method."""
-    return int(args[0] if args else next(kwargs[name] for name in ("fwd_chunk_id", "bwd_chunk_id") if name in kwargs))
-
-
-def _posting(stage_stream: StageStream, kind: str, channel: int) -> Any:
-    """Wrap the method that returns a stage's receives: the stream waits for each before the instruction it is for."""
+def _waiting(stage_stream: StageStream, channel: int) -> Any:
+    """Wrap the method that returns a stage's receives: the stream waits for each, as it does with NCCL."""
 
     def make(receives: Call) -> Call:
         def receives_on_stream(*args: Any, **kwargs: Any) -> Any:
             operations = receives(*args, **kwargs)
             if operations:
-                stage_stream.post_receive(kind, _microbatch_of(args, kwargs), channel)
+                stage_stream.stream.wait_for(stage_stream.signals, channel)
             return operations
 
         return receives_on_stream
