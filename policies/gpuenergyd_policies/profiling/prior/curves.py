@@ -151,7 +151,7 @@ class CurveModel:
         solved = np.linalg.solve(root, across.T)
         white = np.linalg.solve(root, misfit)
         mean = self._mean(wanted) + solved.T @ white
-        explained = np.linalg.solve(root.T, white)
+        explained: FloatArray = np.asarray(np.linalg.solve(root.T, white), dtype=np.float64)
         score = -0.5 * float(white @ white) - float(np.log(np.diag(root)).sum())
         if not want_covariance:
             variance = self._variances(wanted, factors) - np.sum(np.square(solved), axis=0)

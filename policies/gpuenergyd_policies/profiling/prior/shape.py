@@ -93,7 +93,7 @@ def fitted_coefficients(at: FloatArray, values: FloatArray, generic: Coefficient
     precision = np.diag(1e-4 / np.square(np.array(generic.sigma)))
     left = at.T @ at + precision * len(at)
     right = at.T @ values + precision @ np.array(generic.mean) * len(at)
-    return _triple(np.linalg.solve(left, right))
+    return _triple(np.asarray(np.linalg.solve(left, right), dtype=np.float64))
 
 
 def _triple(values: FloatArray) -> tuple[float, float, float]:
