@@ -1,14 +1,11 @@
 """`gpuenergyd plan`: its JSON is a plan that can be verified, and every error is one line."""
 
-import json
 from dataclasses import replace
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from gpuenergyd.cli.plan.command import plan
 from gpuenergyd.cli.plan.inputs import load_planner
@@ -18,6 +15,7 @@ from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
 from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflineRequest
 from gpuenergyd.errors import GpuEnergyError, ProfileError, UsageError
 from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
+from tests.cli.plan.invocation import output_of, plan_figures, write_table
 
 SHARED = Path(__file__).parents[3].parent / "shared" / "data"
 GPT3_A100 = SHARED / "profiles" / "gpt3-175b_a100-sxm.csv"
@@ -50,32 +48,13 @@ KEYS = [
 
 
 def _run(*arguments: str | Path) -> str:
-    app = typer.Typer()
-    app.command()(plan)
-    result = CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "80"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def _plan(*arguments: str | Path) -> dict[str, Any]:
-    figures: dict[str, Any] = json.loads(_run(*arguments, "--json"))
-    return figures
+    return output_of(plan, *arguments)
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """Write a profile of four unequal stages whose clocks trade time for energy."""
-    rows = ["stage,instruction,frequency,time,energy"]
-    for stage, weight in enumerate((1.0, 1.1, 1.05, 1.2)):
-        for word, work in (("forward", 1.0), ("backward", 2.0)):
-            for mhz in range(1400, 600, -100):
-                time_s = 0.01 * weight * work * (0.3 + 0.7 * 1400 / mhz)
-                rows.append(f"{stage},{word},{mhz},{time_s!r},{time_s * (100 + 300 * (mhz / 1400) ** 3)!r}")
-    path = tmp_path / "table.csv"
-    path.write_text("\n".join(rows) + "\n")
-    return path
+    """Write a profile of four unequal stages."""
+    return write_table(tmp_path, clock_step_mhz=100)
 
 
 def _evaluated(figures: dict[str, Any], table: Path, blocking_power_w: float) -> tuple[float, float]:
@@ -106,7 +85,7 @@ def _evaluated(figures: dict[str, Any], table: Path, blocking_power_w: float) ->
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("policy", ["full-speed", "uniform", "envelope", "bubble-aware"])
 def test_time_and_energy_of_the_printed_plan_are_correct(table: Path, schedule: str, policy: str) -> None:
-    figures = _plan(
+    figures = plan_figures(
         table, "--schedule", schedule, "--microbatches", "6", "--blocking-power-w", "60", "--policy", policy
     )
 
@@ -121,7 +100,7 @@ def test_time_and_energy_of_the_printed_plan_are_correct(table: Path, schedule: 
 
 
 def test_default_planner_saves_energy_above_its_proven_bound(table: Path) -> None:
-    figures = _plan(table, "--microbatches", "6", "--blocking-power-w", "60")
+    figures = plan_figures(table, "--microbatches", "6", "--blocking-power-w", "60")
 
     assert figures["saving_ratio"] > 0.02
     assert figures["lower_bound_j"] <= figures["energy_j"] <= 1.01 * figures["lower_bound_j"]
@@ -129,7 +108,7 @@ def test_default_planner_saves_energy_above_its_proven_bound(table: Path) -> Non
 
 @pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name not in {"gpipe", "1f1b"}])
 def test_every_schedule_can_be_planned_from_a_table(table: Path, schedule: str) -> None:
-    figures = _plan(table, "--schedule", schedule, "--microbatches", "8", "--blocking-power-w", "60")
+    figures = plan_figures(table, "--schedule", schedule, "--microbatches", "8", "--blocking-power-w", "60")
 
     assert figures["num_stages"] == (4 if schedule == "zb-h1" else 2)
     assert len(figures["clocks"]) == sum(len(order) for order in figures["order"].values())
@@ -140,7 +119,8 @@ def test_every_schedule_can_be_planned_from_a_table(table: Path, schedule: str) 
 def test_pairs_wait_for_each_others_data_and_combined_steps_are_one_instruction(table: Path) -> None:
     common = (table, "--microbatches", "8", "--blocking-power-w", "60", "--communication-latency-s", "0.002")
     plain, paired, combined = (
-        _plan(*common, "--schedule", schedule) for schedule in ("interleaved", "interleaved-paired", "combined-1f1b")
+        plan_figures(*common, "--schedule", schedule)
+        for schedule in ("interleaved", "interleaved-paired", "combined-1f1b")
     )
 
     assert paired["order"] == plain["order"]
@@ -154,7 +134,7 @@ def test_what_running_together_saves_is_assumed_to_be_nothing_unless_it_is_given
     common = (table, "--microbatches", "8", "--schedule", "combined-1f1b", "--blocking-power-w", "60")
     sooner = ("--overlap-saving", "0.2")
 
-    assert _plan(*common, *sooner)["own_order_time_s"] < _plan(*common)["own_order_time_s"]
+    assert plan_figures(*common, *sooner)["own_order_time_s"] < plan_figures(*common)["own_order_time_s"]
     assert "take as long as one after the other" in " ".join(_run(*common).split())
     assert "take 20 % less time than one after the other, with the same energy" in " ".join(
         _run(*common, *sooner).split()
@@ -172,9 +152,9 @@ def test_a_forward_and_a_backward_without_a_common_clock_cannot_be_combined(tabl
 
 def test_a_chosen_order_fits_in_memory_and_is_compared_with_1f1b_its_own_speed_and_any_order(table: Path) -> None:
     common = (table, "--microbatches", "12", "--blocking-power-w", "60")
-    plain = _plan(*common)
+    plain = plan_figures(*common)
 
-    figures = _plan(*common, "--schedule", "auto", "--memory-limit-microbatches", "4,4,3,2")
+    figures = plan_figures(*common, "--schedule", "auto", "--memory-limit-microbatches", "4,4,3,2")
 
     assert figures["schedule"] == "auto"
     assert figures["baseline_time_s"] == plain["baseline_time_s"]
@@ -190,9 +170,9 @@ def test_a_chosen_order_fits_in_memory_and_is_compared_with_1f1b_its_own_speed_a
 
 
 def test_a_named_schedule_is_compared_with_1f1b_and_with_its_own_full_speed(table: Path) -> None:
-    plain = _plan(table, "--microbatches", "12", "--blocking-power-w", "60")
+    plain = plan_figures(table, "--microbatches", "12", "--blocking-power-w", "60")
 
-    figures = _plan(table, "--microbatches", "12", "--blocking-power-w", "60", "--schedule", "zb-h1")
+    figures = plan_figures(table, "--microbatches", "12", "--blocking-power-w", "60", "--schedule", "zb-h1")
 
     assert figures["baseline_time_s"] == plain["baseline_time_s"]
     assert figures["own_order_time_s"] < plain["baseline_time_s"]
@@ -211,29 +191,29 @@ def test_input_and_weight_rows_replace_the_assumption(table: Path, tmp_path: Pat
     measured.write_text("\n".join(rows) + "\n")
     common = ("--microbatches", "8", "--schedule", "zb-h1", "--blocking-power-w", "60")
 
-    figures = _plan(measured, *common)
+    figures = plan_figures(measured, *common)
 
     share = ("--input-gradient-share", repr(0.6 / 1.1), "--split-overhead", repr(0.1))
-    assumed = _plan(table, *common, *share)
+    assumed = plan_figures(table, *common, *share)
     assert figures["own_order_time_s"] == pytest.approx(assumed["own_order_time_s"])
-    assert figures["own_order_time_s"] > _plan(table, *common)["own_order_time_s"]
+    assert figures["own_order_time_s"] > plan_figures(table, *common)["own_order_time_s"]
     assert "assumed to take" not in " ".join(_run(measured, *common).split())
     assert "54.5455 % of the measured backward" in " ".join(_run(table, *common, *share).split())
     assert "cost 10 % more" in " ".join(_run(table, *common, *share).split())
 
 
 def test_permitted_slowdown_is_never_exceeded_and_saves_more(table: Path) -> None:
-    strict = _plan(table, "--microbatches", "6", "--blocking-power-w", "60")
-    relaxed = _plan(table, "--microbatches", "6", "--blocking-power-w", "60", "--slowdown", "0.1")
+    strict = plan_figures(table, "--microbatches", "6", "--blocking-power-w", "60")
+    relaxed = plan_figures(table, "--microbatches", "6", "--blocking-power-w", "60", "--slowdown", "0.1")
 
     assert relaxed["slowdown_ratio"] <= 0.1
     assert relaxed["energy_j"] < strict["energy_j"]
 
 
 def test_extra_microbatches_stay_within_memory_in_bytes_and_save_more(table: Path) -> None:
-    plain = _plan(table, "--microbatches", "12", "--blocking-power-w", "60")
+    plain = plan_figures(table, "--microbatches", "12", "--blocking-power-w", "60")
 
-    roomy = _plan(
+    roomy = plan_figures(
         table,
         *("--microbatches", "12", "--blocking-power-w", "60", "--extra-inflight", "auto"),
         *("--free-memory-bytes", "5000,2500,1999,0", "--activation-bytes", "1000"),
@@ -247,30 +227,30 @@ def test_extra_microbatches_stay_within_memory_in_bytes_and_save_more(table: Pat
 
 
 def test_absolute_target_is_kept(table: Path) -> None:
-    baseline_time_s = _plan(table, "--microbatches", "6")["baseline_time_s"]
+    baseline_time_s = plan_figures(table, "--microbatches", "6")["baseline_time_s"]
 
-    figures = _plan(table, "--microbatches", "6", "--target-s", repr(1.05 * baseline_time_s))
+    figures = plan_figures(table, "--microbatches", "6", "--target-s", repr(1.05 * baseline_time_s))
 
     assert figures["iteration_time_s"] <= 1.05 * baseline_time_s
 
 
 def test_with_a_straggler_both_energies_include_waiting_for_it(table: Path) -> None:
     options = (table, "--microbatches", "6", "--blocking-power-w", "60")
-    plain = _plan(*options, "--policy", "full-speed")
+    plain = plan_figures(*options, "--policy", "full-speed")
     straggler_s = 1.5 * plain["baseline_time_s"]
 
-    waiting = _plan(*options, "--policy", "full-speed", "--straggler-time-s", repr(straggler_s))
-    planned = _plan(*options, "--straggler-time-s", repr(straggler_s))
+    waiting = plan_figures(*options, "--policy", "full-speed", "--straggler-time-s", repr(straggler_s))
+    planned = plan_figures(*options, "--straggler-time-s", repr(straggler_s))
 
     waited_j = 60.0 * 4 * (straggler_s - plain["baseline_time_s"])
     assert waiting["baseline_energy_j"] == pytest.approx(plain["baseline_energy_j"] + waited_j)
     assert waiting["saving_ratio"] == pytest.approx(0.0)
-    assert planned["saving_ratio"] > _plan(*options)["saving_ratio"]
+    assert planned["saving_ratio"] > plan_figures(*options)["saving_ratio"]
     assert planned["iteration_time_s"] <= straggler_s
 
 
 def test_frontier_is_convexly_falling_and_above_its_bounds(table: Path) -> None:
-    figures = _plan(table, "--microbatches", "6", "--blocking-power-w", "60", "--frontier")
+    figures = plan_figures(table, "--microbatches", "6", "--blocking-power-w", "60", "--frontier")
 
     assert len(figures["frontier"]) > 5
     for point in figures["frontier"]:
@@ -280,7 +260,7 @@ def test_frontier_is_convexly_falling_and_above_its_bounds(table: Path) -> None:
 
 
 def test_a_limit_on_switches_is_kept_and_their_latency_evaluated(table: Path) -> None:
-    figures = _plan(
+    figures = plan_figures(
         table,
         *("--microbatches", "8", "--blocking-power-w", "60", "--max-switches", "3", "--switch-latency-s", "0.002"),
     )
@@ -396,7 +376,7 @@ def test_bad_file_is_refused_in_one_line(tmp_path: Path) -> None:
 
 @needs_shared
 def test_gpt3_on_a100_reaches_the_known_saving_at_no_slowdown() -> None:
-    figures = _plan(GPT3_A100, "--schedule", "1f1b", "--microbatches", "32", "--blocking-power-w", "83.64")
+    figures = plan_figures(GPT3_A100, "--schedule", "1f1b", "--microbatches", "32", "--blocking-power-w", "83.64")
 
     assert figures["saving_ratio"] >= 0.1435
     assert figures["iteration_time_s"] <= figures["baseline_time_s"]
@@ -411,7 +391,7 @@ def test_an_instance_is_planned_unchanged_and_contradicting_options_are_refused(
     instance = read_pipeline_file(path)
     assert isinstance(instance, PlannerInstance)
 
-    figures = _plan(path)
+    figures = plan_figures(path)
 
     assert figures["num_microbatches"] == instance.schedule.num_microbatches
     assert figures["iteration_time_s"] <= figures["baseline_time_s"]

@@ -5,21 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from gpuenergyd.cli.plan.explain import explain
 from gpuenergyd.errors import UsageError
+from tests.cli.plan.invocation import output_of
 
 
 def _run(*arguments: str | Path) -> str:
-    app = typer.Typer()
-    app.command()(explain)
-    result = CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "80"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return output_of(explain, *arguments)
 
 
 @pytest.fixture

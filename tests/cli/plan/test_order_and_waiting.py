@@ -1,46 +1,25 @@
 """`gpuenergyd plan` with a given order, with waits charged by clock, and with several stages per GPU."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from gpuenergyd.cli.plan.command import plan
 from gpuenergyd.errors import GpuEnergyError
+from tests.cli.plan.invocation import output_of, plan_figures, write_table
 
 COMMON = ("--microbatches", "6", "--blocking-power-w", "60")
 
 
 def _run(*arguments: str | Path) -> str:
-    app = typer.Typer()
-    app.command()(plan)
-    result = CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "80"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def _plan(*arguments: str | Path) -> dict[str, Any]:
-    figures: dict[str, Any] = json.loads(_run(*arguments, "--json"))
-    return figures
+    return output_of(plan, *arguments)
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """Write a profile of four unequal stages whose clocks trade time for energy."""
-    rows = ["stage,instruction,frequency,time,energy"]
-    for stage, weight in enumerate((1.0, 1.1, 1.05, 1.2)):
-        for word, work in (("forward", 1.0), ("backward", 2.0)):
-            for mhz in range(1400, 600, -200):
-                time_s = 0.01 * weight * work * (0.3 + 0.7 * 1400 / mhz)
-                rows.append(f"{stage},{word},{mhz},{time_s!r},{time_s * (100 + 300 * (mhz / 1400) ** 3)!r}")
-    path = tmp_path / "table.csv"
-    path.write_text("\n".join(rows) + "\n")
-    return path
+    """Write a profile of four unequal stages."""
+    return write_table(tmp_path, clock_step_mhz=200)
 
 
 def _order_file(folder: Path, figures: dict[str, Any]) -> Path:
@@ -58,11 +37,11 @@ def _order_file(folder: Path, figures: dict[str, Any]) -> Path:
 
 
 def test_a_chosen_order_given_as_a_file_is_planned_alike(table: Path, tmp_path: Path) -> None:
-    chosen = _plan(table, *COMMON, "--schedule", "auto", "--memory-limit-microbatches", "4")
+    chosen = plan_figures(table, *COMMON, "--schedule", "auto", "--memory-limit-microbatches", "4")
 
     # Without a target a given order keeps its own full speed, which is faster than that of 1F1B.
     target = ("--target-s", repr(chosen["baseline_time_s"]))
-    given = _plan(table, "--blocking-power-w", "60", "--order", _order_file(tmp_path, chosen), *target)
+    given = plan_figures(table, "--blocking-power-w", "60", "--order", _order_file(tmp_path, chosen), *target)
 
     assert given["order"] == chosen["order"]
     assert given["schedule"] == "order.csv"
@@ -73,9 +52,9 @@ def test_a_chosen_order_given_as_a_file_is_planned_alike(table: Path, tmp_path: 
 
 
 def test_an_order_with_two_stages_per_gpu_is_planned_alike(table: Path, tmp_path: Path) -> None:
-    chosen = _plan(table, *COMMON, "--schedule", "auto", "--chunks", "2", "--memory-limit-microbatches", "3")
+    chosen = plan_figures(table, *COMMON, "--schedule", "auto", "--chunks", "2", "--memory-limit-microbatches", "3")
 
-    given = _plan(table, "--blocking-power-w", "60", "--order", _order_file(tmp_path, chosen))
+    given = plan_figures(table, "--blocking-power-w", "60", "--order", _order_file(tmp_path, chosen))
 
     assert chosen["num_stages"] == 2
     assert sorted(stage for own in chosen["stage_of_chunk"] for stage in own) == [0, 1, 2, 3]
@@ -100,14 +79,14 @@ def test_an_order_with_two_stages_per_gpu_is_planned_alike(table: Path, tmp_path
 def test_options_that_contradict_an_order_are_refused(
     table: Path, tmp_path: Path, options: list[str], message: str
 ) -> None:
-    order = _order_file(tmp_path, _plan(table, *COMMON))
+    order = _order_file(tmp_path, plan_figures(table, *COMMON))
 
     with pytest.raises(GpuEnergyError, match=message):
         _run(table, "--order", order, *options)
 
 
 def test_an_order_that_deadlocks_is_refused_in_one_line(table: Path, tmp_path: Path) -> None:
-    order = _order_file(tmp_path, _plan(table, *COMMON))
+    order = _order_file(tmp_path, plan_figures(table, *COMMON))
     text = order.read_text().replace("0,0,forward,0", "0,0,forward,x").replace("0,3,forward,3", "0,0,forward,3")
     order.write_text(text.replace("0,0,forward,x", "0,3,forward,0").replace("3,1,backward,0", "3,1,forward,y"))
 
@@ -122,7 +101,7 @@ def test_waiting_by_clock_saves_more_than_keeping_clocks_and_less_than_the_bound
     curve.write_text("frequency,power\n1400,60\n800,40\n200,30\n")
 
     by_latency = {
-        latency: _plan(table, "--microbatches", "6", "--waiting-power", curve, "--switch-latency-s", latency)
+        latency: plan_figures(table, "--microbatches", "6", "--waiting-power", curve, "--switch-latency-s", latency)
         for latency in ("0", "0.002", "10")
     }
 
@@ -134,13 +113,13 @@ def test_waiting_by_clock_saves_more_than_keeping_clocks_and_less_than_the_bound
     assert by_latency["0"]["saving_ratio"] > by_latency["0.002"]["saving_ratio"]
     assert by_latency["10"]["waiting"]["lowered"] == []
     assert len(by_latency["0.002"]["waiting"]["lowered"]) > 0
-    constant = _plan(table, *COMMON)
+    constant = plan_figures(table, *COMMON)
     assert by_latency["0"]["baseline_energy_j"] == pytest.approx(constant["baseline_energy_j"])
     assert by_latency["0"]["saving_ratio"] > constant["saving_ratio"]
 
 
 def test_an_assumed_curve_is_marked(table: Path) -> None:
-    figures = _plan(table, "--microbatches", "6", "--waiting-power", "a100-sxm")
+    figures = plan_figures(table, "--microbatches", "6", "--waiting-power", "a100-sxm")
 
     assert figures["waiting"]["is_assumed"]
     printed = " ".join(_run(table, "--microbatches", "6", "--waiting-power", "a100-sxm").split())
