@@ -23,7 +23,7 @@ from gpuenergyd.core.job.messages import (
     RankJoined,
     RankLost,
     RankReleased,
-    RankReordered,
+    RankChangedMicrobatches,
     SendPlan,
     StragglerChanged,
 )
@@ -51,7 +51,7 @@ _RARE_RATIO = 0.05
 _RARE_EVENTS: tuple[Event, ...] = (
     RankReleased(0),
     RankLost(0, "died"),
-    RankReordered(0, _SCHEDULE.orders[0], 2),
+    RankChangedMicrobatches(0, _SCHEDULE.orders[0], 2),
     ControlLost("no GPU worker"),
     ProfilingPermissionChanged("too expensive"),
     ProfilingPermissionChanged(None),
@@ -68,7 +68,7 @@ _EXPLANATIONS = {
     ("PolicyFailed", JobPhase.FALLBACK): "the policy failed",
     ("ControlLost", JobPhase.FALLBACK): "clocks cannot be set",
     ("ProfilingPermissionChanged", JobPhase.FALLBACK): "profiling is no longer permitted",
-    ("RankReordered", JobPhase.BASELINE): "the number of microbatches has changed",
+    ("RankChangedMicrobatches", JobPhase.BASELINE): "the number of microbatches has changed",
     ("RankReleased", JobPhase.ENDED): "a rank was released",
     ("RankLost", JobPhase.ENDED): "a rank's process died",
 }

@@ -22,8 +22,8 @@ from gpuenergyd.core.job.messages import (
     ObserveIteration,
     PlanDecided,
     PolicyFailed,
+    RankChangedMicrobatches,
     RankJoined,
-    RankReordered,
     RankReported,
     RestoreGpus,
     SendPlan,
@@ -303,7 +303,7 @@ class VirtualTraining:
         self.slices, self.epoch, self.changes = [], 0, ((),) * schedule.num_ranks
         for r, order in enumerate(schedule.orders):
             for k in range(self.num_stage_ranks):
-                self.feed(RankReordered(r, order, schedule.num_microbatches, k))
+                self.feed(RankChangedMicrobatches(r, order, schedule.num_microbatches, k))
 
     def run(self, num_iterations: int) -> None:
         """Train for so many iterations."""

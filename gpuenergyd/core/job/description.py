@@ -73,7 +73,7 @@ class JobRanks:
     orders: dict[int, tuple[Instruction, ...]] = field(default_factory=dict)
     schedule: Schedule | None = None
     """None until all ranks have joined."""
-    reordered: dict[int, tuple[int, tuple[Instruction, ...]]] = field(default_factory=dict)
+    changed_ranks: dict[int, tuple[int, tuple[Instruction, ...]]] = field(default_factory=dict)
     """Number of microbatches and order of the ranks that run another schedule, until all ranks do; by rank index."""
     _graph: DependencyGraph | None = None
     _planned: tuple[Orders, DependencyGraph] | None = None
@@ -165,7 +165,7 @@ class JobRanks:
             self.schedule, self._graph = _schedule_of(self.description, orders)
         self.orders, self.own_gpus, self.gpus = dict(orders), dict(own_gpus), gpus
 
-    def reorder(
+    def change_microbatches(
         self, pp_rank: int, order: tuple[Instruction, ...], num_microbatches: int, *, stage_rank: int = 0
     ) -> bool:
         """Record that a rank runs another number of microbatches; return whether all ranks do now, and so the job.
@@ -178,12 +178,15 @@ class JobRanks:
         if index not in self.own_gpus:
             name = self.description.rank_name(pp_rank, stage_rank)
             raise JobError(f"{name} of job {self.description.job_name!r} is not registered")
-        reordered = {**self.reordered, index: (num_microbatches, order)}
-        if len(reordered) == self.description.num_ranks and len({number for number, _ in reordered.values()}) == 1:
-            self._replace_schedule({rank: own for rank, (_, own) in sorted(reordered.items())}, num_microbatches)
-            reordered = {}
-        self.reordered = reordered
-        return not reordered
+        changed_ranks = {**self.changed_ranks, index: (num_microbatches, order)}
+        if (
+            len(changed_ranks) == self.description.num_ranks
+            and len({number for number, _ in changed_ranks.values()}) == 1
+        ):
+            self._replace_schedule({rank: own for rank, (_, own) in sorted(changed_ranks.items())}, num_microbatches)
+            changed_ranks = {}
+        self.changed_ranks = changed_ranks
+        return not changed_ranks
 
     def _replace_schedule(self, own_orders: Mapping[int, tuple[Instruction, ...]], num_microbatches: int) -> None:
         orders: dict[int, tuple[Instruction, ...]] = {}

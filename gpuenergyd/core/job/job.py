@@ -45,10 +45,10 @@ from gpuenergyd.core.job.messages import (
     PolicyFailed,
     PreviousRunFound,
     ProfilingPermissionChanged,
+    RankChangedMicrobatches,
     RankJoined,
     RankLost,
     RankReleased,
-    RankReordered,
     RankReported,
     RecordIteration,
     RecordNotice,
@@ -174,8 +174,8 @@ class Job:
                 index = self.description.rank_index(event.pp_rank, event.stage_rank)
                 self.knowledge.reordering.offers[index] = event.reorder
                 return self._enter(JobPhase.WARMUP, "all ranks joined") if is_complete else ()
-            case RankReordered():
-                return self._rank_reordered(event)
+            case RankChangedMicrobatches():
+                return self._microbatches_changed(event)
             case RankReported():
                 return self._rank_reported(event.report)
             case IterationObserved():
@@ -210,11 +210,11 @@ class Job:
             case _:
                 assert_never(event)
 
-    def _rank_reordered(self, event: RankReordered) -> tuple[Command, ...]:
+    def _microbatches_changed(self, event: RankChangedMicrobatches) -> tuple[Command, ...]:
         """Run at full speed from the first rank with another number of microbatches on; plan again once all have it."""
-        before, is_first = self.description.num_microbatches, not self.ranks.reordered
+        before, is_first = self.description.num_microbatches, not self.ranks.changed_ranks
         reason = f"{before} -> {event.num_microbatches} microbatches per iteration"
-        is_complete = self.ranks.reorder(
+        is_complete = self.ranks.change_microbatches(
             event.pp_rank, event.order, event.num_microbatches, stage_rank=event.stage_rank
         )
         if self.ranks.schedule is None:
@@ -311,7 +311,7 @@ class Job:
 
     def _after_baseline_iteration(self) -> tuple[Command, ...]:
         full_speed = self.knowledge.full_speed()
-        if len(full_speed) < self.rules.baseline_iterations or self.ranks.reordered:
+        if len(full_speed) < self.rules.baseline_iterations or self.ranks.changed_ranks:
             return ()
         self.baseline = baseline_view(full_speed)
         return self._ask()
@@ -352,7 +352,7 @@ class Job:
         return self.knowledge.view(self.ranks, self.target, self.baseline)
 
     def _ask(self) -> tuple[Command, ...]:
-        if self.control.question.is_open or self.ranks.reordered or (view := self.view()) is None:
+        if self.control.question.is_open or self.ranks.changed_ranks or (view := self.view()) is None:
             return ()
         if self.phase is JobPhase.PROFILING:
             num_profiled = len(self.knowledge.profiled())
@@ -476,7 +476,7 @@ class Job:
             target=self.target,
             baseline=self.baseline,
             orders=dict(self.ranks.orders),
-            reordered=dict(self.ranks.reordered),
+            changed_ranks=dict(self.ranks.changed_ranks),
             gpus=dict(self.ranks.own_gpus),
             reports=self.reports.snapshot(),
             knowledge=self.knowledge.snapshot(),
@@ -493,7 +493,7 @@ class Job:
             JobError: the ranks' orders deadlock.
         """
         self.ranks.restore(snapshot.orders, snapshot.gpus)
-        self.ranks.reordered = dict(snapshot.reordered)
+        self.ranks.changed_ranks = dict(snapshot.changed_ranks)
         self.phase, self.phase_reason, self.target = snapshot.phase, snapshot.phase_reason, snapshot.target
         self.baseline, self._profiling_refusal = snapshot.baseline, snapshot.profiling_refusal
         self.reports.restore(snapshot.reports)

@@ -47,7 +47,7 @@ class RankJoined:
 
 
 @dataclass(frozen=True, slots=True)
-class RankReordered:
+class RankChangedMicrobatches:
     """A rank runs iterations with another number of microbatches from now on, as in a ramp-up of the batch size."""
 
     pp_rank: int
@@ -159,7 +159,7 @@ class RankLost:
 
 Event = (
     RankJoined
-    | RankReordered
+    | RankChangedMicrobatches
     | RankReported
     | IterationObserved
     | MergedIterationObserved

@@ -30,5 +30,5 @@ class JobSnapshot:
     control: PlanControlSnapshot
     faults: Faults
     notices: Notices
-    reordered: dict[int, tuple[int, tuple[Instruction, ...]]] = field(default_factory=dict)
-    """See `JobRanks.reordered`."""
+    changed_ranks: dict[int, tuple[int, tuple[Instruction, ...]]] = field(default_factory=dict)
+    """See `JobRanks.changed_ranks`."""

@@ -17,7 +17,7 @@ from typing import Any
 from gpuenergyd.core.job.description import JobDescription
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.measurements.savings import SavingEstimate
-from gpuenergyd.core.job.messages import RankJoined, RankLost, RankReleased, RankReordered, RankReported
+from gpuenergyd.core.job.messages import RankChangedMicrobatches, RankJoined, RankLost, RankReleased, RankReported
 from gpuenergyd.core.job.outcome import Outcome
 from gpuenergyd.core.job.rules import JobRules, member_rules
 from gpuenergyd.core.pipeline.graph import Instruction
@@ -366,7 +366,7 @@ class Jobs:
         ranks, first = runner.job.ranks, self._registrations[runner.job_id]
         index = ranks.description.rank_index(registration.pp_rank, registration.stage_rank)
         now = (ranks.description.num_microbatches, ranks.orders[registration.pp_rank])
-        if ranks.reordered.get(index, now) == (registration.num_microbatches, order):
+        if ranks.changed_ranks.get(index, now) == (registration.num_microbatches, order):
             return
         if runner.is_member:
             raise JobError(
@@ -374,9 +374,11 @@ class Jobs:
                 f" {now[0]}, which cannot change"
             )
         require_agreement(registration, replace(first, num_microbatches=registration.num_microbatches))
-        event = RankReordered(registration.pp_rank, order, registration.num_microbatches, registration.stage_rank)
+        event = RankChangedMicrobatches(
+            registration.pp_rank, order, registration.num_microbatches, registration.stage_rank
+        )
         runner.handle(event)
-        if not ranks.reordered:
+        if not ranks.changed_ranks:
             self._registrations[runner.job_id] = replace(first, num_microbatches=registration.num_microbatches)
             log.info("job %s: %d -> %d microbatches", runner.job_id, now[0], registration.num_microbatches)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuenergyd.core.job.messages import JobPhase, RankReordered
+from gpuenergyd.core.job.messages import JobPhase, RankChangedMicrobatches
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.errors import JobError
@@ -84,13 +84,13 @@ def test_the_job_is_at_full_speed_until_all_ranks_have_changed() -> None:
     orders = one_forward_one_backward(len(WEIGHTS), 8).orders
 
     for r in (2, 0, 1):
-        training.feed(RankReordered(r, orders[r], 8))
+        training.feed(RankChangedMicrobatches(r, orders[r], 8))
     training.run(12)
 
     assert training.job.phase is JobPhase.BASELINE
     assert training.job.current_plan.ranks == ()
     assert training.job.ranks.schedule is before
-    training.feed(RankReordered(3, orders[3], 8))
+    training.feed(RankChangedMicrobatches(3, orders[3], 8))
     assert training.job.ranks.schedule is not None
     assert training.job.ranks.schedule.orders == orders
 
@@ -100,10 +100,10 @@ def test_a_state_between_the_changes_of_two_ranks_survives_a_restart() -> None:
     training.run(12)
     orders = one_forward_one_backward(len(WEIGHTS), 8).orders
     for r in range(3):
-        training.feed(RankReordered(r, orders[r], 8))
+        training.feed(RankChangedMicrobatches(r, orders[r], 8))
 
     training.job.restore(training.job.snapshot())
-    training.feed(RankReordered(3, orders[3], 8))
+    training.feed(RankChangedMicrobatches(3, orders[3], 8))
 
     assert training.job.description.num_microbatches == 8
 
@@ -113,11 +113,11 @@ def test_a_rank_that_has_not_joined_or_orders_that_deadlock_are_refused() -> Non
     schedule = one_forward_one_backward(len(WEIGHTS), 8)
 
     with pytest.raises(JobError, match="rank 9 of job 'virtual' is not registered"):
-        training.feed(RankReordered(9, schedule.orders[0], 8))
+        training.feed(RankChangedMicrobatches(9, schedule.orders[0], 8))
     for r in range(3):
-        training.feed(RankReordered(r, schedule.orders[r], 8))
+        training.feed(RankChangedMicrobatches(r, schedule.orders[r], 8))
     with pytest.raises(JobError, match="do not fit together"):
-        training.feed(RankReordered(3, tuple(reversed(schedule.orders[3])), 8))
+        training.feed(RankChangedMicrobatches(3, tuple(reversed(schedule.orders[3])), 8))
     assert training.job.description.num_microbatches == 4
 
 
