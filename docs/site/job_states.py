@@ -20,10 +20,10 @@ from gpuenergyd.core.job.messages import (
     PlanDecided,
     PolicyFailed,
     ProfilingPermissionChanged,
+    RankChangedMicrobatches,
     RankJoined,
     RankLost,
     RankReleased,
-    RankChangedMicrobatches,
     SendPlan,
     StragglerChanged,
 )
