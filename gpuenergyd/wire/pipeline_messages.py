@@ -167,6 +167,8 @@ class PipelineReport:
     """Age of `slowest_other_time_s`."""
     is_news: bool = True
     """Whether `slowest_other_time_s` is a new reading."""
+    least_other_overhead_s: float | None = None
+    """The least time that another replica of this training spends outside its instructions; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,8 @@ class PipelineReply:
     """Iteration time of this pipeline by itself: at full speed and without waits for other replicas."""
     num_readings: int = 0
     """Number of estimates of `own_time_s` so far."""
+    overhead_s: float | None = None
+    """Usual time of an iteration outside instructions, waits for other replicas excluded; None if unknown."""
     straggler_time_s: float | None = None
     """Straggler pace of the pipeline; None without a straggler."""
     block: tuple[str, int] | None = None

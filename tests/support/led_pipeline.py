@@ -77,6 +77,7 @@ class LedPipeline:
         self.plan_id: str | None = "baseline"
         self.clocks_mhz: tuple[int, ...] = (CLOCKS[0],)
         """The clocks that the ranks report, each of equally many instructions of a kind."""
+        self.iteration_time_s = 1.0
 
     def facts(self, pp_rank: int, tp_ranks: tuple[int, ...] = (0,), **changes: Any) -> StageFacts:
         """Return the facts of a stage's ranks on one host."""
@@ -94,7 +95,12 @@ class LedPipeline:
         samples = tuple(InstructionSample(0, kind, (share,), count) for (kind, _), share in shares.items())
         energy_j = 100.0 * len(tp_ranks)
         observation = IterationObservation(
-            self.index, self.plan_id, 1.0, samples, (RankEnergy(0, 1.0, energy_j, ()),), turnarounds_s=(0.0,)
+            self.index,
+            self.plan_id,
+            self.iteration_time_s,
+            samples,
+            (RankEnergy(0, 1.0, energy_j, ()),),
+            turnarounds_s=(0.0,),
         )
         plan_ids = plans_of([observation])
         text = pack([observation], stage_classes(SCHEDULE.orders[pp_rank]), plan_ids)

@@ -104,6 +104,12 @@ class _Waiting:
         self.times_s.append(slowest.own_time_s)
         self.num_readings += 1
 
+    def change(self, pace: Pace, num_readings: int) -> None:
+        """Follow another pace; only its own readings, the last ones, say whether it holds."""
+        self.readings = [*self.readings, pace][-num_readings:]
+        self.times_s.clear()
+        self.times_s.extend(reading.own_time_s for reading in self.readings)
+
     def end(self, rules: StragglerRules) -> Pace | None:
         """Wait no longer; return the straggler until now. After a short one the next needs more readings."""
         before, self.straggler = self.straggler, None
@@ -230,8 +236,10 @@ class ReplicaGroup:
             return least if is_settled and is_slow and self._is_no_noise(waiting, own, sigma) else None
         change_ratio = max(rules.change_ratio, _AT_SIGMA * sigma)
         if slowest.own_time_s < before.own_time_s * (1 - change_ratio):
+            waiting.change(slowest, 1)
             return slowest
         if is_settled and least.own_time_s > before.own_time_s * (1 + change_ratio):
+            waiting.change(least, num_needed)
             return least
         usual_s = median(waiting.times_s) if len(waiting.times_s) == _MEDIAN_READINGS else before.own_time_s
         usual_ratio = max(rules.change_ratio, _AT_SIGMA * _MEDIAN_SIGMA * sigma)

@@ -181,7 +181,7 @@ class Job:
             case IterationObserved():
                 return self._iteration_observed(event)
             case MergedIterationObserved():
-                return self._merged_iteration_observed(event.observation, event.plan_epoch)
+                return self._merged_iteration_observed(event)
             case PlanDecided():
                 return self._plan_decided(event.plan)
             case PolicyFailed():
@@ -262,16 +262,20 @@ class Job:
         is_new = self.notices.add_rarely(kind, reason, self.num_iterations, every=self.rules.notice_every)
         return (RecordNotice(reason),) if is_new else ()
 
-    def _merged_iteration_observed(self, observation: IterationObservation, epoch: int | None) -> tuple[Command, ...]:
+    def _merged_iteration_observed(self, event: MergedIterationObserved) -> tuple[Command, ...]:
         if self.ranks.schedule is None:
             return ()
+        observation, epoch = event.observation, event.plan_epoch
         delay = self.knowledge.plans.pop_delay(epoch, observation.iteration_index)
         if delay is not None:
             self.reports.record_run_ahead(delay - ITERATIONS_AHEAD)
         is_warm, plan_id = self.reports.count(observation.iteration_index), self.knowledge.plans.id_of(epoch)
         is_counted = plan_id is not None and is_warm and observation.iteration_index >= self.control.mixed_before
         is_regular = observation.is_regular and is_counted
-        return self._iteration_observed(IterationObserved(replace(observation, plan_id=plan_id, is_regular=is_regular)))
+        observation = replace(observation, plan_id=plan_id, is_regular=is_regular)
+        return self._iteration_observed(
+            IterationObserved(observation, least_other_overhead_s=event.least_other_overhead_s)
+        )
 
     def _iteration_observed(self, event: IterationObserved) -> tuple[Command, ...]:
         if event.observation.iteration_index < self.knowledge.changed_at:

@@ -81,6 +81,8 @@ class MergedIterationObserved:
 
     observation: IterationObservation
     plan_epoch: int | None
+    least_other_overhead_s: float | None = None
+    """As in `IterationObserved`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from gpuenergyd.daemon.across_hosts.leader_records import LeaderIterations, Lead
 from gpuenergyd.daemon.across_hosts.stage_parts import StageParts
 from gpuenergyd.daemon.jobs.executor import CommandExecutor
 from gpuenergyd.daemon.jobs.plan_delivery import change_row
-from gpuenergyd.daemon.jobs.replicas import straggler_saving_fields
+from gpuenergyd.daemon.jobs.replicas import check_paces, straggler_saving_fields
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.patterns import to_blocks
@@ -118,6 +118,7 @@ class PipelineLeader:
             ProtocolError: measurements are out of range, or the pipeline has another size than before.
             JobError: the stages' orders or GPUs do not fit together.
         """
+        check_paces(report)
         parts = self._parts
         size = report.num_pp_ranks, report.num_tp_ranks
         if size != (parts.num_pp_ranks, parts.num_tp_ranks):
@@ -132,7 +133,7 @@ class PipelineLeader:
             await self._join()
         if self._has_joined and self._runs.is_recalled:
             for whole in parts.complete_iterations():
-                await self._merge(whole)
+                await self._merge(whole, report.least_other_overhead_s)
         await self._compare_replicas(report)
         return replace(self._reply(report.known_plan_id), missing_facts=tuple(missing))
 
@@ -199,11 +200,11 @@ class PipelineLeader:
         gpu = replace(self._parts.gpu(pp_rank), supported_sm_clocks_mhz=known_mhz)
         await self._handle(GpuViewChanged(pp_rank, gpu))
 
-    async def _merge(self, whole: IterationObservation) -> None:
+    async def _merge(self, whole: IterationObservation, least_other_overhead_s: float | None) -> None:
         epoch = self._delivery.epoch_of(whole.plan_id)
         whole = replace(whole, busy_s=busy_s(whole, self.job.ranks.graph, self._delivery.planned_mhz(epoch)))
         self._plans.newest_index, self._plans.newest_epoch = whole.iteration_index, epoch
-        await self._handle(MergedIterationObserved(whole, epoch))
+        await self._handle(MergedIterationObserved(whole, epoch, least_other_overhead_s))
         self._plans.ask_in_time()
         own_time_s = self.job.knowledge.pace.own_time_s
         if own_time_s is not None:
@@ -241,6 +242,7 @@ class PipelineLeader:
             merged_iteration=self._parts.merged_iteration,
             own_time_s=pace.own_time_s,
             num_readings=pace.num_readings,
+            overhead_s=pace.overhead_s,
         )
         if delivery.sent is None or delivery.plan_id is None:
             return reply

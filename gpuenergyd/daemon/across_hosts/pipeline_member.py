@@ -10,8 +10,9 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.across_hosts.host_stage import HostStage
 from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
 from gpuenergyd.daemon.across_hosts.refusals import Refusals
-from gpuenergyd.daemon.across_hosts.validation import MAX_PACE_S, MAX_PERMITTED_RATIO, checked_plan, checked_size
+from gpuenergyd.daemon.across_hosts.validation import MAX_PERMITTED_RATIO, checked_plan, checked_size
 from gpuenergyd.daemon.jobs.registry import Jobs
+from gpuenergyd.daemon.jobs.replicas import MAX_PACE_S
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.jobs.sessions import RankSession
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials

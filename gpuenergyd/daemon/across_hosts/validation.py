@@ -4,6 +4,7 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, RankClocks
 from gpuenergyd.core.policy_api.policy import GpuView
+from gpuenergyd.daemon.jobs.replicas import MAX_PACE_S
 from gpuenergyd.daemon.registration import checked_kind
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire import MAX_STRING_CHARS
@@ -13,7 +14,6 @@ from gpuenergyd.wire.pipeline_messages import MemberPlace, PipelineReport, Poste
 _MAX_RANKS = 4096
 MAX_PIPELINE_RANKS = 16_384
 """Ranks of one replica that one leader plans for."""
-MAX_PACE_S = 86_400.0
 MAX_PERMITTED_RATIO = 100.0
 """Slowdown that the target of an hour permits, at most."""
 _MAX_SWITCH_LATENCY_S = 60.0

@@ -16,11 +16,24 @@ from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.ports import RunningJob
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.messages import PaceReply, PaceReport
+from gpuenergyd.wire.pipeline_messages import PipelineReport
 
-_MAX_PACE_S = 86_400.0
+MAX_PACE_S = 86_400.0
 
 TrainingKey = tuple[int, str, str]
 """uid, job name, run key."""
+
+
+def check_paces(report: PaceReport | PipelineReport) -> None:
+    """Check what a rank says of the replicas on other hosts.
+
+    Raises:
+        ProtocolError: a time is out of range.
+    """
+    for name in ("slowest_other_time_s", "age_s", "least_other_overhead_s"):
+        value = getattr(report, name)
+        if value is not None and not (math.isfinite(value) and 0 <= value <= MAX_PACE_S):
+            raise ProtocolError(f"{name} {value} must be in [0, {MAX_PACE_S:g}] s")
 
 
 @dataclass(slots=True)
@@ -88,10 +101,7 @@ class Replicas:
         Raises:
             ProtocolError: a time is out of range.
         """
-        for name in ("slowest_other_time_s", "age_s", "least_other_overhead_s"):
-            value = getattr(report, name)
-            if value is not None and not (math.isfinite(value) and 0 <= value <= _MAX_PACE_S):
-                raise ProtocolError(f"{name} {value} must be in [0, {_MAX_PACE_S:g}] s")
+        check_paces(report)
         group = self._group(runner.job_id)
         if runner.job.is_ended or group is None:
             return PaceReply(None, None)

@@ -82,6 +82,31 @@ def test_a_faster_pace_is_followed_at_once_and_a_slower_one_after_two_readings()
     assert [straggler_pace_s(change) for change in slower_twice] == [1.3]
 
 
+@pytest.mark.parametrize("after_s", [1.04, 1.1, 1.3])
+def test_a_pace_that_has_changed_once_is_followed_once(after_s: float) -> None:
+    """The readings before the change do not bring the former pace back, nor do messages without a new reading."""
+    replicas = group("a", "b")
+    for at_s in range(20):
+        reported(replicas, float(at_s), a=1.0, b=1.2)
+
+    changes = [reported(replicas, 20.0 + step, b=after_s, a=1.0) for step in range(20)]
+    changes += [list(replicas.expire_paces(40.0)) for _ in range(5)]
+
+    assert [straggler_pace_s(change) for step in changes for change in step] == [after_s]
+
+
+def test_a_slower_replica_that_has_left_is_not_followed_again() -> None:
+    replicas = group("a", "b", "c")
+    for at_s in range(20):
+        reported(replicas, float(at_s), a=1.0, b=1.1, c=1.3)
+
+    changes = list(replicas.leave("c", 20.0))
+    for step in range(20):
+        changes += reported(replicas, 21.0 + step, a=1.0, b=1.1)
+
+    assert [(change.job_id, straggler_pace_s(change)) for change in changes] == [("a", 1.1), ("b", None)]
+
+
 def test_the_slowest_replica_is_the_straggler_and_has_none_itself() -> None:
     replicas = group("a", "b", "c")
     for at_s in (1.0, 2.0):

@@ -1,6 +1,7 @@
 """The pipeline leader plans for all members from their reports, and its replies carry one slice for each stage."""
 
 import asyncio
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -278,6 +279,33 @@ def test_the_pace_of_a_slower_replica_is_followed_recorded_and_shown_in_the_stat
     assert "straggler" in [event.action for event in events]
     assert {event.job_id for event in events} == {"own"}
     assert {event.actor for event in events} == {"pipeline whole"}
+
+
+@pytest.mark.parametrize("name", ["slowest_other_time_s", "age_s", "least_other_overhead_s"])
+@pytest.mark.parametrize("time_s", [-1.0, math.nan, math.inf, 1e9])
+def test_an_invalid_pace_of_another_replica_is_refused_with_its_value(name: str, time_s: float) -> None:
+    with pytest.raises(ProtocolError, match=f"{name} {time_s}"):
+        asyncio.run(LedPipeline().report(**{name: time_s}))
+
+
+def test_waiting_for_a_replica_with_less_overhead_does_not_make_the_own_pace_slower() -> None:
+    """Else two replicas follow each other: the one that waits seems slow, and is followed all the more."""
+    overhead_s = 0.01
+
+    async def run() -> tuple[LedPipeline, float, PipelineReply]:
+        pipeline = LedPipeline()
+        await pipeline.train(ASKED)
+        alone_s = (await pipeline.train(1, least_other_overhead_s=overhead_s)).own_time_s
+        assert alone_s is not None
+        pipeline.iteration_time_s *= 1.1
+        return pipeline, alone_s, await pipeline.train(100, least_other_overhead_s=overhead_s)
+
+    pipeline, alone_s, reply = asyncio.run(run())
+
+    assert reply.own_time_s == pytest.approx(alone_s)
+    newest = pipeline.leader.job.observations[-1]
+    assert newest.busy_s is not None
+    assert newest.waited_s == pytest.approx(newest.iteration_time_s - newest.busy_s - overhead_s)
 
 
 class PolicyOfPaces(UniformPolicy):

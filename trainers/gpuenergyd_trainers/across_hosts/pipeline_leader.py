@@ -170,6 +170,7 @@ class LeaderRank:
                 "slowest_other_time_s": others.slowest_time_s,
                 "age_s": others.age_s,
                 "is_news": others.is_news,
+                "least_other_overhead_s": others.least_overhead_s,
             }
             reply = self.daemon.post("/v1/pipelines", report)
             if reply is None:
@@ -188,6 +189,7 @@ class LeaderRank:
                 reply["own_time_s"],
                 num_readings=reply["num_readings"],
                 iteration_index=self.grantor.newest_iteration,
+                overhead_s=reply["overhead_s"],
             )
 
     def _messages(self, store: Store) -> Iterator[dict[str, Any]]:
