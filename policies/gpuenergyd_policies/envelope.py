@@ -27,7 +27,7 @@ from gpuenergyd_policies.planning.envpipe import (
     valleys,
 )
 from gpuenergyd_policies.planning.inflight import requested_caps
-from gpuenergyd_policies.planning.plan_evaluation import baseline, rank_orders, require_given_order
+from gpuenergyd_policies.planning.plan_evaluation import baseline, rank_orders, require_plain
 from gpuenergyd_policies.planning.switching.requests import clock_changes
 from gpuenergyd_policies.uniform_probe import ClockMeasurement, clock_measurements, common_clocks_mhz, uniform_plan
 
@@ -147,7 +147,7 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
     """
     began_cpu_s = time.process_time()
     profile = request.profile
-    require_given_order(request)
+    require_plain(request)
     reference = baseline(request.baseline_graph, profile)
     mode, step_mhz = _mode(request.options), _step_mhz(request.options)
     valleys_mhz = valleys(request.graph, profile, profiled_clocks(profile))

@@ -13,7 +13,7 @@ from gpuenergyd.cli.plan.inputs import PlanInput, load_planner, plan_input
 from gpuenergyd.cli.plan.printing import print_plan
 from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.core.pipeline.graph import Schedule
-from gpuenergyd.core.policy_api.policy import OfflinePlan, SwitchingFigures, WaitingFigures
+from gpuenergyd.core.policy_api.policy import OfflinePlan, PowerFigures, SwitchingFigures, WaitingFigures
 
 
 def plan(  # noqa: PLR0913  each option is a parameter
@@ -44,6 +44,8 @@ def plan(  # noqa: PLR0913  each option is a parameter
     ] = 0.0,
     blocking_power_w: options.BlockingPowerOption = None,
     waiting_power: options.WaitingPowerOption = None,
+    power_cap_w: options.PowerCapOption = None,
+    window_s: options.WindowOption = None,
     communication_latency_s: options.LatencyOption = None,
     input_gradient_share: options.InputShareOption = None,
     split_overhead: options.SplitOverheadOption = None,
@@ -65,6 +67,7 @@ def plan(  # noqa: PLR0913  each option is a parameter
         gpuenergyd plan profile.csv --microbatches 8 --max-slowdown 0.05 --json
         gpuenergyd plan profile.csv --microbatches 32 --schedule auto --memory-limit-microbatches 8
         gpuenergyd plan profile.csv --order order.csv
+        gpuenergyd plan profile.csv --microbatches 8 --power-cap-w 2000
         gpuenergyd plan instance.json --frontier
     """
     warn_of_large_slowdown(slowdown)
@@ -87,6 +90,8 @@ def plan(  # noqa: PLR0913  each option is a parameter
             switch_latency_s=switch_latency_s,
             blocking_power_w=blocking_power_w,
             waiting_power=waiting_power,
+            power_cap_w=power_cap_w,
+            window_s=window_s,
             communication_latency_s=communication_latency_s,
             input_gradient_share=input_gradient_share,
             split_overhead=split_overhead,
@@ -163,6 +168,8 @@ def plan_figures(given: PlanInput, planned: OfflinePlan) -> dict[str, Any]:
         figures["stage_of_chunk"] = [list(stages) for stages in planned.stage_of_chunk]
     if planned.waiting is not None:
         figures["waiting"] = _waiting_figures(planned.waiting, baseline_j)
+    if planned.power is not None:
+        figures |= _power_figures(planned.power, planned.baseline_time_s)
     if planned.switching is not None:
         figures["switching"] = _switching_figures(planned.switching, charged, baseline_j, planned.baseline_time_s)
     return figures
@@ -194,6 +201,22 @@ def _waiting_figures(waiting: WaitingFigures, baseline_j: float) -> dict[str, An
             }
             for wait in waiting.lowered
         ],
+    }
+
+
+def _power_figures(power: PowerFigures, baseline_time_s: float) -> dict[str, Any]:
+    def slowdown(time_s: float | None) -> float | None:
+        return None if time_s is None else time_s / baseline_time_s - 1.0
+
+    return {
+        "power_cap_w": power.cap.power_w,
+        "window_s": power.cap.window_s,
+        "peak_power_w": power.peak_w,
+        "mean_power_w": power.mean_w,
+        "full_speed_peak_power_w": power.full_speed_peak_w,
+        "time_bound_s": power.time_bound_s,
+        "single_clock_slowdown_ratio": slowdown(power.single_clock_time_s),
+        "equal_limits_slowdown_ratio": slowdown(power.equal_limits_time_s),
     }
 
 

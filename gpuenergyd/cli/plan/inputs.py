@@ -13,7 +13,7 @@ from gpuenergyd.core.pipeline.graph import (
     Schedule,
 )
 from gpuenergyd.core.pipeline.profile import with_waiting_power
-from gpuenergyd.core.policy_api.policy import OfflinePlanner, OfflineRequest
+from gpuenergyd.core.policy_api.policy import OfflinePlanner, OfflineRequest, PowerCap
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import UnknownPolicyError, UsageError
 from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
@@ -111,6 +111,7 @@ def plan_input(path: Path, options: PlanOptions) -> PlanInput:
             },
             reference_graph=baseline_graph,
             order_limits=chosen_limits,
+            power_cap=None if options.power_cap_w is None else PowerCap(options.power_cap_w, options.window_s or 0.0),
         ),
         schedule,
         notes,
@@ -131,6 +132,35 @@ def _check_numbers(options: PlanOptions) -> None:
         raise UsageError(f"--overlap-saving {options.overlap_saving}: must be a ratio of at least 0 and below 1")
     if options.max_switches is not None and options.max_switches < 1:
         raise UsageError(f"--max-switches {options.max_switches}: must be at least 1")
+    _check_power_cap(options)
+
+
+def _check_power_cap(options: PlanOptions) -> None:
+    """Raise UsageError for a cap out of range, or together with options that it replaces or that are not planned."""
+    if options.power_cap_w is None:
+        if options.window_s is not None:
+            raise UsageError(f"--window-s {options.window_s:g}: only together with --power-cap-w")
+        return
+    for option, number, unit in (("--power-cap-w", options.power_cap_w, "W"), ("--window-s", options.window_s, "s")):
+        if number is not None and not (math.isfinite(number) and number > 0):
+            raise UsageError(f"{option} {number}: must be a finite number > 0 {unit}")
+    for option, given in (
+        ("--max-slowdown", options.slowdown),
+        ("--target-s", options.target_s),
+        ("--straggler-time-s", options.straggler_time_s),
+    ):
+        if given is not None:
+            raise UsageError(f"{option}: not together with --power-cap-w, which asks for the least time under the cap")
+    for option, value in (
+        ("--schedule auto", options.schedule == AUTO_SCHEDULE),
+        ("--extra-inflight", options.extra_inflight is not None),
+        ("--max-switches", options.max_switches is not None),
+        ("--switch-latency-s", options.switch_latency_s > 0),
+        ("--waiting-power", options.waiting_power is not None),
+        ("--frontier", options.want_frontier),
+    ):
+        if value:
+            raise UsageError(f"{option}: not planned under a power cap; leave it or --power-cap-w out")
 
 
 def _check_waiting_power(path: Path, content: PlannerInstance | ProfileTable, options: PlanOptions) -> None:

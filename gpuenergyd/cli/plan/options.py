@@ -75,5 +75,21 @@ WaitingPowerOption = Annotated[
         help="Power of a GPU that waits by clock: rows frequency,power; or assumed as of a GPU model, e.g. a100-sxm.",
     ),
 ]
+PowerCapOption = Annotated[
+    float | None,
+    typer.Option(
+        "--power-cap-w",
+        metavar="W",
+        help="Find the fastest plan whose power, of all GPUs together, stays below this at every instant.",
+    ),
+]
+WindowOption = Annotated[
+    float | None,
+    typer.Option(
+        "--window-s",
+        metavar="S",
+        help="With --power-cap-w: cap the mean power of windows this long instead.",
+    ),
+]
 LatencyOption = Annotated[float | None, typer.Option(metavar="S", help="Latency between stages in seconds.")]
 PolicyOption = Annotated[str, typer.Option(metavar="NAME", help="Policy whose planner to use.")]

@@ -25,7 +25,7 @@ def print_plan(given: PlanInput, figures: dict[str, Any]) -> None:
         f" {figures['num_microbatches']} microbatches" + (f", extra in flight {extra}" if any(extra) else "")
     )
     console.print(_summary_table(figures))
-    for line in (*_order_lines(figures), *_waiting_lines(figures)):
+    for line in (*_order_lines(figures), *_waiting_lines(figures), *_power_lines(figures)):
         console.print(line)
     console.print(_clocks_table(figures["clocks"]))
     if figures["frontier"]:
@@ -104,6 +104,26 @@ def _waiting_lines(figures: dict[str, Any]) -> list[str]:
     waited_s = sum(wait["wait_s"] for wait in lowered)
     return [
         f"clocks are lowered in {len(lowered)} waits, {waited_s:.3f} s in all; without that it would save {kept:.2f} %"
+    ]
+
+
+def _power_lines(figures: dict[str, Any]) -> list[str]:
+    """Return the power under a cap, how far the plan is from the fastest possible, and what the usual ways cost."""
+    if "power_cap_w" not in figures:
+        return []
+    window_s = figures["window_s"]
+    where = f"in any {window_s:g} s" if window_s else "at any instant"
+    gap = 100 * (figures["iteration_time_s"] / figures["time_bound_s"] - 1)
+    usual = []
+    for name, title in (("single_clock", "one locked clock for all GPUs"), ("equal_limits", "equal power limits")):
+        slowdown = figures[f"{name}_slowdown_ratio"]
+        cost = "cannot stay below it" if slowdown is None else f"would take {100 * slowdown:+.2f} %"
+        usual.append(f"{title} {cost}")
+    cap = f"a cap of {figures['power_cap_w']:g} W (full speed {figures['full_speed_peak_power_w']:.1f} W)"
+    return [
+        f"power {where}: at most {figures['peak_power_w']:.1f} W under {cap}; mean {figures['mean_power_w']:.1f} W",
+        f"no plan of this order under the cap is faster than {figures['time_bound_s']:.4f} s (this one {gap:+.2f} %)",
+        f"under the same cap {', '.join(usual)}",
     ]
 
 

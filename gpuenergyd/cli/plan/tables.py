@@ -47,6 +47,8 @@ class PlanOptions:
     switch_latency_s: float = 0.0
     blocking_power_w: float | None = None
     waiting_power: str | None = None
+    power_cap_w: float | None = None
+    window_s: float | None = None
     communication_latency_s: float | None = None
     input_gradient_share: float | None = None
     split_overhead: float | None = None

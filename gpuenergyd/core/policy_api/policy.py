@@ -204,6 +204,15 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True)
+class PowerCap:
+    """Most power of all GPUs of a pipeline together, waiting included."""
+
+    power_w: float
+    window_s: float = 0.0
+    """Length of the windows whose mean power may not exceed it; 0: power at every instant."""
+
+
+@dataclass(frozen=True, slots=True)
 class OfflineRequest:
     """Pipeline and options for planning without a daemon.
 
@@ -226,6 +235,8 @@ class OfflineRequest:
     """The graph whose full speed savings refer to, 1F1B; None: `graph`."""
     order_limits: tuple[int, ...] = ()
     """If not empty, the planner chooses the order too, with at most so many microbatches held on each rank."""
+    power_cap: PowerCap | None = None
+    """If given, the plan is the fastest that needs no more power, whatever the target."""
 
     @property
     def baseline_graph(self) -> DependencyGraph:
@@ -289,6 +300,23 @@ class WaitingFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class PowerFigures:
+    """Power of a plan under a cap, and the usual ways to stay below it."""
+
+    cap: PowerCap
+    peak_w: float
+    """Largest mean power in a window of the cap's length."""
+    mean_w: float
+    full_speed_peak_w: float
+    time_bound_s: float
+    """Proven: no clocks of this order stay below the cap in less time."""
+    single_clock_time_s: float | None
+    """Iteration time at the best single clock, locked on all GPUs; None if none of the measured ones fits."""
+    equal_limits_time_s: float | None
+    """Iteration time if each GPU stays below its share of the cap; None if no measured clock does."""
+
+
+@dataclass(frozen=True, slots=True)
 class OfflinePlan:
     """Result of an offline planner: a clock for every instruction of `orders`, with time, energy and proven bound.
 
@@ -318,6 +346,8 @@ class OfflinePlan:
     """Model stage of each chunk of each rank; empty means chunk * ranks + rank."""
     waiting: WaitingFigures | None = None
     """None if waiting costs the same at all clocks."""
+    power: PowerFigures | None = None
+    """None without a power cap."""
     any_order_bound_j: float | None = None
     """Proven lower bound over any order within the memory limits; None if not computed or out of reach. Waiting is
     charged to the end of each plan, or until the straggler."""

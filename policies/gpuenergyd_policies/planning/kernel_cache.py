@@ -9,6 +9,7 @@ from functools import cache
 
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd_policies.planning.capped.plan import CappedProblem
 from gpuenergyd_policies.planning.compiled import IS_COMPILED, cache_folder
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.large import LargePipeline
@@ -28,6 +29,7 @@ def compile_kernels() -> None:
     solved = solve(graph, profile, deadline_s=deadline_s)
     plan_segments(graph, profile, solved, deadline_s=deadline_s, max_segments=2, latency=latency_s)
     long = dependency_graph(one_forward_one_backward(num_stages, 8 * num_stages))
+    CappedProblem(graph, profile).plan(1.5 * num_stages * _OPTIONS[-1].energy_j / _OPTIONS[-1].time_s)
     LargePipeline.of(long, profile).prices(10 * deadline_s, forced=False, num_steps=1, begins_short=True)
 
 

@@ -21,6 +21,7 @@ from gpuenergyd.core.policy_api.policy import (
     WaitingFigures,
 )
 from gpuenergyd.errors import TargetError
+from gpuenergyd_policies.planning.capped.offline import plan_under_cap
 from gpuenergyd_policies.planning.compiled import COMPILE_CLOCK
 from gpuenergyd_policies.planning.frontier import SolvedPlan, frontier, solve, solve_with_frontier, warm_up
 from gpuenergyd_policies.planning.inflight import plan_inflight, requested_caps
@@ -38,12 +39,16 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
     """Return the cheapest plan found that meets the request's target, with a proven lower bound.
 
     Raises:
-        TargetError: no plan is fast enough, or none with so few clock segments; the message says what is possible.
+        TargetError: no plan is fast enough, or none with so few clock segments or so little power; the message says
+            what is possible.
         ScheduleError: extra in-flight microbatches for a schedule that takes none, or more than memory holds.
     """
     compiled_before_s = COMPILE_CLOCK.cpu_s
     warm_up()
     began_cpu_s, warmed_up_s = time.process_time(), COMPILE_CLOCK.cpu_s
+    if request.power_cap is not None:
+        capped = plan_under_cap(request, request.power_cap)
+        return _with_cpu_times(capped, began_cpu_s, compiled_before_s, warmed_up_s)
     reference = baseline(request.baseline_graph, request.profile)
     deadline_s = request.target.iteration_time_s(baseline(request.graph, request.profile).iteration_time_s)
     # A bound may count on the least power of waiting; what waits really cost is charged to the plan below.
@@ -104,6 +109,11 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
             plan = min(plan, again, key=lambda one: one.energy_j)
     elif power is not None:
         plan = _with_waits(plan, graph, solved, full_profile, power)
+    return _with_cpu_times(plan, began_cpu_s, compiled_before_s, warmed_up_s)
+
+
+def _with_cpu_times(plan: OfflinePlan, began_cpu_s: float, compiled_before_s: float, warmed_up_s: float) -> OfflinePlan:
+    """Return the plan with the CPU time since it was begun; compilation, also the one before that, counts apart."""
     compiled_s = COMPILE_CLOCK.cpu_s
     return replace(
         plan,

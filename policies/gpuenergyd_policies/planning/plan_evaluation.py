@@ -73,9 +73,9 @@ def unproven_plan(request: OfflineRequest, chosen: PlanEvaluation, *, solve_cpu_
     """Return an offline plan with these clocks for the request's graph, without a lower bound.
 
     Raises:
-        UsageError: the request leaves the order to the planner.
+        UsageError: the request leaves the order to the planner, or has a power cap.
     """
-    require_given_order(request)
+    require_plain(request)
     reference = baseline(request.baseline_graph, request.profile)
     own = baseline(request.graph, request.profile)
     return OfflinePlan(
@@ -92,7 +92,9 @@ def unproven_plan(request: OfflineRequest, chosen: PlanEvaluation, *, solve_cpu_
     )
 
 
-def require_given_order(request: OfflineRequest) -> None:
-    """Raise UsageError if the request leaves the order to a planner that cannot choose it."""
+def require_plain(request: OfflineRequest) -> None:
+    """Raise UsageError if the request asks for an order or a power cap of a planner that knows neither."""
     if request.order_limits:
         raise UsageError("--schedule auto: only policy bubble-aware chooses the order")
+    if request.power_cap is not None:
+        raise UsageError(f"--power-cap-w {request.power_cap.power_w:g}: only policy bubble-aware plans under a cap")

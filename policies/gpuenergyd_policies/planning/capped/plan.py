@@ -1,0 +1,259 @@
+"""The fastest plan found whose power stays below a cap, with a proven lower bound of its time.
+
+Theory of operation: the plans of the time-energy frontier already need less power than full speed, because what is off
+the critical path runs slower. Each of them is a guide: instructions begin as soon as they can, at the guide's clock, or
+at the fastest lower one that fits the power that is left (`fitting_kernels.fit`). The best guides are then improved by
+local search. A power cap over a window permits a higher cap at an instant, which is searched by bisection.
+
+Bound: in an iteration of length T the GPUs use at most cap * T, and no plan of length T needs less than the energy
+frontier's bound at T. That bound minus cap * T falls as T grows, as waiting itself must fit under the cap. So no plan
+is faster than the T at which it becomes zero, nor than the critical path at full speed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuenergyd.core.pipeline.graph import DependencyGraph
+from gpuenergyd.core.pipeline.power_wave import PowerWave, power_wave
+from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile
+from gpuenergyd.core.pipeline.timeline import timeline
+from gpuenergyd.core.policy_api.policy import PowerCap
+from gpuenergyd.errors import TargetError
+from gpuenergyd_policies.planning.capped.fitting_kernels import CappedGraph, Fitting, PowerOptions, fit, improve
+from gpuenergyd_policies.planning.compiled import floats, ints
+from gpuenergyd_policies.planning.frontier import Effort, SolvedPlan, solve
+
+_SLOWDOWN_RATIOS = (0.0, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.065, 0.08, 0.1, 0.13, 0.17, 0.22, 0.3)
+"""Slowdowns of the frontier's plans that are tried as guides."""
+_NUM_IMPROVED = 3
+"""Guides that are improved by local search."""
+SEARCH_STEPS = 60_000_000
+"""Instructions placed by the local search of one plan: a few CPU seconds at most."""
+_MAX_MOVES = 40_000
+_WINDOW_TRIALS = 8
+_BOUND_STEPS = 24
+_SAME_RATIO = 1e-9
+_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CappedPlan:
+    """Clock options of every node with their power wave."""
+
+    options: tuple[ClockOption, ...]
+    wave: PowerWave
+    energy_j: float
+
+    @property
+    def iteration_time_s(self) -> float:
+        """Length of the iteration."""
+        return self.wave.iteration_time_s
+
+
+def wave_of(graph: DependencyGraph, profile: PipelineProfile, options: Sequence[ClockOption]) -> PowerWave:
+    """Return the power wave of an iteration whose node i runs with the i-th option, each as early as possible."""
+    planned = timeline(graph, [option.time_s for option in options])
+    return power_wave(planned, [_power_w(option) for option in options], profile.blocking_power_w)
+
+
+class CappedProblem:
+    """One pipeline under power caps."""
+
+    def __init__(self, graph: DependencyGraph, profile: PipelineProfile, *, search_steps: int = SEARCH_STEPS) -> None:
+        self.graph, self.profile, self._search_steps = graph, profile, search_steps
+        by_class = {key: _fast_to_frugal(profile[key].options) for key in graph.classes}
+        self._options = [by_class[graph.classes[number]] for number in graph.class_of]
+        self._nodes = _by_rank(graph)
+        self._arrays = self._graph_arrays()
+        self._tables = self._option_arrays()
+        n, num_ranks = len(self._nodes), graph.num_ranks
+        zeros = np.zeros(n, dtype=np.int64)
+        self._work = Fitting(
+            choice=ints(zeros),
+            missing=ints(zeros),
+            ready=floats(np.zeros(n)),
+            at=ints(np.zeros(num_ranks, dtype=np.int64)),
+            finish=floats(np.zeros(num_ranks)),
+            base=floats(np.zeros(num_ranks)),
+        )
+        self.full_speed = self._plan([0] * n)
+        """Every instruction at its fastest clock, without a cap."""
+        self._frugal = self._plan([len(self._options[node]) - 1 for node in self._nodes])
+        self._guides: dict[float, SolvedPlan] = {}
+
+    @property
+    def least_cap_w(self) -> float:
+        """The lowest cap at an instant under which a plan is found."""
+        floors_w = [self._tables.floor[first] for first in self._arrays.first[:-1]]
+        return min(float(sum(floors_w)), self._frugal.wave.peak_w)
+
+    def plan(self, cap_w: float, *, window_s: float = 0.0) -> CappedPlan:
+        """Return the fastest plan found under a cap, the cheapest of equally fast ones.
+
+        Args:
+            cap_w: most power of all GPUs together, at every instant or as the mean of every window.
+            window_s: length of the window; 0: at every instant.
+
+        Raises:
+            TargetError: no plan needs so little power; the message names the least cap.
+        """
+        least_w = min(self.least_cap_w, self._frugal.wave.peak_mean_w(window_s))
+        if least_w > cap_w * (1 + _SAME_RATIO):
+            raise TargetError(
+                f"power cap {cap_w:g} W cannot be met: with every GPU at its clock of least power the pipeline needs"
+                f" {least_w:.5g} W"
+            )
+        cap = PowerCap(cap_w, window_s)
+        best = min(self._found(cap, cap_w, self._search_steps), key=_rank)
+        if window_s <= 0:
+            return best
+        # The cap at an instant that the window permits lies between the cap and the peak at full speed.
+        low_w, high_w = cap_w, max(cap_w, self.full_speed.wave.peak_w)
+        rough = min(self._found(cap, cap_w, 0), key=_rank)
+        for _ in range(_WINDOW_TRIALS):
+            middle_w = 0.5 * (low_w + high_w)
+            found = self._found(cap, middle_w, 0)
+            if found and min(found, key=_rank).iteration_time_s <= rough.iteration_time_s:
+                low_w, rough = middle_w, min(rough, *found, key=_rank)
+            else:
+                high_w = middle_w
+        return min(best, rough, *self._found(cap, low_w, self._search_steps), key=_rank)
+
+    def time_bound_s(self, cap_w: float) -> float:
+        """Return a proven lower bound of the iteration time of any plan under a cap, for every window."""
+        fastest_s = self._solved(0.0).min_time_s
+        slowest_s = max(self._frugal.iteration_time_s, self._solved(0.0).slowest_time_s)
+        if self._energy_bound_j(fastest_s) <= cap_w * fastest_s:
+            return fastest_s
+        low_s, high_s = fastest_s, slowest_s
+        for _ in range(_BOUND_STEPS):
+            middle_s = 0.5 * (low_s + high_s)
+            if self._energy_bound_j(middle_s) > cap_w * middle_s:
+                low_s = middle_s
+            else:
+                high_s = middle_s
+        return low_s
+
+    def _found(self, cap: PowerCap, instant_w: float, search_steps: int) -> list[CappedPlan]:
+        """Return plans that meet the cap, made for a cap at an instant; the best ones improved by local search."""
+        candidates, guides = [self._frugal], []
+        floors_w = sum(self._tables.floor[first] for first in self._arrays.first[:-1])
+        for ratio in _SLOWDOWN_RATIOS:
+            guide = self._positions(self._solved(ratio))
+            whole = self._plan(guide)
+            candidates.append(whole)
+            if floors_w <= instant_w:
+                fitted = fit(self._arrays, self._tables, ints(guide), instant_w, self._work)
+                guides.append((fitted, [int(position) for position in self._work.choice], guide))
+            if _meets(whole, cap):
+                break  # slower plans are slower under the cap too
+        guides.sort(key=lambda one: one[0])
+        for _, fitted_positions, guide in guides[:_NUM_IMPROVED]:
+            candidates.append(self._plan(fitted_positions))
+            if search_steps:
+                candidates.append(self._plan(self._improved(guide, instant_w, search_steps // _NUM_IMPROVED)))
+        return [plan for plan in candidates if _meets(plan, cap)]
+
+    def _improved(self, guide: Sequence[int], instant_w: float, num_steps: int) -> list[int]:
+        best = ints(guide)
+        num_moves = min(_MAX_MOVES, num_steps // max(1, len(guide)))
+        improve(self._arrays, self._tables, ints(guide), best, instant_w, self._work, num_moves, _SEED)
+        return [int(position) for position in best]
+
+    def _solved(self, slowdown_ratio: float) -> SolvedPlan:
+        """Return the frontier's plan at a slowdown relative to full speed."""
+        if slowdown_ratio not in self._guides:
+            deadline_s = self.full_speed.iteration_time_s * (1 + slowdown_ratio)
+            self._guides[slowdown_ratio] = solve(
+                self.graph, self.profile, deadline_s=deadline_s, forced=True, effort=Effort.QUICK
+            )
+        return self._guides[slowdown_ratio]
+
+    def _energy_bound_j(self, deadline_s: float) -> float:
+        solved = solve(self.graph, self.profile, deadline_s=deadline_s, forced=True, effort=Effort.QUICK)
+        idle_w = self.graph.num_ranks * self.profile.blocking_power_w
+        return solved.lower_bound_j + idle_w * max(0.0, deadline_s - solved.iteration_time_s)
+
+    def _plan(self, positions: Sequence[int]) -> CappedPlan:
+        """Return the plan with these options, given by rank in program order."""
+        options: list[ClockOption] = [self._options[0][0]] * len(self._nodes)
+        for node, position in zip(self._nodes, positions, strict=True):
+            options[node] = self._options[node][position]
+        wave = wave_of(self.graph, self.profile, options)
+        return CappedPlan(tuple(options), wave, wave.energy_j)
+
+    def _positions(self, solved: SolvedPlan) -> list[int]:
+        """Return for each node the fastest option that needs no more power than the plan's."""
+        found = []
+        for node in self._nodes:
+            power_w = solved.energies_j[node] / solved.durations_s[node]
+            options = self._options[node]
+            fitting = (k for k, option in enumerate(options) if _power_w(option) <= power_w * (1 + _SAME_RATIO))
+            found.append(next(fitting, len(options) - 1))
+        return found
+
+    def _graph_arrays(self) -> CappedGraph:
+        graph, nodes = self.graph, self._nodes
+        position = np.empty(len(nodes), dtype=np.int64)
+        position[nodes] = np.arange(len(nodes))
+        after = [graph.successors[v] for v in nodes]
+        lengths = np.bincount([graph.instructions[v].pp_rank for v in nodes], minlength=graph.num_ranks)
+        spans = timeline(graph, [options[0].time_s for options in self._options])
+        latest_s = [spans.iteration_time_s - span.slack_s - span.start_s for span in spans.spans]
+        return CappedGraph(
+            first=ints(np.concatenate(([0], np.cumsum(lengths)))),
+            num_pred=ints([len(graph.predecessors[v]) for v in nodes]),
+            succ=ints(np.cumsum([0] + [len(s) for s in after])),
+            succ_node=ints(position[[v for s in after for v, _ in s]]),
+            succ_latency=floats([latency for s in after for _, latency in s]),
+            epilogue=floats([graph.epilogues_s[v] for v in nodes]),
+            tail=floats([latest_s[v] for v in nodes]),
+        )
+
+    def _option_arrays(self) -> PowerOptions:
+        options = [self._options[v] for v in self._nodes]
+        blocking_w = self.profile.blocking_power_w
+        floor, after = [0.0] * len(options), [0.0] * len(options)
+        for first, end in zip(self._arrays.first[:-1], self._arrays.first[1:], strict=True):
+            needed_w = blocking_w
+            for k in reversed(range(int(first), int(end))):
+                after[k] = needed_w
+                needed_w = floor[k] = max(needed_w, _power_w(options[k][-1]))
+        return PowerOptions(
+            start=ints(np.cumsum([0] + [len(own) for own in options])),
+            times=floats([option.time_s for own in options for option in own]),
+            powers=floats([_power_w(option) for own in options for option in own]),
+            energies=floats([option.energy_j for own in options for option in own]),
+            floor=floats(floor),
+            after=floats(after),
+            blocking=blocking_w,
+        )
+
+
+def _meets(plan: CappedPlan, cap: PowerCap) -> bool:
+    return plan.wave.peak_mean_w(cap.window_s) <= cap.power_w * (1 + _SAME_RATIO)
+
+
+def _rank(plan: CappedPlan) -> tuple[float, float]:
+    """Return what plans are compared by: time, then energy."""
+    return plan.iteration_time_s, plan.energy_j
+
+
+def _power_w(option: ClockOption) -> float:
+    return option.energy_j / option.time_s
+
+
+def _fast_to_frugal(options: Sequence[ClockOption]) -> tuple[ClockOption, ...]:
+    """Return the options that no other beats in both time and power, fastest first."""
+    kept: list[ClockOption] = []
+    for option in sorted(options, key=lambda o: (o.time_s, _power_w(o))):
+        if not kept or _power_w(option) < _power_w(kept[-1]):
+            kept.append(option)
+    return tuple(kept)
+
+
+def _by_rank(graph: DependencyGraph) -> list[int]:
+    """Return the nodes rank by rank in program order."""
+    return sorted(range(len(graph.instructions)), key=lambda v: (graph.instructions[v].pp_rank, v))
