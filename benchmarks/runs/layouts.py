@@ -87,7 +87,8 @@ def are_targets_met(figures: dict[str, Any]) -> bool:
         and (lost is None or lost <= TOLERATED_SAVING_LOSS)
         and figures["slowdown_max_ratio"] <= TOLERATED_SLOWDOWN
         and all(
-            layout["sibling_clock_difference_max_ratio"] <= TOLERATED_CLOCK_DIFFERENCE and layout["saving_ratio"] > 0
+            (layout["sibling_clock_difference_max_ratio"] or 0.0) <= TOLERATED_CLOCK_DIFFERENCE
+            and layout["saving_ratio"] > 0
             for layout in figures["layouts"].values()
         )
     )

@@ -34,8 +34,8 @@ from tests.support.waiting import wait_until
 LIMIT_S = 120.0
 VICTIM = rank_index(1, 2)
 PLAN_LIMIT_S = 400.0
-DURATION_SCALE = 4.0
-"""Half a second per iteration: planning for this many stages takes as long, and messages take a few tenths of it."""
+DURATION_SCALE = 8.0
+"""Nearly a second per iteration, less than real ones take: planning on two cores beside eight ranks takes as long."""
 SLOW_ITERATIONS = 20
 """Iterations that a straggler stays slow once it is detected, and fast before the next episode."""
 FOLLOWED_WITHIN, LEFT_WITHIN = 6, 4

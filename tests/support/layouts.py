@@ -27,6 +27,8 @@ from tests.trainers.pipeline_processes import run_ranks
 
 NUM_COMPARED = 40
 """Last steps that are compared."""
+FULL_SPEED_MHZ = 1410
+"""Clock of a simulated A100 without a lock."""
 _PORT = 29_613
 _SETTINGS = {"baseline_iterations": 10}
 _SHOWN = ("job_name", "phase", "outcome", "summary", "saving_ratio", "saving_interval", "slowdown_ratio")
@@ -60,7 +62,7 @@ class Steps:
         """Return by how much the mean clocks of ranks of one stage typically differ in a compared step."""
         differences = []
         for of_ranks in zip(*(self.of_rank[rank][-NUM_COMPARED:] for rank in siblings), strict=True):
-            clocks_mhz = [mean(clock or 0 for clock in step["clocks_mhz"]) for step in of_ranks]
+            clocks_mhz = [mean(clock or FULL_SPEED_MHZ for clock in step["clocks_mhz"]) for step in of_ranks]
             differences.append(1 - min(clocks_mhz) / max(1.0, *clocks_mhz))
         return float(median(differences))
 
@@ -85,7 +87,9 @@ def measure(training: Training, hosts: TwoHosts) -> dict[str, Any]:
         "time_s": unmanaged.time_s,
         "are_losses_equal": [losses for losses, _ in joined] == [losses for losses, _ in plain],
         "num_steps_under_plans_min": min(sum(epoch > 0 for epoch in epochs) for _, epochs in joined),
-        "sibling_clock_difference_max_ratio": max(managed.clock_difference_ratio(stage) for stage in stages),
+        "sibling_clock_difference_max_ratio": max(managed.clock_difference_ratio(stage) for stage in stages)
+        if tp > 1
+        else None,
         "jobs": [{name: job.get(name) for name in _SHOWN} for job in jobs],
     }
 

@@ -8,12 +8,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import median
 
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
-from tests.support.straggling import FOLLOWED_RATIO, LEAST_BUSY_RATIO, LEFT_RATIO, SETTLED_ITERATIONS
+from tests.support.straggling import response
 from tests.support.straggling_pipelines import STAGE_WEIGHTS, StragglingPipelines
 from tests.support.virtual_replicas import ReplicasOnHosts
 from tests.support.virtual_training import VirtualTraining, a100_stages
@@ -71,14 +70,7 @@ class Ran:
 
     def response(self, begin: int, end: int) -> tuple[int | None, int | None]:
         """Return the iterations until a straggler was followed and, after it, left; None if it was never followed."""
-        usual_s = median(self.own_s[begin - SETTLED_ITERATIONS : begin])
-        slow_s = median(self.own_s[end - SETTLED_ITERATIONS : end])
-        if slow_s <= LEAST_BUSY_RATIO * usual_s:
-            return None, None
-        followed_s, left_s = (usual_s + ratio * (slow_s - usual_s) for ratio in (FOLLOWED_RATIO, LEFT_RATIO))
-        followed = next(i for i in range(begin, end) if self.own_s[i] >= followed_s)
-        left = next((i for i in range(end, len(self.own_s)) if self.own_s[i] <= left_s), len(self.own_s))
-        return followed - begin, left - end
+        return response(self.own_s, begin, end)
 
     @property
     def num_false_alarms(self) -> int:

@@ -1,5 +1,6 @@
 """A straggler episode of two replicas on two hosts, measured in iterations from the simulated GPUs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -10,11 +11,14 @@ from tests.support.waiting import wait_until
 
 _POLL_S = 0.2
 SETTLED_ITERATIONS = 6
-FOLLOWED_RATIO = 0.8
 LEFT_RATIO = 0.2
-"""Shares of the difference between the usual pace and the straggler's."""
-LEAST_BUSY_RATIO = 1.02
-"""Smallest increase of busy time that counts as slowing down; windows without a straggler differ by less."""
+"""Share of the slowdown that may be left once a straggler is no longer followed."""
+LEAST_BUSY_RATIO = 1.04
+"""Smallest increase of busy time that counts as slowing down, in the median of three iterations: others differ by less.
+
+Plans for a straggler lengthen it by 8 to 20 %, and may lengthen it further once the straggler itself has a plan again.
+"""
+_FOLLOWED_ITERATIONS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +92,34 @@ def counted(others: list[list[Done]], stragglers: list[list[Done]], reported_sav
     busy_s = [sum(rank[i].busy_s for rank in others) for i in range(length)]
     time_s = [median(rank[i].time_s for rank in others) for i in range(length)]
     energy_j = [sum(rank[i].energy_j for rank in others) for i in range(length)]
+    followed, left = response(busy_s, begin, end)
     usual_s, slow_s = (median(busy_s[i - SETTLED_ITERATIONS : i]) for i in (begin, end))
     usual_time_s, slow_time_s = (median(time_s[i - SETTLED_ITERATIONS : i]) for i in (begin, end))
-    is_followed = slow_s > LEAST_BUSY_RATIO * usual_s
-    followed_s, left_s = (usual_s + ratio * (slow_s - usual_s) for ratio in (FOLLOWED_RATIO, LEFT_RATIO))
-    followed = next(i for i in range(begin, end) if busy_s[i] >= followed_s) if is_followed else end
-    left = next((i for i in range(end, length) if busy_s[i] <= left_s), length)
+    num_waited = followed if followed is not None else end - begin
     return Episode(
-        iterations_until_followed=followed - begin if is_followed else None,
-        iterations_until_recovered=left - end if is_followed else None,
+        iterations_until_followed=followed,
+        iterations_until_recovered=left,
         straggler_ratio=slow_time_s / usual_time_s,
         busy_ratio=slow_s / usual_s,
-        waiting_energy_j=median(energy_j[begin + 1 : followed] or energy_j[begin : begin + 1]),
-        following_energy_j=median(energy_j[end - SETTLED_ITERATIONS : end]) if is_followed else None,
+        waiting_energy_j=median(energy_j[begin + 1 : begin + num_waited] or energy_j[begin : begin + 1]),
+        following_energy_j=median(energy_j[end - SETTLED_ITERATIONS : end]) if followed is not None else None,
         reported_saving_ratio=reported_saving_ratio,
     )
+
+
+def response(busy_s: Sequence[float], begin: int, end: int) -> tuple[int | None, int | None]:
+    """Return after how many iterations a straggler was followed and, after it, left; None if it was never followed.
+
+    Args:
+        busy_s: time that the waiting replica takes by itself, by iteration.
+        begin: first iteration of the straggler.
+        end: first iteration after it.
+    """
+    usual_s, slow_s = (median(busy_s[i - SETTLED_ITERATIONS : i]) for i in (begin, end))
+    followed_s, left_s = LEAST_BUSY_RATIO * usual_s, usual_s + LEFT_RATIO * (slow_s - usual_s)
+    longer = (i for i in range(begin, end) if median(busy_s[i : i + _FOLLOWED_ITERATIONS]) >= followed_s <= busy_s[i])
+    followed = next(longer, None)
+    if followed is None or slow_s < followed_s:
+        return None, None
+    left = next((i for i in range(end, len(busy_s)) if busy_s[i] <= left_s), len(busy_s))
+    return followed - begin, left - end

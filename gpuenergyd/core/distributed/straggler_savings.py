@@ -1,7 +1,8 @@
 """Measured saving of following a straggler's pace: waiting iterations compared with following ones.
 
-Both kinds lasted as long as the straggler's iterations, so that their energies are comparable without a model. Waiting
-iterations ran the replica's own tuned plan, or full speed if it has none.
+Both kinds lasted as long as the straggler's iterations: their energies are comparable without a model. Following
+ones may be longer by the slowdown that the user permits; they use the more energy for it. Waiting iterations ran the
+replica's own tuned plan, or full speed if it has none.
 """
 
 from collections import deque
@@ -45,11 +46,17 @@ class StragglerSavingEstimator:
     _following: deque[_TimeAndEnergy] = field(default_factory=lambda: deque(maxlen=_FOLLOWING_KEPT))
 
     def add(
-        self, observation: IterationObservation, purpose: PlanPurpose | None, *, is_plan_for_straggler: bool
+        self,
+        observation: IterationObservation,
+        purpose: PlanPurpose | None,
+        *,
+        is_plan_for_straggler: bool,
+        permitted_ratio: float = 0.0,
     ) -> None:
         """Add an iteration; those without energy and profiling iterations are ignored.
 
-        A wait may look like a pause in which something else ran; such iterations differ in their time.
+        A wait may look like a pause in which something else ran; such iterations differ in their time. The permitted
+        ratio is the slowdown that following iterations may have beyond the straggler's pace.
         """
         energy_j = observation.energy_j
         if energy_j is None or purpose is None or purpose is PlanPurpose.PROFILE:
@@ -59,18 +66,22 @@ class StragglerSavingEstimator:
             self._following.append(figure)
         elif observation.waited_s:
             self._waiting.setdefault(purpose, deque(maxlen=_WAITING_KEPT)).append(figure)
-        self.saving = self._compared_with(PlanPurpose.TUNED) or self._compared_with(PlanPurpose.BASELINE) or self.saving
+        purposes = (PlanPurpose.TUNED, PlanPurpose.BASELINE)
+        found = (self._compared_with(purpose, permitted_ratio) for purpose in purposes)
+        self.saving = next((saving for saving in found if saving is not None), self.saving)
 
-    def _compared_with(self, purpose: PlanPurpose) -> StragglerSaving | None:
+    def _compared_with(self, purpose: PlanPurpose, permitted_ratio: float) -> StragglerSaving | None:
         waiting = self._waiting.get(purpose)
         if not waiting:
             return None
         pace_s = median(time_s for time_s, _ in list(waiting)[-_PACE_ITERATIONS:])
-        following_j, waiting_j = _energies_at_pace(pace_s, self._following), _energies_at_pace(pace_s, waiting)
+        following_j = _energies_at_pace(pace_s, self._following, longer_ratio=permitted_ratio)
+        waiting_j = _energies_at_pace(pace_s, waiting)
         if min(len(following_j), len(waiting_j)) < _MIN_OF_EACH:
             return None
         return StragglerSaving(median(waiting_j), median(following_j))
 
 
-def _energies_at_pace(pace_s: float, figures: deque[_TimeAndEnergy]) -> list[float]:
-    return [energy_j for time_s, energy_j in figures if abs(time_s / pace_s - 1) <= _SAME_PACE_RATIO]
+def _energies_at_pace(pace_s: float, figures: deque[_TimeAndEnergy], *, longer_ratio: float = 0.0) -> list[float]:
+    most = longer_ratio + _SAME_PACE_RATIO
+    return [energy_j for time_s, energy_j in figures if -_SAME_PACE_RATIO <= time_s / pace_s - 1 <= most]

@@ -288,9 +288,13 @@ class Job:
             event.observation,
             self.graph_under(event.observation.plan_id),
             is_forced=self.target.is_forced,
+            permitted_ratio=self._permitted_ratio(),
             least_other_overhead_s=event.least_other_overhead_s,
         )
         return RecordIteration(observation, purpose, event.began_mono_ns, event.spans)
+
+    def _permitted_ratio(self) -> float:
+        return self.target.permitted_ratio(self.baseline.iteration_time_s) if self.baseline is not None else 0.0
 
     def graph_under(self, plan_id: str | None) -> DependencyGraph:
         """Return the dependency graph of the order that the ranks run under a plan."""

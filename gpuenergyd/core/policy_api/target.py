@@ -53,4 +53,11 @@ class PerformanceTarget:
         """Return the target as an iteration time."""
         if self.permitted_time_s is not None:
             return max(self.permitted_time_s, self.straggler_time_s or 0.0)
-        return max(baseline_time_s, self.straggler_time_s or 0.0) * (1.0 + self.max_slowdown_ratio)
+        return self._own_or_straggler_s(baseline_time_s) * (1.0 + self.max_slowdown_ratio)
+
+    def permitted_ratio(self, baseline_time_s: float) -> float:
+        """Return the permitted slowdown beyond full speed, or beyond the straggler's pace if there is one."""
+        return self.iteration_time_s(baseline_time_s) / self._own_or_straggler_s(baseline_time_s) - 1.0
+
+    def _own_or_straggler_s(self, baseline_time_s: float) -> float:
+        return max(baseline_time_s, self.straggler_time_s or 0.0)

@@ -47,6 +47,25 @@ def test_following_is_compared_with_waiting_for_the_same_straggler() -> None:
     assert saving.saving_ratio == pytest.approx(1 - 308 / 342)
 
 
+@pytest.mark.parametrize(("permitted_ratio", "is_compared"), [(0.0, False), (0.05, True)])
+def test_following_may_be_longer_by_the_permitted_slowdown(permitted_ratio: float, *, is_compared: bool) -> None:
+    gauge = StragglerSavingEstimator()
+    for time_s, energy_j, waited_s, is_following in [(1.2, 340.0, 0.2, False)] * 3 + [(1.26, 306.0, 0.0, True)] * 3:
+        seen = iteration(time_s, energy_j, waited_s=waited_s)
+        gauge.add(seen, TUNED, is_plan_for_straggler=is_following, permitted_ratio=permitted_ratio)
+
+    assert (gauge.saving is not None) == is_compared
+
+
+def test_following_faster_than_waiting_is_not_compared_whatever_is_permitted() -> None:
+    gauge = StragglerSavingEstimator()
+    for time_s, waited_s, is_following in [(1.2, 0.2, False)] * 3 + [(1.14, 0.0, True)] * 3:
+        seen = iteration(time_s, 300.0, waited_s=waited_s)
+        gauge.add(seen, TUNED, is_plan_for_straggler=is_following, permitted_ratio=0.05)
+
+    assert gauge.saving is None
+
+
 def test_waits_at_another_pace_are_not_compared() -> None:
     waited = [(1.5, 400.0, 0.5, False)] * 3
     followed = [(1.2, 308.0, 0.0, True)] * 3

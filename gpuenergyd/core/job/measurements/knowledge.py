@@ -72,11 +72,13 @@ class JobKnowledge:
         graph: DependencyGraph,
         *,
         is_forced: bool,
+        permitted_ratio: float,
         least_other_overhead_s: float | None,
     ) -> tuple[IterationObservation, PlanPurpose | None]:
         """Add an iteration; return it with its waiting time for other replicas, and the purpose of its plan.
 
-        `graph` is that of the order in which it ran.
+        `graph` is that of the order in which it ran, `permitted_ratio` the slowdown that the target permits beyond full
+        speed or a straggler's pace.
         """
         purpose = self.plans.purpose_of(observation.plan_id)
         is_for_straggler = self.plans.is_for_straggler(observation.plan_id)
@@ -89,7 +91,9 @@ class JobKnowledge:
         )
         if is_for_straggler:
             observation = replace(observation, is_at_straggler_pace=True)
-        self.straggler_saving.add(observation, purpose, is_plan_for_straggler=is_for_straggler)
+        self.straggler_saving.add(
+            observation, purpose, is_plan_for_straggler=is_for_straggler, permitted_ratio=permitted_ratio
+        )
         if observation.is_regular and purpose is not None:
             self.num_iterations_for[purpose] += 1
             if purpose is PlanPurpose.TUNED and observation.is_own:
