@@ -61,6 +61,8 @@ RUNS = (
         data=("instances",)),
     Run("orders", "orders.py", _args("--json"), _args("--short --json"), 330, 1500, Kind.COMPUTED, is_usual=False,
         data=("profiles",)),
+    Run("power-cap", "power_cap.py", _args("--json"), _args("--short --json"), 110, 900, Kind.COMPUTED, is_usual=False,
+        data=("profiles", "instances")),
     Run("reorder", "reorder.py", _args("--json"),
         _args("--iterations 60 --advised-iterations 50 --duration-scale 0.3 --expensive-from 50 --json"), 700, 2400,
         is_usual=False),
