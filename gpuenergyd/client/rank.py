@@ -192,8 +192,9 @@ class RankClient:
 
     @property
     def planned_order(self) -> tuple[OrderRow, ...]:
-        """The instructions of the current iteration by its plan; empty for the registered order."""
-        return self._plan.order if self._plan_epoch == self._plan.plan_epoch else ()
+        """The instructions of the current iteration by its plan; empty for the registered order, or after a refusal."""
+        is_followed = self._plan_epoch == self._plan.plan_epoch and not self.reorder_refusal
+        return self._plan.order if is_followed else ()
 
     @property
     def iteration_index(self) -> int:

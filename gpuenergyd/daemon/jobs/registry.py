@@ -29,7 +29,7 @@ from gpuenergyd.daemon.jobs.replicas import Replicas
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.jobs.sessions import RankSession, RankSessions
 from gpuenergyd.daemon.ports import JobServices
-from gpuenergyd.daemon.processes.plugins import PolicyNames
+from gpuenergyd.daemon.processes.plugins import PolicyNames, policy_options
 from gpuenergyd.daemon.registration import (
     checked_iteration,
     checked_length,
@@ -191,7 +191,8 @@ class Jobs:
         self._registrations[job_id] = first
         if not runner.is_member:  # of a pipeline across hosts only the whole is a replica
             self.replicas.join((uid, first.job_name, first.run_key), runner)
-        self.spawn(self.services.policy.preload(runner.job.description.policy))
+        plain_policy, _ = policy_options(runner.job.description.policy)
+        self.spawn(self.services.policy.preload(plain_policy))
 
     def rules_for(self, registration: RankRegistration) -> JobRules:
         """Return the rules for a job with such a rank."""
