@@ -148,7 +148,7 @@ class TorchPhases:
             for number, tensor in enumerate(_tensors(output, self._torch.Tensor)):
                 if number == _MAX_OUTPUTS:
                     break
-                if tensor.requires_grad:
+                if tensor.requires_grad and not tensor.is_leaf:  # a leaf, as a parameter, would keep each hook
                     tensor.register_hook(self._on_gradient)
         except Exception:  # noqa: BLE001  must not reach training
             self._marks.num_errors += 1
