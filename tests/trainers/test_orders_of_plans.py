@@ -44,7 +44,7 @@ def test_a_rank_that_refuses_orders_follows_its_plans_in_1f1b() -> None:
     assert client.planned_order == SPLIT
     client.end_iteration()
 
-    client.reorder_refusal = "a GPU ran out of memory in another order than 1F1B"
+    client.refuse_orders("a GPU ran out of memory in another order than 1F1B")
     client.begin_iteration()
     assert client.planned_order == ()
     client.release()
