@@ -29,7 +29,6 @@ from gpuenergyd.client.timing.recorder import (
     RecordedIteration,
 )
 from gpuenergyd.client.timing.replays import CapturedInstructions
-from gpuenergyd.core.pipeline.reorder import FIXED_ORDER
 from gpuenergyd.core.pipeline.timetable import ONE_CLOCK, TIMETABLE
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.messages import OrderRow, RankRegistration
@@ -70,7 +69,7 @@ class RankDescription:
     """Tags in addition to those from the environment."""
     allow_reorder: bool | None = None
     """Whether plans may bring another order of instructions; None for GPUENERGYD_JOB_ALLOW_REORDER, else False."""
-    reorder_refusal: str = FIXED_ORDER
+    reorder_refusal: str = "the order of this schedule cannot be changed from outside"
     """Why the rank takes no other order, whatever is allowed; empty if it does."""
     is_first: bool = True
     """Whether this is the first rank of the training, which tells the user that the job was joined and has ended."""

@@ -17,8 +17,6 @@ HTTP/1.1 with JSON bodies on the daemon's Unix socket:
 
 from dataclasses import dataclass
 
-from gpuenergyd.core.pipeline.reorder import FIXED_ORDER
-
 InstructionRow = tuple[str, int, int, int, int]
 """kind, microbatch index, chunk index, begin and end in ns."""
 
@@ -73,7 +71,7 @@ class RankRegistration:
     """Ranks of each stage, all on this host."""
     allow_reorder: bool = False
     """Whether the user allows plans with another order of instructions."""
-    reorder_refusal: str = FIXED_ORDER
+    reorder_refusal: str = "the order of this schedule cannot be changed from outside"
     """Why the rank takes no other order, whatever the user allows; empty if it does."""
 
 

@@ -17,8 +17,6 @@ from gpuenergyd.errors import ScheduleError
 Orders = tuple[tuple[Instruction, ...], ...]
 """The instructions of each rank in program order."""
 
-FIXED_ORDER = "the order of this schedule cannot be changed from outside"
-"""Why ranks take no other order where their framework's adapter has none to offer."""
 SPLIT_IN_PLACE, DELAYED_WEIGHTS, PLAIN_ORDER = "split backward in place", "split backward, weights delayed", "1F1B"
 
 
@@ -28,7 +26,7 @@ class ReorderOffer:
 
     is_allowed: bool = False
     """Whether the user allows other orders."""
-    refusal: str = FIXED_ORDER
+    refusal: str = "the order of this schedule cannot be changed from outside"
     """Why the rank takes no other order, whatever the user allows; empty if it does."""
 
 

@@ -14,7 +14,6 @@ from gpuenergyd.client.environment import find_gpu_uuid, find_job_options, find_
 from gpuenergyd.client.plans import AgreedPlans
 from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.client.timing.recorder import InstructionTimer
-from gpuenergyd.core.pipeline.reorder import FIXED_ORDER
 from gpuenergyd.wire.messages import OrderRow
 from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE, JobStore, Store, find_store_address
 from gpuenergyd_trainers.across_hosts.pipeline_member import PipelineMember
@@ -87,7 +86,7 @@ class PipelineRank:
     """The torch device that runs the instructions."""
     order_of: Callable[[int], tuple[OrderRow, ...]] | None = None
     """Returns the instructions of an iteration of another number of microbatches; None where that cannot change."""
-    reorder_refusal: str = FIXED_ORDER
+    reorder_refusal: str = "the order of this schedule cannot be changed from outside"
     """Why the order of instructions cannot change while the program runs; empty if it can."""
 
 
