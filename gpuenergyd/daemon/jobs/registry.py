@@ -27,7 +27,7 @@ from gpuenergyd.daemon.jobs.replicas import Replicas
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.jobs.sessions import RankSession, RankSessions
 from gpuenergyd.daemon.ports import JobServices
-from gpuenergyd.daemon.processes.plugins import PolicyNames, policy_options
+from gpuenergyd.daemon.processes.plugins import PolicyNames
 from gpuenergyd.daemon.registration import (
     checked_iteration,
     checked_length,
@@ -130,7 +130,7 @@ class Jobs:
         key = (peer.uid, registration.job_name, registration.run_key, registration.dp_rank)
         runner = self._open.get(key)
         if runner is not None and (known := self._same_process(runner, registration, peer)) is not None:
-            self._change_microbatches(runner, registration, order)
+            self._reorder(runner, registration, order)
             os.close(pidfd)
             return self._registered(known)
         if self.sessions.num_of_user(peer.uid) >= self.max_ranks_per_user:
@@ -191,8 +191,7 @@ class Jobs:
         self._registrations[job_id] = first
         if not runner.is_member:  # of a pipeline across hosts only the whole is a replica
             self.replicas.join((uid, first.job_name, first.run_key), runner)
-        plain_policy, _ = policy_options(runner.job.description.policy)
-        self.spawn(self.services.policy.preload(plain_policy))
+        self.spawn(self.services.policy.preload(runner.job.description.policy))
 
     def rules_for(self, registration: RankRegistration) -> JobRules:
         """Return the rules for a job with such a rank."""
@@ -358,9 +357,7 @@ class Jobs:
                 return session if session.gpu_uuid == registration.gpu_uuid else None
         return None
 
-    def _change_microbatches(
-        self, runner: JobRunner, registration: RankRegistration, order: tuple[Instruction, ...]
-    ) -> None:
+    def _reorder(self, runner: JobRunner, registration: RankRegistration, order: tuple[Instruction, ...]) -> None:
         """Have a job follow a rank that registers again with another number of microbatches.
 
         Raises:
