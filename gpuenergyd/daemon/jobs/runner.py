@@ -131,6 +131,14 @@ class JobRunner:
         return plans.prediction.plan if isinstance(plans, PermittedPlans) and is_predicting else None
 
     @property
+    def forbidden_lever(self) -> Lever | None:
+        """What the plan in force sets although the settings do not permit it, as after a restart; None if nothing."""
+        plan, permitted = self.job.current_plan, frozenset() if self.is_observing else self.services.levers
+        if plan.power_limits_w and Lever.POWER_LIMITS not in permitted:
+            return Lever.POWER_LIMITS
+        return Lever.CLOCKS if plan.sets_clocks and Lever.CLOCKS not in permitted else None
+
+    @property
     def _is_predicting(self) -> bool:
         return self.is_observing or self.prediction is not None
 
