@@ -108,7 +108,7 @@ def test_the_trial_of_an_order_leaves_the_previous_profile_in_use(model: Previou
     trial = ClockPlan("split-trial-1", PlanPurpose.PROFILE, orders=split_in_place(view.schedule).orders)
     view = replace(view, issued_plans=(*view.issued_plans, trial))
 
-    assert fit_model(with_previous_run(view)).profile
+    assert fit_model(with_previous_run(view)).baseline_energy_j > 0
 
 
 @pytest.mark.parametrize("of_rank", [1.08, 0.92])
