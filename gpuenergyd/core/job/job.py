@@ -372,7 +372,7 @@ class Job:
         if is_slow and (refusal := self._profiling_refusal) is not None:
             return self._fall_back(refusal, least_wait=self.rules.refused_profiling_iterations)
         is_kept = plan.plan_id == self.current_plan.plan_id and self.phase is not JobPhase.FALLBACK
-        if not (is_kept and self._has_new_pace):  # the answer to the next question is what a kept plan is judged by
+        if not (is_kept and self._has_new_pace):  # the next answer says what a kept plan is compared with
             self.control.expect(self.control.question.target)
         was_relieved = self.control.blocks.end_relief()
         if is_kept:

@@ -44,7 +44,7 @@ def test_a_straggler_is_recorded_and_the_policy_is_asked_at_once() -> None:
     assert (run.job.notices.last, run.job.notices.last_at) == ("replica b is slow", 15)
 
 
-def test_a_plan_that_is_kept_until_the_question_about_a_new_pace_is_answered_is_not_judged_by_another_target() -> None:
+def test_a_plan_kept_until_the_question_about_a_new_pace_is_answered_is_not_evaluated_by_another_target() -> None:
     run = JobRun(JobRules(proof_iterations=0), PerformanceTarget(0.2)).following(plan())
     run.pass_one(1.15)
     run.decide(plan())
