@@ -9,7 +9,6 @@ and slowdowns are those of the virtual GPUs, calls included.
 """
 
 import argparse
-import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.report.printing import print_figures
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd_policies.bubble_aware.candidates import Candidates
@@ -88,11 +88,7 @@ def main() -> int:
             cells.append(run(scale, stall_ms, options.seed))
             print(cells[-1], file=sys.stderr, flush=True)
     figures = summary(cells) | {"seed": options.seed}
-    if not options.json:
-        for name, value in figures.items():
-            if name != "cells":
-                print(f"{name}: {value}")
-    print(json.dumps(figures))
+    print_figures(figures, is_json=options.json, left_out="cells")
     return 0 if figures["num_met"] == figures["num_cells"] else 1
 
 

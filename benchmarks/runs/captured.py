@@ -12,7 +12,6 @@ the first tuned one, blocks at full speed included, against the iterations of th
 """
 
 import argparse
-import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.report.printing import print_figures
 from gpuenergyd.core.pipeline.graph import (
     Instruction,
     InstructionKind,
@@ -73,11 +73,7 @@ def main() -> int:
         "seed": options.seed,
         "jobs": [asdict(result) for result in results],
     }
-    if not options.json:
-        for name, value in figures.items():
-            if name != "jobs":
-                print(f"{name}: {value}")
-    print(json.dumps(figures))
+    print_figures(figures, is_json=options.json, left_out="jobs")
     return 0 if is_met(figures) else 1
 
 

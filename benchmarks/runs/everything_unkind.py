@@ -15,7 +15,6 @@ those of all iterations from the first plan on.
 """
 
 import argparse
-import json
 import math
 import os
 import sys
@@ -29,6 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.report.printing import print_figures
 from gpuenergyd.core.job.outcome import find_outcome
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd_policies.bubble_aware.from_plans import BubbleAwareFromPlans
@@ -81,11 +81,7 @@ def main() -> int:
             jobs.append(job)
             print(job, file=sys.stderr, flush=True)
     figures = summary(jobs) | {"seed": options.seed, "policy": options.policy}
-    if not options.json:
-        for name, value in figures.items():
-            if name != "jobs":
-                print(f"{name}: {value}")
-    print(json.dumps(figures))
+    print_figures(figures, is_json=options.json, left_out="jobs")
     return 0 if is_met(figures) else 1
 
 

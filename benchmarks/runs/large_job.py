@@ -12,7 +12,6 @@ machine.
 
 import argparse
 import asyncio
-import json
 import resource
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.report.printing import print_figures
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from tests.support.encoded_host import EncodedLargeJob
 from tests.support.large_job import ITERATION_S, JobSize, LargeJob
@@ -49,10 +49,7 @@ def main() -> int:
     size = JobSize(options.pp, options.tp, options.dp, options.microbatches)
     kind = LargeJob if options.all_real else EncodedLargeJob
     figures = asyncio.run(measure(kind(size, seed=options.seed))) | {"seed": options.seed}
-    if not options.json:
-        for name, value in figures.items():
-            print(f"{name}: {value}")
-    print(json.dumps(figures))
+    print_figures(figures, is_json=options.json)
     return 0 if figures["num_met"] == figures["num_targets"] else 1
 
 

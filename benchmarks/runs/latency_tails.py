@@ -10,7 +10,6 @@ the ideal saving is that of the best plan from exact knowledge if clocks took ef
 """
 
 import argparse
-import json
 import sys
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -20,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.report.printing import print_figures
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
@@ -74,11 +74,7 @@ def main() -> int:
             jobs.append(run(kind, options.seed + k))
             print(jobs[-1], file=sys.stderr, flush=True)
     figures = summary(jobs) | {"seed": options.seed}
-    if not options.json:
-        for name, value in figures.items():
-            if name != "jobs":
-                print(f"{name}: {value}")
-    print(json.dumps(figures))
+    print_figures(figures, is_json=options.json, left_out="jobs")
     return 0 if is_met(figures) else 1
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.report.printing import print_figures
 from tests.support.framework_environments import ROOT, is_built, python_of
 
 LAYOUTS = {
@@ -57,10 +58,7 @@ def main() -> int:
         "losses_equal": all(layout["are_losses_equal"] for layout in layouts.values()),
         "num_iterations": options.iterations,
     }
-    if not options.json:
-        for name, value in figures.items():
-            print(f"{name}: {value}")
-    print(json.dumps(figures))
+    print_figures(figures, is_json=options.json)
     return 0 if are_targets_met(figures) else 1
 
 

@@ -10,9 +10,6 @@ iterations, and all losses, bit by bit. Times are real: run it on a quiet host. 
 
 import argparse
 import json
-import os
-import socket
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,15 +18,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.drivers.world_kinds import WorldKind
 from gpuenergyd_trainers.autostart.launching import launch_environment
 from tests.support.daemon_process import DaemonProcess
-from tests.support.framework_environments import ROOT, is_built, python_of
+from tests.support.framework_environments import is_built, python_of
+from tests.support.phase_ranks import NUM_RANKS, gpu_uuids, launcher_environment, run_ranks
 
 LOOPS = {"ddp": None, "fsdp2": None, "huggingface": "huggingface", "lightning": "lightning"}
 """The environment that each loop needs; None: this one."""
-NUM_RANKS = 2
 SLOWDOWNS = (0.0, 0.02)
 LAST_RATIO = 0.3
 """Share of the iterations that is compared; the plan has settled by then."""
@@ -138,48 +134,24 @@ def train(name: str, num_iterations: int, kind: WorldKind, *, max_slowdown_ratio
 def _run_ranks(
     name: str, num_iterations: int, daemon: DaemonProcess, folder: Path, max_slowdown_ratio: float | None
 ) -> list[dict[str, Any]]:
-    host = SimulatedHost.open(daemon.world_path)
-    uuids = ",".join(identity.gpu_uuid for identity in host.identities())
-    host.close()
     environment = LOOPS[name]
-    python = sys.executable if environment is None else str(python_of(environment))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(str(ROOT / own) for own in ("", "policies", "trainers")),
-        "WORLD_SIZE": f"{NUM_RANKS}",
-        "LOCAL_WORLD_SIZE": f"{NUM_RANKS}",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": f"{port}",
-        "GPUENERGYD_GPU_UUID": uuids,
+    environ = {
+        **launcher_environment(folder),
+        "GPUENERGYD_GPU_UUID": gpu_uuids(daemon.world_path),
         "GPUENERGYD_SOCKET": str(daemon.socket_path),
         "GPUENERGYD_JOB": name,
-        "TMPDIR": str(folder),
-        "OMP_NUM_THREADS": "1",
     }
     if max_slowdown_ratio is not None:
-        common = launch_environment({**common, "GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO": f"{max_slowdown_ratio}"})
-    outs = [folder / f"rank-{rank}.json" for rank in range(NUM_RANKS)]
-    command = [python, "-m", "tests.support.phase_training", name, "--world", str(daemon.world_path)]
-    processes = [
-        subprocess.Popen(
-            [*command, "--iterations", f"{num_iterations}", "--out", str(out)],
-            cwd=ROOT,
-            env={**common, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"},
-            stdout=sys.stderr,
-        )
-        for rank, out in enumerate(outs)
-    ]
-    try:
-        codes = [process.wait(LIMIT_S) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    if any(codes):
-        raise SystemExit(f"{name}: a rank failed with exit codes {codes}")
-    return [json.loads(out.read_text(encoding="ascii")) for out in outs]
+        environ = launch_environment({**environ, "GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO": f"{max_slowdown_ratio}"})
+    return run_ranks(
+        name,
+        folder,
+        daemon.world_path,
+        ["--iterations", f"{num_iterations}"],
+        environ,
+        limit_s=LIMIT_S,
+        python=sys.executable if environment is None else str(python_of(environment)),
+    )
 
 
 if __name__ == "__main__":

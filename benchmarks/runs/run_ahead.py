@@ -11,7 +11,6 @@ a daemon.
 """
 
 import argparse
-import json
 import os
 import sqlite3
 import sys
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.report.printing import print_figures
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import RecordedIteration
@@ -144,10 +144,7 @@ def main() -> int:
         "num_trainings": len(results),
         "seed": options.seed,
     }
-    if not options.json:
-        for name, value in figures.items():
-            print(f"{name}: {value}")
-    print(json.dumps(figures))
+    print_figures(figures, is_json=options.json)
     return 0 if are_targets_met(figures) else 1
 
 

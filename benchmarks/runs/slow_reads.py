@@ -9,7 +9,6 @@ estimate must contain the true saving.
 """
 
 import argparse
-import json
 import sys
 from dataclasses import asdict, dataclass
 from functools import cache, partial
@@ -19,6 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.report.printing import print_figures
 from gpuenergyd.core.job.outcome import find_outcome
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import PlanPurpose
@@ -77,11 +77,7 @@ def main() -> int:
                 cells.append(run(gpus, read_ms, period_ms, options.seed))
                 print(cells[-1], file=sys.stderr, flush=True)
     figures = summary(cells) | {"seed": options.seed}
-    if not options.json:
-        for name, value in figures.items():
-            if name != "cells":
-                print(f"{name}: {value}")
-    print(json.dumps(figures))
+    print_figures(figures, is_json=options.json, left_out="cells")
     return 0 if is_met(figures) else 1
 
 

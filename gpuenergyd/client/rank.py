@@ -146,7 +146,7 @@ class RankClient:
         self.memory_bytes: tuple[int, ...] = ()
         """Memory to report with the next iterations, as in `IterationReport`; the adapter measures it."""
         self.reorder_refusal = rank.reorder_refusal
-        """Why this rank takes no other order; the adapter sets it after a failure."""
+        """Why this rank takes no other order."""
         self.total_errors = 0
         """Exceptions of this client that were suppressed so far."""
         if rank.gpu_uuid is None:
@@ -190,10 +190,15 @@ class RankClient:
         """Whether the order of instructions can change while the program runs, and the user allows it."""
         return self._registration.allow_reorder and not self._registration.reorder_refusal
 
+    def refuse_orders(self, reason: str) -> None:
+        """Run the registered order from now on, and say why with the next report."""
+        self.reorder_refusal = self.reorder_refusal or reason
+
     @property
     def planned_order(self) -> tuple[OrderRow, ...]:
-        """The instructions of the current iteration by its plan; empty for the registered order."""
-        return self._plan.order if self._plan_epoch == self._plan.plan_epoch else ()
+        """The instructions of the current iteration by its plan; empty for the registered order, or after a refusal."""
+        is_followed = self._plan_epoch == self._plan.plan_epoch and not self.reorder_refusal
+        return self._plan.order if is_followed else ()
 
     @property
     def iteration_index(self) -> int:

@@ -29,13 +29,14 @@ For the training thread, which creates no other object per request.
 
 
 def pack_further_clocks(clocks: Iterable[TimedClock], sent_mono_ns: int) -> bytes:
-    """Return what follows the 48 bytes of a request: the later clocks after the first one, to the microsecond.
+    """Return what follows the 48 bytes of a request: the later clocks after the first one, to the next microsecond.
 
     Args:
         clocks: in order of their instants, all after `sent_mono_ns` by at most 2**32 us.
         sent_mono_ns: the sent instant of the request.
     """
-    return b"".join(_FURTHER.pack((c.at_mono_ns - sent_mono_ns) // _NS_PER_US, c.sm_clock_mhz) for c in clocks)
+    # Rounded up, so that none is before the first later clock, whose instant is exact.
+    return b"".join(_FURTHER.pack(-((sent_mono_ns - c.at_mono_ns) // _NS_PER_US), c.sm_clock_mhz) for c in clocks)
 
 
 class RankClockRequest(NamedTuple):

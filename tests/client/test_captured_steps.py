@@ -37,7 +37,13 @@ class CapturedProgram:
         self.device = SimulatedDevice(self.stream)
         self.graph = SimulatedGraph(self.device, self.stream)
         description = RankDescription(
-            job_name="captured", run_key="r", gpu_uuid=gpu_uuid, schedule_name="1f1b", num_microbatches=2
+            job_name="captured",
+            run_key="r",
+            gpu_uuid=gpu_uuid,
+            schedule_name="1f1b",
+            num_microbatches=2,
+            allow_reorder=True,
+            reorder_refusal="",
         )
         self.recorder = DeviceRecorder(self.device, 9)
         self.client = RankClient(description, socket_path=daemon.socket_path, timer=self.recorder)
@@ -243,3 +249,16 @@ def test_a_rank_that_sees_only_replays_of_earlier_captures_says_so_at_its_end(
     program.close()
 
     assert [r.message for r in caplog.records if "cuda_graphs.attach(graph)" in r.message]
+
+
+def test_replays_take_no_other_order_and_go_on_under_a_plan_that_has_one(
+    program: CapturedProgram, daemon: FakeDaemon
+) -> None:
+    start_replaying(program)
+    split = [(kind, m, 0) for m in range(2) for kind in ("F", "I", "W")]
+    daemon.plans = [{**plan_slice(7, 0, [("F", 0, 0, 0, 1410)]), "order": split}]
+    while (report := program.report())["plan_epoch"] != 7:
+        pass
+
+    assert program.rank.is_active
+    assert report["reorder_refusal"] == "steps are replays of a captured graph"

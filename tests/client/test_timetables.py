@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpuenergyd.client.clock_sender import ClockSender
 from gpuenergyd.client.plans import PreparedPlan, prepare
@@ -14,7 +16,13 @@ from gpuenergyd.client.reporter import Reporter
 from gpuenergyd.client.timetables import ReplayTimetables
 from gpuenergyd.client.timing.recorder import IterationTimes
 from gpuenergyd.core.clock_request import MAX_LATER_CLOCKS, ClockRequest, TimedClock
-from gpuenergyd.wire.clock_request import MAX_DATAGRAM_BYTES, TOKEN_BYTES, decode_clock_request
+from gpuenergyd.wire.clock_request import (
+    MAX_DATAGRAM_BYTES,
+    TOKEN_BYTES,
+    decode_clock_request,
+    pack_clock_request,
+    pack_further_clocks,
+)
 from gpuenergyd.wire.messages import ChangeRow, PlanSlice
 
 MS = 1_000_000
@@ -82,7 +90,18 @@ def test_a_request_holds_the_present_clock_and_all_later_ones_to_the_microsecond
     assert (request.sm_clock_mhz, request.plan_epoch) == (1410, 4)
     assert [clock.sm_clock_mhz for clock in request.later] == [900, 1410]
     for clock, at_ms in zip(request.later, (100_000, 100_030), strict=True):
-        assert 0 <= begin_ns + at_ms * MS - clock.at_mono_ns < 1000
+        assert 0 <= clock.at_mono_ns - (begin_ns + at_ms * MS) < 1000
+
+
+@given(st.lists(st.integers(1, 5_000), min_size=1, max_size=MAX_LATER_CLOCKS))
+def test_clocks_within_a_microsecond_arrive_in_their_order(delays_ns: list[int]) -> None:
+    sent_ns = 1_000_000_007
+    first, *further = (TimedClock(900 + k, sent_ns + delay_ns) for k, delay_ns in enumerate(sorted(delays_ns)))
+    head = pack_clock_request(1, bytes(16), 4, 1410, first.sm_clock_mhz, first.at_mono_ns, sent_ns)
+
+    request = decode_clock_request(head + pack_further_clocks(further, sent_ns)).request
+
+    assert [clock.sm_clock_mhz for clock in request.later] == [900 + k for k in range(len(delays_ns))]
 
 
 def test_before_the_first_change_the_last_clock_of_the_iteration_before_is_in_force(sent: Sent) -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation, RankEnergy
 from gpuenergyd.core.pipeline.plan import ClockPlan
-from gpuenergyd.core.policy_api.policy import GpuView, JobView
+from gpuenergyd.core.policy_api.policy import GpuView, JobView, Lever
 from gpuenergyd.daemon.across_hosts.host_stage import stage_classes
 from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
 from gpuenergyd.daemon.gpus.inventory import Gpus
@@ -58,7 +58,13 @@ class ListedHistory:
 class LedPipeline:
     """Two members that report each iteration and follow the newest plan from the next iteration on."""
 
-    def __init__(self, *, is_observing: bool = False, policy: UniformPolicy | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        is_observing: bool = False,
+        policy: UniformPolicy | None = None,
+        levers: frozenset[Lever] = frozenset(Lever),
+    ) -> None:
         self.policy = policy or UniformPolicy()
         self.history = ListedHistory()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -69,6 +75,7 @@ class LedPipeline:
             gpus=Gpus(),
             observation_limit_s=1.0,
             is_observing=is_observing,
+            levers=levers,
         )
         description = new_job(job_id="whole").description
         self.leader = PipelineLeader(description, JobRules(), services, "own", 0, {}, self._spawn)

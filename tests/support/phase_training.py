@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -257,7 +257,7 @@ RUNS: dict[str, Callable[[SimulatedGpu, int], None]] = {
 }
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Train one rank."""
     parser = argparse.ArgumentParser()
     parser.add_argument("framework", choices=sorted(RUNS))
@@ -265,7 +265,7 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the times of all phases")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     host = SimulatedHost.open(options.world)
     gpu = SimulatedGpu(host, host.identities()[int(os.environ["LOCAL_RANK"])].gpu_uuid)

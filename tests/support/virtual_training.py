@@ -29,13 +29,13 @@ from gpuenergyd.core.job.messages import (
     SendPlan,
 )
 from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.measurement.iteration_observation import observe_iteration
 from gpuenergyd.core.measurement.stages import stage_clocks, stage_energy
 from gpuenergyd.core.measurement.telemetry import (
     ClockHistory,
     EnergyCounter,
     MeasuredInstruction,
     RankIteration,
-    observe_iteration,
 )
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, dependency_graph
 from gpuenergyd.core.pipeline.plan import ClockChange

@@ -1,61 +1,57 @@
 """Runs of data-parallel loops that mark nothing, joined by `gpuenergyd run`: real processes over gloo."""
 
 import json
+import multiprocessing
 import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd_trainers.autostart.launching import launch_environment
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
-from tests.support.framework_environments import ROOT
+from tests.support import phase_training
+from tests.support.phase_ranks import NUM_RANKS, gpu_uuids, launcher_environment, run_ranks
 
-NUM_RANKS, NUM_ITERATIONS = 2, 8
+NUM_ITERATIONS = 8
 RUN_LIMIT_S = 300.0
 
 
 def train(framework: str, folder: Path, *, num_iterations: int = NUM_ITERATIONS, socket_path: str | None) -> list[Any]:
     """Train two ranks on simulated GPUs; return what each has written."""
     world = folder / "world"
-    host = SimulatedHost.create(world, ["a100-sxm"] * NUM_RANKS, seed=1)
-    uuids = ",".join(identity.gpu_uuid for identity in host.identities())
-    host.close()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environ = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("GPUENERGYD_")},
-        "PYTHONPATH": os.pathsep.join(str(ROOT / own) for own in ("", "policies", "trainers")),
-        "WORLD_SIZE": f"{NUM_RANKS}",
-        "LOCAL_WORLD_SIZE": f"{NUM_RANKS}",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": f"{port}",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "TMPDIR": str(folder),
-    }
-    if socket_path is not None:
-        environ = launch_environment({**environ, "GPUENERGYD_SOCKET": socket_path, "GPUENERGYD_GPU_UUID": uuids})
-    command = [sys.executable, "-m", "tests.support.phase_training", framework, "--world", str(world)]
+    SimulatedHost.create(world, ["a100-sxm"] * NUM_RANKS, seed=1).close()
+    environ, arguments = launcher_environment(folder), ["--iterations", f"{num_iterations}", "--scale", "0.3"]
+    if socket_path is None:
+        return _train_forked(folder, [framework, "--world", str(world), *arguments], environ)
+    gpus = {"GPUENERGYD_SOCKET": socket_path, "GPUENERGYD_GPU_UUID": gpu_uuids(world)}
+    return run_ranks(framework, folder, world, arguments, launch_environment({**environ, **gpus}), limit_s=RUN_LIMIT_S)
+
+
+def _train_forked(folder: Path, arguments: list[str], environ: dict[str, str]) -> list[Any]:
+    """Train without the daemon in forks of this process, which has imported torch already."""
     outs = [folder / f"rank-{rank}.json" for rank in range(NUM_RANKS)]
+    context = multiprocessing.get_context("fork")
     processes = [
-        subprocess.Popen(
-            [*command, "--iterations", f"{num_iterations}", "--scale", "0.3", "--out", str(out)],
-            cwd=ROOT,
-            env={**environ, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"},
-        )
+        context.Process(target=_train_rank, args=([*arguments, "--out", str(out)], environ, rank))
         for rank, out in enumerate(outs)
     ]
+    for process in processes:
+        process.start()
     try:
-        assert [process.wait(RUN_LIMIT_S) for process in processes] == [0] * NUM_RANKS
+        for process in processes:
+            process.join(RUN_LIMIT_S)
+        assert [process.exitcode for process in processes] == [0] * NUM_RANKS
     finally:
         for process in processes:
             process.kill()
-            process.wait()
+            process.join()
     return [json.loads(out.read_text(encoding="ascii")) for out in outs]
+
+
+def _train_rank(arguments: list[str], environ: dict[str, str], rank: int) -> None:
+    os.environ.clear()
+    os.environ.update({**environ, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"})
+    phase_training.main(arguments)
 
 
 def check_phases(framework: str, folder: Path) -> None:

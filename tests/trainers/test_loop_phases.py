@@ -1,6 +1,7 @@
 """Phases of plain loops, found by torch's own hooks on a virtual device that runs behind the program."""
 
 import copy
+import gc
 import pickle
 import sys
 from collections.abc import Callable, Iterator
@@ -171,6 +172,33 @@ def test_accumulated_microbatches_have_phases_of_their_own(gpu: Gpu, daemon: Fak
 def test_a_step_that_runs_forward_and_backward_itself_begins_after_them(gpu: Gpu, daemon: FakeDaemon) -> None:
     with joined(daemon, gpu) as job:
         assert train(job, gpu, daemon, step=closure_step) == ALL
+
+
+def test_nothing_is_left_behind_by_parameters_in_outputs_and_by_optimizers_that_are_gone(
+    gpu: Gpu, daemon: FakeDaemon
+) -> None:
+    class WithWeight(torch.nn.Module):  # type: ignore[name-defined, misc]  # torch is optional here
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = gpu.model()
+
+        def forward(self, rows: Any) -> Any:
+            """Return the output and a parameter."""
+            return self.inner(rows), self.inner[0].scale
+
+    def step(model: Any, optimizer: Any, batch: Any) -> None:
+        model(batch)[0].square().mean().backward()
+        optimizer.step()
+        gpu.optimizer(model).step()  # as a program that makes one for each phase of its training
+
+    model = WithWeight()
+    with joined(daemon, gpu) as job:
+        train(job, gpu, daemon, step=step, model=model)
+        gc.collect()
+
+        assert not model.inner[0].scale._backward_hooks
+        assert job.phases is not None
+        assert len(job.phases._checkpoint_handles) <= 1
 
 
 def test_short_phases_get_no_clock_of_their_own(gpu: Gpu, daemon: FakeDaemon) -> None:

@@ -62,11 +62,7 @@ class PipelineHandle(Handle):
         from gpuenergyd_trainers.torch_reorder import ReorderedSteps  # noqa: PLC0415  imports torch
 
         rank = self._active_rank
-
-        def refuse(reason: str) -> None:
-            rank.client.reorder_refusal = reason
-
-        steps = ReorderedSteps(self._schedule, stage, lambda: rank.order_to_run, refuse)
+        steps = ReorderedSteps(self._schedule, stage, lambda: rank.order_to_run, rank.client.refuse_orders)
         self._wrapped.append(WrappedAttribute(self._schedule, "_step_microbatches", steps.around))
 
     def _report_memory(self) -> None:

@@ -57,7 +57,7 @@ def _toml(value: Any) -> str:
         case bool():
             return str(value).lower()
         case tuple():
-            return str([*value])
+            return f"[{', '.join(_toml(item) for item in value)}]"
         case int() | float():
             return str(value)
         case _:

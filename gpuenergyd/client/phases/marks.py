@@ -59,7 +59,7 @@ class PhaseMarks:
         self._is_whole = False
         self._kept: frozenset[OrderRow] | None = None
         """The phases that are marked; None: all."""
-        self._learned: deque[IterationTimes] = deque()
+        self._learned: deque[IterationTimes] = deque(maxlen=_MAX_LEARNED)
         self._is_in_iteration = False
         self._is_paused = False
         self._kind = ""

@@ -48,6 +48,7 @@ class TorchPhases:
         self._root_handles: list[Any] = []
         self._optimizers: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         """Optimizers that have stepped, and whether they have parameters of the outermost module."""
+        self._checkpoint_handles: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         optimizers: Any = sys.modules["torch.optim.optimizer"]  # torch deletes the attributes of its modules
         self._handles: list[Any] = []
         if registers_steps:
@@ -60,10 +61,11 @@ class TorchPhases:
     def detach(self) -> None:
         """Remove all hooks."""
         self._stop_searching()
-        for handle in (*self._handles, *self._root_handles):
+        for handle in (*self._handles, *self._root_handles, *self._checkpoint_handles.values()):
             handle.remove()
         self._handles.clear()
         self._root_handles.clear()
+        self._checkpoint_handles.clear()
 
     # --- the outermost module ---
 
@@ -113,7 +115,8 @@ class TorchPhases:
             own = {id(parameter) for parameter in root.parameters()}
             known = any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
             self._optimizers[optimizer] = known
-            self._handles.append(optimizer.register_state_dict_pre_hook(self._before_checkpoint))
+            if optimizer not in self._checkpoint_handles:
+                self._checkpoint_handles[optimizer] = optimizer.register_state_dict_pre_hook(self._before_checkpoint)
             if not known and not self._is_root_proven:
                 self._search_another(root)
         self._is_root_proven |= known
@@ -145,7 +148,7 @@ class TorchPhases:
             for number, tensor in enumerate(_tensors(output, self._torch.Tensor)):
                 if number == _MAX_OUTPUTS:
                     break
-                if tensor.requires_grad:
+                if tensor.requires_grad and not tensor.is_leaf:  # a leaf, as a parameter, would keep each hook
                     tensor.register_hook(self._on_gradient)
         except Exception:  # noqa: BLE001  must not reach training
             self._marks.num_errors += 1

@@ -140,7 +140,7 @@ def _announced_end(end: Callable[..., Any]) -> Callable[..., Any]:
 
 def _announced_replay(replay: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(replay)
-    def replay_followed(graph: Any) -> Any:
-        return captured_graphs.replay(graph, lambda: replay(graph))
+    def replay_followed(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        return captured_graphs.replay(graph, lambda: replay(graph, *args, **kwargs))
 
     return replay_followed

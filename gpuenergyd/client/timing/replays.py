@@ -13,6 +13,8 @@ from gpuenergyd.client.timing.recorder import NOT_RECORDED
 from gpuenergyd.wire.messages import OrderRow
 
 _NS_PER_MS = 1_000_000
+_SHORTEST_NS = 1000
+"""A begin that is as near to the end of the replay is one of the next replay, which follows at once."""
 
 
 class CapturedInstructions:
@@ -89,8 +91,11 @@ class ReplayReading:
             closing_ns: the end of the replay, after the opening.
         """
         marks = self._captured.marks
-        if len(self._times_ns) < len(marks) or any(at_ns > closing_ns for at_ns in self._times_ns):
+        if len(self._times_ns) < len(marks):
             return None
+        for (_, is_end, _), at_ns in zip(marks, self._times_ns, strict=True):
+            if at_ns > (closing_ns if is_end else closing_ns - _SHORTEST_NS):
+                return None
         begins, ends = [0] * len(self.keys), [0] * len(self.keys)
         for (slot, is_end, _), at_ns in zip(marks, self._times_ns, strict=True):
             (ends if is_end else begins)[slot] = at_ns

@@ -4,11 +4,13 @@ A job lives for weeks and each new target may need a new plan, so the number of 
 
 - the newest plans, because a late report may name one of their epochs;
 - the plans of iterations that are still kept, because a policy takes an iteration of an unknown plan for full speed;
-- the proven plan, or else the first tuned one, because a later run starts from it.
+- the proven plan, or else the first tuned one, because a later run starts from it;
+- the newest tuned plan in the registered order, because a job may have to return to that order at any time.
 
 Of the others the oldest is dropped first, and profiling plans last, because a policy finds in them what it has tried.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -217,6 +219,8 @@ class IssuedPlans:
         needed = {*needed_ids, *(plan.plan_id for plan in self.kept[-_NEWEST_KEPT:])}
         if (representative := self.proven_or_first_tuned()) is not None:
             needed.add(representative.plan_id)
+        plain = (plan.plan_id for plan in reversed(self.kept) if plan.purpose is PlanPurpose.TUNED and not plan.orders)
+        needed.update(itertools.islice(plain, 1))
         free = [i for i, plan in enumerate(self.kept) if num_times[plan.plan_id] > 1 or plan.plan_id not in needed]
         if not free:
             return

@@ -379,9 +379,11 @@ class Job:
         is_slow = plan.purpose is PlanPurpose.PROFILE and not plan.orders  # other orders are tried at full speed
         if is_slow and (refusal := self._profiling_refusal) is not None:
             return self._fall_back(refusal, least_wait=self.rules.refused_profiling_iterations)
-        self.control.expect(self.control.question.target)
+        is_kept = plan.plan_id == self.current_plan.plan_id and self.phase is not JobPhase.FALLBACK
+        if not (is_kept and self._has_new_pace):  # the next answer says what a kept plan is compared with
+            self.control.expect(self.control.question.target)
         was_relieved = self.control.blocks.end_relief()
-        if plan.plan_id == self.current_plan.plan_id and self.phase is not JobPhase.FALLBACK:
+        if is_kept:
             commands = self.control.send_again(plan) if was_relieved else ()
             commands = (*self._record_order_advice(plan.order_advice), *commands)
             return (*commands, *self._enter(phase_under(plan, self.phase), plan.reason), *self._ask_for_new_pace())
@@ -404,16 +406,20 @@ class Job:
         self.notices.add(advice.text, self.num_iterations)
         return (RecordNotice(advice.text, advice),)
 
+    @property
+    def _has_new_pace(self) -> bool:
+        """Whether the straggler's pace has changed since the last question."""
+        asked_for = self.control.question.target
+        return asked_for is not None and asked_for.straggler_time_s != self.target.straggler_time_s
+
     def _ask_for_new_pace(self) -> tuple[Command, ...]:
         """Ask again at once if the straggler's pace has changed since the question that was answered."""
-        asked_for = self.control.question.target
-        is_new = asked_for is not None and asked_for.straggler_time_s != self.target.straggler_time_s
-        return self._ask() if is_new and self.phase is JobPhase.TUNED else ()
+        return self._ask() if self._has_new_pace and self.phase is JobPhase.TUNED else ()
 
     def _profiling_permission_changed(self, refusal: str | None) -> tuple[Command, ...]:
         """Stop profiling that is no longer permitted; a later profiling plan is refused when the policy returns it."""
         self._profiling_refusal = refusal
-        if refusal is None or self.phase is not JobPhase.PROFILING:
+        if refusal is None or self.phase is not JobPhase.PROFILING or self.current_plan.orders:
             return ()
         return self._fall_back(refusal, least_wait=self.rules.refused_profiling_iterations)
 

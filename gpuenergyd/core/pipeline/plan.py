@@ -165,12 +165,11 @@ def check_plan(
 
     Raises:
         PlanError: the plan has a rank, instruction, clock or power limit that does not exist, an offset outside
-            [0, 3600) s, or the purpose `PREDICTED`.
+            [0, 3600) s, orders without clocks, or the purpose `PREDICTED`.
         ScheduleError: the plan's orders cannot replace those of the pipeline.
     """
     if plan.orders:
-        check_orders(plan.orders, schedule)
-        schedule = plan.schedule(schedule)
+        schedule = _checked_schedule(plan, schedule)
     if plan.purpose is PlanPurpose.PREDICTED:
         raise PlanError(f"plan {plan.plan_id!r}: purpose PREDICTED is only for jobs whose clocks may not be set")
     for rank in plan.ranks:
@@ -197,6 +196,14 @@ def check_plan(
                 raise PlanError(f"plan {plan.plan_id!r}: rank {rank.pp_rank} does not run {change.instruction}")
             if not 0.0 <= change.offset_s < 3600.0:
                 raise PlanError(f"plan {plan.plan_id!r}: offset {change.offset_s} s must be in [0, 3600)")
+
+
+def _checked_schedule(plan: ClockPlan, registered: Schedule) -> Schedule:
+    """Return the schedule under a plan with orders; without clocks, nothing would take the ranks back to their own."""
+    if len(plan.ranks) != len(plan.orders):
+        raise PlanError(f"plan {plan.plan_id!r}: orders for {len(plan.orders)} ranks, clocks for {len(plan.ranks)}")
+    check_orders(plan.orders, registered)
+    return plan.schedule(registered)
 
 
 def _check_power_limit(plan: ClockPlan, rank: RankClocks, range_w: PowerLimitRange | None) -> None:

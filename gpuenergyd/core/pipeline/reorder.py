@@ -121,24 +121,29 @@ def check_orders(orders: Orders, plain: Schedule) -> None:
     if len(orders) != plain.num_ranks:
         raise ScheduleError(f"orders for {len(orders)} ranks; the pipeline has {plain.num_ranks}")
     for pp_rank, (order, before) in enumerate(zip(orders, plain.orders, strict=True)):
-        _check_order(order, before, where=f"rank {pp_rank}")
+        check_order(order, before, where=f"rank {pp_rank}")
 
 
-def _check_order(order: Sequence[Instruction], before: Sequence[Instruction], *, where: str) -> None:
+def check_order(order: Sequence[Instruction], before: Sequence[Instruction], *, where: str) -> None:
+    """Check that a rank can run an order in place of its own one in 1F1B, `before`; `where` begins the error.
+
+    Raises:
+        ScheduleError: exchanged data or sums of gradients would differ.
+    """
     kinds = InstructionKind
     exchanged = [replace(own, kind=kinds.B) if own.kind is kinds.I else own for own in order if own.kind != kinds.W]
     if exchanged != list(before):
         raise ScheduleError(f"{where}: forwards and backwards must keep the sequence of 1F1B")
-    split: set[int] = set()
+    split: set[Instruction] = set()
     for own in order:
         if own.kind is kinds.I:
-            split.add(own.microbatch_index)
+            split.add(replace(own, kind=kinds.W))
         elif own.kind is kinds.W:
-            if own.microbatch_index not in split:
+            if own not in split:
                 raise ScheduleError(f"{where}: {own} comes twice, or before its input gradient")
-            split.remove(own.microbatch_index)
+            split.remove(own)
     if split:
-        raise ScheduleError(f"{where}: no weight gradient of microbatch {min(split)}")
+        raise ScheduleError(f"{where}: no weight gradient of microbatch {min(own.microbatch_index for own in split)}")
     summed = [own.microbatch_index for own in order if own.kind in {kinds.B, kinds.W}]
     if summed != [own.microbatch_index for own in before if own.kind is kinds.B]:
         raise ScheduleError(f"{where}: gradients must be accumulated in the sequence of 1F1B")

@@ -28,8 +28,9 @@ from gpuenergyd.core.pipeline.graph import (
 )
 from gpuenergyd.core.pipeline.plan import ClockPlan, baseline_plan, check_plan
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
+from gpuenergyd.core.pipeline.reorder import OrderAdvice
 from gpuenergyd.core.pipeline.timeline import timeline
-from gpuenergyd.core.policy_api.policy import BaselineView, ClockPolicy, GpuView, JobView
+from gpuenergyd.core.policy_api.policy import BaselineView, ClockPolicy, GpuView, JobView, ReorderView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 A100_SM_CLOCKS_MHZ = tuple(range(1410, 195, -15))
@@ -116,6 +117,7 @@ class SimulatedJob:
         """The plans issued so far; the first is the baseline."""
         self.observations: list[IterationObservation] = []
         self._measures_energy = measures_energy
+        self._order_advice: OrderAdvice | None = None
         self._graph = dependency_graph(schedule)
         self._clocks_mhz = tuple(
             tuple(option.sm_clock_mhz for option in self.profile[order[0].instruction_class].options)
@@ -138,6 +140,7 @@ class SimulatedJob:
             baseline=self.baseline,
             observations=tuple(self.observations),
             issued_plans=tuple(self.plans),
+            reorder=ReorderView(advice=self._order_advice),
         )
 
     def run_policy(self, policy: ClockPolicy, num_iterations: int) -> ClockPlan:
@@ -161,6 +164,7 @@ class SimulatedJob:
             PlanError: the plan does not fit the pipeline or its GPUs; the daemon would refuse it.
         """
         check_plan(plan, self.schedule, self._clocks_mhz)
+        self._order_advice = plan.order_advice or self._order_advice
         if not self.plans or self.plans[-1].plan_id != plan.plan_id:
             self.plans.append(plan)
         for _ in range(num_iterations):

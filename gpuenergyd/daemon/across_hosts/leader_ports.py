@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 _HELD_ITERATIONS = 48
 """A question to the policy waits for the newest plan to be tried, but not longer than this."""
+_EPOCHS_KEPT = 64
+"""Plans whose epochs are known; the newest few are in use."""
 _MAY_BE_IN_FORCE = 2
 """Plans before the newest one that members may still follow."""
 
@@ -111,7 +113,10 @@ class LeaderDelivery:
             self.target = self.answering or self.job.target
             self.audit.record("plan", plan.reason, f"epoch {command.plan_epoch}: {plan.plan_id}")
         self.sent = command
+        self._epoch_of_plan.pop(self.plan_id, None)
         self._epoch_of_plan[self.plan_id] = command.plan_epoch
+        for plan_id in list(self._epoch_of_plan)[1:-_EPOCHS_KEPT]:  # the first one is full speed
+            del self._epoch_of_plan[plan_id]
 
     def _new_id(self, command: SendPlan) -> str:
         return f"{self.audit.pipeline_id}.{self.generation}.{command.plan_epoch}"

@@ -30,6 +30,7 @@ from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.measurement.merge import busy_s
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import ClockChange
+from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.daemon.across_hosts.leader_ports import LeaderAudit, LeaderDelivery, LeaderPlans, MembersOwnGpus
 from gpuenergyd.daemon.across_hosts.leader_records import LeaderIterations, LeaderRuns
 from gpuenergyd.daemon.across_hosts.stage_parts import StageParts
@@ -79,8 +80,9 @@ class PipelineLeader:
         self._parts = StageParts(self.description.num_pp_ranks, self.num_tp_ranks)
         self._audit = LeaderAudit(self.services.history, self.pipeline_id, self.leader_job_id)
         self._delivery = LeaderDelivery(self.job, self._audit)
+        may_set_clocks = not self.services.is_observing and Lever.CLOCKS in self.services.levers
         self._plans = LeaderPlans(
-            self.job, self.services.policy, self._delivery, self._handle, self.spawn, self.services.is_observing
+            self.job, self.services.policy, self._delivery, self._handle, self.spawn, is_observing=not may_set_clocks
         )
         self._iterations = LeaderIterations(self, self.services)
         self._runs = LeaderRuns(self, self.services, self.leader_job_id, self.uid, self.num_tp_ranks, self.spawn)

@@ -17,6 +17,7 @@ MAX_PIPELINE_RANKS = 16_384
 MAX_PERMITTED_RATIO = 100.0
 """Slowdown that the target of an hour permits, at most."""
 _MAX_SWITCH_LATENCY_S = 60.0
+_MAX_POWER_W = 1e6
 
 
 def checked_size(report: PipelineReport | MemberPlace) -> tuple[int, int]:
@@ -62,6 +63,9 @@ def check_gpu(where: str, gpu: GpuView) -> None:
         raise ProtocolError(
             f"{where}: switch_latency_s {gpu.switch_latency_s} must be in [0, {_MAX_SWITCH_LATENCY_S:g})"
         )
+    low_w, high_w = gpu.power_limit_range_w or (1.0, 2.0)
+    if not 0 < low_w < high_w < _MAX_POWER_W:
+        raise ProtocolError(f"{where}: power_limit_range_w ({low_w}, {high_w}) must be two ascending powers")
     if not (1 <= gpu.num_gpus <= _MAX_RANKS and 0 <= gpu.num_host_gpus <= _MAX_RANKS):
         raise ProtocolError(
             f"{where}: num_gpus {gpu.num_gpus} must be in [1, {_MAX_RANKS}],"

@@ -64,6 +64,8 @@ def take_over_job(jobs: Jobs, handed: HandedJob, *, holds_leases: bool) -> None:
     log.info("job %s: taken over in phase %s with plan %s", job_id, job.phase, job.current_plan.plan_id)
     if not holds_leases:
         runner.control_lost("its GPUs were restored while the daemon was away")
+    elif (lever := runner.forbidden_lever) is not None:
+        runner.control_lost(f"the settings do not permit {lever} in plans any more")
     for known in dead:
         runner.handle(RankLost(known.pp_rank, f"process {known.peer.pid} died"))
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from gpuenergyd.core.job.description import JobRanks
 from gpuenergyd.core.job.messages import Event, IterationObserved, ObserveIteration
+from gpuenergyd.core.measurement.iteration_observation import observe_iteration
 from gpuenergyd.core.measurement.stages import stage_clocks, stage_energy
-from gpuenergyd.core.measurement.telemetry import RankIteration, iteration_window, observe_iteration
+from gpuenergyd.core.measurement.telemetry import RankIteration, iteration_window
 from gpuenergyd.daemon.ports import JobServices, ReplicasPort, RunningJob
 
 _MAX_PENDING = 64

@@ -141,13 +141,22 @@ class PermittedPlans:
 
     def ask(self, view: JobView) -> None:
         """Ask for a plan if something may be set, otherwise for a prediction, which leaves the question open."""
-        levers = self.levers()
-        self._is_unanswered = not levers
-        if self._is_unanswered:
+        permitted = self._permitted(view)
+        self._is_unanswered = permitted is None
+        if permitted is None:
             self.prediction.ask(view)
-            return
-        can_limit = Lever.POWER_LIMITS in levers
-        self.tuning.ask(replace(view, can_set_clocks=Lever.CLOCKS in levers, can_set_power_limits=can_limit))
+        else:
+            self.tuning.ask(permitted)
+
+    def prepare(self, view_of: Callable[[], JobView | None], suspected_time_s: float | None) -> None:
+        """Have a plan ready for a suspected pace, with what may be set now; None: nothing is suspected any more."""
+
+        def permitted_view() -> JobView | None:
+            view = view_of()
+            return None if view is None else self._permitted(view)
+
+        self.tuning.prepared.prepare(permitted_view, suspected_time_s)
+        self.tuning.release_in_time()
 
     @property
     def is_predicting(self) -> bool:
@@ -161,6 +170,14 @@ class PermittedPlans:
 
     def resume(self, _current: ClockPlan) -> None:
         """Continue the job of an earlier daemon: the state machine asks again."""
+
+    def _permitted(self, view: JobView) -> JobView | None:
+        """Return a view that says what may be set; None if nothing may."""
+        levers = self.levers()
+        if not levers:
+            return None
+        can_limit = Lever.POWER_LIMITS in levers
+        return replace(view, can_set_clocks=Lever.CLOCKS in levers, can_set_power_limits=can_limit)
 
     def _show(self, prediction: ClockPlan) -> None:
         self._is_unanswered = True

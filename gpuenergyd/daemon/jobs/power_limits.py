@@ -25,6 +25,8 @@ class PowerLimitsSnapshot:
     """The plans whose limits are in force or will be: first iteration, and limits in watts by pipeline rank."""
 
     sent: tuple[tuple[int, dict[int, float]], ...] = ()
+    were_set: tuple[str, ...] = ()
+    """The GPUs whose limit was set since the job's GPUs were leased."""
 
 
 @dataclass(slots=True)
@@ -80,12 +82,12 @@ class JobPowerLimits:
 
     def snapshot(self) -> PowerLimitsSnapshot:
         """Return the state for the next daemon, which sets all limits again."""
-        return PowerLimitsSnapshot(tuple(self._sent))
+        return PowerLimitsSnapshot(tuple(self._sent), tuple(self._in_force))
 
     def restore(self, snapshot: PowerLimitsSnapshot) -> None:
         """Continue from the state of an earlier daemon."""
         self._sent = list(snapshot.sent)
-        self._in_force = dict.fromkeys(self.ranks.gpu_uuids, _UNKNOWN_W) if snapshot.sent else {}
+        self._in_force = dict.fromkeys(snapshot.were_set, _UNKNOWN_W)
 
     async def close(self) -> None:
         """Stop setting limits."""

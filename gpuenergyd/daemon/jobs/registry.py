@@ -6,7 +6,6 @@ Longer than 400 lines, since each of these changes the same tables of runners an
 import asyncio
 import logging
 import os
-import re
 import secrets
 import time
 from collections import deque
@@ -14,17 +13,16 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpuenergyd.core.job.description import JobDescription
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.measurements.savings import SavingEstimate
 from gpuenergyd.core.job.messages import RankChangedMicrobatches, RankJoined, RankLost, RankReleased, RankReported
 from gpuenergyd.core.job.outcome import Outcome
 from gpuenergyd.core.job.rules import JobRules, member_rules
 from gpuenergyd.core.pipeline.graph import Instruction
-from gpuenergyd.core.policy_api.target import LARGE_SLOWDOWN_RATIO, PerformanceTarget
 from gpuenergyd.daemon.gpus.inventory import Gpu, GpuClaim, utc_at
 from gpuenergyd.daemon.jobs.audit_log import record_latency
 from gpuenergyd.daemon.jobs.clock_requests import ClockRequests
+from gpuenergyd.daemon.jobs.new_job import job_description, job_record
 from gpuenergyd.daemon.jobs.replicas import Replicas
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.jobs.sessions import RankSession, RankSessions
@@ -34,7 +32,6 @@ from gpuenergyd.daemon.registration import (
     checked_iteration,
     checked_length,
     checked_order,
-    checked_slowdown,
     checked_tags,
     joining_message,
     reorder_offer,
@@ -43,7 +40,7 @@ from gpuenergyd.daemon.registration import (
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import JobError
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuHealthChange, GpuSample, LeaseOwner
-from gpuenergyd.store.records import JobRecord, RankRecord
+from gpuenergyd.store.records import RankRecord
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.clock_request import TOKEN_BYTES
 from gpuenergyd.wire.messages import (
@@ -155,7 +152,10 @@ class Jobs:
             raise
         if is_new:
             self.add(runner, registration, peer.uid)
-            self._record_job(runner, registration, peer)
+            started_at = utc_at(runner.created_mono_ns)
+            is_simulated = gpu.identity.is_simulated
+            record = job_record(runner.job.description, registration, peer.uid, started_at, is_simulated=is_simulated)
+            self.services.history.write(record)
             runner.start()
         session = RankSession(
             token=secrets.token_bytes(TOKEN_BYTES),
@@ -390,51 +390,14 @@ class Jobs:
     def _runner_for(self, registration: RankRegistration, peer: PeerCredentials) -> JobRunner:
         policy = registration.policy or self.default_policy
         self.policies.require(policy)
-        ratio = checked_slowdown(registration)
-        job_id = _new_job_id(registration.job_name)
-        description = JobDescription(
-            job_id=job_id,
-            job_name=registration.job_name,
-            num_pp_ranks=registration.num_pp_ranks,
-            schedule_name=registration.schedule_name,
-            num_microbatches=registration.num_microbatches,
-            num_chunks=registration.num_chunks,
-            policy=policy,
-            target=PerformanceTarget(self.default_max_slowdown_ratio if ratio is None else ratio),
-            length=checked_length(registration),
-            num_dp_ranks=registration.num_dp_ranks,
-            num_stage_ranks=registration.num_stage_ranks,
-        )
-        if ratio is not None and ratio > LARGE_SLOWDOWN_RATIO:
-            log.warning("job %s permits a slowdown of %g, i.e. %g %%; 0.05 is 5 %%", job_id, ratio, 100 * ratio)
-        owner = LeaseOwner(job_id, peer.pid, peer.uid)
+        description = job_description(registration, policy, self.default_max_slowdown_ratio)
+        owner = LeaseOwner(description.job_id, peer.pid, peer.uid)
         return self.new_runner(Job(description, self.rules_for(registration)), owner, registration)
 
     def new_runner(self, job: Job, owner: LeaseOwner, registration: RankRegistration) -> JobRunner:
         """Return a runner for a job with such a rank."""
         return JobRunner(
             job, self.services, self.replicas, owner, self._job_ended, is_member=registration.is_pipeline_member
-        )
-
-    def _record_job(self, runner: JobRunner, registration: RankRegistration, peer: PeerCredentials) -> None:
-        description = runner.job.description
-        self.services.history.write(
-            JobRecord(
-                job_id=runner.job_id,
-                job_name=registration.job_name,
-                run_key=registration.run_key,
-                dp_rank=registration.dp_rank,
-                policy=description.policy,
-                schedule_name=registration.schedule_name,
-                framework=registration.framework,
-                is_simulated=self.services.gpus[registration.gpu_uuid].identity.is_simulated,
-                num_ranks=description.num_ranks,
-                num_microbatches=registration.num_microbatches,
-                max_slowdown_ratio=description.target.max_slowdown_ratio,
-                uid=peer.uid,
-                started_at=utc_at(runner.created_mono_ns),
-                tags=checked_tags(registration.tags),
-            )
         )
 
     def _process_died(self, session: RankSession) -> None:
@@ -458,8 +421,3 @@ class Jobs:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _new_job_id(job_name: str) -> str:
-    readable = re.sub(r"[^a-z0-9]+", "-", job_name.lower()).strip("-")[:40] or "job"
-    return f"{readable}-{secrets.token_hex(3)}"

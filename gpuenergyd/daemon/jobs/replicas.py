@@ -83,9 +83,11 @@ class Replicas:
         """Compare the pace of a job with the other replicas of its training."""
         own_time_s = runner.job.knowledge.pace.own_time_s
         group = self._group(runner.job_id) if self.has_replicas(runner.job_id) else None
-        if own_time_s is not None and group is not None:
+        if group is None:
+            return
+        if own_time_s is not None:  # unknown for some iterations after a change of the number of microbatches
             self._follow(group.update_pace(Pace(own_time_s, runner.job_id, time.monotonic())))
-            self._prepare(group)
+        self._prepare(group)
 
     def least_overhead_s(self, runner: RunningJob) -> float | None:
         """Return the least time that another replica spends outside its instructions; None while none is known."""

@@ -19,6 +19,7 @@ from gpuenergyd.core.job.messages import (
 from gpuenergyd.core.job.outcome import Outcome, find_outcome, outcome_line
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.plan import ClockPlan
+from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.daemon.gpus.inventory import Gpu, utc_at
 from gpuenergyd.daemon.jobs.audit_log import DAEMON, AuditLog
 from gpuenergyd.daemon.jobs.executor import CommandExecutor
@@ -130,6 +131,14 @@ class JobRunner:
         return plans.prediction.plan if isinstance(plans, PermittedPlans) and is_predicting else None
 
     @property
+    def forbidden_lever(self) -> Lever | None:
+        """What the plan in force sets although the settings do not permit it, as after a restart; None if nothing."""
+        plan, permitted = self.job.current_plan, frozenset() if self.is_observing else self.services.levers
+        if plan.power_limits_w and Lever.POWER_LIMITS not in permitted:
+            return Lever.POWER_LIMITS
+        return Lever.CLOCKS if plan.sets_clocks and Lever.CLOCKS not in permitted else None
+
+    @property
     def _is_predicting(self) -> bool:
         return self.is_observing or self.prediction is not None
 
@@ -173,9 +182,8 @@ class JobRunner:
         """Have a plan ready for the pace of a replica that may be a straggler; None: there is none."""
         if not isinstance(self.plans, PermittedPlans) or self.job.target.is_forced:
             return
-        tuning, is_tuned = self.plans.tuning, self.job.phase is JobPhase.TUNED and not self.is_observing
-        tuning.prepared.prepare(self.job.view, suspected_time_s if is_tuned else None)
-        tuning.release_in_time()
+        is_tuned = self.job.phase is JobPhase.TUNED and not self.is_observing
+        self.plans.prepare(self.job.view, suspected_time_s if is_tuned else None)
 
     def straggler_changed(self, straggler_time_s: float | None, reason: str) -> None:
         """Follow the pace of the slowest replica of the training; None: the job's own pace."""
@@ -295,7 +303,7 @@ class JobRunner:
         )
 
     def _posted_plans(self) -> PostedPlans:
-        return PostedPlans(lambda: not self.is_observing, self.handle)
+        return PostedPlans(lambda: not self.is_observing and Lever.CLOCKS in self.services.levers, self.handle)
 
 
 def _pace_text(straggler_time_s: float | None) -> str:

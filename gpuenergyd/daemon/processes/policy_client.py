@@ -11,6 +11,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.daemon.processes.carbon_queries import ForecastQuery, ForecastReply, TargetQuery, TargetReply
 from gpuenergyd.daemon.processes.launch import PolicyChannel, StartPolicyHost
+from gpuenergyd.daemon.processes.plugins import policy_options
 from gpuenergyd.daemon.processes.policy_host import MAX_LINE_BYTES, PlanAnswer, PlanRequest
 from gpuenergyd.daemon.processes.view_delta import ViewSender
 from gpuenergyd.errors import GpuError, ProtocolError
@@ -79,9 +80,10 @@ class PolicyClient:
 
     async def preload(self, policy: str) -> str | None:
         """Have the host import a policy before its first request, once per host; return why that failed."""
-        if policy in self._loaded:
+        plain, _ = policy_options(policy)  # users choose options, installed names are few
+        if plain in self._loaded:
             return None
-        self._loaded.add(policy)
+        self._loaded.add(plain)
         return (await self._send(PlanRequest(0, "", policy))).error
 
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan | PolicyFailure:

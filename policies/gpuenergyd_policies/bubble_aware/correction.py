@@ -176,12 +176,27 @@ def _adjust_caution(outcome: PlanOutcome) -> ClockPlan:
     return _replan(outcome, f"replanned: {outcome.deviation}", caution_ratio=outcome.caution_ratio + extra_ratio)
 
 
+_not_worth_loosening: dict[tuple[object, ...], None] = {}
+"""Plans whose looser successor saves hardly more, with what that was computed from: nothing is computed again at each
+iteration. Only for speed: another process finds the same."""
+_MAX_NOT_WORTH = 64
+_SAME_LATENESS_DIGITS = 3
+
+
 def _loosen_if_beneficial(outcome: PlanOutcome) -> ClockPlan:
+    plan, view = outcome.plan, outcome.view
+    key = (plan, view.baseline, view.target, round(outcome.late_s / outcome.target_s, _SAME_LATENESS_DIGITS))
+    if key in _not_worth_loosening:
+        return plan
     candidate = _adjust_caution(outcome)
-    assert outcome.plan.predicted is not None
-    max_energy_j = (1 - TUNING.min_loosening_gain_ratio) * outcome.plan.predicted.energy_j
-    is_beneficial = candidate.predicted is not None and candidate.predicted.energy_j < max_energy_j
-    return candidate if is_beneficial else outcome.plan
+    assert plan.predicted is not None
+    max_energy_j = (1 - TUNING.min_loosening_gain_ratio) * plan.predicted.energy_j
+    if candidate.predicted is not None and candidate.predicted.energy_j < max_energy_j:
+        return candidate
+    _not_worth_loosening[key] = None
+    if len(_not_worth_loosening) > _MAX_NOT_WORTH:
+        del _not_worth_loosening[next(iter(_not_worth_loosening))]
+    return plan
 
 
 CORRECTIONS: tuple[tuple[Callable[[PlanOutcome], bool], Callable[[PlanOutcome], ClockPlan]], ...] = (

@@ -120,7 +120,7 @@ def fitted_profile(view: JobView) -> FittedProfile | LearnedProfile:
 
 def was_profiled(view: JobView) -> bool:
     """Return whether the view has profiling iterations, of this run or of a previous one."""
-    profiling = {plan.plan_id for plan in view.issued_plans if plan.purpose is PlanPurpose.PROFILE}
+    profiling = {plan.plan_id for plan in view.issued_plans if plan.purpose is PlanPurpose.PROFILE and not plan.orders}
     return any(o.plan_id in profiling or o.plan_id == PREVIOUS_PROFILE for o in view.observations)
 
 

@@ -12,7 +12,7 @@ from gpuenergyd import __version__
 from gpuenergyd.cli.app import TASKS
 from gpuenergyd.cli.help.command_tree import described_commands
 from gpuenergyd.cli.help.manual_pages import manual_pages
-from gpuenergyd.cli.help.settings_text import described_settings
+from gpuenergyd.cli.help.settings_text import default_text, described_settings
 from gpuenergyd.cli.main import run
 from gpuenergyd.daemon.settings import Settings
 
@@ -139,3 +139,8 @@ def test_help_lists_every_command_under_its_task(capsys: pytest.CaptureFixture[s
         elif section in TASKS and line.startswith("  "):
             found[line.split()[0]] = section
     assert found == {name: task for task, names in TASKS.items() for name in names}
+
+
+def test_defaults_are_shown_as_they_are_written_in_the_file() -> None:
+    assert default_text("levers") == '["clocks", "power-limits"]'
+    assert default_text("mode") == '"control"'

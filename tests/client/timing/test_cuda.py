@@ -69,9 +69,9 @@ class _Graph:
         """End a capture."""
         type(self).is_capturing = False
 
-    def replay(self) -> str:
-        """Replay what was captured."""
-        return "replayed"
+    def replay(self, suffix: str = "") -> str:
+        """Replay what was captured; a later torch may take arguments here."""
+        return f"replayed{suffix}"
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def test_replays_are_announced_and_their_results_returned(torch: Any) -> None:
 
     device.graphs.follow(graph, follow)
     assert graph.replay() == "replayed"
-    assert torch.cuda.CUDAGraph().replay() == "replayed"
+    assert torch.cuda.CUDAGraph().replay(suffix=" twice") == "replayed twice"
     assert followed == [graph]
 
 

@@ -2,14 +2,17 @@
 
 import queue
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
+from gpuenergyd.client.timing.event_device import EventDevice
 from gpuenergyd.client.timing.recorder import IterationTimes, RecordedIteration
-from gpuenergyd.client.timing.replays import CapturedInstructions
+from gpuenergyd.client.timing.replays import CapturedInstructions, ReplayReading
 from tests.support.virtual_device import NS_PER_MS, VirtualDevice, VirtualGraph
 
 WAIT_LIMIT_S = 30.0
@@ -177,6 +180,21 @@ def test_the_begin_of_a_replay_is_known_on_the_hosts_clock(program: Program, dev
     # The mark of a call made after the replay is its end.
     ends_ms = [(instants.get_nowait() - begin_ns) / NS_PER_MS for _ in range(3)]
     assert ends_ms == pytest.approx([75.0, 150.0, 225.0], abs=0.1)
+
+
+@pytest.mark.parametrize(("begin_ms", "is_known"), [(0.25, True), (1.0, False), (1.5, False)])
+def test_a_begin_at_the_end_of_a_replay_is_one_of_the_next(
+    device: VirtualDevice,
+    begin_ms: float,
+    is_known: bool,  # noqa: FBT001
+) -> None:
+    program = Program(device, (0.0, 1.0))
+    read_ms = iter((begin_ms, 1.0))
+    reading = ReplayReading(program.captured, None)
+    reading.read(cast("EventDevice", SimpleNamespace(node_ms=lambda _first, _node: next(read_ms))))
+
+    assert (reading.spans_ns(NS_PER_MS) is not None) == is_known
+    program.close()
 
 
 durations_ms = st.floats(0.0, 20.0)

@@ -1,6 +1,7 @@
 """What is kept of a job's plans when there are ever more of them."""
 
 import random
+from dataclasses import replace
 
 from gpuenergyd.core.job.issued_plans import MAX_PLANS_KEPT, PROOF_PLAN_ID, IssuedPlans
 from gpuenergyd.core.job.job import Job
@@ -54,6 +55,18 @@ def test_profiling_plans_are_dropped_last() -> None:
         plans.add(plan, ())
 
     assert plans.kept[:41] == [*tried, tuned(0)]
+
+
+def test_the_newest_plan_in_the_registered_order_is_kept_however_many_follow_in_another_one() -> None:
+    plans = IssuedPlans()
+    for plan in (tuned(0), tuned(1)):
+        plans.add(plan, ())
+    for number in range(2, 2000):
+        plans.add(replace(tuned(number), orders=SCHEDULE.orders), ())
+        plans.proven_id = f"tuned-{number}"
+
+    assert plans.by_id("tuned-0") is None
+    assert plans.by_id("tuned-1") == tuned(1)
 
 
 def test_the_number_of_kept_profiling_plans_is_bounded() -> None:

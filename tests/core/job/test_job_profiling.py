@@ -12,8 +12,10 @@ from gpuenergyd.core.job.messages import (
     StoreRun,
 )
 from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.pipeline.plan import ClockPlan, RankClocks, constant_clock_changes
+from gpuenergyd.core.pipeline.reorder import split_in_place
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
-from tests.support.job_run import APPLIED, PROFILING, JobRun, asked_view, kinds, plan
+from tests.support.job_run import APPLIED, CLOCKS, PROFILING, SCHEDULE, JobRun, asked_view, kinds, plan
 
 # --- profiling ---
 
@@ -71,6 +73,21 @@ def test_an_earlier_refusal_of_profiling_applies_when_the_policy_wants_to_profil
     run.feed(ProfilingPermissionChanged(None))
     run.first(AskPolicy)
     assert kinds(run.decide(plan("p-1", PROFILING))) == ["LeaseGpus", "SendPlan", "RecordPhase"]
+
+
+def test_a_refusal_of_profiling_does_not_stop_the_trial_of_an_order_at_full_speed() -> None:
+    run = JobRun().following(plan())
+    run.pass_one()
+    split = split_in_place(SCHEDULE).orders
+    ranks = tuple(
+        RankClocks(r, (CLOCKS[0],) * len(order), constant_clock_changes(order, CLOCKS[0]))
+        for r, order in enumerate(split)
+    )
+    run.decide(ClockPlan("trial", PROFILING, ranks, orders=split))
+    assert run.job.phase is JobPhase.PROFILING
+
+    assert run.feed(ProfilingPermissionChanged("no budget")) == ()
+    assert run.job.current_plan.plan_id == "trial"
 
 
 def test_a_refusal_of_profiling_does_not_stop_a_tuned_plan() -> None:

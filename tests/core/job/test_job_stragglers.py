@@ -44,6 +44,20 @@ def test_a_straggler_is_recorded_and_the_policy_is_asked_at_once() -> None:
     assert (run.job.notices.last, run.job.notices.last_at) == ("replica b is slow", 15)
 
 
+def test_a_plan_kept_until_the_question_about_a_new_pace_is_answered_is_not_evaluated_by_another_target() -> None:
+    run = JobRun(JobRules(proof_iterations=0), PerformanceTarget(0.2)).following(plan())
+    run.pass_one(1.15)
+    run.decide(plan())
+    run.feed(TargetChanged(PerformanceTarget()))
+    run.pass_one(1.15)
+    run.feed(StragglerChanged(1.4, "slow"))
+    assert asked_view(run.decide(plan())).view.target.straggler_time_s == 1.4  # the question that was held
+
+    commands = [kinds(run.pass_one(1.15)) for _ in range(8)]
+
+    assert commands == [[]] * 8
+
+
 def test_before_the_first_plan_a_straggler_is_only_recorded() -> None:
     run = JobRun().asked()
 

@@ -3,13 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuenergyd.core.measurement.iteration_observation import observe_iteration
 from gpuenergyd.core.measurement.stages import stage_clocks, stage_energy, stage_iteration
 from gpuenergyd.core.measurement.telemetry import (
     ClockHistory,
     EnergyCounter,
     MeasuredInstruction,
     RankIteration,
-    observe_iteration,
 )
 from gpuenergyd.core.pipeline.graph import dependency_graph, one_forward_one_backward
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuenergyd.core.measurement.iteration_observation import observe_iteration
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.telemetry import (
     ClockHistory,
@@ -14,7 +15,6 @@ from gpuenergyd.core.measurement.telemetry import (
     MeasuredInstruction,
     ObservedSpan,
     RankIteration,
-    observe_iteration,
 )
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, dependency_graph, one_forward_one_backward
 

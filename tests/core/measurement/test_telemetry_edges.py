@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from gpuenergyd.core.measurement.iteration_observation import observe_iteration
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.telemetry import (
     ClockHistory,
@@ -12,7 +13,6 @@ from gpuenergyd.core.measurement.telemetry import (
     ObservedSpan,
     RankIteration,
     iteration_window,
-    observe_iteration,
 )
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, dependency_graph, gpipe
 

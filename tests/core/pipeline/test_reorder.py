@@ -15,7 +15,7 @@ from gpuenergyd.core.pipeline.graph import (
     gpipe,
     one_forward_one_backward,
 )
-from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, check_plan
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, check_plan
 from gpuenergyd.core.pipeline.reorder import (
     DELAYED_WEIGHTS,
     PLAIN_ORDER,
@@ -26,7 +26,7 @@ from gpuenergyd.core.pipeline.reorder import (
     order_name,
     split_in_place,
 )
-from gpuenergyd.errors import ScheduleError
+from gpuenergyd.errors import PlanError, ScheduleError
 
 F, B, I, W = InstructionKind.F, InstructionKind.B, InstructionKind.I, InstructionKind.W  # noqa: E741  torch's own names
 
@@ -138,6 +138,8 @@ def test_only_1f1b_with_whole_backwards_and_enough_microbatches_can_change() -> 
         (lambda order: (*order, order[-1]), "comes twice"),
         (lambda order: (order[1], order[0], *order[2:]), "sequence of 1F1B"),
         (lambda order: (*order[:-4], order[-2], order[-4], order[-3], order[-1]), "sequence of 1F1B"),
+        (lambda order: (*order[:-1], replace(order[-1], pp_rank=1)), "before its input gradient"),
+        (lambda order: (*order[:-1], replace(order[-1], chunk_index=1)), "before its input gradient"),
     ],
 )
 def test_a_refused_order_says_what_is_wrong(change: object, problem: str) -> None:
@@ -150,8 +152,11 @@ def test_a_refused_order_says_what_is_wrong(change: object, problem: str) -> Non
 def test_a_plan_with_orders_is_checked_against_them() -> None:
     plain = one_forward_one_backward(2, 4)
     split = split_in_place(plain)
-    check_plan(ClockPlan("p", PlanPurpose.PROFILE, orders=split.orders), plain, [(1410,)] * 2)
+    ranks = tuple(RankClocks(r, (None,) * len(order)) for r, order in enumerate(split.orders))
+    check_plan(ClockPlan("p", PlanPurpose.PROFILE, ranks, orders=split.orders), plain, [(1410,)] * 2)
     with pytest.raises(ScheduleError, match="orders for 1 ranks"):
-        check_plan(ClockPlan("p", PlanPurpose.PROFILE, orders=split.orders[:1]), plain, [(1410,)] * 2)
+        check_plan(ClockPlan("p", PlanPurpose.PROFILE, ranks[:1], orders=split.orders[:1]), plain, [(1410,)] * 2)
+    with pytest.raises(PlanError, match="orders for 2 ranks, clocks for 0"):  # nothing would take ranks back to 1F1B
+        check_plan(ClockPlan("p", PlanPurpose.PROFILE, orders=split.orders), plain, [(1410,)] * 2)
     assert ClockPlan("p", PlanPurpose.TUNED, orders=split.orders).schedule(plain) == replace(plain, orders=split.orders)
     assert ClockPlan("p", PlanPurpose.TUNED).schedule(plain) is plain

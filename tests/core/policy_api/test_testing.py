@@ -10,6 +10,7 @@ from gpuenergyd.core.pipeline.schedules import interleaved
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
 from gpuenergyd.core.policy_api.testing import A100_SM_CLOCKS_MHZ, SimulatedJob, job_view, pipeline_profile
 from gpuenergyd.errors import PlanError
+from gpuenergyd_policies.bubble_aware import correction
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.full_speed import FullSpeed
 
@@ -68,6 +69,23 @@ def test_bubble_aware_profiles_plans_and_saves_energy_on_it() -> None:
     assert last.energy_j is not None
     assert job.baseline.energy_j is not None
     assert last.energy_j < 0.97 * job.baseline.energy_j
+
+
+def test_a_looser_plan_that_saves_hardly_more_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, policy = SimulatedJob(one_forward_one_backward(2, 4), max_slowdown_ratio=0.9), BubbleAware()
+    computed: list[object] = []
+    plan = job.run_policy(policy, 24)
+    adjust = correction._adjust_caution
+
+    def counted(outcome: correction.PlanOutcome) -> ClockPlan:
+        computed.append(outcome)
+        return adjust(outcome)
+
+    correction._not_worth_loosening.clear()
+    monkeypatch.setattr(correction, "_adjust_caution", counted)
+
+    assert job.run_policy(policy, 6).plan_id == plan.plan_id
+    assert len(computed) == 1
 
 
 def test_an_instruction_without_a_clock_keeps_the_one_before() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.core.job.messages import TargetChanged
+from gpuenergyd.core.job.messages import SendPlan, TargetChanged
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
-from gpuenergyd.core.policy_api.policy import GpuView, JobView
+from gpuenergyd.core.policy_api.policy import GpuView, JobView, Lever
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import JobError, ProtocolError
 from gpuenergyd.store.records import ControlEventRecord, EstimateRecord
@@ -149,6 +149,8 @@ def test_the_size_of_a_pipeline_cannot_change_during_a_run() -> None:
         ({"gpu": GpuView("GPU-0", "A100", CLOCKS, -1.0)}, "switch_latency_s -1.0 must be in"),
         ({"gpu": GpuView("GPU-0", "A100", CLOCKS, 0.01, num_gpus=0)}, "num_gpus 0 must be in"),
         ({"gpu": GpuView("GPU-0", "A100", CLOCKS, 0.01, num_host_gpus=10**9)}, "num_host_gpus 1000000000 in"),
+        ({"gpu": GpuView("GPU-0", "A100", CLOCKS, 0.01, power_limit_range_w=(-1.0, 400.0))}, "two ascending powers"),
+        ({"gpu": GpuView("GPU-0", "A100", CLOCKS, 0.01, power_limit_range_w=(400.0, 100.0))}, "two ascending powers"),
     ],
 )
 def test_facts_out_of_range_are_refused(changes: dict[str, Any], problem: str) -> None:
@@ -361,3 +363,23 @@ def test_a_suspected_straggler_that_is_none_changes_nothing() -> None:
     before, after = asyncio.run(run())
 
     assert (after.plan_id, after.straggler_time_s) == (before.plan_id, None)
+
+
+def test_the_epochs_of_old_plans_are_forgotten() -> None:
+    delivery = LedPipeline().leader._delivery
+    ids = []
+    for epoch in range(1, 200):
+        delivery.send(SendPlan(plan(f"tuned-{epoch}"), epoch, epoch))
+        ids.append(delivery.plan_id)
+
+    assert [delivery.epoch_of(plan_id) for plan_id in ids[-3:]] == [197, 198, 199]
+    assert delivery.epoch_of(ids[0]) is None
+    assert delivery.epoch_of("baseline") == 0
+
+
+def test_without_the_right_to_set_clocks_no_plan_is_asked_for() -> None:
+    pipeline = LedPipeline(levers=frozenset({Lever.POWER_LIMITS}))
+
+    asyncio.run(pipeline.train(2 * ASKED))
+
+    assert pipeline.policy.views == []

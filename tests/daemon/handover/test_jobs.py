@@ -1,14 +1,16 @@
 """A running job continues under the next daemon: same plan, same tokens, same numbers."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpuenergyd.core.job.messages import JobPhase
+from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.daemon.handover.file import consume_hand_over, write_hand_over
 from gpuenergyd.daemon.handover.jobs import hand_over_jobs, take_over_job
 from gpuenergyd.errors import GpuEnergyError
-from tests.support.job_stage import Stage, plan, play
+from tests.support.job_stage import Stage, plan, play, settle
 
 
 def test_a_handed_over_job_continues_with_its_plan_and_its_numbers(tmp_path: Path) -> None:
@@ -59,6 +61,43 @@ def test_without_its_leases_a_continued_job_falls_back(tmp_path: Path) -> None:
         (runner,) = after.jobs
         assert runner.job.phase is JobPhase.FALLBACK
         assert "restored while the daemon was away" in runner.job.phase_reason
+        await after.jobs.close("test over")
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("levers", "is_observing", "phase"),
+    [
+        ({Lever.CLOCKS}, False, JobPhase.TUNED),
+        ({Lever.POWER_LIMITS}, False, JobPhase.FALLBACK),
+        (set(Lever), True, JobPhase.FALLBACK),
+    ],
+)
+def test_a_plan_that_sets_what_the_settings_do_not_permit_any_more_ends(
+    tmp_path: Path,
+    levers: set[Lever],
+    is_observing: bool,  # noqa: FBT001
+    phase: JobPhase,
+) -> None:
+    path = tmp_path / "handover"
+    before, after = Stage(plan("tuned-1", 1200)), Stage(is_observing=is_observing)
+    after.jobs.services = replace(after.jobs.services, levers=frozenset(levers))
+
+    async def scenario() -> None:
+        before.join()
+        await before.iterate(times=4)
+        write_hand_over(path, "token", await hand_over_jobs(before.jobs))
+        for session in before.jobs.sessions:
+            before.jobs.sessions.remove(session)
+        handed = consume_hand_over(path)
+        assert handed is not None
+        take_over_job(after.jobs, handed.jobs[0], holds_leases=True)
+
+        (runner,) = after.jobs
+        assert runner.job.phase is phase
+        await settle()
+        assert after.worker.calls == ([] if phase is JobPhase.TUNED else [("restore", ("GPU-0", "GPU-1"))])
         await after.jobs.close("test over")
 
     play(scenario)

@@ -1,6 +1,7 @@
 """Sources of plans: what each answers, and when."""
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpuenergyd.core.distributed.pace import PaceEstimator
 from gpuenergyd.core.job.messages import Event, PlanDecided, PolicyFailed
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView, Lever
@@ -16,7 +18,7 @@ from gpuenergyd.daemon.jobs.plan_source import PermittedPlans, PolicyHostPlans, 
 from gpuenergyd.daemon.jobs.suspected_pace import HELD_ITERATIONS
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from tests.support.job_run import JobRun
-from tests.support.job_stage import FakeHistory, FakePolicy, plan, settle
+from tests.support.job_stage import ME, FakeHistory, FakePolicy, Stage, plan, play, registration, settle
 
 TUNED = plan("tuned", 1200)
 
@@ -155,3 +157,43 @@ def test_a_member_whose_clocks_may_not_be_set_stays_at_full_speed() -> None:
     source.ask(a_view())
 
     assert [event.plan.plan_id for event in events if isinstance(event, PlanDecided)] == ["waiting"]
+
+
+def test_a_held_question_is_asked_when_the_pace_of_the_job_is_not_known_any_more() -> None:
+    async def scenario() -> None:
+        stage = Stage(TUNED)
+        stage.join()
+        await stage.iterate(times=4)
+        (runner,) = stage.jobs
+        stage.jobs.replicas._with_replicas.add(runner.job_id)
+        assert isinstance(runner.plans, PermittedPlans)
+        runner.prepare_for_pace(1.2)
+        view = runner.job.view()
+        assert view is not None
+        runner.plans.ask(view)
+        await settle()
+        num_asked = len(stage.policy.views)
+        runner.job.knowledge.pace = PaceEstimator()
+
+        stage.jobs.replicas.compare_pace(runner)
+        await settle()
+
+        assert len(stage.policy.views) == num_asked + 1
+        await stage.jobs.close("the test is over")
+
+    play(scenario)
+
+
+def test_a_member_of_a_pipeline_across_hosts_follows_no_clocks_where_plans_may_only_limit_power() -> None:
+    async def scenario() -> None:
+        stage = Stage()
+        stage.jobs.services = replace(stage.jobs.services, levers=frozenset({Lever.POWER_LIMITS}))
+        member = replace(registration(0), num_pp_ranks=1, is_pipeline_member=True)
+        stage.jobs.register(member, ME, os.pidfd_open(os.getpid()))
+        (runner,) = stage.jobs
+        assert isinstance(runner.plans, PostedPlans)
+
+        assert not runner.plans.can_set_clocks()
+        await stage.jobs.close("the test is over")
+
+    play(scenario)

@@ -6,7 +6,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.daemon.jobs.power_limits import PowerLimitsSnapshot
 from gpuenergyd.wire.daemon_codec import decode, encode
-from tests.support.job_stage import CLOCKS_MHZ, SCHEDULE, Stage, play, settle
+from tests.support.job_stage import CLOCKS_MHZ, SCHEDULE, Stage, plan, play, settle
 
 
 def _limit_plan(plan_id: str, *limits_w: float | None, purpose: PlanPurpose = PlanPurpose.TUNED) -> ClockPlan:
@@ -61,6 +61,23 @@ def test_limits_are_withdrawn_by_a_plan_without_and_forgotten_by_a_restore() -> 
         await settle()
         await stage.iterate(times=2)
         assert len(stage.worker.power_limits) == 2
+        await stage.jobs.close("the test is over")
+
+    play(scenario)
+
+
+def test_a_plan_for_a_suspected_straggler_is_prepared_with_the_levers_of_the_job() -> None:
+    async def scenario() -> None:
+        stage = _limited_stage(_limit_plan("limits", 300.0, 300.0))
+        stage.join()
+        await stage.iterate(times=8)
+        (runner,) = stage.jobs
+        assert stage.phase == "tuned"
+        runner.prepare_for_pace(1.5)
+        await settle()
+        prepared = stage.policy.views[-1]
+        assert prepared.target.is_forced
+        assert (prepared.can_set_clocks, prepared.can_set_power_limits) == (False, True)
         await stage.jobs.close("the test is over")
 
     play(scenario)
@@ -122,9 +139,26 @@ def test_the_next_daemon_sets_all_limits_again() -> None:
         limits.forget()
         limits.restore(snapshot)
         await stage.iterate()
-        assert stage.worker.power_limits == [("GPU-0", 300.0), ("GPU-0", 300.0), ("GPU-1", None)]
+        assert stage.worker.power_limits == [("GPU-0", 300.0), ("GPU-0", 300.0)]
         assert stage.events("limit")[1].before == "unknown"
 
+        await stage.jobs.close("the test is over")
+
+    play(scenario)
+
+
+def test_the_next_daemon_reads_no_limit_of_a_job_that_never_had_one() -> None:
+    async def scenario() -> None:
+        stage = Stage(plan("clocks", 1200))
+        stage.join()
+        await stage.iterate(times=8)
+        (runner,) = stage.jobs
+        limits = runner.power_limits
+        snapshot = decode(encode(limits.snapshot()), PowerLimitsSnapshot, max_bytes=10_000)
+        stage.worker.limit_refusal = "the power of this GPU cannot be read"
+        limits.restore(snapshot)
+        await stage.iterate(times=2)
+        assert stage.phase == "tuned"
         await stage.jobs.close("the test is over")
 
     play(scenario)

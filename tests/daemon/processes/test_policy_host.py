@@ -101,6 +101,7 @@ def test_a_policy_is_preloaded_once_and_an_import_error_is_returned(
             assert await link.preload("polite") is None
             num_asked = link._next_request_id
             await link.preload("polite")
+            await link.preload("polite:eta=0.7")  # what users choose is not remembered
             return link._next_request_id - num_asked, await link.next_plan("a", "polite", view("a")), link.num_restarts
 
     num_asked_again, plan, num_restarts = asyncio.run(scenario())

@@ -6,7 +6,7 @@ from gpuenergyd.core.job.messages import JobPhase, RankChangedMicrobatches
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.errors import JobError
-from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.virtual_training import VirtualTraining, a100_stages
 
 WEIGHTS = (1.0, 0.85, 0.9, 1.2)
@@ -15,7 +15,7 @@ NUM_ITERATIONS = 48
 
 def _training(num_microbatches: int, **options: object) -> VirtualTraining:
     schedule = one_forward_one_backward(len(WEIGHTS), num_microbatches)
-    return VirtualTraining(schedule, a100_stages(WEIGHTS), BubbleAware(), **options)  # type: ignore[arg-type]
+    return VirtualTraining(schedule, a100_stages(WEIGHTS), RememberedBubbleAware(), **options)  # type: ignore[arg-type]
 
 
 def _num_profiled(training: VirtualTraining) -> int:

@@ -1,6 +1,7 @@
 """A running job that changes its order of instructions: advice, trial, order and clocks together, and the way back."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -97,9 +98,16 @@ class Ran:
         )
 
 
-def test_an_allowed_job_changes_its_order_by_itself_and_saves_what_was_advised() -> None:
-    allowed, advised = Ran(training(allow=True)), Ran(training(allow=False))
-    allowed.run_until_in_order()
+@pytest.fixture(scope="module")
+def settled() -> Ran:
+    """A training that runs in its own order; tests that continue it take a copy."""
+    ran = Ran(training(allow=True))
+    ran.run_until_in_order()
+    return ran
+
+
+def test_an_allowed_job_changes_its_order_by_itself_and_saves_what_was_advised(settled: Ran) -> None:
+    allowed, advised = settled, Ran(training(allow=False))
     advised.run(len(allowed.rows))
 
     saving, slowdown = allowed.compared(is_split=True)
@@ -120,9 +128,8 @@ def test_an_allowed_job_changes_its_order_by_itself_and_saves_what_was_advised()
     assert [notice.reason for notice in notices] == [advised.advice.text]
 
 
-def test_a_job_is_back_in_1f1b_three_iterations_after_split_backwards_became_expensive() -> None:
-    ran = Ran(training(allow=True))
-    ran.run_until_in_order()
+def test_a_job_is_back_in_1f1b_three_iterations_after_split_backwards_became_expensive(settled: Ran) -> None:
+    ran = deepcopy(settled)
     ran.training.work = works(1.5)
     slow_from = len(ran.rows)
     ran.run(8)
@@ -133,14 +140,12 @@ def test_a_job_is_back_in_1f1b_three_iterations_after_split_backwards_became_exp
     assert "become slower" in ran.advice.refusal
 
 
-def test_after_a_slow_plan_the_next_one_in_another_order_is_more_cautious() -> None:
-    ran = Ran(training(allow=True))
-    ran.run_until_in_order()
-    view = ran.training.job.view()
+def test_after_a_slow_plan_the_next_one_in_another_order_is_more_cautious(settled: Ran) -> None:
+    view = settled.training.job.view()
     assert view is not None
     plain = next(plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED)
     settled_ratio = caution_of_order(view, plain)
-    plan_id = ran.training.job.current_plan.plan_id
+    plan_id = settled.training.job.current_plan.plan_id
     slow = tuple(
         replace(o, iteration_time_s=1.02 * view.baseline.iteration_time_s) if o.plan_id == plan_id else o
         for o in view.observations
@@ -181,23 +186,21 @@ def test_the_order_holds_no_more_microbatches_than_fit_at_any_instant() -> None:
         assert memory(capacity_bytes)(rank, schedule).free_bytes >= 0.05 * capacity_bytes
 
 
-def test_a_rank_that_ran_out_of_memory_ends_the_order_for_good() -> None:
-    ran = Ran(training(allow=True))
-    ran.run_until_in_order()
+def test_a_rank_that_ran_out_of_memory_ends_the_order_for_good(settled: Ran) -> None:
+    ran = deepcopy(settled)
     ran.training.job.knowledge.reordering.barred = "a GPU ran out of memory in another order than 1F1B"
-    ran.run(200)
+    ran.run(85)
 
-    assert not any(row[3] for row in ran.rows[-190:])
+    assert not any(row[3] for row in ran.rows[-75:])
     assert "ran out of memory" in ran.advice.refusal
 
 
-def test_too_little_memory_left_in_an_order_ends_it() -> None:
-    ran = Ran(training(allow=True))
-    ran.run_until_in_order()
+def test_too_little_memory_left_in_an_order_ends_it(settled: Ran) -> None:
+    ran = deepcopy(settled)
     ran.training.memory_of = lambda _rank, _schedule: RankMemory(GIB, 4 * GIB, ROOMY)
-    ran.run(100)
+    ran.run(85)
 
-    assert not any(row[3] for row in ran.rows[-90:])
+    assert not any(row[3] for row in ran.rows[-75:])
     assert "too little memory was left" in ran.advice.refusal
 
 

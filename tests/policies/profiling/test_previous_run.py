@@ -1,5 +1,6 @@
 """A second run of a known job plans at once from the first run's profile, as long as that still holds."""
 
+from dataclasses import replace
 from statistics import fmean, median
 
 import pytest
@@ -7,8 +8,11 @@ import pytest
 from gpuenergyd.core.job.messages import JobPhase, PreviousRunFound, StoreRun
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
-from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
+from gpuenergyd.core.pipeline.reorder import split_in_place
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
+from gpuenergyd_policies.bubble_aware.model import fit_model
+from gpuenergyd_policies.profiling.previous_run import with_previous_run
 from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
@@ -94,6 +98,17 @@ def test_a_second_run_keeps_the_previous_profile_with_the_latest_caution(model: 
     assert again is not None
     assert again.profile == model.profile
     assert again.figures == run.job.current_plan.figures
+
+
+def test_the_trial_of_an_order_leaves_the_previous_profile_in_use(model: PreviousRun) -> None:
+    run = second_run(model, seed=9, **NOISE)
+    run.run(20)
+    view = run.job.view()
+    assert view is not None
+    trial = ClockPlan("split-trial-1", PlanPurpose.PROFILE, orders=split_in_place(view.schedule).orders)
+    view = replace(view, issued_plans=(*view.issued_plans, trial))
+
+    assert fit_model(with_previous_run(view)).baseline_energy_j > 0
 
 
 @pytest.mark.parametrize("of_rank", [1.08, 0.92])

@@ -85,6 +85,7 @@ class CapturedSteps:
             )
         else:
             graphs.follow(graph, partial(self._replay, captured), until_next_capture=True)
+            self._client.refuse_orders("steps are replays of a captured graph")
             logger.info("gpuenergyd: %s: replays of a captured step are followed by timetable", self._log_name)
 
     def _replay(self, captured: CapturedInstructions, replay: Replay) -> Any:

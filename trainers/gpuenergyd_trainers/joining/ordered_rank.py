@@ -8,8 +8,10 @@ from gpuenergyd.client.rank import RankClient
 from gpuenergyd.client.timing.cuda import CudaDevice
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import HostRecorder, InstructionTimer
-from gpuenergyd.core.pipeline.graph import Schedule
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
 from gpuenergyd.core.pipeline.plan import instruction_key
+from gpuenergyd.core.pipeline.reorder import check_order
+from gpuenergyd.errors import ScheduleError
 from gpuenergyd.wire.messages import OrderRow
 from gpuenergyd_trainers.joining.captured_steps import CapturedSteps
 
@@ -21,6 +23,19 @@ def order_rows(schedule: Schedule, pp_rank: int) -> tuple[OrderRow, ...]:
     """Return a rank's instructions in one iteration of a schedule, in the form in which they are registered."""
     keys = (instruction_key(instruction) for instruction in schedule.orders[pp_rank])
     return tuple((str(kind), microbatch_index, chunk_index) for kind, microbatch_index, chunk_index in keys)
+
+
+def can_replace(order: Sequence[OrderRow], registered: Sequence[OrderRow]) -> bool:
+    """Return whether a rank can run an order in place of its registered one in 1F1B."""
+    try:
+        own, before = (
+            [Instruction(0, InstructionKind(kind), microbatch, chunk) for kind, microbatch, chunk in rows]
+            for rows in (order, registered)
+        )
+        check_order(own, before, where="rank")
+    except (ScheduleError, ValueError):
+        return False
+    return True
 
 
 def timer_for(device: Any, num_microbatches: int, num_chunks: int = 1) -> InstructionTimer:
@@ -54,6 +69,8 @@ class OrderedRank:
         self._order_of = order_of
         self._expected = tuple(expected_order) if expected_order is not None else None
         self._candidate: tuple[OrderRow, ...] = ()
+        self._checked: tuple[OrderRow, ...] = ()
+        self._can_run_checked = False
         self._log_name = log_name
         self._is_warm = False
         self._is_step_an_iteration = False
@@ -109,11 +126,11 @@ class OrderedRank:
         self._is_warm, self.is_in_step = True, False
         if not self._is_step_an_iteration:
             return
+        planned = self.order_to_run
         self._is_step_an_iteration = False
         if self._captured_steps.num_captures != self._num_captures:
             self.client.abandon_iteration()
             return
-        planned = self.client.planned_order
         order = self.client.end_iteration()
         if self._expected is None:
             self._learn(order)
@@ -122,8 +139,14 @@ class OrderedRank:
 
     @property
     def order_to_run(self) -> tuple[OrderRow, ...]:
-        """The order that the plan of the running iteration brings; empty for the framework's own, or between steps."""
-        return self.client.planned_order if self._is_step_an_iteration else ()
+        """The order that the plan of the running iteration brings; empty for the framework's own, or between steps.
+
+        One that cannot take the place of the registered order is never run, whatever the daemon sends.
+        """
+        planned = self.client.planned_order if self._is_step_an_iteration else ()
+        if planned and planned is not self._checked:
+            self._checked, self._can_run_checked = planned, can_replace(planned, self._expected or ())
+        return planned if planned and self._can_run_checked else ()
 
     def fail_step(self) -> None:
         """End a training step that raised: it is not reported, and the next one counts as a start."""

@@ -212,6 +212,7 @@ class JobKnowledge:
         self.tuned_figures.clear()
         self.iterations.kept = [o for o in self.iterations.kept if is_kept(o)]
         self.plans.begin_anew()
+        self.reordering.advice = None
         self.previous_run = previous_run
         self.generation += 1
         self._saving = None

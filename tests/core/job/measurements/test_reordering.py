@@ -64,6 +64,16 @@ def test_advice_is_recorded_as_a_notice_once() -> None:
     assert view.reorder.advice == replace(ADVICE, refusal="")
 
 
+def test_advice_ends_with_the_measurements_that_it_was_computed_from() -> None:
+    run = JobRun().following(plan())
+    run.pass_one()
+    run.decide(replace(plan(), order_advice=ADVICE))
+
+    run.job.knowledge.begin_anew(None, lambda _: True)
+
+    assert run.job.knowledge.reordering.advice is None
+
+
 def test_advice_says_savings_memory_and_basis_in_one_line() -> None:
     assert ADVICE.text == (
         "split backward in place: 24 % instead of 14 % (15 % against its own full speed); no more memory;"
