@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import GpuView
+from gpuenergyd.wire.messages import BudgetShare, TrainingBudget
 
 PIPELINE_VERSION = 2
 """Version of these messages; 1 sent every rank's whole state in each message."""
@@ -167,6 +168,8 @@ class PipelineReport:
     """Age of `slowest_other_time_s`."""
     is_news: bool = True
     """Whether `slowest_other_time_s` is a new reading."""
+    budget: TrainingBudget | None = None
+    """None until the paces of the other replicas can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,3 +197,4 @@ class PipelineReply:
     """Id and length of a block: so many iterations at full speed, once, and the same plan again; None without one."""
     replaces: tuple[str, ...] = ()
     """Plans that this one, for a straggler's pace, may replace on one rank before another: no mix is slower than it."""
+    budget: BudgetShare | None = None

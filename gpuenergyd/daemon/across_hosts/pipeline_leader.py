@@ -36,6 +36,7 @@ from gpuenergyd.daemon.across_hosts.stage_parts import StageParts
 from gpuenergyd.daemon.jobs.executor import CommandExecutor
 from gpuenergyd.daemon.jobs.plan_delivery import change_row
 from gpuenergyd.daemon.jobs.replicas import straggler_saving_fields
+from gpuenergyd.daemon.jobs.training_budget import TrainingTarget
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.patterns import to_blocks
@@ -72,6 +73,7 @@ class PipelineLeader:
     _parts: StageParts = field(init=False)
     _has_joined: bool = False
     _replicas: ReplicaGroup = field(default_factory=ReplicaGroup)
+    _target: TrainingTarget = field(init=False)
 
     def __post_init__(self) -> None:
         # Long relief limit: a plan takes some iterations to come into force anyway.
@@ -84,6 +86,7 @@ class PipelineLeader:
         )
         self._iterations = LeaderIterations(self, self.services)
         self._runs = LeaderRuns(self, self.services, self.leader_job_id, self.uid, self.num_tp_ranks, self.spawn)
+        self._target = TrainingTarget(self, self.services.watcher)
         members = MembersOwnGpus()
         self._executor = CommandExecutor(
             observations=members,
@@ -134,7 +137,8 @@ class PipelineLeader:
             for whole in parts.complete_iterations():
                 await self._merge(whole)
         await self._compare_replicas(report)
-        return replace(self._reply(report.known_plan_id), missing_facts=tuple(missing))
+        budget = self._target.handle(report.budget)
+        return replace(self._reply(report.known_plan_id), missing_facts=tuple(missing), budget=budget)
 
     def status_fields(self) -> dict[str, Any]:
         """Return the fields of the pipeline in the status of the leader's own job."""

@@ -76,7 +76,8 @@ class CarbonTargets:
     ) -> None:
         """Charge an iteration to its job's account, record its energy, and order full speed if the budget needs it."""
         job, baseline, target = self.accounts.get_or_create(runner), runner.job.baseline, runner.job.target
-        job.charge(observation, begun_at, runner.job.description.target, baseline, settling_iterations(runner.job))
+        registered, settling = runner.job.description.target, settling_iterations(runner.job)
+        job.charge(observation, purpose, begun_at, registered, baseline, settling)
         if baseline is None:
             return
         job.record_energy(observation, purpose, self._grid.hour_of(begun_at))
@@ -85,7 +86,9 @@ class CarbonTargets:
             self._check_profiling_cost(
                 runner, job, budget, baseline, observation if purpose is PlanPurpose.PROFILE else None
             )
-        if job.decision is not None and is_overdrawing(job.account, budget, target, baseline.iteration_time_s):
+        if job.decision is None or job.is_following:
+            return
+        if is_overdrawing(job.account, budget, target, baseline.iteration_time_s):
             self._order_full_speed(runner, job, job.decision)
 
     def _check_profiling_cost(
@@ -141,6 +144,22 @@ class CarbonTargets:
     def job_ended(self, job_id: str) -> None:
         """Drop the state of a job that has ended."""
         self.accounts.drop(job_id)
+
+    # --- replicas of one training ---
+
+    def follow(self, runner: RunningJob, target: PerformanceTarget, reason: str) -> None:
+        """Let a job have the target that is decided for its training elsewhere, from now on."""
+        job = self.accounts.get_or_create(runner)
+        job.is_following = True
+        self._issue(runner, job, TargetDecision(target, reason, IntensityBasis.NEUTRAL, None), job.frontier)
+
+    def charge_others(self, runner: RunningJob, excess_s: float) -> None:
+        """Charge a job's account with what plans of its training's other replicas have cost so far."""
+        self.accounts.get_or_create(runner).charge_others(excess_s)
+
+    def plan_excess_s(self, runner: RunningJob) -> float:
+        """Return the time beyond full speed that a job's own plans have cost so far."""
+        return self.accounts.get_or_create(runner).plan_excess.total_s
 
     # --- decisions ---
 
@@ -211,7 +230,11 @@ class CarbonTargets:
             frontier = job.frontier
         else:
             job.failure, decision, frontier = None, reply.decision, reply.frontier or job.frontier
-        self._issue(runner, job, self._within_budget(runner, job, baseline, decision), frontier)
+        if job.is_following and job.decision is not None:
+            decision = job.decision  # of the policy's reply, only the frontier counts
+        else:
+            decision = self._within_budget(runner, job, baseline, decision)
+        self._issue(runner, job, decision, frontier)
 
     def _issue(
         self, runner: RunningJob, job: JobAccount, decision: TargetDecision, frontier: tuple[tuple[float, float], ...]

@@ -13,6 +13,7 @@ from typing import Any
 from gpuenergyd.core.distributed.straggler_savings import StragglerSavingEstimator
 from gpuenergyd.core.distributed.stragglers import Pace, ReplicaGroup, StragglerChange, StragglerRules
 from gpuenergyd.daemon.jobs.runner import JobRunner
+from gpuenergyd.daemon.jobs.training_budget import TrainingTarget
 from gpuenergyd.daemon.ports import RunningJob
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.messages import PaceReply, PaceReport
@@ -37,6 +38,8 @@ class Replicas:
     """By job: the least time that any replica on another host spends outside its instructions."""
     _with_replicas: set[str] = field(default_factory=set)
     """Jobs whose training has, or had, another replica."""
+    _targets: dict[str, TrainingTarget] = field(default_factory=dict)
+    """By job, its target as far as it depends on replicas on other hosts."""
 
     def join(self, key: TrainingKey, runner: JobRunner) -> None:
         """Add a job; its pace is measured from the second replica of its training on."""
@@ -57,6 +60,7 @@ class Replicas:
         self._with_replicas.discard(job_id)
         self._stragglers.pop(job_id, None)
         self._overhead_elsewhere_s.pop(job_id, None)
+        self._targets.pop(job_id, None)
         group = self._groups[key]
         self._follow(group.leave(job_id, time.monotonic()))
         if not group.job_ids:
@@ -103,13 +107,17 @@ class Replicas:
         self._follow(group.update_pace_elsewhere(runner.job_id, pace, now_s, is_news=report.is_news))
         self._prepare(group)
         self._overhead_elsewhere_s[runner.job_id] = report.least_other_overhead_s
+        target = self._targets.setdefault(runner.job_id, TrainingTarget(runner, runner.services.watcher))
+        share = target.handle(report.budget)
         own = runner.job.knowledge.pace
-        return PaceReply(own.own_time_s, runner.job.target.straggler_time_s, own.num_readings, own.overhead_s)
+        return PaceReply(own.own_time_s, runner.job.target.straggler_time_s, own.num_readings, own.overhead_s, share)
 
     def check_time_limits(self) -> None:
-        """Withdraw the pace of silent replicas; called every second."""
+        """Withdraw pace and target of silent replicas; called every second."""
         for group in list(self._groups.values()):
             self._follow(group.expire_paces(time.monotonic()))
+        for target in self._targets.values():
+            target.check_time_limit()
 
     def status(self, runner: JobRunner) -> dict[str, Any]:
         """Return the replica fields of a job's status."""

@@ -1,0 +1,123 @@
+"""One slowdown budget for all replicas of a training: the host of the first replica decides, and the others follow.
+
+Replicas end each iteration together: were their targets decided apart, the training would be slowed down in the slow
+hours of each, and twice the budget could be used. So the first replica's target counts for all, as far as it was heard,
+and its account is charged with what plans of the others cost. While it is silent the others run at full speed: they
+cannot know what it has left of the budget. A first replica whose host decides no targets has the registered slowdown,
+and so have the others.
+"""
+
+import math
+import time
+from dataclasses import dataclass, replace
+
+from gpuenergyd.core.distributed.stragglers import StragglerRules
+from gpuenergyd.core.job.messages import JobPhase, TargetChanged
+from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.daemon.ports import IterationWatcher, RunningJob
+from gpuenergyd.errors import ProtocolError
+from gpuenergyd.wire.messages import BudgetShare, TrainingBudget
+
+_MAX_RATIO = 100.0
+_MAX_S = 1e9
+_SAME_RATIO = 1e-6
+_SAME_BASELINE_RATIO = 0.005
+"""A smaller change of the baseline does not change the permitted time."""
+_NO_ACCOUNT = "constant slowdown: the host of the training's first replica decides no targets"
+_SILENT = "full speed: the training's first replica, which decides for all, is silent"
+
+
+@dataclass(slots=True)
+class TrainingTarget:
+    """One replica's target as far as it depends on the others; owned by the event loop of its daemon."""
+
+    runner: RunningJob
+    watcher: IterationWatcher | None
+    """The carbon service; None where this host decides no targets."""
+    _report: TrainingBudget | None = None
+    _reported_at_mono_s: float = 0.0
+    _followed: tuple[float | None, float | None] | None = None
+    """Followed ratio, None for the registered slowdown, and the baseline that it referred to."""
+
+    def handle(self, report: TrainingBudget | None) -> BudgetShare:
+        """Follow the first replica, or charge its account, and return what to publish to the others.
+
+        Raises:
+            ProtocolError: a value is out of range.
+        """
+        if report is not None:
+            _check(report)
+            self._report, self._reported_at_mono_s = report, time.monotonic()
+            if report.is_first and self.watcher is not None:
+                self.watcher.charge_others(self.runner, report.excess_s)
+        self.check_time_limit()
+        return self._share()
+
+    def check_time_limit(self) -> None:
+        """Follow what was reported last; a first replica that has become silent, at full speed."""
+        report, runner, watcher = self._report, self.runner, self.watcher
+        if report is None or report.is_first or report.permitted_slowdown_ratio is None or runner.job.is_ended:
+            return
+        registered = runner.job.description.target
+        baseline_s = runner.job.baseline.iteration_time_s if runner.job.baseline is not None else None
+        ratio: float | None
+        if not report.is_decided:
+            if watcher is None:
+                return
+            ratio, target, reason = None, registered, _NO_ACCOUNT
+        elif self._is_silent(report, baseline_s):
+            ratio, target, reason = 0.0, PerformanceTarget(0.0), _SILENT
+        else:
+            ratio = report.permitted_slowdown_ratio
+            target = _target(registered, ratio, baseline_s)
+            reason = f"target of the training, decided by its first replica's host: {100 * ratio:.3g} % slower"
+        if self._is_followed(ratio, baseline_s):
+            return
+        self._followed = ratio, baseline_s
+        if watcher is not None:
+            watcher.follow(runner, target, reason)
+        elif target != replace(runner.job.target, straggler_time_s=None):
+            runner.handle(TargetChanged(target))
+
+    def _is_silent(self, report: TrainingBudget, baseline_s: float | None) -> bool:
+        rules, age_s = StragglerRules(), report.age_s + time.monotonic() - self._reported_at_mono_s
+        return age_s > max(rules.silent_s, rules.silent_iterations * (baseline_s or 0.0))
+
+    def _is_followed(self, ratio: float | None, baseline_s: float | None) -> bool:
+        if self._followed is None or self._followed[0] != ratio:
+            return False
+        before_s = self._followed[1]
+        if not ratio or baseline_s is None:
+            return True
+        return before_s is not None and abs(baseline_s / before_s - 1) <= _SAME_BASELINE_RATIO
+
+    def _share(self) -> BudgetShare:
+        job = self.runner.job
+        if self.watcher is None:
+            return BudgetShare(job.description.target.max_slowdown_ratio)
+        ratio = 0.0
+        if job.baseline is not None and job.phase is JobPhase.TUNED:
+            full_s = job.baseline.iteration_time_s
+            own_s = replace(job.target, straggler_time_s=None).iteration_time_s(full_s)
+            ratio = max(0.0, own_s / full_s - 1.0)
+        return BudgetShare(round(ratio, 6), is_decided=True, excess_s=round(self.watcher.plan_excess_s(self.runner), 6))
+
+
+def _target(registered: PerformanceTarget, ratio: float, baseline_s: float | None) -> PerformanceTarget:
+    """Return the target of a slowdown, as a time where the baseline is known."""
+    if ratio <= _SAME_RATIO:
+        return PerformanceTarget(0.0)
+    if abs(ratio - registered.max_slowdown_ratio) <= _SAME_RATIO:
+        return registered
+    if baseline_s is None:
+        return PerformanceTarget(ratio)
+    return replace(registered, permitted_time_s=baseline_s * (1.0 + ratio))
+
+
+def _check(report: TrainingBudget) -> None:
+    """Check a report, or raise ProtocolError."""
+    limits = {"permitted_slowdown_ratio": _MAX_RATIO, "age_s": _MAX_S, "excess_s": _MAX_S}
+    for name, limit in limits.items():
+        value = getattr(report, name)
+        if value is not None and not (math.isfinite(value) and 0 <= value <= limit):
+            raise ProtocolError(f"budget.{name} {value} must be in [0, {limit:g}]")
