@@ -20,8 +20,8 @@ from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.wire.messages import BudgetShare, TrainingBudget
 
-PIPELINE_VERSION = 2
-"""Version of these messages; 1 sent every rank's whole state in each message."""
+PIPELINE_VERSION = 3
+"""Version of these messages; 1 sent every rank's whole state in each message, 2 one number of microbatches."""
 
 OrderBlock = tuple[int, tuple[tuple[tuple[str, int], int, int], ...]]
 """Instructions by (kind, chunk), numbered by microbatch; see wire/patterns.py."""
@@ -81,7 +81,8 @@ class MemberQuery:
 class StageFacts:
     """What seldom changes of a stage's ranks on one host: their GPUs, as one, and their order.
 
-    `tp_ranks` are the ranks on this host; the first one carries. A changed switch latency makes new facts.
+    `tp_ranks` are the ranks on this host; the first one carries. A changed switch latency makes new facts, and so does
+    another number of microbatches.
     """
 
     facts_id: str
@@ -92,6 +93,8 @@ class StageFacts:
     version: int = PIPELINE_VERSION
     carbon_zone: str | None = None
     """Zone of the host's carbon intensities; None without any."""
+    num_microbatches: int = 0
+    """Microbatches per iteration of the order; 0 where it is not told."""
 
 
 class StageReport(NamedTuple):
@@ -137,6 +140,8 @@ class PostedPlan:
     """Straggler pace of the whole pipeline, so that the slowdown guard accepts it; None without a straggler."""
     permitted_slowdown_ratio: float | None = None
     """Slowdown that the target of the whole pipeline permits; None for the registered one."""
+    num_microbatches: int = 0
+    """The plan is for so many microbatches per iteration; 0 where it is not told."""
 
 
 @dataclass(frozen=True, slots=True)

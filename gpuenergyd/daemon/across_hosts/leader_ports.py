@@ -113,6 +113,10 @@ class LeaderDelivery:
         self.sent = command
         self._epoch_of_plan[self.plan_id] = command.plan_epoch
 
+    def schedule_changed(self) -> None:
+        """Forget the plans before the newest one, which were for another number of microbatches."""
+        self._before.clear()
+
     def _new_id(self, command: SendPlan) -> str:
         return f"{self.audit.pipeline_id}.{self.generation}.{command.plan_epoch}"
 

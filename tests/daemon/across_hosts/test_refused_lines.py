@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation
+from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation, RankEnergy
 from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.daemon.across_hosts import host_stage, pipeline_member
 from gpuenergyd.daemon.jobs.training_budget import TrainingTarget
-from gpuenergyd.errors import GpuEnergyError, JobError, ProtocolError
+from gpuenergyd.errors import JobError, ProtocolError
 from gpuenergyd.wire.compact_observations import pack
 from gpuenergyd.wire.messages import TrainingBudget
 from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, PostedPlan
 from tests.support.host_of_siblings import HostOfSiblings, played, refused, run_at_once
-from tests.support.job_run import CLOCKS, SCHEDULE
+from tests.support.job_run import CLOCKS, FIRST_ASKED, SCHEDULE
 from tests.support.job_stage import ME
 from tests.support.led_pipeline import LedPipeline
 
@@ -27,8 +27,8 @@ PLAN = PostedPlan("p.1", PlanPurpose.TUNED, ((4, ((1200, 0, 0),)),), ())
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"plan_id": ""}, "plan_id and reason: at most 200 characters, and a plan_id is not empty"),
-        ({"reason": "r" * 500}, "plan_id and reason: at most 200 characters, and a plan_id is not empty"),
+        ({"plan_id": ""}, "plan_id and reason: at most 256 characters, and a plan_id is not empty"),
+        ({"reason": "r" * 500}, "plan_id and reason: at most 256 characters, and a plan_id is not empty"),
         ({"straggler_time_s": -1.0}, r"straggler_time_s -1.0 must be in \(0, 86400\) s"),
         ({"permitted_slowdown_ratio": 1e9}, r"permitted_slowdown_ratio 1000000000.0 must be in \[0, 100\)"),
         ({"clocks": ((4, ((333, 0, 0),)),)}, "cannot run at"),
@@ -98,7 +98,7 @@ def test_more_kinds_of_instruction_than_a_message_can_name(
 def test_a_plan_that_is_too_long_to_be_sent(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The reply is that of a leader; a plan of that size would need some 100,000 clock changes without a pattern."""
     monkeypatch.setattr(pipeline_member, "MAX_REPLY_BYTES", 100)
-    reply = asyncio.run(LedPipeline().train(12))
+    reply = asyncio.run(LedPipeline().train(FIRST_ASKED + 2))
     assert reply.slices
 
     class Leader:
@@ -127,7 +127,7 @@ def test_a_plan_that_is_too_long_to_be_sent(monkeypatch: pytest.MonkeyPatch, cap
 
 def observation(time_s: float, sm_clock_mhz: int = CLOCKS[0]) -> IterationObservation:
     samples = (InstructionSample(0, InstructionKind.F, (ClockShare(sm_clock_mhz, 0.1),), 4),)
-    return IterationObservation(0, "baseline", time_s, samples, (), turnarounds_s=(0.0,))
+    return IterationObservation(0, "baseline", time_s, samples, (RankEnergy(0, time_s, 1.0, ()),), turnarounds_s=(0.0,))
 
 
 @pytest.mark.parametrize("bad", [observation(1e9), observation(1.0, 0)])
@@ -141,7 +141,7 @@ def test_times_and_clocks_out_of_range(bad: IterationObservation) -> None:
         asyncio.run(pipeline.report(pipeline.part(0, plan_ids=("baseline",), observations=text)))
 
 
-@pytest.mark.parametrize("text", ["!", "00000", "z" * 5])
+@pytest.mark.parametrize("text", ["00000", "zz~zz"])
 def test_observations_that_cannot_be_read(text: str) -> None:
     pipeline = LedPipeline()
 
@@ -184,12 +184,3 @@ def test_a_budget_of_the_training_out_of_range(changes: dict[str, Any], line: st
 
     with pytest.raises(ProtocolError, match=line):
         TrainingTarget(pipeline.leader, None).handle(replace(TrainingBudget(is_first=False), **changes))
-
-
-def test_a_rank_that_registers_twice() -> None:
-    def scenario(host: HostOfSiblings) -> None:
-        host.join(0)
-        with pytest.raises(GpuEnergyError, match="is already registered"):
-            host.join(0)
-
-    played(scenario)
