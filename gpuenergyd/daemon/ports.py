@@ -202,8 +202,8 @@ class IterationWatcher(Protocol):
         """Drop the state of a job."""
         ...
 
-    def follow(self, runner: RunningJob, target: PerformanceTarget, reason: str) -> None:
-        """Let a job have the target that is decided for its training elsewhere."""
+    def follow(self, runner: RunningJob, target: PerformanceTarget | None, reason: str = "") -> None:
+        """Let a job have the target that is decided for its training elsewhere; None: decide its targets here again."""
         ...
 
     def charge_others(self, runner: RunningJob, excess_s: float) -> None:

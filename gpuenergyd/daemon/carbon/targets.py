@@ -147,10 +147,13 @@ class CarbonTargets:
 
     # --- replicas of one training ---
 
-    def follow(self, runner: RunningJob, target: PerformanceTarget, reason: str) -> None:
-        """Let a job have the target that is decided for its training elsewhere, from now on."""
+    def follow(self, runner: RunningJob, target: PerformanceTarget | None, reason: str = "") -> None:
+        """Let a job have the target that is decided for its training elsewhere; None: decide its targets here again."""
         job = self.accounts.get_or_create(runner)
-        job.is_following = True
+        job.is_following = target is not None
+        if target is None:
+            job.decided_for = None
+            return
         self._issue(runner, job, TargetDecision(target, reason, IntensityBasis.NEUTRAL, None), job.frontier)
 
     def charge_others(self, runner: RunningJob, excess_s: float) -> None:

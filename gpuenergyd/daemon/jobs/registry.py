@@ -190,7 +190,7 @@ class Jobs:
         self._open[uid, first.job_name, first.run_key, first.dp_rank] = self._runners[job_id] = runner
         self._registrations[job_id] = first
         if not runner.is_member:  # of a pipeline across hosts only the whole is a replica
-            self.replicas.join((uid, first.job_name, first.run_key), runner)
+            self.replicas.join((uid, first.job_name, first.run_key), runner, dp_rank=first.dp_rank)
         self.spawn(self.services.policy.preload(runner.job.description.policy))
 
     def rules_for(self, registration: RankRegistration) -> JobRules:

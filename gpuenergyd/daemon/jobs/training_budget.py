@@ -9,6 +9,7 @@ and so have the others.
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpuenergyd.core.distributed.stragglers import StragglerRules
@@ -34,6 +35,8 @@ class TrainingTarget:
     runner: RunningJob
     watcher: IterationWatcher | None
     """The carbon service; None where this host decides no targets."""
+    is_exchanged: bool = False
+    """Whether the replicas exchange budgets through the job's store."""
     _report: TrainingBudget | None = None
     _reported_at_mono_s: float = 0.0
     _followed: tuple[float | None, float | None] | None = None
@@ -47,16 +50,34 @@ class TrainingTarget:
         """
         if report is not None:
             _check(report)
-            self._report, self._reported_at_mono_s = report, time.monotonic()
-            if report.is_first and self.watcher is not None:
-                self.watcher.charge_others(self.runner, report.excess_s)
+            self.is_exchanged = True
+            if report.is_first:
+                self.charge_others(report.excess_s)
+            else:
+                self.follow(report)
+        return self.share()
+
+    def lead(self) -> None:
+        """Follow no other replica any more: this is the first one that is left."""
+        if self._report is not None:
+            self._report = self._followed = None
+            if self.watcher is not None:
+                self.watcher.follow(self.runner, None)
+
+    def charge_others(self, excess_s: float) -> None:
+        """Charge the account of the first replica with what the others' plans have cost so far."""
+        if self.watcher is not None:
+            self.watcher.charge_others(self.runner, excess_s)
+
+    def follow(self, report: TrainingBudget) -> None:
+        """Follow what the first replica permits."""
+        self._report, self._reported_at_mono_s = report, time.monotonic()
         self.check_time_limit()
-        return self._share()
 
     def check_time_limit(self) -> None:
         """Follow what was reported last; a first replica that has become silent, at full speed."""
         report, runner, watcher = self._report, self.runner, self.watcher
-        if report is None or report.is_first or report.permitted_slowdown_ratio is None or runner.job.is_ended:
+        if report is None or report.permitted_slowdown_ratio is None or runner.job.is_ended:
             return
         registered = runner.job.description.target
         baseline_s = runner.job.baseline.iteration_time_s if runner.job.baseline is not None else None
@@ -91,7 +112,8 @@ class TrainingTarget:
             return True
         return before_s is not None and abs(baseline_s / before_s - 1) <= _SAME_BASELINE_RATIO
 
-    def _share(self) -> BudgetShare:
+    def share(self) -> BudgetShare:
+        """Return what the others need to know of this replica."""
         job = self.runner.job
         if self.watcher is None:
             return BudgetShare(job.description.target.max_slowdown_ratio)
@@ -101,6 +123,22 @@ class TrainingTarget:
             own_s = replace(job.target, straggler_time_s=None).iteration_time_s(full_s)
             ratio = max(0.0, own_s / full_s - 1.0)
         return BudgetShare(round(ratio, 6), is_decided=True, excess_s=round(self.watcher.plan_excess_s(self.runner), 6))
+
+
+def share_budget(targets: Sequence[TrainingTarget]) -> None:
+    """Let replicas of one training on this daemon have one budget, the first one's, unless they exchange it by a store.
+
+    Call it after each iteration.
+    """
+    if not targets or any(target.is_exchanged for target in targets):
+        return
+    first, *others = targets
+    first.lead()
+    shares = [target.share() for target in others]
+    first.charge_others(sum(share.excess_s for share in shares))
+    share = first.share()
+    for target in others:
+        target.follow(TrainingBudget(False, share.permitted_slowdown_ratio, share.is_decided))
 
 
 def _target(registered: PerformanceTarget, ratio: float, baseline_s: float | None) -> PerformanceTarget:
