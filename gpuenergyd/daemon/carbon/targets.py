@@ -18,7 +18,7 @@ from gpuenergyd.core.carbon.slowdown_account import SlowdownAccount
 from gpuenergyd.core.job.messages import JobPhase, ProfilingPermissionChanged, TargetChanged
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.core.policy_api.policy import BaselineView, TargetDecision, TargetView
+from gpuenergyd.core.policy_api.policy import BaselineView, TargetDecision
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.carbon.account_file import AccountFile
 from gpuenergyd.daemon.carbon.accounts import JobAccount, JobAccounts
@@ -29,10 +29,10 @@ from gpuenergyd.daemon.carbon.budget import (
     job_budget,
     profiling_refusal,
     settling_iterations,
-    view_deadline,
 )
 from gpuenergyd.daemon.carbon.feed import CarbonFeed
 from gpuenergyd.daemon.carbon.status import carbon_figures, carbon_of, target_figures
+from gpuenergyd.daemon.carbon.target_view import frontier_of, host_power_w, target_s, target_text, target_view
 from gpuenergyd.daemon.ports import HistoryPort, RunningJob, TargetPort
 from gpuenergyd.daemon.processes.carbon_queries import EncodedSeries, TargetQuery, TargetReply
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
@@ -130,7 +130,7 @@ class CarbonTargets:
                 job_id=runner.job_id,
                 decided_at=self._now(),
                 policy=self._settings.target,
-                permitted_time_s=_target_s(target, runner.job.baseline),
+                permitted_time_s=target_s(target, runner.job.baseline),
                 reason="target of the whole pipeline",
                 basis=IntensityBasis.NEUTRAL,
                 intensity=None,
@@ -189,7 +189,7 @@ class CarbonTargets:
                 self._apply(runner, job, baseline, self._constant_target(runner, foreign))
                 continue
             now_at = self._now()
-            view = _target_view(self._settings, self._grid, runner, baseline, job.account, budget, forecast, now_at)
+            view = target_view(self._settings, self._grid, runner, baseline, job.account, budget, forecast, now_at)
             series = self._feed.signal.series()
             query = TargetQuery(
                 self._settings.target,
@@ -199,7 +199,7 @@ class CarbonTargets:
             )
             reply = await self._policy.next_target(runner.job_id, query)
             if not runner.job.is_ended:
-                job.decided_for = (*occasion[:3], bool(job.frontier or _frontier_of(reply)))
+                job.decided_for = (*occasion[:3], bool(job.frontier or frontier_of(reply)))
                 self._apply(runner, job, baseline, reply)
 
     def _target_without_plan(self, runner: RunningJob, budget: JobBudget) -> TargetReply:
@@ -248,7 +248,7 @@ class CarbonTargets:
         # The straggler's pace is not the policy's decision, and may have changed since the query.
         target = replace(decision.target, straggler_time_s=runner.job.target.straggler_time_s)
         if target != runner.job.target:
-            log.info("job %s: %s", runner.job_id, _target_text(target, decision.reason))
+            log.info("job %s: %s", runner.job_id, target_text(target, decision.reason))
             job.record_target(target, job.decided_at)
             runner.handle(TargetChanged(target))
         elif not has_new_frontier:
@@ -258,14 +258,14 @@ class CarbonTargets:
                 job_id=runner.job_id,
                 decided_at=job.decided_at,
                 policy=self._settings.target,
-                permitted_time_s=_target_s(target, runner.job.baseline),
+                permitted_time_s=target_s(target, runner.job.baseline),
                 reason=decision.reason,
                 basis=decision.basis,
                 intensity=decision.intensity,
                 unit=self._feed.signal.unit,
                 slowdown_so_far_ratio=job.account.slowdown_ratio,
                 budget_ratio=runner.job.description.target.max_slowdown_ratio,
-                host_power_w=_host_power_w(self._settings, runner),
+                host_power_w=host_power_w(self._settings, runner),
                 frontier=frontier if has_new_frontier else None,
             )
         )
@@ -324,7 +324,7 @@ class CarbonTargets:
         job = self.accounts.get(runner.job_id)
         if job is None or self._foreign_zones(runner):
             return None
-        return carbon_of(self._feed, runner, job, host_power_w=_host_power_w(self._settings, runner))
+        return carbon_of(self._feed, runner, job, host_power_w=host_power_w(self._settings, runner))
 
     def status(self, runner: RunningJob) -> dict[str, Any]:
         """Return the carbon fields of a job's status."""
@@ -335,66 +335,3 @@ class CarbonTargets:
             "target": target_figures(self._settings, runner, job, budget, num_windows, self._now()),
             "carbon": carbon_figures(self.carbon_of(runner)),
         }
-
-
-def _host_power_w(settings: Settings, runner: RunningJob) -> float:
-    """Return the power that is assumed for the job's hosts without their GPUs."""
-    return settings.carbon_host_power_w * runner.job.ranks.num_hosts
-
-
-def _frontier_of(reply: TargetReply | PolicyFailure) -> tuple[tuple[float, float], ...]:
-    return () if isinstance(reply, PolicyFailure) else reply.frontier
-
-
-def _target_s(target: PerformanceTarget, baseline: BaselineView | None) -> float | None:
-    """Return the iteration time permitted to the job itself, None for full speed."""
-    if baseline is None or (target.permitted_time_s is None and not target.max_slowdown_ratio):
-        return None
-    return replace(target, straggler_time_s=None).iteration_time_s(baseline.iteration_time_s)
-
-
-def _target_text(target: PerformanceTarget, reason: str) -> str:
-    if target.permitted_time_s is None:
-        return (
-            f"target: full speed ({reason})"
-            if not target.max_slowdown_ratio
-            else f"target: constant slowdown ({reason})"
-        )
-    return f"target: {target.permitted_time_s:.4g} s per iteration ({reason})"
-
-
-def _target_view(
-    settings: Settings,
-    grid: GridClock,
-    runner: RunningJob,
-    baseline: BaselineView,
-    account: SlowdownAccount,
-    budget: JobBudget,
-    forecast: CarbonForecast | None,
-    now_at: datetime,
-) -> TargetView:
-    """Return the target policy's view of a job; times are grid time, which runs faster in a replay."""
-    speed, target = grid.speed, runner.job.target
-    end_at = view_deadline(budget, account, now_at)
-    left = budget.num_iterations_left
-    return TargetView(
-        job_id=runner.job_id,
-        now_at=grid.to_grid(now_at),
-        max_slowdown_ratio=runner.job.description.target.max_slowdown_ratio,
-        baseline=BaselineView(
-            baseline.iteration_time_s * speed,
-            None if baseline.energy_j is None else baseline.energy_j * speed,
-            baseline.num_iterations,
-            baseline.iteration_sigma_s * speed,
-        ),
-        num_iterations_done=account.num_iterations,
-        active_time_s=account.active_s * speed,
-        num_iterations_total=None if left is None else account.num_iterations + left,
-        deadline_at=None if end_at is None else grid.to_grid(end_at),
-        forecast=forecast,
-        full_speed_time_s=baseline.iteration_time_s * (1.0 + account.drift_ratio(baseline.iteration_time_s)) * speed,
-        straggler_time_s=None if target.straggler_time_s is None else target.straggler_time_s * speed,
-        current_target_time_s=None if target.permitted_time_s is None else target.permitted_time_s * speed,
-        host_power_w=_host_power_w(settings, runner),
-        window_s=settings.carbon_window_h * HOUR.total_seconds(),
-    )
