@@ -52,7 +52,7 @@ class OtherPlansExcess:
 
     _reported_s: float | None = None
     _open_s: float = 0.0
-    """Reported, and neither charged nor found in an iteration yet."""
+    """Reported, and neither charged nor found in an iteration yet; negative while the last charge was not reported."""
     _uncharged_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_ITERATIONS))
     """By recent iteration, time that the account was not charged with."""
 
@@ -72,12 +72,13 @@ class OtherPlansExcess:
         """
         if self._reported_s is None:
             return 0.0
-        self._open_s = max(0.0, self._open_s - max(0.0, charged_excess_s))
+        own_s = max(0.0, charged_excess_s)
+        self._open_s = max(-own_s, self._open_s - own_s)
         self._uncharged_s.append(max(0.0, uncharged_s))
         return self._claim()
 
     def _claim(self) -> float:
-        claimed_s = left_s = min(self._open_s, sum(self._uncharged_s))
+        claimed_s = left_s = max(0.0, min(self._open_s, sum(self._uncharged_s)))
         self._open_s -= claimed_s
         for number, uncharged_s in enumerate(self._uncharged_s):
             taken_s = min(left_s, uncharged_s)
