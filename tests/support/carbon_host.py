@@ -33,7 +33,10 @@ class CarbonHost:
         now: Callable[[], datetime],
         policy: ClockPolicy,
         leader: Callable[[], PipelineLeader],
+        begun_at: datetime | None = None,
+        window_h: float = WINDOW_H,
     ) -> None:
+        """Make the host; `begun_at` is when the replay of intensities began, of a daemon that is started again."""
         path = folder / "XX_made-up_2024.csv"
         rows = [f"{FIRST_AT + k * HOUR:%Y-%m-%dT%H:%M:%SZ},{value:.3f}" for k, value in enumerate(values)]
         path.write_text("timestamp_utc,carbon_intensity_g_per_kwh\n" + "\n".join(rows) + "\n")
@@ -49,11 +52,11 @@ class CarbonHost:
             carbon_signal=str(path),
             carbon_replay_from=begin_at,
             carbon_replay_hour_s=hour_s,
-            carbon_window_h=WINDOW_H,
+            carbon_window_h=window_h,
             carbon_host_power_w=HOST_POWER_W,
         )
         self.policy, self.history, self._leader = policy, KeptRecords(), leader
-        grid = GridClock(now(), begin_at, hour_s)
+        grid = GridClock(begun_at or now(), begin_at, hour_s)
         self.feed = CarbonFeed(settings, grid, self.history, now)
         self.targets = CarbonTargets(settings, grid, self.feed, self, self.history, now)
 

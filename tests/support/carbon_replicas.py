@@ -7,6 +7,7 @@ down is known: full speed is the longest time of both without any plan.
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
 from gpuenergyd.daemon.jobs.registry import Jobs
@@ -15,6 +16,9 @@ from gpuenergyd_policies.uniform import Uniform
 from tests.support.carbon_host import CarbonHost
 from tests.support.straggling_pipelines import StragglingPipelines
 from tests.support.virtual_pipeline import at, leaders_in_virtual_time
+
+WINDOW_H = 6.0
+"""Hours in which a budget is kept."""
 
 
 class CarbonReplicas(StragglingPipelines):
@@ -30,24 +34,37 @@ class CarbonReplicas(StragglingPipelines):
             max_slowdown_ratio=max_slowdown_ratio,
             thinking_rounds=0,
         )
-        self.sites = [
-            None if own is None else self._site(folder / str(dp), own, hour_s, dp) for dp, own in enumerate(values)
-        ]
-        self.silent: set[int] = set()
-        """Replicas whose leading rank has stopped to exchange, as after the death of its daemon."""
+        self.folder, self.values, self.hour_s, self.begun_at = folder, values, hour_s, at(self.now_s)
+        self.sites = [self._site(dp_rank) for dp_rank in range(len(values))]
 
-    def _site(self, folder: Path, values: Sequence[float], hour_s: float, dp_rank: int) -> CarbonHost:
+    def _site(self, dp_rank: int) -> CarbonHost | None:
+        folder, values = self.folder / str(dp_rank), self.values[dp_rank]
         folder.mkdir(exist_ok=True)
+        if values is None:
+            return None
         return CarbonHost(
             folder,
             values,
-            hour_s=hour_s,
+            hour_s=self.hour_s,
             now=lambda: at(self.now_s),
             policy=Uniform(),
-            leader=lambda: self._leading(dp_rank),
+            leader=lambda: self.leading(dp_rank),
+            begun_at=self.begun_at,
+            window_h=WINDOW_H,
         )
 
-    def _leading(self, dp_rank: int) -> PipelineLeader:
+    async def restart_leader(self, dp_rank: int) -> None:
+        """Let the daemon that leads a replica die and start again: it knows its account only, from its disk."""
+        site, host = self.sites[dp_rank], self.hosts[dp_rank * self.size.num_pp_ranks]
+        if site is not None:
+            await site.targets.accounts.save([self.leading(dp_rank)])
+        self.sites[dp_rank] = again = self._site(dp_rank)
+        host.members._leaders.clear()
+        jobs = host.members.jobs
+        jobs.services = replace(jobs.services, watcher=again.targets if again is not None else None)
+
+    def leading(self, dp_rank: int) -> PipelineLeader:
+        """Return the leader of a replica, which must have joined."""
         leader = self.leader(dp_rank)
         assert leader is not None
         return leader
@@ -70,9 +87,15 @@ class CarbonReplicas(StragglingPipelines):
                     if site is not None and leader is not None:
                         await site.decide([leader])
 
-    def slowdown_ratio(self, begin: int, end: int) -> float:
-        """Return the slowdown of the whole training in some iterations, against its usual time at full speed."""
-        times_s = [iteration.time_s for iteration in self.history[begin:end]]
+    def status(self, dp_rank: int) -> dict[str, Any]:
+        """Return the status of a replica's target; empty where its host has no carbon service."""
+        site = self.sites[dp_rank]
+        target: dict[str, Any] = site.targets.status(self.leading(dp_rank))["target"] if site is not None else {}
+        return target
+
+    def slowdown_ratio(self) -> float:
+        """Return the slowdown of the whole training so far, against its usual time at full speed."""
+        times_s = [iteration.time_s for iteration in self.history]
         return sum(times_s) / (len(times_s) * self.full_speed_s) - 1
 
     @property

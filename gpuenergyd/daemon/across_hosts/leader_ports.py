@@ -187,7 +187,8 @@ class LeaderPlans:
         view, newest = self._held, self.delivery.sent
         if view is None:
             return
-        is_tried = newest is None or newest.plan_epoch == self.newest_epoch
+        # Full speed needs no trial, and members that measure it again have no plan at all.
+        is_tried = newest is None or not newest.plan.ranks or newest.plan_epoch == self.newest_epoch
         num_held = self.newest_index - self._held_at
         if self.prepared.is_pending and not view.target.is_forced:
             if num_held < HELD_ITERATIONS:

@@ -17,7 +17,7 @@ from gpuenergyd.daemon.settings import Settings
 
 def host_power_w(settings: Settings, runner: RunningJob) -> float:
     """Return the power that is assumed for the job's hosts without their GPUs."""
-    return settings.carbonhost_power_w * runner.job.ranks.num_hosts
+    return settings.carbon_host_power_w * runner.job.ranks.num_hosts
 
 
 def frontier_of(reply: TargetReply | PolicyFailure) -> tuple[tuple[float, float], ...]:

@@ -24,6 +24,8 @@ _MAX_S = 1e9
 _SAME_RATIO = 1e-6
 _SAME_BASELINE_RATIO = 0.005
 """A smaller change of the baseline does not change the permitted time."""
+_SAME_SLOWDOWN_RATIO = 5e-4
+"""A smaller change of the slowdown is the other baseline's; one to full speed counts always."""
 _NO_ACCOUNT = "constant slowdown: the host of the training's first replica decides no targets"
 _SILENT = "full speed: the training's first replica, which decides for all, is silent"
 
@@ -105,10 +107,14 @@ class TrainingTarget:
         return age_s > max(rules.silent_s, rules.silent_iterations * (baseline_s or 0.0))
 
     def _is_followed(self, ratio: float | None, baseline_s: float | None) -> bool:
-        if self._followed is None or self._followed[0] != ratio:
+        if self._followed is None:
             return False
-        before_s = self._followed[1]
-        if not ratio or baseline_s is None:
+        before, before_s = self._followed
+        if not ratio or not before:
+            return ratio == before
+        if abs(ratio - before) > _SAME_SLOWDOWN_RATIO:
+            return False
+        if baseline_s is None:
             return True
         return before_s is not None and abs(baseline_s / before_s - 1) <= _SAME_BASELINE_RATIO
 
