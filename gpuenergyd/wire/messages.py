@@ -169,7 +169,7 @@ class BudgetShare:
     """What a replica publishes to the others for the slowdown budget of their training."""
 
     permitted_slowdown_ratio: float
-    """What its target permits now; 0 while it decides targets and has no plan yet."""
+    """What its target permits now; before its first tuned plan what is registered, and 0 before its baseline."""
     is_decided: bool = False
     """Whether its host decides targets, from a carbon account."""
     excess_s: float = 0.0

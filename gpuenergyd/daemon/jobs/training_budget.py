@@ -123,11 +123,12 @@ class TrainingTarget:
         job = self.runner.job
         if self.watcher is None:
             return BudgetShare(job.description.target.max_slowdown_ratio)
-        ratio = 0.0
-        if job.baseline is not None and job.phase is JobPhase.TUNED:
+        ratio = 0.0  # no plan of another replica may be in the baseline
+        if job.baseline is not None:
+            is_decided = job.phase is JobPhase.TUNED
+            target = replace(job.target, straggler_time_s=None) if is_decided else job.description.target
             full_s = job.baseline.iteration_time_s
-            own_s = replace(job.target, straggler_time_s=None).iteration_time_s(full_s)
-            ratio = max(0.0, own_s / full_s - 1.0)
+            ratio = max(0.0, target.iteration_time_s(full_s) / full_s - 1.0)
         return BudgetShare(round(ratio, 6), is_decided=True, excess_s=round(self.watcher.plan_excess_s(self.runner), 6))
 
 

@@ -1,7 +1,7 @@
 """A replica follows the target of the training's first one: as far as it was heard, and at full speed in silence."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -136,15 +136,20 @@ def test_a_host_without_a_carbon_service_follows_too() -> None:
     assert share == BudgetShare(leader.description.target.max_slowdown_ratio)
 
 
-def test_the_first_replica_permits_nothing_before_it_has_a_plan_and_is_charged_with_the_others() -> None:
+def test_the_first_replica_permits_nothing_before_its_baseline_and_is_charged_with_the_others() -> None:
     target, told, leader = replica()
     told.excess_s = 0.25
+    leader.job.baseline = None
     before = target.handle(TrainingBudget(True, excess_s=1.5))
+    leader.job.baseline = BASELINE
+    leader.job.description = replace(leader.job.description, target=PerformanceTarget(0.03))
+    without_plan = target.share()
     leader.job.phase = JobPhase.TUNED
     told.follow(leader, PerformanceTarget(0.0, permitted_time_s=2.1))
     after = target.handle(TrainingBudget(True, excess_s=2.0))
 
     assert before == BudgetShare(0.0, is_decided=True, excess_s=0.25)
+    assert without_plan.permitted_slowdown_ratio == 0.03
     assert after == BudgetShare(0.05, is_decided=True, excess_s=0.25)
     assert told.charged_s == [1.5, 2.0]
 
