@@ -17,7 +17,7 @@ from tests.support.carbon_host import CarbonHost
 from tests.support.straggling_pipelines import StragglingPipelines
 from tests.support.virtual_pipeline import at, leaders_in_virtual_time
 
-WINDOW_H = 6.0
+WINDOW_H = 12.0
 """Hours in which a budget is kept."""
 
 

@@ -1,5 +1,7 @@
 """What other replicas' plans cost is charged to a training's account once, and never more than iterations took."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,7 +62,7 @@ def test_never_more_than_iterations_took_nor_than_was_reported(iterations: list[
     assert total_s <= sum(growth_s for _, _, growth_s in iterations) + 1e-9
 
 
-def cost_of(iterations: list[tuple[float, float, PlanPurpose | None]]) -> float:
+def cost_of(iterations: Sequence[tuple[float, float, PlanPurpose | None]]) -> float:
     """Return what plans cost in iterations of charged time, permitted time and purpose."""
     excess = PlanExcess()
     for charged_s, permitted_s, purpose in iterations:

@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -30,7 +29,6 @@ class Ran:
     energy_j: float
     time_s: float
     refusals: list[str]
-    story: list[Any]
 
 
 def ran(*numbers: int, num_tp_ranks: int = 1) -> list[Ran]:
@@ -54,7 +52,7 @@ def ran(*numbers: int, num_tp_ranks: int = 1) -> list[Ran]:
             profiled = job.knowledge.num_iterations_for[PlanPurpose.PROFILE]
             events = [r for history in pipeline.histories for r in history.records if isinstance(r, ControlEventRecord)]
             refusals = [event.reason for event in events if event.action == "refusal"]
-            found.append(Ran(job.phase, profiled, energy_j / baseline_j, time_s / baseline_s, refusals, job.story()))
+            found.append(Ran(job.phase, profiled, energy_j / baseline_j, time_s / baseline_s, refusals))
         await pipeline.close()
 
     asyncio.run(run())
