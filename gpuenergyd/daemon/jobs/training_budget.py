@@ -1,8 +1,8 @@
 """One slowdown budget for all replicas of a training: the host of the first replica decides, and the others follow.
 
-Replicas end each iteration together: were their targets decided apart, the training would be slowed down in the slow
-hours of each, and twice the budget could be used. So the first replica's target counts for all, as far as it was heard,
-and its account is charged with what plans of the others cost. While it is silent the others run at full speed: they
+Replicas end each iteration together: were their targets decided apart, the training would be slow in the slow hours of
+each, while one of them saves. So the first replica's target counts for all, as far as it was heard, and its account is
+charged with what plans of the others cost. While it is silent the others run at full speed: they
 cannot know what it has left of the budget. A first replica whose host decides no targets has the registered slowdown,
 and so have the others.
 """
