@@ -11,8 +11,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
 
-from gpuenergyd.core.pipeline.plan import PlanPurpose
-
 _RECENT_ITERATIONS = 32
 """Iterations that a late report of another replica may refer to."""
 _MAX_SETTLING_ITERATIONS = 64
@@ -31,17 +29,16 @@ class PlanExcess:
         *,
         full_speed_time_s: float,
         permitted_time_s: float,
-        purpose: PlanPurpose | None,
+        is_profiled: bool,
         settling_iterations: int,
     ) -> None:
-        """Add an iteration with the time that it was charged with, and the target at its begin.
+        """Add an iteration under a plan with the time that it was charged with, and the target at its begin.
 
-        A tuned plan costs at most what the targets of the last iterations permitted: a new one takes effect later.
+        A profiling plan costs all that it takes, a tuned one at most what the targets of the last iterations permitted: a
+        new one takes effect later.
         """
         self._permitted_s.appendleft(permitted_time_s)
-        if purpose is PlanPurpose.BASELINE:
-            return
-        if purpose is not PlanPurpose.PROFILE:
+        if not is_profiled:
             charged_s = min(charged_s, max(islice(self._permitted_s, max(1, settling_iterations))))
         self.total_s += max(0.0, charged_s - full_speed_time_s)
 

@@ -85,13 +85,14 @@ class JobAccount:
                 settling_iterations=settling_iterations,
             )
             excess_s = self.account.excess_s - before_s
-            self.plan_excess.add(
-                full_s + excess_s,
-                full_speed_time_s=full_s,
-                permitted_time_s=permitted_s,
-                purpose=own_purpose,
-                settling_iterations=settling_iterations,
-            )
+            if own_purpose is not PlanPurpose.BASELINE:
+                self.plan_excess.add(
+                    full_s + excess_s,
+                    full_speed_time_s=full_s,
+                    permitted_time_s=permitted_s,
+                    is_profiled=own_purpose is PlanPurpose.PROFILE,
+                    settling_iterations=settling_iterations,
+                )
             self.account.excess_s += self._others_excess.iteration(
                 charged_excess_s=excess_s, uncharged_s=iteration.iteration_time_s - full_s - excess_s
             )

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuenergyd.core.carbon.training_excess import OtherPlansExcess, PlanExcess
-from gpuenergyd.core.pipeline.plan import PlanPurpose
 
 FULL_S = 1.0
 TIMES = st.floats(0.0, 0.5, allow_nan=False)
@@ -62,27 +61,26 @@ def test_never_more_than_iterations_took_nor_than_was_reported(iterations: list[
     assert total_s <= sum(growth_s for _, _, growth_s in iterations) + 1e-9
 
 
-def cost_of(iterations: Sequence[tuple[float, float, PlanPurpose | None]]) -> float:
-    """Return what plans cost in iterations of charged time, permitted time and purpose."""
+def cost_of(iterations: Sequence[tuple[float, float]], *, is_profiled: bool = False) -> float:
+    """Return what plans cost in iterations of charged and permitted time."""
     excess = PlanExcess()
-    for charged_s, permitted_s, purpose in iterations:
+    for charged_s, permitted_s in iterations:
         excess.add(
             charged_s,
             full_speed_time_s=FULL_S,
             permitted_time_s=permitted_s,
-            purpose=purpose,
+            is_profiled=is_profiled,
             settling_iterations=4,
         )
     return excess.total_s
 
 
 def test_a_tuned_plan_costs_what_its_target_permitted_even_while_the_next_one_is_not_followed_yet() -> None:
-    tuned = PlanPurpose.TUNED
-    assert cost_of([(1.1, 1.1, tuned)] * 5) == pytest.approx(0.5)
-    assert cost_of([(1.1, 1.1, tuned)] * 5 + [(1.1, 1.0, tuned)] * 3) == pytest.approx(0.8)
-    assert cost_of([(1.1, 1.1, tuned)] * 5 + [(1.1, 1.0, tuned)] * 50) == pytest.approx(0.8), "slow hardware"
+    assert cost_of([(1.1, 1.1)] * 5) == pytest.approx(0.5)
+    assert cost_of([(1.1, 1.1)] * 5 + [(1.1, 1.0)] * 3) == pytest.approx(0.8)
+    assert cost_of([(1.1, 1.1)] * 5 + [(1.1, 1.0)] * 50) == pytest.approx(0.8), "slow hardware"
+    assert cost_of([(0.9, 1.0)]) == 0.0
 
 
-def test_profiling_costs_what_it_took_and_full_speed_nothing() -> None:
-    assert cost_of([(1.3, 1.0, PlanPurpose.PROFILE)] * 2) == pytest.approx(0.6)
-    assert cost_of([(1.3, 1.0, PlanPurpose.BASELINE)] * 9 + [(0.9, 1.0, PlanPurpose.TUNED)]) == 0.0
+def test_profiling_costs_what_it_took() -> None:
+    assert cost_of([(1.3, 1.0)] * 2, is_profiled=True) == pytest.approx(0.6)
