@@ -34,8 +34,8 @@ class PlanExcess:
     ) -> None:
         """Add an iteration under a plan with the time that it was charged with, and the target at its begin.
 
-        A profiling plan costs all that it takes, a tuned one at most what the targets of the last iterations permitted: a
-        new one takes effect later.
+        A profiling plan costs all that it takes, a tuned one at most what the targets of the last iterations permitted:
+        a new one takes effect later.
         """
         self._permitted_s.appendleft(permitted_time_s)
         if not is_profiled:
