@@ -120,7 +120,7 @@ class AgreedPlans(PlanQueue):
     def __init__(self) -> None:
         super().__init__()
         self._events: deque[PreparedPlan | tuple[PlanWindow, ...] | str | None] = deque()
-        self._adding = threading.Lock()  # between reporter and store thread; the training thread never acquires it
+        self._adding = threading.Lock()  # the training thread acquires it only at another number of microbatches
         self._installed: dict[str, PreparedPlan] = {}
         self._follower = PlanWindowFollower()
         self._by_plan_id: dict[str, PreparedPlan] = {}
@@ -150,7 +150,7 @@ class AgreedPlans(PlanQueue):
         self._events.append(plan_id)
 
     def clear(self) -> None:
-        """Drop all plans at the next iteration boundary: the daemon that installed them is gone."""
+        """Drop all plans at the next iteration boundary: the daemon that installed them is gone, or they do not fit."""
         with self._adding:
             self._installed = {}
             self._events.append(None)

@@ -232,11 +232,6 @@ class RankClient:
         except Exception:  # noqa: BLE001  for instance no thread available: must not reach training
             self._count_error()
 
-    @property
-    def can_change_order(self) -> bool:
-        """Whether `change_order` is possible: not in a pipeline across hosts."""
-        return not self._registration.is_pipeline_member
-
     def change_order(self, order: Sequence[OrderRow], *, num_microbatches: int) -> None:
         """Register again, with another number of microbatches, between two iterations; returns at once.
 

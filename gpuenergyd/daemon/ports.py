@@ -23,6 +23,7 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView, Lever
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.processes.carbon_queries import TargetQuery, TargetReply
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
@@ -199,6 +200,18 @@ class IterationWatcher(Protocol):
 
     def job_ended(self, job_id: str) -> None:
         """Drop the state of a job."""
+        ...
+
+    def follow(self, runner: RunningJob, target: PerformanceTarget | None, reason: str = "") -> None:
+        """Let a job have the target that is decided for its training elsewhere; None: decide its targets here again."""
+        ...
+
+    def charge_others(self, runner: RunningJob, excess_s: float) -> None:
+        """Charge a job's account with what plans of its training's other replicas have cost so far."""
+        ...
+
+    def plan_excess_s(self, runner: RunningJob) -> float:
+        """Return the time beyond full speed that a job's own plans have cost so far."""
         ...
 
 

@@ -146,6 +146,37 @@ class IterationReply:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingBudget:
+    """What a replica has read of the slowdown budget of its training, which the host of the first replica keeps.
+
+    Ratios are relative to the baseline. All of it is what replicas have published of their `BudgetShare`.
+    """
+
+    is_first: bool
+    """Whether this replica is the first one, which decides for all."""
+    permitted_slowdown_ratio: float | None = None
+    """What the first replica permits all others; None before it was heard, and for itself."""
+    is_decided: bool = False
+    """Whether the first replica's host decides targets, so that this is not the registered slowdown."""
+    age_s: float = 0.0
+    """Age of the first replica's message."""
+    excess_s: float = 0.0
+    """Time that plans of other replicas have cost so far, at most; for the first replica's account."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetShare:
+    """What a replica publishes to the others for the slowdown budget of their training."""
+
+    permitted_slowdown_ratio: float
+    """What its target permits now; before its first tuned plan what is registered, and 0 before its baseline."""
+    is_decided: bool = False
+    """Whether its host decides targets, from a carbon account."""
+    excess_s: float = 0.0
+    """Time beyond full speed that its own plans have cost so far."""
+
+
+@dataclass(frozen=True, slots=True)
 class PaceReport:
     """Pace of the slowest replica of this training on other hosts, read `age_s` ago.
 
@@ -160,6 +191,7 @@ class PaceReport:
     is_news: bool = True
     least_other_overhead_s: float | None = None
     """Least time per iteration that any replica elsewhere spends outside of its instructions."""
+    budget: TrainingBudget | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +204,7 @@ class PaceReply:
     """Number of estimates of `own_time_s` so far."""
     overhead_s: float | None = None
     """Time of an iteration without a running instruction, known waits for other replicas excluded."""
+    budget: BudgetShare | None = None
 
 
 @dataclass(frozen=True, slots=True)

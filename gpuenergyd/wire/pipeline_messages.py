@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import GpuView
+from gpuenergyd.wire.messages import BudgetShare, TrainingBudget
 
-PIPELINE_VERSION = 2
-"""Version of these messages; 1 sent every rank's whole state in each message."""
+PIPELINE_VERSION = 3
+"""Version of these messages; 1 sent every rank's whole state in each message, 2 one number of microbatches."""
 
 OrderBlock = tuple[int, tuple[tuple[tuple[str, int], int, int], ...]]
 """Instructions by (kind, chunk), numbered by microbatch; see wire/patterns.py."""
@@ -80,7 +81,8 @@ class MemberQuery:
 class StageFacts:
     """What seldom changes of a stage's ranks on one host: their GPUs, as one, and their order.
 
-    `tp_ranks` are the ranks on this host; the first one carries. A changed switch latency makes new facts.
+    `tp_ranks` are the ranks on this host; the first one carries. A changed switch latency makes new facts, and so does
+    another number of microbatches.
     """
 
     facts_id: str
@@ -91,6 +93,8 @@ class StageFacts:
     version: int = PIPELINE_VERSION
     carbon_zone: str | None = None
     """Zone of the host's carbon intensities; None without any."""
+    num_microbatches: int = 0
+    """Microbatches per iteration of the order; 0 where it is not told."""
 
 
 class StageReport(NamedTuple):
@@ -136,6 +140,8 @@ class PostedPlan:
     """Straggler pace of the whole pipeline, so that the slowdown guard accepts it; None without a straggler."""
     permitted_slowdown_ratio: float | None = None
     """Slowdown that the target of the whole pipeline permits; None for the registered one."""
+    num_microbatches: int = 0
+    """The plan is for so many microbatches per iteration; 0 where it is not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +175,8 @@ class PipelineReport:
     """Whether `slowest_other_time_s` is a new reading."""
     least_other_overhead_s: float | None = None
     """The least time that another replica of this training spends outside its instructions; None if unknown."""
+    budget: TrainingBudget | None = None
+    """None until the paces of the other replicas can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,3 +206,4 @@ class PipelineReply:
     """Id and length of a block: so many iterations at full speed, once, and the same plan again; None without one."""
     replaces: tuple[str, ...] = ()
     """Plans that this one, for a straggler's pace, may replace on one rank before another: no mix is slower than it."""
+    budget: BudgetShare | None = None

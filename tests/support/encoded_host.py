@@ -59,6 +59,7 @@ class EncodedDaemon(LocalDaemon):
         """Plans that the other ranks of the stage have installed."""
         self._stand_in = SimpleNamespace(
             is_ended=False,
+            description=SimpleNamespace(num_microbatches=max(i.microbatch_index for i in order) + 1),
             ranks=SimpleNamespace(schedule=SimpleNamespace(orders=(order,))),
             observations=(),
             knowledge=SimpleNamespace(plans=SimpleNamespace(purpose_of=self._purposes.get)),

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 from unittest.mock import patch
@@ -256,6 +256,7 @@ class LargeRank:
     client: FakeClient
     plans: AgreedPlans
     exchange: Exchange
+    registration: RankRegistration | None = None
 
 
 @dataclass
@@ -370,7 +371,23 @@ class LargeJob:
         assert runner is not None
         client, plans = FakeClient(registered.rank_token), AgreedPlans()
         exchange = MemberExchange(cast("RankClient", client), plans, place, host.daemon)
-        return LargeRank(place, runner, client, plans, exchange)
+        return LargeRank(place, runner, client, plans, exchange, registration)
+
+    def change_microbatches(self, num_microbatches: int) -> None:
+        """Have all ranks register again, as in a ramp-up of the batch size; the iteration before is not observed."""
+        self.size = replace(self.size, num_microbatches=num_microbatches)
+        self.schedule = one_forward_one_backward(self.size.num_pp_ranks, num_microbatches)
+        self.graph = dependency_graph(self.schedule, communication_latency_s=COMMUNICATION_LATENCY_S)
+        self._iteration_s, self._clocks, self._last_followed = {}, {}, ()
+        for host in self.hosts:
+            for rank in host.ranks:
+                assert rank.registration is not None
+                order = tuple(
+                    (str(i.kind), i.microbatch_index, i.chunk_index) for i in self.schedule.orders[rank.place.pp_rank]
+                )
+                rank.registration = replace(rank.registration, num_microbatches=num_microbatches, order=order)
+                rank.plans.clear()
+                host.members.jobs.register(rank.registration, ME, os.pidfd_open(os.getpid()))
 
     # --- training ---
 
@@ -446,8 +463,9 @@ class LargeJob:
 
     def _observe_all(self, followed: Sequence[str]) -> None:
         """Have each rank's job observe the iteration before: readings take a while to cover it."""
+        is_lost = not self._last_followed
         plan_ids, self._last_followed = iter(self._last_followed), list(followed)
-        if self.index == 0:
+        if is_lost:
             return
         done = threading.Event()
         loop = self._loop

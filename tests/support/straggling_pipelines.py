@@ -29,7 +29,7 @@ from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.ports import PolicyPort
 from gpuenergyd_trainers.across_hosts import pipeline_leader, pipeline_member
 from tests.support.job_stage import settle
-from tests.support.large_job import ITERATION_S, ROUNDS, STEP_OVERHEAD_S, JobSize, LargeJob
+from tests.support.large_job import ROUNDS, STEP_OVERHEAD_S, JobSize, LargeJob
 from tests.support.virtual_training import CLOCKS_MHZ, a100_stages, a100_waiting_power_w
 
 STAGE_WEIGHTS = (1.0, 1.0, 1.0, 1.4)
@@ -159,7 +159,7 @@ class StragglingPipelines(LargeJob):
                     for rank in host.ranks:
                         rank.exchange.run(host.store, host.store)
                 self._in_loop(self._end_round)
-                self.now_s += ITERATION_S / ROUNDS
+                self.now_s += self.iteration_s / ROUNDS
         return followed
 
     def _observe(self, measured: Sequence[tuple[IterationObservation, int]]) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
 from gpuenergyd.daemon.across_hosts import leader_records
 from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
 from gpuenergyd.daemon.gpus.inventory import Gpus
+from gpuenergyd.daemon.jobs import training_budget
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.ports import IterationWatcher, PolicyPort, PreviousRunPort
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
@@ -160,12 +161,18 @@ class VirtualPipeline(LargeJob):
         purposes = (plans.purpose_of(plans.id_of(self.leader._delivery.epoch_of(ids[0]))) for ids in self.followed)
         return sum(purpose is not None and purpose.value == "profile" for purpose in purposes)
 
-    @contextmanager
-    def virtual_time(self) -> Iterator[None]:
+    def virtual_time(self) -> AbstractContextManager[None]:
         """Let the leader date iterations in virtual time."""
-        clock = SimpleNamespace(monotonic_ns=lambda: round(self.now_s * 1e9))
-        with (
-            patch.object(leader_records, "time", clock),
-            patch.object(leader_records, "utc_at", lambda mono_ns: at(cast("int", mono_ns) / 1e9)),
-        ):
-            yield
+        return leaders_in_virtual_time(lambda: self.now_s)
+
+
+@contextmanager
+def leaders_in_virtual_time(now_s: Callable[[], float]) -> Iterator[None]:
+    """Let leaders date iterations, and replicas their messages, in virtual time."""
+    clock = SimpleNamespace(monotonic_ns=lambda: round(now_s() * 1e9), monotonic=now_s)
+    with (
+        patch.object(leader_records, "time", clock),
+        patch.object(training_budget, "time", clock),
+        patch.object(leader_records, "utc_at", lambda mono_ns: at(cast("int", mono_ns) / 1e9)),
+    ):
+        yield

@@ -106,7 +106,7 @@ def test_a_device_mesh_names_its_dimensions() -> None:
     ("given_mesh", "message"),
     [
         (mesh((2, 2), ("dp", "tp"), 0), "no pipeline among the dimensions dp, tp"),
-        (mesh((2, 2), None, 0), "has no mesh_dim_names"),
+        (mesh((2, 2), None, 0), "the DeviceMesh has no mesh_dim_names; give it names"),
         (mesh((2, 2), ("pp", "tp"), 9), "not in the DeviceMesh"),
     ],
 )

@@ -20,8 +20,8 @@ def calculated_microbatches() -> int | None:
 class MicrobatchRampUp:
     """Changes a rank's registered order with the number of microbatches.
 
-    The calculator is followed if it gives the registered number at the start. A pipeline across hosts is not, and
-    neither are numbers that Megatron's schedule does not run: the check of the order then ends the plans.
+    The calculator is followed if it gives the registered number at the start. Numbers that Megatron's schedule does not
+    run are not: the check of the order then ends the plans.
     """
 
     def __init__(self, rank: OrderedRank, num_microbatches: int) -> None:

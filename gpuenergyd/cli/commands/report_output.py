@@ -188,7 +188,10 @@ def _rows(query: "EnergyQuery", reports: "Sequence[JobReport]", request: ReportR
 def _training_rows(
     query: "EnergyQuery", reports: "Sequence[JobReport]", request: ReportRequest
 ) -> list[dict[str, Any]]:
-    """Return one row per training, in JSON with its parts; say on stderr which ones are only partly known."""
+    """Return one row per training; say on stderr which ones are only partly known.
+
+    Rows have their parts in JSON, and in a table of a single training.
+    """
     from gpuenergyd.report.trainings import trainings_report  # noqa: PLC0415  start fast
 
     if names := [report.summary.job_name for report in reports if report.summary.job_id == request.job]:
@@ -198,7 +201,8 @@ def _training_rows(
     found = trainings_report(query, reports)
     if line := found.incomplete_line():
         sys.stderr.write(f"gpuenergyd: {line}\n")
-    return found.rows(has_parts=request.written_as is Format.JSON)
+    is_single_table = request.written_as is Format.TABLE and len(found.trainings) == 1
+    return found.rows(has_parts=request.written_as is Format.JSON or is_single_table)
 
 
 def _document(reports: "Sequence[JobReport]", rows: list[dict[str, Any]], group_by: GroupBy) -> dict[str, Any]:

@@ -64,6 +64,11 @@ class HostStage:
         return min(self.tp_ranks, default=None)
 
     @property
+    def is_changing(self) -> bool:
+        """Whether its ranks have different numbers of microbatches: in a ramp-up, some have changed before others."""
+        return len({self.siblings[tp].job.description.num_microbatches for tp in self.tp_ranks}) > 1
+
+    @property
     def is_ended(self) -> bool:
         """Whether the jobs of all its ranks have ended."""
         return all(own.job.is_ended for own in self.siblings.values())
@@ -94,7 +99,11 @@ class HostStage:
                 raise JobError(f"pipeline rank {self.pp_rank}: {what}")
             blocks = to_blocks([((str(i.kind), i.chunk_index), i.microbatch_index) for i in orders[0]])
             gpu = stage_gpu(self.pp_rank, [sibling.gpu for sibling in own])
-            facts = StageFacts("", self.pp_rank, self.tp_ranks, gpu, blocks, carbon_zone=self.carbon_zone)
+            num_microbatches = own[0].job.description.num_microbatches
+            facts = StageFacts(
+                "", self.pp_rank, self.tp_ranks, gpu, blocks,
+                carbon_zone=self.carbon_zone, num_microbatches=num_microbatches,
+            )  # fmt: skip
             self._facts = replace(facts, facts_id=hashlib.sha256(encode(facts)).hexdigest()[:_FACTS_ID_CHARS])
             self._facts_of, self._merged = key, {}  # merged iterations were those of the ranks before
         return self._facts
@@ -128,6 +137,8 @@ class HostStage:
         """Return the merged iterations after `known` that all ranks have observed, oldest first."""
         found = [{o.iteration_index: o for o in sibling.job.observations[-_RECENT:]} for sibling in own]
         common = sorted(set.intersection(*(set(one) for one in found)))
+        # Iterations of another number of microbatches are no news to the leader.
+        known = max(known, *(sibling.job.knowledge.changed_at - 1 for sibling in own))
         wanted = [index for index in common if index > known][-_OBSERVATIONS_SENT:]
         self._merged = {
             index: self._merged.get(index) or merge_siblings([one[index] for one in found]) for index in wanted

@@ -118,6 +118,10 @@ class LeaderDelivery:
         for plan_id in list(self._epoch_of_plan)[1:-_EPOCHS_KEPT]:  # the first one is full speed
             del self._epoch_of_plan[plan_id]
 
+    def schedule_changed(self) -> None:
+        """Forget the plans before the newest one, which were for another number of microbatches."""
+        self._before.clear()
+
     def _new_id(self, command: SendPlan) -> str:
         return f"{self.audit.pipeline_id}.{self.generation}.{command.plan_epoch}"
 
@@ -188,7 +192,8 @@ class LeaderPlans:
         view, newest = self._held, self.delivery.sent
         if view is None:
             return
-        is_tried = newest is None or newest.plan_epoch == self.newest_epoch
+        # Full speed needs no trial, and members that measure it again have no plan at all.
+        is_tried = newest is None or not newest.plan.ranks or newest.plan_epoch == self.newest_epoch
         num_held = self.newest_index - self._held_at
         if self.prepared.is_pending and not view.target.is_forced:
             if num_held < HELD_ITERATIONS:

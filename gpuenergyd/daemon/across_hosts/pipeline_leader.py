@@ -22,6 +22,7 @@ from gpuenergyd.core.job.messages import (
     GpuViewChanged,
     JobPhase,
     MergedIterationObserved,
+    RankChangedMicrobatches,
     RankJoined,
     SendPlan,
     StragglerChanged,
@@ -29,6 +30,7 @@ from gpuenergyd.core.job.messages import (
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.measurement.merge import busy_s
 from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.plan import ClockChange
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.daemon.across_hosts.leader_ports import LeaderAudit, LeaderDelivery, LeaderPlans, MembersOwnGpus
@@ -37,10 +39,11 @@ from gpuenergyd.daemon.across_hosts.stage_parts import StageParts
 from gpuenergyd.daemon.jobs.executor import CommandExecutor
 from gpuenergyd.daemon.jobs.plan_delivery import change_row
 from gpuenergyd.daemon.jobs.replicas import check_paces, straggler_saving_fields
+from gpuenergyd.daemon.jobs.training_budget import TrainingTarget
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.patterns import to_blocks
-from gpuenergyd.wire.pipeline_messages import PipelineReply, PipelineReport, PostedPlan
+from gpuenergyd.wire.pipeline_messages import PipelineReply, PipelineReport, PostedPlan, StageFacts
 
 log = logging.getLogger(__name__)
 _RELIEF_ITERATIONS = 48
@@ -73,6 +76,7 @@ class PipelineLeader:
     _parts: StageParts = field(init=False)
     _has_joined: bool = False
     _replicas: ReplicaGroup = field(default_factory=ReplicaGroup)
+    _target: TrainingTarget = field(init=False)
 
     def __post_init__(self) -> None:
         # Long relief limit: a plan takes some iterations to come into force anyway.
@@ -86,6 +90,7 @@ class PipelineLeader:
         )
         self._iterations = LeaderIterations(self, self.services)
         self._runs = LeaderRuns(self, self.services, self.leader_job_id, self.uid, self.num_tp_ranks, self.spawn)
+        self._target = TrainingTarget(self, self.services.watcher)
         members = MembersOwnGpus()
         self._executor = CommandExecutor(
             observations=members,
@@ -130,6 +135,7 @@ class PipelineLeader:
             parts.add_facts(facts)
             if self._has_joined and parts.is_complete:
                 await self._update_gpu(facts.pp_rank)
+                await self._update_order(facts)
         missing = [(pp, tp) for pp, tp, part in report.parts if not parts.add(pp, tp, part)]
         if not self._has_joined and parts.is_complete:
             await self._join()
@@ -137,7 +143,8 @@ class PipelineLeader:
             for whole in parts.complete_iterations():
                 await self._merge(whole, report.least_other_overhead_s)
         await self._compare_replicas(report)
-        return replace(self._reply(report.known_plan_id), missing_facts=tuple(missing))
+        budget = self._target.handle(report.budget)
+        return replace(self._reply(report.known_plan_id), missing_facts=tuple(missing), budget=budget)
 
     def status_fields(self) -> dict[str, Any]:
         """Return the fields of the pipeline in the status of the leader's own job."""
@@ -201,6 +208,18 @@ class PipelineLeader:
         known_mhz = self.job.ranks.gpus[pp_rank].supported_sm_clocks_mhz
         gpu = replace(self._parts.gpu(pp_rank), supported_sm_clocks_mhz=known_mhz)
         await self._handle(GpuViewChanged(pp_rank, gpu))
+
+    async def _update_order(self, facts: StageFacts) -> None:
+        """Have the job follow a stage whose number of microbatches has changed."""
+        order = self._parts.changed_order(facts.pp_rank, self._newest_order(facts.pp_rank))
+        if order is not None:
+            self._delivery.schedule_changed()
+            self._plans.prepared.drop()
+            await self._handle(RankChangedMicrobatches(facts.pp_rank, order, facts.num_microbatches))
+
+    def _newest_order(self, pp_rank: int) -> tuple[Instruction, ...]:
+        _, order = self.job.ranks.changed_ranks.get(pp_rank, (0, self.job.ranks.orders[pp_rank]))
+        return order
 
     async def _merge(self, whole: IterationObservation, least_other_overhead_s: float | None) -> None:
         epoch = self._delivery.epoch_of(whole.plan_id)
@@ -281,6 +300,7 @@ class PipelineLeader:
                 reason=shorten(f"{sent.plan.plan_id}: {sent.plan.reason}", 200, placeholder=" ..."),
                 straggler_time_s=self.job.target.straggler_time_s,
                 permitted_slowdown_ratio=permitted_ratio,
+                num_microbatches=self.job.description.num_microbatches if clocks else 0,
             )
             for pp_rank in range(self.description.num_pp_ranks)
         )

@@ -85,7 +85,7 @@ class PipelineMembers:
         gpus = self.jobs.services.gpus
         stage.update(place.tp_rank, query, runner.job, gpus.view(gpus[session.gpu_uuid]))
         reply = MemberReply(runner.job.phase, place.tp_rank == stage.carrier, agreement=stage.agreement)
-        if not reply.is_carrier:
+        if not reply.is_carrier or stage.is_changing:
             return reply
         facts = stage.facts()
         is_known = facts.facts_id == query.known_facts
@@ -114,6 +114,8 @@ class PipelineMembers:
         if schedule is None:
             raise JobError("the rank has not joined its job yet")
         plan = checked_plan(message.plan)
+        if message.plan.num_microbatches not in {0, runner.job.description.num_microbatches}:
+            return  # the leader will know soon that the order has changed
         clocks = self.jobs.services.gpus[session.gpu_uuid].identity.supported_sm_clocks_mhz
         try:
             check_plan(plan, schedule, [clocks])

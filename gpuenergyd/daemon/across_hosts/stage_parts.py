@@ -107,6 +107,11 @@ class StageParts:
             raise JobError(f"the hosts of pipeline rank {pp_rank} run different orders")
         return orders[0]
 
+    def changed_order(self, pp_rank: int, known: tuple[Instruction, ...]) -> tuple[Instruction, ...] | None:
+        """Return the order of a stage if all its parts run another one than is known, as after a ramp-up; else None."""
+        orders = {part.order for part in self._of_stage(pp_rank)}
+        return orders.pop() if len(orders) == 1 and known not in orders else None
+
     def gpu(self, pp_rank: int) -> GpuView:
         """Return the GPU that a stage is planned for.
 

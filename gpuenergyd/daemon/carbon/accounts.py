@@ -9,6 +9,7 @@ from datetime import datetime
 
 from gpuenergyd.core.carbon.account import WorkSlot
 from gpuenergyd.core.carbon.slowdown_account import SlowdownAccount
+from gpuenergyd.core.carbon.training_excess import OtherPlansExcess, PlanExcess
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import BaselineView, TargetDecision
@@ -41,8 +42,12 @@ class JobAccount:
     decided_for: object = None
     failure: str | None = None
     profiling_refusal: str | None = None
+    is_following: bool = False
+    """Whether the host of the training's first replica decides the targets, and keeps the account of all."""
+    plan_excess: PlanExcess = field(default_factory=PlanExcess)
+    _others_excess: OtherPlansExcess = field(default_factory=OtherPlansExcess)
     _targets: deque[tuple[datetime, PerformanceTarget]] = field(default_factory=lambda: deque(maxlen=_TARGETS_KEPT))
-    _uncharged: deque[tuple[IterationObservation, datetime]] = field(
+    _uncharged: deque[tuple[IterationObservation, PlanPurpose | None, datetime]] = field(
         default_factory=lambda: deque(maxlen=_MAX_UNCHARGED_ITERATIONS)
     )
 
@@ -53,6 +58,7 @@ class JobAccount:
     def charge(
         self,
         observation: IterationObservation,
+        purpose: PlanPurpose | None,
         begun_at: datetime,
         registered: PerformanceTarget,
         baseline: BaselineView | None,
@@ -63,20 +69,37 @@ class JobAccount:
         The permitted time is that of the target at the iteration's start; initially that is the registered target.
         """
         self.num_done = max(self.num_done, observation.iteration_index + 1)
-        self._uncharged.append((observation, begun_at))
+        self._uncharged.append((observation, purpose, begun_at))
         if baseline is None:
             return
         full_s = baseline.iteration_time_s
         while self._uncharged:
-            iteration, at = self._uncharged.popleft()
+            iteration, own_purpose, at = self._uncharged.popleft()
             target = next((issued for since, issued in reversed(self._targets) if since <= at), registered)
+            permitted_s, before_s = target.iteration_time_s(full_s), self.account.excess_s
             self.account.add(
                 iteration.iteration_time_s,
                 full_speed_time_s=full_s,
-                permitted_time_s=target.iteration_time_s(full_s),
+                permitted_time_s=permitted_s,
                 is_own=iteration.is_own,
                 settling_iterations=settling_iterations,
             )
+            excess_s = self.account.excess_s - before_s
+            if own_purpose is not PlanPurpose.BASELINE:
+                self.plan_excess.add(
+                    full_s + excess_s,
+                    full_speed_time_s=full_s,
+                    permitted_time_s=permitted_s,
+                    is_profiled=own_purpose is PlanPurpose.PROFILE,
+                    settling_iterations=settling_iterations,
+                )
+            self.account.excess_s += self._others_excess.iteration(
+                charged_excess_s=excess_s, uncharged_s=iteration.iteration_time_s - full_s - excess_s
+            )
+
+    def charge_others(self, excess_s: float) -> None:
+        """Charge what plans of the training's other replicas have cost so far, as far as the account was not."""
+        self.account.excess_s += self._others_excess.report(excess_s)
 
     def record_energy(self, observation: IterationObservation, purpose: PlanPurpose | None, hour_at: datetime) -> None:
         """Add time and energy of a tuned iteration to its hour; other iterations do not show what plans save."""

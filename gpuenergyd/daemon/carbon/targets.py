@@ -18,7 +18,7 @@ from gpuenergyd.core.carbon.slowdown_account import SlowdownAccount
 from gpuenergyd.core.job.messages import JobPhase, ProfilingPermissionChanged, TargetChanged
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.core.policy_api.policy import BaselineView, TargetDecision, TargetView
+from gpuenergyd.core.policy_api.policy import BaselineView, TargetDecision
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.carbon.account_file import AccountFile
 from gpuenergyd.daemon.carbon.accounts import JobAccount, JobAccounts
@@ -29,10 +29,10 @@ from gpuenergyd.daemon.carbon.budget import (
     job_budget,
     profiling_refusal,
     settling_iterations,
-    view_deadline,
 )
 from gpuenergyd.daemon.carbon.feed import CarbonFeed
 from gpuenergyd.daemon.carbon.status import carbon_figures, carbon_of, target_figures
+from gpuenergyd.daemon.carbon.target_view import frontier_of, host_power_w, target_s, target_text, target_view
 from gpuenergyd.daemon.ports import HistoryPort, RunningJob, TargetPort
 from gpuenergyd.daemon.processes.carbon_queries import EncodedSeries, TargetQuery, TargetReply
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
@@ -76,7 +76,8 @@ class CarbonTargets:
     ) -> None:
         """Charge an iteration to its job's account, record its energy, and order full speed if the budget needs it."""
         job, baseline, target = self.accounts.get_or_create(runner), runner.job.baseline, runner.job.target
-        job.charge(observation, begun_at, runner.job.description.target, baseline, settling_iterations(runner.job))
+        registered, settling = runner.job.description.target, settling_iterations(runner.job)
+        job.charge(observation, purpose, begun_at, registered, baseline, settling)
         if baseline is None:
             return
         job.record_energy(observation, purpose, self._grid.hour_of(begun_at))
@@ -85,7 +86,9 @@ class CarbonTargets:
             self._check_profiling_cost(
                 runner, job, budget, baseline, observation if purpose is PlanPurpose.PROFILE else None
             )
-        if job.decision is not None and is_overdrawing(job.account, budget, target, baseline.iteration_time_s):
+        if job.decision is None or job.is_following:
+            return
+        if is_overdrawing(job.account, budget, target, baseline.iteration_time_s):
             self._order_full_speed(runner, job, job.decision)
 
     def _check_profiling_cost(
@@ -127,7 +130,7 @@ class CarbonTargets:
                 job_id=runner.job_id,
                 decided_at=self._now(),
                 policy=self._settings.target,
-                permitted_time_s=_target_s(target, runner.job.baseline),
+                permitted_time_s=target_s(target, runner.job.baseline),
                 reason="target of the whole pipeline",
                 basis=IntensityBasis.NEUTRAL,
                 intensity=None,
@@ -141,6 +144,25 @@ class CarbonTargets:
     def job_ended(self, job_id: str) -> None:
         """Drop the state of a job that has ended."""
         self.accounts.drop(job_id)
+
+    # --- replicas of one training ---
+
+    def follow(self, runner: RunningJob, target: PerformanceTarget | None, reason: str = "") -> None:
+        """Let a job have the target that is decided for its training elsewhere; None: decide its targets here again."""
+        job = self.accounts.get_or_create(runner)
+        job.is_following = target is not None
+        if target is None:
+            job.decided_for = None
+            return
+        self._issue(runner, job, TargetDecision(target, reason, IntensityBasis.NEUTRAL, None), job.frontier)
+
+    def charge_others(self, runner: RunningJob, excess_s: float) -> None:
+        """Charge a job's account with what plans of its training's other replicas have cost so far."""
+        self.accounts.get_or_create(runner).charge_others(excess_s)
+
+    def plan_excess_s(self, runner: RunningJob) -> float:
+        """Return the time beyond full speed that a job's own plans have cost so far."""
+        return self.accounts.get_or_create(runner).plan_excess.total_s
 
     # --- decisions ---
 
@@ -167,7 +189,7 @@ class CarbonTargets:
                 self._apply(runner, job, baseline, self._constant_target(runner, foreign))
                 continue
             now_at = self._now()
-            view = _target_view(self._settings, self._grid, runner, baseline, job.account, budget, forecast, now_at)
+            view = target_view(self._settings, self._grid, runner, baseline, job.account, budget, forecast, now_at)
             series = self._feed.signal.series()
             query = TargetQuery(
                 self._settings.target,
@@ -177,7 +199,7 @@ class CarbonTargets:
             )
             reply = await self._policy.next_target(runner.job_id, query)
             if not runner.job.is_ended:
-                job.decided_for = (*occasion[:3], bool(job.frontier or _frontier_of(reply)))
+                job.decided_for = (*occasion[:3], bool(job.frontier or frontier_of(reply)))
                 self._apply(runner, job, baseline, reply)
 
     def _target_without_plan(self, runner: RunningJob, budget: JobBudget) -> TargetReply:
@@ -211,7 +233,11 @@ class CarbonTargets:
             frontier = job.frontier
         else:
             job.failure, decision, frontier = None, reply.decision, reply.frontier or job.frontier
-        self._issue(runner, job, self._within_budget(runner, job, baseline, decision), frontier)
+        if job.is_following and job.decision is not None:
+            decision = job.decision  # of the policy's reply, only the frontier counts
+        else:
+            decision = self._within_budget(runner, job, baseline, decision)
+        self._issue(runner, job, decision, frontier)
 
     def _issue(
         self, runner: RunningJob, job: JobAccount, decision: TargetDecision, frontier: tuple[tuple[float, float], ...]
@@ -222,7 +248,7 @@ class CarbonTargets:
         # The straggler's pace is not the policy's decision, and may have changed since the query.
         target = replace(decision.target, straggler_time_s=runner.job.target.straggler_time_s)
         if target != runner.job.target:
-            log.info("job %s: %s", runner.job_id, _target_text(target, decision.reason))
+            log.info("job %s: %s", runner.job_id, target_text(target, decision.reason))
             job.record_target(target, job.decided_at)
             runner.handle(TargetChanged(target))
         elif not has_new_frontier:
@@ -232,14 +258,14 @@ class CarbonTargets:
                 job_id=runner.job_id,
                 decided_at=job.decided_at,
                 policy=self._settings.target,
-                permitted_time_s=_target_s(target, runner.job.baseline),
+                permitted_time_s=target_s(target, runner.job.baseline),
                 reason=decision.reason,
                 basis=decision.basis,
                 intensity=decision.intensity,
                 unit=self._feed.signal.unit,
                 slowdown_so_far_ratio=job.account.slowdown_ratio,
                 budget_ratio=runner.job.description.target.max_slowdown_ratio,
-                host_power_w=_host_power_w(self._settings, runner),
+                host_power_w=host_power_w(self._settings, runner),
                 frontier=frontier if has_new_frontier else None,
             )
         )
@@ -298,7 +324,7 @@ class CarbonTargets:
         job = self.accounts.get(runner.job_id)
         if job is None or self._foreign_zones(runner):
             return None
-        return carbon_of(self._feed, runner, job, host_power_w=_host_power_w(self._settings, runner))
+        return carbon_of(self._feed, runner, job, host_power_w=host_power_w(self._settings, runner))
 
     def status(self, runner: RunningJob) -> dict[str, Any]:
         """Return the carbon fields of a job's status."""
@@ -309,66 +335,3 @@ class CarbonTargets:
             "target": target_figures(self._settings, runner, job, budget, num_windows, self._now()),
             "carbon": carbon_figures(self.carbon_of(runner)),
         }
-
-
-def _host_power_w(settings: Settings, runner: RunningJob) -> float:
-    """Return the power that is assumed for the job's hosts without their GPUs."""
-    return settings.carbon_host_power_w * runner.job.ranks.num_hosts
-
-
-def _frontier_of(reply: TargetReply | PolicyFailure) -> tuple[tuple[float, float], ...]:
-    return () if isinstance(reply, PolicyFailure) else reply.frontier
-
-
-def _target_s(target: PerformanceTarget, baseline: BaselineView | None) -> float | None:
-    """Return the iteration time permitted to the job itself, None for full speed."""
-    if baseline is None or (target.permitted_time_s is None and not target.max_slowdown_ratio):
-        return None
-    return replace(target, straggler_time_s=None).iteration_time_s(baseline.iteration_time_s)
-
-
-def _target_text(target: PerformanceTarget, reason: str) -> str:
-    if target.permitted_time_s is None:
-        return (
-            f"target: full speed ({reason})"
-            if not target.max_slowdown_ratio
-            else f"target: constant slowdown ({reason})"
-        )
-    return f"target: {target.permitted_time_s:.4g} s per iteration ({reason})"
-
-
-def _target_view(
-    settings: Settings,
-    grid: GridClock,
-    runner: RunningJob,
-    baseline: BaselineView,
-    account: SlowdownAccount,
-    budget: JobBudget,
-    forecast: CarbonForecast | None,
-    now_at: datetime,
-) -> TargetView:
-    """Return the target policy's view of a job; times are grid time, which runs faster in a replay."""
-    speed, target = grid.speed, runner.job.target
-    end_at = view_deadline(budget, account, now_at)
-    left = budget.num_iterations_left
-    return TargetView(
-        job_id=runner.job_id,
-        now_at=grid.to_grid(now_at),
-        max_slowdown_ratio=runner.job.description.target.max_slowdown_ratio,
-        baseline=BaselineView(
-            baseline.iteration_time_s * speed,
-            None if baseline.energy_j is None else baseline.energy_j * speed,
-            baseline.num_iterations,
-            baseline.iteration_sigma_s * speed,
-        ),
-        num_iterations_done=account.num_iterations,
-        active_time_s=account.active_s * speed,
-        num_iterations_total=None if left is None else account.num_iterations + left,
-        deadline_at=None if end_at is None else grid.to_grid(end_at),
-        forecast=forecast,
-        full_speed_time_s=baseline.iteration_time_s * (1.0 + account.drift_ratio(baseline.iteration_time_s)) * speed,
-        straggler_time_s=None if target.straggler_time_s is None else target.straggler_time_s * speed,
-        current_target_time_s=None if target.permitted_time_s is None else target.permitted_time_s * speed,
-        host_power_w=_host_power_w(settings, runner),
-        window_s=settings.carbon_window_h * HOUR.total_seconds(),
-    )

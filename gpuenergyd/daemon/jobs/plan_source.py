@@ -207,6 +207,10 @@ class PostedPlans:
         if is_followed:
             self._answer()
 
+    def drop(self) -> None:
+        """Forget the posted plan, which was for another order of instructions."""
+        self.posted = None
+
     def ask_again(self, view: JobView | None) -> None:
         """Do nothing: every question is answered at once, so none is open."""
 

@@ -190,7 +190,7 @@ class Jobs:
         self._open[uid, first.job_name, first.run_key, first.dp_rank] = self._runners[job_id] = runner
         self._registrations[job_id] = first
         if not runner.is_member:  # of a pipeline across hosts only the whole is a replica
-            self.replicas.join((uid, first.job_name, first.run_key), runner)
+            self.replicas.join((uid, first.job_name, first.run_key), runner, dp_rank=first.dp_rank)
         self.spawn(self.services.policy.preload(runner.job.description.policy))
 
     def rules_for(self, registration: RankRegistration) -> JobRules:
@@ -361,23 +361,18 @@ class Jobs:
         """Have a job follow a rank that registers again with another number of microbatches.
 
         Raises:
-            JobError: the registration contradicts its job otherwise, or belongs to a pipeline across hosts.
+            JobError: the registration contradicts its job otherwise.
         """
         ranks, first = runner.job.ranks, self._registrations[runner.job_id]
         index = ranks.description.rank_index(registration.pp_rank, registration.stage_rank)
         now = (ranks.description.num_microbatches, ranks.orders[registration.pp_rank])
         if ranks.changed_ranks.get(index, now) == (registration.num_microbatches, order):
             return
-        if runner.is_member:
-            raise JobError(
-                f"num_microbatches {registration.num_microbatches}: a rank of a pipeline across hosts registered with"
-                f" {now[0]}, which cannot change"
-            )
         require_agreement(registration, replace(first, num_microbatches=registration.num_microbatches))
         event = RankChangedMicrobatches(
             registration.pp_rank, order, registration.num_microbatches, registration.stage_rank
         )
-        runner.handle(event)
+        runner.microbatches_changed(event)
         if not ranks.changed_ranks:
             self._registrations[runner.job_id] = replace(first, num_microbatches=registration.num_microbatches)
             log.info("job %s: %d -> %d microbatches", runner.job_id, now[0], registration.num_microbatches)

@@ -13,6 +13,7 @@ from typing import Any
 from gpuenergyd.core.distributed.straggler_savings import StragglerSavingEstimator
 from gpuenergyd.core.distributed.stragglers import Pace, ReplicaGroup, StragglerChange, StragglerRules
 from gpuenergyd.daemon.jobs.runner import JobRunner
+from gpuenergyd.daemon.jobs.training_budget import TrainingTarget, share_budget
 from gpuenergyd.daemon.ports import RunningJob
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.messages import PaceReply, PaceReport
@@ -50,14 +51,19 @@ class Replicas:
     """By job: the least time that any replica on another host spends outside its instructions."""
     _with_replicas: set[str] = field(default_factory=set)
     """Jobs whose training has, or had, another replica."""
+    _targets: dict[str, TrainingTarget] = field(default_factory=dict)
+    """By job, its target as far as it depends on the other replicas."""
+    _dp_ranks: dict[str, int] = field(default_factory=dict)
 
-    def join(self, key: TrainingKey, runner: JobRunner) -> None:
+    def join(self, key: TrainingKey, runner: JobRunner, *, dp_rank: int = 0) -> None:
         """Add a job; its pace is measured from the second replica of its training on."""
         if runner.job.ranks.is_plain_loop:
             return
         group = self._groups.setdefault(key, ReplicaGroup(self.rules))
         group.join(runner.job_id)
         self._key_of[runner.job_id], self._runners[runner.job_id] = key, runner
+        self._dp_ranks[runner.job_id] = dp_rank
+        self._targets[runner.job_id] = TrainingTarget(runner, runner.services.watcher)
         if len(group.job_ids) > 1:
             self._with_replicas.update(group.job_ids)
 
@@ -70,6 +76,8 @@ class Replicas:
         self._with_replicas.discard(job_id)
         self._stragglers.pop(job_id, None)
         self._overhead_elsewhere_s.pop(job_id, None)
+        self._dp_ranks.pop(job_id)
+        self._targets.pop(job_id)
         group = self._groups[key]
         self._follow(group.leave(job_id, time.monotonic()))
         if not group.job_ids:
@@ -88,6 +96,8 @@ class Replicas:
         if own_time_s is not None:  # unknown for some iterations after a change of the number of microbatches
             self._follow(group.update_pace(Pace(own_time_s, runner.job_id, time.monotonic())))
         self._prepare(group)
+        job_ids = sorted(group.job_ids, key=lambda job_id: self._dp_ranks[job_id])
+        share_budget([self._targets[job_id] for job_id in job_ids])
 
     def least_overhead_s(self, runner: RunningJob) -> float | None:
         """Return the least time that another replica spends outside its instructions; None while none is known."""
@@ -115,13 +125,16 @@ class Replicas:
         self._follow(group.update_pace_elsewhere(runner.job_id, pace, now_s, is_news=report.is_news))
         self._prepare(group)
         self._overhead_elsewhere_s[runner.job_id] = report.least_other_overhead_s
+        share = self._targets[runner.job_id].handle(report.budget)
         own = runner.job.knowledge.pace
-        return PaceReply(own.own_time_s, runner.job.target.straggler_time_s, own.num_readings, own.overhead_s)
+        return PaceReply(own.own_time_s, runner.job.target.straggler_time_s, own.num_readings, own.overhead_s, share)
 
     def check_time_limits(self) -> None:
-        """Withdraw the pace of silent replicas; called every second."""
+        """Withdraw pace and target of silent replicas; called every second."""
         for group in list(self._groups.values()):
             self._follow(group.expire_paces(time.monotonic()))
+        for target in self._targets.values():
+            target.check_time_limit()
 
     def status(self, runner: JobRunner) -> dict[str, Any]:
         """Return the replica fields of a job's status."""

@@ -14,6 +14,7 @@ from gpuenergyd.core.job.messages import (
     Event,
     GpuViewChanged,
     JobPhase,
+    RankChangedMicrobatches,
     StragglerChanged,
 )
 from gpuenergyd.core.job.outcome import Outcome, find_outcome, outcome_line
@@ -206,6 +207,16 @@ class JobRunner:
         """Follow the leader's plan: at once if this member follows plans now, else when it asks for one."""
         assert isinstance(self.plans, PostedPlans)
         self.plans.post(plan, is_followed=self.job.phase in {JobPhase.PROFILING, JobPhase.TUNED})
+
+    def microbatches_changed(self, event: RankChangedMicrobatches) -> None:
+        """Follow a rank with another number of microbatches; a member's plan was for the order before.
+
+        Raises:
+            JobError: the rank does not fit the job.
+        """
+        self.handle(event)
+        if isinstance(self.plans, PostedPlans):
+            self.plans.drop()
 
     async def suspend(self, reason: str) -> None:
         """Restore the GPUs of an idle job."""

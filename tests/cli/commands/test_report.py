@@ -142,6 +142,33 @@ def test_a_training_of_which_other_hosts_know_the_rest_is_one_line_on_stderr(
     assert "(2 of 16 ranks)" in line
 
 
+def test_the_table_of_one_training_has_its_parts_by_replica_stage_and_host(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "history.sqlite3"
+    end = START + timedelta(minutes=5)
+    for dp_rank, host in enumerate(("node-a", "node-b")):
+        job = TrainingJob(f"gpt-{dp_rank}", START, end, dp_rank=dp_rank, host=host)
+        write_records(path, *job.records([3.6e6, 7.2e6]), host=host)
+    other = TrainingJob("other-1", START, end, job_name="other", run_key="other", num_gpus=1)
+    arguments = ["report", "--group-by", "training", "--price-per-kwh", "1", "--database", str(path)]
+
+    assert run([*arguments, "--job", "gpt"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    write_records(path, *other.records([1.0]))
+    assert run(arguments) == 0
+    of_both = capsys.readouterr().out
+
+    for title, names in (("replica", ["0", "1"]), ("stage", ["0", "1"]), ("host", ["node-a", "node-b"])):
+        (header,) = (number for number, line in enumerate(lines) if line[0] == title)
+        rows = [line for line in lines[header + 1 :] if line[0] in names][:2]
+        assert lines[header][:3] == [title, "GPUs", "energy"]
+        assert [row[0] for row in rows] == names
+        costs = [float(row[-1]) for row in rows]
+        assert costs == ([2.0, 4.0] if title == "stage" else [3.0, 3.0])
+    assert "replica " not in of_both, "two trainings have one row each"
+
+
 DOCUMENTED_GROUPINGS = sorted(
     {
         grouping

@@ -9,25 +9,19 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.core.carbon.grid_clock import GridClock
 from gpuenergyd.core.carbon.intensity import HOUR
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
-from gpuenergyd.daemon.carbon.feed import CarbonFeed
-from gpuenergyd.daemon.carbon.targets import CarbonTargets
 from gpuenergyd.daemon.jobs.previous_runs import unpacked
-from gpuenergyd.daemon.processes.carbon_queries import TargetQuery, TargetReply, answer_target
-from gpuenergyd.daemon.settings import load_settings
-from gpuenergyd.store.records import EstimateRecord, PreviousRunRecord, Record, TargetRecord
-from gpuenergyd_policies.targets import CarbonTarget
+from gpuenergyd.store.records import EstimateRecord, PreviousRunRecord, Record
 from gpuenergyd_policies.uniform import Uniform
+from tests.support.carbon_host import HISTORY_DAYS, HOST_POWER_W, CarbonHost
 from tests.support.remembered_plans import RememberedBubbleAware
-from tests.support.virtual_pipeline import FIRST_AT, KeptRecords, VirtualPipeline, at
+from tests.support.virtual_pipeline import FIRST_AT, VirtualPipeline, at
 
 NUM_STAGES = 3
-HISTORY_DAYS = 9
 BUDGET = 0.05
 
 
@@ -145,58 +139,28 @@ def test_iterations_wait_until_the_previous_run_is_known() -> None:
     assert after >= 4, "iterations reported meanwhile are not lost"
 
 
-class Site:
-    """The carbon service of the leader's host, in virtual time."""
+class Site(CarbonHost):
+    """The carbon service of the leader's host, and the pipeline."""
 
     def __init__(self, folder: Path, values: Sequence[float], *, hour_s: float, **pipeline: Any) -> None:
-        path = folder / "XX_made-up_2024.csv"
-        rows = [f"{FIRST_AT + k * HOUR:%Y-%m-%dT%H:%M:%SZ},{value:.3f}" for k, value in enumerate(values)]
-        path.write_text("timestamp_utc,carbon_intensity_g_per_kwh\n" + "\n".join(rows) + "\n")
-        (folder / "config.toml").touch()
-        settings = load_settings(
-            folder / "config.toml",
-            driver="simulated",
-            world_path=folder / "world",
-            runtime_dir=folder,
-            state_dir=folder,
-            target="carbon",
-            carbon_signal=str(path),
-            carbon_replay_from=FIRST_AT + HISTORY_DAYS * 24 * HOUR,
-            carbon_replay_hour_s=hour_s,
-            carbon_window_h=12.0,
-            carbon_host_power_w=50.0,
+        policy = Uniform()
+        self.pipeline = VirtualPipeline(NUM_STAGES, policy, num_microbatches=4, max_slowdown_ratio=BUDGET, **pipeline)
+        super().__init__(
+            folder,
+            values,
+            hour_s=hour_s,
+            now=lambda: at(self.pipeline.now_s),
+            policy=policy,
+            leader=lambda: self.pipeline.leader,
         )
-        self.policy, self.history = Uniform(), KeptRecords()
-        self.pipeline = VirtualPipeline(
-            NUM_STAGES, self.policy, num_microbatches=4, max_slowdown_ratio=BUDGET, **pipeline
-        )
-        grid = GridClock(self.now(), FIRST_AT + HISTORY_DAYS * 24 * HOUR, hour_s)
-        self.feed = CarbonFeed(settings, grid, self.history, self.now)
-        self.targets = CarbonTargets(settings, grid, self.feed, self, self.history, self.now)
         self.pipeline.watcher = self.targets
-
-    def now(self) -> Any:
-        """Return the virtual host time."""
-        return at(self.pipeline.now_s)
-
-    async def next_target(self, job_id: str, query: TargetQuery) -> TargetReply:
-        """Return the real target policy's reply."""
-        leader = self.pipeline.leader
-        assert job_id == leader.pipeline_id
-        return answer_target(CarbonTarget(), query, self.policy, leader.job.view())
 
     async def train(self, num_iterations: int) -> None:
         """Train, and decide the target after each iteration."""
         with self.pipeline.virtual_time():
             for _ in range(num_iterations):
                 await self.pipeline.train(1)
-                await self.feed.read()
-                await self.targets.decide(self.pipeline.leaders(), None)
-
-    def pipeline_targets(self) -> list[TargetRecord]:
-        """Return the targets of the whole pipeline."""
-        records = (r for r in self.history.records if isinstance(r, TargetRecord))
-        return [r for r in records if r.job_id.endswith("-whole")]
+                await self.decide(self.pipeline.leaders())
 
 
 def test_a_carbon_target_moves_all_hosts_within_one_budget(tmp_path: Path) -> None:
@@ -234,8 +198,8 @@ def test_a_carbon_target_moves_all_hosts_within_one_budget(tmp_path: Path) -> No
     assert target["slowdown_so_far_ratio"] <= BUDGET
     assert target["slowdown_so_far_ratio"] > 0.3 * BUDGET
     assert found["members"] == [0] * NUM_STAGES, "no member takes the permitted time for a fault"
-    assert site.pipeline_targets()[-1].host_power_w == NUM_STAGES * 50.0
-    assert found["status"]["carbon"]["host_power_w"] == NUM_STAGES * 50.0
+    assert site.pipeline_targets()[-1].host_power_w == NUM_STAGES * HOST_POWER_W
+    assert found["status"]["carbon"]["host_power_w"] == NUM_STAGES * HOST_POWER_W
 
 
 def test_the_daemon_of_the_leader_keeps_the_account_of_the_whole_when_it_is_killed_and_started_again(

@@ -1,84 +1,27 @@
 """Siblings of a stage are merged on their host, one of them carries, and every refusal is visible."""
 
 import logging
-import os
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from gpuenergyd.core.job.messages import IterationObserved
-from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation, RankEnergy
-from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import BaselineView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.across_hosts import host_stage
-from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
-from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.wire import MAX_REPLY_BYTES
 from gpuenergyd.wire.compact_observations import unpack
-from gpuenergyd.wire.messages import RankRegistration
 from gpuenergyd.wire.pipeline_messages import (
     MemberPlace,
     MemberPlan,
-    MemberQuery,
-    MemberReply,
     PipelineReport,
     PlanAgreement,
     PostedPlan,
 )
-from tests.support.job_stage import ME, Stage, play, registration
+from tests.support.host_of_siblings import HostOfSiblings, played, refused, run_at_once
+from tests.support.job_stage import ME
 
 CLASSES = host_stage.stage_classes
-KINDS = (InstructionKind.F, InstructionKind.B)
-
-
-class HostOfSiblings:
-    """A host with two tensor-parallel ranks of one stage."""
-
-    def __init__(self) -> None:
-        self.stage = Stage()
-        self.members = PipelineMembers(self.stage.jobs)
-
-    def join(self, tp_rank: int, **changes: Any) -> str:
-        """Register a rank, and return its token."""
-        base = registration(0)
-        fields = {name: getattr(base, name) for name in base.__dataclass_fields__}
-        fields |= {
-            "run_key": f"0.{tp_rank},run",
-            "num_pp_ranks": 1,
-            "gpu_uuid": f"GPU-{tp_rank}",
-            "is_pipeline_member": True,
-        }
-        registered = self.stage.jobs.register(RankRegistration(**(fields | changes)), ME, os.pidfd_open(os.getpid()))
-        return registered.rank_token
-
-    def ask(self, token: str, tp_rank: int, *, run: str = "run", num_pp_ranks: int = 1, **changes: Any) -> MemberReply:
-        """Ask for the state of a rank."""
-        place = MemberPlace(run, 0, 0, num_pp_ranks, tp_rank, 2)
-        fields: dict[str, Any] = {"place": place} | changes
-        reply = self.members.state(MemberQuery(token, **fields), ME)
-        assert reply is not None
-        return reply
-
-    def observe(self, token: str, index: int, forward_s: float, plan_id: str = "baseline") -> None:
-        """Have a rank's job observe an iteration."""
-        session = self.stage.jobs.sessions.of_hex_token(token, ME)
-        assert session is not None
-        samples = tuple(InstructionSample(0, kind, (ClockShare(1410, forward_s),), 2) for kind in KINDS)
-        energy = RankEnergy(0, 1.0, 100.0, ())
-        session.runner.handle(IterationObserved(IterationObservation(index, plan_id, 1.0, samples, (energy,)), 1, ()))
-
-
-def played(scenario: Callable[[HostOfSiblings], None]) -> None:
-    async def run() -> None:
-        host = HostOfSiblings()
-        scenario(host)
-        await host.stage.jobs.close("the test has ended")
-
-    play(run)
 
 
 def test_the_lowest_rank_carries_the_merged_observations_of_all() -> None:
@@ -167,23 +110,6 @@ def test_many_stages_send_details_of_a_tuned_plan_in_some_iterations_only(monkey
     played(scenario)
 
 
-def refused(host: HostOfSiblings, act: Callable[[], object], problem: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Check that a message is refused again and again, and recorded once in log and history, and in the status."""
-    (runner, *_) = host.stage.jobs
-    with caplog.at_level(logging.WARNING, logger="gpuenergyd"):
-        for _ in range(3):
-            with pytest.raises(GpuEnergyError, match=problem):
-                act()
-    lines = [record.getMessage() for record in caplog.records if "message refused" in record.getMessage()]
-    assert len(lines) == 1
-    reasons = [event.reason for event in host.stage.events("refusal")]
-    assert len(reasons) == 1
-    fields = host.members.refusal_fields(runner.job_id)
-    assert fields is not None
-    assert (fields["reason"], fields["num_messages"]) == (reasons[0], 3)
-    assert reasons[0] in lines[0]
-
-
 @pytest.mark.parametrize(
     ("place", "problem"),
     [
@@ -219,7 +145,7 @@ def test_a_pipeline_with_too_many_ranks_is_refused_visibly(caplog: pytest.LogCap
         token = host.join(0)
         report = PipelineReport(token, 4096, 64)
         coroutine = host.members.plan_pipeline
-        refused(host, lambda: _run(coroutine(report, ME)), "4096 x 64 ranks", caplog)
+        refused(host, lambda: run_at_once(coroutine(report, ME)), "4096 x 64 ranks", caplog)
 
     played(scenario)
 
@@ -229,7 +155,7 @@ def test_a_posted_plan_that_does_not_fit_is_refused_visibly(caplog: pytest.LogCa
         token = host.join(0)
         plan = PostedPlan("p.1", PlanPurpose.TUNED, ((4, ((333, 0, 0),)),), ())
         coroutine = host.members.post_plan
-        refused(host, lambda: _run(coroutine(MemberPlan(token, plan), ME)), "cannot run at", caplog)
+        refused(host, lambda: run_at_once(coroutine(MemberPlan(token, plan), ME)), "cannot run at", caplog)
 
     played(scenario)
 
@@ -241,13 +167,13 @@ def test_a_member_is_guarded_by_the_target_that_its_leader_permits() -> None:
         job = runner.job
         plan = PostedPlan("p.1", PlanPurpose.TUNED, ((4, ((1200, 0, 0),)),), (), permitted_slowdown_ratio=0.25)
 
-        _run(host.members.post_plan(MemberPlan(token, plan), ME), may_wait=True)
+        run_at_once(host.members.post_plan(MemberPlan(token, plan), ME), may_wait=True)
         assert job.target == PerformanceTarget(0.25), "no baseline yet"
         job.baseline = BaselineView(2.0, None, 9)
-        _run(host.members.post_plan(MemberPlan(token, plan), ME), may_wait=True)
+        run_at_once(host.members.post_plan(MemberPlan(token, plan), ME), may_wait=True)
         assert job.target == PerformanceTarget(0.0, permitted_time_s=2.5)
         registered = replace(plan, plan_id="p.2", permitted_slowdown_ratio=None)
-        _run(host.members.post_plan(MemberPlan(token, registered), ME), may_wait=True)
+        run_at_once(host.members.post_plan(MemberPlan(token, registered), ME), may_wait=True)
         assert job.target == PerformanceTarget(0.0)
 
     played(scenario)
@@ -258,7 +184,9 @@ def test_a_target_out_of_range_is_refused_visibly(caplog: pytest.LogCaptureFixtu
         token = host.join(0)
         plan = PostedPlan("p.1", PlanPurpose.TUNED, ((4, ((1200, 0, 0),)),), (), permitted_slowdown_ratio=-0.5)
         coroutine = host.members.post_plan
-        refused(host, lambda: _run(coroutine(MemberPlan(token, plan), ME)), "permitted_slowdown_ratio -0.5", caplog)
+        refused(
+            host, lambda: run_at_once(coroutine(MemberPlan(token, plan), ME)), "permitted_slowdown_ratio -0.5", caplog
+        )
 
     played(scenario)
 
@@ -276,14 +204,3 @@ def test_a_message_refused_before_it_is_read_is_recorded_for_its_process(caplog:
         assert "message refused" in caplog.text
 
     played(scenario)
-
-
-def _run(coroutine: Any, *, may_wait: bool = False) -> object:
-    """Run a coroutine until it waits or ends, and return its result."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        return end.value
-    assert may_wait, "it waits"
-    coroutine.close()
-    return None

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
+from gpuenergyd.daemon.jobs.plan_source import PostedPlans
 from gpuenergyd.errors import JobError
 from gpuenergyd.wire.messages import RankRegistered, RankRegistration
 from tests.support.job_stage import ME, Stage, plan, play, registration, settle
@@ -81,14 +82,21 @@ def test_a_new_registration_that_contradicts_the_job_otherwise_is_refused() -> N
     play(scenario)
 
 
-def test_the_number_of_microbatches_of_a_pipeline_across_hosts_cannot_change() -> None:
+def test_a_rank_of_a_pipeline_across_hosts_changes_for_itself_and_forgets_the_plan_of_its_leader() -> None:
     stage = Stage()
 
     async def scenario() -> None:
         member = replace(registration(0), num_pp_ranks=1, is_pipeline_member=True, order=(("F", 0, 0), ("B", 0, 0)))
         register(stage, member)
-        with pytest.raises(JobError, match="num_microbatches 3: a rank of a pipeline across hosts registered with 2"):
-            register(stage, replace(member, num_microbatches=3))
+        (runner,) = stage.jobs
+        runner.post_plan(plan("of-the-leader", 1200))
+        order = (("F", 0, 0), ("F", 1, 0), ("B", 0, 0), ("B", 1, 0))
+        register(stage, replace(member, num_microbatches=3, order=order))
+        await settle()
+
+        assert runner.job.description.num_microbatches == 3
+        assert isinstance(runner.plans, PostedPlans)
+        assert runner.plans.posted is None
         await stage.jobs.close("test over")
 
     play(scenario)

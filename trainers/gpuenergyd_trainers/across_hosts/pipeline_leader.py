@@ -20,7 +20,7 @@ from gpuenergyd_trainers.across_hosts.iteration_pace import IterationPace
 from gpuenergyd_trainers.across_hosts.job_store import Store
 from gpuenergyd_trainers.across_hosts.local_daemon import LocalDaemon
 from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace, member_name
-from gpuenergyd_trainers.across_hosts.replica_paces import OtherPaces, ReplicaPaces
+from gpuenergyd_trainers.across_hosts.replica_paces import FIRST_REPLICA, OtherPaces, ReplicaPaces
 
 _ROUNDS_AHEAD = 6
 """Rounds of the store threads between granting a plan window and its first iteration."""
@@ -48,7 +48,7 @@ class LeaderRank:
     _offered: str | None = None
     _published: str = ""
     _pace: IterationPace = field(default_factory=IterationPace)
-    _replicas: ReplicaPaces = field(default_factory=ReplicaPaces)
+    _replicas: ReplicaPaces = field(init=False)
     _straggler_time_s: float | None = None
     _offered_at_pace_s: float | None = None
     """The straggler's iteration time when the newest plan was offered; None without a straggler."""
@@ -70,6 +70,7 @@ class LeaderRank:
 
     def __post_init__(self) -> None:
         self.grantor = PlanWindowGrantor(frozenset(member_name(*member) for member in self.place.members))
+        self._replicas = ReplicaPaces(is_first=self.place.dp_rank == FIRST_REPLICA)
 
     def lead(
         self, store: Store, rank_token: str | None, iteration_index: int, *, paces: Store | None
@@ -158,7 +159,9 @@ class LeaderRank:
         return sum(len(report.tp_ranks) for report in self._reports.values() if report.facts_id)
 
     def _plan(self, store: Store, rank_token: str, paces: Store | None) -> None:
-        others = OtherPaces() if paces is None else self._replicas.others(paces, monotonic())
+        now_s = monotonic()
+        others = OtherPaces() if paces is None else self._replicas.others(paces, now_s)
+        budget = None if paces is None else self._replicas.budgets.report(now_s)
         reply = None
         for content in self._messages(store):
             report = {
@@ -171,6 +174,7 @@ class LeaderRank:
                 "age_s": others.age_s,
                 "is_news": others.is_news,
                 "least_other_overhead_s": others.least_overhead_s,
+                "budget": budget,
             }
             reply = self.daemon.post("/v1/pipelines", report)
             if reply is None:
@@ -190,6 +194,7 @@ class LeaderRank:
                 num_readings=reply["num_readings"],
                 iteration_index=self.grantor.newest_iteration,
                 overhead_s=reply["overhead_s"],
+                budget=reply["budget"],
             )
 
     def _messages(self, store: Store) -> Iterator[dict[str, Any]]:

@@ -19,6 +19,7 @@ from gpuenergyd_trainers.across_hosts.job_store import Store
 from gpuenergyd_trainers.across_hosts.local_daemon import LocalDaemon
 from gpuenergyd_trainers.across_hosts.run_agreement import RunAgreement
 from gpuenergyd_trainers.across_hosts.store_thread import PERIOD_S, StoreThread
+from gpuenergyd_trainers.across_hosts.training_budget import BudgetReadings
 
 _COUNTER = "replicas"
 _MAX_REPLICAS = 1024
@@ -57,11 +58,17 @@ class _Message:
 class ReplicaPaces:
     """One replica's side of the exchange."""
 
+    is_first: bool = False
+    """Whether this is the first replica, whose host keeps the budget of the training."""
+    budgets: BudgetReadings = field(init=False)
     _index: int | None = None
     _published: str = ""
     _next_reading_at_s: float = 0.0
     _known: OtherPaces = field(default_factory=OtherPaces)
     _messages: dict[int, _Message] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.budgets = BudgetReadings(self.is_first)
 
     def publish(
         self,
@@ -71,8 +78,9 @@ class ReplicaPaces:
         num_readings: int,
         iteration_index: int,
         overhead_s: float | None = None,
+        budget: Mapping[str, Any] | None = None,
     ) -> None:
-        """Publish this replica's own iteration time with the number of measurements behind it."""
+        """Publish this replica's own iteration time, the number of measurements behind it, and its `BudgetShare`."""
         if self._index is None:
             self._index = store.add(_COUNTER, 1) - 1
         message = {
@@ -80,8 +88,10 @@ class ReplicaPaces:
             "num_readings": num_readings,
             "iteration_index": iteration_index,
             "overhead_s": overhead_s,
+            "is_first": self.is_first,
+            "budget": budget,
         }
-        text = json.dumps(message)
+        text = json.dumps(message, separators=(",", ":"))
         if text != self._published:  # the same again is no news to anybody
             store.set(_key(self._index), text)
             self._published = text
@@ -95,14 +105,16 @@ class ReplicaPaces:
         indices = [index for index in range(num_replicas) if index != self._index]
         values = store.get_all([_key(index) for index in indices])
         # None while a replica has counted itself and published nothing yet.
-        messages = zip(indices, values, strict=True) if values is not None else ()
-        paces = [self._read(index, raw, now_s) for index, raw in messages]
+        found = dict(zip(indices, values, strict=True)) if values is not None else {}
+        messages = {index: json.loads(raw) for index, raw in found.items()}
+        self.budgets.read(messages, now_s)
+        paces = [self._read(index, message, found[index], now_s) for index, message in messages.items()]
         self._known = _slowest([pace for pace in paces if pace is not None])
         return self._known
 
-    def _read(self, index: int, raw: bytes, now_s: float) -> OtherPaces | None:
+    def _read(self, index: int, message: Mapping[str, Any], raw: bytes, now_s: float) -> OtherPaces | None:
         """Return one replica's pace; None if the replica does not know it, or its message has expired."""
-        message, before = json.loads(raw), self._messages.get(index)
+        before = self._messages.get(index)
         if message["own_time_s"] is None:
             return None
         if before is None or before.raw != raw:
@@ -138,7 +150,7 @@ class ReplicaOnOneHost:
     ) -> None:
         self._client = client
         self._daemon = LocalDaemon(find_socket_path(socket_path))
-        self._paces = ReplicaPaces()
+        self._paces = ReplicaPaces(is_first=dp_rank == FIRST_REPLICA)
         self._run = RunAgreement(FIRST_REPLICA, is_first=dp_rank == FIRST_REPLICA)
         self._thread = StoreThread(
             self._exchange,
@@ -157,8 +169,10 @@ class ReplicaOnOneHost:
         token, of_run = self._client.rank_token, self._run.find(store, monotonic())
         if token is None or of_run is None:
             return
-        others = self._paces.others(of_run, monotonic())
-        reply = self._daemon.post("/v1/pace", _report(token, others))
+        now_s = monotonic()
+        others = self._paces.others(of_run, now_s)
+        report = {**_report(token, others), "budget": self._paces.budgets.report(now_s)}
+        reply = self._daemon.post("/v1/pace", report)
         if reply is not None:
             self._paces.publish(
                 of_run,
@@ -166,6 +180,7 @@ class ReplicaOnOneHost:
                 num_readings=reply["num_readings"],
                 iteration_index=self._client.iteration_index,
                 overhead_s=reply["overhead_s"],
+                budget=reply["budget"],
             )
 
 

@@ -92,7 +92,7 @@ class OrderedRank:
     @property
     def can_change_microbatches(self) -> bool:
         """Whether the rank can go on with another number of microbatches, planned for anew."""
-        return self._order_of is not None and self.client.can_change_order
+        return self._order_of is not None
 
     def change_microbatches(self, num_microbatches: int) -> None:
         """Register the order of another number of microbatches; the next training step counts as a start.

@@ -1,0 +1,168 @@
+"""One slowdown budget for all replicas of a training: the host of the first replica decides, and the others follow.
+
+Replicas end each iteration together: were their targets decided apart, the training would be slow in the slow hours of
+each, while one of them saves. So the first replica's target counts for all, as far as it was heard, and its account is
+charged with what plans of the others cost. While it is silent the others run at full speed: they
+cannot know what it has left of the budget. A first replica whose host decides no targets has the registered slowdown,
+and so have the others.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpuenergyd.core.distributed.stragglers import StragglerRules
+from gpuenergyd.core.job.messages import JobPhase, TargetChanged
+from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.daemon.ports import IterationWatcher, RunningJob
+from gpuenergyd.errors import ProtocolError
+from gpuenergyd.wire.messages import BudgetShare, TrainingBudget
+
+_MAX_RATIO = 100.0
+_MAX_S = 1e9
+_SAME_RATIO = 1e-6
+_SAME_BASELINE_RATIO = 0.005
+"""A smaller change of the baseline does not change the permitted time."""
+_SAME_SLOWDOWN_RATIO = 5e-4
+"""A smaller change of the slowdown is the other baseline's; one to full speed counts always."""
+_NO_ACCOUNT = "constant slowdown: the host of the training's first replica decides no targets"
+_SILENT = "full speed: the training's first replica, which decides for all, is silent"
+
+
+@dataclass(slots=True)
+class TrainingTarget:
+    """One replica's target as far as it depends on the others; owned by the event loop of its daemon."""
+
+    runner: RunningJob
+    watcher: IterationWatcher | None
+    """The carbon service; None where this host decides no targets."""
+    is_exchanged: bool = False
+    """Whether the replicas exchange budgets through the job's store."""
+    _report: TrainingBudget | None = None
+    _reported_at_mono_s: float = 0.0
+    _followed: tuple[float | None, float | None] | None = None
+    """Followed ratio, None for the registered slowdown, and the baseline that it referred to."""
+
+    def handle(self, report: TrainingBudget | None) -> BudgetShare:
+        """Follow the first replica, or charge its account, and return what to publish to the others.
+
+        Raises:
+            ProtocolError: a value is out of range.
+        """
+        if report is not None:
+            _check(report)
+            self.is_exchanged = True
+            if report.is_first:
+                self.charge_others(report.excess_s)
+            else:
+                self.follow(report)
+        return self.share()
+
+    def lead(self) -> None:
+        """Follow no other replica any more: this is the first one that is left."""
+        if self._report is not None:
+            self._report = self._followed = None
+            if self.watcher is not None:
+                self.watcher.follow(self.runner, None)
+
+    def charge_others(self, excess_s: float) -> None:
+        """Charge the account of the first replica with what the others' plans have cost so far."""
+        if self.watcher is not None:
+            self.watcher.charge_others(self.runner, excess_s)
+
+    def follow(self, report: TrainingBudget) -> None:
+        """Follow what the first replica permits."""
+        self._report, self._reported_at_mono_s = report, time.monotonic()
+        self.check_time_limit()
+
+    def check_time_limit(self) -> None:
+        """Follow what was reported last; a first replica that has become silent, at full speed."""
+        report, runner, watcher = self._report, self.runner, self.watcher
+        if report is None or report.permitted_slowdown_ratio is None or runner.job.is_ended:
+            return
+        registered = runner.job.description.target
+        baseline_s = runner.job.baseline.iteration_time_s if runner.job.baseline is not None else None
+        ratio: float | None
+        if not report.is_decided:
+            if watcher is None:
+                return
+            ratio, target, reason = None, registered, _NO_ACCOUNT
+        elif self._is_silent(report, baseline_s):
+            ratio, target, reason = 0.0, PerformanceTarget(0.0), _SILENT
+        else:
+            ratio = report.permitted_slowdown_ratio
+            target = _target(registered, ratio, baseline_s)
+            reason = f"target of the training, decided by its first replica's host: {100 * ratio:.3g} % slower"
+        if self._is_followed(ratio, baseline_s):
+            return
+        self._followed = ratio, baseline_s
+        if watcher is not None:
+            watcher.follow(runner, target, reason)
+        elif target != replace(runner.job.target, straggler_time_s=None):
+            runner.handle(TargetChanged(target))
+
+    def _is_silent(self, report: TrainingBudget, baseline_s: float | None) -> bool:
+        rules, age_s = StragglerRules(), report.age_s + time.monotonic() - self._reported_at_mono_s
+        return age_s > max(rules.silent_s, rules.silent_iterations * (baseline_s or 0.0))
+
+    def _is_followed(self, ratio: float | None, baseline_s: float | None) -> bool:
+        if self._followed is None:
+            return False
+        before, before_s = self._followed
+        if not ratio or not before:
+            return ratio == before
+        if abs(ratio - before) > _SAME_SLOWDOWN_RATIO:
+            return False
+        if baseline_s is None:
+            return True
+        return before_s is not None and abs(baseline_s / before_s - 1) <= _SAME_BASELINE_RATIO
+
+    def share(self) -> BudgetShare:
+        """Return what the others need to know of this replica."""
+        job = self.runner.job
+        if self.watcher is None:
+            return BudgetShare(job.description.target.max_slowdown_ratio)
+        ratio = 0.0  # no plan of another replica may be in the baseline
+        if job.baseline is not None:
+            is_decided = job.phase is JobPhase.TUNED
+            target = replace(job.target, straggler_time_s=None) if is_decided else job.description.target
+            full_s = job.baseline.iteration_time_s
+            ratio = max(0.0, target.iteration_time_s(full_s) / full_s - 1.0)
+        return BudgetShare(round(ratio, 6), is_decided=True, excess_s=round(self.watcher.plan_excess_s(self.runner), 6))
+
+
+def share_budget(targets: Sequence[TrainingTarget]) -> None:
+    """Let replicas of one training on this daemon have one budget, the first one's, unless they exchange it by a store.
+
+    Call it after each iteration.
+    """
+    if not targets or any(target.is_exchanged for target in targets):
+        return
+    first, *others = targets
+    first.lead()
+    shares = [target.share() for target in others]
+    first.charge_others(sum(share.excess_s for share in shares))
+    share = first.share()
+    for target in others:
+        target.follow(TrainingBudget(False, share.permitted_slowdown_ratio, share.is_decided))
+
+
+def _target(registered: PerformanceTarget, ratio: float, baseline_s: float | None) -> PerformanceTarget:
+    """Return the target of a slowdown, as a time where the baseline is known."""
+    if ratio <= _SAME_RATIO:
+        return PerformanceTarget(0.0)
+    if abs(ratio - registered.max_slowdown_ratio) <= _SAME_RATIO:
+        return registered
+    if baseline_s is None:
+        return PerformanceTarget(ratio)
+    return replace(registered, permitted_time_s=baseline_s * (1.0 + ratio))
+
+
+def _check(report: TrainingBudget) -> None:
+    """Check a report, or raise ProtocolError."""
+    limits = {"permitted_slowdown_ratio": _MAX_RATIO, "age_s": _MAX_S, "excess_s": _MAX_S}
+    for name, limit in limits.items():
+        value = getattr(report, name)
+        if value is not None and not (math.isfinite(value) and 0 <= value <= limit):
+            raise ProtocolError(f"budget.{name} {value} must be in [0, {limit:g}]")
