@@ -10,13 +10,14 @@ Options follow the name: `cost:eta=0.7` and `cost:delay_exponent=1` (the energy-
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.policy_api.policy import JobView, Lever
 from gpuenergyd_policies.advice import with_advice
 from gpuenergyd_policies.cost_search import CostSearch, Probe
 from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_speed
-from gpuenergyd_policies.objective import objective_of
+from gpuenergyd_policies.objective import FloatArray, Objective, objective_of
 from gpuenergyd_policies.predicted_savings import cheapest_common_clock, predicted_plan
 from gpuenergyd_policies.uniform_probe import (
     Setting,
@@ -70,7 +71,13 @@ class Cost:
         )
         if not _is_tuned(view) and (setting := search.next_setting(probes)) is not None:
             return _profile(view, setting)
-        return with_advice(view, _plan(view, search, probes))
+        plan = _plan(view, search, probes)
+        return with_advice(view, plan, cost=partial(_relative_costs, search.objective, full_speed))
+
+
+def _relative_costs(objective: Objective, full_speed: Probe, times: FloatArray, energies: FloatArray) -> FloatArray:
+    """Return the costs of iterations whose times and energies are relative to full speed."""
+    return objective.costs(times * full_speed.time_s, energies * full_speed.energy_j)
 
 
 def _plan(view: JobView, search: CostSearch, probes: Mapping[Setting, Probe]) -> ClockPlan:

@@ -48,6 +48,8 @@ class Probe:
 
     time_s: float
     energy_j: float
+    num_measurements: float = 1.0
+    """Measurements that they are means of: a setting that was chosen is measured on and on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +188,9 @@ def estimates(levels: Sequence[int], measured: Mapping[int, Probe], objective: O
     probes = list(measured.values())
     times = np.array([math.log(own.time_s / full_speed.time_s) for own in probes])
     powers = np.array([math.log(own.energy_j / own.time_s / power_w) for own in probes])
-    time_log, time_variance = _predict(x, times, _TIME_NOISE_RATIO**2, x_all)
-    power_log, power_variance = _predict(x, powers, _TIME_NOISE_RATIO**2 + _ENERGY_NOISE_RATIO**2, x_all)
+    shares = 1 / np.array([own.num_measurements for own in probes])
+    time_log, time_variance = _predict(x, times, shares * _TIME_NOISE_RATIO**2, x_all)
+    power_log, power_variance = _predict(x, powers, shares * (_TIME_NOISE_RATIO**2 + _ENERGY_NOISE_RATIO**2), x_all)
     found = {}
     for k, level in enumerate(levels):
         time_s = full_speed.time_s * math.exp(time_log[k])
@@ -198,9 +201,9 @@ def estimates(levels: Sequence[int], measured: Mapping[int, Probe], objective: O
     return found
 
 
-def _predict(x: _Vector, y: _Vector, noise: float, at: _Vector) -> tuple[_Vector, _Vector]:
-    """Return mean and variance of a Gaussian process that is zero at full speed."""
-    factor = np.linalg.cholesky(_kernel(x, x) + (noise + _NUGGET) * np.eye(len(x)))
+def _predict(x: _Vector, y: _Vector, noise: _Vector, at: _Vector) -> tuple[_Vector, _Vector]:
+    """Return mean and variance of a Gaussian process that is zero at full speed; `noise` are variances."""
+    factor = np.linalg.cholesky(_kernel(x, x) + np.diag(noise + _NUGGET))
     weights = np.linalg.solve(factor.T, np.linalg.solve(factor, y))
     cross = _kernel(at, x)
     explained = np.linalg.solve(factor, cross.T)

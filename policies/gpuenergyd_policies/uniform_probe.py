@@ -41,6 +41,9 @@ class ClockMeasurement:
     energy_j: float | None
     rank_energies_j: tuple[float | None, ...]
     times_s: Mapping[InstructionClass, float]
+    median_time_s: float = 0.0
+    """Median time of an iteration, as baselines have it."""
+    num_iterations: int = 0
 
 
 def common_clocks_mhz(view: JobView) -> list[int]:
@@ -147,4 +150,6 @@ def _measurement(sm_clock_mhz: int | None, iterations: list[IterationObservation
         median(energies) if energies else None,
         tuple(median(known) if known else None for known in rank_energies),
         {key: median(known) for key, known in times.items()},
+        median(seen.own_time_s for seen in iterations),
+        len(iterations),
     )
