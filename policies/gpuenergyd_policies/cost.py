@@ -20,6 +20,7 @@ from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_s
 from gpuenergyd_policies.objective import FloatArray, Objective, objective_of
 from gpuenergyd_policies.predicted_savings import cheapest_common_clock, predicted_plan
 from gpuenergyd_policies.uniform_probe import (
+    ClockMeasurement,
     Setting,
     common_clocks_mhz,
     common_power_limits_w,
@@ -29,6 +30,11 @@ from gpuenergyd_policies.uniform_probe import (
 
 _LOWEST_CLOCK_RATIO = 0.4
 """Share of the highest clock below which every cost that counts time or energy grows."""
+
+
+_ITERATIONS_PER_PROBE = 4
+_MOST_MEASUREMENTS = 8.0
+"""Measurements beyond which repetition does not help: temperature and other programs change slowly."""
 
 
 class Cost:
@@ -49,21 +55,21 @@ class Cost:
             return predicted_plan(view, cheapest_common_clock)
         if not levels:
             return baseline_plan(reason="the GPUs of this job have no two clocks in common")
-        if (reason := reason_for_full_speed(view)) is not None:
-            return plan_at_full_speed(view, reason)
         probes = {
-            setting: Probe(seen.iteration_time_s, seen.energy_j)
+            setting: Probe(seen.iteration_time_s, seen.energy_j, _num_measurements(seen))
             for setting, seen in setting_measurements(view).items()
             if seen.energy_j is not None
         }
         full_speed = _full_speed(view, levels, probes)
+        if (reason := reason_for_full_speed(view)) is not None:
+            return self._advised(view, plan_at_full_speed(view, reason), full_speed)
         if full_speed is None:
             top = next(Setting(lever, own[0]) for lever, own in levels.items())
             if top in setting_measurements(view):
                 return baseline_plan(reason="no cost is known: there is no energy measurement at full speed")
             return _profile(view, top)
         search = CostSearch(
-            replace(self._objective, max_power_w=_max_power_w(view, full_speed)),
+            self._objective_of(view, full_speed),
             levels,
             full_speed,
             longest_s=view.target.iteration_time_s(view.baseline.iteration_time_s),
@@ -71,8 +77,21 @@ class Cost:
         )
         if not _is_tuned(view) and (setting := search.next_setting(probes)) is not None:
             return _profile(view, setting)
-        plan = _plan(view, search, probes)
-        return with_advice(view, plan, cost=partial(_relative_costs, search.objective, full_speed))
+        return self._advised(view, _plan(view, search, probes), full_speed)
+
+    def _objective_of(self, view: JobView, full_speed: Probe) -> Objective:
+        return replace(self._objective, max_power_w=_max_power_w(view, full_speed))
+
+    def _advised(self, view: JobView, plan: ClockPlan, full_speed: Probe | None) -> ClockPlan:
+        """Return a plan with advice: more slowdown is used only as far as its cost falls."""
+        if full_speed is None:
+            return plan
+        return with_advice(view, plan, cost=partial(_relative_costs, self._objective_of(view, full_speed), full_speed))
+
+
+def _num_measurements(seen: ClockMeasurement) -> float:
+    """Return how many measurements of a probe's accuracy the iterations of a setting are worth."""
+    return min(max(1.0, seen.num_iterations / _ITERATIONS_PER_PROBE), _MOST_MEASUREMENTS)
 
 
 def _relative_costs(objective: Objective, full_speed: Probe, times: FloatArray, energies: FloatArray) -> FloatArray:
