@@ -1,6 +1,6 @@
 """Advice to plain loops: what it says a permitted slowdown would save, against what the job then saves.
 
-    python benchmarks/runs/advice.py [--jobs 20] [--policy uniform] [--json]
+    python benchmarks/runs/advice.py [--jobs 20] [--phase-jobs 10] [--policy uniform] [--json]
 
 Seeded jobs in virtual time, each one instruction per iteration, with 0.2 % noise of time and 0.5 % of energy. Their
 GPUs are five models of which voltages, knees, static and uncore power differ from the published ones at random; power
@@ -8,6 +8,9 @@ caps hold; memory time is a share of 0 to 0.9 and partly hidden; memory traffic 
 the advice takes for possible are others. Each job runs with 1, 2 and 5 % permitted, which gives the saving of each, and
 gets advice three times: without a permitted slowdown, which is full speed only; with 0.1 %, with which the policy
 measures some settings; and without any, in a run that knows the one with 5 %. Advice without a figure is a range.
+
+Loops with phases that wait, alone and as two data-parallel ranks, are planned by bubble-aware with no slowdown
+permitted, and advised by their phases.
 
 The public sweeps of power limits of shared/data/gpu are a second, independent set: advice from full speed against the
 saving that a table's own points allow, every training on four GPU models.
@@ -36,10 +39,12 @@ from gpuenergyd_policies.loop_curves import LoopAtFullSpeed, Steps, possible_cur
 from gpuenergyd_policies.uniform import Uniform
 from tests.support.measured_tables import path_of
 from tests.support.plain_jobs import MEMORY_SHARES, GpuLoopWork, loop_training, random_gpu_work
+from tests.support.virtual_loop import DataParallelLoops, VirtualLoop, loop_schedule, random_phase_work
 from tests.support.virtual_training import VirtualTraining
 
 TARGET_POINTS = 2.0
 FULL_SPEED, SMALL, EARLIER = "full speed only", "0.1 % permitted", "an earlier run at 5 %"
+PHASES = "planned phases, 0 % permitted"
 _SMALL_RATIO = 0.001
 POLICIES: dict[str, type[ClockPolicy]] = {"uniform": Uniform, "bubble-aware": BubbleAware}
 SWEEPS = "gpu/zeus_nsdi23_power_limit_sweeps.csv"
@@ -68,14 +73,19 @@ class Comparison:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--jobs", type=int, default=20)
+    parser.add_argument("--phase-jobs", type=int, default=10, help="loops with phases, planned by bubble-aware")
     parser.add_argument("--policy", choices=POLICIES, default="uniform")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    if options.jobs < 1:
-        parser.error(f"--jobs {options.jobs} must be at least 1")
+    if options.jobs < 1 or options.phase_jobs < 0:
+        parser.error(f"--jobs {options.jobs}, --phase-jobs {options.phase_jobs}: must be at least 1 and 0")
     table, policy = [], POLICIES[options.policy]
     for kind in MEMORY_SHARES:
         found = [one for seed in range(options.jobs) for one in compared(policy, random_gpu_work(seed, kind), seed)]
+        table += [{"kind": kind, **row} for row in rows(found)]
+    for num_ranks in (1, 2):
+        found = [one for seed in range(options.phase_jobs) for one in compared_phases(seed, num_ranks)]
+        kind = "phases that wait" if num_ranks == 1 else f"the same, {num_ranks} data-parallel ranks"
         table += [{"kind": kind, **row} for row in rows(found)]
     if path_of(SWEEPS).exists():
         for gpu, found in on_sweeps().items():
@@ -96,15 +106,49 @@ def compared(policy: type[ClockPolicy], work: GpuLoopWork, seed: int) -> list[Co
     for ratio in ADVISED_SLOWDOWNS:
         run = loop_training(policy(), work, max_slowdown_ratio=ratio, seed=100 + seed)
         run.run(_TRAINED)
-        estimate = run.job.estimate()
-        saving = estimate.saving.saving_ratio if estimate is not None and estimate.saving is not None else None
-        saved[ratio] = 0.0 if saving is None else saving.estimate
-        before = run
+        saved[ratio], before = _saved(run), run
     found = []
     for basis, permitted_ratio, known in ((FULL_SPEED, 0.0, None), (SMALL, _SMALL_RATIO, None), (EARLIER, 0.0, before)):
         advice = _advice(policy, work, seed, permitted_ratio, known)
         found += [_comparison(basis, own, saved[own.max_slowdown_ratio]) for own in advice]
     return found
+
+
+def compared_phases(seed: int, num_ranks: int) -> list[Comparison]:
+    """Return the advice to a loop with phases that is permitted no slowdown, against what it then saves.
+
+    Ranks of a data-parallel training have phases of their own; the first one is compared.
+    """
+    saved = {ratio: _saved(_phases(seed, num_ranks, ratio, _TRAINED, offset=100)) for ratio in ADVISED_SLOWDOWNS}
+    advised = _phases(seed, num_ranks, 0.0, _ADVISED_AFTER, offset=0)
+    return [_comparison(PHASES, own, saved[own.max_slowdown_ratio]) for own in advised.job.advice]
+
+
+def _phases(seed: int, num_ranks: int, max_slowdown_ratio: float, num_iterations: int, *, offset: int) -> VirtualLoop:
+    ranks = tuple(
+        VirtualLoop(
+            schedule=loop_schedule(2),
+            work=random_phase_work(seed),
+            max_slowdown_ratio=max_slowdown_ratio,
+            noise_ratio=0.003,
+            energy_noise_ratio=0.005,
+            num_dp_ranks=num_ranks,
+            seed=1000 * rank + offset + seed,
+        )
+        for rank in range(num_ranks)
+    )
+    if num_ranks == 1:
+        ranks[0].run(num_iterations)
+    else:
+        DataParallelLoops(ranks).run(num_iterations)
+    return ranks[0]
+
+
+def _saved(run: VirtualTraining) -> float:
+    """Return the measured saving of a job; 0 without one."""
+    estimate = run.job.estimate()
+    saving = estimate.saving.saving_ratio if estimate is not None and estimate.saving is not None else None
+    return 0.0 if saving is None else saving.estimate
 
 
 def _comparison(basis: str, advice: SavingAdvice, saved: float) -> Comparison:

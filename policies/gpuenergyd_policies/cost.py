@@ -15,7 +15,7 @@ from functools import partial
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.policy_api.policy import JobView, Lever
 from gpuenergyd_policies.advice import with_advice
-from gpuenergyd_policies.cost_search import CostSearch, Probe
+from gpuenergyd_policies.cost_search import MAX_PROBES, CostSearch, Probe
 from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_speed
 from gpuenergyd_policies.objective import FloatArray, Objective, objective_of
 from gpuenergyd_policies.predicted_savings import cheapest_common_clock, predicted_plan
@@ -25,6 +25,7 @@ from gpuenergyd_policies.uniform_probe import (
     common_clocks_mhz,
     common_power_limits_w,
     setting_measurements,
+    setting_of,
     setting_plan,
 )
 
@@ -56,7 +57,7 @@ class Cost:
         if not levels:
             return baseline_plan(reason="the GPUs of this job have no two clocks in common")
         probes = {
-            setting: Probe(seen.iteration_time_s, seen.energy_j, _num_measurements(seen))
+            setting: Probe(seen.median_time_s, seen.energy_j, _num_measurements(seen))
             for setting, seen in setting_measurements(view).items()
             if seen.energy_j is not None
         }
@@ -75,7 +76,7 @@ class Cost:
             longest_s=view.target.iteration_time_s(view.baseline.iteration_time_s),
             num_gpus=sum(gpu.num_gpus for gpu in view.gpus),
         )
-        if not _is_tuned(view) and (setting := search.next_setting(probes)) is not None:
+        if not _is_tuned(view) and (setting := _next_setting(view, search, probes)) is not None:
             return _profile(view, setting)
         return self._advised(view, _plan(view, search, probes), full_speed)
 
@@ -99,9 +100,23 @@ def _relative_costs(objective: Objective, full_speed: Probe, times: FloatArray, 
     return objective.costs(times * full_speed.time_s, energies * full_speed.energy_j)
 
 
+def _next_setting(view: JobView, search: CostSearch, probes: Mapping[Setting, Probe]) -> Setting | None:
+    """Return the setting to measure: the one being measured until it is, then the search's next; at most eight."""
+    profiling = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.PROFILE]
+    issued = list(dict.fromkeys(setting_of(plan) for plan in profiling if _is_of_generation(view, plan)))
+    if issued and issued[-1] is not None and issued[-1] not in setting_measurements(view):
+        return issued[-1]
+    return search.next_setting(probes) if len(issued) < MAX_PROBES else None
+
+
+def _is_of_generation(view: JobView, plan: ClockPlan) -> bool:
+    return view.plan_id(plan.plan_id.partition("@")[0]) == plan.plan_id
+
+
 def _plan(view: JobView, search: CostSearch, probes: Mapping[Setting, Probe]) -> ClockPlan:
     """Return the plan of least cost, or full speed."""
-    best, less_ratio = search.best(probes)
+    tuned = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED and _is_of_generation(view, plan)]
+    best, less_ratio = search.best(probes, current=setting_of(tuned[-1]) if tuned else None)
     if best is None:
         return plan_at_full_speed(view, f"full speed has the least cost: {search.objective}")
     reason = f"least cost, {100 * less_ratio:.1f} % below full speed: {best} on all GPUs; cost: {search.objective}"
@@ -132,9 +147,7 @@ def _max_power_w(view: JobView, full_speed: Probe) -> float:
 
 def _is_tuned(view: JobView) -> bool:
     """Return whether a plan was chosen since profiling began; later measurements only change which one is best."""
-    kept = {view.plan_id(plan.plan_id.partition("@")[0]) == plan.plan_id for plan in view.issued_plans
-            if plan.purpose is PlanPurpose.TUNED}  # fmt: skip
-    return True in kept
+    return any(plan.purpose is PlanPurpose.TUNED and _is_of_generation(view, plan) for plan in view.issued_plans)
 
 
 def _profile(view: JobView, setting: Setting) -> ClockPlan:

@@ -111,7 +111,7 @@ def lever_measurements(view: JobView, lever: Lever) -> dict[int, ClockMeasuremen
 
 def setting_measurements(view: JobView) -> dict[Setting, ClockMeasurement]:
     """Return the measurements of all settings with enough undisturbed iterations."""
-    settings = {plan.plan_id: setting for plan in view.issued_plans if (setting := _setting_of(plan)) is not None}
+    settings = {plan.plan_id: setting for plan in view.issued_plans if (setting := setting_of(plan)) is not None}
     by_setting: dict[Setting, list[IterationObservation]] = {}
     for seen in view.observations:
         if seen.is_regular and seen.plan_id in settings:
@@ -123,7 +123,7 @@ def setting_measurements(view: JobView) -> dict[Setting, ClockMeasurement]:
     }
 
 
-def _setting_of(plan: ClockPlan) -> Setting | None:
+def setting_of(plan: ClockPlan) -> Setting | None:
     """Return the one clock or power limit of a plan on all its ranks."""
     limits_w = {rank.power_limit_w for rank in plan.ranks}
     clocks_mhz = {mhz for rank in plan.ranks for mhz in rank.sm_clocks_mhz}
