@@ -19,8 +19,8 @@ from gpuenergyd_policies.loop_curves import Cost, LoopAtFullSpeed, MeasuredPoint
 from gpuenergyd_policies.uniform_probe import setting_measurements
 
 ADVISED_SLOWDOWNS = (0.01, 0.02, 0.05)
-_EVERY_ITERATIONS_AT_FIRST, _EVERY_ITERATIONS = 4, 64
-"""Advice is given only so often, since it takes milliseconds; the daemon keeps the last one."""
+ADVISED_EVERY_AT_FIRST, ADVISED_EVERY = 4, 64
+"""Iterations between two pieces of advice, since each takes milliseconds; the daemon keeps the last one."""
 _LEAST_TIME_ERROR, _LEAST_ENERGY_ERROR = 0.001, 0.003
 """Standard errors of a measured setting that repetition does not show: temperature, other programs."""
 _LEAST_FOR_SCATTER = 3
@@ -41,7 +41,7 @@ def can_advise(view: JobView) -> bool:
     if not is_loop or (view.is_plain_loop and view.num_dp_ranks > 1) or view.baseline.energy_j is None:
         return False
     last_index = view.observations[-1].iteration_index if view.observations else 0
-    return last_index % (_EVERY_ITERATIONS if last_index > _EVERY_ITERATIONS else _EVERY_ITERATIONS_AT_FIRST) == 0
+    return last_index % (ADVISED_EVERY if last_index > ADVISED_EVERY else ADVISED_EVERY_AT_FIRST) == 0
 
 
 def advised_slowdowns(view: JobView) -> list[float]:

@@ -41,7 +41,7 @@ _NUGGET = 1e-6
 _SIGMAS_WITHIN = 1.0
 """Standard errors by which a time is below the longest one before its setting may be chosen."""
 _SURE_SIGMAS = 2.0
-_CLEARLY_CHEAPER_RATIO = 0.003
+_CLEARLY_CHEAPER_RATIO = 0.001
 """Difference of costs below which a plan in force is kept: every change costs some iterations."""
 
 _Vector = NDArray[np.float64]

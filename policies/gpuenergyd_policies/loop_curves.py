@@ -29,7 +29,7 @@ _LEAST_SCALING_SHARE = 0.03
 """Of the time, the share that scales with the clock; its logarithm is uniform up to 1.
 
 Matrix products have 0.8 to 1. Loops that wait for memory, data or the host have less: of the public sweeps of power
-limits (ml-energy/zeus, 219 trainings on four GPU models) a third save more than a tenth by 1 % more time.
+limits (ml-energy/zeus, 218 trainings on four GPU models) half save more than 5 % by 1 % more time.
 """
 _KNEES, _VOLTAGES = (0.52, 0.80), (1.18, 1.42)
 """Ranges of fits to published curves of V100, A100, A40 and RTX 3080 Ti: clock of the knee and voltage at the top."""

@@ -17,7 +17,13 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, SavingAdvice
 from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd_policies.advice import advised_slowdowns, can_advise, with_advice
+from gpuenergyd_policies.advice import (
+    ADVISED_EVERY,
+    ADVISED_EVERY_AT_FIRST,
+    advised_slowdowns,
+    can_advise,
+    with_advice,
+)
 from gpuenergyd_policies.bubble_aware.model import fitted_profile
 from gpuenergyd_policies.bubble_aware.planning import Figure
 from gpuenergyd_policies.profiling.fit import NotEnoughDataError
@@ -42,7 +48,9 @@ def with_slowdown_advice(view: JobView, plan: ClockPlan) -> ClockPlan:
     if view.is_plain_loop:
         return with_advice(view, plan)
     measured = [o for o in view.observations if o.is_regular and o.plan_id == plan.plan_id and o.energy_j is not None]
-    if plan.purpose is not PlanPurpose.TUNED or len(measured) < _LEAST_MEASURED:
+    is_new = len(measured) < _LEAST_MEASURED + ADVISED_EVERY_AT_FIRST
+    is_due = is_new or view.observations[-1].iteration_index % ADVISED_EVERY == 0
+    if plan.purpose is not PlanPurpose.TUNED or len(measured) < _LEAST_MEASURED or not is_due:
         return plan
     try:
         fitted = fitted_profile(with_previous_run(view))
