@@ -43,7 +43,7 @@ _Step = tuple[float, float]
 
 def with_slowdown_advice(view: JobView, plan: ClockPlan) -> ClockPlan:
     """Return a plan for a loop with advice, where it is time for it."""
-    if plan.purpose is PlanPurpose.PROFILE or not can_advise(view):
+    if plan.purpose is PlanPurpose.PROFILE or not view.can_set_clocks or not can_advise(view):
         return plan
     if view.is_plain_loop:
         return with_advice(view, plan)
