@@ -36,8 +36,8 @@ class Objective:
     def costs(self, times_s: FloatArray, energies_j: FloatArray) -> FloatArray:
         """Return the costs of iterations, for arrays of one shape."""
         if self.delay_exponent is not None:
-            return energies_j * times_s**self.delay_exponent
-        return self.eta * energies_j + (1 - self.eta) * self.max_power_w * times_s
+            return np.asarray(energies_j * times_s**self.delay_exponent, dtype=np.float64)
+        return np.asarray(self.eta * energies_j + (1 - self.eta) * self.max_power_w * times_s, dtype=np.float64)
 
     def elasticities(self, time_s: float, energy_j: float) -> tuple[float, float]:
         """Return the relative change of the cost per relative change of time, at the same power, and of power."""

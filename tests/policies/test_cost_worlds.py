@@ -16,7 +16,7 @@ from tests.support.virtual_training import VirtualTraining
 
 PERMITTED = 0.2
 OVERHEAD_S = 0.005
-WORLDS = {
+WORLDS: dict[str, dict[str, object]] = {
     "kind": {},
     "noisy": {"noise_ratio": 0.01, "energy_noise_ratio": 0.03},
     "slow counters": {"counter_period_s": 1.0},

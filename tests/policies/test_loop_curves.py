@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from gpuenergyd_policies.loop_curves import (
     SLOWDOWNS,
+    FloatArray,
     LoopAtFullSpeed,
     MeasuredPoint,
     Steps,
@@ -82,8 +83,8 @@ def test_steps_between_settings_leave_a_part_of_the_slowdown_unused() -> None:
 def test_a_cost_decides_how_much_of_the_slowdown_is_used(eta: float, weight: float) -> None:
     curves = possible_curves(LoopAtFullSpeed(300.0))
 
-    def cost(times: np.ndarray, energies: np.ndarray) -> np.ndarray:
-        return eta * energies + (1 - eta) * (1 + weight) * times
+    def cost(times: FloatArray, energies: FloatArray) -> FloatArray:
+        return np.asarray(eta * energies + (1 - eta) * (1 + weight) * times, dtype=np.float64)
 
     free, priced = curves.saving(0.05, steps=NO_STEPS), curves.saving(0.05, steps=NO_STEPS, cost=cost)
     assert priced.median <= free.median + 1e-9
