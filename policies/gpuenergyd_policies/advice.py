@@ -16,7 +16,7 @@ from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, SavingAdvice
 from gpuenergyd.core.policy_api.policy import JobView, Lever
 from gpuenergyd_policies.loop_curves import Cost, LoopAtFullSpeed, MeasuredPoint, Steps, possible_curves, weighed
-from gpuenergyd_policies.uniform_probe import setting_measurements
+from gpuenergyd_policies.uniform_probe import Setting, setting_measurements
 
 ADVISED_SLOWDOWNS = (0.01, 0.02, 0.05)
 ADVISED_EVERY_AT_FIRST, ADVISED_EVERY = 4, 64
@@ -99,11 +99,10 @@ def _measured_points(view: JobView) -> list[MeasuredPoint]:
     points = []
     top_mhz = view.gpus[0].supported_sm_clocks_mhz[0]
     for setting, seen in setting_measurements(view).items():
-        ratio = setting.value / top_mhz if setting.lever is Lever.CLOCKS else None
-        if seen.energy_j is not None and ratio != 1.0:
+        if seen.energy_j is not None and setting != Setting(Lever.CLOCKS, top_mhz):
             errors = _errors(time_sigma, energy_sigma, seen.num_iterations)
             slowdown = seen.median_time_s / baseline_s - 1
-            points.append(MeasuredPoint(slowdown, seen.energy_j / baseline_j, *errors, ratio))
+            points.append(MeasuredPoint(slowdown, seen.energy_j / baseline_j, *errors))
     return points or _previous_points(view, time_sigma, energy_sigma)
 
 
@@ -120,11 +119,11 @@ def _previous_points(view: JobView, time_sigma: float, energy_sigma: float) -> l
         if len(clocks) == 1 and clocks != {top_mhz} and seen.energy_j is not None:
             by_clock.setdefault(clocks.pop(), []).append(seen)
     points = []
-    for clock_mhz, own in by_clock.items():
+    for own in by_clock.values():
         slowdown = median(o.own_time_s for o in own) / full_speed_s - 1
         energy = median(o.energy_j for o in own if o.energy_j is not None) / full_speed_j
         errors = _errors(time_sigma, energy_sigma, len(own))
-        points.append(MeasuredPoint(slowdown, energy, *errors, clock_mhz / top_mhz))
+        points.append(MeasuredPoint(slowdown, energy, *errors))
     return points
 
 

@@ -11,7 +11,6 @@ share; so the possible curves differ much. Where other clocks or power limits we
 as it is probable given the measurements, and what no curve explains is added between them.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -46,8 +45,6 @@ _LEAST_CURVES = 60.0
 """Effective number of curves below which the measurements count less: no possible curve explains them all."""
 _UNEXPLAINED_RATIO = 0.004
 """Standard error of a possible curve: it is not quite that of any GPU."""
-_UNEXPLAINED_TIME_SHARE = 0.1
-"""The same of the slowdown at a clock, as a share of it."""
 _LEAST_SLOWDOWN = 0.0005
 """At which settings count that were measured as fast as full speed."""
 _LATE_SIGMAS = 1.5
@@ -63,8 +60,6 @@ class MeasuredPoint:
     energy_ratio: float
     slowdown_error: float
     energy_error: float
-    clock_ratio: float | None = None
-    """Clock relative to the highest one; None for power limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +103,6 @@ class LoopCurves:
     """Energy relative to full speed, shape (curves, SLOWDOWNS)."""
     scaling: FloatArray
     """Share of the time that scales with the clock."""
-    full_speed: FloatArray
-    """Clock at full speed relative to the highest one, shape (curves,)."""
     weights: FloatArray
     seed: int = 0
 
@@ -154,7 +147,7 @@ def possible_curves(loop: LoopAtFullSpeed, *, seed: int = 0) -> LoopCurves:
     volts = _voltage(clocks, knee[:, None], top[:, None]) / _voltage(full_speed, knee[:, None], top[:, None])
     dynamic = (1 - static - constant)[:, None]
     energies = static[:, None] * times + constant[:, None] + dynamic * np.square(volts)
-    return LoopCurves(energies, scaling, full_speed[:, 0], np.full(count, 1 / count), seed)
+    return LoopCurves(energies, scaling, np.full(count, 1 / count), seed)
 
 
 def weighed(curves: LoopCurves, points: Sequence[MeasuredPoint]) -> LoopCurves:
@@ -171,14 +164,9 @@ def weighed(curves: LoopCurves, points: Sequence[MeasuredPoint]) -> LoopCurves:
     slopes = (after - seen) / _SLOPE_OVER
     variance = np.square(slopes * errors[:, 0]) + np.square(errors[:, 1]) + _UNEXPLAINED_RATIO**2
     misfit = np.sum(np.square(measured - seen) / variance + np.log(variance), axis=1)
-    for own in points:
-        if own.clock_ratio is not None:
-            expected = curves.scaling * np.maximum(0.0, curves.full_speed / own.clock_ratio - 1)
-            error = math.hypot(own.slowdown_error, _UNEXPLAINED_TIME_SHARE * own.slowdown_ratio)
-            misfit += np.square((expected - own.slowdown_ratio) / error)
     weights = _tempered(misfit - misfit.min())
     moved = _moved(curves.energies, seen, measured, variance, at)
-    return LoopCurves(moved, curves.scaling, curves.full_speed, weights, curves.seed)
+    return LoopCurves(moved, curves.scaling, weights, curves.seed)
 
 
 def _tempered(misfit: FloatArray) -> FloatArray:

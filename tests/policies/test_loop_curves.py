@@ -50,7 +50,7 @@ def test_up_to_the_slowest_measured_point_the_saving_is_known_within_two_points(
     for clock in (0.985, 0.94, 0.9):
         slowdown = share * (1 / clock - 1)
         energy = _truth(share, dynamic, knee, top, slowdown)[0] * (1 + 0.003 * random.standard_normal())
-        points.append(MeasuredPoint(slowdown, energy, 0.001, 0.003, clock))
+        points.append(MeasuredPoint(slowdown, energy, 0.001, 0.003))
     curves = weighed(possible_curves(LoopAtFullSpeed(300.0)), points)
 
     for ratio in (0.01, 0.02, 0.05):

@@ -74,7 +74,7 @@ class SavingAdvice:
     @property
     def is_range(self) -> bool:
         """Whether no better figure is known than the interval."""
-        return self.high_ratio - self.low_ratio > 2 * _KNOWN_WITHIN_RATIO
+        return self.high_ratio - self.low_ratio > 2 * _KNOWN_WITHIN_RATIO + 1e-9
 
 
 @dataclass(frozen=True, slots=True)
