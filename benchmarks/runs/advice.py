@@ -1,6 +1,6 @@
 """Advice to plain loops: what it says a permitted slowdown would save, against what the job then saves.
 
-    python benchmarks/runs/advice.py [--jobs 20] [--phase-jobs 10] [--policy uniform] [--json]
+    python benchmarks/runs/advice.py [--jobs 20] [--phase-jobs 5] [--policy uniform] [--json]
 
 Seeded jobs in virtual time, each one instruction per iteration, with 0.2 % noise of time and 0.5 % of energy. Their
 GPUs are five models of which voltages, knees, static and uncore power differ from the published ones at random; power
@@ -73,7 +73,7 @@ class Comparison:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--jobs", type=int, default=20)
-    parser.add_argument("--phase-jobs", type=int, default=10, help="loops with phases, planned by bubble-aware")
+    parser.add_argument("--phase-jobs", type=int, default=5, help="loops with phases, planned by bubble-aware")
     parser.add_argument("--policy", choices=POLICIES, default="uniform")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
