@@ -59,7 +59,9 @@ def with_advice(view: JobView, plan: ClockPlan, *, cost: Cost | None = None) -> 
     points = _measured_points(view)
     curves = weighed(possible_curves(_at_full_speed(view)), points)
     slowest = max((own.slowdown_ratio for own in points), default=0.0)
-    energy_error, steps = math.hypot(_LEAST_ENERGY_ERROR, _scatter_ratio(view)), _steps(view)
+    # Once for this full speed, and once for the one that the later saving will be measured against.
+    energy_error = math.sqrt(2) * math.hypot(_LEAST_ENERGY_ERROR, _scatter_ratio(view))
+    steps = _steps(view)
     found = []
     for ratio in advised_slowdowns(view):
         own = curves.saving(ratio, steps=steps, energy_error=energy_error, cost=cost)

@@ -24,8 +24,8 @@ Cost = Callable[[FloatArray, FloatArray], FloatArray]
 SLOWDOWNS: FloatArray = np.concatenate([np.linspace(0.0, 0.1, 41), np.linspace(0.11, 0.5, 27)])
 """Slowdowns of the points of all curves."""
 _NUM_CURVES = 1500
-_LEAST_SCALING_SHARE = 0.03
-"""Of the time, the share that scales with the clock; its logarithm is uniform up to 1.
+_LEAST_SCALING_SHARE, _LEAST_COMPUTING_SHARE, _COMPUTING_CHANCE = 0.03, 0.6, 0.4
+"""Of the time, the share that scales with the clock: uniform from 0.6 where a loop computes, else log-uniform.
 
 Matrix products have 0.8 to 1. Loops that wait for memory, data or the host have less: of the public sweeps of power
 limits (ml-energy/zeus, 218 trainings on four GPU models) half save more than 5 % by 1 % more time.
@@ -38,7 +38,7 @@ _MOST_STATIC_SHARE = 0.7
 _MOST_CONSTANT_SHARE = 0.5
 """Of the energy of work that does not scale with the clock, such as that of memory traffic, at most so much is constant
 (assumed)."""
-_AT_LIMIT_RATIO, _AT_LIMIT_CHANCE, _CAPPED_CHANCE, _LEAST_CAPPED_CLOCK = 0.93, 0.5, 0.1, 0.78
+_AT_LIMIT_RATIO, _AT_LIMIT_CHANCE, _CAPPED_CHANCE, _LEAST_CAPPED_CLOCK = 0.93, 0.5, 0.2, 0.78
 """A GPU at its power limit runs below its highest clock, where the voltage is lower already."""
 _LOWEST_CLOCK = 0.5
 _LEAST_CURVES = 60.0
@@ -132,7 +132,9 @@ class LoopCurves:
 def possible_curves(loop: LoopAtFullSpeed, *, seed: int = 0) -> LoopCurves:
     """Return the curves that are possible after a run at full speed."""
     random, count = np.random.default_rng(seed), _NUM_CURVES
-    scaling = np.exp(random.uniform(np.log(_LEAST_SCALING_SHARE), 0.0, count)) * loop.working_share
+    waiting = np.exp(random.uniform(np.log(_LEAST_SCALING_SHARE), 0.0, count))
+    computing = random.uniform(_LEAST_COMPUTING_SHARE, 1.0, count)
+    scaling = np.where(random.uniform(0, 1, count) < _COMPUTING_CHANCE, computing, waiting) * loop.working_share
     knee, top = random.uniform(*_KNEES, count), random.uniform(*_VOLTAGES, count)
     static_w = _STATIC_W if loop.power_limit_w is None else _STATIC_OF_LIMIT * loop.power_limit_w
     static = static_w * np.exp(_STATIC_SIGMA * random.standard_normal(count)) / max(loop.power_w, 1.0)
