@@ -47,7 +47,7 @@ def test_advice_from_full_speed_is_a_range_that_holds_what_the_job_then_saves(se
 
 @pytest.mark.parametrize("kind", MEMORY_SHARES)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_tenth_of_a_percent_permitted_measures_what_five_percent_would_save(seed: int, kind: str) -> None:
+def test_a_tenth_of_a_percent_permitted_measures_the_saving_at_five_percent(seed: int, kind: str) -> None:
     work = random_gpu_work(seed, kind)
     advised = loop_training(Uniform(), work, max_slowdown_ratio=0.001, seed=seed)
     advised.run(64)

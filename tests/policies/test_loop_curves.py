@@ -66,7 +66,7 @@ def test_measurements_that_no_possible_curve_explains_still_leave_many() -> None
     assert np.isfinite(curves.energies).all()
 
 
-def test_a_setting_slower_than_all_points_tells_nothing() -> None:
+def test_a_setting_slower_than_all_points_changes_nothing() -> None:
     curves = possible_curves(LoopAtFullSpeed(300.0))
 
     assert weighed(curves, [MeasuredPoint(float(SLOWDOWNS[-1]) + 0.1, 0.5, 0.001, 0.003)]) is curves

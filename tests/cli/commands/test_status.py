@@ -373,7 +373,7 @@ def test_status_shows_the_predicted_saving_of_another_order(
 
 
 @pytest.mark.parametrize("outcome", ["saved", "nothing_to_save"])
-def test_status_shows_what_more_slowdown_would_save_whatever_the_outcome(outcome: str) -> None:
+def test_status_shows_advice_on_the_slowdown_whatever_the_outcome(outcome: str) -> None:
     status = copy.deepcopy(STATUS)
     advice = "at 2 % slower this job would use 6.1 % less energy (5.0-7.2 %, measured): --max-slowdown 0.02"
     status["jobs"][0] |= {"outcome": outcome, "outcome_reason": "why", "advice_text": advice}
