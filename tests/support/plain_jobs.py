@@ -80,7 +80,7 @@ class GpuLoopWork:
     def _unit_s(self) -> float:
         """The sum of memory and compute time, at the highest clock."""
         p = self.exponent
-        return self.time_at_top_s / (self.memory_share**p + (1 - self.memory_share) ** p) ** (1 / p)
+        return self.time_at_top_s / float((self.memory_share**p + (1 - self.memory_share) ** p) ** (1 / p))
 
     def _real_mhz(self, sm_clock_mhz: int) -> float:
         limit_w, low, high = self.gpu.default_power_limit_w, self.gpu.min_sm_clock_mhz, float(sm_clock_mhz)
@@ -94,7 +94,7 @@ class GpuLoopWork:
     def _time_s(self, mhz: float) -> float:
         p = self.exponent
         compute = (1 - self.memory_share) * self.gpu.max_sm_clock_mhz / mhz
-        return self._unit_s * (self.memory_share**p + compute**p) ** (1 / p)
+        return self._unit_s * float((self.memory_share**p + compute**p) ** (1 / p))
 
     def _power_w(self, mhz: float) -> float:
         time_s = self._time_s(mhz)
