@@ -238,7 +238,7 @@ def test_a_plan_in_force_is_kept_for_small_differences_of_cost() -> None:
     levels = {Lever.CLOCKS: [1410, 1200, 1185]}
     search = CostSearch(Objective(1.0), levels, Probe(1.0, 100.0))
     near, nearer = Setting(Lever.CLOCKS, 1200), Setting(Lever.CLOCKS, 1185)
-    probes = {near: Probe(1.1, 80.1, 8.0), nearer: Probe(1.11, 80.0, 8.0)}
+    probes = {near: Probe(1.1, 80.02, 8.0), nearer: Probe(1.11, 80.0, 8.0)}
 
     assert search.best(probes, current=near)[0] == near
     assert search.best(probes, current=nearer)[0] == nearer
