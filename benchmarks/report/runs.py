@@ -70,7 +70,7 @@ RUNS = (
         data=("profiles", "gpu")),
     Run("cost-policy", "cost_policy.py", _args("--seeds 3 --json"), _args("--seeds 1 --short --json"), 55, 600,
         Kind.COMPUTED, data=("gpu",)),
-    Run("advice", "advice.py", _args("--json"), _args("--jobs 1 --json"), 25, 300, Kind.COMPUTED),
+    Run("advice", "advice.py", _args("--json"), _args("--jobs 1 --phase-jobs 0 --json"), 90, 900, Kind.COMPUTED),
     Run("carbon", "carbon.py", _args("--json"), _args("--json --zones GB,DE --starts 12"), 100, 600, Kind.COMPUTED,
         data=("carbon", "instances")),
     Run("device-model", "device_model.py", _args("--json"), _args("--json"), 5, 120, Kind.COMPUTED, data=("gpu",)),

@@ -8,6 +8,9 @@ Zeus's procedure as its paper describes it (You et al., NSDI 2023): every power 
 then the one of least `eta * energy + (1 - eta) * max_power * time`. Where a table has clocks only, Zeus stays at full
 speed. The regret is the cost of the chosen setting by the table over that of the table's best one, less one.
 
+The setting that policy `cost` chose is measured on and on while its plan runs; where another one then has clearly less
+cost, that one follows, up to four plans. The sweep ends with its choice.
+
 `fine` are simulated GPUs with 5 W steps and all clocks, where no sweep is short: Zeus measures 25 W steps there.
 Needs the checkout and the tables.
 """
@@ -50,6 +53,8 @@ OBJECTIVES: Mapping[str, Callable[[float], Objective]] = {
 TIME_NOISE_RATIO, ENERGY_NOISE_RATIO = 0.003, 0.01
 REGRET_TARGET_RATIO = 0.01
 NUM_FINE = 40
+_PLANS, _MEASUREMENTS_OF_PLAN = 4, 7
+"""Plans that follow each other at most, and what the iterations of one are worth, in measurements of a setting."""
 _FINE_MODELS = ("a100-sxm", "a40", "v100-sxm2", "h100-sxm")
 _ZEUS_STEP_W = 25
 
@@ -161,13 +166,26 @@ def summary(outcomes: Sequence[tuple[str, Outcome, Outcome]]) -> dict[str, float
 
 
 def run_cost(workload: Workload, objective: Objective, rng: random.Random) -> Outcome:
-    """Search as policy `cost` does."""
+    """Search as policy `cost` does; what it chose is then measured on and on, as its plan runs."""
     full_speed = noisy(workload.table[workload.full_speed], rng)
     search = CostSearch(objective, workload.levels, full_speed)
     probes: dict[Setting, Probe] = {}
     while (setting := search.next_setting(probes)) is not None:
         probes[setting] = noisy(workload.table[setting], rng)
-    return outcome(workload, objective, search.best(probes)[0] or workload.full_speed, probes)
+    chosen = search.best(probes)[0]
+    for _ in range(_PLANS):
+        if chosen is None:
+            break
+        before, chosen = chosen, None
+        more = [noisy(workload.table[before], rng) for _ in range(_MEASUREMENTS_OF_PLAN)]
+        all_of_it = [probes[before], *more]
+        probes[before] = Probe(
+            fmean(own.time_s for own in all_of_it), fmean(own.energy_j for own in all_of_it), len(all_of_it)
+        )
+        chosen = search.best(probes, current=before)[0]
+        if chosen == before:
+            break
+    return outcome(workload, objective, chosen or workload.full_speed, probes)
 
 
 def run_zeus(workload: Workload, objective: Objective, rng: random.Random) -> Outcome:

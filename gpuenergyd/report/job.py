@@ -16,7 +16,7 @@ from gpuenergyd.report.observed_iteration import ObservedIteration
 from gpuenergyd.report.tariff import Tariff
 from gpuenergyd.store import History, IterationRow, JobSummary, PlanRecord
 from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
-from gpuenergyd.store.records import ORDER_ADVICE
+from gpuenergyd.store.records import ORDER_ADVICE, SLOWDOWN_ADVICE
 
 if TYPE_CHECKING:
     from gpuenergyd.core.job.measurements.savings import Interval, Point
@@ -47,7 +47,7 @@ class JobReport:
     read_carbon: Callable[[], CarbonReport | None] = field(default=lambda: None, repr=False, compare=False)
     time_range: TimeRange = ALL_TIME
     """The part of the job that the values cover; charts always show the whole job."""
-    read_order_advice: Callable[[], str | None] = field(default=lambda: None, repr=False, compare=False)
+    read_advice: Callable[[str], str | None] = field(default=lambda _action: None, repr=False, compare=False)
 
     @property
     def is_partial(self) -> bool:
@@ -62,7 +62,12 @@ class JobReport:
     @cached_property
     def order_advice(self) -> str | None:
         """What another order of instructions is predicted to save; None if the policy did not compute it."""
-        return self.read_order_advice()
+        return self.read_advice(ORDER_ADVICE)
+
+    @cached_property
+    def slowdown_advice(self) -> str | None:
+        """What more permitted slowdown would have saved; None if nothing is known of it, or the job still runs."""
+        return self.read_advice(SLOWDOWN_ADVICE)
 
     @cached_property
     def iterations(self) -> tuple[IterationRow, ...]:
@@ -182,15 +187,15 @@ def job_reports(
             price,
             partial(carbon_report, history, summary, time_range, known_intensities),
             ALL_TIME if time_range.contains_job(summary.started_at, summary.ended_at) else time_range,
-            partial(_order_advice, history, summary.job_id),
+            partial(_newest_advice, history, summary.job_id),
         )
         for summary in summaries
     )
 
 
-def _order_advice(history: History, job_id: str) -> str | None:
-    """Return the newest advice about the order of instructions; None without any."""
-    found = [event.reason for event in history.control_events(job_id) if event.action == ORDER_ADVICE]
+def _newest_advice(history: History, job_id: str, action: str) -> str | None:
+    """Return the reason of a job's newest entry with an action; None without any."""
+    found = [event.reason for event in history.control_events(job_id) if event.action == action]
     return found[-1] if found else None
 
 

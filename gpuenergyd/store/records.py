@@ -118,8 +118,9 @@ class PlanRecord:
     apply_at_iteration: int
 
 
-ORDER_ADVICE = "order_advice"
-"""Action of entries with advice about the order of instructions, the newest of which reports show."""
+ORDER_ADVICE, SLOWDOWN_ADVICE = "order_advice", "slowdown_advice"
+"""Actions of entries with advice about the order of instructions and on the permitted slowdown: reports show the newest
+of each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,161 +1,138 @@
 """Advice on the permitted slowdown: what a plain training loop would save if it were permitted more.
 
-At full speed nothing is known of other clocks, and nothing slower than permitted is run to find out: the saving is
-predicted from published curves of data-centre GPUs, with the range of those curves. Once other clocks were measured, in
-this run or in an earlier one of the same job, it is interpolated between them.
+Nothing slower than permitted is run to find out. At full speed the advice is a range, that of all curves that are
+possible. Once other clocks or power limits were measured, in this run or in an earlier one of the same job, it is what
+the curves near the measurements agree on. Any permitted slowdown, however small, makes the policies measure some.
 """
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.robust import robust_sigma
 from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, SavingAdvice
-from gpuenergyd.core.pipeline.profile import PipelineProfile
-from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd_policies.assumed_curves import (
-    LIKELY,
-    OPTIMISTIC,
-    PESSIMISTIC,
-    InsufficientMeasurementsError,
-    assumed_profile,
-)
-from gpuenergyd_policies.uniform_probe import clock_measurements
+from gpuenergyd.core.policy_api.policy import JobView, Lever
+from gpuenergyd_policies.loop_curves import Cost, LoopAtFullSpeed, MeasuredPoint, Steps, possible_curves, weighed
+from gpuenergyd_policies.uniform_probe import Setting, setting_measurements
 
 ADVISED_SLOWDOWNS = (0.01, 0.02, 0.05)
-_EVERY_ITERATIONS = 64
-"""Later in the job, advice is given only so often: it takes milliseconds, and the daemon keeps the last one."""
-_Point = tuple[float, float]
-"""Time and energy of an iteration, relative to full speed."""
-_LEAST_ERROR_RATIO = 0.005
-"""Standard error of a measured energy that repetition does not show: temperature, other programs."""
-_INTERVAL_AT_SIGMA = 1.96
-_LEAST_DISTANCE = 0.002
-"""Distance of two points in time below which noise decides which one is faster."""
-_STEPS = 10
-"""Times up to a slowdown at which energies are compared."""
-_LEAST_POINTS = 3
-"""Measured points, full speed included, from which on savings are interpolated."""
+ADVISED_EVERY_AT_FIRST, ADVISED_EVERY = 4, 64
+"""Iterations between two pieces of advice, since each takes milliseconds; the daemon keeps the last one."""
+_LEAST_TIME_ERROR, _LEAST_ENERGY_ERROR = 0.001, 0.003
+"""Standard errors of a measured setting that repetition does not show: temperature, other programs."""
+_LEAST_FOR_SCATTER = 3
+_MEASURED_UP_TO = 0.9
+"""Advice is measured up to a slowdown of which a slower setting, or one nearly as slow, was measured."""
+_STEPS_NEAR_TOP = 10
+_MOST_WAITING = 0.9
+_LIMIT_STEP_RATIO = 0.01
+"""Time between two power limits that are tried, typically."""
 
 
-def with_advice(view: JobView, plan: ClockPlan) -> ClockPlan:
-    """Return a plan with advice for a loop that permits less slowdown than `ADVISED_SLOWDOWNS`."""
+def can_advise(view: JobView) -> bool:
+    """Return whether a job is a loop whose saving by more slowdown the options would claim, and it is time to say so.
+
+    Data-parallel ranks without phases are not planned together, so that no option would claim anything.
+    """
     is_loop = view.is_plain_loop or view.schedule.name == LOOP_SCHEDULE
-    if not is_loop or view.num_dp_ranks > 1 or not view.can_set_clocks or view.baseline.energy_j is None:
-        return plan
+    if not is_loop or (view.is_plain_loop and view.num_dp_ranks > 1) or view.baseline.energy_j is None:
+        return False
     last_index = view.observations[-1].iteration_index if view.observations else 0
-    if last_index >= _EVERY_ITERATIONS and last_index % _EVERY_ITERATIONS:
+    return last_index % (ADVISED_EVERY if last_index > ADVISED_EVERY else ADVISED_EVERY_AT_FIRST) == 0
+
+
+def advised_slowdowns(view: JobView) -> list[float]:
+    """Return the slowdowns that are more than permitted."""
+    return [ratio for ratio in ADVISED_SLOWDOWNS if ratio > view.target.max_slowdown_ratio]
+
+
+def with_advice(view: JobView, plan: ClockPlan, *, cost: Cost | None = None) -> ClockPlan:
+    """Return a plan with advice for a loop that permits less slowdown than `ADVISED_SLOWDOWNS`.
+
+    `cost` is what the policy minimizes instead of energy.
+    """
+    if not can_advise(view) or not (view.can_set_clocks or view.can_set_power_limits):
         return plan
-    slowdowns = [ratio for ratio in ADVISED_SLOWDOWNS if ratio > view.target.max_slowdown_ratio]
-    return replace(plan, advice=_measured(view, slowdowns) or _predicted(view, slowdowns))
-
-
-def _predicted(view: JobView, slowdowns: Sequence[float]) -> tuple[SavingAdvice, ...]:
-    try:
-        profiles = [assumed_profile(view, assumption) for assumption in (LIKELY, PESSIMISTIC, OPTIMISTIC)]
-    except InsufficientMeasurementsError:
-        return ()
-    curves = [_assumed_points(view, profile) for profile in profiles]
+    points = _measured_points(view)
+    curves = weighed(possible_curves(_at_full_speed(view)), points)
+    slowest = max((own.slowdown_ratio for own in points), default=0.0)
+    # Once for this full speed, and once for the one that the later saving will be measured against.
+    energy_error = math.sqrt(2) * math.hypot(_LEAST_ENERGY_ERROR, _scatter_ratio(view))
+    steps = _steps(view)
     found = []
-    for ratio in slowdowns:
-        likely, *others = (_saving_at(points, ratio) for points in curves)
-        savings = [likely, *others]
-        found.append(SavingAdvice(ratio, likely, min(savings), max(savings), is_measured=False))
-    return tuple(found)
+    for ratio in advised_slowdowns(view):
+        own = curves.saving(ratio, steps=steps, energy_error=energy_error, cost=cost)
+        is_measured = slowest >= _MEASURED_UP_TO * ratio
+        found.append(SavingAdvice(ratio, own.median, own.low, own.high, is_measured=is_measured))
+    return replace(plan, advice=tuple(found))
 
 
-def _assumed_points(view: JobView, profile: PipelineProfile) -> list[_Point]:
-    """Return an assumed curve; what an iteration does besides its instructions does not depend on the clock."""
+def _at_full_speed(view: JobView) -> LoopAtFullSpeed:
+    baseline, (gpu, *_) = view.baseline, view.gpus
+    assert baseline.energy_j is not None
+    power_w = baseline.energy_j / baseline.iteration_time_s / gpu.num_gpus
+    limit_w = gpu.power_limit_range_w[1] if gpu.power_limit_range_w is not None else None
+    waits = [_waiting_s(seen) / seen.own_time_s for seen in view.observations if seen.is_regular]
+    return LoopAtFullSpeed(power_w, limit_w, 1 - min(median(waits), _MOST_WAITING) if waits else 1.0)
+
+
+def _waiting_s(seen: IterationObservation) -> float:
+    return sum(sample.time_s * sample.count for sample in seen.instruction_samples if sample.kind.is_wait)
+
+
+def _steps(view: JobView) -> Steps:
+    time_sigma = view.baseline.iteration_sigma_s / view.baseline.iteration_time_s
+    if not view.can_set_clocks:
+        return Steps(time_ratio=_LIMIT_STEP_RATIO, time_sigma=time_sigma)
+    clocks_mhz = view.gpus[0].supported_sm_clocks_mhz[: _STEPS_NEAR_TOP + 1]
+    ratios = [1 - slow / fast for fast, slow in pairwise(clocks_mhz)]
+    return Steps(clock_ratio=fmean(ratios) if ratios else 0.0, time_sigma=time_sigma)
+
+
+def _measured_points(view: JobView) -> list[MeasuredPoint]:
+    """Return the settings that were measured in this run, else those of an earlier run of the job."""
     baseline_s, baseline_j = view.baseline.iteration_time_s, view.baseline.energy_j
     assert baseline_j is not None
-    (order,) = view.schedule.orders
-    instructions = [profile.classes[instruction.instruction_class] for instruction in order]
+    energy_sigma = _scatter_ratio(view) * math.sqrt(max(1, view.baseline.num_iterations))
+    time_sigma = view.baseline.iteration_sigma_s / baseline_s
     points = []
-    for options in zip(*(own.options for own in instructions), strict=True):
-        added = [
-            (o.time_s - i.at_max_clock.time_s, o.energy_j - i.at_max_clock.energy_j)
-            for o, i in zip(options, instructions, strict=True)
-        ]
-        points.append((1 + sum(s for s, _ in added) / baseline_s, 1 + sum(j for _, j in added) / baseline_j))
-    return points
+    top_mhz = view.gpus[0].supported_sm_clocks_mhz[0]
+    for setting, seen in setting_measurements(view).items():
+        if seen.energy_j is not None and setting != Setting(Lever.CLOCKS, top_mhz):
+            errors = _errors(time_sigma, energy_sigma, seen.num_iterations)
+            slowdown = seen.median_time_s / baseline_s - 1
+            points.append(MeasuredPoint(slowdown, seen.energy_j / baseline_j, *errors))
+    return points or _previous_points(view, time_sigma, energy_sigma)
 
 
-def _measured(view: JobView, slowdowns: Sequence[float]) -> tuple[SavingAdvice, ...]:
-    baseline_s, baseline_j = view.baseline.iteration_time_s, view.baseline.energy_j
-    assert baseline_j is not None
-    seen = clock_measurements(view).values()
-    points = [(m.iteration_time_s / baseline_s, m.energy_j / baseline_j) for m in seen if m.energy_j is not None]
-    points = points or _previous_points(view)
-    points = _apart([(1.0, 1.0), *sorted(points)])
-    if len(points) < _LEAST_POINTS:
-        return ()
-    error = _INTERVAL_AT_SIGMA * math.hypot(_LEAST_ERROR_RATIO, _scatter_ratio(view))
-    found = []
-    for ratio in slowdowns:
-        if ratio <= points[-1][0] - 1:
-            saving = max(1 - _energy_at(points, 1 + ratio * k / _STEPS) for k in range(_STEPS + 1))
-            found.append(SavingAdvice(ratio, saving, saving - error, saving + error, is_measured=True))
-    return tuple(found)
-
-
-def _apart(points: Sequence[_Point]) -> list[_Point]:
-    """Return the points that are slower than the one before: nearly equal times would make the curve wild."""
-    kept = [points[0]]
-    kept += [point for point in points[1:] if point[0] > 1 + _LEAST_DISTANCE]
-    return [point for k, point in enumerate(kept) if k == 0 or point[0] > kept[k - 1][0] + _LEAST_DISTANCE]
-
-
-def _previous_points(view: JobView) -> list[_Point]:
+def _previous_points(view: JobView, time_sigma: float, energy_sigma: float) -> list[MeasuredPoint]:
     """Return the clocks that an earlier run of the job measured."""
     run, top_mhz = view.previous_run, view.gpus[0].supported_sm_clocks_mhz[0]
-    if run is None or not run.full_speed:
+    energies_j = [o.energy_j for o in run.full_speed if o.energy_j is not None] if run is not None else []
+    if run is None or not energies_j:
         return []
-    full_speed_s = median(o.own_time_s for o in run.full_speed)
-    energies_j = [o.energy_j for o in run.full_speed if o.energy_j is not None]
+    full_speed_s, full_speed_j = median(o.own_time_s for o in run.full_speed), median(energies_j)
     by_clock: dict[int, list[IterationObservation]] = {}
     for seen in run.profile:
         clocks = {sample.main_share.sm_clock_mhz for sample in seen.instruction_samples}
-        if len(clocks) == 1 and clocks != {top_mhz}:
+        if len(clocks) == 1 and clocks != {top_mhz} and seen.energy_j is not None:
             by_clock.setdefault(clocks.pop(), []).append(seen)
-    return _relative(by_clock, full_speed_s, median(energies_j)) if energies_j else []
-
-
-def _relative(
-    by_clock: Mapping[int, Sequence[IterationObservation]], full_speed_s: float, full_speed_j: float
-) -> list[_Point]:
-    found = []
+    points = []
     for own in by_clock.values():
-        energies_j = [o.energy_j for o in own if o.energy_j is not None]
-        if energies_j:
-            found.append((min(o.own_time_s for o in own) / full_speed_s, median(energies_j) / full_speed_j))
-    return found
+        slowdown = median(o.own_time_s for o in own) / full_speed_s - 1
+        energy = median(o.energy_j for o in own if o.energy_j is not None) / full_speed_j
+        errors = _errors(time_sigma, energy_sigma, len(own))
+        points.append(MeasuredPoint(slowdown, energy, *errors))
+    return points
 
 
-def _energy_at(points: Sequence[_Point], time: float) -> float:
-    """Return the energy at a time on the parabola through the three points around it: few points are measured."""
-    after = next(k for k, (point_time, _) in enumerate(points) if point_time >= time)
-    first = min(max(after - 1, 0), len(points) - 3)
-    near = points[first : first + 3]
-    total = 0.0
-    for k, (own, energy) in enumerate(near):
-        others = [other for j, (other, _) in enumerate(near) if j != k]
-        total += energy * math.prod((time - other) / (own - other) for other in others)
-    return total
-
-
-def _saving_at(points: Sequence[_Point], slowdown_ratio: float) -> float:
-    """Return the saving of the cheapest point up to a slowdown, interpolated between points in order of time."""
-    limit, least = 1 + slowdown_ratio, 1.0
-    for (fast, fast_j), (slow, slow_j) in pairwise(points):
-        if fast > limit:
-            break
-        share = 1.0 if slow <= limit else (limit - fast) / (slow - fast)
-        least = min(least, fast_j + share * (slow_j - fast_j))
-    return 1 - least
+def _errors(time_sigma: float, energy_sigma: float, num_iterations: int) -> tuple[float, float]:
+    """Return the standard errors of the medians over iterations."""
+    root = math.sqrt(num_iterations)
+    return math.hypot(_LEAST_TIME_ERROR, time_sigma / root), math.hypot(_LEAST_ENERGY_ERROR, energy_sigma / root)
 
 
 def _scatter_ratio(view: JobView) -> float:
@@ -163,7 +140,7 @@ def _scatter_ratio(view: JobView) -> float:
     tuned = {plan.plan_id for plan in view.issued_plans if plan.purpose is not PlanPurpose.BASELINE}
     seen = [o.energy_j for o in view.observations if o.is_regular and o.plan_id not in tuned]
     energies_j = [energy_j for energy_j in seen if energy_j is not None]
-    if len(energies_j) < _LEAST_POINTS:
+    if len(energies_j) < _LEAST_FOR_SCATTER:
         return 0.0
     middle = median(energies_j)
     sigma = robust_sigma(abs(energy_j - middle) for energy_j in energies_j)

@@ -38,6 +38,11 @@ simulated GPUs.
 Distances are shares of the range of settings; sizes are natural logarithms of ratios to full speed.
 """
 _NUGGET = 1e-6
+_SIGMAS_WITHIN = 1.0
+"""Standard errors by which a time is below the longest one before its setting may be chosen."""
+_SURE_SIGMAS = 2.0
+_CLEARLY_CHEAPER_RATIO = 0.001
+"""Difference of costs below which a plan in force is kept: every change costs some iterations."""
 
 _Vector = NDArray[np.float64]
 
@@ -48,6 +53,8 @@ class Probe:
 
     time_s: float
     energy_j: float
+    num_measurements: float = 1.0
+    """Measurements that they are means of: a setting that was chosen is measured on and on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +89,11 @@ class CostSearch:
             best_cost = min(best_cost, self._cheapest(lever, probes)[1])
         return None
 
-    def best(self, probes: Mapping[Setting, Probe]) -> tuple[Setting | None, float]:
-        """Return the setting of least cost and by how much it is below full speed; None for full speed itself."""
+    def best(self, probes: Mapping[Setting, Probe], *, current: Setting | None = None) -> tuple[Setting | None, float]:
+        """Return the setting of least cost and by how much it is below full speed; None for full speed itself.
+
+        The `current` one stays unless another is clearly cheaper, or it is too slow.
+        """
         found = {}
         for lever, levels in self.levels.items():
             level, cost = self._cheapest(lever, probes)
@@ -92,6 +102,11 @@ class CostSearch:
         if not found:
             return None, 0.0
         best = min(found, key=lambda setting: found[setting])
+        if current is not None and current in probes and current.lever in self.levels:
+            own = estimates(self.levels[current.lever], self._measured(current.lever, probes), self.objective)
+            kept = own[current.value]
+            if kept.is_within(self.longest_s) and kept.cost <= (1 + _CLEARLY_CHEAPER_RATIO) * found[best]:
+                best, found[current] = current, kept.cost
         return best, 1 - found[best] / self._full_speed_cost
 
     @property
@@ -129,6 +144,10 @@ class Estimate:
     cost: float
     cost_error: float
 
+    def is_within(self, longest_s: float) -> bool:
+        """Return whether an iteration is probably no longer than this; half of those just as long are longer."""
+        return self.time_s * math.exp(_SIGMAS_WITHIN * self.time_error) <= longest_s
+
 
 def next_probe(
     levels: Sequence[int],
@@ -156,11 +175,25 @@ def next_probe(
     best = math.log(min([best_cost, *permitted]))
     gains = {}
     for level in unmeasured:
+        if _least_time_s(level, levels[0], measured) > longest_s:
+            continue
         own = found[level]
         is_fast_enough = NormalDist().cdf(math.log(longest_s / own.time_s) / own.time_error)
         gains[level] = is_fast_enough * _expected_improvement(best - math.log(own.cost), own.cost_error)
-    chosen = max(gains, key=lambda level: gains[level])
-    return chosen if gains[chosen] >= WORTHWHILE_RATIO else None
+    chosen = max(gains, key=lambda level: gains[level], default=None)
+    return chosen if chosen is not None and gains[chosen] >= WORTHWHILE_RATIO else None
+
+
+def _least_time_s(level: int, top: int, measured: Mapping[int, Probe]) -> float:
+    """Return a lower bound of the time at a level from the lowest level measured so far, with its error subtracted.
+
+    Log time is convex in the logarithm of a clock, because parts that scale with it and parts that do not add up.
+    """
+    lowest, full_speed_s = min(measured), measured[top].time_s
+    if level >= lowest or lowest == top:
+        return 0.0
+    slower = math.log(measured[lowest].time_s / full_speed_s) - _SURE_SIGMAS * _TIME_NOISE_RATIO
+    return full_speed_s * math.exp(max(0.0, slower) * math.log(top / level) / math.log(top / lowest))
 
 
 def cheapest(
@@ -171,7 +204,7 @@ def cheapest(
     Full speed is always fast enough.
     """
     found = estimates(levels, measured, objective)
-    permitted = [level for level in measured if level == levels[0] or found[level].time_s <= longest_s]
+    permitted = [level for level in measured if level == levels[0] or found[level].is_within(longest_s)]
     chosen = min(permitted, key=lambda level: found[level].cost)
     return chosen, found[chosen].cost
 
@@ -186,8 +219,9 @@ def estimates(levels: Sequence[int], measured: Mapping[int, Probe], objective: O
     probes = list(measured.values())
     times = np.array([math.log(own.time_s / full_speed.time_s) for own in probes])
     powers = np.array([math.log(own.energy_j / own.time_s / power_w) for own in probes])
-    time_log, time_variance = _predict(x, times, _TIME_NOISE_RATIO**2, x_all)
-    power_log, power_variance = _predict(x, powers, _TIME_NOISE_RATIO**2 + _ENERGY_NOISE_RATIO**2, x_all)
+    shares = 1 / np.array([own.num_measurements for own in probes])
+    time_log, time_variance = _predict(x, times, shares * _TIME_NOISE_RATIO**2, x_all)
+    power_log, power_variance = _predict(x, powers, shares * (_TIME_NOISE_RATIO**2 + _ENERGY_NOISE_RATIO**2), x_all)
     found = {}
     for k, level in enumerate(levels):
         time_s = full_speed.time_s * math.exp(time_log[k])
@@ -198,9 +232,9 @@ def estimates(levels: Sequence[int], measured: Mapping[int, Probe], objective: O
     return found
 
 
-def _predict(x: _Vector, y: _Vector, noise: float, at: _Vector) -> tuple[_Vector, _Vector]:
-    """Return mean and variance of a Gaussian process that is zero at full speed."""
-    factor = np.linalg.cholesky(_kernel(x, x) + (noise + _NUGGET) * np.eye(len(x)))
+def _predict(x: _Vector, y: _Vector, noise: _Vector, at: _Vector) -> tuple[_Vector, _Vector]:
+    """Return mean and variance of a Gaussian process that is zero at full speed; `noise` are variances."""
+    factor = np.linalg.cholesky(_kernel(x, x) + np.diag(noise + _NUGGET))
     weights = np.linalg.solve(factor.T, np.linalg.solve(factor, y))
     cross = _kernel(at, x)
     explained = np.linalg.solve(factor, cross.T)

@@ -7,7 +7,12 @@ The cost of Zeus (You et al., NSDI 2023) is `eta * energy + (1 - eta) * max_powe
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gpuenergyd.errors import UsageError
+
+FloatArray = NDArray[np.float64]
 
 DEFAULT_ETA = 0.5
 MAX_DELAY_EXPONENT = 8.0
@@ -27,6 +32,12 @@ class Objective:
         if self.delay_exponent is not None:
             return float(energy_j * time_s**self.delay_exponent)
         return self.eta * energy_j + (1 - self.eta) * self.max_power_w * time_s
+
+    def costs(self, times_s: FloatArray, energies_j: FloatArray) -> FloatArray:
+        """Return the costs of iterations, for arrays of one shape."""
+        if self.delay_exponent is not None:
+            return np.asarray(energies_j * times_s**self.delay_exponent, dtype=np.float64)
+        return np.asarray(self.eta * energies_j + (1 - self.eta) * self.max_power_w * times_s, dtype=np.float64)
 
     def elasticities(self, time_s: float, energy_j: float) -> tuple[float, float]:
         """Return the relative change of the cost per relative change of time, at the same power, and of power."""

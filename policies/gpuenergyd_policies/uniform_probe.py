@@ -41,6 +41,9 @@ class ClockMeasurement:
     energy_j: float | None
     rank_energies_j: tuple[float | None, ...]
     times_s: Mapping[InstructionClass, float]
+    median_time_s: float = 0.0
+    """Median time of an iteration, as baselines have it."""
+    num_iterations: int = 0
 
 
 def common_clocks_mhz(view: JobView) -> list[int]:
@@ -108,7 +111,7 @@ def lever_measurements(view: JobView, lever: Lever) -> dict[int, ClockMeasuremen
 
 def setting_measurements(view: JobView) -> dict[Setting, ClockMeasurement]:
     """Return the measurements of all settings with enough undisturbed iterations."""
-    settings = {plan.plan_id: setting for plan in view.issued_plans if (setting := _setting_of(plan)) is not None}
+    settings = {plan.plan_id: setting for plan in view.issued_plans if (setting := setting_of(plan)) is not None}
     by_setting: dict[Setting, list[IterationObservation]] = {}
     for seen in view.observations:
         if seen.is_regular and seen.plan_id in settings:
@@ -120,7 +123,7 @@ def setting_measurements(view: JobView) -> dict[Setting, ClockMeasurement]:
     }
 
 
-def _setting_of(plan: ClockPlan) -> Setting | None:
+def setting_of(plan: ClockPlan) -> Setting | None:
     """Return the one clock or power limit of a plan on all its ranks."""
     limits_w = {rank.power_limit_w for rank in plan.ranks}
     clocks_mhz = {mhz for rank in plan.ranks for mhz in rank.sm_clocks_mhz}
@@ -147,4 +150,6 @@ def _measurement(sm_clock_mhz: int | None, iterations: list[IterationObservation
         median(energies) if energies else None,
         tuple(median(known) if known else None for known in rank_energies),
         {key: median(known) for key, known in times.items()},
+        median(seen.own_time_s for seen in iterations),
+        len(iterations),
     )

@@ -1,4 +1,4 @@
-"""Advice to plain loops: predicted without running anything slower, measured after an earlier run, and its words."""
+"""Advice to plain loops: a range at full speed, figures once any slower setting was measured, and its words."""
 
 import pytest
 
@@ -7,12 +7,22 @@ from gpuenergyd.core.job.outcome import OutcomeKind, find_outcome, outcome_line
 from gpuenergyd.core.job.result_text import advice_text
 from gpuenergyd.core.pipeline.graph import Instruction, Schedule
 from gpuenergyd.core.pipeline.plan import SavingAdvice
+from gpuenergyd.core.policy_api.policy import ClockPolicy, Lever
 from gpuenergyd_policies.advice import ADVISED_SLOWDOWNS
+from gpuenergyd_policies.cost import Cost
 from gpuenergyd_policies.full_speed import FullSpeed
 from gpuenergyd_policies.uniform import Uniform
-from tests.support.plain_jobs import loop_training, random_loop_work
+from tests.support.plain_jobs import MEMORY_SHARES, loop_training, random_gpu_work, random_loop_work
 from tests.support.virtual_loop import B, F, O, VirtualLoop
 from tests.support.virtual_training import VirtualTraining
+
+
+def _saving_of(run: VirtualTraining) -> float:
+    estimate = run.job.estimate()
+    assert estimate is not None
+    assert estimate.saving is not None
+    assert estimate.saving.saving_ratio is not None
+    return estimate.saving.saving_ratio.estimate
 
 
 def _without_slowdown(seed: int) -> VirtualTraining:
@@ -22,21 +32,59 @@ def _without_slowdown(seed: int) -> VirtualTraining:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_predicted_advice_is_near_what_the_job_then_saves(seed: int) -> None:
+def test_advice_from_full_speed_is_a_range_that_holds_what_the_job_then_saves(seed: int) -> None:
     advised = _without_slowdown(seed)
 
     assert not advised.slices
     assert [advice.max_slowdown_ratio for advice in advised.job.advice] == list(ADVISED_SLOWDOWNS)
-    advice = advised.job.advice[1]
+    advice = advised.job.advice[2]
     assert not advice.is_measured
-    assert advice.low_ratio <= advice.saving_ratio <= advice.high_ratio
-    permitted = loop_training(Uniform(), random_loop_work(seed), max_slowdown_ratio=0.02, seed=100 + seed)
+    assert advice.is_range
+    permitted = loop_training(Uniform(), random_loop_work(seed), max_slowdown_ratio=0.05, seed=100 + seed)
     permitted.run(110)
-    estimate = permitted.job.estimate()
-    assert estimate is not None
-    assert estimate.saving is not None
-    assert estimate.saving.saving_ratio is not None
-    assert abs(advice.saving_ratio - estimate.saving.saving_ratio.estimate) <= 0.02
+    assert advice.low_ratio <= _saving_of(permitted) <= advice.high_ratio
+
+
+@pytest.mark.parametrize("kind", MEMORY_SHARES)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tenth_of_a_percent_permitted_measures_the_saving_at_five_percent(seed: int, kind: str) -> None:
+    work = random_gpu_work(seed, kind)
+    advised = loop_training(Uniform(), work, max_slowdown_ratio=0.001, seed=seed)
+    advised.run(64)
+
+    advice = advised.job.advice[-1]
+    assert advice.max_slowdown_ratio == 0.05
+    permitted = loop_training(Uniform(), work, max_slowdown_ratio=0.05, seed=100 + seed)
+    permitted.run(110)
+    assert not advice.is_range
+    assert abs(advice.saving_ratio - _saving_of(permitted)) <= 0.02
+
+
+@pytest.mark.parametrize("policy", [Cost(eta="1"), Uniform()])
+def test_power_limits_alone_are_advised_on_too(policy: ClockPolicy) -> None:
+    run = loop_training(
+        policy,
+        random_loop_work(3),
+        max_slowdown_ratio=0.0,
+        seed=1,
+        levers=frozenset({Lever.POWER_LIMITS}),
+        power_limit_range_w=(100.0, 400.0),
+    )
+    run.run(24)
+
+    assert len(run.job.advice) == len(ADVISED_SLOWDOWNS)
+    assert "at 5 % slower this job would use " in outcome_line(run.job)
+
+
+def test_a_cost_of_time_is_never_advised_to_save_energy() -> None:
+    savings = []
+    for eta in ("0", "1"):
+        run = loop_training(Cost(eta=eta), random_loop_work(1), max_slowdown_ratio=0.001, seed=1)
+        run.run(64)
+        savings.append(run.job.advice[-1].saving_ratio)
+
+    assert savings[0] < 0.01
+    assert savings[1] > 0.03
 
 
 def test_a_run_that_was_permitted_more_makes_the_advice_measured() -> None:
@@ -52,11 +100,7 @@ def test_a_run_that_was_permitted_more_makes_the_advice_measured() -> None:
 
     assert not now.slices
     assert all(advice.is_measured for advice in now.job.advice)
-    estimate = before.job.estimate()
-    assert estimate is not None
-    assert estimate.saving is not None
-    assert estimate.saving.saving_ratio is not None
-    assert abs(now.job.advice[-1].saving_ratio - estimate.saving.saving_ratio.estimate) <= 0.02
+    assert abs(now.job.advice[-1].saving_ratio - _saving_of(before)) <= 0.02
 
 
 def test_the_outcome_of_a_loop_says_the_saving_of_more_slowdown() -> None:
@@ -65,9 +109,10 @@ def test_the_outcome_of_a_loop_says_the_saving_of_more_slowdown() -> None:
     outcome = find_outcome(run.job)
 
     assert outcome.kind is OutcomeKind.NOTHING_TO_SAVE
-    assert "; at 1 % slower this job would use " in outcome.reason
-    assert outcome.reason.endswith("predicted): --max-slowdown 0.05")
-    assert outcome_line(run.job) == outcome.reason
+    assert outcome.advice.startswith("at 1 % slower this job would use ")
+    assert "predicted, not known better): --max-slowdown 0.05" in outcome.advice
+    assert outcome.advice.endswith("to measure instead of predict, within some iterations: --max-slowdown 0.001")
+    assert outcome_line(run.job) == f"{outcome.reason}; {outcome.advice}"
 
 
 def test_a_tuned_loop_is_advised_on_larger_slowdowns_only() -> None:
@@ -86,8 +131,15 @@ def test_a_loop_with_phases_gets_advice_for_all_of_them_together() -> None:
     assert not run.slices
     savings = [advice.saving_ratio for advice in run.job.advice]
     assert len(savings) == len(ADVISED_SLOWDOWNS)
-    assert 0.0 < savings[0] < savings[1] < savings[2] < 0.2
-    assert "at 2 % slower this job would use " in find_outcome(run.job).reason
+    assert 0.0 < savings[0] < savings[1] < savings[2] < 0.3
+    assert "at 2 % slower this job would use " in find_outcome(run.job).advice
+
+
+def test_data_parallel_loops_without_phases_get_no_advice_that_no_option_would_claim() -> None:
+    run = loop_training(Uniform(), random_loop_work(0), max_slowdown_ratio=0.0, seed=0, num_dp_ranks=4)
+    run.run(24)
+
+    assert run.job.advice == ()
 
 
 def test_policy_full_speed_gives_no_advice_that_it_would_not_follow() -> None:
@@ -104,3 +156,12 @@ def test_advice_in_words() -> None:
         "at 2 % slower this job would use 11.0 % less energy (9.0-13.0 %, measured): --max-slowdown 0.02"
     )
     assert advice_text([SavingAdvice(0.01, 0.001, 0.0, 0.002, is_measured=False)]) == ""
+
+
+def test_advice_that_is_no_better_known_than_within_points_has_no_figure() -> None:
+    advice = SavingAdvice(0.05, 0.12, 0.04, 0.25, is_measured=False)
+
+    assert advice_text([advice]) == (
+        "at 5 % slower this job would use 4 to 25 % less energy (predicted, not known better): --max-slowdown 0.05;"
+        " to measure instead of predict, within some iterations: --max-slowdown 0.001"
+    )

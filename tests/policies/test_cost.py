@@ -232,3 +232,28 @@ def test_the_cost_of_zeus_and_its_elasticities() -> None:
     assert math.isclose(by_power, 25 / 475)
     assert Objective(delay_exponent=2.0).cost(2.0, 100.0) == 400.0
     assert Objective(delay_exponent=2.0).elasticities(2.0, 100.0) == (3.0, 1.0)
+
+
+def test_a_plan_in_force_is_kept_for_small_differences_of_cost() -> None:
+    levels = {Lever.CLOCKS: [1410, 1200, 1185]}
+    search = CostSearch(Objective(1.0), levels, Probe(1.0, 100.0))
+    near, nearer = Setting(Lever.CLOCKS, 1200), Setting(Lever.CLOCKS, 1185)
+    probes = {near: Probe(1.1, 80.02, 8.0), nearer: Probe(1.11, 80.0, 8.0)}
+
+    assert search.best(probes, current=near)[0] == near
+    assert search.best(probes, current=nearer)[0] == nearer
+    assert search.best({**probes, nearer: Probe(1.11, 76.0, 8.0)}, current=near)[0] == nearer
+
+
+@given(st.floats(0.0, 0.6), st.floats(0.02, 0.3))
+@settings(max_examples=40, deadline=None)
+def test_no_setting_is_measured_that_must_be_far_too_slow(memory_ratio: float, permitted: float) -> None:
+    loop_levels = [mhz for mhz in CLOCKS_MHZ if mhz >= 570]
+    full = Probe(*_at_clock(1410, memory_ratio))
+    search = CostSearch(Objective(1.0), {Lever.CLOCKS: loop_levels}, full, longest_s=(1 + permitted) * full.time_s)
+    probes: dict[Setting, Probe] = {}
+    while (setting := search.next_setting(probes)) is not None:
+        probes[setting] = Probe(*_at_clock(setting.value, memory_ratio))
+
+    slowest = max(own.time_s for own in probes.values()) / full.time_s
+    assert slowest <= 1 + 4 * permitted

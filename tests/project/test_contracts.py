@@ -125,7 +125,7 @@ STATUS = {
     ),
     "gpus.switching": "basis call_s lower_s num_earlier num_seen num_unseen raise_s seen",
     "jobs": (
-        "advice age_s baseline_energy_j baseline_time_s carbon energy_j expectation extrinsic_saving_ratio"
+        "advice advice_text age_s baseline_energy_j baseline_time_s carbon energy_j expectation extrinsic_saving_ratio"
         " is_given_up is_observing is_pipeline_member is_saving_significant is_suspended iteration_time_s"
         " job_id job_name last_notice last_notice_iterations_ago last_report_age_s lower_bound_j"
         " max_slowdown_ratio max_slowdown_source num_baseline_iterations num_faults num_iterations"

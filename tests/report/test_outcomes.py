@@ -12,7 +12,14 @@ from gpuenergyd.report.job import JobReport, job_reports
 from gpuenergyd.report.page import report_page
 from gpuenergyd.report.terminal.tables import job_table, jobs_table
 from gpuenergyd.store import History, open_history
-from gpuenergyd.store.records import ORDER_ADVICE, ControlEventRecord, JobEndRecord, JobRecord, JobResumedRecord
+from gpuenergyd.store.records import (
+    ORDER_ADVICE,
+    SLOWDOWN_ADVICE,
+    ControlEventRecord,
+    JobEndRecord,
+    JobRecord,
+    JobResumedRecord,
+)
 from tests.support.stored_history import write_records
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -72,6 +79,21 @@ def test_the_newest_advice_about_the_order_is_in_the_terminal_and_on_the_page(hi
 
     assert f"order of instructions: {advice[1]}" in text_of(job_table(only_report(history)))
     assert f"Order of instructions: {advice[1]}." in report_page(history, job_reports(history), made_at=NOON)
+
+
+def test_advice_on_the_slowdown_is_in_the_table_the_terminal_and_on_the_page_of_any_outcome(
+    history: History, tmp_path: Path
+) -> None:
+    assert "slowdown" not in text_of(job_table(only_report(history)))
+    advice = "at 2 % slower this job would use 6.1 % less energy (5.0-7.2 %, measured): --max-slowdown 0.02"
+    saved = JobEndRecord("j1", NOON + timedelta(hours=1), "rank 0 was released", "saved", "34 iterations under a plan")
+    event = ControlEventRecord(NOON, SLOWDOWN_ADVICE, "daemon", "j1", None, advice)
+    write_records(tmp_path / "history.sqlite3", saved, event)
+
+    found = only_report(history)
+    assert f"with more slowdown: {advice}" in text_of(job_table(found))
+    assert f"gpt, with more slowdown: {advice}" in text_of(jobs_table([found, found]))
+    assert f"With more slowdown: {advice}." in report_page(history, job_reports(history), made_at=NOON)
 
 
 def test_a_resumed_job_has_no_outcome_and_an_abandoned_one_an_unknown_one(history: History, tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """Plain training loops in virtual time: one rank, one instruction per iteration, on GPUs with random curves."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
 from gpuenergyd.core.policy_api.policy import ClockPolicy, Lever
+from gpuenergyd.gpu.drivers.device_model import blocking_power_w, voltage_ratio
+from gpuenergyd.gpu.drivers.device_parameters import DeviceParameters, device_parameters
 from tests.support.virtual_training import CLOCKS_MHZ, VirtualTraining, Work
 
 ORDER = (Instruction(0, InstructionKind.F, 0),)
@@ -49,16 +51,94 @@ def random_loop_work(seed: int, compute_shares: tuple[float, float] = (0.7, 1.0)
     )
 
 
+@dataclass(frozen=True, slots=True)
+class GpuLoopWork:
+    """One instruction on a GPU model of which every parameter is a little different from the published one.
+
+    Power limits lower the clock; memory traffic costs the same energy at every clock.
+    """
+
+    gpu: DeviceParameters
+    time_at_top_s: float
+    memory_share: float
+    """Memory time as a share of memory and compute time, at the highest clock."""
+    exponent: float
+    """1: memory and compute times add up; 3: the longer one nearly hides the other."""
+    active_w_per_mhz: float
+    traffic_w: float
+    """Power of memory traffic while memory is busy."""
+
+    def time_s(self, sm_clock_mhz: int) -> float:
+        """Return how long it takes at a clock."""
+        return self._time_s(self._real_mhz(sm_clock_mhz))
+
+    def power_w(self, sm_clock_mhz: int) -> float:
+        """Return what it draws at a clock."""
+        return self._power_w(self._real_mhz(sm_clock_mhz))
+
+    @property
+    def _unit_s(self) -> float:
+        """The sum of memory and compute time, at the highest clock."""
+        p = self.exponent
+        return self.time_at_top_s / float((self.memory_share**p + (1 - self.memory_share) ** p) ** (1 / p))
+
+    def _real_mhz(self, sm_clock_mhz: int) -> float:
+        limit_w, low, high = self.gpu.default_power_limit_w, self.gpu.min_sm_clock_mhz, float(sm_clock_mhz)
+        if self._power_w(high) <= limit_w:
+            return high
+        for _ in range(30):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._power_w(middle) <= limit_w else (low, middle)
+        return low
+
+    def _time_s(self, mhz: float) -> float:
+        p = self.exponent
+        compute = (1 - self.memory_share) * self.gpu.max_sm_clock_mhz / mhz
+        return self._unit_s * float((self.memory_share**p + compute**p) ** (1 / p))
+
+    def _power_w(self, mhz: float) -> float:
+        time_s = self._time_s(mhz)
+        active = (1 - self.memory_share) * self.gpu.max_sm_clock_mhz / mhz * self._unit_s / time_s
+        dynamic = (self.gpu.uncore_w_per_mhz + active * self.active_w_per_mhz) * mhz * voltage_ratio(self.gpu, mhz) ** 2
+        return self.gpu.static_power_w + dynamic + self.traffic_w * self.memory_share * self._unit_s / time_s
+
+
+MEMORY_SHARES = {"compute-bound": (0.0, 0.2), "mixed": (0.2, 0.6), "memory-bound": (0.6, 0.9)}
+"""By kind of job: memory time as a share of memory and compute time."""
+_GPU_MODELS = ("a100-sxm", "v100-sxm2", "a40", "h100-sxm", "a100-pcie")
+
+
+def random_gpu_work(seed: int, kind: str) -> GpuLoopWork:
+    """Return the work of one job on one of five GPU models; how far parameters are off is assumed."""
+    rng = random.Random(f"{kind} {seed}")
+    model = device_parameters(_GPU_MODELS[seed % len(_GPU_MODELS)])
+    gpu = replace(
+        model,
+        knee_sm_clock_mhz=model.knee_sm_clock_mhz * rng.uniform(0.94, 1.06),
+        max_voltage_ratio=1 + (model.max_voltage_ratio - 1) * rng.uniform(0.8, 1.2),
+        static_power_w=model.static_power_w * rng.uniform(0.7, 1.4),
+        uncore_w_per_mhz=rng.uniform(0.0, 0.05) * model.default_power_limit_w / model.max_sm_clock_mhz,
+    )
+    memory_share = rng.uniform(*MEMORY_SHARES[kind])
+    at_top = gpu.max_sm_clock_mhz * gpu.max_voltage_ratio**2
+    active_w = rng.uniform(0.55, 1.1) * gpu.default_power_limit_w
+    traffic_w = rng.uniform(0.05, 0.2) * gpu.default_power_limit_w
+    time_s, exponent = rng.uniform(0.2, 0.6), rng.choice((1.0, 2.0, 3.0))
+    return GpuLoopWork(gpu, time_s, memory_share, exponent, active_w / at_top, traffic_w)
+
+
 def loop_training(
     policy: ClockPolicy,
-    work: LoopWork,
+    work: LoopWork | GpuLoopWork,
     *,
     max_slowdown_ratio: float,
     seed: int,
     levers: frozenset[Lever] = frozenset({Lever.CLOCKS}),
     power_limit_range_w: tuple[float, float] | None = None,
+    num_dp_ranks: int = 1,
 ) -> VirtualTraining:
     """Return the training of one loop, with noise."""
+    gpu = work.gpu if isinstance(work, GpuLoopWork) else device_parameters("a100-sxm")
     works: dict[tuple[int, InstructionKind], Work] = {(0, InstructionKind.F): work}
     return VirtualTraining(
         LOOP,
@@ -70,5 +150,9 @@ def loop_training(
         step_overhead_s=0.005,
         levers=levers,
         power_limit_range_w=power_limit_range_w,
+        num_dp_ranks=num_dp_ranks,
+        clocks_mhz=gpu.supported_sm_clocks_mhz if isinstance(work, GpuLoopWork) else CLOCKS_MHZ,
+        model_name=gpu.model_name,
+        waiting_power_w=lambda mhz: blocking_power_w(gpu, mhz),
         seed=seed,
     )

@@ -5,6 +5,7 @@ communication and waits for data take a third of the iteration; Mohan et al. (VL
 70 %. The optimizer step is bound by memory: it reads and writes all states and computes little (shares assumed).
 """
 
+import random
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,23 @@ def phase_work() -> dict[tuple[int, InstructionKind], Work]:
         (0, C): Wait(0.060),
         (0, O): A100Work(0.020, 0.004, 0.25),
         (0, D): Wait(0.030),
+    }
+
+
+def random_phase_work(seed: int) -> dict[tuple[int, InstructionKind], Work]:
+    """Return the work of each phase of one job: times, shares and powers around those of `phase_work` (assumed)."""
+    rng = random.Random(f"phases {seed}")
+
+    def computing(time_s: float, memory: tuple[float, float]) -> A100Work:
+        own_s, share = time_s * rng.uniform(0.7, 1.4), rng.uniform(*memory)
+        return A100Work(own_s * share, own_s * (1 - share), 0.26 * rng.uniform(0.7, 1.1))
+
+    return {
+        (0, F): computing(0.05, (0.1, 0.5)),
+        (0, B): computing(0.09, (0.1, 0.5)),
+        (0, C): Wait(rng.uniform(0.01, 0.07)),
+        (0, O): computing(0.024, (0.6, 0.95)),
+        (0, D): Wait(rng.uniform(0.006, 0.04)),
     }
 
 

@@ -1,6 +1,6 @@
 """What to expect of a job, and its outcome: what its plans saved, or the one reason why they saved nothing."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from gpuenergyd.core.job.job import Job
@@ -38,6 +38,13 @@ class Outcome:
 
     kind: OutcomeKind
     reason: str
+    advice: str = ""
+    """What more permitted slowdown would save; empty if nothing is known of it."""
+
+    @property
+    def text(self) -> str:
+        """The reason, with the advice if there is one."""
+        return f"{self.reason}; {self.advice}" if self.advice else self.reason
 
 
 _UNDER_WAY = {
@@ -78,8 +85,7 @@ def can_save(job: Job, *, is_member: bool = False) -> bool:
 def find_outcome(job: Job, *, is_member: bool = False, is_observing: bool = False) -> Outcome:
     """Return the outcome of a job, so far or at its end."""
     outcome = _find_outcome(job, is_member=is_member, is_observing=is_observing)
-    advice = "" if is_observing else advice_text(job.advice)
-    return Outcome(outcome.kind, f"{outcome.reason}; {advice}") if advice else outcome
+    return outcome if is_observing else replace(outcome, advice=advice_text(job.advice))
 
 
 def _find_outcome(job: Job, *, is_member: bool, is_observing: bool) -> Outcome:
@@ -110,7 +116,7 @@ def outcome_line(job: Job, *, is_member: bool = False, is_observing: bool = Fals
     """Return the outcome of a job in one line, with its savings."""
     outcome = find_outcome(job, is_member=is_member, is_observing=is_observing)
     saving = _saving(job)
-    return outcome.reason if saving is None or is_observing else f"{_result_text(saving)}; {outcome.reason}"
+    return outcome.text if saving is None or is_observing else f"{_result_text(saving)}; {outcome.text}"
 
 
 def _under_plans(job: Job, num_tuned: int, *, is_member: bool) -> Outcome:  # noqa: PLR0911  one per outcome

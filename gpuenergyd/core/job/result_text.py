@@ -10,6 +10,8 @@ NOT_SIGNIFICANT = "no significant saving"
 _LEAST_ADVISED_RATIO = 0.005
 """Savings below are not worth an option."""
 
+_HOW_TO_MEASURE = "to measure instead of predict, within some iterations: --max-slowdown 0.001"
+
 _Ends = tuple[float, float]
 
 
@@ -49,17 +51,21 @@ def slowdown_with_interval(ratio: float, interval: _Ends | None) -> str:
 
 def advice_text(advice: Sequence[SavingAdvice]) -> str:
     """Return what more permitted slowdown would save, one clause each; empty if nothing would be saved."""
-    return "; ".join(_one_advice(own) for own in advice if own.saving_ratio >= _LEAST_ADVISED_RATIO)
+    worthwhile = [own for own in advice if own.saving_ratio >= _LEAST_ADVISED_RATIO]
+    text = "; ".join(map(_one_advice, worthwhile))
+    is_vague = any(own.is_range and not own.is_measured for own in worthwhile)
+    return f"{text}; {_HOW_TO_MEASURE}" if is_vague else text
 
 
 def _one_advice(advice: SavingAdvice) -> str:
-    saving, low, high = (100 * ratio for ratio in (advice.saving_ratio, advice.low_ratio, advice.high_ratio))
+    """Return one clause; savings that are known no better than within some points have no figure."""
+    ratio, low, high = advice.max_slowdown_ratio, 100 * max(advice.low_ratio, 0.0), 100 * advice.high_ratio
     basis = "measured" if advice.is_measured else "predicted"
-    ratio = advice.max_slowdown_ratio
-    return (
-        f"at {100 * ratio:.3g} % slower this job would use {saving:.1f} % less energy"
-        f" ({max(low, 0.0):.1f}-{high:.1f} %, {basis}): --max-slowdown {ratio:g}"
-    )
+    if advice.is_range:
+        saving = f"{low:.0f} to {high:.0f} % less energy ({basis}, not known better)"
+    else:
+        saving = f"{100 * advice.saving_ratio:.1f} % less energy ({low:.1f}-{high:.1f} %, {basis})"
+    return f"at {100 * ratio:.3g} % slower this job would use {saving}: --max-slowdown {ratio:g}"
 
 
 def _span_text(low: float, high: float, above: str, below: str) -> str:

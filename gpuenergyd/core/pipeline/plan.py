@@ -57,15 +57,24 @@ class PlanPrediction:
     baseline_energy_j: float | None = None
 
 
+_KNOWN_WITHIN_RATIO = 0.02
+"""Half of an interval of savings that still has a figure in its middle."""
+
+
 @dataclass(frozen=True, slots=True)
 class SavingAdvice:
-    """The saving of a job if it were permitted more slowdown, with its range; measured, or predicted."""
+    """The saving of a job if it were permitted more slowdown, with its 90 % interval; measured, or predicted."""
 
     max_slowdown_ratio: float
     saving_ratio: float
     low_ratio: float
     high_ratio: float
     is_measured: bool
+
+    @property
+    def is_range(self) -> bool:
+        """Whether no better figure is known than the interval."""
+        return self.high_ratio - self.low_ratio > 2 * _KNOWN_WITHIN_RATIO + 1e-9
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,6 +204,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "outcome": outcome.kind,
         "outcome_reason": outcome.reason,
         "advice": [asdict(own) for own in job.advice],
+        "advice_text": outcome.advice or None,
         "schedule": job.description.schedule_name,
         "num_ranks": job.description.num_ranks,
         "num_stage_ranks": job.description.num_stage_ranks,

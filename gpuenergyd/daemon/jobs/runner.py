@@ -33,7 +33,7 @@ from gpuenergyd.daemon.jobs.power_limits import JobPowerLimits, PowerLimitsSnaps
 from gpuenergyd.daemon.jobs.previous_runs import JobRuns, NoPreviousRuns
 from gpuenergyd.daemon.ports import JobServices, ReplicasPort
 from gpuenergyd.gpu.link.messages import GpuHealth, LeaseOwner
-from gpuenergyd.store.records import JobEndRecord
+from gpuenergyd.store.records import SLOWDOWN_ADVICE, JobEndRecord
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ class JobRunner:
     def outcome_line(self) -> str:
         """Return what the job has saved, or why it has saved nothing, in one line."""
         if self._is_predicting:
-            return self.outcome().reason
+            return self.outcome().text
         return outcome_line(self.job, is_member=self.is_member)
 
     def start(self) -> None:
@@ -237,6 +237,9 @@ class JobRunner:
         self.delivery.end()
         self.recorder.record_estimate()
         outcome = self.outcome()
+        log.info("job %s ended: %s", self.job_id, self.outcome_line())
+        if outcome.advice:
+            self.audit.record(SLOWDOWN_ADVICE, DAEMON, outcome.advice)
         ended_at = utc_at(time.monotonic_ns())
         self.services.history.write(JobEndRecord(self.job_id, ended_at, command.reason, outcome.kind, outcome.reason))
         if self.services.watcher is not None:

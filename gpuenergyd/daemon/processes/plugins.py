@@ -67,7 +67,7 @@ def policy_options(name: str) -> tuple[str, dict[str, str]]:
     """Return the name of a policy without its options, and the options: `cost:eta=0.7,other=1`.
 
     Raises:
-        UnknownPolicyError: an option has no value.
+        UnknownPolicyError: an option has no value, or is given twice.
     """
     plain, _, listed = name.partition(":")
     options = {}
@@ -75,6 +75,8 @@ def policy_options(name: str) -> tuple[str, dict[str, str]]:
         key, equals, value = item.partition("=")
         if not equals or not key.isidentifier():
             raise UnknownPolicyError(f"policy {name!r}: option {item!r} must be NAME=VALUE, e.g. cost:eta=0.7")
+        if key in options:
+            raise UnknownPolicyError(f"policy {name!r}: option {key} is given twice")
         options[key] = value
     return plain, options
 

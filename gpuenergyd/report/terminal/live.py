@@ -242,6 +242,7 @@ def detail_lines(job: Status) -> list[Text]:
         *_target(job),
         *_predicted_saving(job),
         *_outcome(job),
+        *_slowdown_advice(job),
     ]
 
 
@@ -272,6 +273,11 @@ def _expectation(job: Mapping[str, Any]) -> list[Text]:
 def _outcome(job: Mapping[str, Any]) -> list[Text]:
     """Return why a job has saved nothing so far."""
     return [Text(f"no saving so far: {job['outcome_reason']}")] if job.get("outcome", "saved") != "saved" else []
+
+
+def _slowdown_advice(job: Mapping[str, Any]) -> list[Text]:
+    """Return what more permitted slowdown would save."""
+    return [Text(f"with more slowdown: {job['advice_text']}")] if job.get("advice_text") else []
 
 
 def ended_job_lines(status: Status) -> list[Text]:

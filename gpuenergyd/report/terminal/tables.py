@@ -51,6 +51,8 @@ def jobs_table(reports: Sequence[JobReport]) -> RenderableType:
         which = "All" if simulated == len(reports) else f"{simulated} of {len(reports)}"
         notes.append(f"{which} of these jobs ran on simulated GPUs." if simulated > 1 else SIMULATED_NOTE)
     notes += [f"{each.summary.job_name}: {reason}" for each in reports if (reason := no_saving_reason(each.summary))]
+    notes += [f"{each.summary.job_name}, with more slowdown: {each.slowdown_advice}" for each in reports
+              if each.slowdown_advice]  # fmt: skip
     if len(reports) > 1 and (total := saved_total(reports).text()):
         notes.insert(0, total)
     num_partial = sum(report.is_partial for report in reports)
@@ -148,6 +150,8 @@ def _result_lines(report: JobReport) -> list[str]:
         lines.append(f"plan in force: {below}")
     if report.order_advice is not None:
         lines.append(f"order of instructions: {report.order_advice}")
+    if report.slowdown_advice is not None:
+        lines.append(f"with more slowdown: {report.slowdown_advice}")
     if report.profiling_cost_j is not None:
         lines.append(
             f"profiling: {job.num_profile_iterations} iterations used {difference_text(report.profiling_cost_j)} than"

@@ -13,6 +13,7 @@ from gpuenergyd_policies.bubble_aware.model import fit_model, fit_quality, was_p
 from gpuenergyd_policies.bubble_aware.noise import last_noisy_plan, plan_while_noisy, since_noise, trusted_plan
 from gpuenergyd_policies.bubble_aware.planning import Figure, tuned_plan
 from gpuenergyd_policies.bubble_aware.reordering import next_tuned_plan
+from gpuenergyd_policies.bubble_aware.slowdown_advice import with_slowdown_advice
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_speed
 from gpuenergyd_policies.planning.kernel_cache import prepare_kernels
@@ -48,7 +49,10 @@ class BubbleAware:
         return self._frontier[1]
 
     def next_plan(self, view: JobView) -> ClockPlan:
-        """Return the next profiling plan, the tuned plan, or its correction."""
+        """Return the next profiling plan, the tuned plan, or its correction, for loops with advice on the slowdown."""
+        return with_slowdown_advice(view, self._next_plan(view))
+
+    def _next_plan(self, view: JobView) -> ClockPlan:
         levels_mhz = tuple(clock_levels(gpu.supported_sm_clocks_mhz) for gpu in view.gpus)
         if min(len(own) for own in levels_mhz) < 2:
             last = view.issued_plans[-1] if view.issued_plans else None

@@ -372,6 +372,15 @@ def test_status_shows_the_predicted_saving_of_another_order(
     assert f"order of instructions{in_use}: split backward in place: 24 % instead of 14 %" in text
 
 
+@pytest.mark.parametrize("outcome", ["saved", "nothing_to_save"])
+def test_status_shows_advice_on_the_slowdown_whatever_the_outcome(outcome: str) -> None:
+    status = copy.deepcopy(STATUS)
+    advice = "at 2 % slower this job would use 6.1 % less energy (5.0-7.2 %, measured): --max-slowdown 0.02"
+    status["jobs"][0] |= {"outcome": outcome, "outcome_reason": "why", "advice_text": advice}
+
+    assert f"with more slowdown: {advice}" in " ".join(drawn(status).split())
+
+
 def test_status_shows_the_straggler_of_a_job_and_since_when() -> None:
     status = copy.deepcopy(STATUS)
     reason = NOTICES["straggler"]

@@ -1,14 +1,16 @@
 """Messages to the user when a job is joined and when it ends, and the outcome that the history keeps."""
 
 import asyncio
+import logging
 import os
 from dataclasses import replace
 
 import pytest
 
+from gpuenergyd.core.pipeline.plan import SavingAdvice, baseline_plan
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.registration import option_source
-from gpuenergyd.store.records import JobEndRecord
+from gpuenergyd.store.records import SLOWDOWN_ADVICE, ControlEventRecord, JobEndRecord
 from gpuenergyd.wire.messages import RankRegistration, RankRelease
 from tests.support.job_stage import ME, Stage, play, registration, settle
 
@@ -76,6 +78,34 @@ def test_the_outcome_is_sent_to_the_trainer_and_recorded() -> None:
         (ended,) = [r for r in stage.history.records if isinstance(r, JobEndRecord)]
         assert (ended.outcome, ended.outcome_reason) == ("at_full_speed", reason)
         assert [(job.job_id, job.line) for job in stage.jobs.ended] == [(ended.job_id, reason)]
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_advice_on_the_slowdown_is_in_the_status_the_log_the_last_message_and_the_history(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    advice = SavingAdvice(0.02, 0.061, 0.05, 0.072, is_measured=True)
+    stage = Stage(*[replace(baseline_plan(reason="nothing to save"), advice=(advice,))] * 9)
+    text = "at 2 % slower this job would use 6.1 % less energy (5.0-7.2 %, measured): --max-slowdown 0.02"
+
+    async def scenario() -> None:
+        stage.join()
+        await stage.iterate(times=4)
+        (runner,) = stage.jobs
+        assert runner.outcome().advice == text
+        with caplog.at_level(logging.INFO, logger="gpuenergyd"):
+            released = stage.jobs.release(RankRelease(stage.tokens[0]), ME)
+            await settle()
+
+        assert released is not None
+        assert released.message.endswith(f"; {text}")
+        assert any(f"ended: {released.message}" in record.getMessage() for record in caplog.records)
+        (ended,) = [r for r in stage.history.records if isinstance(r, JobEndRecord)]
+        assert text not in ended.outcome_reason
+        recorded = [r for r in stage.history.records if isinstance(r, ControlEventRecord)]
+        assert [r.reason for r in recorded if r.action == SLOWDOWN_ADVICE] == [text]
         await stage.jobs.close("test over")
 
     play(scenario)

@@ -1,0 +1,49 @@
+"""Advice to loops whose phases are planned: alone, and as ranks of a data-parallel training."""
+
+import pytest
+
+from gpuenergyd.core.job.outcome import find_outcome, outcome_line
+from tests.support.virtual_loop import DataParallelLoops, VirtualLoop, loop_schedule
+from tests.support.virtual_training import VirtualTraining
+
+
+def _saving_of(run: VirtualTraining) -> float:
+    estimate = run.job.estimate()
+    assert estimate is not None
+    assert estimate.saving is not None
+    assert estimate.saving.saving_ratio is not None
+    return estimate.saving.saving_ratio.estimate
+
+
+def _loop(seed: int, max_slowdown_ratio: float, num_dp_ranks: int = 1) -> VirtualLoop:
+    return VirtualLoop(
+        schedule=loop_schedule(2),
+        max_slowdown_ratio=max_slowdown_ratio,
+        noise_ratio=0.003,
+        energy_noise_ratio=0.005,
+        num_dp_ranks=num_dp_ranks,
+        seed=seed,
+    )
+
+
+def test_a_loop_with_waits_is_advised_by_its_own_phases() -> None:
+    advised, permitted = _loop(1, 0.0), _loop(101, 0.02)
+    advised.run(70)
+    permitted.run(110)
+
+    (advice,) = [own for own in advised.job.advice if own.max_slowdown_ratio == 0.02]
+    assert advice.is_measured
+    assert advice.low_ratio < advice.saving_ratio < advice.high_ratio
+    assert abs(advice.saving_ratio - _saving_of(permitted)) <= 0.02
+    assert "at 2 % slower this job would use " in find_outcome(advised.job).advice
+    assert outcome_line(advised.job).endswith(find_outcome(advised.job).advice)
+
+
+@pytest.mark.parametrize("max_slowdown_ratio", [0.0, 0.02])
+def test_ranks_of_a_data_parallel_loop_are_advised_each(max_slowdown_ratio: float) -> None:
+    ranks = tuple(_loop(seed, max_slowdown_ratio, num_dp_ranks=2) for seed in range(2))
+    DataParallelLoops(ranks).run(70)
+
+    for rank in ranks:
+        assert [own.max_slowdown_ratio for own in rank.job.advice][-1] == 0.05
+        assert "at 5 % slower this job would use " in outcome_line(rank.job)
