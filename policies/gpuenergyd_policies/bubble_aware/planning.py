@@ -48,6 +48,8 @@ class Figure(StrEnum):
     """For how long a call that sets a clock stops the GPU's work, as learned from this job."""
     CLOCK_DELAY = "clock_delay_s"
     """How much later than reported clocks take effect, as learned from this job."""
+    DECIDED_AFTER = "decided_after_iteration"
+    """The newest iteration observed when a plan with an order of its own was made."""
 
 
 def tuned_plan(
