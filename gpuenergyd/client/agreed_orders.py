@@ -94,14 +94,16 @@ class OrderedPlans(PlanQueue):
         self._ordered = replace(self._ordered, plan_epoch=0)
 
     def _is_agreed(self, iteration_index: int) -> bool:
-        if self._register is None:
+        if self._decide(iteration_index):
+            return True
+        if not self._next_training_id:
             return False
-        is_agreed = self._register.decide(iteration_index)
-        if not is_agreed and self._next_training_id:
-            self._open_next()
-            self._state()
-            return self._register is not None and self._register.decide(iteration_index)
-        return is_agreed
+        self._open_next()
+        self._state()
+        return self._decide(iteration_index)
+
+    def _decide(self, iteration_index: int) -> bool:
+        return self._register is not None and self._register.decide(iteration_index)
 
     def _open_next(self) -> None:
         """Leave the present register for the next one; without one, no order is run."""

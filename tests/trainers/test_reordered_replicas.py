@@ -52,7 +52,7 @@ def train(rank: int, socket_path: str | None) -> Any:
         schedule.step(*((inputs,) if stage.is_first else ()), **keywords)
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad, group=siblings[pp_rank])
-        gradients = [bytes(parameter.grad.numpy()) for parameter in model.parameters()]
+        gradients = [bytes(own.grad.numpy()) for own in model.parameters() if own.grad is not None]
         optimizer.step()
         optimizer.zero_grad()
         kinds = "".join(sorted({kind for kind, *_ in trace}))

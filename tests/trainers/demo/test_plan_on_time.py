@@ -167,7 +167,8 @@ def outcome(training: StreamTraining) -> tuple[float, float]:
     assert training.job.current_plan.purpose is PlanPurpose.TUNED
     baseline = training.history[2:10]
     tuned = [row for row in training.history if row[2] == training.job.current_plan.plan_id][1:]
-    time_ratio, energy_ratio = (median(row[k] for row in tuned) / median(row[k] for row in baseline) for k in (0, 1))
+    time_ratio = median(row[0] for row in tuned) / median(row[0] for row in baseline)
+    energy_ratio = median(row[1] for row in tuned) / median(row[1] for row in baseline)
     return 1 - energy_ratio, time_ratio - 1
 
 
@@ -196,7 +197,7 @@ def test_the_demos_plan_is_on_time(streams: dict[str, list[Stream]]) -> None:
 
 
 def test_waits_recorded_as_work_would_be_noticed(streams: dict[str, list[Stream]]) -> None:
-    moved = [within_instructions(own) for own in streams["own"]]
+    moved: list[Stream] = [within_instructions(own) for own in streams["own"]]
     assert all(waits_within_instructions(own) for own in moved)
 
     assert trained({"own": moved}).job.phase is JobPhase.FALLBACK
