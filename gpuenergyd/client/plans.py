@@ -34,6 +34,8 @@ class PreparedPlan:
     """Maximum clock of the GPU, for members of a pipeline across hosts."""
     order: tuple[OrderRow, ...] = ()
     """The rank's instructions under this plan; empty for the registered order."""
+    training_id: str = ""
+    """With an order: the name under which all ranks of the training agree on running theirs."""
     is_full_speed: bool = False
     """Whether to request the maximum clock because no plan is agreed for this iteration."""
     changes: tuple[PlannedChange, ...] = ()
@@ -70,6 +72,7 @@ def prepare(plan: PlanSlice, token: bytes) -> PreparedPlan:
         plan_id=plan.plan_id,
         full_speed_sm_clock_mhz=plan.full_speed_sm_clock_mhz,
         order=plan.order,
+        training_id=plan.training_id,
         changes=tuple(PlannedChange((kind, m, chunk), delay_ns, mhz) for kind, m, chunk, delay_ns, mhz in plan.changes),
     )
 
@@ -98,16 +101,30 @@ class PlanQueue:
         while self._inbox:
             plan = self._inbox.popleft()
             if plan is None:
+                self._follow_due(iteration_index)
                 self._future.clear()
-                self._current = NO_PLAN
+                self._forget()
             else:
                 self._future.append(plan)
-        if self._future:
-            due = [plan for plan in self._future if plan.apply_at_iteration <= iteration_index]
-            if due:
-                self._future = [plan for plan in self._future if plan.apply_at_iteration > iteration_index]
-                self._current = max([self._current, *due], key=lambda plan: plan.plan_epoch)
+        self._follow_due(iteration_index)
         return self._current
+
+    def close(self) -> None:
+        """Follow no plan any more; nothing to give up here."""
+
+    def _follow_due(self, iteration_index: int) -> None:
+        due = [plan for plan in self._future if plan.apply_at_iteration <= iteration_index]
+        if due:
+            self._future = [plan for plan in self._future if plan.apply_at_iteration > iteration_index]
+            self._follow(due)
+
+    def _follow(self, due: list[PreparedPlan]) -> None:
+        """Follow the newest of the plans that have become due, unless it is older than the present one."""
+        self._current = max([self._current, *due], key=lambda plan: plan.plan_epoch)
+
+    def _forget(self) -> None:
+        """Forget the plans of a daemon that is gone."""
+        self._current = NO_PLAN
 
 
 class AgreedPlans(PlanQueue):

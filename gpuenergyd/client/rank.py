@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic_ns
 
+from gpuenergyd.client.agreed_orders import OrderedPlans
 from gpuenergyd.client.clock_sender import ClockSender
 from gpuenergyd.client.environment import (
     find_allow_reorder,
@@ -16,6 +17,7 @@ from gpuenergyd.client.environment import (
     find_job_options,
     missing_gpu_reason,
 )
+from gpuenergyd.client.order_register import OrderRegister
 from gpuenergyd.client.plans import NO_PLAN, AgreedPlans, PlannedClocks, PlanQueue, PreparedPlan
 from gpuenergyd.client.reporter import FinishedIteration, Reporter
 from gpuenergyd.client.tags import MAX_TAGS, find_tags
@@ -71,6 +73,9 @@ class RankDescription:
     """Whether plans may bring another order of instructions; None for GPUENERGYD_JOB_ALLOW_REORDER, else False."""
     reorder_refusal: str = "the order of this schedule cannot be changed from outside"
     """Why the rank takes no other order, whatever is allowed; empty if it does."""
+    global_rank: int = 0
+    """Number of this rank among all of the training, which agree on running other orders of instructions."""
+    num_global_ranks: int = 1
     is_first: bool = True
     """Whether this is the first rank of the training, which tells the user that the job was joined and has ended."""
     is_replayed: bool = False
@@ -132,7 +137,7 @@ class RankClient:
         self._recorder = self._timer if isinstance(self._timer, DeviceRecorder) else None
         self._captured_always = self._captured = ONE_CLOCK if rank.is_replayed else ""
         self._begin, self._end = self._timer.begin, self._timer.end  # bound once: these run at every instruction
-        self._plans = PlanQueue() if agreed_plans is None else agreed_plans
+        self._plans = self._open_plans(rank) if agreed_plans is None else agreed_plans
         self._plan: PreparedPlan = NO_PLAN
         self._clocks: Mapping[OrderRow, PlannedClocks] = NO_PLAN.clocks
         self._reporter: Reporter | None = None
@@ -159,6 +164,11 @@ class RankClient:
         _live_clients.add(self)
         if order:
             self.register(order)
+
+    def _open_plans(self, rank: RankDescription) -> PlanQueue:
+        if not self.may_reorder:
+            return PlanQueue()
+        return OrderedPlans(partial(OrderRegister, rank=rank.global_rank, num_ranks=rank.num_global_ranks))
 
     @property
     def pp_rank(self) -> int:
@@ -193,12 +203,18 @@ class RankClient:
     def refuse_orders(self, reason: str) -> None:
         """Run the registered order from now on, and say why with the next report."""
         self.reorder_refusal = self.reorder_refusal or reason
+        if self._reporter is not None:
+            self._reporter.reorder_refusal = self.reorder_refusal
+        if isinstance(self._plans, OrderedPlans):
+            self._plans.bar_orders()
 
     @property
     def planned_order(self) -> tuple[OrderRow, ...]:
-        """The instructions of the current iteration by its plan; empty for the registered order, or after a refusal."""
-        is_followed = self._plan_epoch == self._plan.plan_epoch and not self.reorder_refusal
-        return self._plan.order if is_followed else ()
+        """The instructions of the current iteration by its plan; empty for the registered order.
+
+        All ranks run them, those too whose clocks cannot be set at present.
+        """
+        return self._plan.order
 
     @property
     def iteration_index(self) -> int:
@@ -373,6 +389,7 @@ class RankClient:
             finally:
                 if self._reporter is not None:
                     self._reporter.stop(limit_s=_seconds_until(give_up_mono_ns))
+                self._plans.close()
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
 

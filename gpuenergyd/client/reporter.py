@@ -109,6 +109,8 @@ class Reporter:
         self._pid = os.getpid()
         self.energy_per_gpu_j: float | None = None
         self.power_per_gpu_w: float | None = None
+        self.reorder_refusal = ""
+        """Why the rank takes no other order any more; told when it leaves, since a failed program reports no more."""
         self.clock_socket: socket.socket | None = None
         """Non-blocking SEQPACKET socket to the daemon, used by the training thread; None while not connected."""
         self._thread = threading.Thread(target=self._run, name="gpuenergyd-reporter", daemon=True)
@@ -282,7 +284,7 @@ class Reporter:
 
     def _leave(self) -> None:
         if self._registered is not None and self._connection is not None and self._is_reachable:
-            body = encode(RankRelease(self._registered.rank_token))
+            body = encode(RankRelease(self._registered.rank_token, self.reorder_refusal))
             with contextlib.suppress(OSError, ProtocolError):
                 status, reply = self._connection.request("POST", "/v1/release", body, limit_s=_RELEASE_LIMIT_S)
                 if status == 200 and (message := decode_released(reply).message):

@@ -17,6 +17,7 @@ from gpuenergyd.core.job.messages import (
     RecordPhase,
     RestoreGpus,
     SendPlan,
+    StoreOrderRefusal,
     StoreRun,
 )
 from gpuenergyd.core.measurement.observation import IterationObservation
@@ -299,6 +300,10 @@ class RunStorePort(Protocol):
 
     async def store(self, command: StoreRun) -> None:
         """Store the profile of this run, or delete the stored one."""
+        ...
+
+    async def store_refusal(self, command: StoreOrderRefusal) -> None:
+        """Remember that no later run may run another order of instructions."""
         ...
 
 

@@ -129,6 +129,8 @@ class PlanSlice:
     """Clock that a member of a pipeline across hosts requests after the end of the plan's window; else 0."""
     order: tuple[OrderRow, ...] = ()
     """The rank's instructions under this plan; empty for the registered order."""
+    training_id: str = ""
+    """With an order: a name that all ranks of the training share, and nobody else knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,8 @@ class RankRelease:
     """Orderly leave of a training process."""
 
     rank_token: str
+    reorder_refusal: str = ""
+    """Why the rank took no other order any more, as in `IterationReport`: a program that fails reports no more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,10 @@ class FakeDaemon:
         self.figures: dict[str, float] = {}
         """What replies to reports tell of the newest measured iteration."""
         self.plans_by_pp_rank: dict[int, list[dict[str, Any]]] = {}
+        self.plans_after: dict[tuple[int, int], tuple[int, list[dict[str, Any]]]] = {}
+        """By replica and pipeline rank: plans, and the iteration with whose report they are given out."""
+        self.places: dict[str, tuple[int, int]] = {}
+        """Replica and pipeline rank by token."""
         self.tokens: dict[str, int] = {}
         self._lock = threading.Lock()
         self._reported: set[tuple[int, int]] = set()
@@ -113,6 +117,7 @@ class FakeDaemon:
                 case "POST", "/v1/ranks":
                     token = f"{len(self.tokens) + 0xA0:032x}"
                     self.tokens[token] = body["pp_rank"]
+                    self.places[token] = body["dp_rank"], body["pp_rank"]
                     self.registrations.put(body)
                     return 200, {
                         "job_id": "job-1",
@@ -126,6 +131,9 @@ class FakeDaemon:
                         return 404, {"error": "unknown rank token"}
                     plans = self.plans + self.plans_by_pp_rank.pop(self.tokens[body["rank_token"]], [])
                     self.plans = []
+                    from_iteration, later = self.plans_after.get(self.places[body["rank_token"]], (0, []))
+                    if body["iteration_index"] == from_iteration:
+                        plans = plans + later
                     self.reports.put(body)
                     with self._has_reported:
                         self._reported.add((self.tokens[body["rank_token"]], body["iteration_index"]))

@@ -103,7 +103,7 @@ def test_release_reports_the_last_iteration_and_leaves_the_job(daemon: FakeDaemo
     while (report := get(daemon.reports))["next_begin_mono_ns"] != 0:
         pass
     assert report["iteration_index"] == client.iteration_index
-    assert get(daemon.releases) == {"rank_token": FIRST_TOKEN}
+    assert get(daemon.releases) == {"rank_token": FIRST_TOKEN, "reorder_refusal": ""}
 
 
 def test_plan_is_followed_from_its_iteration_on_and_not_before(daemon: FakeDaemon) -> None:

@@ -138,6 +138,7 @@ def test_all_ranks_take_a_plans_order_at_its_iteration_and_leave_it_again(tmp_pa
     with FakeDaemon(tmp_path) as daemon:
         for rank in range(NUM_RANKS):
             there = {**plan_slice(1, 4, []), "order": rows_of(DELAYED, rank) if allow else []}
+            there["training_id"] = tmp_path.parent.name + tmp_path.name
             daemon.plans_by_pp_rank[rank] = [there, plan_slice(2, 9, [])]
         ranks = run_ranks(NUM_RANKS, tmp_path, follow, daemon.socket_path, allow)
         registrations = drain(daemon.registrations)
@@ -217,7 +218,7 @@ FOUR = given_place(pp_rank=0, num_pp_ranks=4)
         (make_schedule(), [make_stage()], given_place(pp_rank=0, num_pp_ranks=1), "one stage"),
         (make_schedule(), [make_stage()], given_place(pp_rank=0, num_pp_ranks=9), "fewer microbatches"),
         (make_schedule(), [make_stage()], Place(pipeline=Coordinate(0, 4), is_across_hosts=True), "several hosts"),
-        (make_schedule(), [make_stage()], Place(pipeline=Coordinate(0, 4), data=Coordinate(0, 2)), "several replicas"),
+        (make_schedule(), [make_stage()], Place(pipeline=Coordinate(0, 4), data=Coordinate(0, 2)), ""),
         (make_schedule(), [make_stage()], given_place(pp_rank=0, num_pp_ranks=4, num_tp_ranks=2), "several ranks"),
         (make_schedule(), [make_stage(tied())], FOUR, "shared within a stage"),
         (make_schedule(), [make_stage(hooked())], FOUR, "gradient hooks"),
@@ -229,6 +230,12 @@ def test_a_schedule_whose_sums_or_messages_might_change_is_refused(
     refusal = reorder_refusal(schedule, stages, place)
     assert why in refusal
     assert bool(refusal) == bool(why)
+
+
+def test_ranks_on_other_hosts_cannot_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert reorder_refusal(make_schedule(), [make_stage()], FOUR) == "the training has ranks on other hosts"
 
 
 def test_real_schedules_are_known(tmp_path: Path) -> None:

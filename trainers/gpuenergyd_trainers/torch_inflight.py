@@ -83,12 +83,12 @@ class Schedule1F1BExtraInflight(PipelineScheduleSingle):
 
 
 def _receive(ops: Sequence[dist.P2POp], group: Any) -> None:
-    works = [dist.irecv(op.tensor, group=group, group_src=op.group_peer) for op in ops]
+    works = [op.op(op.tensor, group=group, group_src=op.group_peer) for op in ops]
     for work in works:
         if work is not None:
             work.wait()
 
 
 def _send(ops: Sequence[dist.P2POp], group: Any) -> list[tuple[Any, dist.Work]]:
-    works = [(op.tensor, dist.isend(op.tensor, group=group, group_dst=op.group_peer)) for op in ops]
+    works = [(op.tensor, op.op(op.tensor, group=group, group_dst=op.group_peer)) for op in ops]
     return [(tensor, work) for tensor, work in works if work is not None]

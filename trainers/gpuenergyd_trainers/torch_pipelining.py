@@ -21,7 +21,7 @@ from gpuenergyd_trainers.joining.handle import Call, Handle, WrappedAttribute
 from gpuenergyd_trainers.joining.membership import JoinKeywords, JoinOptions, PipelineRank, join
 from gpuenergyd_trainers.joining.memory import CudaMemory, MemoryMeter, MicrobatchMemory
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, order_rows
-from gpuenergyd_trainers.joining.place import Place, given_place
+from gpuenergyd_trainers.joining.place import Coordinate, Place, given_place
 from gpuenergyd_trainers.joining.place_sources import pipeline_group_place
 
 _GENERATED_ORDERS = {"ScheduleGPipe": "gpipe", "Schedule1F1B": "1f1b"}
@@ -201,6 +201,7 @@ def attach(
             place=place,
             device=own[0].device,
             reorder_refusal=_reorder_refusal(schedule, own, place),
+            everyone=_global_rank(),
         )
 
     def make_handle(rank: OrderedRank) -> PipelineHandle:
@@ -229,6 +230,13 @@ def _reorder_refusal(schedule: Any, stages: Sequence[Any], place: Place) -> str:
     from gpuenergyd_trainers.torch_reorder import reorder_refusal  # noqa: PLC0415  imports torch
 
     return reorder_refusal(schedule, stages, place)
+
+
+def _global_rank() -> Coordinate:
+    """Return the position of this process among all of the training."""
+    import torch.distributed as dist  # noqa: PLC0415  as above
+
+    return Coordinate(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else Coordinate()
 
 
 def _memory_of(rank: OrderedRank, stage: Any, meter: MemoryMeter | None) -> MicrobatchMemory | None:

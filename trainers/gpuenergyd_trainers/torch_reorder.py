@@ -2,9 +2,9 @@
 
 Each iteration runs either torch's own method or, if the plan of the iteration brings an order, `ReorderedSteps`. That
 one posts the same receives and sends, in the same batches and sequence, as torch's Schedule1F1B does, and runs weight
-gradients between posting and waiting. So each rank changes by itself at an iteration boundary, and ranks that change an
-iteration late still fit together. The orders offered keep the sequence in which each parameter's gradients are
-accumulated (`gpuenergyd.core.pipeline.reorder`).
+gradients between posting and waiting. All ranks of a training, replicas included, run their orders in an iteration, or
+none does (`gpuenergyd.client.agreed_orders`); ranks in different orders would still fit together. The orders offered
+keep the sequence in which each parameter's gradients are accumulated (`gpuenergyd.core.pipeline.reorder`).
 """
 
 import inspect
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from gpuenergyd.wire.messages import OrderRow
+from gpuenergyd_trainers.across_hosts.replica_paces import has_other_hosts
 from gpuenergyd_trainers.joining.handle import Call
 from gpuenergyd_trainers.joining.place import Place
 
@@ -75,8 +76,8 @@ def _refusal_of_place(place: Place) -> str:
         return "the pipeline is on several hosts"
     if place.stage.size > 1:
         return "the stages have several ranks"
-    if place.data.size > 1 or _has_replicas(place):
-        return "the training has several replicas of the pipeline"
+    if has_other_hosts():
+        return "the training has ranks on other hosts"
     return ""
 
 
@@ -107,12 +108,6 @@ def _unequal_sums(module: Any) -> str:
     ):
         return "parameters have gradient hooks, which split backwards do not call"
     return ""
-
-
-def _has_replicas(place: Place) -> bool:
-    if not dist.is_initialized():
-        return False
-    return dist.get_world_size() != place.pipeline.size * place.stage.size
 
 
 class ReorderedSteps:

@@ -41,6 +41,7 @@ from gpuenergyd.core.job.messages import (
     JobPhase,
     MergedIterationObserved,
     ObserveIteration,
+    OrdersRefused,
     PlanDecided,
     PolicyFailed,
     PreviousRunFound,
@@ -53,6 +54,7 @@ from gpuenergyd.core.job.messages import (
     RecordIteration,
     RecordNotice,
     RecordPhase,
+    StoreOrderRefusal,
     StoreRun,
     StragglerChanged,
     TargetChanged,
@@ -203,6 +205,8 @@ class Job:
                 return ()
             case StragglerChanged():
                 return self._straggler_changed(event)
+            case OrdersRefused():
+                return self._orders_refused(event.reason, is_remembered=event.is_remembered)
             case RankReleased():
                 return self._end(f"rank {event.pp_rank} was released")
             case RankLost():
@@ -241,13 +245,21 @@ class Job:
         index = self.description.rank_index(report.pp_rank, report.stage_rank)
         is_plain = not plans.orders_of(plans.id_of(report.plan_epoch))
         self.knowledge.reordering.record(index, report, is_plain=is_plain)
+        refused = self._orders_refused(report.reorder_refusal) if report.reorder_refusal else ()
         whole = self.reports.add(
             report, self.ranks.orders, plans.id_of, counts_from=counts_from, plan_orders=plans.orders_of
         )
         if whole is None:
-            return ()
+            return refused
         is_regular = whole.is_regular and not self.knowledge.plans.is_settling(whole.iteration_index)
-        return (ObserveIteration(whole.ranks, whole.plan_id, is_regular), *self._disturbance(whole))
+        return (*refused, ObserveIteration(whole.ranks, whole.plan_id, is_regular), *self._disturbance(whole))
+
+    def _orders_refused(self, reason: str, *, is_remembered: bool = False) -> tuple[Command, ...]:
+        """Try no other order any more, nor in later runs of the job."""
+        if not self.knowledge.reordering.bar(reason) or is_remembered:
+            return ()
+        self.notices.add(reason, self.num_iterations)
+        return (RecordNotice(reason), StoreOrderRefusal(reason))
 
     def _disturbance(self, whole: WholeIteration) -> tuple[Command, ...]:
         """Record why an iteration does not count; fall back if the ranks run another order than the planned one."""

@@ -152,6 +152,15 @@ class RankReleased:
 
 
 @dataclass(frozen=True, slots=True)
+class OrdersRefused:
+    """The job must not run another order of instructions any more: a GPU ran out of memory in one."""
+
+    reason: str
+    is_remembered: bool = False
+    """Whether that was in an earlier run."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankLost:
     """A rank's process died or its lease expired."""
 
@@ -173,6 +182,7 @@ Event = (
     | ProfilingPermissionChanged
     | TargetChanged
     | StragglerChanged
+    | OrdersRefused
     | RankReleased
     | RankLost
 )
@@ -262,6 +272,13 @@ class StoreRun:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreOrderRefusal:
+    """Remember for all later runs why the job must not run another order of instructions."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class EndJob:
     """Finish the job: it handles no more events."""
 
@@ -278,5 +295,6 @@ Command = (
     | RecordPhase
     | RecordNotice
     | StoreRun
+    | StoreOrderRefusal
     | EndJob
 )

@@ -26,6 +26,8 @@ class PreviousRun:
     profile: tuple[IterationObservation, ...]
     figures: tuple[tuple[str, float], ...] = ()
     """Figures of its last tuned plan."""
+    order_refusal: str = ""
+    """Why the job must not run another order of instructions; kept apart from the iterations, which may be deleted."""
     is_of_this_run: bool = False
     """Whether these are iterations of the current run before the job changed: used at any pace, and never stored."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from gpuenergyd.core.job.messages import RecordIteration, StoreRun
+from gpuenergyd.core.job.messages import RecordIteration, StoreOrderRefusal, StoreRun
 from gpuenergyd.daemon.gpus.inventory import utc_at
 from gpuenergyd.daemon.jobs.audit_log import AuditLog
 from gpuenergyd.daemon.jobs.estimates import ESTIMATE_EVERY_NS, estimate_record
@@ -77,3 +77,7 @@ class LeaderRuns:
     async def store(self, command: StoreRun) -> None:
         """Store the profile of this run, or delete the stored one."""
         await self._runs.store(command)
+
+    async def store_refusal(self, command: StoreOrderRefusal) -> None:
+        """Remember that no later run may run another order of instructions."""
+        await self._runs.store_refusal(command)

@@ -22,6 +22,7 @@ class DeliverySnapshot:
     last_epoch: int
     waiting: dict[int, list[PlanSlice]]
     delivered: dict[int, PlanSlice]
+    training_id: str = ""
 
 
 @dataclass(slots=True)
@@ -35,6 +36,8 @@ class PlanDelivery:
     """Whether ranks follow a plan within plan windows, and return to the top clock between them."""
     last_epoch: int = 0
     """The epoch of the plan that was sent last."""
+    training_id: str = ""
+    """The name under which the ranks of all replicas agree on running other orders."""
     _waiting: dict[int, list[PlanSlice]] = field(default_factory=dict)
     _delivered: dict[int, PlanSlice] = field(default_factory=dict)
 
@@ -46,7 +49,15 @@ class PlanDelivery:
             rows = tuple(change_row(change) for change in plan.changes_of(pp_rank))
             top_mhz = gpu.supported_sm_clocks_mhz[0] if self.is_windowed else 0
             order = tuple(order_row(i) for i in plan.orders[pp_rank]) if plan.orders else ()
-            plan_slice = PlanSlice(plan.plan_id, command.plan_epoch, command.apply_at_iteration, rows, top_mhz, order)
+            plan_slice = PlanSlice(
+                plan.plan_id,
+                command.plan_epoch,
+                command.apply_at_iteration,
+                rows,
+                top_mhz,
+                order,
+                self.training_id if order else "",
+            )
             for stage_rank in range(self.ranks.description.num_stage_ranks):
                 index = self.ranks.description.rank_index(pp_rank, stage_rank)
                 self._waiting.setdefault(index, []).append(plan_slice)
@@ -90,11 +101,11 @@ class PlanDelivery:
 
     def snapshot(self) -> DeliverySnapshot:
         """Return the state for the next daemon."""
-        return DeliverySnapshot(self.last_epoch, dict(self._waiting), dict(self._delivered))
+        return DeliverySnapshot(self.last_epoch, dict(self._waiting), dict(self._delivered), self.training_id)
 
     def restore(self, snapshot: DeliverySnapshot) -> None:
         """Replace the state by that of an earlier daemon."""
-        self.last_epoch = snapshot.last_epoch
+        self.last_epoch, self.training_id = snapshot.last_epoch, snapshot.training_id
         self._waiting, self._delivered = dict(snapshot.waiting), dict(snapshot.delivered)
 
     def _actor(self, plan: ClockPlan) -> str:

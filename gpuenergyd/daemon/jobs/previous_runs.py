@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuenergyd.core.job.job import Job
-from gpuenergyd.core.job.messages import PreviousRunFound, StoreRun
+from gpuenergyd.core.job.messages import OrdersRefused, PreviousRunFound, StoreOrderRefusal, StoreRun
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.daemon.gpus.inventory import utc_at
 from gpuenergyd.daemon.jobs.audit_log import DAEMON, AuditLog
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 _FORMAT = 2
 _MAX_BYTES = 64 * 2**20
 _RECALL_LIMIT_S = 5.0
+_ORDER_REFUSAL = "order refusal"
+"""What distinguishes the signature under which a refusal is stored from that of the profile."""
 
 
 def signature_of(job: Job, uid: int, *further_facts: str | int) -> str:
@@ -102,18 +104,34 @@ class JobRuns:
     async def recall(self) -> None:
         """Look up the previous run, within a time limit, and pass it to the job."""
         job = self.runner.job
-        if self.services.previous_runs is None:
-            return
-        recalling = self.services.previous_runs.recall(signature_of(job, self.uid, *self.further_facts))
-        try:
-            run = await asyncio.wait_for(recalling, _RECALL_LIMIT_S)
-        except TimeoutError:
-            log.warning("job %s: no previous run read within %g s", self.runner.job_id, _RECALL_LIMIT_S)
-            return
+        if any(offer.is_allowed and not offer.refusal for offer in job.knowledge.reordering.offers.values()):
+            refused = await self._recalled(_ORDER_REFUSAL)
+            if refused is not None and not job.is_ended:
+                reason = f"{refused.order_refusal} (in job {refused.job_id})"
+                self.audit.record("recall", DAEMON, reason)
+                self.runner.handle(OrdersRefused(reason, is_remembered=True))
+        run = await self._recalled()
         if run is not None and not job.is_ended:
             profile = f"{len(run.profile)} iterations"
             self.audit.record("recall", DAEMON, f"profile of job {run.job_id}", after=profile)
             self.runner.handle(PreviousRunFound(run))
+
+    async def _recalled(self, *more_facts: str) -> PreviousRun | None:
+        if self.services.previous_runs is None:
+            return None
+        signature = signature_of(self.runner.job, self.uid, *self.further_facts, *more_facts)
+        try:
+            return await asyncio.wait_for(self.services.previous_runs.recall(signature), _RECALL_LIMIT_S)
+        except TimeoutError:
+            log.warning("job %s: no previous run read within %g s", self.runner.job_id, _RECALL_LIMIT_S)
+            return None
+
+    async def store_refusal(self, command: StoreOrderRefusal) -> None:
+        """Remember that no later run may run another order of instructions."""
+        job_id = self.runner.job_id
+        signature = signature_of(self.runner.job, self.uid, *self.further_facts, _ORDER_REFUSAL)
+        blob = packed(PreviousRun(job_id, (), (), order_refusal=command.reason))
+        self.services.history.write(PreviousRunRecord(signature, job_id, utc_at(time.monotonic_ns()), blob))
 
     async def store(self, command: StoreRun) -> None:
         """Store the profile of this run, or delete the stored one."""
@@ -130,4 +148,7 @@ class NoPreviousRuns:
         """Find no previous run."""
 
     async def store(self, command: StoreRun) -> None:
+        """Store nothing."""
+
+    async def store_refusal(self, command: StoreOrderRefusal) -> None:
         """Store nothing."""

@@ -15,7 +15,14 @@ from typing import Any
 
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.measurements.savings import SavingEstimate
-from gpuenergyd.core.job.messages import RankChangedMicrobatches, RankJoined, RankLost, RankReleased, RankReported
+from gpuenergyd.core.job.messages import (
+    OrdersRefused,
+    RankChangedMicrobatches,
+    RankJoined,
+    RankLost,
+    RankReleased,
+    RankReported,
+)
 from gpuenergyd.core.job.outcome import Outcome
 from gpuenergyd.core.job.rules import JobRules, member_rules
 from gpuenergyd.core.pipeline.graph import Instruction
@@ -29,6 +36,7 @@ from gpuenergyd.daemon.jobs.sessions import RankSession, RankSessions
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.processes.plugins import PolicyNames
 from gpuenergyd.daemon.registration import (
+    MAX_VALUE_CHARS,
     checked_iteration,
     checked_length,
     checked_order,
@@ -238,6 +246,8 @@ class Jobs:
         if session is None:
             return None
         self.sessions.remove(session)
+        if message.reorder_refusal:
+            session.runner.handle(OrdersRefused(message.reorder_refusal[:MAX_VALUE_CHARS]))
         session.runner.handle(RankReleased(session.pp_rank))
         return ReleaseReply(session.runner.outcome_line())
 

@@ -6,6 +6,7 @@ not compared: it contains the wait for the slowest replica, so its time is no pa
 """
 
 import math
+import secrets
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from gpuenergyd.wire.messages import PaceReply, PaceReport
 from gpuenergyd.wire.pipeline_messages import PipelineReport
 
 MAX_PACE_S = 86_400.0
+_TRAINING_ID_BYTES = 16
 
 TrainingKey = tuple[int, str, str]
 """uid, job name, run key."""
@@ -60,6 +62,9 @@ class Replicas:
         if runner.job.ranks.is_plain_loop:
             return
         group = self._groups.setdefault(key, ReplicaGroup(self.rules))
+        others = [self._runners[job_id].delivery.training_id for job_id in group.job_ids]
+        own = runner.delivery.training_id  # of a job that an earlier daemon has handed over
+        runner.delivery.training_id = next(iter(others), own or secrets.token_hex(_TRAINING_ID_BYTES))
         group.join(runner.job_id)
         self._key_of[runner.job_id], self._runners[runner.job_id] = key, runner
         self._dp_ranks[runner.job_id] = dp_rank

@@ -10,6 +10,7 @@ from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j, makespan_s
+from gpuenergyd.core.pipeline.waiting import WaitingPower
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
 from gpuenergyd.core.policy_api.previous_run import PREVIOUS_PROFILE
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
@@ -41,9 +42,17 @@ class PipelineModel:
     latencies: tuple[SwitchLatency, ...]
     """Of each rank's GPU, with what calls cost this job."""
     calls: CallCost
+    waiting_power: WaitingPower | None = None
+    """Power of a waiting GPU by clock, as fitted to the job; None: as at the maximum clock."""
 
     @classmethod
-    def of(cls, view: JobView, profile: PipelineProfile, calls: CallCost | None = None) -> "PipelineModel":
+    def of(
+        cls,
+        view: JobView,
+        profile: PipelineProfile,
+        calls: CallCost | None = None,
+        waiting_power: WaitingPower | None = None,
+    ) -> "PipelineModel":
         """Return the model of a job whose profile is known; calls cost nothing by default."""
         profile = with_recent_waits(profile, view)
         observed = observed_pipeline(view, profile)
@@ -59,7 +68,7 @@ class PipelineModel:
         latencies = tuple(
             replace(latency.delayed(calls.delay_s), stall_s=calls.stall_s) for latency in view.switch_latencies
         )
-        return cls(profile, observed.graph, energy_j, observed.bias_s, latencies, calls)
+        return cls(profile, observed.graph, energy_j, observed.bias_s, latencies, calls, waiting_power)
 
     @property
     def bias_energy_j(self) -> float:
@@ -126,7 +135,8 @@ def was_profiled(view: JobView) -> bool:
 
 def model_of(view: JobView, fitted: FittedProfile | LearnedProfile) -> PipelineModel:
     """Return the model of a job with a fitted profile."""
-    return PipelineModel.of(view, under_ceilings(fitted.profile, view), fitted.calls)
+    waiting_power = fitted.waiting_power if isinstance(fitted, FittedProfile) else None
+    return PipelineModel.of(view, under_ceilings(fitted.profile, view), fitted.calls, waiting_power)
 
 
 def fit_quality(view: JobView) -> FitQuality:

@@ -255,7 +255,8 @@ def plan_in_order(
         extra_microbatches=max(own - view.schedule.peak_inflight(r) for r, own in enumerate(held)),
         is_split_measured=shares.is_measured,
     )
-    figures = (*plan.figures, *shares.figures)
+    decided_after = (Figure.DECIDED_AFTER, view.observations[-1].iteration_index)
+    figures = (*plan.figures, decided_after, *shares.figures)
     return ChosenOrder(replace(plan, orders=orders, figures=figures, order_advice=advice), advice)
 
 

@@ -18,16 +18,17 @@ from gpuenergyd.core.pipeline.plan import (
     RankClocks,
     baseline_plan,
 )
-from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile
+from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile, with_waiting_power
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd_policies.bubble_aware.candidates import Candidates
+from gpuenergyd_policies.bubble_aware.candidates import Candidate, Candidates
 from gpuenergyd_policies.bubble_aware.model import PipelineModel, fitted_profile, model_of
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.bubble_aware.waits import is_flat
-from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
+from gpuenergyd_policies.planning.frontier import SolvedPlan, min_iteration_time_s, solve
 from gpuenergyd_policies.planning.large import TOO_LARGE
 from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.planning.switching.requests import longest_lead_s
+from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 from gpuenergyd_policies.profiling.fit import NotEnoughDataError
 from gpuenergyd_policies.profiling.prior.of_job import LearnedProfile
 from gpuenergyd_policies.profiling.prior.risk import caution_within_risk
@@ -48,6 +49,8 @@ class Figure(StrEnum):
     """For how long a call that sets a clock stops the GPU's work, as learned from this job."""
     CLOCK_DELAY = "clock_delay_s"
     """How much later than reported clocks take effect, as learned from this job."""
+    DECIDED_AFTER = "decided_after_iteration"
+    """The newest iteration observed when a plan with an order of its own was made."""
 
 
 def tuned_plan(
@@ -121,8 +124,8 @@ def plan_from_model(
         ),
         predicted=PlanPrediction(
             iteration_time_s=chosen.simulated.iteration_time_s + chosen.late_s + model.bias_s,
-            energy_j=chosen.simulated.energy_j + model.bias_energy_j,
-            lower_bound_j=bound.lower_bound_j + model.bias_energy_j,
+            energy_j=_energy_j(model, chosen),
+            lower_bound_j=_lower_bound_j(view, model, deadline_s, bound),
             baseline_time_s=view.baseline.iteration_time_s,
             baseline_energy_j=model.baseline_energy_j,
         ),
@@ -136,6 +139,24 @@ def plan_from_model(
             (Figure.CLOCK_DELAY, model.calls.delay_s),
         ),
     )
+
+
+def _energy_j(model: PipelineModel, chosen: Candidate) -> float:
+    """Return the energy of an iteration whose waits draw what the clocks in force make them draw."""
+    if model.waiting_power is None:
+        return chosen.simulated.energy_j + model.bias_energy_j
+    profile = with_waiting_power(model.profile, model.waiting_power)
+    simulated = simulate_switching(model.graph, profile, chosen.changes, latency=model.latencies)
+    return simulated.energy_j + model.bias_energy_j
+
+
+def _lower_bound_j(view: JobView, model: PipelineModel, deadline_s: float, bound: SolvedPlan) -> float:
+    """Return what no plan can fall below, whatever the clocks during waits: those draw at least the least power."""
+    if model.waiting_power is None:
+        return bound.lower_bound_j + model.bias_energy_j
+    profile = replace(model.profile, blocking_power_w=model.waiting_power.least_w)
+    least = solve(model.graph, profile, deadline_s=deadline_s, forced=view.target.is_forced, effort=Effort.QUICK)
+    return least.lower_bound_j + replace(model, profile=profile).bias_energy_j
 
 
 def raise_latency_s(view: JobView, changes: Sequence[Sequence[ClockChange]]) -> float:

@@ -25,11 +25,13 @@ from gpuenergyd_policies.bubble_aware.order_choice import (
     memory_refusal,
     no_better_order,
 )
+from gpuenergyd_policies.bubble_aware.planning import Figure
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.profiling.fit import NotEnoughDataError
 from gpuenergyd_policies.profiling.previous_run import with_previous_run
 
 _TRIAL = "split-trial"
+HELD_UP = "not used, since another rank or replica of the training stays in 1F1B"
 NOT_ALLOWED = "not used, since the program does not allow it: attach(..., allow_reorder=True) or --allow-reorder"
 
 
@@ -102,8 +104,9 @@ def _is_trial_due(view: JobView) -> bool:
     number = _num_trials(view)
     if number == 0:
         return True
-    reordered = {plan.plan_id for plan in view.issued_plans if plan.orders}
-    last = max((o.iteration_index for o in view.observations if o.plan_id in reordered), default=0)
+    reordered = {plan.plan_id: plan.figure(Figure.DECIDED_AFTER) for plan in view.issued_plans if plan.orders}
+    ran = [o.iteration_index for o in view.observations if o.plan_id in reordered]
+    last = max([*ran, *(decided for decided in reordered.values() if decided is not None)], default=0)
     since = view.observations[-1].iteration_index - last
     return number < TUNING.max_order_trials and since >= TUNING.order_retry_iterations * 4 ** (number - 1)
 
@@ -120,13 +123,14 @@ def _trial(view: JobView, *, number: int) -> ClockPlan:
         PlanPurpose.PROFILE,
         tuple(ranks),
         reason="measuring input and weight gradients apart, at full speed",
+        figures=((Figure.DECIDED_AFTER, view.observations[-1].iteration_index),),
         orders=schedule.orders,
     )
 
 
 def _after_trial(view: JobView, trial: ClockPlan, plain: ClockPlan) -> ClockPlan:
     """Return the order that follows a trial; the trial while it is too short, or the plan in 1F1B."""
-    stopped = view.reorder.refusal or memory_refusal(view.reorder.memory, view.schedule.num_ranks)
+    stopped = _stopped(view, trial)
     if stopped:
         return _back(view, plain, stopped)
     under = [o for o in view.observations if o.plan_id == trial.plan_id]
@@ -149,12 +153,28 @@ def _after_trial(view: JobView, trial: ClockPlan, plain: ClockPlan) -> ClockPlan
 
 def _under_order(view: JobView, plan: ClockPlan, plain: ClockPlan) -> ClockPlan:
     """Return the plan that follows one with an order of its own: corrected, or the plan in 1F1B."""
-    stopped = view.reorder.refusal or memory_refusal(view.reorder.memory, view.schedule.num_ranks)
+    stopped = _stopped(view, plan)
     if stopped:
         return _back(view, plain, stopped)
     if _has_become_slow(view, plan):
         return _back(view, plain, "not used, since split backwards have become slower")
     return corrected_plan(view, plan)
+
+
+def _stopped(view: JobView, plan: ClockPlan) -> str:
+    """Return why a plan with an order must end; empty if it may go on."""
+    refusal = view.reorder.refusal or memory_refusal(view.reorder.memory, view.schedule.num_ranks)
+    return refusal or (HELD_UP if _is_held_up(view, plan) else "")
+
+
+def _is_held_up(view: JobView, plan: ClockPlan) -> bool:
+    """Return whether the ranks have not run a plan's order for long, or not any more: some rank has no plan with one.
+
+    Replicas of a training decide by themselves, and in an iteration all ranks run their orders or none does.
+    """
+    ran = [o.iteration_index for o in view.observations if o.plan_id == plan.plan_id]
+    since = max(ran) if ran else plan.figure(Figure.DECIDED_AFTER)
+    return since is not None and view.observations[-1].iteration_index - since > TUNING.longest_without_order
 
 
 def _has_become_slow(view: JobView, plan: ClockPlan) -> bool:

@@ -5,7 +5,7 @@ measured energies, only measured clocks are offered. Clocks below the lowest mea
 extrapolated times miss deadlines.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
+from gpuenergyd.core.pipeline.waiting import WaitingPower
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd_policies.profiling.calls import CallCost, fit_times_and_calls
 from gpuenergyd_policies.profiling.power import NotEnoughDataError, PowerFit, PowerModel, WorkKey, fit_power, shares_of
@@ -46,6 +47,8 @@ class FittedProfile:
     """Whether the power model explains the measured energies; if not, only measured clocks are offered."""
     calls: CallCost
     """What setting clocks costs; the times of the profile are without it."""
+    waiting_power: WaitingPower
+    """Power of a waiting GPU at the clocks that plans may use, the mean of all ranks."""
     _power: PowerFit
     _curves: Mapping[InstructionClass, TimeCurve]
     _residual: Residual
@@ -109,6 +112,7 @@ def fit_profile(observations: Sequence[IterationObservation], gpus: Sequence[Gpu
         num_disturbed=power.num_disturbed,
         is_power_model_valid=is_valid,
         calls=calls,
+        waiting_power=_waiting_power(models, clocks_of.values()),
         _power=power,
         _curves=curves,
         _residual=residual,
@@ -165,6 +169,13 @@ def _misfit(
 
 def _blocking_power_w(models: Sequence[PowerModel]) -> float:
     return float(np.mean([model.waiting_power_w(model.max_sm_clock_mhz) for model in models]))
+
+
+def _waiting_power(models: Sequence[PowerModel], clocks_of_all: Iterable[Sequence[int]]) -> WaitingPower:
+    """Return the mean power of a waiting GPU at all clocks that any instruction is offered."""
+    clocks = sorted({model.max_sm_clock_mhz for model in models}.union(*clocks_of_all))
+    powers_w = tuple(float(np.mean([model.waiting_power_w(clock) for model in models])) for clock in clocks)
+    return WaitingPower(tuple(clocks), powers_w)
 
 
 def _energies_j(

@@ -15,6 +15,7 @@ from gpuenergyd.core.job.messages import (
     RecordPhase,
     RestoreGpus,
     SendPlan,
+    StoreOrderRefusal,
     StoreRun,
 )
 from gpuenergyd.core.measurement.observation import IterationObservation
@@ -60,6 +61,9 @@ class _Ports:
     async def store(self, command: StoreRun) -> None:
         self.calls.append(("store", command))
 
+    async def store_refusal(self, command: StoreOrderRefusal) -> None:
+        self.calls.append(("store_refusal", command))
+
     async def end(self, command: EndJob) -> None:
         self.calls.append(("end", command))
 
@@ -97,6 +101,7 @@ def test_each_command_goes_through_its_own_port() -> None:
         "record_phase": RecordPhase(JobPhase.TUNED, "why"),
         "record_notice": RecordNotice("why"),
         "store": StoreRun(None),
+        "store_refusal": StoreOrderRefusal("why"),
         "end": EndJob("why"),
     }
 

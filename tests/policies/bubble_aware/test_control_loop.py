@@ -82,7 +82,7 @@ def test_prediction_and_bound_agree_with_measurements() -> None:
     assert predicted.lower_bound_j is not None
     measured_j = run.history[-1][1]
     assert predicted.energy_j == pytest.approx(measured_j, rel=0.015)
-    assert predicted.lower_bound_j <= predicted.energy_j
+    assert predicted.lower_bound_j <= min(predicted.energy_j, measured_j)
     assert predicted.iteration_time_s == pytest.approx(run.history[-1][0], rel=0.002)
 
 

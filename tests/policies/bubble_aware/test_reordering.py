@@ -13,6 +13,7 @@ from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.reorder import OrderAdvice, RankMemory, ReorderOffer, check_orders
 from gpuenergyd_policies.bubble_aware.order_choice import caution_of_order, memory_limits, memory_refusal
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from tests.support.virtual_replicas import VirtualReplicas
 from tests.support.virtual_training import A100Work, VirtualTraining, Work, a100_stages
 
 I, W = InstructionKind.I, InstructionKind.W  # noqa: E741  torch's own names
@@ -221,3 +222,68 @@ def test_limits_leave_a_margin_and_room_for_the_gradients_between_both_halves() 
     assert "rank 1" in memory_refusal((roomy, tight), 2)
     assert "not known" in memory_refusal((roomy, None), 2)
     assert "not known" in memory_refusal((), 2)
+
+
+# --- replicas ---
+
+
+def replicas(*, split_cost: float = 1.0, refusal: str = "") -> VirtualReplicas:
+    """Two replicas of a training, of which the second may find splitting expensive, or refuse."""
+    return VirtualReplicas(
+        tuple(
+            VirtualTraining(
+                one_forward_one_backward(4, 8),
+                works(split_cost if number else 1.0),
+                BubbleAware(),
+                noise_ratio=0.002,
+                seed=number,
+                reorder=ReorderOffer(is_allowed=True, refusal=refusal if number else ""),
+                memory_of=memory(ROOMY),
+            )
+            for number in range(2)
+        )
+    )
+
+
+def is_split(replica: VirtualTraining) -> bool:
+    """Return whether the last iteration ran split backwards."""
+    return any(own.kind is W for order in replica.running.orders for own in order)
+
+
+def test_replicas_change_their_orders_together_and_back() -> None:
+    both = replicas()
+    ran = []
+    for _ in range(110):
+        both.run(1)
+        ran.append(tuple(is_split(replica) for replica in both.replicas))
+        if ran[-16:].count((True, True)) == 16:
+            break
+    baseline_j, settled_j = (
+        sum(median(row[1] for row in rows) for rows in parts)
+        for parts in (
+            [replica.history[3:10] for replica in both.replicas],
+            [replica.history[-10:] for replica in both.replicas],
+        )
+    )
+    both.replicas[1].work = works(1.5)
+    for _ in range(6):
+        both.run(1)
+        ran.append(tuple(is_split(replica) for replica in both.replicas))
+
+    assert set(ran) == {(False, False), (True, True)}
+    assert 1 - settled_j / baseline_j >= 0.20
+    assert ran[-6:] == [(True, True)] * 3 + [(False, False)] * 3
+    assert "become slower" in both.replicas[1].job.knowledge.reordering.advice.refusal  # type: ignore[union-attr]
+
+
+def test_a_replica_whose_others_stay_in_1f1b_gives_its_order_up() -> None:
+    both = replicas(refusal="parameters have gradient hooks, which split backwards do not call")
+    for _ in range(130):
+        both.run(1)
+        assert not any(is_split(replica) for replica in both.replicas)
+
+    advice = both.replicas[0].job.knowledge.reordering.advice
+    assert advice is not None
+    assert "another rank or replica of the training stays in 1F1B" in advice.refusal
+    trials = [plan for plan in both.replicas[0].job.knowledge.plans.kept if plan.orders]
+    assert 1 <= len(trials) <= 2

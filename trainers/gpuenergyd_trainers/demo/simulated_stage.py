@@ -7,6 +7,7 @@ Call `simulate` before `attach`, so that recorded instructions include the wait.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
@@ -100,8 +101,8 @@ def simulate(
     ]
     if stage_stream is not None:
         wrapped += [
-            WrappedAttribute(stage, "get_fwd_recv_ops", _waiting(stage_stream, _output_of(stage.stage_index - 1))),
-            WrappedAttribute(stage, "get_bwd_recv_ops", _waiting(stage_stream, _gradient_of(stage.stage_index + 1))),
+            WrappedAttribute(stage, "get_fwd_recv_ops", _receiving(stage_stream, _output_of(stage.stage_index - 1))),
+            WrappedAttribute(stage, "get_bwd_recv_ops", _receiving(stage_stream, _gradient_of(stage.stage_index + 1))),
         ]
     return SimulationHandle(host, gpu_uuid, wrapped)
 
@@ -121,19 +122,50 @@ def _gradient_of(stage_index: int) -> int:
     return 2 * stage_index + 1
 
 
-def _waiting(stage_stream: StageStream, channel: int) -> Any:
-    """Wrap the method that returns a stage's receives: the stream waits for each, as it does with NCCL."""
+def _receiving(stage_stream: StageStream, channel: int) -> Any:
+    """Wrap the method that returns a stage's receives: the stream waits where the program waits, as it does with NCCL.
+
+    The signals of a channel have the sequence of its messages, and so must the program's waits.
+    """
 
     def make(receives: Call) -> Call:
         def receives_on_stream(*args: Any, **kwargs: Any) -> Any:
             operations = receives(*args, **kwargs)
-            if operations:
-                stage_stream.stream.wait_for(stage_stream.signals, channel)
+            if operations:  # one signal, for all that is received from the peer
+                operations[-1].op = _with_stream_wait(operations[-1].op, stage_stream, channel)
             return operations
 
         return receives_on_stream
 
     return make
+
+
+def _with_stream_wait(receive: Call, stage_stream: StageStream, channel: int) -> Call:
+    """Return a torch receive whose work has the stream wait for a signal, too."""
+
+    @wraps(receive)
+    def receive_on_stream(*args: Any, **kwargs: Any) -> "_StreamWork | None":
+        work = receive(*args, **kwargs)
+        return None if work is None else _StreamWork(work, stage_stream, channel)
+
+    return receive_on_stream
+
+
+class _StreamWork:
+    """The work of a posted receive: what is launched after its `wait` is executed once the data is there."""
+
+    def __init__(self, work: Any, stage_stream: StageStream, channel: int) -> None:
+        self._work = work
+        self._stage_stream = stage_stream
+        self._channel = channel
+
+    def wait(self, *args: Any) -> Any:
+        """Have the stream wait for the sender's stream, and the program for the data."""
+        self._stage_stream.stream.wait_for(self._stage_stream.signals, self._channel)
+        return self._work.wait(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
 
 
 def _signal_peer(stage: Any, stage_stream: StageStream, kind: str) -> None:

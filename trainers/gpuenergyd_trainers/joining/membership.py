@@ -7,7 +7,7 @@ says where a rank is, so that the adapters of the frameworks need to know neithe
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from gpuenergyd.client.environment import find_gpu_uuid, find_job_options, find_run_key, without_restarts
@@ -88,6 +88,8 @@ class PipelineRank:
     """Returns the instructions of an iteration of another number of microbatches; None where that cannot change."""
     reorder_refusal: str = "the order of this schedule cannot be changed from outside"
     """Why the order of instructions cannot change while the program runs; empty if it can."""
+    everyone: Coordinate = field(default_factory=Coordinate)
+    """The position among all ranks of the training, where its order can change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +239,8 @@ def _open_client(options: JoinOptions, rank: PipelineRank, membership: Membershi
         allow_reorder=options.allow_reorder,
         reorder_refusal=rank.reorder_refusal,
         tags=membership.tags,
+        global_rank=rank.everyone.rank,
+        num_global_ranks=rank.everyone.size,
         is_first=rank.place.is_first,
     )
     return RankClient(

@@ -34,7 +34,6 @@ class Reordering:
         Allocators report the peak since the begin of the program, so that the first other order ends the record of the
         registered one.
         """
-        self.barred = self.barred or report.reorder_refusal
         now, known = report.memory, self.memory.get(index)
         if now is None:
             return
@@ -49,6 +48,11 @@ class Reordering:
                 free_bytes=min(known.free_bytes, now.free_bytes),
                 microbatch_bytes=max(known.microbatch_bytes, now.microbatch_bytes),
             )
+
+    def bar(self, reason: str) -> bool:
+        """Let no other order be tried any more; return whether that is new."""
+        is_new, self.barred = not self.barred, self.barred or reason
+        return is_new
 
     def view(self, num_ranks: int, num_stage_ranks: int) -> ReorderView:
         """Return the view for a policy; the memory of a stage is that of its rank with the least room."""

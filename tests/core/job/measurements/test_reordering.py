@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from gpuenergyd.core.job.measurements.reordering import Reordering
-from gpuenergyd.core.job.messages import RecordNotice
+from gpuenergyd.core.job.messages import OrdersRefused, RecordNotice, StoreOrderRefusal
 from gpuenergyd.core.measurement.telemetry import RankIteration
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.reorder import OrderAdvice, RankMemory, ReorderOffer, split_in_place
@@ -39,7 +39,8 @@ def test_the_view_has_the_tightest_rank_of_each_stage_and_the_first_refusal() ->
     known.offers[1] = ReorderOffer(is_allowed=False, refusal="several hosts")
     assert not known.view(1, 2).is_allowed
     assert known.view(1, 2).refusal == "several hosts"
-    known.record(0, report(None, "out of memory"), is_plain=True)
+    assert known.bar("out of memory")
+    assert not known.bar("again")
     assert known.view(1, 2).refusal == "out of memory"
     assert not Reordering().view(1, 1).is_allowed
 
@@ -49,6 +50,18 @@ def test_a_snapshot_holds_everything() -> None:
     copy = Reordering()
     copy.restore(known.snapshot())
     assert copy == known
+
+
+def test_out_of_memory_is_remembered_for_later_runs_once() -> None:
+    run = JobRun().following(plan())
+    first, second = (run.job.handle(OrdersRefused("out of memory")) for _ in range(2))
+    assert StoreOrderRefusal("out of memory") in first
+    assert second == ()
+    assert run.job.knowledge.reordering.barred == "out of memory"
+
+    later = JobRun()
+    assert later.job.handle(OrdersRefused("out of memory (in job a)", is_remembered=True)) == ()
+    assert later.job.knowledge.reordering.barred == "out of memory (in job a)"
 
 
 def test_advice_is_recorded_as_a_notice_once() -> None:
