@@ -30,7 +30,7 @@ BACK_AT = 9
 def train(rank: int, socket_path: str | None) -> Any:
     """Train one rank; return losses, gradients and kinds of instructions of each step."""
     replica, pp_rank = divmod(rank, NUM_STAGES)
-    groups = [dist.new_group([r * NUM_STAGES + s for s in range(NUM_STAGES)]) for r in range(NUM_REPLICAS)]
+    groups: list[Any] = [dist.new_group([r * NUM_STAGES + s for s in range(NUM_STAGES)]) for r in range(NUM_REPLICAS)]
     siblings = [dist.new_group([r * NUM_STAGES + s for r in range(NUM_REPLICAS)]) for s in range(NUM_STAGES)]
     model = build_stage(pp_rank, NUM_STAGES, seed=5)
     stage = TracedStage(model, pp_rank, NUM_STAGES, torch.device("cpu"), group=groups[replica])
