@@ -17,10 +17,12 @@ from gpuenergyd.core.job.messages import (
     RecordPhase,
     RestoreGpus,
     SendPlan,
+    StoreCurves,
     StoreRun,
 )
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
+from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import JobView, Lever
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.daemon.gpus.inventory import Gpus
@@ -210,6 +212,14 @@ class PreviousRunPort(Protocol):
         ...
 
 
+class PastJobPort(Protocol):
+    """The store of the curves that jobs left."""
+
+    async def recall(self, uid: int, gpu_model_name: str) -> tuple[PastJob, ...]:
+        """Return past jobs of a user on a GPU model, and imported ones, newest first; empty if they cannot be read."""
+        ...
+
+
 # --- ports of the command executor: one per command ---
 
 
@@ -278,14 +288,18 @@ class AuditPort(Protocol):
 
 
 class RunStorePort(Protocol):
-    """The previous run of a job, and what this one leaves for the next."""
+    """The previous run of a job and past jobs like it, and what this one leaves for the next."""
 
     async def recall(self) -> None:
-        """Look up the previous run; one that is found arrives as the event `PreviousRunFound`."""
+        """Look them up; what is found arrives as the events `PreviousRunFound` and `PastJobsFound`."""
         ...
 
     async def store(self, command: StoreRun) -> None:
         """Store the profile of this run, or delete the stored one."""
+        ...
+
+    def store_curves(self, command: StoreCurves) -> None:
+        """Store what this job has shown of its curves."""
         ...
 
 
@@ -315,3 +329,4 @@ class JobServices:
     carbon_zone: str | None = None
     """Zone of this host's carbon intensities; None without any."""
     previous_runs: PreviousRunPort | None = None
+    past_jobs: PastJobPort | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from gpuenergyd.core.job.messages import RecordIteration, StoreRun
+from gpuenergyd.core.job.messages import RecordIteration, StoreCurves, StoreRun
 from gpuenergyd.daemon.gpus.inventory import utc_at
 from gpuenergyd.daemon.jobs.audit_log import AuditLog
 from gpuenergyd.daemon.jobs.estimates import ESTIMATE_EVERY_NS, estimate_record
@@ -63,7 +63,7 @@ class LeaderRuns:
 
     async def recall(self) -> None:
         """Look the previous run up in the background: a training process waits for the reply to its report."""
-        if self.services.previous_runs is None:
+        if self.services.previous_runs is None and self.services.past_jobs is None:
             self.is_recalled = True
         else:
             self.spawn(self._recall())
@@ -77,3 +77,7 @@ class LeaderRuns:
     async def store(self, command: StoreRun) -> None:
         """Store the profile of this run, or delete the stored one."""
         await self._runs.store(command)
+
+    def store_curves(self, command: StoreCurves) -> None:
+        """Store what the whole pipeline has shown of its curves."""
+        self._runs.store_curves(command)

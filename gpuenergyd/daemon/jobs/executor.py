@@ -15,6 +15,7 @@ from gpuenergyd.core.job.messages import (
     RecordPhase,
     RestoreGpus,
     SendPlan,
+    StoreCurves,
     StoreRun,
 )
 from gpuenergyd.daemon.ports import (
@@ -71,6 +72,8 @@ class CommandExecutor:
                 self.audit.record_notice(command)
             case StoreRun():
                 await self.runs.store(command)
+            case StoreCurves():
+                self.runs.store_curves(command)
             case EndJob():
                 await self.end.end(command)
             case _:
