@@ -11,7 +11,7 @@ thirds agree.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from statistics import fmean, median
 
 import numpy as np
@@ -223,15 +223,21 @@ def with_relatives(
     weights[:num_own, : len(observed.clock_mhz)] = evidence.weights
     weights[num_own:, len(observed.clock_mhz) :] = told.weights
     values = np.concatenate([evidence.values, told.values])
-    as_assumed = replace(model, can_widen=False)
-    first = Points(*(getattr(points, own.name)[:1] for own in fields(Points)))
+    nothing = Evidence(np.zeros((0, 0)), np.zeros(0), np.zeros((0, 0)))
+    before = model.posterior(points, points_of((), ()), nothing, want_covariance=True)
+    assert before.covariance is not None
+    spread = weights @ before.covariance @ weights.T
+    misfit = values - weights @ before.mean
 
     def joined(factors: Sequence[float]) -> Evidence:
         return Evidence(weights, values, _block(evidence.noise, told.noise(factors)))
 
     def score(factors: Sequence[float]) -> float:
+        covariance = spread + _block(evidence.noise, told.noise(factors))
+        root = np.linalg.cholesky(covariance + 1e-12 * np.eye(len(covariance)))
+        white = np.linalg.solve(root, misfit)
         penalty = sum(math.log(factor) ** 2 for factor in factors) / (2 * _LOG_FACTOR_SIGMA**2)
-        return as_assumed.posterior(first, points, joined(factors)).evidence_score - penalty
+        return -0.5 * float(white @ white) - float(np.log(np.diag(root)).sum()) - penalty
 
     if num == 1 and not num_own:
         return points, joined((1.0,)), (1.0,)  # there is nothing yet that it could contradict
