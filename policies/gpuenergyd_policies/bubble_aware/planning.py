@@ -64,7 +64,6 @@ def tuned_plan(
     except NotEnoughDataError as error:
         return baseline_plan(view.plan_id(f"unprofiled-{view.num_issued()}"), reason=f"cannot plan: {error}")
     model = model_of(view, fitted)
-    is_learned = isinstance(fitted, LearnedProfile)
     plan = plan_from_model(
         view,
         model,
@@ -72,9 +71,11 @@ def tuned_plan(
         number=number,
         why=why,
         unverified_ratio=unverified_ratio,
-        slower=_learned_caution(view, model, fitted) if is_learned else None,
+        slower=_learned_caution(view, model, fitted) if isinstance(fitted, LearnedProfile) else None,
     )
-    return replace(plan, learned=fitted.learned) if is_learned else plan
+    if isinstance(fitted, LearnedProfile):
+        return replace(plan, learned=fitted.learned, reason=why + fitted.relatives_text)
+    return plan
 
 
 def _learned_caution(view: JobView, model: PipelineModel, fitted: LearnedProfile) -> PipelineProfile:

@@ -24,7 +24,7 @@ from gpuenergyd_policies.profiling.prior.curves import TIME, CurveModel
 from gpuenergyd_policies.profiling.prior.evidence import energies_seen, times_seen
 from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, fit_curves
 from gpuenergyd_policies.profiling.prior.published import prior_for
-from gpuenergyd_policies.profiling.prior.relatives import Relative, relatives_of
+from gpuenergyd_policies.profiling.prior.relatives import AGREEING_FACTOR, Relative, relatives_of
 from gpuenergyd_policies.profiling.prior.seen import ClassAtFullSpeed, TimeSeen, Waiting, time_evidence
 from gpuenergyd_policies.profiling.prior.shape import CurvePrior
 from gpuenergyd_policies.profiling.prior.summary import summary_of
@@ -52,6 +52,14 @@ class LearnedProfile:
     learned: LearnedCurves | None = None
     """What the job itself has shown, for later jobs."""
     relatives: tuple[Relative, ...] = ()
+
+    @property
+    def relatives_text(self) -> str:
+        """How many past jobs are like this one and agree with it, as the end of a sentence; empty without any."""
+        num, num_agreeing = len(self.relatives), sum(max(own) <= AGREEING_FACTOR for own in self.curves.doubts)
+        if not num:
+            return ""
+        return f"; {num_agreeing} of {num} past job{'' if num == 1 else 's'} like it agree{'s' if num == 1 else ''}"
 
     def drawn(self, random: np.random.Generator) -> PipelineProfile:
         """Return a profile drawn from the belief."""

@@ -37,6 +37,8 @@ _COMMON_SHARE = 0.5
 _NEAR = 0.1
 """Length scale, in log clock, within which errors of a past job's curve are the same error."""
 FACTORS = (1.0, 3.0, 10.0, 100.0)
+AGREEING_FACTOR = 3.0
+"""The largest factor of a relative that counts as agreeing."""
 _LOG_FACTOR_SIGMA = 1.0
 _MAX_PASSES = 3
 _AGREEING_SHARE = 2 / 3
@@ -242,7 +244,7 @@ def with_relatives(
     if num == 1 and not num_own:
         return points, joined((1.0,)), (1.0,)  # there is nothing yet that it could contradict
     factors = _most_probable(score, num)
-    num_agreeing = sum(factor <= FACTORS[1] for factor in factors)
+    num_agreeing = sum(factor <= AGREEING_FACTOR for factor in factors)
     if not num_own and num_agreeing < max(_AGREEING_SHARE * num, 2):
         factors = (max(factors),) * num
     return points, joined(factors), factors

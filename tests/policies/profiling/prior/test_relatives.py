@@ -15,7 +15,7 @@ from gpuenergyd_policies.planning.plan_evaluation import baseline
 from gpuenergyd_policies.profiling.prior.doubt import MAX_DOUBTED_LATE_RATIO, towards, within_doubt
 from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, fit_curves
 from gpuenergyd_policies.profiling.prior.relatives import (
-    FACTORS,
+    AGREEING_FACTOR,
     LEAST_DISTANCE,
     MAX_RELATIVES,
     Relative,
@@ -123,7 +123,7 @@ def test_an_honest_relative_keeps_its_weight_beside_a_liar() -> None:
     found = fitted(0.8, *jobs, clocks=(1275, 1050))
 
     by_name = dict(zip([own.job.job_name for own in relatives(*jobs)], found.doubts, strict=True))
-    assert by_name["honest"][0] <= FACTORS[1]
+    assert by_name["honest"][0] <= AGREEING_FACTOR
     assert by_name["liar"][0] >= 10.0
     assert error_at(found, 0.8, 930) < 0.01
 
@@ -131,7 +131,7 @@ def test_an_honest_relative_keeps_its_weight_beside_a_liar() -> None:
 def test_relatives_that_contradict_one_another_lose_their_weight_together_before_any_plan() -> None:
     found = fitted(0.8, past_job("honest"), changed(past_job(), no_slower, name="liar"))
 
-    assert min(time for time, _ in found.doubts) > FACTORS[1]
+    assert min(time for time, _ in found.doubts) > AGREEING_FACTOR
 
 
 def test_two_thirds_that_agree_outvote_a_liar_before_any_plan() -> None:
@@ -139,7 +139,7 @@ def test_two_thirds_that_agree_outvote_a_liar_before_any_plan() -> None:
 
     found = fitted(0.8, *honest, changed(past_job(), no_slower, name="liar"))
 
-    assert sum(time > FACTORS[1] for time, _ in found.doubts) == 1
+    assert sum(time > AGREEING_FACTOR for time, _ in found.doubts) == 1
     assert error_at(found, 0.8, 1005) < 0.02
 
 
