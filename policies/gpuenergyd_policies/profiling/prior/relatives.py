@@ -27,13 +27,14 @@ from gpuenergyd_policies.profiling.prior.shape import FloatArray, features
 MAX_RELATIVES = 6
 LEAST_DISTANCE, MAX_DISTANCE = 0.1, 1.5
 """In spreads of jobs on one GPU model: of a job under another name, and beyond which a job says nothing."""
-_POWER_SCALE, _CLOCK_SCALE, _MIX_SCALE, _STAGE_SCALE = 0.05, 0.03, 0.1, 2.0
+_POWER_SCALE, _CLOCK_SCALE, _MIX_SCALE, _STAGE_SCALE = 0.012, 0.01, 0.012, 2.0
 """Differences that double the squared distance: in log power, log clock and log share of times, and in log2 stages.
-Power and clock at full speed are measured to about 2 and 1 %; curves hardly depend on the number of stages."""
+The first three are about the errors of their measurement: jobs that differ by more are not the same work, and what full
+speed shows says little about how far their curves differ. Curves hardly depend on the number of stages."""
 _MAX_STAGES = 4
 """Stages whose mean stands for that of all stages of a job."""
 _COMMON_SHARE = 0.5
-"""Share of the squared distance that all relatives have in common: runs of one job say the same again."""
+"""Share of the smaller squared distance that two relatives have in common: runs of one job say the same again."""
 _NEAR = 0.1
 """Length scale, in log clock, within which errors of a past job's curve are the same error."""
 FACTORS = (1.0, 3.0, 10.0, 100.0)
@@ -106,7 +107,7 @@ def _distance(learned: LearnedCurves, classes: Sequence[ClassAtFullSpeed], power
 
 
 def _kinds(classes: Sequence[ClassAtFullSpeed]) -> set[InstructionKind]:
-    return {own.key.kind for own in classes}
+    return {own.key.kind for own in classes if not own.key.kind.is_wait}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +121,18 @@ class RelativeEvidence:
     own_noise: FloatArray
     """Covariance of the errors of the relatives' own measurements."""
     between: FloatArray
-    """Covariance of what relatives have in common with one another and not with the job, at distance 1."""
+    """Covariance of the difference of one relative from the job, at distance 1."""
     distance: FloatArray
     relative: NDArray[np.int64]
-
-    @property
-    def num_relatives(self) -> int:
-        """Number of relatives."""
-        return 1 + int(self.relative.max(initial=-1))
+    num_relatives: int
+    """Those that tell nothing included."""
 
     def noise(self, factors: Sequence[float]) -> FloatArray:
         """Return the covariance of the difference from the job's curve, each relative's distance times a factor."""
-        scale = self.distance * np.array(factors, dtype=np.float64)[self.relative]
-        return np.asarray(self.own_noise + np.outer(scale, scale) * self.between, dtype=np.float64)
+        square = np.square(self.distance * np.array(factors, dtype=np.float64)[self.relative])
+        same = self.relative[:, None] == self.relative[None, :]
+        share = np.where(same, 1.0, _COMMON_SHARE)
+        return np.asarray(self.own_noise + share * np.minimum.outer(square, square) * self.between, dtype=np.float64)
 
 
 def time_of_relatives(relatives: Sequence[Relative], classes: Sequence[ClassAtFullSpeed]) -> RelativeEvidence:
@@ -143,7 +143,7 @@ def time_of_relatives(relatives: Sequence[Relative], classes: Sequence[ClassAtFu
         for curve in relative.job.learned.curves
         for point in curve.points[1:]  # at the maximum clock it is 1 by definition
     ]
-    return _evidence(rows, classes, TIME_SPREAD)
+    return _evidence(rows, classes, TIME_SPREAD, len(relatives))
 
 
 def power_of_relatives(relatives: Sequence[Relative], classes: Sequence[ClassAtFullSpeed]) -> RelativeEvidence:
@@ -154,7 +154,7 @@ def power_of_relatives(relatives: Sequence[Relative], classes: Sequence[ClassAtF
         for curve in relative.job.learned.curves
         for point in curve.points
     ]
-    return _evidence(rows, classes, POWER_SPREAD)
+    return _evidence(rows, classes, POWER_SPREAD, len(relatives))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,9 @@ class _Row:
     sigma: float
 
 
-def _evidence(told: Sequence[_Row], classes: Sequence[ClassAtFullSpeed], spread: Spread) -> RelativeEvidence:
+def _evidence(
+    told: Sequence[_Row], classes: Sequence[ClassAtFullSpeed], spread: Spread, num_relatives: int
+) -> RelativeEvidence:
     stages = _some_stages(classes)
     known = [(row, own) for row in told if (own := _classes_of(row.curve.kind, classes, stages))]
     rows = [row for row, _ in known]
@@ -196,9 +198,10 @@ def _evidence(told: Sequence[_Row], classes: Sequence[ClassAtFullSpeed], spread:
         weights=weights,
         values=np.array([row.value for row in rows], dtype=np.float64),
         own_noise=np.asarray(np.outer(sigma, sigma) * near * (same_relative & same_kind), dtype=np.float64),
-        between=np.asarray(between * np.where(same_relative, 1.0, _COMMON_SHARE), dtype=np.float64),
+        between=np.asarray(between, dtype=np.float64),
         distance=np.array([row.relative.distance for row in rows], dtype=np.float64),
         relative=relative,
+        num_relatives=num_relatives,
     )
 
 
@@ -218,8 +221,8 @@ def with_relatives(
 ) -> tuple[Points, Evidence, tuple[float, ...]]:
     """Return a job's evidence joined with that of its relatives, and the factor on each relative's distance."""
     num, num_own, num_told = told.num_relatives, len(evidence.values), len(told.values)
-    if not num:
-        return observed, evidence, ()
+    if not num_told:
+        return observed, evidence, (1.0,) * num
     points = _joined(observed, told.observed)
     weights = np.zeros((num_own + num_told, len(points.clock_mhz)))
     weights[:num_own, : len(observed.clock_mhz)] = evidence.weights

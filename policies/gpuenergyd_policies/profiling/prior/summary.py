@@ -44,8 +44,9 @@ def _tried_clocks(fitted: FittedCurves, times: Sequence[TimeSeen]) -> dict[Instr
     index = fitted.index_of()
     found: dict[InstructionKind, set[int]] = defaultdict(set)
     for own in fitted.classes:
-        found[own.key.kind] |= set()
-    for seen in times:
+        if not own.key.kind.is_wait:
+            found[own.key.kind] |= set()
+    for seen in (own for own in times if own.key.kind in found):
         total_s = sum(time_s for _, time_s in seen.shares)
         for clock, time_s in seen.shares:
             if time_s >= _MIN_SHARE * total_s and index.get((seen.key, clock), 0):

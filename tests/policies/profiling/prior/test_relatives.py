@@ -77,8 +77,8 @@ def test_jobs_count_the_more_the_more_alike_they_are() -> None:
     same, other_stages, other_power, other_mix = (
         past_job("same"),
         past_job("stages", num_stages=12),
-        past_job("power", power_w=250.0),
-        past_job("mix", times_s=(0.05, 0.16)),
+        past_job("power", power_w=280.0),
+        past_job("mix", times_s=(0.05, 0.105)),
     )
 
     found = {own.job.job_name: own.distance for own in relatives(other_power, other_mix, same, other_stages)}
