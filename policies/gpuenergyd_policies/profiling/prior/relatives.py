@@ -43,6 +43,8 @@ AGREEING_FACTOR = 3.0
 _LOG_FACTOR_SIGMA = 1.0
 _MAX_PASSES = 3
 _AGREEING_SHARE = 2 / 3
+_NEAR_FACTOR = 3.0
+"""Relatives up to so many times as far as the nearest one may contradict it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +124,14 @@ class RelativeEvidence:
     """Covariance of the errors of the relatives' own measurements."""
     between: FloatArray
     """Covariance of the difference of one relative from the job, at distance 1."""
-    distance: FloatArray
     relative: NDArray[np.int64]
-    num_relatives: int
-    """Those that tell nothing included."""
+    """The position of each row's relative."""
+    distances: FloatArray
+    """Of the relatives."""
 
     def noise(self, factors: Sequence[float]) -> FloatArray:
         """Return the covariance of the difference from the job's curve, each relative's distance times a factor."""
-        square = np.square(self.distance * np.array(factors, dtype=np.float64)[self.relative])
+        square = np.square(self.distances * np.array(factors, dtype=np.float64))[self.relative]
         same = self.relative[:, None] == self.relative[None, :]
         share = np.where(same, 1.0, _COMMON_SHARE)
         return np.asarray(self.own_noise + share * np.minimum.outer(square, square) * self.between, dtype=np.float64)
@@ -138,29 +140,28 @@ class RelativeEvidence:
 def time_of_relatives(relatives: Sequence[Relative], classes: Sequence[ClassAtFullSpeed]) -> RelativeEvidence:
     """Return what relatives say about log times relative to full speed."""
     rows = [
-        _Row(number, relative, curve, point, math.log(point.time_ratio), point.time_sigma_ratio)
+        _Row(number, curve, point, math.log(point.time_ratio), point.time_sigma_ratio)
         for number, relative in enumerate(relatives)
         for curve in relative.job.learned.curves
         for point in curve.points[1:]  # at the maximum clock it is 1 by definition
     ]
-    return _evidence(rows, classes, TIME_SPREAD, len(relatives))
+    return _evidence(rows, classes, TIME_SPREAD, relatives)
 
 
 def power_of_relatives(relatives: Sequence[Relative], classes: Sequence[ClassAtFullSpeed]) -> RelativeEvidence:
     """Return what relatives say about log powers relative to the mean power at full speed."""
     rows = [
-        _Row(number, relative, curve, point, math.log(point.power_ratio), point.power_sigma_ratio)
+        _Row(number, curve, point, math.log(point.power_ratio), point.power_sigma_ratio)
         for number, relative in enumerate(relatives)
         for curve in relative.job.learned.curves
         for point in curve.points
     ]
-    return _evidence(rows, classes, POWER_SPREAD, len(relatives))
+    return _evidence(rows, classes, POWER_SPREAD, relatives)
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
     number: int
-    relative: Relative
     curve: KindCurve
     point: CurvePoint
     value: float
@@ -168,7 +169,7 @@ class _Row:
 
 
 def _evidence(
-    told: Sequence[_Row], classes: Sequence[ClassAtFullSpeed], spread: Spread, num_relatives: int
+    told: Sequence[_Row], classes: Sequence[ClassAtFullSpeed], spread: Spread, relatives: Sequence[Relative]
 ) -> RelativeEvidence:
     stages = _some_stages(classes)
     known = [(row, own) for row in told if (own := _classes_of(row.curve.kind, classes, stages))]
@@ -199,9 +200,8 @@ def _evidence(
         values=np.array([row.value for row in rows], dtype=np.float64),
         own_noise=np.asarray(np.outer(sigma, sigma) * near * (same_relative & same_kind), dtype=np.float64),
         between=np.asarray(between, dtype=np.float64),
-        distance=np.array([row.relative.distance for row in rows], dtype=np.float64),
         relative=relative,
-        num_relatives=num_relatives,
+        distances=np.array([own.distance for own in relatives], dtype=np.float64),
     )
 
 
@@ -220,7 +220,7 @@ def with_relatives(
     model: CurveModel, observed: Points, evidence: Evidence, told: RelativeEvidence
 ) -> tuple[Points, Evidence, tuple[float, ...]]:
     """Return a job's evidence joined with that of its relatives, and the factor on each relative's distance."""
-    num, num_own, num_told = told.num_relatives, len(evidence.values), len(told.values)
+    num, num_own, num_told = len(told.distances), len(evidence.values), len(told.values)
     if not num_told:
         return observed, evidence, (1.0,) * num
     points = _joined(observed, told.observed)
@@ -247,8 +247,9 @@ def with_relatives(
     if num == 1 and not num_own:
         return points, joined((1.0,)), (1.0,)  # there is nothing yet that it could contradict
     factors = _most_probable(score, num)
-    num_agreeing = sum(factor <= AGREEING_FACTOR for factor in factors)
-    if not num_own and num_agreeing < max(_AGREEING_SHARE * num, 2):
+    near = [k for k in range(num) if told.distances[k] <= _NEAR_FACTOR * told.distances.min()]
+    num_agreeing = sum(factors[k] <= AGREEING_FACTOR for k in near)
+    if not num_own and num_agreeing < min(len(near), max(_AGREEING_SHARE * len(near), 2)):
         factors = (max(factors),) * num
     return points, joined(factors), factors
 
