@@ -64,7 +64,7 @@ def _following(view: JobView, plan: ClockPlan) -> ClockPlan:
     is_learning = outcome.number <= TUNING.num_learning_plans and not was_profiled(with_previous_run(view))
     if not is_learning or outcome.has_new_target or not outcome.is_in_force:
         return corrected_plan(view, plan)
-    if len(outcome.measured_s) < TUNING.min_iterations_to_learn:
+    if len(outcome.measured_s) < TUNING.min_iterations_to_learn and not outcome.is_far_late:
         return plan
     why = f"learned from {outcome.number - 1} plans; the last was {outcome.deviation}"
     return tuned_plan(view, caution_ratio=None, number=outcome.number, why=why)
