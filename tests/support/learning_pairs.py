@@ -15,7 +15,7 @@ from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline
-from gpuenergyd_policies.profiling.prior.doubt import within_doubt
+from gpuenergyd_policies.profiling.prior.doubt import powers_within_doubt, within_doubt
 from gpuenergyd_policies.profiling.prior.evidence import energies_seen, times_seen
 from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, fit_curves
 from gpuenergyd_policies.profiling.prior.published import prior_for
@@ -105,7 +105,7 @@ def run_job(
         learned = summary_of(alone, times_seen(seen), gpus)
         power_w = float(np.mean(list(alone.reference_w.values())))
         relatives = relatives_of(past_jobs, job.classes, job.table.gpu, power_w)
-        fitted = _fitted(job, prior, seen, relatives) if relatives else alone
+        fitted = powers_within_doubt(_fitted(job, prior, seen, relatives), alone) if relatives else alone
         doubts.append(fitted.doubts)
         deadline_s = baseline(job.graph, fitted.profile()).iteration_time_s
         sigmas = caution_within_risk(job.graph, fitted, deadline_s=deadline_s, random=draw).sigmas

@@ -1,9 +1,11 @@
-"""Doubt: what past jobs say limits a plan only as far as it costs little if they are wrong.
+"""Doubt: what past jobs say is followed only as far as it costs little if they are wrong.
 
 Past jobs may come from a broken sensor, another GPU under the same name, or somebody's imported file, and a belief that
 rests on them is sure of itself before the job has measured anything. So each plan is also judged by the belief without
 them: if that one expects it to be late by more than a limit, its times are raised towards that belief until the limit
-holds. What the job measures moves both beliefs, and the limit soon costs nothing.
+holds. Powers are believed to be higher than without past jobs by one standard deviation at most: a plan that lowers no
+clock, since that is said to save nothing, would never learn that it does. What the job measures moves both beliefs, and
+the limits soon cost nothing.
 """
 
 from collections.abc import Sequence
@@ -18,7 +20,8 @@ from gpuenergyd_policies.profiling.prior.risk import NUM_DRAWS, late_ratios
 
 MAX_DOUBTED_LATE_RATIO = 0.01
 """Lateness that the belief without past jobs may expect: the slowdown that the guard tolerates."""
-QUANTILE = 0.5
+MAX_DOUBTED_POWER_SIGMAS = 1.0
+QUANTILE = 0.8
 """Share of draws from that belief in which the limit must hold."""
 SHARES = (0.0, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0)
 """Shares of the way to the belief without past jobs that are tried, in this order."""
@@ -42,6 +45,12 @@ def within_doubt(
         if float(np.quantile(late, QUANTILE)) <= MAX_DOUBTED_LATE_RATIO:
             break
     return found
+
+
+def powers_within_doubt(fitted: FittedCurves, doubted: FittedCurves) -> FittedCurves:
+    """Return the belief with powers limited by the one without past jobs."""
+    most = doubted.power.mean + MAX_DOUBTED_POWER_SIGMAS * doubted.power.sigma
+    return replace(fitted, power=replace(fitted.power, mean=np.minimum(fitted.power.mean, most)))
 
 
 def towards(profile: PipelineProfile, without: PipelineProfile, share: float) -> PipelineProfile:

@@ -21,6 +21,7 @@ from gpuenergyd_policies.profiling.calls import CallCost, fit_times_and_calls
 from gpuenergyd_policies.profiling.design import LOWEST_RATIO
 from gpuenergyd_policies.profiling.power import NotEnoughDataError
 from gpuenergyd_policies.profiling.prior.curves import TIME, CurveModel
+from gpuenergyd_policies.profiling.prior.doubt import powers_within_doubt
 from gpuenergyd_policies.profiling.prior.evidence import energies_seen, times_seen
 from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, fit_curves
 from gpuenergyd_policies.profiling.prior.published import prior_for
@@ -84,17 +85,19 @@ def learned_profile(
     seen = [*full, *(calls.corrected(observation) for observation in planned)]
     classes = _classes_at_full_speed(full, gpus)
     times = [own for own in times_seen(seen) if own.key in {c.key for c in classes}]
-    prior = prior_for(gpus[0].model_name if len({gpu.model_name for gpu in gpus}) == 1 else "")
+    model_name = gpus[0].model_name if len({gpu.model_name for gpu in gpus}) == 1 else ""
+    prior = prior_for(model_name)
     energies, waiting = energies_seen(seen), _waiting(full, gpus)
     plain = _with_bends(classes, times, prior)
     alone = fit_curves(plain, prior, times, energies, waiting, want_draws=True)
     learned = summary_of(alone, times, gpus)
     power_w = fmean(alone.reference_w[rank] / gpu.num_gpus for rank, gpu in enumerate(gpus))
-    relatives = relatives_of(past_jobs, classes, gpus[0].model_name, power_w)
+    relatives = relatives_of(past_jobs, classes, model_name, power_w)
     if not relatives:
         return LearnedProfile(alone.profile(), calls, alone, learned=learned)
     related = plain if _has_lower_clocks(times, classes) else _with_bends_of(relatives[0], classes)
     curves = fit_curves(related, prior, times, energies, waiting, want_draws=True, relatives=relatives)
+    curves = powers_within_doubt(curves, alone)
     return LearnedProfile(curves.profile(), calls, curves, doubted=alone, learned=learned, relatives=relatives)
 
 
