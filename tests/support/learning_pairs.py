@@ -27,7 +27,7 @@ from gpuenergyd_policies.profiling.prior.summary import summary_of
 from tests.support.learning_jobs import NUM_BASELINE_ITERATIONS, LearningJob
 from tests.support.learning_tables import TrueTable
 
-NUM_PLANS = 7
+NUM_PLANS = 5
 _WAITING_SIGMA_RATIO = 0.05
 
 
