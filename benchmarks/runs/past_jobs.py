@@ -2,10 +2,10 @@
 
     python benchmarks/runs/past_jobs.py --pairs 30 --seed 1 --json
 
-The first job of a pair makes four plans and leaves its curves behind. The second one is the same model under another
-name, with other microbatches, with half the stages, or in GPipe's order; on other GPUs (1 % spread among stages) and
-with errors of its own. It starts from the first one's curves among those of other models on the same GPU model, and the
-saving of its first plan is compared with that of its fifth. Whatever the shipped prior learned from the same family
+The first job of a pair makes seven plans and leaves its curves behind. The second one is the same model under another
+name, with other microbatches, with half the stages, or in GPipe's order, each with errors of measurement of its own; the
+half stages, or with `--other-gpus` all, also differ from those of the first job by the spread among stages of 1 %. It starts from the first one's curves among those of other models on the same GPU model, and the
+saving of its first plan is compared with that of its seventh. Whatever the shipped prior learned from the same family
 of models is left out.
 
 Poisoned histories consist of six past jobs that agree with one another: no clock costs time, a sensor that hangs, the
@@ -39,7 +39,7 @@ MAX_GAP_RATIO = 0.01
 MAX_SLOWDOWN_RATIO = 0.01
 MAX_PLANS = 8
 RECOVERED_RATIO = 0.005
-NUM_FIRST_PLANS = 4
+NUM_FIRST_PLANS = 7
 OTHER_GPU = "curves of another GPU model"
 
 
@@ -51,6 +51,7 @@ class Pair:
     change: Change
     seed: int
     is_gpu_known: bool
+    is_on_other_gpus: bool
     others: tuple[PastJob, ...] = ()
     first: PastJob | None = None
 
@@ -75,7 +76,8 @@ def left_behind(pair: Pair) -> PastJob:
 def second(pair: Pair) -> dict[str, Any]:
     """Return the figures of the second job of a pair, with and without the history."""
     assert pair.first is not None
-    job = changed_job(pair.table, pair.change, pair.seed + 500)
+    earlier_seed = None if pair.is_on_other_gpus else pair.seed
+    job = changed_job(pair.table, pair.change, pair.seed + 500, earlier_seed=earlier_seed)
     known = run_job(job, (pair.first, *pair.others), is_gpu_known=pair.is_gpu_known)
     alone = run_job(job, num_plans=1, is_gpu_known=pair.is_gpu_known)
     final = known.saving_ratios[-1]
@@ -115,13 +117,14 @@ def deceived(case: Poisoned) -> list[dict[str, Any]]:
     return found
 
 
-def pairs_of(tables: Sequence[TrueTable], num_pairs: int, seed: int, *, is_gpu_known: bool) -> list[Pair]:
+def pairs_of(tables: Sequence[TrueTable], arguments: argparse.Namespace) -> list[Pair]:
     """Return the pairs; tables take turns, then changes."""
-    changes = list(Change)
-    return [
-        Pair(tables[k % len(tables)], changes[k // len(tables) % len(changes)], 1000 * seed + k, is_gpu_known)
-        for k in range(num_pairs)
-    ]
+    changes, found = list(Change), []
+    for k in range(arguments.pairs):
+        table, change = tables[k % len(tables)], changes[k // len(tables) % len(changes)]
+        seed = 1000 * arguments.seed + k
+        found.append(Pair(table, change, seed, not arguments.unknown_gpu, arguments.other_gpus))
+    return found
 
 
 def with_history(pairs: Sequence[Pair], firsts: Sequence[PastJob]) -> list[Pair]:
@@ -217,6 +220,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--unknown-gpu", action="store_true", help="use no published curve of any GPU")
+    parser.add_argument("--other-gpus", action="store_true", help="let the stages of all second jobs differ")
     parser.add_argument("--without-poison", action="store_true", help="leave the poisoned histories out")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", action="store_true")
@@ -224,7 +228,7 @@ def main() -> int:
     tables = tables_in(arguments.tables) if arguments.tables.is_dir() else []
     if not tables:
         parser.error(f"--tables {arguments.tables}: no CSV file there has the columns stage and instruction")
-    pairs = pairs_of(tables, arguments.pairs, arguments.seed, is_gpu_known=not arguments.unknown_gpu)
+    pairs = pairs_of(tables, arguments)
     with ProcessPoolExecutor(arguments.processes) as pool:
         pairs = with_history(pairs, list(pool.map(left_behind, pairs)))
         rows = list(pool.map(second, pairs))
@@ -234,6 +238,7 @@ def main() -> int:
         "simulated": True,
         "seed": arguments.seed,
         "is_gpu_known": not arguments.unknown_gpu,
+        "is_on_other_gpus": arguments.other_gpus,
         **summary_of_pairs(rows),
         "by_change": {name: summary_of_pairs(own) for name, own in by(rows, "change").items()},
         "by_table": {name: summary_of_pairs(own) for name, own in by(rows, "table").items()},

@@ -27,7 +27,7 @@ from gpuenergyd_policies.profiling.prior.summary import summary_of
 from tests.support.learning_jobs import NUM_BASELINE_ITERATIONS, LearningJob
 from tests.support.learning_tables import TrueTable
 
-NUM_PLANS = 5
+NUM_PLANS = 7
 _WAITING_SIGMA_RATIO = 0.05
 
 
@@ -41,8 +41,20 @@ class Change(StrEnum):
 
 
 @dataclass(frozen=True)
-class GpipeJob(LearningJob):
-    """The same pipeline with all forward passes first."""
+class AgainJob(LearningJob):
+    """A job whose stages are those of an earlier one, with errors of measurement of its own."""
+
+    earlier_seed: int = 0
+
+    @cached_property
+    def truth(self) -> PipelineProfile:
+        """The true profile, of the earlier job."""
+        return LearningJob(self.table, self.earlier_seed, self.stage_spread_ratio).truth
+
+
+@dataclass(frozen=True)
+class GpipeJob(AgainJob):
+    """The same stages with all forward passes first."""
 
     @cached_property
     def graph(self) -> DependencyGraph:
@@ -71,17 +83,22 @@ class Run:
         return tuple(own.iteration_time_s / self.job.baseline.iteration_time_s - 1 for own in self.results)
 
 
-def changed_job(table: TrueTable, change: Change, seed: int) -> LearningJob:
-    """Return a job on a table after a change, with GPUs and measurements of its own."""
+def changed_job(table: TrueTable, change: Change, seed: int, *, earlier_seed: int | None = None) -> LearningJob:
+    """Return a job on a table after a change, with errors of measurement of its own.
+
+    Its stages are those of the job of `earlier_seed`; without, and after a change of their number, they differ from
+    them by the spread among stages, as on other GPUs.
+    """
+    of_stages = seed if earlier_seed is None else earlier_seed
     match change:
         case Change.NAME:
-            return LearningJob(table, seed)
+            return AgainJob(table, seed, earlier_seed=of_stages)
         case Change.MICROBATCHES:
-            return LearningJob(replace(table, num_microbatches=12), seed)
+            return AgainJob(replace(table, num_microbatches=12), seed, earlier_seed=of_stages)
         case Change.STAGES:
             return LearningJob(with_stages(table, table.num_stages // 2), seed)
         case Change.SCHEDULE:
-            return GpipeJob(table, seed)
+            return GpipeJob(table, seed, earlier_seed=of_stages)
 
 
 def with_stages(table: TrueTable, num_stages: int) -> TrueTable:
