@@ -8,6 +8,8 @@ from itertools import pairwise
 from gpuenergyd.core.pipeline.graph import InstructionKind
 
 MAX_CURVES, MAX_POINTS = 8, 32
+MAX_STAGE_DEVIATIONS = 64
+_MAX_STAGE_DEVIATION = 0.5
 MAX_NAME_CHARS = 256
 _MAX_STAGES = 65_536
 _MAX_POWER_W = 1e6
@@ -40,6 +42,10 @@ class KindCurve:
     """The SM clock that the GPU really ran at while the maximum was requested."""
     points: tuple[CurvePoint, ...]
     """In descending order of clocks, the maximum first."""
+    stage_clock_mhz: int = 0
+    """The clock of the next ones; 0 without any."""
+    stage_deviations: tuple[tuple[float, float], ...] = ()
+    """By stage, its log time relative to full speed less the mean of all stages, and the standard error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +86,20 @@ def _problem_of_curve(curve: KindCurve, max_mhz: int) -> str | None:
     clocks = [point.sm_clock_mhz for point in curve.points]
     if not 0 < len(clocks) <= MAX_POINTS or clocks[0] != max_mhz or not _is_descending(clocks):
         return f"{where}: 1 to {MAX_POINTS} points in descending order from {max_mhz} MHz are valid"
-    problems = (_problem_of_point(point, max_mhz) for point in curve.points)
+    problems = [_problem_of_point(point, max_mhz) for point in curve.points]
+    problems.append(_problem_of_stages(curve, max_mhz))
     return next((f"{where}: {problem}" for problem in problems if problem is not None), None)
+
+
+def _problem_of_stages(curve: KindCurve, max_mhz: int) -> str | None:
+    if len(curve.stage_deviations) > MAX_STAGE_DEVIATIONS:
+        return f"{len(curve.stage_deviations)} stage_deviations: at most {MAX_STAGE_DEVIATIONS} are valid"
+    if curve.stage_deviations and not _LEAST_CLOCK_RATIO * max_mhz <= curve.stage_clock_mhz <= max_mhz:
+        return f"stage_clock_mhz {curve.stage_clock_mhz} is not a clock of a GPU with {max_mhz} MHz"
+    for deviation, sigma in curve.stage_deviations:
+        if not (abs(deviation) <= _MAX_STAGE_DEVIATION and 0 <= sigma <= _MAX_SIGMA):
+            return f"stage deviation {deviation:g} with error {sigma:g} is out of range"
+    return None
 
 
 def _problem_of_point(point: CurvePoint, max_mhz: int) -> str | None:

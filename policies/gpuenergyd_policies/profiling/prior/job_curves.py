@@ -14,6 +14,7 @@ from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
 from gpuenergyd_policies.profiling.prior.curves import POWER, TIME, CurveModel, Evidence, Posterior
 from gpuenergyd_policies.profiling.prior.relatives import (
+    AGREEING_FACTOR,
     Relative,
     power_of_relatives,
     time_of_relatives,
@@ -30,6 +31,7 @@ from gpuenergyd_policies.profiling.prior.seen import (
     time_evidence,
 )
 from gpuenergyd_policies.profiling.prior.shape import CurvePrior, FloatArray
+from gpuenergyd_policies.profiling.prior.stages_before import with_stages_before
 
 _MAX_WAITING_SHIFT = 0.7
 """In log power, by which measurements may move the assumed power while waiting: a factor of two."""
@@ -141,6 +143,8 @@ def fit_curves(  # noqa: PLR0913  options of comparisons
     of_time = CurveModel(prior.time, TIME, are_pooled, can_widen)
     told = time_of_relatives(relatives, classes)
     *known, time_doubts = with_relatives(of_time, *time_evidence(classes, times, of_time), told)
+    if time_doubts and time_doubts[0] <= AGREEING_FACTOR:
+        known = list(with_stages_before(of_time, *known, relatives[0], classes))
     time = of_time.posterior(wanted, *known, want_covariance=want_draws)
     reference_w = reference_powers_w(classes, energies, waiting)
     of_power = CurveModel(prior.power, POWER, are_pooled, can_widen)

@@ -220,13 +220,11 @@ def with_relatives(
     model: CurveModel, observed: Points, evidence: Evidence, told: RelativeEvidence
 ) -> tuple[Points, Evidence, tuple[float, ...]]:
     """Return a job's evidence joined with that of its relatives, and the factor on each relative's distance."""
-    num, num_own, num_told = len(told.distances), len(evidence.values), len(told.values)
-    if not num_told:
+    num, num_own = len(told.distances), len(evidence.values)
+    if not len(told.values):
         return observed, evidence, (1.0,) * num
-    points = _joined(observed, told.observed)
-    weights = np.zeros((num_own + num_told, len(points.clock_mhz)))
-    weights[:num_own, : len(observed.clock_mhz)] = evidence.weights
-    weights[num_own:, len(observed.clock_mhz) :] = told.weights
+    points = joined_points(observed, told.observed)
+    weights = block_diagonal(evidence.weights, told.weights)
     values = np.concatenate([evidence.values, told.values])
     nothing = Evidence(np.zeros((0, 0)), np.zeros(0), np.zeros((0, 0)))
     before = model.posterior(points, points_of((), ()), nothing, want_covariance=True)
@@ -235,10 +233,10 @@ def with_relatives(
     misfit = values - weights @ before.mean
 
     def joined(factors: Sequence[float]) -> Evidence:
-        return Evidence(weights, values, _block(evidence.noise, told.noise(factors)))
+        return Evidence(weights, values, block_diagonal(evidence.noise, told.noise(factors)))
 
     def score(factors: Sequence[float]) -> float:
-        covariance = spread + _block(evidence.noise, told.noise(factors))
+        covariance = spread + block_diagonal(evidence.noise, told.noise(factors))
         root = np.linalg.cholesky(covariance + 1e-12 * np.eye(len(covariance)))
         white = np.linalg.solve(root, misfit)
         penalty = sum(math.log(factor) ** 2 for factor in factors) / (2 * _LOG_FACTOR_SIGMA**2)
@@ -269,11 +267,14 @@ def _most_probable(score: Callable[[Sequence[float]], float], num: int) -> tuple
     return tuple(found)
 
 
-def _joined(a: Points, b: Points) -> Points:
+def joined_points(a: Points, b: Points) -> Points:
+    """Return the points of both, in this order."""
     return Points(*(np.concatenate([getattr(a, own.name), getattr(b, own.name)]) for own in fields(Points)))
 
 
-def _block(a: FloatArray, b: FloatArray) -> FloatArray:
-    found = np.zeros((len(a) + len(b), len(a) + len(b)))
-    found[: len(a), : len(a)], found[len(a) :, len(a) :] = a, b
+def block_diagonal(a: FloatArray, b: FloatArray) -> FloatArray:
+    """Return the matrix with these two on its diagonal."""
+    rows, columns = a.shape
+    found = np.zeros((rows + b.shape[0], columns + b.shape[1]))
+    found[:rows, :columns], found[rows:, columns:] = a, b
     return found

@@ -8,7 +8,13 @@ from statistics import fmean, median
 import numpy as np
 
 from gpuenergyd.core.pipeline.graph import InstructionKind
-from gpuenergyd.core.pipeline.learned_curves import MAX_POINTS, CurvePoint, KindCurve, LearnedCurves
+from gpuenergyd.core.pipeline.learned_curves import (
+    MAX_POINTS,
+    MAX_STAGE_DEVIATIONS,
+    CurvePoint,
+    KindCurve,
+    LearnedCurves,
+)
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd_policies.profiling.prior.curves import Posterior
 from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves
@@ -83,7 +89,20 @@ def _curve(fitted: FittedCurves, kind: InstructionKind, clocks: Sequence[int]) -
         time_s=fmean(own.time_s for own in classes),
         full_speed_mhz=median(own.full_speed_mhz for own in classes),
         points=tuple(points),
+        stage_clock_mhz=clocks[-1],
+        stage_deviations=_stage_deviations(fitted.time, [index[own.key, clocks[-1]] for own in classes]),
     )
+
+
+def _stage_deviations(belief: Posterior, entries: Sequence[int]) -> tuple[tuple[float, float], ...]:
+    """Return the difference of each entry from the mean of all, with its standard error; empty if there are many."""
+    if not 1 < len(entries) <= MAX_STAGE_DEVIATIONS or belief.covariance is None:
+        return ()
+    from_mean = np.eye(len(entries)) - 1 / len(entries)
+    deviations = from_mean @ belief.mean[list(entries)]
+    covariance = from_mean @ belief.covariance[np.ix_(entries, entries)] @ from_mean.T
+    sigma = np.maximum(np.sqrt(np.maximum(np.diag(covariance), 0.0)), _LEAST_TIME_SIGMA)
+    return tuple(zip(deviations.tolist(), sigma.tolist(), strict=True))
 
 
 def _mean_of(belief: Posterior, entries: Sequence[int]) -> tuple[float, float]:
