@@ -6,7 +6,7 @@ The first job of a pair makes seven plans and leaves its curves behind. The seco
 name, with other microbatches, with half the stages, or in GPipe's order, with errors of measurement of its own; with
 half the stages, or always with `--other-gpus`, its stages also differ from those of the first job, by a spread of 1 %.
 It starts from the first one's curves among those of other models on the same GPU model, and the saving of its first
-plan is compared with that of its seventh. Whatever the shipped prior learned from the same family of models is left out.
+plan is compared with that of its seventh. What the shipped prior learned from the same family of models is left out.
 
 Poisoned histories consist of six past jobs that agree with one another: no clock costs time, a sensor that hangs, the
 curves of another GPU model under this one's name, each claimed with hardly any error; or of one such job beside the

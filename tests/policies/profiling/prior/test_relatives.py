@@ -1,6 +1,7 @@
 """Relatives of a job: like ones teach it, unlike and lying ones lose their weight, and doubt bounds what they cost."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -167,6 +168,33 @@ def test_times_move_towards_doubt_and_never_below_what_they_were() -> None:
         ):
             assert option.time_s >= a.time_s - 1e-15
             assert option.time_s <= max(a.time_s, b.time_s) + 1e-15
+
+
+def with_stages(job: PastJob, slope_of: dict[int, float], clock: int = 900) -> PastJob:
+    """Return a job whose stages differ in slope from their mean."""
+    deviations = tuple((slope * math.log(1410 / clock), 0.002) for slope in slope_of.values())
+    curves = tuple(replace(curve, stage_clock_mhz=clock, stage_deviations=deviations) for curve in job.learned.curves)
+    return replace(job, learned=replace(job.learned, curves=curves))
+
+
+def test_stages_of_a_past_job_tell_those_of_a_job_with_as_many() -> None:
+    job = with_stages(past_job(), {0: 0.03, 1: 0.0, 2: -0.03})
+
+    known, plain = fitted(0.8, job), fitted(0.8, past_job())
+
+    index = known.index_of()
+    entries = [index[InstructionClass(rank, F), 960] for rank in range(3)]
+    assert list(np.diff(known.time.mean[entries]) < -0.005) == [True, True]
+    assert list(np.abs(np.diff(plain.time.mean[entries])) < 0.001) == [True, True]
+    assert known.time.sigma[entries[0]] < plain.time.sigma[entries[0]]
+
+
+def test_stages_of_a_past_job_that_the_job_contradicts_are_not_used() -> None:
+    job = with_stages(past_job(), {0: 0.2, 1: 0.0, 2: -0.2})
+
+    found, plain = fitted(0.8, job, clocks=(1275, 1050)), fitted(0.8, past_job(), clocks=(1275, 1050))
+
+    assert np.allclose(found.time.mean, plain.time.mean)
 
 
 def test_a_job_leaves_the_clocks_that_it_tried_with_honest_errors() -> None:
