@@ -69,6 +69,7 @@ def _thinned(clocks: list[int]) -> list[int]:
 def _curve(fitted: FittedCurves, kind: InstructionKind, clocks: Sequence[int]) -> KindCurve:
     classes = [own for own in fitted.classes if own.key.kind is kind]
     index = fitted.index_of()
+    common = [clock for clock in clocks if all(clock in own.clocks_mhz for own in classes)]  # the maximum at least
     points = []
     for clock in clocks:
         entries = [index[own.key, clock] for own in classes if clock in own.clocks_mhz]
@@ -89,8 +90,8 @@ def _curve(fitted: FittedCurves, kind: InstructionKind, clocks: Sequence[int]) -
         time_s=fmean(own.time_s for own in classes),
         full_speed_mhz=median(own.full_speed_mhz for own in classes),
         points=tuple(points),
-        stage_clock_mhz=clocks[-1],
-        stage_deviations=_stage_deviations(fitted.time, [index[own.key, clocks[-1]] for own in classes]),
+        stage_clock_mhz=common[-1],
+        stage_deviations=_stage_deviations(fitted.time, [index[own.key, common[-1]] for own in classes]),
     )
 
 
