@@ -13,6 +13,7 @@ from gpuenergyd.core.pipeline.learned_curves import MAX_STAGE_DEVIATIONS, KindCu
 from gpuenergyd_policies.profiling.prior.curves import CurveModel, Evidence, Points
 from gpuenergyd_policies.profiling.prior.relatives import Relative, block_diagonal, joined_points
 from gpuenergyd_policies.profiling.prior.seen import ClassAtFullSpeed, points_of
+from gpuenergyd_policies.profiling.prior.shape import FloatArray
 
 _SAME_STAGE_SIGMA = 0.005
 """Of the difference in slope from the same stage before, as on other GPUs: a third of the spread among stages."""
@@ -27,7 +28,7 @@ def with_stages_before(
     entries: list[tuple[int, int]] = []
     values: list[float] = []
     variances: list[float] = []
-    weights: list[np.ndarray] = []
+    weights: list[FloatArray] = []
     for curve in relative.job.learned.curves:
         own = [k for k, of_class in enumerate(classes) if of_class.key.kind is curve.kind]
         if len(own) != len(curve.stage_deviations) or not own:
