@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import DependencyGraph, dependency_graph, gpipe
 from gpuenergyd.core.pipeline.learned_curves import LearnedCurves
 from gpuenergyd.core.pipeline.profile import PipelineProfile
@@ -19,7 +20,7 @@ from gpuenergyd_policies.profiling.prior.doubt import powers_within_doubt, withi
 from gpuenergyd_policies.profiling.prior.evidence import energies_seen, times_seen
 from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, fit_curves
 from gpuenergyd_policies.profiling.prior.published import prior_for
-from gpuenergyd_policies.profiling.prior.relatives import relatives_of
+from gpuenergyd_policies.profiling.prior.relatives import Relative, relatives_of
 from gpuenergyd_policies.profiling.prior.risk import caution_within_risk
 from gpuenergyd_policies.profiling.prior.seen import Waiting
 from gpuenergyd_policies.profiling.prior.shape import GENERIC, CurvePrior
@@ -115,7 +116,9 @@ def run_job(
     draw = np.random.default_rng([job.seed, 3])
     prior = prior_for(job.table.gpu, without_families=[job.table.family]) if is_gpu_known else GENERIC
     seen = [job.observed(job.baseline, "baseline", k, draw) for k in range(NUM_BASELINE_ITERATIONS)]
-    results, doubts, learned = [], [], None
+    results: list[PlanEvaluation] = []
+    doubts: list[tuple[tuple[float, float], ...]] = []
+    learned = None
     gpus = [GpuView(f"GPU-{r}", job.table.gpu, job.classes[0].clocks_mhz, 0.0) for r in range(job.graph.num_ranks)]
     for number in range(num_plans):
         alone = _fitted(job, prior, seen, ())
@@ -135,7 +138,9 @@ def run_job(
     return Run(job, tuple(results), learned, tuple(doubts))
 
 
-def _fitted(job: LearningJob, prior: CurvePrior, seen: Sequence, relatives: Sequence) -> FittedCurves:  # type: ignore[type-arg]
+def _fitted(
+    job: LearningJob, prior: CurvePrior, seen: Sequence[IterationObservation], relatives: Sequence[Relative]
+) -> FittedCurves:
     waiting = Waiting(job.truth.blocking_power_w, _WAITING_SIGMA_RATIO)
     return fit_curves(
         job.classes, prior, times_seen(seen), energies_seen(seen), waiting, want_draws=True, relatives=relatives
