@@ -37,6 +37,8 @@ _COMMON_SHARE = 0.5
 """Share of the smaller squared distance that two relatives have in common: runs of one job say the same again."""
 _NEAR = 0.1
 """Length scale, in log clock, within which errors of a past job's curve are the same error."""
+_SINGLE_CLOCK_SIGMA = 0.005
+"""Scatter of single clocks in the mean of stages, which not all of them ran at."""
 FACTORS = (1.0, 3.0, 10.0, 100.0)
 AGREEING_FACTOR = 3.0
 """The largest factor of a relative that counts as agreeing."""
@@ -198,7 +200,10 @@ def _evidence(
         observed=points_of(classes, entries),
         weights=weights,
         values=np.array([row.value for row in rows], dtype=np.float64),
-        own_noise=np.asarray(np.outer(sigma, sigma) * near * (same_relative & same_kind), dtype=np.float64),
+        own_noise=np.asarray(
+            np.outer(sigma, sigma) * near * (same_relative & same_kind) + _SINGLE_CLOCK_SIGMA**2 * np.eye(len(rows)),
+            dtype=np.float64,
+        ),
         between=np.asarray(between, dtype=np.float64),
         relative=relative,
         distances=np.array([own.distance for own in relatives], dtype=np.float64),
