@@ -55,6 +55,8 @@ RUNS = (
         300, 1200, Kind.COMPUTED),
     Run("learning", "learning.py", _args("--jobs 16 --seed 1 --json"),
         _args("--jobs 1 --replans 1 --json"), 600, 3600, Kind.COMPUTED, is_usual=False, data=("profiles",)),
+    Run("past-jobs", "past_jobs.py", _args("--pairs 30 --seed 1 --json"),
+        _args("--pairs 2 --without-poison --json"), 900, 5400, Kind.COMPUTED, is_usual=False, data=("profiles",)),
     Run("soak", "soak.py", _args("--hours 2 --warmup-hours 2 --json"),
         _args("--hours 0.1 --warmup-hours 0.05 --json"), 290, 1200, Kind.COMPUTED),
     Run("planner-instances", "planner_instances.py", _args("--json"), _args("--json"), 40, 600, Kind.COMPUTED,

@@ -24,6 +24,7 @@ from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
 from gpuenergyd.daemon.gpus.switching_file import SwitchingFile
 from gpuenergyd.daemon.handover.file import consume_hand_over, write_hand_over
 from gpuenergyd.daemon.handover.jobs import hand_over_jobs, take_over_job
+from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.daemon.jobs.previous_runs import PreviousRunStore
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
@@ -89,6 +90,7 @@ class Daemon:
             if is_carbon_configured(settings)
             else None
         )
+        past_jobs = PastJobStore(settings.database_url, self._history)
         self.jobs = Jobs(
             services=JobServices(
                 worker=self.worker,
@@ -100,6 +102,7 @@ class Daemon:
                 levers=frozenset(settings.levers),
                 watcher=self.carbon.targets if self.carbon is not None else None,
                 previous_runs=PreviousRunStore(settings.database_url),
+                past_jobs=past_jobs,
                 carbon_zone=self.carbon.feed.zone if self.carbon is not None else None,
             ),
             rules=JobRules(
@@ -125,6 +128,7 @@ class Daemon:
             self.members,
             status=lambda: daemon_status(self),
             job_detail=lambda job_id: job_detail(self, job_id),
+            past_jobs=past_jobs,
             proof_of_use=ProofOfUse(_access_rules(settings), self.worker.process_ids),
             limits=UserLimits(settings.max_connections_per_user, settings.max_requests_per_user_per_s),
         )

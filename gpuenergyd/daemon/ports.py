@@ -17,11 +17,13 @@ from gpuenergyd.core.job.messages import (
     RecordPhase,
     RestoreGpus,
     SendPlan,
+    StoreCurves,
     StoreOrderRefusal,
     StoreRun,
 )
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
+from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import JobView, Lever
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.core.policy_api.target import PerformanceTarget
@@ -224,6 +226,14 @@ class PreviousRunPort(Protocol):
         ...
 
 
+class PastJobPort(Protocol):
+    """The store of the curves that jobs left."""
+
+    async def recall(self, uid: int, gpu_model_name: str) -> tuple[PastJob, ...]:
+        """Return past jobs of a user on a GPU model, and imported ones, newest first; empty if they cannot be read."""
+        ...
+
+
 # --- ports of the command executor: one per command ---
 
 
@@ -292,10 +302,10 @@ class AuditPort(Protocol):
 
 
 class RunStorePort(Protocol):
-    """The previous run of a job, and what this one leaves for the next."""
+    """The previous run of a job and past jobs like it, and what this one leaves for the next."""
 
     async def recall(self) -> None:
-        """Look up the previous run; one that is found arrives as the event `PreviousRunFound`."""
+        """Look them up; what is found arrives as the events `PreviousRunFound` and `PastJobsFound`."""
         ...
 
     async def store(self, command: StoreRun) -> None:
@@ -304,6 +314,10 @@ class RunStorePort(Protocol):
 
     async def store_refusal(self, command: StoreOrderRefusal) -> None:
         """Remember that no later run may run another order of instructions."""
+        ...
+
+    def store_curves(self, command: StoreCurves) -> None:
+        """Store what this job has shown of its curves."""
         ...
 
 
@@ -333,3 +347,4 @@ class JobServices:
     carbon_zone: str | None = None
     """Zone of this host's carbon intensities; None without any."""
     previous_runs: PreviousRunPort | None = None
+    past_jobs: PastJobPort | None = None

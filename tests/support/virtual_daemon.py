@@ -21,7 +21,7 @@ from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.jobs.previous_runs import PreviousRunStore
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.jobs.runner import JobRunner
-from gpuenergyd.daemon.ports import HistoryPort, JobServices, WorkerPort
+from gpuenergyd.daemon.ports import HistoryPort, JobServices, PastJobPort, WorkerPort
 from gpuenergyd.daemon.processes.plugins import PolicyNames
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.wire.messages import IterationReport, PlanSlice, RankRegistration, RankRelease
@@ -71,7 +71,12 @@ class CountingMemory(PreviousRunStore):
 
 
 def virtual_daemon(
-    policy: PolicyInProcess, worker: WorkerPort, history: HistoryPort, models: PreviousRunStore, num_gpus: int
+    policy: PolicyInProcess,
+    worker: WorkerPort,
+    history: HistoryPort,
+    models: PreviousRunStore,
+    num_gpus: int,
+    past_jobs: PastJobPort | None = None,
 ) -> Jobs:
     """Return the jobs of a daemon with so many GPUs of one model."""
     gpus = Gpus()
@@ -86,6 +91,7 @@ def virtual_daemon(
         gpus=gpus,
         observation_limit_s=60.0,
         previous_runs=models,
+        past_jobs=past_jobs,
     )
     return Jobs(
         services=services,

@@ -4,7 +4,7 @@ A change that breaks a call or an implementation in this file breaks programs of
 changelog.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, assert_type
@@ -22,6 +22,7 @@ from gpuenergyd.core.carbon.intensity import CarbonSignal
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
 from gpuenergyd.core.pipeline.schedules import make_schedule
+from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import (
     ClockPolicy,
     FrontierPoint,
@@ -30,6 +31,8 @@ from gpuenergyd.core.policy_api.policy import (
     OfflinePlan,
     OfflinePlanner,
     OfflineRequest,
+    PriorPolicy,
+    PriorView,
     TargetPolicy,
     TargetView,
 )
@@ -113,6 +116,10 @@ class OneStepDown:
             reason="one step below the highest clock",
         )
 
+    def prior(self, gpu_model_name: str, past_jobs: Sequence[PastJob]) -> PriorView:
+        """Know nothing."""
+        return PriorView(gpu_model_name, "nothing", len(past_jobs), ())
+
     def frontier(self, view: JobView) -> tuple[FrontierPoint, ...]:
         """Return no points."""
         assert_type(view.target, PerformanceTarget)
@@ -135,6 +142,7 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
 
 CLOCK_POLICY: ClockPolicy = OneStepDown()
 FRONTIER_POLICY: FrontierPolicy = OneStepDown()
+PRIOR_POLICY: PriorPolicy = OneStepDown()
 TARGET_POLICY: TargetPolicy = TwoPercent()
 
 

@@ -1,9 +1,14 @@
-"""`gpuenergyd policies`: lists installed plugins, their packages, and why a broken one cannot be loaded."""
+"""`gpuenergyd policies`: installed plugins, and what the policy `learning` has learned from past jobs."""
 
 from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
 
-from gpuenergyd.cli.options import JsonOption
+import typer
+
+from gpuenergyd.cli.options import JsonOption, SocketOption
 from gpuenergyd.cli.output import people_console, print_json
+from gpuenergyd.errors import UsageError
 
 _KINDS = {
     "policy": "gpuenergyd.policies",
@@ -13,15 +18,66 @@ _KINDS = {
 }
 
 
-def policies(*, as_json: JsonOption = False) -> int:
-    """List policies, targets, planners and carbon sources.
+def policies(
+    *,
+    show_prior: Annotated[
+        bool, typer.Option("--show-prior", help="Show the curves that new jobs start from, and your past jobs.")
+    ] = False,
+    export_prior: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write your past jobs to a file for another site.")
+    ] = None,
+    import_prior: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Use exported past jobs for all users (administrators).")
+    ] = None,
+    forget_prior: Annotated[bool, typer.Option("--forget-prior", help="Delete your past jobs.")] = False,
+    all_users: Annotated[
+        bool,
+        typer.Option("--all-users", help="Show, export or forget those of all users, and imported (administrators)."),
+    ] = False,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """List policies, or show and manage what past jobs have taught.
 
-    Plugins are found by entry point; a plugin that cannot be loaded is shown with the reason.
+    Plugins (policies, targets, planners, carbon sources) are found by entry point; a plugin that cannot be loaded is
+    shown with the reason. With the policy `learning`, a job leaves its curves of time and power behind, and later jobs
+    of the same user on the same GPU model start from them, the more alike the more. Nobody else sees or uses them.
 
     Examples:
         gpuenergyd policies
-        gpuenergyd policies --json
+        gpuenergyd policies --show-prior
+        gpuenergyd policies --export-prior past-jobs.json
+        gpuenergyd policies --import-prior past-jobs.json
+        gpuenergyd policies --forget-prior
     """
+    wanted = {
+        "--show-prior": show_prior,
+        "--export-prior": export_prior is not None,
+        "--import-prior": import_prior is not None,
+        "--forget-prior": forget_prior,
+    }
+    given = [name for name, is_given in wanted.items() if is_given]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} cannot be combined")
+    if all_users and (not given or import_prior is not None):
+        raise UsageError("--all-users needs --show-prior, --export-prior or --forget-prior")
+    if not given:
+        return _list_plugins(as_json=as_json)
+    from gpuenergyd.cli.commands import prior  # noqa: PLC0415  start fast
+
+    with prior.PriorClient.open(socket, is_for_all_users=all_users, as_json=as_json) as client:
+        if export_prior is not None:
+            client.export_to(export_prior)
+        elif import_prior is not None:
+            client.import_from(import_prior)
+        elif forget_prior:
+            client.forget()
+        else:
+            client.show()
+    return 0
+
+
+def _list_plugins(*, as_json: bool) -> int:
     from gpuenergyd.daemon.processes.plugins import installed_policies  # noqa: PLC0415  imports every plugin
 
     found = [(kind, plugin) for kind, group in _KINDS.items() for plugin in installed_policies(group)]

@@ -42,6 +42,7 @@ from gpuenergyd.core.job.messages import (
     MergedIterationObserved,
     ObserveIteration,
     OrdersRefused,
+    PastJobsFound,
     PlanDecided,
     PolicyFailed,
     PreviousRunFound,
@@ -54,6 +55,7 @@ from gpuenergyd.core.job.messages import (
     RecordIteration,
     RecordNotice,
     RecordPhase,
+    StoreCurves,
     StoreOrderRefusal,
     StoreRun,
     StragglerChanged,
@@ -65,6 +67,7 @@ from gpuenergyd.core.job.story import Notices, Story
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.telemetry import RankIteration
 from gpuenergyd.core.pipeline.graph import DependencyGraph
+from gpuenergyd.core.pipeline.learned_curves import problem_of_curves
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, SavingAdvice, check_plan
 from gpuenergyd.core.pipeline.reorder import OrderAdvice
 from gpuenergyd.core.policy_api.policy import BaselineView, JobView
@@ -194,6 +197,9 @@ class Job:
                 return ()
             case PreviousRunFound():
                 self.knowledge.recall(event.run, is_for_policy=self.phase in _BEFORE_PROFILING)
+                return ()
+            case PastJobsFound():
+                self.knowledge.past_jobs = event.jobs if self.phase in _BEFORE_PROFILING else ()
                 return ()
             case ControlLost():
                 return self._fall_back(event.reason, is_fault=True)
@@ -386,8 +392,16 @@ class Job:
     def _plan_decided(self, plan: ClockPlan) -> tuple[Command, ...]:
         if not self.control.question.accept_answer():
             return ()
-        assert self.ranks.schedule is not None
         self.advice = plan.advice or self.advice
+        if plan.learned is None:
+            return self._follow(plan)
+        # Curves that no GPU has, of a broken sensor or policy, are not for later jobs.
+        store = (StoreCurves(plan.learned),) if problem_of_curves(plan.learned) is None else ()
+        return (*store, *self._follow(replace(plan, learned=None)))
+
+    def _follow(self, plan: ClockPlan) -> tuple[Command, ...]:
+        """Follow a plan of the policy, unless it is refused."""
+        assert self.ranks.schedule is not None
         is_slow = plan.purpose is PlanPurpose.PROFILE and not plan.orders  # other orders are tried at full speed
         if is_slow and (refusal := self._profiling_refusal) is not None:
             return self._fall_back(refusal, least_wait=self.rules.refused_profiling_iterations)

@@ -6,8 +6,10 @@ from enum import StrEnum
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.telemetry import ObservedSpan, RankIteration
 from gpuenergyd.core.pipeline.graph import Instruction
+from gpuenergyd.core.pipeline.learned_curves import LearnedCurves
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.pipeline.reorder import OrderAdvice, ReorderOffer
+from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import GpuView, JobView
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.core.policy_api.target import PerformanceTarget
@@ -116,6 +118,13 @@ class PreviousRunFound:
 
 
 @dataclass(frozen=True, slots=True)
+class PastJobsFound:
+    """The history database holds curves of earlier jobs that this one may resemble."""
+
+    jobs: tuple[PastJob, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ControlLost:
     """Clocks of this job cannot be set for now: the GPU worker died, a GPU was lost, or permission is missing."""
 
@@ -178,6 +187,7 @@ Event = (
     | PolicyFailed
     | GpuViewChanged
     | PreviousRunFound
+    | PastJobsFound
     | ControlLost
     | ProfilingPermissionChanged
     | TargetChanged
@@ -279,6 +289,13 @@ class StoreOrderRefusal:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreCurves:
+    """Store what this job has shown of its curves, for later jobs."""
+
+    learned: LearnedCurves
+
+
+@dataclass(frozen=True, slots=True)
 class EndJob:
     """Finish the job: it handles no more events."""
 
@@ -296,5 +313,6 @@ Command = (
     | RecordNotice
     | StoreRun
     | StoreOrderRefusal
+    | StoreCurves
     | EndJob
 )

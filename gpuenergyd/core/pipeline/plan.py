@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
+from gpuenergyd.core.pipeline.learned_curves import LearnedCurves
 from gpuenergyd.core.pipeline.reorder import OrderAdvice, Orders, check_orders
 from gpuenergyd.errors import PlanError
 
@@ -94,6 +95,8 @@ class ClockPlan:
     """The instructions of each rank under this plan, if they are not in the registered order."""
     order_advice: OrderAdvice | None = None
     """What another order would save; a policy may add it to a plan that it returns again."""
+    learned: LearnedCurves | None = None
+    """What the job has shown of its curves until now, for later jobs; stored, and no part of the plan in force."""
 
     def schedule(self, registered: Schedule) -> Schedule:
         """Return the schedule that ranks run under this plan, given the one that they registered with."""

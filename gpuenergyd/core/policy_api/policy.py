@@ -1,11 +1,11 @@
-"""The plugin API of policies: four Protocols, and the frozen views and results that they exchange. No I/O.
+"""The plugin API of policies: five Protocols, and the frozen views and results that they exchange. No I/O.
 
 The policy host creates one instance per job and may be killed at any moment. A view therefore contains everything that
 is known of the job: a policy must work without state between calls, and may keep caches only for speed.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -13,11 +13,12 @@ from typing import Protocol
 
 from gpuenergyd.core.carbon.intensity import CarbonForecast, HourlySeries, IntensityBasis
 from gpuenergyd.core.measurement.observation import IterationObservation
-from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, Schedule
+from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, InstructionKind, Schedule
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPurpose
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.reorder import OrderAdvice, RankMemory
 from gpuenergyd.core.pipeline.switching import SwitchLatency, constant_latency
+from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
@@ -48,6 +49,14 @@ class FrontierPolicy(Protocol):
 
     def frontier(self, view: "JobView") -> tuple["FrontierPoint", ...]:
         """Return points of the job's time-energy frontier as iterations would measure; empty while unknown."""
+        ...
+
+
+class PriorPolicy(Protocol):
+    """Optional method of a clock policy: shows what a job would start from."""
+
+    def prior(self, gpu_model_name: str, past_jobs: Sequence[PastJob]) -> "PriorView":
+        """Return what is believed of a GPU model's curves, given past jobs of one user."""
         ...
 
 
@@ -158,6 +167,8 @@ class JobView:
     """Number of times that profiling has started over; part of plan ids, so that none is used twice."""
     previous_run: PreviousRun | None = None
     """Iterations of a previous run of this job; the policy checks at full speed whether they still apply."""
+    past_jobs: tuple[PastJob, ...] = ()
+    """Curves of earlier jobs of this user, or imported, on the GPU model of this job; newest first."""
     num_dropped_plans: Mapping[PlanPurpose, int] = field(default_factory=dict)
     """Number of plans of each purpose that were left out of `issued_plans`."""
     num_dp_ranks: int = 1
@@ -251,6 +262,36 @@ class FrontierPoint:
     iteration_time_s: float
     energy_j: float
     lower_bound_j: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PriorPoint:
+    """Believed time and power at a share of the maximum clock, relative to the maximum, with their standard errors."""
+
+    clock_ratio: float
+    time_ratio: float
+    time_sigma_ratio: float
+    power_ratio: float
+    power_sigma_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class PriorCurve:
+    """Believed curve of a kind of instruction."""
+
+    kind: InstructionKind
+    points: tuple[PriorPoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PriorView:
+    """What a job on a GPU model would start from: published curves, and past jobs like it."""
+
+    gpu_model_name: str
+    basis: str
+    num_past_jobs: int
+    """Past jobs that count, of those given."""
+    curves: tuple[PriorCurve, ...]
 
 
 @dataclass(frozen=True, slots=True)

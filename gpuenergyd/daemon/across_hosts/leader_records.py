@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from gpuenergyd.core.job.messages import RecordIteration, StoreOrderRefusal, StoreRun
+from gpuenergyd.core.job.messages import RecordIteration, StoreCurves, StoreOrderRefusal, StoreRun
 from gpuenergyd.daemon.gpus.inventory import utc_at
 from gpuenergyd.daemon.jobs.audit_log import AuditLog
 from gpuenergyd.daemon.jobs.estimates import ESTIMATE_EVERY_NS, estimate_record
@@ -63,7 +63,7 @@ class LeaderRuns:
 
     async def recall(self) -> None:
         """Look the previous run up in the background: a training process waits for the reply to its report."""
-        if self.services.previous_runs is None:
+        if self.services.previous_runs is None and self.services.past_jobs is None:
             self.is_recalled = True
         else:
             self.spawn(self._recall())
@@ -81,3 +81,7 @@ class LeaderRuns:
     async def store_refusal(self, command: StoreOrderRefusal) -> None:
         """Remember that no later run may run another order of instructions."""
         await self._runs.store_refusal(command)
+
+    def store_curves(self, command: StoreCurves) -> None:
+        """Store what the whole pipeline has shown of its curves."""
+        self._runs.store_curves(command)

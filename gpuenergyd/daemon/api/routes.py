@@ -17,6 +17,7 @@ from gpuenergyd.wire.messages import (
     RankRelease,
     ReleaseReply,
 )
+from gpuenergyd.wire.past_job_messages import PastJobFile, PastJobList, PastJobsChanged, PastJobsForget
 from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, MemberReply, PipelineReply, PipelineReport
 
 JSON_TYPE = "application/json"
@@ -73,6 +74,22 @@ CALIBRATIONS = Route(
 CALIBRATION = Route(
     "/v1/calibrations/{calibration_id}", "Progress and result of a calibration.", reply=CalibrationState
 )
+PAST_JOBS = Route(
+    "/v1/past-jobs", "Past jobs of the caller and imported ones, from whose curves new jobs start.", reply=PastJobList
+)
+ALL_PAST_JOBS = Route("/v1/past-jobs/all", "Past jobs of all users (administrators).", reply=PastJobList)
+PAST_JOB_IMPORT = Route(
+    "/v1/past-jobs/import",
+    "Import past jobs of another site for all users of this host (administrators).",
+    PastJobFile,
+    PastJobsChanged,
+)
+PAST_JOB_FORGET = Route(
+    "/v1/past-jobs/forget",
+    "Forget the caller's past jobs; with is_for_all_users everybody's and imported ones (administrators).",
+    PastJobsForget,
+    PastJobsChanged,
+)
 STATUS = Route("/v1/status", "State of the daemon: health, GPUs, jobs. Missing values are null, never 0.")
 JOB = Route("/v1/jobs/{job_id}", "One running job: plan, predictions, last measured timeline.")
 METRICS = Route("/v1/metrics", "The status as Prometheus metrics.", content_type="text/plain")
@@ -81,5 +98,6 @@ OPENAPI = Route("/v1/openapi.json", "This document.")
 ROUTES = (
     *(RANKS, ITERATIONS, PACE, RELEASE, MEMBERS, MEMBER_PLAN, PIPELINES, LEASES, LEASE_RELEASE),
     *(CALIBRATIONS, CALIBRATION),
+    *(PAST_JOBS, ALL_PAST_JOBS, PAST_JOB_IMPORT, PAST_JOB_FORGET),
     *(STATUS, JOB, METRICS, OPENAPI),
 )

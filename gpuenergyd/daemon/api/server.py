@@ -24,6 +24,7 @@ from gpuenergyd.daemon.api.openapi import api_description
 from gpuenergyd.daemon.api.routes import ROUTES
 from gpuenergyd.daemon.api.snapshots import Snapshot, SnapshotText
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
+from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
 from gpuenergyd.daemon.manual_leases.calibration import Calibrations
@@ -42,6 +43,7 @@ from gpuenergyd.wire.messages import (
     RankRegistration,
     RankRelease,
 )
+from gpuenergyd.wire.past_job_messages import FILE_FORMAT, PastJobFile, PastJobList, PastJobsChanged, PastJobsForget
 from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, PipelineReport
 
 log = logging.getLogger(__name__)
@@ -105,11 +107,12 @@ class Server:
         status: Callable[[], Mapping[str, Any]],
         job_detail: Callable[[str], Mapping[str, Any] | None],
         proof_of_use: ProofOfUse,
+        past_jobs: PastJobStore,
         limits: UserLimits,
     ) -> None:
         self._jobs = jobs
         self._leases, self._calibrations = changes.leases, changes.calibrations
-        self._members = members
+        self._members, self._past_jobs = members, past_jobs
         self._status = Snapshot(status)
         self._status_text = SnapshotText(self._status, encode)
         self._metrics = SnapshotText(self._status, metrics_text)
@@ -146,6 +149,10 @@ class Server:
             routes.LEASE_RELEASE: self._release_lease,
             routes.CALIBRATIONS: self._start_calibration,
             routes.CALIBRATION: self._get_calibration,
+            routes.PAST_JOBS: self._list_past_jobs,
+            routes.ALL_PAST_JOBS: self._list_all_past_jobs,
+            routes.PAST_JOB_IMPORT: self._import_past_jobs,
+            routes.PAST_JOB_FORGET: self._forget_past_jobs,
             routes.STATUS: _text_handler(self._status_text.value, routes.JSON_TYPE),
             routes.JOB: self._get_job,
             routes.METRICS: _text_handler(self._metrics.value, _METRICS_TYPE),
@@ -229,6 +236,27 @@ class Server:
             return _error(404, f"no calibration {calibration_id[:100]!r}")
         return _json(state)
 
+    async def _list_past_jobs(self, request: web.Request) -> web.Response:
+        return _json(PastJobList(await self._past_jobs.of_user(self._peer(request).uid)))
+
+    async def _list_all_past_jobs(self, request: web.Request) -> web.Response:
+        self._require_administrator(request, "see the past jobs of other users")
+        return _json(PastJobList(await self._past_jobs.of_all_users()))
+
+    async def _import_past_jobs(self, request: web.Request) -> web.Response:
+        self._require_administrator(request, "import past jobs for all users")
+        message = await self._body(request, PastJobFile, MAX_ITERATION_REPORT_BYTES)
+        if message.format != FILE_FORMAT:
+            raise UsageError(f"format {message.format[:40]!r}: {FILE_FORMAT!r} is valid")
+        return _json(PastJobsChanged(self._past_jobs.import_for_all(message.past_jobs)))
+
+    async def _forget_past_jobs(self, request: web.Request) -> web.Response:
+        message = await self._body(request, PastJobsForget, MAX_CONTROL_MESSAGE_BYTES)
+        if message.is_for_all_users:
+            self._require_administrator(request, "forget the past jobs of other users")
+        uid = None if message.is_for_all_users else self._peer(request).uid
+        return _json(PastJobsChanged(await self._past_jobs.forget(uid)))
+
     async def _get_job(self, request: web.Request) -> web.Response:
         job_id = request.match_info["job_id"]
         detail = self._job_detail(job_id)
@@ -280,6 +308,12 @@ class Server:
             self._access.require_administrator(peer)
             require_alive(peer, pidfd)
             return peer
+
+    def _require_administrator(self, request: web.Request, what: str) -> None:
+        with self._open_peer(request) as (peer, pidfd):
+            require_alive(peer, pidfd)
+            if not self._access.is_administrator(peer):
+                raise AccessError(f"{peer} may not {what}; allowed: {self._access.administrators_text()}")
 
     @contextmanager
     def _open_peer(self, request: web.Request) -> Iterator[tuple[PeerCredentials, int]]:

@@ -15,6 +15,7 @@ from gpuenergyd.core.job.messages import (
     RecordPhase,
     RestoreGpus,
     SendPlan,
+    StoreCurves,
     StoreOrderRefusal,
     StoreRun,
 )
@@ -74,6 +75,8 @@ class CommandExecutor:
                 await self.runs.store(command)
             case StoreOrderRefusal():
                 await self.runs.store_refusal(command)
+            case StoreCurves():
+                self.runs.store_curves(command)
             case EndJob():
                 await self.end.end(command)
             case _:

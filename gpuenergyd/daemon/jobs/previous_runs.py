@@ -14,10 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuenergyd.core.job.job import Job
-from gpuenergyd.core.job.messages import OrdersRefused, PreviousRunFound, StoreOrderRefusal, StoreRun
+from gpuenergyd.core.job.messages import (
+    OrdersRefused,
+    PastJobsFound,
+    PreviousRunFound,
+    StoreCurves,
+    StoreOrderRefusal,
+    StoreRun,
+)
+from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.daemon.gpus.inventory import utc_at
 from gpuenergyd.daemon.jobs.audit_log import DAEMON, AuditLog
+from gpuenergyd.daemon.jobs.past_jobs import past_job_record
 from gpuenergyd.daemon.ports import JobServices, RunningJob
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.store import open_history
@@ -92,7 +101,7 @@ class PreviousRunStore:
 
 @dataclass(frozen=True, slots=True)
 class JobRuns:
-    """The previous run of one job, and the profile that it stores for the next one."""
+    """The previous run of one job and past jobs like it, and what it stores for later ones."""
 
     runner: RunningJob
     services: JobServices
@@ -102,7 +111,23 @@ class JobRuns:
     """What must be equal beside the facts of every job."""
 
     async def recall(self) -> None:
-        """Look up the previous run, within a time limit, and pass it to the job."""
+        """Look up the previous run and past jobs, within a time limit, and pass them to the job."""
+        await asyncio.gather(self._recall_run(), self._recall_past_jobs())
+
+    async def _recall_past_jobs(self) -> None:
+        """Look up past jobs of this user on the GPU model of this job; none if its GPUs are of several models."""
+        models = {gpu.model_name for gpu in self.runner.job.ranks.gpus.values()}
+        if self.services.past_jobs is None or len(models) != 1:
+            return
+        try:
+            found = await asyncio.wait_for(self.services.past_jobs.recall(self.uid, models.pop()), _RECALL_LIMIT_S)
+        except TimeoutError:
+            log.warning("job %s: no past jobs read within %g s", self.runner.job_id, _RECALL_LIMIT_S)
+            return
+        if found and not self.runner.job.is_ended:
+            self.runner.handle(PastJobsFound(found))
+
+    async def _recall_run(self) -> None:
         job = self.runner.job
         if any(offer.is_allowed and not offer.refusal for offer in job.knowledge.reordering.offers.values()):
             refused = await self._recalled(_ORDER_REFUSAL)
@@ -140,6 +165,13 @@ class JobRuns:
         now = utc_at(time.monotonic_ns())
         self.services.history.write(PreviousRunRecord(signature, self.runner.job_id, now, blob))
 
+    def store_curves(self, command: StoreCurves) -> None:
+        """Store what this job has shown of its curves."""
+        now, name = utc_at(time.monotonic_ns()), self.runner.job.description.job_name
+        job = PastJob(self.runner.job_id, name, now, command.learned)
+        if self.services.past_jobs is not None:
+            self.services.history.write(past_job_record(job, self.uid))
+
 
 class NoPreviousRuns:
     """No previous runs: for members of a pipeline across hosts, whose leader plans from the run before."""
@@ -152,3 +184,6 @@ class NoPreviousRuns:
 
     async def store_refusal(self, command: StoreOrderRefusal) -> None:
         """Store nothing."""
+
+    def store_curves(self, command: StoreCurves) -> None:
+        """Store nothing: the leader stores the curves of the whole pipeline."""

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import Schedule
 from gpuenergyd.core.pipeline.plan import ClockPlan
+from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import GpuView, JobView
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.errors import ProtocolError
@@ -35,6 +36,8 @@ class ViewDifference:
     has_gpus: bool
     has_previous_run: bool = True
     """Whether `reduced` contains the previous run; otherwise the one sent before applies."""
+    has_past_jobs: bool = True
+    """The same of past jobs."""
 
 
 @dataclass(slots=True)
@@ -70,6 +73,7 @@ class ViewSender:
     _schedule: Schedule | None = None
     _gpus: tuple[GpuView, ...] | None = None
     _previous_run: PreviousRun | None = None
+    _past_jobs: tuple[PastJob, ...] = ()
 
     def difference(self, view: JobView) -> ViewDifference:
         """Return the difference to the views sent before, and record it as sent."""
@@ -78,7 +82,9 @@ class ViewSender:
         has_schedule = view.schedule is not self._schedule
         has_gpus = view.gpus != self._gpus
         has_previous_run = view.previous_run is not self._previous_run
-        self._schedule, self._gpus, self._previous_run = view.schedule, view.gpus, view.previous_run
+        has_past_jobs = view.past_jobs is not self._past_jobs
+        self._schedule, self._gpus = view.schedule, view.gpus
+        self._previous_run, self._past_jobs = view.previous_run, view.past_jobs
         return ViewDifference(
             reduced=replace(
                 view,
@@ -87,12 +93,14 @@ class ViewSender:
                 schedule=view.schedule if has_schedule else _NO_SCHEDULE,
                 gpus=view.gpus if has_gpus else (),
                 previous_run=view.previous_run if has_previous_run else None,
+                past_jobs=view.past_jobs if has_past_jobs else (),
             ),
             observation_numbers=observation_numbers,
             plan_numbers=plan_numbers,
             has_schedule=has_schedule,
             has_gpus=has_gpus,
             has_previous_run=has_previous_run,
+            has_past_jobs=has_past_jobs,
         )
 
 
@@ -105,6 +113,7 @@ class ViewReceiver:
     _schedule: Schedule | None = None
     _gpus: tuple[GpuView, ...] = ()
     _previous_run: PreviousRun | None = None
+    _past_jobs: tuple[PastJob, ...] = ()
 
     def view(self, difference: ViewDifference) -> JobView:
         """Return the complete view.
@@ -119,6 +128,8 @@ class ViewReceiver:
             self._gpus = reduced.gpus
         if difference.has_previous_run:
             self._previous_run = reduced.previous_run
+        if difference.has_past_jobs:
+            self._past_jobs = reduced.past_jobs
         if self._schedule is None:
             raise ProtocolError("the view has no schedule, and none was received before")
         self._observations = _completed(self._observations, difference.observation_numbers, reduced.observations)
@@ -130,6 +141,7 @@ class ViewReceiver:
             schedule=self._schedule,
             gpus=self._gpus,
             previous_run=self._previous_run,
+            past_jobs=self._past_jobs,
         )
 
 

@@ -25,6 +25,7 @@ from gpuenergyd.store.records import (
     ControlEventRecord,
     EstimateRecord,
     PlanRecord,
+    PreviousRunRecord,
     RankRecord,
     RollupRecord,
     SampleRecord,
@@ -207,6 +208,18 @@ class History:
         with self._database.reading() as reader:
             model = reader.first_value("model", "models", {"signature = ?": signature})
         return bytes(model) if model else None
+
+    def past_jobs(self, key_prefix: str, *, limit: int | None = None) -> tuple[PreviousRunRecord, ...]:
+        """Return the newest encoded curves of past jobs whose key begins like this, without deleted ones."""
+        with self._database.reading() as reader:
+            rows = reader.select(
+                column_names(PreviousRunRecord),
+                "models",
+                {"signature LIKE ?": key_prefix + "%", "length(model) > ?": 0},
+                order_by="learned_at DESC, signature",
+                limit=limit,
+            )
+        return tuple(PreviousRunRecord(r.signature, r.job_id, r.learned_at, bytes(r.model)) for r in rows)
 
 
 def open_history(path_or_url: str | Path, *, has_no_writer: bool = False) -> History:

@@ -83,6 +83,13 @@ class PlanOutcome:
         return self.late_s > self._patience * TUNING.tighten_above_ratio * self.target_s + self._noise_s
 
     @property
+    def is_far_late(self) -> bool:
+        """Whether the plan is so late that waiting for more of its iterations would cost more than it tells."""
+        if not self.measured_s:
+            return False
+        return self.late_s > TUNING.far_late_ratio * self.target_s + 2 * self._noise_s
+
+    @property
     def is_fast(self) -> bool:
         """Whether the plan leaves slack unused, beyond noise."""
         is_early = self.late_s < -self._patience * TUNING.loosen_below_ratio * self.target_s - self._noise_s

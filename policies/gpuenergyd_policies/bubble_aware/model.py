@@ -124,7 +124,7 @@ def fitted_profile(view: JobView) -> FittedProfile | LearnedProfile:
         return fit_profile(iterations, view.gpus)
     tuned = {plan.plan_id for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED}
     planned = [o for o in view.observations if o.is_regular and o.plan_id in tuned]
-    return learned_profile(iterations, planned[-TUNING.max_fitted_profiling_iterations :], view.gpus)
+    return learned_profile(iterations, planned[-TUNING.max_fitted_profiling_iterations :], view.gpus, view.past_jobs)
 
 
 def was_profiled(view: JobView) -> bool:

@@ -30,6 +30,7 @@ from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.planning.switching.requests import longest_lead_s
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 from gpuenergyd_policies.profiling.fit import NotEnoughDataError
+from gpuenergyd_policies.profiling.prior.doubt import towards, within_doubt
 from gpuenergyd_policies.profiling.prior.of_job import LearnedProfile
 from gpuenergyd_policies.profiling.prior.risk import caution_within_risk
 from gpuenergyd_policies.profiling.rescaling import under_ceilings
@@ -66,7 +67,7 @@ def tuned_plan(
     except NotEnoughDataError as error:
         return baseline_plan(view.plan_id(f"unprofiled-{view.num_issued()}"), reason=f"cannot plan: {error}")
     model = model_of(view, fitted)
-    return plan_from_model(
+    plan = plan_from_model(
         view,
         model,
         caution_ratio=caution_ratio,
@@ -75,17 +76,28 @@ def tuned_plan(
         unverified_ratio=unverified_ratio,
         slower=_learned_caution(view, model, fitted) if isinstance(fitted, LearnedProfile) else None,
     )
+    if isinstance(fitted, LearnedProfile):
+        return replace(plan, learned=fitted.learned, reason=why + fitted.relatives_text)
+    return plan
 
 
 def _learned_caution(view: JobView, model: PipelineModel, fitted: LearnedProfile) -> PipelineProfile:
-    """Return the profile with as little caution as the belief about its times permits."""
-    sigmas = TUNING.learned_caution_of_large
-    if len(model.graph.instructions) <= TOO_LARGE:
-        target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
-        random = np.random.default_rng(view.num_issued())
-        deadline_s = target_s - model.bias_s
-        sigmas = caution_within_risk(model.graph, fitted.curves, deadline_s=deadline_s, random=random).sigmas
-    return under_ceilings(fitted.curves.profile(caution_sigmas=sigmas), view)
+    """Return the profile with as little caution as the belief about its times permits.
+
+    What rests on past jobs is limited by what the belief without them expects.
+    """
+    if len(model.graph.instructions) > TOO_LARGE:
+        slower = fitted.curves.profile(caution_sigmas=TUNING.learned_caution_of_large)
+        if fitted.doubted is not None:
+            slower = towards(slower, fitted.doubted.profile(), TUNING.doubt_of_large)
+        return under_ceilings(slower, view)
+    deadline_s = view.target.iteration_time_s(view.baseline.iteration_time_s) - model.bias_s
+    random = np.random.default_rng(view.num_issued())
+    sigmas = caution_within_risk(model.graph, fitted.curves, deadline_s=deadline_s, random=random).sigmas
+    slower = fitted.curves.profile(caution_sigmas=sigmas)
+    if fitted.doubted is not None:
+        slower = within_doubt(model.graph, slower, fitted.doubted, deadline_s=deadline_s, random=random)
+    return under_ceilings(slower, view)
 
 
 def plan_from_model(

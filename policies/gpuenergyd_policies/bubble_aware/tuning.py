@@ -43,10 +43,15 @@ class Tuning:
     learned_caution_of_large: float = 0.5
     """Standard deviations of its times that a plan learned from plans keeps as margin in a large pipeline, where trying
     several would take too long."""
+    doubt_of_large: float = 0.5
+    """Share of the way from times that rest on past jobs to those without them, in a large pipeline: as above."""
     num_learning_plans: int = 7
     """Plans until learning from plans is over: on measured tables later ones hardly gain."""
     min_iterations_to_learn: int = 3
     """Iterations of a plan measured before the next one is learned from it."""
+    far_late_ratio: float = 0.01
+    """Lateness beyond noise, as a share of the target, from which on a plan that learns is not waited for: what it was
+    made from was wrong, and its first iterations show it."""
 
     caution_of_noise: float = 0.5
     """Share of the standard deviation of one iteration time that a first plan keeps as margin."""

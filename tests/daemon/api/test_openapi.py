@@ -14,6 +14,7 @@ from gpuenergyd.daemon.api.openapi import api_description
 from gpuenergyd.daemon.api.server import ManualChanges, Server, UserLimits
 from gpuenergyd.daemon.gpus.access import AccessRules
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
+from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
 from gpuenergyd.daemon.manual_leases.calibration import Calibrations
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
@@ -58,6 +59,7 @@ def served_routes(tmp_path: Path) -> frozenset[tuple[str, str]]:
             PipelineMembers(stage.jobs),
             status=dict,
             job_detail=lambda _: None,
+            past_jobs=PastJobStore(tmp_path / "history.sqlite3", stage.history),
             proof_of_use=ProofOfUse(AccessRules(), UnusedWorker().process_ids),
             limits=UserLimits(1, 1.0),
         )

@@ -15,10 +15,12 @@ from gpuenergyd.core.job.messages import (
     RecordPhase,
     RestoreGpus,
     SendPlan,
+    StoreCurves,
     StoreOrderRefusal,
     StoreRun,
 )
 from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.learned_curves import LearnedCurves
 from gpuenergyd.core.pipeline.plan import baseline_plan
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.daemon.jobs.executor import CommandExecutor
@@ -57,6 +59,9 @@ class _Ports:
 
     async def recall(self) -> None:
         self.calls.append(("recall", None))
+
+    def store_curves(self, command: StoreCurves) -> None:
+        self.calls.append(("store_curves", command))
 
     async def store(self, command: StoreRun) -> None:
         self.calls.append(("store", command))
@@ -102,6 +107,7 @@ def test_each_command_goes_through_its_own_port() -> None:
         "record_notice": RecordNotice("why"),
         "store": StoreRun(None),
         "store_refusal": StoreOrderRefusal("why"),
+        "store_curves": StoreCurves(LearnedCurves("A100", 1410, 4, 300.0, ())),
         "end": EndJob("why"),
     }
 

@@ -21,6 +21,7 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.processes.view_delta import ViewDifference, ViewReceiver, ViewSender
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.daemon_codec import decode, encode
+from tests.support.past_jobs import past_job
 
 START = JobView(
     job_id="j",
@@ -62,6 +63,8 @@ def test_the_decoded_view_equals_the_sent_view(seed: int) -> None:
             view = replace(view, gpus=(replace(view.gpus[0], switch_latency_s=rng.random()), *view.gpus[1:]))
         if rng.random() < 0.1:
             view = replace(view, schedule=one_forward_one_backward(2, rng.randrange(1, 5)))
+        if rng.random() < 0.1:
+            view = replace(view, past_jobs=tuple(past_job(f"job-{k}") for k in range(rng.randrange(3))))
 
         arrived = receiver.view(travelled(sender.difference(view)))
 

@@ -70,6 +70,7 @@ def _verify_profile(
     reason = faults.relearning_reason(is_profiling_again=known is None)
     is_stored_run_wrong = knowledge.previous_run is not None
     purposes = knowledge.plans.purposes()
+    knowledge.past_jobs = ()
     _keep_estimate(knowledge, old_baseline, until=faults.fell_back_at)
     _begin_anew(knowledge, faults, known, lambda o: purposes.get(o.plan_id) is PlanPurpose.BASELINE)
     return Recovery(baseline, reason, is_stored_run_wrong=is_stored_run_wrong)

@@ -15,6 +15,7 @@ from gpuenergyd.core.job.measurements.savings import MeasuredSaving, SavingEstim
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
+from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import BaselineView, JobView
 from gpuenergyd.core.policy_api.previous_run import PROVEN_ITERATIONS, PreviousRun, summarize_run
 from gpuenergyd.core.policy_api.target import PerformanceTarget
@@ -35,6 +36,7 @@ class KnowledgeSnapshot:
     changed_at: int = 0
     estimate_before: SavingEstimate | None = None
     reordering: ReorderingSnapshot = field(default_factory=ReorderingSnapshot)
+    past_jobs: tuple[PastJob, ...] = ()
 
 
 @dataclass(slots=True)
@@ -47,6 +49,8 @@ class JobKnowledge:
     iterations: KeptIterations = field(init=False)
     previous_run: PreviousRun | None = None
     """The profile of an earlier run of this job, or of this run before the job changed."""
+    past_jobs: tuple[PastJob, ...] = ()
+    """Curves of earlier jobs, until plans made from them were slow."""
     generation: int = 0
     """How often the job was profiled from the beginning again."""
     pace: PaceEstimator = field(default_factory=PaceEstimator)
@@ -161,6 +165,7 @@ class JobKnowledge:
             launch_gap_s=self.iterations.typical(lambda o: o.launch_gap_s),
             generation=self.generation,
             previous_run=self.previous_run,
+            past_jobs=self.past_jobs,
             num_dp_ranks=ranks.description.num_dp_ranks,
             reorder=self.reordering.view(ranks.schedule.num_ranks, ranks.description.num_stage_ranks),
         )
@@ -248,6 +253,7 @@ class JobKnowledge:
             changed_at=self.changed_at,
             estimate_before=self.estimate_before,
             reordering=self.reordering.snapshot(),
+            past_jobs=self.past_jobs,
         )
 
     def restore(self, snapshot: KnowledgeSnapshot) -> None:
@@ -259,4 +265,5 @@ class JobKnowledge:
         self.tuned_figures.extend(snapshot.tuned_figures)
         self.changed_at, self.estimate_before = snapshot.changed_at, snapshot.estimate_before
         self.reordering.restore(snapshot.reordering)
+        self.past_jobs = snapshot.past_jobs
         self._saving = None

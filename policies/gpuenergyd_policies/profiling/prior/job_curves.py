@@ -12,7 +12,14 @@ import numpy as np
 
 from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
-from gpuenergyd_policies.profiling.prior.curves import POWER, TIME, CurveModel, Posterior
+from gpuenergyd_policies.profiling.prior.curves import POWER, TIME, CurveModel, Evidence, Posterior
+from gpuenergyd_policies.profiling.prior.relatives import (
+    AGREEING_FACTOR,
+    Relative,
+    power_of_relatives,
+    time_of_relatives,
+    with_relatives,
+)
 from gpuenergyd_policies.profiling.prior.seen import (
     ClassAtFullSpeed,
     EnergySeen,
@@ -24,6 +31,7 @@ from gpuenergyd_policies.profiling.prior.seen import (
     time_evidence,
 )
 from gpuenergyd_policies.profiling.prior.shape import CurvePrior, FloatArray
+from gpuenergyd_policies.profiling.prior.stages_before import with_stages_before
 
 _MAX_WAITING_SHIFT = 0.7
 """In log power, by which measurements may move the assumed power while waiting: a factor of two."""
@@ -40,6 +48,8 @@ class FittedCurves:
     """Log power relative to `reference_w` of the rank."""
     reference_w: Mapping[int, float]
     waiting_w: float
+    doubts: tuple[tuple[float, float], ...] = ()
+    """By relative, the factors on its distance for time and power: 1 where it agrees with the job."""
 
     def profile(self, *, caution_sigmas: float = 0.0) -> PipelineProfile:
         """Return the mean profile, times below the maximum clock longer by some standard deviations."""
@@ -110,7 +120,7 @@ class FittedCurves:
         return PipelineProfile(classes, self.waiting_w)
 
 
-def fit_curves(
+def fit_curves(  # noqa: PLR0913  options of comparisons
     classes: Sequence[ClassAtFullSpeed],
     prior: CurvePrior,
     times: Sequence[TimeSeen],
@@ -120,22 +130,44 @@ def fit_curves(
     are_pooled: bool = True,
     can_widen: bool = True,
     want_draws: bool = False,
+    relatives: Sequence[Relative] = (),
 ) -> FittedCurves:
     """Return the belief about the curves of a job from its iterations so far, at least those at full speed.
+
+    Past jobs like it are evidence too.
 
     Raises:
         NotEnoughDataError: a rank has no measured energy at full speed.
     """
     wanted = points_of(classes, [(k, clock) for k, own in enumerate(classes) for clock in own.clocks_mhz])
     of_time = CurveModel(prior.time, TIME, are_pooled, can_widen)
-    time = of_time.posterior(wanted, *time_evidence(classes, times, of_time), want_covariance=want_draws)
+    told = time_of_relatives(relatives, classes)
+    observed, evidence, time_doubts = with_relatives(of_time, *time_evidence(classes, times, of_time), told)
+    if time_doubts and time_doubts[0] <= AGREEING_FACTOR:
+        observed, evidence = with_stages_before(of_time, observed, evidence, relatives[0], classes)
+    time = of_time.posterior(wanted, observed, evidence, want_covariance=want_draws)
     reference_w = reference_powers_w(classes, energies, waiting)
     of_power = CurveModel(prior.power, POWER, are_pooled, can_widen)
     seen = power_evidence(classes, energies, waiting, reference_w, of_power)
-    power = of_power.posterior(wanted, seen.observed, seen.evidence, want_covariance=want_draws)
-    off = waiting.sigma_ratio**2 * float(seen.waiting[:, 0] @ power.explained)
+    told = power_of_relatives(relatives, classes)
+    observed, evidence, power_doubts = with_relatives(of_power, seen.observed, seen.evidence, told)
+    power = of_power.posterior(wanted, observed, evidence, want_covariance=want_draws)
+    off = waiting.sigma_ratio**2 * float(seen.waiting[:, 0] @ power.explained[: len(seen.waiting)])
     waiting_w = waiting.power_w * math.exp(min(max(off, -_MAX_WAITING_SHIFT), _MAX_WAITING_SHIFT))
-    return FittedCurves(tuple(classes), time, power, reference_w, waiting_w)
+    doubts = tuple(zip(time_doubts, power_doubts, strict=True))
+    return FittedCurves(tuple(classes), time, power, reference_w, waiting_w, doubts)
+
+
+def curves_before(
+    classes: Sequence[ClassAtFullSpeed], prior: CurvePrior, relatives: Sequence[Relative]
+) -> tuple[Posterior, Posterior]:
+    """Return the belief about time and power of classes at their clocks before they have run."""
+    wanted = points_of(classes, [(k, clock) for k, own in enumerate(classes) for clock in own.clocks_mhz])
+    nothing = points_of(classes, []), Evidence(np.zeros((0, 0)), np.zeros(0), np.zeros((0, 0)))
+    of_time, of_power = CurveModel(prior.time, TIME), CurveModel(prior.power, POWER)
+    times, of_times, _ = with_relatives(of_time, *nothing, time_of_relatives(relatives, classes))
+    powers, of_powers, _ = with_relatives(of_power, *nothing, power_of_relatives(relatives, classes))
+    return of_time.posterior(wanted, times, of_times), of_power.posterior(wanted, powers, of_powers)
 
 
 def _root(belief: Posterior) -> FloatArray:

@@ -13,17 +13,22 @@ import numpy as np
 
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
+from gpuenergyd.core.pipeline.learned_curves import LearnedCurves
 from gpuenergyd.core.pipeline.profile import PipelineProfile
+from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd_policies.profiling.calls import CallCost, fit_times_and_calls
 from gpuenergyd_policies.profiling.design import LOWEST_RATIO
 from gpuenergyd_policies.profiling.power import NotEnoughDataError
 from gpuenergyd_policies.profiling.prior.curves import TIME, CurveModel
+from gpuenergyd_policies.profiling.prior.doubt import powers_within_doubt
 from gpuenergyd_policies.profiling.prior.evidence import energies_seen, times_seen
 from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, fit_curves
 from gpuenergyd_policies.profiling.prior.published import prior_for
+from gpuenergyd_policies.profiling.prior.relatives import AGREEING_FACTOR, Relative, relatives_of
 from gpuenergyd_policies.profiling.prior.seen import ClassAtFullSpeed, TimeSeen, Waiting, time_evidence
 from gpuenergyd_policies.profiling.prior.shape import CurvePrior
+from gpuenergyd_policies.profiling.prior.summary import summary_of
 
 BEND_RATIOS = (1.0, 0.96, 0.92, 0.88, 0.84, 0.80)
 """Full-speed clocks tried, as shares of the maximum clock."""
@@ -43,6 +48,19 @@ class LearnedProfile:
     profile: PipelineProfile
     calls: CallCost
     curves: FittedCurves
+    doubted: FittedCurves | None = None
+    """The belief without past jobs; None if none is like this one."""
+    learned: LearnedCurves | None = None
+    """What the job itself has shown, for later jobs."""
+    relatives: tuple[Relative, ...] = ()
+
+    @property
+    def relatives_text(self) -> str:
+        """How many past jobs are like this one and agree with it, as the end of a sentence; empty without any."""
+        num, num_agreeing = len(self.relatives), sum(max(own) <= AGREEING_FACTOR for own in self.curves.doubts)
+        if not num:
+            return ""
+        return f"; {num_agreeing} of {num} past job{'' if num == 1 else 's'} like it agree{'s' if num == 1 else ''}"
 
     def drawn(self, random: np.random.Generator) -> PipelineProfile:
         """Return a profile drawn from the belief."""
@@ -50,9 +68,14 @@ class LearnedProfile:
 
 
 def learned_profile(
-    at_full_speed: Sequence[IterationObservation], planned: Sequence[IterationObservation], gpus: Sequence[GpuView]
+    at_full_speed: Sequence[IterationObservation],
+    planned: Sequence[IterationObservation],
+    gpus: Sequence[GpuView],
+    past_jobs: Sequence[PastJob] = (),
 ) -> LearnedProfile:
     """Return the profile from iterations at full speed and under plans; `gpus[r]` belongs to rank r.
+
+    Past jobs that are like this one are evidence too.
 
     Raises:
         NotEnoughDataError: a class has no time at full speed, or a rank no energy.
@@ -62,10 +85,20 @@ def learned_profile(
     seen = [*full, *(calls.corrected(observation) for observation in planned)]
     classes = _classes_at_full_speed(full, gpus)
     times = [own for own in times_seen(seen) if own.key in {c.key for c in classes}]
-    prior = prior_for(gpus[0].model_name if len({gpu.model_name for gpu in gpus}) == 1 else "")
-    classes = _with_bends(classes, times, prior)
-    curves = fit_curves(classes, prior, times, energies_seen(seen), _waiting(full, gpus), want_draws=True)
-    return LearnedProfile(curves.profile(), calls, curves)
+    model_name = gpus[0].model_name if len({gpu.model_name for gpu in gpus}) == 1 else ""
+    prior = prior_for(model_name)
+    energies, waiting = energies_seen(seen), _waiting(full, gpus)
+    plain = _with_bends(classes, times, prior)
+    alone = fit_curves(plain, prior, times, energies, waiting, want_draws=True)
+    learned = summary_of(alone, times, gpus)
+    power_w = fmean(alone.reference_w[rank] / gpu.num_gpus for rank, gpu in enumerate(gpus))
+    relatives = relatives_of(past_jobs, classes, model_name, power_w)
+    if not relatives:
+        return LearnedProfile(alone.profile(), calls, alone, learned=learned)
+    related = plain if _has_lower_clocks(times, classes) else _with_bends_of(relatives[0], classes)
+    curves = fit_curves(related, prior, times, energies, waiting, want_draws=True, relatives=relatives)
+    curves = powers_within_doubt(curves, alone)
+    return LearnedProfile(curves.profile(), calls, curves, doubted=alone, learned=learned, relatives=relatives)
 
 
 def _classes_at_full_speed(
@@ -91,7 +124,7 @@ def _with_bends(
     classes: list[ClassAtFullSpeed], times: Sequence[TimeSeen], prior: CurvePrior
 ) -> list[ClassAtFullSpeed]:
     """Return the classes with the most probable full-speed clock of each kind, where the maximum was reported."""
-    if all(clock >= own.clocks_mhz[0] for seen in times for clock, _ in seen.shares for own in classes[:1]):
+    if not _has_lower_clocks(times, classes):
         return classes
     chosen: dict[tuple[InstructionKind, int], float] = {(c.key.kind, c.key.chunk_index): 1.0 for c in classes}
     for kind in chosen:
@@ -99,6 +132,19 @@ def _with_bends(
         penalties = {ratio: 0.5 * (float(np.log(ratio)) / _BEND_SIGMA) ** 2 for ratio in BEND_RATIOS}
         chosen[kind] = max(BEND_RATIOS, key=lambda ratio: scores[ratio] - penalties[ratio])
     return _bent(classes, chosen)
+
+
+def _has_lower_clocks(times: Sequence[TimeSeen], classes: Sequence[ClassAtFullSpeed]) -> bool:
+    return any(clock < own.clocks_mhz[0] for seen in times for clock, _ in seen.shares for own in classes[:1])
+
+
+def _with_bends_of(relative: Relative, classes: list[ClassAtFullSpeed]) -> list[ClassAtFullSpeed]:
+    """Return the classes with the full-speed clocks of a past job, before their own times show them."""
+    known_mhz = {curve.kind: curve.full_speed_mhz for curve in relative.job.learned.curves}
+    return [
+        replace(own, full_speed_mhz=min(own.full_speed_mhz, known_mhz.get(own.key.kind, own.full_speed_mhz)))
+        for own in classes
+    ]
 
 
 def _bent(

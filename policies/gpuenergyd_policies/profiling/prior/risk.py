@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph
+from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.timeline import makespan_s
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves
+from gpuenergyd_policies.profiling.prior.shape import FloatArray
 
 CAUTION_SIGMAS = (-0.5, 0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
 """Tried in this order: standard deviations by which times below the maximum clock are assumed longer."""
@@ -44,19 +46,25 @@ def caution_within_risk(
     max_late_ratio: float = MAX_LATE_RATIO,
 ) -> Caution:
     """Return the first caution whose plan keeps within the limit, or the last one; plans are solved roughly."""
-    index = fitted.index_of()
     draws_s = fitted.drawn_times_s(NUM_DRAWS, random)
     found: Caution | None = None
     for sigmas in caution_sigmas:
-        believed = fitted.profile(caution_sigmas=sigmas)
-        least_s = max(deadline_s, min_iteration_time_s(graph, believed))
-        solved = solve(graph, believed, deadline_s=least_s, effort=Effort.QUICK, thin_tolerance=_THIN_TOLERANCE)
-        clocks = zip(graph.instructions, solved.sm_clocks_mhz, strict=True)
-        entries = np.array([index[node.instruction_class, clock] for node, clock in clocks], dtype=np.int64)
-        late = [makespan_s(graph, own[entries].tolist()) / deadline_s - 1 for own in draws_s]
+        late = late_ratios(graph, fitted.profile(caution_sigmas=sigmas), fitted, draws_s, deadline_s)
         found = Caution(sigmas, float(np.quantile(late, _QUANTILE)))
         if found.late_ratio <= max_late_ratio:
             break
     if found is None:
         raise ValueError("caution_sigmas: empty; give at least one")
     return found
+
+
+def late_ratios(
+    graph: DependencyGraph, believed: PipelineProfile, fitted: FittedCurves, draws_s: FloatArray, deadline_s: float
+) -> list[float]:
+    """Return by draw of times how late the plan of a believed profile is, as a share of the deadline."""
+    index = fitted.index_of()
+    least_s = max(deadline_s, min_iteration_time_s(graph, believed))
+    solved = solve(graph, believed, deadline_s=least_s, effort=Effort.QUICK, thin_tolerance=_THIN_TOLERANCE)
+    clocks = zip(graph.instructions, solved.sm_clocks_mhz, strict=True)
+    entries = np.array([index[node.instruction_class, clock] for node, clock in clocks], dtype=np.int64)
+    return [makespan_s(graph, own[entries].tolist()) / deadline_s - 1 for own in draws_s]

@@ -1,0 +1,177 @@
+"""Past jobs on the command line: shown with the prior that they make, exported, imported and forgotten."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from pwd import getpwuid
+from typing import TYPE_CHECKING, Self
+
+import typer
+
+from gpuenergyd.cli.output import json_text, people_console, print_json
+from gpuenergyd.client.connection import DaemonClient
+from gpuenergyd.client.environment import find_socket_path
+from gpuenergyd.core.policy_api.past_jobs import PastJob, problem_of
+from gpuenergyd.core.policy_api.policy import PriorView
+from gpuenergyd.daemon.processes.plugins import load_policy
+from gpuenergyd.errors import GpuEnergyError, ProtocolError, UsageError
+from gpuenergyd.wire import MAX_ITERATION_REPORT_BYTES, MAX_REPLY_BYTES
+from gpuenergyd.wire.daemon_codec import decode
+from gpuenergyd.wire.past_job_messages import FILE_FORMAT, OwnedPastJob, PastJobFile, PastJobList
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_POLICY = "learning"
+_PATH = "/v1/past-jobs"
+_NAME_CHARS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PriorClient:
+    """What one command does with past jobs, through the daemon."""
+
+    daemon: DaemonClient
+    is_for_all_users: bool
+    as_json: bool
+
+    @classmethod
+    @contextmanager
+    def open(cls, socket: str | None, *, is_for_all_users: bool, as_json: bool) -> Iterator[Self]:
+        """Connect to the daemon."""
+        with closing(DaemonClient(find_socket_path(socket))) as daemon:
+            yield cls(daemon, is_for_all_users, as_json)
+
+    def show(self) -> None:
+        """Print the prior of each GPU model of this host and of past jobs, and the past jobs."""
+        owned = self._past_jobs()
+        models = [gpu["model_name"] for gpu in self.daemon.get_status()["gpus"]]
+        models += [own.job.learned.gpu_model_name for own in owned]
+        views = _priors(list(dict.fromkeys(models)), [own.job for own in owned])
+        if self.as_json:
+            rows = [{"uid": own.uid, **asdict(own.job)} for own in owned]
+            print_json({"priors": [asdict(view) for view in views], "past_jobs": rows})
+            return
+        console = people_console()
+        for view in views:
+            console.print(_prior_table(view))
+        if not views:
+            console.print("no GPU on this host and no past job")
+        if owned:
+            console.print(_jobs_table(owned))
+        else:
+            console.print(f"no past job: a job with the policy {_POLICY} leaves its curves once a plan has run")
+
+    def export_to(self, path: Path) -> None:
+        """Write past jobs to a file that must not exist yet."""
+        jobs = [own.job for own in self._past_jobs()]
+        if not jobs:
+            raise GpuEnergyError("there is no past job to export")
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(json_text(PastJobFile(FILE_FORMAT, tuple(jobs))) + "\n")
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}") from None
+        self._report(len(jobs), f"exported to {path}; the file names the jobs and no users")
+
+    def import_from(self, path: Path) -> None:
+        """Send the past jobs of a file to the daemon, all or none."""
+        content = _read(path)
+        answer = self.daemon.post(f"{_PATH}/import", json.loads(json_text(content)))
+        self._report(answer["num_past_jobs"], "imported for all users of this host")
+
+    def forget(self) -> None:
+        """Delete past jobs."""
+        answer = self.daemon.post(f"{_PATH}/forget", {"is_for_all_users": self.is_for_all_users})
+        self._report(answer["num_past_jobs"], "forgotten")
+
+    def _past_jobs(self) -> tuple[OwnedPastJob, ...]:
+        answer = self.daemon.get(f"{_PATH}/all" if self.is_for_all_users else _PATH)
+        return decode(json.dumps(answer).encode(), PastJobList, max_bytes=MAX_REPLY_BYTES).past_jobs
+
+    def _report(self, num_past_jobs: int, what: str) -> None:
+        if self.as_json:
+            print_json({"num_past_jobs": num_past_jobs})
+            return
+        typer.echo(f"{num_past_jobs} past job{'' if num_past_jobs == 1 else 's'} {what}")
+
+
+def _read(path: Path) -> PastJobFile:
+    try:
+        with path.open("rb") as file:
+            body = file.read(MAX_ITERATION_REPORT_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    try:
+        content = decode(body, PastJobFile, max_bytes=MAX_ITERATION_REPORT_BYTES)
+    except ProtocolError as error:
+        raise UsageError(f"{path}: no exported past jobs: {error}") from None
+    if content.format != FILE_FORMAT:
+        raise UsageError(f"{path}: format {content.format[:40]!r}; {FILE_FORMAT!r} is valid")
+    for number, job in enumerate(content.past_jobs, start=1):
+        if (problem := problem_of(job)) is not None:
+            raise UsageError(f"{path}: past job {number}: {problem}")
+    return content
+
+
+def _priors(models: Sequence[str], jobs: Sequence[PastJob]) -> list[PriorView]:
+    prior = getattr(load_policy(_POLICY), "prior", None)
+    if prior is None:
+        raise UsageError(f"the installed policy {_POLICY} does not show its prior")
+    return [prior(model, [job for job in jobs if job.learned.gpu_model_name == model]) for model in models]
+
+
+def _prior_table(view: PriorView) -> "Table":
+    from rich import box  # noqa: PLC0415  start fast
+    from rich.table import Table  # noqa: PLC0415
+
+    basis = f"{view.basis}; {view.num_past_jobs} past job{'' if view.num_past_jobs == 1 else 's'}"
+    table = Table(title=f"{view.gpu_model_name}: {basis}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("instruction")
+    for heading in ("clock", "time", "power"):
+        table.add_column(heading, justify="right")
+    for curve in view.curves:
+        for point in curve.points[1:]:
+            table.add_row(
+                str(curve.kind),
+                f"{100 * point.clock_ratio:.0f} %",
+                f"{100 * point.time_ratio:.1f} ± {100 * point.time_ratio * point.time_sigma_ratio:.1f} %",
+                f"{100 * point.power_ratio:.0f} ± {100 * point.power_ratio * point.power_sigma_ratio:.0f} %",
+            )
+    return table
+
+
+def _jobs_table(owned: Sequence[OwnedPastJob]) -> "Table":
+    from rich import box  # noqa: PLC0415  start fast
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(title="past jobs", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("job", "user", "GPU model", "learned"):
+        table.add_column(heading)
+    for heading in ("stages", "power", "clocks tried"):
+        table.add_column(heading, justify="right")
+    for own in owned:
+        learned = own.job.learned
+        clocks = {point.sm_clock_mhz for curve in learned.curves for point in curve.points[1:]}
+        table.add_row(
+            Text(own.job.job_name[:_NAME_CHARS]),
+            _user(own.uid),
+            Text(learned.gpu_model_name),
+            f"{own.job.learned_at:%Y-%m-%d}",
+            str(learned.num_stages),
+            f"{learned.power_w:.0f} W",
+            str(len(clocks)),
+        )
+    return table
+
+
+def _user(uid: int | None) -> str:
+    if uid is None:
+        return "imported"
+    try:
+        return getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"

@@ -1,0 +1,149 @@
+"""Past jobs in the history: of one user only, of one GPU model, bounded, forgettable, and never from damaged rows."""
+
+import asyncio
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.core.policy_api.past_jobs import PastJob
+from gpuenergyd.daemon.jobs.past_jobs import NUM_SLOTS, PastJobStore, past_job_record
+from gpuenergyd.errors import UsageError
+from gpuenergyd.store import open_history
+from gpuenergyd.store.records import PreviousRunRecord, Record
+from gpuenergyd.wire.past_job_messages import MAX_IMPORTED
+from tests.support.past_jobs import changed, past_job, sure
+from tests.support.stored_history import write_records
+
+ALICE, BOB = 1000, 10001
+"""One uid begins like the other."""
+
+
+@dataclass
+class Written:
+    """A history that keeps what is written."""
+
+    records: list[Record] = field(default_factory=list)
+
+    def write(self, record: Record) -> None:
+        """Keep a record."""
+        self.records.append(record)
+
+
+def stored(tmp_path: Path, *records: PreviousRunRecord) -> PastJobStore:
+    return PastJobStore(write_records(tmp_path / "history.sqlite3", *records), Written())
+
+
+def names(jobs: tuple[PastJob, ...]) -> list[str]:
+    return sorted(job.job_name for job in jobs)
+
+
+def test_a_job_gets_past_jobs_of_its_user_and_its_gpu_model_and_imported_ones(tmp_path: Path) -> None:
+    store = stored(
+        tmp_path,
+        past_job_record(past_job("own"), ALICE),
+        past_job_record(past_job("of-bob"), BOB),
+        past_job_record(past_job("own-on-v100", gpu_model_name="V100"), ALICE),
+        past_job_record(past_job("imported"), None),
+    )
+
+    found = asyncio.run(store.recall(ALICE, "A100"))
+
+    assert names(found) == ["imported", "own"]
+    assert [job.job_name for job in found if job.is_imported] == ["imported"]
+    assert names(asyncio.run(store.recall(100, "A100"))) == ["imported"]
+    assert asyncio.run(store.recall(ALICE, "H100")) == ()
+
+
+def test_a_user_is_shown_own_and_imported_past_jobs_only(tmp_path: Path) -> None:
+    store = stored(
+        tmp_path,
+        past_job_record(past_job("own"), ALICE),
+        past_job_record(past_job("of-bob"), BOB),
+        past_job_record(past_job("imported"), None),
+    )
+
+    assert {(own.uid, own.job.job_name) for own in asyncio.run(store.of_user(ALICE))} == {
+        (ALICE, "own"),
+        (None, "imported"),
+    }
+    assert len(asyncio.run(store.of_all_users())) == 3
+
+
+def test_a_user_cannot_claim_that_a_past_job_was_imported(tmp_path: Path) -> None:
+    lie = past_job("own")
+    store = stored(tmp_path, past_job_record(PastJob(lie.job_id, "own", lie.learned_at, lie.learned, True), ALICE))
+
+    assert [job.is_imported for job in asyncio.run(store.recall(ALICE, "A100"))] == [False]
+    assert asyncio.run(store.recall(BOB, "A100")) == ()
+
+
+def test_a_job_of_the_same_name_and_stages_replaces_the_one_before(tmp_path: Path) -> None:
+    newer = changed(past_job("gpt"), sure)
+    store = stored(tmp_path, past_job_record(past_job("gpt"), ALICE), past_job_record(newer, ALICE))
+
+    assert asyncio.run(store.recall(ALICE, "A100")) == (newer,)
+
+
+def test_past_jobs_of_a_user_on_a_gpu_model_are_bounded() -> None:
+    keys = {past_job_record(past_job(f"job-{k}"), ALICE).signature for k in range(5000)}
+
+    assert len(keys) == NUM_SLOTS
+    assert all(len(key) <= 64 for key in keys)
+
+
+def test_forgetting_deletes_own_past_jobs_and_with_all_users_everything(tmp_path: Path) -> None:
+    path = tmp_path / "history.sqlite3"
+    store = stored(
+        tmp_path,
+        past_job_record(past_job("own"), ALICE),
+        past_job_record(past_job("of-bob"), BOB),
+        past_job_record(past_job("imported"), None),
+    )
+    written = store.history
+    assert isinstance(written, Written)
+
+    assert asyncio.run(store.forget(ALICE)) == 1
+    write_records(path, *written.records)
+    assert {own.job.job_name for own in asyncio.run(store.of_all_users())} == {"of-bob", "imported"}
+    with open_history(path) as history:
+        assert all(b"own" not in record.model for record in history.past_jobs("past:"))
+    assert asyncio.run(store.forget(None)) == 2
+    write_records(path, *written.records)
+    assert asyncio.run(store.of_all_users()) == ()
+
+
+@pytest.mark.parametrize(
+    "blob", [b"no zlib", zlib.compress(b"{}"), zlib.compress(b"[1, 2"), zlib.compress(b" " * 10**6)]
+)
+def test_a_damaged_row_is_left_out(tmp_path: Path, blob: bytes) -> None:
+    good = past_job_record(past_job("good"), ALICE)
+    bad = PreviousRunRecord(good.signature.rpartition(":")[0] + ":999", "bad", good.learned_at, blob)
+
+    assert names(asyncio.run(stored(tmp_path, good, bad).recall(ALICE, "A100"))) == ["good"]
+
+
+def test_an_impossible_row_is_left_out(tmp_path: Path) -> None:
+    bad = changed(past_job("bad"), lambda point, _: type(point)(point.sm_clock_mhz, 9.0, 0.0, 1.0, 0.0))
+
+    assert asyncio.run(stored(tmp_path, past_job_record(bad, ALICE)).recall(ALICE, "A100")) == ()
+
+
+def test_without_a_history_there_are_no_past_jobs(tmp_path: Path) -> None:
+    assert asyncio.run(PastJobStore(tmp_path / "none.sqlite3", Written()).recall(ALICE, "A100")) == ()
+
+
+def test_an_import_is_all_or_nothing(tmp_path: Path) -> None:
+    store = stored(tmp_path)
+    written = store.history
+    assert isinstance(written, Written)
+    bad = changed(past_job("bad"), lambda point, _: type(point)(point.sm_clock_mhz, 9.0, 0.0, 1.0, 0.0))
+
+    with pytest.raises(UsageError, match="past job 2: curve of F: time_ratio 9 at 1320 MHz"):
+        store.import_for_all([past_job("good"), bad])
+    with pytest.raises(UsageError, match=f"at most {MAX_IMPORTED}"):
+        store.import_for_all([past_job(f"job-{k}") for k in range(MAX_IMPORTED + 1)])
+    assert written.records == []
+    assert store.import_for_all([past_job("good")]) == 1
+    assert len(written.records) == 1

@@ -1,0 +1,153 @@
+"""Pairs of jobs whose truth is a measured table: one leaves its curves behind, a changed one starts from them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from functools import cached_property
+
+import numpy as np
+
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.graph import DependencyGraph, dependency_graph, gpipe
+from gpuenergyd.core.pipeline.learned_curves import LearnedCurves
+from gpuenergyd.core.pipeline.profile import PipelineProfile
+from gpuenergyd.core.policy_api.past_jobs import PastJob
+from gpuenergyd.core.policy_api.policy import GpuView
+from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
+from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline
+from gpuenergyd_policies.profiling.prior.doubt import powers_within_doubt, within_doubt
+from gpuenergyd_policies.profiling.prior.evidence import energies_seen, times_seen
+from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, fit_curves
+from gpuenergyd_policies.profiling.prior.published import prior_for
+from gpuenergyd_policies.profiling.prior.relatives import Relative, relatives_of
+from gpuenergyd_policies.profiling.prior.risk import caution_within_risk
+from gpuenergyd_policies.profiling.prior.seen import Waiting
+from gpuenergyd_policies.profiling.prior.shape import GENERIC, CurvePrior
+from gpuenergyd_policies.profiling.prior.summary import summary_of
+from tests.support.learning_jobs import NUM_BASELINE_ITERATIONS, LearningJob
+from tests.support.learning_tables import TrueTable
+
+NUM_PLANS = 7
+_WAITING_SIGMA_RATIO = 0.05
+
+
+class Change(StrEnum):
+    """What differs between a job and the one before, besides its name, its GPUs and its measurements."""
+
+    NAME = "name"
+    MICROBATCHES = "microbatches"
+    STAGES = "stages"
+    SCHEDULE = "schedule"
+
+
+@dataclass(frozen=True)
+class AgainJob(LearningJob):
+    """A job whose stages are those of an earlier one, with errors of measurement of its own."""
+
+    earlier_seed: int = 0
+
+    @cached_property
+    def truth(self) -> PipelineProfile:
+        """The true profile, of the earlier job."""
+        return LearningJob(self.table, self.earlier_seed, self.stage_spread_ratio).truth
+
+
+@dataclass(frozen=True)
+class GpipeJob(AgainJob):
+    """The same stages with all forward passes first."""
+
+    @cached_property
+    def graph(self) -> DependencyGraph:
+        """GPipe with the table's stages and up to 16 microbatches."""
+        return dependency_graph(gpipe(self.table.num_stages, min(16, self.table.num_microbatches)))
+
+
+@dataclass(frozen=True)
+class Run:
+    """The plans of one job, and what it leaves behind."""
+
+    job: LearningJob
+    results: tuple[PlanEvaluation, ...]
+    learned: LearnedCurves | None
+    doubts: tuple[tuple[tuple[float, float], ...], ...] = ()
+    """By plan, the factors on the distances of its relatives."""
+
+    @property
+    def saving_ratios(self) -> tuple[float, ...]:
+        """Energy saved by each plan, of that at full speed."""
+        return tuple(1 - own.energy_j / self.job.baseline.energy_j for own in self.results)
+
+    @property
+    def slowdown_ratios(self) -> tuple[float, ...]:
+        """Time of each plan above that at full speed."""
+        return tuple(own.iteration_time_s / self.job.baseline.iteration_time_s - 1 for own in self.results)
+
+
+def changed_job(table: TrueTable, change: Change, seed: int, *, earlier_seed: int | None = None) -> LearningJob:
+    """Return a job on a table after a change, with errors of measurement of its own.
+
+    Its stages are those of the job of `earlier_seed`; without, and after a change of their number, they differ from
+    them by the spread among stages, as on other GPUs.
+    """
+    of_stages = seed if earlier_seed is None else earlier_seed
+    match change:
+        case Change.NAME:
+            return AgainJob(table, seed, earlier_seed=of_stages)
+        case Change.MICROBATCHES:
+            return AgainJob(replace(table, num_microbatches=12), seed, earlier_seed=of_stages)
+        case Change.STAGES:
+            return LearningJob(with_stages(table, table.num_stages // 2), seed)
+        case Change.SCHEDULE:
+            return GpipeJob(table, seed, earlier_seed=of_stages)
+
+
+def with_stages(table: TrueTable, num_stages: int) -> TrueTable:
+    """Return a table with the first stages only."""
+    classes = {key: own for key, own in table.profile.classes.items() if key.pp_rank < num_stages}
+    full_speed = {key: own for key, own in table.full_speed_mhz.items() if key.pp_rank < num_stages}
+    return replace(table, profile=PipelineProfile(classes, table.profile.blocking_power_w), full_speed_mhz=full_speed)
+
+
+def run_job(
+    job: LearningJob, past_jobs: Sequence[PastJob] = (), *, num_plans: int = NUM_PLANS, is_gpu_known: bool = True
+) -> Run:
+    """Plan a job again and again, each time from all iterations before; nothing is known of its model's family."""
+    draw = np.random.default_rng([job.seed, 3])
+    prior = prior_for(job.table.gpu, without_families=[job.table.family]) if is_gpu_known else GENERIC
+    seen = [job.observed(job.baseline, "baseline", k, draw) for k in range(NUM_BASELINE_ITERATIONS)]
+    results: list[PlanEvaluation] = []
+    doubts: list[tuple[tuple[float, float], ...]] = []
+    learned = None
+    gpus = [GpuView(f"GPU-{r}", job.table.gpu, job.classes[0].clocks_mhz, 0.0) for r in range(job.graph.num_ranks)]
+    for number in range(num_plans):
+        alone = _fitted(job, prior, seen, ())
+        learned = summary_of(alone, times_seen(seen), gpus)
+        power_w = float(np.mean(list(alone.reference_w.values())))
+        relatives = relatives_of(past_jobs, job.classes, job.table.gpu, power_w)
+        fitted = powers_within_doubt(_fitted(job, prior, seen, relatives), alone) if relatives else alone
+        doubts.append(fitted.doubts)
+        deadline_s = baseline(job.graph, fitted.profile()).iteration_time_s
+        sigmas = caution_within_risk(job.graph, fitted, deadline_s=deadline_s, random=draw).sigmas
+        believed = fitted.profile(caution_sigmas=sigmas)
+        if relatives:
+            believed = within_doubt(job.graph, believed, alone, deadline_s=deadline_s, random=draw)
+        deadline_s = max(deadline_s, min_iteration_time_s(job.graph, believed))
+        results.append(job.result(solve(job.graph, believed, deadline_s=deadline_s).sm_clocks_mhz))
+        seen.append(job.observed(results[-1], f"tuned-{number}", len(seen), draw))
+    return Run(job, tuple(results), learned, tuple(doubts))
+
+
+def _fitted(
+    job: LearningJob, prior: CurvePrior, seen: Sequence[IterationObservation], relatives: Sequence[Relative]
+) -> FittedCurves:
+    waiting = Waiting(job.truth.blocking_power_w, _WAITING_SIGMA_RATIO)
+    return fit_curves(
+        job.classes, prior, times_seen(seen), energies_seen(seen), waiting, want_draws=True, relatives=relatives
+    )
+
+
+def past_job(run: Run, job_id: str) -> PastJob:
+    """Return what a run leaves behind as the history holds it."""
+    assert run.learned is not None
+    return PastJob(job_id, job_id, datetime(2026, 11, 1, tzinfo=UTC), run.learned)
