@@ -2,9 +2,10 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
+from unittest.mock import patch
 
 import numpy as np
 
@@ -15,14 +16,17 @@ from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd_policies.planning.envpipe import plan_envelope, valleys
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline
+from gpuenergyd_policies.profiling import fit
 from gpuenergyd_policies.profiling.design import LEVEL_RATIOS, design_points
-from gpuenergyd_policies.profiling.fit import fit_profile
+from gpuenergyd_policies.profiling.power import PowerFit, WorkKey
+from gpuenergyd_policies.profiling.prior.curves import WHOLE, Structure
 from gpuenergyd_policies.profiling.prior.evidence import energies_seen, times_seen
 from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, fit_curves
 from gpuenergyd_policies.profiling.prior.published import prior_for
 from gpuenergyd_policies.profiling.prior.risk import caution_within_risk
 from gpuenergyd_policies.profiling.prior.seen import Waiting
 from gpuenergyd_policies.profiling.prior.shape import GENERIC
+from gpuenergyd_policies.profiling.residual import Residual
 from tests.support.learning_jobs import ENERGY_NOISE_RATIO, NUM_BASELINE_ITERATIONS, TIME_NOISE_RATIO, LearningJob
 
 ITERATIONS_PER_PLAN = 4
@@ -39,8 +43,7 @@ class Variant:
     """What is left out or changed, for an ablation."""
 
     is_prior_learned: bool = True
-    are_pooled: bool = True
-    can_widen: bool = True
+    structure: Structure = WHOLE
     caution_sigmas: float | None = None
     """The same for every plan; None: as little as the belief permits."""
     is_thompson: bool = False
@@ -83,8 +86,7 @@ def ours(job: LearningJob, variant: Variant) -> Outcome:
             times_seen(seen),
             energies_seen(seen),
             waiting,
-            are_pooled=variant.are_pooled,
-            can_widen=variant.can_widen,
+            structure=variant.structure,
             want_draws=variant.is_thompson or variant.caution_sigmas is None,
         )
         covered.append(_covered_ratio(job, fitted))
@@ -93,11 +95,14 @@ def ours(job: LearningJob, variant: Variant) -> Outcome:
     return _outcome(job, probes, results, began_s, mean(covered))
 
 
-def v0_1(job: LearningJob) -> Outcome:
+def v0_1(job: LearningJob, *, has_residual: bool = True) -> Outcome:
     """Run six, then six more iterations of the profiling design at fixed levels, and plan from the fit after each six.
 
     A clock that the table lacks for a class is replaced by the nearest one that it has.
     """
+    if not has_residual:
+        with patch.object(fit, "fit_residual", _no_residual):
+            return v0_1(job)
     began_s = time.process_time()
     draw = np.random.default_rng([job.seed, 4])
     seen = _baseline_iterations(job, draw)[:2]
@@ -111,9 +116,14 @@ def v0_1(job: LearningJob) -> Outcome:
     for k, probe in enumerate(probes):
         seen.append(job.observed(probe, f"probe-{k}", len(seen), draw))
         if k + 1 in {6, 12}:
-            believed = _only_listed(job, fit_profile(seen, gpus).profile)
+            believed = _only_listed(job, fit.fit_profile(seen, gpus).profile)
             results.append(job.result(_fastest_allowed(job, believed)))
     return _outcome(job, probes, results, began_s, None)
+
+
+def _no_residual(_: PowerFit, clocks_of: Mapping[WorkKey, Sequence[int]]) -> Residual:
+    zero = {work: np.zeros(len(clocks)) for work, clocks in clocks_of.items()}
+    return Residual(zero, zero)
 
 
 def full_sweep(job: LearningJob) -> Outcome:

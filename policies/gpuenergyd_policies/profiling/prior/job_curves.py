@@ -12,7 +12,8 @@ import numpy as np
 
 from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
-from gpuenergyd_policies.profiling.prior.curves import POWER, TIME, CurveModel, Posterior
+from gpuenergyd_policies.profiling.prior.curves import WHOLE, CurveModel, Posterior, Structure
+from gpuenergyd_policies.profiling.prior.deviations import POWER, TIME
 from gpuenergyd_policies.profiling.prior.seen import (
     ClassAtFullSpeed,
     EnergySeen,
@@ -77,23 +78,19 @@ class FittedCurves:
         """Return the values of every class made monotone below the bend: times rise, power falls as the clock falls.
 
         Time rises no faster than 1 / clock: an instruction needs at most as many clock cycles as at a higher clock.
-        Above the bend neither holds: a GPU at its power cap may be faster at a clock that it need not vary.
+        Above the bend neither holds: a GPU at its power cap may be faster at a clock that it need not vary. Nor does
+        either hold of the deviations of single clocks, which are as they were measured.
         """
-        found, begin = values.copy(), 0
+        single = (self.time if is_time else self.power).single
+        found, begin = values - single, 0
         for own in self.classes:
-            clocks = np.array(own.clocks_mhz, dtype=np.float64)
-            part = found[begin : begin + len(clocks)]
-            bend = min(len(clocks) - 1, int(np.sum(clocks > own.full_speed_mhz)))
-            below = part[bend:]
+            part = slice(begin, begin + len(own.clocks_mhz))
             if is_time:
-                part -= part[0]
-                part[bend:] = np.maximum.accumulate(below)
-                cycles = np.log(clocks / clocks[0])
-                part[:] = np.minimum.accumulate(part + cycles) - cycles
-            else:
-                part[bend:] = np.minimum.accumulate(below)
+                found[part] -= found[begin]
+            clocks = np.array(own.clocks_mhz, dtype=np.float64)
+            found[part] = _monotone(found[part], clocks, own.full_speed_mhz, is_time=is_time)
             begin += len(clocks)
-        return found
+        return found + single
 
     def _profile(self, log_time: FloatArray, log_power: FloatArray, *, where: str) -> PipelineProfile:
         time_ratio = np.exp(self._physical(log_time, is_time=True))
@@ -117,8 +114,7 @@ def fit_curves(
     energies: Sequence[EnergySeen],
     waiting: Waiting,
     *,
-    are_pooled: bool = True,
-    can_widen: bool = True,
+    structure: Structure = WHOLE,
     want_draws: bool = False,
 ) -> FittedCurves:
     """Return the belief about the curves of a job from its iterations so far, at least those at full speed.
@@ -127,15 +123,26 @@ def fit_curves(
         NotEnoughDataError: a rank has no measured energy at full speed.
     """
     wanted = points_of(classes, [(k, clock) for k, own in enumerate(classes) for clock in own.clocks_mhz])
-    of_time = CurveModel(prior.time, TIME, are_pooled, can_widen)
+    of_time = CurveModel(prior.time, TIME, structure)
     time = of_time.posterior(wanted, *time_evidence(classes, times, of_time), want_covariance=want_draws)
     reference_w = reference_powers_w(classes, energies, waiting)
-    of_power = CurveModel(prior.power, POWER, are_pooled, can_widen)
+    of_power = CurveModel(prior.power, POWER, structure)
     seen = power_evidence(classes, energies, waiting, reference_w, of_power)
     power = of_power.posterior(wanted, seen.observed, seen.evidence, want_covariance=want_draws)
     off = waiting.sigma_ratio**2 * float(seen.waiting[:, 0] @ power.explained)
     waiting_w = waiting.power_w * math.exp(min(max(off, -_MAX_WAITING_SHIFT), _MAX_WAITING_SHIFT))
     return FittedCurves(tuple(classes), time, power, reference_w, waiting_w)
+
+
+def _monotone(values: FloatArray, clocks_mhz: FloatArray, full_speed_mhz: float, *, is_time: bool) -> FloatArray:
+    """Return the values of one class, maximum clock first, as physics permits below its clock at full speed."""
+    bend = min(len(clocks_mhz) - 1, int(np.sum(clocks_mhz > full_speed_mhz)))
+    above, below = values[:bend], values[bend:]
+    if not is_time:
+        return np.concatenate([above, np.minimum.accumulate(below)])
+    cycles = np.log(clocks_mhz / clocks_mhz[0])
+    rising = np.concatenate([above, np.maximum.accumulate(below)])
+    return np.asarray(np.minimum.accumulate(rising + cycles) - cycles, dtype=np.float64)
 
 
 def _root(belief: Posterior) -> FloatArray:
