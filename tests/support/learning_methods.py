@@ -15,10 +15,11 @@ from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, Pi
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd_policies.planning.envpipe import plan_envelope, valleys
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
-from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline
+from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_clocks
 from gpuenergyd_policies.profiling import fit
 from gpuenergyd_policies.profiling.design import LEVEL_RATIOS, design_points
 from gpuenergyd_policies.profiling.power import PowerFit, WorkKey
+from gpuenergyd_policies.profiling.prior.best_known import KnownPlan, best_known, price_of_lateness_w
 from gpuenergyd_policies.profiling.prior.curves import WHOLE, Structure
 from gpuenergyd_policies.profiling.prior.evidence import energies_seen, times_seen
 from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, fit_curves
@@ -46,6 +47,7 @@ class Variant:
     structure: Structure = WHOLE
     caution_sigmas: float | None = None
     """The same for every plan; None: as little as the belief permits."""
+    keeps_best_known: bool = True
     is_thompson: bool = False
     """Whether powers are drawn from the belief."""
     num_probes: int = 0
@@ -90,7 +92,7 @@ def ours(job: LearningJob, variant: Variant) -> Outcome:
             want_draws=variant.is_thompson or variant.caution_sigmas is None,
         )
         covered.append(_covered_ratio(job, fitted))
-        results.append(job.result(_planned_clocks(job, fitted, variant, draw)))
+        results.append(job.result(_planned_clocks(job, fitted, variant, draw, results)))
         seen.append(job.observed(results[-1], f"tuned-{number}", len(seen), draw))
     return _outcome(job, probes, results, began_s, mean(covered))
 
@@ -180,16 +182,32 @@ def _baseline_iterations(job: LearningJob, draw: np.random.Generator) -> list[It
 
 
 def _planned_clocks(
-    job: LearningJob, fitted: FittedCurves, variant: Variant, draw: np.random.Generator
+    job: LearningJob,
+    fitted: FittedCurves,
+    variant: Variant,
+    draw: np.random.Generator,
+    before: Sequence[PlanEvaluation] = (),
 ) -> Sequence[int]:
-    sigmas = variant.caution_sigmas
+    """Return the clocks of the next plan: a new one, or one of those before if it is better."""
+    deadline_s = baseline(job.graph, fitted.profile()).iteration_time_s
+    sigmas, late_ratio = variant.caution_sigmas, 0.0
     if sigmas is None:
-        deadline_s = baseline(job.graph, fitted.profile()).iteration_time_s
-        sigmas = caution_within_risk(job.graph, fitted, deadline_s=deadline_s, random=draw).sigmas
+        caution = caution_within_risk(job.graph, fitted, deadline_s=deadline_s, random=draw)
+        sigmas, late_ratio = caution.sigmas, caution.mean_late_ratio
     believed = fitted.profile(caution_sigmas=sigmas)
     if variant.is_thompson:
         believed = _with_energies_of(believed, fitted.drawn(draw))
-    return _fastest_allowed(job, believed)
+    clocks = _fastest_allowed(job, believed)
+    if not variant.keeps_best_known or not before:
+        return clocks
+    mean_profile = fitted.profile()
+    plans = [KnownPlan(evaluate_clocks(job.graph, mean_profile, clocks).energy_j, late_ratio * deadline_s)]
+    for own in before:
+        late = own.iteration_time_s / job.baseline.iteration_time_s - 1
+        energy_j = evaluate_clocks(job.graph, mean_profile, own.sm_clocks_mhz).energy_j
+        plans.append(KnownPlan(energy_j, late * deadline_s))
+    price_w = price_of_lateness_w(job.graph, mean_profile, deadline_s=deadline_s)
+    return [clocks, *(own.sm_clocks_mhz for own in before)][best_known(plans, price_w=price_w)]
 
 
 def _with_energies_of(times: PipelineProfile, powers: PipelineProfile) -> PipelineProfile:
