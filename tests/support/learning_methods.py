@@ -80,7 +80,8 @@ def ours(job: LearningJob, variant: Variant) -> Outcome:
     if variant.is_prior_learned:
         prior = prior_for(job.table.gpu, without_families=[job.table.family])
     waiting = Waiting(job.truth.blocking_power_w, _WAITING_SIGMA_RATIO)
-    results, covered = [], []
+    results: list[PlanEvaluation] = []
+    covered: list[float] = []
     for number in range(variant.num_replans + 1):
         fitted = fit_curves(
             job.classes,

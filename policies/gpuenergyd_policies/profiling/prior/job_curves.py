@@ -29,6 +29,9 @@ from gpuenergyd_policies.profiling.prior.shape import CurvePrior, FloatArray
 _MAX_WAITING_SHIFT = 0.7
 """In log power, by which measurements may move the assumed power while waiting: a factor of two."""
 
+_CLEARLY_OFF_SIGMAS = 2.0
+"""Standard deviations by which a single clock must be off the curve for its measurement to overrule physics."""
+
 
 @dataclass(frozen=True, slots=True)
 class FittedCurves:
@@ -79,9 +82,10 @@ class FittedCurves:
 
         Time rises no faster than 1 / clock: an instruction needs at most as many clock cycles as at a higher clock.
         Above the bend neither holds: a GPU at its power cap may be faster at a clock that it need not vary. Nor does
-        either hold of the deviations of single clocks, which are as they were measured.
+        either hold of single clocks that are clearly off the curve: they are as they were measured.
         """
-        single = (self.time if is_time else self.power).single
+        belief = self.time if is_time else self.power
+        single = np.where(np.abs(belief.single) > _CLEARLY_OFF_SIGMAS * belief.sigma, belief.single, 0.0)
         found, begin = values - single, 0
         for own in self.classes:
             part = slice(begin, begin + len(own.clocks_mhz))
