@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.report.results import read_result
 from docs.site.expected_savings import SLOWDOWNS, WORKLOADS, Workload, saving_ratio
 from docs.site.job_states import phases_and_transitions
+from docs.site.learning_rivals import learning_rivals
 from docs.site.markdown import table
 
 _PART = re.compile(r"(<!-- generated: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -40,6 +41,7 @@ def parts() -> Mapping[str, Callable[[], str]]:
         "expected savings": _expected_savings,
         "savings by workload": _savings_by_workload,
         "phases and transitions": phases_and_transitions,
+        "learning and rivals": learning_rivals,
     }
 
 

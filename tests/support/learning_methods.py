@@ -2,9 +2,10 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
+from unittest.mock import patch
 
 import numpy as np
 
@@ -14,15 +15,19 @@ from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, Pi
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd_policies.planning.envpipe import plan_envelope, valleys
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
-from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline
+from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_clocks
+from gpuenergyd_policies.profiling import fit
 from gpuenergyd_policies.profiling.design import LEVEL_RATIOS, design_points
-from gpuenergyd_policies.profiling.fit import fit_profile
+from gpuenergyd_policies.profiling.power import PowerFit, WorkKey
+from gpuenergyd_policies.profiling.prior.best_known import KnownPlan, best_known, price_of_lateness_w
+from gpuenergyd_policies.profiling.prior.curves import WHOLE, Structure
 from gpuenergyd_policies.profiling.prior.evidence import energies_seen, times_seen
 from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, fit_curves
 from gpuenergyd_policies.profiling.prior.published import prior_for
 from gpuenergyd_policies.profiling.prior.risk import caution_within_risk
 from gpuenergyd_policies.profiling.prior.seen import Waiting
 from gpuenergyd_policies.profiling.prior.shape import GENERIC
+from gpuenergyd_policies.profiling.residual import Residual
 from tests.support.learning_jobs import ENERGY_NOISE_RATIO, NUM_BASELINE_ITERATIONS, TIME_NOISE_RATIO, LearningJob
 
 ITERATIONS_PER_PLAN = 4
@@ -39,10 +44,10 @@ class Variant:
     """What is left out or changed, for an ablation."""
 
     is_prior_learned: bool = True
-    are_pooled: bool = True
-    can_widen: bool = True
+    structure: Structure = WHOLE
     caution_sigmas: float | None = None
     """The same for every plan; None: as little as the belief permits."""
+    keeps_best_known: bool = True
     is_thompson: bool = False
     """Whether powers are drawn from the belief."""
     num_probes: int = 0
@@ -75,7 +80,8 @@ def ours(job: LearningJob, variant: Variant) -> Outcome:
     if variant.is_prior_learned:
         prior = prior_for(job.table.gpu, without_families=[job.table.family])
     waiting = Waiting(job.truth.blocking_power_w, _WAITING_SIGMA_RATIO)
-    results, covered = [], []
+    results: list[PlanEvaluation] = []
+    covered: list[float] = []
     for number in range(variant.num_replans + 1):
         fitted = fit_curves(
             job.classes,
@@ -83,21 +89,23 @@ def ours(job: LearningJob, variant: Variant) -> Outcome:
             times_seen(seen),
             energies_seen(seen),
             waiting,
-            are_pooled=variant.are_pooled,
-            can_widen=variant.can_widen,
+            structure=variant.structure,
             want_draws=variant.is_thompson or variant.caution_sigmas is None,
         )
         covered.append(_covered_ratio(job, fitted))
-        results.append(job.result(_planned_clocks(job, fitted, variant, draw)))
+        results.append(job.result(_planned_clocks(job, fitted, variant, draw, results)))
         seen.append(job.observed(results[-1], f"tuned-{number}", len(seen), draw))
     return _outcome(job, probes, results, began_s, mean(covered))
 
 
-def v0_1(job: LearningJob) -> Outcome:
+def v0_1(job: LearningJob, *, has_residual: bool = True) -> Outcome:
     """Run six, then six more iterations of the profiling design at fixed levels, and plan from the fit after each six.
 
     A clock that the table lacks for a class is replaced by the nearest one that it has.
     """
+    if not has_residual:
+        with patch.object(fit, "fit_residual", _no_residual):
+            return v0_1(job)
     began_s = time.process_time()
     draw = np.random.default_rng([job.seed, 4])
     seen = _baseline_iterations(job, draw)[:2]
@@ -111,9 +119,14 @@ def v0_1(job: LearningJob) -> Outcome:
     for k, probe in enumerate(probes):
         seen.append(job.observed(probe, f"probe-{k}", len(seen), draw))
         if k + 1 in {6, 12}:
-            believed = _only_listed(job, fit_profile(seen, gpus).profile)
+            believed = _only_listed(job, fit.fit_profile(seen, gpus).profile)
             results.append(job.result(_fastest_allowed(job, believed)))
     return _outcome(job, probes, results, began_s, None)
+
+
+def _no_residual(_: PowerFit, clocks_of: Mapping[WorkKey, Sequence[int]]) -> Residual:
+    zero = {work: np.zeros(len(clocks)) for work, clocks in clocks_of.items()}
+    return Residual(zero, zero)
 
 
 def full_sweep(job: LearningJob) -> Outcome:
@@ -170,16 +183,32 @@ def _baseline_iterations(job: LearningJob, draw: np.random.Generator) -> list[It
 
 
 def _planned_clocks(
-    job: LearningJob, fitted: FittedCurves, variant: Variant, draw: np.random.Generator
+    job: LearningJob,
+    fitted: FittedCurves,
+    variant: Variant,
+    draw: np.random.Generator,
+    before: Sequence[PlanEvaluation] = (),
 ) -> Sequence[int]:
-    sigmas = variant.caution_sigmas
+    """Return the clocks of the next plan: a new one, or one of those before if it is better."""
+    deadline_s = baseline(job.graph, fitted.profile()).iteration_time_s
+    sigmas, late_ratio = variant.caution_sigmas, 0.0
     if sigmas is None:
-        deadline_s = baseline(job.graph, fitted.profile()).iteration_time_s
-        sigmas = caution_within_risk(job.graph, fitted, deadline_s=deadline_s, random=draw).sigmas
+        caution = caution_within_risk(job.graph, fitted, deadline_s=deadline_s, random=draw)
+        sigmas, late_ratio = caution.sigmas, caution.mean_late_ratio
     believed = fitted.profile(caution_sigmas=sigmas)
     if variant.is_thompson:
         believed = _with_energies_of(believed, fitted.drawn(draw))
-    return _fastest_allowed(job, believed)
+    clocks = _fastest_allowed(job, believed)
+    if not variant.keeps_best_known or not before:
+        return clocks
+    mean_profile = fitted.profile()
+    plans = [KnownPlan(evaluate_clocks(job.graph, mean_profile, clocks).energy_j, late_ratio * deadline_s)]
+    for own in before:
+        late = own.iteration_time_s / job.baseline.iteration_time_s - 1
+        energy_j = evaluate_clocks(job.graph, mean_profile, own.sm_clocks_mhz).energy_j
+        plans.append(KnownPlan(energy_j, late * deadline_s))
+    price_w = price_of_lateness_w(job.graph, mean_profile, deadline_s=deadline_s)
+    return [clocks, *(own.sm_clocks_mhz for own in before)][best_known(plans, price_w=price_w)]
 
 
 def _with_energies_of(times: PipelineProfile, powers: PipelineProfile) -> PipelineProfile:

@@ -3,6 +3,8 @@
 Two formats: profiles as `gpuenergyd plan` reads them, and curves measured during trainings (`*_time_by_freq.csv`). The
 GPU model, the model family and the number of microbatches follow from the file's name. The data are not part of this
 repository. Tables of BLOOM and Wide-ResNet are kept aside for judging: nothing may be learned from them.
+
+Apart from these, tables are drawn from formulas on six GPU models, with deviations of single clocks added.
 """
 
 import csv
@@ -19,6 +21,7 @@ from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
 from gpuenergyd_policies.profiling.design import LOWEST_RATIO
 from gpuenergyd_policies.profiling.prior.shape import GENERIC, features, fitted_coefficients
+from tests.support.random_jobs import random_job
 
 F, B = InstructionKind.F, InstructionKind.B
 _KINDS = {"forward": F, "backward": B}
@@ -30,6 +33,8 @@ KEPT_ASIDE = ("bloom", "wide-resnet", "wresnet", "wrn")
 _LOWER_PART = 0.86
 """Clocks up to this share of the maximum show how times scale with the clock, below any cap."""
 _MAX_SPREAD = 0.25
+_SCATTER_RATIO = 0.0015
+"""Scale of the t distribution that deviations of single clocks are drawn from, for formulas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,31 @@ def read_table(path: Path) -> TrueTable:
         profile,
         _full_speed_clocks_mhz(profile),
     )
+
+
+def formula_table(seed: int) -> TrueTable:
+    """Return the table of a random pipeline; with odd seeds all stages share the deviations of single clocks."""
+    job = random_job(seed)
+    draw = np.random.default_rng([seed, 9])
+    at_clock = {
+        (rank, kind): np.exp(_SCATTER_RATIO * draw.standard_t(3, size=(len(job.clocks_mhz), 2)))
+        for rank, kind in job.work
+    }
+    top = job.clocks_mhz[0]
+    classes, full_speed_mhz = {}, {}
+    for (rank, kind), work in job.work.items():
+        off = at_clock[0 if seed % 2 else rank, kind]
+        key = InstructionClass(rank, kind)
+        options = []
+        for clock, (slower, stronger) in zip(job.clocks_mhz, off.tolist(), strict=True):
+            time_s = work.time_s(clock) * (slower if clock < top else 1.0)
+            if clock >= LOWEST_RATIO * top:
+                options.append(ClockOption(clock, time_s, time_s * work.power_w(clock) * stronger))
+        classes[key] = instruction_profile(options, where=f"formula {seed}")
+        full_speed_mhz[key] = work.actual_clock_mhz(top)
+    profile = PipelineProfile(classes, job.profile().blocking_power_w)
+    name = f"formula-{seed}-{job.model.key}"
+    return TrueTable(name, job.model.model_name, "formula", job.schedule.num_microbatches, profile, full_speed_mhz)
 
 
 def _full_speed_clocks_mhz(profile: PipelineProfile) -> dict[InstructionClass, float]:

@@ -31,7 +31,7 @@ class TrueWork:
     wobble_ratio: float
     wobble_phase: float
 
-    def _actual_clock(self, sm_clock_mhz: int) -> float:
+    def actual_clock_mhz(self, sm_clock_mhz: int) -> float:
         """Return the clock under the power cap."""
         limit_w = self.model.default_power_limit_w * self.model.cap_settles_at_ratio
         low, high = float(self.model.min_sm_clock_mhz), float(sm_clock_mhz)
@@ -55,11 +55,11 @@ class TrueWork:
 
     def time_s(self, sm_clock_mhz: int) -> float:
         """Return the time at a clock."""
-        return self._time_at(self._actual_clock(sm_clock_mhz))
+        return self._time_at(self.actual_clock_mhz(sm_clock_mhz))
 
     def power_w(self, sm_clock_mhz: int) -> float:
         """Return the power at a clock."""
-        return self._power_at(self._actual_clock(sm_clock_mhz))
+        return self._power_at(self.actual_clock_mhz(sm_clock_mhz))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware.candidates import Candidate, Candidates
 from gpuenergyd_policies.bubble_aware.model import PipelineModel, fitted_profile, model_of
+from gpuenergyd_policies.bubble_aware.tried_plans import new_or_tried
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.bubble_aware.waits import is_flat
 from gpuenergyd_policies.planning.frontier import SolvedPlan, min_iteration_time_s, solve
@@ -67,6 +68,7 @@ def tuned_plan(
     except NotEnoughDataError as error:
         return baseline_plan(view.plan_id(f"unprofiled-{view.num_issued()}"), reason=f"cannot plan: {error}")
     model = model_of(view, fitted)
+    slower = _learned_caution(view, model, fitted) if isinstance(fitted, LearnedProfile) else None
     plan = plan_from_model(
         view,
         model,
@@ -74,11 +76,13 @@ def tuned_plan(
         number=number,
         why=why,
         unverified_ratio=unverified_ratio,
-        slower=_learned_caution(view, model, fitted) if isinstance(fitted, LearnedProfile) else None,
+        slower=slower,
     )
     if isinstance(fitted, LearnedProfile):
-        return replace(plan, learned=fitted.learned, reason=why + fitted.relatives_text)
-    return plan
+        plan = replace(plan, learned=fitted.learned, reason=why + fitted.relatives_text)
+    if slower is None or caution_ratio is not None:
+        return plan
+    return new_or_tried(view, model, plan, target_figure=Figure.TARGET)
 
 
 def _learned_caution(view: JobView, model: PipelineModel, fitted: LearnedProfile) -> PipelineProfile:

@@ -12,7 +12,8 @@ import numpy as np
 
 from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
-from gpuenergyd_policies.profiling.prior.curves import POWER, TIME, CurveModel, Evidence, Posterior
+from gpuenergyd_policies.profiling.prior.curves import WHOLE, CurveModel, Evidence, Posterior, Structure
+from gpuenergyd_policies.profiling.prior.deviations import POWER, TIME
 from gpuenergyd_policies.profiling.prior.relatives import (
     AGREEING_FACTOR,
     Relative,
@@ -35,6 +36,9 @@ from gpuenergyd_policies.profiling.prior.stages_before import with_stages_before
 
 _MAX_WAITING_SHIFT = 0.7
 """In log power, by which measurements may move the assumed power while waiting: a factor of two."""
+
+_CLEARLY_OFF_SIGMAS = 2.0
+"""Standard deviations by which a single clock must be off the curve for its measurement to overrule physics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +91,20 @@ class FittedCurves:
         """Return the values of every class made monotone below the bend: times rise, power falls as the clock falls.
 
         Time rises no faster than 1 / clock: an instruction needs at most as many clock cycles as at a higher clock.
-        Above the bend neither holds: a GPU at its power cap may be faster at a clock that it need not vary.
+        Above the bend neither holds: a GPU at its power cap may be faster at a clock that it need not vary. Nor does
+        either hold of single clocks that are clearly off the curve: they are as they were measured.
         """
-        found, begin = values.copy(), 0
+        belief = self.time if is_time else self.power
+        single = np.where(np.abs(belief.single) > _CLEARLY_OFF_SIGMAS * belief.sigma, belief.single, 0.0)
+        found, begin = values - single, 0
         for own in self.classes:
-            clocks = np.array(own.clocks_mhz, dtype=np.float64)
-            part = found[begin : begin + len(clocks)]
-            bend = min(len(clocks) - 1, int(np.sum(clocks > own.full_speed_mhz)))
-            below = part[bend:]
+            part = slice(begin, begin + len(own.clocks_mhz))
             if is_time:
-                part -= part[0]
-                part[bend:] = np.maximum.accumulate(below)
-                cycles = np.log(clocks / clocks[0])
-                part[:] = np.minimum.accumulate(part + cycles) - cycles
-            else:
-                part[bend:] = np.minimum.accumulate(below)
+                found[part] -= found[begin]
+            clocks = np.array(own.clocks_mhz, dtype=np.float64)
+            found[part] = _monotone(found[part], clocks, own.full_speed_mhz, is_time=is_time)
             begin += len(clocks)
-        return found
+        return found + single
 
     def _profile(self, log_time: FloatArray, log_power: FloatArray, *, where: str) -> PipelineProfile:
         time_ratio = np.exp(self._physical(log_time, is_time=True))
@@ -120,15 +121,14 @@ class FittedCurves:
         return PipelineProfile(classes, self.waiting_w)
 
 
-def fit_curves(  # noqa: PLR0913  options of comparisons
+def fit_curves(
     classes: Sequence[ClassAtFullSpeed],
     prior: CurvePrior,
     times: Sequence[TimeSeen],
     energies: Sequence[EnergySeen],
     waiting: Waiting,
     *,
-    are_pooled: bool = True,
-    can_widen: bool = True,
+    structure: Structure = WHOLE,
     want_draws: bool = False,
     relatives: Sequence[Relative] = (),
 ) -> FittedCurves:
@@ -140,14 +140,14 @@ def fit_curves(  # noqa: PLR0913  options of comparisons
         NotEnoughDataError: a rank has no measured energy at full speed.
     """
     wanted = points_of(classes, [(k, clock) for k, own in enumerate(classes) for clock in own.clocks_mhz])
-    of_time = CurveModel(prior.time, TIME, are_pooled, can_widen)
+    of_time = CurveModel(prior.time, TIME, structure)
     told = time_of_relatives(relatives, classes)
     observed, evidence, time_doubts = with_relatives(of_time, *time_evidence(classes, times, of_time), told)
     if time_doubts and time_doubts[0] <= AGREEING_FACTOR:
         observed, evidence = with_stages_before(of_time, observed, evidence, relatives[0], classes)
     time = of_time.posterior(wanted, observed, evidence, want_covariance=want_draws)
     reference_w = reference_powers_w(classes, energies, waiting)
-    of_power = CurveModel(prior.power, POWER, are_pooled, can_widen)
+    of_power = CurveModel(prior.power, POWER, structure)
     seen = power_evidence(classes, energies, waiting, reference_w, of_power)
     told = power_of_relatives(relatives, classes)
     observed, evidence, power_doubts = with_relatives(of_power, seen.observed, seen.evidence, told)
@@ -168,6 +168,17 @@ def curves_before(
     times, of_times, _ = with_relatives(of_time, *nothing, time_of_relatives(relatives, classes))
     powers, of_powers, _ = with_relatives(of_power, *nothing, power_of_relatives(relatives, classes))
     return of_time.posterior(wanted, times, of_times), of_power.posterior(wanted, powers, of_powers)
+
+
+def _monotone(values: FloatArray, clocks_mhz: FloatArray, full_speed_mhz: float, *, is_time: bool) -> FloatArray:
+    """Return the values of one class, maximum clock first, as physics permits below its clock at full speed."""
+    bend = min(len(clocks_mhz) - 1, int(np.sum(clocks_mhz > full_speed_mhz)))
+    above, below = values[:bend], values[bend:]
+    if not is_time:
+        return np.concatenate([above, np.minimum.accumulate(below)])
+    cycles = np.log(clocks_mhz / clocks_mhz[0])
+    rising = np.concatenate([above, np.maximum.accumulate(below)])
+    return np.asarray(np.minimum.accumulate(rising + cycles) - cycles, dtype=np.float64)
 
 
 def _root(belief: Posterior) -> FloatArray:

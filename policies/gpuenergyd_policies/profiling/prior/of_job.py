@@ -20,7 +20,8 @@ from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd_policies.profiling.calls import CallCost, fit_times_and_calls
 from gpuenergyd_policies.profiling.design import LOWEST_RATIO
 from gpuenergyd_policies.profiling.power import NotEnoughDataError
-from gpuenergyd_policies.profiling.prior.curves import TIME, CurveModel
+from gpuenergyd_policies.profiling.prior.curves import CurveModel, Structure
+from gpuenergyd_policies.profiling.prior.deviations import TIME
 from gpuenergyd_policies.profiling.prior.doubt import powers_within_doubt
 from gpuenergyd_policies.profiling.prior.evidence import energies_seen, times_seen
 from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, fit_curves
@@ -39,6 +40,8 @@ _ASSUMED_WAITING_SIGMA_RATIO = 0.3
 _WAITING_EXPONENT, _WAITING_EXPONENT_SIGMA = 0.5, 0.5
 """Waiting power falls with the clock on a V100 (84 W at 1530 MHz, 52 W at 945), and was published as constant."""
 _STATIC_POWER_W, _WAITING_SHARE = 50.0, 0.1
+_AS_ASSUMED = Structure(can_widen=False, are_tails_heavy=False)
+"""Bends are compared under the same sizes of deviations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,7 @@ def _bent(
 
 
 def _score(classes: Sequence[ClassAtFullSpeed], times: Sequence[TimeSeen], prior: CurvePrior) -> float:
-    model = CurveModel(prior.time, TIME, can_widen=False)
+    model = CurveModel(prior.time, TIME, _AS_ASSUMED)
     observed, evidence = time_evidence(classes, times, model)
     return model.posterior(observed, observed, evidence).evidence_score
 

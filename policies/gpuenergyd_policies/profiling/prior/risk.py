@@ -34,6 +34,8 @@ class Caution:
     sigmas: float
     late_ratio: float
     """Of the deadline, exceeded in one of 20 draws."""
+    mean_late_ratio: float
+    """Of the deadline, expected; draws that are early do not count."""
 
 
 def caution_within_risk(
@@ -50,7 +52,8 @@ def caution_within_risk(
     found: Caution | None = None
     for sigmas in caution_sigmas:
         late = late_ratios(graph, fitted.profile(caution_sigmas=sigmas), fitted, draws_s, deadline_s)
-        found = Caution(sigmas, float(np.quantile(late, _QUANTILE)))
+        expected = float(np.mean(np.maximum(late, 0.0)))
+        found = Caution(sigmas, float(np.quantile(late, _QUANTILE)), expected)
         if found.late_ratio <= max_late_ratio:
             break
     if found is None:

@@ -13,7 +13,8 @@ import numpy as np
 
 from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd_policies.profiling.power import NotEnoughDataError
-from gpuenergyd_policies.profiling.prior.curves import CurveModel, Evidence, Points
+from gpuenergyd_policies.profiling.prior.curves import CurveModel, Evidence
+from gpuenergyd_policies.profiling.prior.deviations import Points
 from gpuenergyd_policies.profiling.prior.shape import FloatArray
 
 _ROUNDS = 3

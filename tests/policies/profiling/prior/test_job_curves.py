@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd_policies.profiling.power import NotEnoughDataError
+from gpuenergyd_policies.profiling.prior.curves import Structure
 from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, fit_curves
 from gpuenergyd_policies.profiling.prior.published import PUBLISHED, prior_for
 from gpuenergyd_policies.profiling.prior.seen import ClassAtFullSpeed, EnergySeen, TimeSeen, TimeSpent, Waiting
@@ -105,7 +106,7 @@ def test_one_stage_informs_the_others() -> None:
     seen = energies(dict.fromkeys(KEYS, 1410), share, 1.5)
 
     pooled = fit_curves(classes(), GENERIC, times, seen, WAITING).profile()
-    alone = fit_curves(classes(), GENERIC, times, seen, WAITING, are_pooled=False).profile()
+    alone = fit_curves(classes(), GENERIC, times, seen, WAITING, structure=Structure(are_pooled=False)).profile()
 
     other = InstructionClass(2, F)
     true_s = time_s(other, 1005, share)
