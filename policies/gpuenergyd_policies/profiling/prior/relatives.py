@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.learned_curves import CurvePoint, KindCurve, LearnedCurves
 from gpuenergyd.core.policy_api.past_jobs import PastJob
-from gpuenergyd_policies.profiling.prior.curves import CurveModel, Evidence, Points
+from gpuenergyd_policies.profiling.prior.curves import CurveModel, Evidence
+from gpuenergyd_policies.profiling.prior.deviations import Points
 from gpuenergyd_policies.profiling.prior.seen import ClassAtFullSpeed, points_of
 from gpuenergyd_policies.profiling.prior.shape import FloatArray, features
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpuenergyd.core.pipeline.learned_curves import MAX_STAGE_DEVIATIONS, KindCurve
-from gpuenergyd_policies.profiling.prior.curves import CurveModel, Evidence, Points
+from gpuenergyd_policies.profiling.prior.curves import CurveModel, Evidence
+from gpuenergyd_policies.profiling.prior.deviations import Points
 from gpuenergyd_policies.profiling.prior.relatives import Relative, block_diagonal, joined_points
 from gpuenergyd_policies.profiling.prior.seen import ClassAtFullSpeed, points_of
 from gpuenergyd_policies.profiling.prior.shape import FloatArray
