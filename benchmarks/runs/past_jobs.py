@@ -149,7 +149,7 @@ def poisoned_of(pairs: Sequence[Pair]) -> list[Poisoned]:
         for other in pairs:
             if other.table.gpu.partition("-")[0] != pair.table.gpu.partition("-")[0] and other.first is not None:
                 lies[OTHER_GPU] = changed(relabelled(other.first, pair.first), sure)
-        past_jobs = {f"{name}, six times": (liar,) * 6 for name, liar in lies.items()}
+        past_jobs: dict[str, tuple[PastJob, ...]] = {f"{name}, six times": (liar,) * 6 for name, liar in lies.items()}
         past_jobs |= {f"{name}, beside the honest job": (liar, pair.first) for name, liar in lies.items()}
         found.append(Poisoned(pair.table, pair.seed, past_jobs))
     return found

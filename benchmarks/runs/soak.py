@@ -48,6 +48,7 @@ from gpuenergyd.daemon.api.server import ManualChanges, Server, UserLimits  # no
 from gpuenergyd.daemon.gpus.access import AccessRules  # noqa: E402
 from gpuenergyd.daemon.gpus.inventory import Gpus  # noqa: E402
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse  # noqa: E402
+from gpuenergyd.daemon.jobs.past_jobs import PastJobStore  # noqa: E402
 from gpuenergyd.daemon.jobs.registry import Jobs  # noqa: E402
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases  # noqa: E402
 from gpuenergyd.daemon.manual_leases.calibration import Calibrations  # noqa: E402
@@ -176,6 +177,7 @@ class Soak:
             PipelineMembers(self.jobs),
             status=lambda: {"jobs": [runner.job_id for runner in self.jobs], "gpus": GPUS},
             job_detail=lambda _: None,
+            past_jobs=PastJobStore(f"sqlite:///{folder / 'history.sqlite3'}", self.history),
             proof_of_use=ProofOfUse(AccessRules(), worker.process_ids),
             limits=UserLimits(256, 1e9),
         )

@@ -40,7 +40,7 @@ class BubbleAwareFromPlans(BubbleAware):
 
     def _first_plan(self, view: JobView) -> ClockPlan:
         plan = tuned_plan(view, caution_ratio=None, number=1, why="first plan, from the prior and the baseline")
-        return trusted_plan(view, plan)
+        return trusted_plan(view, plan, is_experiment=True)
 
     def _next_after(self, view: JobView, plan: ClockPlan) -> ClockPlan:
         following = _following(view, plan)

@@ -46,10 +46,10 @@ class Outlook:
     saving_ratio: tuple[float, float]
     slowdown_ratio: tuple[float, float]
 
-    def problem(self, permitted_ratio: float) -> str | None:
-        """Return why the plan cannot be trusted; None if it can."""
+    def problem(self, permitted_ratio: float, *, is_experiment: bool = False) -> str | None:
+        """Return why the plan cannot be trusted; None if it can. What an experiment saves is for it to show."""
         low, high = self.saving_ratio
-        if low <= 0.0 and (high - low) / 2 > TUNING.doubtful_saving_ratio:
+        if not is_experiment and low <= 0.0 and (high - low) / 2 > TUNING.doubtful_saving_ratio:
             return f"the saving is between {100 * low:.0f} and {100 * high:.0f} %"
         low, high = self.slowdown_ratio
         if high > permitted_ratio + TUNING.doubtful_slowdown_ratio:
@@ -82,12 +82,16 @@ def outlook(view: JobView, plan: ClockPlan) -> Outlook:
     return Outlook(_range(savings), _range(slowdowns))
 
 
-def trusted_plan(view: JobView, plan: ClockPlan) -> ClockPlan:
-    """Return a first tuned plan, or full speed with the reason if the job is too noisy for it."""
+def trusted_plan(view: JobView, plan: ClockPlan, *, is_experiment: bool = False) -> ClockPlan:
+    """Return a first tuned plan, or full speed with the reason if the job is too noisy for it.
+
+    An experiment comes from a prior instead of profiling: that its saving is uncertain is no noise of the job.
+    """
     if plan.predicted is None:
         return plan
     target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
-    problem = outlook(view, plan).problem(target_s / view.baseline.iteration_time_s - 1)
+    permitted_ratio = target_s / view.baseline.iteration_time_s - 1
+    problem = outlook(view, plan).problem(permitted_ratio, is_experiment=is_experiment)
     if problem is None:
         return plan
     full_speed = baseline_plan(
