@@ -1,10 +1,9 @@
 """Power of all GPUs of a pipeline over an iteration: a step function, its peak, and its peak mean over a window."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-
-import numpy as np
+from itertools import accumulate, pairwise
 
 from gpuenergyd.core.pipeline.timeline import Timeline
 
@@ -30,7 +29,7 @@ class PowerWave:
     @property
     def energy_j(self) -> float:
         """Energy of the iteration."""
-        return sum(w * (b - a) for w, (a, b) in zip(self.powers_w, pairwise(self.times_s), strict=True))
+        return sum(self._step_energies_j())
 
     @property
     def mean_w(self) -> float:
@@ -53,14 +52,22 @@ class PowerWave:
         whole, rest_s = divmod(window_s, self.iteration_time_s)
         if rest_s <= _SAME_TIME_S:
             return self.mean_w
-        times_s = np.array(self.times_s)
-        energies_j = np.concatenate(([0.0], np.cumsum(np.array(self.powers_w) * np.diff(times_s))))
-        twice_s = np.concatenate((times_s, self.iteration_time_s + times_s[1:]))
-        twice_j = np.concatenate((energies_j, energies_j[-1] + energies_j[1:]))
+        before_j = [0.0, *accumulate(self._step_energies_j())]
         # The mean is piecewise linear in the window's begin: it is largest where an end of the window meets a step.
-        begins_s = np.concatenate((times_s[:-1], np.mod(times_s[:-1] - rest_s, self.iteration_time_s)))
-        in_rest_j = np.interp(begins_s + rest_s, twice_s, twice_j) - np.interp(begins_s, twice_s, twice_j)
-        return float((whole * self.energy_j + in_rest_j.max()) / window_s)
+        starts_s = self.times_s[:-1]
+        begins_s = [*starts_s, *((time_s - rest_s) % self.iteration_time_s for time_s in starts_s)]
+        in_rest_j = (self._until_j(at_s + rest_s, before_j) - self._until_j(at_s, before_j) for at_s in begins_s)
+        return (whole * self.energy_j + max(in_rest_j)) / window_s
+
+    def _step_energies_j(self) -> list[float]:
+        return [w * (b - a) for w, (a, b) in zip(self.powers_w, pairwise(self.times_s), strict=True)]
+
+    def _until_j(self, at_s: float, before_j: Sequence[float]) -> float:
+        """Return the energy from the begin of an iteration until a time in it or in the next."""
+        whole = at_s >= self.iteration_time_s
+        at_s -= whole * self.iteration_time_s
+        step = min(bisect_right(self.times_s, at_s), len(self.powers_w)) - 1
+        return whole * before_j[-1] + before_j[step] + self.powers_w[step] * (at_s - self.times_s[step])
 
 
 def power_wave(planned: Timeline, powers_w: Sequence[float], blocking_power_w: float) -> PowerWave:
@@ -71,20 +78,18 @@ def power_wave(planned: Timeline, powers_w: Sequence[float], blocking_power_w: f
         powers_w: mean power of each node of the timeline's graph while it runs.
         blocking_power_w: power of a rank that waits.
     """
-    spans = zip(planned.spans, powers_w, strict=True)
-    changes = [(span.start_s, span.end_s, power_w - blocking_power_w) for span, power_w in spans]
-    at_s = np.array([time_s for begin_s, end_s, _ in changes for time_s in (begin_s, end_s)])
-    by_w = np.array([change_w for _, _, more_w in changes for change_w in (more_w, -more_w)])
-    order = np.argsort(at_s, kind="stable")
-    at_s, by_w = at_s[order], by_w[order]
-    is_new = np.concatenate(([True], np.diff(at_s) > _SAME_TIME_S)) if len(at_s) else np.array([], dtype=bool)
-    group = np.cumsum(is_new) - 1
-    steps_s = at_s[is_new]
-    levels_w = planned.num_ranks * blocking_power_w + np.cumsum(np.bincount(group, weights=by_w))
-    times_s, levels = steps_s.tolist(), levels_w.tolist()
-    if not times_s or times_s[0] > _SAME_TIME_S:
-        times_s, levels = [0.0, *times_s], [planned.num_ranks * blocking_power_w, *levels]
+    changes = sorted(
+        change
+        for span, power_w in zip(planned.spans, powers_w, strict=True)
+        for change in ((span.start_s, power_w - blocking_power_w), (span.end_s, blocking_power_w - power_w))
+    )
+    times_s, levels_w = [0.0], [planned.num_ranks * blocking_power_w]
+    for at_s, change_w in changes:
+        if at_s > times_s[-1] + _SAME_TIME_S:
+            times_s.append(at_s)
+            levels_w.append(levels_w[-1])
+        levels_w[-1] += change_w
     if planned.iteration_time_s > times_s[-1] + _SAME_TIME_S:
-        return PowerWave((*times_s, planned.iteration_time_s), tuple(levels))
+        return PowerWave((*times_s, planned.iteration_time_s), tuple(levels_w))
     # The last step is the end of the iteration.
-    return PowerWave((*times_s[:-1], planned.iteration_time_s), tuple(levels[:-1]))
+    return PowerWave((*times_s[:-1], planned.iteration_time_s), tuple(levels_w[:-1]))
