@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ def _train_forked(folder: Path, arguments: list[str], environ: dict[str, str]) -
 def _train_rank(arguments: list[str], environ: dict[str, str], rank: int) -> None:
     os.environ.clear()
     os.environ.update({**environ, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"})
+    warnings.simplefilter("default")  # those of frameworks are no errors, as in a process of its own
     phase_training.main(arguments)
 
 

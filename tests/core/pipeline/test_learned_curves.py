@@ -72,5 +72,5 @@ def test_a_past_job_has_names_that_can_be_printed_and_an_instant_with_a_time_zon
     assert "time zone" in (problem_of(replace(past_job(), learned_at=past_job().learned_at.replace(tzinfo=None))) or "")
 
 
-def test_a_lie_that_a_gpu_could_tell_is_possible() -> None:
+def test_a_lie_that_a_gpu_could_show_is_possible() -> None:
     assert problem_of(changed(past_job(), lambda point, _: replace(point, time_ratio=1.0))) is None

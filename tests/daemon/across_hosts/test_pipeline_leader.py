@@ -146,6 +146,10 @@ def test_the_size_of_a_pipeline_cannot_change_during_a_run() -> None:
         ({"order": ((10**9, ((("F", 0), 0, 1),)),)}, "all rows at most"),
         ({"order": ((1, ((("X", 0), 0, 1),)),)}, "instruction kind 'X'"),
         ({"gpu": GpuView("GPU-0", "A100", (), 0.01)}, "supported_sm_clocks_mhz must be a non-empty"),
+        (
+            {"gpu": GpuView("GPU-0", "A100", CLOCKS, 0.01, power_limit_range_w=(300.0, 100.0))},
+            r"power_limit_range_w \(300.0, 100.0\) must be two ascending powers",
+        ),
         ({"gpu": GpuView("GPU-0", "A100", CLOCKS, -1.0)}, "switch_latency_s -1.0 must be in"),
         ({"gpu": GpuView("GPU-0", "A100", CLOCKS, 0.01, num_gpus=0)}, "num_gpus 0 must be in"),
         ({"gpu": GpuView("GPU-0", "A100", CLOCKS, 0.01, num_host_gpus=10**9)}, "num_host_gpus 1000000000 in"),

@@ -172,10 +172,10 @@ class _Row:
 
 
 def _evidence(
-    told: Sequence[_Row], classes: Sequence[ClassAtFullSpeed], spread: Spread, relatives: Sequence[Relative]
+    reported: Sequence[_Row], classes: Sequence[ClassAtFullSpeed], spread: Spread, relatives: Sequence[Relative]
 ) -> RelativeEvidence:
     stages = _some_stages(classes)
-    known = [(row, own) for row in told if (own := _classes_of(row.curve.kind, classes, stages))]
+    known = [(row, own) for row in reported if (own := _classes_of(row.curve.kind, classes, stages))]
     rows = [row for row, _ in known]
     entries = sorted({(k, row.point.sm_clock_mhz) for row, own in known for k in own})
     column = {entry: number for number, entry in enumerate(entries)}
@@ -223,15 +223,15 @@ def _classes_of(kind: InstructionKind, classes: Sequence[ClassAtFullSpeed], stag
 
 
 def with_relatives(
-    model: CurveModel, observed: Points, evidence: Evidence, told: RelativeEvidence
+    model: CurveModel, observed: Points, evidence: Evidence, reported: RelativeEvidence
 ) -> tuple[Points, Evidence, tuple[float, ...]]:
     """Return a job's evidence joined with that of its relatives, and the factor on each relative's distance."""
-    num, num_own = len(told.distances), len(evidence.values)
-    if not len(told.values):
+    num, num_own = len(reported.distances), len(evidence.values)
+    if not len(reported.values):
         return observed, evidence, (1.0,) * num
-    points = joined_points(observed, told.observed)
-    weights = block_diagonal(evidence.weights, told.weights)
-    values = np.concatenate([evidence.values, told.values])
+    points = joined_points(observed, reported.observed)
+    weights = block_diagonal(evidence.weights, reported.weights)
+    values = np.concatenate([evidence.values, reported.values])
     nothing = Evidence(np.zeros((0, 0)), np.zeros(0), np.zeros((0, 0)))
     before = model.posterior(points, points_of((), ()), nothing, want_covariance=True)
     assert before.covariance is not None
@@ -239,10 +239,10 @@ def with_relatives(
     misfit = values - weights @ before.mean
 
     def joined(factors: Sequence[float]) -> Evidence:
-        return Evidence(weights, values, block_diagonal(evidence.noise, told.noise(factors)))
+        return Evidence(weights, values, block_diagonal(evidence.noise, reported.noise(factors)))
 
     def score(factors: Sequence[float]) -> float:
-        covariance = spread + block_diagonal(evidence.noise, told.noise(factors))
+        covariance = spread + block_diagonal(evidence.noise, reported.noise(factors))
         root = np.linalg.cholesky(covariance + 1e-12 * np.eye(len(covariance)))
         white = np.linalg.solve(root, misfit)
         penalty = sum(math.log(factor) ** 2 for factor in factors) / (2 * _LOG_FACTOR_SIGMA**2)
@@ -251,7 +251,7 @@ def with_relatives(
     if num == 1 and not num_own:
         return points, joined((1.0,)), (1.0,)  # there is nothing yet that it could contradict
     factors = _most_probable(score, num)
-    near = [k for k in range(num) if told.distances[k] <= _NEAR_FACTOR * told.distances.min()]
+    near = [k for k in range(num) if reported.distances[k] <= _NEAR_FACTOR * reported.distances.min()]
     num_agreeing = sum(factors[k] <= AGREEING_FACTOR for k in near)
     if not num_own and num_agreeing < min(len(near), max(_AGREEING_SHARE * len(near), 2)):
         factors = (max(factors),) * num

@@ -177,7 +177,7 @@ def with_stages(job: PastJob, slope_of: dict[int, float], clock: int = 900) -> P
     return replace(job, learned=replace(job.learned, curves=curves))
 
 
-def test_stages_of_a_past_job_tell_those_of_a_job_with_as_many() -> None:
+def test_stages_of_a_past_job_show_those_of_a_job_with_as_many() -> None:
     job = with_stages(past_job(), {0: 0.03, 1: 0.0, 2: -0.03})
 
     known, plain = fitted(0.8, job), fitted(0.8, past_job())
