@@ -63,9 +63,9 @@ def policies(
         raise UsageError("--all-users needs --show-prior, --export-prior or --forget-prior")
     if not given:
         return _list_plugins(as_json=as_json)
-    from gpuenergyd.cli.commands import prior  # noqa: PLC0415  start fast
+    from gpuenergyd.cli.commands.past_jobs import PriorClient  # noqa: PLC0415  start fast
 
-    with prior.PriorClient.open(socket, is_for_all_users=all_users, as_json=as_json) as client:
+    with PriorClient.open(socket, is_for_all_users=all_users, as_json=as_json) as client:
         if export_prior is not None:
             client.export_to(export_prior)
         elif import_prior is not None:
