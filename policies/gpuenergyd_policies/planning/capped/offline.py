@@ -6,7 +6,6 @@ from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflineRequest, PowerCap, PowerFigures
 from gpuenergyd_policies.planning.capped.plan import CappedProblem, wave_of
-from gpuenergyd_policies.planning.frontier import Effort, solve
 from gpuenergyd_policies.planning.plan_evaluation import baseline, rank_orders
 
 
@@ -20,7 +19,6 @@ def plan_under_cap(request: OfflineRequest, cap: PowerCap) -> OfflinePlan:
     problem = CappedProblem(graph, profile)
     found = problem.plan(cap.power_w, window_s=cap.window_s)
     reference, own = baseline(request.baseline_graph, profile), baseline(graph, profile)
-    bound = solve(graph, profile, deadline_s=found.iteration_time_s, forced=True, effort=Effort.QUICK)
     return OfflinePlan(
         orders=rank_orders(graph),
         sm_clocks_mhz={i: option.sm_clock_mhz for i, option in zip(graph.instructions, found.options, strict=True)},
@@ -28,7 +26,7 @@ def plan_under_cap(request: OfflineRequest, cap: PowerCap) -> OfflinePlan:
         baseline_energy_j=reference.energy_j,
         iteration_time_s=found.iteration_time_s,
         energy_j=found.energy_j,
-        lower_bound_j=min(bound.lower_bound_j, found.energy_j),
+        lower_bound_j=problem.energy_bound_j(found.iteration_time_s),
         solve_cpu_s=0.0,
         own_order_time_s=own.iteration_time_s,
         own_order_energy_j=own.energy_j,

@@ -125,12 +125,12 @@ class CappedProblem:
         """Return a proven lower bound of the iteration time of any plan under a cap, for every window."""
         fastest_s = self._solved(0.0).min_time_s
         slowest_s = max(self._frugal.iteration_time_s, self._solved(0.0).slowest_time_s)
-        if self._energy_bound_j(fastest_s) <= cap_w * fastest_s:
+        if self.energy_bound_j(fastest_s) <= cap_w * fastest_s:
             return fastest_s
         low_s, high_s = fastest_s, slowest_s
         for _ in range(_BOUND_STEPS):
             middle_s = 0.5 * (low_s + high_s)
-            if self._energy_bound_j(middle_s) > cap_w * middle_s:
+            if self.energy_bound_j(middle_s) > cap_w * middle_s:
                 low_s = middle_s
             else:
                 high_s = middle_s
@@ -171,7 +171,8 @@ class CappedProblem:
             )
         return self._guides[slowdown_ratio]
 
-    def _energy_bound_j(self, deadline_s: float) -> float:
+    def energy_bound_j(self, deadline_s: float) -> float:
+        """Return a proven lower bound on the energy of any plan that meets a deadline, waiting included until then."""
         solved = solve(self.graph, self.profile, deadline_s=deadline_s, forced=True, effort=Effort.QUICK)
         idle_w = self.graph.num_ranks * self.profile.blocking_power_w
         return solved.lower_bound_j + idle_w * max(0.0, deadline_s - solved.iteration_time_s)
