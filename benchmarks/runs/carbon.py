@@ -99,13 +99,14 @@ def print_captured(title: str, zones: list[ZoneReplay]) -> None:
         print(f"{name:8} {'':16} " + " ".join(f"{of(column):17.1f}" for column in columns))
 
 
-def skill_figures(zone: ZoneReplay) -> dict[str, float | str]:
+def skill_figures(zone: ZoneReplay) -> dict[str, float | str | None]:
     skill = zone.skill
     return {
         "zone": zone.zone,
         "skill_1h_ratio": skill.skill_1h_ratio,
         "skill_6h_ratio": skill.skill_6h_ratio,
         "skill_24h_mean_ratio": skill.skill_24h_mean_ratio,
+        "interval_coverage_ratio": zone.interval_coverage_ratio,
         "refit_s_max": zone.refit_s_max,
         "forecast_s_max": zone.forecast_s_max,
     }

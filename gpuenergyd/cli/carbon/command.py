@@ -147,7 +147,7 @@ def forecast(
 ) -> int:
     """Forecast the carbon intensity of a zone.
 
-    Uses the zone's history, or the forecast of the source; ranges are 80 % prediction intervals.
+    Uses the zone's history, or the forecast of the source; ranges are 95 % prediction intervals.
 
     Examples:
         gpuenergyd carbon forecast --zone GB

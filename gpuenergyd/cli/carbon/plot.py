@@ -22,7 +22,7 @@ def bar(value: float, largest: float, width: int = _BAR_WIDTH) -> str:
 
 
 def forecast_lines(forecast: CarbonForecast) -> Sequence[str]:
-    """Return one line per hour: time, bar, value and 80 % prediction interval."""
+    """Return one line per hour: time, bar, value and 95 % prediction interval."""
     largest = max((hour.carbon_intensity_g_per_kwh for hour in forecast.hours), default=0.0)
     lines = []
     for hour in forecast.hours:
@@ -35,7 +35,7 @@ def forecast_lines(forecast: CarbonForecast) -> Sequence[str]:
 
 
 def write_forecast_svg(path: Path, forecast: CarbonForecast, history: HourlySeries | None = None) -> None:
-    """Write the last two days of the history and the forecast with its 80 % prediction interval as SVG.
+    """Write the last two days of the history and the forecast with its 95 % prediction interval as SVG.
 
     Raises:
         CarbonDataError: the file cannot be written.
@@ -54,7 +54,7 @@ def write_forecast_svg(path: Path, forecast: CarbonForecast, history: HourlySeri
     high = [hour.high_g_per_kwh for hour in forecast.hours]
     expected = [hour.carbon_intensity_g_per_kwh for hour in forecast.hours]
     axes.fill_between(
-        ahead, low, high, step="post", color="C0", alpha=0.2, linewidth=0.0, label="80 % prediction interval"
+        ahead, low, high, step="post", color="C0", alpha=0.2, linewidth=0.0, label="95 % prediction interval"
     )
     axes.step(ahead, expected, where="post", color="C0", label=f"forecast ({forecast.model})")
     axes.set_ylabel(forecast.unit)

@@ -78,6 +78,8 @@ class ZoneReplay:
     captured_ratio: float
     time_used_ratio_max: float
     skill: ForecastSkill
+    interval_coverage_ratio: float | None
+    """Share of each next day's hours inside the 95 % interval issued at its beginning."""
     methods: tuple[ReplayMethod, ...]
     """The forecast, yesterday's values, the 7-day mean, Chase's rule and a perfect forecast."""
     refit_s_max: float
@@ -104,7 +106,7 @@ class Forecast(Protocol):
     """Forecasts an hourly signal. Entry point: `gpuenergyd.carbon`, name `forecast`."""
 
     def __call__(self, history: HourlySeries, *, num_hours: int = 24) -> CarbonForecast:
-        """Return the forecast issued at the end of the history, with quantiles and its skill on that history.
+        """Return the forecast issued at the end of the history, with 95 % intervals and its skill on that history.
 
         Raises:
             CarbonDataError: the history has no value.

@@ -1,11 +1,11 @@
-"""Forecasts of the carbon intensity of the next 72 hours, with quantiles and a record of skill.
+"""Forecasts of the carbon intensity of the next 72 hours, with 95 % intervals and a record of skill.
 
 Theory of operation. A forecast is a weighted mean of two models: the pooled prior, which was trained on other zones and
 uses the shape of the last week, and the zone model, whose weight grows with the zone's history. The last forecast error
 corrects the next forecast as far as the zone's errors persist from hour to hour. With less than a week of history, the
 forecast is the mean of the same hour over the known days; on the first day, the last value. Before each refit, the
 forecasts for the hours since the last one are recorded; compared with the true values, they give the skill against
-naive forecasts and the width of the quantiles, both on hours that the models had not seen.
+naive forecasts and the 95 % interval (`prediction_interval`), both on hours that the models had not seen.
 """
 
 from datetime import datetime
@@ -28,16 +28,16 @@ from gpuenergyd_policies.carbon.features import (
     targets,
 )
 from gpuenergyd_policies.carbon.pooled_prior import PooledPrior, shipped_prior
+from gpuenergyd_policies.carbon.prediction_interval import LEAST_ORIGINS, prediction_interval
 from gpuenergyd_policies.carbon.zone_model import SEASON_HOURS, ZoneModel
 
 ZONE_MODEL_FROM_HOURS = 42 * 24
 ZONE_MODEL_FULL_HOURS = 300 * 24
 ZONE_MODEL_SHARE = 0.7
 """Weight of the zone model from ZONE_MODEL_FULL_HOURS of history on; it is 0 at ZONE_MODEL_FROM_HOURS."""
-RECORD_HOURS = 28 * 24
-QUANTILES = (0.1, 0.9)
-_LEAST_ORIGINS = 48
-"""Forecasts that must have come due before their skill is reported."""
+RECORD_HOURS = 90 * 24
+"""Recorded forecasts, for the interval; the newest of them tell the skill."""
+SKILL_HOURS = 28 * 24
 _FULL_REFIT_HOURS = 30 * 24
 """Interval of complete refits, in which the zone model sees revised values of the history."""
 
@@ -68,9 +68,9 @@ class ZoneForecaster:
             self._recorded, self._errors = self._recorded[:0], self._errors[:0]
         self._zone_model_share = self._share(end)
         usual_ratio = USUAL_PERSISTENCE_RATIO * (1.0 - self._zone_model_share)  # errors of the zone model persist less
-        self._correction = ErrorCorrection.fitted(self._errors, usual_ratio)
+        self._correction = ErrorCorrection.fitted(self._errors[-SKILL_HOURS:], usual_ratio)
         self._record(history, max(self._end, end - RECORD_HOURS), end)
-        self._correction = ErrorCorrection.fitted(self._errors, usual_ratio)
+        self._correction = ErrorCorrection.fitted(self._errors[-SKILL_HOURS:], usual_ratio)
         if self._zone_model is not None:
             self._zone_model.update(history, end)
         self._end = end
@@ -103,26 +103,21 @@ class ZoneForecaster:
 
     def skill(self, history: FilledHistory, end: int) -> ForecastSkill | None:
         """Return the skill of the recorded forecasts that have come due; None while they are too few."""
-        origins, predicted = self._due(end)
-        if len(origins) < _LEAST_ORIGINS:
+        due = (self._recorded_origins <= end - 24) & (self._recorded_origins >= end - SKILL_HOURS)
+        origins, predicted = self._recorded_origins[due], self._recorded[due]
+        if len(origins) < LEAST_ORIGINS:
             return None
         return skill_against_naive(history.values, origins, predicted)
 
     def bounds(self, history: FilledHistory, origin: int, predicted: Array) -> tuple[Array, Array]:
-        """Return the lower and upper quantile of one forecast, from the errors of recorded ones."""
-        origins, recorded = self._due(origin)
-        known = history.values[max(0, origin - WEEK_HOURS) : origin]
-        if len(origins) < _LEAST_ORIGINS:
-            margin = 1.2816 * float(known.std()) * np.ones(len(predicted))
-            return np.maximum(predicted - margin, 0.0), predicted + margin
-        levels = np.array([history.values[o - WEEK_HOURS : o].mean() for o in origins])
-        truth = history.values[np.minimum(origins[:, None] + np.arange(NUM_TARGET_HOURS), origin - 1)]
-        errors = (truth - recorded) / np.maximum(levels, 1e-9)[:, None]
-        is_due = origins[:, None] + np.arange(NUM_TARGET_HOURS) < origin
-        errors[~is_due] = np.nan
-        low, high = np.nanquantile(errors, QUANTILES, axis=0) * float(known.mean())
-        num = len(predicted)
-        return np.maximum(predicted + np.minimum(low[:num], 0.0), 0.0), predicted + np.maximum(high[:num], 0.0)
+        """Return the bounds of the 95 % interval of one forecast, from the errors of recorded ones."""
+        return prediction_interval(
+            history.values,
+            origin,
+            predicted,
+            recorded_origins=self._recorded_origins,
+            recorded=self._recorded,
+        )
 
     def _share(self, end: int) -> float:
         grown = (end - ZONE_MODEL_FROM_HOURS) / (ZONE_MODEL_FULL_HOURS - ZONE_MODEL_FROM_HOURS)
@@ -139,11 +134,6 @@ class ZoneForecaster:
         self._recorded_origins = np.concatenate([self._recorded_origins[kept], origins])
         self._recorded = np.concatenate([self._recorded[kept], predicted])
         self._errors = np.concatenate([self._errors[kept], errors])
-
-    def _due(self, end: int) -> tuple[Origins, Array]:
-        """Return the recorded forecasts whose first day is over."""
-        due = self._recorded_origins <= end - 24
-        return self._recorded_origins[due], self._recorded[due]
 
 
 class Forecasts:

@@ -44,8 +44,20 @@ class IssuedTable:
 
     first_origin: int
     rows: Array
+    lows: Array
+    highs: Array
+    """Bounds of the 95 % intervals of the forecasts issued once a day, after the refit."""
     refit_s_max: float
     forecast_s_max: float
+
+    def interval_coverage_ratio(self, values: Array) -> float | None:
+        """Return the share of the next day's hours inside the interval issued before it; None without a whole day."""
+        num_days = min(len(self.lows), (len(values) - self.first_origin) // 24)
+        if num_days < 1:
+            return None
+        truth = values[self.first_origin : self.first_origin + num_days * 24].reshape(num_days, 24)
+        is_inside = (self.lows[:num_days, :24] <= truth) & (truth <= self.highs[:num_days, :24])
+        return float(is_inside.mean())
 
 
 def replay(request: ReplayRequest) -> Sequence[ZoneReplay]:
@@ -71,6 +83,7 @@ def issue_forecasts(
     """Return the forecasts issued at every hour from `first_origin` on, each from the history before it."""
     num = len(history.values)
     rows, refit_s, forecast_s = [], [0.0], [0.0]
+    bounds = []
     forecaster = ZoneForecaster(prior=prior)
     for day in range(first_origin, num, 24):
         until = min(day + 24, num)
@@ -85,10 +98,12 @@ def issue_forecasts(
         refit_s.append(time.process_time() - started_s)
         started_s = time.process_time()
         first = forecaster.predict(seen, np.array([day - begin]))
+        bounds.append(forecaster.bounds(seen, day - begin, first[0]))
         forecast_s.append(time.process_time() - started_s)
         rest = np.arange(day + 1 - begin, until - begin)
         rows += [first, forecaster.predict(seen, rest)] if len(rest) else [first]
-    return IssuedTable(first_origin, np.concatenate(rows), max(refit_s), max(forecast_s))
+    lows, highs = (np.array(each) for each in zip(*bounds, strict=True))
+    return IssuedTable(first_origin, np.concatenate(rows), lows, highs, max(refit_s), max(forecast_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +172,7 @@ def _replay_zone(request: ReplayRequest, trace: HourlySeries, hull: SpeedHull) -
         captured_ratio=(forecast_method.saving_ratio - constant) / gain if gain > 0 else 0.0,
         time_used_ratio_max=forecast_method.time_used_ratio_max,
         skill=_skill(history, issued),
+        interval_coverage_ratio=issued.interval_coverage_ratio(history.values),
         methods=methods,
         refit_s_max=issued.refit_s_max,
         forecast_s_max=issued.forecast_s_max,

@@ -1,0 +1,75 @@
+"""Intervals contain as many hours as they say, know no future, and grow with the grid's variation."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuenergyd_policies.carbon.features import NUM_TARGET_HOURS
+from gpuenergyd_policies.carbon.prediction_interval import INTERVAL_RATIO, prediction_interval
+
+WEEK = 168
+
+
+def noisy_history(num_days: int, seed: int, spread_g_per_kwh: float = 40.0) -> np.ndarray:
+    return 300.0 + spread_g_per_kwh * np.random.default_rng(seed).standard_normal(num_days * 24)
+
+
+def means_before(values: np.ndarray, origins: np.ndarray) -> np.ndarray:
+    levels = [values[origin - WEEK : origin].mean() for origin in origins]
+    return np.repeat(np.array(levels)[:, None], NUM_TARGET_HOURS, axis=1)
+
+
+@pytest.mark.parametrize("num_days", [30, 120])
+def test_the_stated_share_of_hours_lies_inside(num_days: int) -> None:
+    inside = []
+    for seed in range(12):
+        values = noisy_history(num_days + 3, seed)
+        origin = num_days * 24
+        origins = np.arange(max(WEEK, origin - 90 * 24), origin)
+        predicted = np.full(NUM_TARGET_HOURS, values[origin - WEEK : origin].mean())
+        low, high = prediction_interval(
+            values[:origin], origin, predicted, recorded_origins=origins, recorded=means_before(values, origins)
+        )
+        truth = values[origin : origin + NUM_TARGET_HOURS]
+        inside += list((low <= truth) & (truth <= high))
+
+    assert np.mean(inside) == pytest.approx(INTERVAL_RATIO, abs=0.025)
+
+
+@given(num_origins=st.integers(0, 200), seed=st.integers(0, 99), num_hours=st.integers(1, NUM_TARGET_HOURS))
+def test_bounds_are_finite_around_the_forecast_and_know_no_future(num_origins: int, seed: int, num_hours: int) -> None:
+    values = noisy_history(20, seed)
+    origin = WEEK + 220
+    origins = np.arange(origin - num_origins, origin)
+    recorded = means_before(values, origins) if num_origins else np.zeros((0, NUM_TARGET_HOURS))
+    predicted = np.full(num_hours, 250.0)
+
+    low, high = prediction_interval(values, origin, predicted, recorded_origins=origins, recorded=recorded)
+    known = prediction_interval(values[:origin], origin, predicted, recorded_origins=origins, recorded=recorded)
+
+    assert np.all((low >= 0.0) & (low <= predicted) & (predicted <= high) & np.isfinite(high))
+    assert np.array_equal(low, known[0])
+    assert np.array_equal(high, known[1])
+
+
+def test_a_grid_that_varies_twice_as_much_has_twice_the_interval() -> None:
+    widths = []
+    for spread in (10.0, 20.0):
+        values = noisy_history(40, 1, spread)
+        origins = np.arange(WEEK, 40 * 24)
+        low, high = prediction_interval(
+            values, 40 * 24, np.full(24, 300.0), recorded_origins=origins, recorded=means_before(values, origins)
+        )
+        widths.append(high - low)
+
+    np.testing.assert_allclose(widths[1], 2.0 * widths[0], rtol=1e-6)
+
+
+def test_without_variation_or_history_the_interval_is_the_forecast() -> None:
+    nothing = np.zeros((0, NUM_TARGET_HOURS))
+    for values in (np.full(200, 50.0), np.zeros(0)):
+        low, high = prediction_interval(
+            values, len(values), np.full(3, 50.0), recorded_origins=np.zeros(0, dtype=np.int64), recorded=nothing
+        )
+        assert low.tolist() == high.tolist() == [50.0, 50.0, 50.0]
