@@ -12,6 +12,8 @@ from gpuenergyd.core.carbon.intensity import CarbonSignal, IntensitySample, chec
 from gpuenergyd.errors import CarbonDataError, CarbonSourceError
 
 VERSION = 2
+KEPT_HISTORY = timedelta(days=35)
+"""Samples are kept in the file this long: what a forecast needs on its first day, and a daemon that was down."""
 MAX_BYTES = 8 * 2**20
 MAX_SAMPLES = 20_000
 MAX_TEXT_CHARS = 256

@@ -1,7 +1,7 @@
 """The fetcher process: fetches carbon intensities from the network and writes one file; it has no other access.
 
-It polls a provider at the provider's own period, backs off after failures, and keeps the last values. The daemon reads
-the file and works without it.
+It polls a provider at the provider's own period, backs off after failures, and keeps the values of five weeks, which it
+asks for at the first start where the provider offers them. The daemon reads the file and works without it.
 """
 
 import json
@@ -17,8 +17,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gpuenergyd.carbon.fetched_file import Fetched, FetchState, FetchStatus, read_fetched, write_fetched
+from gpuenergyd.carbon.fetched_file import KEPT_HISTORY, Fetched, FetchState, FetchStatus, read_fetched, write_fetched
 from gpuenergyd.carbon.keys import read_key
+from gpuenergyd.carbon.past_values import PastValues
 from gpuenergyd.carbon.sources.source import (
     CarbonSource,
     SourceOptions,
@@ -32,8 +33,6 @@ from gpuenergyd.errors import CarbonDataError, CarbonSourceError, GpuEnergyError
 
 _LOG = logging.getLogger("gpuenergyd.carbon.fetcher")
 
-KEPT_HISTORY = timedelta(days=8)
-"""Samples are kept in the file this long, so that a daemon that was down misses none."""
 BREAKER_FIRST_S = 15 * 60.0
 BREAKER_LAST_S = 2 * 3600.0
 REFUSED_S = 3600.0
@@ -184,8 +183,9 @@ def run(
     if earlier.signal == source.signal:
         known = earlier
     jitter = random.random()  # noqa: S311  spreads load, hides nothing
+    past = PastValues()
     while not stopped.is_set():
-        latest = fetch_if_due(source, known, clock(), jitter)
+        latest = past.fetch_missing(source, fetch_if_due(source, known, clock(), jitter), clock())
         if latest is not known:
             if (latest.status.state, latest.status.problem) != (known.status.state, known.status.problem):
                 outcome = latest.status.message or f"{len(latest.samples)} samples"

@@ -61,7 +61,7 @@ def electricity_maps_reply(value: Any, begin: datetime, *, zone: str = "DE", est
         "isEstimated": estimated,
         "estimationMethod": "TIME_SLICER_AVERAGE" if estimated else None,
     }
-    return json_reply({"zone": zone, "history": [entry]})
+    return json_reply({"zone": zone, "history": [entry], "data": [entry]})
 
 
 def watttime_reply(

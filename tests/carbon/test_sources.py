@@ -8,7 +8,14 @@ import pytest
 
 from gpuenergyd.carbon.sources import entsoe
 from gpuenergyd.carbon.sources.checking import instant, rows
-from gpuenergyd.carbon.sources.source import CarbonSource, SourceOptions, default_source_name, make_source, source_names
+from gpuenergyd.carbon.sources.source import (
+    CarbonSource,
+    PastSource,
+    SourceOptions,
+    default_source_name,
+    make_source,
+    source_names,
+)
 from gpuenergyd.carbon.sources.web import SourceError, SourceProblem, Web, WebLimits
 from gpuenergyd.core.carbon.intensity import EmissionFactor, SampleStatus, SignalKind
 from gpuenergyd.errors import CarbonDataError
@@ -72,6 +79,22 @@ def test_a_documented_reply_gives_its_value_in_g_per_kwh(provider: Documented, w
     assert reply.samples[-1].valid_from_at == HOUR_AT
     assert not reply.is_stale
     assert reply.rejected == ()
+
+
+@every_provider
+def test_a_past_week_is_asked_for_by_its_begin_and_end(provider: Documented, web: Web) -> None:
+    begin_at, end_at = HOUR_AT - timedelta(days=14), HOUR_AT - timedelta(days=7)
+    with serving(provider.script(provider.reply(provider.good, end_at - timedelta(hours=1)))) as server:
+        source = provider.source(server.url, web)
+        assert isinstance(source, PastSource)
+        reply = source.fetch_past(begin_at, end_at)
+
+    asked = f"{server.asked[-1].path} {server.asked[-1].query}".replace("-", "")
+    assert f"{begin_at:%Y%m%d}" in asked
+    assert f"{end_at:%Y%m%d}" in asked
+    assert source.past_window <= timedelta(days=10)
+    assert reply.samples[-1].valid_from_at == end_at - timedelta(hours=1)
+    assert reply.samples[-1].carbon_intensity_g_per_kwh == pytest.approx(provider.good_g_per_kwh)
 
 
 @pytest.mark.fault(23)

@@ -30,8 +30,17 @@ class Eia:
     base_url: str = HOST
     period_s: float = HOUR.total_seconds()
 
+    past_window: timedelta = timedelta(days=7)
+
     def fetch(self, now_at: datetime) -> SourceReply:
         """Return the published values of the last two days."""
+        return checked_reply(self.signal, self._published(now_at - _HISTORY, now_at), now_at)
+
+    def fetch_past(self, begin_at: datetime, end_at: datetime) -> SourceReply:
+        """Return the published values of a past period; a reply holds 5,000 values, a week of 29 fuels."""
+        return checked_reply(self.signal, self._published(begin_at, end_at), end_at)
+
+    def _published(self, begin_at: datetime, end_at: datetime) -> Iterator[RawValue]:
         reply = self.web.get_json(
             NAME,
             f"{self.base_url}/electricity/rto/fuel-type-data/data/",
@@ -40,15 +49,15 @@ class Eia:
                 "frequency": "hourly",
                 "data[0]": "value",
                 "facets[respondent][]": self.signal.zone,
-                "start": f"{now_at - _HISTORY:%Y-%m-%dT%H}",
-                "end": f"{now_at:%Y-%m-%dT%H}",
+                "start": f"{begin_at:%Y-%m-%dT%H}",
+                "end": f"{end_at:%Y-%m-%dT%H}",
                 "sort[0][column]": "period",
                 "sort[0][direction]": "desc",
                 "offset": "0",
                 "length": "5000",
             },
         )
-        return checked_reply(self.signal, self._values(reply), now_at)
+        return self._values(reply)
 
     def _values(self, reply: Any) -> Iterator[RawValue]:
         energy: dict[datetime, dict[str, float]] = {}

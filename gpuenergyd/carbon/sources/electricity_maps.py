@@ -1,8 +1,8 @@
 """Electricity Maps v3: hourly, most of the world; a free key includes 24 hours of one zone, no forecast."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from gpuenergyd.carbon.sources.checking import RawValue, check_zone, checked_reply, instant, part, rows
@@ -25,20 +25,33 @@ class ElectricityMaps:
     base_url: str = HOST
     period_s: float = HOUR.total_seconds()
 
+    past_window: timedelta = timedelta(days=7)
+
     def fetch(self, now_at: datetime) -> SourceReply:
         """Return the last 24 hours, so that hourly calls also fill gaps and replace estimates."""
+        reply = self._ask("history", {})
+        return checked_reply(self.signal, self._values(rows(NAME, reply, "history")), now_at)
+
+    def fetch_past(self, begin_at: datetime, end_at: datetime) -> SourceReply:
+        """Return the values of a past period of at most 10 days, where the plan of the key includes them."""
+        window = {"start": f"{begin_at:%Y-%m-%dT%H:%MZ}", "end": f"{end_at:%Y-%m-%dT%H:%MZ}"}
+        reply = self._ask("past-range", window)
+        return checked_reply(self.signal, self._values(rows(NAME, reply, "data")), end_at)
+
+    def _ask(self, what: str, window: Mapping[str, str]) -> Any:
         reply = self.web.get_json(
             NAME,
-            f"{self.base_url}/carbon-intensity/history",
+            f"{self.base_url}/carbon-intensity/{what}",
             parameters={
                 "zone": self.signal.zone,
                 "emissionFactorType": self.signal.factor.value,
                 "disableCallerLookup": "true",
+                **window,
             },
             headers={"auth-token": self.key},
         )
         check_zone(NAME, self.signal.zone, part(NAME, reply, "zone"))
-        return checked_reply(self.signal, self._values(rows(NAME, reply, "history")), now_at)
+        return reply
 
     def _values(self, history: Sequence[Any]) -> Iterator[RawValue]:
         for row in history:

@@ -37,7 +37,7 @@ AREAS = {
 _CODE = re.compile(r"10Y[0-9A-Z-]{13}")
 _RESOLUTION = re.compile(r"PT(15|30|60)M")
 _HISTORY = timedelta(hours=30)
-_MAX_POINTS = 200
+_MAX_POINTS = 7 * 96
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,18 @@ class Entsoe:
     base_url: str = HOST
     period_s: float = HOUR.total_seconds()
 
+    past_window: timedelta = timedelta(days=7)
+
     def fetch(self, now_at: datetime) -> SourceReply:
         """Return the published values of the last 30 hours."""
         end = now_at.replace(minute=0, second=0, microsecond=0) + HOUR
+        return checked_reply(self.signal, self._published(end - _HISTORY, end), now_at)
+
+    def fetch_past(self, begin_at: datetime, end_at: datetime) -> SourceReply:
+        """Return the published values of a past period of at most 7 days."""
+        return checked_reply(self.signal, self._published(begin_at, end_at), end_at)
+
+    def _published(self, begin_at: datetime, end_at: datetime) -> Iterator[RawValue]:
         body = self.web.get(
             NAME,
             self.base_url,
@@ -62,11 +71,11 @@ class Entsoe:
                 "documentType": "A75",
                 "processType": "A16",
                 "in_Domain": self.area,
-                "periodStart": f"{end - _HISTORY:%Y%m%d%H%M}",
-                "periodEnd": f"{end:%Y%m%d%H%M}",
+                "periodStart": f"{begin_at:%Y%m%d%H%M}",
+                "periodEnd": f"{end_at:%Y%m%d%H%M}",
             },
         )
-        return checked_reply(self.signal, _values(body, self.area), now_at)
+        return _values(body, self.area)
 
 
 def make(options: SourceOptions) -> Entsoe:

@@ -26,6 +26,14 @@ class Neso:
     base_url: str = HOST
     signal: CarbonSignal = _SIGNAL
     period_s: float = _SLOT.total_seconds()
+    past_window: timedelta = timedelta(days=7)
+
+    def fetch_past(self, begin_at: datetime, end_at: datetime) -> SourceReply:
+        """Return the values of a past period of at most 14 days."""
+        reply = self.web.get_json(
+            NAME, f"{self.base_url}/intensity/{begin_at:%Y-%m-%dT%H:%MZ}/{end_at:%Y-%m-%dT%H:%MZ}"
+        )
+        return checked_reply(self.signal, _values(reply, end_at), end_at)
 
     def fetch(self, now_at: datetime) -> SourceReply:
         """Return the last 24 hours and a forecast of 48 hours."""

@@ -1,10 +1,10 @@
 """Protocol of carbon intensity sources, their options and replies; sources are entry points."""
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gpuenergyd.carbon.sources.web import Web
 from gpuenergyd.core.carbon.intensity import CarbonSignal, EmissionFactor, IntensitySample, SignalKind
@@ -52,6 +52,24 @@ class CarbonSource(Protocol):
 
     def fetch(self, now_at: datetime) -> SourceReply:
         """Return the provider's current values.
+
+        Raises:
+            CarbonSourceError: there is no usable value; the message names the provider and the reason.
+        """
+        ...
+
+
+@runtime_checkable
+class PastSource(CarbonSource, Protocol):
+    """A provider that also offers the values of past weeks."""
+
+    @property
+    def past_window(self) -> timedelta:
+        """Longest period of one request."""
+        ...
+
+    def fetch_past(self, begin_at: datetime, end_at: datetime) -> SourceReply:
+        """Return the provider's values of a past period.
 
         Raises:
             CarbonSourceError: there is no usable value; the message names the provider and the reason.

@@ -28,7 +28,14 @@ class WattTime:
     base_url: str = HOST
     period_s: float = 1800.0
     """Two requests per hour are far below all rate limits."""
+    past_window: timedelta = timedelta(days=7)
     _token: str | None = field(default=None, repr=False)
+
+    def fetch_past(self, begin_at: datetime, end_at: datetime) -> SourceReply:
+        """Return the values of a past period of at most 32 days."""
+        window = {"start": f"{begin_at:%Y-%m-%dT%H:%MZ}", "end": f"{end_at:%Y-%m-%dT%H:%MZ}"}
+        values = self._values(self._ask("historical", window), SampleStatus.ESTIMATED)
+        return checked_reply(self.signal, values, end_at)
 
     def fetch(self, now_at: datetime) -> SourceReply:
         """Return the last 24 hours, and the forecast if the plan includes it."""

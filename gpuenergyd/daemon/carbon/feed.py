@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from gpuenergyd.carbon.fetched_file import Fetched, FetchStatus, read_fetched
+from gpuenergyd.carbon.fetched_file import KEPT_HISTORY, Fetched, FetchStatus, read_fetched
 from gpuenergyd.carbon.signal_file import CARBON_UNIT, SignalFile, zone_of_file
 from gpuenergyd.core.carbon.grid_clock import GridClock
 from gpuenergyd.core.carbon.intensity import (
@@ -32,7 +32,8 @@ from gpuenergyd.store.records import IntensityRecord
 
 CSV_SOURCE = "csv"
 RETENTION = timedelta(days=2 * 366)
-_WRITTEN_RETENTION = timedelta(days=9)
+_WRITTEN_RETENTION = KEPT_HISTORY + timedelta(days=1)
+"""Longer than the fetcher's file, whose values are read again and again."""
 _MIN_FORECAST_HOURS = 12
 """A provider's forecast with fewer hours is not used; our own model reaches further."""
 
@@ -177,6 +178,7 @@ class CarbonFeed:
             self.num_updates += has_changed
         for sample in fetched.samples:
             self._write(sample, fetched.signal)
+        self._forget_old()
 
     def _forecast_of(self, fetched: Fetched) -> CarbonForecast | None:
         series = hourly_series(self.zone, fetched.forecast)
@@ -203,6 +205,14 @@ class CarbonFeed:
             hour_at = begun.first_hour_at + k * HOUR
             if math.isfinite(begun.values[k]):
                 self._write(IntensitySample(hour_at, hour_at + HOUR, begun.values[k]), self.source)
+        self._forget_old()
+
+    def _forget_old(self) -> None:
+        newest_at = max((at for at, _ in self._written), default=None)
+        if newest_at is not None:
+            self._written = {
+                key: value for key, value in self._written.items() if key[0] >= newest_at - _WRITTEN_RETENTION
+            }
 
     def _write(self, sample: IntensitySample, signal: CarbonSignal) -> None:
         """Store a value that is new or revised in the database."""
@@ -210,8 +220,6 @@ class CarbonFeed:
         if self._written.get(key) == sample.carbon_intensity_g_per_kwh:
             return
         self._written[key] = sample.carbon_intensity_g_per_kwh
-        for old in [old for old in self._written if old[0] < sample.valid_from_at - _WRITTEN_RETENTION]:
-            del self._written[old]
         self._history.write(
             IntensityRecord(
                 zone=signal.zone,
