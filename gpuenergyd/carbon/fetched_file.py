@@ -12,8 +12,10 @@ from gpuenergyd.core.carbon.intensity import CarbonSignal, IntensitySample, chec
 from gpuenergyd.errors import CarbonDataError, CarbonSourceError
 
 VERSION = 2
-KEPT_HISTORY = timedelta(days=35)
-"""Samples are kept in the file this long: what a forecast needs on its first day, and a daemon that was down."""
+KEPT_HISTORY = timedelta(weeks=52)
+"""Values are kept in the file this long: with a year of them the first day's forecast is as good as later ones."""
+KEPT_AS_SENT = timedelta(days=8)
+"""Older values are kept by the hour."""
 MAX_BYTES = 8 * 2**20
 MAX_SAMPLES = 20_000
 MAX_TEXT_CHARS = 256

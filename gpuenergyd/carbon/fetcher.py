@@ -1,6 +1,6 @@
 """The fetcher process: fetches carbon intensities from the network and writes one file; it has no other access.
 
-It polls a provider at the provider's own period, backs off after failures, and keeps the values of five weeks, which it
+It polls a provider at the provider's own period, backs off after failures, and keeps the values of a year, which it
 asks for at the first start where the provider offers them. The daemon reads the file and works without it.
 """
 
@@ -17,9 +17,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gpuenergyd.carbon.fetched_file import KEPT_HISTORY, Fetched, FetchState, FetchStatus, read_fetched, write_fetched
+from gpuenergyd.carbon.fetched_file import Fetched, FetchState, FetchStatus, read_fetched, write_fetched
 from gpuenergyd.carbon.keys import read_key
-from gpuenergyd.carbon.past_values import PastValues
+from gpuenergyd.carbon.past_values import PastValues, kept_samples
 from gpuenergyd.carbon.sources.source import (
     CarbonSource,
     SourceOptions,
@@ -123,12 +123,10 @@ def fetch_if_due(source: CarbonSource, known: Fetched, now_at: datetime, jitter:
 
 
 def _after_reply(source: CarbonSource, known: Fetched, reply: SourceReply, now_at: datetime, jitter: float) -> Fetched:
-    merged = {sample.valid_from_at: sample for sample in known.samples if sample.valid_from_at > now_at - KEPT_HISTORY}
-    merged |= {sample.valid_from_at: sample for sample in reply.samples}
     notes = list(reply.rejected[:1]) + (["the newest value is older than a day"] if reply.is_stale else [])
     return Fetched(
         source.signal,
-        samples=tuple(merged[at] for at in sorted(merged)),
+        samples=kept_samples(known.samples, reply.samples, now_at=now_at),
         forecast=reply.forecast or _ahead(known.forecast, now_at),
         status=FetchStatus(
             FetchState.DEGRADED if notes else FetchState.OK,

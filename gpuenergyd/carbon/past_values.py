@@ -1,23 +1,56 @@
-"""Weeks of past values, fetched once: a forecast needs eight days of history, and is better with five weeks.
+"""A year of past values, fetched once: a forecast needs eight days of history, and is better with a year.
 
-Theory of operation. The last five weeks are divided into windows that a provider answers in one request. After a
-successful fetch, one window whose hours are largely unknown is asked for, the newest first, and never again by the same
-process: what a provider does not have, it does not have a minute later either.
+Theory of operation. The last year is divided into windows that a provider answers in one request. After a successful
+fetch, one window whose hours are largely unknown is asked for, the newest first, and never again by the same process:
+what a provider does not have, it does not have a minute later either. Values older than a few days are kept as hourly
+means, since providers send up to twelve an hour.
 """
 
 import logging
+import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from gpuenergyd.carbon.fetched_file import KEPT_HISTORY, Fetched, FetchState
+from gpuenergyd.carbon.fetched_file import KEPT_AS_SENT, KEPT_HISTORY, Fetched, FetchState
 from gpuenergyd.carbon.sources.source import CarbonSource, PastSource
 from gpuenergyd.carbon.sources.web import SourceError, SourceProblem
+from gpuenergyd.core.carbon.intensity import HOUR, IntensitySample, SampleStatus, hourly_series
 from gpuenergyd.errors import CarbonSourceError
 
 _LOG = logging.getLogger("gpuenergyd.carbon.fetcher")
 
 LEAST_COVERED_RATIO = 0.9
 """A window with fewer known hours is asked for; providers have gaps of their own."""
+
+
+def kept_samples(
+    older: Sequence[IntensitySample], newer: Sequence[IntensitySample], *, now_at: datetime
+) -> tuple[IntensitySample, ...]:
+    """Return the values of the last year in order of time, old ones by the hour; `newer` ones replace `older` ones."""
+    merged = {sample.valid_from_at: sample for sample in older}
+    merged |= {sample.valid_from_at: sample for sample in newer}
+    as_sent_from_at = (now_at - KEPT_AS_SENT).replace(minute=0, second=0, microsecond=0)
+    recent = [sample for at, sample in merged.items() if at >= as_sent_from_at]
+    past = [sample for at, sample in merged.items() if now_at - KEPT_HISTORY < at < as_sent_from_at]
+    hourly = [sample for sample in past if sample.valid_to_at - sample.valid_from_at == HOUR]
+    hourly += _hourly([sample for sample in past if sample.valid_to_at - sample.valid_from_at != HOUR])
+    return tuple(sorted([*hourly, *recent], key=lambda sample: sample.valid_from_at))
+
+
+def _hourly(samples: Sequence[IntensitySample]) -> list[IntensitySample]:
+    series = hourly_series("", samples)
+    if series is None:
+        return []
+    estimated = {
+        sample.valid_from_at.replace(minute=0) for sample in samples if sample.status is not SampleStatus.MEASURED
+    }
+    hours = ((series.first_hour_at + k * HOUR, value) for k, value in enumerate(series.values) if math.isfinite(value))
+    return [
+        IntensitySample(at, at + HOUR, value, SampleStatus.ESTIMATED if at in estimated else SampleStatus.MEASURED)
+        for at, value in hours
+    ]
 
 
 @dataclass(slots=True)
@@ -48,27 +81,19 @@ class PastValues:
             self._is_refused = True
             _LOG.warning("source=%s past values: %s in source", source.signal.source, type(error).__name__)
             return known
-        merged = {sample.valid_from_at: sample for sample in reply.samples}
-        merged |= {sample.valid_from_at: sample for sample in known.samples}
-        kept = [at for at in sorted(merged) if at > now_at - KEPT_HISTORY]
-        return replace(known, samples=tuple(merged[at] for at in kept))
+        return replace(known, samples=kept_samples(reply.samples, known.samples, now_at=now_at))
 
     def _missing_end(self, known: Fetched, now_at: datetime, window: timedelta) -> datetime | None:
         """Return the end of the newest window with too few known values that was not asked for; None without one."""
         if self._newest_end_at is None:
             self._newest_end_at = now_at.replace(minute=0, second=0, microsecond=0)
-        end_at = self._newest_end_at
-        while end_at - window >= now_at - KEPT_HISTORY - window / 7:
-            if end_at not in self._asked:
-                covered = sum(
-                    (
-                        min(sample.valid_to_at, end_at) - max(sample.valid_from_at, end_at - window)
-                        for sample in known.samples
-                        if sample.valid_from_at < end_at and sample.valid_to_at > end_at - window
-                    ),
-                    timedelta(),
-                )
-                if covered < LEAST_COVERED_RATIO * window:
-                    return end_at
-            end_at -= window
+        newest_end_at = self._newest_end_at
+        covered: Counter[int] = Counter()  # seconds, by window; an interval counts where it begins
+        for sample in known.samples:
+            number = -((sample.valid_from_at - newest_end_at) // window) - 1
+            covered[number] += round((sample.valid_to_at - sample.valid_from_at).total_seconds())
+        for number in range(KEPT_HISTORY // window):
+            end_at = newest_end_at - number * window
+            if end_at not in self._asked and covered[number] < LEAST_COVERED_RATIO * window.total_seconds():
+                return end_at
         return None

@@ -124,7 +124,7 @@ def test_a_clock_that_was_set_back_does_not_stop_fetching() -> None:
 
 
 def test_later_values_replace_estimates_and_old_ones_leave_the_file() -> None:
-    first = SourceReply((sample(-24 * 36), sample(-1, 100.0, SampleStatus.ESTIMATED)))
+    first = SourceReply((sample(-24 * 366), sample(-1, 100.0, SampleStatus.ESTIMATED)))
     second = SourceReply((sample(-1, 140.0),))
     source = ScriptedSource([first, second])
 

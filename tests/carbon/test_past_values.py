@@ -1,14 +1,14 @@
-"""Past weeks: asked for once, the newest first, and only where they are missing and the provider has them."""
+"""Past weeks of a year: asked for once, the newest first, and only where they are missing and the provider has them."""
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuenergyd.carbon.fetched_file import KEPT_HISTORY, Fetched, FetchState, FetchStatus
-from gpuenergyd.carbon.past_values import PastValues
+from gpuenergyd.carbon.past_values import PastValues, kept_samples
 from gpuenergyd.carbon.sources.source import CarbonSource, SourceReply
 from gpuenergyd.carbon.sources.web import SourceError, SourceProblem
 from gpuenergyd.core.carbon.intensity import HOUR, CarbonSignal, IntensitySample
@@ -64,14 +64,14 @@ def known(*samples: IntensitySample, state: FetchState = FetchState.OK) -> Fetch
     return Fetched(SIGNAL, samples, (), FetchStatus(state, fetched_at=NOW_AT))
 
 
-def filled(source: CarbonSource, fetched: Fetched, *, num_steps: int = 20) -> Fetched:
+def filled(source: CarbonSource, fetched: Fetched, *, num_steps: int = 60) -> Fetched:
     past = PastValues()
     for k in range(num_steps):
         fetched = past.fetch_missing(source, fetched, NOW_AT + k * timedelta(seconds=30))
     return fetched
 
 
-def test_a_first_start_knows_five_weeks_after_one_request_for_each() -> None:
+def test_a_first_start_knows_a_year_after_one_request_for_each_week() -> None:
     source = WithPast()
 
     fetched = filled(source, known(*hours(HOUR_AT - 24 * HOUR, HOUR_AT, 7.0)))
@@ -120,13 +120,31 @@ def test_nothing_is_asked_after_a_failed_fetch_or_of_a_source_without_a_past() -
     assert filled(WithoutPast(), known()) == known()
 
 
-@given(num_days=st.integers(0, 60))
+@settings(max_examples=10)
+@given(num_days=st.integers(0, 400))
 def test_no_window_is_asked_for_twice_and_values_only_grow(num_days: int) -> None:
     source = WithPast(first_at=HOUR_AT - timedelta(days=num_days))
     past, fetched = PastValues(), known(*hours(HOUR_AT - 24 * HOUR, HOUR_AT))
-    for _ in range(12):
+    for _ in range(60):
         again = past.fetch_missing(source, fetched, NOW_AT)
         assert len(again.samples) >= len(fetched.samples)
         fetched = again
 
     assert len(set(source.asked)) == len(source.asked) <= NUM_WINDOWS
+
+
+def test_old_values_are_kept_as_hourly_means_and_new_ones_as_sent() -> None:
+    five_min = timedelta(minutes=5)
+    begin_at = HOUR_AT - timedelta(days=30)
+    sent = [IntensitySample(begin_at + k * five_min, begin_at + (k + 1) * five_min, float(k)) for k in range(24)]
+    recent = [IntensitySample(HOUR_AT + k * five_min, HOUR_AT + (k + 1) * five_min, 1.0) for k in range(2)]
+    ancient = hours(NOW_AT - KEPT_HISTORY - HOUR, NOW_AT - KEPT_HISTORY)
+
+    kept = kept_samples([*ancient, *sent], recent, now_at=NOW_AT)
+
+    assert [(s.valid_from_at, s.carbon_intensity_g_per_kwh) for s in kept[:2]] == [
+        (begin_at, pytest.approx(5.5)),
+        (begin_at + HOUR, pytest.approx(17.5)),
+    ]
+    assert kept[2:] == tuple(recent)
+    assert kept_samples(kept, (), now_at=NOW_AT) == kept

@@ -85,7 +85,7 @@ class CarbonFeed:
         zone = settings.carbon_zone or (zone_of_file(path) if path is not None else "")
         self._file = SignalFile(path, zone) if path is not None else None
         self._fetched_stamp: tuple[int, int] | None = None
-        self._written: dict[tuple[datetime, SampleStatus], float] = {}
+        self._written: dict[tuple[CarbonSignal, datetime, SampleStatus], float] = {}
         self.zone = zone
         self.signal = HourlyValues(zone)
         """The signal that targets follow; complete hours only."""
@@ -141,6 +141,8 @@ class CarbonFeed:
                 row.grid_from, row.grid_from + length, row.host.carbon_intensity_g_per_kwh, row.host.status
             )
             by_signal.setdefault(row.signal, []).append(sample)
+            # What is stored is not written again: the fetcher's file holds a year.
+            self._written[row.signal, sample.valid_from_at, sample.status] = sample.carbon_intensity_g_per_kwh
         wanted = self._settings.carbon_source
         fitting = [
             samples
@@ -208,15 +210,15 @@ class CarbonFeed:
         self._forget_old()
 
     def _forget_old(self) -> None:
-        newest_at = max((at for at, _ in self._written), default=None)
+        newest_at = max((at for _, at, _ in self._written), default=None)
         if newest_at is not None:
             self._written = {
-                key: value for key, value in self._written.items() if key[0] >= newest_at - _WRITTEN_RETENTION
+                key: value for key, value in self._written.items() if key[1] >= newest_at - _WRITTEN_RETENTION
             }
 
     def _write(self, sample: IntensitySample, signal: CarbonSignal) -> None:
         """Store a value that is new or revised in the database."""
-        key = (sample.valid_from_at, sample.status)
+        key = (signal, sample.valid_from_at, sample.status)
         if self._written.get(key) == sample.carbon_intensity_g_per_kwh:
             return
         self._written[key] = sample.carbon_intensity_g_per_kwh
