@@ -125,6 +125,7 @@ def reader_environment(folder: Path, daemon: DaemonProcess) -> dict[str, str]:
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("document", with_shell(), ids=name_of)
 def test_shell_blocks_run_as_written(document: Path, reader: tuple[Path, dict[str, str]]) -> None:
     folder, environ = reader
@@ -367,6 +368,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.mark.thorough
 def test_the_site_loads_nothing_from_other_hosts_and_fits_a_phone(site: Path) -> None:
     for page in site.rglob("*.html"):
         found = _Resources()
@@ -383,6 +385,7 @@ def test_the_site_loads_nothing_from_other_hosts_and_fits_a_phone(site: Path) ->
     assert outside == []
 
 
+@pytest.mark.thorough
 def test_every_page_and_picture_is_in_the_site(site: Path) -> None:
     pages = {str(path.relative_to(ROOT / "docs").with_suffix(".html")) for path in (ROOT / "docs").rglob("*.md")}
 
@@ -391,6 +394,7 @@ def test_every_page_and_picture_is_in_the_site(site: Path) -> None:
     assert len(re.findall(r'<img [^>]*src="\.\./_images/\w+\.svg"', shown)) == 3
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this host")
 def test_the_start_page_fits_phones_and_desktops_and_shows_its_picture(site: Path, tmp_path: Path) -> None:
     async def look(page: Page) -> None:

@@ -54,7 +54,18 @@ def train(rank: int, schedule_name: str, socket_path: str | None) -> Any:
     return result
 
 
-@pytest.mark.parametrize("schedule_name", SCHEDULES)
+@pytest.mark.parametrize(
+    "schedule_name",
+    [
+        "interleaved",
+        "dualpipev",
+        *(
+            pytest.param(name, marks=pytest.mark.thorough)
+            for name in SCHEDULES
+            if name not in {"interleaved", "dualpipev"}
+        ),
+    ],
+)
 def test_the_learned_order_is_the_executed_one_and_losses_are_unchanged(
     tmp_path: Path, daemon: FakeDaemon, schedule_name: str
 ) -> None:

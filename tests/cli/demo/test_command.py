@@ -180,7 +180,8 @@ def test_the_demo_is_never_silent_for_five_seconds_and_shows_its_steps_in_order(
 @pytest.mark.parametrize(
     ("number", "exit_code", "at", "num_processes"),
     [
-        (signal.SIGINT, 130, "baseline: ", 4),  # daemon, worker, launcher and ranks
+        # Daemon, worker, launcher and ranks.
+        pytest.param(signal.SIGINT, 130, "baseline: ", 4, marks=pytest.mark.thorough),
         (signal.SIGTERM, 143, "training a small GPT: ", 2),  # daemon and worker, the training only just started
     ],
 )
@@ -236,6 +237,7 @@ def test_a_training_that_fails_is_one_line_with_the_end_of_its_log(folder: Path,
 
 
 @pytest.mark.torch
+@pytest.mark.thorough
 def test_a_policy_without_a_plan_is_an_error(folder: Path, tmp_path: Path) -> None:
     demo = start(
         folder, "--out", str(tmp_path / "report.html"), "--gpus", "2", "--microbatches", "2", "--policy", "full-speed",
@@ -287,6 +289,7 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> FaultyPlugins:
 
 
 @pytest.mark.torch
+@pytest.mark.thorough
 def test_a_policy_that_crashes_ends_the_demo_with_its_exception_file_and_line(
     folder: Path, tmp_path: Path, plugins: FaultyPlugins
 ) -> None:

@@ -34,6 +34,7 @@ from gpuenergyd.store.records import IntensityRecord, IterationRecord, JobRecord
 from gpuenergyd_policies.targets import CarbonTarget
 from gpuenergyd_policies.uniform import Uniform
 from tests.policies.bubble_aware.test_control_loop import training
+from tests.support.examples import examples
 from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.stored_history import write_records
 from tests.support.virtual_training import VirtualTraining
@@ -332,7 +333,7 @@ LIES = st.lists(
 )
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(4), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(LIES, st.floats(0.0, 0.2))
 def test_no_policy_reply_can_exceed_the_budget_of_a_window(
     tmp_path: Path, lies: list[PerformanceTarget | None], budget: float

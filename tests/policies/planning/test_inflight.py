@@ -23,11 +23,12 @@ from gpuenergyd_policies.planning.inflight import caps_from_microbatches, plan_i
 from gpuenergyd_policies.planning.offline import plan_offline
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 from tests.policies.planning.profiles import forward_backward_profile
+from tests.support.examples import examples
 
 F, B = InstructionKind.F, InstructionKind.B
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     weights=st.lists(st.sampled_from([0.9, 1.0, 1.1]), min_size=2, max_size=5),
     num_microbatches=st.integers(1, 10),

@@ -16,6 +16,7 @@ from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 from gpuenergyd_policies.planning.switching.segments import SegmentedPlan, cheapest_segments, plan_segments
 from tests.policies.planning.profiles import forward_backward_profile
+from tests.support.examples import examples
 
 F, B = InstructionKind.F, InstructionKind.B
 SHARED = Path(__file__).parents[4].parent / "shared" / "data"
@@ -29,7 +30,7 @@ def most_segments(plan: SegmentedPlan) -> int:
     return max(sum(1 for _ in groupby(of_rank)) for of_rank in clocks.values())
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     weights=st.lists(st.sampled_from([0.8, 1.0, 1.1]), min_size=1, max_size=4),
     num_microbatches=st.integers(1, 6),
@@ -146,7 +147,7 @@ def test_eight_segments_at_25_ms_keep_most_of_the_ideal_saving_without_slowdown(
     assert full_speed.energy_j - plan.simulated.energy_j >= least_share * ideal_j
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     weights=st.lists(st.sampled_from([0.8, 1.0, 1.1]), min_size=2, max_size=4),
     max_segments=st.integers(1, 5),
