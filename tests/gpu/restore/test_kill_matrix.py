@@ -8,6 +8,7 @@ import pytest
 
 from gpuenergyd.core.policy_api.policy import Lever
 from tests.support.kill_rig import VICTIMS, KillRig, Trial
+from tests.support.thorough import thorough
 
 
 @pytest.mark.fault(1, 4, 6)
@@ -29,7 +30,7 @@ def test_deaths_at_random_moments_leave_no_gpu_lowered(
 
 @pytest.mark.fault(1, 4, 6)
 @pytest.mark.kill
-@pytest.mark.parametrize("policy", ["uniform", pytest.param("cost", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("policy", ["uniform", *thorough("cost")])
 def test_deaths_under_power_limits_alone_leave_no_limit_behind(tmp_path: Path, policy: str) -> None:
     """Clocks may not be set, so what is lowered is power."""
     rig = KillRig(tmp_path, random.Random(64), weights=(2, 1, 1, 1, 1, 1), policy=policy, levers=(Lever.POWER_LIMITS,))

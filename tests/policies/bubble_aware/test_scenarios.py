@@ -9,6 +9,7 @@ from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from tests.support.remembered_plans import RememberedBubbleAware
+from tests.support.thorough import thorough
 from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
 F, B = InstructionKind.F, InstructionKind.B
@@ -74,7 +75,7 @@ def saving_and_slowdown(run: VirtualTraining) -> tuple[float, float]:
     return saving, median(t for t, _ in rows) / run.job.baseline.iteration_time_s - 1
 
 
-@pytest.mark.parametrize(("num_ranks", "num_microbatches"), [(4, 8), pytest.param(8, 16, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(("num_ranks", "num_microbatches"), [(4, 8), *thorough((8, 16))])
 def test_clocks_25_ms_late_cost_no_time_and_at_most_a_quarter_of_the_saving(
     num_ranks: int, num_microbatches: int
 ) -> None:

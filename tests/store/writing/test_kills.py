@@ -17,6 +17,7 @@ import pytest
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
 from gpuenergyd.store.records import IterationRecord, JobRecord, RollupRecord, SampleRecord
+from tests.support.thorough import thorough
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 BATCH = 40
@@ -53,7 +54,7 @@ def in_memory(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.kill
-@pytest.mark.parametrize("num_kills", [25, pytest.param(150, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("num_kills", [25, *thorough(150)])
 def test_no_acknowledged_batch_is_lost_and_the_database_stays_intact(in_memory: Path, num_kills: int) -> None:
     path = in_memory / "history.sqlite3"
     with_job = HistoryWriter(path, WriterOptions(batch_s=0.0))
