@@ -248,6 +248,7 @@ def test_a_silent_job_runs_at_full_speed_until_its_next_report(tmp_path: Path) -
         wait_until(lambda: (now := daemon.job()) is not None and not now["is_suspended"])
 
 
+@pytest.mark.thorough
 @pytest.mark.kill
 def test_random_kills_of_trainers_never_leave_a_gpu_at_a_lowered_clock(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon:

@@ -33,6 +33,7 @@ from tests.support.chromium import CHROMIUM, Page, in_browser
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
 from tests.support.documents import Block, blocks, inline_commands, missing_output, shell_script
 from tests.support.readable import EMPTY_CHARTS, OVERFLOWING, OVERLAPPING, PALE, SMALL
+from tests.support.thorough import thorough
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -410,7 +411,7 @@ def test_the_start_page_fits_phones_and_desktops_and_shows_its_picture(site: Pat
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this host")
-@pytest.mark.parametrize(("name", "width"), [("pipeline", 838), ("pipeline-narrow", 358)])
+@pytest.mark.parametrize(("name", "width"), [("pipeline-narrow", 358), *thorough(("pipeline", 838))])
 def test_the_picture_of_the_readme_is_readable_in_the_column_of_a_desktop_and_of_a_phone(
     name: str, width: int, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.reorder import OrderAdvice, RankMemory, ReorderOffer, check_orders
 from gpuenergyd_policies.bubble_aware.order_choice import caution_of_order, memory_limits, memory_refusal
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from tests.support.thorough import thorough
 from tests.support.virtual_replicas import VirtualReplicas
 from tests.support.virtual_training import A100Work, VirtualTraining, Work, a100_stages
 
@@ -167,7 +168,8 @@ def test_an_order_that_costs_more_than_it_saves_is_not_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capacity_bytes", "why"), [(40 * GIB, "might not fit into the memory of rank 0"), (None, "is not known")]
+    ("capacity_bytes", "why"),
+    [(40 * GIB, "might not fit into the memory of rank 0"), *thorough((None, "is not known"))],
 )
 def test_without_room_or_without_a_known_size_nothing_is_tried(capacity_bytes: int | None, why: str) -> None:
     ran = Ran(training(allow=True, capacity_bytes=capacity_bytes))

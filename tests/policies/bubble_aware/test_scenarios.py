@@ -93,6 +93,7 @@ def test_clocks_25_ms_late_cost_no_time_and_at_most_a_quarter_of_the_saving(
     assert late.job.faults.num_faults == 0
 
 
+@pytest.mark.thorough
 def test_uneven_late_clocks_under_noise_cost_no_significant_time() -> None:
     run = short_training(
         4, 8, switch_latency_s=0.025, assumed_latency_s=0.01, latency_spread_ratio=0.3, noise_ratio=0.003, seed=2
@@ -120,6 +121,7 @@ def test_fast_clock_reductions_preserve_savings_despite_slow_raises() -> None:
     assert saving_and_slowdown(quick)[1] < 0.0005
 
 
+@pytest.mark.thorough
 def test_slower_clock_changes_lead_to_a_plan_with_more_lead_time() -> None:
     run = short_training(4, 8, switch_latency_s=0.006, assumed_latency_s=0.006)
     run.run(50)

@@ -24,6 +24,7 @@ from gpuenergyd_policies.planning.offline import plan_offline
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 from tests.policies.planning.profiles import forward_backward_profile
 from tests.support.examples import examples
+from tests.support.thorough import thorough
 
 F, B = InstructionKind.F, InstructionKind.B
 
@@ -126,10 +127,12 @@ SHARED = Path(__file__).parents[3].parent / "shared" / "data" / "profiles"
     ("table", "blocking_power_w", "cap", "least_saving_percent"),
     [
         ("gpt3-175b_a100-sxm", 83.64, 1, 17.0),
-        ("gpt3-175b_a100-sxm", 83.64, 2, 18.4),
-        ("gpt3-175b_a100-sxm", 83.64, 4, 20.1),
-        ("gpt3-175b_a100-sxm", 83.64, None, 21.2),
         ("gpt3-175b_a40", 70.38, None, 20.1),
+        *thorough(
+            ("gpt3-175b_a100-sxm", 83.64, 2, 18.4),
+            ("gpt3-175b_a100-sxm", 83.64, 4, 20.1),
+            ("gpt3-175b_a100-sxm", 83.64, None, 21.2),
+        ),
     ],
 )
 def test_gpt3_reaches_the_known_saving_without_slowdown(

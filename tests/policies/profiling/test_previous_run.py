@@ -14,6 +14,7 @@ from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd_policies.bubble_aware.model import fit_model
 from gpuenergyd_policies.profiling.previous_run import with_previous_run
 from tests.support.remembered_plans import RememberedBubbleAware
+from tests.support.thorough import thorough
 from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
 F, B = InstructionKind.F, InstructionKind.B
@@ -111,7 +112,7 @@ def test_the_trial_of_an_order_leaves_the_previous_profile_in_use(model: Previou
     assert fit_model(with_previous_run(view)).baseline_energy_j > 0
 
 
-@pytest.mark.parametrize("of_rank", [1.08, 0.92])
+@pytest.mark.parametrize("of_rank", [1.08, *thorough(0.92)])
 def test_a_job_with_other_instruction_times_is_profiled_again(model: PreviousRun, of_rank: float) -> None:
     run = second_run(model, slowdown_of=lambda rank, _: of_rank if rank == 1 else 1.0)
     run.run(45)
