@@ -39,6 +39,7 @@ from tests.policies.planning.pipelines import (
     shared_instance,
 )
 from tests.support.examples import examples
+from tests.support.thorough import thorough
 
 ROOT = Path(__file__).parents[3]
 SMALL_INSTANCES = ["s4m8_1f1b_a100", "s4m8_gpipe_a40", "s4m8_zbh1_h200", "s4m32_1f1b_a40noisy", "s8m32_1f1b_a100"]
@@ -323,7 +324,7 @@ def test_plans_are_the_same_without_numba() -> None:
     assert plain[1] == compiled[1]
 
 
-@pytest.mark.parametrize("name", SMALL_INSTANCES)
+@pytest.mark.parametrize("name", [*SMALL_INSTANCES[:-1], *thorough(SMALL_INSTANCES[-1])])
 def test_shared_instances_reach_their_known_optimum_at_every_deadline(name: str) -> None:
     graph, profile = shared_instance(name)
     known: dict[str, Any] = json.loads((SHARED / "instances" / "bounds.json").read_text())[name]
