@@ -30,16 +30,21 @@ def test_deaths_at_random_moments_leave_no_gpu_lowered(
 
 @pytest.mark.fault(1, 4, 6)
 @pytest.mark.kill
-@pytest.mark.parametrize("policy", ["uniform", *thorough("cost")])
-def test_deaths_under_power_limits_alone_leave_no_limit_behind(tmp_path: Path, policy: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "num_trials", "least_lowered"),
+    [("uniform", 5, 2), *thorough(("uniform", 12, 7), ("cost", 12, 7))],
+)
+def test_deaths_under_power_limits_alone_leave_no_limit_behind(
+    tmp_path: Path, policy: str, num_trials: int, least_lowered: int
+) -> None:
     """Clocks may not be set, so what is lowered is power."""
     rig = KillRig(tmp_path, random.Random(64), weights=(2, 1, 1, 1, 1, 1), policy=policy, levers=(Lever.POWER_LIMITS,))
     locked: list[int] = []
     rig.on_trial = lambda: locked.extend(mhz for gpu in rig.gpus if (mhz := rig.host.locked_sm_clock_mhz(gpu)))
 
-    trials = _run_trials(rig, 12)
+    trials = _run_trials(rig, num_trials)
 
-    assert sum(t.num_lowered > 0 for t in trials) > 6
+    assert sum(t.num_lowered > 0 for t in trials) >= least_lowered
     assert locked == []
 
 
