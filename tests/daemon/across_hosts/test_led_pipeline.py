@@ -163,6 +163,7 @@ class Site(CarbonHost):
                 await self.decide(self.pipeline.leaders())
 
 
+@pytest.mark.thorough
 def test_a_carbon_target_moves_all_hosts_within_one_budget(tmp_path: Path) -> None:
     values = ([450.0] * 3 + [90.0] * 3) * 4 * (HISTORY_DAYS + 2)
     site = Site(tmp_path, values, hour_s=25.0)
