@@ -93,7 +93,7 @@ def test_an_observing_daemon_measures_and_changes_nothing(tmp_path: Path) -> Non
 @pytest.mark.fault(1)
 @pytest.mark.kill
 def test_clocks_are_restored_when_a_trainer_is_killed(tmp_path: Path) -> None:
-    with running_daemon(tmp_path) as daemon, training(daemon):
+    with running_daemon(tmp_path) as daemon, training(daemon, arguments=UNIFORM):
         wait_until_lowered(daemon)
         job = daemon.job()
         assert job is not None
@@ -112,7 +112,7 @@ def test_clocks_are_restored_when_a_trainer_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.kill
 def test_a_stopped_daemon_restores_clocks_and_training_continues(tmp_path: Path) -> None:
-    with running_daemon(tmp_path) as daemon, training(daemon) as run:
+    with running_daemon(tmp_path) as daemon, training(daemon, arguments=UNIFORM) as run:
         wait_until_lowered(daemon)
 
         status = daemon.stop()
@@ -127,7 +127,7 @@ def test_a_stopped_daemon_restores_clocks_and_training_continues(tmp_path: Path)
 @pytest.mark.kill
 def test_the_worker_restores_clocks_when_the_daemon_is_killed(tmp_path: Path) -> None:
     daemon = DaemonProcess(tmp_path).start()
-    with training(daemon):
+    with training(daemon, arguments=UNIFORM):
         wait_until_lowered(daemon)
         children = [daemon.status()[name]["pid"] for name in ("worker", "policy_host")]
 
@@ -144,7 +144,7 @@ def test_the_worker_restores_clocks_when_the_daemon_is_killed(tmp_path: Path) ->
 @pytest.mark.kill
 def test_training_returns_to_a_daemon_restarted_after_a_kill(tmp_path: Path) -> None:
     daemon = DaemonProcess(tmp_path).start()
-    with training(daemon):
+    with training(daemon, arguments=UNIFORM):
         wait_until_lowered(daemon)
         with open_history(daemon.database_path) as history:
             wait_until(lambda: len(history.job_summaries()) == 1)
@@ -211,7 +211,7 @@ def test_a_killed_policy_host_only_delays_the_job(tmp_path: Path) -> None:
 @pytest.mark.kill
 def test_when_all_processes_are_killed_the_restore_command_restores_every_gpu(tmp_path: Path) -> None:
     daemon = DaemonProcess(tmp_path).start()
-    with training(daemon) as run:
+    with training(daemon, arguments=UNIFORM) as run:
         wait_until_lowered(daemon)
         status = daemon.status()
         children = [status["worker"]["sentinel_pid"], status["worker"]["pid"], status["policy_host"]["pid"]]
