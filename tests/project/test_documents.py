@@ -411,7 +411,7 @@ def test_the_start_page_fits_phones_and_desktops_and_shows_its_picture(site: Pat
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this host")
-@pytest.mark.parametrize(("name", "width"), [("pipeline-narrow", 358), *thorough(("pipeline", 838))])
+@pytest.mark.parametrize(("name", "width"), thorough(("pipeline-narrow", 358), ("pipeline", 838)))
 def test_the_picture_of_the_readme_is_readable_in_the_column_of_a_desktop_and_of_a_phone(
     name: str, width: int, tmp_path: Path
 ) -> None:

@@ -83,6 +83,7 @@ def test_a_block_at_full_speed_is_the_same_on_all_hosts_and_the_interval_covers_
     assert members == []
 
 
+@pytest.mark.thorough
 def test_a_second_run_of_the_pipeline_starts_from_the_profile_of_the_first() -> None:
     memory = KeptRuns()
     pipelines = [

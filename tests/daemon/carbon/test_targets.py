@@ -198,6 +198,7 @@ def tuned_time_by_intensity(here: Site, values: Sequence[float]) -> tuple[float,
     return mean[0], mean[1]
 
 
+@pytest.mark.thorough
 def test_a_job_is_slower_in_dirty_hours_within_its_budget_and_shows_both_savings(tmp_path: Path) -> None:
     values = ([450.0] * 3 + [90.0] * 3) * 4 * (HISTORY_DAYS + 2)
     here = site(tmp_path, RememberedBubbleAware(), values, hour_s=25.0, carbon_window_h=12.0)

@@ -181,6 +181,7 @@ def test_the_first_plan_adapts_to_a_batch_with_another_compute_share(memory_rati
 
 
 @pytest.mark.fault(46)
+@pytest.mark.thorough
 def test_a_plan_for_a_straggler_saves_as_much_as_with_perfect_knowledge() -> None:
     slowness = Slowness(1.2)
 

@@ -157,6 +157,7 @@ def test_after_a_slow_plan_the_next_one_in_another_order_is_more_cautious(settle
     assert caution_ratio == pytest.approx(settled_ratio + 1.5 * 0.02, abs=1e-3)
 
 
+@pytest.mark.thorough
 def test_an_order_that_costs_more_than_it_saves_is_not_used() -> None:
     ran = Ran(training(allow=True, split_cost=1.25))
     ran.run(90)
@@ -179,6 +180,7 @@ def test_without_room_or_without_a_known_size_nothing_is_tried(capacity_bytes: i
     assert why in ran.advice.refusal
 
 
+@pytest.mark.thorough
 def test_the_order_holds_no_more_microbatches_than_fit_at_any_instant() -> None:
     capacity_bytes = 44 * GIB
     ran = Ran(training(allow=True, capacity_bytes=capacity_bytes))
@@ -252,6 +254,7 @@ def is_split(replica: VirtualTraining) -> bool:
     return any(own.kind is W for order in replica.running.orders for own in order)
 
 
+@pytest.mark.thorough
 def test_replicas_change_their_orders_together_and_back() -> None:
     both = replicas()
     ran = []

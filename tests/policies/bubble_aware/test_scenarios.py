@@ -36,6 +36,7 @@ def test_a_short_full_speed_block_proves_the_saving() -> None:
     assert saving.slowdown_ratio.high < 0.01
 
 
+@pytest.mark.thorough
 def test_full_speed_blocks_stay_within_their_budget() -> None:
     run = training(rules=JobRules(proof_budget_ratio=0.02))
     run.run(420)

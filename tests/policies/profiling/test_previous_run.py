@@ -121,6 +121,7 @@ def test_a_job_with_other_instruction_times_is_profiled_again(model: PreviousRun
     assert run.job.phase is JobPhase.TUNED
 
 
+@pytest.mark.thorough
 def test_a_job_with_another_power_draw_is_profiled_again(model: PreviousRun) -> None:
     run = training()
     run.work = {key: A100Work(w.memory_time_s, w.compute_time_s, 0.20) for key, w in run.work.items()}  # type: ignore[attr-defined]
@@ -145,6 +146,7 @@ def test_a_previous_run_whose_plans_are_slow_is_discarded_and_the_job_profiled_w
     assert fmean(times_s[after_plans:]) <= 1.01 * times_s[0]
 
 
+@pytest.mark.thorough
 def test_a_previous_run_found_after_profiling_has_begun_is_not_used(model: PreviousRun) -> None:
     run = training()
     run.run(20)

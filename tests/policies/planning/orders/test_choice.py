@@ -102,6 +102,7 @@ def test_less_memory_than_1f1b_holds_is_used_where_the_deadline_permits_it() -> 
     assert replay.iteration_time_s <= 1.3 * full_speed_time_s(profile, 4, 12)
 
 
+@pytest.mark.thorough
 def test_the_order_of_a_long_pipeline_is_found_with_fewer_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
     profile = split_profile([1.0, 1.0, 1.05])
     deadline_s = full_speed_time_s(profile, 3, 40)
