@@ -6,6 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.gpuenergyd-installed
 RIVAL  := $(VENV)/.rival-installed
+TESTS_COMPILED := $(VENV)/.tests-compiled
 REPORT ?= gpuenergyd-demo-report.html
 # Four workers for two cores, since many tests wait for other processes. A file runs on one worker, so that its module
 # fixtures are set up once; tests/conftest.py puts the longest files first.
@@ -21,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs pages package test check lint types pyright layers spelling format unit again frameworks coverage mutation fuzz audit pythons bench bench-planner bench-profiling bench-carbon bench-emulation clean
+.PHONY: help install demo docs pages package test test-thorough check lint types pyright layers spelling format unit again frameworks coverage mutation fuzz audit pythons bench bench-planner bench-profiling bench-carbon bench-emulation clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -49,8 +50,8 @@ pages: $(STAMP)  ## write the generated pages, pictures and figures of the docum
 docs: $(STAMP)  ## build the documentation site into build/docs/
 	$(BIN)/python -m docs.site build/docs
 
-# mypy uses one core and the tests mostly wait at first, so they run side by side.
-test: lint  ## checks and all tests; CI runs this and then pyright
+# mypy and the tests run side by side.
+test: lint  ## checks and the usual tests: under 8 minutes on two cores
 	@$(MAKE) --no-print-directory --jobs=2 types layers spelling unit
 
 check: lint types pyright layers spelling  ## all static checks
@@ -72,12 +73,21 @@ layers: $(STAMP)  ## import-linter: the architecture's layers
 spelling: $(STAMP)  ## codespell
 	$(BIN)/codespell
 
-unit: $(STAMP)  ## pytest with PYTEST_ARGS
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+# Rewriting the assertions of all tests takes half a minute of CPU time: once, instead of in every worker at once.
+$(TESTS_COMPILED): $(STAMP)
+	-@$(BIN)/python -m pytest $(PYTEST_ARGS) -n 0 --collect-only -q >/dev/null
+	@touch $@
+
+unit: $(STAMP) $(TESTS_COMPILED)  ## pytest with PYTEST_ARGS, without the tests marked as thorough
+	$(BIN)/python -m pytest -m "not thorough" $(PYTEST_ARGS)
+
+# Property tests are in both runs: here with four times as many examples.
+test-thorough: $(STAMP) $(TESTS_COMPILED)  ## the tests marked as thorough, and property tests with all their examples
+	$(BIN)/python -m pytest -m "thorough or hypothesis" --hypothesis-profile=thorough $(PYTEST_ARGS)
 
 again: $(STAMP)  ## run the tests that have just failed once more, one at a time
 	@echo "running failed tests again, one at a time; a test that passes now is flaky: fix it" >&2
-	$(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none
+	$(BIN)/python -m pytest -n 0 --hypothesis-profile=thorough --last-failed --last-failed-no-failures none
 
 frameworks: $(STAMP)  ## virtual environments for the tests with training frameworks and third-party tools
 	$(BIN)/python -m tests.support.tools_environment

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.examples import THOROUGH, USUAL
 from tests.support.faults import fault_id
 from tests.support.leaks import PendingTasks, leaked_since, open_resources
 
@@ -22,8 +23,13 @@ gc.disable()
 
 # A busy machine must not fail what is right: no deadlines, and the same examples each time.
 settings.register_profile(
-    "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    "thorough",
+    deadline=None,
+    derandomize=True,
+    max_examples=THOROUGH,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+settings.register_profile("tests", settings.get_profile("thorough"), max_examples=USUAL)
 settings.load_profile("tests")
 
 # A shell without job control starts what runs in the background with SIGINT ignored, and children inherit that.

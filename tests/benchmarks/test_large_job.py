@@ -32,6 +32,7 @@ def trained(job: LargeJob) -> tuple[list[str], list[float]]:
     return found, [median(host.bytes_of_iteration[-NUM_STEADY:]) for host in hosts]
 
 
+@pytest.mark.thorough
 def test_hosts_of_which_only_messages_exist_send_what_real_ones_do() -> None:
     rules = JobRules(warmup_iterations=0, baseline_iterations=2)
     options: Any = {"rules": rules, "policy": "uniform", "max_slowdown_ratio": 0.2}

@@ -15,6 +15,7 @@ from gpuenergyd.client.agreed_orders import OrderedPlans
 from gpuenergyd.client.order_register import OrderRegister
 from gpuenergyd.client.plans import NO_PLAN, PreparedPlan
 from gpuenergyd.core.distributed.order_consent import MAX_TURNS, PlannedOrder, has_order, is_agreed, turns_of
+from tests.support.examples import examples
 
 ORDER = (("F", 0, 0), ("I", 0, 0), ("W", 0, 0))
 LONGEST_DELAY = 4
@@ -107,7 +108,7 @@ def events(training: dict[str, Any]) -> list[tuple[float, int, str, int, Any]]:
     return sorted(found, key=lambda event: event[:4])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(trainings())
 def test_in_every_iteration_all_ranks_that_are_left_run_orders_or_none_does(training: dict[str, Any]) -> None:
     ran: dict[int, set[bool]] = {}
@@ -129,7 +130,7 @@ def test_in_every_iteration_all_ranks_that_are_left_run_orders_or_none_does(trai
     assert all(len(kinds) == 1 for kinds in ran.values())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.integers(2, 5), st.lists(st.floats(0, 0.999), min_size=5, max_size=5), st.integers(0, 4), st.randoms())
 def test_once_all_ranks_have_a_plan_all_change_with_the_next_iteration_and_back(
     num_ranks: int, delays: list[float], apply_at: int, shuffled: Any

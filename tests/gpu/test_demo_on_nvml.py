@@ -39,6 +39,7 @@ def demo(environment: Mapping[str, str], *arguments: str) -> subprocess.Complete
 
 
 @pytest.mark.torch
+@pytest.mark.thorough
 def test_the_whole_demo_runs_through_nvml(world: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
     path, environment = world
     out = tmp_path / "report.html"

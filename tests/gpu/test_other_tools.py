@@ -122,6 +122,7 @@ def test_gpustat_shows_the_same_power(watch: Watch) -> None:
         assert gpu["power.draw"] == pytest.approx(watch.power_w(gpu["uuid"], now_ns), rel=SAME)
 
 
+@pytest.mark.thorough
 def test_nvitop_shows_the_same_power_clock_and_processes(watch: Watch) -> None:
     watch.host.lock_sm_clock(watch.gpus[0], 1110)
     locked_ns = time.monotonic_ns()
@@ -201,6 +202,7 @@ def test_kernel_tuner_observes_clocks_and_energy_and_restores_the_clock_that_it_
     assert watch.host.locked_sm_clock_mhz(watch.gpus[1]) is None
 
 
+@pytest.mark.thorough
 def test_codecarbon_measures_the_same_energy(watch: Watch) -> None:
     instants_ns, kwh = watch.python(
         "import json, time\n"

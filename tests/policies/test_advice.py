@@ -13,6 +13,7 @@ from gpuenergyd_policies.cost import Cost
 from gpuenergyd_policies.full_speed import FullSpeed
 from gpuenergyd_policies.uniform import Uniform
 from tests.support.plain_jobs import MEMORY_SHARES, loop_training, random_gpu_work, random_loop_work
+from tests.support.thorough import thorough
 from tests.support.virtual_loop import B, F, O, VirtualLoop
 from tests.support.virtual_training import VirtualTraining
 
@@ -31,7 +32,7 @@ def _without_slowdown(seed: int) -> VirtualTraining:
     return run
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *thorough(1, 2, 3)])
 def test_advice_from_full_speed_is_a_range_that_holds_what_the_job_then_saves(seed: int) -> None:
     advised = _without_slowdown(seed)
 
@@ -46,7 +47,7 @@ def test_advice_from_full_speed_is_a_range_that_holds_what_the_job_then_saves(se
 
 
 @pytest.mark.parametrize("kind", MEMORY_SHARES)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *thorough(1, 2)])
 def test_a_tenth_of_a_percent_permitted_measures_the_saving_at_five_percent(seed: int, kind: str) -> None:
     work = random_gpu_work(seed, kind)
     advised = loop_training(Uniform(), work, max_slowdown_ratio=0.001, seed=seed)

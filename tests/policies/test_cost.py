@@ -19,6 +19,7 @@ from gpuenergyd_policies.cost_search import MAX_PROBES, CostSearch, Probe
 from gpuenergyd_policies.objective import Objective, objective_of
 from gpuenergyd_policies.uniform import Uniform
 from gpuenergyd_policies.uniform_probe import Setting, common_power_limits_w
+from tests.support.examples import examples
 
 LOOP = Schedule("loop", 1, ((Instruction(0, InstructionKind.F, 0),),))
 CLOCKS_MHZ = tuple(range(1410, 195, -15))
@@ -171,7 +172,7 @@ def test_limits_begin_near_the_power_at_full_speed() -> None:
     static_ratio=st.floats(0.05, 0.5),
     eta=st.sampled_from([0.0, 0.3, 0.5, 0.8, 1.0]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_search_is_nearly_exact_on_smooth_curves(
     exponent: float, memory_ratio: float, static_ratio: float, eta: float
 ) -> None:
@@ -246,7 +247,7 @@ def test_a_plan_in_force_is_kept_for_small_differences_of_cost() -> None:
 
 
 @given(st.floats(0.0, 0.6), st.floats(0.02, 0.3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_no_setting_is_measured_that_must_be_far_too_slow(memory_ratio: float, permitted: float) -> None:
     loop_levels = [mhz for mhz in CLOCKS_MHZ if mhz >= 570]
     full = Probe(*_at_clock(1410, memory_ratio))

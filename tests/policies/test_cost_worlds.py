@@ -62,7 +62,13 @@ def _clock_under(work: GpuLoopWork, plan: ClockPlan) -> int:
 
 _LEVERS = {"clocks": {Lever.CLOCKS}, "limits": {Lever.POWER_LIMITS}, "both": set(Lever)}
 _CASES = [
-    pytest.param(options, levers, world, id=f"{name} {next(iter(options.items()))} {world}")
+    pytest.param(
+        options,
+        levers,
+        world,
+        id=f"{name} {next(iter(options.items()))} {world}",
+        marks=[pytest.mark.thorough] if (number + k + own) % 4 else [],
+    )
     for number, options in enumerate(_POLICIES)
     for k, world in enumerate(WORLDS)
     for own, (name, levers) in enumerate(_LEVERS.items())

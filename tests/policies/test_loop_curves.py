@@ -13,6 +13,7 @@ from gpuenergyd_policies.loop_curves import (
     possible_curves,
     weighed,
 )
+from tests.support.examples import examples
 
 NO_STEPS = Steps()
 _ratios = st.floats(0.0, 1.0)
@@ -26,7 +27,7 @@ def _truth(share: float, dynamic: float, knee: float, top: float, slowdown: floa
 
 
 @given(st.floats(20.0, 900.0), st.one_of(st.none(), st.floats(50.0, 1000.0)), st.floats(0.05, 1.0))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_possible_curves_begin_at_full_speed_and_savings_grow_with_the_slowdown(
     power_w: float, limit_w: float | None, working: float
 ) -> None:
@@ -41,7 +42,7 @@ def test_possible_curves_begin_at_full_speed_and_savings_grow_with_the_slowdown(
 
 
 @given(st.floats(0.15, 1.0), st.floats(0.4, 0.9), st.floats(0.5, 0.82), st.floats(1.15, 1.45), st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_up_to_the_slowest_measured_point_the_saving_is_known_within_two_points(
     share: float, dynamic: float, knee: float, top: float, seed: int
 ) -> None:
@@ -79,7 +80,7 @@ def test_steps_between_settings_leave_a_part_of_the_slowdown_unused() -> None:
 
 
 @given(_ratios, _ratios)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_a_cost_decides_how_much_of_the_slowdown_is_used(eta: float, weight: float) -> None:
     curves = possible_curves(LoopAtFullSpeed(300.0))
 

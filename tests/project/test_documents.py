@@ -33,6 +33,7 @@ from tests.support.chromium import CHROMIUM, Page, in_browser
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
 from tests.support.documents import Block, blocks, inline_commands, missing_output, shell_script
 from tests.support.readable import EMPTY_CHARTS, OVERFLOWING, OVERLAPPING, PALE, SMALL
+from tests.support.thorough import thorough
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,6 +126,7 @@ def reader_environment(folder: Path, daemon: DaemonProcess) -> dict[str, str]:
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("document", with_shell(), ids=name_of)
 def test_shell_blocks_run_as_written(document: Path, reader: tuple[Path, dict[str, str]]) -> None:
     folder, environ = reader
@@ -367,6 +369,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.mark.thorough
 def test_the_site_loads_nothing_from_other_hosts_and_fits_a_phone(site: Path) -> None:
     for page in site.rglob("*.html"):
         found = _Resources()
@@ -383,6 +386,7 @@ def test_the_site_loads_nothing_from_other_hosts_and_fits_a_phone(site: Path) ->
     assert outside == []
 
 
+@pytest.mark.thorough
 def test_every_page_and_picture_is_in_the_site(site: Path) -> None:
     pages = {str(path.relative_to(ROOT / "docs").with_suffix(".html")) for path in (ROOT / "docs").rglob("*.md")}
 
@@ -391,6 +395,7 @@ def test_every_page_and_picture_is_in_the_site(site: Path) -> None:
     assert len(re.findall(r'<img [^>]*src="\.\./_images/\w+\.svg"', shown)) == 3
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this host")
 def test_the_start_page_fits_phones_and_desktops_and_shows_its_picture(site: Path, tmp_path: Path) -> None:
     async def look(page: Page) -> None:
@@ -406,7 +411,7 @@ def test_the_start_page_fits_phones_and_desktops_and_shows_its_picture(site: Pat
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this host")
-@pytest.mark.parametrize(("name", "width"), [("pipeline", 838), ("pipeline-narrow", 358)])
+@pytest.mark.parametrize(("name", "width"), thorough(("pipeline-narrow", 358), ("pipeline", 838)))
 def test_the_picture_of_the_readme_is_readable_in_the_column_of_a_desktop_and_of_a_phone(
     name: str, width: int, tmp_path: Path
 ) -> None:

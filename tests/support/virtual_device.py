@@ -1,5 +1,6 @@
 """A device with a stream in virtual time, behind the program that launches work: an EventDevice for the recorder."""
 
+import threading
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -34,10 +35,11 @@ class VirtualGraph:
 class VirtualDevice:
     """A device whose clock may drift against the host's and whose stream is filled ahead of time.
 
-    `sleep` advances the host's clock; nothing else does. A call while a graph is captured that would break the capture
-    on a GPU, or become a part of it, is recorded in `forbidden_calls`: any call of another thread, and any of the
-    training thread except the event nodes that it captures. With `hides_pending`, a node's event has no time from the
-    launch of a replay until the replay comes to it.
+    `sleep` advances the host's clock; nothing else does. The program and the recorder's thread both sleep: in
+    `launching`, the clock does not advance between two calls of the program. A call while a graph is captured that
+    would break the capture on a GPU, or become a part of it, is recorded in `forbidden_calls`: any call of another
+    thread, and any of the training thread except the event nodes that it captures. With `hides_pending`, a node's
+    event has no time from the launch of a replay until the replay comes to it.
     """
 
     def __init__(
@@ -60,8 +62,13 @@ class VirtualDevice:
         self._bracket_ns = bracket_ns
         self._zero_ns = self.host_ns
         self._stream_ns = 0
+        self._sleeping = threading.RLock()
 
     # The program's side
+
+    def launching(self) -> AbstractContextManager[object]:
+        """Return a context of the program's thread in which no other thread lets time pass."""
+        return self._sleeping
 
     def work(self, time_ms: float) -> None:
         """Launch work that takes this long on the device, after what was launched before."""
@@ -88,7 +95,8 @@ class VirtualDevice:
 
     def sleep(self, time_s: float) -> None:
         """Let time pass."""
-        self.host_ns += round(time_s * 1e9)
+        with self._sleeping:
+            self.host_ns += round(time_s * 1e9)
 
     @contextmanager
     def capture(self, graph: VirtualGraph | None = None) -> Iterator[VirtualGraph]:
@@ -135,8 +143,9 @@ class VirtualDevice:
         """Complete an event now."""
         self._check("make_anchor")
         event = VirtualEvent()
-        event.at_ns = self._now_ns()
-        return Anchor(event, self.host_ns, self._bracket_ns)
+        host_ns = self.host_ns  # read once: another thread may sleep
+        event.at_ns = self._device_ns(host_ns)
+        return Anchor(event, host_ns, self._bracket_ns)
 
     def is_capturing(self) -> bool:
         """Return whether a graph is being captured."""
@@ -159,7 +168,10 @@ class VirtualDevice:
         return (node.instants_ns[num_completed - 1] - first.at_ns) / NS_PER_MS
 
     def _now_ns(self) -> int:
-        return round((self.host_ns - self._zero_ns) * self._rate)
+        return self._device_ns(self.host_ns)
+
+    def _device_ns(self, host_ns: int) -> int:
+        return round((host_ns - self._zero_ns) * self._rate)
 
     def _check(self, call: str) -> None:
         if self.graphs.gate.is_capturing:

@@ -42,6 +42,7 @@ def debian_package(packages: tuple[Path, Path], tmp_path_factory: pytest.TempPat
     return build_debian_package(packages[0], tmp_path_factory.mktemp("debian"))
 
 
+@pytest.mark.thorough
 def test_the_same_sources_give_the_same_bytes(packages: tuple[Path, Path], tmp_path: Path) -> None:
     umask = os.umask(0o077)
     try:
@@ -82,6 +83,7 @@ def test_the_wheel_installs_without_dependencies_and_a_program_runs_with_it(
 
 
 @needs_dpkg
+@pytest.mark.thorough
 def test_the_debian_package_is_the_same_bytes_each_time(
     packages: tuple[Path, Path], debian_package: Path, tmp_path: Path
 ) -> None:
@@ -89,6 +91,7 @@ def test_the_debian_package_is_the_same_bytes_each_time(
 
 
 @needs_dpkg
+@pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("lintian") is None, reason="no lintian here")
 def test_lintian_finds_no_error(debian_package: Path) -> None:
     found = subprocess.run(

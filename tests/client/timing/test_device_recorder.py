@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import IterationTimes, RecordedIteration
+from tests.support.examples import examples
 from tests.support.virtual_device import NS_PER_MS, VirtualDevice
 
 WAIT_LIMIT_S = 30.0
@@ -118,7 +119,7 @@ durations_ms = st.floats(0.0, 50.0)
 iterations = st.lists(st.lists(st.tuples(durations_ms, durations_ms), min_size=1, max_size=6), min_size=2, max_size=8)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(iterations, st.floats(0.0, 100.0), st.floats(-100.0, 100.0))
 def test_times_are_consistent_and_true_for_any_iterations(
     launched: list[list[tuple[float, float]]], host_pause_ms: float, drift_ppm: float

@@ -13,6 +13,7 @@ from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.event_device import EventDevice
 from gpuenergyd.client.timing.recorder import IterationTimes, RecordedIteration
 from gpuenergyd.client.timing.replays import CapturedInstructions, ReplayReading
+from tests.support.examples import examples
 from tests.support.virtual_device import NS_PER_MS, VirtualDevice, VirtualGraph
 
 WAIT_LIMIT_S = 30.0
@@ -45,12 +46,13 @@ class Program:
     def replay(self) -> None:
         """Replay the step as an iteration."""
         previous, self._previous = self._previous, None
-        self.recorder.begin_iteration(previous)
-        if previous is not None:
-            self._report(previous)
-        self.recorder.replay(self.captured)
-        self.device.replay(self.graph)
-        self._previous = self.recorder.end_iteration()
+        with self.device.launching():
+            self.recorder.begin_iteration(previous)
+            if previous is not None:
+                self._report(previous)
+            self.recorder.replay(self.captured)
+            self.device.replay(self.graph)
+            self._previous = self.recorder.end_iteration()
 
     def pause(self) -> None:
         """Have the last replay reported at its end."""
@@ -201,7 +203,7 @@ durations_ms = st.floats(0.0, 20.0)
 steps = st.lists(st.tuples(durations_ms, st.floats(0.5, 20.0)), min_size=1, max_size=6)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     steps,
     st.lists(st.tuples(st.booleans(), st.floats(0.0, 60.0)), min_size=1, max_size=8),

@@ -10,6 +10,7 @@ from gpuenergyd.core.measurement.observation import ClockShare, InstructionSampl
 from gpuenergyd.core.pipeline.graph import dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks
 from gpuenergyd.core.pipeline.timeline import makespan_s
+from tests.support.examples import examples
 
 SCHEDULE = one_forward_one_backward(3, 3)
 GRAPH = dependency_graph(SCHEDULE)
@@ -37,7 +38,7 @@ TIMES = st.lists(st.floats(0.5, 2.0), min_size=len(GRAPH.classes), max_size=len(
 PLANS = st.lists(st.sampled_from([None, *CLOCKS]), min_size=NUM_NODES, max_size=NUM_NODES)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(TIMES, PLANS, PLANS, st.lists(st.booleans(), min_size=3, max_size=3))
 def test_no_mix_of_plans_that_may_be_mixed_is_slower(
     times_s: list[float], now: list[Any], after: list[Any], is_late: list[bool]

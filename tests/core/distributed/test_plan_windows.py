@@ -17,6 +17,7 @@ from gpuenergyd.core.distributed.plan_windows import (
     PlanWindowFollower,
     PlanWindowGrantor,
 )
+from tests.support.examples import examples
 
 MEMBERS = ("0.0", "1.0", "2.0")
 
@@ -269,7 +270,7 @@ ROUNDS = st.lists(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(ROUNDS)
 def test_no_iteration_runs_under_two_plans(rounds: list[dict[str, Any]]) -> None:
     leader, ranks = grantor(), [Rank() for _ in MEMBERS]
@@ -304,7 +305,7 @@ def test_no_iteration_runs_under_two_plans(rounds: list[dict[str, Any]]) -> None
     assert [rank.follower.plan_for(max(iteration, longest)) for rank in ranks] == [None] * 3
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(ROUNDS, st.lists(st.booleans(), min_size=40, max_size=40))
 def test_only_plans_that_may_be_mixed_share_an_iteration_and_no_rank_returns_to_a_replaced_one(
     rounds: list[dict[str, Any]], are_replacing: list[bool]

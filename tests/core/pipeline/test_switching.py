@@ -19,6 +19,7 @@ from gpuenergyd.core.pipeline.switching import (
     constant_latency,
     latency_quantile_s,
 )
+from tests.support.examples import examples
 
 TOP_MHZ = 1410
 
@@ -74,7 +75,7 @@ def test_too_few_changes_of_an_earlier_daemon_are_no_estimate_but_count_towards_
     assert (before.basis, learning.latency.basis) == (LatencyBasis.ASSUMED, LatencyBasis.MEASURED_EARLIER)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     raise_s=st.floats(0.002, 0.3),
     lower_s=st.floats(0.002, 0.3),

@@ -83,6 +83,7 @@ def test_a_block_at_full_speed_is_the_same_on_all_hosts_and_the_interval_covers_
     assert members == []
 
 
+@pytest.mark.thorough
 def test_a_second_run_of_the_pipeline_starts_from_the_profile_of_the_first() -> None:
     memory = KeptRuns()
     pipelines = [
@@ -163,6 +164,7 @@ class Site(CarbonHost):
                 await self.decide(self.pipeline.leaders())
 
 
+@pytest.mark.thorough
 def test_a_carbon_target_moves_all_hosts_within_one_budget(tmp_path: Path) -> None:
     values = ([450.0] * 3 + [90.0] * 3) * 4 * (HISTORY_DAYS + 2)
     site = Site(tmp_path, values, hour_s=25.0)

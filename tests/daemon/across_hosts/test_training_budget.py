@@ -10,6 +10,7 @@ import pytest
 from gpuenergyd.core.job.messages import JobPhase
 from tests.support.carbon_host import HISTORY_DAYS
 from tests.support.carbon_replicas import CarbonReplicas
+from tests.support.thorough import thorough
 
 BUDGET = 0.05
 HOUR_S = 25.0
@@ -53,6 +54,7 @@ def trained(replicas: CarbonReplicas, num_iterations: int | None = None, *, rest
     return asyncio.run(run())
 
 
+@pytest.mark.thorough
 def test_replicas_follow_the_target_of_the_first_within_one_budget(tmp_path: Path) -> None:
     ran = trained(CarbonReplicas(tmp_path, [DIRTY_FIRST, CLEAN_FIRST], hour_s=HOUR_S, max_slowdown_ratio=BUDGET))
 
@@ -62,7 +64,7 @@ def test_replicas_follow_the_target_of_the_first_within_one_budget(tmp_path: Pat
     assert "decided by its first replica's host" in ran.targets[1]["reason"]
 
 
-@pytest.mark.parametrize("restarted", [0, 1])
+@pytest.mark.parametrize("restarted", [0, *thorough(1)])
 def test_the_budget_outlives_the_daemon_of_either_leader(restarted: int, tmp_path: Path) -> None:
     ran = trained(
         CarbonReplicas(tmp_path, [DIRTY_FIRST, DIRTY_FIRST], hour_s=HOUR_S, max_slowdown_ratio=BUDGET),
@@ -75,6 +77,7 @@ def test_the_budget_outlives_the_daemon_of_either_leader(restarted: int, tmp_pat
     assert "decided by its first replica's host" in ran.targets[1]["reason"]
 
 
+@pytest.mark.thorough
 def test_a_replica_on_a_host_without_a_carbon_service_follows_too(tmp_path: Path) -> None:
     replicas = CarbonReplicas(tmp_path, [DIRTY_FIRST, None], hour_s=HOUR_S, max_slowdown_ratio=BUDGET)
     ran = trained(replicas, NUM_ITERATIONS)

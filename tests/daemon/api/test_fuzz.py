@@ -25,7 +25,7 @@ from tests.support.clock_requests import encode_clock_request
 from tests.support.job_stage import ME, Stage, plan, registration, report, settle
 from tests.support.mutations import mutated
 
-NUM_MESSAGES = int(os.environ.get("FUZZ_MESSAGES", "40000"))
+NUM_MESSAGES = int(os.environ.get("FUZZ_MESSAGES", "20000"))
 
 
 def offer(jobs: Jobs, kind: int, body: bytes) -> str | None:

@@ -40,7 +40,6 @@ def loopback_port_to(socket_path: Path) -> Iterator[int]:
     server = loop.run_until_complete(asyncio.start_server(serve, sock=listener))
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    yield int(listener.getsockname()[1])
 
     async def end() -> None:
         server.close()
@@ -50,9 +49,12 @@ def loopback_port_to(socket_path: Path) -> Iterator[int]:
         await asyncio.gather(*tasks, return_exceptions=True)
         loop.stop()
 
-    asyncio.run_coroutine_threadsafe(end(), loop)
-    thread.join()
-    loop.close()
+    try:
+        yield int(listener.getsockname()[1])
+    finally:
+        asyncio.run_coroutine_threadsafe(end(), loop)
+        thread.join()
+        loop.close()
 
 
 @pytest.fixture
@@ -61,6 +63,7 @@ def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
         yield daemon
 
 
+@pytest.mark.thorough
 def test_every_answer_to_generated_requests_is_documented(daemon: DaemonProcess, tmp_path: Path) -> None:
     programs = tools_environment(API_TEST_TOOLS)
     description = tmp_path / "openapi.json"

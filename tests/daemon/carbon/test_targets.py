@@ -34,6 +34,7 @@ from gpuenergyd.store.records import IntensityRecord, IterationRecord, JobRecord
 from gpuenergyd_policies.targets import CarbonTarget
 from gpuenergyd_policies.uniform import Uniform
 from tests.policies.bubble_aware.test_control_loop import training
+from tests.support.examples import examples
 from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.stored_history import write_records
 from tests.support.virtual_training import VirtualTraining
@@ -197,6 +198,7 @@ def tuned_time_by_intensity(here: Site, values: Sequence[float]) -> tuple[float,
     return mean[0], mean[1]
 
 
+@pytest.mark.thorough
 def test_a_job_is_slower_in_dirty_hours_within_its_budget_and_shows_both_savings(tmp_path: Path) -> None:
     values = ([450.0] * 3 + [90.0] * 3) * 4 * (HISTORY_DAYS + 2)
     here = site(tmp_path, RememberedBubbleAware(), values, hour_s=25.0, carbon_window_h=12.0)
@@ -332,7 +334,7 @@ LIES = st.lists(
 )
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(4), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(LIES, st.floats(0.0, 0.2))
 def test_no_policy_reply_can_exceed_the_budget_of_a_window(
     tmp_path: Path, lies: list[PerformanceTarget | None], budget: float

@@ -173,7 +173,7 @@ def test_an_invalid_request_is_one_line(
 
 
 def test_a_gpu_in_use_by_a_job_is_refused(daemon: DaemonProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    with training(daemon):
+    with training(daemon, arguments=("--policy", "uniform")):
         wait_until(lambda: all(gpu["job_id"] for gpu in daemon.status()["gpus"]), 30)
 
         assert command(daemon, "calibrate", "0") == 1

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gpuenergyd.errors import JournalError
 from gpuenergyd.gpu.restore.journal import Control, DamagedJournalError, Journal, JournalEntry, KnownBy
+from tests.support.examples import examples
 
 
 def entry(gpu_uuid: str, *, saved_value: float | None = None, lease_id: str = "L1") -> JournalEntry:
@@ -54,7 +55,7 @@ def test_first_saved_value_is_kept_when_a_gpu_is_leased_again(tmp_path: Path) ->
     assert (kept.saved_value, kept.lease_id) == (1400.0, "L2")
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=st.lists(st.tuples(st.booleans(), st.sets(st.sampled_from("abcdef"), min_size=1)), min_size=1, max_size=12)
 )

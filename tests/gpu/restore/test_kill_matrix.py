@@ -8,31 +8,43 @@ import pytest
 
 from gpuenergyd.core.policy_api.policy import Lever
 from tests.support.kill_rig import VICTIMS, KillRig, Trial
+from tests.support.thorough import thorough
 
 
 @pytest.mark.fault(1, 4, 6)
 @pytest.mark.kill
-def test_deaths_at_random_moments_leave_no_gpu_lowered(tmp_path: Path) -> None:
-    """15 clients and three of each other victim; `benchmarks/runs/kill_matrix.py` kills a thousand."""
-    rig = KillRig(tmp_path, random.Random(682), weights=(5, 1, 1, 1, 1, 1))
-    trials = _run_trials(rig, 30)
+@pytest.mark.parametrize(
+    ("seed", "weights", "num_of_each", "least_lowered"),
+    [(41, (1,) * 6, 1, 2), pytest.param(682, (5, 1, 1, 1, 1, 1), 3, 16, marks=pytest.mark.thorough)],
+    ids=["each victim once", "15 clients and three of each other victim"],
+)
+def test_deaths_at_random_moments_leave_no_gpu_lowered(
+    tmp_path: Path, seed: int, weights: tuple[int, ...], num_of_each: int, least_lowered: int
+) -> None:
+    """`benchmarks/runs/kill_matrix.py` kills a thousand."""
+    trials = _run_trials(KillRig(tmp_path, random.Random(seed), weights=weights), num_of_each * sum(weights))
 
-    assert min(Counter(t.victim for t in trials)[victim] for victim in VICTIMS) == 3
-    assert sum(t.num_lowered > 0 for t in trials) > 15
+    assert min(Counter(t.victim for t in trials)[victim] for victim in VICTIMS) == num_of_each
+    assert sum(t.num_lowered > 0 for t in trials) >= least_lowered
 
 
 @pytest.mark.fault(1, 4, 6)
 @pytest.mark.kill
-@pytest.mark.parametrize("policy", ["uniform", "cost"])
-def test_deaths_under_power_limits_alone_leave_no_limit_behind(tmp_path: Path, policy: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "num_trials", "least_lowered"),
+    [("uniform", 5, 2), *thorough(("uniform", 12, 7), ("cost", 12, 7))],
+)
+def test_deaths_under_power_limits_alone_leave_no_limit_behind(
+    tmp_path: Path, policy: str, num_trials: int, least_lowered: int
+) -> None:
     """Clocks may not be set, so what is lowered is power."""
     rig = KillRig(tmp_path, random.Random(64), weights=(2, 1, 1, 1, 1, 1), policy=policy, levers=(Lever.POWER_LIMITS,))
     locked: list[int] = []
     rig.on_trial = lambda: locked.extend(mhz for gpu in rig.gpus if (mhz := rig.host.locked_sm_clock_mhz(gpu)))
 
-    trials = _run_trials(rig, 12)
+    trials = _run_trials(rig, num_trials)
 
-    assert sum(t.num_lowered > 0 for t in trials) > 6
+    assert sum(t.num_lowered > 0 for t in trials) >= least_lowered
     assert locked == []
 
 

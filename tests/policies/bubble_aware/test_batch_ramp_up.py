@@ -7,6 +7,7 @@ from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.errors import JobError
 from tests.support.remembered_plans import RememberedBubbleAware
+from tests.support.thorough import thorough
 from tests.support.virtual_training import VirtualTraining, a100_stages
 
 WEIGHTS = (1.0, 0.85, 0.9, 1.2)
@@ -34,7 +35,7 @@ def of_eight() -> VirtualTraining:
     return training
 
 
-@pytest.mark.parametrize("noise_ratio", [0.0, 0.004])
+@pytest.mark.parametrize("noise_ratio", [0.0, *thorough(0.004)])
 def test_a_tuned_job_is_planned_again_for_each_number_of_microbatches_without_profiling(
     of_eight: VirtualTraining, noise_ratio: float
 ) -> None:

@@ -3,6 +3,8 @@
 from statistics import fmean
 from typing import Any
 
+import pytest
+
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import PlanPurpose
@@ -27,6 +29,7 @@ def outcome(run: VirtualTraining) -> tuple[float, float]:
     return saving, fmean(time_s for time_s, _, _ in tuned) / fmean(time_s for time_s, _, _ in baseline) - 1
 
 
+@pytest.mark.thorough
 def test_a_captured_pipeline_saves_nearly_as_much_as_a_hooked_one_in_the_same_time() -> None:
     schedule = one_forward_one_backward(4, 8)
     hooked = VirtualTraining(schedule, demo_work(4), RememberedBubbleAware(), seed=2, **CONDITIONS)

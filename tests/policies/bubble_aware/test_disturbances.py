@@ -21,6 +21,7 @@ from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
 from gpuenergyd_policies.full_speed import FullSpeed
 from tests.support.perfect_knowledge import WAITING_CLOCKS_MHZ, Informed, least_energy_j, true_profile
 from tests.support.remembered_plans import RememberedBubbleAware
+from tests.support.thorough import thorough
 from tests.support.virtual_replicas import VirtualReplicas
 from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
@@ -90,7 +91,14 @@ SLOWNESSES = {
 
 
 @pytest.mark.fault(46)
-@pytest.mark.parametrize("what", SLOWNESSES)
+@pytest.mark.parametrize(
+    "what",
+    [
+        "longest stage 10 % slower",
+        "one GPU throttles",
+        *thorough("first stage 10 % slower", "larger batch", "smaller batch"),
+    ],
+)
 def test_a_change_of_speed_costs_at_most_five_iterations_and_is_replanned_within_32(what: str) -> None:
     slowness, reason = SLOWNESSES[what]
     run, at_full_speed = (
@@ -146,7 +154,7 @@ def test_a_recovered_stage_is_detected_even_if_the_iteration_time_stays() -> Non
 
 
 @pytest.mark.fault(46)
-@pytest.mark.parametrize(("memory_ratio", "compute_ratio"), [(1.0, 1.4), (0.6, 1.0)])
+@pytest.mark.parametrize(("memory_ratio", "compute_ratio"), [(1.0, 1.4), *thorough((0.6, 1.0))])
 def test_the_first_plan_adapts_to_a_batch_with_another_compute_share(memory_ratio: float, compute_ratio: float) -> None:
     def with_new_batch(policy: ClockPolicy) -> VirtualTraining:
         run = training(policy)
@@ -173,6 +181,7 @@ def test_the_first_plan_adapts_to_a_batch_with_another_compute_share(memory_rati
 
 
 @pytest.mark.fault(46)
+@pytest.mark.thorough
 def test_a_plan_for_a_straggler_saves_as_much_as_with_perfect_knowledge() -> None:
     slowness = Slowness(1.2)
 

@@ -2,12 +2,15 @@
 
 from statistics import mean
 
+import pytest
+
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from tests.support.everything_unkind import best_result, conditions, result_of, training
 from tests.support.random_jobs import random_job
 
 
+@pytest.mark.thorough
 def test_a_job_gets_a_plan_near_the_best_under_the_same_conditions_and_an_honest_interval() -> None:
     job = random_job(1014)
     under = conditions(job.model, 1014, job.schedule.num_ranks)

@@ -7,6 +7,7 @@ import pytest
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
 from gpuenergyd.core.pipeline.megatron_orders import combined_1f1b, megatron_interleaved
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from tests.support.thorough import thorough
 from tests.support.virtual_training import A100Work, VirtualTraining, a100_waiting_power_w
 
 TIMES_S = {InstructionKind.F: 0.025, InstructionKind.B: 0.050, InstructionKind.FB: 0.065}
@@ -19,8 +20,7 @@ BASELINE = slice(2, 12)
     "schedule",
     [
         megatron_interleaved(2, 6, 2, 3),
-        megatron_interleaved(3, 6, 2, is_paired=True),
-        combined_1f1b(2, 6, 2),
+        *thorough(megatron_interleaved(3, 6, 2, is_paired=True), combined_1f1b(2, 6, 2)),
     ],
     ids=lambda schedule: schedule.name,
 )

@@ -10,6 +10,7 @@ from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_back
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd_policies.bubble_aware.noise import Outlook
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from tests.support.thorough import thorough
 from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
 F, B = InstructionKind.F, InstructionKind.B
@@ -44,7 +45,7 @@ def assert_too_noisy(run: VirtualTraining) -> None:
     assert not run.has_lease
 
 
-@pytest.mark.parametrize(("noise_ratio", "energy_noise_ratio"), [(0.003, 0.02), (0.02, 0.03), (0.05, 0.05)])
+@pytest.mark.parametrize(("noise_ratio", "energy_noise_ratio"), [(0.05, 0.05), *thorough((0.003, 0.02), (0.02, 0.03))])
 def test_usual_noise_is_no_reason_against_a_plan(noise_ratio: float, energy_noise_ratio: float) -> None:
     run = training(noise_ratio, energy_noise_ratio)
     run.run(60)

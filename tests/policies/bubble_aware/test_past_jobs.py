@@ -15,6 +15,7 @@ from gpuenergyd_policies.bubble_aware.from_plans import BubbleAwareFromPlans
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_clocks
 from tests.support.past_jobs import LEARNED_AT, LIES, changed
 from tests.support.random_jobs import COMMUNICATION_LATENCY_S, TrueJob, random_job
+from tests.support.thorough import thorough
 
 SEED = 3006
 BUDGET_RATIO = 0.01
@@ -84,6 +85,12 @@ def changed_job() -> TrueJob:
     return replace(job, schedule=one_forward_one_backward(job.schedule.num_ranks, 12), seed=77)
 
 
+@cache
+def alone() -> Run:
+    """Return the changed job's run without any past job."""
+    return trained(changed_job())
+
+
 def test_a_job_leaves_more_with_each_plan_and_the_last_one_once_more() -> None:
     stored = [own.learned for own in first_run().stored]
 
@@ -94,20 +101,20 @@ def test_a_job_leaves_more_with_each_plan_and_the_last_one_once_more() -> None:
 
 
 def test_a_changed_job_starts_near_its_last_plan_from_its_relative() -> None:
-    known, alone = trained(changed_job(), [left_behind()]), trained(changed_job())
+    known = trained(changed_job(), [left_behind()])
 
     assert known.saving_ratios[0] > known.saving_ratios[-1] - 0.01
-    assert known.saving_ratios[0] >= alone.saving_ratios[0]
+    assert known.saving_ratios[0] >= alone().saving_ratios[0]
     assert max(known.slowdown_ratios) <= BUDGET_RATIO
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("lie", [next(iter(LIES)), *thorough(*list(LIES)[1:])])
 def test_a_lie_costs_no_more_than_the_budget_and_is_forgotten_within_eight_plans(lie: str) -> None:
     liars = [changed(left_behind(), LIES[lie], name=f"liar-{k}") for k in range(4)]
 
-    deceived, alone = trained(changed_job(), liars), trained(changed_job())
+    deceived = trained(changed_job(), liars)
 
     assert max(deceived.slowdown_ratios) <= 2 * BUDGET_RATIO
     assert deceived.slowdown_ratio <= BUDGET_RATIO
     assert len(deceived.plans) <= MAX_PLANS
-    assert deceived.saving_ratios[-1] > alone.saving_ratios[-1] - 0.01
+    assert deceived.saving_ratios[-1] > alone().saving_ratios[-1] - 0.01

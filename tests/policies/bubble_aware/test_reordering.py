@@ -13,6 +13,7 @@ from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.reorder import OrderAdvice, RankMemory, ReorderOffer, check_orders
 from gpuenergyd_policies.bubble_aware.order_choice import caution_of_order, memory_limits, memory_refusal
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from tests.support.thorough import thorough
 from tests.support.virtual_replicas import VirtualReplicas
 from tests.support.virtual_training import A100Work, VirtualTraining, Work, a100_stages
 
@@ -156,6 +157,7 @@ def test_after_a_slow_plan_the_next_one_in_another_order_is_more_cautious(settle
     assert caution_ratio == pytest.approx(settled_ratio + 1.5 * 0.02, abs=1e-3)
 
 
+@pytest.mark.thorough
 def test_an_order_that_costs_more_than_it_saves_is_not_used() -> None:
     ran = Ran(training(allow=True, split_cost=1.25))
     ran.run(90)
@@ -167,7 +169,8 @@ def test_an_order_that_costs_more_than_it_saves_is_not_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capacity_bytes", "why"), [(40 * GIB, "might not fit into the memory of rank 0"), (None, "is not known")]
+    ("capacity_bytes", "why"),
+    [(40 * GIB, "might not fit into the memory of rank 0"), *thorough((None, "is not known"))],
 )
 def test_without_room_or_without_a_known_size_nothing_is_tried(capacity_bytes: int | None, why: str) -> None:
     ran = Ran(training(allow=True, capacity_bytes=capacity_bytes))
@@ -177,6 +180,7 @@ def test_without_room_or_without_a_known_size_nothing_is_tried(capacity_bytes: i
     assert why in ran.advice.refusal
 
 
+@pytest.mark.thorough
 def test_the_order_holds_no_more_microbatches_than_fit_at_any_instant() -> None:
     capacity_bytes = 44 * GIB
     ran = Ran(training(allow=True, capacity_bytes=capacity_bytes))
@@ -250,6 +254,7 @@ def is_split(replica: VirtualTraining) -> bool:
     return any(own.kind is W for order in replica.running.orders for own in order)
 
 
+@pytest.mark.thorough
 def test_replicas_change_their_orders_together_and_back() -> None:
     both = replicas()
     ran = []

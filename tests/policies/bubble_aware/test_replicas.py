@@ -9,6 +9,7 @@ from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_back
 from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd_policies.full_speed import FullSpeed
 from tests.support.remembered_plans import RememberedBubbleAware
+from tests.support.thorough import thorough
 from tests.support.virtual_replicas import ReplicasOnHosts, VirtualReplicas
 from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
@@ -33,8 +34,14 @@ def replica(policy: ClockPolicy, *, slow_ratio: float = 1.0, scale: float = 1.0,
 
 
 @pytest.mark.fault(46)
-@pytest.mark.parametrize("together", [VirtualReplicas, ReplicasOnHosts])
-@pytest.mark.parametrize("waits_in", ["last instruction", "time after it"])
+@pytest.mark.parametrize(
+    ("together", "waits_in"),
+    [
+        (VirtualReplicas, "last instruction"),
+        (ReplicasOnHosts, "time after it"),
+        *thorough((VirtualReplicas, "time after it"), (ReplicasOnHosts, "last instruction")),
+    ],
+)
 def test_a_straggler_is_followed_within_five_iterations_and_left_within_three(
     together: type[VirtualReplicas], waits_in: str
 ) -> None:

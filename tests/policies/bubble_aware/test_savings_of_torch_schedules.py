@@ -17,6 +17,7 @@ from gpuenergyd.gpu.drivers.device_model import InstructionWork, blocking_power_
 from gpuenergyd.gpu.drivers.device_parameters import device_parameters
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_trainers.demo.gpt_model import simulated_works
+from tests.support.thorough import thorough
 from tests.support.virtual_training import VirtualTraining
 
 pytestmark = pytest.mark.torch
@@ -42,7 +43,7 @@ class SimulatedWork:
         return working_power_w(A100, self._work, sm_clock_mhz)
 
 
-@pytest.mark.parametrize(("schedule_name", "needed_ratio"), [("1f1b", 0.08), ("gpipe", 0.05)])
+@pytest.mark.parametrize(("schedule_name", "needed_ratio"), [("1f1b", 0.08), *thorough(("gpipe", 0.05))])
 def test_demo_pipeline_saves_the_required_share_within_one_percent_of_time(
     schedule_name: str, needed_ratio: float
 ) -> None:

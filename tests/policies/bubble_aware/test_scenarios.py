@@ -9,6 +9,7 @@ from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from tests.support.remembered_plans import RememberedBubbleAware
+from tests.support.thorough import thorough
 from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
 F, B = InstructionKind.F, InstructionKind.B
@@ -35,6 +36,7 @@ def test_a_short_full_speed_block_proves_the_saving() -> None:
     assert saving.slowdown_ratio.high < 0.01
 
 
+@pytest.mark.thorough
 def test_full_speed_blocks_stay_within_their_budget() -> None:
     run = training(rules=JobRules(proof_budget_ratio=0.02))
     run.run(420)
@@ -74,7 +76,7 @@ def saving_and_slowdown(run: VirtualTraining) -> tuple[float, float]:
     return saving, median(t for t, _ in rows) / run.job.baseline.iteration_time_s - 1
 
 
-@pytest.mark.parametrize(("num_ranks", "num_microbatches"), [(4, 8), (8, 16)])
+@pytest.mark.parametrize(("num_ranks", "num_microbatches"), [(4, 8), *thorough((8, 16))])
 def test_clocks_25_ms_late_cost_no_time_and_at_most_a_quarter_of_the_saving(
     num_ranks: int, num_microbatches: int
 ) -> None:
@@ -92,6 +94,7 @@ def test_clocks_25_ms_late_cost_no_time_and_at_most_a_quarter_of_the_saving(
     assert late.job.faults.num_faults == 0
 
 
+@pytest.mark.thorough
 def test_uneven_late_clocks_under_noise_cost_no_significant_time() -> None:
     run = short_training(
         4, 8, switch_latency_s=0.025, assumed_latency_s=0.01, latency_spread_ratio=0.3, noise_ratio=0.003, seed=2
@@ -119,6 +122,7 @@ def test_fast_clock_reductions_preserve_savings_despite_slow_raises() -> None:
     assert saving_and_slowdown(quick)[1] < 0.0005
 
 
+@pytest.mark.thorough
 def test_slower_clock_changes_lead_to_a_plan_with_more_lead_time() -> None:
     run = short_training(4, 8, switch_latency_s=0.006, assumed_latency_s=0.006)
     run.run(50)

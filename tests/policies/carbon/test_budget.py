@@ -17,6 +17,7 @@ from gpuenergyd_policies.carbon.budget import (
     repaired,
     speed_hull,
 )
+from tests.support.examples import examples
 
 FRONTIER = [(1.0, 100.0), (1.02, 96.0), (1.05, 92.0), (1.1, 88.0), (1.2, 85.0), (1.4, 90.0)]
 
@@ -124,7 +125,7 @@ def run_job(hull: SpeedHull, forecasts: list[np.ndarray], lengths: np.ndarray, w
     return left
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     frontiers,
     st.lists(st.lists(anything, max_size=30), min_size=24, max_size=24),
@@ -143,7 +144,7 @@ def test_no_forecast_can_exceed_the_budget(
     assert left <= work * 1e-9
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["inverted", "jumping", "stale", "absent"]), st.floats(0, 0.2))
 def test_an_adversarial_forecast_cannot_exceed_the_budget(seed: int, lie: str, budget: float) -> None:
     rng = np.random.default_rng(seed)
@@ -163,7 +164,7 @@ def test_an_adversarial_forecast_cannot_exceed_the_budget(seed: int, lie: str, b
     assert left <= work * 1e-9
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_a_job_that_lost_time_runs_at_full_speed(seed: int) -> None:
     rng = np.random.default_rng(seed)

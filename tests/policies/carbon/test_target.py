@@ -25,6 +25,7 @@ from gpuenergyd_policies.carbon.budget import speed_hull
 from gpuenergyd_policies.carbon.forecast import Forecasts
 from gpuenergyd_policies.targets import CarbonTarget, ConstantSlowdown
 from tests.support.carbon_traces import FIRST_AT, made_up_trace
+from tests.support.examples import examples
 
 POINTS = ((1.0, 100.0), (1.02, 96.0), (1.05, 92.0), (1.1, 88.0), (1.2, 85.0))
 FRONTIER = tuple(FrontierPoint(t, e, None) for t, e in POINTS)
@@ -151,7 +152,7 @@ def test_an_insignificant_change_keeps_the_target() -> None:
     assert asked_time_s(replace(view, current_target_time_s=wanted * 0.999)) == pytest.approx(wanted * 0.999)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @example([0.0] * 26 + [2.9961552247705265e306] + [0.0] * 13, 0.125, False, 144)
 @given(
     st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=40, max_size=40),

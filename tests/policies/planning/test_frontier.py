@@ -38,6 +38,8 @@ from tests.policies.planning.pipelines import (
     random_pipelines,
     shared_instance,
 )
+from tests.support.examples import examples
+from tests.support.thorough import thorough
 
 ROOT = Path(__file__).parents[3]
 SMALL_INSTANCES = ["s4m8_1f1b_a100", "s4m8_gpipe_a40", "s4m8_zbh1_h200", "s4m32_1f1b_a40noisy", "s8m32_1f1b_a100"]
@@ -64,7 +66,7 @@ def _check_plan(pipeline: Pipeline, solved: SolvedPlan, deadline_s: float) -> No
     assert solved.lower_bound_j <= solved.energy_j * (1 + 1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(pipeline=random_pipelines(), fraction=fractions)
 def test_bound_is_the_optimum_of_the_relaxation(pipeline: Pipeline, fraction: float) -> None:
     """HiGHS finds the same value from the raw options, non-monotone, single-clock and identical tables included."""
@@ -78,7 +80,7 @@ def test_bound_is_the_optimum_of_the_relaxation(pipeline: Pipeline, fraction: fl
     assert bound_j == pytest.approx(optimum_j, rel=1e-6, abs=1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(pipeline=random_pipelines(), fraction=fractions, forced=st.booleans())
 def test_plans_meet_every_target_and_report_their_true_energy(
     pipeline: Pipeline, fraction: float, *, forced: bool
@@ -91,7 +93,7 @@ def test_plans_meet_every_target_and_report_their_true_energy(
         _check_plan(pipeline, solved, deadline_s)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(pipeline=random_pipelines())
 def test_frontier_is_convex_monotone_and_non_dominated(pipeline: Pipeline) -> None:
     whole = frontier(*pipeline, num_points=16)
@@ -117,7 +119,7 @@ def test_frontier_is_convex_monotone_and_non_dominated(pipeline: Pipeline) -> No
         assert point.lower_bound_j <= point.energy_j * (1 + 1e-12)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(pipeline=random_pipelines())
 def test_energy_is_least_where_the_price_of_time_equals_idle_power(pipeline: Pipeline) -> None:
     whole = frontier(*pipeline, num_points=2)
@@ -130,7 +132,7 @@ def test_energy_is_least_where_the_price_of_time_equals_idle_power(pipeline: Pip
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(pipeline=random_pipelines(), fraction=fractions, clock=st.integers(50, 2000), data=st.data())
 def test_another_option_never_raises_the_bound(
     pipeline: Pipeline, fraction: float, clock: int, data: st.DataObject
@@ -198,7 +200,7 @@ def test_the_error_for_a_target_below_t_min_names_t_min() -> None:
         solve(graph, profile, deadline_s=float("nan"))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(pipeline=random_pipelines(), fraction=fractions)
 def test_the_bound_holds_for_every_plan_that_meets_the_deadline(pipeline: Pipeline, fraction: float) -> None:
     """Also for faster plans: the relaxed optimum at any time up to the deadline is no less."""
@@ -322,7 +324,7 @@ def test_plans_are_the_same_without_numba() -> None:
     assert plain[1] == compiled[1]
 
 
-@pytest.mark.parametrize("name", SMALL_INSTANCES)
+@pytest.mark.parametrize("name", [*SMALL_INSTANCES[:-1], *thorough(SMALL_INSTANCES[-1])])
 def test_shared_instances_reach_their_known_optimum_at_every_deadline(name: str) -> None:
     graph, profile = shared_instance(name)
     known: dict[str, Any] = json.loads((SHARED / "instances" / "bounds.json").read_text())[name]

@@ -23,11 +23,13 @@ from gpuenergyd_policies.planning.inflight import caps_from_microbatches, plan_i
 from gpuenergyd_policies.planning.offline import plan_offline
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 from tests.policies.planning.profiles import forward_backward_profile
+from tests.support.examples import examples
+from tests.support.thorough import thorough
 
 F, B = InstructionKind.F, InstructionKind.B
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     weights=st.lists(st.sampled_from([0.9, 1.0, 1.1]), min_size=2, max_size=5),
     num_microbatches=st.integers(1, 10),
@@ -125,10 +127,12 @@ SHARED = Path(__file__).parents[3].parent / "shared" / "data" / "profiles"
     ("table", "blocking_power_w", "cap", "least_saving_percent"),
     [
         ("gpt3-175b_a100-sxm", 83.64, 1, 17.0),
-        ("gpt3-175b_a100-sxm", 83.64, 2, 18.4),
-        ("gpt3-175b_a100-sxm", 83.64, 4, 20.1),
-        ("gpt3-175b_a100-sxm", 83.64, None, 21.2),
         ("gpt3-175b_a40", 70.38, None, 20.1),
+        *thorough(
+            ("gpt3-175b_a100-sxm", 83.64, 2, 18.4),
+            ("gpt3-175b_a100-sxm", 83.64, 4, 20.1),
+            ("gpt3-175b_a100-sxm", 83.64, None, 21.2),
+        ),
     ],
 )
 def test_gpt3_reaches_the_known_saving_without_slowdown(

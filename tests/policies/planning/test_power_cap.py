@@ -18,6 +18,7 @@ from gpuenergyd_policies.planning.offline import plan_offline
 from gpuenergyd_policies.planning.plan_evaluation import evaluate_clocks
 from gpuenergyd_policies.uniform import plan_offline as plan_uniform
 from tests.policies.planning.pipelines import plain_pipeline
+from tests.support.examples import examples
 
 WEIGHTS = (1.0, 1.1, 0.9, 1.0)
 
@@ -115,7 +116,7 @@ def test_planners_that_know_no_cap_refuse_it(planner: object) -> None:
         planner(_request(PowerCap(500.0)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.lists(st.floats(0.5, 2.0), min_size=2, max_size=4),
     st.integers(1, 5),

@@ -17,6 +17,7 @@ from gpuenergyd_policies.planning.large import LargePipeline
 from gpuenergyd_policies.planning.orders.shape import RankShape, repaired, shaped_schedule
 from gpuenergyd_policies.planning.shortening import LongPipeline, shortened
 from tests.policies.planning.orders.cases import split_profile
+from tests.support.examples import examples
 
 
 @st.composite
@@ -49,7 +50,7 @@ def _long(schedule: Schedule, latency_s: float = 0.0) -> LongPipeline:
     return LongPipeline(priced, class_of, ranks, np.array([i.microbatch_index for i in nodes], dtype=np.int64))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(schedule=_schedules(), latency_s=st.sampled_from([0.0, 0.05]), seed=st.integers(0, 1000))
 def test_orders_that_repeat_themselves_are_shortened_and_flow_carried_over_is_a_flow(
     schedule: Schedule, latency_s: float, seed: int
@@ -80,7 +81,7 @@ def test_an_order_that_never_repeats_itself_is_not_shortened() -> None:
     assert shortened(_long(one_forward_one_backward(2, 8)), 8, 2) is None
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     schedule=_schedules(),
     weights=st.lists(st.sampled_from([0.8, 1.0, 1.0, 1.2]), min_size=3, max_size=3),

@@ -15,6 +15,7 @@ from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd_policies.profiling.fit import fit_profile
 from gpuenergyd_policies.profiling.times import fit_times
 from tests.policies.profiling.test_profiling import CLOCKS, COUNT, GPU, true_energy_j, true_time_s, waiting_power_w
+from tests.support.examples import examples
 
 F, B = InstructionKind.F, InstructionKind.B
 FACTORS = st.one_of(st.just(1.0), st.floats(0.5, 2.0), st.floats(0.01, 100.0))
@@ -43,7 +44,7 @@ def test_a_time_curve_is_positive_and_finite_for_any_noise(points: list[tuple[in
             assert list(shape.knots_mhz) == sorted(set(shape.knots_mhz))
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(points=POINTS, seed=st.integers(0, 1000))
 def test_a_fitted_profile_and_its_draws_are_valid_for_any_noise(
     points: list[tuple[int, float, float, float]], seed: int
@@ -59,7 +60,7 @@ def test_a_fitted_profile_and_its_draws_are_valid_for_any_noise(
             assert all(0.0 <= option.energy_j < 1e9 for option in own.options)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     points=st.lists(
         st.tuples(

@@ -14,6 +14,7 @@ from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd_policies.bubble_aware.model import fit_model
 from gpuenergyd_policies.profiling.previous_run import with_previous_run
 from tests.support.remembered_plans import RememberedBubbleAware
+from tests.support.thorough import thorough
 from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
 F, B = InstructionKind.F, InstructionKind.B
@@ -111,7 +112,7 @@ def test_the_trial_of_an_order_leaves_the_previous_profile_in_use(model: Previou
     assert fit_model(with_previous_run(view)).baseline_energy_j > 0
 
 
-@pytest.mark.parametrize("of_rank", [1.08, 0.92])
+@pytest.mark.parametrize("of_rank", [1.08, *thorough(0.92)])
 def test_a_job_with_other_instruction_times_is_profiled_again(model: PreviousRun, of_rank: float) -> None:
     run = second_run(model, slowdown_of=lambda rank, _: of_rank if rank == 1 else 1.0)
     run.run(45)
@@ -120,6 +121,7 @@ def test_a_job_with_other_instruction_times_is_profiled_again(model: PreviousRun
     assert run.job.phase is JobPhase.TUNED
 
 
+@pytest.mark.thorough
 def test_a_job_with_another_power_draw_is_profiled_again(model: PreviousRun) -> None:
     run = training()
     run.work = {key: A100Work(w.memory_time_s, w.compute_time_s, 0.20) for key, w in run.work.items()}  # type: ignore[attr-defined]
@@ -144,6 +146,7 @@ def test_a_previous_run_whose_plans_are_slow_is_discarded_and_the_job_profiled_w
     assert fmean(times_s[after_plans:]) <= 1.01 * times_s[0]
 
 
+@pytest.mark.thorough
 def test_a_previous_run_found_after_profiling_has_begun_is_not_used(model: PreviousRun) -> None:
     run = training()
     run.run(20)

@@ -17,9 +17,9 @@ import pytest
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
 from gpuenergyd.store.records import IterationRecord, JobRecord, RollupRecord, SampleRecord
+from tests.support.thorough import thorough
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
-NUM_KILLS = 150
 BATCH = 40
 _NEEDED_BYTES = 256 * 2**20
 
@@ -54,7 +54,8 @@ def in_memory(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.kill
-def test_no_acknowledged_batch_is_lost_and_the_database_stays_intact(in_memory: Path) -> None:
+@pytest.mark.parametrize("num_kills", [25, *thorough(150)])
+def test_no_acknowledged_batch_is_lost_and_the_database_stays_intact(in_memory: Path, num_kills: int) -> None:
     path = in_memory / "history.sqlite3"
     with_job = HistoryWriter(path, WriterOptions(batch_s=0.0))
     with_job.start()
@@ -65,7 +66,7 @@ def test_no_acknowledged_batch_is_lost_and_the_database_stays_intact(in_memory: 
     next_index = 0
     acknowledged: set[int] = set()
 
-    for _ in range(NUM_KILLS):
+    for _ in range(num_kills):
         reading, writing = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the child starts its own thread and no other
@@ -92,7 +93,7 @@ def test_no_acknowledged_batch_is_lost_and_the_database_stays_intact(in_memory: 
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     connection.close()
-    assert len(acknowledged) > BATCH * NUM_KILLS / 2
+    assert len(acknowledged) > BATCH * num_kills / 2
     with open_history(path) as history:
         iterations = {row.iteration_index for row in history.iterations("j")}
         seconds = {round((r.started_at - START).total_seconds()) for r in history.rollups(bucket_s=1)}

@@ -72,6 +72,7 @@ def is_at_full_speed(hosts: TwoHosts) -> bool:
     return sum(hosts.lowered()) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.fault(29)
 def test_after_any_failure_training_continues_and_no_clock_stays_lowered(tmp_path: Path) -> None:
     """A policy that plans after few iterations: the rule does not depend on the plan.

@@ -25,7 +25,7 @@ _not_passed: set[str] = set()
 def pytest_collection() -> None:
     """Turn off shrinking: only whether a test fails matters."""
     phases = [phase for phase in Phase if phase not in {Phase.shrink, Phase.explain}]
-    settings.register_profile("mutation", settings.get_profile("tests"), phases=phases)
+    settings.register_profile("mutation", settings.get_profile("thorough"), phases=phases)
     settings.load_profile("mutation")
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuenergyd.gpu.worker.threads.counter_edges import EnergyEdges
+from tests.support.examples import examples
 
 
 def _follow(
@@ -30,7 +31,7 @@ def _follow(
     return edges, output, reads
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     period_ms=st.sampled_from([50, 100, 101, 130, 200]),
     phase_ns=st.integers(0, 49_000_000),
@@ -53,7 +54,7 @@ def test_each_value_is_dated_to_its_update_within_two_milliseconds(
         assert abs(edge_ns - true_ns) < 2_000_000
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(phase_ns=st.integers(0, 19_000_000), lateness=st.lists(st.integers(0, 300_000), min_size=1, max_size=5))
 def test_fast_counter_is_dated_to_its_update_too(phase_ns: int, lateness: list[int]) -> None:
     """A wrong date costs a whole step of energy, so it must never be off by one."""
@@ -66,7 +67,7 @@ def test_fast_counter_is_dated_to_its_update_too(phase_ns: int, lateness: list[i
         assert abs(edge_ns - true_ns) < 3_000_000
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     phase_ns=st.integers(0, 99_000_000),
     tick_ms=st.sampled_from([20, 100]),

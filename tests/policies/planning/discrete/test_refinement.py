@@ -29,6 +29,7 @@ from gpuenergyd_policies.planning.exact.network import JITTER_TICKS
 from gpuenergyd_policies.planning.exact.sweep_kernels import NetworkArrays
 from gpuenergyd_policies.planning.problem import PlanningProblem, make_problem
 from tests.policies.planning.pipelines import Pipeline, plain_pipeline, random_pipelines
+from tests.support.examples import examples
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def _reached(of: list[int], ways: list[list[tuple[int, float]]], order: list[int
     return found
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(pipeline=random_pipelines(), seed=st.integers(0, 2**32 - 1), share_free=st.sampled_from([0.2, 0.4, 0.7, 1.0]))
 def test_a_window_holds_everything_between_free_operations_with_releases_and_due_times_from_the_rest(
     pipeline: Pipeline, seed: int, share_free: float
@@ -194,7 +195,7 @@ def test_a_window_holds_everything_between_free_operations_with_releases_and_due
         assert window.end_s == max(cut.due[: len(inside)])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(pipeline=random_pipelines(), seed=st.integers(0, 2**32 - 1), share_free=st.sampled_from([0.3, 1.0]))
 def test_a_windows_network_holds_each_operation_between_its_release_and_its_due_time(
     pipeline: Pipeline, seed: int, share_free: float
@@ -225,7 +226,7 @@ def test_a_windows_network_holds_each_operation_between_its_release_and_its_due_
         assert sorted(before) == [e for e, (_, head, _) in enumerate(edges) if head == v]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(pipeline=random_pipelines(), seed=st.integers(0, 2**32 - 1))
 def test_a_hill_climb_never_costs_more_meets_the_deadline_and_uses_existing_options(
     pipeline: Pipeline, seed: int

@@ -11,9 +11,10 @@ from gpuenergyd_policies.planning.discrete.rounding import EARLY, LATE, MIDDLE
 from gpuenergyd_policies.planning.discrete.rounding_kernels import MAX_ABSORB_SWEEPS
 from gpuenergyd_policies.planning.problem import make_problem
 from tests.policies.planning.pipelines import Pipeline, plain_pipeline, random_pipelines
+from tests.support.examples import examples
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     pipeline=random_pipelines(),
     fraction=st.floats(0.0, 1.2),
@@ -76,7 +77,7 @@ def _slowly_rounded(
     return chosen
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     pipeline=random_pipelines(),
     fraction=st.floats(0.0, 1.2),
@@ -130,7 +131,7 @@ def test_the_kernel_graph_numbers_operations_by_earliest_start() -> None:
         assert all(position[u] < k for u, _ in graph.predecessors[v])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(pipeline=random_pipelines(), fraction=st.floats(0.0, 1.0))
 def test_no_single_instruction_of_a_rounded_plan_could_be_slower(pipeline: Pipeline, fraction: float) -> None:
     graph, _ = pipeline
@@ -148,7 +149,7 @@ def test_no_single_instruction_of_a_rounded_plan_could_be_slower(pipeline: Pipel
         assert timeline(graph, slower_s.tolist()).iteration_time_s > deadline_s * (1 - 1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(pipeline=random_pipelines(), fraction=st.floats(0.0, 1.0), passes=st.sampled_from([LIGHT_PASSES, FULL_PASSES]))
 def test_refinement_meets_the_deadline_and_never_costs_more(
     pipeline: Pipeline, fraction: float, passes: tuple[tuple[int, int], ...]

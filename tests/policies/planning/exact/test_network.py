@@ -18,6 +18,7 @@ from gpuenergyd_policies.planning.exact.network import (
 from gpuenergyd_policies.planning.exact.sweep import longest_path_ticks, network_arrays
 from gpuenergyd_policies.planning.exact.tables import planning_tables
 from tests.policies.planning.pipelines import B, F, Pipeline, plain_pipeline, random_pipelines
+from tests.support.examples import examples
 
 SCATTER = [125198284, 2004011352, 1510142086, 1044833805]
 
@@ -76,7 +77,7 @@ def test_four_dependent_operations_become_a_network_with_source_and_sink() -> No
     assert longest_path_ticks(network) == fastest + sum(ticks_of.values()) - ticks_of[0, 1]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(pipeline=random_pipelines())
 def test_every_edge_is_found_from_both_its_ends(pipeline: Pipeline) -> None:
     graph, profile = pipeline

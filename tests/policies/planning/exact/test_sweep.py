@@ -13,6 +13,7 @@ from gpuenergyd_policies.planning.exact.sweep import Sweep
 from gpuenergyd_policies.planning.exact.tables import FloatArray
 from gpuenergyd_policies.planning.problem import PlanningProblem, make_problem
 from tests.policies.planning.pipelines import Pipeline, plain_pipeline, random_pipelines
+from tests.support.examples import examples
 
 UNLIMITED = float("inf")
 UNEVEN = plain_pipeline(2, 3, weights=(1.0, 1.2), latency_s=0.002)
@@ -95,7 +96,7 @@ def _shift_ticks(problem: PlanningProblem) -> int:
     return _makespan_ticks(network, fastest) - round(problem.min_time_s / network.tick_s)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     pipeline=random_pipelines(),
     fractions=st.lists(st.floats(-0.2, 1.2), min_size=1, max_size=4),
@@ -120,7 +121,7 @@ def test_every_snapshot_is_optimal_and_at_its_deadline(
     assert sweep.min_energy_time_s == pytest.approx((least - shift) * network.tick_s, abs=2e-12)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(pipeline=random_pipelines(), fraction=st.floats(0.0, 1.0))
 def test_breakpoints_sum_up_to_the_cost_of_every_snapshot(pipeline: Pipeline, fraction: float) -> None:
     problem = make_problem(*pipeline)
@@ -142,7 +143,7 @@ def test_breakpoints_sum_up_to_the_cost_of_every_snapshot(pipeline: Pipeline, fr
     assert added_j == pytest.approx(_cost_j(network, ticks), rel=1e-9, abs=1e-9)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(pipeline=random_pipelines())
 def test_t_star_is_where_the_price_of_time_passes_idle_power(pipeline: Pipeline) -> None:
     problem = make_problem(*pipeline)

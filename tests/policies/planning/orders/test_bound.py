@@ -28,6 +28,7 @@ from gpuenergyd_policies.planning.plan_evaluation import baseline
 from tests.policies.planning.orders.cases import POWER_W, full_speed_time_s, split_profile
 from tests.policies.planning.pipelines import tables
 from tests.policies.planning.profiles import forward_backward_profile
+from tests.support.examples import examples
 
 CLOCKS_MHZ = (1400, 1200, 1000, 800)
 
@@ -83,7 +84,7 @@ def test_no_order_of_a_tiny_pipeline_needs_less_than_the_bound(
     assert chosen.solved.energy_j <= 1.01 * min(energies_j)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     weights=st.lists(st.sampled_from([0.8, 1.0, 1.1]), min_size=1, max_size=3),
     num_microbatches=st.integers(1, 6),
@@ -150,7 +151,7 @@ def test_more_memory_never_raises_the_bound() -> None:
     assert energies_j[1] >= energies_j[2] * (1 - 1e-6)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     weights=st.lists(st.sampled_from([0.8, 1.0, 1.1]), min_size=1, max_size=3),
     num_microbatches=st.integers(1, 6),
@@ -190,7 +191,7 @@ def test_deep_pipelines_are_bounded_by_their_loads() -> None:
     assert 0.3 * full_speed_j < bound.energy_j < full_speed_j
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(tables())
 def test_under_estimates_of_hulls_lie_at_or_below_them(profile: InstructionProfile) -> None:
     hull = profile.lower_hull(POWER_W)

@@ -12,6 +12,7 @@ from gpuenergyd_policies.planning.orders import choice, search
 from gpuenergyd_policies.planning.orders.choice import OrderPlan, plan_order
 from tests.policies.planning.orders.cases import POWER_W, full_speed_time_s, split_profile
 from tests.policies.planning.orders.replay import Replay, replayed
+from tests.support.examples import examples
 
 
 def _replayed(plan: OrderPlan, profile: PipelineProfile, num_microbatches: int, latency_s: float = 0.0) -> Replay:
@@ -27,7 +28,7 @@ def _replayed(plan: OrderPlan, profile: PipelineProfile, num_microbatches: int, 
     return replayed(orders, cost, num_microbatches=num_microbatches, blocking_power_w=POWER_W, latency_s=latency_s)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     weights=st.lists(st.sampled_from([0.9, 1.0, 1.0, 1.1]), min_size=1, max_size=4),
     num_microbatches=st.integers(1, 9),
@@ -101,6 +102,7 @@ def test_less_memory_than_1f1b_holds_is_used_where_the_deadline_permits_it() -> 
     assert replay.iteration_time_s <= 1.3 * full_speed_time_s(profile, 4, 12)
 
 
+@pytest.mark.thorough
 def test_the_order_of_a_long_pipeline_is_found_with_fewer_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
     profile = split_profile([1.0, 1.0, 1.05])
     deadline_s = full_speed_time_s(profile, 3, 40)

@@ -20,6 +20,7 @@ from gpuenergyd_policies.planning.orders.choice import OrderPlan
 from gpuenergyd_policies.planning.orders.chunks import plan_chunk_order
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 from tests.policies.planning.orders.cases import POWER_W, full_speed_time_s, split_profile
+from tests.support.examples import examples
 
 
 def _chunk_profile(weights: list[float], num_chunks: int, overhead: float = 0.0) -> PipelineProfile:
@@ -77,7 +78,7 @@ def _replayed(plan: OrderPlan, weights: list[float], overhead: float, latency_s:
     return max(free_s), energy_j + POWER_W * (num_ranks * max(free_s) - busy_s)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(
     weights=st.lists(st.sampled_from([0.9, 1.0, 1.0, 1.1]), min_size=6, max_size=6),
     num_chunks=st.sampled_from([2, 3]),

@@ -15,6 +15,7 @@ from gpuenergyd_policies.planning.switching.annealing import Annealing, Segments
 from gpuenergyd_policies.planning.switching.segments import SegmentSearch, common_clocks
 from tests.policies.planning.pipelines import B, F, Pipeline
 from tests.policies.planning.profiles import forward_backward_profile
+from tests.support.examples import examples
 
 BLOCKING_W = 10.0
 
@@ -89,7 +90,7 @@ def _values(found: Segments | None) -> tuple[list[int], list[int]] | None:
     return None if found is None else ([int(b) for b in found.bounds], [int(c) for c in found.clocks])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(pipeline=_small_pipelines(), lower_s=st.sampled_from([0.0, 0.25, 1.0, 4.0]), data=st.data())
 def test_reductions_take_effect_late_and_raises_in_time(
     pipeline: Pipeline, lower_s: float, data: st.DataObject

@@ -16,6 +16,7 @@ from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 from gpuenergyd_policies.planning.switching.segments import SegmentedPlan, cheapest_segments, plan_segments
 from tests.policies.planning.profiles import forward_backward_profile
+from tests.support.examples import examples
 
 F, B = InstructionKind.F, InstructionKind.B
 SHARED = Path(__file__).parents[4].parent / "shared" / "data"
@@ -29,7 +30,7 @@ def most_segments(plan: SegmentedPlan) -> int:
     return max(sum(1 for _ in groupby(of_rank)) for of_rank in clocks.values())
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     weights=st.lists(st.sampled_from([0.8, 1.0, 1.1]), min_size=1, max_size=4),
     num_microbatches=st.integers(1, 6),
@@ -123,8 +124,9 @@ def test_the_dynamic_program_finds_the_cheapest_segmentation(
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared tables are not on this machine")
 @pytest.mark.parametrize(
     ("file", "least_share"),
-    [("instances/s8m32_1f1b_a100.json", 0.88), ("profiles/gpt3-175b_a100-sxm.csv", 0.92)],
+    [("profiles/gpt3-175b_a100-sxm.csv", 0.92), ("instances/s8m32_1f1b_a100.json", 0.88)],
 )
+@pytest.mark.thorough
 def test_eight_segments_at_25_ms_keep_most_of_the_ideal_saving_without_slowdown(file: str, least_share: float) -> None:
     content = read_pipeline_file(SHARED / file)
     match content:
@@ -146,7 +148,7 @@ def test_eight_segments_at_25_ms_keep_most_of_the_ideal_saving_without_slowdown(
     assert full_speed.energy_j - plan.simulated.energy_j >= least_share * ideal_j
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     weights=st.lists(st.sampled_from([0.8, 1.0, 1.1]), min_size=2, max_size=4),
     max_segments=st.integers(1, 5),

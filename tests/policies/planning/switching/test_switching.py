@@ -22,6 +22,7 @@ from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd_policies.planning.switching.requests import clock_changes
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching
+from tests.support.examples import examples
 
 F, B = InstructionKind.F, InstructionKind.B
 
@@ -130,7 +131,7 @@ def _planned_pipelines(
     return graph, PipelineProfile(options, 10.0), clocks, draw(st.floats(0.01, 4.0))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(_planned_pipelines())
 def test_with_lead_and_an_exact_latency_an_iteration_is_never_slower_than_planned(
     case: tuple[DependencyGraph, PipelineProfile, dict[Instruction, int], float],
@@ -145,7 +146,7 @@ def test_with_lead_and_an_exact_latency_an_iteration_is_never_slower_than_planne
     assert simulated.iteration_time_s <= planned.iteration_time_s * (1 + 1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(_planned_pipelines())
 def test_every_rank_has_a_change_at_its_first_instruction_and_at_most_two_per_instruction(
     case: tuple[DependencyGraph, PipelineProfile, dict[Instruction, int], float],

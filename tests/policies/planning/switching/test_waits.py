@@ -20,6 +20,7 @@ from gpuenergyd_policies.planning.offline import plan_offline
 from gpuenergyd_policies.planning.switching.simulation import RankClock, simulate_switching
 from gpuenergyd_policies.planning.switching.waits import lowered_waits, planned_waits, with_lowered_waits
 from tests.policies.planning.orders.cases import split_profile
+from tests.support.examples import examples
 
 CURVE = waiting_power([(200, 35.0), (700, 45.0), (1400, 80.0)], where="test")
 
@@ -63,7 +64,7 @@ def _energy_j(graph: DependencyGraph, profile: PipelineProfile, clocks: dict[Ins
     return total_j
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(pipeline=_pipelines(), slowdown=st.sampled_from([0.0, 0.1]))
 def test_plans_cost_what_they_promise_and_no_less_than_the_bound(
     pipeline: tuple[DependencyGraph, PipelineProfile], slowdown: float
@@ -94,7 +95,7 @@ def test_plans_cost_what_they_promise_and_no_less_than_the_bound(
     assert sum(w.wait_s for w in lowered) == pytest.approx(sum(w.wait_s for w in plan.waiting.lowered), abs=1e-9)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(pipeline=_pipelines(), latency_s=st.sampled_from([0.01, 0.1, 0.5]), slowdown=st.sampled_from([0.0, 0.1]))
 def test_with_switch_latency_lowered_waits_cost_no_time_and_save_energy(
     pipeline: tuple[DependencyGraph, PipelineProfile], latency_s: float, slowdown: float

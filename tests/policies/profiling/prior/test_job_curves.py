@@ -14,6 +14,7 @@ from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, fit_cur
 from gpuenergyd_policies.profiling.prior.published import PUBLISHED, prior_for
 from gpuenergyd_policies.profiling.prior.seen import ClassAtFullSpeed, EnergySeen, TimeSeen, TimeSpent, Waiting
 from gpuenergyd_policies.profiling.prior.shape import GENERIC, CurvePrior
+from tests.support.examples import examples
 
 F, B = InstructionKind.F, InstructionKind.B
 CLOCKS = tuple(range(1410, 780, -45))
@@ -62,7 +63,7 @@ some_clocks = st.lists(st.sampled_from(CLOCKS[1:]), min_size=0, max_size=4, uniq
 
 
 @given(share=shares, exponent=exponents, clocks=some_clocks, seed=st.integers(0, 10))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_draws_are_positive_and_monotone(share: float, exponent: float, clocks: list[int], seed: int) -> None:
     drawn = fitted(share, exponent, clocks, draws=True).drawn(np.random.default_rng(seed))
 
@@ -75,7 +76,7 @@ def test_draws_are_positive_and_monotone(share: float, exponent: float, clocks: 
 
 
 @given(share=shares, exponent=exponents, clocks=some_clocks)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_full_speed_is_as_measured_and_evidence_never_widens_the_belief_it_has_no_surprise_in(
     share: float, exponent: float, clocks: list[int]
 ) -> None:
@@ -90,7 +91,7 @@ def test_full_speed_is_as_measured_and_evidence_never_widens_the_belief_it_has_n
 
 
 @given(share=shares, exponent=exponents)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_three_clocks_determine_the_times_between_them_within_one_percent(share: float, exponent: float) -> None:
     profile = fitted(share, exponent, [1275, 1095, 915]).profile()
 

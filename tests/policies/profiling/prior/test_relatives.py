@@ -36,6 +36,7 @@ from tests.policies.profiling.prior.test_job_curves import (
     energies,
     time_s,
 )
+from tests.support.examples import examples
 from tests.support.past_jobs import LIES, TRIED_MHZ, changed, no_slower, past_job
 
 F = InstructionKind.F
@@ -64,7 +65,7 @@ def error_at(found: FittedCurves, share: float, clock: int) -> float:
 
 
 @given(share=st.floats(0.4, 1.0))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_a_job_under_another_name_starts_from_what_it_showed_before(share: float) -> None:
     known, alone = fitted(share, past_job(share=share)), fitted(share)
 

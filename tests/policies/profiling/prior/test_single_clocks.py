@@ -13,6 +13,7 @@ from gpuenergyd_policies.profiling.prior.seen import TimeSeen
 from gpuenergyd_policies.profiling.prior.shape import GENERIC
 from gpuenergyd_policies.profiling.prior.sizes import Factors
 from tests.policies.profiling.prior.test_job_curves import CLOCKS, KEYS, WAITING, B, F, classes, energies, time_s
+from tests.support.examples import examples
 
 SHARE, OFF_RATIO = 0.6, 0.03
 SEEN_MHZ = (1320, 1230, 1140, 1095, 1050, 960)
@@ -56,7 +57,7 @@ def test_a_clock_that_is_off_in_two_stages_is_expected_to_be_off_in_the_third() 
 
 
 @given(odd=st.sets(st.sampled_from(KEYS)), seen=st.sets(st.sampled_from(KEYS), min_size=1))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_the_belief_is_sure_of_full_speed_only_and_of_what_was_seen_most(
     odd: set[InstructionClass], seen: set[InstructionClass]
 ) -> None:
