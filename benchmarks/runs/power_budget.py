@@ -100,15 +100,7 @@ def _summary(cases: Sequence[Figures]) -> dict[str, Any]:
     to_target = sorted(case.to_target_s for case in cases)
     by_plans = [case for case in cases if case.is_by_plans]
     gaps = [1 - case.throughput / case.bound for case in by_plans]
-    by_ratio = {
-        str(ratio): {
-            "throughput_ratio": median(c.throughput for c in cases if c.ratio == ratio),
-            "vs_uniform_clocks_ratio": median(c.throughput / c.uniform for c in cases if c.ratio == ratio),
-            "vs_equal_limits_ratio": median(c.throughput / c.equal_limits for c in cases if c.ratio == ratio),
-            "num_by_plans": sum(c.is_by_plans for c in cases if c.ratio == ratio),
-        }
-        for ratio in RATIOS
-    }
+    by_ratio = {str(ratio): _of_ratio([c for c in cases if c.ratio == ratio]) for ratio in RATIOS}
     return {
         "num_cases": len(cases),
         "throughput_vs_uniform_clocks_ratio": median(c.throughput / c.uniform for c in low),
@@ -125,6 +117,15 @@ def _summary(cases: Sequence[Figures]) -> dict[str, Any]:
         "num_cuts_max": max(case.num_cuts for case in cases),
         "by_budget_ratio": by_ratio,
     }
+
+
+def _of_ratio(cases: Sequence[Figures]) -> dict[str, Any]:
+    figures: dict[str, Any] = {"num_cases": len(cases), "num_by_plans": sum(case.is_by_plans for case in cases)}
+    if cases:
+        figures["throughput_ratio"] = median(case.throughput for case in cases)
+        figures["vs_uniform_clocks_ratio"] = median(case.throughput / case.uniform for case in cases)
+        figures["vs_equal_limits_ratio"] = median(case.throughput / case.equal_limits for case in cases)
+    return figures
 
 
 def _is_met(figures: dict[str, Any]) -> bool:

@@ -127,7 +127,7 @@ class Backstop:
             self._over_since_s = None
             if not self._is_mean_over(now_s, budget_w):
                 self._steps = 0
-                self._raise(now_s, readings, measured_w, host_power_w, plans_fit=plans_fit)
+                self._raise(now_s, readings, host_power_w, plans_fit=plans_fit)
                 return self.ceilings != before
         else:
             self.over_s += elapsed_s
@@ -209,12 +209,11 @@ class Backstop:
         self,
         now_s: float,
         readings: Mapping[str, GpuReading],
-        measured_w: float,
         host_power_w: float,
         *,
         plans_fit: bool,
     ) -> None:
-        """Raise the ceilings while power is left, or remove them where plans that fit are followed."""
+        """Raise the ceilings while the highest recent power leaves room, or remove them where plans fit."""
         assert self._budget_w is not None
         if not self.ceilings or now_s - self._acted_s < self.rules.raise_period_s:
             return
@@ -224,8 +223,10 @@ class Backstop:
             self.ceilings = {}
             return
         aim_w = self._budget_w * (1 - self.rules.margin_ratio / 2)
-        left_ratio = (aim_w - measured_w) / max(measured_w - host_power_w, 1.0)
-        if left_ratio <= 0 or now_s - self._raised_s < self.rules.raise_period_s:
+        highest_w = max(w for _, w in self._recent)
+        left_ratio = (aim_w - highest_w) / max(highest_w - host_power_w, 1.0)
+        is_known = now_s - self._recent[0][0] >= self.rules.raise_period_s
+        if left_ratio <= 0 or not is_known or now_s - self._raised_s < self.rules.raise_period_s:
             return
         self._raised_s = now_s
         factor = 1 + min(self.rules.most_raise_ratio, left_ratio / 2)

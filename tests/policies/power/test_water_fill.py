@@ -108,10 +108,13 @@ def test_a_higher_priority_is_slowed_down_later() -> None:
 
 
 def test_the_floor_comes_before_priority() -> None:
-    jobs = (job("a", (1.0, 400.0), (2.0, 500.0)), job("b", (1.0, 400.0), (2.0, 500.0), priority=0))
-    floored = divide(HOST_W + 680, *jobs, floor=0.6)
+    jobs = (
+        job("a", (1.0, 400.0), (2.0, 500.0), slows_for_power=True),
+        job("b", (1.0, 400.0), (2.0, 500.0), priority=0, slows_for_power=True),
+    )
+    floored = divide(HOST_W + 670, *jobs, floor=0.6)
     assert floored.speed_ratios["a"] == pytest.approx(0.6)
-    without = divide(HOST_W + 680, *jobs)
+    without = divide(HOST_W + 670, *jobs)
     assert without.speed_ratios["a"] < 0.6
     short = divide(HOST_W + 520, *jobs, floor=0.6)
     assert "too little for 60 % of full speed" in short.reason
