@@ -116,6 +116,7 @@ class PowerService:
     async def _check(self) -> None:
         """Follow the schedule, the jobs, and readings that do not come."""
         self._update_budget()
+        self._tell_jobs()
         if self.budget is None:
             self._shares.clear("no power budget any more")
             return
@@ -158,16 +159,20 @@ class PowerService:
     def _report_cut(self, *, was_cutting: bool) -> None:
         """Tell the jobs, and the audit log where a cut begins or ends."""
         is_cutting = self._backstop.is_cutting
-        for runner in self._jobs:
-            is_cut = any(uuid in self._backstop.ceilings for uuid in runner.job.ranks.gpu_uuids)
-            if is_cut != runner.job.control.cut.is_cut and not runner.job.is_ended:
-                runner.handle(PowerCutChanged(is_cut))
+        self._tell_jobs()
         if is_cutting == was_cutting:
             return
         text, measured_w = _budget_text(self.budget), self._backstop.measured_w or 0.0
         log.info("power %s: %.0f W, %s", "cut" if is_cutting else "cut ended", measured_w, text)
         before, after = ("planned", "lowered") if is_cutting else ("lowered", "planned")
         self._record(DAEMON, f"measured {measured_w:.0f} W, budget {text}", before, after)
+
+    def _tell_jobs(self) -> None:
+        """Tell each job whether its GPUs are lowered beyond its plan."""
+        for runner in self._jobs:
+            is_cut = any(uuid in self._backstop.ceilings for uuid in runner.job.ranks.gpu_uuids)
+            if is_cut != runner.job.control.cut.is_cut and not runner.job.is_ended:
+                runner.handle(PowerCutChanged(is_cut))
 
     def _set_ceilings(self) -> None:
         """Set the lower of what the backstop and what the shares of jobs permit."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import FrontierPoint
 from gpuenergyd.core.policy_api.power import PowerDecision
 from gpuenergyd.daemon.power.capped_worker import CappedWorker
@@ -49,8 +50,8 @@ class Divider:
 class Host:
     """A stage of two ranks with a power service."""
 
-    def __init__(self, state_dir: Path, **given: object) -> None:
-        self.stage = Stage(plan("tuned", 1200))
+    def __init__(self, state_dir: Path, *answers: ClockPlan, **given: object) -> None:
+        self.stage = Stage(*(answers or (plan("tuned", 1200),)))
         self.worker = LimitingWorker()
         settings = load_settings(state_dir=state_dir, **given)
         self.capped = CappedWorker(self.worker, self.stage.gpus)
@@ -109,6 +110,24 @@ def test_a_tuned_job_gets_a_target_that_fits_the_budget_and_loses_it_again(tmp_p
         assert host.power_time_s is None
         assert host.power.state().power_budget_w is None
         assert [event.after for event in host.stage.events("power-budget")][:1] == ["555 W"]
+        await host.stage.jobs.close("the test is over")
+
+    play(scenario)
+
+
+def test_a_job_keeps_its_target_while_its_policy_measures_slower_clocks_for_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        host = Host(tmp_path, plan("tuned", 1200), plan("slower", 900, PlanPurpose.PROFILE))
+        host.stage.join()
+        await host.stage.iterate(times=2)
+        host.sample(250.0, 250.0, 50.0)
+        await host.put(555.0)
+        assert host.stage.phase == "profiling"
+        before_s = host.power_time_s
+        assert before_s is not None
+        await host.put(556.0)
+        assert host.power_time_s == pytest.approx(before_s, rel=0.01)
+        assert host.power.state().jobs[0].limit_w is None
         await host.stage.jobs.close("the test is over")
 
     play(scenario)
