@@ -14,7 +14,7 @@ from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile
 from gpuenergyd.core.policy_api.policy import FrontierPoint
 from gpuenergyd.core.policy_api.power import PowerDecision, PowerJobView, PowerTargetPolicy, PowerView
-from gpuenergyd.core.power.backstop import Ceiling, GpuReading
+from gpuenergyd.core.power.backstop import Ceiling, GpuPower
 from gpuenergyd.core.power.control import Division, PowerControl
 from gpuenergyd_policies.planning.frontier import Effort, frontier, solve
 from gpuenergyd_policies.planning.plan_evaluation import evaluate_options
@@ -77,6 +77,13 @@ class TableJob:
 
     def __post_init__(self) -> None:
         self.clocks_mhz = self.plan(None)
+
+    def begun_anew(self) -> "TableJob":
+        """Return the job before its first iteration; what was computed of its tables is shared."""
+        anew = TableJob(self.name, self.graph, self.profile, self.copies, self.energy_error)
+        anew._runs, anew._plans, anew._tops = self._runs, self._plans, self._tops
+        anew.__dict__["points"] = self.points
+        return anew
 
     @property
     def top_clocks_mhz(self) -> tuple[int, ...]:
@@ -196,6 +203,8 @@ class PoweredHost:
     trace: list[tuple[float, float, float | None]] = field(default_factory=list)
     """Instant, true mean power over the sample, and budget."""
     decision: PowerDecision | None = None
+    fixed_ceiling: Ceiling | None = None
+    """Ceiling of all GPUs of jobs, whatever the control does."""
     _other_w: float | None = None
     _budget_w: float | None = None
     _in_force: dict[str, Ceiling] = field(default_factory=dict)
@@ -273,7 +282,7 @@ class PoweredHost:
 
     def _occasion(self) -> tuple[float | None, int, int]:
         step_w = 0.01 * (self._budget_w or 100.0)
-        return self._budget_w, round(self.control.trim.excess_w / step_w), round((self._other_w or 0.0) / step_w)
+        return self._budget_w, round(3 * self.control.trim.excess_w / step_w), round((self._other_w or 0.0) / step_w)
 
     def _deliver(self) -> None:
         """Let ceilings, decisions and plans take effect that are due."""
@@ -317,6 +326,8 @@ class PoweredHost:
         job.phase_s = share * self._running(job).time_s
 
     def _running(self, job: TableJob) -> Running:
+        if self.fixed_ceiling is not None:
+            return job.running(job.clocks_mhz, (self.fixed_ceiling,) * job.graph.num_ranks)
         if not self._in_force:
             return job.running(job.clocks_mhz)
         ranks = range(job.graph.num_ranks)
@@ -348,10 +359,10 @@ class PoweredHost:
         options = (o for job in self.jobs for own in job.profile.classes.values() for o in own.options)
         return tuple(sorted({option.sm_clock_mhz for option in options}, reverse=True))
 
-    def _reading(self, uuid: str, power_w: float) -> GpuReading:
+    def _reading(self, uuid: str, power_w: float) -> GpuPower:
         ceiling = self._in_force.get(uuid, Ceiling())
         top_mhz = self.clocks_mhz[0]
         owner = self._owners.get(uuid)
         planned_mhz = top_mhz if owner is None else owner[0].top_clocks_mhz[owner[1]]
         mhz = min(planned_mhz, ceiling.sm_clock_mhz or top_mhz)
-        return GpuReading(power_w, mhz, self.clocks_mhz, self.limit_range_w)
+        return GpuPower(power_w, mhz, self.clocks_mhz, self.limit_range_w)

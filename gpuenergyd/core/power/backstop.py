@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
-class GpuReading:
+class GpuPower:
     """What is known of a GPU now."""
 
     power_w: float | None
@@ -41,7 +41,7 @@ class Ceiling:
 class BackstopRules:
     """When the backstop acts."""
 
-    tolerance_ratio: float = 0.01
+    tolerance_ratio: float = 0.015
     """Measured power this much above the budget does not count."""
     patience_s: float = 0.6
     """Time without a break above the budget before it acts: with the time to act, less than a second."""
@@ -94,7 +94,7 @@ class Backstop:
     def observe(
         self,
         now_s: float,
-        readings: Mapping[str, GpuReading],
+        readings: Mapping[str, GpuPower],
         *,
         budget_w: float | None,
         host_power_w: float = 0.0,
@@ -138,7 +138,7 @@ class Backstop:
 
     # --- inside ---
 
-    def _power_w(self, now_s: float, uuid: str, reading: GpuReading) -> float:
+    def _power_w(self, now_s: float, uuid: str, reading: GpuPower) -> float:
         """Return a GPU's power: measured, else the last known, else the most that it may draw."""
         if reading.power_w is not None and math.isfinite(reading.power_w) and reading.power_w >= 0:
             self._known[uuid] = (now_s, reading.power_w)
@@ -169,7 +169,7 @@ class Backstop:
         return is_lowered or self._steps > 0 or now_s - self._over_since_s >= self.rules.patience_s
 
     def _cut(
-        self, now_s: float, readings: Mapping[str, GpuReading], powers_w: Mapping[str, float], measured_w: float
+        self, now_s: float, readings: Mapping[str, GpuPower], powers_w: Mapping[str, float], measured_w: float
     ) -> None:
         """Lower what can be lowered, until the host's power is expected below the budget."""
         assert self._budget_w is not None
@@ -202,13 +202,13 @@ class Backstop:
         was_wrong = now_s - self._trusted_s < 2 * max(self._distrust_s, first_s)
         self._distrust_s = min(self.rules.most_distrust_s, max(first_s, 2 * self._distrust_s)) if was_wrong else 0.0
 
-    def _clock(self, uuid: str, reading: GpuReading, ratio: float) -> int | None:
+    def _clock(self, uuid: str, reading: GpuPower, ratio: float) -> int | None:
         return _clock_below(reading, ratio, self.ceilings.get(uuid, Ceiling()).sm_clock_mhz)
 
     def _raise(
         self,
         now_s: float,
-        readings: Mapping[str, GpuReading],
+        readings: Mapping[str, GpuPower],
         host_power_w: float,
         *,
         plans_fit: bool,
@@ -241,7 +241,7 @@ class Backstop:
         self._over_since_s, self._steps = None, 0
 
 
-def _clock_below(reading: GpuReading, ratio: float, ceiling_mhz: int | None) -> int | None:
+def _clock_below(reading: GpuPower, ratio: float, ceiling_mhz: int | None) -> int | None:
     """Return the highest supported clock at most at this ratio of the clock that may run now; None without clocks."""
     clocks_mhz = reading.supported_sm_clocks_mhz
     if not clocks_mhz or not reading.can_set_clocks:
@@ -250,7 +250,7 @@ def _clock_below(reading: GpuReading, ratio: float, ceiling_mhz: int | None) -> 
     return next((mhz for mhz in clocks_mhz if mhz <= ratio * present_mhz), clocks_mhz[-1])
 
 
-def _lowered(reading: GpuReading, ceiling: Ceiling, ratio: float, limit_w: float) -> Ceiling:
+def _lowered(reading: GpuPower, ceiling: Ceiling, ratio: float, limit_w: float) -> Ceiling:
     """Return a lower ceiling, with a power limit where the GPU takes one."""
     clock_mhz = _clock_below(reading, ratio, ceiling.sm_clock_mhz)
     if reading.power_limit_range_w is None:
@@ -261,7 +261,7 @@ def _lowered(reading: GpuReading, ceiling: Ceiling, ratio: float, limit_w: float
     return Ceiling(clock_mhz, None if wanted_w >= default_w else wanted_w)
 
 
-def _raised(reading: GpuReading, ceiling: Ceiling, factor: float) -> Ceiling:
+def _raised(reading: GpuPower, ceiling: Ceiling, factor: float) -> Ceiling:
     """Return a higher ceiling: at least one clock step, and a limit that is gone once it is the default."""
     clock_mhz, limit_w = ceiling.sm_clock_mhz, ceiling.power_limit_w
     clocks_mhz = reading.supported_sm_clocks_mhz

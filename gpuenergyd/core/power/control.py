@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
-from gpuenergyd.core.power.backstop import Backstop, GpuReading
+from gpuenergyd.core.power.backstop import Backstop, GpuPower
 from gpuenergyd.core.power.trim import PowerTrim
 
 _LEAST_LEARNING_S = 3.0
@@ -43,7 +43,7 @@ class PowerControl:
     def observe(
         self,
         now_s: float,
-        readings: Mapping[str, GpuReading],
+        readings: Mapping[str, GpuPower],
         *,
         budget_w: float | None,
         host_power_w: float,

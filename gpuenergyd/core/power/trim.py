@@ -1,7 +1,7 @@
-"""By how much a host draws more than its targets were predicted to: learned from the peaks of one-second means.
+"""By how much a host draws more than its targets were predicted to: learned from means and peaks of measured power.
 
-Predictions are means over iterations, and wrong by the error of the jobs' curves. What the host draws for a second at
-most is what a budget limits, so that the difference is taken off the budget before it is divided.
+Predictions are means over iterations, and wrong by the error of the jobs' curves. A budget limits the mean, and means
+of a second with little tolerance; the larger excess is taken off the budget before it is divided.
 """
 
 from collections import deque
@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 PEAK_S = 1.0
 """Length of the means whose peak counts."""
+PEAK_TOLERANCE_RATIO = 0.01
+"""How far above the budget means of a second may be."""
 _GAIN = 0.5
 _LIMITS_RATIO = (-0.05, 0.5)
 """Range of the excess, relative to the budget: a host that draws less than predicted is not given much more."""
@@ -21,17 +23,21 @@ class PowerTrim:
     excess_w: float = 0.0
     _readings: deque[tuple[float, float]] = field(default_factory=deque)
     _peak_w: float = 0.0
+    _sum_w: float = 0.0
+    _num_readings: int = 0
     _begun_s: float | None = None
 
     def begin(self) -> None:
         """Begin to measure under other targets."""
         self._readings.clear()
-        self._begun_s, self._peak_w = None, 0.0
+        self._begun_s, self._peak_w, self._sum_w, self._num_readings = None, 0.0, 0.0, 0
 
     def observe(self, now_s: float, measured_w: float) -> None:
         """Add a reading of the power of the whole host."""
         self._begun_s = now_s if self._begun_s is None else self._begun_s
         self._readings.append((now_s, measured_w))
+        self._sum_w += measured_w
+        self._num_readings += 1
         while len(self._readings) > 1 and now_s - self._readings[0][0] >= PEAK_S:
             self._readings.popleft()
         if now_s - self._begun_s >= PEAK_S:
@@ -49,7 +55,9 @@ class PowerTrim:
             budget_w: the budget in force.
         """
         before_w = self.excess_w
-        self._add(_GAIN * (self._peak_w - predicted_w - before_w), budget_w)
+        mean_w = self._sum_w / max(1, self._num_readings)
+        drawn_w = max(mean_w, self._peak_w - PEAK_TOLERANCE_RATIO * budget_w)
+        self._add(_GAIN * (drawn_w - predicted_w - before_w), budget_w)
         self.begin()
         return abs(self.excess_w - before_w) > 2e-3 * budget_w
 

@@ -1,6 +1,6 @@
 """The GPU worker behind ceilings: no job, administrator or Zeus client sets a clock or limit above a GPU's ceiling.
 
-Changes of ceilings take effect at once, under the lease of whoever has one; a GPU that nobody has leased is leased
+Changes of ceilings take effect at once, under the lease of the GPU's holder; a GPU that nobody has leased is leased
 under an id of its own, which gives way to any other lease. So the worker journals every change, and restores it when a
 process dies.
 """
@@ -59,7 +59,7 @@ class CappedWorker:
     # --- ceilings ---
 
     def set_ceilings(self, ceilings: Mapping[str, Ceiling]) -> None:
-        """Replace all ceilings; GPUs without one are given back to those who use them."""
+        """Replace all ceilings; GPUs without one run again as their holders want."""
         changed = {u for u in {*ceilings, *self._ceilings} if ceilings.get(u) != self._ceilings.get(u)}
         self._ceilings = {uuid: ceiling for uuid, ceiling in ceilings.items() if ceiling != _NO_CEILING}
         self._apply_soon(changed)
@@ -180,7 +180,7 @@ class CappedWorker:
             self._applying = None
 
     async def _apply(self, gpu_uuid: str) -> str | None:
-        """Set a GPU's ceiling, or give the GPU back; return why that failed."""
+        """Set a GPU's ceiling, or remove it; return why that failed."""
         ceiling = self._ceilings.get(gpu_uuid, _NO_CEILING)
         for attempt in range(2):
             known = self._leases.get(gpu_uuid)

@@ -40,7 +40,7 @@ def requested_budget(request: PowerBudgetRequest, now_at: datetime) -> PowerBudg
 
 
 @dataclass(frozen=True, slots=True)
-class _Saved:
+class _SavedRequest:
     budget: PowerBudget | None
 
 
@@ -54,7 +54,7 @@ class RequestFile:
         """Return the saved budget, None if there is none or it cannot be used."""
         try:
             with self._path.open("rb") as file:
-                saved = decode(file.read(_MAX_BYTES + 1), _Saved, max_bytes=_MAX_BYTES).budget
+                saved = decode(file.read(_MAX_BYTES + 1), _SavedRequest, max_bytes=_MAX_BYTES).budget
         except FileNotFoundError:
             return None
         except (OSError, GpuEnergyError) as error:
@@ -67,7 +67,7 @@ class RequestFile:
     def save(self, budget: PowerBudget | None) -> str | None:
         """Replace the file; return why that failed."""
         try:
-            replace_file(self._path, encode(_Saved(budget)))
+            replace_file(self._path, encode(_SavedRequest(budget)))
         except OSError as error:
             return f"the power budget cannot be saved for the next daemon: {self._path}: {error.strerror}"
         return None

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from gpuenergyd.core.job.messages import PowerCutChanged
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.core.policy_api.power import PowerDecision, PowerJobView, PowerView
-from gpuenergyd.core.power.backstop import Backstop, Ceiling, GpuReading
+from gpuenergyd.core.power.backstop import Backstop, Ceiling, GpuPower
 from gpuenergyd.core.power.budget import PowerBudget, budget_in_force
 from gpuenergyd.core.power.control import Division, PowerControl
 from gpuenergyd.daemon.gpus.inventory import Gpu, Gpus
@@ -116,7 +116,7 @@ class PowerService:
     async def _check(self) -> None:
         """Follow the schedule, the jobs, and readings that do not come."""
         self._update_budget()
-        self._tell_jobs()
+        self._notify_jobs()
         if self.budget is None:
             self._shares.clear("no power budget any more")
             return
@@ -157,9 +157,9 @@ class PowerService:
             self._report_cut(was_cutting=was_cutting)
 
     def _report_cut(self, *, was_cutting: bool) -> None:
-        """Tell the jobs, and the audit log where a cut begins or ends."""
+        """Notify the jobs, and the audit log where a cut begins or ends."""
         is_cutting = self._backstop.is_cutting
-        self._tell_jobs()
+        self._notify_jobs()
         if is_cutting == was_cutting:
             return
         text, measured_w = _budget_text(self.budget), self._backstop.measured_w or 0.0
@@ -167,8 +167,8 @@ class PowerService:
         before, after = ("planned", "lowered") if is_cutting else ("lowered", "planned")
         self._record(DAEMON, f"measured {measured_w:.0f} W, budget {text}", before, after)
 
-    def _tell_jobs(self) -> None:
-        """Tell each job whether its GPUs are lowered beyond its plan."""
+    def _notify_jobs(self) -> None:
+        """Notify each job of whether its GPUs are lowered beyond its plan."""
         for runner in self._jobs:
             is_cut = any(uuid in self._backstop.ceilings for uuid in runner.job.ranks.gpu_uuids)
             if is_cut != runner.job.control.cut.is_cut and not runner.job.is_ended:
@@ -193,10 +193,10 @@ class PowerService:
         budget_w = self.budget.budget_w if self.budget is not None else None
         return self._control.fits(budget_w, self._occasion(), are_followed=self._shares.are_followed)
 
-    def _reading(self, gpu: Gpu, now_s: float) -> GpuReading:
+    def _reading(self, gpu: Gpu, now_s: float) -> GpuPower:
         sample, levers = gpu.sample, self._settings.levers
         is_recent = sample is not None and now_s - sample.read_mono_ns / 1e9 <= _OLD_READING_S
-        return GpuReading(
+        return GpuPower(
             power_w=sample.power_w if sample is not None and is_recent else None,
             sm_clock_mhz=sample.sm_clock_mhz if sample is not None else None,
             supported_sm_clocks_mhz=gpu.identity.supported_sm_clocks_mhz,
@@ -226,7 +226,7 @@ class PowerService:
             (v.job_id, v.can_follow, v.num_gpus, v.priority, v.full_speed_time_s is None) for v in self._views()
         )
         step_w = max(1.0, _OTHER_STEP_RATIO * budget_w)
-        return budget_w, round(self._control.trim.excess_w / step_w), round((self._other_w or 0.0) / step_w), facts
+        return budget_w, round(3 * self._control.trim.excess_w / step_w), round((self._other_w or 0.0) / step_w), facts
 
     def _views(self) -> tuple[PowerJobView, ...]:
         return job_views(self._jobs, self._gpus, can_limit=Lever.POWER_LIMITS in self._settings.levers)

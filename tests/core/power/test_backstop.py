@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuenergyd.core.power.backstop import Backstop, Ceiling, GpuReading
+from gpuenergyd.core.power.backstop import Backstop, Ceiling, GpuPower
 
 CLOCKS_MHZ = tuple(range(1410, 195, -15))
 RANGE_W = (100.0, 400.0)
@@ -49,7 +49,7 @@ class Gpus:
             self.over_s += PERIOD_S * is_over
             self.longest_s = max(self.longest_s, self._run_s)
             readings = {
-                f"GPU-{k}": GpuReading(
+                f"GPU-{k}": GpuPower(
                     self.power_w(k),
                     min(
                         self.plan_mhz.get(k, 1410),
@@ -155,7 +155,7 @@ def test_a_policy_that_lies_is_trusted_ever_more_rarely() -> None:
 
 def test_a_gpu_that_is_not_read_counts_with_what_it_may_draw() -> None:
     backstop = Backstop()
-    lost = {"GPU-0": GpuReading(None, None, CLOCKS_MHZ, RANGE_W)}
+    lost = {"GPU-0": GpuPower(None, None, CLOCKS_MHZ, RANGE_W)}
     for k in range(20):
         backstop.observe(k * PERIOD_S, lost, budget_w=300.0)
     assert backstop.measured_w == 400.0 or backstop.is_cutting
@@ -164,16 +164,16 @@ def test_a_gpu_that_is_not_read_counts_with_what_it_may_draw() -> None:
 @pytest.mark.parametrize("bad", [float("nan"), -5.0, float("inf")])
 def test_impossible_readings_are_no_readings(bad: float) -> None:
     backstop = Backstop()
-    backstop.observe(0.0, {"GPU-0": GpuReading(200.0, 1410, CLOCKS_MHZ, RANGE_W)}, budget_w=300.0)
-    backstop.observe(0.1, {"GPU-0": GpuReading(bad, 1410, CLOCKS_MHZ, RANGE_W)}, budget_w=300.0)
+    backstop.observe(0.0, {"GPU-0": GpuPower(200.0, 1410, CLOCKS_MHZ, RANGE_W)}, budget_w=300.0)
+    backstop.observe(0.1, {"GPU-0": GpuPower(bad, 1410, CLOCKS_MHZ, RANGE_W)}, budget_w=300.0)
     assert backstop.measured_w == 200.0
 
 
 def test_a_gpu_that_cannot_be_changed_is_left_alone_and_the_others_make_up_for_it() -> None:
     backstop = Backstop()
     readings = {
-        "GPU-0": GpuReading(300.0, 1410, CLOCKS_MHZ, RANGE_W, can_change=False),
-        "GPU-1": GpuReading(300.0, 1410, CLOCKS_MHZ, RANGE_W),
+        "GPU-0": GpuPower(300.0, 1410, CLOCKS_MHZ, RANGE_W, can_change=False),
+        "GPU-1": GpuPower(300.0, 1410, CLOCKS_MHZ, RANGE_W),
     }
     backstop.observe(0.0, readings, budget_w=450.0)
     assert set(backstop.ceilings) == {"GPU-1"}

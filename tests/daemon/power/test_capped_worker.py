@@ -1,4 +1,4 @@
-"""Ceilings: whoever has leased a GPU, nothing above its ceiling reaches the driver, and all is given back."""
+"""Ceilings: for every holder of a lease nothing above the ceiling reaches the driver, and all is restored."""
 
 from gpuenergyd.core.clock_request import ClockRequest, TimedClock
 from gpuenergyd.core.power.backstop import Ceiling
@@ -105,7 +105,7 @@ def test_without_the_right_to_set_clocks_only_limits_are_lowered() -> None:
     play(scenario)
 
 
-def test_a_refusal_is_told_and_the_next_success_clears_it() -> None:
+def test_a_refusal_is_reported_and_the_next_success_clears_it() -> None:
     async def scenario() -> None:
         capped, worker = _capped()
         worker.refusal = "GPU-0 is leased to job-9"

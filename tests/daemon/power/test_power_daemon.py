@@ -124,7 +124,7 @@ def test_a_flood_leaves_the_daemon_alive_and_its_idle_gpus_as_found(tmp_path: Pa
         assert daemon.is_as_found()
 
 
-def test_a_budget_below_idle_power_is_told_and_all_is_restored_when_it_is_withdrawn(tmp_path: Path) -> None:
+def test_a_budget_below_idle_power_is_reported_and_all_is_restored_when_it_is_withdrawn(tmp_path: Path) -> None:
     with running_daemon(tmp_path, power_budget_w=50.0) as daemon:
         wait_until(lambda: daemon.status()["power"]["is_cutting"])
         wait_until(daemon.is_lowered)

@@ -57,7 +57,7 @@ def test_a_damaged_file_is_no_budget(tmp_path: Path, content: bytes) -> None:
     assert RequestFile(path).read() is None
 
 
-def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     problem = RequestFile(tmp_path / "missing" / "power-budget.json").save(None)
     assert problem is not None
     assert "cannot be saved" in problem

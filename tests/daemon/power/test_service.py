@@ -1,4 +1,4 @@
-"""The power service: targets from the frontiers of jobs, cuts at once, limits for the unknown, and all given back."""
+"""The power service: targets from the frontiers of jobs, cuts at once, limits for the unknown, and all restored."""
 
 import asyncio
 import time
@@ -175,7 +175,7 @@ def test_a_job_that_nobody_knows_gets_a_limit_until_it_is_tuned(tmp_path: Path) 
     play(scenario)
 
 
-def test_a_policy_that_fails_is_told_and_the_backstop_still_holds(tmp_path: Path) -> None:
+def test_a_policy_that_fails_is_reported_and_the_backstop_still_holds(tmp_path: Path) -> None:
     async def scenario() -> None:
         host = Host(tmp_path)
         host.divider.failure = "ZeroDivisionError"
@@ -192,7 +192,7 @@ def test_a_policy_that_fails_is_told_and_the_backstop_still_holds(tmp_path: Path
     play(scenario)
 
 
-def test_a_budget_that_plans_cannot_reach_is_told_with_the_least(tmp_path: Path) -> None:
+def test_a_budget_that_plans_cannot_reach_is_reported_with_the_least(tmp_path: Path) -> None:
     async def scenario() -> None:
         host = Host(tmp_path)
         host.stage.join()
