@@ -27,6 +27,7 @@ from gpuenergyd.daemon.power.job_views import job_views
 from gpuenergyd.daemon.power.requested import RequestFile, requested_budget
 from gpuenergyd.daemon.power.schedule_file import ScheduleFile
 from gpuenergyd.daemon.power.shares import JobShares
+from gpuenergyd.daemon.power.state import budget_state, budget_text
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.processes.power_queries import PowerQuery
 from gpuenergyd.daemon.settings import Mode, Settings
@@ -102,7 +103,7 @@ class PowerService:
             raise JobError("mode = 'observe': the daemon never changes a GPU; restart it with mode = 'control'")
         before, self._requested = self._requested, budget
         self._save_trouble = self._file.save(budget)
-        self._record(actor, request.reason or "power budget requested", _budget_text(before), _budget_text(budget))
+        self._record(actor, request.reason or "power budget requested", budget_text(before), budget_text(budget))
         self._update_budget()
         return self.state()
 
@@ -133,7 +134,7 @@ class PowerService:
         before, self.budget = self.budget, budget
         if budget == before:
             return
-        log.info("power budget: %s (before: %s)", _budget_text(budget), _budget_text(before))
+        log.info("power budget: %s (before: %s)", budget_text(budget), budget_text(before))
         if budget is None:
             self._shares.clear("no power budget any more")
             self._decided_for = None
@@ -162,7 +163,7 @@ class PowerService:
         self._notify_jobs()
         if is_cutting == was_cutting:
             return
-        text, measured_w = _budget_text(self.budget), self._backstop.measured_w or 0.0
+        text, measured_w = budget_text(self.budget), self._backstop.measured_w or 0.0
         log.info("power %s: %.0f W, %s", "cut" if is_cutting else "cut ended", measured_w, text)
         before, after = ("planned", "lowered") if is_cutting else ("lowered", "planned")
         self._record(DAEMON, f"measured {measured_w:.0f} W, budget {text}", before, after)
@@ -256,7 +257,7 @@ class PowerService:
             self._deciding = None
 
     def _apply(self, decision: PowerDecision, budget: PowerBudget) -> None:
-        has_changed = self._shares.apply(decision, _budget_text(budget))
+        has_changed = self._shares.apply(decision, budget_text(budget))
         longest_s = max((share.iteration_time_s or 0.0 for share in decision.shares), default=0.0)
         self._control.divided(Division(decision.predicted_w, longest_s, self._decided_for), has_changed=has_changed)
         self._set_ceilings()
@@ -286,27 +287,7 @@ class PowerService:
 
     def state(self) -> PowerBudgetState:
         """Return the budget, what the host draws, and how the budget is divided."""
-        budget, decision, backstop = self.budget, self._shares.decision, self._backstop
-        has_budget = budget is not None
-        return PowerBudgetState(
-            power_budget_w=budget.budget_w if budget is not None else None,
-            source=budget.source if budget is not None else None,
-            reason=budget.reason if budget is not None else "",
-            end_at=budget.end_at.isoformat() if budget is not None and budget.end_at is not None else None,
-            measured_w=backstop.measured_w if has_budget else None,
-            predicted_w=decision.predicted_w if decision is not None else None,
-            least_w=decision.least_w if decision is not None else None,
-            host_power_w=self._settings.carbon_host_power_w,
-            excess_w=self._control.trim.excess_w,
-            price_per_w=decision.price_per_w if decision is not None else None,
-            policy=self._settings.power_target,
-            division=decision.reason if decision is not None else "",
-            is_cutting=backstop.is_cutting,
-            num_cuts=backstop.num_cuts,
-            over_s=backstop.over_s,
-            jobs=self._shares.states(),
-            trouble=self.trouble,
-        )
+        return budget_state(self._settings, self.budget, self._control, self._shares, self.trouble)
 
     def _record(self, actor: str, reason: str, before: str, after: str) -> None:
         self._history.write(ControlEventRecord(_now(), "power-budget", actor, None, None, reason, before, after))
@@ -314,10 +295,3 @@ class PowerService:
 
 def _now() -> datetime:
     return datetime.now(tz=UTC)
-
-
-def _budget_text(budget: PowerBudget | None) -> str:
-    if budget is None:
-        return "no budget"
-    until = "" if budget.end_at is None else f" until {budget.end_at:%Y-%m-%d %H:%M:%S} UTC"
-    return f"{budget.budget_w:g} W{until}"
