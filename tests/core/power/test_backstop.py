@@ -1,5 +1,6 @@
 """The backstop: within a second below the budget, whatever the curves, and no longer lowered than it must be."""
 
+import math
 from dataclasses import dataclass, field
 
 import pytest
@@ -33,7 +34,7 @@ class Gpus:
         """Return the true power of a GPU."""
         ceiling = self.backstop.ceilings.get(f"GPU-{k}", Ceiling())
         mhz = min(self.plan_mhz.get(k, 1410), ceiling.sm_clock_mhz or 1410)
-        power_w = self.idle_w + (self.full_w[k] - self.idle_w) * (mhz / 1410) ** self.exponent
+        power_w = self.idle_w + (self.full_w[k] - self.idle_w) * math.pow(mhz / 1410, self.exponent)
         return min(power_w, ceiling.power_limit_w or 1e9)
 
     @property

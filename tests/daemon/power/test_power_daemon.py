@@ -14,7 +14,7 @@ import pytest
 
 from gpuenergyd.client.connection import HttpConnection
 from tests.support.client_process import daemon_for_everybody
-from tests.support.daemon_process import DaemonProcess, running_daemon
+from tests.support.daemon_process import DaemonProcess, running_daemon, training
 from tests.support.waiting import wait_until
 
 NOBODY = pwd.getpwnam("nobody").pw_uid
@@ -131,3 +131,21 @@ def test_a_budget_below_idle_power_is_reported_and_all_is_restored_when_it_is_wi
         _put(daemon, {"power_budget_w": 1e6})
         wait_until(daemon.is_as_found)
         assert daemon.status()["power"]["num_cuts"] >= 1
+
+
+def test_a_real_job_is_held_within_a_budget_and_released_from_it(tmp_path: Path) -> None:
+    with running_daemon(tmp_path, policy="uniform", warmup_iterations=1, baseline_iterations=3) as daemon:
+        with training(daemon):
+            daemon.wait_for_phase("tuned")
+            _put(daemon, {"power_budget_w": 1e6})
+            wait_until(lambda: (_get(daemon)["measured_w"] or 0) > 0)
+            budget_w = 0.85 * _get(daemon)["measured_w"]
+
+            _put(daemon, {"power_budget_w": budget_w})
+            wait_until(lambda: _get(daemon)["jobs"] and _get(daemon)["jobs"][0]["predicted_w"] < budget_w)
+            wait_until(lambda: _get(daemon)["measured_w"] <= 1.02 * budget_w)
+            assert daemon.is_lowered() or _get(daemon)["jobs"][0]["limit_w"] is not None
+
+            assert _put(daemon, {"power_budget_w": None})["jobs"] == []
+            wait_until(lambda: daemon.status()["jobs"][0]["num_faults"] == 0)
+        wait_until(daemon.is_as_found)

@@ -4,6 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ class Divider:
 class Host:
     """A stage of two ranks with a power service."""
 
-    def __init__(self, state_dir: Path, *answers: ClockPlan, **given: object) -> None:
+    def __init__(self, state_dir: Path, *answers: ClockPlan, **given: Any) -> None:
         self.stage = Stage(*(answers or (plan("tuned", 1200),)))
         self.worker = LimitingWorker()
         settings = load_settings(state_dir=state_dir, **given)
@@ -83,6 +84,11 @@ class Host:
         for _ in range(3):
             await settle()
         await self.capped.settled()
+
+    def is_cut(self) -> bool:
+        """Return whether the only job knows of a cut."""
+        (runner,) = self.stage.jobs
+        return runner.job.control.cut.is_cut
 
     @property
     def power_time_s(self) -> float | None:
@@ -138,17 +144,16 @@ def test_measured_power_above_a_new_budget_is_cut_at_once_and_the_jobs_know(tmp_
         host = Host(tmp_path)
         host.stage.join()
         await host.stage.iterate(times=4)
-        (runner,) = host.stage.jobs
         host.sample(300.0, 300.0, 50.0)
         await host.put(500.0)
         host.sample(300.0, 300.0, 50.0)
         await host.capped.settled()
         assert host.power.state().is_cutting
-        assert runner.job.control.cut.is_cut
+        assert host.is_cut()
         lowest = min(mhz for _, mhz, _ in host.worker.requested_clocks)
         assert lowest < 1410
         await host.put(None)
-        assert not runner.job.control.cut.is_cut
+        assert not host.is_cut()
         assert ("restore", ("GPU-2",)) in host.worker.calls
         events = [(event.before, event.after) for event in host.stage.events("power-budget")]
         assert ("planned", "lowered") in events
