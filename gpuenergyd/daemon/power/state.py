@@ -16,7 +16,9 @@ def budget_state(
         power_budget_w=budget.budget_w if budget is not None else None,
         source=budget.source if budget is not None else None,
         reason=budget.reason if budget is not None else "",
-        end_at=budget.end_at.isoformat() if budget is not None and budget.end_at is not None else None,
+        end_at=budget.end_at.isoformat(timespec="seconds")
+        if budget is not None and budget.end_at is not None
+        else None,
         measured_w=backstop.measured_w if has_budget else None,
         predicted_w=decision.predicted_w if decision is not None else None,
         least_w=decision.least_w if decision is not None else None,

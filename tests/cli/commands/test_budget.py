@@ -20,7 +20,7 @@ def test_set_show_and_clear(daemon: DaemonProcess, capsys: pytest.CaptureFixture
     assert run(["budget", "show", *socket]) == 0
     assert capsys.readouterr().out == "no power budget\n"
     assert run(["budget", "set", "5000", "--for", "600", "--reason", "grid event 17", *socket]) == 0
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     assert printed.startswith("power budget: 5000 W until 2")
     assert "from the request (grid event 17)" in printed
     assert "nothing is lowered beyond plans; lowered 0 times" in printed
