@@ -65,6 +65,8 @@ RUNS = (
         data=("profiles",)),
     Run("power-cap", "power_cap.py", _args("--json"), _args("--short --json"), 110, 900, Kind.COMPUTED, is_usual=False,
         data=("profiles", "instances")),
+    Run("power-budget", "power_budget.py", _args("--hosts 12 --seed 1 --json"), _args("--hosts 1 --json"), 240, 1800,
+        Kind.COMPUTED, is_usual=False, data=("profiles",)),
     Run("reorder", "reorder.py", _args("--json"),
         _args("--iterations 60 --advised-iterations 50 --duration-scale 0.3 --expensive-from 50 --json"), 700, 2400,
         is_usual=False),

@@ -14,6 +14,10 @@ GROUPS = {
         "A class with `next_target(view)`, see [TargetPolicy](python-api.md#targetpolicy): sets the performance that a"
         " job must meet."
     ),
+    "gpuenergyd.power_targets": (
+        "A class with `divide(view)`, see [PowerTargetPolicy](python-api.md#powertargetpolicy): divides a host's power"
+        " budget among its jobs."
+    ),
     "gpuenergyd.planners": (
         "A function from `OfflineRequest` to `OfflinePlan`, see [OfflinePlanner](python-api.md#offlineplanner): plans"
         " from tables, for `gpuenergyd plan --policy NAME`."

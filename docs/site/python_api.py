@@ -24,6 +24,7 @@ PUBLIC_MODULES = {
     ),
     "For policies": (
         "gpuenergyd.core.policy_api.policy",
+        "gpuenergyd.core.policy_api.power",
         "gpuenergyd.core.policy_api.testing",
         "gpuenergyd.core.pipeline.plan",
         "gpuenergyd.core.pipeline.graph",

@@ -30,6 +30,7 @@ TASKS = {
         "restore": "commands.restore",
         "lock": "commands.manual_leases",
         "limit": "commands.manual_leases",
+        "budget": "commands.budget",
         "calibrate": "calibrate.command",
     },
     "Set up a host": {"install": "install.command", "uninstall": "install.command"},

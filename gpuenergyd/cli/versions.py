@@ -17,7 +17,13 @@ _DEPENDENCIES = {
 }
 """Distributions that each part of the project depends on."""
 
-_PLUGIN_GROUPS = ("gpuenergyd.policies", "gpuenergyd.targets", "gpuenergyd.planners", "gpuenergyd.carbon_sources")
+_PLUGIN_GROUPS = (
+    "gpuenergyd.policies",
+    "gpuenergyd.targets",
+    "gpuenergyd.power_targets",
+    "gpuenergyd.planners",
+    "gpuenergyd.carbon_sources",
+)
 
 
 def print_versions() -> int:

@@ -193,6 +193,14 @@ class DaemonClient:
         """
         return self._call("POST", path, json.dumps(body, separators=(",", ":")).encode())
 
+    def put(self, path: str, body: object) -> dict[str, Any]:
+        """Return the daemon's JSON reply to PUT with a JSON body.
+
+        Raises:
+            DaemonNotRunningError, UsageError, ProtocolError: as `get`.
+        """
+        return self._call("PUT", path, json.dumps(body, separators=(",", ":")).encode())
+
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()

@@ -12,6 +12,7 @@ from datetime import timedelta
 from socket import SOCK_SEQPACKET, SOCK_STREAM, gethostname
 
 from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.api.clock_socket import ClockSocket
 from gpuenergyd.daemon.api.server import ManualChanges, Server, UserLimits
@@ -32,15 +33,24 @@ from gpuenergyd.daemon.manual_leases.calibration import Calibrations
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
 from gpuenergyd.daemon.periodic import Periodic
 from gpuenergyd.daemon.ports import JobServices, RunningJob
+from gpuenergyd.daemon.power.capped_worker import CappedWorker
+from gpuenergyd.daemon.power.schedule_file import read_schedule
+from gpuenergyd.daemon.power.service import PowerService
 from gpuenergyd.daemon.processes.gpu_worker import GpuWorker
 from gpuenergyd.daemon.processes.launch import process_launchers
-from gpuenergyd.daemon.processes.plugins import TARGET_GROUP, PolicyNames, check_policy_name, is_shipped
+from gpuenergyd.daemon.processes.plugins import (
+    POWER_GROUP,
+    TARGET_GROUP,
+    PolicyNames,
+    check_policy_name,
+    is_shipped,
+)
 from gpuenergyd.daemon.processes.policy_client import PolicyClient
 from gpuenergyd.daemon.runtime.listening import InstanceLock, open_listener
 from gpuenergyd.daemon.runtime.log_rate_limit import LogRateLimit
 from gpuenergyd.daemon.runtime.process_tuning import limit_malloc_to_one_arena, shorten_event_loop_pauses
 from gpuenergyd.daemon.runtime.sleep_watch import SleepWatch
-from gpuenergyd.daemon.settings import Mode, Processes, Settings
+from gpuenergyd.daemon.settings import WATER_FILL, Mode, Processes, Settings
 from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
 from gpuenergyd.errors import GpuEnergyError, GpuError, UnknownPolicyError
 from gpuenergyd.gpu.device import GpuIdentity
@@ -70,6 +80,8 @@ class Daemon:
         start = process_launchers(settings)
         self.worker = GpuWorker(settings, start.worker, lambda: self)
         self.policy = PolicyClient(start.policy_host)
+        capped = CappedWorker(self.worker, self.gpus, may_set_clocks=Lever.CLOCKS in settings.levers)
+        self._capped_worker = capped
         self._history = HistoryWriter(
             settings.database_url,
             WriterOptions(
@@ -93,7 +105,7 @@ class Daemon:
         past_jobs = PastJobStore(settings.database_url, self._history)
         self.jobs = Jobs(
             services=JobServices(
-                worker=self.worker,
+                worker=capped,
                 policy=self.policy,
                 history=self._history,
                 gpus=self.gpus,
@@ -116,7 +128,8 @@ class Daemon:
             silence_limit_s=settings.silence_limit_s,
         )
         self.members = PipelineMembers(self.jobs)
-        self.leases = ManualLeases(self.worker, self.gpus, self._history)
+        self.leases = ManualLeases(capped, self.gpus, self._history)
+        self.power = PowerService(settings, self.gpus, self.jobs, capped, self.policy, self._history)
         is_observing = settings.mode is Mode.OBSERVE
         self._server = Server(
             self.jobs,
@@ -124,6 +137,7 @@ class Daemon:
                 AdministratorLeases(self.leases, self.gpus, self.worker, is_observing=is_observing),
                 Calibrations(self.leases, self.gpus, self.worker, is_observing=is_observing),
                 ZeusdChanges(self.leases, self.worker),
+                self.power,
             ),
             self.members,
             status=lambda: daemon_status(self),
@@ -178,6 +192,7 @@ class Daemon:
             if self.carbon is not None:
                 self._is_carbon_started = True
                 await self.carbon.start()
+            await self.power.start()
             self._periodic.every(_SWITCHING_PERIOD_S, "save switch latencies", self._save_switching)
             self._periodic.start()
             self._supervision = asyncio.create_task(self._supervise(), name="supervise")
@@ -217,6 +232,7 @@ class Daemon:
         if self._clock_socket is not None:
             self._clock_socket.close()
         await self.leases.close("the daemon was stopped")
+        await self.power.close()
         if not await self._hand_over():
             log.info("restoring all GPUs")
             self.worker.announce_shutdown()
@@ -264,6 +280,9 @@ class Daemon:
                 take_over_job(self.jobs, job, holds_leases=self.worker.has_taken_over)
             except GpuEnergyError as error:
                 log.warning("cannot continue job %s of an earlier daemon: %s", job.description.job_id, error)
+        for runner in self.jobs:
+            if runner.leases.are_held:
+                self._capped_worker.adopt(runner.job.ranks.gpu_uuids, runner.job_id, runner.owner)
         if self.worker.has_taken_over:
             unclaimed = [gpu.identity.gpu_uuid for gpu in self.gpus if gpu.claim is None]
             with contextlib.suppress(GpuError):
@@ -297,11 +316,13 @@ class Daemon:
     def handle_worker_ready(self, identities: Sequence[GpuIdentity]) -> None:
         """Update the GPUs from a new GPU worker."""
         self.gpus.update(identities)
+        self._capped_worker.handle_worker_ready()
         self.leases.handle_worker_ready()
 
     def handle_samples(self, samples: Sequence[GpuSample]) -> None:
         """Pass readings on to the jobs."""
         self.jobs.handle_samples(samples)
+        self.power.handle_samples(samples)
 
     def handle_clock_change(self, change: ClockChangeReport) -> None:
         """Pass a clock change on to jobs and manual leases."""
@@ -332,6 +353,10 @@ def serve(settings: Settings) -> int:
         handler.addFilter(LogRateLimit())
     check_policy_name(settings.policy)
     check_policy_name(settings.target, TARGET_GROUP)
+    if settings.power_target != WATER_FILL or settings.power_budget_w is not None:
+        check_policy_name(settings.power_target, POWER_GROUP)
+    if settings.power_schedule_path is not None:
+        read_schedule(settings.power_schedule_path)
     _access_rules(settings)
     lock = InstanceLock(settings.lock_path).acquire()
     try:

@@ -30,6 +30,7 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.processes.carbon_queries import TargetQuery, TargetReply
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
+from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply
 from gpuenergyd.gpu.link.messages import GpuSnapshot, LeaseOwner
 from gpuenergyd.gpu.restore.executor import RestoreOutcome
 from gpuenergyd.store.records import Record
@@ -114,6 +115,14 @@ class TargetPort(Protocol):
 
     async def next_target(self, job_id: str, query: TargetQuery) -> TargetReply | PolicyFailure:
         """Return a target policy's decision for a job, or the reason of its failure."""
+        ...
+
+
+class PowerPort(Protocol):
+    """The policy host, as a source of shares of a power budget."""
+
+    async def divide_power(self, query: PowerQuery) -> PowerReply | PolicyFailure:
+        """Return a budget divided among jobs, or the reason of the failure."""
         ...
 
 

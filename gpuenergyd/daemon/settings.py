@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from gpuenergyd.core.carbon.intensity import EmissionFactor, SignalKind
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.core.policy_api.target import MAX_SLOWDOWN_RATIO
+from gpuenergyd.core.power.budget import MAX_BUDGET_W
 from gpuenergyd.errors import UsageError
 from gpuenergyd.gpu.restore.policy import RestorePolicy
 
@@ -58,6 +59,7 @@ _SECRET = re.compile(r"(?<=:)[^:/@]+(?=@)")
 """The password in a URL."""
 _RANGE_ERRORS = frozenset({"greater_than_equal", "less_than_equal"})
 CONSTANT_SLOWDOWN_TARGET = "constant-slowdown"
+WATER_FILL = "water-fill"
 CARBON_SIGNAL, PRICE_SIGNAL = "carbon", "price"
 
 
@@ -155,6 +157,10 @@ class Settings(BaseSettings):
     carbon_host_power_w: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False)
     carbon_replay_from: AwareDatetime | None = None
     carbon_replay_hour_s: float = Field(default=3600.0, gt=0, le=3600, allow_inf_nan=False)
+    power_budget_w: float | None = Field(default=None, gt=0, le=MAX_BUDGET_W, allow_inf_nan=False)
+    power_schedule_path: Path | None = None
+    power_target: str = Field(default=WATER_FILL, min_length=1, max_length=256)
+    power_floor_ratio: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
     max_ranks_per_user: int = Field(default=1024, ge=1)
     max_requests_per_user_per_s: float = Field(default=2000.0, gt=0, allow_inf_nan=False)
     max_connections_per_user: int = Field(default=1024, ge=1)
@@ -235,6 +241,11 @@ class Settings(BaseSettings):
     def carbon_accounts_path(self) -> Path:
         """File with the slowdown accounts of the running jobs, for the next daemon process."""
         return self.state_dir / "carbon-accounts.json"
+
+    @property
+    def power_budget_path(self) -> Path:
+        """File with the power budget that was requested last, for the next daemon process."""
+        return self.state_dir / "power-budget.json"
 
     @property
     def switch_latencies_path(self) -> Path:

@@ -111,7 +111,11 @@ DOCTOR = {"": "findings is_degraded", "findings": "detail fix level subject"}
 STATUS = {
     "": (
         "carbon clock_requests degraded_reasons driver ended_jobs files gpus host_energy is_degraded jobs"
-        " mode pid policy_host store uptime_s version watts_saved_interval watts_saved_w worker"
+        " mode pid policy_host power store uptime_s version watts_saved_interval watts_saved_w worker"
+    ),
+    "power": (
+        "division end_at excess_w host_power_w is_cutting jobs least_w measured_w num_cuts over_s policy power_budget_w"
+        " predicted_w price_per_w reason source trouble"
     ),
     "worker": "heartbeat_age_s is_alive num_restarts pid sentinel_pid",
     "policy_host": "is_alive num_restarts pid",

@@ -24,6 +24,7 @@ from gpuenergyd.carbon.signal_file import SignalFile
 from gpuenergyd.cli.help.command_tree import described_commands
 from gpuenergyd.client.connection import HttpConnection
 from gpuenergyd.daemon.api.openapi import api_description
+from gpuenergyd.daemon.power.schedule_file import read_schedule
 from gpuenergyd.daemon.settings import Settings, load_settings
 from gpuenergyd.wire.instance_json import parse_instance
 from gpuenergyd.wire.order_csv import parse_order
@@ -259,6 +260,9 @@ def test_every_documented_file_is_accepted(block: Block, tmp_path: Path) -> None
         case "text" if block.text.startswith("frequency"):
             (tmp_path / "waiting.csv").write_text(block.text, encoding="utf-8")
             assert read_waiting_power_file(tmp_path / "waiting.csv").clocks_mhz[-1] == 1410
+        case "text" if block.text.startswith("start"):
+            (tmp_path / "power.csv").write_text(block.text, encoding="utf-8")
+            assert len(read_schedule(tmp_path / "power.csv")) == 2
         case "text":
             (tmp_path / "signal.csv").write_text(block.text, encoding="utf-8")
             assert SignalFile(tmp_path / "signal.csv", "GB").read() is not None

@@ -22,6 +22,8 @@ from tests.support.waiting import wait_until
 
 Victim = Literal["client", "daemon", "worker", "worker_and_sentinel", "policy_host", "all"]
 VICTIMS: tuple[Victim, ...] = get_args(Victim)
+UNDER_A_BUDGET = (0, 3, 1, 1, 0, 3)
+"""Weights of the victims whose death ends the budget's ceilings, too; the others leave them in force."""
 NUM_GPUS = 4
 """Number of GPUs with a job; one more has none."""
 WORK = InstructionWork(memory_time_s=0.005, compute_time_s=0.02, power_coefficient_w_per_mhz=0.25)
@@ -52,6 +54,8 @@ class KillRig:
     policy: str = "uniform"
     levers: tuple[Lever, ...] = tuple(Lever)
     """What the daemon may set; power limits alone lower limits instead of clocks."""
+    power_budget_w: float | None = None
+    """Power budget of the host; its ceilings lower GPUs too."""
     on_trial: Callable[[], None] = lambda: None
     """Called just before each kill."""
     daemon: DaemonProcess = field(init=False)
@@ -69,6 +73,7 @@ class KillRig:
                 "warmup_iterations": 0,
                 "baseline_iterations": 2,
                 "levers": [lever.value for lever in self.levers],
+                **({} if self.power_budget_w is None else {"power_budget_w": self.power_budget_w}),
             },
         )
         self.host = SimulatedHost.open(self.daemon.world_path)

@@ -13,6 +13,7 @@ from gpuenergyd.errors import UsageError
 _KINDS = {
     "policy": "gpuenergyd.policies",
     "target": "gpuenergyd.targets",
+    "power target": "gpuenergyd.power_targets",
     "planner": "gpuenergyd.planners",
     "carbon source": "gpuenergyd.carbon_sources",
 }
@@ -39,9 +40,10 @@ def policies(
 ) -> int:
     """List policies, or show and manage what past jobs have taught.
 
-    Plugins (policies, targets, planners, carbon sources) are found by entry point; a plugin that cannot be loaded is
-    shown with the reason. With the policy `learning`, a job leaves its curves of time and power behind, and later jobs
-    of the same user on the same GPU model start from them, the more alike the more. Nobody else sees or uses them.
+    Plugins (policies, targets, power targets, planners, carbon sources) are found by entry point; a plugin that cannot
+    be loaded is shown with the reason. With the policy `learning`, a job leaves its curves of time and power behind,
+    and later jobs of the same user on the same GPU model start from them, the more alike the more. Nobody else sees or
+    uses them.
 
     Examples:
         gpuenergyd policies

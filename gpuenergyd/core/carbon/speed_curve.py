@@ -14,10 +14,13 @@ SpeedPoint = tuple[float, float]
 """Iterations per second, and power in W."""
 
 
-def speed_points(points: Sequence[tuple[float, float]], host_power_w: float = 0.0) -> tuple[SpeedPoint, ...]:
+def speed_points(
+    points: Sequence[tuple[float, float]], host_power_w: float = 0.0, *, until_least_energy: bool = True
+) -> tuple[SpeedPoint, ...]:
     """Return the hull of `(iteration_time_s, energy_j)` points, without noisy, duplicate and dominated ones.
 
-    Points slower than the one of least energy (host energy included) are dropped too.
+    Points slower than the one of least energy (host energy included) are dropped too; without `until_least_energy`
+    those slower than the one of least power.
 
     Raises:
         CarbonDataError: no point is left, or a value is not a positive finite number.
@@ -40,7 +43,7 @@ def speed_points(points: Sequence[tuple[float, float]], host_power_w: float = 0.
         while len(hull) >= 2 and _is_above(hull[-2], hull[-1], (x, p)):
             hull.pop()
         hull.append((x, p))
-    first = min(range(len(hull)), key=lambda k: hull[k][1] / hull[k][0])
+    first = min(range(len(hull)), key=lambda k: hull[k][1] / (hull[k][0] if until_least_energy else 1.0))
     return tuple(hull[first:])
 
 

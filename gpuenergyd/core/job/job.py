@@ -45,6 +45,8 @@ from gpuenergyd.core.job.messages import (
     PastJobsFound,
     PlanDecided,
     PolicyFailed,
+    PowerCutChanged,
+    PowerTargetChanged,
     PreviousRunFound,
     ProfilingPermissionChanged,
     RankChangedMicrobatches,
@@ -155,6 +157,13 @@ class Job:
         """Return the estimate of what the plans save, None before there is a baseline."""
         return None if self.baseline is None else self.knowledge.estimate(self.baseline)
 
+    @property
+    def follows_power_target(self) -> bool:
+        """Whether iterations run under a plan that was made, or kept, for what the power budget asks of the job now."""
+        made_for, plans = self.control.guard.target, self.knowledge.plans
+        is_in_force = self.phase is JobPhase.TUNED and plans.last_apply_at <= self.reports.last_index
+        return is_in_force and (made_for or self.description.target).power_time_s == self.target.power_time_s
+
     def story(self) -> tuple[str, ...]:
         """Return the newest events and their commands, one line each, for debugging."""
         return self._story.lines()
@@ -207,7 +216,16 @@ class Job:
                 return self._profiling_permission_changed(event.refusal)
             case TargetChanged():
                 # The plan in force was made for the old target; the guard uses that one until the policy answers.
-                self.target = replace(event.target, straggler_time_s=self.target.straggler_time_s)
+                self.target = replace(
+                    event.target,
+                    straggler_time_s=self.target.straggler_time_s,
+                    power_time_s=self.target.power_time_s,
+                )
+                return ()
+            case PowerTargetChanged():
+                return self._power_target_changed(event)
+            case PowerCutChanged():
+                self.control.cut.change(is_cut=event.is_cut, last_reported=self.reports.last_index)
                 return ()
             case StragglerChanged():
                 return self._straggler_changed(event)
@@ -257,7 +275,9 @@ class Job:
         )
         if whole is None:
             return refused
-        is_regular = whole.is_regular and not self.knowledge.plans.is_settling(whole.iteration_index)
+        is_regular = whole.is_regular and not (
+            self.knowledge.plans.is_settling(whole.iteration_index) or self.control.cut.touches(whole.iteration_index)
+        )
         return (*refused, ObserveIteration(whole.ranks, whole.plan_id, is_regular), *self._disturbance(whole))
 
     def _orders_refused(self, reason: str, *, is_remembered: bool = False) -> tuple[Command, ...]:
@@ -352,7 +372,7 @@ class Job:
         store = (StoreRun(run),) if run is not None else ()
         if self.control.is_checking_full_speed:  # a new plan now would make the block's result unknown
             return store
-        return (*store, *(self.control.prove(is_at_straggler_pace=self.target.is_forced) or self._ask()))
+        return (*store, *(self.control.prove(is_at_given_pace=self._is_at_given_pace) or self._ask()))
 
     def _after_fallback_iteration(self, observation: IterationObservation) -> tuple[Command, ...]:
         if not self.faults.is_retry_due(observation.iteration_index):
@@ -433,13 +453,21 @@ class Job:
         return (RecordNotice(advice.text, advice),)
 
     @property
+    def _is_at_given_pace(self) -> bool:
+        """Whether a straggler or a power budget sets the pace: iterations at full speed are pointless or too costly."""
+        return self.target.is_forced or self.target.is_power_limited
+
+    @property
     def _has_new_pace(self) -> bool:
-        """Whether the straggler's pace has changed since the last question."""
-        asked_for = self.control.question.target
-        return asked_for is not None and asked_for.straggler_time_s != self.target.straggler_time_s
+        """Whether the straggler's pace, or that of the power budget, has changed since the last question."""
+        asked_for, target = self.control.question.target, self.target
+        return asked_for is not None and (asked_for.straggler_time_s, asked_for.power_time_s) != (
+            target.straggler_time_s,
+            target.power_time_s,
+        )
 
     def _ask_for_new_pace(self) -> tuple[Command, ...]:
-        """Ask again at once if the straggler's pace has changed since the question that was answered."""
+        """Ask again at once if the pace that others set has changed since the question that was answered."""
         return self._ask() if self._has_new_pace and self.phase is JobPhase.TUNED else ()
 
     def _profiling_permission_changed(self, refusal: str | None) -> tuple[Command, ...]:
@@ -459,6 +487,13 @@ class Job:
         is_shorter = target_s < before.iteration_time_s(self.baseline.iteration_time_s)
         return (*(self.control.speed_up(self.target, target_s) if is_shorter else ()), *self._ask())
 
+    def _power_target_changed(self, event: PowerTargetChanged) -> tuple[Command, ...]:
+        """Follow the host's power budget: ask for a plan at once; until it comes the backstop holds the power."""
+        if (event.power_time_s is None) != (self.target.power_time_s is None):
+            self.notices.add(event.reason, self.num_iterations)
+        self.target = replace(self.target, power_time_s=event.power_time_s)
+        return self._ask() if self.phase is JobPhase.TUNED and not self.control.is_checking_full_speed else ()
+
     # --- safety ---
 
     def _guard(self) -> tuple[Command, ...]:
@@ -469,7 +504,7 @@ class Job:
             return ()
         finding, reason = verdict
         if finding is Finding.JOB_IS_FASTER and self.rules.proof_iterations:
-            block = self.control.check_full_speed(reason, is_at_straggler_pace=self.target.is_forced)
+            block = self.control.check_full_speed(reason, is_at_given_pace=self._is_at_given_pace)
             if block:
                 self.notices.add(reason, self.num_iterations)
             return (*block, RecordNotice(reason)) if block else ()

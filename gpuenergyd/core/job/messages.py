@@ -140,7 +140,7 @@ class ProfilingPermissionChanged:
 
 @dataclass(frozen=True, slots=True)
 class TargetChanged:
-    """The job has another performance target; the pace of a straggler is kept."""
+    """The job has another performance target; the pace of a straggler and the host's power budget are kept."""
 
     target: PerformanceTarget
 
@@ -151,6 +151,21 @@ class StragglerChanged:
 
     straggler_time_s: float | None
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PowerTargetChanged:
+    """The host's power budget leaves the job this iteration time; None: full speed."""
+
+    power_time_s: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PowerCutChanged:
+    """The host's power is above its budget and clocks are lower than planned from now on, or no longer."""
+
+    is_cut: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +207,8 @@ Event = (
     | ProfilingPermissionChanged
     | TargetChanged
     | StragglerChanged
+    | PowerTargetChanged
+    | PowerCutChanged
     | OrdersRefused
     | RankReleased
     | RankLost

@@ -52,6 +52,17 @@ class FrontierPolicy(Protocol):
         ...
 
 
+class PowerFrontierPolicy(Protocol):
+    """Optional method of a clock policy: the frontier for a power budget. Without it, that of `FrontierPolicy` counts.
+
+    Implement it if plans for a target with `power_time_s` become slower than the one of least energy.
+    """
+
+    def power_frontier(self, view: "JobView") -> tuple["FrontierPoint", ...]:
+        """Return the job's frontier until no plan needs less power; empty while unknown."""
+        ...
+
+
 class PriorPolicy(Protocol):
     """Optional method of a clock policy: shows what a job would start from."""
 

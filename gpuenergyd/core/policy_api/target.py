@@ -1,7 +1,7 @@
 """Iteration time targets of training jobs."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuenergyd.errors import TargetError
 
@@ -25,12 +25,14 @@ class PerformanceTarget:
     `max_slowdown_ratio` permits slowdown, worth using only while it saves energy. `permitted_time_s` is the same as an
     absolute time and takes precedence. With `straggler_time_s`, the time of the slowest replica at full speed, the job
     waits that long in any case, so that slowdown up to it is free; the permitted slowdown is that of the whole training
-    and comes on top, for the slowest replica takes it too.
+    and comes on top, for the slowest replica takes it too. With `power_time_s` the host's power budget asks for
+    iterations at least that long, whatever was permitted.
     """
 
     max_slowdown_ratio: float = 0.0
     straggler_time_s: float | None = None
     permitted_time_s: float | None = None
+    power_time_s: float | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.max_slowdown_ratio) and self.max_slowdown_ratio >= 0):
@@ -43,17 +45,35 @@ class PerformanceTarget:
             math.isfinite(self.permitted_time_s) and self.permitted_time_s > 0
         ):
             raise TargetError(f"target time {self.permitted_time_s} s must be finite and > 0")
+        if self.power_time_s is not None and not (math.isfinite(self.power_time_s) and self.power_time_s > 0):
+            raise TargetError(f"time of the power budget {self.power_time_s} s must be finite and > 0")
 
     @property
     def is_forced(self) -> bool:
         """Whether a straggler forces at least part of this time."""
         return self.straggler_time_s is not None
 
+    @property
+    def is_power_limited(self) -> bool:
+        """Whether a power budget asks for slower iterations than full speed."""
+        return self.power_time_s is not None
+
+    @property
+    def fills_time(self) -> bool:
+        """Whether iterations are to last as long as the target, even where a faster one needs less energy."""
+        return self.is_forced or self.is_power_limited
+
+    @property
+    def own(self) -> "PerformanceTarget":
+        """What is permitted to the job itself, without a straggler and without a power budget."""
+        return replace(self, straggler_time_s=None, power_time_s=None)
+
     def iteration_time_s(self, baseline_time_s: float) -> float:
         """Return the target as an iteration time."""
+        least_s = max(self.straggler_time_s or 0.0, self.power_time_s or 0.0)
         if self.permitted_time_s is not None:
-            return max(self.permitted_time_s, self.straggler_time_s or 0.0)
-        return self._own_or_straggler_s(baseline_time_s) * (1.0 + self.max_slowdown_ratio)
+            return max(self.permitted_time_s, least_s)
+        return max(self._own_or_straggler_s(baseline_time_s) * (1.0 + self.max_slowdown_ratio), least_s)
 
     def permitted_ratio(self, baseline_time_s: float) -> float:
         """Return the permitted slowdown beyond full speed, or beyond the straggler's pace if there is one."""

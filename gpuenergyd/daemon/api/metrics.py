@@ -55,6 +55,17 @@ _GRID_GAUGES = (
 )
 
 
+_POWER_GAUGES = (
+    ("power_budget_w", "power_budget_watts", "Power budget of this host; absent without one."),
+    ("measured_w", "power_measured_watts", "Power of this host as its budget counts it; absent without a budget."),
+    ("predicted_w", "power_predicted_watts", "Power predicted for the plans in force; absent without a budget."),
+)
+_POWER_COUNTERS = (
+    ("num_cuts", "power_cuts", "Times that clocks were lowered at once, because of measured power."),
+    ("over_s", "power_over_budget_seconds", "Time above the power budget."),
+)
+
+
 class StatusCollector(Collector):
     """Converts a status to Prometheus metric families."""
 
@@ -91,6 +102,7 @@ class StatusCollector(Collector):
         yield from self._gpus()
         yield from self._jobs()
         yield from self._grid()
+        yield from self._power()
 
     def _gpus(self) -> Iterator[Metric]:
         labels = ["gpu_uuid", "index", "model_name"]
@@ -121,6 +133,18 @@ class StatusCollector(Collector):
         yield from _gauges("job", _JOB_SAVED_CARBON_GAUGES, labels, saved)
         slowdown = ("slowdown_so_far_ratio", "slowdown_so_far_ratio", "Slowdown of the whole job so far.")
         yield from _gauges("job", (slowdown,), labels, targets)
+
+    def _power(self) -> Iterator[Metric]:
+        power = self._status.get("power")
+        if power is None:
+            return
+        for key, name, text in _POWER_GAUGES:
+            gauge = GaugeMetricFamily(f"gpuenergyd_{name}", text)
+            if power[key] is not None:
+                gauge.add_metric([], power[key])
+            yield gauge
+        for key, name, text in _POWER_COUNTERS:
+            yield CounterMetricFamily(f"gpuenergyd_{name}", text, value=power[key])
 
     def _grid(self) -> Iterator[Metric]:
         grid = self._status.get("carbon")

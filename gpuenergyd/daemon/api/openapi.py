@@ -32,6 +32,9 @@ def api_description() -> dict[str, Any]:
         "required": ["error"],
     }
     schemas |= zeusd_schemas()
+    paths: dict[str, Any] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {}).update(_path(route))
     return {
         "openapi": "3.1.0",
         "info": {
@@ -39,7 +42,7 @@ def api_description() -> dict[str, Any]:
             "version": version("gpuenergyd"),
             "description": "HTTP/1.1 on a Unix socket; instants (`_mono_ns`) are the host's monotonic clock in ns.",
         },
-        "paths": {**{route.path: _path(route) for route in ROUTES}, **zeusd_paths(_ERRORS)},
+        "paths": {**paths, **zeusd_paths(_ERRORS)},
         "components": {"schemas": schemas},
     }
 

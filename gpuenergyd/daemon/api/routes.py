@@ -19,25 +19,30 @@ from gpuenergyd.wire.messages import (
 )
 from gpuenergyd.wire.past_job_messages import PastJobFile, PastJobList, PastJobsChanged, PastJobsForget
 from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, MemberReply, PipelineReply, PipelineReport
+from gpuenergyd.wire.power_messages import PowerBudgetRequest, PowerBudgetState
 
 JSON_TYPE = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A route with its messages: POST with a request message, otherwise GET."""
+    """A route with its messages: POST, or PUT, with a request message, otherwise GET."""
 
     path: str
     summary: str
     request: type | None = None
     reply: type | None = None
     """None: an object without a message type."""
+    is_put: bool = False
+    """Whether the request replaces what GET of the same path returns."""
     content_type: str = JSON_TYPE
 
     @property
     def method(self) -> str:
         """The HTTP method."""
-        return "GET" if self.request is None else "POST"
+        if self.request is None:
+            return "GET"
+        return "PUT" if self.is_put else "POST"
 
 
 RANKS = Route("/v1/ranks", "Register a training process as a rank of a job.", RankRegistration, RankRegistered)
@@ -90,6 +95,16 @@ PAST_JOB_FORGET = Route(
     PastJobsForget,
     PastJobsChanged,
 )
+POWER_BUDGET = Route(
+    "/v1/power-budget", "The host's power budget, what it draws and how it is divided.", reply=PowerBudgetState
+)
+POWER_BUDGET_CHANGE = Route(
+    "/v1/power-budget",
+    "Set the host's power budget, or withdraw the last request (administrators).",
+    PowerBudgetRequest,
+    PowerBudgetState,
+    is_put=True,
+)
 STATUS = Route("/v1/status", "State of the daemon: health, GPUs, jobs. Missing values are null, never 0.")
 JOB = Route("/v1/jobs/{job_id}", "One running job: plan, predictions, last measured timeline.")
 METRICS = Route("/v1/metrics", "The status as Prometheus metrics.", content_type="text/plain")
@@ -99,5 +114,6 @@ ROUTES = (
     *(RANKS, ITERATIONS, PACE, RELEASE, MEMBERS, MEMBER_PLAN, PIPELINES, LEASES, LEASE_RELEASE),
     *(CALIBRATIONS, CALIBRATION),
     *(PAST_JOBS, ALL_PAST_JOBS, PAST_JOB_IMPORT, PAST_JOB_FORGET),
+    *(POWER_BUDGET, POWER_BUDGET_CHANGE),
     *(STATUS, JOB, METRICS, OPENAPI),
 )

@@ -28,6 +28,7 @@ from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
 from gpuenergyd.daemon.manual_leases.calibration import Calibrations
+from gpuenergyd.daemon.power.service import PowerService
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, open_pidfd, require_alive
 from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
 from gpuenergyd.daemon.zeusd.routes import ZeusdRoutes
@@ -45,6 +46,7 @@ from gpuenergyd.wire.messages import (
 )
 from gpuenergyd.wire.past_job_messages import FILE_FORMAT, PastJobFile, PastJobList, PastJobsChanged, PastJobsForget
 from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, PipelineReport
+from gpuenergyd.wire.power_messages import PowerBudgetRequest
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +95,7 @@ class ManualChanges:
     leases: AdministratorLeases
     calibrations: Calibrations
     zeusd: ZeusdChanges
+    power: PowerService
 
 
 class Server:
@@ -112,7 +115,7 @@ class Server:
     ) -> None:
         self._jobs = jobs
         self._leases, self._calibrations = changes.leases, changes.calibrations
-        self._members, self._past_jobs = members, past_jobs
+        self._members, self._past_jobs, self._power = members, past_jobs, changes.power
         self._status = Snapshot(status)
         self._status_text = SnapshotText(self._status, encode)
         self._metrics = SnapshotText(self._status, metrics_text)
@@ -153,14 +156,18 @@ class Server:
             routes.ALL_PAST_JOBS: self._list_all_past_jobs,
             routes.PAST_JOB_IMPORT: self._import_past_jobs,
             routes.PAST_JOB_FORGET: self._forget_past_jobs,
+            routes.POWER_BUDGET: self._get_power_budget,
+            routes.POWER_BUDGET_CHANGE: self._put_power_budget,
             routes.STATUS: _text_handler(self._status_text.value, routes.JSON_TYPE),
             routes.JOB: self._get_job,
             routes.METRICS: _text_handler(self._metrics.value, _METRICS_TYPE),
             routes.OPENAPI: _text_handler(lambda: encode(api_description()), routes.JSON_TYPE),
         }
         for route in ROUTES:
-            method = app.router.add_get if route.request is None else app.router.add_post
-            method(route.path, handlers[route])
+            if route.request is None:
+                app.router.add_get(route.path, handlers[route])
+            else:
+                app.router.add_route(route.method, route.path, handlers[route])
         self._zeusd.add_to(app)
         self._runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=_SHUTDOWN_LIMIT_S, lingering_time=_LINGER_LIMIT_S
@@ -256,6 +263,15 @@ class Server:
             self._require_administrator(request, "forget the past jobs of other users")
         uid = None if message.is_for_all_users else self._peer(request).uid
         return _json(PastJobsChanged(await self._past_jobs.forget(uid)))
+
+    async def _get_power_budget(self, request: web.Request) -> web.Response:
+        del request
+        return _json(self._power.state())
+
+    async def _put_power_budget(self, request: web.Request) -> web.Response:
+        self._require_administrator(request, "set the power budget of this host")
+        message = await self._body(request, PowerBudgetRequest, MAX_CONTROL_MESSAGE_BYTES)
+        return _json(self._power.put(message, f"administrator {self._peer(request)}"))
 
     async def _get_job(self, request: web.Request) -> web.Response:
         job_id = request.match_info["job_id"]

@@ -21,6 +21,7 @@ from gpuenergyd.daemon.jobs.registry import EndedJob, Jobs
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.manual_leases.leases import ManualLease, ManualLeases
 from gpuenergyd.daemon.ports import RunningJob
+from gpuenergyd.daemon.power.service import PowerService
 from gpuenergyd.daemon.processes.gpu_worker import GpuWorker
 from gpuenergyd.daemon.processes.policy_client import PolicyClient
 from gpuenergyd.daemon.registration import option_source
@@ -46,6 +47,7 @@ class StatusSource(Protocol):
     policy: PolicyClient
     carbon: CarbonService | None
     host_energy: HostEnergy
+    power: PowerService
 
     def history_status(self) -> WriterStatus:
         """Return the state of the database writer."""
@@ -57,7 +59,8 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
     history = daemon.history_status()
     carbon_trouble = daemon.carbon.trouble() if daemon.carbon is not None else None
     history_trouble = f"history: {history.reason}" if history.reason else None
-    reasons = [reason for reason in (daemon.worker.trouble, history_trouble, carbon_trouble) if reason]
+    troubles = (daemon.worker.trouble, history_trouble, carbon_trouble, daemon.power.trouble)
+    reasons = [reason for reason in troubles if reason]
     # GPUs without control rights are normal in observe mode.
     normal = {GpuHealth.OK, GpuHealth.OBSERVE_ONLY} if daemon.settings.mode is Mode.OBSERVE else {GpuHealth.OK}
     reasons += [
@@ -87,6 +90,7 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
         "jobs": [_job(runner, daemon) for runner in daemon.jobs],
         "ended_jobs": [_ended_job(ended) for ended in reversed(daemon.jobs.ended)],
         **_total_saved_power(daemon.jobs),
+        "power": asdict(daemon.power.state()),
         "carbon": daemon.carbon.status() if daemon.carbon is not None else None,
         "clock_requests": {
             "num_stale": daemon.jobs.clock_requests.num_stale,

@@ -53,7 +53,7 @@ class JobAccount:
 
     def record_target(self, target: PerformanceTarget, at: datetime) -> None:
         """Record the job's target from this time on."""
-        self._targets.append((at, replace(target, straggler_time_s=None)))
+        self._targets.append((at, target.own))
 
     def charge(
         self,

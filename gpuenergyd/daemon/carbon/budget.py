@@ -1,7 +1,7 @@
 """Remaining slowdown budget of a job, from its account, its registered length and the host's settings."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from gpuenergyd.core.carbon.grid_clock import GridClock
@@ -106,7 +106,7 @@ def is_overdrawing(
     account: SlowdownAccount, budget: JobBudget, target: PerformanceTarget, full_speed_time_s: float
 ) -> bool:
     """Return whether the job must go to full speed now to stay within its budget; a change takes some iterations."""
-    own_s = replace(target, straggler_time_s=None).iteration_time_s(full_speed_time_s)
+    own_s = target.own.iteration_time_s(full_speed_time_s)
     longest_s = account.longest_time_s(
         full_speed_time_s,
         allowance=budget.allowance,

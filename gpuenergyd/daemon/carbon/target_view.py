@@ -1,6 +1,5 @@
 """A job as a target policy sees it, and its targets as phrases and times."""
 
-from dataclasses import replace
 from datetime import datetime
 
 from gpuenergyd.core.carbon.grid_clock import GridClock
@@ -29,7 +28,7 @@ def target_s(target: PerformanceTarget, baseline: BaselineView | None) -> float 
     """Return the iteration time permitted to the job itself, None for full speed."""
     if baseline is None or (target.permitted_time_s is None and not target.max_slowdown_ratio):
         return None
-    return replace(target, straggler_time_s=None).iteration_time_s(baseline.iteration_time_s)
+    return target.own.iteration_time_s(baseline.iteration_time_s)
 
 
 def target_text(target: PerformanceTarget, reason: str) -> str:

@@ -77,7 +77,9 @@ class CarbonTargets:
         """Charge an iteration to its job's account, record its energy, and order full speed if the budget needs it."""
         job, baseline, target = self.accounts.get_or_create(runner), runner.job.baseline, runner.job.target
         registered, settling = runner.job.description.target, settling_iterations(runner.job)
-        job.charge(observation, purpose, begun_at, registered, baseline, settling)
+        # The slowdown for a power budget is not the job's own, and not charged to its slowdown budget.
+        charged = replace(observation, is_regular=False) if target.is_power_limited else observation
+        job.charge(charged, purpose, begun_at, registered, baseline, settling)
         if baseline is None:
             return
         job.record_energy(observation, purpose, self._grid.hour_of(begun_at))
@@ -245,9 +247,10 @@ class CarbonTargets:
         """Send a target to the job, and record the decision with its reason in the database."""
         has_new_frontier = frontier != job.frontier
         job.frontier, job.decision, job.decided_at = frontier, decision, self._now()
-        # The straggler's pace is not the policy's decision, and may have changed since the query.
-        target = replace(decision.target, straggler_time_s=runner.job.target.straggler_time_s)
-        if target != runner.job.target:
+        # The pace of a straggler or of the power budget is not the policy's decision, and may have changed.
+        before = runner.job.target
+        target = replace(decision.target, straggler_time_s=before.straggler_time_s, power_time_s=before.power_time_s)
+        if target != before:
             log.info("job %s: %s", runner.job_id, target_text(target, decision.reason))
             job.record_target(target, job.decided_at)
             runner.handle(TargetChanged(target))

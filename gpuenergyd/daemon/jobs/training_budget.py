@@ -99,7 +99,7 @@ class TrainingTarget:
         self._followed = ratio, baseline_s
         if watcher is not None:
             watcher.follow(runner, target, reason)
-        elif target != replace(runner.job.target, straggler_time_s=None):
+        elif target != runner.job.target.own:
             runner.handle(TargetChanged(target))
 
     def _is_silent(self, report: TrainingBudget, baseline_s: float | None) -> bool:
@@ -126,7 +126,7 @@ class TrainingTarget:
         ratio = 0.0  # no plan of another replica may be in the baseline
         if job.baseline is not None:
             is_decided = job.phase is JobPhase.TUNED
-            target = replace(job.target, straggler_time_s=None) if is_decided else job.description.target
+            target = job.target.own if is_decided else job.description.target
             full_s = job.baseline.iteration_time_s
             ratio = max(0.0, target.iteration_time_s(full_s) / full_s - 1.0)
         return BudgetShare(round(ratio, 6), is_decided=True, excess_s=round(self.watcher.plan_excess_s(self.runner), 6))

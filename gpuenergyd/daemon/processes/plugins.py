@@ -10,13 +10,16 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from gpuenergyd.core.policy_api.policy import ClockPolicy, TargetPolicy
+from gpuenergyd.core.policy_api.power import PowerTargetPolicy
 from gpuenergyd.errors import UnknownPolicyError
 
 POLICY_GROUP = "gpuenergyd.policies"
 TARGET_GROUP = "gpuenergyd.targets"
+POWER_GROUP = "gpuenergyd.power_targets"
 _CARBON_GROUP = "gpuenergyd.carbon"
 _OWN_DISTRIBUTION = "gpuenergyd"
-_METHODS = {POLICY_GROUP: "next_plan", TARGET_GROUP: "next_target"}
+_METHODS = {POLICY_GROUP: "next_plan", TARGET_GROUP: "next_target", POWER_GROUP: "divide"}
+_KINDS = {POLICY_GROUP: "policy", TARGET_GROUP: "target policy", POWER_GROUP: "power target policy"}
 _SEARCH_PERIOD_S = 5.0
 
 
@@ -59,8 +62,7 @@ def check_policy_name(name: str, group: str = POLICY_GROUP) -> None:
     """
     names = policy_names(group)
     if policy_options(name)[0] not in names:
-        kind = "target policy" if group == TARGET_GROUP else "policy"
-        raise UnknownPolicyError(f"no {kind} {name!r}; installed: {', '.join(names) or 'none'}")
+        raise UnknownPolicyError(f"no {_KINDS[group]} {name!r}; installed: {', '.join(names) or 'none'}")
 
 
 def policy_options(name: str) -> tuple[str, dict[str, str]]:
@@ -131,6 +133,16 @@ def load_target_policy(name: str) -> TargetPolicy:
         UnknownPolicyError: not installed, provided twice, or not a target policy.
     """
     policy: TargetPolicy = _loaded(name, TARGET_GROUP)
+    return policy
+
+
+def load_power_target(name: str) -> PowerTargetPolicy:
+    """Return a new instance of the power target policy with this name.
+
+    Raises:
+        UnknownPolicyError: not installed, provided twice, or not a power target policy.
+    """
+    policy: PowerTargetPolicy = _loaded(name, POWER_GROUP)
     return policy
 
 

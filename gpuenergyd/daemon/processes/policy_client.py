@@ -13,6 +13,7 @@ from gpuenergyd.daemon.processes.carbon_queries import ForecastQuery, ForecastRe
 from gpuenergyd.daemon.processes.launch import PolicyChannel, StartPolicyHost
 from gpuenergyd.daemon.processes.plugins import policy_options
 from gpuenergyd.daemon.processes.policy_host import MAX_LINE_BYTES, PlanAnswer, PlanRequest
+from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply
 from gpuenergyd.daemon.processes.view_delta import ViewSender
 from gpuenergyd.errors import GpuError, ProtocolError
 from gpuenergyd.wire.daemon_codec import decode, encode
@@ -101,6 +102,11 @@ class PolicyClient:
         answer = await self._send(PlanRequest(0, "", "forecast", forecast=query))
         return answer.forecast or PolicyFailure(answer.error or "the policy host returned no forecast")
 
+    async def divide_power(self, query: PowerQuery) -> PowerReply | PolicyFailure:
+        """Return a budget divided among jobs, or a failure."""
+        answer = await self._send(PlanRequest(0, "", query.power_target, power=query))
+        return answer.power or PolicyFailure(answer.error or "the power target policy returned no shares")
+
     async def drop_job(self, job_id: str) -> None:
         """Discard the policy instance of a job that has ended."""
         if self.is_alive:
@@ -166,7 +172,7 @@ class PolicyClient:
         difference = None
         if view is not None:
             difference = self._sent.setdefault(request.job_id, ViewSender()).difference(view)
-        elif request.target is None and request.forecast is None:
+        elif request.target is None and request.forecast is None and request.power is None:
             self._sent.pop(request.job_id, None)
         host.writer.write(encode(replace(request, request_id=request_id, view=difference)) + b"\n")
         await host.writer.drain()

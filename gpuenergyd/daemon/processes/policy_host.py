@@ -17,6 +17,7 @@ from typing import BinaryIO
 import gpuenergyd
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView, TargetPolicy
+from gpuenergyd.core.policy_api.power import PowerTargetPolicy
 from gpuenergyd.daemon.processes.carbon_queries import (
     ForecastQuery,
     ForecastReply,
@@ -25,7 +26,8 @@ from gpuenergyd.daemon.processes.carbon_queries import (
     answer_forecast,
     answer_target,
 )
-from gpuenergyd.daemon.processes.plugins import load_policy, load_target_policy
+from gpuenergyd.daemon.processes.plugins import load_policy, load_power_target, load_target_policy
+from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply, answer_power
 from gpuenergyd.daemon.processes.view_delta import ViewDifference, ViewReceiver
 from gpuenergyd.wire.daemon_codec import decode, encode
 
@@ -47,10 +49,10 @@ _LIBRARIES = ("importlib", "numpy", "scipy", "numba", "sklearn")
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """One request: the next plan of a job, a target, a forecast, or discarding a job.
+    """One request: the next plan of a job, a target, a forecast, shares of a power budget, or discarding a job.
 
-    `target` or `forecast` set: answer that query; the job's policy is unchanged. `view` set: the next plan. None of the
-    three: discard the job's policy, and import `policy` if it is named.
+    `target`, `forecast` or `power` set: answer that query; the job's policy is unchanged. `view` set: the next plan.
+    None of them: discard the job's policy, and import `policy` if it is named.
     """
 
     request_id: int
@@ -59,11 +61,12 @@ class PlanRequest:
     view: ViewDifference | None = None
     target: TargetQuery | None = None
     forecast: ForecastQuery | None = None
+    power: PowerQuery | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PlanAnswer:
-    """The answer to one request: the plan, target or forecast, or an error message."""
+    """The answer to one request: the plan, target, forecast or shares, or an error message."""
 
     request_id: int
     plan: ClockPlan | None = None
@@ -71,6 +74,7 @@ class PlanAnswer:
     target: TargetReply | None = None
     forecast: ForecastReply | None = None
     host_pid: int | None = None
+    power: PowerReply | None = None
 
 
 class PolicyHost:
@@ -79,14 +83,15 @@ class PolicyHost:
     def __init__(self) -> None:
         self._policies: dict[str, ClockPolicy] = {}
         self._targets: dict[tuple[str, str], TargetPolicy] = {}
+        self._power_targets: dict[str, PowerTargetPolicy] = {}
         self._received: dict[str, ViewReceiver] = {}
         self._views: dict[str, JobView] = {}
 
     def answer(self, request: PlanRequest) -> PlanAnswer:
         """Return the requested result, or the error in one line."""
-        if request.target is not None or request.forecast is not None:
+        if request.target is not None or request.forecast is not None or request.power is not None:
             try:
-                return self._answer_carbon_query(request)
+                return self._answer_query(request)
             except Exception as error:  # noqa: BLE001  see below
                 return PlanAnswer(request.request_id, error=_in_one_line(error))
         if request.view is None:
@@ -108,7 +113,13 @@ class PolicyHost:
             return PlanAnswer(request.request_id, error=f"next_plan returned {type(plan).__name__}, not a ClockPlan")
         return PlanAnswer(request.request_id, plan=plan)
 
-    def _answer_carbon_query(self, request: PlanRequest) -> PlanAnswer:
+    def _answer_query(self, request: PlanRequest) -> PlanAnswer:
+        if (power := request.power) is not None:
+            if power.power_target not in self._power_targets:
+                self._power_targets[power.power_target] = load_power_target(power.power_target)
+            divider = self._power_targets[power.power_target]
+            shares = answer_power(divider, power, self._policies, self._views)
+            return PlanAnswer(request.request_id, power=shares)
         if request.forecast is not None:
             return PlanAnswer(request.request_id, forecast=answer_forecast(request.forecast))
         assert request.target is not None

@@ -26,6 +26,10 @@ class GpuHealth(StrEnum):
     OBSERVE_ONLY = "observe_only"
 
 
+POWER_BUDGET_LEASE = "power-budget"
+"""Id of the lease under which the daemon lowers GPUs that nobody else has leased; it gives way to any other lease."""
+
+
 @dataclass(frozen=True, slots=True)
 class LeaseOwner:
     """The job and process on whose behalf a GPU is changed."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from gpuenergyd.errors import GpuEnergyError, GpuError, JournalError, ProtocolError
 from gpuenergyd.gpu.device import GpuController
 from gpuenergyd.gpu.link.messages import (
+    POWER_BUDGET_LEASE,
     AcquireLease,
     ClockChangeReport,
     Done,
@@ -276,7 +277,7 @@ class Supervisor:
         self._health.require_changeable(request.gpu_uuids)
         for uuid in request.gpu_uuids:
             holder = self._leases.of(uuid)
-            if holder not in {None, request.lease_id}:
+            if holder not in {None, request.lease_id, POWER_BUDGET_LEASE}:
                 raise GpuError(f"{uuid} is leased to {holder}")
         self._leases.grant(request.lease_id, request.gpu_uuids, pidfds)
         for uuid in request.gpu_uuids:

@@ -25,6 +25,7 @@ from gpuenergyd.report.terminal.live import (
     lease_lines,
     owner_text,
 )
+from gpuenergyd.report.terminal.power import power_lines
 from gpuenergyd.report.terminal.savings import ResultDetail, result_text, saved_power_lines
 
 _LINES_OF_A_JOB = 2
@@ -80,12 +81,12 @@ def screen_lines(status: Status, width: int, height: int, powers_w: Sequence[flo
 
 
 def _summary(status: Status, width: int, powers_w: Sequence[float | None]) -> list[Text]:
-    """Return the watts saved now, the total power with its recent course, and the carbon intensity."""
+    """Return the watts saved now, the total power with its course, the power budget, and the carbon intensity."""
     lines = saved_power_lines(status)
     power_w = total_power_w(status)
     if power_w is not None:
         lines.append(_power_line(power_w, powers_w, width))
-    return [*lines, *grid_lines(status.get("carbon"))[:1]]
+    return [*lines, *power_lines(status.get("power")), *grid_lines(status.get("carbon"))[:1]]
 
 
 def _power_line(power_w: float, powers_w: Sequence[float | None], width: int) -> Text:

@@ -75,15 +75,18 @@ class PipelineModel:
         """Energy of all GPUs waiting during `bias_s`."""
         return self.profile.blocking_power_w * self.graph.num_ranks * self.bias_s
 
-    def frontier(self) -> tuple[FrontierPoint, ...]:
-        """Return the time-energy frontier as real iterations would measure it, `bias_s` included."""
+    def frontier(self, *, until_slowest: bool = False) -> tuple[FrontierPoint, ...]:
+        """Return the time-energy frontier as real iterations would measure it, `bias_s` included.
+
+        With `until_slowest` it goes on beyond the time of least energy, where power still falls.
+        """
         return tuple(
             FrontierPoint(
                 point.iteration_time_s + self.bias_s,
                 point.energy_j + self.bias_energy_j,
                 None if point.lower_bound_j is None else point.lower_bound_j + self.bias_energy_j,
             )
-            for point in frontier(self.graph, self.profile, until_slowest=False).points
+            for point in frontier(self.graph, self.profile, until_slowest=until_slowest).points
         )
 
     def profiling_excess_s(self, view: JobView) -> float:

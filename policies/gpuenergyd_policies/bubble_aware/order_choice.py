@@ -164,7 +164,7 @@ def choose_order(view: JobView, model: PipelineModel, plain: ClockPlan, shares: 
         profile,
         target_s - model.bias_s,
         limits,
-        view.target.is_forced,
+        view.target.fills_time,
         view.communication_latency_s,
         keeps_exchange=True,
     )

@@ -127,9 +127,9 @@ def plan_from_model(
     caution_ratio = min(max(caution_ratio, 0.0), TUNING.max_caution_ratio)
     cautious = _with_caution(slower or model.profile, caution_ratio + unverified_ratio)
     deadline_s = max(target_s - model.bias_s, min_iteration_time_s(model.graph, cautious))
-    solved = solve(model.graph, cautious, deadline_s=deadline_s, forced=view.target.is_forced)
-    bound = solve(model.graph, model.profile, deadline_s=deadline_s, forced=view.target.is_forced, effort=Effort.QUICK)
-    candidates = Candidates(model, cautious, solved, bound.lower_bound_j, is_forced=view.target.is_forced)
+    solved = solve(model.graph, cautious, deadline_s=deadline_s, forced=view.target.fills_time)
+    bound = solve(model.graph, model.profile, deadline_s=deadline_s, forced=view.target.fills_time, effort=Effort.QUICK)
+    candidates = Candidates(model, cautious, solved, bound.lower_bound_j, is_forced=view.target.fills_time)
     chosen = candidates.best(max_segments)
     return ClockPlan(
         plan_id=view.plan_id(f"tuned-{number}"),
@@ -171,7 +171,7 @@ def _lower_bound_j(view: JobView, model: PipelineModel, deadline_s: float, bound
     if model.waiting_power is None:
         return bound.lower_bound_j + model.bias_energy_j
     profile = replace(model.profile, blocking_power_w=model.waiting_power.least_w)
-    least = solve(model.graph, profile, deadline_s=deadline_s, forced=view.target.is_forced, effort=Effort.QUICK)
+    least = solve(model.graph, profile, deadline_s=deadline_s, forced=view.target.fills_time, effort=Effort.QUICK)
     return least.lower_bound_j + replace(model, profile=profile).bias_energy_j
 
 

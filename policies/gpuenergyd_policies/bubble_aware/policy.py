@@ -32,21 +32,29 @@ class BubbleAware:
         # The policy host creates an instance when a job registers, long before the first plan and without a time limit
         # as short as that of a plan.
         prepare_kernels()
-        self._frontier: tuple[tuple[int, str], tuple[FrontierPoint, ...]] | None = None
+        self._frontiers: dict[bool, tuple[tuple[int, str], tuple[FrontierPoint, ...]]] = {}
 
     def frontier(self, view: JobView) -> tuple[FrontierPoint, ...]:
         """Return the fitted time-energy frontier, time outside the graph included; empty before the first plan."""
+        return self._frontier(view, until_slowest=False)
+
+    def power_frontier(self, view: JobView) -> tuple[FrontierPoint, ...]:
+        """Return the frontier until no plan needs less power, beyond the time of least energy."""
+        return self._frontier(view, until_slowest=True)
+
+    def _frontier(self, view: JobView, *, until_slowest: bool) -> tuple[FrontierPoint, ...]:
         view = with_previous_run(since_noise(view))
         if all(plan.purpose is not PlanPurpose.TUNED for plan in view.issued_plans):
             return ()
         num_learned = view.num_issued(PlanPurpose.PROFILE if was_profiled(view) else PlanPurpose.TUNED)
         key = (num_learned, f"{view.baseline.iteration_time_s:.3g}")
-        if self._frontier is None or self._frontier[0] != key:
+        known = self._frontiers.get(until_slowest)
+        if known is None or known[0] != key:
             try:
-                self._frontier = (key, fit_model(view).frontier())
+                known = self._frontiers[until_slowest] = key, fit_model(view).frontier(until_slowest=until_slowest)
             except NotEnoughDataError:
                 return ()
-        return self._frontier[1]
+        return known[1]
 
     def next_plan(self, view: JobView) -> ClockPlan:
         """Return the next profiling plan, the tuned plan, or its correction, for loops with advice on the slowdown."""

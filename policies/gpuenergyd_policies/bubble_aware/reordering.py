@@ -53,7 +53,7 @@ def next_tuned_plan(view: JobView) -> ClockPlan:
 def _improved(view: JobView, plain: ClockPlan) -> ClockPlan:
     """Return a settled plan in 1F1B with advice about another order, or the trial of one."""
     measured = [o for o in view.observations if o.is_regular and o.plan_id == plain.plan_id]
-    is_settled = len(measured) >= TUNING.settled_iterations and not view.target.is_forced
+    is_settled = len(measured) >= TUNING.settled_iterations and not view.target.fills_time
     if view.reorder.refusal or not is_settled or not is_plain_1f1b(view.schedule):
         return plain
     known = view.reorder.advice
@@ -180,7 +180,7 @@ def _is_held_up(view: JobView, plan: ClockPlan) -> bool:
 def _has_become_slow(view: JobView, plan: ClockPlan) -> bool:
     """Return whether the newest iteration was late because a split backward took longer than before."""
     regular = [o for o in view.observations if o.is_regular and o.plan_id == plan.plan_id]
-    if len(regular) < TUNING.fewest_compared or view.target.is_forced:
+    if len(regular) < TUNING.fewest_compared or view.target.fills_time:
         return False
     newest, before = regular[-1], regular[1:-1] or regular[:-1]
     target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)

@@ -18,6 +18,11 @@ from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
 from gpuenergyd.daemon.manual_leases.calibration import Calibrations
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
+from gpuenergyd.daemon.power.capped_worker import CappedWorker
+from gpuenergyd.daemon.power.service import PowerService
+from gpuenergyd.daemon.processes.policy_client import PolicyFailure
+from gpuenergyd.daemon.processes.power_queries import PowerQuery
+from gpuenergyd.daemon.settings import load_settings
 from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
 from gpuenergyd.gpu.device import GpuDetails
 from gpuenergyd.gpu.link.messages import GpuSnapshot, LeaseOwner
@@ -33,6 +38,11 @@ class UnusedWorker(FakeWorker):
         assert lease_id == owner.job_id
         self.calls.append(("limit", (gpu_uuid,)))
         return power_limit_w
+
+    async def divide_power(self, query: PowerQuery) -> PolicyFailure:
+        """Record the call."""
+        self.calls.append(("divide", (query.power_target,)))
+        return PolicyFailure("unused")
 
     async def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
         """Record the call."""
@@ -55,6 +65,14 @@ def served_routes(tmp_path: Path) -> frozenset[tuple[str, str]]:
                 AdministratorLeases(leases, stage.gpus, UnusedWorker()),
                 Calibrations(leases, stage.gpus, UnusedWorker()),
                 ZeusdChanges(leases, UnusedWorker()),
+                PowerService(
+                    load_settings(state_dir=tmp_path),
+                    stage.gpus,
+                    stage.jobs,
+                    CappedWorker(UnusedWorker(), stage.gpus),
+                    UnusedWorker(),
+                    stage.history,
+                ),
             ),
             PipelineMembers(stage.jobs),
             status=dict,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.core.policy_api.policy import Lever
-from tests.support.kill_rig import VICTIMS, KillRig, Trial
+from tests.support.kill_rig import UNDER_A_BUDGET, VICTIMS, KillRig, Trial
 from tests.support.thorough import thorough
 
 
@@ -46,6 +46,16 @@ def test_deaths_under_power_limits_alone_leave_no_limit_behind(
 
     assert sum(t.num_lowered > 0 for t in trials) >= least_lowered
     assert locked == []
+
+
+@pytest.mark.fault(1, 4, 6)
+@pytest.mark.kill
+def test_deaths_under_a_power_budget_leave_no_clock_and_no_limit_behind(tmp_path: Path) -> None:
+    """The budget is below what idle GPUs and jobs draw together, so that ceilings are in force at any moment."""
+    rig = KillRig(tmp_path, random.Random(79), weights=UNDER_A_BUDGET, power_budget_w=450.0)
+    trials = _run_trials(rig, 10)
+
+    assert sum(t.num_lowered > 1 for t in trials) >= 7
 
 
 def _run_trials(rig: KillRig, num_trials: int) -> list[Trial]:

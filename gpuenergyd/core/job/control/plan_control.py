@@ -11,6 +11,7 @@ from typing import assert_never
 from gpuenergyd.core.job.control.faults import Faults
 from gpuenergyd.core.job.control.full_speed_blocks import FullSpeedBlocks
 from gpuenergyd.core.job.control.policy_question import PolicyQuestion
+from gpuenergyd.core.job.control.power_cut import PowerCut
 from gpuenergyd.core.job.description import JobRanks
 from gpuenergyd.core.job.guard import Finding, GuardWindow, evaluate, what_changed
 from gpuenergyd.core.job.issued_plans import PROOF_PLAN_ID
@@ -53,6 +54,7 @@ class PlanControl:
     has_lease: bool = False
     mixed_before: int = 0
     """Iterations before this one may have run partly under a plan whose clocks were restored."""
+    cut: PowerCut = field(default_factory=PowerCut)
 
     def __post_init__(self) -> None:
         self.blocks = FullSpeedBlocks(self.rules)
@@ -116,25 +118,25 @@ class PlanControl:
         self.blocks.begin_relief()
         return (self._send(self._full_speed_block("the policy has not answered yet")),)
 
-    def prove(self, *, is_at_straggler_pace: bool) -> tuple[Command, ...]:
+    def prove(self, *, is_at_given_pace: bool) -> tuple[Command, ...]:
         """Run a proof block if one is due, and the plan in force again after it."""
         plan = self.current
         is_settled = self.knowledge.plans.last_apply_at <= self.reports.last_index
-        if plan.purpose is not PlanPurpose.TUNED or not self.has_lease or not is_settled or is_at_straggler_pace:
+        if plan.purpose is not PlanPurpose.TUNED or not self.has_lease or not is_settled or is_at_given_pace:
             return ()
         if not self.blocks.is_proof_due(self.reports.num_iterations):
             return ()
         self.blocks.begin_proof()
         return self._proof_block("proof of savings")
 
-    def check_full_speed(self, reason: str, *, is_at_straggler_pace: bool) -> tuple[Command, ...]:
+    def check_full_speed(self, reason: str, *, is_at_given_pace: bool) -> tuple[Command, ...]:
         """Run a full-speed block and the plan in force again after it: the job is faster than expected.
 
         The block keeps the baseline current. Under one plan each further block waits twice as long.
         """
         guard, plans, last = self.guard, self.knowledge.plans, self.reports.last_index
         is_due = last >= max(guard.next_faster_check_at, plans.last_apply_at)
-        if not is_due or is_at_straggler_pace or not self.has_lease:
+        if not is_due or is_at_given_pace or not self.has_lease:
             return ()
         block, again = self._proof_block(reason)
         guard.checked_from = block.apply_at_iteration

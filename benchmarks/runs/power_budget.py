@@ -1,0 +1,318 @@
+"""Benchmark of power budgets: what a host's jobs get done within one, how fast it is in force, and how well it is held.
+
+Usage: python benchmarks/runs/power_budget.py [--hosts 8] [--seed 1] [--error 0.02] [--json]
+
+A host of eight GPUs in virtual time runs one to eight drawn jobs, pipelines and loops. Their instructions have the
+times and energies of the measured GPT-3 tables. The budget falls from none to what host and idle GPUs draw and a share
+of what the jobs draw. The policy believes in energies that are wrong by a drawn ratio for each job; the backstop sees
+power of a tenth of a second.
+
+Throughput is the mean of the jobs' speeds relative to full speed, weighted by their GPUs, from 20 s after the budget
+on. It is compared with equal power limits, each GPU's share of the budget as its limit, and with what nobody knows
+beforehand: the highest clock, and the highest limit, alike for all GPUs, that hold the budget as we have to, never more
+than 2 % above it for longer than a second. The bound is water-filling over the proven lower bounds of the true
+frontiers, for mean power alone. Budgets below what the lowest
+clocks of the tables draw are impossible and left out. Exits with 1 if a target is missed.
+"""
+
+import argparse
+import csv
+import json
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from gpuenergyd.core.pipeline.graph import (
+    InstructionClass,
+    InstructionKind,
+    dependency_graph,
+    one_forward_one_backward,
+)
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.policy_api.power import PowerView
+from gpuenergyd.core.power.backstop import Ceiling
+from gpuenergyd_policies.power.water_fill import WaterFill
+from tests.support.powered_host import SAMPLE_S, PoweredHost, TableJob
+
+DATA = Path(__file__).parents[3] / "shared" / "data" / "profiles"
+TABLES = {"A100": ("gpt3-175b_a100-sxm.csv", 83.64), "A40": ("gpt3-175b_a40.csv", 70.38)}
+KINDS = {"forward": InstructionKind.F, "backward": InstructionKind.B}
+NUM_GPUS = 8
+IDLE_W, HOST_W = 55.0, 300.0
+RATIOS = (0.6, 0.7, 0.8, 0.95)
+"""Shares of what the jobs draw at full speed."""
+NUM_LIMITS = 100
+BEFORE_S, SETTLING_S, MEASURED_S = 5.0, 20.0, 40.0
+TOLERANCE = 1.02
+LEAST_GAIN, MOST_GAP = 1.05, 0.01
+LEAST_ROOM_RATIO = 0.02
+"""How far above the draw of the lowest clocks a budget must be: the backstop aims as far below it."""
+MOST_OVER_S, MOST_TARGET_S = 1.0, 3.0
+
+Stage = dict[InstructionKind, dict[int, tuple[float, float]]]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One host under one budget."""
+
+    ratio: float
+    num_jobs: int
+    throughput: float
+    uniform: float
+    equal_limits: float
+    """Each GPU's share of the budget as its limit."""
+    best_limits: float
+    """The highest limit, alike for all GPUs, that holds the budget."""
+    bound: float
+    over_s: float
+    over_ratio: float
+    to_target_s: float
+    num_cuts: int
+    is_by_plans: bool
+    """Whether plans alone can stay within the budget."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--hosts", type=int, default=8, help="drawn hosts")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--error", type=float, default=0.02, help="standard deviation of believed energies, as a ratio")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    cases = []
+    for number in range(options.hosts):
+        rng = random.Random(1000 * options.seed + number)
+        jobs = _drawn_jobs(rng, options.error)
+        for ratio in RATIOS:
+            case = _measure(jobs, ratio)
+            cases += [] if case is None else [case]
+            if not options.json:
+                print(number, case)
+    figures = _summary(cases) | {"num_impossible": options.hosts * len(RATIOS) - len(cases)}
+    print(json.dumps(figures))
+    return 0 if _is_met(figures) else 1
+
+
+def _summary(cases: Sequence[Figures]) -> dict[str, Any]:
+    low = [case for case in cases if case.ratio <= 0.8]
+    to_target = sorted(case.to_target_s for case in cases)
+    by_plans = [case for case in cases if case.is_by_plans]
+    gaps = [1 - case.throughput / case.bound for case in by_plans]
+    by_ratio = {str(ratio): _of_ratio([c for c in cases if c.ratio == ratio]) for ratio in RATIOS}
+    return {
+        "num_cases": len(cases),
+        "throughput_vs_uniform_clocks_ratio": median(c.throughput / c.uniform for c in low),
+        "throughput_vs_equal_limits_ratio": median(c.throughput / c.equal_limits for c in low),
+        "throughput_vs_best_limits_ratio": median(c.throughput / c.best_limits for c in low),
+        "throughput_vs_equal_limits_min_ratio": min(c.throughput / c.equal_limits for c in low),
+        "num_above_equal_limits_by_target": sum(c.throughput / c.equal_limits >= LEAST_GAIN for c in low),
+        "num_at_60_to_80": len(low),
+        "over_budget_s_max": max(case.over_s for case in cases),
+        "over_budget_ratio_max": max(case.over_ratio for case in cases),
+        "time_to_target_s_p99": to_target[min(len(to_target) - 1, int(0.99 * len(to_target)))],
+        "gap_to_bound_ratio": median(gaps),
+        "gap_to_bound_max_ratio": max(gaps),
+        "num_cuts_max": max(case.num_cuts for case in cases),
+        "by_budget_ratio": by_ratio,
+    }
+
+
+def _of_ratio(cases: Sequence[Figures]) -> dict[str, Any]:
+    figures: dict[str, Any] = {"num_cases": len(cases), "num_by_plans": sum(case.is_by_plans for case in cases)}
+    if cases:
+        figures["throughput_ratio"] = median(case.throughput for case in cases)
+        figures["vs_uniform_clocks_ratio"] = median(case.throughput / case.uniform for case in cases)
+        figures["vs_equal_limits_ratio"] = median(case.throughput / case.equal_limits for case in cases)
+        figures["vs_best_limits_ratio"] = median(case.throughput / case.best_limits for case in cases)
+        figures["gap_to_bound_ratio"] = median(1 - case.throughput / case.bound for case in cases)
+    return figures
+
+
+def _is_met(figures: dict[str, Any]) -> bool:
+    return (
+        figures["throughput_vs_equal_limits_ratio"] >= LEAST_GAIN
+        and figures["gap_to_bound_ratio"] <= MOST_GAP
+        and figures["over_budget_s_max"] <= MOST_OVER_S
+        and figures["time_to_target_s_p99"] <= MOST_TARGET_S
+    )
+
+
+# --- jobs from tables ---
+
+
+def _stages(gpu: str) -> list[Stage]:
+    stages: dict[int, Stage] = {}
+    with (DATA / TABLES[gpu][0]).open() as file:
+        for row in csv.DictReader(file):
+            own = stages.setdefault(int(row["stage"]), {kind: {} for kind in KINDS.values()})
+            own[KINDS[row["instruction"]]][int(row["frequency"])] = float(row["time"]), float(row["energy"])
+    return [stages[k] for k in sorted(stages)]
+
+
+def _drawn_jobs(rng: random.Random, error: float) -> list[TableJob]:
+    """Return jobs on some or all of the host's GPUs, of one GPU model."""
+    gpu = rng.choice(sorted(TABLES))
+    stages, left, jobs = _stages(gpu), NUM_GPUS - rng.choice([0, 0, 1, 2]), list[TableJob]()
+    while left:
+        size = rng.choice([n for n in (1, 1, 2, 4, 8) if n <= left])
+        is_pipeline = size > 1 and rng.random() < 0.7
+        jobs.append(
+            _drawn_job(rng, stages, TABLES[gpu][1], size, is_pipeline=is_pipeline, error=error, number=len(jobs))
+        )
+        left -= size
+    return jobs
+
+
+def _drawn_job(
+    rng: random.Random,
+    stages: Sequence[Stage],
+    blocking_w: float,
+    size: int,
+    *,
+    is_pipeline: bool,
+    error: float,
+    number: int,
+) -> TableJob:
+    num_ranks = size if is_pipeline else 1
+    first = rng.randrange(len(stages) - num_ranks + 1)
+    microbatches = rng.choice([4, 8, 16]) if is_pipeline else 1
+    wanted_s = rng.uniform(0.3, 2.0)
+    spans = (microbatches + num_ranks - 1) if is_pipeline else 1
+    fastest_s = max(sum(min(t for t, _ in own.values()) for own in stage.values()) for stage in stages)
+    scale = wanted_s / (spans * fastest_s)
+    classes = {
+        InstructionClass(rank, kind): InstructionProfile(
+            tuple(ClockOption(mhz, scale * t, scale * e) for mhz, (t, e) in sorted(own.items(), reverse=True))
+        )
+        for rank in range(num_ranks)
+        for kind, own in stages[first + rank].items()
+    }
+    graph = dependency_graph(one_forward_one_backward(num_ranks, microbatches))
+    return TableJob(
+        f"job-{number}",
+        graph,
+        PipelineProfile(classes, blocking_w),
+        copies=1 if is_pipeline else size,
+        energy_error=rng.gauss(0.0, error),
+    )
+
+
+# --- measurement ---
+
+
+def _measure(jobs: Sequence[TableJob], ratio: float) -> Figures | None:
+    """Return the figures of one budget; None if the lowest clocks draw more."""
+    host = _fresh_host(jobs)
+    fresh = host.jobs
+    other_w = HOST_W + (NUM_GPUS - len(host.gpus)) * IDLE_W
+    budget_w = other_w + ratio * (host.draw_w() - other_w)
+    lowest = Ceiling(sm_clock_mhz=host.clocks_mhz[-1])
+    if _under(host, lowest)[1] > budget_w * (1 - LEAST_ROOM_RATIO):
+        return None
+    share_w = (budget_w - other_w) / len(host.gpus)
+    host.run(BEFORE_S, None)
+    host.run(SETTLING_S, budget_w)
+    before = [job.iterations for job in fresh]
+    host.run(MEASURED_S, budget_w)
+    speeds = [
+        (job.iterations - done) / MEASURED_S * job.full_speed.time_s for job, done in zip(fresh, before, strict=True)
+    ]
+    over_s, over_ratio, to_target_s = _held([w for at_s, w, _ in host.trace if at_s > BEFORE_S], budget_w)
+    bound, is_by_plans = _bound(host, budget_w)
+    return Figures(
+        ratio=ratio,
+        num_jobs=len(jobs),
+        throughput=_throughput(fresh, speeds),
+        uniform=_best_that_holds(jobs, budget_w, [Ceiling(sm_clock_mhz=mhz) for mhz in host.clocks_mhz]),
+        best_limits=_best_that_holds(jobs, budget_w, _limits(host)),
+        equal_limits=_under(host, Ceiling(power_limit_w=share_w))[0],
+        bound=bound,
+        over_s=over_s,
+        over_ratio=over_ratio,
+        to_target_s=to_target_s,
+        num_cuts=host.control.backstop.num_cuts,
+        is_by_plans=is_by_plans,
+    )
+
+
+def _held(powers_w: Sequence[float], budget_w: float) -> tuple[float, float, float]:
+    """Return the longest time above a budget in force, the largest excess of a one-second mean, and the time to it."""
+    is_over = [w > TOLERANCE * budget_w for w in powers_w]
+    in_force = next((k for k, over in enumerate(is_over) if not over), len(is_over))
+    longest = run = 0
+    for over in is_over[in_force:]:
+        run = run + 1 if over else 0
+        longest = max(longest, run)
+    window = round(1.0 / SAMPLE_S)
+    means = [sum(powers_w[k : k + window]) / window for k in range(in_force, len(powers_w) - window + 1)]
+    return longest * SAMPLE_S, max(0.0, max(means, default=0.0) / budget_w - 1), in_force * SAMPLE_S
+
+
+def _throughput(jobs: Sequence[TableJob], speeds: Sequence[float]) -> float:
+    weights = [job.num_gpus for job in jobs]
+    return sum(w * s for w, s in zip(weights, speeds, strict=True)) / sum(weights)
+
+
+def _bound(host: PoweredHost, budget_w: float) -> tuple[float, bool]:
+    """Return the throughput that no plans exceed within the budget, and whether plans can stay within it at all."""
+    views = tuple(
+        replace(
+            job.view(),
+            frontier=tuple(replace(p, energy_j=p.lower_bound_j or p.energy_j) for p in job.points),
+        )
+        for job in host.jobs
+    )
+    idle_w = (NUM_GPUS - len(host.gpus)) * IDLE_W
+    decision = WaterFill().divide(PowerView(budget_w, views, HOST_W + idle_w, floor_speed_ratio=0.0))
+    speeds = [min(1.0, decision.speed_ratios[job.name]) for job in host.jobs]
+    return _throughput(host.jobs, speeds), decision.predicted_w <= budget_w * (1 + 1e-6)
+
+
+def _limits(host: PoweredHost) -> list[Ceiling]:
+    low_w, high_w = host.limit_range_w
+    return [Ceiling(power_limit_w=high_w - (high_w - low_w) * k / NUM_LIMITS) for k in range(NUM_LIMITS + 1)]
+
+
+def _best_that_holds(jobs: Sequence[TableJob], budget_w: float, ceilings: Sequence[Ceiling]) -> float:
+    """Return the throughput under the highest of these ceilings, for all GPUs, that holds the budget; they fall."""
+    low, high = 0, len(ceilings) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if _holds(jobs, budget_w, ceilings[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return _under(_fresh_host(jobs), ceilings[high])[0]
+
+
+def _holds(jobs: Sequence[TableJob], budget_w: float, ceiling: Ceiling) -> bool:
+    """Return whether mean power is within the budget, and power never above it for longer than a second."""
+    host = _fresh_host(jobs)
+    if _under(host, ceiling)[1] > budget_w:
+        return False
+    host.fixed_ceiling = ceiling
+    host.run(MEASURED_S, None)
+    return _held([w for _, w, _ in host.trace], budget_w)[0] <= MOST_OVER_S
+
+
+def _fresh_host(jobs: Sequence[TableJob]) -> PoweredHost:
+    """Return a host whose jobs begin at full speed; what was computed of their tables is kept."""
+    fresh = [job.begun_anew() for job in jobs]
+    return PoweredHost(fresh, NUM_GPUS, IDLE_W, host_power_w=HOST_W)
+
+
+def _under(host: PoweredHost, ceiling: Ceiling) -> tuple[float, float]:
+    """Return throughput and mean power with this ceiling for all GPUs, and without plans."""
+    running = [job.running(job.plan(None), (ceiling,) * job.graph.num_ranks) for job in host.jobs]
+    power_w = sum(job.copies * own.power_w for job, own in zip(host.jobs, running, strict=True))
+    speeds = [job.full_speed.time_s / own.time_s for job, own in zip(host.jobs, running, strict=True)]
+    return _throughput(host.jobs, speeds), HOST_W + (NUM_GPUS - len(host.gpus)) * IDLE_W + power_w
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+"""The GPU worker behind ceilings: no job, administrator or Zeus client sets a clock or limit above a GPU's ceiling.
+
+Changes of ceilings take effect at once, under the lease of the GPU's holder; a GPU that nobody has leased is leased
+under an id of its own, which gives way to any other lease. So the worker journals every change, and restores it when a
+process dies.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpuenergyd.core.clock_request import ClockRequest
+from gpuenergyd.core.power.backstop import Ceiling
+from gpuenergyd.daemon.gpus.inventory import Gpus
+from gpuenergyd.daemon.ports import LimitingWorkerPort
+from gpuenergyd.errors import GpuError
+from gpuenergyd.gpu.link.messages import POWER_BUDGET_LEASE, LeaseOwner
+from gpuenergyd.gpu.restore.executor import RestoreOutcome
+
+log = logging.getLogger(__name__)
+
+_NO_CEILING = Ceiling()
+
+
+@dataclass(slots=True)
+class _Lease:
+    """Who has leased a GPU, and what the holder wants: the newest clocks, and the newest power limit."""
+
+    lease_id: str
+    owner: LeaseOwner
+    sets_clocks: bool
+    clocks: ClockRequest | None = None
+    limit_w: float | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        return self.lease_id == POWER_BUDGET_LEASE
+
+
+@dataclass(slots=True)
+class CappedWorker:
+    """Implements the worker ports on another worker, within ceilings; owned by the event loop."""
+
+    worker: LimitingWorkerPort
+    gpus: Gpus
+    may_set_clocks: bool = True
+    """Whether the settings permit clocks; without, only power limits are lowered."""
+    trouble: str | None = None
+    """Why a ceiling could not be set; None once all are."""
+    _ceilings: dict[str, Ceiling] = field(default_factory=dict)
+    _applied: dict[str, Ceiling] = field(default_factory=dict)
+    _leases: dict[str, _Lease] = field(default_factory=dict)
+    _due: set[str] = field(default_factory=set)
+    _applying: asyncio.Task[None] | None = None
+
+    # --- ceilings ---
+
+    def set_ceilings(self, ceilings: Mapping[str, Ceiling]) -> None:
+        """Replace all ceilings; GPUs without one run again as their holders want."""
+        changed = {u for u in {*ceilings, *self._ceilings} if ceilings.get(u) != self._ceilings.get(u)}
+        self._ceilings = {uuid: ceiling for uuid, ceiling in ceilings.items() if ceiling != _NO_CEILING}
+        self._apply_soon(changed)
+
+    def adopt(self, gpu_uuids: Sequence[str], lease_id: str, owner: LeaseOwner) -> None:
+        """Take note of a lease that an earlier daemon acquired."""
+        for uuid in gpu_uuids:
+            self._leases[uuid] = _Lease(lease_id, owner, self.may_set_clocks)
+
+    def handle_worker_ready(self) -> None:
+        """Set all ceilings again: a new worker has no leases."""
+        self._leases.clear()
+        self._applied.clear()
+        self._apply_soon(set(self._ceilings))
+
+    async def close(self) -> None:
+        """Stop setting ceilings; the caller restores the GPUs."""
+        self._ceilings = {}
+        if self._applying is not None:
+            self._applying.cancel()
+            await asyncio.gather(self._applying, return_exceptions=True)
+
+    async def settled(self) -> None:
+        """Wait until the present ceilings are set, or could not be."""
+        while self._applying is not None:
+            await asyncio.wait({self._applying})
+
+    # --- the worker ports ---
+
+    async def lease(
+        self,
+        lease_id: str,
+        gpu_uuids: Sequence[str],
+        owner: LeaseOwner,
+        pidfds: Sequence[int] = (),
+        *,
+        sets_clocks: bool = True,
+    ) -> None:
+        """Lease GPUs; their ceilings stay."""
+        await self.worker.lease(lease_id, gpu_uuids, owner, pidfds, sets_clocks=sets_clocks)
+        for uuid in gpu_uuids:
+            known = self._leases.get(uuid)
+            if known is None or known.lease_id != lease_id:
+                self._leases[uuid] = _Lease(lease_id, owner, sets_clocks)
+        self._apply_soon({uuid for uuid in gpu_uuids if uuid in self._ceilings})
+
+    async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
+        """Restore GPUs and end their leases; ceilings are set again at once."""
+        for uuid in gpu_uuids:
+            self._leases.pop(uuid, None)
+            self._applied.pop(uuid, None)
+        try:
+            return await self.worker.restore(gpu_uuids, reason)
+        finally:
+            self._apply_soon({uuid for uuid in gpu_uuids if uuid in self._ceilings})
+
+    async def lower_power_limit(
+        self, lease_id: str, gpu_uuid: str, power_limit_w: float | None, owner: LeaseOwner
+    ) -> float:
+        """Lower a power limit, or return to the one before it, but not above the ceiling."""
+        self._want_limit(lease_id, gpu_uuid, power_limit_w)
+        capped_w = self._capped_limit_w(gpu_uuid, power_limit_w)
+        return await self.worker.lower_power_limit(lease_id, gpu_uuid, capped_w, owner)
+
+    async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
+        """Set a power limit, but not above the ceiling."""
+        self._want_limit(lease_id, gpu_uuid, power_limit_w)
+        capped_w = self._capped_limit_w(gpu_uuid, power_limit_w)
+        assert capped_w is not None
+        return await self.worker.set_power_limit(lease_id, gpu_uuid, capped_w, owner)
+
+    def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
+        """Request clocks of a leased GPU, but not above the ceiling."""
+        lease = self._leases.get(gpu_uuid)
+        if lease is not None:
+            lease.clocks = request
+        self._send_clocks(gpu_uuid, request)
+
+    # --- inside ---
+
+    def _want_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float | None) -> None:
+        lease = self._leases.get(gpu_uuid)
+        if lease is not None and lease.lease_id == lease_id:
+            lease.limit_w = power_limit_w
+
+    def _capped_limit_w(self, gpu_uuid: str, power_limit_w: float | None) -> float | None:
+        ceiling_w = self._ceilings.get(gpu_uuid, _NO_CEILING).power_limit_w
+        if ceiling_w is None or power_limit_w is None:
+            return power_limit_w if ceiling_w is None else ceiling_w
+        return min(power_limit_w, ceiling_w)
+
+    def _send_clocks(self, gpu_uuid: str, request: ClockRequest) -> None:
+        ceiling_mhz = self._ceilings.get(gpu_uuid, _NO_CEILING).sm_clock_mhz
+        if ceiling_mhz is not None:
+            later = tuple(replace(c, sm_clock_mhz=min(c.sm_clock_mhz, ceiling_mhz)) for c in request.later)
+            request = replace(request, sm_clock_mhz=min(request.sm_clock_mhz, ceiling_mhz), later=later)
+        gpu = self.gpus.get(gpu_uuid)
+        if gpu is not None:
+            gpu.requested_sm_clock_mhz = request.first_sm_clock_mhz
+        self.worker.request_clock(gpu_uuid, request)
+
+    def _apply_soon(self, gpu_uuids: set[str]) -> None:
+        self._due |= gpu_uuids
+        if self._due and self._applying is None:
+            self._applying = asyncio.get_running_loop().create_task(self._apply_all(), name="power ceilings")
+
+    async def _apply_all(self) -> None:
+        trouble = None
+        try:
+            while self._due:
+                due, self._due = self._due, set()
+                for problem in await asyncio.gather(*map(self._apply, sorted(due))):
+                    trouble = problem or trouble
+            if trouble != self.trouble and trouble is not None:
+                log.warning("%s", trouble)
+            self.trouble = trouble
+        finally:
+            self._applying = None
+
+    async def _apply(self, gpu_uuid: str) -> str | None:
+        """Set a GPU's ceiling, or remove it; return why that failed."""
+        ceiling = self._ceilings.get(gpu_uuid, _NO_CEILING)
+        for attempt in range(2):
+            known = self._leases.get(gpu_uuid)
+            try:
+                await self._set(gpu_uuid, ceiling)
+            except GpuError as error:
+                # The worker may have ended the lease that we know of, for instance of a process that has just died.
+                if known is not None and self._leases.get(gpu_uuid) is known:
+                    del self._leases[gpu_uuid]
+                if attempt or ceiling == _NO_CEILING:
+                    return f"GPU {gpu_uuid}: the power ceiling cannot be set: {error}"
+            else:
+                self._applied[gpu_uuid] = ceiling
+                return None
+        return None
+
+    async def _set(self, gpu_uuid: str, ceiling: Ceiling) -> None:
+        lease, applied = self._leases.get(gpu_uuid), self._applied.get(gpu_uuid, _NO_CEILING)
+        if ceiling == _NO_CEILING and (lease is None or lease.is_ours):
+            if lease is not None:
+                del self._leases[gpu_uuid]
+                await self.worker.restore((gpu_uuid,), "its power ceiling is gone")
+                self._record_restored(gpu_uuid)
+            return
+        if lease is None:
+            owner = LeaseOwner(POWER_BUDGET_LEASE, os.getpid(), os.geteuid())
+            await self.worker.lease(POWER_BUDGET_LEASE, (gpu_uuid,), owner, sets_clocks=self.may_set_clocks)
+            # A job may have leased it meanwhile.
+            lease = self._leases.setdefault(gpu_uuid, _Lease(POWER_BUDGET_LEASE, owner, self.may_set_clocks))
+        if lease.sets_clocks and (ceiling.sm_clock_mhz is not None or applied.sm_clock_mhz is not None):
+            self._send_clocks(gpu_uuid, self._clocks_now(gpu_uuid, lease))
+        if ceiling.power_limit_w is not None or applied.power_limit_w is not None:
+            limit_w = self._capped_limit_w(gpu_uuid, lease.limit_w)
+            await self.worker.lower_power_limit(lease.lease_id, gpu_uuid, limit_w, lease.owner)
+
+    def _clocks_now(self, gpu_uuid: str, lease: _Lease) -> ClockRequest:
+        """Return the request of what the holder of a lease wants now; full speed if it has not said."""
+        now_ns = time.monotonic_ns()
+        full_mhz = self.gpus[gpu_uuid].max_sm_clock_mhz
+        if lease.clocks is None:
+            return ClockRequest(full_mhz, now_ns)
+        past = [c.sm_clock_mhz for c in lease.clocks.later if c.at_mono_ns <= now_ns]
+        later = tuple(c for c in lease.clocks.later if c.at_mono_ns > now_ns)
+        present_mhz = past[-1] if past else lease.clocks.sm_clock_mhz or full_mhz
+        return replace(lease.clocks, sm_clock_mhz=present_mhz, sent_mono_ns=now_ns, later=later)
+
+    def _record_restored(self, gpu_uuid: str) -> None:
+        gpu = self.gpus.get(gpu_uuid)
+        if gpu is not None:
+            gpu.record_restored(time.monotonic_ns())

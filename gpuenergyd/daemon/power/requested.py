@@ -1,0 +1,73 @@
+"""The power budget that an administrator requested last, on disk: a restart of the daemon must not raise the power."""
+
+import logging
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from gpuenergyd.core.power.budget import BudgetSource, PowerBudget, budget_problem
+from gpuenergyd.daemon.power.schedule_file import checked_reason
+from gpuenergyd.daemon.runtime.state_file import replace_file
+from gpuenergyd.errors import GpuEnergyError, UsageError
+from gpuenergyd.wire.daemon_codec import decode, encode
+from gpuenergyd.wire.power_messages import PowerBudgetRequest
+
+log = logging.getLogger(__name__)
+
+MAX_LIFETIME_S = 366 * 86_400.0
+_MAX_BYTES = 2**16
+
+
+def requested_budget(request: PowerBudgetRequest, now_at: datetime) -> PowerBudget | None:
+    """Return the budget of a request, None for one that withdraws the last.
+
+    Raises:
+        UsageError: a value is out of range.
+    """
+    reason = checked_reason(request.reason, "power budget")
+    if request.power_budget_w is None:
+        if request.lifetime_s is not None:
+            raise UsageError("lifetime_s without power_budget_w: give both, or neither to withdraw the last request")
+        return None
+    if (problem := budget_problem(request.power_budget_w)) is not None:
+        raise UsageError(f"power_budget_w = {problem}")
+    end_at = None
+    if request.lifetime_s is not None:
+        if not 0 < request.lifetime_s <= MAX_LIFETIME_S:
+            raise UsageError(f"lifetime_s = {request.lifetime_s:g}: valid are values above 0 up to {MAX_LIFETIME_S:g}")
+        end_at = now_at + timedelta(seconds=request.lifetime_s)
+    return PowerBudget(request.power_budget_w, BudgetSource.REQUEST, reason, end_at)
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedRequest:
+    budget: PowerBudget | None
+
+
+class RequestFile:
+    """The file with the last request; file errors are logged, never raised."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> PowerBudget | None:
+        """Return the saved budget, None if there is none or it cannot be used."""
+        try:
+            with self._path.open("rb") as file:
+                saved = decode(file.read(_MAX_BYTES + 1), _SavedRequest, max_bytes=_MAX_BYTES).budget
+        except FileNotFoundError:
+            return None
+        except (OSError, GpuEnergyError) as error:
+            log.warning("cannot read the saved power budget: %s: %s", self._path, error)
+            return None
+        if saved is None or budget_problem(saved.budget_w) is not None:
+            return None
+        return None if saved.end_at is not None and saved.end_at <= datetime.now(tz=UTC) else saved
+
+    def save(self, budget: PowerBudget | None) -> str | None:
+        """Replace the file; return why that failed."""
+        try:
+            replace_file(self._path, encode(_SavedRequest(budget)))
+        except OSError as error:
+            return f"the power budget cannot be saved for the next daemon: {self._path}: {error.strerror}"
+        return None

@@ -1,0 +1,43 @@
+"""The state of the power budget, as `GET /v1/power-budget` and the status show it."""
+
+from gpuenergyd.core.power.budget import PowerBudget
+from gpuenergyd.core.power.control import PowerControl
+from gpuenergyd.daemon.power.shares import JobShares
+from gpuenergyd.daemon.settings import Settings
+from gpuenergyd.wire.power_messages import PowerBudgetState
+
+
+def budget_state(
+    settings: Settings, budget: PowerBudget | None, control: PowerControl, shares: JobShares, trouble: str | None
+) -> PowerBudgetState:
+    """Return the budget in force, what the host draws, and how the budget is divided."""
+    decision, backstop, has_budget = shares.decision, control.backstop, budget is not None
+    return PowerBudgetState(
+        power_budget_w=budget.budget_w if budget is not None else None,
+        source=budget.source if budget is not None else None,
+        reason=budget.reason if budget is not None else "",
+        end_at=budget.end_at.isoformat(timespec="seconds")
+        if budget is not None and budget.end_at is not None
+        else None,
+        measured_w=backstop.measured_w if has_budget else None,
+        predicted_w=decision.predicted_w if decision is not None else None,
+        least_w=decision.least_w if decision is not None else None,
+        host_power_w=settings.carbon_host_power_w,
+        excess_w=control.trim.excess_w,
+        price_per_w=decision.price_per_w if decision is not None else None,
+        policy=settings.power_target,
+        division=decision.reason if decision is not None else "",
+        is_cutting=backstop.is_cutting,
+        num_cuts=backstop.num_cuts,
+        over_s=backstop.over_s,
+        jobs=shares.states(),
+        trouble=trouble,
+    )
+
+
+def budget_text(budget: PowerBudget | None) -> str:
+    """Return a budget for the log and the history."""
+    if budget is None:
+        return "no budget"
+    until = "" if budget.end_at is None else f" until {budget.end_at:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{budget.budget_w:g} W{until}"

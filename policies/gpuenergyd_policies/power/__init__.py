@@ -1,0 +1,1 @@
+"""Policies that divide a power budget among jobs."""
