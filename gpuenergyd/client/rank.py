@@ -73,9 +73,12 @@ class RankDescription:
     """Whether plans may bring another order of instructions; None for GPUENERGYD_JOB_ALLOW_REORDER, else False."""
     reorder_refusal: str = "the order of this schedule cannot be changed from outside"
     """Why the rank takes no other order, whatever is allowed; empty if it does."""
-    global_rank: int = 0
-    """Number of this rank among all of the training, which agree on running other orders of instructions."""
-    num_global_ranks: int = 1
+    order_rank: int = 0
+    """Number of this rank among the ranks of the training on this host, which agree on running other orders of
+    instructions."""
+    num_order_ranks: int = 1
+    has_other_hosts: bool = False
+    """Whether the training has ranks on other hosts, which must run their orders in an iteration, too."""
     is_first: bool = True
     """Whether this is the first rank of the training, which tells the user that the job was joined and has ended."""
     is_replayed: bool = False
@@ -168,7 +171,19 @@ class RankClient:
     def _open_plans(self, rank: RankDescription) -> PlanQueue:
         if not self.may_reorder:
             return PlanQueue()
-        return OrderedPlans(partial(OrderRegister, rank=rank.global_rank, num_ranks=rank.num_global_ranks))
+        return OrderedPlans(
+            partial(
+                OrderRegister,
+                rank=rank.order_rank,
+                num_ranks=rank.num_order_ranks,
+                is_across_hosts=rank.has_other_hosts,
+            )
+        )
+
+    @property
+    def ordered_plans(self) -> OrderedPlans | None:
+        """The plans of a rank whose order may change; None for any other rank."""
+        return self._plans if isinstance(self._plans, OrderedPlans) else None
 
     @property
     def pp_rank(self) -> int:

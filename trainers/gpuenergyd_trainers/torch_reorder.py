@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 
 from gpuenergyd.wire.messages import OrderRow
+from gpuenergyd_trainers.across_hosts.host_orders import find_hosts
+from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE, find_store_address
 from gpuenergyd_trainers.across_hosts.replica_paces import has_other_hosts
 from gpuenergyd_trainers.joining.handle import Call
 from gpuenergyd_trainers.joining.place import Place
@@ -76,8 +78,13 @@ def _refusal_of_place(place: Place) -> str:
         return "the pipeline is on several hosts"
     if place.stage.size > 1:
         return "the stages have several ranks"
-    if has_other_hosts():
-        return "the training has ranks on other hosts"
+    if not has_other_hosts():
+        return ""
+    elsewhere = "the training has ranks on other hosts, and"
+    if find_hosts() is None:
+        return f"{elsewhere} the launcher does not say where, or not equally many on each"
+    if find_store_address() is None:
+        return f"{elsewhere} no store: set MASTER_ADDR and MASTER_PORT, or {STORE_VARIABLE}"
     return ""
 
 
