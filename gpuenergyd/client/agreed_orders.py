@@ -73,6 +73,12 @@ class OrderedPlans(PlanQueue):
             self._known.clear()
             self._state()
 
+    @property
+    def bound_until(self) -> int:
+        """The iteration after the last one for which this host has promised orders to others; plans before it wait."""
+        register = self._register
+        return 0 if register is None else register.bound_until
+
     def bar_orders(self) -> None:
         """Follow no plan with an order any more, from the next undecided iteration on."""
         with self._lock:

@@ -69,6 +69,8 @@ class OrderRegister:
         self._rank, self._num_ranks = rank, num_ranks
         self._is_across_hosts = is_across_hosts
         """Whether the training has other hosts, which must run their orders in an iteration, too."""
+        self.bound_until = 0
+        """The iteration after the last one that this host has promised, as this rank saw it last."""
         self._path = folder / f"gpuenergyd-{os.getuid()}-{training_id}"
         self._is_named = True
         self._num_bytes = _SLOTS_BEGIN + num_ranks * _SLOT.size
@@ -113,7 +115,11 @@ class OrderRegister:
                 return False  # far behind: what was decided is not known any more
             slots = self._slots()
             if self._is_across_hosts:
-                window = next((own for own in self._windows() if own[0].covers(iteration_index)), None)
+                windows = self._windows()
+                self.bound_until = max(
+                    (own.end_iteration for own, verdict in windows if verdict is not Verdict.REFUSED), default=0
+                )
+                window = next((own for own in windows if own[0].covers(iteration_index)), None)
                 if window is not None and window[1] is Verdict.OPEN:
                     newest, promised, is_barred, _ = _HOST.unpack_from(self._map, _HOST_BEGIN)
                     if not is_barred:

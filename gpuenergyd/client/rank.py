@@ -456,7 +456,9 @@ class RankClient:
         assert self._reporter is not None
         if finished.captured == TIMETABLE:
             self._sender.timetables.add_replay(finished.plan_epoch, finished.recorded.times())
-        self._reporter.put(finished, launched_iteration_index=self._iteration_index)
+        # Iterations that are promised to other hosts are as good as launched: no plan can change them any more.
+        bound = 0 if self.ordered_plans is None else self.ordered_plans.bound_until
+        self._reporter.put(finished, launched_iteration_index=max(self._iteration_index, bound - 1))
 
     def _request_highest(self, plan: PreparedPlan, sm_clock_mhz: int) -> None:
         """Request a clock from the newest begin or end of an iteration on."""

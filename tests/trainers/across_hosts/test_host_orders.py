@@ -106,6 +106,7 @@ class Host:
         self.is_abandoned = False
 
     def exchange(self) -> None:
+        """Exchange through the store, as the carrier's thread does."""
         if self.is_abandoned:
             return
         with suppress(CutError):
@@ -319,6 +320,19 @@ def test_a_granted_window_is_followed_although_the_plan_is_withdrawn() -> None:
         rank.clear()
 
         assert [bool(rank.plan_for(k).order) for k in range(2, 7)] == [False, True, True, False, False]
+
+
+def test_promised_iterations_count_as_launched() -> None:
+    with one_host() as host:
+        rank = host.ranks[0]
+        assert rank.bound_until == 0
+        assert rank.promise(OrderWindow(0, 3, 5))
+        rank.plan_for(1)
+        assert rank.bound_until == 5
+        rank.settle(0, is_granted=False)
+        rank.plan_for(2)
+
+        assert rank.bound_until == 0
 
 
 def test_a_host_in_doubt_waits_gives_up_and_promises_nothing_more() -> None:
