@@ -1,12 +1,12 @@
 """All hosts of a training run their orders in an iteration or none does, whatever becomes of the links between them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given, settings
@@ -27,6 +27,7 @@ from gpuenergyd.core.distributed.order_windows import (
 from gpuenergyd_trainers.across_hosts.host_orders import HostExchange, TrainingHosts, find_hosts
 from tests.support.memory_store import MemoryStore
 
+T = TypeVar("T")
 ORDER = (("F", 0, 0), ("I", 0, 0), ("W", 0, 0))
 AHEAD = 3
 NUM_ITERATIONS = 36
@@ -76,7 +77,7 @@ class Link(MemoryStore):
         """Delete a key."""
         self._do(lambda: self.whole.delete(key))
 
-    def _do(self, act: Any) -> Any:
+    def _do(self, act: Callable[[], T]) -> T:
         if any(begin <= self.now < end for begin, end in self.cuts):
             raise CutError
         if self.fails_in is not None:
@@ -129,14 +130,14 @@ def hosts(num_hosts: int, num_ranks: int, cuts: Sequence[tuple[int, float, float
         for number in range(num_hosts):
             folder = Path(name) / str(number)
             folder.mkdir()
-            own = [(begin, begin + length) for host, begin, length in cuts if host == number]
-            found.append(Host(number, num_hosts, num_ranks, folder, Link(whole=store, cuts=own)))
+            own_cuts = [(begin, begin + length) for host, begin, length in cuts if host == number]
+            found.append(Host(number, num_hosts, num_ranks, folder, Link(whole=store, cuts=own_cuts)))
         try:
             yield found
         finally:
             for host in found:
-                for own in host.ranks:
-                    own.close()
+                for rank in host.ranks:
+                    rank.close()
 
 
 # --- all or none ---
