@@ -50,7 +50,7 @@ class Verdict(IntEnum):
 
 
 class OrderRegister:
-    """One rank's access to the register of its training.
+    """One rank's access to the register of its training; `host` is its number, None where there is one alone.
 
     Raises:
         OSError: there is no shared memory, or the file belongs to somebody else.
@@ -64,14 +64,15 @@ class OrderRegister:
         num_ranks: int,
         folder: Path = _FOLDER,
         *,
-        is_across_hosts: bool = False,
+        host: int | None = None,
     ) -> None:
         self._rank, self._num_ranks = rank, num_ranks
-        self._is_across_hosts = is_across_hosts
+        self._is_across_hosts = host is not None
         """Whether the training has other hosts, which must run their orders in an iteration, too."""
         self.bound_until = 0
         """The iteration after the last one that this host has promised, as this rank saw it last."""
-        self._path = folder / f"gpuenergyd-{os.getuid()}-{training_id}"
+        # Launchers may start several hosts' processes on one machine, with one daemon.
+        self._path = folder / f"gpuenergyd-{os.getuid()}-{training_id}{'' if host is None else f'-{host}'}"
         self._is_named = True
         self._num_bytes = _SLOTS_BEGIN + num_ranks * _SLOT.size
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -77,8 +77,8 @@ class RankDescription:
     """Number of this rank among the ranks of the training on this host, which agree on running other orders of
     instructions."""
     num_order_ranks: int = 1
-    has_other_hosts: bool = False
-    """Whether the training has ranks on other hosts, which must run their orders in an iteration, too."""
+    host: int | None = None
+    """Number of this rank's host; None if the training has no other hosts, which must run their orders, too."""
     is_first: bool = True
     """Whether this is the first rank of the training, which tells the user that the job was joined and has ended."""
     is_replayed: bool = False
@@ -176,7 +176,7 @@ class RankClient:
                 OrderRegister,
                 rank=rank.order_rank,
                 num_ranks=rank.num_order_ranks,
-                is_across_hosts=rank.has_other_hosts,
+                host=rank.host,
             )
         )
 

@@ -97,9 +97,7 @@ class Host:
         self.link = link
         self.given_up_at: list[int] = []
         self.ranks = [
-            OrderedPlans(
-                partial(OrderRegister, rank=rank, num_ranks=num_ranks, folder=folder, is_across_hosts=True), self.pause
-            )
+            OrderedPlans(partial(OrderRegister, rank=rank, num_ranks=num_ranks, folder=folder, host=number), self.pause)
             for rank in range(num_ranks)
         ]
         self.carrier = HostExchange(self.ranks[0], number, num_hosts)
@@ -128,10 +126,8 @@ def hosts(num_hosts: int, num_ranks: int, cuts: Sequence[tuple[int, float, float
     with TemporaryDirectory() as name:
         found = []
         for number in range(num_hosts):
-            folder = Path(name) / str(number)
-            folder.mkdir()
             own_cuts = [(begin, begin + length) for host, begin, length in cuts if host == number]
-            found.append(Host(number, num_hosts, num_ranks, folder, Link(whole=store, cuts=own_cuts)))
+            found.append(Host(number, num_hosts, num_ranks, Path(name), Link(whole=store, cuts=own_cuts)))
         try:
             yield found
         finally:

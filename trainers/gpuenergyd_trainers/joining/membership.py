@@ -236,6 +236,7 @@ def join(
 def _open_client(options: JoinOptions, rank: PipelineRank, membership: Membership) -> RankClient:
     timer = options.timer
     is_cuda = getattr(rank.device, "type", None) == "cuda"
+    hosts = find_hosts()
     description = RankDescription(
         job_name=options.job,
         run_key=membership.run_key,
@@ -256,7 +257,7 @@ def _open_client(options: JoinOptions, rank: PipelineRank, membership: Membershi
         tags=membership.tags,
         order_rank=rank.everyone.rank,
         num_order_ranks=rank.everyone.size,
-        has_other_hosts=has_other_hosts(),
+        host=hosts.host if has_other_hosts() and hosts is not None else None,
         is_first=rank.place.is_first,
     )
     return RankClient(
