@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -9,22 +10,35 @@ from dataclasses import replace
 from gpuenergyd.client.order_register import OrderRegister
 from gpuenergyd.client.plans import NO_PLAN, PlanQueue, PreparedPlan
 from gpuenergyd.core.distributed.order_consent import PlannedOrder, turns_of
+from gpuenergyd.core.distributed.order_windows import HostOffer, OrderWindow
 
 logger = logging.getLogger("gpuenergyd.client")
 _KEPT = 8
 """Plans that may still be due: blocks at full speed are sent with the plan that follows them."""
+_PAUSE_S = 0.002
+DOUBT_LIMIT_S = 5.0
+"""The longest time that the begin of an iteration waits for other hosts' verdict: once in a run."""
+
+
+def _paused(num_pauses: int) -> bool:
+    """Wait a little for a verdict; return False if that has taken too long."""
+    time.sleep(_PAUSE_S)
+    return num_pauses * _PAUSE_S < DOUBT_LIMIT_S
 
 
 class OrderedPlans(PlanQueue):
     """Plans of a rank whose order of instructions may change.
 
     `open_register` opens the register of a training by its id. The reporter thread adds plans, the training thread
-    follows them; a lock orders both, held for microseconds.
+    follows them, and of one rank per host another thread agrees with other hosts; a lock orders them, held for
+    microseconds. `pause` waits a little while this host is in doubt about other hosts, and is told how often it has
+    waited; it returns False to give up.
     """
 
-    def __init__(self, open_register: Callable[[str], OrderRegister]) -> None:
+    def __init__(self, open_register: Callable[[str], OrderRegister], pause: Callable[[int], bool] = _paused) -> None:
         super().__init__()
         self._open_register = open_register
+        self._pause = pause
         self._lock = threading.Lock()
         self._known: deque[PlannedOrder] = deque(maxlen=_KEPT)
         self._register: OrderRegister | None = None
@@ -59,6 +73,12 @@ class OrderedPlans(PlanQueue):
             self._known.clear()
             self._state()
 
+    @property
+    def bound_until(self) -> int:
+        """The iteration after the last one for which this host has promised orders to others; plans before it wait."""
+        register = self._register
+        return 0 if register is None else register.bound_until
+
     def bar_orders(self) -> None:
         """Follow no plan with an order any more, from the next undecided iteration on."""
         with self._lock:
@@ -75,9 +95,10 @@ class OrderedPlans(PlanQueue):
 
     def plan_for(self, iteration_index: int) -> PreparedPlan:
         """Return the plan of this iteration: one with an order if all ranks of the training have one."""
-        with self._lock:
-            is_agreed = self._is_agreed(iteration_index)
-            self._first_iteration = iteration_index + 1
+        is_agreed, num_pauses = self._decided(iteration_index), 0
+        while is_agreed is None:
+            num_pauses += 1
+            is_agreed = self._decided(iteration_index, gives_up=not self._pause(num_pauses))
         super().plan_for(iteration_index)  # after the decision: the plan that it rests on has come before
         return self._ordered if is_agreed else self._plain
 
@@ -93,17 +114,55 @@ class OrderedPlans(PlanQueue):
         # Orders that were agreed on for this iteration are still run: that needs no daemon. Later epochs begin anew.
         self._ordered = replace(self._ordered, plan_epoch=0)
 
-    def _is_agreed(self, iteration_index: int) -> bool:
-        if self._decide(iteration_index):
-            return True
-        if not self._next_training_id:
-            return False
-        self._open_next()
-        self._state()
-        return self._decide(iteration_index)
+    # --- between hosts, by another thread ---
 
-    def _decide(self, iteration_index: int) -> bool:
-        return self._register is not None and self._register.decide(iteration_index)
+    def offer(self) -> HostOffer | None:
+        """Return what this host publishes for the others; None before there is a plan with an order."""
+        with self._lock:
+            return None if self._register is None else self._register.offer()
+
+    def promise(self, window: OrderWindow) -> bool:
+        """Promise a window for this host; return whether it could."""
+        with self._lock:
+            return self._register is not None and self._register.promise(window)
+
+    def open_window(self) -> tuple[OrderWindow, bool] | None:
+        """Return the window whose verdict this host does not know, and whether a rank waits for it."""
+        with self._lock:
+            return None if self._register is None else self._register.open_window()
+
+    def settle(self, number: int, *, is_granted: bool) -> None:
+        """Record the verdict on a window for all ranks of this host."""
+        with self._lock:
+            if self._register is not None:
+                self._register.settle(number, is_granted=is_granted)
+
+    def _decided(self, iteration_index: int, *, gives_up: bool = False) -> bool | None:
+        """Return whether the ranks run their orders in an iteration; None while this host is in doubt about that."""
+        with self._lock:
+            is_agreed = self._is_agreed(iteration_index)
+            if is_agreed is None and gives_up:
+                assert self._register is not None
+                is_agreed = self._register.give_up(iteration_index)
+                logger.warning("gpuenergyd: other hosts are out of reach; the order of instructions changes no more")
+            if is_agreed is not None:
+                self._first_iteration = iteration_index + 1
+        return is_agreed
+
+    def _is_agreed(self, iteration_index: int) -> bool | None:
+        is_agreed = self._decide(iteration_index)
+        if is_agreed is not False or not self._next_training_id:
+            return is_agreed
+        if self._register is not None and self._register.is_bound(iteration_index):
+            return False  # other ranks of this host may still follow what it has promised
+        self._open_next()
+        # Nothing is stated in the next register yet, so that the answer is no, and promises begin later.
+        is_agreed = self._decide(iteration_index)
+        self._state()
+        return is_agreed
+
+    def _decide(self, iteration_index: int) -> bool | None:
+        return False if self._register is None else self._register.decide(iteration_index)
 
     def _open_next(self) -> None:
         """Leave the present register for the next one; without one, no order is run."""

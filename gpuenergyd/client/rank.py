@@ -73,9 +73,12 @@ class RankDescription:
     """Whether plans may bring another order of instructions; None for GPUENERGYD_JOB_ALLOW_REORDER, else False."""
     reorder_refusal: str = "the order of this schedule cannot be changed from outside"
     """Why the rank takes no other order, whatever is allowed; empty if it does."""
-    global_rank: int = 0
-    """Number of this rank among all of the training, which agree on running other orders of instructions."""
-    num_global_ranks: int = 1
+    order_rank: int = 0
+    """Number of this rank among the ranks of the training on this host, which agree on running other orders of
+    instructions."""
+    num_order_ranks: int = 1
+    host: int | None = None
+    """Number of this rank's host; None if the training has no other hosts, which must run their orders, too."""
     is_first: bool = True
     """Whether this is the first rank of the training, which tells the user that the job was joined and has ended."""
     is_replayed: bool = False
@@ -168,7 +171,19 @@ class RankClient:
     def _open_plans(self, rank: RankDescription) -> PlanQueue:
         if not self.may_reorder:
             return PlanQueue()
-        return OrderedPlans(partial(OrderRegister, rank=rank.global_rank, num_ranks=rank.num_global_ranks))
+        return OrderedPlans(
+            partial(
+                OrderRegister,
+                rank=rank.order_rank,
+                num_ranks=rank.num_order_ranks,
+                host=rank.host,
+            )
+        )
+
+    @property
+    def ordered_plans(self) -> OrderedPlans | None:
+        """The plans of a rank whose order may change; None for any other rank."""
+        return self._plans if isinstance(self._plans, OrderedPlans) else None
 
     @property
     def pp_rank(self) -> int:
@@ -441,7 +456,9 @@ class RankClient:
         assert self._reporter is not None
         if finished.captured == TIMETABLE:
             self._sender.timetables.add_replay(finished.plan_epoch, finished.recorded.times())
-        self._reporter.put(finished, launched_iteration_index=self._iteration_index)
+        # Iterations that are promised to other hosts are as good as launched: no plan can change them any more.
+        bound = 0 if self.ordered_plans is None else self.ordered_plans.bound_until
+        self._reporter.put(finished, launched_iteration_index=max(self._iteration_index, bound - 1))
 
     def _request_highest(self, plan: PreparedPlan, sm_clock_mhz: int) -> None:
         """Request a clock from the newest begin or end of an iteration on."""

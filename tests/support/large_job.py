@@ -132,6 +132,16 @@ class CountingStore:
         self._count(key, 8)
         return self.store.add(key, amount)
 
+    def set_once(self, key: str, value: str) -> bytes:
+        """Write a key unless it has a value."""
+        self._count(key, len(value))
+        return self.store.set_once(key, value)
+
+    def delete(self, key: str) -> None:
+        """Delete a key."""
+        self._count(key, 0)
+        self.store.delete(key)
+
     def _count(self, key: str, value_bytes: int) -> None:
         self.num_bytes += OPERATION_BYTES + len(self.prefix) + len(key) + value_bytes
         self.num_operations += 1

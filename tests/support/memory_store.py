@@ -29,3 +29,11 @@ class MemoryStore:
         """Add to a counter, which starts at 0, and return it."""
         self.counters[key] = self.counters.get(key, 0) + amount
         return self.counters[key]
+
+    def set_once(self, key: str, value: str) -> bytes:
+        """Write a key unless it has a value; return its value."""
+        return self.values.setdefault(key, value.encode())
+
+    def delete(self, key: str) -> None:
+        """Delete a key if there is one."""
+        self.values.pop(key, None)

@@ -232,10 +232,18 @@ def test_a_schedule_whose_sums_or_messages_might_change_is_refused(
     assert bool(refusal) == bool(why)
 
 
-def test_ranks_on_other_hosts_cannot_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_on_other_hosts_agree_if_they_know_their_hosts_and_share_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "GPUENERGYD_STORE"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     monkeypatch.setenv("WORLD_SIZE", "8")
-    assert reorder_refusal(make_schedule(), [make_stage()], FOUR) == "the training has ranks on other hosts"
+    assert "the launcher does not say where" in reorder_refusal(make_schedule(), [make_stage()], FOUR)
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert "no store: set MASTER_ADDR and MASTER_PORT" in reorder_refusal(make_schedule(), [make_stage()], FOUR)
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert reorder_refusal(make_schedule(), [make_stage()], FOUR) == ""
 
 
 def test_real_schedules_are_known(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Unpack
 from gpuenergyd.client.timing.recorder import NOT_RECORDED
 from gpuenergyd.core.pipeline.graph import Schedule
 from gpuenergyd.core.pipeline.schedules import make_schedule
+from gpuenergyd_trainers.across_hosts.host_orders import find_hosts
 from gpuenergyd_trainers.joining.handle import Call, Handle, WrappedAttribute
 from gpuenergyd_trainers.joining.membership import JoinKeywords, JoinOptions, PipelineRank, join
 from gpuenergyd_trainers.joining.memory import CudaMemory, MemoryMeter, MicrobatchMemory
@@ -201,7 +202,7 @@ def attach(
             place=place,
             device=own[0].device,
             reorder_refusal=_reorder_refusal(schedule, own, place),
-            everyone=_global_rank(),
+            everyone=_rank_here(),
         )
 
     def make_handle(rank: OrderedRank) -> PipelineHandle:
@@ -232,10 +233,13 @@ def _reorder_refusal(schedule: Any, stages: Sequence[Any], place: Place) -> str:
     return reorder_refusal(schedule, stages, place)
 
 
-def _global_rank() -> Coordinate:
-    """Return the position of this process among all of the training."""
+def _rank_here() -> Coordinate:
+    """Return the position of this process among those of the training on this host."""
     import torch.distributed as dist  # noqa: PLC0415  as above
 
+    hosts = find_hosts()
+    if hosts is not None and hosts.num_hosts > 1:
+        return Coordinate(hosts.local_rank, hosts.num_local_ranks)
     return Coordinate(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else Coordinate()
 
 

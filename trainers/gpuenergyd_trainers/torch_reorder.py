@@ -2,9 +2,10 @@
 
 Each iteration runs either torch's own method or, if the plan of the iteration brings an order, `ReorderedSteps`. That
 one posts the same receives and sends, in the same batches and sequence, as torch's Schedule1F1B does, and runs weight
-gradients between posting and waiting. All ranks of a training, replicas included, run their orders in an iteration, or
-none does (`gpuenergyd.client.agreed_orders`); ranks in different orders would still fit together. The orders offered
-keep the sequence in which each parameter's gradients are accumulated (`gpuenergyd.core.pipeline.reorder`).
+gradients between posting and waiting. All ranks of a training, replicas on other hosts included, run their orders in an
+iteration, or none does (`gpuenergyd.client.agreed_orders`); ranks in different orders would still fit together. The
+orders offered keep the sequence in which each parameter's gradients are accumulated
+(`gpuenergyd.core.pipeline.reorder`).
 """
 
 import inspect
@@ -16,6 +17,8 @@ import torch
 import torch.distributed as dist
 
 from gpuenergyd.wire.messages import OrderRow
+from gpuenergyd_trainers.across_hosts.host_orders import find_hosts
+from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE, find_store_address
 from gpuenergyd_trainers.across_hosts.replica_paces import has_other_hosts
 from gpuenergyd_trainers.joining.handle import Call
 from gpuenergyd_trainers.joining.place import Place
@@ -76,8 +79,16 @@ def _refusal_of_place(place: Place) -> str:
         return "the pipeline is on several hosts"
     if place.stage.size > 1:
         return "the stages have several ranks"
-    if has_other_hosts():
-        return "the training has ranks on other hosts"
+    return _refusal_of_hosts() if has_other_hosts() else ""
+
+
+def _refusal_of_hosts() -> str:
+    """Return why this host cannot agree with the others; empty if it can."""
+    elsewhere = "the training has ranks on other hosts, and"
+    if find_hosts() is None:
+        return f"{elsewhere} the launcher does not say where, or not equally many on each"
+    if find_store_address() is None:
+        return f"{elsewhere} no store: set MASTER_ADDR and MASTER_PORT, or {STORE_VARIABLE}"
     return ""
 
 

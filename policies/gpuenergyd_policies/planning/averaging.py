@@ -5,7 +5,11 @@ Theory of operation. The dual of planning is a flow of prices along paths (see `
 those nearly as long share the next part of the flow if they exceed the deadline; otherwise the flow falls towards the
 power of waiting, below which time has no use. A single longest path would touch too few instructions. The mean
 durations approach the optimum, and any flow proves a bound. Long pipelines begin with the flow of a short one (see
-`shortening`), scaled by what proves most.
+`shortening`).
+
+A step's own durations exceed the deadline where their mean would not, so that steps alone settle at too much flow. The
+mean flow is therefore scaled by what proves most, twice, and averaging goes on with little more or less than that; only
+durations of the last part count.
 """
 
 from dataclasses import dataclass
@@ -46,8 +50,10 @@ LATER_STEPS = 4
 PRICE_STEPS, PRICE_ROUNDS = QUICK_STEPS // 4, 10
 """Flows that are averaged, and prices that are tried, to find the deadline of a short pipeline."""
 SCALES = (0.8, 1.2)
-"""How much more or less flow than the short pipeline's is tried on the long one."""
-NUM_SCALES = 12
+"""How much more or less flow than the mean one is tried."""
+NUM_SCALES = 17
+NARROWER = (0.1, 0.03)
+"""How much more or less flow than the scaled one steps charge, in the two parts after a pipeline's first steps."""
 _LEAST_FLOW_RATIO = 1.02
 """Above this multiple of the power of waiting, flow counts as limited by the deadline."""
 
@@ -132,8 +138,10 @@ class FlowAveraging:
             found = self._averaged(graph, self._deadline_s, num_steps)
         else:
             found = self._from_short(short, num_steps)
+        if found.flow_w > 0.0:
+            found = self._scaled(graph, self._deadline_s, found)
         prices = np.asarray(found.averages.price)
-        cost_j = self._bound_j(found, 1.0)
+        cost_j = self._bound_j(graph, self._deadline_s, found, 1.0)
         prices_w, durations_s = np.empty(n), np.empty(n)
         prices_w[self._order], durations_s[self._order] = prices, found.averages.duration
         is_limited = found.flow_w > _LEAST_FLOW_RATIO * self._least_w
@@ -142,14 +150,41 @@ class FlowAveraging:
     def _averaged(self, graph: PricedGraph, deadline_s: float, num_steps: int, *, with_edges: bool = False) -> _Flow:
         """Return the mean flow of all steps; a first estimate limits what a step charges."""
         most_w = self._most_w
-        for steps in (QUICK_STEPS, num_steps):
+        first_steps = max(1, num_steps // 2)
+        for steps in (QUICK_STEPS, first_steps):
             most_w = max(most_w, 2 * self._least_w)
             averages = _no_averages(graph, num_edges=len(graph.pred_node) if with_edges else 0)
             flow_w, latency_j = average_flows(
                 graph, averages, deadline_s, self._least_w, most_w, self._tolerance_s, (0, steps), (0.0, 0.0)
             )
             most_w = min(most_w, ROOM_RATIO * flow_w)
-        return _Flow(averages, flow_w, latency_j, num_steps)
+        found = _Flow(averages, flow_w, latency_j, first_steps)
+        return self._narrowed(graph, deadline_s, found, num_steps - first_steps)
+
+    def _narrowed(self, graph: PricedGraph, deadline_s: float, found: _Flow, num_steps: int) -> _Flow:
+        """Return the mean of a flow, scaled, and of so many further steps near it; durations of the last part alone."""
+        for room in NARROWER:
+            if found.flow_w <= 0.0:
+                break
+            scaled = self._scaled(graph, deadline_s, found)
+            averages = _no_averages(graph)._replace(price=scaled.averages.price, edge=scaled.averages.edge)
+            limits_w = max(self._least_w, (1 - room) * scaled.flow_w), (1 + room) * scaled.flow_w
+            first, last = found.num_steps, found.num_steps + max(1, num_steps // len(NARROWER))
+            flow_w, latency_j = average_flows(
+                graph, averages, deadline_s, *limits_w, self._tolerance_s, (first, last),
+                (scaled.flow_w, scaled.latency_j),
+            )  # fmt: skip
+            found = _Flow(averages, flow_w, latency_j, last)
+        return found
+
+    def _scaled(self, graph: PricedGraph, deadline_s: float, found: _Flow) -> _Flow:
+        """Return a flow scaled by what proves most, with the same durations."""
+        least = max(SCALES[0], self._least_w / found.flow_w)
+        scales = np.linspace(least, max(least, SCALES[1]), NUM_SCALES).tolist()
+        scale = max([1.0, *scales], key=lambda scale: self._bound_j(graph, deadline_s, found, scale))
+        price, edge = (floats(scale * np.asarray(own)) for own in (found.averages.price, found.averages.edge))
+        averages = found.averages._replace(price=price, edge=edge)
+        return _Flow(averages, scale * found.flow_w, scale * found.latency_j, found.num_steps)
 
     def _from_short(self, short: ShortPipeline, num_steps: int) -> _Flow:
         """Return the flow of the short pipeline carried over, then averaged further on the long one."""
@@ -164,17 +199,7 @@ class FlowAveraging:
         latency_j = divide_flow(graph, floats(short.divided(edge_flow, np.diff(np.asarray(graph.pred)))), prices)
         averages = _no_averages(graph)._replace(price=prices)
         carried = _Flow(averages, found.flow_w, latency_j, num_steps)
-        least = max(SCALES[0], self._least_w / found.flow_w)
-        scales = np.linspace(least, max(least, SCALES[1]), NUM_SCALES).tolist()
-        scale = max(scales, key=lambda scale: self._bound_j(carried, scale))
-        averages = averages._replace(price=floats(scale * np.asarray(prices)))
-        most_w = max(2 * self._least_w, ROOM_RATIO * scale * found.flow_w)
-        first, last = num_steps, num_steps + num_steps // LATER_STEPS
-        flow_w, latency_j = average_flows(
-            graph, averages, self._deadline_s, self._least_w, most_w, self._tolerance_s, (first, last),
-            (scale * found.flow_w, scale * latency_j),
-        )  # fmt: skip
-        return _Flow(averages, flow_w, latency_j, last)
+        return self._narrowed(graph, self._deadline_s, carried, num_steps // LATER_STEPS)
 
     def _short_deadline_s(self, short: ShortPipeline) -> float:
         """Return the deadline at which a second has the same price in the short pipeline as in the long one.
@@ -209,10 +234,10 @@ class FlowAveraging:
         share = 0.0 if span_s <= 0 else min(1.0, max(0.0, (self._deadline_s - fast[1]) / span_s))
         return fast[0] + share * (slow[0] - fast[0])
 
-    def _bound_j(self, found: _Flow, scale: float) -> float:
-        """Return the bound on effective energy that a flow proves when it is scaled."""
-        cost_j = priced_cost(self._pipeline.graph, self._costs_j, found.averages.price, scale, found.averages.vertex)
-        return cost_j + scale * (found.latency_j - found.flow_w * self._deadline_s)
+    def _bound_j(self, graph: PricedGraph, deadline_s: float, found: _Flow, scale: float) -> float:
+        """Return the bound on effective energy that a flow through a graph proves when it is scaled."""
+        cost_j = priced_cost(graph, self._costs_j, found.averages.price, scale, found.averages.vertex)
+        return cost_j + scale * (found.latency_j - found.flow_w * deadline_s)
 
 
 def _no_averages(graph: PricedGraph, num_edges: int = 0) -> Averages:

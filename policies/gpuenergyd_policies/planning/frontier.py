@@ -22,10 +22,9 @@ from gpuenergyd_policies.planning.averaging import LONG, QUICK_STEPS, AveragedPr
 from gpuenergyd_policies.planning.discrete.rounding import RoundedPlan
 from gpuenergyd_policies.planning.exact.sweep import Sweep
 from gpuenergyd_policies.planning.exact.tables import FloatArray
-from gpuenergyd_policies.planning.large import TOO_LARGE, LargePipeline
+from gpuenergyd_policies.planning.large import REFINED_GAP, TOO_LARGE, LargePipeline
 from gpuenergyd_policies.planning.problem import (
     LARGE_PIPELINE,
-    WIDE_GAP,
     Effort,
     PlanningProblem,
     later_deadlines_s,
@@ -263,7 +262,7 @@ def _solve_large(pipeline: LargePipeline, deadline_s: float, *, forced: bool, ef
     least_s = pipeline.slowest_time_s if forced or found.is_limited else end_s
     wanted_s = min(wanted_s, end_s)
     bound_j = found.cost_bound_j + idle_w * plan.makespan_s
-    if effort is Effort.FULL and plan.cost_j - found.cost_bound_j > WIDE_GAP * bound_j:
+    if effort is Effort.FULL and plan.cost_j - found.cost_bound_j > REFINED_GAP * bound_j:
         plan = pipeline.refined(plan, wanted_s)
     tables = pipeline.tables
     durations_s, energies_j = tables.times_s[plan.options].tolist(), tables.energies_j[plan.options].tolist()

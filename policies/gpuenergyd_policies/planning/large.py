@@ -24,6 +24,8 @@ WINDOW, DEEP_WINDOW = 4096, 768
 """Instructions of windows of time in refinement; the sweep of a window takes longer with more stages."""
 MANY_RANKS = 24
 """Ranks above which windows are small."""
+REFINED_GAP = 1e-3
+"""Gap of a rounded plan to its bound, as a share of the energy, above which windows are re-optimized."""
 WINDOW_TOLERANCE = 1e-3
 """Thinning tolerance of windows."""
 

@@ -33,6 +33,14 @@ class Store(Protocol):
         """Add to a counter, initially 0, and return its new value."""
         ...
 
+    def set_once(self, key: str, value: str) -> bytes:
+        """Write a key unless it has a value already; return its value."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Delete a key if there is one."""
+        ...
+
 
 class JobStore:
     """A client of the job's TCPStore; its keys have a prefix that is unique to this run."""
@@ -73,6 +81,14 @@ class JobStore:
     def add(self, key: str, amount: int) -> int:
         """Add to a counter, initially 0, and return its new value."""
         return int(self._store.add(f"{self._prefix}/{key}", amount))
+
+    def set_once(self, key: str, value: str) -> bytes:
+        """Write a key unless it has a value already, in one request; return its value."""
+        return bytes(self._store.compare_set(f"{self._prefix}/{key}", "", value))
+
+    def delete(self, key: str) -> None:
+        """Delete a key if there is one."""
+        self._store.delete_key(f"{self._prefix}/{key}")
 
 
 def find_store_address(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:

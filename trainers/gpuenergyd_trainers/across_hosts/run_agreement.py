@@ -47,6 +47,14 @@ class RunStore:
         """Add to a counter, initially 0, and return its new value."""
         return self.store.add(f"{self.run}/{key}", amount)
 
+    def set_once(self, key: str, value: str) -> bytes:
+        """Write a key unless it has a value already; return its value."""
+        return self.store.set_once(f"{self.run}/{key}", value)
+
+    def delete(self, key: str) -> None:
+        """Delete a key if there is one."""
+        self.store.delete(f"{self.run}/{key}")
+
 
 @dataclass(slots=True)
 class RunAgreement:

@@ -15,6 +15,7 @@ from gpuenergyd.client.plans import AgreedPlans
 from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.client.timing.recorder import InstructionTimer
 from gpuenergyd.wire.messages import OrderRow
+from gpuenergyd_trainers.across_hosts.host_orders import HostOrders, find_hosts
 from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE, JobStore, Store, find_store_address
 from gpuenergyd_trainers.across_hosts.pipeline_member import PipelineMember
 from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
@@ -89,7 +90,7 @@ class PipelineRank:
     reorder_refusal: str = "the order of this schedule cannot be changed from outside"
     """Why the order of instructions cannot change while the program runs; empty if it can."""
     everyone: Coordinate = field(default_factory=Coordinate)
-    """The position among all ranks of the training, where its order can change."""
+    """The position among all ranks of the training on this host, where its order can change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +133,25 @@ def _pipeline_on_one_host(place: Place, run_key: str, address: tuple[str, int] |
     """Return the membership of a rank whose whole pipeline is on this host."""
 
     def start_exchange(client: RankClient, socket_path: str | None) -> Callable[[], None] | None:
-        """Exchange paces with replicas on other hosts; the pipeline's first rank does so for all."""
-        if not place.leads_replica or address is None or not has_other_hosts():
+        """Exchange paces with replicas on other hosts, and agree with these hosts on orders.
+
+        The pipeline's first rank does the one for all its ranks, the host's first rank the other.
+        """
+        if address is None or not has_other_hosts():
             return None
         connect = _connection_to(address, run_key)
-        return ReplicaOnOneHost(client, connect, dp_rank=place.replica, socket_path=socket_path).stop
+        ends: list[Callable[[], None]] = []
+        if place.leads_replica:
+            ends.append(ReplicaOnOneHost(client, connect, dp_rank=place.replica, socket_path=socket_path).stop)
+        plans, hosts = client.ordered_plans, find_hosts()
+        if plans is not None and hosts is not None and hosts.local_rank == 0:
+            ends.append(HostOrders(plans, hosts, connect, lambda: client.iteration_index).stop)
+
+        def end() -> None:
+            for own in ends:
+                own()
+
+        return end if ends else None
 
     return Membership(
         run_key=run_key,
@@ -221,6 +236,7 @@ def join(
 def _open_client(options: JoinOptions, rank: PipelineRank, membership: Membership) -> RankClient:
     timer = options.timer
     is_cuda = getattr(rank.device, "type", None) == "cuda"
+    hosts = find_hosts()
     description = RankDescription(
         job_name=options.job,
         run_key=membership.run_key,
@@ -239,8 +255,9 @@ def _open_client(options: JoinOptions, rank: PipelineRank, membership: Membershi
         allow_reorder=options.allow_reorder,
         reorder_refusal=rank.reorder_refusal,
         tags=membership.tags,
-        global_rank=rank.everyone.rank,
-        num_global_ranks=rank.everyone.size,
+        order_rank=rank.everyone.rank,
+        num_order_ranks=rank.everyone.size,
+        host=hosts.host if has_other_hosts() and hosts is not None else None,
         is_first=rank.place.is_first,
     )
     return RankClient(

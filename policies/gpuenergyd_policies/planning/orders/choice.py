@@ -21,7 +21,7 @@ from gpuenergyd_policies.planning.plan_evaluation import baseline
 
 SHORT_PIPELINE = 1_600
 """Instructions up to which orders are compared with all microbatches, and neighbours swapped."""
-SHORT_ROUNDS = ((24, 2), (12, 3), (1, 4))
+SHORT_ROUNDS = ((12, 2), (1, 4))
 """Microbatches per rank with which orders of longer pipelines are compared, by the least number of ranks."""
 DEEP_PIPELINE = 24
 """Ranks from which a pipeline counts as deep."""
