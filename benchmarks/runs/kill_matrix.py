@@ -1,6 +1,6 @@
 """Kill client, daemon, worker, policy host or all of them at random moments and check that no GPU stays lowered.
 
-    python benchmarks/runs/kill_matrix.py --trials 1000 --seed 1 [--lever power-limits] [--policy cost] [--json]
+    python benchmarks/runs/kill_matrix.py --trials 1000 --seed 1 [--lever power-limits] [--policy cost] [--commands] [--json]
 
 Prints how long GPUs stayed lowered after a client died (99th percentile) and after a part of the daemon died (maximum;
 the remaining processes restore, or `gpuenergyd restore` if all are dead), and whether the database survived. For
@@ -33,6 +33,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lever", choices=[*Lever], help="what the daemon may set; without it, both")
     parser.add_argument("--policy", default="uniform", help="policy of the jobs: uniform or cost")
+    parser.add_argument("--commands", action="store_true", help="change GPUs by programs, as the command driver does")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.trials < 1:
@@ -43,7 +44,13 @@ def main() -> int:
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="kill-matrix-") as folder:
         levers = (Lever(options.lever),) if options.lever else tuple(Lever)
-        rig = KillRig(Path(folder), random.Random(options.seed), policy=options.policy, levers=levers)
+        rig = KillRig(
+            Path(folder),
+            random.Random(options.seed),
+            policy=options.policy,
+            levers=levers,
+            uses_commands=options.commands,
+        )
         try:
             for trial in rig.run(options.trials):
                 trials.append(trial)

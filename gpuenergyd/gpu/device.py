@@ -1,6 +1,6 @@
 """Protocols of a GPU driver: GpuReader needs no privilege, GpuController does."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -104,6 +104,23 @@ class GpuReader(Protocol):
 
     def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
         """Return the host pids of the processes that compute on the GPU."""
+        ...
+
+    def release(self, gpu_uuids: Collection[str]) -> None:
+        """Let go of all driver handles of GPUs, for a reset, a MIG change or a driver upgrade; the others go on.
+
+        Raises:
+            GpuNotFoundError, DriverError: as named.
+        """
+        ...
+
+    def reopen(self, gpu_uuids: Collection[str]) -> tuple[GpuIdentity, ...]:
+        """Open released GPUs again; return their identities, which may have changed.
+
+        Raises:
+            GpuLostError: a GPU is not there; the ones that are there are open.
+            DriverError: the driver cannot be opened.
+        """
         ...
 
     def close(self) -> None:

@@ -39,9 +39,16 @@ def api_description() -> dict[str, Any]:
             "version": version("gpuenergyd"),
             "description": "HTTP/1.1 on a Unix socket; instants (`_mono_ns`) are the host's monotonic clock in ns.",
         },
-        "paths": {**{route.path: _path(route) for route in ROUTES}, **zeusd_paths(_ERRORS)},
+        "paths": {**_paths(), **zeusd_paths(_ERRORS)},
         "components": {"schemas": schemas},
     }
+
+
+def _paths() -> dict[str, Any]:
+    paths: dict[str, Any] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {}).update(_path(route))
+    return paths
 
 
 def _path(route: Route) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any, Protocol
 
+from gpuenergyd.core.job.description import OptionSource
+from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.measurements.savings import Interval, SavingEstimate, saved_power_w, sum_of_significant
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.outcome import expectation
@@ -28,6 +30,7 @@ from gpuenergyd.daemon.settings import Mode, Settings
 from gpuenergyd.gpu.link.messages import GpuHealth
 from gpuenergyd.store import WriterStatus
 from gpuenergyd.store.database import sqlite_path
+from gpuenergyd.wire.messages import RankRegistration
 
 _NS_PER_S = 1e9
 _VERSION = version("gpuenergyd")
@@ -59,7 +62,9 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
     history_trouble = f"history: {history.reason}" if history.reason else None
     reasons = [reason for reason in (daemon.worker.trouble, history_trouble, carbon_trouble) if reason]
     # GPUs without control rights are normal in observe mode.
-    normal = {GpuHealth.OK, GpuHealth.OBSERVE_ONLY} if daemon.settings.mode is Mode.OBSERVE else {GpuHealth.OK}
+    normal = {GpuHealth.OK, GpuHealth.RELEASED}
+    if daemon.settings.mode is Mode.OBSERVE:
+        normal.add(GpuHealth.OBSERVE_ONLY)
     reasons += [
         f"GPU {gpu.identity.gpu_uuid} is {gpu.health}: {gpu.detail}" for gpu in daemon.gpus if gpu.health not in normal
     ]
@@ -124,7 +129,7 @@ def _files(settings: Settings) -> dict[str, str | None]:
         "history_path": sqlite_path(settings.database_url),
         "journal_path": settings.journal_path,
         "carbon_path": settings.carbon_file_path if settings.carbon_zone is not None else None,
-        "world_path": settings.world_path,
+        "world_path": settings.driver_path,
     }
     return {name: None if path is None else str(path.absolute()) for name, path in paths.items()}
 
@@ -137,6 +142,7 @@ def _gpu(gpu: Gpu, lease: ManualLease | None) -> dict[str, Any]:
         "model_name": gpu.identity.model_name,
         "is_simulated": gpu.identity.is_simulated,
         "state": gpu.health,
+        "state_reason": gpu.detail or None,
         "sm_clock_mhz": sample.sm_clock_mhz if sample else None,
         "requested_sm_clock_mhz": gpu.requested_sm_clock_mhz,
         "power_w": sample.power_w if sample else None,
@@ -199,7 +205,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "retry_in_iterations": job.retry_in_iterations,
         "num_faults": job.faults.num_faults,
         "policy": job.description.policy,
-        "policy_source": option_source(registration, "policy"),
+        "policy_source": _option_source(job, registration, "policy"),
         "expectation": expectation(job, is_member=runner.is_member),
         "outcome": outcome.kind,
         "outcome_reason": outcome.reason,
@@ -224,7 +230,10 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "num_iterations_of_plan": sum(o.is_regular and o.plan_id == plan.plan_id for o in job.observations),
         "num_profile_iterations": job.knowledge.num_iterations_for[PlanPurpose.PROFILE],
         "max_slowdown_ratio": job.target.max_slowdown_ratio,
-        "max_slowdown_source": option_source(registration, "max_slowdown_ratio"),
+        "max_slowdown_source": _option_source(job, registration, "max_slowdown_ratio"),
+        "priority": job.description.priority,
+        "is_paused": job.is_paused,
+        "orders": asdict(job.orders),
         "predicted_iteration_time_s": predicted.iteration_time_s if predicted else None,
         "predicted_energy_j": predicted.energy_j if predicted else None,
         "lower_bound_j": predicted.lower_bound_j if predicted else None,
@@ -262,6 +271,11 @@ def _order_advice(advice: OrderAdvice | None) -> dict[str, Any]:
         "order_held_microbatches": advice.held_microbatches if advice else None,
         "order_refusal": advice.refusal if advice else None,
     }
+
+
+def _option_source(job: Job, registration: RankRegistration, name: str) -> OptionSource:
+    """Return where the policy or the permitted slowdown of a job comes from now."""
+    return OptionSource.OPERATOR if getattr(job.orders, name) is not None else option_source(registration, name)
 
 
 def _carbon(daemon: StatusSource, runner: RunningJob | None) -> dict[str, Any]:

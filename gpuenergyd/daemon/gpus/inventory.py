@@ -191,6 +191,11 @@ class Gpus:
             gpu = self._gpus[gpu_uuid]
             gpu.health, gpu.detail = GpuHealth.LOST, "the driver no longer lists it"
 
+    def refresh(self, identity: GpuIdentity) -> None:
+        """Replace what is known of a GPU that was away; its health is the worker's to report."""
+        gpu = self._gpus[identity.gpu_uuid]
+        gpu.identity, gpu.switching = identity, self._switching_of(identity)
+
     def _switching_of(self, identity: GpuIdentity) -> SwitchCalibration:
         key = (identity.model_name, identity.supported_sm_clocks_mhz[0], identity.driver_version)
         if key not in self._switching_of_model:

@@ -136,6 +136,14 @@ class GpuWorker:
         """Restore GPUs and end their leases; when it fails, the next worker restores."""
         return await self._reachable().restore(gpu_uuids, reason, is_daemon_ending=self._is_shutting_down)
 
+    async def release_gpus(self, gpu_uuids: Sequence[str], reason: str) -> None:
+        """Restore GPUs, end their leases and let go of their driver handles."""
+        await self._reachable().release_gpus(gpu_uuids, reason)
+
+    async def reopen_gpus(self, gpu_uuids: Sequence[str]) -> tuple[GpuIdentity, ...]:
+        """Open released GPUs again; return their identities."""
+        return await self._reachable().reopen_gpus(gpu_uuids)
+
     async def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
         """Return the host pids of the processes that compute on a GPU."""
         return await self._reachable().process_ids(gpu_uuid)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 import gpuenergyd
+from gpuenergyd.core.pipeline.fitted import FittedPipeline
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView, TargetPolicy
 from gpuenergyd.daemon.processes.carbon_queries import (
@@ -47,7 +48,7 @@ _LIBRARIES = ("importlib", "numpy", "scipy", "numba", "sklearn")
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """One request: the next plan of a job, a target, a forecast, or discarding a job.
+    """One request: the next plan of a job, its fitted profile, a target, a forecast, or discarding a job.
 
     `target` or `forecast` set: answer that query; the job's policy is unchanged. `view` set: the next plan. None of the
     three: discard the job's policy, and import `policy` if it is named.
@@ -59,6 +60,8 @@ class PlanRequest:
     view: ViewDifference | None = None
     target: TargetQuery | None = None
     forecast: ForecastQuery | None = None
+    is_fit: bool = False
+    """Whether what the policy has fitted to the view is asked for, instead of a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +74,20 @@ class PlanAnswer:
     target: TargetReply | None = None
     forecast: ForecastReply | None = None
     host_pid: int | None = None
+    fitted: FittedPipeline | None = None
 
 
 class PolicyHost:
     """Holds one policy instance per job and answers requests."""
 
     def __init__(self) -> None:
-        self._policies: dict[str, ClockPolicy] = {}
+        self._policies: dict[str, tuple[str, ClockPolicy]] = {}
+        """By job, the name of its policy and the instance: operators may give a running job another one."""
         self._targets: dict[tuple[str, str], TargetPolicy] = {}
         self._received: dict[str, ViewReceiver] = {}
         self._views: dict[str, JobView] = {}
 
-    def answer(self, request: PlanRequest) -> PlanAnswer:
+    def answer(self, request: PlanRequest) -> PlanAnswer:  # noqa: PLR0911  one per kind of request and failure
         """Return the requested result, or the error in one line."""
         if request.target is not None or request.forecast is not None:
             try:
@@ -98,15 +103,33 @@ class PolicyHost:
         view = self._received.setdefault(request.job_id, ViewReceiver()).view(request.view)
         self._views[request.job_id] = view
         try:
-            policy = self._policies.get(request.job_id)
-            if policy is None:
-                policy = self._policies[request.job_id] = load_policy(request.policy)
-            plan: object = policy.next_plan(view)
+            if request.is_fit:
+                return self._answer_fit(request, view)
+            plan: object = self._policy_of(request).next_plan(view)
         except Exception as error:  # noqa: BLE001  a plugin may raise anything; the daemon handles the error
             return PlanAnswer(request.request_id, error=_in_one_line(error))
         if not isinstance(plan, ClockPlan):
             return PlanAnswer(request.request_id, error=f"next_plan returned {type(plan).__name__}, not a ClockPlan")
         return PlanAnswer(request.request_id, plan=plan)
+
+    def _answer_fit(self, request: PlanRequest, view: JobView) -> PlanAnswer:
+        fit = getattr(self._policy_of(request), "fitted", None)
+        if fit is None:
+            return PlanAnswer(request.request_id, error=f"policy {request.policy} shows no fitted profile")
+        fitted: object = fit(view)
+        if fitted is None:
+            error = f"policy {request.policy} has fitted no profile yet: the job has not been profiled"
+            return PlanAnswer(request.request_id, error=error)
+        if not isinstance(fitted, FittedPipeline):
+            return PlanAnswer(request.request_id, error=f"fitted() returned {type(fitted).__name__}")
+        return PlanAnswer(request.request_id, fitted=fitted)
+
+    def _policy_of(self, request: PlanRequest) -> ClockPolicy:
+        name, policy = self._policies.get(request.job_id, ("", None))
+        if policy is None or name != request.policy:
+            policy = load_policy(request.policy)
+            self._policies[request.job_id] = request.policy, policy
+        return policy
 
     def _answer_carbon_query(self, request: PlanRequest) -> PlanAnswer:
         if request.forecast is not None:
@@ -115,7 +138,8 @@ class PolicyHost:
         key = (request.job_id, request.target.target_policy)
         if key not in self._targets:
             self._targets[key] = load_target_policy(request.target.target_policy)
-        policy, view = self._policies.get(request.job_id), self._views.get(request.job_id)
+        _, policy = self._policies.get(request.job_id, ("", None))
+        view = self._views.get(request.job_id)
         reply = answer_target(self._targets[key], request.target, policy, view)
         return PlanAnswer(request.request_id, target=reply)
 

@@ -14,6 +14,7 @@ from typing import Protocol, Self, TypeVar
 
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.errors import DriverError, GpuError, ProtocolError
+from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.codec import MAX_DATAGRAM_BYTES, MAX_PIDFDS, PEERCRED, decode, encode
 from gpuenergyd.gpu.link.messages import (
     AcquireLease,
@@ -34,6 +35,9 @@ from gpuenergyd.gpu.link.messages import (
     Ping,
     PowerLimit,
     Refused,
+    ReleaseGpus,
+    Reopened,
+    ReopenGpus,
     Reply,
     Request,
     RequestClock,
@@ -199,6 +203,22 @@ class WorkerLink:
             self._unsent_clock_requests.pop(uuid, None)
         request = Restore(tuple(gpu_uuids), reason, is_daemon_ending)
         return (await self._ask(request, Restored, limit_s=_RESTORE_LIMIT_S)).outcomes
+
+    async def release_gpus(self, gpu_uuids: Sequence[str], reason: str) -> None:
+        """Restore GPUs, end their leases and let go of their driver handles.
+
+        Raises:
+            GpuError: a driver call for one of them does not return, or the worker is gone.
+        """
+        await self._ask(ReleaseGpus(tuple(gpu_uuids), reason), Done, limit_s=_RESTORE_LIMIT_S)
+
+    async def reopen_gpus(self, gpu_uuids: Sequence[str]) -> tuple[GpuIdentity, ...]:
+        """Open released GPUs again; return their identities, which may have changed.
+
+        Raises:
+            GpuError: the driver or a GPU is not there, or the worker is gone; missing GPUs stay released.
+        """
+        return (await self._ask(ReopenGpus(tuple(gpu_uuids)), Reopened, limit_s=_RESTORE_LIMIT_S)).identities
 
     async def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
         """Return the host pids of the processes that compute on a GPU.

@@ -24,6 +24,8 @@ class GpuHealth(StrEnum):
     UNRESTORED = "unrestored"
     """A restore failed; the worker retries."""
     OBSERVE_ONLY = "observe_only"
+    RELEASED = "released"
+    """Neither read nor changed: an administrator resets it, or upgrades the driver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,21 @@ class TakeSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseGpus:
+    """Restore GPUs, end their leases and let go of their driver handles. Reply: Done."""
+
+    gpu_uuids: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReopenGpus:
+    """Open released GPUs again. Reply: Reopened."""
+
+    gpu_uuids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RequestClock:
     """Set clocks of a leased GPU. No reply; the effect follows as ClockChangeReport."""
 
@@ -202,6 +219,13 @@ class GpuSnapshot:
     details: GpuDetails
 
 
+@dataclass(frozen=True, slots=True)
+class Reopened:
+    """The GPUs that were opened again; their health follows or was sent before."""
+
+    identities: tuple[GpuIdentity, ...]
+
+
 # Sent by the worker of its own accord
 
 
@@ -272,8 +296,10 @@ Request = (
     | Restore
     | ListProcesses
     | TakeSnapshot
+    | ReleaseGpus
+    | ReopenGpus
     | RequestClock
 )
-Reply = Welcome | Done | Failed | WorkerCounters | PowerLimit | Restored | GpuProcesses | GpuSnapshot
+Reply = Welcome | Done | Failed | WorkerCounters | PowerLimit | Restored | GpuProcesses | GpuSnapshot | Reopened
 Notice = Samples | ClockChangeReport | GpuHealthChange | Refused
 Message = Request | Reply | Notice

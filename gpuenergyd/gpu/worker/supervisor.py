@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from gpuenergyd.errors import GpuEnergyError, GpuError, JournalError, ProtocolError
-from gpuenergyd.gpu.device import GpuController
+from gpuenergyd.gpu.device import GpuController, GpuIdentity
 from gpuenergyd.gpu.link.messages import (
     AcquireLease,
     ClockChangeReport,
@@ -28,6 +28,8 @@ from gpuenergyd.gpu.link.messages import (
     LowerPowerLimit,
     Message,
     Ping,
+    ReleaseGpus,
+    ReopenGpus,
     Reply,
     RequestClock,
     Restore,
@@ -44,6 +46,7 @@ from gpuenergyd.gpu.worker.driver_requests import DriverRequests
 from gpuenergyd.gpu.worker.health import HealthTable
 from gpuenergyd.gpu.worker.lease_handover import HandoverResult, LeaseHandover
 from gpuenergyd.gpu.worker.leases import Leases
+from gpuenergyd.gpu.worker.maintenance import Maintenance
 from gpuenergyd.gpu.worker.restore_requests import RestoreRequest
 from gpuenergyd.gpu.worker.restore_service import RestoreService
 from gpuenergyd.gpu.worker.threads.actuator import ClockLock
@@ -117,6 +120,14 @@ class Supervisor:
             threads=self._threads,
             health=self._health,
             reply=self._reply,
+        )
+        self._maintenance = Maintenance(
+            controller,
+            self._threads,
+            self._health,
+            self._journal,
+            self._handle_reopened,
+            observes_only=options.observes_only,
         )
         for uuid, reason in controller.observe_only_reasons().items():
             self._health.record(uuid, GpuHealth.OBSERVE_ONLY, reason)
@@ -242,6 +253,11 @@ class Supervisor:
                 self._restore(request_id, request)
             case ListProcesses() | TakeSnapshot():
                 self._query(request_id, request)
+            case ReleaseGpus():
+                self._release(request_id, request)
+            case ReopenGpus():
+                self._health.require_known(request.gpu_uuids)
+                self._submit(request_id, "", partial(self._maintenance.reopen, request.gpu_uuids))
             case _:
                 raise ProtocolError(f"{type(request).__name__} is not a request")
         return None
@@ -301,6 +317,17 @@ class Supervisor:
             RestoreRequest(request.reason, request.gpu_uuids, request_id, is_daemon_ending=request.is_daemon_ending)
         )
 
+    def _release(self, request_id: int | None, request: ReleaseGpus) -> None:
+        self._health.require_known(request.gpu_uuids)
+        for uuid in request.gpu_uuids:
+            if self._health.is_wedged(uuid):
+                raise GpuError(f"{self._health.refusal(uuid)}; only a restart of the GPU worker lets go of it")
+        self._leases.end(request.gpu_uuids)
+        self._threads.actuator.drop_requests(request.gpu_uuids)
+        held = tuple(uuid for uuid in request.gpu_uuids if not self._health.is_released(uuid))
+        self._restores.restore(RestoreRequest(request.reason, held))
+        self._submit(request_id, "", partial(self._maintenance.release, request))
+
     def _query(self, request_id: int | None, request: ListProcesses | TakeSnapshot) -> None:
         uuid = request.gpu_uuid
         self._health.require_known([uuid])
@@ -331,6 +358,11 @@ class Supervisor:
         for uuid in request.gpu_uuids:
             self._health.resolve(uuid, _FOREIGN_CHANGE, "leased again after another program's change")
         return done
+
+    def _handle_reopened(self, identities: Sequence[GpuIdentity]) -> None:
+        """Use what the driver says of GPUs now."""
+        found = {identity.gpu_uuid: identity for identity in identities}
+        self._identities = tuple(found.get(own.gpu_uuid, own) for own in self._identities)
 
     def _yield_to_others(self, uuid: str, sm_clock_mhz: int | None, lock: ClockLock | None) -> None:
         """Drop the lease of a GPU that another program changed, and leave that program's clocks alone.
