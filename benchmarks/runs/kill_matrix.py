@@ -1,6 +1,8 @@
 """Kill client, daemon, worker, policy host or all of them at random moments and check that no GPU stays lowered.
 
-    python benchmarks/runs/kill_matrix.py --trials 1000 --seed 1 [--lever power-limits] [--policy cost] [--commands] [--json]
+    python benchmarks/runs/kill_matrix.py --trials 1000 --seed 1 [--lever power-limits] [--policy cost] [--commands]
+
+With `--commands` GPUs are changed by programs, as by the command driver.
 
 Prints how long GPUs stayed lowered after a client died (99th percentile) and after a part of the daemon died (maximum;
 the remaining processes restore, or `gpuenergyd restore` if all are dead), and whether the database survived. For

@@ -114,8 +114,8 @@ def _permissions(facts: HostFacts) -> Iterator[Diagnosis]:
                 Subject.PERMISSIONS,
                 Level.DEGRADED,
                 f"the daemon may not change {what}",
-                "run the GPU worker with CAP_SYS_ADMIN: as root, by its unit, or in a container with that capability; or"
-                " permit it single programs that lock clocks: driver = 'command'",
+                "run the GPU worker with CAP_SYS_ADMIN: as root, by its unit, or in a container with that capability;"
+                " or permit it single programs that lock clocks: driver = 'command'",
             )
         if not daemon.uncontrolled_gpus:
             yield _fine(Subject.PERMISSIONS, "the daemon may change all GPUs")
