@@ -53,7 +53,7 @@ from gpuenergyd.daemon.settings import Mode, Processes, Settings
 from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
 from gpuenergyd.errors import GpuEnergyError, GpuError, UnknownPolicyError
 from gpuenergyd.gpu.device import GpuIdentity
-from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealthChange, GpuSample
+from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealthChange, GpuSample, GpuSettingsRead
 from gpuenergyd.service_manager import Watchdog, notify
 from gpuenergyd.store import HistoryWriter, WriterOptions, WriterStatus
 from gpuenergyd.store.maintenance.retention import Retention
@@ -337,6 +337,10 @@ class Daemon:
         """Pass the health of a GPU on to jobs and manual leases."""
         self.jobs.handle_gpu_health(change)
         self.leases.handle_gpu_health(change)
+
+    def handle_gpu_settings(self, read: GpuSettingsRead) -> None:
+        """Record who has changed which setting of a GPU."""
+        self.jobs.handle_gpu_settings(read)
 
     def handle_worker_lost(self, reason: str) -> None:
         """Pass the loss of the GPU worker on to the jobs."""

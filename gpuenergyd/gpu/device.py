@@ -65,6 +65,13 @@ class GpuDetails:
     is_persistent: bool | None = None
     pci_address: str | None = None
     """Domain, bus, device, function: 0000:01:00.0."""
+    enforced_power_limit_w: float | None = None
+    """The lowest of all limits, those of other limiters included."""
+    is_mig_enabled: bool | None = None
+    application_sm_clock_mhz: int | None = None
+    requested_power_profiles: str | None = None
+    """Numbers of the workload power profiles that programs have requested, e.g. `2,20`; empty if none."""
+    enforced_power_profiles: str | None = None
 
 
 class GpuReader(Protocol):

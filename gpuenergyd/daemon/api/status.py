@@ -27,6 +27,7 @@ from gpuenergyd.daemon.processes.gpu_worker import GpuWorker
 from gpuenergyd.daemon.processes.policy_client import PolicyClient
 from gpuenergyd.daemon.registration import option_source
 from gpuenergyd.daemon.settings import Mode, Settings
+from gpuenergyd.gpu.device import GpuDetails
 from gpuenergyd.gpu.link.messages import GpuHealth
 from gpuenergyd.store import WriterStatus
 from gpuenergyd.store.database import sqlite_path
@@ -149,12 +150,33 @@ def _gpu(gpu: Gpu, lease: ManualLease | None) -> dict[str, Any]:
         "total_energy_j": sample.total_energy_j if sample else None,
         "temperature_celsius": sample.temperature_celsius if sample else None,
         "reading_age_s": _age_s(sample.read_mono_ns) if sample else None,
+        **_knobs(gpu),
         "switching": _switching(gpu.switching),
         "job_id": gpu.claim.job_id if gpu.claim and not gpu.claim.is_lease else None,
         "administrator_lease": _lease(gpu.claim, lease, ClaimKind.ADMINISTRATOR),
         "zeusd_client_lease": _lease(gpu.claim, lease, ClaimKind.ZEUSD_CLIENT),
         "calibration_lease": _lease(gpu.claim, lease, ClaimKind.CALIBRATION),
     }
+
+
+def _knobs(gpu: Gpu) -> dict[str, Any]:
+    """Return the settings that are read back; null where the driver does not report one, or it was not read yet."""
+    details = gpu.knobs.details or GpuDetails()
+    return {
+        "power_limit_w": details.power_limit_w,
+        "enforced_power_limit_w": details.enforced_power_limit_w,
+        "default_power_limit_w": gpu.identity.default_power_limit_w,
+        "power_limit_owner": gpu.knobs.power_limit_owner,
+        "application_sm_clock_mhz": details.application_sm_clock_mhz,
+        "is_persistent": details.is_persistent,
+        "is_mig_enabled": details.is_mig_enabled,
+        "requested_power_profiles": _numbers(details.requested_power_profiles),
+        "enforced_power_profiles": _numbers(details.enforced_power_profiles),
+    }
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    return None if text is None else [int(number) for number in text.split(",") if number]
 
 
 def _switching(calibration: SwitchCalibration) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from gpuenergyd.core.job.outcome import Outcome
 from gpuenergyd.core.job.rules import JobRules, member_rules
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.daemon.gpus.inventory import Gpu, GpuClaim, utc_at
-from gpuenergyd.daemon.jobs.audit_log import record_latency
+from gpuenergyd.daemon.jobs.audit_log import record_knob, record_latency
 from gpuenergyd.daemon.jobs.clock_requests import ClockRequests
 from gpuenergyd.daemon.jobs.new_job import job_description, job_record
 from gpuenergyd.daemon.jobs.replicas import Replicas
@@ -48,7 +48,14 @@ from gpuenergyd.daemon.registration import (
 )
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import JobError
-from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuHealthChange, GpuSample, LeaseOwner
+from gpuenergyd.gpu.link.messages import (
+    ClockChangeReport,
+    GpuHealth,
+    GpuHealthChange,
+    GpuSample,
+    GpuSettingsRead,
+    LeaseOwner,
+)
 from gpuenergyd.store.records import RankRecord
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.clock_request import TOKEN_BYTES
@@ -311,6 +318,14 @@ class Jobs:
             runner = self._runners.get(gpu.claim.job_id)
             if runner is not None:
                 runner.control_lost(f"GPU {change.gpu_uuid} is {change.health}: {change.detail}")
+
+    def handle_gpu_settings(self, read: GpuSettingsRead) -> None:
+        """Record each setting of a GPU that has changed, and who changed it."""
+        gpu = self.services.gpus.get(read.gpu_uuid)
+        if gpu is None:
+            return
+        for change in gpu.knobs.update(read):
+            record_knob(self.services.history, gpu, change)
 
     def handle_worker_lost(self, reason: str) -> None:
         """Let every job fall back to full speed: no clock can be set now."""

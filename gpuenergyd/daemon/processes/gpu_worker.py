@@ -14,7 +14,14 @@ from gpuenergyd.daemon.settings import Settings
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.client import GpuListener, WorkerLink
-from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealthChange, GpuSample, GpuSnapshot, LeaseOwner
+from gpuenergyd.gpu.link.messages import (
+    ClockChangeReport,
+    GpuHealthChange,
+    GpuSample,
+    GpuSettingsRead,
+    GpuSnapshot,
+    LeaseOwner,
+)
 from gpuenergyd.gpu.restore.executor import RestoreOutcome
 from gpuenergyd.gpu.restore.policy import RestoreRules
 
@@ -57,6 +64,7 @@ class GpuWorker:
         self._lost = asyncio.Event()
         self._is_hung = False
         self._pending_states: list[GpuHealthChange] | None = None
+        self._pending_settings: dict[str, GpuSettingsRead] = {}
         self._heartbeat_mono_s: float | None = None
         self.trouble: str | None = "the GPU worker has not started yet"
         self.num_restarts = 0
@@ -216,6 +224,9 @@ class GpuWorker:
         for change in self._pending_states:
             self._listener().handle_gpu_health(change)
         self._pending_states = None
+        for read in self._pending_settings.values():
+            self._listener().handle_gpu_settings(read)
+        self._pending_settings.clear()
 
     async def _connect(self) -> WorkerLink:
         return await WorkerLink.connect(
@@ -246,6 +257,13 @@ class GpuWorker:
             self._listener().handle_gpu_health(change)
         else:
             self._pending_states.append(change)
+
+    def handle_gpu_settings(self, read: GpuSettingsRead) -> None:
+        """Deliver what is set on a GPU, once the GPUs themselves are known."""
+        if self._pending_states is None:
+            self._listener().handle_gpu_settings(read)
+        else:
+            self._pending_settings[read.gpu_uuid] = read
 
     def handle_link_lost(self, reason: str) -> None:
         """Report the loss of the worker, once."""

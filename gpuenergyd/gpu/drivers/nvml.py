@@ -8,6 +8,7 @@ GPUs are identified by UUID, since handles and indices change when the driver is
 # pyright: reportAttributeAccessIssue=false
 
 import contextlib
+import ctypes
 import random
 import threading
 import time
@@ -107,7 +108,9 @@ class NvmlHost:
         return EnergyReading((called_ns + returned_ns) // 2, returned_ns - called_ns, energy_j)
 
     def details(self, gpu_uuid: str) -> GpuDetails:
-        """Return power limits, modes and the PCI address."""
+        """Return power limits, modes, workload power profiles and the PCI address."""
+        mig = self._ask(gpu_uuid, "nvmlDeviceGetMigMode")
+        requested, enforced = self._power_profiles(gpu_uuid)
         limits_mw = self._ask(gpu_uuid, "nvmlDeviceGetPowerManagementLimitConstraints") or (None, None)
         persistence = self._ask(gpu_uuid, "nvmlDeviceGetPersistenceMode")
         return GpuDetails(
@@ -116,7 +119,20 @@ class NvmlHost:
             max_power_limit_w=_watts(limits_mw[1]),
             is_persistent=None if persistence is None else bool(persistence),
             pci_address=_pci_address(self._ask(gpu_uuid, "nvmlDeviceGetPciInfo")),
+            enforced_power_limit_w=_watts(self._ask(gpu_uuid, "nvmlDeviceGetEnforcedPowerLimit")),
+            is_mig_enabled=None if mig is None else bool(mig[0]),
+            application_sm_clock_mhz=self._ask(gpu_uuid, "nvmlDeviceGetApplicationsClock", pynvml.NVML_CLOCK_SM),
+            requested_power_profiles=requested,
+            enforced_power_profiles=enforced,
         )
+
+    def _power_profiles(self, gpu_uuid: str) -> tuple[str | None, str | None]:
+        """Return the requested and the enforced workload power profiles; None where there are none."""
+        profiles = pynvml.c_nvmlWorkloadPowerProfileCurrentProfiles_v1_t()
+        name = "nvmlDeviceWorkloadPowerProfileGetCurrentProfiles"
+        if self._ask(gpu_uuid, name, ctypes.byref(profiles)) is None:
+            return None, None
+        return _profile_numbers(profiles.requestedProfilesMask), _profile_numbers(profiles.enforcedProfilesMask)
 
     def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
         """Return the host pids of the processes that compute on the GPU; none where the driver does not report them."""
@@ -410,6 +426,11 @@ def _bus_id(info: Any) -> str | None:
     if info is None:
         return None
     return info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)
+
+
+def _profile_numbers(mask: Any) -> str:
+    """Return the numbers of the bits that are set in a mask of 255."""
+    return ",".join(str(number) for number in range(255) if mask.mask[number // 32] >> number % 32 & 1)
 
 
 def _watts(milliwatts: int | None) -> float | None:

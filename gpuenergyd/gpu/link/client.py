@@ -25,6 +25,7 @@ from gpuenergyd.gpu.link.messages import (
     GpuHealthChange,
     GpuProcesses,
     GpuSample,
+    GpuSettingsRead,
     GpuSnapshot,
     HandOver,
     Hello,
@@ -74,6 +75,10 @@ class GpuListener(Protocol):
 
     def handle_gpu_health(self, change: GpuHealthChange) -> None:
         """Process a GPU's new health."""
+        ...
+
+    def handle_gpu_settings(self, read: GpuSettingsRead) -> None:
+        """Process what is set on a GPU now."""
         ...
 
 
@@ -342,6 +347,8 @@ class WorkerLink:
                 self._listener.handle_clock_change(message)
             case GpuHealthChange():
                 self._listener.handle_gpu_health(message)
+            case GpuSettingsRead():
+                self._listener.handle_gpu_settings(message)
             case Refused():
                 self._lose(f"the GPU worker refused the connection: {message.error}")
             case _ if request_id is not None:

@@ -280,6 +280,16 @@ class ClockChangeReport:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuSettingsRead:
+    """The settings of a GPU, when they are first read and after each change."""
+
+    gpu_uuid: str
+    details: GpuDetails
+    is_our_power_limit: bool
+    """Whether this worker set the power limit."""
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """The worker does not serve this connection, and closes it."""
 
@@ -301,5 +311,5 @@ Request = (
     | RequestClock
 )
 Reply = Welcome | Done | Failed | WorkerCounters | PowerLimit | Restored | GpuProcesses | GpuSnapshot | Reopened
-Notice = Samples | ClockChangeReport | GpuHealthChange | Refused
+Notice = Samples | ClockChangeReport | GpuHealthChange | GpuSettingsRead | Refused
 Message = Request | Reply | Notice

@@ -52,6 +52,7 @@ from gpuenergyd.gpu.worker.restore_service import RestoreService
 from gpuenergyd.gpu.worker.threads.actuator import ClockLock
 from gpuenergyd.gpu.worker.threads.driver_threads import DriverThreads
 from gpuenergyd.gpu.worker.threads.sample_stream import ForeignChangeDetector, SampleBatch
+from gpuenergyd.gpu.worker.threads.settings_watch import SettingsWatch
 from gpuenergyd.gpu.worker.threads.xid_watch import XidSource, watch_xids
 from gpuenergyd.service_manager import Watchdog, notify
 
@@ -129,6 +130,13 @@ class Supervisor:
             self._handle_reopened,
             observes_only=options.observes_only,
         )
+        self._settings = SettingsWatch(
+            controller,
+            self._journal,
+            self._uuids,
+            is_readable=lambda uuid: not (self._health.is_released(uuid) or self._health.is_wedged(uuid)),
+            on_change=self._daemon.send,
+        )
         for uuid, reason in controller.observe_only_reasons().items():
             self._health.record(uuid, GpuHealth.OBSERVE_ONLY, reason)
         if options.observes_only:
@@ -141,6 +149,7 @@ class Supervisor:
         signal.signal(signal.SIGINT, signal.SIG_IGN if self._options.exits_with_daemon else lambda *_: self._stop())
         signal.set_wakeup_fd(self._daemon.wakeup_fd, warn_on_full_buffer=False)
         self._threads.start()
+        self._settings.start()
         if isinstance(self._controller, XidSource):
             watch_xids(self._controller, self._health.record)
         self._restores.restore(RestoreRequest("left by an earlier run", self._uuids, is_daemon_ending=True))
@@ -155,6 +164,7 @@ class Supervisor:
             if self._options.exits_with_daemon and is_orphaned:
                 break
         notify("STOPPING=1")
+        self._settings.close()
         self._threads.actuator.drop_requests(self._uuids)
         self._restores.restore(RestoreRequest("the worker stops", self._uuids, is_daemon_ending=True))
         self._is_ending = True
@@ -264,6 +274,7 @@ class Supervisor:
 
     def _greet(self, request: Hello) -> Welcome:
         self._driver.rules = request.restore_rules
+        self._settings.repeat()
         self._restores.restore_kept("the next daemon measures its jobs at full speed")
         result = self._handover.claim(request.token)
         if result is HandoverResult.WRONG_TOKEN:

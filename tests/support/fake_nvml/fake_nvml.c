@@ -66,6 +66,7 @@ typedef struct {
     int64_t privilege, epoch, num_xids;
     int64_t xids[MAX_XIDS][2];
     int64_t mig[MAX_GPUS], persistence[MAX_GPUS];
+    int64_t profiles[MAX_GPUS]; /* 0: not supported; else 1 + 2 x a bit per requested workload power profile */
     int64_t holders[MAX_HOLDERS][2]; /* pid, and a bit per GPU that the process has opened */
     fault faults[MAX_FAULTS];
 } control;
@@ -758,6 +759,15 @@ int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending) {
     ENTER(device);
     if (strstr(name_of(gpu), "V100")) return NOT_SUPPORTED;
     *current = *pending = ctl ? (unsigned)ctl->mig[gpu] : 0;
+    return OK;
+}
+typedef struct { unsigned version, supported[8], requested[8], enforced[8]; } power_profiles;
+int nvmlDeviceWorkloadPowerProfileGetCurrentProfiles(void *device, power_profiles *out) {
+    ENTER(device);
+    if (!ctl || !ctl->profiles[gpu]) return NOT_SUPPORTED;
+    for (int i = 0; i < 8; i++) out->supported[i] = out->requested[i] = out->enforced[i] = 0;
+    out->requested[0] = (unsigned)ctl->profiles[gpu] >> 1;
+    out->enforced[0] = out->requested[0] & -out->requested[0]; /* profiles conflict: the first one wins */
     return OK;
 }
 int nvmlDeviceGetComputeMode(void *device, int *out) { ENTER(device); *out = 0; return OK; }
