@@ -10,10 +10,10 @@ commands file is TOML; each command is a list of arguments without a shell, in w
     timeout_s = 5.0
 
 Theory of operation. A command is trusted with nothing. It runs under `timeout` in a session of its own, so that it ends
-even if this process is killed. It inherits a lock of its GPU: whoever restores the GPU afterwards waits until a command
-that was under way has ended, and is the last to set it. Its effect is read back. A lock that fails, hangs or has no
-effect is rolled back by `reset`, a limit by the one before. A reset without effect is an error: the restore journal
-keeps its entry, and the restore is tried again.
+even if this process is killed. It inherits a lock of its GPU: a process that restores the GPU afterwards waits until a
+command that was under way has ended, and is the last to set it. Its effect is read back. A lock that fails, hangs or
+has no effect is rolled back by `reset`, a limit by the one before. A reset without effect is an error: the restore
+journal keeps its entry, and the restore is tried again.
 """
 
 import contextlib
@@ -214,6 +214,7 @@ class CommandHost:
         clocks = self._identity(gpu_uuid).supported_sm_clocks_mhz
         if sm_clock_mhz not in clocks:
             raise GpuUnsupportedError(f"{sm_clock_mhz} MHz is not a supported SM clock of {gpu_uuid}")
+        self._require_command("lock", gpu_uuid)
         try:
             self._run("lock", gpu_uuid, sm_clock_mhz=sm_clock_mhz)
             self._locked_mhz[gpu_uuid] = sm_clock_mhz
@@ -254,6 +255,7 @@ class CommandHost:
             raise GpuUnsupportedError(
                 f"power limit {power_limit_w:g} W of {gpu_uuid} is out of range ({low_w:g}-{high_w:g} W)"
             )
+        self._require_command("limit", gpu_uuid)
         before_w = self.power_limit_w(gpu_uuid)
         try:
             self._run("limit", gpu_uuid, power_limit_w=power_limit_w)
@@ -316,9 +318,7 @@ class CommandHost:
             GpuPermissionError: there is no such command.
             DriverError: it failed, or did not end in time.
         """
-        template: tuple[str, ...] = getattr(self._commands, name)
-        if not template:
-            raise GpuPermissionError(f"{gpu_uuid} cannot be changed: the commands file has no command {name}")
+        template = self._require_command(name, gpu_uuid)
         texts = {"gpu_uuid": gpu_uuid, "index": str(self._identity(gpu_uuid).index)}
         texts |= {key: f"{value:g}" if isinstance(value, float) else str(value) for key, value in values.items()}
         arguments = [_replaced(part, texts) for part in template]
@@ -346,6 +346,12 @@ class CommandHost:
         if code != 0:
             why = f": {' '.join(lines)}" if lines else ""
             raise DriverError(f"command {name} of {gpu_uuid} failed with exit code {code}: {arguments[0]}{why}")
+
+    def _require_command(self, name: str, gpu_uuid: str) -> tuple[str, ...]:
+        template: tuple[str, ...] = getattr(self._commands, name)
+        if not template:
+            raise GpuPermissionError(f"{gpu_uuid} cannot be changed: the commands file has no command {name}")
+        return template
 
     @contextlib.contextmanager
     def _held(self, gpu_uuid: str) -> Iterator[int]:

@@ -99,7 +99,7 @@ def test_a_lock_that_hangs_is_ended_and_leaves_no_lock(
     host.close()
 
 
-def test_a_roll_back_that_fails_too_is_told(host: CommandHost, commands: GpuCommands, gpu_uuid: str) -> None:
+def test_a_roll_back_that_fails_too_is_reported(host: CommandHost, commands: GpuCommands, gpu_uuid: str) -> None:
     commands.let("lock", "fails after setting")
     commands.let("reset", "fails")
 
