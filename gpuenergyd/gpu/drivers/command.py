@@ -91,7 +91,8 @@ def read_commands(path: Path) -> Commands:
         raise DriverError(f"{path}: reader {reader!r}; valid: {', '.join(_READERS)}")
     if world is not None and not isinstance(world, str):
         raise DriverError(f"{path}: world {world!r}: must be a path")
-    return Commands(**commands, timeout_s=float(timeout_s), reader=reader, world=world)
+    lock, reset, limit = (commands.get(name, ()) for name in _COMMANDS)
+    return Commands(lock, reset, limit, float(timeout_s), reader, world)
 
 
 def _command(path: Path, name: str, value: Any) -> tuple[str, ...]:
