@@ -1,6 +1,8 @@
 """Kill client, daemon, worker, policy host or all of them at random moments and check that no GPU stays lowered.
 
-    python benchmarks/runs/kill_matrix.py --trials 1000 --seed 1 [--lever power-limits] [--policy cost]
+    python benchmarks/runs/kill_matrix.py --trials 1000 --seed 1 [--lever power-limits] [--policy cost] [--commands]
+
+With `--commands` GPUs are changed by programs, as by the command driver.
 
 Prints how long GPUs stayed lowered after a client died (99th percentile) and after a part of the daemon died (maximum;
 the remaining processes restore, or `gpuenergyd restore` if all are dead), and whether the database survived. For
@@ -36,6 +38,7 @@ def main() -> int:
     parser.add_argument(
         "--power-budget-w", type=float, help="power budget of the host; jobs that it lowers again are not killed alone"
     )
+    parser.add_argument("--commands", action="store_true", help="change GPUs by programs, as the command driver does")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.trials < 1:
@@ -52,6 +55,7 @@ def main() -> int:
             policy=options.policy,
             levers=levers,
             power_budget_w=options.power_budget_w,
+            uses_commands=options.commands,
         )
         if options.power_budget_w is not None:
             rig.weights = UNDER_A_BUDGET

@@ -17,6 +17,7 @@ from gpuenergyd.core.job.messages import (
     Event,
     JobPhase,
     MergedIterationObserved,
+    OperatorOrdered,
     PlanDecided,
     PolicyFailed,
     ProfilingPermissionChanged,
@@ -27,6 +28,7 @@ from gpuenergyd.core.job.messages import (
     SendPlan,
     StragglerChanged,
 )
+from gpuenergyd.core.job.operator_orders import OperatorOrders
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
@@ -57,6 +59,9 @@ _RARE_EVENTS: tuple[Event, ...] = (
     ProfilingPermissionChanged(None),
     StragglerChanged(1.3, "a straggler"),
     StragglerChanged(None, "no straggler"),
+    OperatorOrdered(OperatorOrders(is_paused=True), "paused"),
+    OperatorOrdered(OperatorOrders(is_paused=False), "resumed"),
+    OperatorOrdered(OperatorOrders(policy="other"), "another policy"),
 )
 _JOINED = RankJoined(0, _SCHEDULE.orders[0], GpuView("GPU-0", "A100", _CLOCKS_MHZ, 0.01))
 _EXPLANATIONS = {
@@ -69,6 +74,11 @@ _EXPLANATIONS = {
     ("ControlLost", JobPhase.FALLBACK): "clocks cannot be set",
     ("ProfilingPermissionChanged", JobPhase.FALLBACK): "profiling is no longer permitted",
     ("RankChangedMicrobatches", JobPhase.BASELINE): "the number of microbatches has changed",
+    ("MergedIterationObserved", JobPhase.PAUSED): "the baseline of a paused job is complete",
+    ("ControlLost", JobPhase.PAUSED): "clocks cannot be set, and the job is paused",
+    ("OperatorOrdered", JobPhase.PAUSED): "an operator paused the job",
+    ("OperatorOrdered", JobPhase.FALLBACK): "an operator resumed the job",
+    ("OperatorOrdered", JobPhase.PROFILING): "an operator ordered another policy",
     ("RankReleased", JobPhase.ENDED): "a rank was released",
     ("RankLost", JobPhase.ENDED): "a rank's process died",
 }

@@ -26,12 +26,15 @@ TASKS = {
     },
     "Operate a host": {
         "serve": "commands.serve",
+        "job": "job.command",
+        "config": "commands.config",
         "doctor": "doctor.command",
         "restore": "commands.restore",
         "lock": "commands.manual_leases",
         "limit": "commands.manual_leases",
         "budget": "commands.budget",
         "calibrate": "calibrate.command",
+        "release-gpu": "commands.release_gpu",
     },
     "Set up a host": {"install": "install.command", "uninstall": "install.command"},
 }
@@ -70,7 +73,7 @@ def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
     first = arguments[0] if arguments else None
     names = [first] if first in _MODULES else [*_MODULES]
     for name in names:
-        command = getattr(import_module(f"gpuenergyd.cli.{_MODULES[name]}"), name)
+        command = getattr(import_module(f"gpuenergyd.cli.{_MODULES[name]}"), name.replace("-", "_"))
         if isinstance(command, typer.Typer):
             app.add_typer(command)
         else:

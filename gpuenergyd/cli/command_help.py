@@ -44,7 +44,7 @@ def add_command(app: typer.Typer, function: Callable[..., int], **context_settin
     """Add a command to a program; its help and its examples come from the docstring of the function."""
     text, examples = _split_docstring(inspect.getdoc(function) or "")
     app.command(
-        function.__name__,
+        function.__name__.strip("_").replace("_", "-"),
         cls=DocumentedCommand,
         help=text,
         epilog=examples,

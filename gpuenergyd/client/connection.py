@@ -201,6 +201,14 @@ class DaemonClient:
         """
         return self._call("PUT", path, json.dumps(body, separators=(",", ":")).encode())
 
+    def patch(self, path: str, body: object) -> dict[str, Any]:
+        """Return the daemon's JSON reply to PATCH with a JSON body.
+
+        Raises:
+            DaemonNotRunningError, UsageError, ProtocolError: as `get`.
+        """
+        return self._call("PATCH", path, json.dumps(body, separators=(",", ":")).encode())
+
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()

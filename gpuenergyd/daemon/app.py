@@ -25,12 +25,15 @@ from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
 from gpuenergyd.daemon.gpus.switching_file import SwitchingFile
 from gpuenergyd.daemon.handover.file import consume_hand_over, write_hand_over
 from gpuenergyd.daemon.handover.jobs import hand_over_jobs, take_over_job
+from gpuenergyd.daemon.jobs.fits import JobFits
+from gpuenergyd.daemon.jobs.operators import Operators, OrderFile
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.daemon.jobs.previous_runs import PreviousRunStore
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
 from gpuenergyd.daemon.manual_leases.calibration import Calibrations
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
+from gpuenergyd.daemon.manual_leases.releases import GpuReleases
 from gpuenergyd.daemon.periodic import Periodic
 from gpuenergyd.daemon.ports import JobServices, RunningJob
 from gpuenergyd.daemon.power.capped_worker import CappedWorker
@@ -44,6 +47,7 @@ from gpuenergyd.daemon.processes.plugins import (
     PolicyNames,
     check_policy_name,
     is_shipped,
+    with_default_options,
 )
 from gpuenergyd.daemon.processes.policy_client import PolicyClient
 from gpuenergyd.daemon.runtime.listening import InstanceLock, open_listener
@@ -54,7 +58,7 @@ from gpuenergyd.daemon.settings import WATER_FILL, Mode, Processes, Settings
 from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
 from gpuenergyd.errors import GpuEnergyError, GpuError, UnknownPolicyError
 from gpuenergyd.gpu.device import GpuIdentity
-from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealthChange, GpuSample
+from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealthChange, GpuSample, GpuSettingsRead
 from gpuenergyd.service_manager import Watchdog, notify
 from gpuenergyd.store import HistoryWriter, WriterOptions, WriterStatus
 from gpuenergyd.store.maintenance.retention import Retention
@@ -126,9 +130,14 @@ class Daemon:
             clock_socket_path=str(settings.clock_socket_path),
             max_ranks_per_user=settings.max_ranks_per_user,
             silence_limit_s=settings.silence_limit_s,
+            policy_options=settings.policy_options,
         )
         self.members = PipelineMembers(self.jobs)
+        self._operators = Operators(
+            self.jobs, self.policy.check, self.members.leader, OrderFile(settings.operator_orders_path)
+        )
         self.leases = ManualLeases(capped, self.gpus, self._history)
+        self.releases = GpuReleases(self.worker, self.gpus, self._history, self.jobs.spawn)
         self.power = PowerService(settings, self.gpus, self.jobs, capped, self.policy, self._history)
         is_observing = settings.mode is Mode.OBSERVE
         self._server = Server(
@@ -138,8 +147,11 @@ class Daemon:
                 Calibrations(self.leases, self.gpus, self.worker, is_observing=is_observing),
                 ZeusdChanges(self.leases, self.worker),
                 self.power,
+                self.releases,
             ),
             self.members,
+            self._operators,
+            JobFits(self.jobs, self.policy.fitted, self.members.led_job),
             status=lambda: daemon_status(self),
             job_detail=lambda job_id: job_detail(self, job_id),
             past_jobs=past_jobs,
@@ -181,7 +193,7 @@ class Daemon:
             self._history.start()
             self._loading = asyncio.create_task(self._load_policy(), name="start the policy host")
             await self._take_over()
-            if not is_shipped(settings.policy):
+            if not is_shipped(settings.policy) or settings.policy_options:
                 await self._loading
             self._clock_socket = ClockSocket(
                 clock_listener.socket,
@@ -210,17 +222,23 @@ class Daemon:
                 loop.remove_signal_handler(number)
 
     async def _load_policy(self) -> None:
-        """Start the policy host, and import the default policy if it is a plugin.
+        """Start the policy host, import the default policy if it is a plugin, and have policies check their options.
 
         Raises:
-            UnknownPolicyError: the plugin is broken; without this check every job would run at full speed.
+            UnknownPolicyError: the plugin is broken, or an option is invalid; without this check every job would run
+                at full speed.
         """
         await self.policy.start()
+        for name in self.settings.policy_options:
+            full_name = with_default_options(name, self.settings.policy_options)
+            if (error := await self.policy.check(full_name)) is not None:
+                raise UnknownPolicyError(f"[policy.{name}]: {error}")
         policy = self.settings.policy
         if not is_shipped(policy) and (error := await self.policy.preload(policy)) is not None:
             raise UnknownPolicyError(f"policy {policy!r} is broken: {error}")
 
     async def _stop(self) -> None:
+        self._operators.is_stopping = True
         for task in (self._supervision, self._loading):
             if task is not None:
                 task.cancel()
@@ -302,6 +320,7 @@ class Daemon:
                     log.warning("the host slept for %.0f s: every job falls back to full speed", slept_s)
                     self.jobs.host_slept(slept_s)
                 self.jobs.check_time_limits()
+                self.releases.check_time_limits()
                 now_ns = time.monotonic_ns()
                 for record in self.host_energy.records(now_ns, utc_at(now_ns)):
                     self._history.write(record)
@@ -318,6 +337,7 @@ class Daemon:
         self.gpus.update(identities)
         self._capped_worker.handle_worker_ready()
         self.leases.handle_worker_ready()
+        self.releases.handle_worker_ready()
 
     def handle_samples(self, samples: Sequence[GpuSample]) -> None:
         """Pass readings on to the jobs."""
@@ -333,6 +353,10 @@ class Daemon:
         """Pass the health of a GPU on to jobs and manual leases."""
         self.jobs.handle_gpu_health(change)
         self.leases.handle_gpu_health(change)
+
+    def handle_gpu_settings(self, read: GpuSettingsRead) -> None:
+        """Record who has changed which setting of a GPU."""
+        self.jobs.handle_gpu_settings(read)
 
     def handle_worker_lost(self, reason: str) -> None:
         """Pass the loss of the GPU worker on to the jobs."""
@@ -352,6 +376,8 @@ def serve(settings: Settings) -> int:
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogRateLimit())
     check_policy_name(settings.policy)
+    for name in settings.policy_options:
+        check_policy_name(name)
     check_policy_name(settings.target, TARGET_GROUP)
     if settings.power_target != WATER_FILL or settings.power_budget_w is not None:
         check_policy_name(settings.power_target, POWER_GROUP)

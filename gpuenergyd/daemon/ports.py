@@ -31,6 +31,7 @@ from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.processes.carbon_queries import TargetQuery, TargetReply
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply
+from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.messages import GpuSnapshot, LeaseOwner
 from gpuenergyd.gpu.restore.executor import RestoreOutcome
 from gpuenergyd.store.records import Record
@@ -106,6 +107,26 @@ class GpuQueryPort(Protocol):
 
         Raises:
             GpuError: the driver does not report them, or there is no worker.
+        """
+        ...
+
+
+class MaintenancePort(GpuQueryPort, Protocol):
+    """The GPU worker process, as the holder of driver handles."""
+
+    async def release_gpus(self, gpu_uuids: Sequence[str], reason: str) -> None:
+        """Restore GPUs, end their leases and let go of their driver handles.
+
+        Raises:
+            GpuError: a driver call for one of them does not return, or there is no worker.
+        """
+        ...
+
+    async def reopen_gpus(self, gpu_uuids: Sequence[str]) -> tuple[GpuIdentity, ...]:
+        """Open released GPUs again; return their identities, which may have changed.
+
+        Raises:
+            GpuError: the driver or a GPU is not there, or there is no worker.
         """
         ...
 

@@ -50,6 +50,7 @@ class Driver(StrEnum):
 
     NVML = "nvml"
     SIMULATED = "simulated"
+    COMMAND = "command"
 
 
 _FLAGS = {"max_slowdown_ratio": "--max-slowdown", "world_path": "--world"}
@@ -109,6 +110,7 @@ class Settings(BaseSettings):
     processes: Processes = Processes.CHILDREN
     driver: Driver = Driver.NVML
     world_path: Path | None = None
+    commands_path: Path = Path("/etc/gpuenergyd/commands.toml")
     runtime_dir: Path = Field(default_factory=default_runtime_dir)
     state_dir: Path = Field(default_factory=default_state_dir)
     socket_path: Path = _in_runtime_dir("gpuenergyd.sock")
@@ -132,6 +134,7 @@ class Settings(BaseSettings):
     admin_groups: tuple[str, ...] = ()
     requires_gpu_use: bool = True
     policy: str = Field(default="bubble-aware", min_length=1, max_length=256)
+    policy_options: dict[str, dict[str, bool | int | float | str]] = Field(default_factory=dict)
     max_slowdown_ratio: float = Field(default=0.0, ge=0, le=MAX_SLOWDOWN_RATIO, allow_inf_nan=False)
     warmup_iterations: int = Field(default=2, ge=0, le=10_000)
     baseline_iterations: int = Field(default=10, ge=1, le=10_000)
@@ -176,6 +179,20 @@ class Settings(BaseSettings):
                 " postgresql://USER:PASSWORD@HOST/DATABASE"
             )
         return url
+
+    @field_validator("policy_options")
+    @classmethod
+    def _require_plain_options(
+        cls, tables: dict[str, dict[str, bool | int | float | str]]
+    ) -> dict[str, dict[str, bool | int | float | str]]:
+        """Refuse what cannot be written after a policy's name; the policy itself checks its options."""
+        for policy, options in tables.items():
+            for name, value in options.items():
+                if not name.isidentifier() or not str(value).isprintable() or "," in str(value):
+                    raise ValueError(
+                        f"[policy.{policy}] {name} = {value!r}: must be a name, and a value without commas"
+                    )
+        return tables
 
     @field_validator("*", mode="after")
     @classmethod
@@ -223,6 +240,11 @@ class Settings(BaseSettings):
         return max(self.max_slowdown_ratio, self.carbon_budget_ratio)
 
     @property
+    def driver_path(self) -> Path | None:
+        """The file that the driver needs: the simulated GPUs, or the commands."""
+        return self.commands_path if self.driver is Driver.COMMAND else self.world_path
+
+    @property
     def worker_link_path(self) -> Path:
         """Unix socket between the daemon and the GPU worker."""
         return (WORKER_UNIT_DIR if self.processes is Processes.UNITS else self.runtime_dir) / "worker.sock"
@@ -236,6 +258,11 @@ class Settings(BaseSettings):
     def hand_over_path(self) -> Path:
         """File with the running jobs that a daemon leaves to the next one at a normal restart."""
         return self.runtime_dir / "hand-over.json"
+
+    @property
+    def operator_orders_path(self) -> Path:
+        """File with operators' orders for running jobs, for the next daemon process."""
+        return self.runtime_dir / "operator-orders.json"
 
     @property
     def carbon_accounts_path(self) -> Path:
@@ -266,10 +293,7 @@ def load_settings(config_path: Path | str | None = None, **overrides: Any) -> Se
     Raises:
         UsageError: the file cannot be read, a key is unknown or a value is invalid; the message names file and key.
     """
-    path = Path(config_path) if config_path is not None else None
-    if path is None and SYSTEM_CONFIG_PATH.exists():
-        path = SYSTEM_CONFIG_PATH
-    from_file = _read_toml(path) if path is not None else {}
+    path, from_file = read_config(config_path)
     flags = {key: value for key, value in overrides.items() if value is not None}
     _require_known(flags, where="settings")
 
@@ -302,8 +326,25 @@ def load_settings(config_path: Path | str | None = None, **overrides: Any) -> Se
             where = ENVIRONMENT_PREFIX + key.upper()
         else:
             where = f"{path}: {key}"
-        raise UsageError(f"{where} = {_SECRET.sub('***', repr(first['input']))}: {message}") from None
+        raise UsageError(f"{where} = {without_password(repr(first['input']))}: {message}") from None
     return Settings.model_construct(_fields_set=layered.model_fields_set, **dict(layered))
+
+
+def read_config(config_path: Path | str | None) -> tuple[Path | None, dict[str, Any]]:
+    """Return the configuration file, None without one, and the settings in it.
+
+    Raises:
+        UsageError: the file cannot be read, or a key is unknown.
+    """
+    path = Path(config_path) if config_path is not None else None
+    if path is None and SYSTEM_CONFIG_PATH.exists():
+        path = SYSTEM_CONFIG_PATH
+    return path, _read_toml(path) if path is not None else {}
+
+
+def without_password(value: Any) -> Any:
+    """Return a value; in a text, the password of a URL is hidden."""
+    return _SECRET.sub("***", value) if isinstance(value, str) else value
 
 
 def _range_text(key: str) -> str | None:
@@ -330,8 +371,29 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: {error}") from None
+    content = _with_policy_tables(content, where=str(path))
     _require_known(content, where=str(path))
     return content
+
+
+def _with_policy_tables(content: dict[str, Any], *, where: str) -> dict[str, Any]:
+    """Return settings whose tables `[policy.NAME]` are `policy_options`, and whose `default` in `[policy]` is `policy`.
+
+    TOML has no key that is a text and a table.
+    """
+    table = content.get("policy")
+    if not isinstance(table, dict):
+        return content
+    tables = {name: value for name, value in table.items() if isinstance(value, dict)}
+    for name in table:
+        if name != "default" and name not in tables:
+            raise UsageError(f"{where}: policy.{name}: valid are policy.default and tables [policy.NAME]")
+    if tables and "policy_options" in content:
+        raise UsageError(f"{where}: give policy_options or tables [policy.NAME], not both")
+    others = {key: value for key, value in content.items() if key != "policy"}
+    if "default" in table:
+        others["policy"] = table["default"]
+    return {**others, "policy_options": tables} if tables else others
 
 
 def _require_known(given: Mapping[str, Any], *, where: str) -> None:

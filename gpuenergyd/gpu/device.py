@@ -1,6 +1,6 @@
 """Protocols of a GPU driver: GpuReader needs no privilege, GpuController does."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,6 +65,13 @@ class GpuDetails:
     is_persistent: bool | None = None
     pci_address: str | None = None
     """Domain, bus, device, function: 0000:01:00.0."""
+    enforced_power_limit_w: float | None = None
+    """The lowest of all limits, those of other limiters included."""
+    is_mig_enabled: bool | None = None
+    application_sm_clock_mhz: int | None = None
+    requested_power_profiles: str | None = None
+    """Numbers of the workload power profiles that programs have requested, e.g. `2,20`; empty if none."""
+    enforced_power_profiles: str | None = None
 
 
 class GpuReader(Protocol):
@@ -104,6 +111,23 @@ class GpuReader(Protocol):
 
     def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
         """Return the host pids of the processes that compute on the GPU."""
+        ...
+
+    def release(self, gpu_uuids: Collection[str]) -> None:
+        """Let go of all driver handles of GPUs, for a reset, a MIG change or a driver upgrade; the others go on.
+
+        Raises:
+            GpuNotFoundError, DriverError: as named.
+        """
+        ...
+
+    def reopen(self, gpu_uuids: Collection[str]) -> tuple[GpuIdentity, ...]:
+        """Open released GPUs again; return their identities, which may have changed.
+
+        Raises:
+            GpuLostError: a GPU is not there; the ones that are there are open.
+            DriverError: the driver cannot be opened.
+        """
         ...
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.daemon.settings import DEFAULT_CONFIG_PATH, Driver, Mode, Settings, load_settings
+from gpuenergyd.daemon.settings_sources import setting_values
 from gpuenergyd.errors import UsageError
 
 CARBON_NOT_SET = (
@@ -186,3 +187,60 @@ def test_a_world_writable_file_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="refusing to load a world-writable"):
         load_settings(path)
+
+
+def test_policy_tables_are_options_and_their_default_is_the_policy(config: Path) -> None:
+    config.write_text(
+        'mode = "observe"\n[policy]\ndefault = "cost"\n[policy.cost]\neta = 0.7\n[policy.own]\nfast = true\n'
+    )
+
+    settings = load_settings(config)
+
+    assert settings.policy == "cost"
+    assert settings.policy_options == {"cost": {"eta": 0.7}, "own": {"fast": True}}
+
+
+def test_policy_options_need_no_default_policy(config: Path) -> None:
+    config.write_text("[policy.cost]\neta = 1\n")
+
+    assert (load_settings(config).policy, load_settings(config).policy_options) == (
+        "bubble-aware",
+        {"cost": {"eta": 1}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[policy]\nname = "cost"\n', "policy.name: valid are policy.default and tables"),
+        ("policy_options = {}\n[policy.cost]\neta = 1\n", r"give policy_options or tables \[policy.NAME\], not both"),
+        ('[policy.cost]\neta = "1,2"\n', r"\[policy.cost\] eta = '1,2': must be a name, and a value without commas"),
+        ("[policy.cost]\neta = [1]\n", "policy_options"),
+        ("[policy]\ndefault = 7\n", "policy = 7: "),
+    ],
+)
+def test_malformed_policy_tables_are_refused(config: Path, text: str, message: str) -> None:
+    config.write_text(text)
+
+    with pytest.raises(UsageError, match=message):
+        load_settings(config)
+
+
+def test_each_setting_says_where_it_comes_from(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.write_text('database_url = "postgresql://me:secret@db/history"\nwarmup_iterations = 2\n')
+    monkeypatch.setenv("GPUENERGYD_BASELINE_ITERATIONS", "7")
+
+    found = {one.key: one for one in setting_values(config)}
+
+    assert list(found) == list(Settings.model_fields)
+    assert (found["warmup_iterations"].source, found["warmup_iterations"].default) == (f"file {config}", 2)
+    assert found["database_url"].value == "postgresql://me:***@db/history"
+    assert found["baseline_iterations"].source == "environment GPUENERGYD_BASELINE_ITERATIONS"
+    assert (found["baseline_iterations"].value, found["baseline_iterations"].default) == (7, 10)
+    assert {one.source for key, one in found.items() if key.startswith("carbon")} == {"default"}
+    assert all(one.value == one.default for one in found.values() if one.source == "default")
+
+
+def test_an_unknown_key_lists_the_valid_ones() -> None:
+    with pytest.raises(UsageError, match="no setting 'polcy'; valid: admin_groups, "):
+        setting_values(None, ["polcy"])

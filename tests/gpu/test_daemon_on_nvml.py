@@ -9,6 +9,7 @@ import pytest
 
 from gpuenergyd.cli.calibrate.load import SimulatedLoad
 from gpuenergyd.cli.main import run as run_command
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.restore.command import restore
 from tests.support.daemon_process import DaemonProcess, training
 from tests.support.fake_nvml.control import FakeNvmlControl
@@ -108,3 +109,52 @@ def test_daemon_without_privilege_only_observes(daemon: DaemonProcess, control: 
 
     assert daemon.is_as_found()
     assert daemon.status()["worker"]["is_alive"]
+
+
+@pytest.mark.fault(48)
+def test_a_released_gpu_can_be_reset_while_a_job_goes_on_and_is_reopened(
+    daemon: DaemonProcess, control: FakeNvmlControl
+) -> None:
+    """A reset needs that no process has the GPU open; the fake library knows who has."""
+    daemon.start()
+    socket = ("--socket", str(daemon.socket_path))
+
+    def state() -> str:
+        return str(daemon.status()["gpus"][0]["state"])
+
+    with training(daemon, arguments=("--policy", "uniform", "--ranks", "2", "--first-gpu", "0")) as on_it:
+        wait_until(daemon.is_lowered, 120, log=lambda: daemon.log)
+        worker_pid = daemon.status()["worker"]["pid"]
+        assert worker_pid in control.holders(0)
+
+        assert run_command(["release-gpu", "0", *socket]) == 0
+
+        assert state() == "released"
+        assert worker_pid not in control.holders(0)
+        assert worker_pid in control.holders(1)
+        wait_until(daemon.is_as_found, 60)
+        reset_by_administrator(daemon, control)
+        assert (daemon.job() or {})["num_faults"] <= 1
+        num_iterations = (daemon.job() or {})["num_iterations"]
+        wait_until(lambda: (daemon.job() or {})["num_iterations"] > num_iterations + 10, 60)
+        assert daemon.is_as_found()
+
+        assert run_command(["release-gpu", "0", "--reopen", *socket]) == 0
+
+        wait_until(lambda: state() == "ok", 30)
+        wait_until(daemon.is_lowered, 120, log=lambda: daemon.log)
+        assert daemon.status()["worker"]["num_restarts"] == 0
+        assert on_it.finish() == 0
+    assert run_command(["release-gpu", "0", "--reopen", *socket]) == 1
+    assert run_command(["release-gpu", "all", "--for", "1", *socket]) == 0
+    assert control.holders(0) | control.holders(1) | control.holders(2) | control.holders(3) == set()
+    wait_until(lambda: {gpu["state"] for gpu in daemon.status()["gpus"]} == {"ok"}, 60)
+    assert daemon.stop() == 0
+
+
+def reset_by_administrator(daemon: DaemonProcess, control: FakeNvmlControl) -> None:
+    """Reset GPU 0 as `nvidia-smi --gpu-reset` does: refused while it is open, and its settings are gone."""
+    assert control.holders(0) == set()
+    host = SimulatedHost.open(daemon.world_path)
+    host.reset_sm_clock(host.identities()[0].gpu_uuid)
+    host.close()

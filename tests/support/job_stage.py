@@ -102,18 +102,25 @@ class FakePolicy:
 
     answers: list[ClockPlan | PolicyFailure] = field(default_factory=list)
     views: list[JobView] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    """The policy of each question."""
     forgotten: list[str] = field(default_factory=list)
 
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan | PolicyFailure:
         """Return the next scripted answer."""
         assert job_id == view.job_id
-        assert policy == "scripted"
+        assert policy.partition(":")[0] == "scripted"
+        self.asked.append(policy)
         self.views.append(view)
         return self.answers.pop(0) if self.answers else view.issued_plans[-1]
 
     async def preload(self, policy: str) -> None:
         """Accept the scripted policy only."""
         assert policy == "scripted"
+
+    async def check(self, policy: str) -> str | None:
+        """Accept any option but `broken`."""
+        return "UsageError: no such option" if policy.endswith("broken=1") else None
 
     async def drop_job(self, job_id: str) -> None:
         """Record the call."""

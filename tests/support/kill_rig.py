@@ -18,6 +18,7 @@ from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
 from tests.support.daemon_process import DaemonProcess
+from tests.support.gpu_commands import GpuCommands
 from tests.support.waiting import wait_until
 
 Victim = Literal["client", "daemon", "worker", "worker_and_sentinel", "policy_host", "all"]
@@ -28,6 +29,8 @@ NUM_GPUS = 4
 """Number of GPUs with a job; one more has none."""
 WORK = InstructionWork(memory_time_s=0.005, compute_time_s=0.02, power_coefficient_w_per_mhz=0.25)
 GIVE_UP_S = 10.0
+COMMANDS_GIVE_UP_S = 90.0
+"""Each restore starts a program, and waits for one that is under way."""
 _ANY_MOMENT_RATIO = 0.15
 """Share of the kills at any moment; the others happen while a GPU is lowered."""
 
@@ -56,6 +59,8 @@ class KillRig:
     """What the daemon may set; power limits alone lower limits instead of clocks."""
     power_budget_w: float | None = None
     """Power budget of the host; its ceilings lower GPUs too."""
+    uses_commands: bool = False
+    """Whether GPUs are changed by an administrator's programs instead of by the driver."""
     on_trial: Callable[[], None] = lambda: None
     """Called just before each kill."""
     daemon: DaemonProcess = field(init=False)
@@ -76,6 +81,9 @@ class KillRig:
                 **({} if self.power_budget_w is None else {"power_budget_w": self.power_budget_w}),
             },
         )
+        if self.uses_commands:
+            commands = GpuCommands.create(self.folder / "commands", self.daemon.world_path)
+            self.daemon.overrides |= {"driver": "command", "commands_path": str(commands.path)}
         self.host = SimulatedHost.open(self.daemon.world_path)
         self.daemon.start()
 
@@ -171,7 +179,7 @@ class KillRig:
                     stdout=subprocess.DEVNULL,
                 )
         left = set(lowered)
-        while left and time.monotonic() < begun_s + GIVE_UP_S:
+        while left and time.monotonic() < begun_s + (COMMANDS_GIVE_UP_S if self.uses_commands else GIVE_UP_S):
             left &= self.lowered()
             if left:
                 time.sleep(0.0005)
@@ -181,7 +189,7 @@ class KillRig:
             for index in list(self.trainers):
                 self._kill_trainer(index)
             if victim == "daemon":
-                wait_until(lambda: not self.lowered(), GIVE_UP_S)
+                wait_until(lambda: not self.lowered(), COMMANDS_GIVE_UP_S if self.uses_commands else GIVE_UP_S)
             is_damaged = self._is_database_damaged()
         return Trial(victim, len(lowered), restored_s, len(left), is_damaged)
 

@@ -14,7 +14,14 @@ from pathlib import Path
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.link.client import WorkerLink
-from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuHealthChange, GpuSample, LeaseOwner
+from gpuenergyd.gpu.link.messages import (
+    ClockChangeReport,
+    GpuHealth,
+    GpuHealthChange,
+    GpuSample,
+    GpuSettingsRead,
+    LeaseOwner,
+)
 from gpuenergyd.gpu.restore.journal import Journal
 from gpuenergyd.gpu.restore.policy import RestoreRules
 
@@ -31,6 +38,7 @@ class Received:
     samples: list[GpuSample] = field(default_factory=list)
     clock_changes: list[ClockChangeReport] = field(default_factory=list)
     health_changes: list[GpuHealthChange] = field(default_factory=list)
+    settings_read: list[GpuSettingsRead] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
 
     def handle_samples(self, samples: Sequence[GpuSample]) -> None:
@@ -44,6 +52,10 @@ class Received:
     def handle_gpu_health(self, change: GpuHealthChange) -> None:
         """Record a GPU's new health."""
         self.health_changes.append(change)
+
+    def handle_gpu_settings(self, read: GpuSettingsRead) -> None:
+        """Record what is set on a GPU."""
+        self.settings_read.append(read)
 
     def handle_link_lost(self, reason: str) -> None:
         """Record the reason for the end of the link."""

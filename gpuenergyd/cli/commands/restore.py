@@ -26,9 +26,9 @@ def restore(
         RestorePolicy | None,
         typer.Option(metavar="only-if-ours|restore|keep", help="Override the restore policy recorded in the journal."),
     ] = None,
-    driver: Annotated[str, typer.Option(metavar="nvml|simulated", help="Driver, with --all.")] = "nvml",
+    driver: Annotated[str, typer.Option(metavar="nvml|simulated|command", help="Driver, with --all.")] = "nvml",
     world: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Folder of the simulated GPUs, with --all.")
+        Path | None, typer.Option(metavar="PATH", help="File of the simulated GPUs, or of commands, with --all.")
     ] = None,
     as_json: JsonOption = False,
 ) -> int:

@@ -113,7 +113,7 @@ def _daemon(path: str) -> tuple[dict[str, Any] | None, DaemonFacts]:
 def _driver(settings: Settings | None, status: dict[str, Any] | None) -> DriverFacts:
     configured = settings.driver if settings is not None else Driver.NVML
     kind = str(status["driver"] if status is not None else configured)
-    world = settings.world_path if settings is not None else None
+    world = settings.driver_path if settings is not None else None
     if status is not None and (of_daemon := status.get("files", {}).get("world_path")):
         world = Path(of_daemon)
     if kind == Driver.SIMULATED and world is None:
@@ -154,12 +154,12 @@ def _caller(settings: Settings | None) -> CallerFacts:
         user = pwd.getpwuid(uid).pw_name
     except KeyError:
         user = f"uid {uid}"
-    is_simulated = settings is not None and settings.driver is Driver.SIMULATED
+    needs_no_privilege = settings is not None and settings.driver in {Driver.SIMULATED, Driver.COMMAND}
     effective = 0
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("CapEff:"):
             effective = int(line.split()[1], 16)
-    return CallerFacts(user, may_change_gpus=is_simulated or bool(effective & _CAP_SYS_ADMIN))
+    return CallerFacts(user, may_change_gpus=needs_no_privilege or bool(effective & _CAP_SYS_ADMIN))
 
 
 def _journal(path: Path) -> JournalFacts:

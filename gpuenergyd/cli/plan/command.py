@@ -1,24 +1,34 @@
 """`gpuenergyd plan FILE`: computes a clock for every instruction from measured tables, with a proven lower bound."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from gpuenergyd.cli.option_checks import warn_of_large_slowdown
-from gpuenergyd.cli.options import JsonOption
+from gpuenergyd.cli.options import JsonOption, SocketOption
 from gpuenergyd.cli.output import print_json
 from gpuenergyd.cli.plan import options
+from gpuenergyd.cli.plan.export import export_profile
 from gpuenergyd.cli.plan.inputs import PlanInput, load_planner, plan_input
 from gpuenergyd.cli.plan.printing import print_plan
+from gpuenergyd.cli.plan.running_job import running_job_input
 from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.core.pipeline.graph import Schedule
 from gpuenergyd.core.policy_api.policy import OfflinePlan, PowerFigures, SwitchingFigures, WaitingFigures
+from gpuenergyd.errors import UsageError
 
 
 def plan(  # noqa: PLR0913  each option is a parameter
-    file: options.FileArgument,
+    file: options.FileArgument = None,
     *,
+    job: options.JobOption = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --job: write the fitted profile as CSV, or as JSON for *.json."),
+    ] = None,
+    socket: SocketOption = None,
     schedule: options.ScheduleOption = None,
     order: options.OrderOption = None,
     microbatches: options.MicrobatchesOption = None,
@@ -60,7 +70,8 @@ def plan(  # noqa: PLR0913  each option is a parameter
     """Plan a pipeline's clocks from measured tables.
 
     Finds the plan with the least energy whose iteration time meets the target, and a proven lower bound on that energy.
-    Needs neither a daemon nor a GPU.
+    Needs neither a daemon nor a GPU. With --job it plans from what the daemon has fitted to a running job, for its
+    target, and compares that with the plan in force; nothing changes in the job.
 
     Examples:
         gpuenergyd plan profile.csv --microbatches 8
@@ -69,38 +80,48 @@ def plan(  # noqa: PLR0913  each option is a parameter
         gpuenergyd plan profile.csv --order order.csv
         gpuenergyd plan profile.csv --microbatches 8 --power-cap-w 2000
         gpuenergyd plan instance.json --frontier
+        gpuenergyd plan --job gpt --max-slowdown 0.05
+        gpuenergyd plan --job gpt --export profile.csv
     """
     warn_of_large_slowdown(slowdown)
     planner = load_planner(policy)
-    given = plan_input(
-        file,
-        PlanOptions(
-            schedule=schedule,
-            order=order,
-            microbatches=microbatches,
-            chunks=chunks,
-            extra_inflight=extra_inflight,
-            memory_limit_microbatches=memory_limit_microbatches,
-            free_memory_bytes=free_memory_bytes,
-            activation_bytes=activation_bytes,
-            slowdown=slowdown,
-            target_s=target_s,
-            straggler_time_s=straggler_time_s,
-            max_switches=max_switches,
-            switch_latency_s=switch_latency_s,
-            blocking_power_w=blocking_power_w,
-            waiting_power=waiting_power,
-            power_cap_w=power_cap_w,
-            window_s=window_s,
-            communication_latency_s=communication_latency_s,
-            input_gradient_share=input_gradient_share,
-            split_overhead=split_overhead,
-            overlap_saving=overlap_saving,
-            want_frontier=frontier,
-            policy_options=tuple(set_option or ()),
-        ),
+    own = PlanOptions(
+        schedule=schedule,
+        order=order,
+        microbatches=microbatches,
+        chunks=chunks,
+        extra_inflight=extra_inflight,
+        memory_limit_microbatches=memory_limit_microbatches,
+        free_memory_bytes=free_memory_bytes,
+        activation_bytes=activation_bytes,
+        slowdown=slowdown,
+        target_s=target_s,
+        straggler_time_s=straggler_time_s,
+        max_switches=max_switches,
+        switch_latency_s=switch_latency_s,
+        blocking_power_w=blocking_power_w,
+        waiting_power=waiting_power,
+        power_cap_w=power_cap_w,
+        window_s=window_s,
+        communication_latency_s=communication_latency_s,
+        input_gradient_share=input_gradient_share,
+        split_overhead=split_overhead,
+        overlap_saving=overlap_saving,
+        want_frontier=frontier,
+        policy_options=tuple(set_option or ()),
     )
-    figures = plan_figures(given, planner(given.request))
+    path = options.file_or_job(file, job)
+    if job is None or path is not None:
+        if export is not None:
+            raise UsageError("--export: only together with --job")
+        assert path is not None
+        given = plan_input(path, own)
+        figures = plan_figures(given, planner(given.request))
+    else:
+        running = running_job_input(job, socket, own)
+        command = None if export is None else export_profile(running, export)
+        given = running.given
+        figures = {**plan_figures(given, planner(given.request)), "job": running.figures(), "plan_command": command}
     if as_json:
         print_json(figures)
     else:

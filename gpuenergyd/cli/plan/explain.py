@@ -9,14 +9,15 @@ import typer
 from rich.console import Console
 
 from gpuenergyd.cli.option_checks import warn_of_large_slowdown
-from gpuenergyd.cli.options import JsonOption
+from gpuenergyd.cli.options import JsonOption, SocketOption
 from gpuenergyd.cli.output import people_console, print_json
 from gpuenergyd.cli.plan import options
 from gpuenergyd.cli.plan.inputs import PlanInput, load_planner, plan_input
+from gpuenergyd.cli.plan.running_job import RunningJobInput, running_job_input
 from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.core.pipeline.explanation import ClockExplanation, ClockReason, explain_clocks
 from gpuenergyd.core.pipeline.graph import DependencyGraph, dependency_graph
-from gpuenergyd.core.policy_api.policy import OfflinePlan
+from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflinePlanner
 from gpuenergyd.errors import UsageError
 
 _MAX_ROWS = 12
@@ -24,12 +25,14 @@ _MAX_ROWS = 12
 
 
 def explain(  # noqa: PLR0913  each option is a parameter
-    file: options.FileArgument,
+    file: options.FileArgument = None,
     instructions: Annotated[
         list[str] | None,
         typer.Argument(metavar="INSTRUCTION", help="E.g. F3@2: forward of microbatch 3 on stage 2."),
     ] = None,
     *,
+    job: options.JobOption = None,
+    socket: SocketOption = None,
     schedule: options.ScheduleOption = None,
     order: options.OrderOption = None,
     microbatches: options.MicrobatchesOption = None,
@@ -44,28 +47,33 @@ def explain(  # noqa: PLR0913  each option is a parameter
 ) -> int:
     """Explain each clock of a plan.
 
-    Prints slack, critical path and marginal value of time; with INSTRUCTION arguments, the reason for each clock.
+    Prints slack, critical path and marginal value of time; with INSTRUCTION arguments, the reason for each clock. With
+    --job the plan is the one in force in a running job.
 
     Examples:
         gpuenergyd explain profile.csv --microbatches 8
         gpuenergyd explain profile.csv F3@2 B0@1 --microbatches 8
+        gpuenergyd explain --job gpt F3@2
     """
     warn_of_large_slowdown(slowdown)
     planner = load_planner(policy)
-    given = plan_input(
-        file,
-        PlanOptions(
-            schedule=schedule,
-            order=order,
-            microbatches=microbatches,
-            chunks=chunks,
-            extra_inflight=extra_inflight,
-            slowdown=slowdown,
-            target_s=target_s,
-            blocking_power_w=blocking_power_w,
-            communication_latency_s=communication_latency_s,
-        ),
+    own = PlanOptions(
+        schedule=schedule,
+        order=order,
+        microbatches=microbatches,
+        chunks=chunks,
+        extra_inflight=extra_inflight,
+        slowdown=slowdown,
+        target_s=target_s,
+        blocking_power_w=blocking_power_w,
+        communication_latency_s=communication_latency_s,
     )
+    if job is not None:
+        names = [*([str(file)] if file is not None else []), *(instructions or [])]
+        return _explain_job(running_job_input(job, socket, own), planner, names, as_json=as_json)
+    path = options.file_or_job(file, job)
+    assert path is not None
+    given = plan_input(path, own)
     planned = planner(given.request)
     explained = explain_clocks(
         _planned_graph(given, planned), given.request.profile, planned.sm_clocks_mhz, planned.prices_w
@@ -78,6 +86,31 @@ def explain(  # noqa: PLR0913  each option is a parameter
         print_json(_figures(given, planned, shown, with_extra))
     else:
         _print_for_people(given, planned, shown, with_extra, is_summary=not instructions)
+    return 0
+
+
+def _explain_job(job: RunningJobInput, planner: OfflinePlanner, names: Sequence[str], *, as_json: bool) -> int:
+    """Explain the plan in force of a running job; prices of time are those of the best plan for its target."""
+    in_force = job.in_force
+    if in_force is None:
+        raise UsageError(
+            f"job {job.fit.job_id} follows no plan with clocks now: {job.fit.phase}, {job.fit.phase_reason}"
+        )
+    best = planner(job.given.request)
+    planned = replace(
+        best,
+        orders=in_force.schedule.orders,
+        sm_clocks_mhz=in_force.sm_clocks_mhz,
+        iteration_time_s=in_force.iteration_time_s,
+        energy_j=in_force.energy_j,
+    )
+    prices = best.prices_w if in_force.schedule.orders == best.orders else {}
+    explained = explain_clocks(in_force.graph, in_force.profile, in_force.sm_clocks_mhz, prices)
+    shown = _selected(explained, names) if names else explained
+    if as_json:
+        print_json({**_figures(job.given, planned, shown, None), "job": job.figures()})
+    else:
+        _print_for_people(job.given, planned, shown, None, is_summary=not names)
     return 0
 
 

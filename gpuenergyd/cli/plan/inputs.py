@@ -51,8 +51,8 @@ def load_planner(policy: str) -> OfflinePlanner:
     return planner
 
 
-def plan_input(path: Path, options: PlanOptions) -> PlanInput:
-    """Return the request described by a file and options.
+def plan_input(path: Path, options: PlanOptions, content: PlannerInstance | None = None) -> PlanInput:
+    """Return the request described by a file and options; with `content`, `path` only names it in messages.
 
     Raises:
         UsageError: the file or an option is invalid, or they contradict each other.
@@ -66,18 +66,18 @@ def plan_input(path: Path, options: PlanOptions) -> PlanInput:
         permitted_time_s=options.target_s,
     )
     extra_inflight = _extra_inflight(options.extra_inflight)
-    content = read_pipeline_file(path)
-    match content:
+    pipeline = content or read_pipeline_file(path)
+    match pipeline:
         case PlannerInstance():
-            _check_agreement(path, content, options)
-            schedule, graph, profile = content.schedule, content.graph, content.profile
+            _check_agreement(path, pipeline, options)
+            schedule, graph, profile = pipeline.schedule, pipeline.graph, pipeline.profile
             notes: tuple[str, ...] = ()
             baseline_graph: DependencyGraph | None = None
         case ProfileTable():
-            schedule, graph, profile, notes = table_request(path, content, options)
+            schedule, graph, profile, notes = table_request(path, pipeline, options)
             baseline_graph = reference_graph(schedule, options)
     if options.waiting_power is not None:
-        _check_waiting_power(path, content, options)
+        _check_waiting_power(path, pipeline, options)
         curve, waiting_notes = given_waiting_power(options.waiting_power)
         profile, notes = with_waiting_power(profile, curve), notes + waiting_notes
     if extra_inflight is not None and schedule.name != "1f1b":
@@ -94,7 +94,7 @@ def plan_input(path: Path, options: PlanOptions) -> PlanInput:
         check_memory(extra_inflight, limits, caps, schedule)
     return PlanInput(
         OfflineRequest(
-            name=content.name,
+            name=pipeline.name,
             profile=profile,
             schedule=schedule,
             graph=graph,
@@ -116,7 +116,7 @@ def plan_input(path: Path, options: PlanOptions) -> PlanInput:
         schedule,
         notes,
         schedule_name=options.schedule if chosen_limits and options.schedule else schedule.name,
-        fixes_order=isinstance(content, PlannerInstance),
+        fixes_order=isinstance(pipeline, PlannerInstance),
     )
 
 

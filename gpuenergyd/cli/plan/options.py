@@ -9,9 +9,15 @@ from gpuenergyd.cli.option_checks import MAX_SLOWDOWN_HELP, checked_slowdown
 from gpuenergyd.cli.plan.instruction_costs import INPUT_GRADIENT_SHARE
 from gpuenergyd.cli.plan.tables import AUTO_SCHEDULE, DEFAULT_SCHEDULE
 from gpuenergyd.core.pipeline.schedules import SCHEDULES
+from gpuenergyd.errors import UsageError
 
 DEFAULT_POLICY = "bubble-aware"
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A profile CSV or an instance JSON.")]
+FileArgument = Annotated[
+    Path | None, typer.Argument(metavar="[FILE]", help="A profile CSV or an instance JSON; or use --job.")
+]
+JobOption = Annotated[
+    str | None, typer.Option("--job", metavar="JOB", help="Use what was fitted to this running job instead of FILE.")
+]
 ScheduleOption = Annotated[
     str | None,
     typer.Option(
@@ -93,3 +99,14 @@ WindowOption = Annotated[
 ]
 LatencyOption = Annotated[float | None, typer.Option(metavar="S", help="Latency between stages in seconds.")]
 PolicyOption = Annotated[str, typer.Option(metavar="NAME", help="Policy whose planner to use.")]
+
+
+def file_or_job(file: Path | None, job: str | None) -> Path | None:
+    """Return the file to plan from; None if a running job was named instead.
+
+    Raises:
+        UsageError: neither or both are given.
+    """
+    if (file is None) == (job is None):
+        raise UsageError("give FILE, a profile CSV or an instance JSON, or --job JOB for a running job, and not both")
+    return file

@@ -25,7 +25,7 @@ def print_plan(given: PlanInput, figures: dict[str, Any]) -> None:
         f" {figures['num_microbatches']} microbatches" + (f", extra in flight {extra}" if any(extra) else "")
     )
     console.print(_summary_table(figures))
-    for line in (*_order_lines(figures), *_waiting_lines(figures), *_power_lines(figures)):
+    for line in (*_order_lines(figures), *_waiting_lines(figures), *_power_lines(figures), *_job_lines(figures)):
         console.print(line)
     console.print(_clocks_table(figures["clocks"]))
     if figures["frontier"]:
@@ -125,6 +125,27 @@ def _power_lines(figures: dict[str, Any]) -> list[str]:
         f"no plan of this order under the cap is faster than {figures['time_bound_s']:.4f} s (this one {gap:+.2f} %)",
         f"under the same cap {', '.join(usual)}",
     ]
+
+
+def _job_lines(figures: dict[str, Any]) -> list[str]:
+    """Return how the plan in force of a running job compares, and how to plan from an exported profile."""
+    if "job" not in figures:
+        return []
+    job, in_force, full_j = figures["job"], figures["job"]["in_force"], figures["baseline_energy_j"]
+    lines = [
+        f"times are those of the pipeline; an iteration takes {1000 * job['bias_s']:.3g} ms more (optimizer, data)"
+    ]
+    if in_force is None:
+        lines.append(f"the job is in phase {job['phase']}: no plan with clocks is in force")
+    else:
+        saved = 100 * (1 - in_force["energy_j"] / full_j) if full_j else 0.0
+        lines.append(
+            f"plan in force {in_force['plan_id']!r}: {in_force['iteration_time_s']:.4f} s, {in_force['energy_j']:.1f} J"
+            f" by the same profile ({-saved:+.2f} %)"
+        )
+    if figures["plan_command"]:
+        lines.append(f"to plan from the exported profile: {figures['plan_command']}")
+    return lines
 
 
 def _clocks_table(clocks: Sequence[dict[str, Any]]) -> Table:

@@ -114,7 +114,8 @@ def _permissions(facts: HostFacts) -> Iterator[Diagnosis]:
                 Subject.PERMISSIONS,
                 Level.DEGRADED,
                 f"the daemon may not change {what}",
-                "run the GPU worker with CAP_SYS_ADMIN: as root, by its unit, or in a container with that capability",
+                "run the GPU worker with CAP_SYS_ADMIN: as root, by its unit, or in a container with that capability;"
+                " or permit it single programs that lock clocks: driver = 'command'",
             )
         if not daemon.uncontrolled_gpus:
             yield _fine(Subject.PERMISSIONS, "the daemon may change all GPUs")
@@ -125,7 +126,8 @@ def _permissions(facts: HostFacts) -> Iterator[Diagnosis]:
             Subject.PERMISSIONS,
             Level.NOTE,
             f"a daemon run by {caller.user} can measure GPUs but not change them",
-            "start the daemon as root or by its unit, which gives the GPU worker CAP_SYS_ADMIN",
+            "start the daemon as root or by its unit, which gives the GPU worker CAP_SYS_ADMIN; or permit it single"
+            " programs that lock clocks: driver = 'command'",
         )
 
 

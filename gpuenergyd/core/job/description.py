@@ -17,12 +17,14 @@ from gpuenergyd.errors import GpuEnergyError, JobError
 class OptionSource(StrEnum):
     """Where the policy or the permitted slowdown of a job comes from, in order of precedence."""
 
+    OPERATOR = "operator"
     ARGUMENT = "argument"
     ENVIRONMENT = "environment"
     DAEMON = "daemon"
 
 
 SOURCE_TEXTS: Mapping[str, str] = {
+    OptionSource.OPERATOR: "ordered by an operator",
     OptionSource.ARGUMENT: "set by the program",
     OptionSource.ENVIRONMENT: "from the environment",
     OptionSource.DAEMON: "the daemon's default",
@@ -46,6 +48,8 @@ class JobDescription:
     """Processes of a plain loop that end each iteration together; each one is a job of its own."""
     num_stage_ranks: int = 1
     """Tensor-, context- and expert-parallel ranks of each stage, which follow one plan."""
+    priority: int = 0
+    """Rank of the job among those of its host, 0 highest, as operators order it."""
 
     @property
     def num_ranks(self) -> int:

@@ -41,6 +41,7 @@ from gpuenergyd.core.job.messages import (
     JobPhase,
     MergedIterationObserved,
     ObserveIteration,
+    OperatorOrdered,
     OrdersRefused,
     PastJobsFound,
     PlanDecided,
@@ -63,6 +64,7 @@ from gpuenergyd.core.job.messages import (
     StragglerChanged,
     TargetChanged,
 )
+from gpuenergyd.core.job.operator_orders import OperatorOrders, choices_of
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.job.snapshot import JobSnapshot
 from gpuenergyd.core.job.story import Notices, Story
@@ -76,6 +78,7 @@ from gpuenergyd.core.policy_api.policy import BaselineView, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import GpuEnergyError
 
+_PAUSED = "paused by an operator"
 _BEFORE_PROFILING = frozenset({JobPhase.JOINING, JobPhase.WARMUP, JobPhase.BASELINE})
 
 
@@ -97,12 +100,16 @@ class Job:
     notices: Notices = field(default_factory=Notices)
     advice: tuple[SavingAdvice, ...] = ()
     """The policy's newest advice on the permitted slowdown; not part of the snapshot: it is given again."""
+    orders: OperatorOrders = field(default_factory=OperatorOrders)
+    """What operators have ordered; in the description already."""
+    _as_registered: OperatorOrders = field(init=False)
     _profiling_refusal: str | None = None
     _before_end: tuple[JobPhase, str] | None = None
     _story: Story = field(default_factory=Story, compare=False)
 
     def __post_init__(self) -> None:
         self.target = self.description.target
+        self._as_registered = choices_of(self.description)
         self.ranks = JobRanks(self.description)
         self.reports = RankReports(self.rules, self.description.num_stage_ranks)
         self.knowledge = JobKnowledge(self.description.job_id, self.rules.max_observations)
@@ -227,6 +234,8 @@ class Job:
             case PowerCutChanged():
                 self.control.cut.change(is_cut=event.is_cut, last_reported=self.reports.last_index)
                 return ()
+            case OperatorOrdered():
+                return self._operator_ordered(event)
             case StragglerChanged():
                 return self._straggler_changed(event)
             case OrdersRefused():
@@ -350,7 +359,7 @@ class Job:
                 return self._after_tuned_iteration(purpose)
             case JobPhase.FALLBACK:
                 return self._after_fallback_iteration(observation)
-            case JobPhase.JOINING | JobPhase.ENDED:
+            case JobPhase.JOINING | JobPhase.PAUSED | JobPhase.ENDED:
                 return ()
             case _:
                 assert_never(self.phase)
@@ -360,7 +369,7 @@ class Job:
         if len(full_speed) < self.rules.baseline_iterations or self.ranks.changed_ranks:
             return ()
         self.baseline = baseline_view(full_speed)
-        return self._ask()
+        return self._enter(JobPhase.PAUSED, _PAUSED) if self.is_paused else self._ask()
 
     def _after_tuned_iteration(self, purpose: PlanPurpose | None) -> tuple[Command, ...]:
         if purpose is PlanPurpose.BASELINE and (full_speed := self.knowledge.full_speed()):
@@ -479,8 +488,12 @@ class Job:
 
     def _straggler_changed(self, event: StragglerChanged) -> tuple[Command, ...]:
         """Follow the pace of the slowest replica: ask for a plan at once, and meet a shorter target until it comes."""
-        before, self.target = self.target, replace(self.target, straggler_time_s=event.straggler_time_s)
         self.notices.add(event.reason, self.num_iterations)
+        return self._replace_target(replace(self.target, straggler_time_s=event.straggler_time_s))
+
+    def _replace_target(self, target: PerformanceTarget) -> tuple[Command, ...]:
+        """Ask for a plan for another target at once, and meet a shorter one until it comes."""
+        before, self.target = self.target, target
         if self.phase is not JobPhase.TUNED or self.baseline is None:
             return ()
         target_s = self.target.iteration_time_s(self.baseline.iteration_time_s)
@@ -493,6 +506,64 @@ class Job:
             self.notices.add(event.reason, self.num_iterations)
         self.target = replace(self.target, power_time_s=event.power_time_s)
         return self._ask() if self.phase is JobPhase.TUNED and not self.control.is_checking_full_speed else ()
+
+    # --- operators ---
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether an operator has paused the job, whose full speed may still be measured."""
+        return bool(self.orders.is_paused)
+
+    def choices(self) -> OperatorOrders:
+        """Return policy, permitted slowdown, priority and pause that hold now."""
+        return self.choices_under(self.orders)
+
+    def choices_under(self, orders: OperatorOrders) -> OperatorOrders:
+        """Return what would hold under orders of operators."""
+        return self._as_registered.followed_by(orders)
+
+    def _operator_ordered(self, event: OperatorOrdered) -> tuple[Command, ...]:
+        """Follow an operator at once; without an order, what the job was registered with holds again."""
+        was_paused, before = self.is_paused, self.description
+        self.orders = event.orders
+        self.description = self.ranks.description = event.orders.applied_to(before, self._as_registered)
+        self.notices.add(event.reason, self.num_iterations)
+        is_planned_anew = self.description.policy != before.policy
+        registered, target = self.description.target, self.target
+        if registered != before.target:
+            target = replace(
+                registered, straggler_time_s=target.straggler_time_s, power_time_s=target.power_time_s
+            )
+        if self.baseline is None and self.phase is not JobPhase.PAUSED:
+            self.target = target
+            return ()
+        begun = self._begin_with_policy(event.reason) if is_planned_anew else ()
+        if not (self.is_paused or was_paused or is_planned_anew):
+            return self._replace_target(target) if target != self.target else ()
+        self.target = target
+        if self.is_paused:
+            return (*begun, *(self._fall_back(event.reason) if self.phase is not JobPhase.PAUSED else ()))
+        if self.phase is JobPhase.PAUSED:
+            return (*begun, *self._resume(event.reason))
+        return (*begun, *self._enter(JobPhase.PROFILING, event.reason), *self._ask()) if is_planned_anew else ()
+
+    def _begin_with_policy(self, reason: str) -> tuple[Command, ...]:
+        """Return to full speed, and drop what the policy before has measured: the new one begins with the baseline."""
+        stop = self.control.fall_back(reason, self.faults)
+        if (before := self.estimate()) is not None and before.saving is not None:
+            self.knowledge.estimate_before = before
+        purposes = self.knowledge.plans.purposes()
+        self.knowledge.begin_anew(None, lambda o: purposes.get(o.plan_id) is PlanPurpose.BASELINE)
+        self.knowledge.past_jobs, self.advice = (), ()
+        self.faults.redeem()
+        self.faults.begin_anew()
+        self.control.has_changed()
+        return stop
+
+    def _resume(self, reason: str) -> tuple[Command, ...]:
+        """Measure full speed again and plan; what was profiled before the pause still counts if full speed is equal."""
+        self.faults.allow_retry(self.reports.last_index + 1)
+        return self._enter(JobPhase.FALLBACK, reason)
 
     # --- safety ---
 
@@ -530,7 +601,7 @@ class Job:
         )
         if retry_at is not None:
             self.control.guard.since = retry_at
-        return (*stop, *self._enter(JobPhase.FALLBACK, reason))
+        return (*stop, *self._enter(JobPhase.PAUSED if self.is_paused else JobPhase.FALLBACK, reason))
 
     def _end(self, reason: str) -> tuple[Command, ...]:
         self._before_end = self.last_activity
@@ -559,6 +630,8 @@ class Job:
             faults=replace(self.faults),
             notices=replace(self.notices),
             profiling_refusal=self._profiling_refusal,
+            orders_of_operators=self.orders,
+            as_registered=self._as_registered,
         )
 
     def restore(self, snapshot: JobSnapshot) -> None:
@@ -576,3 +649,5 @@ class Job:
         self.control.restore(snapshot.control)
         self.faults = replace(snapshot.faults, rules=self.rules)
         self.notices = replace(snapshot.notices)
+        self.orders = snapshot.orders_of_operators
+        self._as_registered = snapshot.as_registered or self._as_registered

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from gpuenergyd.core.job.operator_orders import OperatorOrders
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.telemetry import ObservedSpan, RankIteration
 from gpuenergyd.core.pipeline.graph import Instruction
@@ -30,6 +31,8 @@ class JobPhase(StrEnum):
     """A plan of the policy is in force."""
     FALLBACK = "fallback"
     """Back at full speed, after a finding of the guard or a failure."""
+    PAUSED = "paused"
+    """At full speed by an operator's order, until the job is resumed."""
     ENDED = "ended"
     """A rank was released or lost: the job handles no more events."""
 
@@ -146,6 +149,14 @@ class TargetChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class OperatorOrdered:
+    """An operator replaced the orders for the job; `reason` says who ordered what."""
+
+    orders: OperatorOrders
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StragglerChanged:
     """Another replica is slower and makes this one wait: the time of its iteration, or None once it is not."""
 
@@ -206,6 +217,7 @@ Event = (
     | ControlLost
     | ProfilingPermissionChanged
     | TargetChanged
+    | OperatorOrdered
     | StragglerChanged
     | PowerTargetChanged
     | PowerCutChanged

@@ -47,6 +47,7 @@ class Outcome:
         return f"{self.reason}; {self.advice}" if self.advice else self.reason
 
 
+_AT_FULL_SPEED = frozenset({JobPhase.FALLBACK, JobPhase.PAUSED})
 _UNDER_WAY = {
     JobPhase.JOINING: "waiting for ranks",
     JobPhase.WARMUP: "warming up",
@@ -97,11 +98,11 @@ def _find_outcome(job: Job, *, is_member: bool, is_observing: bool) -> Outcome:
     num_tuned = job.knowledge.num_iterations_for[PlanPurpose.TUNED]
     if num_tuned:
         outcome = _under_plans(job, num_tuned, is_member=is_member)
-        later = f"; then at full speed: {reason}" if phase is JobPhase.FALLBACK else ""
+        later = f"; then at full speed: {reason}" if phase in _AT_FULL_SPEED else ""
         return Outcome(outcome.kind, outcome.reason + later)
     if phase is JobPhase.TUNED and not job.current_plan.ranks and not can_save(job, is_member=is_member):
         return Outcome(OutcomeKind.NOTHING_TO_SAVE, reason)
-    if phase is JobPhase.FALLBACK or (phase is JobPhase.TUNED and not job.current_plan.ranks):
+    if phase in _AT_FULL_SPEED or (phase is JobPhase.TUNED and not job.current_plan.ranks):
         return Outcome(OutcomeKind.AT_FULL_SPEED, reason)
     before = f"; before that: {job.faults.last_reason}" if job.faults.last_reason else ""
     if phase is JobPhase.TUNED:

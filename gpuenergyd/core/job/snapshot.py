@@ -7,6 +7,7 @@ from gpuenergyd.core.job.control.plan_control import PlanControlSnapshot
 from gpuenergyd.core.job.measurements.knowledge import KnowledgeSnapshot
 from gpuenergyd.core.job.measurements.rank_reports import RankReportsSnapshot
 from gpuenergyd.core.job.messages import JobPhase
+from gpuenergyd.core.job.operator_orders import OperatorOrders
 from gpuenergyd.core.job.story import Notices
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.policy_api.policy import BaselineView, GpuView
@@ -32,3 +33,6 @@ class JobSnapshot:
     notices: Notices
     changed_ranks: dict[int, tuple[int, tuple[Instruction, ...]]] = field(default_factory=dict)
     """See `JobRanks.changed_ranks`."""
+    orders_of_operators: OperatorOrders = field(default_factory=OperatorOrders)
+    as_registered: OperatorOrders | None = None
+    """What the job was registered with; None in the state of a daemon without operators' orders."""

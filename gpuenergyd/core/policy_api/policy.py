@@ -1,4 +1,4 @@
-"""The plugin API of policies: five Protocols, and the frozen views and results that they exchange. No I/O.
+"""The plugin API of policies: six Protocols, and the frozen views and results that they exchange. No I/O.
 
 The policy host creates one instance per job and may be killed at any moment. A view therefore contains everything that
 is known of the job: a policy must work without state between calls, and may keep caches only for speed.
@@ -13,6 +13,7 @@ from typing import Protocol
 
 from gpuenergyd.core.carbon.intensity import CarbonForecast, HourlySeries, IntensityBasis
 from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.fitted import FittedPipeline
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, InstructionKind, Schedule
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPurpose
 from gpuenergyd.core.pipeline.profile import PipelineProfile
@@ -60,6 +61,14 @@ class PowerFrontierPolicy(Protocol):
 
     def power_frontier(self, view: "JobView") -> tuple["FrontierPoint", ...]:
         """Return the job's frontier until no plan needs less power; empty while unknown."""
+        ...
+
+
+class FittedPolicy(Protocol):
+    """Optional method of a clock policy: shows what it has fitted to a job, for `plan --job` and `explain --job`."""
+
+    def fitted(self, view: "JobView") -> FittedPipeline | None:
+        """Return the fitted profile, latencies and target of a job; None while too little is known."""
         ...
 
 

@@ -175,8 +175,8 @@ class LeaderPlans:
     _held_at: int = -1
 
     def __post_init__(self) -> None:
-        description = self.job.description
-        self.prepared = SuspectedPacePlan(description.job_id, description.policy, self.host, self.spawn)
+        job = self.job
+        self.prepared = SuspectedPacePlan(job.description.job_id, lambda: job.description.policy, self.host, self.spawn)
 
     def ask(self, view: JobView) -> None:
         """Hold a question until the newest plan was tried; where clocks may not be set, no plan is asked for."""

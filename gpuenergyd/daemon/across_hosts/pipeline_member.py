@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import TargetChanged
 from gpuenergyd.core.pipeline.plan import check_plan
 from gpuenergyd.core.policy_api.target import PerformanceTarget
@@ -42,7 +43,7 @@ class PipelineMembers:
 
     def __post_init__(self) -> None:
         self.refusals = Refusals(self.jobs.services.history)
-        self.jobs.on_end = self._job_ended
+        self.jobs.on_end.append(self._job_ended)
 
     @property
     def leaders(self) -> tuple[PipelineLeader, ...]:
@@ -181,6 +182,11 @@ class PipelineMembers:
         """Return the leader of the pipeline that a member leads; None for any other job."""
         return self._leaders.get(job_id)
 
+    def led_job(self, job_id: str) -> Job | None:
+        """Return the state machine of the pipeline that a member leads; None for any other job."""
+        leader = self._leaders.get(job_id)
+        return None if leader is None else leader.job
+
     def _job_ended(self, runner: JobRunner) -> None:
         ended = self._leaders.pop(runner.job_id, None)
         if ended is not None:
@@ -191,7 +197,7 @@ class PipelineMembers:
     def _new_leader(self, runner: JobRunner, report: PipelineReport) -> PipelineLeader:
         num_pp_ranks, num_tp_ranks = checked_size(report)
         own = runner.job.description
-        return PipelineLeader(
+        leader = PipelineLeader(
             description=replace(own, job_id=pipeline_id_of(own.job_id), num_pp_ranks=num_pp_ranks),
             rules=self.jobs.rules,
             services=self.jobs.services,
@@ -201,6 +207,9 @@ class PipelineMembers:
             spawn=self.jobs.spawn,
             num_tp_ranks=num_tp_ranks,
         )
+        if (ordered := self.jobs.stored_orders(runner)) is not None:
+            leader.job.handle(ordered)
+        return leader
 
     def _session(self, rank_token: str, peer: PeerCredentials) -> RankSession | None:
         session = self.jobs.sessions.of_hex_token(rank_token, peer)

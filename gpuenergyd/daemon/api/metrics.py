@@ -17,6 +17,11 @@ _GPU_GAUGES = (
     ("power_w", "power_watts", "Last power reading."),
     ("temperature_celsius", "temperature_celsius", "Last temperature reading."),
     ("reading_age_s", "reading_age_seconds", "Time since the last reading."),
+    ("power_limit_w", "power_limit_watts", "Requested power limit."),
+    ("enforced_power_limit_w", "enforced_power_limit_watts", "Power limit that is enforced, by whatever limiter."),
+    ("default_power_limit_w", "default_power_limit_watts", "Power limit without any request."),
+    ("is_persistent", "persistence_mode", "1 if the driver stays loaded without clients."),
+    ("is_mig_enabled", "mig_enabled", "1 if the GPU is divided into instances."),
 )
 _GPU_CLOCKS = (
     ("sm_clock_mhz", "sm_clock_hertz", "Last SM clock reading."),

@@ -32,9 +32,6 @@ def api_description() -> dict[str, Any]:
         "required": ["error"],
     }
     schemas |= zeusd_schemas()
-    paths: dict[str, Any] = {}
-    for route in ROUTES:
-        paths.setdefault(route.path, {}).update(_path(route))
     return {
         "openapi": "3.1.0",
         "info": {
@@ -42,9 +39,16 @@ def api_description() -> dict[str, Any]:
             "version": version("gpuenergyd"),
             "description": "HTTP/1.1 on a Unix socket; instants (`_mono_ns`) are the host's monotonic clock in ns.",
         },
-        "paths": {**paths, **zeusd_paths(_ERRORS)},
+        "paths": {**_paths(), **zeusd_paths(_ERRORS)},
         "components": {"schemas": schemas},
     }
+
+
+def _paths() -> dict[str, Any]:
+    paths: dict[str, Any] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {}).update(_path(route))
+    return paths
 
 
 def _path(route: Route) -> dict[str, Any]:

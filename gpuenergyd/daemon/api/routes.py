@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from gpuenergyd.wire.calibration_messages import CalibrationRequest, CalibrationStarted, CalibrationState
+from gpuenergyd.wire.fit_messages import JobFit
+from gpuenergyd.wire.maintenance_messages import GpuRelease, GpuReopen, GpusReleased
 from gpuenergyd.wire.messages import (
     IterationReply,
     IterationReport,
@@ -17,6 +19,7 @@ from gpuenergyd.wire.messages import (
     RankRelease,
     ReleaseReply,
 )
+from gpuenergyd.wire.operator_messages import JobPatch, JobPatched
 from gpuenergyd.wire.past_job_messages import PastJobFile, PastJobList, PastJobsChanged, PastJobsForget
 from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, MemberReply, PipelineReply, PipelineReport
 from gpuenergyd.wire.power_messages import PowerBudgetRequest, PowerBudgetState
@@ -26,7 +29,7 @@ JSON_TYPE = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A route with its messages: POST, or PUT, with a request message, otherwise GET."""
+    """A route with its messages: POST, PUT or PATCH with a request message, otherwise GET."""
 
     path: str
     summary: str
@@ -36,13 +39,14 @@ class Route:
     is_put: bool = False
     """Whether the request replaces what GET of the same path returns."""
     content_type: str = JSON_TYPE
+    is_patch: bool = False
 
     @property
     def method(self) -> str:
         """The HTTP method."""
         if self.request is None:
             return "GET"
-        return "PUT" if self.is_put else "POST"
+        return "PUT" if self.is_put else "PATCH" if self.is_patch else "POST"
 
 
 RANKS = Route("/v1/ranks", "Register a training process as a rank of a job.", RankRegistration, RankRegistered)
@@ -70,6 +74,13 @@ LEASES = Route("/v1/leases", "Lock a GPU's clock or limit its power (administrat
 LEASE_RELEASE = Route(
     "/v1/leases/release", "Release a GPU lease and restore the GPU (administrators).", LeaseRelease, LeaseReleased
 )
+GPU_RELEASE = Route(
+    "/v1/gpus/release",
+    "Let go of a GPU's driver handles for a reset, a MIG change or a driver upgrade (administrators).",
+    GpuRelease,
+    GpusReleased,
+)
+GPU_REOPEN = Route("/v1/gpus/reopen", "Open a released GPU again (administrators).", GpuReopen, GpusReleased)
 CALIBRATIONS = Route(
     "/v1/calibrations",
     "Measure switch latencies on idle GPUs while the client computes on them (administrators).",
@@ -107,13 +118,25 @@ POWER_BUDGET_CHANGE = Route(
 )
 STATUS = Route("/v1/status", "State of the daemon: health, GPUs, jobs. Missing values are null, never 0.")
 JOB = Route("/v1/jobs/{job_id}", "One running job: plan, predictions, last measured timeline.")
+JOB_PATCH = Route(
+    "/v1/jobs/{job_id}",
+    "Change policy, permitted slowdown or priority of a running job, pause it, or withdraw that (its user).",
+    JobPatch,
+    JobPatched,
+    is_patch=True,
+)
+JOB_FIT = Route(
+    "/v1/jobs/{job_id}/fit",
+    "What the policy has fitted to a running job: profile, latencies, target; and the plan in force.",
+    reply=JobFit,
+)
 METRICS = Route("/v1/metrics", "The status as Prometheus metrics.", content_type="text/plain")
 OPENAPI = Route("/v1/openapi.json", "This document.")
 
 ROUTES = (
     *(RANKS, ITERATIONS, PACE, RELEASE, MEMBERS, MEMBER_PLAN, PIPELINES, LEASES, LEASE_RELEASE),
-    *(CALIBRATIONS, CALIBRATION),
+    *(GPU_RELEASE, GPU_REOPEN, CALIBRATIONS, CALIBRATION),
     *(PAST_JOBS, ALL_PAST_JOBS, PAST_JOB_IMPORT, PAST_JOB_FORGET),
     *(POWER_BUDGET, POWER_BUDGET_CHANGE),
-    *(STATUS, JOB, METRICS, OPENAPI),
+    *(STATUS, JOB, JOB_PATCH, JOB_FIT, METRICS, OPENAPI),
 )

@@ -24,18 +24,22 @@ from gpuenergyd.daemon.api.openapi import api_description
 from gpuenergyd.daemon.api.routes import ROUTES
 from gpuenergyd.daemon.api.snapshots import Snapshot, SnapshotText
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
+from gpuenergyd.daemon.jobs.fits import JobFits
+from gpuenergyd.daemon.jobs.operators import Operators
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
 from gpuenergyd.daemon.manual_leases.calibration import Calibrations
+from gpuenergyd.daemon.manual_leases.releases import GpuReleases
 from gpuenergyd.daemon.power.service import PowerService
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, open_pidfd, require_alive
 from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
 from gpuenergyd.daemon.zeusd.routes import ZeusdRoutes
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, ProtocolError, UsageError
-from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES, MAX_ITERATION_REPORT_BYTES
+from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES, MAX_ITERATION_REPORT_BYTES, MAX_REPLY_BYTES
 from gpuenergyd.wire.calibration_messages import CalibrationRequest
 from gpuenergyd.wire.daemon_codec import decode, encode
+from gpuenergyd.wire.maintenance_messages import GpuRelease, GpuReopen
 from gpuenergyd.wire.messages import (
     IterationReport,
     LeaseRelease,
@@ -44,6 +48,7 @@ from gpuenergyd.wire.messages import (
     RankRegistration,
     RankRelease,
 )
+from gpuenergyd.wire.operator_messages import decode_job_patch
 from gpuenergyd.wire.past_job_messages import FILE_FORMAT, PastJobFile, PastJobList, PastJobsChanged, PastJobsForget
 from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, PipelineReport
 from gpuenergyd.wire.power_messages import PowerBudgetRequest
@@ -96,16 +101,19 @@ class ManualChanges:
     calibrations: Calibrations
     zeusd: ZeusdChanges
     power: PowerService
+    releases: GpuReleases
 
 
 class Server:
     """The HTTP server of the daemon."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  each service that has routes
         self,
         jobs: Jobs,
         changes: ManualChanges,
         members: PipelineMembers,
+        operators: Operators,
+        fits: JobFits,
         *,
         status: Callable[[], Mapping[str, Any]],
         job_detail: Callable[[str], Mapping[str, Any] | None],
@@ -114,8 +122,10 @@ class Server:
         limits: UserLimits,
     ) -> None:
         self._jobs = jobs
-        self._leases, self._calibrations = changes.leases, changes.calibrations
-        self._members, self._past_jobs, self._power = members, past_jobs, changes.power
+        self._changes = changes
+        self._calibrations, self._power = changes.calibrations, changes.power
+        self._members, self._operators, self._past_jobs = members, operators, past_jobs
+        self._fits = fits
         self._status = Snapshot(status)
         self._status_text = SnapshotText(self._status, encode)
         self._metrics = SnapshotText(self._status, metrics_text)
@@ -139,7 +149,7 @@ class Server:
         """Serve requests on a listening socket."""
         logging.getLogger("aiohttp.server").addFilter(_without_traceback)
         app = web.Application(middlewares=[self._handle_request], client_max_size=MAX_ITERATION_REPORT_BYTES)
-        jobs, members = self._jobs, self._members
+        jobs, members, changes = self._jobs, self._members, self._changes
         handlers = {
             routes.RANKS: self._register,
             routes.ITERATIONS: self._rank_handler(IterationReport, jobs.handle_report),
@@ -148,8 +158,10 @@ class Server:
             routes.MEMBERS: self._rank_handler(MemberQuery, members.state),
             routes.MEMBER_PLAN: self._rank_handler(MemberPlan, members.post_plan),
             routes.PIPELINES: self._rank_handler(PipelineReport, members.plan_pipeline),
-            routes.LEASES: self._grant_lease,
-            routes.LEASE_RELEASE: self._release_lease,
+            routes.LEASES: self._administrator_handler(LeaseRequest, changes.leases.grant),
+            routes.LEASE_RELEASE: self._administrator_handler(LeaseRelease, changes.leases.release),
+            routes.GPU_RELEASE: self._administrator_handler(GpuRelease, changes.releases.release),
+            routes.GPU_REOPEN: self._administrator_handler(GpuReopen, changes.releases.reopen),
             routes.CALIBRATIONS: self._start_calibration,
             routes.CALIBRATION: self._get_calibration,
             routes.PAST_JOBS: self._list_past_jobs,
@@ -160,6 +172,8 @@ class Server:
             routes.POWER_BUDGET_CHANGE: self._put_power_budget,
             routes.STATUS: _text_handler(self._status_text.value, routes.JSON_TYPE),
             routes.JOB: self._get_job,
+            routes.JOB_PATCH: self._change_job,
+            routes.JOB_FIT: self._get_job_fit,
             routes.METRICS: _text_handler(self._metrics.value, _METRICS_TYPE),
             routes.OPENAPI: _text_handler(lambda: encode(api_description()), routes.JSON_TYPE),
         }
@@ -221,13 +235,16 @@ class Server:
                 os.close(session_pidfd)
                 raise
 
-    async def _grant_lease(self, request: web.Request) -> web.Response:
-        message = await self._body(request, LeaseRequest, MAX_CONTROL_MESSAGE_BYTES)
-        return _json(await self._leases.grant(message, self._administrator(request)))
+    def _administrator_handler(
+        self, message_type: type[T], handle: Callable[[T, PeerCredentials], Awaitable[object]]
+    ) -> Handler:
+        """Return a handler that passes an administrator's message and credentials on."""
 
-    async def _release_lease(self, request: web.Request) -> web.Response:
-        message = await self._body(request, LeaseRelease, MAX_CONTROL_MESSAGE_BYTES)
-        return _json(await self._leases.release(message, self._administrator(request)))
+        async def respond(request: web.Request) -> web.Response:
+            message = await self._body(request, message_type, MAX_CONTROL_MESSAGE_BYTES)
+            return _json(await handle(message, self._administrator(request)))
+
+        return respond
 
     async def _start_calibration(self, request: web.Request) -> web.Response:
         message = await self._body(request, CalibrationRequest, MAX_CONTROL_MESSAGE_BYTES)
@@ -280,6 +297,20 @@ class Server:
             running = ", ".join(runner.job_id for runner in self._jobs) or "none"
             return _error(404, f"no job {job_id[:100]!r}; running: {running}")
         return _json(detail)
+
+    async def _get_job_fit(self, request: web.Request) -> web.Response:
+        body = encode(await self._fits.fit(request.match_info["job_id"]))
+        if len(body) > MAX_REPLY_BYTES:
+            raise JobError(
+                f"the profile and order of this job take {len(body)} bytes; at most {MAX_REPLY_BYTES} are sent"
+            )
+        return web.Response(body=body, headers={"Content-Type": routes.JSON_TYPE})
+
+    async def _change_job(self, request: web.Request) -> web.Response:
+        patch = decode_job_patch(await self._raw_body(request, MAX_CONTROL_MESSAGE_BYTES))
+        with self._open_peer(request) as (peer, pidfd):
+            require_alive(peer, pidfd)
+            return _json(await self._operators.change(request.match_info["job_id"], patch, peer, self._access))
 
     @property
     def routes(self) -> frozenset[tuple[str, str]]:
@@ -350,13 +381,15 @@ class Server:
             raise JobError("the client disconnected")
         return guard.peer
 
+    async def _body(self, request: web.Request, message_type: type[T], max_bytes: int) -> T:
+        return decode(await self._raw_body(request, max_bytes), message_type, max_bytes=max_bytes)
+
     @staticmethod
-    async def _body(request: web.Request, message_type: type[T], max_bytes: int) -> T:
+    async def _raw_body(request: web.Request, max_bytes: int) -> bytes:
         if request.content_length is not None and request.content_length > max_bytes:
             raise web.HTTPRequestEntityTooLarge(max_bytes, request.content_length)
         async with asyncio.timeout(FRAME_LIMIT_S):
-            body = await request.read()
-        return decode(body, message_type, max_bytes=max_bytes)
+            return await request.read()
 
 
 async def _response(request: web.Request, handler: Handler) -> web.StreamResponse:

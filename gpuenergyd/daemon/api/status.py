@@ -7,6 +7,8 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any, Protocol
 
+from gpuenergyd.core.job.description import OptionSource
+from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.measurements.savings import Interval, SavingEstimate, saved_power_w, sum_of_significant
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.outcome import expectation
@@ -26,9 +28,11 @@ from gpuenergyd.daemon.processes.gpu_worker import GpuWorker
 from gpuenergyd.daemon.processes.policy_client import PolicyClient
 from gpuenergyd.daemon.registration import option_source
 from gpuenergyd.daemon.settings import Mode, Settings
+from gpuenergyd.gpu.device import GpuDetails
 from gpuenergyd.gpu.link.messages import GpuHealth
 from gpuenergyd.store import WriterStatus
 from gpuenergyd.store.database import sqlite_path
+from gpuenergyd.wire.messages import RankRegistration
 
 _NS_PER_S = 1e9
 _VERSION = version("gpuenergyd")
@@ -62,7 +66,9 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
     troubles = (daemon.worker.trouble, history_trouble, carbon_trouble, daemon.power.trouble)
     reasons = [reason for reason in troubles if reason]
     # GPUs without control rights are normal in observe mode.
-    normal = {GpuHealth.OK, GpuHealth.OBSERVE_ONLY} if daemon.settings.mode is Mode.OBSERVE else {GpuHealth.OK}
+    normal = {GpuHealth.OK, GpuHealth.RELEASED}
+    if daemon.settings.mode is Mode.OBSERVE:
+        normal.add(GpuHealth.OBSERVE_ONLY)
     reasons += [
         f"GPU {gpu.identity.gpu_uuid} is {gpu.health}: {gpu.detail}" for gpu in daemon.gpus if gpu.health not in normal
     ]
@@ -128,7 +134,7 @@ def _files(settings: Settings) -> dict[str, str | None]:
         "history_path": sqlite_path(settings.database_url),
         "journal_path": settings.journal_path,
         "carbon_path": settings.carbon_file_path if settings.carbon_zone is not None else None,
-        "world_path": settings.world_path,
+        "world_path": settings.driver_path,
     }
     return {name: None if path is None else str(path.absolute()) for name, path in paths.items()}
 
@@ -141,18 +147,40 @@ def _gpu(gpu: Gpu, lease: ManualLease | None) -> dict[str, Any]:
         "model_name": gpu.identity.model_name,
         "is_simulated": gpu.identity.is_simulated,
         "state": gpu.health,
+        "state_reason": gpu.detail or None,
         "sm_clock_mhz": sample.sm_clock_mhz if sample else None,
         "requested_sm_clock_mhz": gpu.requested_sm_clock_mhz,
         "power_w": sample.power_w if sample else None,
         "total_energy_j": sample.total_energy_j if sample else None,
         "temperature_celsius": sample.temperature_celsius if sample else None,
         "reading_age_s": _age_s(sample.read_mono_ns) if sample else None,
+        **_knobs(gpu),
         "switching": _switching(gpu.switching),
         "job_id": gpu.claim.job_id if gpu.claim and not gpu.claim.is_lease else None,
         "administrator_lease": _lease(gpu.claim, lease, ClaimKind.ADMINISTRATOR),
         "zeusd_client_lease": _lease(gpu.claim, lease, ClaimKind.ZEUSD_CLIENT),
         "calibration_lease": _lease(gpu.claim, lease, ClaimKind.CALIBRATION),
     }
+
+
+def _knobs(gpu: Gpu) -> dict[str, Any]:
+    """Return the settings that are read back; null where the driver does not report one, or it was not read yet."""
+    details = gpu.knobs.details or GpuDetails()
+    return {
+        "power_limit_w": details.power_limit_w,
+        "enforced_power_limit_w": details.enforced_power_limit_w,
+        "default_power_limit_w": gpu.identity.default_power_limit_w,
+        "power_limit_owner": gpu.knobs.power_limit_owner,
+        "application_sm_clock_mhz": details.application_sm_clock_mhz,
+        "is_persistent": details.is_persistent,
+        "is_mig_enabled": details.is_mig_enabled,
+        "requested_power_profiles": _numbers(details.requested_power_profiles),
+        "enforced_power_profiles": _numbers(details.enforced_power_profiles),
+    }
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    return None if text is None else [int(number) for number in text.split(",") if number]
 
 
 def _switching(calibration: SwitchCalibration) -> dict[str, Any]:
@@ -203,7 +231,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "retry_in_iterations": job.retry_in_iterations,
         "num_faults": job.faults.num_faults,
         "policy": job.description.policy,
-        "policy_source": option_source(registration, "policy"),
+        "policy_source": _option_source(job, registration, "policy"),
         "expectation": expectation(job, is_member=runner.is_member),
         "outcome": outcome.kind,
         "outcome_reason": outcome.reason,
@@ -228,7 +256,10 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "num_iterations_of_plan": sum(o.is_regular and o.plan_id == plan.plan_id for o in job.observations),
         "num_profile_iterations": job.knowledge.num_iterations_for[PlanPurpose.PROFILE],
         "max_slowdown_ratio": job.target.max_slowdown_ratio,
-        "max_slowdown_source": option_source(registration, "max_slowdown_ratio"),
+        "max_slowdown_source": _option_source(job, registration, "max_slowdown_ratio"),
+        "priority": job.description.priority,
+        "is_paused": job.is_paused,
+        "orders": asdict(job.orders),
         "predicted_iteration_time_s": predicted.iteration_time_s if predicted else None,
         "predicted_energy_j": predicted.energy_j if predicted else None,
         "lower_bound_j": predicted.lower_bound_j if predicted else None,
@@ -266,6 +297,11 @@ def _order_advice(advice: OrderAdvice | None) -> dict[str, Any]:
         "order_held_microbatches": advice.held_microbatches if advice else None,
         "order_refusal": advice.refusal if advice else None,
     }
+
+
+def _option_source(job: Job, registration: RankRegistration, name: str) -> OptionSource:
+    """Return where the policy or the permitted slowdown of a job comes from now."""
+    return OptionSource.OPERATOR if getattr(job.orders, name) is not None else option_source(registration, name)
 
 
 def _carbon(daemon: StatusSource, runner: RunningJob | None) -> dict[str, Any]:

@@ -169,7 +169,7 @@ class CarbonTargets:
     # --- decisions ---
 
     async def decide(self, runners: Iterable[RunningJob], forecast: CarbonForecast | None) -> None:
-        """Decide the target of every tuned job, once per hour and again when the forecast or the budget changes."""
+        """Decide the target of every tuned job, once per hour and again when forecast or budget changes."""
         for runner in list(runners):
             baseline = runner.job.baseline
             if baseline is None or runner.job.phase is not JobPhase.TUNED:
@@ -178,7 +178,8 @@ class CarbonTargets:
             budget = self._budget(runner, job, baseline)
             issued_at = forecast.issued_at if forecast is not None else None
             foreign = self._foreign_zones(runner)
-            kind = (budget.is_late, budget.is_overtime, self._num_windows(job.account), foreign)
+            permitted_ratio = runner.job.description.target.max_slowdown_ratio  # operators may change it
+            kind = (budget.is_late, budget.is_overtime, self._num_windows(job.account), foreign, permitted_ratio)
             occasion = (self._grid.hour_of(self._now()), issued_at, kind, bool(job.frontier))
             if occasion == job.decided_for:
                 continue

@@ -11,6 +11,7 @@ from gpuenergyd.core.measurement.telemetry import ClockHistory, EnergyCounter
 from gpuenergyd.core.pipeline.switching import LatencyBasis, ObservedSwitch, SwitchCalibration, constant_latency
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.daemon.gpus.history import GpuHistory
+from gpuenergyd.daemon.gpus.knobs import Knobs
 from gpuenergyd.daemon.gpus.switching_file import SavedSwitches
 from gpuenergyd.errors import GpuNotFoundError, JobError
 from gpuenergyd.gpu.device import GpuIdentity
@@ -75,6 +76,8 @@ class Gpu:
     detail: str = ""
     requested_sm_clock_mhz: int | None = None
     claim: GpuClaim | None = None
+    knobs: Knobs = field(init=False)
+    """Settings that are read back, and who made them."""
     host: str = ""
     """Name of the host for plans: GPUs of the same host share its driver."""
     _history: GpuHistory = field(init=False)
@@ -82,6 +85,7 @@ class Gpu:
 
     def __post_init__(self) -> None:
         self._history = GpuHistory(self.identity.gpu_uuid)
+        self.knobs = Knobs(self.identity.default_power_limit_w)
 
     @property
     def max_sm_clock_mhz(self) -> int:
@@ -190,6 +194,11 @@ class Gpus:
         for gpu_uuid in self._gpus.keys() - found.keys():
             gpu = self._gpus[gpu_uuid]
             gpu.health, gpu.detail = GpuHealth.LOST, "the driver no longer lists it"
+
+    def refresh(self, identity: GpuIdentity) -> None:
+        """Replace what is known of a GPU that was away; its health is the worker's to report."""
+        gpu = self._gpus[identity.gpu_uuid]
+        gpu.identity, gpu.switching = identity, self._switching_of(identity)
 
     def _switching_of(self, identity: GpuIdentity) -> SwitchCalibration:
         key = (identity.model_name, identity.supported_sm_clocks_mhz[0], identity.driver_version)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gpuenergyd.core.job.messages import RecordNotice, RecordPhase
 from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.daemon.gpus.inventory import Gpu, utc_at
+from gpuenergyd.daemon.gpus.knobs import KnobChange
 from gpuenergyd.daemon.ports import HistoryPort
 from gpuenergyd.store.records import ORDER_ADVICE, ControlEventRecord
 
@@ -51,6 +52,16 @@ def record_latency(history: HistoryPort, gpu: Gpu, before: SwitchLatency) -> Non
     now, reason = utc_at(time.monotonic_ns()), f"{gpu.switching.num_seen} clock changes measured"
     texts = _latency_text(before), _latency_text(gpu.switching.latency)
     history.write(ControlEventRecord(now, "switch_latency", DAEMON, job_id, gpu.identity.gpu_uuid, reason, *texts))
+
+
+def record_knob(history: HistoryPort, gpu: Gpu, change: KnobChange) -> None:
+    """Record that a setting of a GPU has changed, with who changed it."""
+    uuid = gpu.identity.gpu_uuid
+    reason = f"{change.name} changed by {change.actor}"
+    log.info("GPU %s: %s: %s -> %s", uuid, reason, change.before, change.after)
+    job_id = gpu.claim.job_id if gpu.claim is not None and not gpu.claim.is_lease else None
+    now = utc_at(time.monotonic_ns())
+    history.write(ControlEventRecord(now, "knob", change.actor, job_id, uuid, reason, change.before, change.after))
 
 
 def _latency_text(latency: SwitchLatency) -> str:

@@ -24,7 +24,8 @@ class PolicyHostPlans:
     """Plans of the job's policy in the policy host."""
 
     job_id: str
-    policy: str
+    policy: Callable[[], str]
+    """Returns the job's present policy, which operators may replace."""
     host: PolicyPort
     handle: Callable[[Event], None]
     on_prediction: Callable[[ClockPlan], None] = lambda _: None
@@ -74,7 +75,7 @@ class PolicyHostPlans:
         self._preparing = asyncio.create_task(asking, name=f"prepared plan of job {self.job_id}")
 
     async def _answer(self, view: JobView) -> None:
-        answer = await self.prepared.plan_for(view) or await self.host.next_plan(self.job_id, self.policy, view)
+        answer = await self.prepared.plan_for(view) or await self.host.next_plan(self.job_id, self.policy(), view)
         if isinstance(answer, PolicyFailure):
             self.handle(PolicyFailed(answer.reason))
         elif answer.purpose is PlanPurpose.PREDICTED and not view.can_set_clocks:
@@ -88,7 +89,8 @@ class PredictionOnly:
     """Predicted savings of the job's policy, for a job whose clocks may not be set; no plan is decided."""
 
     job_id: str
-    policy: str
+    policy: Callable[[], str]
+    """Returns the job's present policy, which operators may replace."""
     host: PolicyPort
     history: HistoryPort
     num_iterations: Callable[[], int]
@@ -110,15 +112,17 @@ class PredictionOnly:
         await _cancel(self._task)
 
     async def _predict(self, view: JobView) -> None:
-        answer = await self.host.next_plan(self.job_id, self.policy, replace(view, can_set_clocks=False))
+        answer = await self.host.next_plan(self.job_id, self.policy(), replace(view, can_set_clocks=False))
         self.show(answer)
 
     def show(self, answer: ClockPlan | PolicyFailure) -> None:
         """Show and record a prediction."""
         if isinstance(answer, PolicyFailure):
-            self.plan = baseline_plan("predicted", reason=f"policy {self.policy} failed: {answer.reason}")
+            self.plan = baseline_plan("predicted", reason=f"policy {self.policy()} failed: {answer.reason}")
         elif answer.purpose is PlanPurpose.PROFILE:
-            self.plan = baseline_plan("predicted", reason=f"policy {self.policy} cannot predict without trying clocks")
+            self.plan = baseline_plan(
+                "predicted", reason=f"policy {self.policy()} cannot predict without trying clocks"
+            )
         else:
             self.plan = answer if answer.predicted is None else replace(answer, purpose=PlanPurpose.PREDICTED)
         if self.plan.purpose is PlanPurpose.PREDICTED:

@@ -9,13 +9,14 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.measurements.savings import SavingEstimate
 from gpuenergyd.core.job.messages import (
+    OperatorOrdered,
     OrdersRefused,
     RankChangedMicrobatches,
     RankJoined,
@@ -27,14 +28,14 @@ from gpuenergyd.core.job.outcome import Outcome
 from gpuenergyd.core.job.rules import JobRules, member_rules
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.daemon.gpus.inventory import Gpu, GpuClaim, utc_at
-from gpuenergyd.daemon.jobs.audit_log import record_latency
+from gpuenergyd.daemon.jobs.audit_log import record_knob, record_latency
 from gpuenergyd.daemon.jobs.clock_requests import ClockRequests
 from gpuenergyd.daemon.jobs.new_job import job_description, job_record
 from gpuenergyd.daemon.jobs.replicas import Replicas
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.jobs.sessions import RankSession, RankSessions
 from gpuenergyd.daemon.ports import JobServices
-from gpuenergyd.daemon.processes.plugins import PolicyNames
+from gpuenergyd.daemon.processes.plugins import PolicyNames, with_default_options
 from gpuenergyd.daemon.registration import (
     MAX_VALUE_CHARS,
     checked_iteration,
@@ -47,7 +48,14 @@ from gpuenergyd.daemon.registration import (
 )
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import JobError
-from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuHealthChange, GpuSample, LeaseOwner
+from gpuenergyd.gpu.link.messages import (
+    ClockChangeReport,
+    GpuHealth,
+    GpuHealthChange,
+    GpuSample,
+    GpuSettingsRead,
+    LeaseOwner,
+)
 from gpuenergyd.store.records import RankRecord
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.clock_request import TOKEN_BYTES
@@ -67,7 +75,7 @@ log = logging.getLogger(__name__)
 _NS_PER_S = 1_000_000_000
 LAST_COMMANDS_LIMIT_S = 5.0
 """Time limit for the last commands of jobs."""
-_UNCONTROLLABLE = frozenset({GpuHealth.LOST, GpuHealth.WEDGED, GpuHealth.OBSERVE_ONLY})
+_UNCONTROLLABLE = frozenset({GpuHealth.LOST, GpuHealth.WEDGED, GpuHealth.OBSERVE_ONLY, GpuHealth.RELEASED})
 
 JobKey = tuple[int, str, str, int]
 """uid, job name, run key, data-parallel rank."""
@@ -98,6 +106,8 @@ class Jobs:
     clock_socket_path: str
     max_ranks_per_user: int
     silence_limit_s: float
+    policy_options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Options of policies from the settings, by the name of the policy."""
     sessions: RankSessions = field(init=False)
     clock_requests: ClockRequests = field(init=False)
     _runners: dict[str, JobRunner] = field(default_factory=dict)
@@ -107,8 +117,10 @@ class Jobs:
     _is_observing_soon: bool = False
     replicas: Replicas = field(default_factory=Replicas)
     ended: deque[EndedJob] = field(default_factory=lambda: deque(maxlen=_ENDED_KEPT))
-    on_end: Callable[[JobRunner], None] = lambda _: None
+    on_end: list[Callable[[JobRunner], None]] = field(default_factory=list)
     """Called when a job has ended."""
+    stored_orders: Callable[[JobRunner], OperatorOrdered | None] = lambda _: None
+    """Returns what an operator has ordered for a job in an earlier daemon."""
 
     def __post_init__(self) -> None:
         self.sessions = RankSessions(self._process_died)
@@ -165,6 +177,8 @@ class Jobs:
             record = job_record(runner.job.description, registration, peer.uid, started_at, is_simulated=is_simulated)
             self.services.history.write(record)
             runner.start()
+            if not runner.is_member and (ordered := self.stored_orders(runner)) is not None:
+                runner.handle(ordered)
         session = RankSession(
             token=secrets.token_bytes(TOKEN_BYTES),
             runner=runner,
@@ -204,6 +218,11 @@ class Jobs:
     def rules_for(self, registration: RankRegistration) -> JobRules:
         """Return the rules for a job with such a rank."""
         return member_rules(self.rules) if registration.is_pipeline_member else self.rules
+
+    def key_of(self, runner: JobRunner) -> JobKey:
+        """Return what a job is known by when its program registers again."""
+        first = self._registrations[runner.job_id]
+        return runner.owner.uid, first.job_name, first.run_key, first.dp_rank
 
     def registration(self, job_id: str) -> RankRegistration:
         """Return the registration of a job's first rank."""
@@ -300,6 +319,14 @@ class Jobs:
             if runner is not None:
                 runner.control_lost(f"GPU {change.gpu_uuid} is {change.health}: {change.detail}")
 
+    def handle_gpu_settings(self, read: GpuSettingsRead) -> None:
+        """Record each setting of a GPU that has changed, and who changed it."""
+        gpu = self.services.gpus.get(read.gpu_uuid)
+        if gpu is None:
+            return
+        for change in gpu.knobs.update(read):
+            record_knob(self.services.history, gpu, change)
+
     def handle_worker_lost(self, reason: str) -> None:
         """Let every job fall back to full speed: no clock can be set now."""
         now_ns = time.monotonic_ns()
@@ -393,11 +420,19 @@ class Jobs:
         return RankRegistered(job_id, session.token.hex(), self.clock_socket_path, PROTOCOL_VERSION, message)
 
     def _runner_for(self, registration: RankRegistration, peer: PeerCredentials) -> JobRunner:
-        policy = registration.policy or self.default_policy
-        self.policies.require(policy)
+        policy = self.full_policy_name(registration.policy or self.default_policy)
         description = job_description(registration, policy, self.default_max_slowdown_ratio)
         owner = LeaseOwner(description.job_id, peer.pid, peer.uid)
         return self.new_runner(Job(description, self.rules_for(registration)), owner, registration)
+
+    def full_policy_name(self, name: str) -> str:
+        """Return the name of a policy with its options: those after the name, else those of the settings.
+
+        Raises:
+            UnknownPolicyError: it is not installed, or the options are malformed.
+        """
+        self.policies.require(name)
+        return with_default_options(name, self.policy_options)
 
     def new_runner(self, job: Job, owner: LeaseOwner, registration: RankRegistration) -> JobRunner:
         """Return a runner for a job with such a rank."""
@@ -414,12 +449,13 @@ class Jobs:
         self.ended.append(EndedJob(runner.job_id, name, now_ns, runner.outcome(), runner.outcome_line(), estimate))
         self.services.gpus.release(runner.job_id)
         self._runners.pop(runner.job_id, None)
-        self._registrations.pop(runner.job_id, None)
         self.replicas.leave(runner.job_id)
         self._num_gpus_changed(runner)
         for key in [key for key, open_runner in self._open.items() if open_runner is runner]:
             del self._open[key]
-        self.on_end(runner)
+        for on_end in self.on_end:
+            on_end(runner)
+        self._registrations.pop(runner.job_id, None)
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> None:
         """Run a coroutine in the background until it is done or the daemon stops."""

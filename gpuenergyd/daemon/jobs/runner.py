@@ -38,6 +38,7 @@ from gpuenergyd.store.records import SLOWDOWN_ADVICE, JobEndRecord
 log = logging.getLogger(__name__)
 
 _STORY_LINES_LOGGED = 20
+_NOT_CONTROLLED = frozenset({GpuHealth.OBSERVE_ONLY, GpuHealth.RELEASED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class JobRunner:
     def is_observing(self) -> bool:
         """Whether clocks may not be set: the daemon only observes, or one of the job's GPUs cannot be controlled."""
         gpus = [self.services.gpus.get(gpu_uuid) for gpu_uuid in self.job.ranks.gpu_uuids]
-        return self.services.is_observing or any(gpu and gpu.health is GpuHealth.OBSERVE_ONLY for gpu in gpus)
+        return self.services.is_observing or any(gpu and gpu.health in _NOT_CONTROLLED for gpu in gpus)
 
     @property
     def prediction(self) -> ClockPlan | None:
@@ -309,7 +310,11 @@ class JobRunner:
                 return
 
     def _policy_plans(self) -> PermittedPlans:
-        policy, host = self.job.description.policy, self.services.policy
+        host = self.services.policy
+
+        def policy() -> str:
+            return self.job.description.policy
+
         return PermittedPlans(
             PolicyHostPlans(self.job_id, policy, host, self.handle),
             PredictionOnly(self.job_id, policy, host, self.services.history, lambda: self.job.num_iterations),

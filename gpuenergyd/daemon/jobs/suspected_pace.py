@@ -27,7 +27,8 @@ class SuspectedPacePlan:
     """At most one plan of a job's policy for a suspected pace."""
 
     job_id: str
-    policy: str
+    policy: Callable[[], str]
+    """Returns the job's present policy, which operators may replace."""
     host: PolicyPort
     spawn: Callable[[Coroutine[Any, Any, None]], object]
     _view: JobView | None = None
@@ -84,7 +85,7 @@ class SuspectedPacePlan:
     async def _ask(self, view: JobView, answered: asyncio.Event) -> None:
         answer: ClockPlan | PolicyFailure | None = None
         try:
-            answer = await self.host.next_plan(self.job_id, self.policy, view)
+            answer = await self.host.next_plan(self.job_id, self.policy(), view)
         finally:
             if view is self._view:
                 self._answer = answer

@@ -14,7 +14,14 @@ from gpuenergyd.daemon.settings import Settings
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.client import GpuListener, WorkerLink
-from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealthChange, GpuSample, GpuSnapshot, LeaseOwner
+from gpuenergyd.gpu.link.messages import (
+    ClockChangeReport,
+    GpuHealthChange,
+    GpuSample,
+    GpuSettingsRead,
+    GpuSnapshot,
+    LeaseOwner,
+)
 from gpuenergyd.gpu.restore.executor import RestoreOutcome
 from gpuenergyd.gpu.restore.policy import RestoreRules
 
@@ -57,6 +64,7 @@ class GpuWorker:
         self._lost = asyncio.Event()
         self._is_hung = False
         self._pending_states: list[GpuHealthChange] | None = None
+        self._pending_settings: dict[str, GpuSettingsRead] = {}
         self._heartbeat_mono_s: float | None = None
         self.trouble: str | None = "the GPU worker has not started yet"
         self.num_restarts = 0
@@ -136,6 +144,14 @@ class GpuWorker:
         """Restore GPUs and end their leases; when it fails, the next worker restores."""
         return await self._reachable().restore(gpu_uuids, reason, is_daemon_ending=self._is_shutting_down)
 
+    async def release_gpus(self, gpu_uuids: Sequence[str], reason: str) -> None:
+        """Restore GPUs, end their leases and let go of their driver handles."""
+        await self._reachable().release_gpus(gpu_uuids, reason)
+
+    async def reopen_gpus(self, gpu_uuids: Sequence[str]) -> tuple[GpuIdentity, ...]:
+        """Open released GPUs again; return their identities."""
+        return await self._reachable().reopen_gpus(gpu_uuids)
+
     async def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
         """Return the host pids of the processes that compute on a GPU."""
         return await self._reachable().process_ids(gpu_uuid)
@@ -208,6 +224,9 @@ class GpuWorker:
         for change in self._pending_states:
             self._listener().handle_gpu_health(change)
         self._pending_states = None
+        for read in self._pending_settings.values():
+            self._listener().handle_gpu_settings(read)
+        self._pending_settings.clear()
 
     async def _connect(self) -> WorkerLink:
         return await WorkerLink.connect(
@@ -238,6 +257,13 @@ class GpuWorker:
             self._listener().handle_gpu_health(change)
         else:
             self._pending_states.append(change)
+
+    def handle_gpu_settings(self, read: GpuSettingsRead) -> None:
+        """Deliver what is set on a GPU, once the GPUs themselves are known."""
+        if self._pending_states is None:
+            self._listener().handle_gpu_settings(read)
+        else:
+            self._pending_settings[read.gpu_uuid] = read
 
     def handle_link_lost(self, reason: str) -> None:
         """Report the loss of the worker, once."""

@@ -235,8 +235,8 @@ def worker_command(settings: Settings) -> list[str]:
     command = [sys.executable, "-I", "-m", "gpuenergyd.gpu.worker.main"]
     command += ["--link", str(settings.worker_link_path), "--journal", str(settings.journal_path)]
     command += ["--driver", settings.driver, "--sample-period-s", f"{settings.sample_period_s:g}"]
-    if settings.world_path is not None:
-        command += ["--world", str(settings.world_path)]
+    if (path := settings.driver_path) is not None:
+        command += ["--world", str(path)]
     if settings.mode is Mode.OBSERVE:
         command.append("--observe-only")
     return command

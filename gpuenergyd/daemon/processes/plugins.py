@@ -1,10 +1,11 @@
 """Installed policies: list them and load one by name, through entry points only."""
 
 import importlib
+import inspect
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -81,6 +82,21 @@ def policy_options(name: str) -> tuple[str, dict[str, str]]:
             raise UnknownPolicyError(f"policy {name!r}: option {key} is given twice")
         options[key] = value
     return plain, options
+
+
+def with_default_options(name: str, defaults: Mapping[str, Mapping[str, object]]) -> str:
+    """Return the name of a policy with its options: those after the name, else those in `defaults`.
+
+    Raises:
+        UnknownPolicyError: the options after the name are malformed.
+    """
+    plain, own = policy_options(name)
+    texts = {
+        key: str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in defaults.get(plain, {}).items()
+    }
+    options = ",".join(f"{key}={value}" for key, value in {**texts, **own}.items())
+    return f"{plain}:{options}" if options else plain
 
 
 class PolicyNames:
@@ -180,7 +196,9 @@ def _loaded(name: str, group: str) -> Any:
     except TypeError as failure:
         if not options:
             raise
-        raise UnknownPolicyError(f"policy {plain!r} does not take these options: {', '.join(options)}") from failure
+        valid = ", ".join(inspect.signature(plugin).parameters) or "none"
+        given = ", ".join(options)
+        raise UnknownPolicyError(f"policy {plain!r} does not take these options: {given}; valid: {valid}") from failure
     if not callable(getattr(policy, _METHODS[group], None)):
         raise UnknownPolicyError(_without_method(point))
     return policy

@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gpuenergyd.core.pipeline.fitted import FittedPipeline
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.daemon.processes.carbon_queries import ForecastQuery, ForecastReply, TargetQuery, TargetReply
@@ -87,10 +88,19 @@ class PolicyClient:
         self._loaded.add(plain)
         return (await self._send(PlanRequest(0, "", policy))).error
 
+    async def check(self, policy: str) -> str | None:
+        """Have the host make an instance of a policy with its options; return why that failed."""
+        return (await self._send(PlanRequest(0, "", policy))).error
+
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan | PolicyFailure:
         """Return the policy's plan, or a failure; an exception in the policy is a failure, too."""
         answer = await self._send(PlanRequest(0, job_id, policy), view)
         return answer.plan or PolicyFailure(answer.error or "the policy returned no plan")
+
+    async def fitted(self, job_id: str, policy: str, view: JobView) -> FittedPipeline | PolicyFailure:
+        """Return what the policy has fitted to a job, or a failure."""
+        answer = await self._send(PlanRequest(0, job_id, policy, is_fit=True), view)
+        return answer.fitted or PolicyFailure(answer.error or "the policy returned no profile")
 
     async def next_target(self, job_id: str, query: TargetQuery) -> TargetReply | PolicyFailure:
         """Return a target policy's decision for a job, or a failure."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 import gpuenergyd
+from gpuenergyd.core.pipeline.fitted import FittedPipeline
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView, TargetPolicy
 from gpuenergyd.core.policy_api.power import PowerTargetPolicy
@@ -49,7 +50,7 @@ _LIBRARIES = ("importlib", "numpy", "scipy", "numba", "sklearn")
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """One request: the next plan of a job, a target, a forecast, shares of a power budget, or discarding a job.
+    """One request: a job's next plan or fitted profile, a target, a forecast, shares of a power budget, or a discard.
 
     `target`, `forecast` or `power` set: answer that query; the job's policy is unchanged. `view` set: the next plan.
     None of them: discard the job's policy, and import `policy` if it is named.
@@ -62,6 +63,8 @@ class PlanRequest:
     target: TargetQuery | None = None
     forecast: ForecastQuery | None = None
     power: PowerQuery | None = None
+    is_fit: bool = False
+    """Whether what the policy has fitted to the view is asked for, instead of a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +78,21 @@ class PlanAnswer:
     forecast: ForecastReply | None = None
     host_pid: int | None = None
     power: PowerReply | None = None
+    fitted: FittedPipeline | None = None
 
 
 class PolicyHost:
     """Holds one policy instance per job and answers requests."""
 
     def __init__(self) -> None:
-        self._policies: dict[str, ClockPolicy] = {}
+        self._policies: dict[str, tuple[str, ClockPolicy]] = {}
+        """By job, the name of its policy and the instance: operators may give a running job another one."""
         self._targets: dict[tuple[str, str], TargetPolicy] = {}
         self._power_targets: dict[str, PowerTargetPolicy] = {}
         self._received: dict[str, ViewReceiver] = {}
         self._views: dict[str, JobView] = {}
 
-    def answer(self, request: PlanRequest) -> PlanAnswer:
+    def answer(self, request: PlanRequest) -> PlanAnswer:  # noqa: PLR0911  one per kind of request and failure
         """Return the requested result, or the error in one line."""
         if request.target is not None or request.forecast is not None or request.power is not None:
             try:
@@ -103,22 +108,41 @@ class PolicyHost:
         view = self._received.setdefault(request.job_id, ViewReceiver()).view(request.view)
         self._views[request.job_id] = view
         try:
-            policy = self._policies.get(request.job_id)
-            if policy is None:
-                policy = self._policies[request.job_id] = load_policy(request.policy)
-            plan: object = policy.next_plan(view)
+            if request.is_fit:
+                return self._answer_fit(request, view)
+            plan: object = self._policy_of(request).next_plan(view)
         except Exception as error:  # noqa: BLE001  a plugin may raise anything; the daemon handles the error
             return PlanAnswer(request.request_id, error=_in_one_line(error))
         if not isinstance(plan, ClockPlan):
             return PlanAnswer(request.request_id, error=f"next_plan returned {type(plan).__name__}, not a ClockPlan")
         return PlanAnswer(request.request_id, plan=plan)
 
+    def _answer_fit(self, request: PlanRequest, view: JobView) -> PlanAnswer:
+        fit = getattr(self._policy_of(request), "fitted", None)
+        if fit is None:
+            return PlanAnswer(request.request_id, error=f"policy {request.policy} shows no fitted profile")
+        fitted: object = fit(view)
+        if fitted is None:
+            error = f"policy {request.policy} has fitted no profile yet: the job has not been profiled"
+            return PlanAnswer(request.request_id, error=error)
+        if not isinstance(fitted, FittedPipeline):
+            return PlanAnswer(request.request_id, error=f"fitted() returned {type(fitted).__name__}")
+        return PlanAnswer(request.request_id, fitted=fitted)
+
+    def _policy_of(self, request: PlanRequest) -> ClockPolicy:
+        name, policy = self._policies.get(request.job_id, ("", None))
+        if policy is None or name != request.policy:
+            policy = load_policy(request.policy)
+            self._policies[request.job_id] = request.policy, policy
+        return policy
+
     def _answer_query(self, request: PlanRequest) -> PlanAnswer:
         if (power := request.power) is not None:
             if power.power_target not in self._power_targets:
                 self._power_targets[power.power_target] = load_power_target(power.power_target)
             divider = self._power_targets[power.power_target]
-            shares = answer_power(divider, power, self._policies, self._views)
+            policies = {job_id: policy for job_id, (_, policy) in self._policies.items()}
+            shares = answer_power(divider, power, policies, self._views)
             return PlanAnswer(request.request_id, power=shares)
         if request.forecast is not None:
             return PlanAnswer(request.request_id, forecast=answer_forecast(request.forecast))
@@ -126,7 +150,8 @@ class PolicyHost:
         key = (request.job_id, request.target.target_policy)
         if key not in self._targets:
             self._targets[key] = load_target_policy(request.target.target_policy)
-        policy, view = self._policies.get(request.job_id), self._views.get(request.job_id)
+        _, policy = self._policies.get(request.job_id, ("", None))
+        view = self._views.get(request.job_id)
         reply = answer_target(self._targets[key], request.target, policy, view)
         return PlanAnswer(request.request_id, target=reply)
 

@@ -8,10 +8,11 @@ GPUs are identified by UUID, since handles and indices change when the driver is
 # pyright: reportAttributeAccessIssue=false
 
 import contextlib
+import ctypes
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ _FIELD_INSTANT_POWER = 186
 _REASON_SW_POWER_CAP = 0x4
 _TEMPERATURE_GPU = 0
 _XID = 0x8
+_EVENTS_LIMIT_S = 5.0
 
 
 @dataclass(slots=True)
@@ -40,6 +42,8 @@ class _Device:
     handle: Any
     unsupported: set[str]
     observe_only_reason: str | None
+    pci_bus_id: str | None = None
+    """By it a GPU is opened without the others."""
 
 
 class NvmlHost:
@@ -58,6 +62,9 @@ class NvmlHost:
         self._connected_mono_s = 0.0
         self._driver_version: str | None = None
         self._devices: dict[str, _Device] = {}
+        self._released: set[str] = set()
+        self._events_guard = threading.Lock()
+        """Held while events of GPUs are awaited, which keeps them open."""
         self._connect()
         if not self._devices:
             raise DriverError("the NVIDIA driver reports no usable GPU; run `nvidia-smi` for details")
@@ -101,7 +108,9 @@ class NvmlHost:
         return EnergyReading((called_ns + returned_ns) // 2, returned_ns - called_ns, energy_j)
 
     def details(self, gpu_uuid: str) -> GpuDetails:
-        """Return power limits, modes and the PCI address."""
+        """Return power limits, modes, workload power profiles and the PCI address."""
+        mig = self._ask(gpu_uuid, "nvmlDeviceGetMigMode")
+        requested, enforced = self._power_profiles(gpu_uuid)
         limits_mw = self._ask(gpu_uuid, "nvmlDeviceGetPowerManagementLimitConstraints") or (None, None)
         persistence = self._ask(gpu_uuid, "nvmlDeviceGetPersistenceMode")
         return GpuDetails(
@@ -110,7 +119,20 @@ class NvmlHost:
             max_power_limit_w=_watts(limits_mw[1]),
             is_persistent=None if persistence is None else bool(persistence),
             pci_address=_pci_address(self._ask(gpu_uuid, "nvmlDeviceGetPciInfo")),
+            enforced_power_limit_w=_watts(self._ask(gpu_uuid, "nvmlDeviceGetEnforcedPowerLimit")),
+            is_mig_enabled=None if mig is None else bool(mig[0]),
+            application_sm_clock_mhz=self._ask(gpu_uuid, "nvmlDeviceGetApplicationsClock", pynvml.NVML_CLOCK_SM),
+            requested_power_profiles=requested,
+            enforced_power_profiles=enforced,
         )
+
+    def _power_profiles(self, gpu_uuid: str) -> tuple[str | None, str | None]:
+        """Return the requested and the enforced workload power profiles; None where there are none."""
+        profiles = pynvml.c_nvmlWorkloadPowerProfileCurrentProfiles_v1_t()
+        name = "nvmlDeviceWorkloadPowerProfileGetCurrentProfiles"
+        if self._ask(gpu_uuid, name, ctypes.byref(profiles)) is None:
+            return None, None
+        return _profile_numbers(profiles.requestedProfilesMask), _profile_numbers(profiles.enforcedProfilesMask)
 
     def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
         """Return the host pids of the processes that compute on the GPU; none where the driver does not report them."""
@@ -123,6 +145,13 @@ class NvmlHost:
         Raises:
             DriverError: the driver failed; a retry may succeed.
         """
+        if self._released and self._released >= self._devices.keys():
+            self._sleep(timeout_s)
+            return None
+        with self._events_guard:
+            return self._await_xid(timeout_s)
+
+    def _await_xid(self, timeout_s: float) -> tuple[str, int] | None:
         try:
             events = pynvml.nvmlEventSetCreate()
         except pynvml.NVMLError as error:
@@ -131,7 +160,7 @@ class NvmlHost:
                 return None
             raise nvml_error(error.value, "event set") from None
         try:
-            for device in self._devices.values():
+            for device in [own for own in self._devices.values() if own.handle is not None]:
                 with contextlib.suppress(pynvml.NVMLError):  # a GPU without Xid events must not hide the others
                     pynvml.nvmlDeviceRegisterEvents(device.handle, _XID, events)
             data = pynvml.nvmlEventSetWait_v2(events, round(timeout_s * 1000))
@@ -143,6 +172,54 @@ class NvmlHost:
         finally:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlEventSetFree(events)
+
+    def release(self, gpu_uuids: Collection[str]) -> None:
+        """Let go of GPUs: the driver is closed, and opened again for the others alone.
+
+        NVML has no call to let go of one GPU. The caller makes no other calls for these GPUs meanwhile.
+
+        Raises:
+            GpuNotFoundError: no such GPU.
+            DriverError: events are still awaited, or the others cannot be opened again.
+        """
+        for gpu_uuid in gpu_uuids:
+            self._device(gpu_uuid)
+        if not self._events_guard.acquire(timeout=_EVENTS_LIMIT_S):
+            raise DriverError("the driver does not return from waiting for events; restart the GPU worker")
+        try:
+            with self._guard:
+                self._released.update(gpu_uuids)
+                with contextlib.suppress(pynvml.NVMLError):
+                    pynvml.nvmlShutdown()
+                self._connect()
+        finally:
+            self._events_guard.release()
+
+    def reopen(self, gpu_uuids: Collection[str]) -> tuple[GpuIdentity, ...]:
+        """Open released GPUs again; return their identities, which may have changed.
+
+        Raises:
+            GpuLostError: a GPU is not there; the ones that are there are open.
+            DriverError: the driver cannot be opened; all stay released.
+        """
+        with self._guard:
+            before = set(self._released)
+            self._released.difference_update(gpu_uuids)
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+            try:
+                self._connect()
+            except DriverError:
+                self._released = before
+                raise
+            missing = [uuid for uuid in gpu_uuids if self._device(uuid).handle is None]
+            self._released.update(missing)
+            for uuid in (uuid for uuid in gpu_uuids if uuid not in missing):
+                known = self._devices[uuid]
+                self._identify(uuid, known.identity.index, known.handle)
+        if missing:
+            raise GpuLostError(f"the driver does not list {', '.join(missing)}")
+        return tuple(identity for identity in self.identities() if identity.gpu_uuid in gpu_uuids)
 
     def close(self) -> None:
         """Close the driver."""
@@ -225,6 +302,9 @@ class NvmlHost:
             generation = self._generation
             handle = self._device(gpu_uuid).handle
             if handle is None:
+                with self._guard:  # another thread may be opening the driver again
+                    handle = self._device(gpu_uuid).handle
+            if handle is None:
                 raise self._missing(gpu_uuid)
             try:
                 return function(handle, *arguments)
@@ -240,6 +320,8 @@ class NvmlHost:
 
     def _missing(self, gpu_uuid: str) -> GpuError:
         """Return the error for a GPU missing since a driver reload; search for it again if a while has passed."""
+        if gpu_uuid in self._released:
+            return GpuLostError(f"{gpu_uuid} is released")
         if time.monotonic() - self._connected_mono_s > _SEARCH_PERIOD_S:
             self._reconnect(self._generation)
         return GpuLostError(f"{gpu_uuid} is missing since the driver was reloaded")
@@ -264,16 +346,31 @@ class NvmlHost:
         self._connected_mono_s = time.monotonic()
         for device in self._devices.values():
             device.handle = None
+        if self._released and self._released >= self._devices.keys():
+            return  # nothing may be opened
         try:
-            pynvml.nvmlInit()
+            if self._released:
+                pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_ATTACH)  # each is opened when its handle is asked for
+            else:
+                pynvml.nvmlInit()
             num_gpus = pynvml.nvmlDeviceGetCount()
         except pynvml.NVMLError as error:
             raise nvml_error(error.value, "opening the NVIDIA driver") from None
         with contextlib.suppress(pynvml.NVMLError):
             self._driver_version = str(pynvml.nvmlSystemGetDriverVersion()) or None
+        if self._released:
+            self._open_known()
+            return
         for index in range(num_gpus):
             with contextlib.suppress(GpuError):  # a GPU that cannot be identified must not hide the others
                 self._discover(index)
+
+    def _open_known(self) -> None:
+        """Open the known GPUs that are not released, by their PCI address: a search by index would open all."""
+        for gpu_uuid, device in self._devices.items():
+            if gpu_uuid not in self._released and device.pci_bus_id is not None:
+                with contextlib.suppress(pynvml.NVMLError):
+                    device.handle = pynvml.nvmlDeviceGetHandleByPciBusId(device.pci_bus_id)
 
     def _discover(self, index: int) -> None:
         try:
@@ -285,8 +382,13 @@ class NvmlHost:
         if known is not None:
             known.handle = handle
             return
+        self._identify(gpu_uuid, index, handle)
+
+    def _identify(self, gpu_uuid: str, index: int, handle: Any) -> None:
+        """Query the properties of a GPU, which a reset or a MIG change may have changed."""
         unnamed = GpuIdentity(gpu_uuid, index, "", (), is_simulated=False)
         self._devices[gpu_uuid] = _Device(unnamed, handle, set(), None)
+        self._devices[gpu_uuid].pci_bus_id = _bus_id(self._ask(gpu_uuid, "nvmlDeviceGetPciInfo"))
         model_name = str(self._ask(gpu_uuid, "nvmlDeviceGetName") or "unknown")
         memory_clocks = self._ask(gpu_uuid, "nvmlDeviceGetSupportedMemoryClocks") or ()
         clocks: set[int] = set()
@@ -316,10 +418,19 @@ class NvmlHost:
 
 def _pci_address(info: Any) -> str | None:
     """Return a PCI address in the kernel's form, with four digits for the domain; NVML has eight."""
+    bus_id = _bus_id(info)
+    return None if bus_id is None else bus_id[-12:].lower()
+
+
+def _bus_id(info: Any) -> str | None:
     if info is None:
         return None
-    bus_id = info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)
-    return bus_id[-12:].lower()
+    return info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)
+
+
+def _profile_numbers(mask: Any) -> str:
+    """Return the numbers of the bits that are set in a mask of 255."""
+    return ",".join(str(number) for number in range(255) if mask.mask[number // 32] >> number % 32 & 1)
 
 
 def _watts(milliwatts: int | None) -> float | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from gpuenergyd.errors import UsageError
 from gpuenergyd.gpu.device import GpuController
 
-DRIVERS = ("simulated", "nvml")
+DRIVERS = ("simulated", "nvml", "command")
 
 
 def preload(driver: str) -> None:
@@ -21,10 +21,10 @@ def preload(driver: str) -> None:
 
 
 def open_driver(driver: str, world_path: Path | None) -> GpuController:
-    """Open a driver by its name.
+    """Open a driver by its name; `world_path` is the world file of simulated GPUs, or the commands file.
 
     Raises:
-        UsageError: unknown driver, or the simulated one without a world file.
+        UsageError: unknown driver, or no such file is named.
         DriverError: the driver cannot be opened.
     """
     match driver:
@@ -38,5 +38,11 @@ def open_driver(driver: str, world_path: Path | None) -> GpuController:
             from gpuenergyd.gpu.drivers.nvml import NvmlHost  # noqa: PLC0415 - the binding may be absent
 
             return NvmlHost()
+        case "command":
+            from gpuenergyd.gpu.drivers.command import CommandHost  # noqa: PLC0415 - imports only the driver in use
+
+            if world_path is None:
+                raise UsageError("the command driver needs its commands file: --world PATH")
+            return CommandHost.open(world_path)
         case _:
             raise UsageError(f"unknown driver {driver!r}; available: {', '.join(DRIVERS)}")

@@ -2,7 +2,7 @@
 
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -112,6 +112,13 @@ class SimulatedHost:
     def path(self) -> Path:
         """The path of the world file."""
         return self._world.path
+
+    def release(self, gpu_uuids: Collection[str]) -> None:
+        """Do nothing: there are no handles of single GPUs."""
+
+    def reopen(self, gpu_uuids: Collection[str]) -> tuple[GpuIdentity, ...]:
+        """Return the GPUs' identities."""
+        return tuple(identity for identity in self.identities() if identity.gpu_uuid in gpu_uuids)
 
     def close(self) -> None:
         """Close the world file; the GPUs keep their state."""

@@ -14,6 +14,7 @@ from typing import Protocol, Self, TypeVar
 
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.errors import DriverError, GpuError, ProtocolError
+from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.codec import MAX_DATAGRAM_BYTES, MAX_PIDFDS, PEERCRED, decode, encode
 from gpuenergyd.gpu.link.messages import (
     AcquireLease,
@@ -24,6 +25,7 @@ from gpuenergyd.gpu.link.messages import (
     GpuHealthChange,
     GpuProcesses,
     GpuSample,
+    GpuSettingsRead,
     GpuSnapshot,
     HandOver,
     Hello,
@@ -34,6 +36,9 @@ from gpuenergyd.gpu.link.messages import (
     Ping,
     PowerLimit,
     Refused,
+    ReleaseGpus,
+    Reopened,
+    ReopenGpus,
     Reply,
     Request,
     RequestClock,
@@ -70,6 +75,10 @@ class GpuListener(Protocol):
 
     def handle_gpu_health(self, change: GpuHealthChange) -> None:
         """Process a GPU's new health."""
+        ...
+
+    def handle_gpu_settings(self, read: GpuSettingsRead) -> None:
+        """Process what is set on a GPU now."""
         ...
 
 
@@ -200,6 +209,22 @@ class WorkerLink:
         request = Restore(tuple(gpu_uuids), reason, is_daemon_ending)
         return (await self._ask(request, Restored, limit_s=_RESTORE_LIMIT_S)).outcomes
 
+    async def release_gpus(self, gpu_uuids: Sequence[str], reason: str) -> None:
+        """Restore GPUs, end their leases and let go of their driver handles.
+
+        Raises:
+            GpuError: a driver call for one of them does not return, or the worker is gone.
+        """
+        await self._ask(ReleaseGpus(tuple(gpu_uuids), reason), Done, limit_s=_RESTORE_LIMIT_S)
+
+    async def reopen_gpus(self, gpu_uuids: Sequence[str]) -> tuple[GpuIdentity, ...]:
+        """Open released GPUs again; return their identities, which may have changed.
+
+        Raises:
+            GpuError: the driver or a GPU is not there, or the worker is gone; missing GPUs stay released.
+        """
+        return (await self._ask(ReopenGpus(tuple(gpu_uuids)), Reopened, limit_s=_RESTORE_LIMIT_S)).identities
+
     async def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
         """Return the host pids of the processes that compute on a GPU.
 
@@ -322,6 +347,8 @@ class WorkerLink:
                 self._listener.handle_clock_change(message)
             case GpuHealthChange():
                 self._listener.handle_gpu_health(message)
+            case GpuSettingsRead():
+                self._listener.handle_gpu_settings(message)
             case Refused():
                 self._lose(f"the GPU worker refused the connection: {message.error}")
             case _ if request_id is not None:

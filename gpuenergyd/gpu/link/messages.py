@@ -24,6 +24,8 @@ class GpuHealth(StrEnum):
     UNRESTORED = "unrestored"
     """A restore failed; the worker retries."""
     OBSERVE_ONLY = "observe_only"
+    RELEASED = "released"
+    """Neither read nor changed: an administrator resets it, or upgrades the driver."""
 
 
 POWER_BUDGET_LEASE = "power-budget"
@@ -121,6 +123,21 @@ class TakeSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseGpus:
+    """Restore GPUs, end their leases and let go of their driver handles. Reply: Done."""
+
+    gpu_uuids: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReopenGpus:
+    """Open released GPUs again. Reply: Reopened."""
+
+    gpu_uuids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RequestClock:
     """Set clocks of a leased GPU. No reply; the effect follows as ClockChangeReport."""
 
@@ -206,6 +223,13 @@ class GpuSnapshot:
     details: GpuDetails
 
 
+@dataclass(frozen=True, slots=True)
+class Reopened:
+    """The GPUs that were opened again; their health follows or was sent before."""
+
+    identities: tuple[GpuIdentity, ...]
+
+
 # Sent by the worker of its own accord
 
 
@@ -260,6 +284,16 @@ class ClockChangeReport:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuSettingsRead:
+    """The settings of a GPU, when they are first read and after each change."""
+
+    gpu_uuid: str
+    details: GpuDetails
+    is_our_power_limit: bool
+    """Whether this worker set the power limit."""
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """The worker does not serve this connection, and closes it."""
 
@@ -276,8 +310,10 @@ Request = (
     | Restore
     | ListProcesses
     | TakeSnapshot
+    | ReleaseGpus
+    | ReopenGpus
     | RequestClock
 )
-Reply = Welcome | Done | Failed | WorkerCounters | PowerLimit | Restored | GpuProcesses | GpuSnapshot
-Notice = Samples | ClockChangeReport | GpuHealthChange | Refused
+Reply = Welcome | Done | Failed | WorkerCounters | PowerLimit | Restored | GpuProcesses | GpuSnapshot | Reopened
+Notice = Samples | ClockChangeReport | GpuHealthChange | GpuSettingsRead | Refused
 Message = Request | Reply | Notice

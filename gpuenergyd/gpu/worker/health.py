@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from gpuenergyd.errors import GpuError, ProtocolError
 from gpuenergyd.gpu.link.messages import GpuHealth, GpuHealthChange
 
-_NOT_CHANGEABLE = frozenset({GpuHealth.OBSERVE_ONLY, GpuHealth.WEDGED, GpuHealth.LOST})
+_NOT_CHANGEABLE = frozenset({GpuHealth.OBSERVE_ONLY, GpuHealth.WEDGED, GpuHealth.LOST, GpuHealth.RELEASED})
 
 
 class HealthTable:
@@ -16,14 +16,16 @@ class HealthTable:
         self._on_change = on_change
         self._table = {uuid: GpuHealthChange(uuid, GpuHealth.OK, "") for uuid in gpu_uuids}
         self._wedged: set[str] = set()
+        self._released: set[str] = set()
         self._guard = threading.RLock()
 
     def record(self, gpu_uuid: str, health: GpuHealth, detail: str) -> None:
-        """Record a GPU's health; ignored while a driver call for it does not return."""
+        """Record a GPU's health; ignored while a driver call for it does not return, or it is released."""
         change = GpuHealthChange(gpu_uuid, health, detail)
         with self._guard:
             before = self._table.get(gpu_uuid)
             is_settled = gpu_uuid in self._wedged and health is not GpuHealth.WEDGED
+            is_settled = is_settled or (gpu_uuid in self._released and health is not GpuHealth.RELEASED)
             if before is None or before.health is health or is_settled:
                 return
             self._table[gpu_uuid] = change
@@ -46,6 +48,20 @@ class HealthTable:
         self._wedged.discard(gpu_uuid)
         self.record(gpu_uuid, GpuHealth.UNRESTORED, "its driver call returned; restoring it")
         return True
+
+    def release(self, gpu_uuid: str, detail: str) -> None:
+        """Record that a GPU is neither read nor changed until it is reopened."""
+        self._released.add(gpu_uuid)
+        self.record(gpu_uuid, GpuHealth.RELEASED, detail)
+
+    def reopen(self, gpu_uuid: str, health: GpuHealth, detail: str) -> None:
+        """Record that a GPU is read again."""
+        self._released.discard(gpu_uuid)
+        self.record(gpu_uuid, health, detail)
+
+    def is_released(self, gpu_uuid: str) -> bool:
+        """Return whether a GPU is released."""
+        return gpu_uuid in self._released
 
     def is_wedged(self, gpu_uuid: str) -> bool:
         """Return whether a driver call for this GPU does not return."""

@@ -1,6 +1,6 @@
 """GPU worker: the only process that changes GPUs. It serves one daemon, and restores when that daemon is gone.
 
-    python -I -m gpuenergyd.gpu.worker.main --link PATH --journal PATH --driver simulated|nvml [--world PATH]
+    python -I -m gpuenergyd.gpu.worker.main --link PATH --journal PATH --driver simulated|nvml|command [--world PATH]
 
 Standard library and the driver only.
 """
@@ -33,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--link", type=Path, required=True, help="Unix socket for the daemon")
     parser.add_argument("--journal", type=Path, required=True, help="restore journal, in a folder owned by the worker")
     parser.add_argument("--driver", choices=DRIVERS, required=True)
-    parser.add_argument("--world", type=Path, help="file with the simulated GPUs")
+    parser.add_argument(
+        "--world", type=Path, help="file with the simulated GPUs, or with the commands of the command driver"
+    )
     parser.add_argument("--sample-period-s", type=float, default=0.02)
     parser.add_argument("--daemon-user", help="user or uid of the daemon (default: the worker's own)")
     parser.add_argument(

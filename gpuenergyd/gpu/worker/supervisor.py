@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from gpuenergyd.errors import GpuEnergyError, GpuError, JournalError, ProtocolError
-from gpuenergyd.gpu.device import GpuController
+from gpuenergyd.gpu.device import GpuController, GpuIdentity
 from gpuenergyd.gpu.link.messages import (
     POWER_BUDGET_LEASE,
     AcquireLease,
@@ -29,6 +29,8 @@ from gpuenergyd.gpu.link.messages import (
     LowerPowerLimit,
     Message,
     Ping,
+    ReleaseGpus,
+    ReopenGpus,
     Reply,
     RequestClock,
     Restore,
@@ -45,11 +47,13 @@ from gpuenergyd.gpu.worker.driver_requests import DriverRequests
 from gpuenergyd.gpu.worker.health import HealthTable
 from gpuenergyd.gpu.worker.lease_handover import HandoverResult, LeaseHandover
 from gpuenergyd.gpu.worker.leases import Leases
+from gpuenergyd.gpu.worker.maintenance import Maintenance
 from gpuenergyd.gpu.worker.restore_requests import RestoreRequest
 from gpuenergyd.gpu.worker.restore_service import RestoreService
 from gpuenergyd.gpu.worker.threads.actuator import ClockLock
 from gpuenergyd.gpu.worker.threads.driver_threads import DriverThreads
 from gpuenergyd.gpu.worker.threads.sample_stream import ForeignChangeDetector, SampleBatch
+from gpuenergyd.gpu.worker.threads.settings_watch import SettingsWatch
 from gpuenergyd.gpu.worker.threads.xid_watch import XidSource, watch_xids
 from gpuenergyd.service_manager import Watchdog, notify
 
@@ -119,6 +123,21 @@ class Supervisor:
             health=self._health,
             reply=self._reply,
         )
+        self._maintenance = Maintenance(
+            controller,
+            self._threads,
+            self._health,
+            self._journal,
+            self._handle_reopened,
+            observes_only=options.observes_only,
+        )
+        self._settings = SettingsWatch(
+            controller,
+            self._journal,
+            self._uuids,
+            is_readable=lambda uuid: not (self._health.is_released(uuid) or self._health.is_wedged(uuid)),
+            on_change=self._daemon.send,
+        )
         for uuid, reason in controller.observe_only_reasons().items():
             self._health.record(uuid, GpuHealth.OBSERVE_ONLY, reason)
         if options.observes_only:
@@ -131,6 +150,7 @@ class Supervisor:
         signal.signal(signal.SIGINT, signal.SIG_IGN if self._options.exits_with_daemon else lambda *_: self._stop())
         signal.set_wakeup_fd(self._daemon.wakeup_fd, warn_on_full_buffer=False)
         self._threads.start()
+        self._settings.start()
         if isinstance(self._controller, XidSource):
             watch_xids(self._controller, self._health.record)
         self._restores.restore(RestoreRequest("left by an earlier run", self._uuids, is_daemon_ending=True))
@@ -145,6 +165,7 @@ class Supervisor:
             if self._options.exits_with_daemon and is_orphaned:
                 break
         notify("STOPPING=1")
+        self._settings.close()
         self._threads.actuator.drop_requests(self._uuids)
         self._restores.restore(RestoreRequest("the worker stops", self._uuids, is_daemon_ending=True))
         self._is_ending = True
@@ -243,12 +264,18 @@ class Supervisor:
                 self._restore(request_id, request)
             case ListProcesses() | TakeSnapshot():
                 self._query(request_id, request)
+            case ReleaseGpus():
+                self._release(request_id, request)
+            case ReopenGpus():
+                self._health.require_known(request.gpu_uuids)
+                self._submit(request_id, "", partial(self._maintenance.reopen, request.gpu_uuids))
             case _:
                 raise ProtocolError(f"{type(request).__name__} is not a request")
         return None
 
     def _greet(self, request: Hello) -> Welcome:
         self._driver.rules = request.restore_rules
+        self._settings.repeat()
         self._restores.restore_kept("the next daemon measures its jobs at full speed")
         result = self._handover.claim(request.token)
         if result is HandoverResult.WRONG_TOKEN:
@@ -302,6 +329,17 @@ class Supervisor:
             RestoreRequest(request.reason, request.gpu_uuids, request_id, is_daemon_ending=request.is_daemon_ending)
         )
 
+    def _release(self, request_id: int | None, request: ReleaseGpus) -> None:
+        self._health.require_known(request.gpu_uuids)
+        for uuid in request.gpu_uuids:
+            if self._health.is_wedged(uuid):
+                raise GpuError(f"{self._health.refusal(uuid)}; only a restart of the GPU worker lets go of it")
+        self._leases.end(request.gpu_uuids)
+        self._threads.actuator.drop_requests(request.gpu_uuids)
+        held = tuple(uuid for uuid in request.gpu_uuids if not self._health.is_released(uuid))
+        self._restores.restore(RestoreRequest(request.reason, held))
+        self._submit(request_id, "", partial(self._maintenance.release, request))
+
     def _query(self, request_id: int | None, request: ListProcesses | TakeSnapshot) -> None:
         uuid = request.gpu_uuid
         self._health.require_known([uuid])
@@ -332,6 +370,11 @@ class Supervisor:
         for uuid in request.gpu_uuids:
             self._health.resolve(uuid, _FOREIGN_CHANGE, "leased again after another program's change")
         return done
+
+    def _handle_reopened(self, identities: Sequence[GpuIdentity]) -> None:
+        """Use what the driver says of GPUs now."""
+        found = {identity.gpu_uuid: identity for identity in identities}
+        self._identities = tuple(found.get(own.gpu_uuid, own) for own in self._identities)
 
     def _yield_to_others(self, uuid: str, sm_clock_mhz: int | None, lock: ClockLock | None) -> None:
         """Drop the lease of a GPU that another program changed, and leave that program's clocks alone.

@@ -7,6 +7,7 @@ to faster clocks requested ahead of need), correct (a plan that measures slow is
 
 from collections.abc import Sequence
 
+from gpuenergyd.core.pipeline.fitted import FittedPipeline, fitted_rows
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan, full_speed_plan
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
 from gpuenergyd_policies.bubble_aware.model import fit_model, fit_quality, was_profiled
@@ -55,6 +56,25 @@ class BubbleAware:
             except NotEnoughDataError:
                 return ()
         return known[1]
+
+    def fitted(self, view: JobView) -> FittedPipeline | None:
+        """Return the fitted profile with the job's latencies; None before the first plan."""
+        view = with_previous_run(since_noise(view))
+        try:
+            model = fit_model(view)
+        except NotEnoughDataError:
+            return None
+        last_of = {instruction.pp_rank: node for node, instruction in enumerate(model.graph.instructions)}
+        return FittedPipeline(
+            schedule=view.schedule,
+            rows=fitted_rows(model.profile),
+            blocking_power_w=model.profile.blocking_power_w,
+            communication_latency_s=view.communication_latency_s,
+            launch_gap_s=view.launch_gap_s,
+            epilogues_s=tuple(model.graph.epilogues_s[last_of[r]] for r in range(model.graph.num_ranks)),
+            bias_s=model.bias_s,
+            target_time_s=view.target.iteration_time_s(view.baseline.iteration_time_s),
+        )
 
     def next_plan(self, view: JobView) -> ClockPlan:
         """Return the next profiling plan, the tuned plan, or its correction, for loops with advice on the slowdown."""

@@ -31,8 +31,8 @@ def a_view() -> JobView:
 
 def permitted(host: FakePolicy, handle: Callable[[Event], None], may_set: Callable[[], bool]) -> PermittedPlans:
     return PermittedPlans(
-        PolicyHostPlans("j", "scripted", host, handle),
-        PredictionOnly("j", "scripted", host, FakeHistory(), lambda: 12),
+        PolicyHostPlans("j", lambda: "scripted", host, handle),
+        PredictionOnly("j", lambda: "scripted", host, FakeHistory(), lambda: 12),
         lambda: frozenset(Lever) if may_set() else frozenset(),
     )
 

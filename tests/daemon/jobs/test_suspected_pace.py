@@ -32,7 +32,7 @@ def prepared(host: FakePolicy, tasks: list[asyncio.Task[None]]) -> SuspectedPace
     def spawn(asking: Coroutine[Any, Any, None]) -> None:
         tasks.append(asyncio.create_task(asking))
 
-    return SuspectedPacePlan("j", "scripted", host, spawn)
+    return SuspectedPacePlan("j", lambda: "scripted", host, spawn)
 
 
 def taken(

@@ -29,6 +29,7 @@ from gpuenergyd.daemon.processes.plugins import (
     check_policy_name,
     installed_policies,
     load_policy,
+    with_default_options,
 )
 from gpuenergyd.daemon.processes.policy_client import PolicyClient, PolicyFailure
 from gpuenergyd.daemon.processes.policy_host import PlanRequest, PolicyHost
@@ -369,3 +370,16 @@ def test_a_policy_name_provided_by_two_distributions_is_refused(
 
     with pytest.raises(UnknownPolicyError, match=r"'uniform' is provided more than once: .*impostor"):
         load_policy("uniform")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("cost", "cost:eta=0.7,fast=true"), ("cost:eta=1", "cost:eta=1,fast=true"), ("other", "other")],
+)
+def test_options_of_the_settings_hold_where_a_job_gives_none(name: str, expected: str) -> None:
+    assert with_default_options(name, {"cost": {"eta": 0.7, "fast": True}}) == expected
+
+
+def test_an_option_that_a_policy_does_not_take_is_named_with_the_valid_ones() -> None:
+    with pytest.raises(UnknownPolicyError, match=r"does not take these options: eta; valid: "):
+        load_policy("uniform:eta=1")

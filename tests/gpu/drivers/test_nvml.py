@@ -376,3 +376,54 @@ def test_fake_library_and_python_model_agree_on_the_same_trace(
         assert by_library.temperature_celsius == pytest.approx(by_python.temperature_celsius, abs=0.6)
         assert by_library.sm_clock_mhz == by_python.sm_clock_mhz
     twin.close()
+
+
+def test_a_released_gpu_is_opened_by_nobody_and_the_others_go_on(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
+    first, *others = nvml_world.gpus
+    nvml_host.lock_sm_clock(others[0], min(nvml_host.identities()[1].supported_sm_clocks_mhz))
+
+    nvml_host.release([first])
+
+    assert [nvml_world.control.holders(index) for index in range(3)] == [set(), {os.getpid()}, {os.getpid()}]
+    for uuid in others:
+        assert nvml_host.read(uuid).sm_clock_mhz is not None
+    with pytest.raises(GpuLostError, match="is released"):
+        nvml_host.read(first)
+    assert nvml_world.control.holders(0) == set()
+
+
+def test_a_released_gpu_stays_closed_when_the_driver_is_reloaded(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
+    first, second, _ = nvml_world.gpus
+    nvml_host.release([first])
+
+    nvml_world.control.reload_driver()
+
+    assert nvml_host.read(second).sm_clock_mhz is not None
+    assert nvml_world.control.holders(0) == set()
+
+
+def test_a_gpu_is_reopened_with_what_has_changed(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
+    first, second, _ = nvml_world.gpus
+    nvml_host.release([first])
+    nvml_world.control.set_mig(0, is_on=True)
+
+    (identity,) = nvml_host.reopen([first])
+
+    assert (identity.gpu_uuid, identity.index) == (first, 0)
+    assert "MIG is enabled" in nvml_host.observe_only_reasons()[first]
+    assert nvml_host.read(first).sm_clock_mhz is not None
+    assert nvml_host.read(second).sm_clock_mhz is not None
+
+
+def test_all_gpus_released_close_the_driver_for_an_upgrade(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
+    nvml_host.release(nvml_world.gpus)
+
+    assert nvml_host.await_xid(0.0) is None
+    assert [nvml_world.control.holders(index) for index in range(3)] == [set()] * 3
+    nvml_world.control.inject("nvmlInitWithFlags", pynvml.NVML_ERROR_DRIVER_NOT_LOADED, num_calls=1)
+    with pytest.raises(DriverError):
+        nvml_host.reopen(nvml_world.gpus)
+    with pytest.raises(GpuLostError, match="is released"):
+        nvml_host.read(nvml_world.gpus[0])
+    assert len(nvml_host.reopen(nvml_world.gpus)) == 3
+    assert all(nvml_host.read(uuid).sm_clock_mhz is not None for uuid in nvml_world.gpus)

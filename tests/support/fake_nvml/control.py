@@ -11,7 +11,10 @@ _FAULT = struct.Struct("<64s7q")
 _XIDS_AT = _HEAD.size
 _MIG_AT = _XIDS_AT + 16 * _MAX_XIDS
 _PERSISTENCE_AT = _MIG_AT + 8 * _MAX_GPUS
-_FAULTS_AT = _PERSISTENCE_AT + 8 * _MAX_GPUS
+_PROFILES_AT = _PERSISTENCE_AT + 8 * _MAX_GPUS
+_HOLDERS_AT = _PROFILES_AT + 8 * _MAX_GPUS
+_MAX_HOLDERS = 32
+_FAULTS_AT = _HOLDERS_AT + 16 * _MAX_HOLDERS
 _SIZE = _FAULTS_AT + _FAULT.size * _MAX_FAULTS
 
 
@@ -81,6 +84,16 @@ class FakeNvmlControl:
     def set_persistence(self, gpu_index: int, *, is_on: bool) -> None:
         """Switch persistence mode of one GPU."""
         struct.pack_into("<q", self._map, _PERSISTENCE_AT + 8 * gpu_index, int(is_on))
+
+    def set_power_profiles(self, gpu_index: int, *profiles: int) -> None:
+        """Request workload power profiles of one GPU, which supports them from then on."""
+        mask = sum(1 << profile for profile in profiles)
+        struct.pack_into("<q", self._map, _PROFILES_AT + 8 * gpu_index, 1 + 2 * mask)
+
+    def holders(self, gpu_index: int) -> set[int]:
+        """Return the pids of live processes that have opened a GPU; while there are any it cannot be reset."""
+        slots = struct.iter_unpack("<2q", self._map[_HOLDERS_AT:_FAULTS_AT])
+        return {pid for pid, gpus in slots if pid and gpus >> gpu_index & 1 and Path(f"/proc/{pid}").exists()}
 
     def reload_driver(self) -> None:
         """Make every handle and every initialisation invalid; the world forgets locks by itself."""

@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,7 +57,7 @@ enum { HEADER_BYTES = 256, RECORD_BYTES = 1536, PARAMETERS_AT = 160, SELECTOR_AT
 static const int SLOT_AT[2] = {512, 1024};
 
 /* The control file: see control.py. */
-enum { MAX_GPUS = 16, MAX_FAULTS = 32, MAX_XIDS = 64, WINDOW = 128 };
+enum { MAX_GPUS = 16, MAX_FAULTS = 32, MAX_XIDS = 64, MAX_HOLDERS = 32, WINDOW = 128 };
 typedef struct {
     char function[64];
     int64_t gpu_index, code, after_calls, num_calls, delay_ns, num_seen, num_hit;
@@ -65,6 +66,8 @@ typedef struct {
     int64_t privilege, epoch, num_xids;
     int64_t xids[MAX_XIDS][2];
     int64_t mig[MAX_GPUS], persistence[MAX_GPUS];
+    int64_t profiles[MAX_GPUS]; /* 0: not supported; else 1 + 2 x a bit per requested workload power profile */
+    int64_t holders[MAX_HOLDERS][2]; /* pid, and a bit per GPU that the process has opened */
     fault faults[MAX_FAULTS];
 } control;
 
@@ -458,8 +461,26 @@ int nvmlInitWithFlags(unsigned flags) {
 int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 int nvmlInit(void) { return nvmlInitWithFlags(0); }
 
+/* Who has opened which GPU, as the driver knows it: a GPU that is open cannot be reset. */
+static void hold(int gpu) {
+    if (!ctl) return;
+    for (int i = 0; i < MAX_HOLDERS; i++) {
+        int64_t pid = ctl->holders[i][0];
+        if (pid && pid != getpid() && !(kill((pid_t)pid, 0) && errno == ESRCH)) continue;
+        if (pid != getpid()) ctl->holders[i][1] = 0;
+        ctl->holders[i][0] = getpid();
+        ctl->holders[i][1] |= (int64_t)1 << gpu;
+        return;
+    }
+}
+static void let_go(void) {
+    for (int i = 0; ctl && i < MAX_HOLDERS; i++)
+        if (ctl->holders[i][0] == getpid()) ctl->holders[i][0] = ctl->holders[i][1] = 0;
+}
+
 int nvmlShutdown(void) {
     pthread_mutex_lock(&guard);
+    if (num_inits == 1) let_go();
     int code = num_inits > 0 ? OK : UNINITIALIZED;
     if (num_inits > 0 && !--num_inits) kernel_lock(F_UNLCK, LOCK_CLIENT);
     pthread_mutex_unlock(&guard);
@@ -499,6 +520,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out) {
     if (num_inits <= 0 || (ctl && ctl->epoch != my_epoch)) return UNINITIALIZED;
     if (index >= (unsigned)num_gpus) return INVALID_ARGUMENT;
     *out = handle_of((int)index);
+    hold((int)index);
     return injected(__func__, (int)index);
 }
 int nvmlDeviceGetHandleByIndex(unsigned index, void **out) { return nvmlDeviceGetHandleByIndex_v2(index, out); }
@@ -507,6 +529,12 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **out) {
     for (int gpu = 0; gpu < num_gpus; gpu++)
         if (!strcmp(uuid_of(gpu), uuid)) return nvmlDeviceGetHandleByIndex_v2((unsigned)gpu, out);
     return num_inits > 0 ? NOT_FOUND : UNINITIALIZED;
+}
+
+int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, void **out) {
+    unsigned domain, bus;
+    if (sscanf(bus_id, "%x:%x", &domain, &bus) != 2 || bus < 1) return INVALID_ARGUMENT;
+    return bus > (unsigned)num_gpus ? NOT_FOUND : nvmlDeviceGetHandleByIndex_v2(bus - 1, out);
 }
 
 /* What a GPU is. */
@@ -731,6 +759,15 @@ int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending) {
     ENTER(device);
     if (strstr(name_of(gpu), "V100")) return NOT_SUPPORTED;
     *current = *pending = ctl ? (unsigned)ctl->mig[gpu] : 0;
+    return OK;
+}
+typedef struct { unsigned version, supported[8], requested[8], enforced[8]; } power_profiles;
+int nvmlDeviceWorkloadPowerProfileGetCurrentProfiles(void *device, power_profiles *out) {
+    ENTER(device);
+    if (!ctl || !ctl->profiles[gpu]) return NOT_SUPPORTED;
+    for (int i = 0; i < 8; i++) out->supported[i] = out->requested[i] = out->enforced[i] = 0;
+    out->requested[0] = (unsigned)ctl->profiles[gpu] >> 1;
+    out->enforced[0] = out->requested[0] & -out->requested[0]; /* profiles conflict: the first one wins */
     return OK;
 }
 int nvmlDeviceGetComputeMode(void *device, int *out) { ENTER(device); *out = 0; return OK; }

@@ -37,6 +37,10 @@ class Faults:
         self.retry_at_iteration = wait_from + wait if self.num_faults <= self.rules.max_faults else None
         return self.retry_at_iteration
 
+    def allow_retry(self, at_iteration: int) -> None:
+        """Let the policy be asked again from an iteration on, however often plans have failed: an operator wants it."""
+        self.num_faults, self.retry_at_iteration = 0, at_iteration
+
     def is_retry_due(self, iteration_index: int) -> bool:
         """Return whether a job that has fallen back has waited long enough."""
         return self.retry_at_iteration is not None and iteration_index >= self.retry_at_iteration

@@ -163,7 +163,8 @@ class Sampler(DriverThread):
         samples = []
         for gpu in tuple(self._gpus.values()):
             is_due = is_tick or 0 < gpu.next_read_ns() <= now_ns
-            if self._is_closing or not is_due or now_ns < gpu.paused_until_ns:
+            is_removed = gpu.gpu_uuid not in self._gpus
+            if self._is_closing or is_removed or not is_due or now_ns < gpu.paused_until_ns:
                 continue
             if not is_tick and not gpu.needs_clock(now_ns):
                 self._read_energy(gpu)

@@ -1,0 +1,35 @@
+"""Finds running jobs by the id or the name that a user gives."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpuenergyd.errors import UsageError
+
+
+def find_jobs(status: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """Return the job with an id, or all replicas of the job with a name; ranks led elsewhere are left out by name.
+
+    Raises:
+        UsageError: no such job runs; the message lists those that do.
+    """
+    jobs: list[dict[str, Any]] = status["jobs"]
+    found = [own for own in jobs if own["job_id"] == name]
+    if not found:
+        named = [own for own in jobs if own["job_name"] == name]
+        found = [own for own in named if own["pipeline"] is not None or not own["is_pipeline_member"]] or named
+    if not found:
+        running = ", ".join(f"{own['job_id']} ({own['job_name']})" for own in jobs) or "none"
+        raise UsageError(f"no job {name!r} runs here; running: {running}")
+    return found
+
+
+def find_job(status: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return one running job, by its id or by a name that no other one has.
+
+    Raises:
+        UsageError: no such job runs, or several have the name.
+    """
+    found = find_jobs(status, name)
+    if len(found) > 1:
+        raise UsageError(f"{len(found)} jobs are called {name!r}; name one: {', '.join(j['job_id'] for j in found)}")
+    return found[0]

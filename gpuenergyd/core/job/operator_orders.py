@@ -1,0 +1,57 @@
+"""What operators have ordered for a running job: another policy, permitted slowdown or priority, or a pause."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+from gpuenergyd.core.job.description import JobDescription
+
+LOWEST_PRIORITY = 9
+"""Priorities are 0, the highest, to this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorOrders:
+    """Orders for one job; None where the choice of its program, or of the daemon, holds."""
+
+    policy: str | None = None
+    max_slowdown_ratio: float | None = None
+    priority: int | None = None
+    is_paused: bool | None = None
+
+    def followed_by(self, later: Self) -> Self:
+        """Return these orders with those that were given later."""
+        given = {one.name: value for one in fields(later) if (value := getattr(later, one.name)) is not None}
+        return replace(self, **given)
+
+    def applied_to(self, description: JobDescription, registered: Self) -> JobDescription:
+        """Return a job's description under these orders; `registered` holds where there is none."""
+        own = registered.followed_by(self)
+        ratio = own.max_slowdown_ratio if own.max_slowdown_ratio is not None else description.target.max_slowdown_ratio
+        return replace(
+            description,
+            policy=own.policy or description.policy,
+            target=replace(description.target, max_slowdown_ratio=ratio),
+            priority=own.priority or 0,
+        )
+
+    def changes_from(self, before: Self) -> tuple[tuple[str, str, str], ...]:
+        """Return what differs: its name, and the values before and now, e.g. `(("priority", "0", "2"),)`."""
+        pairs = ((one.name, getattr(before, one.name), getattr(self, one.name)) for one in fields(self))
+        return tuple((name, _text(old), _text(new)) for name, old, new in pairs if old != new)
+
+
+def choices_of(description: JobDescription) -> OperatorOrders:
+    """Return what a job was registered with."""
+    return OperatorOrders(description.policy, description.target.max_slowdown_ratio, description.priority, False)
+
+
+def _text(value: object) -> str:
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:g}"
+        case _:
+            return str(value)

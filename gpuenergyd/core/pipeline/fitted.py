@@ -1,0 +1,127 @@
+"""A running pipeline as a policy has fitted it: profile, latencies and target, from which it can be planned again."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from gpuenergyd.core.pipeline.graph import (
+    DependencyGraph,
+    Instruction,
+    InstructionClass,
+    InstructionKind,
+    Schedule,
+    dependency_graph,
+)
+from gpuenergyd.core.pipeline.plan import ClockPlan
+from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
+from gpuenergyd.core.pipeline.timeline import iteration_energy_j, makespan_s
+
+
+@dataclass(frozen=True, slots=True)
+class FittedRow:
+    """Time and energy of a class of instructions at one SM clock."""
+
+    pp_rank: int
+    kind: InstructionKind
+    chunk_index: int
+    sm_clock_mhz: int
+    time_s: float
+    energy_j: float
+
+
+@dataclass(frozen=True, slots=True)
+class FittedPipeline:
+    """What a policy has fitted to a job; times are those of the graph, which `bias_s` makes those of iterations."""
+
+    schedule: Schedule
+    """The order that the ranks registered with."""
+    rows: tuple[FittedRow, ...]
+    blocking_power_w: float
+    communication_latency_s: float
+    launch_gap_s: float
+    epilogues_s: tuple[float, ...]
+    """Time of each rank after its last instruction."""
+    bias_s: float
+    """Measured iteration time at full speed minus that of the graph."""
+    target_time_s: float
+    """The iteration time that is permitted now."""
+
+    @property
+    def profile(self) -> PipelineProfile:
+        """The fitted profile.
+
+        Raises:
+            ProfileError: a fitted value is out of range.
+        """
+        options: dict[InstructionClass, list[ClockOption]] = {}
+        for row in self.rows:
+            key = InstructionClass(row.pp_rank, row.kind, row.chunk_index)
+            options.setdefault(key, []).append(ClockOption(row.sm_clock_mhz, row.time_s, row.energy_j))
+        classes = {key: instruction_profile(options[key], where=f"{key.kind}@{key.pp_rank}") for key in sorted(options)}
+        return PipelineProfile(classes, self.blocking_power_w)
+
+    def graph_of(self, schedule: Schedule) -> DependencyGraph:
+        """Return the graph of the ranks' instructions in some order, with the measured latencies.
+
+        Raises:
+            ScheduleError: the order cannot run.
+        """
+        graph = dependency_graph(
+            schedule, communication_latency_s=self.communication_latency_s, launch_gap_s=self.launch_gap_s
+        )
+        return graph.with_epilogues(self.epilogues_s)
+
+    @property
+    def deadline_s(self) -> float:
+        """The target as a time of the graph: at full speed at least, which is possible."""
+        profile, graph = self.profile, self.graph_of(self.schedule)
+        fastest_s = makespan_s(graph, [profile[i.instruction_class].fastest.time_s for i in graph.instructions])
+        return max(self.target_time_s - self.bias_s, fastest_s)
+
+
+def fitted_rows(profile: PipelineProfile) -> tuple[FittedRow, ...]:
+    """Return a profile as rows."""
+    return tuple(
+        FittedRow(key.pp_rank, key.kind, key.chunk_index, option.sm_clock_mhz, option.time_s, option.energy_j)
+        for key, own in sorted(profile.classes.items())
+        for option in own.options
+    )
+
+
+def clocks_of(plan: ClockPlan, schedule: Schedule, profile: PipelineProfile) -> dict[Instruction, int]:
+    """Return a plan's clock of each instruction of a schedule: the highest one where the plan leaves it alone."""
+    clocks = {i: profile[i.instruction_class].at_max_clock.sm_clock_mhz for order in schedule.orders for i in order}
+    for rank in plan.ranks:
+        for instruction, clock_mhz in zip(schedule.orders[rank.pp_rank], rank.sm_clocks_mhz, strict=True):
+            clocks[instruction] = clock_mhz or clocks[instruction]
+    return clocks
+
+
+def with_clocks(profile: PipelineProfile, sm_clocks_mhz: Mapping[Instruction, int]) -> PipelineProfile:
+    """Return a profile with options, interpolated where there is none, at the clocks of these instructions."""
+    wanted: dict[InstructionClass, set[int]] = {}
+    for instruction, clock_mhz in sm_clocks_mhz.items():
+        wanted.setdefault(instruction.instruction_class, set()).add(clock_mhz)
+    classes = {}
+    for key, own in profile.classes.items():
+        missing = wanted.get(key, set()) - {option.sm_clock_mhz for option in own.options}
+        added = [replace(own.interpolated(clock_mhz), sm_clock_mhz=clock_mhz) for clock_mhz in missing]
+        options = sorted((*own.options, *added), key=lambda option: -option.sm_clock_mhz)
+        classes[key] = replace(own, options=tuple(options))
+    return replace(profile, classes=classes)
+
+
+def time_and_energy(
+    graph: DependencyGraph, profile: PipelineProfile, sm_clocks_mhz: Mapping[Instruction, int]
+) -> tuple[float, float]:
+    """Return time (s) and energy (J) of an iteration at these clocks, without the latency of clock changes."""
+    options = [profile[i.instruction_class].at_clock(sm_clocks_mhz[i]) for i in graph.instructions]
+    durations_s = [option.time_s for option in options]
+    iteration_time_s = makespan_s(graph, durations_s)
+    energy_j = iteration_energy_j(
+        energies_j=[option.energy_j for option in options],
+        durations_s=durations_s,
+        iteration_time_s=iteration_time_s,
+        num_ranks=graph.num_ranks,
+        blocking_power_w=profile.blocking_power_w,
+    )
+    return iteration_time_s, energy_j

@@ -1,0 +1,225 @@
+"""Operators' orders for running jobs: checked, stored for the next daemon, audited and passed to the jobs.
+
+Orders outlive the daemon: a job that is handed over keeps them in its state, and one whose program registers again
+after a crash of the daemon gets them from the file. They end with the job.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.job.messages import Event, OperatorOrdered
+from gpuenergyd.core.job.operator_orders import LOWEST_PRIORITY, OperatorOrders
+from gpuenergyd.core.policy_api.target import slowdown_problem
+from gpuenergyd.daemon.gpus.access import AccessRules
+from gpuenergyd.daemon.gpus.inventory import utc_at
+from gpuenergyd.daemon.jobs.registry import JobKey, Jobs
+from gpuenergyd.daemon.jobs.runner import JobRunner
+from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
+from gpuenergyd.daemon.runtime.state_file import replace_file
+from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, UnknownPolicyError, UsageError
+from gpuenergyd.store.records import ControlEventRecord
+from gpuenergyd.wire.daemon_codec import decode, encode
+from gpuenergyd.wire.operator_messages import JobPatch, JobPatched
+
+log = logging.getLogger(__name__)
+
+_MAX_STORED = 256
+_MAX_BYTES = 4 * 2**20
+
+
+class OrderedJob(Protocol):
+    """A job that takes orders: one of this host, or a whole pipeline that is led from here."""
+
+    @property
+    def job(self) -> Job:
+        """The state machine of the job."""
+        ...
+
+    def handle(self, event: Event) -> None:
+        """Pass an event to the state machine and queue its commands."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOrders:
+    """The orders for one job, which is known by what its program registers with."""
+
+    key: JobKey
+    orders: OperatorOrders
+
+
+@dataclass(slots=True)
+class OrderFile:
+    """The orders for jobs that have not ended, in a file that the next daemon reads; oldest first."""
+
+    path: Path
+    _orders: dict[JobKey, OperatorOrders] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        try:
+            with self.path.open("rb") as file:
+                is_ours = os.fstat(file.fileno()).st_uid == os.geteuid()
+                stored = decode(file.read(_MAX_BYTES), tuple[StoredOrders, ...], max_bytes=_MAX_BYTES)
+        except FileNotFoundError:
+            return
+        except (OSError, GpuEnergyError) as error:
+            log.warning("orders of operators for running jobs are lost: %s", error)
+            return
+        if is_ours:
+            self._orders = {one.key: one.orders for one in stored}
+
+    def of(self, key: JobKey) -> OperatorOrders:
+        """Return the orders for a job; empty without any."""
+        return self._orders.get(key, OperatorOrders())
+
+    def store(self, key: JobKey, orders: OperatorOrders) -> None:
+        """Store the orders for a job, or delete them if they are empty.
+
+        Raises:
+            GpuEnergyError: the file cannot be written; it and the orders in it are as before.
+        """
+        kept = {known: own for known, own in self._orders.items() if known != key}
+        if orders != OperatorOrders():
+            kept[key] = orders
+        if kept == self._orders:
+            return
+        kept = dict(list(kept.items())[-_MAX_STORED:])
+        try:
+            replace_file(self.path, encode([StoredOrders(*item) for item in kept.items()]))
+        except OSError as error:
+            raise GpuEnergyError(f"the order cannot be stored: {self.path}: {error.strerror}") from None
+        self._orders = kept
+
+
+@dataclass(slots=True)
+class Operators:
+    """Takes operators' orders for the jobs of this daemon; owned by the event loop."""
+
+    jobs: Jobs
+    check_policy: Callable[[str], Awaitable[str | None]]
+    """Makes an instance of a policy with its options, and returns why that failed."""
+    leader: Callable[[str], OrderedJob | None]
+    """Returns the pipeline that a member leads; None for any other job."""
+    file: OrderFile
+    is_stopping: bool = False
+    """Whether jobs end because the daemon does: their orders are for the next one."""
+
+    def __post_init__(self) -> None:
+        self.jobs.stored_orders = self._stored_orders
+        self.jobs.on_end.append(self._job_ended)
+
+    async def change(self, job_id: str, patch: JobPatch, peer: PeerCredentials, rules: AccessRules) -> JobPatched:
+        """Change a job, which follows at once.
+
+        Raises:
+            GpuNotFoundError: no such job runs.
+            AccessError: the caller is neither an administrator nor the user of the job.
+            UsageError: a value is out of range, or there is no such policy.
+            JobError: the job is led on another host, or has ended meanwhile.
+            GpuEnergyError: the order cannot be stored.
+        """
+        runner = self.jobs.runner(job_id)
+        if runner is None:
+            running = ", ".join(one.job_id for one in self.jobs) or "none"
+            raise GpuNotFoundError(f"no job {job_id[:100]!r}; running: {running}")
+        _require_right(runner, patch, peer, rules)
+        _check_amounts(patch)
+        ordered = self._ordered_job(runner)
+        policy = None
+        if patch.policy is not None:
+            policy = self.jobs.full_policy_name(patch.policy)
+            if (error := await self.check_policy(policy)) is not None:
+                raise UnknownPolicyError(f"policy {policy!r}: {error}")
+        if runner.job.is_ended:
+            raise JobError(f"job {job_id} has ended")
+        before = ordered.job.orders
+        orders = OperatorOrders()
+        if not patch.is_released:
+            later = OperatorOrders(policy, patch.max_slowdown_ratio, patch.priority, patch.is_paused)
+            orders = before.followed_by(later)
+        self.file.store(self.jobs.key_of(runner), orders)
+        return self._pass_on(runner, ordered, orders, str(peer))
+
+    def _pass_on(self, runner: JobRunner, ordered: OrderedJob, orders: OperatorOrders, actor: str) -> JobPatched:
+        job, before = ordered.job, ordered.job.choices()
+        after = job.choices_under(orders)
+        changes = after.changes_from(before)
+        reason = f"{', '.join(f'{name} {old} -> {new}' for name, old, new in changes)}, ordered by {actor}"
+        for name, old, new in changes:
+            self.jobs.services.history.write(
+                ControlEventRecord(
+                    utc_at(time.monotonic_ns()),
+                    "order",
+                    actor,
+                    runner.job_id,
+                    None,
+                    f"{name} ordered by {actor}",
+                    f"{name} {old}",
+                    f"{name} {new}",
+                )
+            )
+        if orders != job.orders or changes:
+            log.info("job %s: %s", runner.job_id, reason if changes else f"orders of {actor}, which change nothing")
+            ordered.handle(OperatorOrdered(orders, reason))
+        return JobPatched(
+            job_id=runner.job_id,
+            job_name=job.description.job_name,
+            phase=job.phase,
+            policy=job.description.policy,
+            max_slowdown_ratio=job.description.target.max_slowdown_ratio,
+            priority=job.description.priority,
+            is_paused=job.is_paused,
+            changes=tuple(f"{name} {old} -> {new}" for name, old, new in changes),
+        )
+
+    def _ordered_job(self, runner: JobRunner) -> OrderedJob:
+        if not runner.is_member:
+            return runner
+        leader = self.leader(runner.job_id)
+        if leader is None:
+            raise JobError(
+                f"job {runner.job_id} is a rank of a pipeline across hosts; give the order on the host that leads it,"
+                " where status shows the pipeline"
+            )
+        return leader
+
+    def _stored_orders(self, runner: JobRunner) -> OperatorOrdered | None:
+        """Return the orders that an earlier daemon was given for a job that registers again; None without any."""
+        orders = self.file.of(self.jobs.key_of(runner))
+        if orders == OperatorOrders():
+            return None
+        return OperatorOrdered(orders, "orders that an operator gave to the daemon before")
+
+    def _job_ended(self, runner: JobRunner) -> None:
+        if self.is_stopping:
+            return
+        try:
+            self.file.store(self.jobs.key_of(runner), OperatorOrders())
+        except GpuEnergyError as error:
+            log.warning("%s", error)
+
+
+def _require_right(runner: JobRunner, patch: JobPatch, peer: PeerCredentials, rules: AccessRules) -> None:
+    if rules.is_administrator(peer):
+        return
+    rules.require_control(peer)
+    if peer.uid != runner.owner.uid:
+        raise AccessError(
+            f"{peer} may not change job {runner.job_id} of uid {runner.owner.uid};"
+            f" allowed: that user, {rules.administrators_text()}"
+        )
+    if patch.priority is not None:
+        raise AccessError(f"{peer} may not change the priority of a job; allowed: {rules.administrators_text()}")
+
+
+def _check_amounts(patch: JobPatch) -> None:
+    if patch.max_slowdown_ratio is not None and (problem := slowdown_problem(patch.max_slowdown_ratio)) is not None:
+        raise UsageError(f"max_slowdown_ratio {problem}")
+    if patch.priority is not None and not 0 <= patch.priority <= LOWEST_PRIORITY:
+        raise UsageError(f"priority {patch.priority}: must be 0, the highest, to {LOWEST_PRIORITY}")

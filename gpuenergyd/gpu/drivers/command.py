@@ -1,0 +1,390 @@
+"""Command driver: GPUs are read as by another driver, and changed by an administrator's own programs.
+
+For sites where the GPU worker has no privilege, but may run a few whitelisted programs, for instance by sudo rules. The
+commands file is TOML; each command is a list of arguments without a shell, in which `{gpu_uuid}`, `{index}`,
+`{sm_clock_mhz}` and `{power_limit_w}` are replaced:
+
+    lock = ["/usr/bin/sudo", "-n", "/usr/local/sbin/gpu-lock", "{gpu_uuid}", "{sm_clock_mhz}"]
+    reset = ["/usr/bin/sudo", "-n", "/usr/local/sbin/gpu-reset", "{gpu_uuid}"]
+    limit = ["/usr/bin/sudo", "-n", "/usr/local/sbin/gpu-limit", "{gpu_uuid}", "{power_limit_w}"]
+    timeout_s = 5.0
+
+Theory of operation. A command is trusted with nothing. It runs under `timeout` in a session of its own, so that it ends
+even if this process is killed. It inherits a lock of its GPU: a process that restores the GPU afterwards waits until a
+command that was under way has ended, and is the last to set it. Its effect is read back. A lock that fails, hangs or
+has no effect is rolled back by `reset`, a limit by the one before. A reset without effect is an error: the restore
+journal keeps its entry, and the restore is tried again.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuenergyd.errors import DriverError, GpuEnergyError, GpuPermissionError, GpuUnsupportedError
+from gpuenergyd.gpu.device import EnergyReading, GpuController, GpuDetails, GpuIdentity, GpuReading
+
+_COMMANDS = ("lock", "reset", "limit")
+_READERS = ("nvml", "simulated")
+_MAX_TIMEOUT_S = 60.0
+_KILL_AFTER_S = 1.0
+_RETURN_LIMIT_S = 2.0
+"""Time beyond that of `timeout` for the process to be reaped."""
+_VERIFY_LIMIT_S = 2.0
+"""Clocks take up to about a second to settle."""
+_VERIFY_PAUSE_S = 0.005
+_LOCK_PAUSE_S = 0.002
+_TIMED_OUT = frozenset({124, 137, -9})
+_SAME_CLOCK_MHZ = 16
+"""One clock step."""
+_SAME_LIMIT_W = 1.0
+_MAX_ERROR_CHARS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """The content of a commands file; a missing command cannot be used."""
+
+    lock: tuple[str, ...] = ()
+    reset: tuple[str, ...] = ()
+    limit: tuple[str, ...] = ()
+    timeout_s: float = 5.0
+    reader: str = "nvml"
+    world: str | None = None
+    """With the reader `simulated`: the file of the simulated GPUs."""
+
+
+def read_commands(path: Path) -> Commands:
+    """Return the commands in a file, after checking that nobody else could have written it or its programs.
+
+    Raises:
+        DriverError: the file or a program is missing or can be written by others, or a value is invalid.
+    """
+    try:
+        _require_trusted(path, str(path))
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DriverError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise DriverError(f"{path}: {error}") from None
+    valid = (*_COMMANDS, "timeout_s", "reader", "world")
+    for key in content:
+        if key not in valid:
+            raise DriverError(f"{path}: unknown key {key!r}; valid: {', '.join(valid)}")
+    commands = {name: _command(path, name, content[name]) for name in _COMMANDS if name in content}
+    if bool(commands.get("lock")) != bool(commands.get("reset")):
+        raise DriverError(f"{path}: give lock and reset together: a lock that cannot be removed is never set")
+    timeout_s = content.get("timeout_s", 5.0)
+    if not isinstance(timeout_s, int | float) or not 0 < timeout_s <= _MAX_TIMEOUT_S:
+        raise DriverError(f"{path}: timeout_s {timeout_s!r}: must be above 0 and at most {_MAX_TIMEOUT_S:g} s")
+    reader, world = content.get("reader", "nvml"), content.get("world")
+    if reader not in _READERS:
+        raise DriverError(f"{path}: reader {reader!r}; valid: {', '.join(_READERS)}")
+    if world is not None and not isinstance(world, str):
+        raise DriverError(f"{path}: world {world!r}: must be a path")
+    lock, reset, limit = (commands.get(name, ()) for name in _COMMANDS)
+    return Commands(lock, reset, limit, float(timeout_s), reader, world)
+
+
+def _command(path: Path, name: str, value: Any) -> tuple[str, ...]:
+    if not (isinstance(value, list) and value and all(isinstance(part, str) and part for part in value)):
+        raise DriverError(f"{path}: {name} {value!r}: must be a list of arguments, the program first")
+    program = Path(value[0])
+    if not program.is_absolute():
+        raise DriverError(f"{path}: {name}: {value[0]!r} must be an absolute path")
+    for part in value:  # with sudo, the program that is run is an argument
+        if part.startswith("/") and (part == value[0] or Path(part).is_file()):
+            try:
+                _require_trusted(Path(part), f"{path}: {name}: {part}")
+            except OSError as error:
+                raise DriverError(f"{path}: {name}: {part}: {error.strerror}") from None
+    if not os.access(program, os.X_OK):
+        raise DriverError(f"{path}: {name}: {program} is not executable")
+    return tuple(value)
+
+
+def _require_trusted(path: Path, where: str) -> None:
+    """Check that a file belongs to root or this user, and can be written by nobody else.
+
+    Raises:
+        DriverError: it does not, or can.
+        OSError: there is no such file.
+    """
+    status = path.stat()
+    if status.st_uid not in {0, os.geteuid()}:
+        raise DriverError(f"{where}: refused: it belongs to uid {status.st_uid}, not to root or uid {os.geteuid()}")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise DriverError(f"{where}: refused: it can be written by others; run `chmod go-w {path}`")
+
+
+class CommandHost:
+    """The GPUs of this host, read by another driver and changed by commands."""
+
+    def __init__(self, commands: Commands, reader: GpuController) -> None:
+        self._commands = commands
+        self._reader = reader
+        self._locked_mhz: dict[str, int] = {}
+        timeout = shutil.which("timeout")
+        if timeout is None:
+            raise DriverError("the command driver needs the program `timeout` of coreutils")
+        self._timeout = timeout
+
+    @classmethod
+    def open(cls, path: Path) -> "CommandHost":
+        """Open the reader that a commands file names.
+
+        Raises:
+            DriverError: the file is refused, or the driver cannot be opened.
+        """
+        from gpuenergyd.gpu.drivers.opening import open_driver  # noqa: PLC0415 - it imports this module
+
+        commands = read_commands(path)
+        return cls(commands, open_driver(commands.reader, None if commands.world is None else Path(commands.world)))
+
+    # Reading
+
+    def identities(self) -> tuple[GpuIdentity, ...]:
+        """Return the GPUs of this host, in order of their index."""
+        return self._reader.identities()
+
+    def observe_only_reasons(self) -> Mapping[str, str]:
+        """Return the GPUs that must not be controlled: all, without any command."""
+        reasons = dict(self._reader.observe_only_reasons())
+        if not (self._commands.lock or self._commands.limit):
+            for identity in self.identities():
+                reasons.setdefault(identity.gpu_uuid, "the commands file has neither lock and reset nor limit")
+        return reasons
+
+    def read(self, gpu_uuid: str) -> GpuReading:
+        """Return a reading."""
+        return self._reader.read(gpu_uuid)
+
+    def read_energy(self, gpu_uuid: str) -> EnergyReading:
+        """Return the energy counter alone."""
+        return self._reader.read_energy(gpu_uuid)
+
+    def details(self, gpu_uuid: str) -> GpuDetails:
+        """Return power limits, modes and the PCI address."""
+        return self._reader.details(gpu_uuid)
+
+    def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
+        """Return the host pids of the processes that compute on the GPU."""
+        return self._reader.process_ids(gpu_uuid)
+
+    def await_xid(self, timeout_s: float) -> tuple[str, int] | None:
+        """Return the next critical error of a reader that reports them; None when none occurs in time."""
+        wait: Callable[[float], tuple[str, int] | None] | None = getattr(self._reader, "await_xid", None)
+        if wait is not None:
+            return wait(timeout_s)
+        time.sleep(timeout_s)
+        return None
+
+    def power_limit_w(self, gpu_uuid: str) -> float:
+        """Return the present power limit."""
+        return self._reader.power_limit_w(gpu_uuid)
+
+    def release(self, gpu_uuids: Collection[str]) -> None:
+        """Let go of all driver handles of GPUs."""
+        self._reader.release(gpu_uuids)
+
+    def reopen(self, gpu_uuids: Collection[str]) -> tuple[GpuIdentity, ...]:
+        """Open released GPUs again."""
+        return self._reader.reopen(gpu_uuids)
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._reader.close()
+
+    # Controlling
+
+    def lock_sm_clock(self, gpu_uuid: str, sm_clock_mhz: int) -> None:
+        """Lock the SM clock; a command that fails or has no effect is rolled back.
+
+        Raises:
+            GpuPermissionError, GpuUnsupportedError, DriverError: as named; the GPU has no lock, or that failed too.
+        """
+        clocks = self._identity(gpu_uuid).supported_sm_clocks_mhz
+        if sm_clock_mhz not in clocks:
+            raise GpuUnsupportedError(f"{sm_clock_mhz} MHz is not a supported SM clock of {gpu_uuid}")
+        self._require_command("lock", gpu_uuid)
+        try:
+            self._run("lock", gpu_uuid, sm_clock_mhz=sm_clock_mhz)
+            self._locked_mhz[gpu_uuid] = sm_clock_mhz
+            read_mhz = self._await_clock(gpu_uuid, lambda clock_mhz: clock_mhz <= sm_clock_mhz + _SAME_CLOCK_MHZ)
+            if read_mhz is not None:
+                raise DriverError(
+                    f"command lock of {gpu_uuid} succeeded without effect: {read_mhz} MHz, not at most {sm_clock_mhz}"
+                )
+        except GpuEnergyError as error:
+            raise self._rolled_back(error, lambda: self._run("reset", gpu_uuid)) from None
+
+    def reset_sm_clock(self, gpu_uuid: str) -> None:
+        """Remove the clock lock.
+
+        Raises:
+            GpuPermissionError, DriverError: the command failed, or a busy GPU still runs at the locked clock.
+        """
+        locked_mhz = self._locked_mhz.get(gpu_uuid)
+        self._run("reset", gpu_uuid)
+        top_mhz = self._identity(gpu_uuid).supported_sm_clocks_mhz[0]
+        if locked_mhz is not None and locked_mhz < top_mhz - _SAME_CLOCK_MHZ and self._is_busy(gpu_uuid):
+            read_mhz = self._await_clock(gpu_uuid, lambda clock_mhz: abs(clock_mhz - locked_mhz) > _SAME_CLOCK_MHZ)
+            if read_mhz is not None and not self.read(gpu_uuid).is_power_capped:
+                raise DriverError(
+                    f"command reset of {gpu_uuid} succeeded without effect: it still runs at {read_mhz} MHz"
+                )
+        self._locked_mhz.pop(gpu_uuid, None)
+
+    def set_power_limit(self, gpu_uuid: str, power_limit_w: float) -> None:
+        """Set the power limit; a command that fails or has no effect is rolled back.
+
+        Raises:
+            GpuPermissionError, GpuUnsupportedError, DriverError: as named; the limit is as before, or that failed too.
+        """
+        details = self.details(gpu_uuid)
+        low_w, high_w = details.min_power_limit_w, details.max_power_limit_w
+        if low_w is not None and high_w is not None and not low_w <= power_limit_w <= high_w:
+            raise GpuUnsupportedError(
+                f"power limit {power_limit_w:g} W of {gpu_uuid} is out of range ({low_w:g}-{high_w:g} W)"
+            )
+        self._require_command("limit", gpu_uuid)
+        before_w = self.power_limit_w(gpu_uuid)
+        try:
+            self._run("limit", gpu_uuid, power_limit_w=power_limit_w)
+            self._require_limit(gpu_uuid, power_limit_w)
+        except GpuEnergyError as error:
+
+            def roll_back() -> None:
+                if abs(self.power_limit_w(gpu_uuid) - before_w) > _SAME_LIMIT_W:
+                    self._run("limit", gpu_uuid, power_limit_w=before_w)
+                    self._require_limit(gpu_uuid, before_w)
+
+            raise self._rolled_back(error, roll_back) from None
+
+    def _require_limit(self, gpu_uuid: str, power_limit_w: float) -> None:
+        read_w = self.power_limit_w(gpu_uuid)
+        if abs(read_w - power_limit_w) > _SAME_LIMIT_W:
+            raise DriverError(
+                f"command limit of {gpu_uuid} succeeded without effect: {read_w:g} W, not {power_limit_w:g} W"
+            )
+
+    @staticmethod
+    def _rolled_back(error: GpuEnergyError, roll_back: Callable[[], None]) -> GpuEnergyError:
+        """Roll a change back; return the error with what became of that."""
+        try:
+            roll_back()
+        except GpuEnergyError as second:
+            return DriverError(f"{error}; rolling it back failed, too: {second}")
+        return type(error)(f"{error}; rolled back")
+
+    def _identity(self, gpu_uuid: str) -> GpuIdentity:
+        for identity in self.identities():
+            if identity.gpu_uuid == gpu_uuid:
+                return identity
+        raise GpuUnsupportedError(f"no GPU {gpu_uuid!r}")
+
+    def _is_busy(self, gpu_uuid: str) -> bool:
+        """Return whether a process computes on a GPU: an idle one may run at any clock."""
+        try:
+            return bool(self.process_ids(gpu_uuid))
+        except GpuEnergyError:
+            return False
+
+    def _await_clock(self, gpu_uuid: str, is_right: Callable[[int], bool]) -> int | None:
+        """Wait until the clock that is read is right; return the last wrong one, None if it is right or unknown."""
+        until_mono_s = time.monotonic() + _VERIFY_LIMIT_S
+        while True:
+            clock_mhz = self.read(gpu_uuid).sm_clock_mhz
+            if clock_mhz is None or is_right(clock_mhz):
+                return None
+            if time.monotonic() > until_mono_s:
+                return clock_mhz
+            time.sleep(_VERIFY_PAUSE_S)
+
+    # Commands
+
+    def _run(self, name: str, gpu_uuid: str, **values: float) -> None:
+        """Run a command for one GPU.
+
+        Raises:
+            GpuPermissionError: there is no such command.
+            DriverError: it failed, or did not end in time.
+        """
+        template = self._require_command(name, gpu_uuid)
+        texts = {"gpu_uuid": gpu_uuid, "index": str(self._identity(gpu_uuid).index)}
+        texts |= {key: f"{value:g}" if isinstance(value, float) else str(value) for key, value in values.items()}
+        arguments = [_replaced(part, texts) for part in template]
+        timeout_s = self._commands.timeout_s
+        with self._held(gpu_uuid) as lock_fd, tempfile.TemporaryFile() as errors:
+            process = subprocess.Popen(
+                [self._timeout, f"--kill-after={_KILL_AFTER_S:g}", f"{timeout_s:g}", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=(lock_fd,),
+                start_new_session=True,
+                env={"PATH": os.defpath, "LC_ALL": "C"},
+                cwd="/",
+            )
+            try:
+                code = process.wait(timeout_s + _KILL_AFTER_S + _RETURN_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                code = -9
+            errors.seek(0)
+            lines = errors.read(_MAX_ERROR_CHARS).decode(errors="replace").split()
+        if code in _TIMED_OUT:
+            raise DriverError(f"command {name} of {gpu_uuid} did not end within {timeout_s:g} s: {arguments[0]}")
+        if code != 0:
+            why = f": {' '.join(lines)}" if lines else ""
+            raise DriverError(f"command {name} of {gpu_uuid} failed with exit code {code}: {arguments[0]}{why}")
+
+    def _require_command(self, name: str, gpu_uuid: str) -> tuple[str, ...]:
+        template: tuple[str, ...] = getattr(self._commands, name)
+        if not template:
+            raise GpuPermissionError(f"{gpu_uuid} cannot be changed: the commands file has no command {name}")
+        return template
+
+    @contextlib.contextmanager
+    def _held(self, gpu_uuid: str) -> Iterator[int]:
+        """Hold the lock of a GPU's commands, which a command inherits; wait for one of a process that was killed.
+
+        Raises:
+            DriverError: a command is still running after its time limit.
+        """
+        folder = Path(tempfile.gettempdir()) / f"gpuenergyd-commands-{os.geteuid()}"
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+                raise DriverError(f"{folder}: belongs to another user; remove it")
+            fd = os.open(folder / f"{gpu_uuid}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise DriverError(f"{folder}: {error.strerror}") from None
+        try:
+            until_mono_s = time.monotonic() + self._commands.timeout_s + _KILL_AFTER_S + _RETURN_LIMIT_S
+            while True:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > until_mono_s:
+                        raise DriverError(f"an earlier command of {gpu_uuid} is still running") from None
+                    time.sleep(_LOCK_PAUSE_S)
+            yield fd
+        finally:
+            os.close(fd)
+
+
+def _replaced(part: str, texts: Mapping[str, str]) -> str:
+    for key, text in texts.items():
+        part = part.replace("{" + key + "}", text)
+    return part

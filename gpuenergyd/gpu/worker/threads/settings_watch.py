@@ -1,0 +1,83 @@
+"""Settings watch: the thread that reads what is set on each GPU once a second, and reports changes with their owner.
+
+NVML can read power limits, modes and workload power profiles back, but no clock lock: whose lock is in force follows
+from the clocks that the sampler reads.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from gpuenergyd.errors import GpuEnergyError, JournalError
+from gpuenergyd.gpu.device import GpuReader
+from gpuenergyd.gpu.link.messages import GpuSettingsRead
+from gpuenergyd.gpu.restore.journal import Control, Journal
+
+PERIOD_S = 1.0
+_SAME_LIMIT_W = 1.0
+
+
+class SettingsWatch:
+    """Reports the settings of each GPU when they are first read and whenever they change; on a thread of its own.
+
+    A call that does not return stops the watch alone: the threads that change and sample GPUs are supervised.
+    """
+
+    def __init__(
+        self,
+        reader: GpuReader,
+        journal: Journal,
+        gpu_uuids: Sequence[str],
+        *,
+        is_readable: Callable[[str], bool],
+        on_change: Callable[[GpuSettingsRead], None],
+    ) -> None:
+        self._reader = reader
+        self._journal = journal
+        self._gpu_uuids = gpu_uuids
+        self._is_readable = is_readable
+        self._on_change = on_change
+        self._last: dict[str, GpuSettingsRead] = {}
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        """Start the thread."""
+        threading.Thread(target=self._run, name="settings watch", daemon=True).start()
+
+    def close(self) -> None:
+        """Have the thread end after the reading that is under way."""
+        self._stop.set()
+
+    def repeat(self) -> None:
+        """Report all settings again: another daemon has connected."""
+        self._last.clear()
+
+    def read_all(self) -> None:
+        """Read every GPU once."""
+        for uuid in self._gpu_uuids:
+            if self._stop.is_set() or not self._is_readable(uuid):
+                continue
+            try:
+                details = self._reader.details(uuid)
+            except GpuEnergyError:
+                continue  # the sampler reports it
+            known = self._last.get(uuid)
+            if known is not None and known.details == details:
+                continue
+            read = GpuSettingsRead(uuid, details, self._is_our_limit(uuid, details.power_limit_w))
+            self._last[uuid] = read
+            self._on_change(read)
+
+    def _run(self) -> None:
+        while not self._stop.wait(PERIOD_S):
+            self.read_all()
+
+    def _is_our_limit(self, gpu_uuid: str, power_limit_w: float | None) -> bool:
+        """Return whether a power limit is the one that the journal says was set by this worker."""
+        if power_limit_w is None or not self._journal.is_of_this_boot:
+            return False
+        try:
+            entries = self._journal.read().entries
+        except JournalError:
+            return False
+        ours = [e.intended_value for e in entries if e.key == (gpu_uuid, Control.POWER_LIMIT)]
+        return any(value is not None and abs(value - power_limit_w) <= _SAME_LIMIT_W for value in ours)
