@@ -65,6 +65,7 @@ RUNS = (
         data=("profiles",)),
     Run("power-cap", "power_cap.py", _args("--json"), _args("--short --json"), 110, 900, Kind.COMPUTED, is_usual=False,
         data=("profiles", "instances")),
+    Run("proofs", "proofs.py", _args("--json"), _args("--runs 3 --json"), 120, 1800, Kind.COMPUTED, is_usual=False),
     Run("replay-insitu", "replay_insitu.py", _args("--json"), _args("--short --json"), 30, 900, Kind.COMPUTED,
         is_usual=False, data=("profiles",)),
     Run("reorder", "reorder.py", _args("--json"),
