@@ -9,10 +9,13 @@ last stage load a microbatch before its forward; three commands end the iteratio
 
 import json
 import re
+import subprocess
 from collections.abc import Iterator
-from functools import cache
-from itertools import chain
+from functools import cache, partial
 from pathlib import Path
+
+COMMIT = "1b1c4a9d7fe73b9bc3ca3a365feb60e851226296"
+"""Of github.com/ml-energy/zeus, branch kronos: the artifact that the curves and iterations are from."""
 
 FORWARD, BACKWARD, OTHER = "forward", "backward", "other"
 NUM_COMMANDS_AT_END = 3
@@ -45,10 +48,14 @@ def commands(stage: int, num_stages: int, num_microbatches: int) -> Iterator[str
 
 
 class PlannedClocks:
-    """The clock files below some folders."""
+    """The clock files below some folders; of a git repository, those of the artifact's commit."""
 
     def __init__(self, folders: list[Path]) -> None:
-        self._files = sorted(set(chain.from_iterable(folder.rglob("*.sched.json") for folder in folders)))
+        self._files = {file: partial(file.read_text) for folder in folders for file in folder.rglob("*.sched.json")}
+        for folder in folders:
+            for name in _git(folder, "ls-tree", "-r", "--name-only", COMMIT, "sosp24_data").splitlines():
+                if name.endswith(".sched.json"):
+                    self._files[Path(name)] = partial(_git, folder, "show", f"{COMMIT}:{name}")
 
     def of(self, run: str, source: str, plan: int) -> tuple[tuple[int, ...], ...] | None:
         """Return the clocks in MHz of each stage's forwards and backwards in program order; None without a file.
@@ -62,7 +69,7 @@ class PlannedClocks:
             ValueError: the file does not fit the training's size.
         """
         gpu, model, num_stages, num_microbatches = parts_of(run)
-        for file in self._files:
+        for file, read in self._files.items():
             folder = file.parent.name
             if (
                 file.name == f"{plan}.sched.json"
@@ -70,8 +77,19 @@ class PlannedClocks:
                 and f"+{model}+" in folder
                 and re.search(rf"\+nmb{num_microbatches}(\+|$)", folder)
             ):
-                return _clocks(file, num_stages, num_microbatches)
+                return _clocks(file.name, read(), num_stages, num_microbatches)
         return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """Return what git prints; empty if the folder is no repository with that commit, or there is no git."""
+    if not any((folder / name).exists() for name in (".git", "HEAD")):
+        return ""
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout if done.returncode == 0 else ""
 
 
 def parts_of(run: str) -> tuple[str, str, int, int]:
@@ -91,15 +109,13 @@ def _is_computation(stage: int, num_stages: int, num_microbatches: int) -> tuple
     return tuple(command != OTHER for command in commands(stage, num_stages, num_microbatches))
 
 
-def _clocks(file: Path, num_stages: int, num_microbatches: int) -> tuple[tuple[int, ...], ...]:
-    by_rank = {entry["rank"]: entry["power_states"] for entry in json.loads(file.read_text())}
+def _clocks(name: str, text: str, num_stages: int, num_microbatches: int) -> tuple[tuple[int, ...], ...]:
+    by_rank = {entry["rank"]: entry["power_states"] for entry in json.loads(text)}
     clocks = []
     for stage in range(num_stages):
         is_computation = _is_computation(stage, num_stages, num_microbatches)
         given = by_rank.get(stage, [])
         if len(given) != len(is_computation):
-            raise ValueError(
-                f"{file.name}: {len(given)} clocks for stage {stage}; its commands are {len(is_computation)}"
-            )
+            raise ValueError(f"{name}: {len(given)} clocks for stage {stage}; its commands are {len(is_computation)}")
         clocks.append(tuple(mhz for mhz, is_one in zip(given, is_computation, strict=True) if is_one))
     return tuple(clocks)

@@ -4,9 +4,9 @@ Usage: python benchmarks/runs/replay_insitu.py --data DIR [--artifact DIR] [--js
 
 DIR holds pairs `<run>__time_by_freq.csv` (time and energy per stage, instruction and clock) and `<run>__iterations.csv`
 (time and energy per rank, measured under each plan) of 1F1B trainings on A100 and A40. The clocks of the plans are in
-the artifact of the Perseus paper (SOSP'24; ml-energy/zeus, branch kronos, folder `sosp24_data`): `--artifact`, the
-environment variable PERSEUS_ARTIFACT, or below DIR. Without them, our own plan for the measured time takes their place:
-then no time is predicted.
+the artifact of the Perseus paper (SOSP'24; github.com/ml-energy/zeus, branch kronos, folder `sosp24_data`): below
+`--artifact` (a folder or a clone), the environment variable PERSEUS_ARTIFACT, or DIR. Without them, our own plan for
+the measured time takes their place: then no time is predicted.
 
 Each iteration is predicted from the curves and the clocks alone. What the timeline leaves out (communication, loading,
 optimizer step) is learned from the *other* runs, those of `--others` included. A saving is that of a plan against the
@@ -106,7 +106,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, default=DATA, help="folder of curves and measured iterations")
     parser.add_argument("--artifact", type=Path, default=os.environ.get("PERSEUS_ARTIFACT"),
-                        help="folder of the plans' clocks, searched for <plan>.sched.json")  # fmt: skip
+                        help="folder or git clone of the plans' clocks, searched for <plan>.sched.json")  # fmt: skip
     parser.add_argument("--others", type=Path, default=DATA, help="further runs to learn the overhead from")
     parser.add_argument("--short", action="store_true", help="every eighth plan only")
     parser.add_argument("--json", action="store_true")

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +48,7 @@ class TrainingBlocks:
     """The file to which the program writes one loss per line."""
     calibrated_gpus: Sequence[str] = ()
     """GPUs to calibrate before the pilot; one of each model is enough."""
-    check: Any = None
+    check: Callable[[], None] | None = None
     """Called while waiting; raises if a process of the proof's own has ended."""
     job_name: str = field(default_factory=lambda: f"proof-{secrets.token_hex(4)}")
     _job_ids: set[str] = field(default_factory=set)

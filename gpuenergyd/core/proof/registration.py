@@ -102,7 +102,7 @@ def hypothesis_text(arm: Arm, max_slowdown_ratio: float) -> str:
     """Return the claim in words."""
     return (
         f"arm {arm.name!r} (policy {arm.policy}) uses less GPU energy per iteration than arm {BASELINE_ARM!r}, and its"
-        f" iterations take at most {max_slowdown_ratio:.1%} longer, each at {CONFIDENCE:.1%} confidence"
+        f" iterations take at most {100 * max_slowdown_ratio:.1f} % longer, each at {100 * CONFIDENCE:.1f} % confidence"
     )
 
 

@@ -77,11 +77,12 @@ class Verdict:
         claimed = next(iter(self.arms), None)
         if self.conclusion is Conclusion.NO_VERDICT or claimed is None or claimed.saving is None:
             return f"{prefix}no verdict: {'; '.join(self.reasons)}"
-        text = f"{prefix}{claimed.arm!r} {self.conclusion}: GPU energy per iteration {_change(claimed.saving, -1.0)}"
+        text = f"{prefix}arm {claimed.arm!r}: {self.conclusion}; GPU energy per iteration"
+        text += f" {_change(claimed.saving, -1.0)}"
         if claimed.slowdown is not None:
             text += f", time {_change(claimed.slowdown)}"
         host = f", host energy {_change(claimed.host_saving, -1.0)}" if claimed.host_saving is not None else ""
-        return f"{text}{host} ({CONFIDENCE:.1%} intervals, {self.num_rounds} rounds); losses {claimed.losses}"
+        return f"{text}{host} ({100 * CONFIDENCE:.1f} % intervals, {self.num_rounds} rounds); losses {claimed.losses}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, rounded to six digits."""
@@ -301,7 +302,7 @@ def _level(registration: Registration, blocks: Sequence[Block]) -> MeasurementLe
 def _change(interval: Interval, sign: float = 1.0) -> str:
     """Return a relative change in words; savings are changes with the opposite sign."""
     low, high = sorted((sign * interval.low, sign * interval.high))
-    return f"{sign * interval.estimate:+.1%} ({low:+.1%} to {high:+.1%})"
+    return f"{100 * sign * interval.estimate:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
 def _interval_dict(interval: Interval | None) -> dict[str, float] | None:

@@ -23,7 +23,7 @@ def test_check_prints_the_verdict_and_the_key_to_compare(proof: Path, capsys: py
 
     out = capsys.readouterr().out
     assert status == 0
-    assert out.startswith("SIMULATED: 'ours' saves: GPU energy per iteration -1")
+    assert out.startswith("SIMULATED: arm 'ours': saves; GPU energy per iteration -1")
     assert "byte for byte" in out
     assert read_registration(proof).public_key in out
 

@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.cli.prove.meters import IpmiMeter, Meter, PowercapMeter, open_meter
-from gpuenergyd.core.proof.registration import MeterFacts
+from gpuenergyd.cli.prove.meters import IpmiMeter, Meter, PowercapMeter, RedfishMeter, open_meter
+from gpuenergyd.core.proof.measurements import PowerSample
+from gpuenergyd.core.proof.meter_alignment import alignment
+from gpuenergyd.core.proof.registration import BASELINE_ARM, Arm, MeterFacts
 from gpuenergyd.errors import ProofError, UsageError
 from tests.support.http_handler import QuietHandler
+from tests.support.virtual_proof import VirtualMeter, VirtualTraining
 
 
 @contextmanager
@@ -150,3 +153,25 @@ def test_powercap_without_counters_fails(tmp_path: Path) -> None:
 def test_unknown_meter_is_refused(text: str, covers: str | None, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         open_meter(text, covers=covers)
+
+
+def test_mock_controllers_with_known_lag_and_gain_are_aligned_within_their_stated_errors() -> None:
+    """The controller of a virtual host, read over HTTP once per virtual second; also with its readings on a PDU."""
+    training = VirtualTraining(seed=8, meter=VirtualMeter(lag_s=4.4, gain=1.08, noise_w=8.0))
+    block = training.run_block(Arm(BASELINE_ARM, "full-speed"), num_iterations=120)
+    replies = [{"PowerControl": [{"PowerConsumedWatts": sample.power_w}]} for sample in block.meter_power]
+    series = [{"data": {"result": [{"value": [s.at_s, f"{s.power_w}"]}]}} for s in block.meter_power]
+    times_s = iter([sample.at_s for sample in block.meter_power for _ in range(2)])
+
+    with server(*replies) as (url, _), server(*series) as (prometheus_url, _):
+        redfish = RedfishMeter(MeterFacts("redfish", "node"), url, now_s=lambda: next(times_s))
+        pdu = open_meter(f"prometheus:{prometheus_url},pdu_watts", covers="node-and-network")
+        readings = [(redfish.read(), pdu.read()) for _ in block.meter_power]
+
+    for column in zip(*readings, strict=True):
+        series_read: list[PowerSample] = [reading for reading in column if reading is not None]
+        found = alignment([(block.gpu_power, series_read)])
+        assert found is not None
+        assert found.is_aligned
+        assert abs(found.lag_s - 4.4) <= found.lag_error_s < 0.5
+        assert abs(found.gain - 1.08) <= found.gain_error < 0.05

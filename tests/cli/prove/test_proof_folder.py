@@ -1,6 +1,8 @@
 """Proofs from calibration to check: a stranger recomputes the verdict, and tampering costs it."""
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from gpuenergyd.core.proof.verdict import Conclusion
 from gpuenergyd.errors import ProofError, UsageError
 from tests.support.proof_tampering import OURS, TAMPERING, is_caught, proved, request
 from tests.support.virtual_proof import VirtualMeter, VirtualTraining
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -148,3 +152,23 @@ def test_folder_that_is_no_proof_is_a_usage_error(tmp_path: Path) -> None:
 def test_existing_folder_is_never_overwritten(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="must be a folder that does not exist yet"):
         proved(tmp_path, VirtualTraining(seed=1))
+
+
+def test_check_does_not_depend_on_the_host(proof: Path, tmp_path: Path) -> None:
+    """Another working directory, locale, time zone, hash seed, and none of the variables of this process."""
+    program = (
+        "import sys; from pathlib import Path; from gpuenergyd.cli.prove.folder import check_folder;"
+        " found = check_folder(Path(sys.argv[1])); sys.exit(0 if found.holds else '; '.join(found.problems))"
+    )
+    environ = {"PYTHONHASHSEED": "17", "LC_ALL": "C", "TZ": "Pacific/Chatham", "PYTHONPATH": str(ROOT)}
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(proof)],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
