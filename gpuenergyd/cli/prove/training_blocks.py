@@ -166,6 +166,8 @@ class TrainingBlocks:
     def _is_enough(self, arm: Arm, job: Mapping[str, Any], num_iterations: int) -> bool:
         if arm.name == BASELINE_ARM:
             return int(job["num_iterations"]) >= max(num_iterations + 2, self._longest)
+        if job["is_given_up"]:
+            raise ProofError(f"arm {arm.name!r}: the job stays at full speed: {job['phase_reason']}")
         is_enough = int(job["num_tuned_iterations"] or 0) >= num_iterations
         if is_enough:
             self._longest = max(self._longest, int(job["num_iterations"]))
