@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpuenergyd-proofs-") as folder:
-        figures = {
+        figures: dict[str, Any] = {
             "runs": options.runs,
             "seed": options.seed,
             "saving": series(Path(folder), options.runs, options.seed, saves=True),
@@ -82,18 +82,19 @@ def series(folder: Path, runs: int, seed: int, *, saves: bool) -> dict[str, Any]
             continue
         rerun_differs += not check_folder(path).holds
         found.append((training.saving_ratio, training.slowdown_ratio, verdict))
-    concluded = [(saving, slowdown, v.arms[0], v) for saving, slowdown, v in found
-              if v.conclusion is not Conclusion.NO_VERDICT]  # fmt: skip
+    concluded = [v for _, _, v in found if v.has_verdict]
+    savings = [(true, v.arms[0].saving) for true, _, v in found if v.has_verdict]
+    slowdowns = [(true, v.arms[0].slowdown) for _, true, v in found if v.has_verdict]
     return {
         "refused_for_lack_of_power": refused,
         "no_verdict": len(found) - len(concluded),
         "verdicts": len(concluded),
-        "covered": sum(own.saving.low <= saving <= own.saving.high for saving, _, own, _ in concluded),
-        "slowdown_covered": sum(own.slowdown.low <= slow <= own.slowdown.high for _, slow, own, _ in concluded),
-        "conclusions": dict(Counter(str(v.conclusion) for _, _, _, v in concluded)),
-        "half_width_median_ratio": median((own.saving.high - own.saving.low) / 2 for _, _, own, _ in concluded),
-        "rounds_median": median(v.num_rounds for _, _, _, v in concluded),
-        "rounds_max": max(v.num_rounds for _, _, _, v in concluded),
+        "covered": sum(own is not None and own.low <= true <= own.high for true, own in savings),
+        "slowdown_covered": sum(own is not None and own.low <= true <= own.high for true, own in slowdowns),
+        "conclusions": dict(Counter(str(v.conclusion) for v in concluded)),
+        "half_width_median_ratio": median((own.high - own.low) / 2 for _, own in savings if own is not None),
+        "rounds_median": median(v.num_rounds for v in concluded),
+        "rounds_max": max(v.num_rounds for v in concluded),
         "rounds_least": LEAST_ROUNDS,
         "checks_that_differ": rerun_differs,
     }
@@ -120,7 +121,9 @@ def tampering(folder: Path, seed: int) -> dict[str, dict[str, Any]]:
 
 def meters(folder: Path, seed: int) -> dict[str, Any]:
     """Align meters with known lags and gains; return how many are within their stated errors."""
-    lag_errors_s, gain_errors, within, aligned = [], [], 0, 0
+    lag_errors_s: list[float] = []
+    gain_errors: list[float] = []
+    within = aligned = 0
     for number in range(METERS):
         draw = random.Random(seed + number)
         meter = VirtualMeter(

@@ -125,7 +125,7 @@ def main() -> int:
         return 2
     by_run = {own.name: figures_of(own, [t for t in (*trainings, *more) if t is not own]) for own in trainings}
     rows = [row for run in by_run.values() for row in run.pop("rows")]
-    figures = {
+    figures: dict[str, Any] = {
         "iterations": len(rows),
         "time_error_mean_ratio": mean_of(
             abs(row["time_error_ratio"]) for row in rows if row["time_error_ratio"] is not None
@@ -252,7 +252,7 @@ def rows_of(own: Training, overhead: Overhead, variant: str) -> list[dict[str, A
         if at_full:
             last, last_predicted = max(at_full, key=lambda pair: pair[0].plan)
             bases[source] = (last.energy_j, last_predicted.energy_j)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for measured, found in pairs:
         saving = predicted_saving = None
         if not measured.is_full_speed and (base := bases.get(measured.source)) is not None:

@@ -70,7 +70,9 @@ class VirtualTraining:
         is_tuned = arm.name != BASELINE_ARM
         shared = self._draw.gauss(0.0, self.block_sigma_ratio)
         shared_time = self._draw.gauss(0.0, self.block_sigma_ratio / 4)
-        samples, losses, waves = [], [], [(self.now_s - 1.0, 300.0), (self.now_s, 300.0)]
+        samples: list[IterationSample] = []
+        losses: list[float] = []
+        waves = [(self.now_s - 1.0, 300.0), (self.now_s, 300.0)]
         self.now_s += 2.0
         waves.append((self.now_s, 300.0))
         for index in range(num_iterations):
@@ -100,7 +102,8 @@ class VirtualTraining:
     def _metered(self, gpu_power: tuple[PowerSample, ...]) -> tuple[PowerSample, ...]:
         """Return what the meter reports until one lag after the block."""
         assert self.meter is not None
-        meter, found = self.meter, []
+        meter = self.meter
+        found: list[PowerSample] = []
         at_s = gpu_power[0].at_s + self._draw.random() * meter.period_s + meter.period_s + meter.lag_s
         while at_s < gpu_power[-1].at_s + meter.lag_s:
             power_w = meter.offset_w + meter.gain * _mean_w(
