@@ -67,7 +67,7 @@ class TrainingBlocks:
             [sys.executable, "-m", "gpuenergyd.cli.main", *arguments], capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
-            raise ProofError(f"calibration failed: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
+            raise ProofError(f"calibration failed: {done.stderr.strip().rpartition(chr(10))[2] or done.returncode}")
         found: dict[str, Any] = json.loads(done.stdout)
         return {"calibrated": True, **found}
 
