@@ -17,7 +17,7 @@ SECTION_ORDER = (
     "learning", "past-jobs", "cost", "advice", "client", "schedules", "restores", "sampling", "run-ahead",
     "captured", "slow-reads", "call-price", "latency-tails", "everything-unkind", "hanging-call", "carbon",
     "store", "fleet", "load", "two-hosts", "layouts", "plain-loops", "stragglers", "large-job", "demo",
-    "real-programs", "device-model", "real-gpus", "tests",
+    "real-programs", "device-model", "proofs", "replay-insitu", "real-gpus", "tests",
 )  # fmt: skip
 
 

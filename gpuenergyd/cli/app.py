@@ -11,7 +11,7 @@ from gpuenergyd.cli.command_help import add_command, command_group
 
 TASKS = {
     "Try it": {"demo": "demo.command"},
-    "Train": {"run": "commands.run"},
+    "Train": {"run": "commands.run", "prove": "prove.command"},
     "Monitor": {
         "status": "commands.status",
         "report": "commands.report",
@@ -40,8 +40,8 @@ TASKS = {
 }
 """Commands by task, in the order of the help, each with its module in this package."""
 
-_CONTEXT_SETTINGS = {"run": {"allow_interspersed_args": False}}
-"""Settings of a command's parser: what follows the program that `run` starts belongs to the program."""
+_CONTEXT_SETTINGS = {"run": {"allow_interspersed_args": False}, "prove": {"allow_interspersed_args": False}}
+"""Settings of a command's parser: what follows the program that a command starts belongs to the program."""
 _MODULES = {command: module for commands in TASKS.values() for command, module in commands.items()}
 
 

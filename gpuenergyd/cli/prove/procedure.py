@@ -1,0 +1,124 @@
+"""The course of a proof: calibration, pilot, registration, blocks in the registered order, verdict."""
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpuenergyd.cli.prove.folder import BLOCKS, PILOT, ProofFolder, sha256
+from gpuenergyd.cli.prove.signing import SigningKey
+from gpuenergyd.core.proof.measurements import Block
+from gpuenergyd.core.proof.power_calculation import LEAST_PILOT_ROUNDS, design
+from gpuenergyd.core.proof.registration import (
+    Arm,
+    ExclusionRules,
+    MeterFacts,
+    Registration,
+    block_order,
+    hypothesis_text,
+)
+from gpuenergyd.core.proof.verdict import Verdict, gpu_energies_j, log_ratios
+
+
+class BlockRunner(Protocol):
+    """Runs the training under one arm, on real or simulated GPUs."""
+
+    def calibrate(self) -> Mapping[str, Any]:
+        """Measure switch latencies and the price of a call; return what was found."""
+
+    def run_block(self, arm: Arm, *, num_iterations: int) -> Block:
+        """Run the training until so many iterations have run as the arm plans them; return these.
+
+        Raises:
+            ProofError: the training ended before, or made no plan.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ProofRequest:
+    """The choices of the author of a proof."""
+
+    command: tuple[str, ...]
+    arms: tuple[Arm, ...]
+    block_iterations: int
+    smallest_saving_ratio: float
+    max_slowdown_ratio: float
+    max_rounds: int
+    is_simulated: bool
+    pilot_rounds: int = LEAST_PILOT_ROUNDS
+    meters: tuple[MeterFacts, ...] = ()
+    versions: tuple[tuple[str, str], ...] = ()
+    rules: ExclusionRules = field(default_factory=ExclusionRules)
+    order_seed: int | None = None
+    """None: drawn."""
+
+
+def prove(
+    request: ProofRequest,
+    runner: BlockRunner,
+    path: Path,
+    *,
+    now_s: Callable[[], float],
+    announce: Callable[[str], None],
+) -> Verdict:
+    """Run a proof into a new folder and return its verdict.
+
+    Raises:
+        UsageError: the folder exists.
+        ProofError: a block failed, or the pilot shows that too few rounds may run; nothing is concluded then.
+    """
+    key = SigningKey()
+    folder = ProofFolder(path, key)
+    mark = "SIMULATED: " if request.is_simulated else ""
+    announce(f"{mark}proof in {path}, signed with public key {key.public_key}")
+    folder.write_calibration(runner.calibrate())
+    seed = request.order_seed if request.order_seed is not None else secrets.randbelow(2**32)
+    names = [arm.name for arm in request.arms]
+    pilot = _run(request, runner, folder, PILOT, block_order(names, request.pilot_rounds, seed), announce)
+    rounds = gpu_energies_j(pilot, len(names), request.rules, request.block_iterations)
+    planned = design(
+        log_ratios(rounds, names[1]),
+        block_iterations=request.block_iterations,
+        smallest_saving_ratio=request.smallest_saving_ratio,
+        max_rounds=request.max_rounds,
+    )
+    registration = Registration(
+        registered_at_s=now_s(),
+        public_key=key.public_key,
+        hypothesis=hypothesis_text(request.arms[1], request.max_slowdown_ratio),
+        command=request.command,
+        arms=request.arms,
+        design=planned,
+        rules=request.rules,
+        order_seed=seed,
+        max_slowdown_ratio=request.max_slowdown_ratio,
+        meters=request.meters,
+        versions=tuple(sorted(request.versions)),
+        pilot_sha256=sha256(path / PILOT),
+        is_simulated=request.is_simulated,
+    )
+    digest = folder.register(registration)
+    announce(f"{mark}registered: {registration.hypothesis}; {planned.num_rounds} rounds; SHA-256 {digest}")
+    _run(request, runner, folder, BLOCKS, registration.order(), announce)
+    found = folder.finish()
+    announce(found.sentence)
+    return found
+
+
+def _run(
+    request: ProofRequest,
+    runner: BlockRunner,
+    folder: ProofFolder,
+    name: str,
+    order: Sequence[str],
+    announce: Callable[[str], None],
+) -> list[Block]:
+    arms = {arm.name: arm for arm in request.arms}
+    blocks = []
+    for number, arm in enumerate(order):
+        announce(f"{'pilot ' if name == PILOT else ''}block {number + 1} of {len(order)}: {arm}")
+        num_iterations = request.block_iterations + request.rules.settling_iterations
+        blocks.append(runner.run_block(arms[arm], num_iterations=num_iterations))
+        folder.append(name, blocks[-1])
+    return blocks

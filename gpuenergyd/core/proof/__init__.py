@@ -1,0 +1,1 @@
+"""Proofs of savings: registration, power calculation, checks, verdict; `verdict` turns raw data into a conclusion."""

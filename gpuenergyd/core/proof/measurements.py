@@ -1,0 +1,51 @@
+"""Raw data of a proof: iterations in blocks, GPU power beside the energy counters, and outside meters."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class IterationSample:
+    """One iteration under the arm's plan; times in seconds since 1970, UTC, energy of all GPUs by their counters."""
+
+    index: int
+    begun_at_s: float
+    time_s: float
+    gpu_energy_j: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PowerSample:
+    """Power at an instant: of all GPUs, from differences of their energy counters, or of what a meter covers."""
+
+    at_s: float
+    power_w: float
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One run of one arm: its iterations under the arm's plan, and the power from begin to end."""
+
+    arm: str
+    begun_at_s: float
+    ended_at_s: float
+    iterations: tuple[IterationSample, ...]
+    gpu_power: tuple[PowerSample, ...] = ()
+    meter_power: tuple[PowerSample, ...] = ()
+    losses: tuple[float, ...] = ()
+    """Of all iterations of the run from its first on, if the program writes them."""
+
+
+def energy_j(samples: Sequence[PowerSample], from_s: float, to_s: float) -> float | None:
+    """Return the energy between two instants by the trapezoid rule; None unless samples cover them."""
+    if not samples or to_s <= from_s or samples[0].at_s > from_s or samples[-1].at_s < to_s:
+        return None
+    total_j = 0.0
+    for left, right in itertools.pairwise(samples):
+        begin_s, end_s = max(left.at_s, from_s), min(right.at_s, to_s)
+        if end_s > begin_s:
+            slope = (right.power_w - left.power_w) / (right.at_s - left.at_s)
+            middle_s = (begin_s + end_s) / 2
+            total_j += (left.power_w + slope * (middle_s - left.at_s)) * (end_s - begin_s)
+    return total_j

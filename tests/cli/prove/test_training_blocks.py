@@ -1,0 +1,75 @@
+"""Blocks of a proof under a real daemon on simulated GPUs, with a training in processes of its own."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.cli.prove.training_blocks import TrainingBlocks
+from gpuenergyd.client.connection import DaemonClient
+from gpuenergyd.core.proof.measurements import energy_j
+from gpuenergyd.core.proof.registration import BASELINE_ARM, Arm
+from gpuenergyd.errors import ProofError
+from gpuenergyd.gpu.drivers.world_kinds import WorldKind
+from tests.support.daemon_process import DaemonProcess, running_daemon
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
+    with running_daemon(tmp_path / "d", kind=WorldKind.KIND, baseline_iterations=3, database_batch_s=0.5) as process:
+        yield process
+
+
+def blocks_under(daemon: DaemonProcess, client: DaemonClient, folder: Path) -> TrainingBlocks:
+    trainer = (
+        sys.executable, "-m", "tests.support.fake_trainer", "--socket", str(daemon.socket_path), "--world",
+        str(daemon.world_path), "--ranks", "4", "--microbatches", "4", "--iterations", "100000",
+    )  # fmt: skip
+    return TrainingBlocks(
+        client=client, socket_path=str(daemon.socket_path), command=trainer, folder=folder, block_limit_s=120.0
+    )
+
+
+def test_blocks_hold_the_iterations_of_their_arm_and_the_power_beside_them(
+    daemon: DaemonProcess, tmp_path: Path
+) -> None:
+    with closing(DaemonClient(str(daemon.socket_path))) as client:
+        blocks = blocks_under(daemon, client, tmp_path)
+        tuned = blocks.run_block(Arm("tuned", "uniform"), num_iterations=4)
+        full_speed = blocks.run_block(Arm(BASELINE_ARM, "full-speed"), num_iterations=4)
+
+    for block in (tuned, full_speed):
+        assert len(block.iterations) == 4
+        first, last = block.iterations[0], block.iterations[-1]
+        assert block.begun_at_s <= first.begun_at_s < last.begun_at_s + last.time_s <= block.ended_at_s
+        assert all(sample.gpu_energy_j is not None and sample.gpu_energy_j > 0 for sample in block.iterations)
+        assert block.gpu_power
+        assert energy_j(block.gpu_power, block.gpu_power[0].at_s, block.gpu_power[-1].at_s) is not None or (
+            len(block.gpu_power) == 1
+        )
+    assert full_speed.iterations[-1].index >= tuned.iterations[-1].index - 1  # as warm as the tuned run
+
+
+def test_program_that_ends_too_early_fails_the_block_with_its_last_words(daemon: DaemonProcess, tmp_path: Path) -> None:
+    with closing(DaemonClient(str(daemon.socket_path))) as client:
+        blocks = blocks_under(daemon, client, tmp_path)
+        blocks.command = (sys.executable, "-c", "print('no data'); raise SystemExit(3)")
+
+        with pytest.raises(ProofError, match="ended too early: no data"):
+            blocks.run_block(Arm(BASELINE_ARM, "full-speed"), num_iterations=3)
+
+
+def test_losses_are_read_as_decimal_or_exact_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "losses"
+    path.write_text("5.0\n0x1.2p+2\n4.25\n")
+    blocks = TrainingBlocks(
+        client=DaemonClient("unused"), socket_path="unused", command=(), folder=tmp_path, losses_path=path
+    )
+
+    assert blocks._losses() == (5.0, 4.5, 4.25)
+
+    path.write_text("five\n")
+    with pytest.raises(ProofError, match="cannot be read"):
+        blocks._losses()
