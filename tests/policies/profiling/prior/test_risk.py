@@ -31,6 +31,25 @@ def test_a_caution_within_risk_is_late_in_few_draws_and_gets_bolder_with_evidenc
     assert known.sigmas <= unknown.sigmas
 
 
+def test_the_caution_lies_between_those_tried_where_less_would_be_too_late() -> None:
+    belief = fitted(0.8, 1.5, [1320, 1185, 1050, 915], draws=True)
+    options = {"deadline_s": deadline_s(), "max_late_ratio": 0.001}
+
+    found = caution_within_risk(GRAPH, belief, random=np.random.default_rng(1), **options)
+    enough = next(
+        sigmas
+        for sigmas in CAUTION_SIGMAS
+        if caution_within_risk(
+            GRAPH, belief, random=np.random.default_rng(1), caution_sigmas=[sigmas], **options
+        ).late_ratio
+        <= 0.001
+    )
+
+    assert found.late_ratio <= 0.001
+    assert enough > CAUTION_SIGMAS[0]
+    assert CAUTION_SIGMAS[CAUTION_SIGMAS.index(enough) - 1] < found.sigmas < enough
+
+
 def test_the_last_caution_is_taken_if_none_is_within_the_limit() -> None:
     found = caution_within_risk(
         GRAPH,
