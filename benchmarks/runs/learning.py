@@ -26,11 +26,14 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from threadpoolctl import threadpool_limits
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpuenergyd_policies.profiling.prior.curves import Structure
 from tests.support.learning_jobs import LearningJob
 from tests.support.learning_methods import Method, Outcome, Variant, envpipe, full_sweep, ours, v0_1
+from tests.support.learning_plans import Choice
 from tests.support.learning_tables import KEPT_ASIDE, TrueTable, formula_table, tables_in
 from tests.support.measured_tables import path_of
 
@@ -47,9 +50,11 @@ ABLATION = {
     "without deviations of single clocks that stages share": Variant(structure=Structure(are_clocks_shared=False)),
     "without heavy tails": Variant(structure=Structure(are_tails_heavy=False)),
     "without widening": Variant(structure=Structure(can_widen=False)),
-    "without caution": Variant(caution_sigmas=0.0),
-    "with the same caution always": Variant(caution_sigmas=0.5),
-    "with Thompson sampling": Variant(is_thompson=True),
+    "without caution": Variant(choice=Choice(caution_sigmas=0.0)),
+    "with the same caution always": Variant(choice=Choice(caution_sigmas=0.5)),
+    "without keeping the best plan": Variant(choice=Choice(keeps_best_known=False)),
+    "without experiments": Variant(choice=Choice(has_experiments=False)),
+    "with Thompson sampling": Variant(choice=Choice(is_thompson=True)),
     "after six probes": Variant(num_probes=6),
 }
 
@@ -83,7 +88,10 @@ def run(table: TrueTable, number: int, options: Options) -> dict[str, Outcome]:
     found = {name: methods[name](job) for name in options.methods}
     if options.has_ablation_of_v0_1:
         found[WITHOUT_RESIDUAL] = v0_1(job, has_residual=False)
-    return found | {name: ours(job, variant=variant) for name, variant in options.variants.items()}
+    found |= {name: ours(job, variant=variant) for name, variant in options.variants.items()}
+    regrets = " ".join(f"{100 * ratio:.2f}" for ratio in next(iter(found.values())).regret_ratios)
+    print(f"job {number} on {table.name}: regret by plan {regrets} %", file=sys.stderr, flush=True)
+    return found
 
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -167,7 +175,8 @@ def main() -> int:
     )
     began_s = time.monotonic()
     numbers = range(arguments.jobs)
-    with ProcessPoolExecutor(arguments.processes) as pool:
+    # More threads do not speed up such small matrices: two processes took four times as long.
+    with ProcessPoolExecutor(arguments.processes, initializer=threadpool_limits, initargs=(1,)) as pool:
         turns = [tables[number % len(tables)] for number in numbers]
         outcomes = list(pool.map(partial(run, options=options), turns, numbers))
     result: dict[str, Any] = {"simulated": True, "seed": arguments.seed, "jobs": arguments.jobs}

@@ -26,6 +26,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from threadpoolctl import threadpool_limits
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpuenergyd.core.policy_api.past_jobs import PastJob
@@ -229,7 +231,7 @@ def main() -> int:
     if not tables:
         parser.error(f"--tables {arguments.tables}: no CSV file there has the columns stage and instruction")
     pairs = pairs_of(tables, arguments)
-    with ProcessPoolExecutor(arguments.processes) as pool:
+    with ProcessPoolExecutor(arguments.processes, initializer=threadpool_limits, initargs=(1,)) as pool:
         pairs = with_history(pairs, list(pool.map(left_behind, pairs)))
         rows = list(pool.map(second, pairs))
         poisoned_jobs = [] if arguments.without_poison else poisoned_of(pairs)

@@ -73,8 +73,16 @@ class LearningJob:
         """Return the energy above the best plan of equal time; a plan faster than full speed has full speed's time."""
         if result.iteration_time_s <= self.baseline.iteration_time_s:
             return result.energy_j / self.best_j - 1
-        best = solve(self.graph, self.truth, deadline_s=result.iteration_time_s)
-        return result.energy_j / min(best.energy_j, self.best_j) - 1
+        best_j = self._later_best_j.get(result.iteration_time_s)
+        if best_j is None:
+            best_j = solve(self.graph, self.truth, deadline_s=result.iteration_time_s).energy_j
+            self._later_best_j[result.iteration_time_s] = best_j
+        return result.energy_j / min(best_j, self.best_j) - 1
+
+    @cached_property
+    def _later_best_j(self) -> dict[float, float]:
+        """Energy of the best plan by its time, of plans that were judged before."""
+        return {}
 
     @cached_property
     def best_j(self) -> float:

@@ -14,27 +14,26 @@ from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd_policies.planning.envpipe import plan_envelope, valleys
-from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
-from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_clocks
+from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation
 from gpuenergyd_policies.profiling import fit
 from gpuenergyd_policies.profiling.design import LEVEL_RATIOS, design_points
 from gpuenergyd_policies.profiling.power import PowerFit, WorkKey
-from gpuenergyd_policies.profiling.prior.best_known import KnownPlan, best_known, price_of_lateness_w
 from gpuenergyd_policies.profiling.prior.curves import WHOLE, Structure
 from gpuenergyd_policies.profiling.prior.evidence import energies_seen, times_seen
 from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, fit_curves
 from gpuenergyd_policies.profiling.prior.published import prior_for
-from gpuenergyd_policies.profiling.prior.risk import caution_within_risk
 from gpuenergyd_policies.profiling.prior.seen import Waiting
 from gpuenergyd_policies.profiling.prior.shape import GENERIC
 from gpuenergyd_policies.profiling.residual import Residual
 from tests.support.learning_jobs import ENERGY_NOISE_RATIO, NUM_BASELINE_ITERATIONS, TIME_NOISE_RATIO, LearningJob
+from tests.support.learning_plans import Choice, fastest_allowed, next_clocks
 
 ITERATIONS_PER_PLAN = 4
 """Iterations after which the live policy judges a plan; only the first one is evidence here."""
 SWEEP_ITERATIONS = 5
 _WAITING_SIGMA_RATIO = 0.05
 _NORMAL_90 = 1.645
+ALL_PARTS = Choice()
 
 Method = Callable[[LearningJob], "Outcome"]
 
@@ -45,11 +44,7 @@ class Variant:
 
     is_prior_learned: bool = True
     structure: Structure = WHOLE
-    caution_sigmas: float | None = None
-    """The same for every plan; None: as little as the belief permits."""
-    keeps_best_known: bool = True
-    is_thompson: bool = False
-    """Whether powers are drawn from the belief."""
+    choice: Choice = ALL_PARTS
     num_probes: int = 0
     num_replans: int = 6
 
@@ -90,10 +85,11 @@ def ours(job: LearningJob, variant: Variant) -> Outcome:
             energies_seen(seen),
             waiting,
             structure=variant.structure,
-            want_draws=variant.is_thompson or variant.caution_sigmas is None,
+            want_draws=variant.choice.needs_draws,
         )
         covered.append(_covered_ratio(job, fitted))
-        results.append(job.result(_planned_clocks(job, fitted, variant, draw, results)))
+        clocks = next_clocks(job, fitted, results, num_plans=variant.num_replans + 1, choice=variant.choice, draw=draw)
+        results.append(job.result(clocks))
         seen.append(job.observed(results[-1], f"tuned-{number}", len(seen), draw))
     return _outcome(job, probes, results, began_s, mean(covered))
 
@@ -120,7 +116,7 @@ def v0_1(job: LearningJob, *, has_residual: bool = True) -> Outcome:
         seen.append(job.observed(probe, f"probe-{k}", len(seen), draw))
         if k + 1 in {6, 12}:
             believed = _only_listed(job, fit.fit_profile(seen, gpus).profile)
-            results.append(job.result(_fastest_allowed(job, believed)))
+            results.append(job.result(fastest_allowed(job, believed)))
     return _outcome(job, probes, results, began_s, None)
 
 
@@ -144,7 +140,7 @@ def full_sweep(job: LearningJob) -> Outcome:
     believed = PipelineProfile(classes, job.truth.blocking_power_w)
     clocks = sorted({o.sm_clock_mhz for own in job.truth.classes.values() for o in own.options}, reverse=True)
     probes = [job.result(_clocks_near(job, dict.fromkeys(job.truth.classes, clock))) for clock in clocks]
-    results = [job.result(_fastest_allowed(job, believed))]
+    results = [job.result(fastest_allowed(job, believed))]
     return _outcome(job, [p for p in probes for _ in range(SWEEP_ITERATIONS)], results, began_s, None)
 
 
@@ -180,51 +176,6 @@ def envpipe(job: LearningJob) -> Outcome:
 
 def _baseline_iterations(job: LearningJob, draw: np.random.Generator) -> list[IterationObservation]:
     return [job.observed(job.baseline, "baseline", k, draw) for k in range(NUM_BASELINE_ITERATIONS)]
-
-
-def _planned_clocks(
-    job: LearningJob,
-    fitted: FittedCurves,
-    variant: Variant,
-    draw: np.random.Generator,
-    before: Sequence[PlanEvaluation] = (),
-) -> Sequence[int]:
-    """Return the clocks of the next plan: a new one, or one of those before if it is better."""
-    deadline_s = baseline(job.graph, fitted.profile()).iteration_time_s
-    sigmas, late_ratio = variant.caution_sigmas, 0.0
-    if sigmas is None:
-        caution = caution_within_risk(job.graph, fitted, deadline_s=deadline_s, random=draw)
-        sigmas, late_ratio = caution.sigmas, caution.mean_late_ratio
-    believed = fitted.profile(caution_sigmas=sigmas)
-    if variant.is_thompson:
-        believed = _with_energies_of(believed, fitted.drawn(draw))
-    clocks = _fastest_allowed(job, believed)
-    if not variant.keeps_best_known or not before:
-        return clocks
-    mean_profile = fitted.profile()
-    plans = [KnownPlan(evaluate_clocks(job.graph, mean_profile, clocks).energy_j, late_ratio * deadline_s)]
-    for own in before:
-        late = own.iteration_time_s / job.baseline.iteration_time_s - 1
-        energy_j = evaluate_clocks(job.graph, mean_profile, own.sm_clocks_mhz).energy_j
-        plans.append(KnownPlan(energy_j, late * deadline_s))
-    price_w = price_of_lateness_w(job.graph, mean_profile, deadline_s=deadline_s)
-    return [clocks, *(own.sm_clocks_mhz for own in before)][best_known(plans, price_w=price_w)]
-
-
-def _with_energies_of(times: PipelineProfile, powers: PipelineProfile) -> PipelineProfile:
-    classes = {}
-    for key, own in times.classes.items():
-        pairs = zip(own.options, powers[key].options, strict=True)
-        options = (ClockOption(a.sm_clock_mhz, a.time_s, a.time_s * b.energy_j / b.time_s) for a, b in pairs)
-        classes[key] = InstructionProfile(tuple(options))
-    return PipelineProfile(classes, times.blocking_power_w)
-
-
-def _fastest_allowed(job: LearningJob, believed: PipelineProfile) -> Sequence[int]:
-    """Return the cheapest clocks believed to be as fast as full speed is believed to be."""
-    at_full_speed_s = baseline(job.graph, believed).iteration_time_s
-    deadline_s = max(at_full_speed_s, min_iteration_time_s(job.graph, believed))
-    return solve(job.graph, believed, deadline_s=deadline_s).sm_clocks_mhz
 
 
 def _covered_ratio(job: LearningJob, fitted: FittedCurves) -> float:

@@ -14,18 +14,17 @@ from gpuenergyd.core.pipeline.learned_curves import LearnedCurves
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import GpuView
-from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
-from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline
-from gpuenergyd_policies.profiling.prior.doubt import powers_within_doubt, within_doubt
+from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation
+from gpuenergyd_policies.profiling.prior.doubt import powers_within_doubt
 from gpuenergyd_policies.profiling.prior.evidence import energies_seen, times_seen
 from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, fit_curves
 from gpuenergyd_policies.profiling.prior.published import prior_for
 from gpuenergyd_policies.profiling.prior.relatives import Relative, relatives_of
-from gpuenergyd_policies.profiling.prior.risk import caution_within_risk
 from gpuenergyd_policies.profiling.prior.seen import Waiting
 from gpuenergyd_policies.profiling.prior.shape import GENERIC, CurvePrior
 from gpuenergyd_policies.profiling.prior.summary import summary_of
 from tests.support.learning_jobs import NUM_BASELINE_ITERATIONS, LearningJob
+from tests.support.learning_plans import Choice, next_clocks
 from tests.support.learning_tables import TrueTable
 
 NUM_PLANS = 7
@@ -127,13 +126,16 @@ def run_job(
         relatives = relatives_of(past_jobs, job.classes, job.table.gpu, power_w)
         fitted = powers_within_doubt(_fitted(job, prior, seen, relatives), alone) if relatives else alone
         doubts.append(fitted.doubts)
-        deadline_s = baseline(job.graph, fitted.profile()).iteration_time_s
-        sigmas = caution_within_risk(job.graph, fitted, deadline_s=deadline_s, random=draw).sigmas
-        believed = fitted.profile(caution_sigmas=sigmas)
-        if relatives:
-            believed = within_doubt(job.graph, believed, alone, deadline_s=deadline_s, random=draw)
-        deadline_s = max(deadline_s, min_iteration_time_s(job.graph, believed))
-        results.append(job.result(solve(job.graph, believed, deadline_s=deadline_s).sm_clocks_mhz))
+        clocks = next_clocks(
+            job,
+            fitted,
+            results,
+            num_plans=num_plans,
+            choice=Choice(),
+            draw=draw,
+            doubted=alone if relatives else None,
+        )
+        results.append(job.result(clocks))
         seen.append(job.observed(results[-1], f"tuned-{number}", len(seen), draw))
     return Run(job, tuple(results), learned, tuple(doubts))
 

@@ -82,7 +82,7 @@ def tuned_plan(
         plan = replace(plan, learned=fitted.learned, reason=why + fitted.relatives_text)
     if slower is None or caution_ratio is not None:
         return plan
-    return new_or_tried(view, model, plan, target_figure=Figure.TARGET)
+    return new_or_tried(view, model, plan, number=number, target_figure=Figure.TARGET)
 
 
 def _learned_caution(view: JobView, model: PipelineModel, fitted: LearnedProfile) -> PipelineProfile:

@@ -1,4 +1,4 @@
-"""A learned plan beside those that ran: the better one is applied, which ends exploration that does not pay."""
+"""A learned plan beside those that ran: the better one is applied, unless the new one is an experiment."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,11 +10,11 @@ from gpuenergyd_policies.bubble_aware.model import PipelineModel
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.planning.large import TOO_LARGE
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching
-from gpuenergyd_policies.profiling.prior.best_known import KnownPlan, best_known, price_of_lateness_w
+from gpuenergyd_policies.profiling.prior.best_known import KnownPlan, believed_frontier, best_known, is_experiment
 
 
-def new_or_tried(view: JobView, model: PipelineModel, new: ClockPlan, *, target_figure: str) -> ClockPlan:
-    """Return the new plan, or one for the same target that ran and is better, under the new plan's name.
+def new_or_tried(view: JobView, model: PipelineModel, new: ClockPlan, *, number: int, target_figure: str) -> ClockPlan:
+    """Return plan `number`, or one for the same target that ran and is better, under the new plan's name.
 
     Lateness that the model misses (clocks that take effect late, other couplings of the ranks) is that of the plans
     that ran: the new one is expected to have the median of it.
@@ -30,6 +30,9 @@ def new_or_tried(view: JobView, model: PipelineModel, new: ClockPlan, *, target_
         and target_ratio is not None
         and abs((plan.figure(target_figure) or 0.0) - target_ratio) <= TUNING.target_moved_ratio
     ]
+    was_kept = any(own.ranks == tried[-1].ranks for own in tried[:-1])
+    if is_experiment(number, num_plans=TUNING.num_learning_plans, was_kept=was_kept):
+        return new
     if not tried or new.predicted is None or len(model.graph.instructions) > TOO_LARGE:
         return new
     target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
@@ -40,8 +43,8 @@ def new_or_tried(view: JobView, model: PipelineModel, new: ClockPlan, *, target_
         excesses_s.append(measured_s[plan.plan_id] - simulated.iteration_time_s - model.bias_s)
         known.append(KnownPlan(simulated.energy_j + model.bias_energy_j, measured_s[plan.plan_id] - target_s))
     expected_s = new.predicted.iteration_time_s + max(0.0, median(excesses_s))
-    price_w = price_of_lateness_w(model.graph, model.profile, deadline_s=target_s - model.bias_s)
-    chosen = best_known([KnownPlan(new.predicted.energy_j, expected_s - target_s), *known], price_w=price_w)
+    frontier = believed_frontier(model.graph, model.profile, deadline_s=target_s - model.bias_s)
+    chosen = best_known([KnownPlan(new.predicted.energy_j, expected_s - target_s), *known], frontier)
     if chosen == 0:
         return new
     kept = tried[chosen - 1]

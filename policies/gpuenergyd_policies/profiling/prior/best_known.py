@@ -1,21 +1,28 @@
-"""The best plan so far: a plan that ran need not be predicted, its iteration time was measured.
+"""The best plan so far, and when a plan is an experiment: a plan that ran need not be predicted, its time was measured.
 
 Near full speed the frontier is steep: where a power cap makes a clock almost free, 0.3 % of time is worth 2 % of
 energy. A new plan that is believed to be a little better may be late by more than it saves, so it is compared with the
-plans that ran: their energies by the present belief, their times as measured, lateness at its price on the frontier.
+plans that ran: their energies by the present belief, their times as measured, each against the frontier at its time.
+
+A plan that is kept teaches nothing, and a belief that kept it may be wrong for good. So the first plans are applied
+whatever ran before them, and so is each one after a plan that was kept, but the last: their lateness is limited.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
-from gpuenergyd_policies.planning.plan_evaluation import evaluate_clocks
 from gpuenergyd_policies.planning.problem import Effort
 
-_PRICED_LATE_RATIO = 0.003
-"""Lateness that the price refers to: about that of plans that are late by mistake."""
+NUM_EXPERIMENTS = 3
+"""First plans that are applied in any case: until then the belief changes more than plans differ."""
+MAX_KNOWN_LATE_RATIO = 0.01
+"""Lateness beyond which no energy pays: the slowdown that the guard tolerates."""
+_LATE_RATIOS = (0.0, 0.002, 0.005, MAX_KNOWN_LATE_RATIO)
 _THIN_TOLERANCE = 5e-3
 
 
@@ -28,17 +35,39 @@ class KnownPlan:
     """Behind the deadline; negative if early, which is worth nothing."""
 
 
-def best_known(plans: Sequence[KnownPlan], *, price_w: float) -> int:
-    """Return the index of the plan of least energy, with lateness at a price; of equal plans that of the first."""
-    costs_j = [own.energy_j + price_w * max(0.0, own.late_s) for own in plans]
-    return costs_j.index(min(costs_j))
+@dataclass(frozen=True, slots=True)
+class BelievedFrontier:
+    """Least energy of any plan by the time that it is late, by the present belief."""
+
+    late_s: tuple[float, ...]
+    energies_j: tuple[float, ...]
+
+    def regret_j(self, plan: KnownPlan) -> float:
+        """Return the energy of a plan above that of the best one of equal time."""
+        return plan.energy_j - float(np.interp(plan.late_s, self.late_s, self.energies_j))
 
 
-def price_of_lateness_w(graph: DependencyGraph, believed: PipelineProfile, *, deadline_s: float) -> float:
-    """Return the energy that a later deadline would save, per time, in W."""
-    at_j = []
-    for ratio in (1.0, 1.0 + _PRICED_LATE_RATIO):
-        least_s = max(ratio * deadline_s, min_iteration_time_s(graph, believed))
+def believed_frontier(graph: DependencyGraph, believed: PipelineProfile, *, deadline_s: float) -> BelievedFrontier:
+    """Return the frontier a little beyond a deadline: lower bounds, which unlike rough plans are smooth."""
+    bounds_j = []
+    for ratio in _LATE_RATIOS:
+        least_s = max((1 + ratio) * deadline_s, min_iteration_time_s(graph, believed))
         plan = solve(graph, believed, deadline_s=least_s, effort=Effort.QUICK, thin_tolerance=_THIN_TOLERANCE)
-        at_j.append(evaluate_clocks(graph, believed, plan.sm_clocks_mhz).energy_j)
-    return max(0.0, at_j[0] - at_j[1]) / (_PRICED_LATE_RATIO * deadline_s)
+        bounds_j.append(plan.lower_bound_j)
+    falling = np.minimum.accumulate(np.array(bounds_j))
+    return BelievedFrontier(tuple(ratio * deadline_s for ratio in _LATE_RATIOS), tuple(falling.tolist()))
+
+
+def best_known(plans: Sequence[KnownPlan], frontier: BelievedFrontier) -> int:
+    """Return the index of the plan of least regret, of equal ones the first; none is far too late if one is not."""
+    most_s = frontier.late_s[-1]
+    costs = [(max(0.0, own.late_s - most_s), frontier.regret_j(own)) for own in plans]
+    return costs.index(min(costs))
+
+
+def is_experiment(number: int, *, num_plans: int, was_kept: bool) -> bool:
+    """Return whether plan `number` of `num_plans`, from 1, is applied whatever ran before it.
+
+    `was_kept` says whether the plan before it was the same as an earlier one.
+    """
+    return number <= NUM_EXPERIMENTS or (was_kept and number < num_plans)

@@ -1,0 +1,95 @@
+"""The next plan of a job whose truth is a measured table, as the policy makes it from a belief about its curves."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
+from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_clocks
+from gpuenergyd_policies.profiling.prior.best_known import (
+    KnownPlan,
+    believed_frontier,
+    best_known,
+    is_experiment,
+)
+from gpuenergyd_policies.profiling.prior.doubt import within_doubt
+from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves
+from gpuenergyd_policies.profiling.prior.risk import caution_within_risk
+from tests.support.learning_jobs import LearningJob
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How plans are chosen; parts are left out for an ablation."""
+
+    caution_sigmas: float | None = None
+    """The same for every plan; None: as little as the belief permits."""
+    keeps_best_known: bool = True
+    has_experiments: bool = True
+    """Whether some plans are applied whatever is believed of those that ran."""
+    is_thompson: bool = False
+    """Whether powers are drawn from the belief."""
+
+    @property
+    def needs_draws(self) -> bool:
+        """Whether the belief must have been found with its covariance."""
+        return self.is_thompson or self.caution_sigmas is None
+
+
+def next_clocks(
+    job: LearningJob,
+    fitted: FittedCurves,
+    before: Sequence[PlanEvaluation],
+    *,
+    num_plans: int,
+    choice: Choice,
+    draw: np.random.Generator,
+    doubted: FittedCurves | None = None,
+) -> Sequence[int]:
+    """Return the clocks of the next of `num_plans`: a new plan, or one of those before if it is better.
+
+    `doubted` is the belief without past jobs.
+    """
+    mean_profile = fitted.profile()
+    deadline_s = baseline(job.graph, mean_profile).iteration_time_s
+    sigmas, late_ratio = choice.caution_sigmas, 0.0
+    if sigmas is None:
+        caution = caution_within_risk(job.graph, fitted, deadline_s=deadline_s, random=draw)
+        sigmas, late_ratio = caution.sigmas, caution.mean_late_ratio
+    believed = fitted.profile(caution_sigmas=sigmas)
+    if doubted is not None:
+        believed = within_doubt(job.graph, believed, doubted, deadline_s=deadline_s, random=draw)
+    if choice.is_thompson:
+        believed = _with_energies_of(believed, fitted.drawn(draw))
+    clocks = fastest_allowed(job, believed)
+    ran = [tuple(own.sm_clocks_mhz) for own in before]
+    was_kept = bool(ran) and ran[-1] in ran[:-1]
+    if not choice.keeps_best_known or not before:
+        return clocks
+    if choice.has_experiments and is_experiment(len(before) + 1, num_plans=num_plans, was_kept=was_kept):
+        return clocks
+    plans = [KnownPlan(evaluate_clocks(job.graph, mean_profile, clocks).energy_j, late_ratio * deadline_s)]
+    for own in before:
+        late = own.iteration_time_s / job.baseline.iteration_time_s - 1
+        energy_j = evaluate_clocks(job.graph, mean_profile, own.sm_clocks_mhz).energy_j
+        plans.append(KnownPlan(energy_j, late * deadline_s))
+    frontier = believed_frontier(job.graph, mean_profile, deadline_s=deadline_s)
+    return [clocks, *ran][best_known(plans, frontier)]
+
+
+def fastest_allowed(job: LearningJob, believed: PipelineProfile) -> Sequence[int]:
+    """Return the cheapest clocks believed to be as fast as full speed is believed to be."""
+    at_full_speed_s = baseline(job.graph, believed).iteration_time_s
+    deadline_s = max(at_full_speed_s, min_iteration_time_s(job.graph, believed))
+    return solve(job.graph, believed, deadline_s=deadline_s).sm_clocks_mhz
+
+
+def _with_energies_of(times: PipelineProfile, powers: PipelineProfile) -> PipelineProfile:
+    classes = {}
+    for key, own in times.classes.items():
+        pairs = zip(own.options, powers[key].options, strict=True)
+        options = (ClockOption(a.sm_clock_mhz, a.time_s, a.time_s * b.energy_j / b.time_s) for a, b in pairs)
+        classes[key] = InstructionProfile(tuple(options))
+    return PipelineProfile(classes, times.blocking_power_w)
