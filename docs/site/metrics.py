@@ -19,7 +19,7 @@ class _Anything(dict[str, Any]):
 def exported_families() -> tuple[tuple[str, str, tuple[str, ...], str], ...]:
     """Return name, kind, labels and help text of every exported metric."""
     found = []
-    for family in StatusCollector(_Anything(carbon=_Anything())).collect():
+    for family in StatusCollector(_Anything(carbon=_Anything(), power=_Anything())).collect():
         name = f"{family.name}_total" if family.type == "counter" else family.name
         labels: tuple[str, ...] = getattr(family, "_labelnames", ())  # not public in the library
         found.append((name, family.type, tuple(labels), family.documentation))

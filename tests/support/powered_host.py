@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gpuenergyd.core.pipeline.graph import DependencyGraph
+from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, InstructionClass
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile
 from gpuenergyd.core.policy_api.policy import FrontierPoint
 from gpuenergyd.core.policy_api.power import PowerDecision, PowerJobView, PowerTargetPolicy, PowerView
@@ -127,7 +127,7 @@ class TableJob:
         return self._plans[target_s]
 
     @property
-    def _nodes(self) -> Sequence:  # type: ignore[type-arg]
+    def _nodes(self) -> Sequence[Instruction]:
         return self.graph.instructions
 
     def running(self, clocks_mhz: tuple[int, ...], ceilings: tuple[Ceiling, ...] = ()) -> Running:
@@ -141,9 +141,9 @@ class TableJob:
             self._runs[key] = self._evaluated(options)
         return self._runs[key]
 
-    def _under(self, kind: object, mhz: int, ceiling: Ceiling) -> ClockOption:
+    def _under(self, kind: InstructionClass, mhz: int, ceiling: Ceiling) -> ClockOption:
         """Return the option that a GPU runs at: the planned one, or the fastest that its ceiling permits."""
-        options = self.profile[kind].options  # type: ignore[index]
+        options = self.profile[kind].options
         permitted = [
             option
             for option in options
