@@ -28,7 +28,7 @@ def test_a_job_runs_from_registration_to_report(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon:
         # Iterations of 0.2 s: a counter that changes every 0.1 s measures them well enough on a busy machine, too.
         with training(daemon, arguments=("--microbatches", "8")) as run:
-            job = daemon.wait_for_phase("tuned", timeout_s=120)
+            job = daemon.wait_for_phase("tuned", timeout_s=300)
             wait_until_lowered(daemon)
             assert run.finish() == 0
         wait_until(lambda: daemon.job() is None)

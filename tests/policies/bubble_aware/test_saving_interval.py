@@ -6,10 +6,10 @@ from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
 from gpuenergyd.core.policy_api.policy import JobView
-from tests.support.thorough import thorough
 from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
 F, B = InstructionKind.F, InstructionKind.B
+NUM_RUNS = 100
 SCHEDULE = one_forward_one_backward(2, 4)
 
 
@@ -37,14 +37,14 @@ def training(seed: int, *, is_noisy: bool) -> VirtualTraining:
     return VirtualTraining(SCHEDULE, work, _OneClock(), 0.2, rules=rules, seed=seed, **noise)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("num_runs", [20, *thorough(100)])
-def test_the_measured_interval_of_the_saving_contains_the_true_saving(num_runs: int) -> None:
+@pytest.mark.thorough
+def test_the_measured_interval_of_the_saving_contains_the_true_saving() -> None:
     quiet = training(0, is_noisy=False)
     quiet.run(25)
     true_ratio = 1 - quiet.history[-1][1] / quiet.history[5][1]
 
     right = 0
-    for seed in range(num_runs):
+    for seed in range(NUM_RUNS):
         run = training(seed, is_noisy=True)
         run.run(60)
         saving = run.job.knowledge.saving()
@@ -52,4 +52,4 @@ def test_the_measured_interval_of_the_saving_contains_the_true_saving(num_runs: 
         assert saving.saving_ratio is not None
         right += saving.saving_ratio.low <= true_ratio <= saving.saving_ratio.high
     assert true_ratio > 0.02
-    assert right >= 0.9 * num_runs
+    assert right >= 0.9 * NUM_RUNS
