@@ -121,5 +121,5 @@ def test_a_short_pipeline_is_a_better_start_than_none() -> None:
 
     best_j = bound_j(20_000, begins_short=False)
     # A quarter of the steps are made on the long pipeline.
-    from_short_j, from_nothing_j = bound_j(4000, begins_short=True), bound_j(1000, begins_short=False)
+    from_short_j, from_nothing_j = bound_j(400, begins_short=True), bound_j(100, begins_short=False)
     assert best_j - from_short_j < best_j - from_nothing_j + 1e-3 * abs(best_j)
