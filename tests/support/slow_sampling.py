@@ -7,7 +7,7 @@ training's energy is known. Nothing waits for real time, and the same seed gives
 import random
 import threading
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Self
@@ -93,6 +93,13 @@ class _Counters:
     clock: _Clock
     read_ns: int
     period_ns: int
+
+    def release(self, gpu_uuids: Collection[str]) -> None:
+        """Do nothing: nobody asks."""
+
+    def reopen(self, gpu_uuids: Collection[str]) -> tuple[GpuIdentity, ...]:  # noqa: ARG002  nobody asks
+        """Return no GPU: nobody asks."""
+        return ()
 
     def identities(self) -> tuple[GpuIdentity, ...]:
         """Return no GPU: nobody asks."""

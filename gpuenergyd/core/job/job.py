@@ -531,9 +531,7 @@ class Job:
         is_planned_anew = self.description.policy != before.policy
         registered, target = self.description.target, self.target
         if registered != before.target:
-            target = replace(
-                registered, straggler_time_s=target.straggler_time_s, power_time_s=target.power_time_s
-            )
+            target = replace(registered, straggler_time_s=target.straggler_time_s, power_time_s=target.power_time_s)
         if self.baseline is None and self.phase is not JobPhase.PAUSED:
             self.target = target
             return ()
