@@ -337,7 +337,8 @@ class Supervisor:
         self._leases.end(request.gpu_uuids)
         self._threads.actuator.drop_requests(request.gpu_uuids)
         held = tuple(uuid for uuid in request.gpu_uuids if not self._health.is_released(uuid))
-        self._restores.restore(RestoreRequest(request.reason, held))
+        if held:
+            self._restores.restore(RestoreRequest(request.reason, held))
         self._submit(request_id, "", partial(self._maintenance.release, request))
 
     def _query(self, request_id: int | None, request: ListProcesses | TakeSnapshot) -> None:
