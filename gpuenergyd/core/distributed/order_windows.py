@@ -11,9 +11,9 @@ host must know before an iteration whether all others run their orders in it. It
 A host that has not promised a window runs its iterations in 1F1B, and the window is never granted. A host that has
 promised, and begins an iteration of the window before it knows the verdict, is *in doubt*: it has the register refuse
 the window unless that is granted already, and waits for the answer, one round trip. Windows are disjoint, so that in
-each iteration all hosts run their orders or none does, whatever messages are late or lost and whoever leaves.
+each iteration all hosts run their orders or none does, whatever messages are late or lost, and if ranks leave.
 
-A host whose link is cut while it is in doubt would wait for ever, and no protocol can avoid that: with messages that
+A host whose link is cut while it is in doubt would wait without end, and no protocol can avoid that: with messages that
 may be lost, two parties cannot be certain of the last one (Gray 1978). It waits for a limited time, then runs 1F1B and
 promises nothing any more. If the others were granted that window, they run their orders until its end, alone: such a
 mix is harmless, since only orders with 1F1B's communication and sums of gradients are offered.
@@ -70,17 +70,17 @@ def iterations_ahead(period_s: float, iteration_s: float) -> int:
 
 @dataclass(slots=True)
 class WindowProposer:
-    """The first host's side: proposes one window after the other, and says when a proposed one can be judged."""
+    """The first host's side: proposes one window after the other, and says when a proposed one can be decided."""
 
     proposed: OrderWindow | None = None
     """The newest window; None before the first one."""
-    is_judged: bool = True
+    is_decided: bool = True
     """Whether the verdict on the newest window is known."""
 
-    def judgement(self, offers: Iterable[HostOffer]) -> bool | None:
-        """Return whether the proposed window should be granted; None while that is open, or judged already."""
+    def decision(self, offers: Iterable[HostOffer]) -> bool | None:
+        """Return whether the proposed window should be granted; None while that is open, or decided already."""
         window, known = self.proposed, list(offers)
-        if window is None or self.is_judged:
+        if window is None or self.is_decided:
             return None
         if known and all(offer.promised >= window.number for offer in known):
             return True
@@ -88,9 +88,9 @@ class WindowProposer:
         return False if newest >= window.begin_iteration else None
 
     def propose(self, offers: Iterable[HostOffer], ahead: int) -> OrderWindow | None:
-        """Return the next window if one is due that all hosts have orders for; the newest one must be judged."""
+        """Return the next window if one is due that all hosts have orders for; the newest one must be decided."""
         known, last = list(offers), self.proposed
-        if not known or not self.is_judged:
+        if not known or not self.is_decided:
             return None
         newest = max(offer.newest_iteration for offer in known)
         ended = 0 if last is None else last.end_iteration
@@ -102,6 +102,6 @@ class WindowProposer:
             end = min([begin + ahead, *(at for at, is_ordered in turns if at > begin and not is_ordered)])
             if has_orders_within(turns, begin, end) and begin <= newest + 2 * ahead:
                 self.proposed = OrderWindow(0 if last is None else last.number + 1, begin, end)
-                self.is_judged = False
+                self.is_decided = False
                 return self.proposed
         return None

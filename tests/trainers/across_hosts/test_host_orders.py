@@ -358,18 +358,18 @@ def test_a_rank_in_doubt_learns_that_the_window_was_granted() -> None:
         assert rank.plan_for(3).order
 
 
-def test_a_window_is_judged_once_and_the_next_one_begins_where_it_ends() -> None:
+def test_a_window_is_decided_once_and_the_next_one_begins_where_it_ends() -> None:
     proposer = WindowProposer()
     turns = ((1, True),)
     offers = [HostOffer(4, turns), HostOffer(3, turns)]
     first = proposer.propose(offers, 3)
     assert first == OrderWindow(0, 7, 10)
-    assert proposer.judgement(offers) is None
-    assert proposer.propose(offers, 3) is None  # not judged yet
+    assert proposer.decision(offers) is None
+    assert proposer.propose(offers, 3) is None  # not decided yet
     promised = [HostOffer(5, turns, 0), HostOffer(5, turns, 0)]
-    assert proposer.judgement(promised) is True
-    assert proposer.judgement([HostOffer(7, turns), HostOffer(6, turns, 0)]) is False
-    proposer.is_judged = True
+    assert proposer.decision(promised) is True
+    assert proposer.decision([HostOffer(7, turns), HostOffer(6, turns, 0)]) is False
+    proposer.is_decided = True
 
     assert proposer.propose(promised, 3) == OrderWindow(1, 10, 13)
 
@@ -382,7 +382,7 @@ def test_a_window_ends_where_a_host_returns_to_1f1b_and_begins_where_it_comes_ba
     proposer = WindowProposer()
 
     assert proposer.propose(offers, 3) == OrderWindow(0, 7, 8)
-    proposer.is_judged = True
+    proposer.is_decided = True
     later = [HostOffer(5, ((1, True),), 0), HostOffer(5, block, 0)]
     assert proposer.propose(later, 3) == OrderWindow(1, 10, 13)
 

@@ -1,7 +1,7 @@
 """Agreement of all hosts of a training on running other orders of instructions, through the job's store.
 
 One rank of each host carries: a thread publishes what its host offers, promises windows and fetches verdicts
-(`gpuenergyd.core.distributed.order_windows`); the first host's thread proposes windows and has them judged. The
+(`gpuenergyd.core.distributed.order_windows`); the first host's thread proposes windows and has them decided. The
 training thread waits for it only while its host is in doubt about an iteration.
 """
 
@@ -64,7 +64,7 @@ class HostExchange:
     _published: str = ""
 
     def exchange(self, store: Store, ahead: int) -> None:
-        """Fetch verdicts, promise what is proposed, publish this host's offer; on the first host, propose and judge."""
+        """Fetch verdicts, promise what is proposed, publish this host's offer; on the first host, propose and decide."""
         if self._published or self.plans.offer() is not None:
             head = store.get("head")
             self._settle(store)
@@ -101,10 +101,10 @@ class HostExchange:
             return
         offers = [_offer(value) for value in values]
         proposer = self._proposer
-        is_granted = proposer.judgement(offers)
+        is_granted = proposer.decision(offers)
         if is_granted is not None and proposer.proposed is not None:
             store.set_once(_verdict_key(proposer.proposed.number), _GRANTED if is_granted else _REFUSED)
-            proposer.is_judged = True
+            proposer.is_decided = True
             if proposer.proposed.number >= _KEPT:
                 store.delete(_verdict_key(proposer.proposed.number - _KEPT))
         window = proposer.propose(offers, ahead)
