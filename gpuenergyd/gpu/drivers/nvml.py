@@ -32,6 +32,7 @@ _REASON_SW_POWER_CAP = 0x4
 _TEMPERATURE_GPU = 0
 _XID = 0x8
 _EVENTS_LIMIT_S = 5.0
+_EVENTS_PAUSE_S = 0.05
 
 
 @dataclass(slots=True)
@@ -65,6 +66,8 @@ class NvmlHost:
         self._released: set[str] = set()
         self._events_guard = threading.Lock()
         """Held while events of GPUs are awaited, which keeps them open."""
+        self._is_events_paused = threading.Event()
+        """Set by a release: a thread that awaits events again and again would never leave the guard to it."""
         self._connect()
         if not self._devices:
             raise DriverError("the NVIDIA driver reports no usable GPU; run `nvidia-smi` for details")
@@ -148,6 +151,9 @@ class NvmlHost:
         if self._released and self._released >= self._devices.keys():
             self._sleep(timeout_s)
             return None
+        if self._is_events_paused.is_set():
+            self._sleep(min(timeout_s, _EVENTS_PAUSE_S))
+            return None
         with self._events_guard:
             return self._await_xid(timeout_s)
 
@@ -184,6 +190,13 @@ class NvmlHost:
         """
         for gpu_uuid in gpu_uuids:
             self._device(gpu_uuid)
+        self._is_events_paused.set()
+        try:
+            self._release(gpu_uuids)
+        finally:
+            self._is_events_paused.clear()
+
+    def _release(self, gpu_uuids: Collection[str]) -> None:
         if not self._events_guard.acquire(timeout=_EVENTS_LIMIT_S):
             raise DriverError("the driver does not return from waiting for events; restart the GPU worker")
         try:
