@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 from gpuenergyd.store import open_history
 from tests.support import pipelining_tutorial
 from tests.support.daemon_process import running_daemon
+from tests.support.thorough import thorough
 from tests.support.waiting import wait_until
 from tests.trainers.forked_programs import run_forked
 
@@ -18,7 +19,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 NUM_RANKS, NUM_STEPS = 2, 40
 
 
-@pytest.mark.parametrize("split", pipelining_tutorial.SPLITS)
+@pytest.mark.parametrize("split", ["manual", *thorough("traced")])
 def test_a_pipeline_of_the_tutorials_shape_ends_with_a_plan_or_one_reason(tmp_path: Path, split: str) -> None:
     script = Path(pipelining_tutorial.__file__)
     with running_daemon(tmp_path / "daemon") as daemon:
