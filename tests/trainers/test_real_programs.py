@@ -9,7 +9,6 @@ pytest.importorskip("torch")
 from gpuenergyd.store import open_history
 from tests.support import pipelining_tutorial
 from tests.support.daemon_process import running_daemon
-from tests.support.thorough import thorough
 from tests.support.waiting import wait_until
 from tests.trainers.forked_programs import run_forked
 
@@ -19,7 +18,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 NUM_RANKS, NUM_STEPS = 2, 40
 
 
-@pytest.mark.parametrize("split", ["manual", *thorough("traced")])
+@pytest.mark.thorough
+@pytest.mark.parametrize("split", pipelining_tutorial.SPLITS)
 def test_a_pipeline_of_the_tutorials_shape_ends_with_a_plan_or_one_reason(tmp_path: Path, split: str) -> None:
     script = Path(pipelining_tutorial.__file__)
     with running_daemon(tmp_path / "daemon") as daemon:
