@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 NUM_RANKS, NUM_STEPS = 2, 40
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("split", pipelining_tutorial.SPLITS)
 def test_a_pipeline_of_the_tutorials_shape_ends_with_a_plan_or_one_reason(tmp_path: Path, split: str) -> None:
     script = Path(pipelining_tutorial.__file__)

@@ -31,6 +31,7 @@ def test_pipelines_across_hosts_follow_each_straggler_within_six_iterations_and_
     assert ran.num_false_alarms == len(responses)
 
 
+@pytest.mark.thorough
 def test_pipelines_across_hosts_without_a_straggler_follow_none() -> None:
     ran = run_trial(Trial(are_replicas_whole=False, ratio=1.0, noise_ratio=NOISE_RATIO, seed=2, num_episodes=2))
 
