@@ -33,7 +33,7 @@ def test_a_caution_within_risk_is_late_in_few_draws_and_gets_bolder_with_evidenc
     assert known.sigmas <= unknown.sigmas
 
 
-def test_the_caution_lies_between_those_tried_where_less_would_be_too_late() -> None:
+def test_the_caution_lies_between_one_that_is_too_little_and_one_that_is_enough() -> None:
     belief = fitted(0.8, 1.5, [1320, 1185, 1050, 915], draws=True)
 
     def found_with(caution_sigmas: Sequence[float]) -> Caution:
