@@ -64,7 +64,7 @@ class HostExchange:
     _published: str = ""
 
     def exchange(self, store: Store, ahead: int) -> None:
-        """Fetch verdicts, promise what is proposed, publish this host's offer; on the first host, propose and decide."""
+        """Fetch verdicts, promise what is proposed, publish the offer; on the first host, propose and decide."""
         if self._published or self.plans.offer() is not None:
             head = store.get("head")
             self._settle(store)
