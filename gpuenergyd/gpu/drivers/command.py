@@ -321,7 +321,7 @@ class CommandHost:
         """
         template = self._require_command(name, gpu_uuid)
         texts = {"gpu_uuid": gpu_uuid, "index": str(self._identity(gpu_uuid).index)}
-        texts |= {key: f"{value:g}" if isinstance(value, float) else str(value) for key, value in values.items()}
+        texts |= {key: f"{value:g}" for key, value in values.items()}
         arguments = [_replaced(part, texts) for part in template]
         timeout_s = self._commands.timeout_s
         with self._held(gpu_uuid) as lock_fd, tempfile.TemporaryFile() as errors:
