@@ -113,23 +113,6 @@ class GpuReader(Protocol):
         """Return the host pids of the processes that compute on the GPU."""
         ...
 
-    def release(self, gpu_uuids: Collection[str]) -> None:
-        """Let go of all driver handles of GPUs, for a reset, a MIG change or a driver upgrade; the others go on.
-
-        Raises:
-            GpuNotFoundError, DriverError: as named.
-        """
-        ...
-
-    def reopen(self, gpu_uuids: Collection[str]) -> tuple[GpuIdentity, ...]:
-        """Open released GPUs again; return their identities, which may have changed.
-
-        Raises:
-            GpuLostError: a GPU is not there; the ones that are there are open.
-            DriverError: the driver cannot be opened.
-        """
-        ...
-
     def close(self) -> None:
         """Close the driver."""
         ...
@@ -170,5 +153,22 @@ class GpuController(GpuReader, Protocol):
 
         Raises:
             GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
+        """
+        ...
+
+    def release(self, gpu_uuids: Collection[str]) -> None:
+        """Let go of all driver handles of GPUs, for a reset, a MIG change or a driver upgrade; the others go on.
+
+        Raises:
+            GpuNotFoundError, DriverError: as named.
+        """
+        ...
+
+    def reopen(self, gpu_uuids: Collection[str]) -> tuple[GpuIdentity, ...]:
+        """Open released GPUs again; return their identities, which may have changed.
+
+        Raises:
+            GpuLostError: a GPU is not there; the ones that are there are open.
+            DriverError: the driver cannot be opened.
         """
         ...

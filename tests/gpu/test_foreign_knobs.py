@@ -73,7 +73,7 @@ def test_each_foreign_change_under_a_job_is_seen_recorded_and_left_alone(daemon:
         (summary,) = history.job_summaries()
         events = [event for event in history.control_events(summary.job_id) if event.action == "knob"]
     seen = {(event.reason, event.before, event.after) for event in events if event.gpu_uuid == gpu}
-    assert ("power_limit_w changed by another program", "400", "300") in seen
+    assert ("power_limit_w changed by another program", "480", "300") in seen
     assert ("is_persistent changed by another program", "on", "off") in seen
     assert ("requested_power_profiles changed by another program", "2", "2,20") in seen
     limits = [event for event in events if event.reason.startswith("power_limit_w")]

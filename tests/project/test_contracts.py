@@ -126,6 +126,8 @@ STATUS = {
     "gpus": (
         "administrator_lease calibration_lease gpu_uuid index is_simulated job_id model_name power_w reading_age_s"
         " requested_sm_clock_mhz sm_clock_mhz state switching temperature_celsius total_energy_j zeusd_client_lease"
+        " application_sm_clock_mhz default_power_limit_w enforced_power_limit_w enforced_power_profiles is_mig_enabled"
+        " is_persistent power_limit_owner power_limit_w requested_power_profiles state_reason"
     ),
     "gpus.switching": "basis call_s lower_s num_earlier num_seen num_unseen raise_s seen",
     "jobs": (
@@ -142,8 +144,9 @@ STATUS = {
         " predicted_saving_high_ratio predicted_saving_low_ratio predicted_saving_ratio ranks"
         " retry_in_iterations saving_interval saving_ratio schedule slowdown_interval slowdown_ratio straggler"
         " straggler_iteration_energy_j straggler_reason straggler_since_s straggler_time_s target"
-        " waiting_iteration_energy_j watts_saved watts_saved_interval"
+        " waiting_iteration_energy_j watts_saved watts_saved_interval is_paused orders priority"
     ),
+    "jobs.orders": "is_paused max_slowdown_ratio policy priority",
     "jobs.ranks": "gpu_uuid pid pp_rank stage_rank uid",
 }
 POLICIES = {"": "policies", "policies": "error group is_usable kind name package version"}

@@ -524,4 +524,5 @@ def test_bad_command_line_is_one_clear_line(site: Site) -> None:
 
 
 def test_health_values_are_stable() -> None:
-    assert {h.value for h in GpuHealth} == {"ok", "degraded", "wedged", "lost", "unrestored", "observe_only"}
+    values = {"ok", "degraded", "wedged", "lost", "unrestored", "observe_only", "released"}
+    assert {h.value for h in GpuHealth} == values
