@@ -46,7 +46,7 @@ KEPT_ROUNDS = 4
 LEAST_SHORTENING = 1.5
 """Ratio of microbatches from which a pipeline is shortened."""
 LATER_STEPS = 4
-"""A long pipeline averages a quarter of the steps of its short one, which count as as many steps before."""
+"""A long pipeline averages a quarter of the steps of its short one, which count as so many steps before."""
 PRICE_STEPS, PRICE_ROUNDS = QUICK_STEPS // 4, 10
 """Flows that are averaged, and prices that are tried, to find the deadline of a short pipeline."""
 SCALES = (0.8, 1.2)
@@ -198,8 +198,8 @@ class FlowAveraging:
         prices = floats(ends)
         latency_j = divide_flow(graph, floats(short.divided(edge_flow, np.diff(np.asarray(graph.pred)))), prices)
         averages = _no_averages(graph)._replace(price=prices)
-        later = num_steps // LATER_STEPS
-        return self._narrowed(graph, self._deadline_s, _Flow(averages, found.flow_w, latency_j, later), later)
+        carried = _Flow(averages, found.flow_w, latency_j, num_steps)
+        return self._narrowed(graph, self._deadline_s, carried, num_steps // LATER_STEPS)
 
     def _short_deadline_s(self, short: ShortPipeline) -> float:
         """Return the deadline at which a second has the same price in the short pipeline as in the long one.

@@ -109,7 +109,7 @@ def test_the_bound_of_a_long_pipeline_holds(
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="plain Python averages too few flows")
-def test_a_short_pipeline_is_a_better_start_than_none() -> None:
+def test_the_bound_of_a_short_start_is_nearly_as_good_as_that_of_many_steps() -> None:
     profile = split_profile([1.0, 1.1, 0.95, 1.0])
     graph = dependency_graph(zero_bubble_h1(4, 64))
     tables = planning_tables(graph, profile)
@@ -120,6 +120,4 @@ def test_a_short_pipeline_is_a_better_start_than_none() -> None:
         return averages.prices(num_steps, begins_short=begins_short).cost_bound_j
 
     best_j = bound_j(20_000, begins_short=False)
-    # A quarter of the steps are made on the long pipeline.
-    from_short_j, from_nothing_j = bound_j(400, begins_short=True), bound_j(100, begins_short=False)
-    assert best_j - from_short_j < best_j - from_nothing_j + 1e-3 * abs(best_j)
+    assert bound_j(400, begins_short=True) > best_j - 1e-2 * abs(best_j)
