@@ -134,7 +134,7 @@ def _of_ratio(cases: Sequence[Figures]) -> dict[str, Any]:
 
 
 def _is_met(figures: dict[str, Any]) -> bool:
-    return (
+    return bool(
         figures["throughput_vs_equal_limits_ratio"] >= LEAST_GAIN
         and figures["gap_to_bound_ratio"] <= MOST_GAP
         and figures["over_budget_s_max"] <= MOST_OVER_S

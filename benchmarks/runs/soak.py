@@ -48,15 +48,23 @@ from gpuenergyd.daemon.api.server import ManualChanges, Server, UserLimits  # no
 from gpuenergyd.daemon.gpus.access import AccessRules  # noqa: E402
 from gpuenergyd.daemon.gpus.inventory import Gpus  # noqa: E402
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse  # noqa: E402
+from gpuenergyd.daemon.jobs.fits import JobFits  # noqa: E402
+from gpuenergyd.daemon.jobs.operators import Operators, OrderFile  # noqa: E402
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore  # noqa: E402
 from gpuenergyd.daemon.jobs.registry import Jobs  # noqa: E402
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases  # noqa: E402
 from gpuenergyd.daemon.manual_leases.calibration import Calibrations  # noqa: E402
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases  # noqa: E402
+from gpuenergyd.daemon.manual_leases.releases import GpuReleases  # noqa: E402
 from gpuenergyd.daemon.ports import JobServices  # noqa: E402
+from gpuenergyd.daemon.power.capped_worker import CappedWorker  # noqa: E402
+from gpuenergyd.daemon.power.service import PowerService  # noqa: E402
 from gpuenergyd.daemon.processes.plugins import PolicyNames  # noqa: E402
+from gpuenergyd.daemon.processes.policy_client import PolicyFailure  # noqa: E402
+from gpuenergyd.daemon.processes.power_queries import PowerQuery  # noqa: E402
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials  # noqa: E402
 from gpuenergyd.daemon.runtime.process_tuning import limit_malloc_to_one_arena  # noqa: E402
+from gpuenergyd.daemon.settings import load_settings  # noqa: E402
 from gpuenergyd.daemon.zeusd.requests import ZeusdChanges  # noqa: E402
 from gpuenergyd.gpu.device import GpuDetails, GpuIdentity  # noqa: E402
 from gpuenergyd.gpu.link.messages import GpuSample, GpuSnapshot, LeaseOwner  # noqa: E402
@@ -108,6 +116,13 @@ class Worker:
         del gpu_uuid
         return ()
 
+    async def release_gpus(self, gpu_uuids: Sequence[str], reason: str) -> None:
+        del gpu_uuids, reason
+
+    async def reopen_gpus(self, gpu_uuids: Sequence[str]) -> tuple[GpuIdentity, ...]:
+        del gpu_uuids
+        return ()
+
     async def snapshot(self, gpu_uuid: str) -> GpuSnapshot:
         del gpu_uuid
         return GpuSnapshot(None, None, GpuDetails())
@@ -127,6 +142,16 @@ class Policy:
 
     async def drop_job(self, job_id: str) -> None:
         del job_id
+
+    async def divide_power(self, query: PowerQuery) -> PolicyFailure:
+        del query
+        return PolicyFailure("no power budget in the soak")
+
+    async def check(self, policy: str) -> None:
+        del policy
+
+    async def fitted(self, *_: object) -> PolicyFailure:
+        return PolicyFailure("no fitted profile in the soak")
 
 
 class Connection:
@@ -166,15 +191,21 @@ class Soak:
             max_ranks_per_user=64,
             silence_limit_s=60.0,
         )
+        policy = Policy()
         leases = ManualLeases(worker, self.gpus, self.history)
+        capped = CappedWorker(worker, self.gpus)
         self.server = Server(
             self.jobs,
             ManualChanges(
                 AdministratorLeases(leases, self.gpus, worker),
                 Calibrations(leases, self.gpus, worker),
                 ZeusdChanges(leases, worker),
+                PowerService(load_settings(state_dir=folder), self.gpus, self.jobs, capped, policy, self.history),
+                GpuReleases(worker, self.gpus, self.history, self.jobs.spawn),
             ),
             PipelineMembers(self.jobs),
+            Operators(self.jobs, policy.check, lambda _: None, OrderFile(folder / "orders.json")),
+            JobFits(self.jobs, policy.fitted, lambda _: None),
             status=lambda: {"jobs": [runner.job_id for runner in self.jobs], "gpus": GPUS},
             job_detail=lambda _: None,
             past_jobs=PastJobStore(f"sqlite:///{folder / 'history.sqlite3'}", self.history),
