@@ -242,5 +242,5 @@ def test_each_setting_says_where_it_comes_from(config: Path, monkeypatch: pytest
 
 
 def test_an_unknown_key_lists_the_valid_ones() -> None:
-    with pytest.raises(UsageError, match="no setting 'polcy'; valid: admin_groups, "):
-        setting_values(None, ["polcy"])
+    with pytest.raises(UsageError, match="no setting 'policies'; valid: admin_groups, "):
+        setting_values(None, ["policies"])
