@@ -41,7 +41,7 @@ _SLOTS_BEGIN = _WINDOWS_BEGIN + _NUM_WINDOWS * _WINDOW.size
 _SLOT = struct.Struct(f"<qq{2 * MAX_TURNS}q")
 
 
-class Verdict(IntEnum):
+class WindowVerdict(IntEnum):
     """What is known of a window that this host has promised."""
 
     OPEN = 0
@@ -118,15 +118,15 @@ class OrderRegister:
             if self._is_across_hosts:
                 windows = self._windows()
                 self.bound_until = max(
-                    (own.end_iteration for own, verdict in windows if verdict is not Verdict.REFUSED), default=0
+                    (own.end_iteration for own, verdict in windows if verdict is not WindowVerdict.REFUSED), default=0
                 )
                 window = next((own for own in windows if own[0].covers(iteration_index)), None)
-                if window is not None and window[1] is Verdict.OPEN:
+                if window is not None and window[1] is WindowVerdict.OPEN:
                     newest, promised, is_barred, _ = _HOST.unpack_from(self._map, _HOST_BEGIN)
                     if not is_barred:
                         _HOST.pack_into(self._map, _HOST_BEGIN, newest, promised, 0, iteration_index + 1)
                         return None
-                is_ordered = window is not None and window[1] is Verdict.GRANTED
+                is_ordered = window is not None and window[1] is WindowVerdict.GRANTED
             else:
                 is_ordered = is_agreed((_turns(slot) for slot in slots), iteration_index)
             self._record(iteration_index, is_ordered=is_ordered)
@@ -160,12 +160,12 @@ class OrderRegister:
             if promised == window.number + 1:
                 return True
             begin, end = window.begin_iteration, window.end_iteration
-            is_open = any(verdict is Verdict.OPEN for _, verdict in self._windows())
+            is_open = any(verdict is WindowVerdict.OPEN for _, verdict in self._windows())
             if is_barred or is_open or promised > window.number or newest > begin:
                 return False
             if not has_orders_within(self._common_turns(), begin, end):
                 return False
-            self._write(window, Verdict.OPEN)
+            self._write(window, WindowVerdict.OPEN)
             _HOST.pack_into(self._map, _HOST_BEGIN, newest, window.number + 1, 0, in_doubt)
         return True
 
@@ -173,21 +173,21 @@ class OrderRegister:
         """Return the window whose verdict this host does not know, and whether a rank waits for it; else None."""
         with self._locked():
             *_, in_doubt = _HOST.unpack_from(self._map, _HOST_BEGIN)
-            found = next((window for window, verdict in self._windows() if verdict is Verdict.OPEN), None)
+            found = next((window for window, verdict in self._windows() if verdict is WindowVerdict.OPEN), None)
         return None if found is None else (found, found.covers(in_doubt - 1))
 
     def settle(self, number: int, *, is_granted: bool) -> None:
         """Record the verdict on a window."""
         with self._locked():
             for window, verdict in self._windows():
-                if window.number == number and verdict is Verdict.OPEN:
-                    self._write(window, Verdict.GRANTED if is_granted else Verdict.REFUSED)
+                if window.number == number and verdict is WindowVerdict.OPEN:
+                    self._write(window, WindowVerdict.GRANTED if is_granted else WindowVerdict.REFUSED)
 
     def is_bound(self, iteration_index: int) -> bool:
         """Return whether this host has promised a window that is neither refused nor over after an iteration."""
         with self._locked():
             return any(
-                verdict is not Verdict.REFUSED and window.end_iteration > iteration_index
+                verdict is not WindowVerdict.REFUSED and window.end_iteration > iteration_index
                 for window, verdict in self._windows()
             )
 
@@ -212,12 +212,12 @@ class OrderRegister:
         newest, *others = _HOST.unpack_from(self._map, _HOST_BEGIN)
         _HOST.pack_into(self._map, _HOST_BEGIN, max(newest, iteration_index + 1), *others)
 
-    def _windows(self) -> list[tuple[OrderWindow, Verdict]]:
+    def _windows(self) -> list[tuple[OrderWindow, WindowVerdict]]:
         """Return the windows promised last, with what is known of them."""
         rows = [_WINDOW.unpack_from(self._map, _WINDOWS_BEGIN + k * _WINDOW.size) for k in range(_NUM_WINDOWS)]
-        return [(OrderWindow(row[0] - 1, row[1], row[2]), Verdict(row[3])) for row in rows if row[0]]
+        return [(OrderWindow(row[0] - 1, row[1], row[2]), WindowVerdict(row[3])) for row in rows if row[0]]
 
-    def _write(self, window: OrderWindow, verdict: Verdict) -> None:
+    def _write(self, window: OrderWindow, verdict: WindowVerdict) -> None:
         begin = _WINDOWS_BEGIN + window.number % _NUM_WINDOWS * _WINDOW.size
         numbers = window.number + 1, window.begin_iteration, window.end_iteration, int(verdict)
         _WINDOW.pack_into(self._map, begin, *numbers)

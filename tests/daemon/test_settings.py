@@ -117,7 +117,7 @@ def test_environment_variables_of_the_client_are_ignored(monkeypatch: pytest.Mon
         ("max_slowdown_ratio = -0.1", r"config\.toml: max_slowdown_ratio = -0\.1: must be from 0 to 1"),
         ("max_slowdown_ratio = 1.5", r"config\.toml: max_slowdown_ratio = 1\.5: must be from 0 to 1"),
         ("max_slowdown_ratio = nan", r"config\.toml: max_slowdown_ratio = nan: .*finite"),
-        ('driver = "amd"', r"config\.toml: driver = 'amd': .*'nvml' or 'simulated'"),
+        ('driver = "amd"', r"config\.toml: driver = 'amd': .*'nvml', 'simulated' or 'command'"),
         ('sample_period_s = "fast"', r"config\.toml: sample_period_s = 'fast'"),
         ("policy = \n", r"config\.toml: Invalid value .*line 1"),
         ('driver = "simulated"', r"driver = 'simulated' requires world_path"),

@@ -100,9 +100,9 @@ CARBON_FORECAST = {
 }
 CARBON_BACKTEST = {
     "": (
-        "achieved_saving_ratio captured_ratio constant_saving_ratio forecast_s_max methods notes num_jobs"
-        " oracle_saving_ratio refit_s_max skill_1h_ratio skill_24h_mean_ratio skill_6h_ratio time_used_ratio_max"
-        " timing_gain_ratio zone"
+        "achieved_saving_ratio captured_ratio constant_saving_ratio forecast_s_max interval_coverage_ratio methods"
+        " notes num_jobs oracle_saving_ratio refit_s_max skill_1h_ratio skill_24h_mean_ratio skill_6h_ratio"
+        " time_used_ratio_max timing_gain_ratio zone"
     ),
     "methods": "captured_ratio mean_slowdown_ratio name saving_ratio time_used_ratio_max worst_job_ratio",
 }

@@ -99,7 +99,7 @@ def test_every_document_is_reached_from_the_index() -> None:
 
 def test_the_reference_lists_every_command() -> None:
     app = command_line()
-    commands = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
     commands |= {group.name for group in app.registered_groups if group.name}
     page = (ROOT / "docs" / "reference" / "command-line.md").read_text(encoding="utf-8")
 

@@ -49,7 +49,7 @@ def set_budget(
 
     Examples:
         gpuenergyd budget set 2400
-        gpuenergyd budget set 1800 --for 600 --reason "grid event 17"
+        gpuenergyd budget set 1800 --for 600 --reason event-17
     """
     if (problem := budget_problem(watts)) is not None:
         raise UsageError(f"WATTS {problem}")

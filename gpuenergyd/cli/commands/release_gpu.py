@@ -34,7 +34,6 @@ def release_gpu(
 
     Examples:
         gpuenergyd release-gpu 0
-        nvidia-smi --gpu-reset -i 0
         gpuenergyd release-gpu 0 --reopen
     """
     if reopen and lifetime_s is not None:

@@ -46,7 +46,7 @@ def prove(  # noqa: PLR0913  each option is a parameter
     ] = 0.0,
     margin: Annotated[
         float,
-        typer.Option(min=0.0, max=0.2, metavar="RATIO", help="Further slowdown that the claim accepts."),
+        typer.Option(min=0.0, max=0.2, metavar="RATIO", help="How much later than permitted the claim accepts."),
     ] = 0.01,
     smallest_saving: Annotated[
         float, typer.Option(min=0.001, max=0.5, metavar="RATIO", help="Smallest saving that the proof must show.")

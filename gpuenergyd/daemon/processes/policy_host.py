@@ -32,7 +32,7 @@ from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply, an
 from gpuenergyd.daemon.processes.view_delta import ViewDifference, ViewReceiver
 from gpuenergyd.wire.daemon_codec import decode, encode
 
-MAX_LINE_BYTES = 64 * 2**20
+MAX_LINE_BYTES = 512 * 2**20
 NICENESS = 10
 THREAD_COUNT_VARIABLES = (
     "OMP_NUM_THREADS",

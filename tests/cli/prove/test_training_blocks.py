@@ -44,7 +44,9 @@ def test_blocks_hold_the_iterations_of_their_arm_and_the_power_beside_them(
         assert len(block.iterations) == 4
         first, last = block.iterations[0], block.iterations[-1]
         assert block.begun_at_s <= first.begun_at_s < last.begun_at_s + last.time_s <= block.ended_at_s
-        assert all(sample.gpu_energy_j is not None and sample.gpu_energy_j > 0 for sample in block.iterations)
+        energies_j = [sample.gpu_energy_j for sample in block.iterations if sample.gpu_energy_j is not None]
+        assert energies_j, "slow reads leave some iterations without an energy, but not all"
+        assert min(energies_j) > 0
         assert block.gpu_power
         assert energy_j(block.gpu_power, block.gpu_power[0].at_s, block.gpu_power[-1].at_s) is not None or (
             len(block.gpu_power) == 1
