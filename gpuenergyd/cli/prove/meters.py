@@ -34,6 +34,7 @@ class Meter(Protocol):
     @property
     def facts(self) -> MeterFacts:
         """What is registered of it."""
+        ...
 
     def read(self) -> PowerSample | None:
         """Return a reading, None without a new one.
@@ -41,6 +42,7 @@ class Meter(Protocol):
         Raises:
             ProofError: it cannot be read.
         """
+        ...
 
 
 @dataclass(frozen=True, slots=True)

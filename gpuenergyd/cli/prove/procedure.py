@@ -26,6 +26,7 @@ class BlockRunner(Protocol):
 
     def calibrate(self) -> Mapping[str, Any]:
         """Measure switch latencies and the price of a call; return what was found."""
+        ...
 
     def run_block(self, arm: Arm, *, num_iterations: int) -> Block:
         """Run the training until so many iterations have run as the arm plans them; return these.
@@ -33,6 +34,7 @@ class BlockRunner(Protocol):
         Raises:
             ProofError: the training ended before, or made no plan.
         """
+        ...
 
 
 @dataclass(frozen=True, slots=True)

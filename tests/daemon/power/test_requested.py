@@ -41,8 +41,8 @@ def test_an_impossible_request_is_refused_in_one_line(request_: PowerBudgetReque
 def test_a_request_holds_for_its_lifetime_and_survives_a_restart(tmp_path: Path) -> None:
     file = RequestFile(tmp_path / "power-budget.json")
     assert file.read() is None
-    budget = requested_budget(PowerBudgetRequest(1500.0, 60.0, "event"), NOW)
-    assert budget == PowerBudget(1500.0, BudgetSource.REQUEST, "event", NOW + timedelta(seconds=60))
+    budget = requested_budget(PowerBudgetRequest(1500.0, 86_400.0, "event"), NOW)
+    assert budget == PowerBudget(1500.0, BudgetSource.REQUEST, "event", NOW + timedelta(days=1))
     assert file.save(budget) is None
     assert file.read() == budget
     assert file.save(PowerBudget(1500.0, BudgetSource.REQUEST, "", NOW - timedelta(hours=1))) is None
