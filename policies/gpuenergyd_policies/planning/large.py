@@ -7,6 +7,7 @@ optimum is known.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.profile import PipelineProfile
@@ -24,6 +25,10 @@ WINDOW, DEEP_WINDOW = 4096, 768
 """Instructions of windows of time in refinement; the sweep of a window takes longer with more stages."""
 MANY_RANKS = 24
 """Ranks above which windows are small."""
+SAMPLED_WINDOWS = 16
+"""Of so many windows one is refined first, to see what refinement gains in this pipeline."""
+WORTH_REFINING = 0.1
+"""Share of the gap that refinement should close, judged by the first windows, to go on with all of them."""
 REFINED_GAP = 1e-3
 """Gap of a rounded plan to its bound, as a share of the energy, above which windows are re-optimized."""
 WINDOW_TOLERANCE = 1e-3
@@ -73,11 +78,27 @@ class LargePipeline:
         )
         return min(plans, key=lambda plan: plan.cost_j + idle_w * plan.makespan_s)
 
-    def refined(self, plan: RoundedPlan, deadline_s: float) -> RoundedPlan:
-        """Return the plan with windows of time re-optimized one after the other; it never costs more."""
+    def refined(self, plan: RoundedPlan, deadline_s: float, *, excess_j: float) -> RoundedPlan:
+        """Return the plan with windows of time re-optimized one after the other; it never costs more.
+
+        Refinement takes several times as long as all before it, and gains much with coarse clocks, little with fine
+        ones. So a sample of the windows comes first. `excess_j` is what the plan costs above its bound.
+        """
         window = WINDOW if self.graph.num_ranks <= MANY_RANKS else DEEP_WINDOW
         network = flow_network(self.graph, self.tables, thin_tolerance=WINDOW_TOLERANCE)
-        return refine(self.rounder, network, self.tables, self.graph, plan, deadline_s, passes=((BY_TIME, window),))
+        of_windows = partial(
+            refine,
+            self.rounder,
+            network,
+            self.tables,
+            self.graph,
+            deadline_s=deadline_s,
+            passes=((BY_TIME, window),),
+        )
+        sampled = of_windows(plan, every=SAMPLED_WINDOWS)
+        if SAMPLED_WINDOWS * (plan.cost_j - sampled.cost_j) < WORTH_REFINING * excess_j:
+            return sampled
+        return of_windows(sampled)
 
     def least_energy_time_s(self, found: AveragedPrices) -> float:
         """Return T* from prices for a deadline beyond it."""

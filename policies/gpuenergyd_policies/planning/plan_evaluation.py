@@ -46,14 +46,9 @@ def evaluate_options(
 
 def evaluate_clocks(graph: DependencyGraph, profile: PipelineProfile, sm_clocks_mhz: Sequence[int]) -> PlanEvaluation:
     """Return timeline and energy of an iteration at these clocks, one per node; each must have been measured."""
-    return evaluate_options(
-        graph,
-        profile,
-        (
-            profile[instruction.instruction_class].at_clock(sm_clock_mhz)
-            for instruction, sm_clock_mhz in zip(graph.instructions, sm_clocks_mhz, strict=True)
-        ),
-    )
+    chosen = list(zip(graph.class_of, sm_clocks_mhz, strict=True))
+    option_of = {(c, sm_clock_mhz): profile[graph.classes[c]].at_clock(sm_clock_mhz) for c, sm_clock_mhz in set(chosen)}
+    return evaluate_options(graph, profile, map(option_of.__getitem__, chosen))
 
 
 def baseline(graph: DependencyGraph, profile: PipelineProfile) -> PlanEvaluation:

@@ -47,14 +47,20 @@ def refine(
     deadline_s: float,
     *,
     passes: tuple[tuple[int, int], ...] = FULL_PASSES,
+    every: int = 1,
 ) -> RoundedPlan:
-    """Return a plan with at most the same effective energy that still meets the deadline."""
+    """Return a plan with at most the same effective energy that still meets the deadline.
+
+    Of the windows of all passes, every `every`-th is refined, but at least the one in the middle.
+    """
     n = rounder.num_operations
     order = rounder.order
     most_edges = len(network.edge_tail) + 2 * n
     single_vertex = len(network.level_ticks)
     microbatches = np.array([i.microbatch_index for i in graph.instructions], dtype=np.int64)[order]
     windows = _windows(n, int(microbatches.max()) + 1, passes)
+    every = min(every, len(windows))
+    windows = windows[every // 2 :: every]
     state = PlanState(
         choice=ints(plan.options[order]),
         earliest=floats(np.zeros(n)),
