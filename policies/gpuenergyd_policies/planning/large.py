@@ -13,7 +13,7 @@ from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.timeline import makespan_s
 from gpuenergyd_policies.planning.averaging import AveragedPrices, FlowAveraging
-from gpuenergyd_policies.planning.discrete.refinement import refine
+from gpuenergyd_policies.planning.discrete.refinement import num_windows, refine
 from gpuenergyd_policies.planning.discrete.rounding import LATE, MIDDLE, RoundedPlan, Rounder
 from gpuenergyd_policies.planning.discrete.window_kernels import BY_TIME
 from gpuenergyd_policies.planning.exact.network import flow_network
@@ -25,10 +25,8 @@ WINDOW, DEEP_WINDOW = 4096, 768
 """Instructions of windows of time in refinement; the sweep of a window takes longer with more stages."""
 MANY_RANKS = 24
 """Ranks above which windows are small."""
-SAMPLED_WINDOWS = 16
-"""Of so many windows one is refined first, to see what refinement gains in this pipeline."""
-WORTH_REFINING = 0.1
-"""Share of the gap that refinement should close, judged by the first windows, to go on with all of them."""
+WORTH_REFINING = 0.25
+"""Share of the gap that refinement should close, judged by three windows, to go on with all of them."""
 REFINED_GAP = 1e-3
 """Gap of a rounded plan to its bound, as a share of the energy, above which windows are re-optimized."""
 WINDOW_TOLERANCE = 1e-3
@@ -81,22 +79,20 @@ class LargePipeline:
     def refined(self, plan: RoundedPlan, deadline_s: float, *, excess_j: float) -> RoundedPlan:
         """Return the plan with windows of time re-optimized one after the other; it never costs more.
 
-        Refinement takes several times as long as all before it, and gains much with coarse clocks, little with fine
-        ones. So a sample of the windows comes first. `excess_j` is what the plan costs above its bound.
+        Refinement may take several times as long as all before it. It gains much with coarse clocks, little with fine
+        ones. So the first window, the last and the one in the middle come first. `excess_j` is what the plan costs
+        above its bound.
         """
         window = WINDOW if self.graph.num_ranks <= MANY_RANKS else DEEP_WINDOW
         network = flow_network(self.graph, self.tables, thin_tolerance=WINDOW_TOLERANCE)
+        passes = ((BY_TIME, window),)
         of_windows = partial(
-            refine,
-            self.rounder,
-            network,
-            self.tables,
-            self.graph,
-            deadline_s=deadline_s,
-            passes=((BY_TIME, window),),
+            refine, self.rounder, network, self.tables, self.graph, deadline_s=deadline_s, passes=passes
         )
-        sampled = of_windows(plan, every=SAMPLED_WINDOWS)
-        if SAMPLED_WINDOWS * (plan.cost_j - sampled.cost_j) < WORTH_REFINING * excess_j:
+        num = num_windows(self.graph, passes)
+        tried = sorted({0, num // 2, num - 1})
+        sampled = of_windows(plan, only=tried)
+        if num / len(tried) * (plan.cost_j - sampled.cost_j) < WORTH_REFINING * excess_j:
             return sampled
         return of_windows(sampled)
 

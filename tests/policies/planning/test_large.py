@@ -51,7 +51,7 @@ def test_refinement_goes_on_after_a_sample_of_windows_where_it_gains(
     middle = 0.5 * (pipeline.tables.fastest_s + pipeline.tables.slowest_s)
     rounded = pipeline.rounder.round_plan(middle, deadline_s, slack_share=1.0, hull_first=False)
 
-    excess_j = 0.0 if is_worth_it else 1e12  # what is worth it closes a tenth of this
+    excess_j = 0.0 if is_worth_it else 1e12  # what is worth it closes a quarter of this
     refined = pipeline.refined(rounded, deadline_s, excess_j=excess_j)
     whole = pipeline.refined(rounded, deadline_s, excess_j=0.0)
 
