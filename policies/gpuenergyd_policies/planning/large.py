@@ -90,11 +90,10 @@ class LargePipeline:
             refine, self.rounder, network, self.tables, self.graph, deadline_s=deadline_s, passes=passes
         )
         num = num_windows(self.graph, passes)
-        tried = sorted({0, num // 2, num - 1})
-        sampled = of_windows(plan, only=tried)
-        if num / len(tried) * (plan.cost_j - sampled.cost_j) < WORTH_REFINING * excess_j:
-            return sampled
-        return of_windows(sampled)
+        with_ends = of_windows(plan, only=sorted({0, num - 1}))
+        sampled = of_windows(with_ends, only=[num // 2])
+        gain_j = plan.cost_j - with_ends.cost_j + max(0, num - 2) * (with_ends.cost_j - sampled.cost_j)
+        return of_windows(sampled) if gain_j >= WORTH_REFINING * excess_j else sampled
 
     def least_energy_time_s(self, found: AveragedPrices) -> float:
         """Return T* from prices for a deadline beyond it."""
