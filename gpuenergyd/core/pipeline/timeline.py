@@ -46,14 +46,7 @@ class Timeline:
 def timeline(graph: DependencyGraph, durations_s: Sequence[float]) -> Timeline:
     """Return the as-soon-as-possible timeline of a graph; `durations_s[i]` belongs to node i."""
     n = len(graph.instructions)
-    start = [0.0] * n
-    finish = [0.0] * n
-    for v in graph.topological_order:
-        at = 0.0
-        for u, latency_s in graph.predecessors[v]:
-            at = max(at, finish[u] + latency_s)
-        start[v] = at
-        finish[v] = at + durations_s[v]
+    start, finish = _earliest(graph, durations_s)
     makespan = max(map(add, finish, graph.epilogues_s), default=0.0)
     latest_finish = [makespan - epilogue_s for epilogue_s in graph.epilogues_s]
     for u in reversed(graph.topological_order):
@@ -70,6 +63,18 @@ def timeline(graph: DependencyGraph, durations_s: Sequence[float]) -> Timeline:
 
 def makespan_s(graph: DependencyGraph, durations_s: Sequence[float]) -> float:
     """Return the time of one iteration; faster than `timeline`, without slack."""
+    _, finish = _earliest(graph, durations_s)
+    return max(map(add, finish, graph.epilogues_s), default=0.0)
+
+
+def earliest_starts_s(graph: DependencyGraph, durations_s: Sequence[float]) -> list[float]:
+    """Return when each node can start; faster than `timeline`, without slack."""
+    return _earliest(graph, durations_s)[0]
+
+
+def _earliest(graph: DependencyGraph, durations_s: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return the earliest start and finish of each node."""
+    start = [0.0] * len(graph.instructions)
     finish = [0.0] * len(graph.instructions)
     predecessors = graph.predecessors
     for v in graph.topological_order:  # plain comparisons: `max` of a generator takes five times as long
@@ -78,8 +83,9 @@ def makespan_s(graph: DependencyGraph, durations_s: Sequence[float]) -> float:
             ready = finish[u] + latency_s
             if ready > at:  # noqa: PLR1730
                 at = ready
+        start[v] = at
         finish[v] = at + durations_s[v]
-    return max(map(add, finish, graph.epilogues_s), default=0.0)
+    return start, finish
 
 
 def iteration_energy_j(

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from itertools import pairwise
 from statistics import median
 
@@ -21,7 +22,8 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, baseline_plan
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware.model import PipelineModel, fitted_profile
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
-from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
+from gpuenergyd_policies.planning.plan_evaluation import FixedClocks
+from gpuenergyd_policies.profiling.fit import FittedProfile
 
 _NUM_DRAWS = 41
 _RANGE = (10.0, 90.0)
@@ -62,22 +64,26 @@ def outlook(view: JobView, plan: ClockPlan) -> Outlook:
     """Return the ranges of a plan's saving and slowdown, by the iterations that it was made from."""
     fitted = fitted_profile(view)
     model = PipelineModel.of(view, fitted.profile)
-    clocks_mhz = [_clock_of(view, plan)[instruction] for instruction in model.graph.instructions]
+    clock_of = _clock_of(view, plan)
+    clocks_mhz = [clock_of[instruction] for instruction in model.graph.instructions]
     random = np.random.default_rng(_SEED)
     usual_s, scatter_s = view.baseline.iteration_time_s, view.baseline.iteration_sigma_s
     baseline_error = _MEDIAN_PER_MEAN_ERROR * scatter_s / usual_s / math.sqrt(max(1, view.baseline.num_iterations))
     # Clocks that take effect at once are what draws are compared with; what the plan's changes add is the same for all.
-    at_once = evaluate_clocks(model.graph, fitted.profile, clocks_mhz)
+    at_full_speed, as_planned = FixedClocks(model.graph, None), FixedClocks(model.graph, clocks_mhz)
+    at_once_s, at_once_j = as_planned.time_and_energy(fitted.profile)
     late_s, late_j = model.bias_s, model.bias_energy_j
     if plan.predicted is not None:
-        late_s = plan.predicted.iteration_time_s - at_once.iteration_time_s
-        late_j = plan.predicted.energy_j - at_once.energy_j
+        late_s = plan.predicted.iteration_time_s - at_once_s
+        late_j = plan.predicted.energy_j - at_once_j
+    draw = partial(fitted.drawn, is_shape_known=True) if isinstance(fitted, FittedProfile) else fitted.drawn
     savings, slowdowns = [], []
     for _ in range(_NUM_DRAWS):
-        truth = fitted.drawn(random)
-        full_speed, planned = baseline(model.graph, truth), evaluate_clocks(model.graph, truth, clocks_mhz)
-        savings.append(1 - (planned.energy_j + late_j) / (full_speed.energy_j + model.bias_energy_j))
-        ratio = (planned.iteration_time_s + late_s) / (full_speed.iteration_time_s + model.bias_s)
+        truth = draw(random)
+        full_speed_s, full_speed_j = at_full_speed.time_and_energy(truth)
+        planned_s, planned_j = as_planned.time_and_energy(truth)
+        savings.append(1 - (planned_j + late_j) / (full_speed_j + model.bias_energy_j))
+        ratio = (planned_s + late_s) / (full_speed_s + model.bias_s)
         slowdowns.append(ratio - 1 + baseline_error * random.standard_normal())
     return Outlook(_range(savings), _range(slowdowns))
 

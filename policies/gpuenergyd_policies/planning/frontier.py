@@ -16,7 +16,7 @@ from gpuenergyd.core.pipeline.graph import (
     one_forward_one_backward,
 )
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
-from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
+from gpuenergyd.core.pipeline.timeline import iteration_energy_j, makespan_s
 from gpuenergyd.core.policy_api.policy import FrontierPoint
 from gpuenergyd_policies.planning.averaging import LONG, QUICK_STEPS, AveragedPrices
 from gpuenergyd_policies.planning.discrete.rounding import RoundedPlan
@@ -184,7 +184,8 @@ def solve_with_frontier(
 
 def min_iteration_time_s(graph: DependencyGraph, profile: PipelineProfile) -> float:
     """Return T_min: the iteration time with every instruction at its fastest option."""
-    return timeline(graph, [profile[i.instruction_class].fastest.time_s for i in graph.instructions]).iteration_time_s
+    fastest_s = [profile[key].fastest.time_s for key in graph.classes]
+    return makespan_s(graph, [fastest_s[c] for c in graph.class_of])
 
 
 def warm_up() -> None:
@@ -262,8 +263,9 @@ def _solve_large(pipeline: LargePipeline, deadline_s: float, *, forced: bool, ef
     least_s = pipeline.slowest_time_s if forced or found.is_limited else end_s
     wanted_s = min(wanted_s, end_s)
     bound_j = found.cost_bound_j + idle_w * plan.makespan_s
-    if effort is Effort.FULL and plan.cost_j - found.cost_bound_j > REFINED_GAP * bound_j:
-        plan = pipeline.refined(plan, wanted_s)
+    excess_j = plan.cost_j - found.cost_bound_j
+    if effort is Effort.FULL and excess_j > REFINED_GAP * bound_j:
+        plan = pipeline.refined(plan, wanted_s, excess_j=excess_j)
     tables = pipeline.tables
     durations_s, energies_j = tables.times_s[plan.options].tolist(), tables.energies_j[plan.options].tolist()
     return SolvedPlan(

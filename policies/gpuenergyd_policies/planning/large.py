@@ -7,12 +7,13 @@ optimum is known.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.timeline import makespan_s
 from gpuenergyd_policies.planning.averaging import AveragedPrices, FlowAveraging
-from gpuenergyd_policies.planning.discrete.refinement import refine
+from gpuenergyd_policies.planning.discrete.refinement import num_windows, refine
 from gpuenergyd_policies.planning.discrete.rounding import LATE, MIDDLE, RoundedPlan, Rounder
 from gpuenergyd_policies.planning.discrete.window_kernels import BY_TIME
 from gpuenergyd_policies.planning.exact.network import flow_network
@@ -24,6 +25,8 @@ WINDOW, DEEP_WINDOW = 4096, 768
 """Instructions of windows of time in refinement; the sweep of a window takes longer with more stages."""
 MANY_RANKS = 24
 """Ranks above which windows are small."""
+WORTH_REFINING = 0.25
+"""Share of the gap that refinement should close, judged by three windows, to go on with all of them."""
 REFINED_GAP = 1e-3
 """Gap of a rounded plan to its bound, as a share of the energy, above which windows are re-optimized."""
 WINDOW_TOLERANCE = 1e-3
@@ -73,11 +76,24 @@ class LargePipeline:
         )
         return min(plans, key=lambda plan: plan.cost_j + idle_w * plan.makespan_s)
 
-    def refined(self, plan: RoundedPlan, deadline_s: float) -> RoundedPlan:
-        """Return the plan with windows of time re-optimized one after the other; it never costs more."""
+    def refined(self, plan: RoundedPlan, deadline_s: float, *, excess_j: float) -> RoundedPlan:
+        """Return the plan with windows of time re-optimized one after the other; it never costs more.
+
+        Refinement may take several times as long as all before it. It gains much with coarse clocks, little with fine
+        ones. So the first window, the last and the one in the middle come first. `excess_j` is what the plan costs
+        above its bound.
+        """
         window = WINDOW if self.graph.num_ranks <= MANY_RANKS else DEEP_WINDOW
         network = flow_network(self.graph, self.tables, thin_tolerance=WINDOW_TOLERANCE)
-        return refine(self.rounder, network, self.tables, self.graph, plan, deadline_s, passes=((BY_TIME, window),))
+        passes = ((BY_TIME, window),)
+        of_windows = partial(
+            refine, self.rounder, network, self.tables, self.graph, deadline_s=deadline_s, passes=passes
+        )
+        num = num_windows(self.graph, passes)
+        with_ends = of_windows(plan, only=sorted({0, num - 1}))
+        sampled = of_windows(with_ends, only=[num // 2])
+        gain_j = plan.cost_j - with_ends.cost_j + max(0, num - 2) * (with_ends.cost_j - sampled.cost_j)
+        return of_windows(sampled) if gain_j >= WORTH_REFINING * excess_j else sampled
 
     def least_energy_time_s(self, found: AveragedPrices) -> float:
         """Return T* from prices for a deadline beyond it."""

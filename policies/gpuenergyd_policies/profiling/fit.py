@@ -53,8 +53,13 @@ class FittedProfile:
     _curves: Mapping[InstructionClass, TimeCurve]
     _residual: Residual
 
-    def drawn(self, random: np.random.Generator) -> PipelineProfile:
-        """Return a profile drawn from the posterior distribution."""
+    def drawn(self, random: np.random.Generator, *, is_shape_known: bool = False) -> PipelineProfile:
+        """Return a profile drawn from the posterior distribution.
+
+        With `is_shape_known`, times differ only by what their measurements leave open, not by what an interpolation
+        between measured clocks may miss: that is alike in stages that do the same, and no noise. Drawn apart for each
+        of many stages, the slowest of them would be late in every draw.
+        """
         models = self._power.drawn_models(random)
         classes: dict[InstructionClass, InstructionProfile] = {}
         for key, own in self.profile.classes.items():
@@ -65,7 +70,8 @@ class FittedProfile:
             low, high = random.standard_normal(2)
             tilt = np.linspace(1.0, 0.0, len(clocks))
             error = (high * tilt + low * (1 - tilt)) / np.hypot(tilt, 1 - tilt)
-            times_s = curve.times_s(clocks) * np.exp(error * curve.sigmas_ratio(clocks))
+            sigmas_ratio = curve.measured_sigmas_ratio(clocks) if is_shape_known else curve.sigmas_ratio(clocks)
+            times_s = curve.times_s(clocks) * np.exp(error * sigmas_ratio)
             low, high = random.standard_normal(2)
             wobble = (high * tilt + low * (1 - tilt)) / np.hypot(tilt, 1 - tilt)
             factor = 1 + mean_ratio + wobble * sigma_ratio

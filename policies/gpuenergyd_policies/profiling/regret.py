@@ -12,7 +12,7 @@ import numpy as np
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
-from gpuenergyd_policies.planning.plan_evaluation import evaluate_clocks
+from gpuenergyd_policies.planning.plan_evaluation import FixedClocks
 from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.profiling.fit import FittedProfile
 
@@ -27,13 +27,14 @@ def predicted_regret_ratio(fitted: FittedProfile, graph: DependencyGraph, *, dea
     profile = fitted.profile
     deadline_s = max(deadline_s, min_iteration_time_s(graph, profile))
     plan = solve(graph, profile, deadline_s=deadline_s, effort=Effort.QUICK, thin_tolerance=_THIN_TOLERANCE)
+    planned = FixedClocks(graph, plan.sm_clocks_mhz)
     random = np.random.default_rng(_SEED)
     losses = []
     for _ in range(NUM_DRAWS):
         truth = fitted.drawn(random)
-        evaluated = evaluate_clocks(graph, truth, plan.sm_clocks_mhz)
+        time_s, energy_j = planned.time_and_energy(truth)
         target_s = max(deadline_s, min_iteration_time_s(graph, truth))
         best = solve(graph, truth, deadline_s=target_s, effort=Effort.QUICK, thin_tolerance=_THIN_TOLERANCE)
-        late_j = best.price_w * max(0.0, evaluated.iteration_time_s - target_s)
-        losses.append((evaluated.energy_j + late_j) / best.energy_j - 1)
+        late_j = best.price_w * max(0.0, time_s - target_s)
+        losses.append((energy_j + late_j) / best.energy_j - 1)
     return max(0.0, median(losses))

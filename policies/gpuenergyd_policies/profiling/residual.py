@@ -44,30 +44,68 @@ def fit_residual(fit: PowerFit, clocks_of: Mapping[WorkKey, Sequence[int]]) -> R
         zero = {work: np.zeros(len(clocks)) for work, clocks in clocks_of.items()}
         return Residual(zero, zero)
     top_of_rank = np.array([model.max_sm_clock_mhz for model in fit.models()], dtype=np.float64)
-    contributed_j = _contributed_j(fit)
-    total_j = np.bincount(shares.row_of, weights=contributed_j, minlength=num_rows)
-    weight = contributed_j / np.maximum(total_j[shares.row_of], 1e-9)
-    size = len(_NODES)
-    features = np.zeros((num_rows, size * len(shares.index_of)))
-    of_shares = weight[:, None] * _features(shares.locked_mhz / top_of_rank[shares.rank_of])
-    columns = shares.work_of[:, None] * size + np.arange(size)
-    np.add.at(features, (shares.row_of[:, None], columns), of_shares)
-    eigenvalues, basis = np.linalg.eigh(features @ features.T)
-    eigenvalues = np.maximum(eigenvalues, 0.0)
-    rotated = basis.T @ fit.residual_ratios
+    errors_of = _errors_of_ranks(fit, top_of_rank)
+    eigenvalues = np.concatenate([own.eigenvalues for own in errors_of.values()])
+    rotated = np.concatenate([own.rotated for own in errors_of.values()])
     misfit_ratio, noise_ratio = _most_probable_sizes(eigenvalues, rotated)
-    variances = misfit_ratio**2 * eigenvalues + noise_ratio**2
     means: dict[WorkKey, FloatArray] = {}
     sigmas: dict[WorkKey, FloatArray] = {}
     for work, clocks in clocks_of.items():
-        wanted = np.zeros((len(clocks), features.shape[1]))
-        begin = shares.index_of[work] * size
-        wanted[:, begin : begin + size] = _features(np.asarray(clocks, dtype=np.float64) / top_of_rank[work[0]])
-        covariance = misfit_ratio**2 * (wanted @ features.T @ basis)
-        means[work] = np.asarray(covariance @ (rotated / variances), dtype=np.float64)
+        own = errors_of[work[0]]
+        variances = misfit_ratio**2 * own.eigenvalues + noise_ratio**2
+        wanted = _features(np.asarray(clocks, dtype=np.float64) / top_of_rank[work[0]])
+        covariance = misfit_ratio**2 * (wanted @ own.features_of(shares.index_of[work]).T)
+        means[work] = np.asarray(covariance @ (own.rotated / variances), dtype=np.float64)
         variance = misfit_ratio**2 * np.sum(wanted**2, axis=1) - np.sum(covariance**2 / variances, axis=1)
         sigmas[work] = np.asarray(np.sqrt(np.maximum(0.0, variance)), dtype=np.float64)
     return Residual(means, sigmas)
+
+
+@dataclass(frozen=True, slots=True)
+class _RankErrors:
+    """Errors of one GPU's iterations, and features of their works, in the basis in which errors are independent.
+
+    Works belong to one GPU each, so that the covariance of errors is a block for each GPU.
+    """
+
+    eigenvalues: FloatArray
+    rotated: FloatArray
+    """The errors."""
+    features: FloatArray
+    """A row per error, `len(_NODES)` columns per work."""
+    column_of: Mapping[int, int]
+    """The first column of each work, by its index."""
+
+    def features_of(self, work_index: int) -> FloatArray:
+        """Return the columns of one work."""
+        begin = self.column_of[work_index]
+        return self.features[:, begin : begin + len(_NODES)]
+
+
+def _errors_of_ranks(fit: PowerFit, top_of_rank: FloatArray) -> dict[int, _RankErrors]:
+    """Return the errors of each rank that has a work."""
+    shares, size = fit.shares, len(_NODES)
+    num_rows = len(shares.energy_j)
+    contributed_j = _contributed_j(fit)
+    total_j = np.bincount(shares.row_of, weights=contributed_j, minlength=num_rows)
+    weight = contributed_j / np.maximum(total_j[shares.row_of], 1e-9)
+    of_shares = weight[:, None] * _features(shares.locked_mhz / top_of_rank[shares.rank_of])
+    works_of: dict[int, list[int]] = {}
+    for work, index in shares.index_of.items():
+        works_of.setdefault(work[0], []).append(index)
+    found: dict[int, _RankErrors] = {}
+    for rank, works in works_of.items():
+        own = np.flatnonzero(shares.rank_of == rank)
+        rows, row_of = np.unique(shares.row_of[own], return_inverse=True)
+        column_of = {index: size * place for place, index in enumerate(works)}
+        columns = np.array([column_of[index] for index in shares.work_of[own].tolist()], dtype=np.int64)
+        features = np.zeros((len(rows), size * len(works)))
+        np.add.at(features, (row_of[:, None], columns[:, None] + np.arange(size)), of_shares[own])
+        eigenvalues, basis = np.linalg.eigh(features @ features.T)
+        found[rank] = _RankErrors(
+            np.maximum(eigenvalues, 0.0), basis.T @ fit.residual_ratios[rows], basis.T @ features, column_of
+        )
+    return found
 
 
 def _most_probable_sizes(eigenvalues: FloatArray, rotated: FloatArray) -> tuple[float, float]:

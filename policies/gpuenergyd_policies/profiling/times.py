@@ -137,14 +137,20 @@ class TimeCurve:
     def sigmas_ratio(self, sm_clocks_mhz: Sequence[float]) -> FloatArray:
         """Return the relative standard errors of the times, smallest at measured clocks, largest half way between."""
         clocks, knots = np.asarray(sm_clocks_mhz, dtype=np.float64), np.array(self.knots_mhz)
-        if self.is_flat:
-            return np.zeros(len(clocks))
-        at_knots = np.interp(clocks, knots, self.sigma_ratios or np.zeros(len(knots)))
+        at_knots = self.measured_sigmas_ratio(sm_clocks_mhz)
+        if self.is_flat or len(knots) == 1:
+            return at_knots
         right = np.clip(np.searchsorted(knots, clocks), 1, max(1, len(knots) - 1))
-        if len(knots) == 1:
-            return np.asarray(at_knots, dtype=np.float64)
         share = np.clip((clocks - knots[right - 1]) / (knots[right] - knots[right - 1]), 0.0, 1.0)
         return np.asarray(np.hypot(at_knots, _BETWEEN_KNOTS_RATIO * 4 * share * (1 - share)), dtype=np.float64)
+
+    def measured_sigmas_ratio(self, sm_clocks_mhz: Sequence[float]) -> FloatArray:
+        """Return the same without what the shape between measured clocks may be off by."""
+        if self.is_flat:
+            return np.zeros(len(sm_clocks_mhz))
+        knots = np.array(self.knots_mhz)
+        found = np.interp(np.asarray(sm_clocks_mhz, dtype=np.float64), knots, self.sigma_ratios or np.zeros(len(knots)))
+        return np.asarray(found, dtype=np.float64)
 
     def as_capped(self) -> "TimeCurve":
         """Return the curve with its bend as a power cap, and as a knot unless one is near."""

@@ -4,11 +4,13 @@ import pytest
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.schedules import zero_bubble_h1
-from gpuenergyd_policies.planning import frontier
+from gpuenergyd_policies.planning import frontier, large
 from gpuenergyd_policies.planning.compiled import IS_COMPILED
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
+from gpuenergyd_policies.planning.large import LargePipeline
 from gpuenergyd_policies.planning.plan_evaluation import evaluate_clocks
 from tests.policies.planning.orders.cases import split_profile
+from tests.policies.planning.profiles import forward_backward_profile
 
 PROFILE = split_profile([1.0, 1.1, 0.95])
 GRAPHS = {
@@ -35,3 +37,24 @@ def test_averaged_flows_plan_nearly_as_well_as_the_exact_sweep(
     if IS_COMPILED:  # plain Python averages too few flows
         assert averaged.energy_j <= 1.02 * exact.energy_j
         assert averaged.energy_j <= 1.02 * averaged.lower_bound_j
+
+
+@pytest.mark.parametrize("is_worth_it", [True, False])
+def test_refinement_goes_on_after_a_sample_of_windows_where_it_gains(
+    *, is_worth_it: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(large, "WINDOW", 24)
+    profile = forward_backward_profile([1.0, 1.2, 0.9])
+    graph = dependency_graph(one_forward_one_backward(3, 24))
+    deadline_s = 1.05 * min_iteration_time_s(graph, profile)
+    pipeline = LargePipeline.of(graph, profile)
+    middle = 0.5 * (pipeline.tables.fastest_s + pipeline.tables.slowest_s)
+    rounded = pipeline.rounder.round_plan(middle, deadline_s, slack_share=1.0, hull_first=False)
+
+    excess_j = 0.0 if is_worth_it else 1e12  # what is worth it closes a quarter of this
+    refined = pipeline.refined(rounded, deadline_s, excess_j=excess_j)
+    whole = pipeline.refined(rounded, deadline_s, excess_j=0.0)
+
+    assert refined.makespan_s <= deadline_s
+    assert whole.cost_j < rounded.cost_j
+    assert refined.cost_j == whole.cost_j if is_worth_it else refined.cost_j > whole.cost_j

@@ -1,5 +1,6 @@
 """The profiling design and the fit, tested against known times and powers."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -72,6 +73,43 @@ def fit_of_design() -> FittedProfile:
         clocks = {kind: levels[level] for kind, level in point.levels[0].items()}
         observations.append(observation(clocks, waiting_s=0.3 + 0.05 * (number % 4), index=number + 1))
     return fit_profile(observations, [GPU])
+
+
+def of_many_ranks(observed: IterationObservation, weights: list[float]) -> IterationObservation:
+    """Return an iteration of as many ranks, whose instructions draw more or less power by these weights."""
+    (only,) = observed.ranks
+    static_w = 34.6
+    return replace(
+        observed,
+        instruction_samples=tuple(
+            replace(s, pp_rank=rank) for rank in range(len(weights)) for s in observed.instruction_samples
+        ),
+        ranks=tuple(
+            replace(
+                only, pp_rank=rank, energy_j=static_w * only.window_s + weight * (only.energy_j or 0.0)
+                - weight * static_w * only.window_s,
+            )
+            for rank, weight in enumerate(weights)
+        ),
+    )  # fmt: skip
+
+
+def test_the_power_of_many_ranks_is_fitted_to_each_of_them() -> None:
+    weights = [0.7 + 0.6 * rank / 23 for rank in range(24)]
+    levels = clock_levels(CLOCKS)
+    seen = [observation({F: levels[0], B: levels[0]}, waiting_s=0.2 + 0.1 * k) for k in range(3)]
+    for number, point in enumerate(design_points([(F, B)], len(levels))[: 2 * len(levels)]):
+        clocks = {kind: levels[level] for kind, level in point.levels[0].items()}
+        seen.append(observation(clocks, waiting_s=0.3 + 0.05 * (number % 4), index=number + 1))
+
+    profile = fit_profile([of_many_ranks(own, weights) for own in seen], [GPU] * len(weights)).profile
+
+    for rank, weight in enumerate(weights):
+        for kind in (F, B):
+            for option in profile[InstructionClass(rank, kind)].options[::8]:
+                time_s = true_time_s(kind, option.sm_clock_mhz)
+                dynamic_j = true_energy_j(kind, option.sm_clock_mhz) - 34.6 * time_s
+                assert option.energy_j == pytest.approx(34.6 * time_s + weight * dynamic_j, rel=0.02)
 
 
 def test_levels_are_supported_clocks_from_the_maximum_down() -> None:

@@ -9,6 +9,8 @@ one operation faster, let others use the slack) improves the best. The plan outs
 costs more and never exceeds the deadline.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph
@@ -47,14 +49,20 @@ def refine(
     deadline_s: float,
     *,
     passes: tuple[tuple[int, int], ...] = FULL_PASSES,
+    only: Sequence[int] | None = None,
 ) -> RoundedPlan:
-    """Return a plan with at most the same effective energy that still meets the deadline."""
+    """Return a plan with at most the same effective energy that still meets the deadline.
+
+    With `only`, just these windows of all passes are refined, by their number.
+    """
     n = rounder.num_operations
     order = rounder.order
     most_edges = len(network.edge_tail) + 2 * n
     single_vertex = len(network.level_ticks)
     microbatches = np.array([i.microbatch_index for i in graph.instructions], dtype=np.int64)[order]
     windows = _windows(n, int(microbatches.max()) + 1, passes)
+    if only is not None:
+        windows = [windows[number] for number in only]
     state = PlanState(
         choice=ints(plan.options[order]),
         earliest=floats(np.zeros(n)),
@@ -100,6 +108,12 @@ def refine(
     options = np.empty(n, dtype=np.int64)
     options[order] = state.choice
     return RoundedPlan(options, cost_j, makespan_s)
+
+
+def num_windows(graph: DependencyGraph, passes: tuple[tuple[int, int], ...]) -> int:
+    """Return how many windows these passes have."""
+    num_microbatches = 1 + max(i.microbatch_index for i in graph.instructions)
+    return len(_windows(len(graph.instructions), num_microbatches, passes))
 
 
 def _largest_window(rounder: Rounder, network: FlowNetwork, tables: PlanningTables, most_edges: int) -> Window:

@@ -13,11 +13,13 @@ Deadlines are shortened by a few units in the last place, so that the guarantee 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph
-from gpuenergyd.core.pipeline.timeline import timeline
+from gpuenergyd.core.pipeline.timeline import earliest_starts_s
 from gpuenergyd_policies.planning.compiled import floats, ints
 from gpuenergyd_policies.planning.discrete.rounding_kernels import GraphArrays, OptionArrays, Rounding, round_down
 from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray, PlanningTables
@@ -35,28 +37,41 @@ class RoundedPlan:
     makespan_s: float
 
 
+class _Neighbours(NamedTuple):
+    """The neighbours of all nodes: those of node i are start[i]:start[i + 1]."""
+
+    start: IntArray
+    nodes: IntArray
+    latencies_s: FloatArray
+
+
+def _neighbours(rows: Sequence[Sequence[tuple[int, float]]]) -> _Neighbours:
+    start = np.cumsum([0, *map(len, rows)])
+    flat = np.fromiter(chain.from_iterable(chain.from_iterable(rows)), dtype=np.float64).reshape(-1, 2)
+    return _Neighbours(start, flat[:, 0].astype(np.int64), flat[:, 1])
+
+
 class Rounder:
     """Rounds plans of one pipeline; holds its graph and tables as kernel arrays."""
 
     def __init__(self, graph: DependencyGraph, tables: PlanningTables) -> None:
         n = len(graph.instructions)
-        spans = timeline(graph, tables.fastest_s.tolist()).spans
-        starts_s = np.array([span.start_s for span in spans])
+        starts_s = np.array(earliest_starts_s(graph, tables.fastest_s.tolist()))
         self.order: IntArray = np.argsort(starts_s, kind="stable")
         """Nodes by the time they can begin, which is a topological order."""
         position = np.empty(n, dtype=np.int64)
         position[self.order] = np.arange(n)
         nodes = self.order.tolist()
-        before = [graph.predecessors[v] for v in nodes]
-        after = [graph.successors[v] for v in nodes]
+        before = _neighbours([graph.predecessors[v] for v in nodes])
+        after = _neighbours([graph.successors[v] for v in nodes])
         self.num_operations = n
         self.graph = GraphArrays(
-            pred=ints(np.cumsum([0] + [len(p) for p in before])),
-            pred_node=ints(position[[u for p in before for u, _ in p]]),
-            pred_latency=floats([latency for p in before for _, latency in p]),
-            succ=ints(np.cumsum([0] + [len(s) for s in after])),
-            succ_node=ints(position[[v for s in after for v, _ in s]]),
-            succ_latency=floats([latency for s in after for _, latency in s]),
+            pred=ints(before.start),
+            pred_node=ints(position[before.nodes]),
+            pred_latency=floats(before.latencies_s),
+            succ=ints(after.start),
+            succ_node=ints(position[after.nodes]),
+            succ_latency=floats(after.latencies_s),
             release=floats(np.zeros(n)),
             due=floats(np.zeros(n)),
         )

@@ -8,7 +8,7 @@ from operator import add
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction
 from gpuenergyd.core.pipeline.plan import ClockChange
-from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j
 from gpuenergyd.core.pipeline.waiting import WaitingPower
@@ -78,9 +78,12 @@ class _Simulation:
         self._graph = graph
         self._profile = profile
         self._latencies = latencies
-        self._requested: dict[Instruction, list[ClockChange]] = {}
+        requested: dict[Instruction, list[ClockChange]] = {}
         for change in (change for rank_changes in changes for change in rank_changes):
-            self._requested.setdefault(change.instruction, []).append(change)
+            requested.setdefault(change.instruction, []).append(change)
+        self._requested = [requested.get(instruction, ()) for instruction in graph.instructions]
+        of_class = [profile[key] for key in graph.classes]
+        self._options = [of_class[c] for c in graph.class_of]
         first: dict[int, Instruction] = {}
         for instruction in graph.instructions:
             first.setdefault(instruction.pp_rank, instruction)
@@ -106,9 +109,13 @@ class _Simulation:
         waiting_j = 0.0
         for v in graph.topological_order:
             instruction = graph.instructions[v]
-            start_s = max((finish_s[u] + latency_s for u, latency_s in graph.predecessors[v]), default=0.0)
+            start_s = 0.0
+            for u, latency_s in graph.predecessors[v]:
+                ready_s = finish_s[u] + latency_s
+                if ready_s > start_s:  # noqa: PLR1730  `max` of a generator takes five times as long
+                    start_s = ready_s
             clock = self._clocks[instruction.pp_rank]
-            for change in self._requested.get(instruction, ()):
+            for change in self._requested[v]:
                 key, due_s = (instruction, change.offset_s), start_s + change.offset_s
                 before_mhz = clock.request(due_s, change.sm_clock_mhz, wait_s=wait_of.get(key, 0.0))
                 if change.sm_clock_mhz != before_mhz:
@@ -119,7 +126,7 @@ class _Simulation:
                     requests.setdefault(instruction.pp_rank, []).append(request)
             if power is not None:
                 waiting_j += clock.wait(idle_since_s[instruction.pp_rank], start_s, power)
-            finish_s[v], energies_j[v] = clock.run(profile[instruction.instruction_class], start_s)
+            finish_s[v], energies_j[v] = clock.run(self._options[v], start_s)
             durations_s[v] = finish_s[v] - start_s
             idle_since_s[instruction.pp_rank] = finish_s[v]
         iteration_time_s = max(map(add, finish_s, graph.epilogues_s))
@@ -168,6 +175,7 @@ class RankClock:
         self._sm_clock_mhz = sm_clock_mhz
         self._requested_mhz = sm_clock_mhz
         self._latency = latency
+        self._options: dict[tuple[int, int], tuple[InstructionProfile, ClockOption]] = {}
 
     def request(self, due_s: float, sm_clock_mhz: int, *, wait_s: float) -> int:
         """Request a clock and return the one requested before; pending changes that would come later are dropped.
@@ -199,6 +207,14 @@ class RankClock:
             now_s, self._sm_clock_mhz = until_s, sm_clock_mhz
         return energy_j + power.at(self._sm_clock_mhz) * (end_s - now_s)
 
+    def _option(self, options: InstructionProfile) -> ClockOption:
+        """Return time and energy at the clock in force; few pairs of both recur in thousands of instructions."""
+        key = id(options), self._sm_clock_mhz
+        known = self._options.get(key)
+        if known is None or known[0] is not options:
+            known = self._options[key] = options, options.interpolated(self._sm_clock_mhz)
+        return known[1]
+
     def run(self, options: InstructionProfile, start_s: float) -> tuple[float, float]:
         """Run one instruction from `start_s`; return its end and its energy."""
         now_s, left, energy_j = start_s, 1.0, 0.0
@@ -210,7 +226,7 @@ class RankClock:
                 now_s = until_s
             while self._pending and self._pending[0][0] <= now_s:
                 self._sm_clock_mhz = self._pending.pop(0)[1]
-            option = options.interpolated(self._sm_clock_mhz)
+            option = self._option(options)
             end_s = now_s + left * option.time_s
             next_s = self._pending[0][0] if self._pending else end_s
             if self._stalls_s:
