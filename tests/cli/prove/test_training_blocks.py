@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuenergyd.cli.prove.block_options import BlockOptions
 from gpuenergyd.cli.prove.training_blocks import TrainingBlocks
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.core.proof.measurements import energy_j
@@ -27,9 +28,8 @@ def blocks_under(daemon: DaemonProcess, client: DaemonClient, folder: Path) -> T
         sys.executable, "-m", "tests.support.fake_trainer", "--socket", str(daemon.socket_path), "--world",
         str(daemon.world_path), "--ranks", "4", "--microbatches", "4", "--iterations", "100000",
     )  # fmt: skip
-    return TrainingBlocks(
-        client=client, socket_path=str(daemon.socket_path), command=trainer, folder=folder, block_limit_s=120.0
-    )
+    options = BlockOptions(client, str(daemon.socket_path), block_limit_s=120.0)
+    return TrainingBlocks(options, trainer, folder)
 
 
 def test_blocks_hold_the_iterations_of_their_arm_and_the_power_beside_them(
@@ -66,9 +66,7 @@ def test_program_that_ends_too_early_fails_the_block_with_its_last_words(daemon:
 def test_losses_are_read_as_decimal_or_exact_numbers(tmp_path: Path) -> None:
     path = tmp_path / "losses"
     path.write_text("5.0\n0x1.2p+2\n4.25\n")
-    blocks = TrainingBlocks(
-        client=DaemonClient("unused"), socket_path="unused", command=(), folder=tmp_path, losses_path=path
-    )
+    blocks = TrainingBlocks(BlockOptions(DaemonClient("unused"), "unused"), (), tmp_path, losses_path=path)
 
     assert blocks._losses() == (5.0, 4.5, 4.25)
 
