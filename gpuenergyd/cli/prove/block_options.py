@@ -10,6 +10,8 @@ from typing import Any
 
 from gpuenergyd.cli.prove.meters import Meter
 from gpuenergyd.client.connection import DaemonClient
+from gpuenergyd.core.job.issued_plans import PROOF_PLAN_ID
+from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.proof.measurements import IterationSample, PowerSample
 from gpuenergyd.core.proof.registration import BASELINE_ARM, Arm
@@ -19,6 +21,8 @@ from gpuenergyd.store import History, IterationRow, open_history
 POLL_S = 0.5
 HISTORY_LIMIT_S = 60.0
 """The daemon writes its history in batches."""
+_LONG_AT_FULL_SPEED = 30
+"""Iterations after which a policy that keeps a job at full speed is taken at its word."""
 _LEAST_STEP_S = 0.25
 """Between readings of the energy counters, whose differences are the power beside the iterations."""
 
@@ -104,6 +108,23 @@ class PowerSampler:
             reading = meter.read()
             if reading is not None and (not self.meter_power or reading.at_s > self.meter_power[-1].at_s):
                 self.meter_power.append(reading)
+
+
+def check_is_tuned(job: Mapping[str, Any], arm: Arm, num_iterations: int) -> None:
+    """Check that a job under a policy may still be tuned: a block would wait in vain for one that is not.
+
+    Raises:
+        ProofError: its plans have failed too often, its clocks may not be set, or its policy has kept it at full speed
+            for long, for instance because it is too noisy.
+    """
+    is_kept = (
+        job["phase"] == JobPhase.TUNED
+        and job["plan_purpose"] in {PlanPurpose.BASELINE, PlanPurpose.PREDICTED}
+        and job["plan_id"] != PROOF_PLAN_ID
+        and job["num_iterations_of_plan"] >= max(_LONG_AT_FULL_SPEED, 2 * num_iterations)
+    )
+    if job["is_given_up"] or is_kept:
+        raise ProofError(f"arm {arm.name!r}: the job stays at full speed: {job['phase_reason']}")
 
 
 def rows_of_arm(history: History, job_id: str, arm: Arm) -> list[IterationRow]:

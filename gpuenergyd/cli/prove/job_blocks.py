@@ -13,6 +13,7 @@ from gpuenergyd.cli.prove.block_options import (
     POLL_S,
     BlockOptions,
     PowerSampler,
+    check_is_tuned,
     rows_of_arm,
     samples_of,
 )
@@ -86,8 +87,8 @@ class JobBlocks:
             sampler.sample(status, job)
             if self._num_iterations(arm, job) - before >= num_iterations + _BEGUN_BEFORE:
                 break
-            if arm.name != BASELINE_ARM and job["is_given_up"]:
-                raise ProofError(f"arm {arm.name!r}: the job stays at full speed: {job['phase_reason']}")
+            if arm.name != BASELINE_ARM:
+                check_is_tuned(job, arm, num_iterations)
             if time.monotonic() > until_s:
                 limit_s = self.options.block_limit_s
                 raise ProofError(f"arm {arm.name!r}: too few iterations within {limit_s:g} s: {job['phase_reason']}")

@@ -17,6 +17,7 @@ from gpuenergyd.cli.prove.block_options import (
     POLL_S,
     BlockOptions,
     PowerSampler,
+    check_is_tuned,
     rows_of_arm,
     samples_of,
 )
@@ -132,8 +133,7 @@ class TrainingBlocks:
     def _is_enough(self, arm: Arm, job: Mapping[str, Any], num_iterations: int) -> bool:
         if arm.name == BASELINE_ARM:
             return int(job["num_iterations"]) >= max(num_iterations + 2, self._num_tuned_run)
-        if job["is_given_up"]:
-            raise ProofError(f"arm {arm.name!r}: the job stays at full speed: {job['phase_reason']}")
+        check_is_tuned(job, arm, num_iterations)
         is_enough = int(job["num_tuned_iterations"] or 0) >= num_iterations
         if is_enough:
             self._num_tuned_run = int(job["num_iterations"])

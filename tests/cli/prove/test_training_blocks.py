@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.cli.prove.block_options import BlockOptions
+from gpuenergyd.cli.prove.block_options import BlockOptions, check_is_tuned
 from gpuenergyd.cli.prove.training_blocks import TrainingBlocks
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.core.proof.measurements import energy_j
@@ -73,3 +73,32 @@ def test_losses_are_read_as_decimal_or_exact_numbers(tmp_path: Path) -> None:
     path.write_text("five\n")
     with pytest.raises(ProofError, match="cannot be read"):
         blocks._losses()
+
+
+@pytest.mark.parametrize(
+    ("changes", "stays"),
+    [
+        ({}, False),
+        ({"is_given_up": True}, True),
+        ({"plan_purpose": "baseline", "num_iterations_of_plan": 30}, True),
+        ({"plan_purpose": "predicted", "num_iterations_of_plan": 30}, True),
+        ({"plan_purpose": "baseline", "num_iterations_of_plan": 29}, False),
+        ({"plan_purpose": "baseline", "num_iterations_of_plan": 99, "phase": "fallback"}, False),
+        ({"plan_purpose": "baseline", "num_iterations_of_plan": 99, "plan_id": "proof"}, False),
+    ],
+)
+def test_a_job_that_its_policy_keeps_at_full_speed_ends_the_block(changes: dict[str, object], stays: bool) -> None:  # noqa: FBT001
+    job = {
+        "is_given_up": False,
+        "phase": "tuned",
+        "phase_reason": "too noisy to plan for",
+        "plan_id": "tuned-1",
+        "plan_purpose": "tuned",
+        "num_iterations_of_plan": 100,
+    }
+
+    if stays:
+        with pytest.raises(ProofError, match="arm 'tuned': the job stays at full speed: too noisy to plan for"):
+            check_is_tuned(job | changes, Arm("tuned", "uniform"), 5)
+    else:
+        check_is_tuned(job | changes, Arm("tuned", "uniform"), 5)
