@@ -1,4 +1,4 @@
-"""What blocks of started programs and of a running job have in common: conditions, calibration, power beside them."""
+"""Options of a proof's blocks, of started programs or a running job; calibration, and power beside the iterations."""
 
 import json
 import subprocess
