@@ -65,8 +65,8 @@ def debian_root(folder: Path, suite: str) -> Path:
     ]
     for step in steps:
         with log.open("wb") as output:
-            done = subprocess.run(step, stdout=output, stderr=subprocess.STDOUT, check=False)
-        if done.returncode != 0:
+            status = subprocess.run(step, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
+        if status != 0:
             sys.exit(f"{Path(step[0]).name} failed: {log.read_text(errors='replace').strip().splitlines()[-1]}")
     (wheel,) = (root / "given").glob("*.whl")
     shutil.copy("/etc/resolv.conf", root / "etc")

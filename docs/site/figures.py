@@ -128,7 +128,7 @@ def _proofs() -> list[tuple[str, str, str, str]]:
     if found is None:
         return []
     saving, null = found["saving"], found["null"]
-    false = sum(number for said, number in null["conclusions"].items() if said.startswith("saves"))
+    false = sum(number for name, number in null["conclusions"].items() if name.startswith("saves"))
     return [
         (
             "proofs whose interval contains the true saving; proofs of policies that save nothing that claim one",

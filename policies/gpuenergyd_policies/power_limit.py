@@ -13,7 +13,7 @@ from gpuenergyd_policies.uniform_probe import Setting, lever_measurements, setti
 _MAX_W = 5000
 
 
-class PowerLimit:
+class EqualPowerLimit:
     """Limits the power of each GPU of a job to one value, and leaves clocks at full speed."""
 
     def __init__(self, **options: str) -> None:

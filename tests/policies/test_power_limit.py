@@ -6,11 +6,12 @@ from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.errors import UsageError
-from gpuenergyd_policies.power_limit import PowerLimit
+from gpuenergyd_policies.power_limit import EqualPowerLimit
 from tests.support.plain_jobs import GpuLoopWork, loop_training, random_gpu_work
 from tests.support.virtual_training import VirtualTraining
 
 COMPUTE_BOUND = random_gpu_work(0, "compute-bound")
+FULL_SPEED_W = COMPUTE_BOUND.power_w(COMPUTE_BOUND.gpu.supported_sm_clocks_mhz[0])
 
 
 def train(
@@ -21,7 +22,7 @@ def train(
     levers: frozenset[Lever] = frozenset(Lever),
 ) -> VirtualTraining:
     run = loop_training(
-        PowerLimit(watts=str(watts)),
+        EqualPowerLimit(watts=str(watts)),
         work,
         max_slowdown_ratio=max_slowdown_ratio,
         seed=1,
@@ -34,13 +35,13 @@ def train(
 
 @pytest.mark.parametrize("levers", [frozenset(Lever), frozenset({Lever.POWER_LIMITS})])
 def test_every_gpu_gets_the_limit_and_no_other_plan_is_tried(levers: frozenset[Lever]) -> None:
-    limit_w = round(0.8 * COMPUTE_BOUND.power_w(COMPUTE_BOUND.gpu.max_sm_clock_mhz))
+    limit_w = round(0.8 * FULL_SPEED_W)
 
     run = train(COMPUTE_BOUND, limit_w, max_slowdown_ratio=0.3, levers=levers)
 
     plan = run.job.current_plan
     assert run.job.phase is JobPhase.TUNED
-    assert plan.power_limits_w == ((0, limit_w),)
+    assert dict(plan.power_limits_w) == {0: limit_w}
     assert run.job.knowledge.num_iterations_for[PlanPurpose.PROFILE] == 0
     estimate = run.job.estimate()
     assert estimate is not None
@@ -50,7 +51,7 @@ def test_every_gpu_gets_the_limit_and_no_other_plan_is_tried(levers: frozenset[L
 
 
 def test_a_limit_that_is_too_slow_is_withdrawn_for_good() -> None:
-    limit_w = round(0.6 * COMPUTE_BOUND.power_w(COMPUTE_BOUND.gpu.max_sm_clock_mhz))
+    limit_w = round(0.6 * FULL_SPEED_W)
 
     run = train(COMPUTE_BOUND, limit_w, max_slowdown_ratio=0.01)
 
@@ -85,4 +86,4 @@ def test_what_cannot_be_set_stays_at_full_speed_with_the_reason(
 )
 def test_a_limit_is_given_in_whole_watts(options: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        PowerLimit(**options)
+        EqualPowerLimit(**options)

@@ -122,7 +122,8 @@ class JobBlocks:
         self.options.client.patch(f"/v1/jobs/{quote(self._job_id, safe='')}", dict(change))
 
     def _job(self, status: Mapping[str, Any]) -> Mapping[str, Any]:
-        found = next((job for job in status["jobs"] if job["job_id"] == self._job_id), None)
+        jobs: list[dict[str, Any]] = status["jobs"]
+        found = next((job for job in jobs if job["job_id"] == self._job_id), None)
         if found is None:
             raise ProofError(f"job {self.job_name!r} has ended; a proof needs it until the last block")
         return found
