@@ -89,7 +89,7 @@ def prove(  # noqa: PLR0913  each option is a parameter
     Runs COMMAND many times under the daemon, at full speed and tuned in turn. A pilot shows how many rounds are needed;
     then hypothesis, order and rules are signed before the first block counts. The folder holds raw data, verdict and a
     page; anybody can recompute the verdict with --check. The private key is never written. COMMAND must train longer
-    than a block. With --job, a running job is paused and resumed in turn; only it and the daemon take part.
+    than a block. With --job, a running job is paused and resumed in turn, and nothing is started anew.
 
     Examples:
         gpuenergyd prove -- torchrun --nproc-per-node 4 train.py
