@@ -41,7 +41,9 @@ def prove(  # noqa: PLR0913  each option is a parameter
     policy: Annotated[str, typer.Option(metavar="NAME", help="Policy that the claim is about.")] = "bubble-aware",
     against: Annotated[
         list[str] | None,
-        typer.Option("--against", metavar="NAME", help="Further policy to compare, e.g. uniform; repeatable."),
+        typer.Option(
+            "--against", metavar="NAME", help="Further policy, e.g. uniform or power-limit:watts=300; repeatable."
+        ),
     ] = None,
     max_slowdown: Annotated[
         float, typer.Option(callback=checked_slowdown, metavar="RATIO", help=MAX_SLOWDOWN_HELP)
