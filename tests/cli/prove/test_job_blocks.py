@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuenergyd.cli.main import run
 from gpuenergyd.cli.prove.block_options import BlockOptions
 from gpuenergyd.cli.prove.job_blocks import JobBlocks
 from gpuenergyd.client.connection import DaemonClient
@@ -82,6 +83,12 @@ def test_a_job_under_orders_is_refused(daemon: DaemonProcess, client: DaemonClie
         JobBlocks(options(daemon, client), job_id)
 
 
-def test_an_unknown_job_is_refused_with_those_that_run(daemon: DaemonProcess, client: DaemonClient) -> None:
-    with pytest.raises(UsageError, match="no job 'nope' runs here; running: none"):
-        JobBlocks(options(daemon, client), "nope")
+def test_an_unknown_job_is_refused_with_those_that_run_and_nothing_is_written(
+    daemon: DaemonProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "proof"
+
+    assert run(["prove", "--job", "nope", "--socket", str(daemon.socket_path), "--out", str(out)]) == 2
+
+    assert capsys.readouterr().err == "gpuenergyd: no job 'nope' runs here; running: none\n"
+    assert not out.exists()
