@@ -68,6 +68,8 @@ RUNS = (
     Run("power-budget", "power_budget.py", _args("--hosts 12 --seed 1 --json"), _args("--hosts 1 --json"), 240, 1800,
         Kind.COMPUTED, is_usual=False, data=("profiles",)),
     Run("proofs", "proofs.py", _args("--json"), _args("--runs 3 --json"), 120, 1800, Kind.COMPUTED, is_usual=False),
+    Run("clean-check", "clean_check.py", _args("--json"), _args("--proofs 1 --json"), 180, 1800, Kind.COMPUTED,
+        is_usual=False),
     Run("replay-insitu", "replay_insitu.py", _args("--json"), _args("--short --json"), 30, 900, Kind.COMPUTED,
         is_usual=False, data=("profiles",)),
     Run("reorder", "reorder.py", _args("--json"),

@@ -246,11 +246,6 @@ class RankClient:
         """Token that identifies this rank to the daemon; None while it is not registered."""
         return self._reporter.rank_token if self._reporter is not None else None
 
-    @property
-    def is_inert(self) -> bool:
-        """Whether all methods do nothing: without a GPU, after the release, or in a forked child."""
-        return self._is_inert
-
     def register(self, order: Sequence[OrderRow]) -> None:
         """Join the job with this order of instructions; returns at once."""
         if self._is_inert or self._reporter is not None:

@@ -78,7 +78,7 @@ class _Loop:
         pytest.fail("still profiling after 60 iterations")
 
     def _observe(self, plan: ClockPlan) -> None:
-        limit_w = plan.power_limit_of(0)
+        limit_w = dict(plan.power_limits_w).get(0)
         clock = plan.ranks[0].sm_clocks_mhz[0]
         by_limit = _at_limit(limit_w or LIMITS_W[1])
         time_s, energy_j = max(by_limit, _at_clock(clock or 1410))
@@ -141,7 +141,7 @@ def test_uniform_meets_the_target_with_power_limits_alone() -> None:
 
     assert plan.purpose is PlanPurpose.TUNED
     assert not plan.sets_clocks
-    limit_w = plan.power_limit_of(0)
+    limit_w = dict(plan.power_limits_w).get(0)
     assert limit_w is not None
     assert 1.05 < _at_limit(limit_w)[0] <= 1.1
     assert "a limit of" in plan.reason

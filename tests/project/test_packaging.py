@@ -3,20 +3,31 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from gpuenergyd import __version__
+from gpuenergyd.cli.prove.folder import VERDICT
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
+from tests.support.proof_tampering import edited_energy, proved
 from tests.support.sample_history import write_sample_history
+from tests.support.virtual_proof import VirtualTraining
 
 ROOT = Path(__file__).resolve().parents[2]
+BARE_ROOT = (
+    "--unshare-all", "--die-with-parent", "--ro-bind", "/usr", "/usr", "--symlink", "usr/lib", "/lib", "--symlink",
+    "usr/lib64", "/lib64", "--symlink", "usr/bin", "/bin", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp",
+)  # fmt: skip
+"""Options of bubblewrap: a root with the system's programs alone, and no network."""
 PACKAGES = ("gpuenergyd", "gpuenergyd_policies", "gpuenergyd_trainers")
 
 
@@ -174,6 +185,45 @@ def test_every_other_command_of_a_plain_install_names_the_extra_in_one_line(
         r" only `gpuenergyd run` and `gpuenergyd --version` work\n",
         done.stderr,
     ), done.stderr
+
+
+def test_a_stranger_checks_a_proof_without_network_home_or_checkout(installed: Path, tmp_path: Path) -> None:
+    """In namespaces that see the wheel, the libraries and the folder, a verdict is recomputed byte for byte."""
+    bwrap = shutil.which("bwrap")
+    if bwrap is None or subprocess.run([bwrap, *BARE_ROOT, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs bubblewrap and permission for namespaces")
+    proof, base = tmp_path / "proof", Path(sys.base_prefix)
+    proved(proof, VirtualTraining(seed=5))
+    libraries = Path(sysconfig.get_path("purelib"))
+    seen = [
+        "--ro-bind",
+        str(installed),
+        "/wheel",
+        "--ro-bind",
+        str(libraries),
+        "/libraries",
+        "--bind",
+        str(proof),
+        "/proof",
+    ]
+    seen += [] if base.is_relative_to("/usr") else ["--ro-bind", str(base), str(base)]
+
+    def check() -> dict[str, Any]:
+        python = [str(Path(sys.executable).resolve()), "-m", "gpuenergyd.cli.main"]
+        environ = {"PYTHONPATH": "/wheel:/libraries", "PATH": "/usr/bin", "LC_ALL": "C"}
+        command = [bwrap, *BARE_ROOT, *seen, *python, "prove", "--check", "/proof", "--json"]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        assert done.stdout, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    before = check()
+    edited_energy(proof)
+    after = check()
+
+    assert before["holds"] is True, before["problems"]
+    assert before["verdict"] == json.loads((proof / VERDICT).read_text())
+    assert after == {"holds": False, "problems": ["raw/blocks.jsonl is not as it was signed"], "verdict": None}
 
 
 def test_the_wheel_contains_the_page_templates(installed: Path) -> None:

@@ -1,4 +1,4 @@
-"""`gpuenergyd run torchrun train.py`, as the list of commands, the manual pages and completions know it.
+"""`gpuenergyd run`, declared for the list of commands, manual pages and completions; `run_arguments` parses it.
 
 The command line itself parses the arguments with `run_arguments`, so that the command runs without Typer.
 """

@@ -1,4 +1,4 @@
-"""What `gpuenergyd plan` prints for people: tables of its figures, and notes about assumptions."""
+"""Output of `gpuenergyd plan` for people: tables of its figures, and notes about assumptions."""
 
 from collections.abc import Sequence
 from itertools import groupby

@@ -16,6 +16,8 @@ from gpuenergyd.cli.output import print_json
 from gpuenergyd.errors import UsageError
 
 if TYPE_CHECKING:
+    from gpuenergyd.cli.prove.block_options import BlockOptions
+    from gpuenergyd.cli.prove.job_blocks import JobBlocks
     from gpuenergyd.cli.prove.procedure import ProofRequest
     from gpuenergyd.cli.prove.training_blocks import TrainingBlocks
     from gpuenergyd.core.proof.registration import Arm
@@ -39,7 +41,9 @@ def prove(  # noqa: PLR0913  each option is a parameter
     policy: Annotated[str, typer.Option(metavar="NAME", help="Policy that the claim is about.")] = "bubble-aware",
     against: Annotated[
         list[str] | None,
-        typer.Option("--against", metavar="NAME", help="Further policy to compare, e.g. uniform; repeatable."),
+        typer.Option(
+            "--against", metavar="NAME", help="Further policy, e.g. uniform or power-limit:watts=300; repeatable."
+        ),
     ] = None,
     max_slowdown: Annotated[
         float, typer.Option(callback=checked_slowdown, metavar="RATIO", help=MAX_SLOWDOWN_HELP)
@@ -68,6 +72,9 @@ def prove(  # noqa: PLR0913  each option is a parameter
     meter_accuracy: Annotated[
         float | None, typer.Option(min=0.0, max=1.0, metavar="RATIO", help="Error of the meter by its data sheet.")
     ] = None,
+    job: Annotated[
+        str | None, typer.Option(metavar="JOB", help="Running job, by name or id, instead of COMMAND.")
+    ] = None,
     losses: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File to which COMMAND writes one loss per line.")
     ] = None,
@@ -84,30 +91,39 @@ def prove(  # noqa: PLR0913  each option is a parameter
     Runs COMMAND many times under the daemon, at full speed and tuned in turn. A pilot shows how many rounds are needed;
     then hypothesis, order and rules are signed before the first block counts. The folder holds raw data, verdict and a
     page; anybody can recompute the verdict with --check. The private key is never written. COMMAND must train longer
-    than a block.
+    than a block. With --job, a running job is paused and resumed in turn, and nothing is started anew.
 
     Examples:
         gpuenergyd prove -- torchrun --nproc-per-node 4 train.py
+        gpuenergyd prove --job gpt --out proof
         gpuenergyd prove --simulated --block-iterations 10 --out proof
         gpuenergyd prove --check proof
     """
     if check is not None:
-        if command or simulated:
-            raise UsageError("--check takes no COMMAND and no --simulated")
+        if command or simulated or job is not None:
+            raise UsageError("--check takes no COMMAND, no --job and no --simulated")
         return _check(check, key, as_json=as_json)
-    if bool(command) == simulated:
-        raise UsageError("give the training program after --, or --simulated, or --check DIR")
+    if [bool(command), job is not None, simulated].count(True) != 1:
+        raise UsageError("give the training program after --, or --job JOB, or --simulated, or --check DIR")
     if key is not None:
         raise UsageError("--key belongs to --check")
+    if losses is not None and not command:
+        raise UsageError("--losses belongs to a training program after --")
     from gpuenergyd.cli.prove.meters import open_meter  # noqa: PLC0415  start fast
     from gpuenergyd.cli.prove.procedure import prove as run_proof  # noqa: PLC0415
 
     opened = [] if meter is None else [open_meter(meter, covers=meter_covers, accuracy_ratio=meter_accuracy)]
     arms = _arms(policy, against or [])
     with ExitStack() as stack:
-        blocks = _simulated_blocks(stack, seed) if simulated else _blocks(stack, socket, command or [], losses)
-        blocks.meters, blocks.block_limit_s = opened, block_limit_s
-        blocks.max_slowdown_ratio, blocks.calibrated_gpus = max_slowdown, calibrate or []
+        if simulated:
+            blocks: TrainingBlocks | JobBlocks = _simulated_blocks(stack, seed)
+        elif job is not None:
+            blocks = _job_blocks(stack, socket, job)
+        else:
+            blocks = _blocks(stack, socket, command or [], losses)
+        options = blocks.options
+        options.meters, options.block_limit_s = opened, block_limit_s
+        options.max_slowdown_ratio, options.calibrated_gpus = max_slowdown, calibrate or []
         request = _request(
             blocks, arms,
             block_iterations=block_iterations,
@@ -154,45 +170,54 @@ def _arms(policy: str, against: list[str]) -> "tuple[Arm, ...]":
     return (Arm(BASELINE_ARM, "full-speed"), Arm(OURS, policy), *(Arm(name, name) for name in against))
 
 
-def _blocks(stack: ExitStack, socket: str | None, command: list[str], losses: Path | None) -> "TrainingBlocks":
-    """Return blocks under the running daemon."""
+def _connected(stack: ExitStack, socket: str | None) -> "BlockOptions":
+    """Connect to the running daemon."""
     from gpuenergyd.cli.demo.processes import raise_on_termination  # noqa: PLC0415  start fast
-    from gpuenergyd.cli.prove.training_blocks import TrainingBlocks  # noqa: PLC0415
+    from gpuenergyd.cli.prove.block_options import BlockOptions  # noqa: PLC0415
     from gpuenergyd.client.connection import DaemonClient  # noqa: PLC0415
     from gpuenergyd.client.environment import find_socket_path  # noqa: PLC0415
 
     raise_on_termination()
     path = find_socket_path(socket)
-    client = stack.enter_context(closing(DaemonClient(path)))
+    return BlockOptions(stack.enter_context(closing(DaemonClient(path))), path)
+
+
+def _blocks(stack: ExitStack, socket: str | None, command: list[str], losses: Path | None) -> "TrainingBlocks":
+    """Return blocks that start a program under the running daemon."""
+    from gpuenergyd.cli.prove.training_blocks import TrainingBlocks  # noqa: PLC0415  start fast
+
+    options = _connected(stack, socket)
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuenergyd-prove-")))
-    return TrainingBlocks(client=client, socket_path=path, command=command, folder=folder, losses_path=losses)
+    return TrainingBlocks(options, command, folder, losses_path=losses)
+
+
+def _job_blocks(stack: ExitStack, socket: str | None, job: str) -> "JobBlocks":
+    """Return blocks within a job of the running daemon."""
+    from gpuenergyd.cli.prove.job_blocks import JobBlocks  # noqa: PLC0415  start fast
+
+    return stack.enter_context(JobBlocks(_connected(stack, socket), job))
 
 
 def _simulated_blocks(stack: ExitStack, seed: int) -> "TrainingBlocks":
     """Return blocks under a private daemon on simulated GPUs."""
-    from gpuenergyd.cli.prove.simulated_host import simulated_host  # noqa: PLC0415  start fast
+    from gpuenergyd.cli.prove.block_options import BlockOptions  # noqa: PLC0415  start fast
+    from gpuenergyd.cli.prove.simulated_host import simulated_host  # noqa: PLC0415
     from gpuenergyd.cli.prove.training_blocks import TrainingBlocks  # noqa: PLC0415
     from gpuenergyd.client.connection import DaemonClient  # noqa: PLC0415
 
     name = "proof-simulated"
     host = stack.enter_context(simulated_host(name, seed=seed, microbatches=_SIMULATED_MICROBATCHES))
-    return TrainingBlocks(
-        client=stack.enter_context(closing(DaemonClient(host.socket_path))),
-        socket_path=host.socket_path,
-        command=host.command,
-        folder=host.folder,
-        losses_path=host.losses_path,
-        check=host.check,
-        job_name=name,
-    )
+    client = stack.enter_context(closing(DaemonClient(host.socket_path)))
+    options = BlockOptions(client, host.socket_path, check=host.check)
+    return TrainingBlocks(options, host.command, host.folder, losses_path=host.losses_path, job_name=name)
 
 
-def _request(blocks: "TrainingBlocks", arms: "tuple[Arm, ...]", **values: Any) -> "ProofRequest":
+def _request(blocks: "TrainingBlocks | JobBlocks", arms: "tuple[Arm, ...]", **values: Any) -> "ProofRequest":
     """Return the request, with the versions of everything that takes part and whether any GPU is simulated."""
     from gpuenergyd.cli.prove.procedure import ProofRequest  # noqa: PLC0415  start fast
     from gpuenergyd.cli.versions import version_lines  # noqa: PLC0415
 
-    status = blocks.client.get_status()
+    status = blocks.options.status()
     models = sorted({str(gpu["model_name"]) for gpu in status["gpus"]})
     versions = {
         "gpuenergyd": __version__,

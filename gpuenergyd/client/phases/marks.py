@@ -71,11 +71,6 @@ class PhaseMarks:
         self.num_errors = 0
         """Exceptions that were suppressed."""
 
-    @property
-    def is_in_iteration(self) -> bool:
-        """Whether an iteration has begun and not ended."""
-        return self._is_in_iteration
-
     def follow(self, client: RankClient) -> None:
         """Mark phases for this client from now on."""
         self._client = client

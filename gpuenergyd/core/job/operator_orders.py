@@ -1,4 +1,4 @@
-"""What operators have ordered for a running job: another policy, permitted slowdown or priority, or a pause."""
+"""Orders of operators for a running job: another policy, permitted slowdown or priority, or a pause."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Self

@@ -1,4 +1,4 @@
-"""What to expect of a job, and its outcome: what its plans saved, or the one reason why they saved nothing."""
+"""Expectation and outcome of a job: the saving of its plans, or the one reason why they saved nothing."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum

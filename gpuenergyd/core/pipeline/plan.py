@@ -113,10 +113,6 @@ class ClockPlan:
                 return rank.changes
         return ()
 
-    def power_limit_of(self, pp_rank: int) -> float | None:
-        """Return the power limit of one rank's GPUs in watts; None: the limit from before the job."""
-        return next((rank.power_limit_w for rank in self.ranks if rank.pp_rank == pp_rank), None)
-
     @property
     def power_limits_w(self) -> tuple[tuple[int, float], ...]:
         """The ranks whose GPUs have a power limit under this plan, each with its limit in watts."""

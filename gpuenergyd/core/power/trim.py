@@ -1,4 +1,4 @@
-"""By how much a host draws more than its targets were predicted to: learned from means and peaks of measured power.
+"""Excess of a host's power over the predictions of its targets, learned from means and peaks of measured power.
 
 Predictions are means over iterations, and wrong by the error of the jobs' curves. A budget limits the mean, and means
 of a second with little tolerance; the larger excess is taken off the budget before it is divided.

@@ -19,7 +19,6 @@ class StreamSignals:
     """The channels of one training, in a file that all its processes open; `num_channels` is the same in all."""
 
     def __init__(self, path: Path, num_channels: int) -> None:
-        self._num_channels = num_channels
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(fd, num_channels * _CHANNEL_BYTES)

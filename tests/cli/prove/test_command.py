@@ -61,9 +61,11 @@ def test_another_key_fails(proof: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give the training program after --, or --simulated, or --check DIR"),
+        ([], "give the training program after --, or --job JOB, or --simulated, or --check DIR"),
+        (["--job", "gpt", "--", "train.py"], "give the training program after --, or --job JOB"),
+        (["--job", "gpt", "--losses", "losses.txt"], "--losses belongs to a training program after --"),
         (["--simulated", "--", "train.py"], "give the training program after --"),
-        (["--check", "x", "--simulated"], "--check takes no COMMAND"),
+        (["--check", "x", "--simulated"], "--check takes no COMMAND, no --job and no --simulated"),
         (["--key", "ab", "--", "train.py"], "--key belongs to --check"),
         (["--check", "/no/such/folder"], "no registration.json; must be the folder of a proof"),
         (["--policy", "nope", "--", "train.py"], "no policy 'nope'"),

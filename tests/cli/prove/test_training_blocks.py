@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuenergyd.cli.prove.block_options import BlockOptions, check_is_tuned
 from gpuenergyd.cli.prove.training_blocks import TrainingBlocks
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.core.proof.measurements import energy_j
@@ -27,9 +28,8 @@ def blocks_under(daemon: DaemonProcess, client: DaemonClient, folder: Path) -> T
         sys.executable, "-m", "tests.support.fake_trainer", "--socket", str(daemon.socket_path), "--world",
         str(daemon.world_path), "--ranks", "4", "--microbatches", "4", "--iterations", "100000",
     )  # fmt: skip
-    return TrainingBlocks(
-        client=client, socket_path=str(daemon.socket_path), command=trainer, folder=folder, block_limit_s=120.0
-    )
+    options = BlockOptions(client, str(daemon.socket_path), block_limit_s=120.0)
+    return TrainingBlocks(options, trainer, folder)
 
 
 def test_blocks_hold_the_iterations_of_their_arm_and_the_power_beside_them(
@@ -66,12 +66,39 @@ def test_program_that_ends_too_early_fails_the_block_with_its_last_words(daemon:
 def test_losses_are_read_as_decimal_or_exact_numbers(tmp_path: Path) -> None:
     path = tmp_path / "losses"
     path.write_text("5.0\n0x1.2p+2\n4.25\n")
-    blocks = TrainingBlocks(
-        client=DaemonClient("unused"), socket_path="unused", command=(), folder=tmp_path, losses_path=path
-    )
+    blocks = TrainingBlocks(BlockOptions(DaemonClient("unused"), "unused"), (), tmp_path, losses_path=path)
 
     assert blocks._losses() == (5.0, 4.5, 4.25)
 
     path.write_text("five\n")
     with pytest.raises(ProofError, match="cannot be read"):
         blocks._losses()
+
+
+@pytest.mark.parametrize(
+    ("changes", "stays"),
+    [
+        ({}, False),
+        ({"is_given_up": True}, True),
+        ({"plan_purpose": "baseline", "num_iterations_of_plan": 30}, True),
+        ({"plan_purpose": "predicted", "num_iterations_of_plan": 30}, True),
+        ({"plan_purpose": "baseline", "num_iterations_of_plan": 29}, False),
+        ({"plan_purpose": "baseline", "num_iterations_of_plan": 99, "phase": "fallback"}, False),
+        ({"plan_purpose": "baseline", "num_iterations_of_plan": 99, "plan_id": "proof"}, False),
+    ],
+)
+def test_a_job_that_its_policy_keeps_at_full_speed_ends_the_block(changes: dict[str, object], stays: bool) -> None:  # noqa: FBT001
+    job = {
+        "is_given_up": False,
+        "phase": "tuned",
+        "phase_reason": "too noisy to plan for",
+        "plan_id": "tuned-1",
+        "plan_purpose": "tuned",
+        "num_iterations_of_plan": 100,
+    }
+
+    if stays:
+        with pytest.raises(ProofError, match="arm 'tuned': the job stays at full speed: too noisy to plan for"):
+            check_is_tuned(job | changes, Arm("tuned", "uniform"), 5)
+    else:
+        check_is_tuned(job | changes, Arm("tuned", "uniform"), 5)

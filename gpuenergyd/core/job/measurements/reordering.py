@@ -1,4 +1,4 @@
-"""Whether a job's order of instructions may change, the memory that there is for it, and the policy's advice."""
+"""Reordering of a job: whether its order of instructions may change, the memory for it, and the policy's advice."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

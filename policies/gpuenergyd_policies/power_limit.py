@@ -1,0 +1,54 @@
+"""The power-limit policy: one given power limit on all GPUs of a job, as administrators set it; nothing is planned.
+
+The reference for policies that plan: `power-limit:watts=300`. The limit is withdrawn if iterations measured under it
+exceed the permitted time.
+"""
+
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
+from gpuenergyd.core.policy_api.policy import JobView, Lever
+from gpuenergyd.errors import UsageError
+from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_speed
+from gpuenergyd_policies.uniform_probe import Setting, lever_measurements, setting_plan
+
+_MAX_W = 5000
+
+
+class EqualPowerLimit:
+    """Limits the power of each GPU of a job to one value, and leaves clocks at full speed."""
+
+    def __init__(self, **options: str) -> None:
+        """Take the limit that follows the policy's name, in watts.
+
+        Raises:
+            UsageError: there is none, it is no whole number of watts, or there is another option.
+        """
+        unknown = sorted(options.keys() - {"watts"})
+        if unknown:
+            raise UsageError(f"policy power-limit has no option {unknown[0]!r}; valid is watts")
+        given = options.get("watts", "")
+        if not given.isdecimal() or not 1 <= int(given) <= _MAX_W:
+            raise UsageError(
+                f"policy power-limit: watts = {given or 'missing'}: must be a whole number from 1 to {_MAX_W},"
+                " e.g. power-limit:watts=300"
+            )
+        self._limit_w = int(given)
+
+    def next_plan(self, view: JobView) -> ClockPlan:
+        """Return a plan with the limit on all GPUs; full speed where it cannot be set or is too slow."""
+        limit_w = self._limit_w
+        ranges_w = [gpu.power_limit_range_w for gpu in view.gpus]
+        if not view.can_set_power_limits or None in ranges_w:
+            return baseline_plan(reason="the power of this job's GPUs cannot be limited")
+        for low_w, high_w in filter(None, ranges_w):
+            if not low_w <= limit_w <= high_w:
+                return baseline_plan(reason=f"{limit_w} W is out of range ({low_w:g}-{high_w:g} W)")
+        if (reason := reason_for_full_speed(view)) is not None:
+            return plan_at_full_speed(view, reason)
+        target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
+        measured = lever_measurements(view, Lever.POWER_LIMITS).get(limit_w)
+        if measured is not None and measured.iteration_time_s > target_s:
+            too_slow = f"a limit of {limit_w} W takes {measured.iteration_time_s:.6g} s; target {target_s:.6g} s"
+            return plan_at_full_speed(view, too_slow)
+        reason = f"a limit of {limit_w} W on each GPU, as given"
+        setting = Setting(Lever.POWER_LIMITS, limit_w)
+        return setting_plan(view, setting, PlanPurpose.TUNED, policy="power-limit", reason=reason)
