@@ -226,12 +226,12 @@ def rows(found: Sequence[Comparison]) -> list[dict[str, Any]]:
                 "max_slowdown_ratio": ratio,
                 "num_jobs": len(own),
                 "num_figures": len(errors),
-                "error_mean_points": round(fmean(errors), 2) if errors else None,
-                "error_max_points": round(max(errors), 2) if errors else None,
-                "within_target": sum(error <= TARGET_POINTS for error in errors),
-                "middle_within_target": sum(abs(one.error_points) <= TARGET_POINTS for one in own),
-                "within_interval": sum(one.is_covered for one in own),
-                "interval_mean_points": round(fmean(one.width_points for one in own), 1),
+                "error_mean_points": round(float(fmean(errors)), 2) if errors else None,
+                "error_max_points": round(float(max(errors)), 2) if errors else None,
+                "within_target": int(sum(error <= TARGET_POINTS for error in errors)),
+                "middle_within_target": int(sum(abs(one.error_points) <= TARGET_POINTS for one in own)),
+                "within_interval": int(sum(one.is_covered for one in own)),
+                "interval_mean_points": round(float(fmean(one.width_points for one in own)), 1),
             }
         )
     return named
