@@ -22,10 +22,12 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, baseline_plan
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware.model import PipelineModel, fitted_profile
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
+from gpuenergyd_policies.planning.large import TOO_LARGE
 from gpuenergyd_policies.planning.plan_evaluation import FixedClocks
 from gpuenergyd_policies.profiling.fit import FittedProfile
 
-_NUM_DRAWS = 41
+_NUM_DRAWS, _NUM_DRAWS_OF_LARGE = 41, 11
+"""Draws of a range; evaluating one takes a tenth of a second and more in a large pipeline."""
 _RANGE = (10.0, 90.0)
 """Percentiles of a range: 8 of 10 draws are in it."""
 _SEED = 7
@@ -78,7 +80,8 @@ def outlook(view: JobView, plan: ClockPlan) -> Outlook:
         late_j = plan.predicted.energy_j - at_once_j
     draw = partial(fitted.drawn, is_shape_known=True) if isinstance(fitted, FittedProfile) else fitted.drawn
     savings, slowdowns = [], []
-    for _ in range(_NUM_DRAWS):
+    is_large = len(model.graph.instructions) > TOO_LARGE
+    for _ in range(_NUM_DRAWS_OF_LARGE if is_large else _NUM_DRAWS):
         truth = draw(random)
         full_speed_s, full_speed_j = at_full_speed.time_and_energy(truth)
         planned_s, planned_j = as_planned.time_and_energy(truth)

@@ -417,8 +417,15 @@ def _fit_class_times(samples: Sequence[InstructionSample], *, loss: str) -> _Cla
     derivative: Any = jacobian if is_at_knot else "2-point"
     fit = least_squares(residuals, log_start, jac=derivative, loss=loss, max_nfev=_MAX_EVALUATIONS)
     counts = np.array([sum(count for _, count in mostly[int(k)]) for k in knots], dtype=np.float64)
-    misfit = max(1.0, float(np.median(np.abs(residuals(fit.x)))) / 0.6745)
-    variance = np.diag(np.linalg.pinv(fit.jac.T @ fit.jac))
+    # As many samples as there are clocks are met nearly exactly, whatever the noise: they say nothing of it.
+    off = np.sort(np.abs(residuals(fit.x)))[len(knots) :]
+    misfit = max(1.0, float(np.median(off)) / 0.6745) if len(off) else 1.0
+    derivatives = fit.jac
+    if loss == "soft_l1":
+        # scipy scales each row for its robust steps by how far off it is; a standard error from those rows would grow
+        # with the number of instructions in an iteration, which share what disturbs it.
+        derivatives = derivatives * ((1.0 + fit.fun**2) ** 0.75)[:, None]
+    variance = np.diag(np.linalg.pinv(derivatives.T @ derivatives))
     sigma_ratios = np.minimum(misfit * np.sqrt(np.maximum(variance, 0.0)), _MAX_SIGMA_RATIO)
     return _ClassTimes(knots, times_at(fit.x), sigma_ratios, counts, excess(fit.x))
 

@@ -112,6 +112,37 @@ def test_the_power_of_many_ranks_is_fitted_to_each_of_them() -> None:
                 assert option.energy_j == pytest.approx(34.6 * time_s + weight * dynamic_j, rel=0.02)
 
 
+def test_standard_errors_of_times_tell_the_noise_whatever_the_number_of_instructions() -> None:
+    random = np.random.default_rng(3)
+    true_s = {clock: true_time_s(F, clock) for clock in CLOCKS[::12]}
+    noise_ratio = 0.002  # of an iteration: common to all its instructions, however many
+    errors, sigmas = [], []
+    for _ in range(40):
+        samples = [
+            observation({F: clock, B: clock}, index=k)
+            for k, clock in enumerate(clock for clock in true_s for _ in range(3))
+        ]
+        noisy = [
+            replace(
+                own,
+                instruction_samples=tuple(
+                    replace(
+                        s, count=512,
+                        shares=tuple(replace(p, time_s=p.time_s * (1 + noise_ratio * random.standard_normal()))
+                                     for p in s.shares),
+                    )
+                    for s in own.instruction_samples
+                ),
+            )
+            for own in samples
+        ]  # fmt: skip
+        curve = fit_times(noisy)[InstructionClass(0, F)]
+        errors += [float(curve.times_s([clock])[0]) / true - 1 for clock, true in true_s.items()]
+        sigmas += curve.measured_sigmas_ratio(list(true_s)).tolist()
+
+    assert 0.5 < np.sqrt(np.mean(np.square(errors))) / np.sqrt(np.mean(np.square(sigmas))) < 2.0
+
+
 def test_levels_are_supported_clocks_from_the_maximum_down() -> None:
     levels = clock_levels(CLOCKS)
 
