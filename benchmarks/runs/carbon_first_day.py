@@ -26,13 +26,13 @@ from gpuenergyd_policies.carbon.replay import issue_forecasts
 
 FETCHED_DAYS = (KEPT_HISTORY.days, 365, 35, 8)
 """The first is what is asked for; providers may have less."""
-NUM_JUDGED_HOURS = 24
+NUM_EVALUATED_HOURS = 24
 HORIZONS = ("skill_1h_ratio", "skill_6h_ratio", "skill_24h_mean_ratio")
 
 
 def first_days(history: FilledHistory, first: int, every_days: int) -> Origins:
-    """Return the hours at which each judged day begins; its forecasts' last hours are known."""
-    return np.arange(first, len(history.values) - 2 * NUM_JUDGED_HOURS + 1, 24 * every_days)
+    """Return the hours at which each evaluated day begins; its forecasts' last hours are known."""
+    return np.arange(first, len(history.values) - 2 * NUM_EVALUATED_HOURS + 1, 24 * every_days)
 
 
 def first_day_forecasts(history: FilledHistory, day: int, fetched_days: int) -> Array:
@@ -43,7 +43,7 @@ def first_day_forecasts(history: FilledHistory, day: int, fetched_days: int) -> 
     )
     forecaster = ZoneForecaster()
     forecaster.refit(seen, day - begin)
-    return forecaster.predict(seen, np.arange(day - begin, day - begin + NUM_JUDGED_HOURS))
+    return forecaster.predict(seen, np.arange(day - begin, day - begin + NUM_EVALUATED_HOURS))
 
 
 def compare(trace: HourlySeries, every_days: int) -> dict[str, object]:
@@ -52,7 +52,7 @@ def compare(trace: HourlySeries, every_days: int) -> dict[str, object]:
     assert history is not None
     first = trace.index_of(TEST_FROM_AT)
     days = first_days(history, first, every_days)
-    origins = np.concatenate([np.arange(day, day + NUM_JUDGED_HOURS) for day in days])
+    origins = np.concatenate([np.arange(day, day + NUM_EVALUATED_HOURS) for day in days])
     warm = issue_forecasts(history, first).rows[origins - first]
     tables = {"warm": warm} | {
         str(fetched): np.concatenate([first_day_forecasts(history, int(day), fetched) for day in days])

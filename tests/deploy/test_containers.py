@@ -65,7 +65,7 @@ def gpu_uuid(world: SimulatedHost, index: int) -> str:
     return world.identities()[index].gpu_uuid
 
 
-def test_a_trainer_in_a_container_joins_once_the_driver_lists_it_and_its_gpu_is_given_back(
+def test_a_trainer_in_a_container_joins_once_the_driver_lists_it_and_its_gpu_is_restored(
     daemon: DaemonProcess, world: SimulatedHost
 ) -> None:
     own = gpu_uuid(world, 0)
