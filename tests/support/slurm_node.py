@@ -113,11 +113,11 @@ def slurm_node(folder: Path, *, prolog: str, epilog: str, environ: Mapping[str, 
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for name, arguments in commands.items():
-            program = _path_of(name)
-            assert program is not None
+            path = _path_of(name)
+            assert path is not None
             with (folder / f"{name}.out").open("wb") as out:
                 processes.append(
-                    subprocess.Popen([program, *arguments], env=node.environment, stdout=out, stderr=subprocess.STDOUT)
+                    subprocess.Popen([path, *arguments], env=node.environment, stdout=out, stderr=subprocess.STDOUT)
                 )
             if name == "munged":
                 wait_until((folder / "munge.socket").exists, 60)
