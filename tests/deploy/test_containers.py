@@ -1,7 +1,8 @@
 """Trainers in unprivileged containers join by the mounted socket; a stranger in another container is refused."""
 
+import json
 import pwd
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,11 +12,20 @@ from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from tests.support.client_process import daemon_for_everybody
 from tests.support.container import Container, container, needs_bubblewrap
 from tests.support.daemon_process import DaemonProcess
+from tests.support.registration import one_stage_registration
 from tests.support.waiting import wait_until
 
 NOBODY = pwd.getpwnam("nobody").pw_uid
 ALICE, BOB = NOBODY - 1, NOBODY - 2
 """Uids without an entry in the user database."""
+CLAIM = """
+import sys
+from gpuenergyd.client.connection import HttpConnection
+
+reply = HttpConnection("/run/gpuenergyd/gpuenergyd.sock").request("POST", "/v1/ranks", sys.argv[1].encode(), limit_s=60)
+print(*reply, flush=True)
+"""
+"""Registers once, with more patience than a trainer has on a loaded machine."""
 TRAINER = """
 import time
 import gpuenergyd
@@ -46,9 +56,11 @@ def world(daemon: DaemonProcess) -> Iterator[SimulatedHost]:
 
 
 @contextmanager
-def trainer(daemon: DaemonProcess, name: str, uid: int = ALICE, **variables: str) -> Iterator[Container]:
+def trainer(
+    daemon: DaemonProcess, name: str, program: Sequence[str] = (TRAINER,), **variables: str
+) -> Iterator[Container]:
     """Run a training loop in a container until its block ends; then wait until the daemon has noticed."""
-    with container(daemon, ["-c", TRAINER], uid=uid, name=name, environ=variables) as started:
+    with container(daemon, ["-c", *program], uid=ALICE, name=name, environ=variables) as started:
         wait_until(lambda: started.host_pid() > 0, LIMIT_S)
         yield started
     wait_until(lambda: not daemon.status()["jobs"], LIMIT_S)
@@ -61,6 +73,11 @@ def attach(world: SimulatedHost, gpu_uuid: str, started: Container) -> int:
     return pid
 
 
+def claim(gpu_uuid: str) -> str:
+    """Return a registration on a GPU."""
+    return json.dumps(one_stage_registration(gpu_uuid))
+
+
 def gpu_uuid(world: SimulatedHost, index: int) -> str:
     return world.identities()[index].gpu_uuid
 
@@ -69,7 +86,7 @@ def test_a_trainer_in_a_container_joins_once_the_driver_lists_it_and_its_gpu_is_
     daemon: DaemonProcess, world: SimulatedHost
 ) -> None:
     own = gpu_uuid(world, 0)
-    with trainer(daemon, "own", GPUENERGYD_GPU_UUID=own) as started:
+    with trainer(daemon, "own", (CLAIM + TRAINER, claim(own)), GPUENERGYD_GPU_UUID=own) as started:
         wait_until(lambda: "no process of its job runs on it" in started.log, LIMIT_S)
         pid = attach(world, own, started)
         wait_until(daemon.is_lowered, LIMIT_S)
@@ -104,10 +121,8 @@ def test_a_stranger_in_another_container_is_refused(daemon: DaemonProcess, world
     with trainer(daemon, "owner", GPUENERGYD_GPU_UUID=own) as owner:
         pid = attach(world, own, owner)
         wait_until(lambda: bool(daemon.status()["jobs"]), LIMIT_S)
-        with container(
-            daemon, ["-c", TRAINER], uid=uid, name="stranger", environ={"GPUENERGYD_GPU_UUID": own}
-        ) as stranger:
-            wait_until(lambda: "no process of its job runs on it" in stranger.log, LIMIT_S)
+        with container(daemon, ["-c", CLAIM, claim(own)], uid=uid, name="stranger") as stranger:
+            stranger.process.wait(LIMIT_S)
             num_jobs = len(daemon.status()["jobs"])
 
     assert f"may not have {own} changed: no process of its job runs on it (processes on it: {pid})" in stranger.log
