@@ -12,8 +12,8 @@ from gpuenergyd.core.carbon.intensity import CarbonSignal, IntensitySample, chec
 from gpuenergyd.errors import CarbonDataError, CarbonSourceError
 
 VERSION = 2
-KEPT_HISTORY = timedelta(weeks=52)
-"""Values are kept in the file this long: with a year of them the first day's forecast is as good as later ones."""
+KEPT_HISTORY = timedelta(weeks=65)
+"""Values are kept in the file this long: a forecast knows the season from 400 days on, on its first day as later."""
 KEPT_AS_SENT = timedelta(days=8)
 """Older values are kept by the hour."""
 MAX_BYTES = 8 * 2**20

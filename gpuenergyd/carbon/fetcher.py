@@ -1,6 +1,6 @@
 """The fetcher process: fetches carbon intensities from the network and writes one file; it has no other access.
 
-It polls a provider at the provider's own period, backs off after failures, and keeps the values of a year, which it
+It polls a provider at the provider's own period, backs off after failures, and keeps the values of 65 weeks, which it
 asks for at the first start where the provider offers them. The daemon reads the file and works without it.
 """
 

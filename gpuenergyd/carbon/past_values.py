@@ -1,9 +1,9 @@
-"""A year of past values, fetched once: a forecast needs eight days of history, and is better with a year.
+"""Fifteen months of past values, fetched once: a forecast needs eight days, and knows the season from 400 on.
 
-Theory of operation. The last year is divided into windows that a provider answers in one request. After a successful
-fetch, one window whose hours are largely unknown is asked for, the newest first, and never again by the same process:
-what a provider does not have, it does not have a minute later either. Values older than a few days are kept as hourly
-means, since providers send up to twelve an hour.
+Theory of operation. The last 65 weeks are divided into windows that a provider answers in one request. After a
+successful fetch, one window whose hours are largely unknown is asked for, the newest first, and never again by the same
+process: what a provider does not have, it does not have a minute later either. Values older than a few days are kept as
+hourly means, since providers send up to twelve an hour.
 """
 
 import logging
@@ -28,7 +28,7 @@ LEAST_COVERED_RATIO = 0.9
 def kept_samples(
     older: Sequence[IntensitySample], newer: Sequence[IntensitySample], *, now_at: datetime
 ) -> tuple[IntensitySample, ...]:
-    """Return the values of the last year in order of time, old ones by the hour; `newer` ones replace `older` ones."""
+    """Return the values of 65 weeks in order of time, old ones by the hour; `newer` ones replace `older` ones."""
     merged = {sample.valid_from_at: sample for sample in older}
     merged |= {sample.valid_from_at: sample for sample in newer}
     as_sent_from_at = (now_at - KEPT_AS_SENT).replace(minute=0, second=0, microsecond=0)

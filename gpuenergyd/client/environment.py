@@ -34,8 +34,12 @@ _RUN_VARIABLES = (
 )
 _NUM_RESTARTS = re.compile(r"\btorchelastic_restart_count=\d+,?")
 GPU_VARIABLE = "GPUENERGYD_GPU_UUID"
+CUDA_VARIABLE = "CUDA_VISIBLE_DEVICES"
+_FULL_UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""CUDA understands any unique beginning of it, too."""
 _LOCAL_RANK_VARIABLES = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 _MAX_RUN_KEY_CHARS = 200
+_LOOPBACK = ("localhost", "127.", "::1")
 
 logger = logging.getLogger("gpuenergyd.client")
 
@@ -122,14 +126,25 @@ def find_socket_path(socket_path: str | None = None, environ: Mapping[str, str] 
 def find_run_key(run_key: str | None = None, *, num_processes: int = 1, environ: Mapping[str, str] = os.environ) -> str:
     """Return a key that differs between runs of the same name and is equal in all processes of a run.
 
-    Without a launcher's variables it is the pid of a single process, or the parent's pid of several.
+    Without a launcher's variables it is the pid of a single process, or the parent's pid of several. Both pids and
+    loopback addresses are the same in many containers, so the namespace in which they hold is part of the key.
     """
     if run_key:
         return run_key
     parts = [f"{name.lower()}={environ[name]}" for name in _RUN_VARIABLES if environ.get(name)]
     if not parts:
-        return f"pid={os.getpid()}" if num_processes == 1 else f"parent={os.getppid()}"
-    return ",".join(parts)[:_MAX_RUN_KEY_CHARS]
+        own = f"pid={os.getpid()}" if num_processes == 1 else f"parent={os.getppid()}"
+        return own + _namespace("pid")
+    is_loopback = environ.get("MASTER_ADDR", "").startswith(_LOOPBACK)
+    return ",".join(parts)[:_MAX_RUN_KEY_CHARS] + (_namespace("net") if is_loopback else "")
+
+
+def _namespace(kind: str) -> str:
+    """Return the namespace of this process as a part of a run key; empty where it cannot be read."""
+    try:
+        return f",{kind}_namespace={Path(f'/proc/self/ns/{kind}').stat().st_ino}"
+    except OSError:
+        return ""
 
 
 def without_restarts(run_key: str) -> str:
@@ -143,21 +158,35 @@ def find_gpu_uuid(
     """Return the UUID of this process's GPU: the argument, GPUENERGYD_GPU_UUID, or the CUDA device that torch uses.
 
     GPUENERGYD_GPU_UUID may be a comma-separated list, indexed by the rank of this process on its host.
-    Imports and initialises nothing: None if torch is not loaded or has not used a GPU yet.
+    Imports and initialises nothing: None if torch has not used a GPU yet. Without torch CUDA_VISIBLE_DEVICES counts:
+    empty if it shows GPUs but does not name the one, so that the daemon asks the driver where this process runs.
     """
     environ = os.environ if environ is None else environ
     named = gpu_uuid or _gpu_of_list(environ)[0]
     if named:
         return named
     torch = sys.modules.get("torch")
+    if torch is None:
+        return _visible_gpu(environ)
     try:
-        if torch is None or not torch.cuda.is_initialized():
+        if not torch.cuda.is_initialized():
             return None
         properties = torch.cuda.get_device_properties(torch.cuda.current_device() if device is None else device)
         uuid = str(properties.uuid)
     except Exception:  # noqa: BLE001  torch may raise anything; it must not reach training
         return None
     return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+
+def _visible_gpu(environ: Mapping[str, str]) -> str | None:
+    """Return the only GPU that CUDA shows to this process; empty if it shows several or one by index, None if none.
+
+    An index counts only the GPUs of this container, in CUDA's order: it says nothing to the daemon.
+    """
+    visible = [entry.strip() for entry in environ.get(CUDA_VARIABLE, "").split(",")]
+    if not (visible[0].isdecimal() or visible[0].startswith(("GPU-", "MIG-"))):
+        return None  # CUDA ignores what follows an entry that it does not understand
+    return visible[0] if len(visible) == 1 and _FULL_UUID.fullmatch(visible[0]) else ""
 
 
 def missing_gpu_reason(environ: Mapping[str, str] | None = None) -> str:

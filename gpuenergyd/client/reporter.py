@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from time import monotonic
 
 from gpuenergyd.client.connection import CONNECT_LIMIT_S, HttpConnection, close_descriptor, refusal_reason
@@ -214,7 +215,7 @@ class Reporter:
             if decoded.energy_per_gpu_j is not None:
                 self.energy_per_gpu_j, self.power_per_gpu_w = decoded.energy_per_gpu_j, decoded.power_per_gpu_w
             if self.clock_socket is None:
-                self.clock_socket = _connect_clock_socket(registered.clock_socket_path)
+                self.clock_socket = self._connect_clock_socket(registered)
             self._record_success()
 
     def _register(self) -> None:
@@ -231,8 +232,24 @@ class Reporter:
         if len(bytes.fromhex(registered.rank_token)) != TOKEN_BYTES:
             raise ProtocolError(f"rank token of {len(registered.rank_token)} characters; expected {2 * TOKEN_BYTES}")
         self._registered = registered
-        self.clock_socket = _connect_clock_socket(registered.clock_socket_path)
+        self.clock_socket = self._connect_clock_socket(registered)
         self._record_success()
+
+    def _connect_clock_socket(self, registered: RankRegistered) -> socket.socket:
+        """Connect where the daemon says; in a container that has its folder elsewhere, beside the socket in use."""
+        path = Path(registered.clock_socket_path)
+        if self._connection is not None and not path.exists():
+            beside = Path(self._connection.socket_path).with_name(path.name)
+            path = beside if beside.exists() else path
+        clock_socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            clock_socket.settimeout(CONNECT_LIMIT_S)
+            clock_socket.connect(str(path))
+            clock_socket.setblocking(False)
+        except OSError as error:
+            clock_socket.close()
+            raise OSError(f"clock socket {path}: {error.strerror or error}") from None
+        return clock_socket
 
     def _post(self, path: str, body: bytes, limit_s: float) -> tuple[int, bytes] | None:
         if self._connection is None or not self._breaker.may_try(monotonic()):
@@ -298,15 +315,3 @@ class Reporter:
             retired.close()
         if self._connection is not None:
             self._connection.close()
-
-
-def _connect_clock_socket(path: str) -> socket.socket:
-    clock_socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        clock_socket.settimeout(CONNECT_LIMIT_S)
-        clock_socket.connect(path)
-        clock_socket.setblocking(False)
-    except OSError as error:
-        clock_socket.close()
-        raise OSError(f"clock socket {path}: {error.strerror or error}") from None
-    return clock_socket

@@ -42,6 +42,8 @@ class GpuReading:
     sm_clock_mhz: int | None = None
     temperature_celsius: float | None = None
     is_power_capped: bool | None = None
+    is_clock_limited: bool | None = None
+    """Whether anything but a lock may keep the clock down: an idle GPU, a power cap, heat, a brake."""
     sm_clock_by_mono_ns: int | None = None
     """Instant by which the clock had been read, after `read_mono_ns`; None where all values are of one instant."""
 
@@ -69,6 +71,16 @@ class GpuDetails:
     """The lowest of all limits, those of other limiters included."""
     is_mig_enabled: bool | None = None
     application_sm_clock_mhz: int | None = None
+    application_memory_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    """Last reading at full performance; below the maximum a program has locked it, which NVML cannot read back."""
+    max_memory_clock_mhz: int | None = None
+    is_power_smoothing_on: bool | None = None
+    power_smoothing_profile: int | None = None
+    """Number of the active preset profile."""
+    power_floor_w: float | None = None
+    """Least power that power smoothing keeps up."""
+    secondary_power_floor_w: float | None = None
     requested_power_profiles: str | None = None
     """Numbers of the workload power profiles that programs have requested, e.g. `2,20`; empty if none."""
     enforced_power_profiles: str | None = None

@@ -457,7 +457,7 @@ def test_absent_daemon_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureF
 def test_an_unreachable_clock_socket_is_named_and_logged_once(
     daemon: FakeDaemon, caplog: pytest.LogCaptureFixture
 ) -> None:
-    daemon.clock_socket_path = "run/clock.sock"
+    daemon.clock_socket_path = "run/missing.sock"
     client = make_client(daemon.socket_path)
     for _ in range(5):
         run_iteration(client)
@@ -465,7 +465,21 @@ def test_an_unreachable_clock_socket_is_named_and_logged_once(
     client.release()
 
     (warning,) = (record.message for record in caplog.records if "training continues untuned" in record.message)
-    assert "clock socket run/clock.sock: No such file or directory" in warning
+    assert "clock socket run/missing.sock: No such file or directory" in warning
+
+
+def test_a_clock_socket_whose_folder_is_mounted_elsewhere_is_found_beside_the_socket(daemon: FakeDaemon) -> None:
+    daemon.clock_socket_path = f"/run/of-the-host/{Path(daemon.clock_socket_path).name}"
+    client = make_client(daemon.socket_path)
+    run_until_reported(client, daemon)
+    daemon.plans = [plan_slice(7, 0, [("F", 1, 0, 0, 1200)])]
+    for _ in range(3):
+        run_iteration(client)
+        get(daemon.reports)
+
+    sent = get(daemon.clock_requests)
+    client.release()
+    assert sent.request.sm_clock_mhz == 1200
 
 
 def test_a_refused_registration_is_logged_whole(daemon: FakeDaemon, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,9 @@
 
 import json
 import re
+import subprocess
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from gpuenergyd_policies.planning import kernel_cache
 from tests.support.daemon_process import ROOT
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
+HOW_TO = ROOT / "docs" / "how-to" / "kubernetes.md"
 CONTAINERFILE = (KUBERNETES / "Containerfile").read_text()
 
 
@@ -20,6 +23,51 @@ def daemon_set() -> dict[str, Any]:
     yaml = pytest.importorskip("yaml", reason="PyYAML reads the manifest")
     documents: list[dict[str, Any]] = list(yaml.safe_load_all((KUBERNETES / "daemonset.yaml").read_text()))
     return next(document for document in documents if document["kind"] == "DaemonSet")
+
+
+@pytest.mark.parametrize("version", ["1.28", "1.37"])
+def test_the_manifest_is_valid_by_the_schema_of_kubernetes(version: str) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate has the schemas")
+    yaml = pytest.importorskip("yaml", reason="PyYAML reads the manifest")
+    documents = list(yaml.safe_load_all((KUBERNETES / "daemonset.yaml").read_text()))
+    documents.append(training_pod())
+
+    for document in documents:
+        kubernetes_validate.validate(document, version, strict=True)
+    wrong = daemon_set()
+    wrong["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, version, strict=True)
+
+
+def training_pod() -> dict[str, Any]:
+    """Return a pod with what the document adds to one."""
+    yaml = pytest.importorskip("yaml", reason="PyYAML reads the manifest")
+    (text,) = re.findall(r"```text\n(spec:\n.*?)```", HOW_TO.read_text(), re.DOTALL)
+    pod: dict[str, Any] = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "train"}, **yaml.safe_load(text)}
+    pod["spec"]["containers"][0]["image"] = "train:latest"
+    return pod
+
+
+def test_a_training_pod_has_the_folder_of_the_sockets_and_their_group() -> None:
+    pod, daemon = training_pod()["spec"], daemon_set()["spec"]["template"]["spec"]
+    (volume,) = pod["volumes"]
+    (mount,) = pod["containers"][0]["volumeMounts"]
+
+    assert volume["hostPath"]["path"] in {volume["hostPath"]["path"] for volume in daemon["volumes"]}
+    assert (mount["name"], mount["mountPath"]) == (volume["name"], str(Path(SYSTEM_SOCKET_PATH).parent))
+    assert not {"hostPID", "hostNetwork"} & pod.keys()
+
+
+def test_every_probe_takes_a_degraded_daemon_for_a_living_one() -> None:
+    (daemon,) = daemon_set()["spec"]["template"]["spec"]["containers"]
+    probes = [daemon[name]["exec"]["command"] for name in ("startupProbe", "livenessProbe", "readinessProbe")]
+
+    for command in probes:
+        assert command[:2] == ["sh", "-c"]
+        for status, is_alive in ((0, True), (4, True), (1, False), (3, False)):
+            program = f"gpuenergyd() {{ [ \"$*\" = 'status --json' ] && return {status}; }}; {command[2]}"
+            assert (subprocess.run(["sh", "-c", program], check=False).returncode == 0) is is_alive
 
 
 def test_every_setting_in_the_manifest_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,10 +96,15 @@ def test_the_pod_has_host_pids_and_only_the_needed_capabilities() -> None:
     pod = daemon_set()["spec"]["template"]["spec"]
 
     assert pod["hostPID"] is True
-    assert "hostNetwork" not in pod
+    assert not {"hostNetwork", "hostIPC"} & pod.keys()
+    assert pod["runtimeClassName"] == "nvidia"
+    assert pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+    assert pod["automountServiceAccountToken"] is False
     for container in (*pod["initContainers"], *pod["containers"]):
         privilege = container["securityContext"]
         assert "privileged" not in privilege
+        assert privilege["allowPrivilegeEscalation"] is False
+        assert privilege["readOnlyRootFilesystem"] is True
         assert privilege["capabilities"]["drop"] == ["ALL"]
         changes_gpus = container["name"] in {"restore", "gpuenergyd"}
         assert ("SYS_ADMIN" in privilege["capabilities"].get("add", [])) is changes_gpus
@@ -94,4 +147,4 @@ def test_the_containerfile_uses_existing_files_extras_and_commands() -> None:
 def test_the_documented_group_id_matches_the_containerfile() -> None:
     (number,) = re.findall(r"groupadd --gid (\d+) gpuenergy", CONTAINERFILE)
 
-    assert f"supplementalGroups: [{number}]" in (ROOT / "docs" / "how-to" / "kubernetes.md").read_text()
+    assert f"supplementalGroups: [{number}]" in HOW_TO.read_text()

@@ -37,6 +37,7 @@ def test_each_foreign_change_under_a_job_is_seen_recorded_and_left_alone(daemon:
     with FakeNvmlControl(daemon.world_path) as control:
         control.set_privileged(True)
         control.set_power_profiles(0, 2)
+        control.set_power_smoothing(0, is_on=False, profile=0, floors_w=(0, 0))
         daemon.start()
         foreign = SimulatedHost.open(daemon.world_path)
         gpu = foreign.identities()[0].gpu_uuid
@@ -50,17 +51,39 @@ def test_each_foreign_change_under_a_job_is_seen_recorded_and_left_alone(daemon:
             assert knobs()["power_limit_owner"] is None
             assert knobs()["requested_power_profiles"] == [2]
 
+            wait_until(lambda: knobs()["memory_clock_mhz"] is not None, 30)
+            memory_mhz, sm_mhz = knobs()["memory_clock_mhz"], knobs()["application_sm_clock_mhz"]
             foreign.set_power_limit(gpu, 300.0)
             control.set_persistence(0, is_on=False)
             control.set_power_profiles(0, 2, 20)
+            control.set_power_smoothing(0, is_on=True, profile=3, floors_w=(210, 180))
+            control.lock_memory_clock(0, 810)
+            control.set_application_clock(0, 1200)
+            control.set_mig(1, is_on=True)
             wait_until(lambda: knobs()["requested_power_profiles"] == [2, 20], 30)
             wait_until(lambda: knobs()["power_limit_owner"] == "another program", 30)
             wait_until(lambda: knobs()["is_persistent"] is False, 30)
+            wait_until(lambda: knobs()["memory_clock_mhz"] == 810, 30)
+            wait_until(lambda: knobs()["application_sm_clock_mhz"] == 1200, 30)
+            wait_until(lambda: knobs()["is_power_smoothing_on"] is True, 30)
+            wait_until(lambda: daemon.status()["gpus"][1]["is_mig_enabled"] is True, 30)
+            seen_now = knobs()
+            assert (seen_now["power_smoothing_profile"], seen_now["power_floor_w"]) == (3, 210.0)
+            assert seen_now["secondary_power_floor_w"] == 180.0
+            assert seen_now["max_memory_clock_mhz"] > 810
 
             text = metrics(daemon)
             assert f'gpuenergyd_gpu_power_limit_watts{{gpu_uuid="{gpu}",index="0"' in text
             limit = next(line for line in text.splitlines() if line.startswith("gpuenergyd_gpu_enforced_power_limit"))
             assert limit.endswith(" 300.0")
+            for name, value in (
+                ("memory_clock_hertz", 810e6),
+                ("application_sm_clock_hertz", 1200e6),
+                ("power_floor_watts", 210.0),
+                ("power_smoothing_on", 1.0),
+            ):
+                line = next(line for line in text.splitlines() if line.startswith(f"gpuenergyd_gpu_{name}{{"))
+                assert float(line.rsplit(" ", 1)[1]) == value
             assert knobs()["enforced_power_profiles"] == [2]
             assert job.finish() == 0
         wait_until(lambda: daemon.job() is None, 60)
@@ -72,9 +95,49 @@ def test_each_foreign_change_under_a_job_is_seen_recorded_and_left_alone(daemon:
     with open_history(daemon.database_path) as history:
         (summary,) = history.job_summaries()
         events = [event for event in history.control_events(summary.job_id) if event.action == "knob"]
-    seen = {(event.reason, event.before, event.after) for event in events if event.gpu_uuid == gpu}
+    seen = {
+        (event.reason.partition(", perhaps ")[0], event.before, event.after)
+        for event in events
+        if event.gpu_uuid == gpu
+    }
     assert ("power_limit_w changed by another program", "480", "300") in seen
     assert ("is_persistent changed by another program", "on", "off") in seen
     assert ("requested_power_profiles changed by another program", "2", "2,20") in seen
+    assert ("is_power_smoothing_on changed by another program", "off", "on") in seen
+    assert ("power_floor_w changed by another program", "0", "210") in seen
+    assert ("memory_clock_mhz changed by another program", str(memory_mhz), "810") in seen
+    assert ("application_sm_clock_mhz changed by another program", str(sm_mhz), "1200") in seen
     limits = [event for event in events if event.reason.startswith("power_limit_w")]
     assert len(limits) == 1  # the limit is not fought
+
+
+@pytest.mark.parametrize("difference_mhz", [150, -150], ids=["higher", "lower"])
+def test_a_foreign_clock_lock_is_seen_reported_and_stands_at_the_end(
+    daemon: DaemonProcess, difference_mhz: int
+) -> None:
+    with FakeNvmlControl(daemon.world_path) as control:
+        control.set_privileged(True)
+        daemon.start()
+        foreign = SimulatedHost.open(daemon.world_path)
+        gpu = foreign.identities()[3].gpu_uuid
+        with training(daemon, arguments=("--policy", "uniform")) as job:
+
+            def lock_in_effect_mhz() -> int:
+                own = daemon.status()["gpus"][3]
+                lock_mhz = foreign.locked_sm_clock_mhz(gpu) or 1410
+                return lock_mhz if own["sm_clock_mhz"] == own["requested_sm_clock_mhz"] == lock_mhz else 1410
+
+            wait_until(lambda: lock_in_effect_mhz() < 1410, 120, log=lambda: daemon.log)
+            sm_clock_mhz = lock_in_effect_mhz() + difference_mhz
+            foreign.lock_sm_clock(gpu, sm_clock_mhz)
+            wait_until(
+                lambda: "another program" in (daemon.status()["gpus"][3]["state_reason"] or ""),
+                60,
+                log=lambda: daemon.log,
+            )
+            assert job.finish() == 0
+        wait_until(lambda: daemon.job() is None, 60)
+        assert daemon.stop() == 0
+
+        assert daemon.locks_mhz() == [None, None, None, sm_clock_mhz]
+        foreign.close()

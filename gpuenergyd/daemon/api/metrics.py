@@ -20,12 +20,17 @@ _GPU_GAUGES = (
     ("power_limit_w", "power_limit_watts", "Requested power limit."),
     ("enforced_power_limit_w", "enforced_power_limit_watts", "Power limit that is enforced, by whatever limiter."),
     ("default_power_limit_w", "default_power_limit_watts", "Power limit without any request."),
+    ("power_floor_w", "power_floor_watts", "Least power that power smoothing keeps up."),
+    ("is_power_smoothing_on", "power_smoothing_on", "1 if power smoothing is on."),
     ("is_persistent", "persistence_mode", "1 if the driver stays loaded without clients."),
     ("is_mig_enabled", "mig_enabled", "1 if the GPU is divided into instances."),
 )
 _GPU_CLOCKS = (
     ("sm_clock_mhz", "sm_clock_hertz", "Last SM clock reading."),
     ("requested_sm_clock_mhz", "requested_sm_clock_hertz", "Requested SM clock; absent at full speed."),
+    ("application_sm_clock_mhz", "application_sm_clock_hertz", "SM clock that programs set for applications."),
+    ("memory_clock_mhz", "memory_clock_hertz", "Memory clock, last read at full performance."),
+    ("max_memory_clock_mhz", "max_memory_clock_hertz", "Highest memory clock."),
 )
 _LATENCY_PERCENTILES = (("10", "low_s"), ("50", "median_s"), ("90", "high_s"))
 _JOB_GAUGES = (

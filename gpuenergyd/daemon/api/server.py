@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -226,7 +226,11 @@ class Server:
         registration = await self._body(request, RankRegistration, MAX_CONTROL_MESSAGE_BYTES)
         with self._open_peer(request) as (peer, pidfd):
             self._access.require_control(peer)
-            await self._proof_of_use.require(peer, self._jobs.services.gpus[registration.gpu_uuid].identity.gpu_uuid)
+            gpus = self._jobs.services.gpus
+            if not registration.gpu_uuid:
+                found = await self._proof_of_use.find_gpu(peer, [gpu.identity.gpu_uuid for gpu in gpus])
+                registration = replace(registration, gpu_uuid=found)
+            await self._proof_of_use.require(peer, gpus[registration.gpu_uuid].identity.gpu_uuid)
             require_alive(peer, pidfd)
             session_pidfd = os.dup(pidfd)
             try:

@@ -141,7 +141,7 @@ class CarbonFeed:
                 row.grid_from, row.grid_from + length, row.host.carbon_intensity_g_per_kwh, row.host.status
             )
             by_signal.setdefault(row.signal, []).append(sample)
-            # What is stored is not written again: the fetcher's file holds a year.
+            # What is stored is not written again: the fetcher's file holds 65 weeks.
             self._written[row.signal, sample.valid_from_at, sample.status] = sample.carbon_intensity_g_per_kwh
         wanted = self._settings.carbon_source
         fitting = [

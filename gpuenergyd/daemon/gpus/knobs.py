@@ -7,7 +7,9 @@ from gpuenergyd.gpu.device import GpuDetails
 from gpuenergyd.gpu.link.messages import GpuSettingsRead
 
 OURS, FOREIGN = "gpuenergyd", "another program"
-_CONSTANT = frozenset({"min_power_limit_w", "max_power_limit_w", "pci_address"})
+_CONSTANT = frozenset({"min_power_limit_w", "max_power_limit_w", "max_memory_clock_mhz", "pci_address"})
+_FIRST_SEEN = frozenset({"memory_clock_mhz"})
+"""Settings that can be read only while a GPU computes: their first value is no change."""
 _SAME_LIMIT_W = 1.0
 
 
@@ -55,7 +57,7 @@ class Knobs:
         now = self.details
         for one in fields(GpuDetails):
             old, new = getattr(before, one.name), getattr(now, one.name)
-            if old == new or one.name in _CONSTANT:
+            if old == new or one.name in _CONSTANT or (old is None and one.name in _FIRST_SEEN):
                 continue
             is_ours = "power_limit" in one.name and (self.is_our_power_limit or (was_ours and self._is_restored))
             yield KnobChange(one.name, _text(old), _text(new), OURS if is_ours else FOREIGN)

@@ -2,17 +2,19 @@
 
 Two processes belong to the same job if they run as the same user in the same namespaces and share a session, a control
 group (other than the root's and this daemon's) or descent: a launcher and its workers, a step of a batch job, a
-container. The GPU worker queries the driver for the processes on a GPU at each check.
+container. Processes of two containers never do, even where one user started both from one shell: a container that has
+a pid namespace is identified by its process 1, for the namespaces of other users' processes cannot be read. The GPU
+worker queries the driver for the processes on a GPU at each check.
 """
 
 import functools
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpuenergyd.daemon.gpus.access import AccessRules
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, namespaces_of
-from gpuenergyd.errors import AccessError
+from gpuenergyd.errors import AccessError, JobError
 
 _MAX_ANCESTORS = 64
 _MAX_NAMED = 8
@@ -28,6 +30,11 @@ class _Process:
     cgroup: str
     """Empty for the root group and the daemon's own, which unrelated processes share."""
     namespaces: tuple[bytes, int]
+
+    @property
+    def is_in_container(self) -> bool:
+        """Whether it has a pid namespace of its own, below the daemon's."""
+        return self.namespaces[1] > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,23 @@ class ProofOfUse:
             f" use the GPU first, then retry; exempt: {self.rules.administrators_text()}"
         )
 
+    async def find_gpu(self, peer: PeerCredentials, gpu_uuids: Iterable[str]) -> str:
+        """Return the GPU that a peer itself runs on, by the driver's list: it holds in every container.
+
+        Raises:
+            AccessError: it runs on none.
+            JobError: it runs on several.
+            GpuError: the driver cannot list the processes on a GPU, or no worker runs.
+        """
+        used = [gpu_uuid for gpu_uuid in gpu_uuids if peer.pid in await self.users_of(gpu_uuid)]
+        if not used:
+            raise AccessError(f"{peer} names no GPU and runs on none; use the GPU first, then retry")
+        if len(used) > 1:
+            raise JobError(
+                f"{peer} names no GPU and runs on {len(used)}: set GPUENERGYD_GPU_UUID to {' or '.join(used)}"
+            )
+        return used[0]
+
 
 def is_of_same_job(peer: PeerCredentials, pid: int) -> bool:
     """Return whether a process is the peer or belongs to the peer's job."""
@@ -63,6 +87,12 @@ def is_of_same_job(peer: PeerCredentials, pid: int) -> bool:
     own, other = _process(peer.pid), _process(pid)
     if own is None or other is None or own.namespaces != other.namespaces or {own.uid, other.uid} != {peer.uid}:
         return False
+    if own.is_in_container:
+        first, second = _first_process(peer.pid), _first_process(pid)
+        if first is None or second is None:  # one entered its container from outside
+            return own.cgroup == other.cgroup != ""
+        if first != second:
+            return False
     return (
         (own.session_id == other.session_id and own.session_id > 0)
         or (own.cgroup == other.cgroup != "")
@@ -84,6 +114,24 @@ def _ancestors(pid: int, uid: int) -> Iterator[int]:
         if parent is None or parent.uid != uid:
             return
         yield pid
+
+
+def _first_process(pid: int) -> int | None:
+    """Return the pid, seen from the daemon, of process 1 in a process's pid namespace; None if it is no ancestor."""
+    depth = 0
+    for _ in range(_MAX_ANCESTORS):
+        try:
+            status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+        pids = status.partition("\nNSpid:")[2].partition("\n")[0].split()
+        depth = depth or len(pids)
+        if len(pids) != depth:
+            return None
+        if pids[-1] == "1":
+            return pid
+        pid = int(status.partition("\nPPid:")[2].split()[0])
+    return None
 
 
 def _process(pid: int) -> _Process | None:

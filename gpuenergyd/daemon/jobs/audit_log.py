@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from gpuenergyd.core.job.messages import RecordNotice, RecordPhase
 from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.daemon.gpus.inventory import Gpu, utc_at
-from gpuenergyd.daemon.gpus.knobs import KnobChange
+from gpuenergyd.daemon.gpus.knobs import FOREIGN, KnobChange
+from gpuenergyd.daemon.gpus.other_tools import suspects_text
 from gpuenergyd.daemon.ports import HistoryPort
 from gpuenergyd.store.records import ORDER_ADVICE, ControlEventRecord
 
@@ -57,7 +58,8 @@ def record_latency(history: HistoryPort, gpu: Gpu, before: SwitchLatency) -> Non
 def record_knob(history: HistoryPort, gpu: Gpu, change: KnobChange) -> None:
     """Record that a setting of a GPU has changed, with who changed it."""
     uuid = gpu.identity.gpu_uuid
-    reason = f"{change.name} changed by {change.actor}"
+    suspects = suspects_text() if change.actor == FOREIGN else ""
+    reason = f"{change.name} changed by {change.actor}{f', perhaps {suspects}' if suspects else ''}"
     log.info("GPU %s: %s: %s -> %s", uuid, reason, change.before, change.after)
     job_id = gpu.claim.job_id if gpu.claim is not None and not gpu.claim.is_lease else None
     now = utc_at(time.monotonic_ns())

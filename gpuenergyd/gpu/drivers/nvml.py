@@ -29,6 +29,15 @@ _SEARCH_PERIOD_S = 5.0
 _FIELD_TOTAL_ENERGY = 83
 _FIELD_INSTANT_POWER = 186
 _REASON_SW_POWER_CAP = 0x4
+_REASONS_BUT_LOCKS = 0x1FD
+"""Idle, power cap, slowdown, sync boost, heat, brake, display; not 0x2, which clocks set by programs may raise."""
+_FIELDS_SMOOTHING = (
+    pynvml.NVML_FI_PWR_SMOOTHING_ENABLED,
+    pynvml.NVML_FI_PWR_SMOOTHING_ACTIVE_PRESET_PROFILE,
+    pynvml.NVML_FI_PWR_SMOOTHING_APPLIED_TMP_FLOOR,
+    pynvml.NVML_FI_PWR_SMOOTHING_SECONDARY_POWER_FLOOR,
+)
+_FULL_PERFORMANCE = 0
 _TEMPERATURE_GPU = 0
 _XID = 0x8
 _EVENTS_LIMIT_S = 5.0
@@ -43,6 +52,8 @@ class _Device:
     handle: Any
     unsupported: set[str]
     observe_only_reason: str | None
+    memory_clock_mhz: int | None = None
+    """Last reading at full performance."""
     pci_bus_id: str | None = None
     """By it a GPU is opened without the others."""
 
@@ -97,6 +108,7 @@ class NvmlHost:
             sm_clock_mhz=sm_clock_mhz,
             temperature_celsius=self._temperature(gpu_uuid),
             is_power_capped=None if reasons is None else bool(reasons & _REASON_SW_POWER_CAP),
+            is_clock_limited=None if reasons is None else bool(reasons & _REASONS_BUT_LOCKS),
             sm_clock_by_mono_ns=sm_clock_by_mono_ns,
         )
 
@@ -111,9 +123,10 @@ class NvmlHost:
         return EnergyReading((called_ns + returned_ns) // 2, returned_ns - called_ns, energy_j)
 
     def details(self, gpu_uuid: str) -> GpuDetails:
-        """Return power limits, modes, workload power profiles and the PCI address."""
+        """Return power limits, clocks that programs set, modes, power profiles and smoothing, and the PCI address."""
         mig = self._ask(gpu_uuid, "nvmlDeviceGetMigMode")
         requested, enforced = self._power_profiles(gpu_uuid)
+        is_smoothing, profile, floor_w, secondary_floor_w = self._power_smoothing(gpu_uuid)
         limits_mw = self._ask(gpu_uuid, "nvmlDeviceGetPowerManagementLimitConstraints") or (None, None)
         persistence = self._ask(gpu_uuid, "nvmlDeviceGetPersistenceMode")
         return GpuDetails(
@@ -125,9 +138,39 @@ class NvmlHost:
             enforced_power_limit_w=_watts(self._ask(gpu_uuid, "nvmlDeviceGetEnforcedPowerLimit")),
             is_mig_enabled=None if mig is None else bool(mig[0]),
             application_sm_clock_mhz=self._ask(gpu_uuid, "nvmlDeviceGetApplicationsClock", pynvml.NVML_CLOCK_SM),
+            application_memory_clock_mhz=self._ask(gpu_uuid, "nvmlDeviceGetApplicationsClock", pynvml.NVML_CLOCK_MEM),
+            memory_clock_mhz=self._memory_clock_mhz(gpu_uuid),
+            max_memory_clock_mhz=self._ask(gpu_uuid, "nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_MEM),
+            is_power_smoothing_on=None if is_smoothing is None else bool(is_smoothing),
+            power_smoothing_profile=profile,
+            power_floor_w=None if floor_w is None else float(floor_w),
+            secondary_power_floor_w=None if secondary_floor_w is None else float(secondary_floor_w),
             requested_power_profiles=requested,
             enforced_power_profiles=enforced,
         )
+
+    def _memory_clock_mhz(self, gpu_uuid: str) -> int | None:
+        """Return the memory clock at full performance, the last one if the GPU has another state now."""
+        device = self._device(gpu_uuid)
+        before = self._ask(gpu_uuid, "nvmlDeviceGetPerformanceState")
+        clock_mhz = self._ask(gpu_uuid, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM)
+        if before == _FULL_PERFORMANCE == self._ask(gpu_uuid, "nvmlDeviceGetPerformanceState"):
+            device.memory_clock_mhz = clock_mhz
+        return device.memory_clock_mhz
+
+    def _power_smoothing(self, gpu_uuid: str) -> tuple[int | None, ...]:
+        """Return switch, profile, floor and secondary floor in W of power smoothing; None where there is none."""
+        name = "power smoothing"
+        device = self._device(gpu_uuid)
+        if name in device.unsupported:
+            return (None,) * len(_FIELDS_SMOOTHING)
+        values = self._ask(gpu_uuid, "nvmlDeviceGetFieldValues", list(_FIELDS_SMOOTHING))
+        if values is None:
+            return (None,) * len(_FIELDS_SMOOTHING)
+        found = tuple(int(value.value.uiVal) if value.nvmlReturn == 0 else None for value in values)
+        if all(value is None for value in found):
+            device.unsupported.add(name)
+        return found
 
     def _power_profiles(self, gpu_uuid: str) -> tuple[str | None, str | None]:
         """Return the requested and the enforced workload power profiles; None where there are none."""

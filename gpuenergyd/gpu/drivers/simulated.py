@@ -11,6 +11,7 @@ from gpuenergyd.gpu.device import EnergyReading, GpuDetails, GpuIdentity, GpuRea
 from gpuenergyd.gpu.drivers.device_model import (
     NO_LOCK,
     NOTHING_PENDING,
+    Activity,
     InstructionWork,
     draw_call_latency_s,
     draw_settle_s,
@@ -151,6 +152,7 @@ class SimulatedHost:
                 sm_clock_mhz=round(reported_sm_clock_mhz(model, state)),
                 temperature_celsius=round(state.celsius, 1),
                 is_power_capped=is_power_capped(model, state),
+                is_clock_limited=state.activity is Activity.IDLE or is_power_capped(model, state),
             )
 
     def read_energy(self, gpu_uuid: str) -> EnergyReading:

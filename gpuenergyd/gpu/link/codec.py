@@ -15,7 +15,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.gpu.link.messages import Message
 
-LINK_VERSION = 6
+LINK_VERSION = 7
 MAX_DATAGRAM_BYTES = 131_072
 PEERCRED = struct.Struct("3i")
 """Layout of SO_PEERCRED: pid, uid, gid."""

@@ -249,6 +249,7 @@ class GpuSample:
     sm_clock_mhz: int | None
     temperature_celsius: float | None
     is_power_capped: bool | None
+    is_clock_limited: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -391,7 +391,9 @@ class Supervisor:
                 self._journal.remove({(uuid, Control.SM_CLOCK_LOCK)})
             except JournalError as error:
                 log(str(error))
-        detail = f"{_FOREIGN_CHANGE}: it runs at {sm_clock_mhz} MHz, above ours; lease dropped"
+        is_below = lock is not None and sm_clock_mhz is not None and sm_clock_mhz < lock.sm_clock_mhz
+        side = "below" if is_below else "above"
+        detail = f"{_FOREIGN_CHANGE}: it runs at {sm_clock_mhz} MHz, {side} ours; lease dropped"
         self._health.record(uuid, GpuHealth.DEGRADED, detail)
 
     # Any thread

@@ -1,5 +1,6 @@
 """Proof of use with real users, sessions and namespaces."""
 
+import asyncio
 import grp
 import os
 import pwd
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.daemon.gpus.proof_of_use import is_of_same_job
+from gpuenergyd.daemon.gpus.access import AccessRules
+from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse, is_of_same_job
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
+from gpuenergyd.errors import AccessError, JobError
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from tests.support.client_process import (
     ClientProcess,
@@ -221,3 +224,18 @@ def test_proof_of_use_can_be_switched_off() -> None:
         answer = claim(client, gpu(daemon, 0))
 
     assert answer == (200, "")
+
+
+def test_a_process_that_names_no_gpu_has_the_one_that_it_runs_on() -> None:
+    users = {"GPU-a": (7, 8), "GPU-b": (8,), "GPU-c": ()}
+
+    async def users_of(gpu_uuid: str) -> tuple[int, ...]:
+        return users[gpu_uuid]
+
+    proof = ProofOfUse(AccessRules(), users_of)
+
+    assert asyncio.run(proof.find_gpu(PeerCredentials(7, ALICE, ALICE), users)) == "GPU-a"
+    with pytest.raises(AccessError, match="names no GPU and runs on none; use the GPU first, then retry"):
+        asyncio.run(proof.find_gpu(PeerCredentials(9, ALICE, ALICE), users))
+    with pytest.raises(JobError, match="runs on 2: set GPUENERGYD_GPU_UUID to GPU-a or GPU-b"):
+        asyncio.run(proof.find_gpu(PeerCredentials(8, ALICE, ALICE), users))

@@ -12,7 +12,10 @@ _XIDS_AT = _HEAD.size
 _MIG_AT = _XIDS_AT + 16 * _MAX_XIDS
 _PERSISTENCE_AT = _MIG_AT + 8 * _MAX_GPUS
 _PROFILES_AT = _PERSISTENCE_AT + 8 * _MAX_GPUS
-_HOLDERS_AT = _PROFILES_AT + 8 * _MAX_GPUS
+_MEMORY_LOCKS_AT = _PROFILES_AT + 8 * _MAX_GPUS
+_APPLICATION_CLOCKS_AT = _MEMORY_LOCKS_AT + 8 * _MAX_GPUS
+_SMOOTHING_AT = _APPLICATION_CLOCKS_AT + 8 * _MAX_GPUS
+_HOLDERS_AT = _SMOOTHING_AT + 32 * _MAX_GPUS
 _MAX_HOLDERS = 32
 _FAULTS_AT = _HOLDERS_AT + 16 * _MAX_HOLDERS
 _SIZE = _FAULTS_AT + _FAULT.size * _MAX_FAULTS
@@ -89,6 +92,18 @@ class FakeNvmlControl:
         """Request workload power profiles of one GPU, which supports them from then on."""
         mask = sum(1 << profile for profile in profiles)
         struct.pack_into("<q", self._map, _PROFILES_AT + 8 * gpu_index, 1 + 2 * mask)
+
+    def lock_memory_clock(self, gpu_index: int, memory_clock_mhz: int) -> None:
+        """Lock the memory clock of one GPU; 0 for no lock."""
+        struct.pack_into("<q", self._map, _MEMORY_LOCKS_AT + 8 * gpu_index, memory_clock_mhz)
+
+    def set_application_clock(self, gpu_index: int, sm_clock_mhz: int) -> None:
+        """Set the SM clock for applications of one GPU; 0 for the default."""
+        struct.pack_into("<q", self._map, _APPLICATION_CLOCKS_AT + 8 * gpu_index, sm_clock_mhz)
+
+    def set_power_smoothing(self, gpu_index: int, *, is_on: bool, profile: int, floors_w: tuple[int, int]) -> None:
+        """Set power smoothing of one GPU, which supports it from then on."""
+        struct.pack_into("<4q", self._map, _SMOOTHING_AT + 32 * gpu_index, 1 + is_on, profile, *floors_w)
 
     def holders(self, gpu_index: int) -> set[int]:
         """Return the pids of live processes that have opened a GPU; while there are any it cannot be reset."""

@@ -67,6 +67,9 @@ typedef struct {
     int64_t xids[MAX_XIDS][2];
     int64_t mig[MAX_GPUS], persistence[MAX_GPUS];
     int64_t profiles[MAX_GPUS]; /* 0: not supported; else 1 + 2 x a bit per requested workload power profile */
+    int64_t memory_locks[MAX_GPUS];      /* highest memory clock in MHz, 0: no lock */
+    int64_t application_clocks[MAX_GPUS]; /* SM clock in MHz, 0: the default */
+    int64_t smoothing[MAX_GPUS][4];      /* power smoothing: 0 not supported, 1 off, 2 on; profile; floors in W */
     int64_t holders[MAX_HOLDERS][2]; /* pid, and a bit per GPU that the process has opened */
     fault faults[MAX_FAULTS];
 } control;
@@ -633,6 +636,11 @@ int nvmlDeviceGetFieldValues(void *device, int count, field_value *values) { /* 
         case 188: v->value.u = (unsigned)lround(p->max_limit_w * 1000.0); break;
         case 189: v->value.u = (unsigned)lround(p->default_limit_w * 1000.0); break;
         case 190: case 192: v->value.u = (unsigned)lround(s.limit_w * 1000.0); break;
+        case 251: case 264: case 255: case 276:
+            if (!ctl || !ctl->smoothing[gpu][0]) v->code = NOT_SUPPORTED;
+            else if (v->field == 251) v->value.u = ctl->smoothing[gpu][0] == 2;
+            else v->value.u = (unsigned)ctl->smoothing[gpu][v->field == 264 ? 1 : v->field == 255 ? 2 : 3];
+            break;
         default: v->code = NOT_SUPPORTED;
         }
     }
@@ -643,6 +651,7 @@ int nvmlDeviceGetClockInfo(void *device, int domain, unsigned *out) {
     READ(device);
     if (domain < 0 || domain > 3) return INVALID_ARGUMENT;
     *out = (unsigned)lround(domain == 2 ? p->memory_mhz : reported_mhz(p, &s));
+    if (domain == 2 && ctl && ctl->memory_locks[gpu] && ctl->memory_locks[gpu] < *out) *out = (unsigned)ctl->memory_locks[gpu];
     return OK;
 }
 int nvmlDeviceGetMaxClockInfo(void *device, int domain, unsigned *out) {
@@ -653,11 +662,12 @@ int nvmlDeviceGetMaxClockInfo(void *device, int domain, unsigned *out) {
 int nvmlDeviceGetClock(void *device, int domain, int id, unsigned *out) {
     return id == 0 ? nvmlDeviceGetClockInfo(device, domain, out) : nvmlDeviceGetMaxClockInfo(device, domain, out);
 }
-/* Application clocks are read as a driver shows them that nobody has set: at the maximum. Setting is not supported. */
+/* Application clocks are at the maximum unless a test has set them; they have no effect. Setting is not supported. */
 int nvmlDeviceGetApplicationsClock(void *device, int domain, unsigned *out) {
     READ(device);
     if (domain < 0 || domain > 2) return INVALID_ARGUMENT;
     *out = (unsigned)lround(domain == 2 ? p->memory_mhz : p->max_mhz);
+    if (domain != 2 && ctl && ctl->application_clocks[gpu]) *out = (unsigned)ctl->application_clocks[gpu];
     return OK;
 }
 int nvmlDeviceGetDefaultApplicationsClock(void *device, int domain, unsigned *out) {
@@ -882,9 +892,11 @@ int nvmlDeviceSetPersistenceMode(void *device, int mode) {
 }
 int nvmlDeviceSetMemoryLockedClocks(void *device, unsigned low, unsigned high) {
     ENTER(device);
-    (void)low, (void)high;
+    (void)low;
     if (strstr(name_of(gpu), "V100")) return NOT_SUPPORTED;
-    return may_change() ? OK : NO_PERMISSION;
+    if (!may_change()) return NO_PERMISSION;
+    if (ctl) ctl->memory_locks[gpu] = high;
+    return OK;
 }
 int nvmlDeviceResetMemoryLockedClocks(void *device) { return nvmlDeviceSetMemoryLockedClocks(device, 0, 0); }
 

@@ -16,6 +16,9 @@ _IN_EFFECT_AFTER_NS = 1_000_000_000
 """After the call, where no sample has: clock changes that take up to half a second to have an effect are published."""
 _NUM_ABOVE_IS_FOREIGN = 10
 """Consecutive samples: 1 s at the default period."""
+_BELOW_MHZ = 60
+"""How far below a lock a clock is kept by another lock; GPUs lower theirs by some steps without a reason."""
+_NUM_BELOW_IS_FOREIGN = 20
 
 
 class SampleBatch:
@@ -38,15 +41,19 @@ class SampleBatch:
 
 @dataclass(slots=True)
 class _WatchedLock:
-    """One GPU's lock: whether a sample has shown it in effect, and the number of samples above it since."""
+    """One GPU's lock: whether a sample has shown it in effect, and the number of samples above and below it since."""
 
     lock: ClockLock
     has_been_seen: bool = False
     num_above: int = 0
+    num_below: int = 0
 
 
 class ForeignChangeDetector:
-    """Detects that another program released our clock lock: the clock stays above it for consecutive samples."""
+    """Detects that another program replaced our clock lock.
+
+    The clock stays above it for consecutive samples, or stays below it although the driver names no reason.
+    """
 
     def __init__(self) -> None:
         self._watched: dict[str, _WatchedLock] = {}
@@ -68,4 +75,6 @@ class ForeignChangeDetector:
             watched.num_above = 0
         elif passed_ns > (_SETTLED_AFTER_NS if watched.has_been_seen else _IN_EFFECT_AFTER_NS):
             watched.num_above += 1
-        return watched.num_above == _NUM_ABOVE_IS_FOREIGN
+        is_below = above_mhz < -_BELOW_MHZ and watched.has_been_seen and sample.is_clock_limited is False
+        watched.num_below = watched.num_below + 1 if is_below else 0
+        return watched.num_above == _NUM_ABOVE_IS_FOREIGN or watched.num_below == _NUM_BELOW_IS_FOREIGN

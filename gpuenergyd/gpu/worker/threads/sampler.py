@@ -236,4 +236,5 @@ class Sampler(DriverThread):
             sm_clock_mhz=reading.sm_clock_mhz,
             temperature_celsius=reading.temperature_celsius,
             is_power_capped=reading.is_power_capped,
+            is_clock_limited=reading.is_clock_limited,
         )

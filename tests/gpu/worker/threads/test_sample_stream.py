@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+import pytest
+
 from gpuenergyd.gpu.link.messages import GpuSample
 from gpuenergyd.gpu.worker.threads.actuator import ClockLock
 from gpuenergyd.gpu.worker.threads.sample_stream import ForeignChangeDetector
@@ -10,15 +12,15 @@ PERIOD_MS = 20
 LOCK = ClockLock(900, returned_mono_ns=1_000_000_000)
 
 
-def sample(after_ms: float, clock_mhz: int | None) -> GpuSample:
+def sample(after_ms: float, clock_mhz: int | None, *, is_limited: bool | None = None) -> GpuSample:
     """Return a sample read that long after the call that set LOCK had returned."""
     read_mono_ns = LOCK.returned_mono_ns + round(after_ms * 1e6)
-    return GpuSample("GPU-0", read_mono_ns, None, None, None, clock_mhz, None, None)
+    return GpuSample("GPU-0", read_mono_ns, None, None, None, clock_mhz, None, None, is_limited)
 
 
-def samples(from_ms: int, to_ms: int, clock_mhz: int) -> list[GpuSample]:
+def samples(from_ms: int, to_ms: int, clock_mhz: int, *, is_limited: bool | None = None) -> list[GpuSample]:
     """Return samples of one clock at the worker's period."""
-    return [sample(at_ms, clock_mhz) for at_ms in range(from_ms, to_ms, PERIOD_MS)]
+    return [sample(at_ms, clock_mhz, is_limited=is_limited) for at_ms in range(from_ms, to_ms, PERIOD_MS)]
 
 
 def detected_after_ms(
@@ -82,3 +84,23 @@ def test_sample_without_a_clock_proves_nothing() -> None:
     read = [*samples(20, 600, 900), *samples(600, 760, 1410), sample(760, None), *samples(780, 1000, 900)]
 
     assert detected_after_ms(ForeignChangeDetector(), read) == []
+
+
+def test_lower_lock_of_another_program_is_detected_where_nothing_else_keeps_the_clock_down() -> None:
+    lowered = samples(600, 2000, 700, is_limited=False)
+
+    assert detected_after_ms(ForeignChangeDetector(), [*samples(20, 600, 900), *lowered]) == [600 + 19 * PERIOD_MS]
+
+
+@pytest.mark.parametrize("is_limited", [True, None])
+def test_clock_that_a_cap_or_something_unknown_keeps_down_is_no_foreign_change(*, is_limited: bool | None) -> None:
+    read = [*samples(20, 600, 900), *samples(600, 4000, 700, is_limited=is_limited)]
+
+    assert detected_after_ms(ForeignChangeDetector(), read) == []
+
+
+def test_gpu_that_stays_a_few_steps_below_its_lock_or_never_reached_it_is_left_alone() -> None:
+    steps = [*samples(20, 600, 900), *samples(600, 4000, 850, is_limited=False)]
+
+    assert detected_after_ms(ForeignChangeDetector(), steps) == []
+    assert detected_after_ms(ForeignChangeDetector(), samples(20, 4000, 700, is_limited=False)) == []
