@@ -193,7 +193,7 @@ def listen(
     key = read_key(key_file)
     if len(key) < LEAST_KEY_CHARS:
         raise UsageError(f"key file {key_file}: {len(key)} characters; at least {LEAST_KEY_CHARS} are needed")
-    with _store(database) as store, closing(WebhookServer(address, port, EventReceiver(store, key))) as server:
+    with _store(database) as store, WebhookServer(address, port, EventReceiver(store, key)) as server:
         log.info("listening on http://%s:%d%s", address, server.server_port, PATH)
         server.serve_forever()
     return 0

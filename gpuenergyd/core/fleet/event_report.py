@@ -93,7 +93,9 @@ def event_report(event: GridEvent, samples: Sequence[FleetSample], budget_w: flo
     spans = _spans(during, event.end_s)
     known = [(own, span_s) for own, span_s in zip(during, spans, strict=True) if own.measured_w is not None]
     over_s = sum(
-        s for own, s in zip(held, spans[-len(held) :], strict=True) if not _is_within(own, limit_w, if_unknown=True)
+        s
+        for own, s in zip(held, spans[len(spans) - len(held) :], strict=True)
+        if not _is_within(own, limit_w, if_unknown=True)
     )
     speed_before = _mean([own.speed for own in before])
     lost_s = _lost_s(during, spans, speed_before)

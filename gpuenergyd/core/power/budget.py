@@ -1,8 +1,8 @@
 """The power budget of a host: the one in force among those of the settings, of a request and of a schedule.
 
-A request replaces the budget of the settings until it ends or is cleared; what it said about the time after its end
-may only lower the budget of the settings. Entries of a schedule may overlap, and may
-only lower what the settings or a request permit: of all that are in force now, the least counts.
+A request replaces the budget of the settings until it ends or is cleared; its fallback for the time after its end may
+only lower the budget of the settings. Entries of a schedule may overlap, and may only lower what the settings or a
+request permit: of all that are in force now, the least counts.
 """
 
 import math
@@ -23,7 +23,7 @@ class BudgetSource(StrEnum):
     REQUEST = "request"
     SCHEDULE = "schedule"
     FALLBACK = "fallback"
-    """Of a request that is over: what it said about the time after its end."""
+    """Of a request that is over: what it set for the time after its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class PowerBudget:
     """Of a request: budgets for the time after it is over, which may only lower that of the settings."""
 
     def is_of_use(self, now_at: datetime) -> bool:
-        """Return whether it still says something, about now or later."""
+        """Return whether it sets anything for now or later."""
         return self.end_at is None or max((self.end_at, *(own.end_at for own in self.fallback))) > now_at
 
 
