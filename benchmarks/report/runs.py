@@ -67,7 +67,7 @@ RUNS = (
         data=("profiles", "instances")),
     Run("power-budget", "power_budget.py", _args("--hosts 12 --seed 1 --json"), _args("--hosts 1 --json"), 240, 1800,
         Kind.COMPUTED, is_usual=False, data=("profiles",)),
-    Run("grid-event", "grid_event.py", _args("--seeds 3 --json"), _args("--seeds 1 --short --json"), 900, 5400,
+    Run("grid-event", "grid_event.py", _args("--seeds 2 --json"), _args("--seeds 1 --short --json"), 400, 5400,
         Kind.COMPUTED, is_usual=False, data=("profiles",)),
     Run("proofs", "proofs.py", _args("--json"), _args("--runs 3 --json"), 120, 1800, Kind.COMPUTED, is_usual=False),
     Run("replay-insitu", "replay_insitu.py", _args("--json"), _args("--short --json"), 30, 900, Kind.COMPUTED,

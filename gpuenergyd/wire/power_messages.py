@@ -61,9 +61,9 @@ class PowerBudgetState:
     """The power budget of a host, what it draws, and how it is divided; None is unknown, or not set.
 
     `price_per_w` is the weighted speed, in GPUs at full speed, that one more watt would add. `num_cuts` counts how
-    often measured power had to be lowered at once, `over_s` the seconds above the budget. For a fleet: `share_w` is the
-    budget of the settings, `speed` the measured speed of the jobs in GPUs at full speed, `curve` what more or less
-    power would do.
+    often measured power had to be lowered at once, `over_s` the seconds above the budget. For a fleet: `mean_w` is the
+    mean power of the last second, `share_w` the budget of the settings, `speed` the measured speed of the jobs in GPUs
+    at full speed, `curve` what more or less power would do.
     """
 
     power_budget_w: float | None
@@ -83,6 +83,7 @@ class PowerBudgetState:
     over_s: float
     jobs: tuple[PowerShareState, ...] = ()
     trouble: str | None = None
+    mean_w: float | None = None
     share_w: float | None = None
     speed: float | None = None
     curve: tuple[PowerPointState, ...] = ()

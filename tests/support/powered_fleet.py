@@ -57,7 +57,7 @@ class VirtualBudgetDaemon:
         return {
             "share_w": self.share_w,
             "power_budget_w": self.budget_w,
-            "measured_w": self.host.control.backstop.measured_w,
+            "mean_w": self.host.control.mean_w,
             "speed": self.host.speed(),
             "curve": [{"power_w": point.power_w + excess_w, "speed": point.speed} for point in points],
         }

@@ -88,7 +88,7 @@ def host_report(state: dict[str, Any]) -> HostReport:
     if state["power_budget_w"] is None:
         raise UsageError("the daemon of this host keeps to no budget: restart it with mode = 'control'")
     curve = checked_curve([(point["power_w"], point["speed"]) for point in state["curve"]])
-    return HostReport(state["share_w"], state["measured_w"], state["speed"], curve)
+    return HostReport(state["share_w"], state["mean_w"], state["speed"], curve)
 
 
 def lease_request(lease: Lease, left_s: float) -> dict[str, Any]:

@@ -32,6 +32,7 @@ def budget_state(
         over_s=backstop.over_s,
         jobs=shares.states(),
         trouble=trouble,
+        mean_w=control.mean_w if has_budget else None,
         share_w=settings.power_budget_w,
         speed=shares.measured_speed(),
         curve=tuple(

@@ -11,7 +11,7 @@ from gpuenergyd.store.fleet.store import HostReport
 STATE: dict[str, Any] = {
     "share_w": 1000.0,
     "power_budget_w": 1000.0,
-    "measured_w": 700.0,
+    "mean_w": 700.0,
     "speed": 6.0,
     "curve": [{"power_w": 400.0, "speed": 4.0}, {"power_w": 800.0, "speed": 7.0}],
 }
