@@ -1,4 +1,4 @@
-"""Coordinator, follower and webhook as processes beside a real daemon: a lease arrives, and a signed event lowers it."""
+"""Coordinator, follower and webhook as processes beside a real daemon: a lease comes, and a signed event lowers it."""
 
 import http.client
 import json
@@ -46,6 +46,7 @@ def test_a_lease_arrives_and_a_signed_event_lowers_it(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text(KEY)
     key.chmod(0o600)
+    (tmp_path / "host").mkdir()
     with running_daemon(tmp_path / "host", power_budget_w=5000.0) as daemon:
         database = ("--database", str(daemon.status()["files"]["history_path"]))
         set_budget = [sys.executable, "-I", "-m", "gpuenergyd.cli.main", "fleet", "set", "6000", *database]
