@@ -96,7 +96,7 @@ class WebhookServer(ThreadingHTTPServer):
         self._slots = BoundedSemaphore(_MAX_CONNECTIONS)
         try:
             self.address_family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
-            super().__init__((address, port), _RequestHandler)
+            super().__init__((address, port), _EventHandler)
         except (OSError, ValueError) as error:
             raise UsageError(f"cannot listen on {address}:{port}: {error}") from None
 
@@ -123,7 +123,7 @@ class WebhookServer(ThreadingHTTPServer):
         """Ignore connections that clients closed early."""
 
 
-class _RequestHandler(BaseHTTPRequestHandler):
+class _EventHandler(BaseHTTPRequestHandler):
     server: WebhookServer  # pyright: ignore[reportIncompatibleVariableOverride]  http.server names it so
     server_version = "gpuenergyd"
     sys_version = ""

@@ -2,10 +2,10 @@
 
 Theory of operation. The limit of a fleet is a step function of time: its budget, lowered by grid events. For every
 host, `HeldPower` tells the most that it may draw at each instant to come. A new lease is handed out only if the sum
-over all hosts stays below the limit at every one of these instants, whoever loses contact from now on, this coordinator
-included. Lowering a host always keeps that; what it leaves is free for others once the host has confirmed. Ahead of an
-event every host gets its part of the event as fallback, and no larger lease reaches into the event, which so begins by
-itself. Hosts that are silent count with the most that they may draw, and the others share what is left.
+over all hosts stays below the limit at every one of these instants, even if hosts lose contact from now on, or this
+coordinator dies. Lowering a host always keeps that; what it leaves is free for others once the host has confirmed.
+Ahead of an event every host gets its part of the event as fallback, and no larger lease reaches into the event, which
+so begins by itself. Hosts that are silent count with the most that they may draw; the others share what is left.
 """
 
 import math
@@ -99,7 +99,7 @@ class _Decision:
         connected = [own for own in hosts if self.now_s - own.reported_s <= rules.silent_s]
         silent = [own for own in hosts if self.now_s - own.reported_s > rules.silent_s]
         end_s = self._next_end_s()
-        self._note_instants(end_s)
+        self._record_instants(end_s)
         held_w = self._most_w[self.now_s]
         wanted = self._wanted(connected, silent)
         is_over = held_w > self._limits_w[self.now_s] * (1 + _TOLERANCE_RATIO)
@@ -127,7 +127,7 @@ class _Decision:
         end_s = (self.now_s + self.rules.lease_s) // _COMMON_S * _COMMON_S
         return min([end_s, *(start_s - margin_s for start_s in self._starts_s())])
 
-    def _note_instants(self, end_s: float) -> None:
+    def _record_instants(self, end_s: float) -> None:
         rules = self.rules
         instants = {self.now_s, end_s - rules.margin_s, end_s + rules.margin_s}
         for event in self.view.events:

@@ -80,7 +80,7 @@ def test_a_report_is_text_csv_and_json_with_empty_fields_for_what_is_missing(
         (("listen", "--key-file", "/nowhere/key"), "key file /nowhere/key"),
     ],
 )
-def test_wrong_values_are_told_in_one_line(
+def test_wrong_values_are_reported_in_one_line(
     database: str, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], wrong: str
 ) -> None:
     assert _fleet(database, *options) != 0

@@ -89,7 +89,7 @@ def test_a_lease_that_is_over_is_not_set() -> None:
     assert store.confirmed == []
 
 
-def test_lost_contact_is_told_and_survived() -> None:
+def test_lost_contact_is_reported_and_survived() -> None:
     daemon, store = Daemon(), Store(LEASE, problem="no server")
     follower = Follower("a", store, daemon)
     assert follower.step() == "no server"
@@ -105,7 +105,7 @@ def test_a_host_without_a_share_or_without_control_reports_nothing() -> None:
         assert store.reports == []
 
 
-def test_a_daemon_that_does_not_answer_is_told() -> None:
+def test_a_daemon_that_does_not_answer_is_reported() -> None:
     class Dead(Daemon):
         def get(self, path: str) -> dict[str, Any]:
             raise DaemonNotRunningError(path)

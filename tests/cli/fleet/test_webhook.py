@@ -90,7 +90,7 @@ def test_a_flood_of_signed_events_is_refused_and_the_next_minute_is_open() -> No
     assert _sent(receiver) == 200
 
 
-def test_impossible_events_and_a_failing_database_are_told() -> None:
+def test_impossible_events_and_a_failing_database_are_reported() -> None:
     assert _sent(_receiver(), b"{}") == 400
     assert _sent(_receiver(_FailingStore())) == 503
 
@@ -132,7 +132,7 @@ def test_a_wrong_length_is_refused(server: WebhookServer, length: str) -> None:
         assert b" 413 " in connection.recv(4096)
 
 
-def test_an_address_that_cannot_be_used_is_told_in_one_line() -> None:
+def test_an_address_that_cannot_be_used_is_reported_in_one_line() -> None:
     with pytest.raises(UsageError, match="cannot listen on nowhere:0"):
         WebhookServer("nowhere", 0, _receiver())
 

@@ -21,7 +21,7 @@ def _samples(*, reached_after: int = 3, rebound_w: float = 0.0) -> list[FleetSam
     return found
 
 
-def test_a_report_tells_what_was_asked_delivered_and_lost() -> None:
+def test_a_report_states_what_was_asked_delivered_and_lost() -> None:
     report = event_report(EVENT, _samples(), 1100.0)
     assert (report.baseline_w, report.limit_w, report.asked_reduction_w) == pytest.approx((1000.0, 700.0, 300.0))
     assert report.delivered_reduction_w == pytest.approx(310.0)
@@ -33,7 +33,7 @@ def test_a_report_tells_what_was_asked_delivered_and_lost() -> None:
     assert (report.num_hosts, report.num_silent_hosts) == (4, 0)
 
 
-def test_a_rebound_and_time_above_the_limit_are_told() -> None:
+def test_a_rebound_and_time_above_the_limit_are_reported() -> None:
     samples = _samples(rebound_w=80.0)
     k = next(k for k, own in enumerate(samples) if own.at_s == START_S + 100)
     samples[k : k + 5] = [replace(own, measured_w=900.0) for own in samples[k : k + 5]]
@@ -42,7 +42,7 @@ def test_a_rebound_and_time_above_the_limit_are_told() -> None:
     assert (report.over_limit_s, report.highest_w) == (5.0, 900.0)
 
 
-def test_a_limit_that_is_never_reached_is_told() -> None:
+def test_a_limit_that_is_never_reached_is_reported() -> None:
     report = event_report(EVENT, _samples(reached_after=10_000), 1100.0)
     assert (report.reached_s, report.over_limit_s, report.mean_w, report.delivered_reduction_w) == (None,) * 4
 
