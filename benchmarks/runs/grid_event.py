@@ -14,6 +14,8 @@ The fleet's budget is a tenth above what it draws, and the shares add up to it. 
 - cut-off: one host loses contact a minute before the event comes without notice, and never hears of it;
 - killed: the coordinator is killed in the middle of an event that came without notice, and does not come back.
 
+The event's limit is 70 % of what the fleet draws at full speed, in watts.
+
 Reached: from the begin until the true power of the fleet, as a mean over a second, is at most 2 % above the limit.
 Held: the longest time above that afterwards. Rebound: the highest mean of ten seconds in the five minutes after the
 event, relative to the load before. Work lost: iterations at full speed that were not done, of those that would have
@@ -126,7 +128,7 @@ def _measured(hosts: Sequence[PoweredHost], case: str, seed: int, store: FleetSt
     fleet = PoweredFleet(store, tuple(hosts), tuple(ROOM_RATIO * host.draw_w() for host in hosts), clock)
     store.set_budget(budget_w, "benchmark")
     start_s = clock.now_s + BEFORE_S
-    event = GridEvent("event-1", start_s, start_s + EVENT_S, 100 * (1 - REDUCTION), LoadUnit.PERCENT, issued_s=start_s)
+    event = GridEvent("event-1", start_s, start_s + EVENT_S, (1 - REDUCTION) * draw_w, LoadUnit.W, issued_s=start_s)
     if case == "announced":
         fleet.run(BEFORE_S - NOTICE_S)
         store.put_event(event)
@@ -160,7 +162,7 @@ def _figures(fleet: PoweredFleet, event: GridEvent, report: EventReport, budget_
     seconds = fleet.means_w(1.0)
     before = [w for at_s, w in seconds if event.start_s - 120 <= at_s < event.start_s]
     baseline_w = sum(before) / len(before)
-    limit_w = (1 - REDUCTION) * baseline_w * TOLERANCE
+    limit_w = event.limit_w(0.0) * TOLERANCE
     during = [(at_s, w) for at_s, w in seconds if event.start_s <= at_s < event.end_s]
     reached = next((k for k, (_, w) in enumerate(during) if w <= limit_w), None)
     held = [] if reached is None else [w for _, w in during[reached:]]

@@ -18,6 +18,8 @@ from gpuenergyd.core.fleet.leases import Fallback, HeldPower, Lease
 
 _TOLERANCE_RATIO = 1e-9
 _COMMON_S = 5.0
+_MAX_ANNOUNCED = 12
+"""Events that a lease brings along; later ones follow in time."""
 _LEAST_W = 1.0
 """A budget is above 0."""
 
@@ -131,7 +133,7 @@ class _Decision:
         rules = self.rules
         instants = {self.now_s, end_s - rules.margin_s, end_s + rules.margin_s}
         for event in self.view.events:
-            edges = {event.start_s, event.end_s}
+            edges = {event.start_s, event.end_s, event.end_s + rules.recovery_s}
             instants |= edges | {edge + sign * rules.margin_s for edge in edges for sign in (-1, 1)}
         for own in self.view.hosts:
             instants |= own.held.instants(rules.margin_s)
@@ -164,20 +166,34 @@ class _Decision:
         )
         return min((w for w in recent if w is not None), default=math.inf)
 
+    def _announced(self) -> list[GridEvent]:
+        """Return the next events that hosts learn of, and those of which they recover."""
+        until_s = self.now_s + self.rules.announced_s
+        recovery_s = self.rules.recovery_s
+        known = [
+            event
+            for event in self.view.events
+            if not event.is_cancelled and event.start_s < until_s and event.end_s + recovery_s > self.now_s
+        ]
+        return sorted(known, key=lambda event: event.start_s)[:_MAX_ANNOUNCED]
+
     def _fallback(
         self, host: FleetHost, connected: Sequence[FleetHost], silent: Sequence[FleetHost]
     ) -> tuple[Fallback, ...]:
         """Return what the host falls back to: its share, scaled where all shares together exceed a limit."""
-        margin_s, last_s = self.rules.margin_s, self.now_s + self.rules.announced_s
+        margin_s, budget_w = self.rules.margin_s, self.view.budget_w
         share_w = host.held.share_w
         shares_w = math.fsum(own.held.share_w for own in connected)
+        hour_s = self.now_s // 3600 * 3600
+        spans = [(hour_s, hour_s + self.rules.announced_s + 3600, budget_w)]
+        for event in self._announced():
+            spans.append((event.start_s, event.end_s, event.limit_w(budget_w)))
+            if event.baseline_w is not None:
+                spans.append((event.end_s, event.end_s + self.rules.recovery_s, event.baseline_w))
         found = []
-        spans = [
-            (event.start_s, event.end_s, event.limit_w(self.view.budget_w))
-            for event in self.view.events
-            if not event.is_cancelled and event.end_s > self.now_s and event.start_s < last_s
-        ]
-        for start_s, end_s, limit_w in [(self.now_s, last_s, self.view.budget_w), *spans]:
+        for start_s, end_s, limit_w in spans:
+            if end_s <= self.now_s:
+                continue
             at_s = max(start_s, self.now_s)
             left_w = limit_w - math.fsum(own.held.most_w(at_s, margin_s) for own in silent)
             ratio = max(0.0, left_w) / shares_w if shares_w > 0 else 0.0
@@ -232,14 +248,21 @@ class _Decision:
         earliest_s = self.now_s + self.rules.least_lease_s
         ends = {end_s, *(at_s - margin_s for at_s in free_w if earliest_s <= at_s - margin_s < end_s)}
         found = sorted(((self._free_until(free_w, chosen_s, wanted_w), chosen_s) for chosen_s in ends), reverse=True)
-        if before is not None and before.end_s > end_s:
-            # Lowering for as long as before is always possible.
-            found.append((self._free_until(free_w, before.end_s, wanted_w), before.end_s))
-        # Its share may rise again, for instance after a cancelled event: not before there is power for it.
-        known = before.fallback if before is not None else ()
-        for entries in (fallback, (*known, *fallback)):
+        for entries in (fallback, self._cautious(before, fallback)):
             for power_w, chosen_s in found:
                 yield Lease(number, power_w, chosen_s, entries)
+
+    def _cautious(self, before: Lease | None, fallback: tuple[Fallback, ...]) -> tuple[Fallback, ...]:
+        """Return a fallback that is nowhere above what the host has now: others may count on it.
+
+        For instance until the leases of others end that its power pays for, or after a cancelled event.
+        """
+        if before is None:
+            return fallback
+        known = (own for own in before.fallback if own.end_s > self.now_s)
+        margin_s = self.rules.margin_s
+        kept = Fallback(self.now_s - 2 * margin_s, before.end_s + 2 * margin_s, before.power_w)
+        return tuple(dict.fromkeys((*known, *fallback, kept)))
 
     def _free_until(self, free_w: Mapping[float, float], end_s: float, wanted_w: float) -> float:
         return min([wanted_w, *(w for at_s, w in free_w.items() if at_s < end_s + self.rules.margin_s)])

@@ -11,6 +11,7 @@ from gpuenergyd.core.fleet.coordination import FleetHost, FleetRules, FleetView,
 from gpuenergyd.core.fleet.division import HostDemand, divided
 from gpuenergyd.core.fleet.grid_event import GridEvent, LoadUnit
 from gpuenergyd.core.fleet.leases import Fallback, HeldPower, Lease
+from gpuenergyd.daemon.power.requested import MAX_FALLBACKS
 
 RULES = FleetRules()
 CURVE = ((400.0, 4.0), (800.0, 7.0), (1000.0, 8.0))
@@ -247,3 +248,20 @@ def test_a_lease_counts_with_the_most_that_a_wrong_clock_makes_of_it() -> None:
     assert [held.most_w(at_s, 1.0) for at_s in (98.9, 99.0, 101.0, 198.9, 199.0)] == [500.0, 500.0, 300.0, 300.0, 800.0]
     unconfirmed = replace(held, confirmed=0)
     assert unconfirmed.most_w(50.0, 1.0) == 800.0
+
+
+@pytest.mark.fault(32)
+def test_a_flood_of_events_stays_within_what_a_daemon_accepts_with_a_lease() -> None:
+    fleet = _fleet(800.0, 800.0, budget_w=1500.0)
+    fleet.events = [
+        replace(_event(fleet, begin_s=100.0 * k + 60.0, length_s=150.0, percent=90.0 - k % 50), event_id=str(k))
+        for k in range(500)
+    ]
+    for _ in range(90):
+        fleet.step()
+        assert fleet.total_w <= 1500.0 * (1 + 1e-6)
+        for event in fleet.events[:2]:
+            if event.is_active(fleet.now_s):
+                assert fleet.total_w <= event.limit_w(0.0) * (1 + 1e-6)
+    most = max(len(lease.fallback) for host in fleet.hosts.values() for lease in host.held.leases)
+    assert most <= MAX_FALLBACKS
