@@ -14,7 +14,7 @@ MAX_AHEAD_S = 366 * 86_400.0
 """How far ahead an event may begin."""
 MAX_DURATION_S = 7 * 86_400.0
 MAX_LOAD_W = 1e11
-MAX_OPEN_EVENTS = 1000
+MAX_OPEN_EVENTS = 100
 """Events of a fleet that are not over."""
 
 

@@ -187,7 +187,7 @@ class FleetStore:
         """Return all events, newest first."""
         with self._transaction() as connection:
             rows = connection.execute(
-                select(grid_events).order_by(grid_events.c.start_us.desc()).limit(MAX_OPEN_EVENTS)
+                select(grid_events).order_by(grid_events.c.start_us.desc()).limit(10 * MAX_OPEN_EVENTS)
             )
             return tuple(event_of(row) for row in rows)
 

@@ -109,7 +109,7 @@ def test_what_is_no_event_is_refused(content: bytes) -> None:
         (HEADER + LINE.replace("70", "much"), "line 2: value 'much' must be a number"),
         (HEADER + LINE.replace("percent", "horses"), "line 2: unit 'horses'"),
         (HEADER + LINE.replace("2026-11-24T12:20:00Z", "later"), "line 2: end 'later'"),
-        (HEADER + LINE * 1001, "at most 1000 are read"),
+        (HEADER + LINE * 101, "at most 100 are read"),
         ("x" * (2**20 + 1), "larger than"),
     ],
 )
