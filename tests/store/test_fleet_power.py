@@ -58,7 +58,8 @@ def test_a_host_gets_a_lease_once_there_is_a_budget(store: FleetStore, clock: Cl
     _cycle(store)
     lease, left_s = store.report("a", _report())
     assert lease is not None
-    assert (lease.number, lease.power_w) == (1, pytest.approx(2000.0))
+    assert lease.number == 1
+    assert lease.power_w == pytest.approx(2000.0)
     assert 0 < left_s <= 60.0
     store.confirm("a", 1)
     clock.now_s += 40.0

@@ -125,19 +125,21 @@ def test_a_wrong_file_names_its_line(tmp_path: Path, text: str, wrong: str) -> N
 def test_a_file_is_followed_and_what_vanishes_from_it_is_cancelled(tmp_path: Path) -> None:
     path, store = tmp_path / "events.csv", MemoryStore()
     file = EventFile(path)
-    file.update(store, NOW_S)
-    assert file.trouble is not None
-    path.write_text(HEADER + LINE + LINE.replace("event-17", "event-18"))
-    file.update(store, NOW_S)
-    assert file.trouble is None
+
+    def trouble_with(text: str | None) -> str:
+        if text is not None:
+            path.write_text(text)
+        file.update(store, NOW_S)
+        return file.trouble or ""
+
+    assert "events.csv" in trouble_with(None)
+    assert trouble_with(HEADER + LINE + LINE.replace("event-17", "event-18")) == ""
     assert not any(event.is_cancelled for event in store.events())
-    path.write_text(HEADER + LINE.replace("70", "wrong"))
-    file.update(store, NOW_S)
-    assert "must be a number" in (file.trouble or "")
+    assert "must be a number" in trouble_with(HEADER + LINE.replace("70", "wrong"))
     assert len(store.kept) == 2
     path.write_text(HEADER + LINE.replace("70", "60"))
     os.utime(path, (2e9, 2e9))
-    file.update(store, NOW_S)
+    assert trouble_with(None) == ""
     assert store.kept["event-17"].value == 60.0
     assert store.kept["event-18"].is_cancelled
 
