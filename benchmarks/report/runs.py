@@ -67,6 +67,8 @@ RUNS = (
         data=("profiles", "instances")),
     Run("power-budget", "power_budget.py", _args("--hosts 12 --seed 1 --json"), _args("--hosts 1 --json"), 240, 1800,
         Kind.COMPUTED, is_usual=False, data=("profiles",)),
+    Run("grid-event", "grid_event.py", _args("--seeds 2 --json"), _args("--seeds 1 --short --json"), 400, 5400,
+        Kind.COMPUTED, is_usual=False, data=("profiles",)),
     Run("proofs", "proofs.py", _args("--json"), _args("--runs 3 --json"), 120, 1800, Kind.COMPUTED, is_usual=False),
     Run("clean-check", "clean_check.py", _args("--json"), _args("--proofs 1 --json"), 180, 1800, Kind.COMPUTED,
         is_usual=False),

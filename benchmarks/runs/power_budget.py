@@ -87,7 +87,7 @@ def main() -> int:
     cases = []
     for number in range(options.hosts):
         rng = random.Random(1000 * options.seed + number)
-        jobs = _drawn_jobs(rng, options.error)
+        jobs = drawn_jobs(rng, options.error)
         for ratio in RATIOS:
             case = _measure(jobs, ratio)
             cases += [] if case is None else [case]
@@ -154,7 +154,7 @@ def _stages(gpu: str) -> list[Stage]:
     return [stages[k] for k in sorted(stages)]
 
 
-def _drawn_jobs(rng: random.Random, error: float) -> list[TableJob]:
+def drawn_jobs(rng: random.Random, error: float) -> list[TableJob]:
     """Return jobs on some or all of the host's GPUs, of one GPU model."""
     gpu = rng.choice(sorted(TABLES))
     stages, left, jobs = _stages(gpu), NUM_GPUS - rng.choice([0, 0, 1, 2]), list[TableJob]()

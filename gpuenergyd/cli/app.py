@@ -33,6 +33,7 @@ TASKS = {
         "lock": "commands.manual_leases",
         "limit": "commands.manual_leases",
         "budget": "commands.budget",
+        "fleet": "fleet.command",
         "calibrate": "calibrate.command",
         "release-gpu": "commands.release_gpu",
     },

@@ -10,15 +10,37 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class FallbackBudget:
+    """A budget for some of the time after a lifetime is over, if no other request has come until then.
+
+    It may only lower the budget of the settings. Begin and end are seconds from the request on.
+    """
+
+    power_budget_w: float
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class PowerBudgetRequest:
     """A budget in watts for the whole host; without one, the last request is withdrawn.
 
-    The budget holds until the next request, over restarts of the daemon; with a lifetime, for so many seconds.
+    The budget holds until the next request, over restarts of the daemon; with a lifetime, for so many seconds, and
+    after that the budget of the settings holds again, lowered by `fallback`.
     """
 
     power_budget_w: float | None
     lifetime_s: float | None = None
     reason: str = ""
+    fallback: tuple[FallbackBudget, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PowerPointState:
+    """What the host can do with some power: the weighted speed of its jobs, in GPUs at full speed."""
+
+    power_w: float
+    speed: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +61,9 @@ class PowerBudgetState:
     """The power budget of a host, what it draws, and how it is divided; None is unknown, or not set.
 
     `price_per_w` is the weighted speed, in GPUs at full speed, that one more watt would add. `num_cuts` counts how
-    often measured power had to be lowered at once, `over_s` the seconds above the budget.
+    often measured power had to be lowered at once, `over_s` the seconds above the budget. For a fleet: `mean_w` is the
+    mean power of the last second, `share_w` the budget of the settings, `speed` the measured speed of the jobs in GPUs
+    at full speed, `curve` what more or less power would do.
     """
 
     power_budget_w: float | None
@@ -59,3 +83,7 @@ class PowerBudgetState:
     over_s: float
     jobs: tuple[PowerShareState, ...] = ()
     trouble: str | None = None
+    mean_w: float | None = None
+    share_w: float | None = None
+    speed: float | None = None
+    curve: tuple[PowerPointState, ...] = ()

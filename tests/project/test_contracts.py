@@ -114,8 +114,8 @@ STATUS = {
         " mode pid policy_host power store uptime_s version watts_saved_interval watts_saved_w worker"
     ),
     "power": (
-        "division end_at excess_w host_power_w is_cutting jobs least_w measured_w num_cuts over_s policy power_budget_w"
-        " predicted_w price_per_w reason source trouble"
+        "curve division end_at excess_w host_power_w is_cutting jobs least_w mean_w measured_w num_cuts over_s policy"
+        " power_budget_w predicted_w price_per_w reason share_w source speed trouble"
     ),
     "worker": "heartbeat_age_s is_alive num_restarts pid sentinel_pid",
     "policy_host": "is_alive num_restarts pid",

@@ -21,6 +21,7 @@ from docs.site.metrics import exported_families
 from docs.site.python_api import public_modules
 from docs.site.screenshots import WIDTHS
 from gpuenergyd.carbon.signal_file import SignalFile
+from gpuenergyd.cli.fleet.event_input import events_of_file
 from gpuenergyd.cli.help.command_tree import described_commands
 from gpuenergyd.client.connection import HttpConnection
 from gpuenergyd.daemon.api.openapi import api_description
@@ -263,6 +264,9 @@ def test_every_documented_file_is_accepted(block: Block, tmp_path: Path) -> None
         case "text" if block.text.startswith("start"):
             (tmp_path / "power.csv").write_text(block.text, encoding="utf-8")
             assert len(read_schedule(tmp_path / "power.csv")) == 2
+        case "text" if block.text.startswith("event_id"):
+            (tmp_path / "events.csv").write_text(block.text, encoding="utf-8")
+            assert len(events_of_file(tmp_path / "events.csv", now_s=1_795_500_000.0)) == 1
         case "text":
             (tmp_path / "signal.csv").write_text(block.text, encoding="utf-8")
             assert SignalFile(tmp_path / "signal.csv", "GB").read() is not None

@@ -245,6 +245,10 @@ class PoweredHost:
         idle = self.num_gpus - len(self.gpus)
         return self.host_power_w + idle * self.idle_w + sum(j.copies * j.full_speed.power_w for j in self.jobs)
 
+    def speed(self) -> float:
+        """Return the speed of all jobs now, in GPUs at full speed."""
+        return sum(job.num_gpus * job.full_speed.time_s / self._running(job).time_s for job in self.jobs)
+
     def run(self, seconds: float, budget_w: float | None) -> None:
         """Let time pass under a budget."""
         for _ in range(round(seconds / SAMPLE_S)):

@@ -71,6 +71,16 @@ class PowerShare:
 
 
 @dataclass(frozen=True, slots=True)
+class PowerPoint:
+    """What a host can do with some power."""
+
+    power_w: float
+    """Predicted mean power of the host."""
+    speed: float
+    """Weighted sum of the speeds of its jobs, in GPUs at full speed."""
+
+
+@dataclass(frozen=True, slots=True)
 class PowerDecision:
     """A budget divided among all jobs of a host."""
 
@@ -83,6 +93,9 @@ class PowerDecision:
     """Dual price of the budget: weighted speed, in GPUs at full speed, that one more watt would add. 0 if power is
     left, None where no job follows a target."""
     reason: str = ""
+    curve: tuple[PowerPoint, ...] = ()
+    """The most speed for each power of the host, concave and rising: from every job's floor of speed, or the least that
+    plans can reach, up to full speed. A fleet's coordinator compares hosts by it. Empty while unknown."""
 
     @property
     def speed_ratios(self) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """Power control of a host: the backstop, the learned excess, and when plans are trusted to hold the budget."""
 
+from collections import deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
@@ -8,6 +9,7 @@ from gpuenergyd.core.power.trim import PowerTrim
 
 _LEAST_LEARNING_S = 3.0
 _SAME_RATIO = 1e-6
+_MEAN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,12 @@ class PowerControl:
     backstop: Backstop = field(default_factory=Backstop)
     trim: PowerTrim = field(default_factory=PowerTrim)
     division: Division | None = None
+    _recent: deque[tuple[float, float]] = field(default_factory=deque)
+
+    @property
+    def mean_w(self) -> float | None:
+        """Mean power of the host over the last second; None before the first reading."""
+        return sum(w for _, w in self._recent) / len(self._recent) if self._recent else None
 
     def divided(self, division: Division | None, *, has_changed: bool) -> None:
         """Take note of a new division, and whether any job's target or limit changed with it."""
@@ -64,6 +72,9 @@ class PowerControl:
         )
         measured_w = self.backstop.measured_w or 0.0
         self.trim.observe(now_s, measured_w)
+        self._recent.append((now_s, measured_w))
+        while now_s - self._recent[0][0] > _MEAN_S - _SAME_RATIO:
+            self._recent.popleft()
         if self.backstop.num_cuts > num_cuts and fits and budget_w is not None:
             self.trim.add(max(0.0, measured_w - budget_w), budget_w)
         if self.backstop.is_cutting != was_cutting:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from gpuenergyd.core.power.budget import BudgetSource, PowerBudget, budget_problem
+from gpuenergyd.core.power.budget import BudgetSource, PowerBudget, ScheduledBudget, budget_problem
 from gpuenergyd.daemon.power.schedule_file import checked_reason
 from gpuenergyd.daemon.runtime.state_file import replace_file
 from gpuenergyd.errors import GpuEnergyError, UsageError
@@ -15,6 +15,7 @@ from gpuenergyd.wire.power_messages import PowerBudgetRequest
 log = logging.getLogger(__name__)
 
 MAX_LIFETIME_S = 366 * 86_400.0
+MAX_FALLBACKS = 64
 _MAX_BYTES = 2**16
 
 
@@ -26,8 +27,9 @@ def requested_budget(request: PowerBudgetRequest, now_at: datetime) -> PowerBudg
     """
     reason = checked_reason(request.reason, "power budget")
     if request.power_budget_w is None:
-        if request.lifetime_s is not None:
-            raise UsageError("lifetime_s without power_budget_w: give both, or neither to withdraw the last request")
+        if request.lifetime_s is not None or request.fallback:
+            key = "fallback" if request.lifetime_s is None else "lifetime_s"
+            raise UsageError(f"{key} without power_budget_w: give both, or neither to withdraw the last request")
         return None
     if (problem := budget_problem(request.power_budget_w)) is not None:
         raise UsageError(f"power_budget_w = {problem}")
@@ -36,7 +38,32 @@ def requested_budget(request: PowerBudgetRequest, now_at: datetime) -> PowerBudg
         if not 0 < request.lifetime_s <= MAX_LIFETIME_S:
             raise UsageError(f"lifetime_s = {request.lifetime_s:g}: valid are values above 0 up to {MAX_LIFETIME_S:g}")
         end_at = now_at + timedelta(seconds=request.lifetime_s)
-    return PowerBudget(request.power_budget_w, BudgetSource.REQUEST, reason, end_at)
+    fallback = _fallback(request, now_at)
+    return PowerBudget(request.power_budget_w, BudgetSource.REQUEST, reason, end_at, fallback)
+
+
+def _fallback(request: PowerBudgetRequest, now_at: datetime) -> tuple[ScheduledBudget, ...]:
+    """Return the budgets for the time after a request.
+
+    Raises:
+        UsageError: a value is out of range.
+    """
+    if request.fallback and request.lifetime_s is None:
+        raise UsageError("fallback without lifetime_s: a budget without an end needs none")
+    if len(request.fallback) > MAX_FALLBACKS:
+        raise UsageError(f"{len(request.fallback)} budgets in fallback; at most {MAX_FALLBACKS} are valid")
+    found = []
+    for own in request.fallback:
+        if (problem := budget_problem(own.power_budget_w)) is not None:
+            raise UsageError(f"fallback: power_budget_w = {problem}")
+        if not -MAX_LIFETIME_S <= own.begin_s < own.end_s <= MAX_LIFETIME_S:
+            raise UsageError(
+                f"fallback: begin_s = {own.begin_s:g}, end_s = {own.end_s:g}: the end must be after the begin, both"
+                f" within {MAX_LIFETIME_S:g} s of now"
+            )
+        begin_at, end_at = (now_at + timedelta(seconds=s) for s in (own.begin_s, own.end_s))
+        found.append(ScheduledBudget(begin_at, end_at, own.power_budget_w, request.reason))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +89,7 @@ class RequestFile:
             return None
         if saved is None or budget_problem(saved.budget_w) is not None:
             return None
-        return None if saved.end_at is not None and saved.end_at <= datetime.now(tz=UTC) else saved
+        return saved if saved.is_of_use(datetime.now(tz=UTC)) else None
 
     def save(self, budget: PowerBudget | None) -> str | None:
         """Replace the file; return why that failed."""

@@ -54,6 +54,16 @@ class JobShares:
         shares = self.decision.shares if self.decision is not None else ()
         return tuple(_state(share, runner) for share in shares if (runner := self.jobs.runner(share.job_id)))
 
+    def measured_speed(self) -> float | None:
+        """Return the speed of all jobs in their last iterations, in GPUs at full speed; None while it is unknown."""
+        speeds = []
+        for runner in self.jobs:
+            baseline, observations = runner.job.baseline, runner.job.observations
+            if baseline is not None and observations and not runner.job.is_ended:
+                ratio = baseline.iteration_time_s / observations[-1].iteration_time_s
+                speeds.append(len(runner.job.ranks.gpu_uuids) * min(1.0, ratio))
+        return sum(speeds) if speeds or not list(self.jobs) else None
+
     @property
     def _limited(self) -> set[str]:
         shares = self.decision.shares if self.decision is not None else ()

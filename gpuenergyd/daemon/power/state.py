@@ -4,7 +4,7 @@ from gpuenergyd.core.power.budget import PowerBudget
 from gpuenergyd.core.power.control import PowerControl
 from gpuenergyd.daemon.power.shares import JobShares
 from gpuenergyd.daemon.settings import Settings
-from gpuenergyd.wire.power_messages import PowerBudgetState
+from gpuenergyd.wire.power_messages import PowerBudgetState, PowerPointState
 
 
 def budget_state(
@@ -32,6 +32,13 @@ def budget_state(
         over_s=backstop.over_s,
         jobs=shares.states(),
         trouble=trouble,
+        mean_w=control.mean_w if has_budget else None,
+        share_w=settings.power_budget_w,
+        speed=shares.measured_speed(),
+        curve=tuple(
+            PowerPointState(point.power_w + max(0.0, control.trim.excess_w), point.speed)
+            for point in (decision.curve if decision is not None else ())
+        ),
     )
 
 

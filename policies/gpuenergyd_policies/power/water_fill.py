@@ -17,6 +17,7 @@ from gpuenergyd.core.policy_api.power import (
     USUAL_PRIORITY,
     PowerDecision,
     PowerJobView,
+    PowerPoint,
     PowerShare,
     PowerView,
 )
@@ -25,6 +26,7 @@ from gpuenergyd.errors import CarbonDataError
 _SAME_RATIO = 1e-9
 _LEAST_TRIED_RATIO = 0.8
 """Speed to try next, relative to the slowest known, where that draws too much."""
+_CURVE_POINTS = 16
 _SAME_SPEED_RATIO = 1e-6
 """A speed this close to full speed is full speed."""
 
@@ -90,7 +92,8 @@ def divide(view: PowerView) -> PowerDecision:
     order = {job.job_id: place for place, job in enumerate(view.jobs)}
     shares.sort(key=lambda share: order[share.job_id])
     least_total_w = view.other_power_w + least_w + sum(share.power_w for share in limited)
-    return PowerDecision(tuple(shares), predicted_w, least_total_w, price if trainings else None, reason)
+    curve = _curve(trainings, view.floor_speed_ratio, least_total_w)
+    return PowerDecision(tuple(shares), predicted_w, least_total_w, price if trainings else None, reason, curve)
 
 
 def _trainings(jobs: Iterable[PowerJobView]) -> list[_Training]:
@@ -127,9 +130,7 @@ def _training(jobs: tuple[PowerJobView, ...]) -> _Training | None:
 def _filled(trainings: Sequence[_Training], floor: float, spare_w: float) -> tuple[list[float], float]:
     """Return the relative speed of each training with this power beyond the least, and the dual price."""
     speeds = [training.points[0][0] for training in trainings]
-    segments = [s for k, training in enumerate(trainings) for s in _segments(k, training, floor)]
-    segments.sort(key=lambda s: (not s.is_below_floor, -s.value_per_w(trainings[s.training].weight)))
-    for segment in segments:
+    for segment in _in_order(trainings, floor):
         value = segment.value_per_w(trainings[segment.training].weight)
         if spare_w <= 0:
             return speeds, value
@@ -139,6 +140,30 @@ def _filled(trainings: Sequence[_Training], floor: float, spare_w: float) -> tup
         if part < 1.0:
             return speeds, value
     return speeds, 0.0
+
+
+def _in_order(trainings: Sequence[_Training], floor: float) -> list[_Segment]:
+    """Return the segments of all curves in the order in which a rising budget fills them."""
+    segments = [s for k, training in enumerate(trainings) for s in _segments(k, training, floor)]
+    segments.sort(key=lambda s: (not s.is_below_floor, -s.value_per_w(trainings[s.training].weight)))
+    return segments
+
+
+def _curve(trainings: Sequence[_Training], floor: float, least_w: float) -> tuple[PowerPoint, ...]:
+    """Return the most weighted speed for each power of the host, from the floors on, in a few points."""
+    point = PowerPoint(least_w, sum(training.weight * training.points[0][0] for training in trainings))
+    curve = [point]
+    for segment in _in_order(trainings, floor):
+        gained = trainings[segment.training].weight * segment.speed
+        point = PowerPoint(point.power_w + segment.power_w, point.speed + gained)
+        curve = [point] if segment.is_below_floor else [*curve, point]
+    step_w = (curve[-1].power_w - curve[0].power_w) / _CURVE_POINTS
+    kept = [curve[0]]
+    for point in curve[1:-1]:
+        # Leaving out points of a concave curve leaves it concave, and never promises too much.
+        if point.power_w - kept[-1].power_w >= step_w:
+            kept.append(point)
+    return (*kept, curve[-1]) if len(curve) > 1 else tuple(kept)
 
 
 def _segments(number: int, training: _Training, floor: float) -> Iterable[_Segment]:

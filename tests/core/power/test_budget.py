@@ -53,3 +53,16 @@ def test_impossible_budgets_are_named(bad: float) -> None:
     assert problem is not None
     assert "above 0 up to 1e+07" in problem
     assert budget_problem(1.0) is None
+
+
+def test_a_fallback_lowers_the_setting_after_the_request_and_never_raises_it() -> None:
+    fallback = (ScheduledBudget(NOW, NOW + 3 * HOUR, 900.0), ScheduledBudget(NOW, NOW + 2 * HOUR, 5000.0))
+    asked = PowerBudget(2000.0, BudgetSource.REQUEST, "", NOW + HOUR, fallback)
+    assert budget_in_force(1500.0, asked, (), NOW) == asked
+    for after, expected_w in ((1, 900.0), (2, 900.0), (3, 1500.0)):
+        found = budget_in_force(1500.0, asked, (), NOW + after * HOUR)
+        assert found is not None
+        assert found.budget_w == expected_w
+    assert asked.is_of_use(NOW + 2 * HOUR)
+    assert not asked.is_of_use(NOW + 3 * HOUR)
+    assert PowerBudget(2000.0, BudgetSource.REQUEST).is_of_use(NOW + 9999 * HOUR)

@@ -15,7 +15,7 @@ CLOCKS_MHZ = tuple(range(1410, 600, -30))
 IDLE_W = 60.0
 
 
-def _job(name: str, num_ranks: int, microbatches: int, scale: float, *, error: float = 0.0) -> TableJob:
+def law_job(name: str, num_ranks: int, microbatches: int, scale: float, *, error: float = 0.0) -> TableJob:
     """Return a job whose times and energies are those of a law."""
     classes = {}
     for rank in range(num_ranks):
@@ -32,7 +32,9 @@ def _job(name: str, num_ranks: int, microbatches: int, scale: float, *, error: f
 
 def _host(*, error: float = 0.0) -> PoweredHost:
     return PoweredHost(
-        [_job("pipeline", 2, 4, 1.0, error=error), _job("loop", 1, 1, 8.0, error=-error)], num_gpus=4, idle_w=IDLE_W
+        [law_job("pipeline", 2, 4, 1.0, error=error), law_job("loop", 1, 1, 8.0, error=-error)],
+        num_gpus=4,
+        idle_w=IDLE_W,
     )
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.core.power.budget import BudgetSource, PowerBudget
+from gpuenergyd.core.power.budget import BudgetSource, PowerBudget, budget_in_force
 from gpuenergyd.daemon.power.requested import RequestFile, requested_budget
 from gpuenergyd.errors import UsageError
-from gpuenergyd.wire.power_messages import PowerBudgetRequest
+from gpuenergyd.wire.power_messages import FallbackBudget, PowerBudgetRequest
 
 NOW = datetime.now(tz=UTC)
 
@@ -28,6 +28,13 @@ NOW = datetime.now(tz=UTC)
         (PowerBudgetRequest(1000.0, 1e300), "lifetime_s = 1e+300"),
         (PowerBudgetRequest(None, 60.0), "lifetime_s without power_budget_w"),
         (PowerBudgetRequest(1000.0, reason="two\nlines"), "one printable line"),
+        (PowerBudgetRequest(None, fallback=(FallbackBudget(5.0, 0.0, 1.0),)), "fallback without power_budget_w"),
+        (PowerBudgetRequest(1000.0, fallback=(FallbackBudget(5.0, 0.0, 1.0),)), "fallback without lifetime_s"),
+        (PowerBudgetRequest(1000.0, 60.0, fallback=(FallbackBudget(-5.0, 0.0, 1.0),)), "power_budget_w = -5 W"),
+        (PowerBudgetRequest(1000.0, 60.0, fallback=(FallbackBudget(5.0, 1.0, 1.0),)), "the end must be after"),
+        (PowerBudgetRequest(1000.0, 60.0, fallback=(FallbackBudget(5.0, math.nan, 1.0),)), "begin_s = nan"),
+        (PowerBudgetRequest(1000.0, 60.0, fallback=(FallbackBudget(5.0, 0.0, 1e300),)), "end_s = 1e+300"),
+        (PowerBudgetRequest(1000.0, 60.0, fallback=(FallbackBudget(5.0, 0.0, 1.0),) * 65), "at most 64 are valid"),
         (PowerBudgetRequest(1000.0, reason="x" * 201), "at most 200 characters"),
     ],
 )
@@ -61,3 +68,18 @@ def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     problem = RequestFile(tmp_path / "missing" / "power-budget.json").save(None)
     assert problem is not None
     assert "cannot be saved" in problem
+
+
+def test_what_holds_after_a_lease_survives_a_restart_too(tmp_path: Path) -> None:
+    file = RequestFile(tmp_path / "power-budget.json")
+    request = PowerBudgetRequest(1500.0, 1.0, "fleet", (FallbackBudget(900.0, -2.0, 3600.0),))
+    budget = requested_budget(request, NOW - timedelta(minutes=5))
+    assert budget is not None
+    assert file.save(budget) is None
+    saved = file.read()
+    assert saved == budget
+    in_force = budget_in_force(1200.0, saved, (), NOW)
+    assert in_force is not None
+    assert (in_force.budget_w, in_force.source) == (900.0, BudgetSource.FALLBACK)
+    assert file.save(requested_budget(request, NOW - timedelta(hours=2))) is None
+    assert file.read() is None

@@ -200,3 +200,23 @@ def test_the_price_falls_as_the_budget_grows() -> None:
     prices = [divide(HOST_W + w, *jobs).price_per_w or 0.0 for w in range(480, 760, 20)]
     assert all(before >= after for before, after in pairwise(prices))
     assert prices[-1] == 0.0
+
+
+@given(st.lists(st.tuples(curves, st.integers(1, 4)), min_size=1, max_size=4), st.floats(0.0, 1.0))
+def test_the_curve_of_the_host_is_concave_and_every_point_of_it_can_be_reached(
+    drawn: list[tuple[tuple[tuple[float, float], ...], int]], floor: float
+) -> None:
+    jobs = [job(f"j{k}", *points, num_gpus=gpus) for k, (points, gpus) in enumerate(drawn)]
+    curve = divide(1e6, *jobs, floor=floor).curve
+    assert curve[-1].speed == pytest.approx(sum(job.num_gpus for job in jobs))
+    assert len(curve) <= 20
+    slopes = [
+        (high.speed - low.speed) / (high.power_w - low.power_w)
+        for low, high in pairwise(curve)
+        if high.power_w - low.power_w > 1e-3
+    ]
+    assert all(later <= earlier * (1 + 1e-6) + 1e-9 for earlier, later in pairwise(slopes))
+    for point in curve:
+        reached = divide(point.power_w + 1e-6, *jobs, floor=floor).speed_ratios
+        speed = sum(job.num_gpus * reached[job.job_id] for job in jobs)
+        assert speed == pytest.approx(point.speed, rel=1e-3)
