@@ -17,6 +17,7 @@ from gpuenergyd.core.policy_api.power import PowerDecision, PowerJobView, PowerV
 from gpuenergyd.core.power.backstop import Backstop, Ceiling, GpuPower
 from gpuenergyd.core.power.budget import PowerBudget, budget_in_force
 from gpuenergyd.core.power.control import Division, PowerControl
+from gpuenergyd.core.power.swing_meter import SwingMeter
 from gpuenergyd.daemon.gpus.inventory import Gpu, Gpus
 from gpuenergyd.daemon.jobs.audit_log import DAEMON
 from gpuenergyd.daemon.jobs.registry import Jobs
@@ -68,6 +69,8 @@ class PowerService:
         self._requested = self._file.read()
         self._save_trouble: str | None = None
         self._control = PowerControl()
+        self.swing = SwingMeter(settings.sample_period_s)
+        """How much the measured power of all GPUs swings."""
         self._shares = JobShares(jobs)
         self._other_w: float | None = None
         self._decided_for: Hashable = None
@@ -108,7 +111,9 @@ class PowerService:
         return self.state()
 
     def handle_samples(self, samples: Sequence[GpuSample]) -> None:
-        """Compare the power of the host with its budget."""
+        """Take note of the power of all GPUs, and compare that of the host with its budget."""
+        if samples:
+            self._observe_swing(max(sample.read_mono_ns for sample in samples) / 1e9)
         if samples and (self.budget is not None or self._backstop.is_cutting):
             self._observe(max(sample.read_mono_ns for sample in samples) / 1e9)
 
@@ -205,6 +210,16 @@ class PowerService:
             can_change=gpu.health is GpuHealth.OK,
             can_set_clocks=Lever.CLOCKS in levers,
         )
+
+    def _observe_swing(self, now_s: float) -> None:
+        """Add a reading of all GPUs; none while the power of one of them is unknown."""
+        newest = [gpu.sample for gpu in self._gpus]
+        powers_w = [
+            sample.power_w
+            for sample in newest
+            if sample is not None and sample.power_w is not None and now_s - sample.read_mono_ns / 1e9 <= _OLD_READING_S
+        ]
+        self.swing.observe(now_s, sum(powers_w) if newest and len(powers_w) == len(newest) else None)
 
     def _smooth_other_power(self) -> None:
         """Follow the power of GPUs without a job: up at once, down slowly, and not while they are cut."""
