@@ -120,10 +120,10 @@ def _flattest_of(options: Mapping[str, str]) -> bool:
     """Return whether the options of the policy ask for the plan whose power swings least."""
     unknown = sorted(options.keys() - {"flattest"})
     if unknown:
-        raise UsageError(f"policy bubble-aware has no option {unknown[0]!r}; valid is flattest")
+        raise UsageError(f"the policy has no option {unknown[0]!r}; valid is flattest")
     text = options.get("flattest", "false").lower()
     if text not in {"true", "false"}:
-        raise UsageError(f"policy bubble-aware: flattest = {options['flattest']}: must be true or false")
+        raise UsageError(f"flattest = {options['flattest']}: must be true or false")
     return text == "true"
 
 
