@@ -99,7 +99,7 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
         "ended_jobs": [_ended_job(ended) for ended in reversed(daemon.jobs.ended)],
         **_total_saved_power(daemon.jobs),
         "power": asdict(daemon.power.state()),
-        "swing": None if (swing := swing_state(daemon.power.swing)) is None else asdict(swing),
+        "swing": None if (swing := swing_state(daemon.power.swings.meter)) is None else asdict(swing),
         "carbon": daemon.carbon.status() if daemon.carbon is not None else None,
         "clock_requests": {
             "num_stale": daemon.jobs.clock_requests.num_stale,

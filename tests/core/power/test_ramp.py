@@ -1,0 +1,188 @@
+"""Ramps of a host in virtual time: at start, stall, checkpoint and a known end, with GPUs that follow known laws."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from gpuenergyd.core.power.backstop import Ceiling, GpuPower
+from gpuenergyd.core.power.ramp import RampJob, RampLimiter, RampStage
+
+CLOCKS_MHZ = tuple(range(1410, 209, -15))
+SAMPLE_S = 0.1
+NUM_GPUS = 4
+ITERATION_S = 1.6
+IDLE_W = 52.0
+
+
+def working_w(sm_clock_mhz: float) -> float:
+    """Return the power of an A100-SXM that computes, by the law fitted to published tables."""
+    voltage = 1 + 0.213 * max(0.0, sm_clock_mhz - 1104) / (1410 - 1104)
+    return 34.6 + 0.26 * sm_clock_mhz * voltage**2
+
+
+def waiting_w(sm_clock_mhz: float) -> float:
+    """Return its power while it waits for a peer."""
+    return 34.6 + 49.0 * (working_w(sm_clock_mhz) - 34.6) / (working_w(1410) - 34.6)
+
+
+@dataclass
+class Host:
+    """Four GPUs with one job, whose work begins and ends at given instants."""
+
+    limiter: RampLimiter | None
+    load: Callable[[float], float]
+    """Share of the GPUs that work, by time; the others wait."""
+    is_told: bool = True
+    """Whether iterations are reported."""
+    total: int | None = None
+    now_s: float = 0.0
+    done: float = 0.0
+    trace: list[tuple[float, float]] = field(default_factory=list)
+    clocks_mhz: list[int] = field(default_factory=list)
+
+    def run(self, seconds: float) -> None:
+        """Let time pass; a ceiling takes effect one sample later."""
+        clock = 1410 if self.limiter is None else self._ceiling()
+        for _ in range(round(seconds / SAMPLE_S)):
+            self.now_s += SAMPLE_S
+            share = self.load(self.now_s) if self.total is None or self.done < self.total else 0.0
+            each_w = (
+                share * working_w(clock) + (1 - share) * waiting_w(clock) if share else min(IDLE_W, waiting_w(clock))
+            )
+            speed = 1 / (0.3 + 0.7 * 1410 / clock)
+            self.done += (SAMPLE_S * speed / ITERATION_S) if share else 0.0
+            self.trace.append((self.now_s, NUM_GPUS * each_w))
+            self.clocks_mhz.append(clock)
+            if self.limiter is not None:
+                self._observe(each_w, clock, speed)
+                clock = self._ceiling()
+
+    def _observe(self, each_w: float, clock: int, speed: float) -> None:
+        assert self.limiter is not None
+        reading = GpuPower(each_w, clock, CLOCKS_MHZ, None)
+        num = math.floor(self.done) if self.is_told else 0
+        left_s = None if self.total is None else max(0.0, (self.total - self.done) * ITERATION_S / speed)
+        job = RampJob("job", tuple(f"GPU-{k}" for k in range(NUM_GPUS)), num, ITERATION_S if num else None, left_s)
+        self.limiter.observe(self.now_s, {f"GPU-{k}": reading for k in range(NUM_GPUS)}, [job])
+
+    def _ceiling(self) -> int:
+        assert self.limiter is not None
+        return self.limiter.ceilings.get("GPU-0", Ceiling(210 if not self.trace else None)).sm_clock_mhz or 1410
+
+    def steepest_w(self, since_s: float = 0.0, *, is_rise: bool = True) -> float:
+        """Return the largest rise, or fall, of the mean power from one second to the next."""
+        powers_w = [w for at_s, w in self.trace if at_s >= since_s]
+        n = round(1 / SAMPLE_S)
+        means_w = [sum(powers_w[k : k + n]) / n for k in range(len(powers_w) - n + 1)]
+        changes_w = [b - a for a, b in zip(means_w, means_w[n:], strict=False)]
+        return max(changes_w, default=0.0) if is_rise else max((-change for change in changes_w), default=0.0)
+
+    @property
+    def stage(self) -> RampStage:
+        """The stage of the job."""
+        assert self.limiter is not None
+        return self.limiter.jobs["job"].stage
+
+
+def _steady_after(begin_s: float) -> Callable[[float], float]:
+    return lambda now_s: 0.9 if now_s >= begin_s else 0.0
+
+
+def _wave_of_pipeline(now_s: float) -> float:
+    """Return the share of the GPUs of a pipeline that work: bubbles at both ends of each iteration."""
+    place = (now_s % ITERATION_S) / ITERATION_S
+    return 0.0 if now_s < 5 else min(1.0, 0.25 + 3 * min(place, 1 - place))
+
+
+@pytest.mark.parametrize("ramp_w_per_s", [60.0, 150.0, 400.0])
+def test_the_start_of_a_job_rises_no_faster_than_asked(ramp_w_per_s: float) -> None:
+    host = Host(RampLimiter(ramp_w_per_s), _steady_after(5.0))
+    host.run(10.0 + 3000 / ramp_w_per_s + 60)
+    assert host.stage is RampStage.FREE
+    assert host.clocks_mhz[-1] == 1410
+    least_w = NUM_GPUS * (0.9 * working_w(210) + 0.1 * waiting_w(210) - waiting_w(210))
+    assert host.steepest_w() <= max(ramp_w_per_s, least_w) * 1.05
+    full = Host(None, _steady_after(5.0))
+    full.run(20.0)
+    assert full.steepest_w() > 1200, "without the limit it is a step"
+
+
+def test_a_ramp_takes_no_more_than_a_few_times_what_it_must() -> None:
+    host = Host(RampLimiter(150.0), _steady_after(5.0))
+    host.run(60.0)
+    reached_s = next(at_s for (at_s, _), mhz in zip(host.trace, host.clocks_mhz, strict=True) if mhz == 1410)
+    must_s = NUM_GPUS * 0.9 * (working_w(1410) - working_w(210)) / 150.0
+    assert must_s <= reached_s - 5.0 <= 4 * must_s
+
+
+@pytest.mark.parametrize("stall_s", [4.0, 12.0, 40.0])
+@pytest.mark.parametrize("is_told", [True, False])
+def test_work_that_comes_back_after_a_stall_or_checkpoint_rises_no_faster(stall_s: float, *, is_told: bool) -> None:
+    host = Host(RampLimiter(200.0), lambda now_s: 0.9 if 5 <= now_s < 80 or now_s >= 80 + stall_s else 0.0, is_told)
+    host.run(81.0)
+    assert host.stage is RampStage.FREE
+    host.run(stall_s + 60)
+    assert RampStage.FREE is host.stage
+    assert host.clocks_mhz[-1] == 1410
+    assert host.steepest_w(82.0) <= 200.0 * 1.05
+    assert min(mhz for (at_s, _), mhz in zip(host.trace, host.clocks_mhz, strict=True) if at_s > 80) == 210
+
+
+def test_the_wave_of_a_pipeline_and_an_evaluation_are_no_rest() -> None:
+    host = Host(RampLimiter(200.0), _wave_of_pipeline)
+    host.run(60.0)
+    assert host.stage is RampStage.FREE
+    host.run(60.0)
+    host.is_told = False
+    host.load = lambda _: 0.7
+    host.run(60.0)
+    assert set(host.clocks_mhz[-1000:]) == {1410}
+
+
+def test_a_job_of_known_length_is_lowered_before_its_end() -> None:
+    host = Host(RampLimiter(200.0), _steady_after(5.0), total=60)
+    host.run(200.0)
+    assert host.done >= 60
+    ended_s = next(at_s for at_s, power_w in host.trace if at_s > 60 and power_w < NUM_GPUS * 53)
+    assert host.steepest_w(40.0, is_rise=False) <= 200.0 * 1.05
+    unlimited = Host(None, _steady_after(5.0), total=60)
+    unlimited.run(200.0)
+    assert unlimited.steepest_w(40.0, is_rise=False) > 1200
+    first_s = next(at_s for at_s, power_w in unlimited.trace if at_s > 60 and power_w < NUM_GPUS * 53)
+    assert ended_s - first_s < 60, "it ends later by about the time of both ramps"
+
+
+def test_a_job_that_goes_on_beyond_its_announced_end_is_raised_again() -> None:
+    host = Host(RampLimiter(200.0), _steady_after(5.0), total=40)
+    host.run(70.0)
+    assert host.stage is RampStage.ENDING
+    host.total = None
+    host.run(60.0)
+    assert (host.stage, host.clocks_mhz[-1]) == (RampStage.FREE, 1410)
+    assert host.steepest_w() <= 200.0 * 1.05
+
+
+def test_a_running_job_is_free_when_the_daemon_starts_and_unknown_power_raises_nothing() -> None:
+    limiter = RampLimiter(200.0)
+    reading = GpuPower(None, 1410, CLOCKS_MHZ, None)
+    assert not limiter.observe(0.0, {"GPU-0": reading}, [RampJob("old", ("GPU-0",), 17, 1.0)])
+    assert limiter.ceilings == {}
+    for k in range(100):
+        limiter.observe(0.1 * k, {"GPU-0": reading}, [RampJob("new", ("GPU-0",), 0 if k < 50 else 1)])
+    assert limiter.jobs["new"].stage is RampStage.RISING
+    assert limiter.ceilings == {"GPU-0": Ceiling(210)}
+    limiter.observe(20.0, {}, [])
+    assert limiter.ceilings == limiter.jobs == {}
+
+
+def test_gpus_that_cannot_be_set_or_have_one_clock_have_no_ceiling() -> None:
+    limiter = RampLimiter(200.0)
+    readings = {
+        "GPU-0": GpuPower(50.0, 1410, CLOCKS_MHZ, None, can_change=False),
+        "GPU-1": GpuPower(50.0, 1410, (1410,), None),
+        "GPU-2": GpuPower(50.0, 1410, CLOCKS_MHZ, None, can_set_clocks=False),
+    }
+    limiter.observe(0.0, readings, [RampJob("job", (*readings, "GPU-9"), 0)])
+    assert limiter.ceilings == {}
