@@ -13,7 +13,7 @@ from benchmarks.report.runs import RUNS
 SECTIONS = Path(__file__).with_name("sections")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "benchmarks.md"
 SECTION_ORDER = (
-    "introduction", "planner", "orders", "power-cap", "power-budget", "reorder", "emulation", "profiling",
+    "introduction", "planner", "orders", "power-cap", "power-budget", "swing", "reorder", "emulation", "profiling",
     "learning", "past-jobs", "cost", "advice", "client", "schedules", "restores", "sampling", "run-ahead",
     "captured", "slow-reads", "call-price", "latency-tails", "everything-unkind", "hanging-call", "carbon",
     "store", "fleet", "load", "two-hosts", "layouts", "plain-loops", "stragglers", "large-job", "demo",
