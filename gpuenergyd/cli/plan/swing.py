@@ -26,7 +26,7 @@ def swing_lines(figures: dict[str, Any]) -> list[str]:
     trough, peak = (f"{planned[key]:.1f} W (full speed {full_speed[key]:.1f} W)" for key in ("trough_w", "peak_w"))
     rms = f"{planned['band_rms_w']:.1f} W RMS from 0.1 to 20 Hz (full speed {full_speed['band_rms_w']:.1f} W)"
     flatter = f", its energy {100 * change:+.1f} % against the plan of least energy" if change else ""
-    return [f"power of all GPUs is {trough} to {peak}; it swings by {rms}{flatter}"]
+    return [f"power of all GPUs is between {trough} and {peak}; it swings by {rms}{flatter}"]
 
 
 def _figures(figures: SwingFigures) -> dict[str, float]:
