@@ -52,8 +52,8 @@ class RampRules:
     rest_s: float = 2.0
     """Time without work after which a job rests; at least two iterations."""
     rest_ratio: float = 0.45
-    """A job rests when its mean power is below this share of what its work draws: waiting GPUs of every model in our
-    tables draw less, and a pipeline never draws so little over two iterations."""
+    """A job that reports no iteration rests when its mean power is below this share of what its work draws: waiting
+    GPUs draw less, and a pipeline never draws so little over two iterations."""
     detection_s: float = 0.5
     detected_ratio: float = 1.1
     detected_w: float = 5.0
@@ -86,7 +86,12 @@ class JobRamp:
     num_iterations: int
     since_s: float
     credit_w: float = 0.0
+    reported_s: float = -math.inf
+    """When the last iteration was reported."""
+    has_reported: bool = False
+    """Whether one was reported since the last rest."""
     working_w: float | None = None
+    """Mean power of the job's work; None until it is measured."""
     rest_w: float = math.inf
     history: deque[tuple[float, float]] = field(default_factory=deque)
 
@@ -152,6 +157,8 @@ class RampLimiter:
             ramp.history.append((now_s, sum(known_w)))
         while ramp.history and ramp.history[0][0] < now_s - rest_s:
             ramp.history.popleft()
+        if job.num_iterations > ramp.num_iterations:
+            ramp.reported_s, ramp.has_reported = now_s, True
         match ramp.stage:
             case RampStage.FREE:
                 self._follow_free(now_s, job, ramp, readings, rest_s)
@@ -168,8 +175,8 @@ class RampLimiter:
         if mean_w is None:
             return
         working_w = ramp.working_w if ramp.working_w is not None else mean_w
-        if mean_w < self.rules.rest_ratio * working_w:
-            ramp.stage, ramp.since_s, ramp.rest_w = RampStage.RESTING, now_s, math.inf
+        if mean_w < self.rules.rest_ratio * working_w and now_s - ramp.reported_s >= rest_s:
+            ramp.stage, ramp.since_s, ramp.rest_w, ramp.has_reported = RampStage.RESTING, now_s, math.inf, False
             ramp.ratio = _lowest_ratio(job, readings)
             return
         elapsed_s = now_s - ramp.history[-2][0] if len(ramp.history) > 1 else 0.0
@@ -216,6 +223,8 @@ class RampLimiter:
             power_w += cost_w if is_rising else -min(0.5 * power_w, cost_w)
         if is_rising:
             ramp.stage, ramp.ratio, ramp.since_s = RampStage.FREE, 1.0, now_s
+            if ramp.has_reported:
+                ramp.working_w = None  # Its work may draw something else now.
 
 
 def _clocks_mhz(job: RampJob, readings: Mapping[str, GpuPower]) -> list[tuple[int, ...]]:

@@ -141,6 +141,18 @@ def test_the_wave_of_a_pipeline_and_an_evaluation_are_no_rest() -> None:
     assert set(host.clocks_mhz[-1000:]) == {1410}
 
 
+def test_a_plan_that_draws_far_less_is_no_rest_while_iterations_are_reported() -> None:
+    host = Host(RampLimiter(200.0), _steady_after(5.0))
+    host.run(60.0)
+    assert host.stage is RampStage.FREE
+    host.load = lambda _: 0.05
+    host.run(60.0)
+    assert set(host.clocks_mhz[-550:]) == {1410}
+    host.load = lambda _: 0.0
+    host.run(10.0)
+    assert host.stage is RampStage.RESTING, "without iterations it is"
+
+
 def test_a_job_of_known_length_is_lowered_before_its_end() -> None:
     host = Host(RampLimiter(200.0), _steady_after(5.0), total=60)
     host.run(200.0)
