@@ -31,13 +31,13 @@ def _second(number: int, gpu: int, power_w: float | None, bucket_s: int = 1) -> 
     )
 
 
-def test_the_prediction_of_the_plan_in_force_is_told() -> None:
+def test_the_prediction_of_the_plan_in_force_is_reported() -> None:
     assert swing_text(_plan(*FIGURES), (), num_gpus=2) == (
         "Predicted for an iteration of the plan in force: 335 W to 1553 W, 278 W RMS from 0.1 to 20 Hz."
     )
 
 
-def test_measured_seconds_under_the_plan_are_told_and_incomplete_ones_left_out() -> None:
+def test_measured_seconds_under_the_plan_are_reported_and_incomplete_ones_left_out() -> None:
     seconds = [
         _second(k, gpu, power_w) for k, power_w in ((-2, 900.0), (0, 300.0), (1, 400.0), (2, 250.0)) for gpu in (0, 1)
     ]

@@ -1,8 +1,8 @@
 """The state of the power budget and of swings, as `GET /v1/power-budget` and the status show them."""
 
+from gpuenergyd.core.measurement.swing_meter import WINDOW_S, SwingMeter
 from gpuenergyd.core.power.budget import PowerBudget
 from gpuenergyd.core.power.control import PowerControl
-from gpuenergyd.core.power.swing_meter import WINDOW_S, SwingMeter
 from gpuenergyd.daemon.power.shares import JobShares
 from gpuenergyd.daemon.settings import Settings
 from gpuenergyd.wire.power_messages import PowerBudgetState, SwingState

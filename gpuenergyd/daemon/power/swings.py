@@ -4,9 +4,9 @@ import logging
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
+from gpuenergyd.core.measurement.swing_meter import SwingMeter
 from gpuenergyd.core.power.backstop import Ceiling, GpuPower
 from gpuenergyd.core.power.ramp import RampJob, RampLimiter, RampStage
-from gpuenergyd.core.power.swing_meter import SwingMeter
 from gpuenergyd.daemon.jobs.audit_log import DAEMON
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.jobs.runner import JobRunner

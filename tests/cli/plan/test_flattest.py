@@ -18,7 +18,7 @@ def table(tmp_path: Path) -> Path:
     return write_table(tmp_path, clock_step_mhz=200)
 
 
-def test_the_swing_of_every_plan_is_told_and_the_flattest_has_no_more(table: Path) -> None:
+def test_the_swing_of_every_plan_is_reported_and_the_flattest_has_no_more(table: Path) -> None:
     usual = plan_figures(table, *COMMON)
     flattest = plan_figures(table, *COMMON, "--flattest")
 
@@ -42,7 +42,7 @@ def test_people_read_how_much_power_swings(table: Path) -> None:
     assert re.search(r"it swings by [\d.]+ W RMS from 0.1 to 20 Hz \(full speed [\d.]+ W\)", printed)
 
 
-def test_the_swing_is_not_told_where_clocks_come_late(table: Path) -> None:
+def test_the_swing_is_not_reported_where_clocks_come_late(table: Path) -> None:
     assert "swing" not in plan_figures(table, *COMMON, "--switch-latency-s", "0.001")
 
 

@@ -34,7 +34,7 @@ class Host:
     limiter: RampLimiter | None
     load: Callable[[float], float]
     """Share of the GPUs that work, by time; the others wait."""
-    is_told: bool = True
+    is_reported: bool = True
     """Whether iterations are reported."""
     total: int | None = None
     now_s: float = 0.0
@@ -62,7 +62,7 @@ class Host:
     def _observe(self, each_w: float, clock: int, speed: float) -> None:
         assert self.limiter is not None
         reading = GpuPower(each_w, clock, CLOCKS_MHZ, None)
-        num = math.floor(self.done) if self.is_told else 0
+        num = math.floor(self.done) if self.is_reported else 0
         left_s = None if self.total is None else max(0.0, (self.total - self.done) * ITERATION_S / speed)
         job = RampJob("job", tuple(f"GPU-{k}" for k in range(NUM_GPUS)), num, ITERATION_S if num else None, left_s)
         self.limiter.observe(self.now_s, {f"GPU-{k}": reading for k in range(NUM_GPUS)}, [job])
@@ -118,9 +118,9 @@ def test_a_ramp_takes_no_more_than_a_few_times_what_it_must() -> None:
 
 
 @pytest.mark.parametrize("stall_s", [4.0, 12.0, 40.0])
-@pytest.mark.parametrize("is_told", [True, False])
-def test_work_that_comes_back_after_a_stall_or_checkpoint_rises_no_faster(stall_s: float, *, is_told: bool) -> None:
-    host = Host(RampLimiter(200.0), lambda now_s: 0.9 if 5 <= now_s < 80 or now_s >= 80 + stall_s else 0.0, is_told)
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_work_that_comes_back_after_a_stall_or_checkpoint_rises_no_faster(stall_s: float, *, is_reported: bool) -> None:
+    host = Host(RampLimiter(200.0), lambda now_s: 0.9 if 5 <= now_s < 80 or now_s >= 80 + stall_s else 0.0, is_reported)
     host.run(81.0)
     assert host.stage is RampStage.FREE
     host.run(stall_s + 60)
@@ -135,7 +135,7 @@ def test_the_wave_of_a_pipeline_and_an_evaluation_are_no_rest() -> None:
     host.run(60.0)
     assert host.stage is RampStage.FREE
     host.run(60.0)
-    host.is_told = False
+    host.is_reported = False
     host.load = lambda _: 0.7
     host.run(60.0)
     assert set(host.clocks_mhz[-1000:]) == {1410}

@@ -2,13 +2,16 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpuenergyd.daemon.power.state import swing_state
 from gpuenergyd.errors import UsageError
 from tests.daemon.power.test_service import Host
+from tests.support.daemon_process import running_daemon, training
 from tests.support.job_stage import play
+from tests.support.waiting import wait_until
 
 
 def test_the_swing_of_all_gpus_is_measured_while_all_are_known(tmp_path: Path) -> None:
@@ -81,3 +84,17 @@ def test_without_the_setting_and_in_mode_observe_nothing_is_limited(tmp_path: Pa
 def test_an_impossible_ramp_is_refused(tmp_path: Path, value: float) -> None:
     with pytest.raises(UsageError, match="power-ramp-w-per-s"):
         Host(tmp_path, power_ramp_w_per_s=value)
+
+
+def test_a_real_job_begins_at_low_clocks_rises_and_leaves_all_as_found(tmp_path: Path) -> None:
+    given: dict[str, Any] = {
+        "policy": "uniform",
+        "warmup_iterations": 1,
+        "baseline_iterations": 3,
+        "power_ramp_w_per_s": 1000.0,
+    }
+    with running_daemon(tmp_path, **given) as daemon:
+        with training(daemon):
+            wait_until(daemon.is_lowered, 30)
+            daemon.wait_for_phase("tuned")
+        wait_until(daemon.is_as_found)

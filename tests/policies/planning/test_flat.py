@@ -109,7 +109,7 @@ def _request(*, is_flattest: bool) -> OfflineRequest:
     return OfflineRequest("plain", profile, None, graph, PerformanceTarget(0.05), is_flattest=is_flattest)
 
 
-def test_the_offline_planner_tells_the_swing_and_makes_it_flatter_on_request() -> None:
+def test_the_offline_planner_reports_the_swing_and_makes_it_flatter_on_request() -> None:
     usual, flattest = plan_offline(_request(is_flattest=False)), plan_offline(_request(is_flattest=True))
     assert usual.swing is not None
     assert flattest.swing is not None

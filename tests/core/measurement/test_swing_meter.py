@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from gpuenergyd.core.power.swing_meter import WINDOW_S, SwingMeter
+from gpuenergyd.core.measurement.swing_meter import WINDOW_S, SwingMeter
 
 
 def _run(meter: SwingMeter, seconds: float, *, begin_s: float = 0.0, jitter_s: float = 0.0, hz: float = 0.7) -> float:
