@@ -88,8 +88,10 @@ class JobRamp:
     credit_w: float = 0.0
     reported_s: float = -math.inf
     """When the last iteration was reported."""
-    has_reported: bool = False
-    """Whether one was reported since the last rest."""
+    highest_w: float = 0.0
+    """Highest mean power while clocks rise."""
+    idle_since_s: float | None = None
+    """Since when the job has no work although clocks rise; None while it works."""
     working_w: float | None = None
     """Mean power of the job's work; None until it is measured."""
     rest_w: float = math.inf
@@ -158,14 +160,16 @@ class RampLimiter:
         while ramp.history and ramp.history[0][0] < now_s - rest_s:
             ramp.history.popleft()
         if job.num_iterations > ramp.num_iterations:
-            ramp.reported_s, ramp.has_reported = now_s, True
+            ramp.reported_s = now_s
         match ramp.stage:
             case RampStage.FREE:
                 self._follow_free(now_s, job, ramp, readings, rest_s)
             case RampStage.RESTING if self._has_work(now_s, job, ramp):
-                ramp.stage, ramp.since_s, ramp.credit_w = RampStage.RISING, now_s, 0.0
+                self._rise(now_s, ramp)
+            case RampStage.RISING:
+                self._follow_rising(now_s, job, ramp, readings, rest_s)
             case RampStage.ENDING if job.left_s is None:  # It goes on.
-                ramp.stage, ramp.since_s, ramp.credit_w = RampStage.RISING, now_s, 0.0
+                self._rise(now_s, ramp)
         ramp.num_iterations = job.num_iterations
 
     def _follow_free(
@@ -176,13 +180,44 @@ class RampLimiter:
             return
         working_w = ramp.working_w if ramp.working_w is not None else mean_w
         if mean_w < self.rules.rest_ratio * working_w and now_s - ramp.reported_s >= rest_s:
-            ramp.stage, ramp.since_s, ramp.rest_w, ramp.has_reported = RampStage.RESTING, now_s, math.inf, False
-            ramp.ratio = _lowest_ratio(job, readings)
+            self._rest(now_s, job, ramp, readings)
             return
         elapsed_s = now_s - ramp.history[-2][0] if len(ramp.history) > 1 else 0.0
         ramp.working_w = working_w + min(1.0, elapsed_s / self.rules.working_s) * (mean_w - working_w)
         if job.left_s is not None and job.left_s <= self.rules.pace_while_ending * self._end_s(mean_w):
             ramp.stage, ramp.since_s, ramp.credit_w = RampStage.ENDING, now_s, 0.0
+
+    def _follow_rising(
+        self, now_s: float, job: RampJob, ramp: JobRamp, readings: Mapping[str, GpuPower], rest_s: float
+    ) -> None:
+        """Hold the clocks of a job whose work is gone again, and let it rest after a while."""
+        mean_w = ramp.mean_w(now_s, self.rules.detection_s)
+        if mean_w is None:
+            return
+        ramp.highest_w = max(ramp.highest_w, mean_w)
+        least_w = self.rules.rest_ratio * ramp.highest_w
+        if math.isfinite(ramp.rest_w):
+            least_w = max(least_w, self._detected_w(job, ramp))
+        if mean_w >= least_w:
+            ramp.idle_since_s = None
+            return
+        ramp.idle_since_s = now_s if ramp.idle_since_s is None else ramp.idle_since_s
+        if now_s - ramp.idle_since_s >= rest_s <= now_s - ramp.reported_s:
+            self._rest(now_s, job, ramp, readings)
+
+    @staticmethod
+    def _rise(now_s: float, ramp: JobRamp) -> None:
+        ramp.stage, ramp.since_s, ramp.credit_w = RampStage.RISING, now_s, 0.0
+        ramp.highest_w, ramp.idle_since_s = 0.0, None
+
+    @staticmethod
+    def _rest(now_s: float, job: RampJob, ramp: JobRamp, readings: Mapping[str, GpuPower]) -> None:
+        ramp.stage, ramp.since_s, ramp.rest_w = RampStage.RESTING, now_s, math.inf
+        ramp.ratio = _lowest_ratio(job, readings)
+
+    def _detected_w(self, job: RampJob, ramp: JobRamp) -> float:
+        """Return the power at the lowest clock beyond which a job works."""
+        return ramp.rest_w * self.rules.detected_ratio + self.rules.detected_w * len(job.gpu_uuids)
 
     def _has_work(self, now_s: float, job: RampJob, ramp: JobRamp) -> bool:
         """Return whether work has come back: an iteration was reported, or power rose at the lowest clock."""
@@ -191,7 +226,7 @@ class RampLimiter:
         mean_w = ramp.mean_w(now_s, self.rules.detection_s)
         if mean_w is None or now_s - ramp.since_s < self.rules.settle_s:
             return False
-        detected_w = ramp.rest_w * self.rules.detected_ratio + self.rules.detected_w * len(job.gpu_uuids)
+        detected_w = self._detected_w(job, ramp)
         ramp.rest_w = min(ramp.rest_w, mean_w)
         return mean_w > detected_w
 
@@ -208,7 +243,8 @@ class RampLimiter:
             ramp.mean_w(now_s, length_s) for length_s in (rules.detection_s, max(1.0, job.iteration_time_s or 0.0))
         )
         power_w = max(short_w or 0.0, long_w or 0.0)
-        if power_w <= 0 or (is_rising and now_s - ramp.since_s < rules.hold_s):
+        is_held = now_s - ramp.since_s < rules.hold_s or ramp.idle_since_s is not None
+        if power_w <= 0 or (is_rising and is_held):
             return  # Without a reading no step is known to be small enough.
         ramp.credit_w += paid_w
         while (following := _next_ratio(job, readings, ramp.ratio, is_rising=is_rising)) is not None:
@@ -223,8 +259,7 @@ class RampLimiter:
             power_w += cost_w if is_rising else -min(0.5 * power_w, cost_w)
         if is_rising:
             ramp.stage, ramp.ratio, ramp.since_s = RampStage.FREE, 1.0, now_s
-            if ramp.has_reported:
-                ramp.working_w = None  # Its work may draw something else now.
+            ramp.working_w = ramp.highest_w
 
 
 def _clocks_mhz(job: RampJob, readings: Mapping[str, GpuPower]) -> list[tuple[int, ...]]:

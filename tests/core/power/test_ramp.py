@@ -1,13 +1,18 @@
 """Ramps of a host in virtual time: at start, stall, checkpoint and a known end, with GPUs that follow known laws."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpuenergyd.core.power.backstop import Ceiling, GpuPower
 from gpuenergyd.core.power.ramp import RampJob, RampLimiter, RampStage
+from tests.support.examples import examples
 
 CLOCKS_MHZ = tuple(range(1410, 209, -15))
 SAMPLE_S = 0.1
@@ -128,6 +133,31 @@ def test_work_that_comes_back_after_a_stall_or_checkpoint_rises_no_faster(stall_
     assert host.clocks_mhz[-1] == 1410
     assert host.steepest_w(82.0) <= 200.0 * 1.05
     assert min(mhz for (at_s, _), mhz in zip(host.trace, host.clocks_mhz, strict=True) if at_s > 80) == 210
+
+
+@settings(max_examples=examples(15), deadline=None)
+@given(
+    parts=st.lists(st.tuples(st.floats(0.3, 30.0), st.floats(0.3, 30.0), st.floats(0.5, 1.0)), min_size=1, max_size=5),
+    ramp_w_per_s=st.floats(160.0, 500.0),
+    is_reported=st.booleans(),
+)
+def test_work_that_comes_and_goes_never_rises_faster_once_it_has_rested(
+    *, parts: list[tuple[float, float, float]], ramp_w_per_s: float, is_reported: bool
+) -> None:
+    """Gaps below the time to a rest are part of the wave: after those power may return at once."""
+    until = list(accumulate((length for pause_s, work_s, _ in parts for length in (pause_s, work_s)), initial=3.0))
+
+    def load(now_s: float) -> float:
+        place = bisect_right(until, now_s) - 1
+        return parts[place // 2][2] if 0 <= place < 2 * len(parts) and place % 2 else 0.0
+
+    host = Host(RampLimiter(ramp_w_per_s), load, is_reported)
+    host.run(until[-1] + 1)
+    begins_s = [until[2 * k + 1] for k, (pause_s, _, _) in enumerate(parts) if pause_s > 2 * ITERATION_S + 2.5]
+    for begin_s in begins_s:
+        rise = [(at_s, w) for at_s, w in host.trace if begin_s - 2 <= at_s <= begin_s + 0.3 + 2]
+        part = Host(None, load, trace=rise)
+        assert part.steepest_w() <= ramp_w_per_s * 1.05
 
 
 def test_the_wave_of_a_pipeline_and_an_evaluation_are_no_rest() -> None:
