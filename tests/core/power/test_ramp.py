@@ -1,9 +1,6 @@
 """Ramps of a host in virtual time: at start, stall, checkpoint and a known end, with GPUs that follow known laws."""
 
-import math
 from bisect import bisect_right
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import accumulate
 
 import pytest
@@ -13,86 +10,15 @@ from hypothesis import strategies as st
 from gpuenergyd.core.power.backstop import Ceiling, GpuPower
 from gpuenergyd.core.power.ramp import RampJob, RampLimiter, RampStage
 from tests.support.examples import examples
-
-CLOCKS_MHZ = tuple(range(1410, 209, -15))
-SAMPLE_S = 0.1
-NUM_GPUS = 4
-ITERATION_S = 1.6
-IDLE_W = 52.0
-
-
-def working_w(sm_clock_mhz: float) -> float:
-    """Return the power of an A100-SXM that computes, by the law fitted to published tables."""
-    voltage = 1 + 0.213 * max(0.0, sm_clock_mhz - 1104) / (1410 - 1104)
-    return 34.6 + 0.26 * sm_clock_mhz * voltage**2
-
-
-def waiting_w(sm_clock_mhz: float) -> float:
-    """Return its power while it waits for a peer."""
-    return 34.6 + 49.0 * (working_w(sm_clock_mhz) - 34.6) / (working_w(1410) - 34.6)
-
-
-@dataclass
-class Host:
-    """Four GPUs with one job, whose work begins and ends at given instants."""
-
-    limiter: RampLimiter | None
-    load: Callable[[float], float]
-    """Share of the GPUs that work, by time; the others wait."""
-    is_reported: bool = True
-    """Whether iterations are reported."""
-    total: int | None = None
-    now_s: float = 0.0
-    done: float = 0.0
-    trace: list[tuple[float, float]] = field(default_factory=list)
-    clocks_mhz: list[int] = field(default_factory=list)
-
-    def run(self, seconds: float) -> None:
-        """Let time pass; a ceiling takes effect one sample later."""
-        clock = 1410 if self.limiter is None else self._ceiling()
-        for _ in range(round(seconds / SAMPLE_S)):
-            self.now_s += SAMPLE_S
-            share = self.load(self.now_s) if self.total is None or self.done < self.total else 0.0
-            each_w = (
-                share * working_w(clock) + (1 - share) * waiting_w(clock) if share else min(IDLE_W, waiting_w(clock))
-            )
-            speed = 1 / (0.3 + 0.7 * 1410 / clock)
-            self.done += (SAMPLE_S * speed / ITERATION_S) if share else 0.0
-            self.trace.append((self.now_s, NUM_GPUS * each_w))
-            self.clocks_mhz.append(clock)
-            if self.limiter is not None:
-                self._observe(each_w, clock, speed)
-                clock = self._ceiling()
-
-    def _observe(self, each_w: float, clock: int, speed: float) -> None:
-        assert self.limiter is not None
-        reading = GpuPower(each_w, clock, CLOCKS_MHZ, None)
-        num = math.floor(self.done) if self.is_reported else 0
-        left_s = None if self.total is None else max(0.0, (self.total - self.done) * ITERATION_S / speed)
-        job = RampJob("job", tuple(f"GPU-{k}" for k in range(NUM_GPUS)), num, ITERATION_S if num else None, left_s)
-        self.limiter.observe(self.now_s, {f"GPU-{k}": reading for k in range(NUM_GPUS)}, [job])
-
-    def _ceiling(self) -> int:
-        assert self.limiter is not None
-        return self.limiter.ceilings.get("GPU-0", Ceiling(210 if not self.trace else None)).sm_clock_mhz or 1410
-
-    def steepest_w(self, since_s: float = 0.0, *, is_rise: bool = True) -> float:
-        """Return the largest rise, or fall, of the mean power from one second to the next."""
-        powers_w = [w for at_s, w in self.trace if at_s >= since_s]
-        n = round(1 / SAMPLE_S)
-        means_w = [sum(powers_w[k : k + n]) / n for k in range(len(powers_w) - n + 1)]
-        changes_w = [b - a for a, b in zip(means_w, means_w[n:], strict=False)]
-        return max(changes_w, default=0.0) if is_rise else max((-change for change in changes_w), default=0.0)
-
-    @property
-    def stage(self) -> RampStage:
-        """The stage of the job."""
-        assert self.limiter is not None
-        return self.limiter.jobs["job"].stage
-
-
-def _steady_after(begin_s: float) -> Callable[[float], float]:
-    return lambda now_s: 0.9 if now_s >= begin_s else 0.0
+from tests.support.ramped_host import (
+    CLOCKS_MHZ,
+    ITERATION_S,
+    NUM_GPUS,
+    RampedHost,
+    steady_after,
+    waiting_w,
+    working_w,
+)
 
 
 def _wave_of_pipeline(now_s: float) -> float:
@@ -103,19 +29,19 @@ def _wave_of_pipeline(now_s: float) -> float:
 
 @pytest.mark.parametrize("ramp_w_per_s", [60.0, 150.0, 400.0])
 def test_the_start_of_a_job_rises_no_faster_than_asked(ramp_w_per_s: float) -> None:
-    host = Host(RampLimiter(ramp_w_per_s), _steady_after(5.0))
+    host = RampedHost(RampLimiter(ramp_w_per_s), steady_after(5.0))
     host.run(10.0 + 3000 / ramp_w_per_s + 60)
     assert host.stage is RampStage.FREE
     assert host.clocks_mhz[-1] == 1410
     least_w = NUM_GPUS * (0.9 * working_w(210) + 0.1 * waiting_w(210) - waiting_w(210))
     assert host.steepest_w() <= max(ramp_w_per_s, least_w) * 1.05
-    full = Host(None, _steady_after(5.0))
+    full = RampedHost(None, steady_after(5.0))
     full.run(20.0)
     assert full.steepest_w() > 1200, "without the limit it is a step"
 
 
 def test_a_ramp_takes_no_more_than_a_few_times_what_it_must() -> None:
-    host = Host(RampLimiter(150.0), _steady_after(5.0))
+    host = RampedHost(RampLimiter(150.0), steady_after(5.0))
     host.run(60.0)
     reached_s = next(at_s for (at_s, _), mhz in zip(host.trace, host.clocks_mhz, strict=True) if mhz == 1410)
     must_s = NUM_GPUS * 0.9 * (working_w(1410) - working_w(210)) / 150.0
@@ -125,7 +51,9 @@ def test_a_ramp_takes_no_more_than_a_few_times_what_it_must() -> None:
 @pytest.mark.parametrize("stall_s", [4.0, 12.0, 40.0])
 @pytest.mark.parametrize("is_reported", [True, False])
 def test_work_that_comes_back_after_a_stall_or_checkpoint_rises_no_faster(stall_s: float, *, is_reported: bool) -> None:
-    host = Host(RampLimiter(200.0), lambda now_s: 0.9 if 5 <= now_s < 80 or now_s >= 80 + stall_s else 0.0, is_reported)
+    host = RampedHost(
+        RampLimiter(200.0), lambda now_s: 0.9 if 5 <= now_s < 80 or now_s >= 80 + stall_s else 0.0, is_reported
+    )
     host.run(81.0)
     assert host.stage is RampStage.FREE
     host.run(stall_s + 60)
@@ -151,17 +79,17 @@ def test_work_that_comes_and_goes_never_rises_faster_once_it_has_rested(
         place = bisect_right(until, now_s) - 1
         return parts[place // 2][2] if 0 <= place < 2 * len(parts) and place % 2 else 0.0
 
-    host = Host(RampLimiter(ramp_w_per_s), load, is_reported)
+    host = RampedHost(RampLimiter(ramp_w_per_s), load, is_reported)
     host.run(until[-1] + 1)
     begins_s = [until[2 * k + 1] for k, (pause_s, _, _) in enumerate(parts) if pause_s > 2 * ITERATION_S + 2.5]
     for begin_s in begins_s:
         rise = [(at_s, w) for at_s, w in host.trace if begin_s - 2 <= at_s <= begin_s + 0.3 + 2]
-        part = Host(None, load, trace=rise)
+        part = RampedHost(None, load, trace=rise)
         assert part.steepest_w() <= ramp_w_per_s * 1.05
 
 
 def test_the_wave_of_a_pipeline_and_an_evaluation_are_no_rest() -> None:
-    host = Host(RampLimiter(200.0), _wave_of_pipeline)
+    host = RampedHost(RampLimiter(200.0), _wave_of_pipeline)
     host.run(60.0)
     assert host.stage is RampStage.FREE
     host.run(60.0)
@@ -172,7 +100,7 @@ def test_the_wave_of_a_pipeline_and_an_evaluation_are_no_rest() -> None:
 
 
 def test_a_plan_that_draws_far_less_is_no_rest_while_iterations_are_reported() -> None:
-    host = Host(RampLimiter(200.0), _steady_after(5.0))
+    host = RampedHost(RampLimiter(200.0), steady_after(5.0))
     host.run(60.0)
     assert host.stage is RampStage.FREE
     host.load = lambda _: 0.05
@@ -184,12 +112,12 @@ def test_a_plan_that_draws_far_less_is_no_rest_while_iterations_are_reported() -
 
 
 def test_a_job_of_known_length_is_lowered_before_its_end() -> None:
-    host = Host(RampLimiter(200.0), _steady_after(5.0), total=60)
+    host = RampedHost(RampLimiter(200.0), steady_after(5.0), total=60)
     host.run(200.0)
     assert host.done >= 60
     ended_s = next(at_s for at_s, power_w in host.trace if at_s > 60 and power_w < NUM_GPUS * 53)
     assert host.steepest_w(40.0, is_rise=False) <= 200.0 * 1.05
-    unlimited = Host(None, _steady_after(5.0), total=60)
+    unlimited = RampedHost(None, steady_after(5.0), total=60)
     unlimited.run(200.0)
     assert unlimited.steepest_w(40.0, is_rise=False) > 1200
     first_s = next(at_s for at_s, power_w in unlimited.trace if at_s > 60 and power_w < NUM_GPUS * 53)
@@ -197,7 +125,7 @@ def test_a_job_of_known_length_is_lowered_before_its_end() -> None:
 
 
 def test_a_job_that_goes_on_beyond_its_announced_end_is_raised_again() -> None:
-    host = Host(RampLimiter(200.0), _steady_after(5.0), total=40)
+    host = RampedHost(RampLimiter(200.0), steady_after(5.0), total=40)
     host.run(70.0)
     assert host.stage is RampStage.ENDING
     host.total = None
