@@ -47,7 +47,7 @@ def test_measured_seconds_under_the_plan_are_reported_and_incomplete_ones_left_o
     assert text == "Measured, means of seconds: 500 W to 1000 W, at most 300 W from one second to the next."
 
 
-def test_nothing_is_said_of_what_is_unknown() -> None:
+def test_what_is_unknown_is_left_out() -> None:
     assert swing_text(None, (), num_gpus=2) == ""
     assert swing_text(None, [_second(k, 0, 100.0) for k in range(3)], num_gpus=1) == ""
     assert swing_text(_plan((SwingFigure.PEAK, 5.0)), [_second(0, 0, 100.0)], num_gpus=1) == ""
