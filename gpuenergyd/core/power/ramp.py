@@ -274,7 +274,7 @@ def _lowest_ratio(job: RampJob, readings: Mapping[str, GpuPower]) -> float:
 
 def _next_ratio(job: RampJob, readings: Mapping[str, GpuPower], ratio: float, *, is_rising: bool) -> float | None:
     """Return the next clock up or down, relative to the highest, of the GPU with the fewest; None beyond the last."""
-    clocks_mhz = min(_clocks_mhz(job, readings), key=len, default=())
+    clocks_mhz: tuple[int, ...] = min(_clocks_mhz(job, readings), key=len, default=(1,))
     ratios = [mhz / clocks_mhz[0] for mhz in clocks_mhz]
     if is_rising:
         return min((own for own in ratios if own > ratio * (1 + _SAME_RATIO)), default=None)
