@@ -13,8 +13,8 @@ from benchmarks.report.runs import RUNS
 SECTIONS = Path(__file__).with_name("sections")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "benchmarks.md"
 SECTION_ORDER = (
-    "introduction", "worlds", "planner", "orders", "power-cap", "power-budget", "grid-event", "reorder", "emulation",
-    "profiling",
+    "introduction", "worlds", "planner", "orders", "power-cap", "power-budget", "grid-event", "swing", "reorder",
+    "emulation", "profiling",
     "learning", "past-jobs", "cost", "advice", "client", "schedules", "restores", "sampling", "run-ahead",
     "captured", "slow-reads", "call-price", "latency-tails", "everything-unkind", "hanging-call", "carbon",
     "store", "fleet", "load", "two-hosts", "layouts", "plain-loops", "stragglers", "large-job", "demo",

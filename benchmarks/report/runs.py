@@ -63,6 +63,8 @@ RUNS = (
         data=("instances",)),
     Run("orders", "orders.py", _args("--json"), _args("--short --json"), 330, 1500, Kind.COMPUTED, is_usual=False,
         data=("profiles",)),
+    Run("swing", "swing.py", _args("--json"), _args("--short --json"), 120, 1800, Kind.COMPUTED, is_usual=False,
+        data=("profiles", "instances")),
     Run("power-cap", "power_cap.py", _args("--json"), _args("--short --json"), 110, 900, Kind.COMPUTED, is_usual=False,
         data=("profiles", "instances")),
     Run("power-budget", "power_budget.py", _args("--hosts 12 --seed 1 --json"), _args("--hosts 1 --json"), 240, 1800,

@@ -22,6 +22,7 @@ from gpuenergyd.report.charts.timeline import clock_scale, timelines_svg
 from gpuenergyd.report.groups import EnergyQuery, groups_by_day
 from gpuenergyd.report.headline import Tile, evidence, headline, tiles
 from gpuenergyd.report.job import JobReport, before_and_after, plan_in_force
+from gpuenergyd.report.swing import swing_text
 from gpuenergyd.report.totals import saved_total
 from gpuenergyd.store import History
 
@@ -66,6 +67,8 @@ class JobSection:
     has_frontier: bool
     power: Chart
     has_baseline_power: bool
+    swing: str
+    """How much power swings; empty if unknown."""
     intensity: Chart
 
 
@@ -170,6 +173,7 @@ def _section(history: History, report: JobReport) -> JobSection:
         intensity=_intensity(history, report),
         power=_chart(power),
         has_baseline_power=baseline_w is not None,
+        swing=swing_text(plan, seconds, num_gpus=len(job.gpu_uuids)),
     )
 
 

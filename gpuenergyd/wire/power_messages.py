@@ -87,3 +87,21 @@ class PowerBudgetState:
     share_w: float | None = None
     speed: float | None = None
     curve: tuple[PowerPointState, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SwingState:
+    """How much the measured power of all GPUs of a host has swung.
+
+    `swing_rms_w` is the RMS of the wave from 0.1 Hz to `highest_hz`, half the rate of readings or 20 Hz, and
+    `band_energy_w2` its square; `ramp_w_per_s` is the largest difference of the means of two successive seconds.
+    """
+
+    window_s: float
+    highest_hz: float
+    peak_w: float
+    trough_w: float
+    mean_w: float
+    ramp_w_per_s: float
+    band_energy_w2: float
+    swing_rms_w: float

@@ -14,6 +14,7 @@ from gpuenergyd.cli.plan.export import export_profile
 from gpuenergyd.cli.plan.inputs import PlanInput, load_planner, plan_input
 from gpuenergyd.cli.plan.printing import print_plan
 from gpuenergyd.cli.plan.running_job import running_job_input
+from gpuenergyd.cli.plan.swing import swing_figures
 from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.core.pipeline.graph import Schedule
 from gpuenergyd.core.policy_api.policy import OfflinePlan, PowerFigures, SwitchingFigures, WaitingFigures
@@ -56,6 +57,7 @@ def plan(  # noqa: PLR0913  each option is a parameter
     waiting_power: options.WaitingPowerOption = None,
     power_cap_w: options.PowerCapOption = None,
     window_s: options.WindowOption = None,
+    flattest: options.FlattestOption = False,
     communication_latency_s: options.LatencyOption = None,
     input_gradient_share: options.InputShareOption = None,
     split_overhead: options.SplitOverheadOption = None,
@@ -79,6 +81,7 @@ def plan(  # noqa: PLR0913  each option is a parameter
         gpuenergyd plan profile.csv --microbatches 32 --schedule auto --memory-limit-microbatches 8
         gpuenergyd plan profile.csv --order order.csv
         gpuenergyd plan profile.csv --microbatches 8 --power-cap-w 2000
+        gpuenergyd plan profile.csv --microbatches 8 --flattest
         gpuenergyd plan instance.json --frontier
         gpuenergyd plan --job gpt --max-slowdown 0.05
         gpuenergyd plan --job gpt --export profile.csv
@@ -103,6 +106,7 @@ def plan(  # noqa: PLR0913  each option is a parameter
         waiting_power=waiting_power,
         power_cap_w=power_cap_w,
         window_s=window_s,
+        is_flattest=flattest,
         communication_latency_s=communication_latency_s,
         input_gradient_share=input_gradient_share,
         split_overhead=split_overhead,
@@ -191,6 +195,8 @@ def plan_figures(given: PlanInput, planned: OfflinePlan) -> dict[str, Any]:
         figures["waiting"] = _waiting_figures(planned.waiting, baseline_j)
     if planned.power is not None:
         figures |= _power_figures(planned.power, planned.baseline_time_s)
+    if planned.swing is not None:
+        figures["swing"] = swing_figures(planned.swing)
     if planned.switching is not None:
         figures["switching"] = _switching_figures(planned.switching, charged, baseline_j, planned.baseline_time_s)
     return figures

@@ -112,6 +112,7 @@ def plan_input(path: Path, options: PlanOptions, content: PlannerInstance | None
             reference_graph=baseline_graph,
             order_limits=chosen_limits,
             power_cap=None if options.power_cap_w is None else PowerCap(options.power_cap_w, options.window_s or 0.0),
+            is_flattest=options.is_flattest,
         ),
         schedule,
         notes,
@@ -133,6 +134,7 @@ def _check_numbers(options: PlanOptions) -> None:
     if options.max_switches is not None and options.max_switches < 1:
         raise UsageError(f"--max-switches {options.max_switches}: must be at least 1")
     _check_power_cap(options)
+    _check_flattest(options)
 
 
 def _check_power_cap(options: PlanOptions) -> None:
@@ -161,6 +163,19 @@ def _check_power_cap(options: PlanOptions) -> None:
     ):
         if value:
             raise UsageError(f"{option}: not planned under a power cap; leave it or --power-cap-w out")
+
+
+def _check_flattest(options: PlanOptions) -> None:
+    """Raise UsageError for options whose plans are not made of clocks alone, or whose time is not chosen."""
+    for option, value in (
+        ("--power-cap-w", options.power_cap_w is not None),
+        ("--straggler-time-s", options.straggler_time_s is not None),
+        ("--max-switches", options.max_switches is not None),
+        ("--switch-latency-s", options.switch_latency_s > 0),
+        ("--waiting-power", options.waiting_power is not None),
+    ):
+        if value and options.is_flattest:
+            raise UsageError(f"{option}: not together with --flattest; leave one of them out")
 
 
 def _check_waiting_power(path: Path, content: PlannerInstance | ProfileTable, options: PlanOptions) -> None:

@@ -97,6 +97,14 @@ WindowOption = Annotated[
         help="With --power-cap-w: cap the mean power of windows this long instead.",
     ),
 ]
+FlattestOption = Annotated[
+    bool,
+    typer.Option(
+        "--flattest",
+        help="Of the plans that take as long and need at most 0.2 % more energy, choose one whose power swings less"
+        " from 0.1 to 20 Hz.",
+    ),
+]
 LatencyOption = Annotated[float | None, typer.Option(metavar="S", help="Latency between stages in seconds.")]
 PolicyOption = Annotated[str, typer.Option(metavar="NAME", help="Policy whose planner to use.")]
 

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from gpuenergyd.cli.output import people_console
 from gpuenergyd.cli.plan.inputs import PlanInput
+from gpuenergyd.cli.plan.swing import swing_lines
 from gpuenergyd.cli.plan.tables import AUTO_SCHEDULE
 from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.policy_api.policy import FrontierPoint
@@ -25,7 +26,8 @@ def print_plan(given: PlanInput, figures: dict[str, Any]) -> None:
         f" {figures['num_microbatches']} microbatches" + (f", extra in flight {extra}" if any(extra) else "")
     )
     console.print(_summary_table(figures))
-    for line in (*_order_lines(figures), *_waiting_lines(figures), *_power_lines(figures), *_job_lines(figures)):
+    power_lines = (*_power_lines(figures), *swing_lines(figures))
+    for line in (*_order_lines(figures), *_waiting_lines(figures), *power_lines, *_job_lines(figures)):
         console.print(line)
     console.print(_clocks_table(figures["clocks"]))
     if figures["frontier"]:

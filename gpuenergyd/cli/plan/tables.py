@@ -49,6 +49,7 @@ class PlanOptions:
     waiting_power: str | None = None
     power_cap_w: float | None = None
     window_s: float | None = None
+    is_flattest: bool = False
     communication_latency_s: float | None = None
     input_gradient_share: float | None = None
     split_overhead: float | None = None

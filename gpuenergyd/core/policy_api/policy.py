@@ -16,6 +16,7 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.fitted import FittedPipeline
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, InstructionKind, Schedule
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPurpose
+from gpuenergyd.core.pipeline.power_swing import PlannedSwing
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.reorder import OrderAdvice, RankMemory
 from gpuenergyd.core.pipeline.switching import SwitchLatency, constant_latency
@@ -194,6 +195,9 @@ class JobView:
     num_dp_ranks: int = 1
     """Processes of a plain loop that end each iteration together, so that each one's times contain the clocks of the
     others; each one is a job of its own. 1 for pipelines."""
+    is_flattest: bool = False
+    """Whether of plans of nearly the least energy the one whose power swings least is wanted; set by a policy itself,
+    from its options."""
     reorder: ReorderView = field(default_factory=ReorderView)
     """Whether plans may bring orders of their own, and what memory there is for them."""
 
@@ -268,6 +272,8 @@ class OfflineRequest:
     """If not empty, the planner chooses the order too, with at most so many microbatches held on each rank."""
     power_cap: PowerCap | None = None
     """If given, the plan is the fastest that needs no more power, whatever the target."""
+    is_flattest: bool = False
+    """Whether of the plans of nearly the least energy the one whose power swings least is wanted."""
 
     @property
     def baseline_graph(self) -> DependencyGraph:
@@ -409,6 +415,8 @@ class OfflinePlan:
     """None if waiting costs the same at all clocks."""
     power: PowerFigures | None = None
     """None without a power cap."""
+    swing: PlannedSwing | None = None
+    """How much the power of all GPUs swings; None if the planner does not compute it."""
     any_order_bound_j: float | None = None
     """Proven lower bound over any order within the memory limits; None if not computed or out of reach. Waiting is
     charged to the end of each plan, or until the straggler."""

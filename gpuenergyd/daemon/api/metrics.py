@@ -46,6 +46,10 @@ _JOB_GAUGES = (
     ("extrinsic_saving_ratio", "extrinsic_saving_ratio", "Measured energy saving from following a slower replica."),
     ("max_slowdown_ratio", "max_slowdown_ratio", "Permitted slowdown against the baseline."),
     ("predicted_saving_ratio", "predicted_saving_ratio", "Predicted energy saving in observe mode."),
+    ("predicted_peak_w", "predicted_peak_power_watts", "Highest predicted power of the job's GPUs in an iteration."),
+    ("predicted_trough_w", "predicted_trough_power_watts", "Lowest predicted power of the job's GPUs in an iteration."),
+    ("predicted_ramp_w_per_s", "predicted_ramp_watts_per_second", "Largest predicted change from second to second."),
+    ("predicted_swing_rms_w", "predicted_swing_rms_watts", "Predicted RMS of the GPUs' power from 0.1 to 20 Hz."),
     ("last_report_age_s", "last_report_age_seconds", "Time since the last report of any rank."),
 )
 _JOB_CARBON_GAUGES = (
@@ -69,6 +73,12 @@ _POWER_GAUGES = (
     ("power_budget_w", "power_budget_watts", "Power budget of this host; absent without one."),
     ("measured_w", "power_measured_watts", "Power of this host as its budget counts it; absent without a budget."),
     ("predicted_w", "power_predicted_watts", "Power predicted for the plans in force; absent without a budget."),
+)
+_SWING_GAUGES = (
+    ("peak_w", "power_peak_watts", "Highest power of all GPUs in the last minute, as sampled."),
+    ("trough_w", "power_trough_watts", "Lowest power of all GPUs in the last minute, as sampled."),
+    ("ramp_w_per_s", "power_ramp_watts_per_second", "Largest change of mean power from one second to the next."),
+    ("swing_rms_w", "power_swing_rms_watts", "RMS of the power of all GPUs from 0.1 Hz to half the sampling rate."),
 )
 _POWER_COUNTERS = (
     ("num_cuts", "power_cuts", "Times that clocks were lowered at once, because of measured power."),
@@ -113,6 +123,7 @@ class StatusCollector(Collector):
         yield from self._jobs()
         yield from self._grid()
         yield from self._power()
+        yield from self._swing()
 
     def _gpus(self) -> Iterator[Metric]:
         labels = ["gpu_uuid", "index", "model_name"]
@@ -155,6 +166,14 @@ class StatusCollector(Collector):
             yield gauge
         for key, name, text in _POWER_COUNTERS:
             yield CounterMetricFamily(f"gpuenergyd_{name}", text, value=power[key])
+
+    def _swing(self) -> Iterator[Metric]:
+        swing = self._status.get("swing") or {}
+        for key, name, text in _SWING_GAUGES:
+            gauge = GaugeMetricFamily(f"gpuenergyd_{name}", text)
+            if key in swing:
+                gauge.add_metric([], swing[key])
+            yield gauge
 
     def _grid(self) -> Iterator[Metric]:
         grid = self._status.get("carbon")

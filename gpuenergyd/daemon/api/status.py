@@ -13,6 +13,7 @@ from gpuenergyd.core.job.measurements.savings import Interval, SavingEstimate, s
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.outcome import expectation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.pipeline.power_swing import SwingFigure
 from gpuenergyd.core.pipeline.reorder import OrderAdvice, order_name
 from gpuenergyd.core.pipeline.switching import SwitchCalibration
 from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
@@ -24,6 +25,7 @@ from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.manual_leases.leases import ManualLease, ManualLeases
 from gpuenergyd.daemon.ports import RunningJob
 from gpuenergyd.daemon.power.service import PowerService
+from gpuenergyd.daemon.power.state import swing_state
 from gpuenergyd.daemon.processes.gpu_worker import GpuWorker
 from gpuenergyd.daemon.processes.policy_client import PolicyClient
 from gpuenergyd.daemon.registration import option_source
@@ -97,6 +99,7 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
         "ended_jobs": [_ended_job(ended) for ended in reversed(daemon.jobs.ended)],
         **_total_saved_power(daemon.jobs),
         "power": asdict(daemon.power.state()),
+        "swing": None if (swing := swing_state(daemon.power.swings.meter)) is None else asdict(swing),
         "carbon": daemon.carbon.status() if daemon.carbon is not None else None,
         "clock_requests": {
             "num_stale": daemon.jobs.clock_requests.num_stale,
@@ -254,6 +257,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "plan_purpose": plan.purpose,
         "plan_reason": plan.reason,
         "order": order_name(plan.orders) if plan.orders else None,
+        **{figure.value: plan.figure(figure) for figure in SwingFigure},
         **_order_advice(job.knowledge.reordering.advice),
         "num_baseline_iterations": job.knowledge.num_iterations_for[PlanPurpose.BASELINE],
         "num_tuned_iterations": job.knowledge.num_iterations_for[PlanPurpose.TUNED],

@@ -17,22 +17,24 @@ from gpuenergyd.core.policy_api.power import PowerDecision, PowerJobView, PowerV
 from gpuenergyd.core.power.backstop import Backstop, Ceiling, GpuPower
 from gpuenergyd.core.power.budget import PowerBudget, budget_in_force
 from gpuenergyd.core.power.control import Division, PowerControl
-from gpuenergyd.daemon.gpus.inventory import Gpu, Gpus
+from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.jobs.audit_log import DAEMON
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.periodic import Periodic
 from gpuenergyd.daemon.ports import HistoryPort, PowerPort
 from gpuenergyd.daemon.power.capped_worker import CappedWorker
 from gpuenergyd.daemon.power.job_views import job_views
+from gpuenergyd.daemon.power.readings import OLD_READING_S, gpu_power
 from gpuenergyd.daemon.power.requested import RequestFile, requested_budget
 from gpuenergyd.daemon.power.schedule_file import ScheduleFile
 from gpuenergyd.daemon.power.shares import JobShares
 from gpuenergyd.daemon.power.state import budget_state, budget_text
+from gpuenergyd.daemon.power.swings import HostSwings
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.processes.power_queries import PowerQuery
 from gpuenergyd.daemon.settings import Mode, Settings
 from gpuenergyd.errors import JobError
-from gpuenergyd.gpu.link.messages import GpuHealth, GpuSample
+from gpuenergyd.gpu.link.messages import GpuSample
 from gpuenergyd.store.records import ControlEventRecord
 from gpuenergyd.wire.power_messages import PowerBudgetRequest, PowerBudgetState
 
@@ -41,7 +43,6 @@ log = logging.getLogger(__name__)
 _PERIOD_S = 0.25
 _REFRESH_S = 10.0
 """Time after which a budget is divided again although nothing has changed: frontiers are learned."""
-_OLD_READING_S = 2.0
 _SMOOTHING = 0.1
 """Weight of a new reading in the mean power of GPUs without a job."""
 _OTHER_STEP_RATIO = 0.01
@@ -68,6 +69,7 @@ class PowerService:
         self._requested = self._file.read()
         self._save_trouble: str | None = None
         self._control = PowerControl()
+        self.swings = HostSwings(settings, jobs, history.write)
         self._shares = JobShares(jobs)
         self._other_w: float | None = None
         self._decided_for: Hashable = None
@@ -108,7 +110,9 @@ class PowerService:
         return self.state()
 
     def handle_samples(self, samples: Sequence[GpuSample]) -> None:
-        """Compare the power of the host with its budget."""
+        """Take note of the power of all GPUs, and compare that of the host with its budget."""
+        if samples:
+            self._observe_swings(max(sample.read_mono_ns for sample in samples) / 1e9)
         if samples and (self.budget is not None or self._backstop.is_cutting):
             self._observe(max(sample.read_mono_ns for sample in samples) / 1e9)
 
@@ -122,7 +126,7 @@ class PowerService:
             self._shares.clear("no power budget any more")
             return
         newest_s = max((g.sample.read_mono_ns / 1e9 for g in self._gpus if g.sample is not None), default=0.0)
-        if time.monotonic() - newest_s > _OLD_READING_S:
+        if time.monotonic() - newest_s > OLD_READING_S:
             self._observe(time.monotonic())
         self._control.learn(time.monotonic(), self.budget.budget_w, fits=self._plans_fit)
         self._decide_soon()
@@ -148,7 +152,7 @@ class PowerService:
         self._smooth_other_power()
         has_changed = self._control.observe(
             now_s,
-            {gpu.identity.gpu_uuid: self._reading(gpu, now_s) for gpu in self._gpus},
+            self._readings(now_s),
             budget_w=self.budget.budget_w if self.budget is not None else None,
             host_power_w=self._settings.carbon_host_power_w,
             fits=self._plans_fit,
@@ -156,6 +160,19 @@ class PowerService:
         if has_changed:
             self._set_ceilings()
             self._report_cut(was_cutting=was_cutting)
+
+    def _observe_swings(self, now_s: float) -> None:
+        """Measure the power of all GPUs, and limit its ramps."""
+        samples = [gpu.sample for gpu in self._gpus]
+        known_w = [s.power_w for s in samples if s is not None and s.power_w is not None and _is_recent(s, now_s)]
+        self.swings.meter.observe(now_s, sum(known_w) if samples and len(known_w) == len(samples) else None)
+        if self.swings.is_limiting and self.swings.limit(now_s, self._readings(now_s)):
+            self._set_ceilings()
+            self._notify_jobs()
+
+    def _readings(self, now_s: float) -> dict[str, GpuPower]:
+        levers = self._settings.levers
+        return {gpu.identity.gpu_uuid: gpu_power(gpu, now_s, levers) for gpu in self._gpus}
 
     def _report_cut(self, *, was_cutting: bool) -> None:
         """Notify the jobs, and the audit log where a cut begins or ends."""
@@ -171,13 +188,19 @@ class PowerService:
     def _notify_jobs(self) -> None:
         """Notify each job of whether its GPUs are lowered beyond its plan."""
         for runner in self._jobs:
-            is_cut = any(uuid in self._backstop.ceilings for uuid in runner.job.ranks.gpu_uuids)
+            is_cut = any(
+                uuid in self._backstop.ceilings or uuid in self.swings.ceilings for uuid in runner.job.ranks.gpu_uuids
+            )
             if is_cut != runner.job.control.cut.is_cut and not runner.job.is_ended:
                 runner.handle(PowerCutChanged(is_cut))
 
     def _set_ceilings(self) -> None:
-        """Set the lower of what the backstop and what the shares of jobs permit."""
+        """Set the lowest of what the backstop, the limit of ramps and the shares of jobs permit."""
         ceilings = dict(self._backstop.ceilings)
+        for uuid, ramp in self.swings.ceilings.items():
+            own = ceilings.get(uuid, Ceiling())
+            lower_mhz = min(mhz for mhz in (own.sm_clock_mhz, ramp.sm_clock_mhz) if mhz is not None)
+            ceilings[uuid] = Ceiling(lower_mhz, own.power_limit_w)
         for uuid, limit_w in self._shares.limits_w.items() if self.budget is not None else ():
             own = ceilings.get(uuid, Ceiling())
             lower_w = limit_w if own.power_limit_w is None else min(limit_w, own.power_limit_w)
@@ -193,18 +216,6 @@ class PowerService:
         """Whether all jobs follow their shares, whose predicted power is within the budget."""
         budget_w = self.budget.budget_w if self.budget is not None else None
         return self._control.fits(budget_w, self._occasion(), are_followed=self._shares.are_followed)
-
-    def _reading(self, gpu: Gpu, now_s: float) -> GpuPower:
-        sample, levers = gpu.sample, self._settings.levers
-        is_recent = sample is not None and now_s - sample.read_mono_ns / 1e9 <= _OLD_READING_S
-        return GpuPower(
-            power_w=sample.power_w if sample is not None and is_recent else None,
-            sm_clock_mhz=sample.sm_clock_mhz if sample is not None else None,
-            supported_sm_clocks_mhz=gpu.identity.supported_sm_clocks_mhz,
-            power_limit_range_w=gpu.view().power_limit_range_w if Lever.POWER_LIMITS in levers else None,
-            can_change=gpu.health is GpuHealth.OK,
-            can_set_clocks=Lever.CLOCKS in levers,
-        )
 
     def _smooth_other_power(self) -> None:
         """Follow the power of GPUs without a job: up at once, down slowly, and not while they are cut."""
@@ -291,6 +302,10 @@ class PowerService:
 
     def _record(self, actor: str, reason: str, before: str, after: str) -> None:
         self._history.write(ControlEventRecord(_now(), "power-budget", actor, None, None, reason, before, after))
+
+
+def _is_recent(sample: GpuSample, now_s: float) -> bool:
+    return now_s - sample.read_mono_ns / 1e9 <= OLD_READING_S
 
 
 def _now() -> datetime:

@@ -1,10 +1,11 @@
-"""The state of the power budget, as `GET /v1/power-budget` and the status show it."""
+"""The state of the power budget and of swings, as `GET /v1/power-budget` and the status show them."""
 
+from gpuenergyd.core.measurement.swing_meter import WINDOW_S, SwingMeter
 from gpuenergyd.core.power.budget import PowerBudget
 from gpuenergyd.core.power.control import PowerControl
 from gpuenergyd.daemon.power.shares import JobShares
 from gpuenergyd.daemon.settings import Settings
-from gpuenergyd.wire.power_messages import PowerBudgetState, PowerPointState
+from gpuenergyd.wire.power_messages import PowerBudgetState, PowerPointState, SwingState
 
 
 def budget_state(
@@ -39,6 +40,23 @@ def budget_state(
             PowerPointState(point.power_w + max(0.0, control.trim.excess_w), point.speed)
             for point in (decision.curve if decision is not None else ())
         ),
+    )
+
+
+def swing_state(meter: SwingMeter) -> SwingState | None:
+    """Return how much the power of all GPUs has swung; None while that is unknown."""
+    figures = meter.figures()
+    if figures is None:
+        return None
+    return SwingState(
+        window_s=WINDOW_S,
+        highest_hz=meter.highest_hz,
+        peak_w=figures.peak_w,
+        trough_w=figures.trough_w,
+        mean_w=figures.mean_w,
+        ramp_w_per_s=figures.ramp_w_per_s,
+        band_energy_w2=figures.band_energy_w2,
+        swing_rms_w=figures.band_rms_w,
     )
 
 

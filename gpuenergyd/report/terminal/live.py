@@ -27,7 +27,7 @@ from gpuenergyd.report.formatting import (
     temperature_text,
     time_text,
 )
-from gpuenergyd.report.terminal.power import power_lines
+from gpuenergyd.report.terminal.power import power_lines, swing_lines
 from gpuenergyd.report.terminal.savings import result_text, saved_power_lines
 
 Status = Mapping[str, Any]
@@ -43,7 +43,7 @@ _BASIS_TEXTS = {"measured_earlier": "measured by an earlier daemon"}
 
 def status_view(status: Status) -> RenderableType:
     """Return the full view: health, watts saved now, power budget, carbon intensity, GPUs and jobs."""
-    grid = [*power_lines(status.get("power")), *grid_lines(status.get("carbon"))]
+    grid = [*power_lines(status.get("power")), *swing_lines(status.get("swing")), *grid_lines(status.get("carbon"))]
     saved, jobs = saved_power_lines(status), [*_jobs(status), *ended_job_lines(status)]
     gpus = [_gpus(status), *lease_lines(status), *_switching(status)]
     return Group(health_line(status), *saved, *grid, *gpus, *jobs)

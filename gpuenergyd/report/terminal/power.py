@@ -1,4 +1,4 @@
-"""The host's power budget in the status."""
+"""The host's power budget, and how much its power swings, in the status."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,3 +19,16 @@ def power_lines(power: Mapping[str, Any] | None) -> list[Text]:
     elif power["division"]:
         text += f"; {power['division']}"
     return [Text(text)]
+
+
+def swing_lines(swing: Mapping[str, Any] | None) -> list[Text]:
+    """Return how much the power of all GPUs has swung in the last minute; nothing while that is unknown."""
+    if swing is None:
+        return []
+    return [
+        Text(
+            f"last minute: {power_text(swing['trough_w'])} to {power_text(swing['peak_w'])}, ramps of up to"
+            f" {power_text(swing['ramp_w_per_s'])}/s, swings by {power_text(swing['swing_rms_w'])} RMS (0.1 to"
+            f" {swing['highest_hz']:g} Hz)"
+        )
+    ]

@@ -5,15 +5,19 @@ and one clock for the whole iteration costs no call. Of candidates of nearly the
 changes is taken: each change may be late, and changes on one host queue up.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.plan import ClockChange
+from gpuenergyd.core.pipeline.power_swing import band_energy_w2
+from gpuenergyd.core.pipeline.power_wave import PowerWave
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd_policies.bubble_aware.model import PipelineModel
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
+from gpuenergyd_policies.planning.capped.plan import wave_of
+from gpuenergyd_policies.planning.flat.plan import flat_plan
 from gpuenergyd_policies.planning.frontier import SolvedPlan, min_iteration_time_s, solve
 from gpuenergyd_policies.planning.large import TOO_LARGE
 from gpuenergyd_policies.planning.problem import Effort
@@ -57,6 +61,12 @@ class Candidate:
         )
 
 
+def wave_of_clocks(model: PipelineModel, clock_of: Mapping[Instruction, int]) -> PowerWave:
+    """Return the predicted power wave of all GPUs of a pipeline, each clock in effect in time."""
+    instructions, profile = model.graph.instructions, model.profile
+    return wave_of(model.graph, profile, [profile[i.instruction_class].at_clock(clock_of[i]) for i in instructions])
+
+
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """Candidates for one deadline: that of `solved`, which is the optimum without latencies, on the cautious profile.
@@ -70,9 +80,11 @@ class Candidates:
     solved: SolvedPlan
     lower_bound_j: float
     is_forced: bool
+    is_flattest: bool = False
+    """Whether of the candidates of nearly the least energy the one whose power swings least is wanted."""
 
     def best(self, max_segments: Sequence[int] | None = None) -> Candidate:
-        """Return the candidate with the fewest clock changes among those of nearly least energy.
+        """Return the candidate with the fewest clock changes, or the least swing, among those of nearly least energy.
 
         With `max_segments`, only plans with so many segments per rank and iteration are considered.
         """
@@ -91,6 +103,8 @@ class Candidates:
             for price_j, c in priced
             if price_j <= (1 + TUNING.fewer_switches_ratio) * least_j
         ]
+        if self.is_flattest:
+            return min(good, key=lambda own: (band_energy_w2(wave_of_clocks(self.model, own[2].clock_of)), *own[:2]))[2]
         return min(good, key=lambda own: own[:2])[2]
 
     def _price_j(self, candidate: Candidate) -> float:
@@ -103,8 +117,26 @@ class Candidates:
         unlimited = self._unlimited_on_time() if have_price else self._unlimited(self.solved)
         if unlimited is not None:
             yield self._candidate(*unlimited)
+        if self.is_flattest and (flat := self._flat()) is not None:
+            yield self._candidate(*flat)
         if len(self.model.graph.instructions) <= TOO_LARGE:  # else the search finds no plan in the time there is
             yield from self._segmented(TUNING.max_segments_of_priced_calls if have_price else TUNING.max_segments)
+
+    def _flat(self) -> tuple[dict[Instruction, int], _Changes] | None:
+        """Return the flattest clocks found in the solved plan's time; None if their changes would make them late."""
+        graph, deadline_s = self.model.graph, self.solved.iteration_time_s
+        if len(graph.instructions) > TOO_LARGE:
+            return None
+        flat = flat_plan(
+            graph,
+            self.cautious,
+            self.solved,
+            extra_energy_ratio=TUNING.flat_extra_ratio,
+            search_steps=TUNING.flat_search_steps,
+        )
+        clock_of, changes = self._unlimited(flat.as_solved(self.solved))
+        simulated = simulate_switching(graph, self.cautious, changes, latency=self.model.latencies)
+        return (clock_of, changes) if simulated.iteration_time_s <= (1 + _ON_TIME_RATIO) * deadline_s else None
 
     def _segmented(self, max_segments: Sequence[int]) -> Iterator[Candidate]:
         """Return plans with few segments, until one is as good as any plan with more could be."""

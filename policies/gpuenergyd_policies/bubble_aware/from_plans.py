@@ -28,8 +28,8 @@ from gpuenergyd_policies.profiling.prior.shown import prior_view
 class BubbleAwareFromPlans(BubbleAware):
     """Learns time and power curves from the iterations of its own plans, and plans on the exact frontier."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **options: str) -> None:
+        super().__init__(**options)
         self._summarized: set[str] = set()
         """Plans under whose iterations the curves were summarized; a new policy host does it once more."""
 

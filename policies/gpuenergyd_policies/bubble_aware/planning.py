@@ -18,9 +18,10 @@ from gpuenergyd.core.pipeline.plan import (
     RankClocks,
     baseline_plan,
 )
+from gpuenergyd.core.pipeline.power_swing import SwingFigure, swing_of
 from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile, with_waiting_power
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd_policies.bubble_aware.candidates import Candidate, Candidates
+from gpuenergyd_policies.bubble_aware.candidates import Candidate, Candidates, wave_of_clocks
 from gpuenergyd_policies.bubble_aware.model import PipelineModel, fitted_profile, model_of
 from gpuenergyd_policies.bubble_aware.tried_plans import new_or_tried
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
@@ -129,7 +130,14 @@ def plan_from_model(
     deadline_s = max(target_s - model.bias_s, min_iteration_time_s(model.graph, cautious))
     solved = solve(model.graph, cautious, deadline_s=deadline_s, forced=view.target.fills_time)
     bound = solve(model.graph, model.profile, deadline_s=deadline_s, forced=view.target.fills_time, effort=Effort.QUICK)
-    candidates = Candidates(model, cautious, solved, bound.lower_bound_j, is_forced=view.target.fills_time)
+    candidates = Candidates(
+        model,
+        cautious,
+        solved,
+        bound.lower_bound_j,
+        is_forced=view.target.fills_time,
+        is_flattest=view.is_flattest,
+    )
     chosen = candidates.best(max_segments)
     return ClockPlan(
         plan_id=view.plan_id(f"tuned-{number}"),
@@ -153,7 +161,21 @@ def plan_from_model(
             (Figure.TARGET, target_s / view.baseline.iteration_time_s),
             (Figure.CALL_STALL, model.calls.stall_s),
             (Figure.CLOCK_DELAY, model.calls.delay_s),
+            *_swing_figures(model, chosen),
         ),
+    )
+
+
+def _swing_figures(model: PipelineModel, chosen: Candidate) -> tuple[tuple[str, float], ...]:
+    """Return how much the power of the job's GPUs is predicted to swing; nothing for large pipelines."""
+    if len(model.graph.instructions) > TUNING.most_shown_waves:
+        return ()
+    swing = swing_of(wave_of_clocks(model, chosen.clock_of))
+    return (
+        (SwingFigure.PEAK, swing.peak_w),
+        (SwingFigure.TROUGH, swing.trough_w),
+        (SwingFigure.RAMP, swing.ramp_w_per_s),
+        (SwingFigure.BAND_RMS, swing.band_rms_w),
     )
 
 

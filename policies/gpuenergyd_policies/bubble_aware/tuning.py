@@ -40,6 +40,15 @@ class Tuning:
     fewer_switches_ratio: float = 0.002
     """Extra energy accepted for fewer clock changes: each may be late, and changes on one host queue up."""
 
+    flat_extra_ratio: float = 0.0015
+    """Extra energy of a flatter plan, without the price of its clock changes: with it, less than what is accepted for
+    fewer clock changes."""
+    flat_search_steps: int = 24_000_000 if IS_COMPILED else 100_000
+    """Steps of the search for a flatter plan in a running job: a quarter of a CPU second."""
+    most_shown_waves: int = 512
+    """Instructions of a pipeline up to which the swing of a plan is predicted: that takes some hundredths of a second.
+    """
+
     learned_caution_of_large: float = 0.5
     """Standard deviations of its times that a plan learned from plans keeps as margin in a large pipeline, where trying
     several would take too long."""

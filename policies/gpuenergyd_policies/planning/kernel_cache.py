@@ -11,6 +11,7 @@ from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, de
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd_policies.planning.capped.plan import CappedProblem
 from gpuenergyd_policies.planning.compiled import IS_COMPILED, cache_folder
+from gpuenergyd_policies.planning.flat.plan import flat_plan
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.large import LargePipeline
 from gpuenergyd_policies.planning.switching.segments import plan_segments
@@ -28,6 +29,7 @@ def compile_kernels() -> None:
     graph = dependency_graph(one_forward_one_backward(num_stages, 4))
     solved = solve(graph, profile, deadline_s=deadline_s)
     plan_segments(graph, profile, solved, deadline_s=deadline_s, max_segments=2, latency=latency_s)
+    flat_plan(graph, profile, solved, search_steps=100)
     long = dependency_graph(one_forward_one_backward(num_stages, 8 * num_stages))
     CappedProblem(graph, profile).plan(1.5 * num_stages * _OPTIONS[-1].energy_j / _OPTIONS[-1].time_s)
     LargePipeline.of(long, profile).prices(10 * deadline_s, forced=False, num_steps=1, begins_short=True)

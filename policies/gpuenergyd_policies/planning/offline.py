@@ -23,6 +23,7 @@ from gpuenergyd.core.policy_api.policy import (
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.capped.offline import plan_under_cap
 from gpuenergyd_policies.planning.compiled import COMPILE_CLOCK
+from gpuenergyd_policies.planning.flat.plan import flat_plan, planned_swing
 from gpuenergyd_policies.planning.frontier import SolvedPlan, frontier, solve, solve_with_frontier, warm_up
 from gpuenergyd_policies.planning.inflight import plan_inflight, requested_caps
 from gpuenergyd_policies.planning.large import TOO_LARGE
@@ -33,6 +34,9 @@ from gpuenergyd_policies.planning.switching.requests import clock_changes, naive
 from gpuenergyd_policies.planning.switching.segments import plan_segments
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 from gpuenergyd_policies.planning.switching.waits import lowered_waits, planned_waits
+
+_SOON_KNOWN = 512
+"""Instructions up to which the swing of every plan is computed: that takes a tenth of a second."""
 
 
 def plan_offline(request: OfflineRequest) -> OfflinePlan:
@@ -76,6 +80,8 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
         graph, extra_inflight, solved = _solved(request, deadline_s)
         if request.want_frontier:
             points = frontier(graph, request.profile, until_slowest=False).points
+    least_energy = solved
+    solved = _flattened(request, graph, least_energy)
     own = baseline(graph, full_profile)
     plan = OfflinePlan(
         orders=rank_orders(graph),
@@ -93,6 +99,7 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
         own_order_energy_j=own.energy_j,
         any_order_bound_j=any_order_bound_j,
         stage_of_chunk=() if schedule is None else schedule.stage_of_chunk,
+        swing=planned_swing(graph, full_profile, solved, least_energy) if _has_swing(request, graph, power) else None,
     )
     if request.max_switches is not None or request.switch_latency_s > 0:
         request = replace(request, profile=full_profile)
@@ -110,6 +117,17 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
     elif power is not None:
         plan = _with_waits(plan, graph, solved, full_profile, power)
     return _with_cpu_times(plan, began_cpu_s, compiled_before_s, warmed_up_s)
+
+
+def _flattened(request: OfflineRequest, graph: DependencyGraph, solved: SolvedPlan) -> SolvedPlan:
+    """Return the plan that swings least among those near the solved one, if that was asked for."""
+    return flat_plan(graph, request.profile, solved).as_solved(solved) if request.is_flattest else solved
+
+
+def _has_swing(request: OfflineRequest, graph: DependencyGraph, waiting: WaitingPower | None) -> bool:
+    """Return whether the power at every instant follows from the instructions' clocks, and is wanted or soon known."""
+    is_plain = request.max_switches is None and request.switch_latency_s == 0 and waiting is None
+    return is_plain and (request.is_flattest or len(graph.instructions) <= _SOON_KNOWN)
 
 
 def _with_cpu_times(plan: OfflinePlan, began_cpu_s: float, compiled_before_s: float, warmed_up_s: float) -> OfflinePlan:

@@ -128,5 +128,7 @@ def require_plain(request: OfflineRequest) -> None:
     """Raise UsageError if the request asks for an order or a power cap of a planner that knows neither."""
     if request.order_limits:
         raise UsageError("--schedule auto: only policy bubble-aware chooses the order")
+    if request.is_flattest:
+        raise UsageError("--flattest: only policy bubble-aware chooses plans by how much their power swings")
     if request.power_cap is not None:
         raise UsageError(f"--power-cap-w {request.power_cap.power_w:g}: only policy bubble-aware plans under a cap")

@@ -165,3 +165,15 @@ def test_planned_and_measured_switch_latencies_are_exported() -> None:
         ("raise", "50"): 0.005,
     }
     assert {s.labels["seen"]: s.value for s in counted} == {"true": 90, "false": 2}
+
+
+def test_swings_are_gauges_where_known() -> None:
+    swing = {"peak_w": 1551.0, "trough_w": 700.0, "ramp_w_per_s": 320.0, "swing_rms_w": 250.0}
+    found = samples({**STATUS, "swing": swing, "jobs": [{**JOB, "predicted_swing_rms_w": 240.0}]})
+
+    assert found["gpuenergyd_power_peak_watts", ""] == 1551.0
+    assert found["gpuenergyd_power_trough_watts", ""] == 700.0
+    assert found["gpuenergyd_power_ramp_watts_per_second", ""] == 320.0
+    assert found["gpuenergyd_power_swing_rms_watts", ""] == 250.0
+    assert found["gpuenergyd_job_predicted_swing_rms_watts", "j"] == 240.0
+    assert not [name for name, _ in samples({**STATUS, "swing": None}) if "swing" in name or "ramp" in name]

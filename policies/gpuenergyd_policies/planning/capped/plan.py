@@ -63,7 +63,7 @@ class CappedProblem:
 
     def __init__(self, graph: DependencyGraph, profile: PipelineProfile, *, search_steps: int = SEARCH_STEPS) -> None:
         self.graph, self.profile, self._search_steps = graph, profile, search_steps
-        by_class = {key: _fast_to_frugal(profile[key].options) for key in graph.classes}
+        by_class = {key: fast_to_frugal(profile[key].options) for key in graph.classes}
         self._options = [by_class[graph.classes[number]] for number in graph.class_of]
         self._nodes = _by_rank(graph)
         self._arrays = self._graph_arrays()
@@ -246,7 +246,7 @@ def _power_w(option: ClockOption) -> float:
     return option.energy_j / option.time_s
 
 
-def _fast_to_frugal(options: Sequence[ClockOption]) -> tuple[ClockOption, ...]:
+def fast_to_frugal(options: Sequence[ClockOption]) -> tuple[ClockOption, ...]:
     """Return the options that no other beats in both time and power, fastest first."""
     kept: list[ClockOption] = []
     for option in sorted(options, key=lambda o: (o.time_s, _power_w(o))):

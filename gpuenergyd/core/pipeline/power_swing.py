@@ -1,0 +1,153 @@
+"""How much the power of a host swings: peak, trough, ramp, and the energy of the wave from 0.1 to 20 Hz.
+
+Synchronous training makes the power of whole data centers swing with its iterations. Grids name 0.1 to 20 Hz as the
+critical frequencies, and limit ramps (arXiv 2508.14318, "Power Stabilization for AI Training Datacenters").
+
+The band energy is that of Parseval's theorem: the mean square, in watts squared, of the part of the wave in the band,
+so its square root is the RMS power of the swing. A periodic wave with Fourier coefficients c_k at k / T has the band
+energy 2 * sum of |c_k|^2 over the harmonics k / T in the band.
+"""
+
+import cmath
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import accumulate, pairwise
+
+from gpuenergyd.core.pipeline.power_wave import PowerWave
+
+LOWEST_HZ, HIGHEST_HZ = 0.1, 20.0
+"""The critical frequencies, both included."""
+RAMP_WINDOW_S = 1.0
+"""Ramps are between means over this time: without a mean, every step of a wave is an infinite ramp."""
+_SAME_RATIO = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class SwingFigures:
+    """How much a wave swings: highest and lowest power, steepest ramp either way, and energy in the critical band."""
+
+    peak_w: float
+    trough_w: float
+    mean_w: float
+    ramp_w_per_s: float
+    """Largest difference between the mean powers of two successive seconds."""
+    band_energy_w2: float
+    """Mean square of the wave from 0.1 to 20 Hz, in watts squared."""
+
+    @property
+    def band_rms_w(self) -> float:
+        """RMS power of the wave from 0.1 to 20 Hz."""
+        return math.sqrt(self.band_energy_w2)
+
+
+class SwingFigure(StrEnum):
+    """Names of the figures of a plan with the predicted swing of its job's GPUs."""
+
+    PEAK = "predicted_peak_w"
+    TROUGH = "predicted_trough_w"
+    RAMP = "predicted_ramp_w_per_s"
+    BAND_RMS = "predicted_swing_rms_w"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSwing:
+    """The swing of a plan, of full speed, and of the plan of least energy that a flatter one was made from."""
+
+    planned: SwingFigures
+    full_speed: SwingFigures
+    least_energy: SwingFigures
+
+
+def swing_of(wave: PowerWave) -> SwingFigures:
+    """Return how much a periodic wave swings."""
+    return SwingFigures(
+        peak_w=wave.peak_w,
+        trough_w=min(wave.powers_w, default=0.0),
+        mean_w=wave.mean_w,
+        ramp_w_per_s=steepest_ramp_w_per_s(wave, RAMP_WINDOW_S),
+        band_energy_w2=band_energy_w2(wave),
+    )
+
+
+def harmonics_in_band(period_s: float, low_hz: float = LOWEST_HZ, high_hz: float = HIGHEST_HZ) -> range:
+    """Return the harmonics of a period whose frequencies are in a band, limits included, without the mean."""
+    first = max(1, math.ceil(low_hz * period_s * (1 - _SAME_RATIO)))
+    return range(first, math.floor(high_hz * period_s * (1 + _SAME_RATIO)) + 1)
+
+
+def band_energy_w2(wave: PowerWave, low_hz: float = LOWEST_HZ, high_hz: float = HIGHEST_HZ) -> float:
+    """Return the energy of a periodic wave in a band of frequencies, in watts squared; exact, without sampling."""
+    period_s = wave.iteration_time_s
+    if period_s <= 0:
+        return 0.0
+    numbers = harmonics_in_band(period_s, low_hz, high_hz)
+    if not numbers:
+        return 0.0
+    sums = [0j] * len(numbers)
+    # A step function's coefficient is the sum over its steps of step * exp(-i w t) / (i w T).
+    powers_w = (wave.powers_w[-1], *wave.powers_w)
+    for at_s, (before_w, after_w) in zip(wave.times_s, pairwise(powers_w), strict=False):
+        turn = cmath.exp(-2j * math.pi * at_s / period_s)
+        now = (after_w - before_w) * turn ** numbers[0]
+        for k in range(len(sums)):
+            sums[k] += now
+            now *= turn
+    return math.fsum(abs(own) ** 2 / (2 * (math.pi * k) ** 2) for k, own in zip(numbers, sums, strict=True))
+
+
+def steepest_ramp_w_per_s(wave: PowerWave, window_s: float) -> float:
+    """Return the largest difference of the mean power of two successive windows of a periodic wave, by their length."""
+    period_s = wave.iteration_time_s
+    if period_s <= 0:
+        return 0.0
+    before_j = [0.0, *accumulate(w * (b - a) for w, (a, b) in zip(wave.powers_w, pairwise(wave.times_s), strict=True))]
+
+    def until_j(at_s: float) -> float:
+        whole, rest_s = divmod(at_s, period_s)
+        step = min(bisect_right(wave.times_s, rest_s), len(wave.powers_w)) - 1
+        return whole * before_j[-1] + before_j[step] + wave.powers_w[step] * (rest_s - wave.times_s[step])
+
+    # The difference is piecewise linear in time: it is largest where an end of either window meets a step.
+    meets_s = {time_s + shift_s for time_s in wave.times_s[:-1] for shift_s in (0.0, window_s, -window_s)}
+    steepest_j = max(abs(until_j(t + window_s) - 2 * until_j(t) + until_j(t - window_s)) for t in meets_s)
+    return steepest_j / window_s**2
+
+
+def swing_of_samples(powers_w: Sequence[float], period_s: float) -> SwingFigures | None:
+    """Return how much measured power swings; None if there are not even two slowest periods of the band.
+
+    Frequencies above half the sampling rate cannot be seen, and sensors average.
+
+    Args:
+        powers_w: means over successive periods of the same length.
+        period_s: that length, at least half the shortest period of the band.
+    """
+    n, length_s = len(powers_w), len(powers_w) * period_s
+    if n < 4 or length_s < 2 / LOWEST_HZ:
+        return None
+    mean_w = math.fsum(powers_w) / n
+    # Hann's window, whose squares have a mean of 1.5, keeps slow changes from leaking into the band.
+    tapered_w = [(w - mean_w) * (1 - math.cos(2 * math.pi * (k + 0.5) / n)) for k, w in enumerate(powers_w)]
+    energy_w2 = math.fsum(w * w for w in tapered_w) / n - (math.fsum(tapered_w) / n) ** 2
+    # All harmonics together have the mean square; those below the band are few.
+    for k in range(1, harmonics_in_band(length_s).start):
+        turn = cmath.exp(-2j * math.pi * k / n)
+        now, total = 1 + 0j, 0j
+        for w in tapered_w:
+            total += w * now
+            now *= turn
+        energy_w2 -= 2 * abs(total / n) ** 2
+    in_window = max(1, round(RAMP_WINDOW_S / period_s))
+    before_j = [0.0, *accumulate(powers_w)]
+    means_w = [(before_j[k + in_window] - before_j[k]) / in_window for k in range(n - in_window + 1)]
+    pairs = zip(means_w, means_w[in_window:], strict=False)
+    return SwingFigures(
+        peak_w=max(powers_w),
+        trough_w=min(powers_w),
+        mean_w=mean_w,
+        ramp_w_per_s=max((abs(b - a) for a, b in pairs), default=0.0) / (in_window * period_s),
+        band_energy_w2=max(0.0, energy_w2 / 1.5),
+    )

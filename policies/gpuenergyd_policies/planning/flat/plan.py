@@ -1,0 +1,182 @@
+"""The flattest plan found among those of nearly the least energy at equal time.
+
+Theory of operation. A plan sets clocks, and instructions begin as soon as they can, so a wave is flattened through
+clocks alone: which of two instructions uses the slack, and whether power is needed earlier or later. Local search
+starts from the plan of least energy and keeps its iteration time; moves change some clocks and are kept while the
+energy stays within a limit. Most of a pipeline's wave is left: its ranks wait at the begin and the end of an iteration
+whatever their clocks are, and to fill that gap costs energy.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gpuenergyd.core.pipeline.graph import DependencyGraph
+from gpuenergyd.core.pipeline.power_swing import PlannedSwing, band_energy_w2, harmonics_in_band, swing_of
+from gpuenergyd.core.pipeline.power_wave import PowerWave
+from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile
+from gpuenergyd_policies.planning.capped.plan import fast_to_frugal, wave_of
+from gpuenergyd_policies.planning.compiled import IS_COMPILED, floats, ints
+from gpuenergyd_policies.planning.flat.kernels import Band, FlatGraph, FlatLimits, FlatOptions, FlatState, flatten
+from gpuenergyd_policies.planning.frontier import SolvedPlan
+
+EXTRA_ENERGY_RATIO = 0.002
+"""Energy beyond the least that a flatter plan may need."""
+SEARCH_STEPS = 240_000_000 if IS_COMPILED else 600_000
+"""Instructions placed by the search for one plan: about three CPU seconds."""
+_MOST_MOVES = 3_000_000
+"""Moves of one search; small pipelines need no more."""
+_HEATS = (0.0005, 0.003, 0.02)
+"""Begins of the annealing, relative to the swing; the best of all is taken."""
+_MOST_HARMONICS = 160
+"""Harmonics that the search looks at: amplitudes fall with the frequency."""
+_SAME_RATIO = 1e-12
+_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FlatPlan:
+    """Clock options of every node with their power wave."""
+
+    options: tuple[ClockOption, ...]
+    wave: PowerWave
+
+    def as_solved(self, solved: SolvedPlan) -> SolvedPlan:
+        """Return this plan as one that a solver found for the same deadline, with the same bound."""
+        return replace(
+            solved,
+            sm_clocks_mhz=tuple(option.sm_clock_mhz for option in self.options),
+            durations_s=tuple(option.time_s for option in self.options),
+            energies_j=tuple(option.energy_j for option in self.options),
+            iteration_time_s=self.wave.iteration_time_s,
+            energy_j=self.wave.energy_j,
+        )
+
+
+def flat_plan(
+    graph: DependencyGraph,
+    profile: PipelineProfile,
+    solved: SolvedPlan,
+    *,
+    extra_energy_ratio: float = EXTRA_ENERGY_RATIO,
+    search_steps: int = SEARCH_STEPS,
+    seed: int = _SEED,
+) -> FlatPlan:
+    """Return the plan of least band energy found that takes as long as the solved one at most.
+
+    Args:
+        graph: the pipeline.
+        profile: its profile, with one power of waiting.
+        solved: the plan of least energy to begin with.
+        extra_energy_ratio: energy beyond that plan's that may be used.
+        search_steps: instructions placed by the search.
+        seed: of the search's random moves.
+    """
+    own = [
+        profile[instruction.instruction_class].at_clock(mhz)
+        for instruction, mhz in zip(graph.instructions, solved.sm_clocks_mhz, strict=True)
+    ]
+    first = FlatPlan(tuple(own), wave_of(graph, profile, own))
+    search = _Search(graph, profile, first)
+    limit_j = first.wave.energy_j * (1 + extra_energy_ratio)
+    found = [search.found(limit_j, search_steps // len(_HEATS), heat, seed) for heat in _HEATS]
+    possible = [
+        plan
+        for plan in found
+        if plan.wave.iteration_time_s <= first.wave.iteration_time_s * (1 + _SAME_RATIO)
+        and plan.wave.energy_j <= limit_j * (1 + _SAME_RATIO)
+    ]
+    return min((first, *possible), key=lambda plan: band_energy_w2(plan.wave))
+
+
+def planned_swing(
+    graph: DependencyGraph, profile: PipelineProfile, planned: SolvedPlan, least_energy: SolvedPlan
+) -> PlannedSwing:
+    """Return how much a plan swings, full speed, and the plan of least energy."""
+    full_speed = [profile[i.instruction_class].at_max_clock for i in graph.instructions]
+    waves = [_wave_of_solved(graph, profile, plan) for plan in (planned, least_energy)]
+    return PlannedSwing(swing_of(waves[0]), swing_of(wave_of(graph, profile, full_speed)), swing_of(waves[1]))
+
+
+def _wave_of_solved(graph: DependencyGraph, profile: PipelineProfile, solved: SolvedPlan) -> PowerWave:
+    options = [
+        ClockOption(mhz, time_s, energy_j)
+        for mhz, time_s, energy_j in zip(solved.sm_clocks_mhz, solved.durations_s, solved.energies_j, strict=True)
+    ]
+    return wave_of(graph, profile, options)
+
+
+class _Search:
+    """The arrays of one pipeline, in topological order, and searches from its plan of least energy."""
+
+    def __init__(self, graph: DependencyGraph, profile: PipelineProfile, first: FlatPlan) -> None:
+        self._graph, self._profile, self._first = graph, profile, first
+        self._nodes = list(graph.topological_order)
+        by_class = {key: fast_to_frugal(profile[key].options) for key in graph.classes}
+        self._options = [by_class[graph.instructions[v].instruction_class] for v in self._nodes]
+        self._choice = [_position(own, first.options[v]) for own, v in zip(self._options, self._nodes, strict=True)]
+        self._arrays = self._graph_arrays()
+        self._tables = self._option_arrays()
+        numbers = harmonics_in_band(first.wave.iteration_time_s)[:_MOST_HARMONICS]
+        self._band = Band(
+            numbers.start, floats([1 / (2 * (math.pi * number) ** 2) for number in numbers] or np.zeros(0))
+        )
+
+    def found(self, limit_j: float, search_steps: int, heat: float, seed: int) -> FlatPlan:
+        """Return the flattest plan of one search."""
+        n, period_s = len(self._nodes), self._first.wave.iteration_time_s
+        num_harmonics = len(self._band.weights)
+        num_moves = min(_MOST_MOVES, search_steps // max(1, n))
+        if num_harmonics == 0 or num_moves == 0:
+            return self._first
+        waiting_j = self._profile.blocking_power_w * self._graph.num_ranks * period_s
+        limits = FlatLimits(period=period_s, deadline=period_s * (1 + _SAME_RATIO), cost=limit_j - waiting_j)
+        state = FlatState(
+            choice=ints(self._choice),
+            begin=floats(np.zeros(n)),
+            end=floats(np.zeros(n)),
+            real=floats(np.zeros(num_harmonics)),
+            imaginary=floats(np.zeros(num_harmonics)),
+            kept_begin=floats(np.zeros(n)),
+            kept_end=floats(np.zeros(n)),
+            kept_real=floats(np.zeros(num_harmonics)),
+            kept_imaginary=floats(np.zeros(num_harmonics)),
+            kept_choice=ints(self._choice),
+            best=ints(self._choice),
+        )
+        flatten(self._arrays, self._tables, self._band, limits, state, num_moves, heat, seed)
+        options = list(self._first.options)
+        for place, node in enumerate(self._nodes):
+            options[node] = self._options[place][int(state.best[place])]
+        return FlatPlan(tuple(options), wave_of(self._graph, self._profile, options))
+
+    def _graph_arrays(self) -> FlatGraph:
+        graph, nodes = self._graph, self._nodes
+        place = {node: number for number, node in enumerate(nodes)}
+        before = [graph.predecessors[v] for v in nodes]
+        by_rank = sorted(range(len(nodes)), key=lambda k: (graph.instructions[nodes[k]].pp_rank, nodes[k]))
+        lengths = np.bincount([i.pp_rank for i in graph.instructions], minlength=graph.num_ranks)
+        return FlatGraph(
+            pred=ints(np.cumsum([0] + [len(own) for own in before])),
+            pred_node=ints([place[u] for own in before for u, _ in own]),
+            pred_latency=floats([latency_s for own in before for _, latency_s in own]),
+            epilogue=floats([graph.epilogues_s[v] for v in nodes]),
+            rank_first=ints(np.concatenate(([0], np.cumsum(lengths)))),
+            rank_nodes=ints(by_rank),
+        )
+
+    def _option_arrays(self) -> FlatOptions:
+        waiting_w, flat = self._profile.blocking_power_w, [option for own in self._options for option in own]
+        return FlatOptions(
+            start=ints(np.cumsum([0] + [len(own) for own in self._options])),
+            times=floats([option.time_s for option in flat]),
+            powers=floats([option.energy_j / option.time_s - waiting_w for option in flat]),
+            costs=floats([option.effective_energy_j(waiting_w) for option in flat]),
+        )
+
+
+def _position(options: Sequence[ClockOption], wanted: ClockOption) -> int:
+    """Return the position of an option, or of the slowest one that takes no longer."""
+    return max((k for k, own in enumerate(options) if own.time_s <= wanted.time_s), default=0)
