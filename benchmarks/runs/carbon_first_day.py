@@ -17,7 +17,8 @@ from threadpoolctl import threadpool_limits
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.runs.carbon import SHARED, TEST_FROM_AT, zones_in
+from carbon import SHARED, TEST_FROM_AT, zones_in
+
 from gpuenergyd.carbon.fetched_file import KEPT_HISTORY
 from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries
 from gpuenergyd_policies.carbon.features import Array, FilledHistory, Origins, filled_history

@@ -5,6 +5,7 @@ import pwd
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,8 +43,8 @@ LIMIT_S = 120.0
 def daemon() -> Iterator[DaemonProcess]:
     """A daemon on the host that every user may connect to."""
     needs_bubblewrap()
-    options = {"policy": "uniform", "max_slowdown_ratio": 1.0, "warmup_iterations": 0, "baseline_iterations": 2}
-    with daemon_for_everybody(**options) as daemon:
+    no_waits: dict[str, Any] = {"warmup_iterations": 0, "baseline_iterations": 2}
+    with daemon_for_everybody(policy="uniform", max_slowdown_ratio=1.0, **no_waits) as daemon:
         daemon.clock_socket_path.chmod(0o666)
         yield daemon
 

@@ -305,7 +305,7 @@ class _Fit:
         fit = least_squares(
             self._residuals(noise_ratio),
             start,
-            jac=jacobian,
+            jac=jacobian,  # pyright: ignore[reportArgumentType]
             bounds=self._bounds,
             loss="soft_l1",
             x_scale=scale,
@@ -316,8 +316,9 @@ class _Fit:
     def covariance(self, x: FloatArray, noise_ratio: float) -> FloatArray:
         """Return the covariance of the parameters, from the curvature at their most probable values."""
         scale = np.maximum(self.start, 1e-6)
-        jacobian = self._jacobian(x, noise_ratio) @ diags_array(scale)
-        return np.asarray(np.linalg.pinv((jacobian.T @ jacobian).toarray()) * np.outer(scale, scale), dtype=np.float64)
+        jacobian = csr_matrix(self._jacobian(x, noise_ratio) @ diags_array(scale))
+        curvature = csr_matrix(jacobian.T @ jacobian).toarray()
+        return np.asarray(np.linalg.pinv(curvature) * np.outer(scale, scale), dtype=np.float64)
 
     def _jacobian(self, x: FloatArray, noise_ratio: float) -> csr_matrix:
         """Return the derivatives of the residuals by the parameters; each coefficient concerns one rank's rows."""
