@@ -27,7 +27,7 @@ from tests.support.large_job import ITERATION_S, JobSize, LargeJob
 
 NUM_TUNED = 12
 NUM_STEADY = 8
-"""Last iterations, all under one tuned plan, that count as steady."""
+"""Last iterations, all long enough under one tuned plan that it has reached every rank, that count as steady."""
 MAX_ITERATIONS = 200
 MAX_BYTES = 65_536
 MAX_LEADER_CPU_S = 0.5 * ITERATION_S

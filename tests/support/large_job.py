@@ -402,16 +402,18 @@ class LargeJob:
     # --- training ---
 
     async def run(self, *, num_tuned: int, max_iterations: int, log: Callable[[str], None] = lambda _: None) -> None:
-        """Train until a tuned plan has run for so many iterations."""
+        """Train until one tuned plan has run for so many iterations; another plan begins the count anew."""
         self.join()
         log(f"{self.size.num_ranks} ranks joined")
-        tuned = 0
+        tuned, last_followed = 0, set[str]()
         while tuned < num_tuned and self.index + 1 < max_iterations:
             began_s = time.monotonic()
             followed = await asyncio.to_thread(self._iteration)
             await self._settle()
             purposes = Counter(self._purpose(plan_id) for plan_id in followed)
-            tuned = tuned + 1 if set(purposes) == {PlanPurpose.TUNED} else 0
+            is_same = set(followed) == last_followed
+            tuned = (tuned + 1 if is_same else 1) if set(purposes) == {PlanPurpose.TUNED} else 0
+            last_followed = set(followed)
             self.wall_s_of_iteration.append(time.monotonic() - began_s)
             leader = self.leaders()[0] if self.leaders() else None
             phase = f"{leader.job.phase}: {leader.job.phase_reason}" if leader is not None else "no leader"
