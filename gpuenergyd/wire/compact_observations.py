@@ -1,15 +1,19 @@
 """Observations of one stage as packed numbers: a tenth of their size as JSON, for the way between hosts.
 
 A text holds any number of observations, each packed little-endian and encoded together in base 85 (RFC 1924, which JSON
-need not escape). Times and energies are 32-bit floats, whose error of 6e-8 is far below that of any measurement; NaN is
-a missing value. Instruction classes are positions in `StageFacts.classes`, plans in `StageReport.plan_ids`: a reader
-with other facts would read other classes, so a report names the facts that it was packed with.
+need not escape). Times and energies of iterations are 32-bit floats, those of instructions lack the lowest 8 bits of
+one: errors of 6e-8 and 2e-5 are far below that of any measurement. NaN is a missing value. Times at a clock name the
+sample of the same class and clock where there is one. Instruction classes are positions in `StageFacts.classes`, plans
+in `StageReport.plan_ids`: a reader with other facts would read other classes, so a report names the facts that it was
+packed with.
 """
 
 import base64
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from gpuenergyd.core.measurement.observation import (
     CallSample,
@@ -24,17 +28,24 @@ from gpuenergyd.errors import ProtocolError
 
 _HEAD = struct.Struct("<QHBfffffHHH")
 """Iteration, plan, flags; iteration time, turnaround, lead, window, energy; numbers of samples, times, calls."""
-_SAMPLE = struct.Struct("<BHeB")
-"""Class, count, calls, number of shares."""
-_SHARE = struct.Struct("<Hf")
-_TIME_AT = struct.Struct("<BHf")
-_CALL = struct.Struct("<BHHfHf")
+_SAMPLE = struct.Struct("<BH")
+"""Class; count, and `_IS_SIMPLE` for a sample without calls whose one share follows."""
+_MORE_OF_SAMPLE = struct.Struct("<eB")
+"""Calls, number of shares."""
+_CLOCK = struct.Struct("<H")
+_CLASS = struct.Struct("<B")
+_COUNT = struct.Struct("<H")
+_IS_SIMPLE = 0x8000
+_FLOAT = struct.Struct("<f")
+_BITS = struct.Struct("<I")
 _IS_REGULAR = 1
 _NO_PLAN = 0xFFFF
 _WAITING = 0xFF
 """Instead of a class: the GPU waited."""
+_NO_SAMPLE = 0xFF
+"""Instead of the sample of a time at a clock: class and clock follow."""
 MAX_CLASSES = 0xFF
-_MAX_COUNT = 0xFFFF
+_MAX_COUNT = 0x7FFF
 
 
 def pack(
@@ -109,18 +120,27 @@ def _packed(
             len(calls),
         )
     ]
-    for sample in samples:
-        key = of_class[sample.kind, sample.chunk_index]
-        parts.append(_SAMPLE.pack(key, min(sample.count, _MAX_COUNT), sample.num_calls, len(sample.shares)))
-        parts += [_SHARE.pack(share.sm_clock_mhz, share.time_s) for share in sample.shares]
+    numbers: dict[tuple[int, int], int] = {}
+    for number, sample in enumerate(samples):
+        key, count = of_class[sample.kind, sample.chunk_index], min(sample.count, _MAX_COUNT)
+        if len(sample.shares) == 1 and not sample.num_calls:
+            parts.append(_SAMPLE.pack(key, count | _IS_SIMPLE))
+            if number < _NO_SAMPLE:
+                numbers.setdefault((key, sample.shares[0].sm_clock_mhz), number)
+        else:
+            parts += [_SAMPLE.pack(key, count), _MORE_OF_SAMPLE.pack(sample.num_calls, len(sample.shares))]
+        parts += [_packed_share(share) for share in sample.shares]
     for at in times_at:
         key = _WAITING if at.kind is None else of_class[at.kind, at.chunk_index]
-        parts.append(_TIME_AT.pack(key, at.sm_clock_mhz, at.time_s))
+        found = numbers.get((key, at.sm_clock_mhz))
+        if found is None:
+            parts += [_CLASS.pack(_NO_SAMPLE), _CLASS.pack(key), _CLOCK.pack(at.sm_clock_mhz), _packed_float(at.time_s)]
+        else:
+            parts += [_CLASS.pack(found), _packed_float(at.time_s)]
     for call in calls:
         key = of_class[call.instruction_class.kind, call.instruction_class.chunk_index]
-        before, after = call.before, call.after
-        numbers = (before.sm_clock_mhz, before.time_s, after.sm_clock_mhz, after.time_s)
-        parts.append(_CALL.pack(key, min(call.count, _MAX_COUNT), *numbers))
+        parts += [_CLASS.pack(key), _COUNT.pack(min(call.count, _MAX_COUNT))]
+        parts += [_packed_share(call.before), _packed_share(call.after)]
     return b"".join(parts)
 
 
@@ -130,28 +150,13 @@ def _unpacked(
     head = _HEAD.unpack_from(data, at)
     index, plan, flags, time_s, turnaround_s, lead_s, window_s, energy_j, num_samples, num_times, num_calls = head
     at += _HEAD.size
-    samples = []
-    for _ in range(num_samples):
-        key, count, calls, num_shares = _SAMPLE.unpack_from(data, at)
-        at += _SAMPLE.size
-        shares = tuple(ClockShare(*_SHARE.unpack_from(data, at + k * _SHARE.size)) for k in range(num_shares))
-        at += num_shares * _SHARE.size
-        own = classes[key]
-        samples.append(InstructionSample(0, own.kind, shares, count, own.chunk_index, calls))
-    times_at = []
-    for _ in range(num_times):
-        key, mhz, at_clock_s = _TIME_AT.unpack_from(data, at)
-        at += _TIME_AT.size
-        if key == _WAITING:
-            times_at.append(TimeAtClock(None, mhz, at_clock_s))
-        else:
-            times_at.append(TimeAtClock(classes[key].kind, mhz, at_clock_s, classes[key].chunk_index))
+    reader = _Reader(data, at)
+    samples = [_unpacked_sample(reader, classes) for _ in range(num_samples)]
+    times_at = [_unpacked_time(reader, classes, samples) for _ in range(num_times)]
     call_samples = []
     for _ in range(num_calls):
-        key, count, before_mhz, before_s, after_mhz, after_s = _CALL.unpack_from(data, at)
-        at += _CALL.size
-        shares = ClockShare(before_mhz, before_s), ClockShare(after_mhz, after_s)
-        call_samples.append(CallSample(classes[key], *shares, count))
+        (key,), (count,) = reader.read(_CLASS), reader.read(_COUNT)
+        call_samples.append(CallSample(classes[key], reader.share(), reader.share(), count))
     return (
         IterationObservation(
             iteration_index=index,
@@ -164,8 +169,64 @@ def _unpacked(
             lead_s=_or_none(lead_s),
             call_samples=tuple(call_samples),
         ),
-        at,
+        reader.at,
     )
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads packed numbers one after the other."""
+
+    data: memoryview
+    at: int
+
+    def read(self, numbers: struct.Struct) -> tuple[Any, ...]:
+        """Return the next numbers."""
+        found = numbers.unpack_from(self.data, self.at)
+        self.at += numbers.size
+        return found
+
+    def number(self) -> float:
+        """Return the next float of 24 bits."""
+        (found,) = _FLOAT.unpack(b"\0" + self.data[self.at : self.at + 3])
+        self.at += 3
+        return float(found)
+
+    def share(self) -> ClockShare:
+        """Return the next clock with its time."""
+        (clock_mhz,) = self.read(_CLOCK)
+        return ClockShare(clock_mhz, self.number())
+
+
+def _unpacked_sample(reader: _Reader, classes: Sequence[InstructionClass]) -> InstructionSample:
+    key, count = reader.read(_SAMPLE)
+    own = classes[key]
+    calls, num_shares = (0.0, 1) if count & _IS_SIMPLE else reader.read(_MORE_OF_SAMPLE)
+    shares = tuple(reader.share() for _ in range(num_shares))
+    return InstructionSample(0, own.kind, shares, count & _MAX_COUNT, own.chunk_index, calls)
+
+
+def _unpacked_time(
+    reader: _Reader, classes: Sequence[InstructionClass], samples: Sequence[InstructionSample]
+) -> TimeAtClock:
+    (number,) = reader.read(_CLASS)
+    if number != _NO_SAMPLE:
+        sample = samples[number]
+        return TimeAtClock(sample.kind, sample.shares[0].sm_clock_mhz, reader.number(), sample.chunk_index)
+    (key,), (clock_mhz,) = reader.read(_CLASS), reader.read(_CLOCK)
+    if key == _WAITING:
+        return TimeAtClock(None, clock_mhz, reader.number())
+    return TimeAtClock(classes[key].kind, clock_mhz, reader.number(), classes[key].chunk_index)
+
+
+def _packed_share(share: ClockShare) -> bytes:
+    return _CLOCK.pack(share.sm_clock_mhz) + _packed_float(share.time_s)
+
+
+def _packed_float(value: float) -> bytes:
+    """Return the upper 24 bits of a 32-bit float, rounded."""
+    (bits,) = _BITS.unpack(_FLOAT.pack(value))
+    return _BITS.pack(bits + 0x80)[1:]
 
 
 def plans_of(observations: Iterable[IterationObservation]) -> tuple[str, ...]:

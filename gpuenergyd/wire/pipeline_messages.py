@@ -20,8 +20,9 @@ from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.wire.messages import BudgetShare, TrainingBudget
 
-PIPELINE_VERSION = 3
-"""Version of these messages; 1 sent every rank's whole state in each message, 2 one number of microbatches."""
+PIPELINE_VERSION = 4
+"""Version of these messages; 1 sent every rank's whole state in each message, 2 one number of microbatches, 3 times of
+instructions as 32-bit floats."""
 
 OrderBlock = tuple[int, tuple[tuple[tuple[str, int], int, int], ...]]
 """Instructions by (kind, chunk), numbered by microbatch; see wire/patterns.py."""
@@ -107,7 +108,7 @@ class StageReport(NamedTuple):
     """Iteration of the rank that is farthest behind."""
     newest_iteration: int
     installed: tuple[str, ...]
-    """Plans that all these ranks have installed."""
+    """Plans that all these ranks have installed, of those that the leader's agreement names."""
     plan_ids: tuple[str, ...]
     """Plans of the observations."""
     observations: str

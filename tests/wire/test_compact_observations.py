@@ -1,8 +1,10 @@
-"""Observations packed for the way between hosts: nothing is lost, and broken texts are refused."""
+"""Observations packed for the way between hosts: nothing but digits is lost, and broken texts are refused."""
 
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpuenergyd.core.measurement.observation import (
     CallSample,
@@ -18,7 +20,7 @@ from gpuenergyd.wire.compact_observations import pack, plans_of, unpack
 
 F, B = InstructionKind.F, InstructionKind.B
 CLASSES = (InstructionClass(0, F), InstructionClass(0, B, 1))
-# Numbers that 32-bit floats hold exactly.
+# Numbers that floats of 24 bits hold exactly.
 SAMPLES = (
     InstructionSample(0, F, (ClockShare(1410, 0.25),), 3),
     InstructionSample(0, B, (ClockShare(1110, 0.5), ClockShare(1410, 0.125)), 512, 1, 0.5),
@@ -50,6 +52,43 @@ def test_observations_are_restored() -> None:
     both = (OBSERVATION, other)
 
     assert unpack(pack(both, CLASSES, plans_of(both)), CLASSES, plans_of(both)) == both
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(CLASSES), st.integers(0, 3_000), st.floats(1e-6, 1e6), st.integers(0, 600)),
+        max_size=40,
+    ),
+    st.sampled_from((0.0, 0.5)),
+)
+def test_times_of_instructions_keep_their_first_five_digits(
+    rows: list[tuple[InstructionClass, int, float, int]], num_calls: float
+) -> None:
+    samples = tuple(
+        InstructionSample(0, own.kind, (ClockShare(mhz, time_s),), count, own.chunk_index, num_calls)
+        for own, mhz, time_s, count in rows
+    )
+    times = (*(TimeAtClock(own.kind, mhz, time_s, own.chunk_index) for own, mhz, time_s, _ in rows), TIMES[1])
+    whole = replace(OBSERVATION, instruction_samples=samples, ranks=(RankEnergy(0, 1.5, 400.0, times),))
+
+    (found,) = unpack(pack([whole], CLASSES, ("gpt-whole.1",)), CLASSES, ("gpt-whole.1",))
+
+    assert [replace(s, shares=()) for s in found.instruction_samples] == [replace(s, shares=()) for s in samples]
+    assert [s.shares[0].sm_clock_mhz for s in found.instruction_samples] == [mhz for _, mhz, _, _ in rows]
+    assert [s.time_s for s in found.instruction_samples] == pytest.approx([row[2] for row in rows], rel=2e-5)
+    assert [replace(at, time_s=0.0) for at in found.ranks[0].time_at] == [replace(at, time_s=0.0) for at in times]
+    assert [at.time_s for at in found.ranks[0].time_at] == pytest.approx([at.time_s for at in times], rel=2e-5)
+
+
+def test_a_clock_of_a_class_takes_fifteen_characters() -> None:
+    def size(num_clocks: int) -> int:
+        clocks = range(600, 600 + num_clocks)
+        samples = tuple(InstructionSample(0, F, (ClockShare(mhz, 0.25),), 3) for mhz in clocks)
+        times = tuple(TimeAtClock(F, mhz, 0.75) for mhz in clocks)
+        whole = replace(OBSERVATION, instruction_samples=samples, ranks=(RankEnergy(0, 1.5, 400.0, times),))
+        return len(pack([whole], CLASSES, ("gpt-whole.1",)))
+
+    assert size(40) - size(20) == 20 * 15
 
 
 def test_an_iteration_without_details_holds_time_and_energy() -> None:

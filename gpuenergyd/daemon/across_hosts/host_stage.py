@@ -123,6 +123,8 @@ class HostStage:
         text = self._packed(observations, plan_ids, is_detailed)
         iterations = [sibling.iteration_index for sibling in own]
         installed = frozenset.intersection(*(sibling.installed for sibling in own))
+        if (agreed := self.agreement) is not None:
+            installed &= {agreed.wanted, *(plan_id for plan_id, *_ in agreed.windows)}
         return StageReport(
             facts_id=facts.facts_id,
             tp_ranks=facts.tp_ranks,

@@ -67,6 +67,17 @@ def test_facts_are_sent_once_and_observations_until_the_leader_has_them() -> Non
     played(scenario)
 
 
+def test_only_plans_of_the_agreement_are_reported_as_installed() -> None:
+    def scenario(host: HostOfSiblings) -> None:
+        token = host.join(0)
+        installed = tuple(f"p.{number}" for number in range(8))
+        reply = host.ask(token, 0, installed=installed, agreement=PlanAgreement("p.7", (("p.6", 3, 9), ("p.9", 9, 12))))
+        assert reply.report is not None
+        assert reply.report.installed == ("p.6", "p.7")
+
+    played(scenario)
+
+
 def test_the_agreement_passes_from_the_carrying_rank_to_the_others() -> None:
     def scenario(host: HostOfSiblings) -> None:
         first, second = host.join(0), host.join(1)
