@@ -71,7 +71,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One iteration as seen by rank 0, from its start to the next one's."""
+    """One iteration as seen by rank 0, from its start to the next one's; split if any rank's backwards are."""
 
     plan_epoch: int
     is_split: bool
@@ -176,7 +176,11 @@ def run_attached(case: Case, folder: Path) -> dict[str, Any]:
         plans = history.plans(job.job_id)
         purposes = {row.plan_epoch: row.plan.purpose for row in plans}
         advice = [event for event in history.control_events(job.job_id) if event.action == ORDER_ADVICE]
-    iterations: list[Iteration] = ranks[0]["iterations"]
+    # An order may leave the backwards of some ranks whole.
+    splits = [any(of_ranks) for of_ranks in zip(*(rank["splits"] for rank in ranks), strict=True)]
+    iterations = [
+        replace(own, is_split=is_split) for own, is_split in zip(ranks[0]["iterations"], splits, strict=False)
+    ]
     until = case.expensive_from or len(iterations)
     baseline, order, plain = (
         settled(iterations[:until], purposes, purpose, is_split=is_split)
@@ -258,6 +262,7 @@ def train(rank: int, case: Case, world_path: str | None, socket_path: str | None
     dist.barrier()
     losses: list[list[str]] = []
     iterations: list[Iteration] = []
+    splits: list[bool] = []
     last: tuple[float, float] | None = None
     for index in range(case.num_iterations):
         if index == case.expensive_from:
@@ -270,13 +275,15 @@ def train(rank: int, case: Case, world_path: str | None, socket_path: str | None
         last = began
         losses.append([float(loss.detach()).hex() for loss in training.step(index)])
         epoch = handle.plan_epoch if handle is not None else 0
-        iterations.append(Iteration(epoch, any(kind == "W" for kind, *_ in trace), 0.0, 0.0))
+        splits.append(any(kind == "W" for kind, *_ in trace))
+        iterations.append(Iteration(epoch, splits[-1], 0.0, 0.0))
     if handle is not None:
         handle.detach()
     return {
         "losses": losses,
         "peak_bytes": memory.peak_bytes,
         "iterations": iterations[:-1] if rank == 0 else [],
+        "splits": splits,
         "num_errors": handle.num_errors if handle is not None else 0,
     }
 
