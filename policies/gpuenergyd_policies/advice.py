@@ -1,8 +1,8 @@
 """Advice on the permitted slowdown: what a plain training loop would save if it were permitted more.
 
-Nothing slower than permitted is run to find out. At full speed the advice is a range, that of all curves that are
-possible. Once other clocks or power limits were measured, in this run or in an earlier one of the same job, it is what
-the curves near the measurements agree on. Any permitted slowdown, however small, makes the policies measure some.
+At full speed the advice is a range, that of all curves that are possible. Once other clocks or power limits were
+measured, in this run or in an earlier one of the same job, it is what the curves near the measurements agree on.
+Policies measure some for a few iterations, also for a loop that permits no slowdown (`advice_trials`).
 """
 
 import math
@@ -24,7 +24,7 @@ ADVISED_EVERY_AT_FIRST, ADVISED_EVERY = 4, 64
 _LEAST_TIME_ERROR, _LEAST_ENERGY_ERROR = 0.001, 0.003
 """Standard errors of a measured setting that repetition does not show: temperature, other programs."""
 _LEAST_FOR_SCATTER = 3
-_MEASURED_UP_TO = 0.9
+MEASURED_UP_TO = 0.9
 """Advice is measured up to a slowdown of which a slower setting, or one nearly as slow, was measured."""
 _STEPS_NEAR_TOP = 10
 _MOST_WAITING = 0.9
@@ -32,13 +32,18 @@ _LIMIT_STEP_RATIO = 0.01
 """Time between two power limits that are tried, typically."""
 
 
-def can_advise(view: JobView) -> bool:
-    """Return whether a job is a loop whose saving by more slowdown the options would claim, and it is time to say so.
+def can_be_advised(view: JobView) -> bool:
+    """Return whether a job is a loop whose saving by more slowdown the options would claim.
 
     Data-parallel ranks without phases are not planned together, so that no option would claim anything.
     """
     is_loop = view.is_plain_loop or view.schedule.name == LOOP_SCHEDULE
-    if not is_loop or (view.is_plain_loop and view.num_dp_ranks > 1) or view.baseline.energy_j is None:
+    return is_loop and not (view.is_plain_loop and view.num_dp_ranks > 1) and view.baseline.energy_j is not None
+
+
+def can_advise(view: JobView) -> bool:
+    """Return whether a job can be advised, and it is time to say so."""
+    if not can_be_advised(view):
         return False
     last_index = view.observations[-1].iteration_index if view.observations else 0
     return last_index % (ADVISED_EVERY if last_index > ADVISED_EVERY else ADVISED_EVERY_AT_FIRST) == 0
@@ -65,7 +70,7 @@ def with_advice(view: JobView, plan: ClockPlan, *, cost: Cost | None = None) -> 
     found = []
     for ratio in advised_slowdowns(view):
         own = curves.saving(ratio, steps=steps, energy_error=energy_error, cost=cost)
-        is_measured = slowest >= _MEASURED_UP_TO * ratio
+        is_measured = slowest >= MEASURED_UP_TO * ratio
         found.append(SavingAdvice(ratio, own.median, own.low, own.high, is_measured=is_measured))
     return replace(plan, advice=tuple(found))
 
@@ -106,6 +111,11 @@ def _measured_points(view: JobView) -> list[MeasuredPoint]:
             slowdown = seen.median_time_s / baseline_s - 1
             points.append(MeasuredPoint(slowdown, seen.energy_j / baseline_j, *errors))
     return points or _previous_points(view, time_sigma, energy_sigma)
+
+
+def previous_slowdowns(view: JobView) -> list[float]:
+    """Return the slowdowns of the clocks that an earlier run of the job measured."""
+    return [point.slowdown_ratio for point in _previous_points(view, 0.0, 0.0)]
 
 
 def _previous_points(view: JobView, time_sigma: float, energy_sigma: float) -> list[MeasuredPoint]:

@@ -28,12 +28,17 @@ def reason_for_full_speed(view: JobView) -> str | None:
     is_loop = view.is_plain_loop or view.schedule.name == LOOP_SCHEDULE
     if not is_loop or view.has_waits:
         return None
-    if view.target.iteration_time_s(view.baseline.iteration_time_s) <= view.baseline.iteration_time_s:
+    if permits_no_slowdown(view):
         what = "one instruction per iteration" if view.is_plain_loop else "no phase that waits"
         return f"nothing to save at the same speed: no slowdown permitted and {what}"
     if view.num_dp_ranks > 1 and view.is_plain_loop:
         return f"at full speed: {view.num_dp_ranks} data-parallel ranks are not planned together yet"
     return None
+
+
+def permits_no_slowdown(view: JobView) -> bool:
+    """Return whether the target is the time at full speed."""
+    return view.target.iteration_time_s(view.baseline.iteration_time_s) <= view.baseline.iteration_time_s
 
 
 def plan_at_full_speed(view: JobView, reason: str) -> ClockPlan:

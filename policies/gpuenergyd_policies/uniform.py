@@ -17,7 +17,8 @@ from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile
 from gpuenergyd.core.policy_api.policy import JobView, Lever, OfflinePlan, OfflineRequest
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.advice import with_advice
-from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_speed
+from gpuenergyd_policies.advice_trials import plan_without_slowdown
+from gpuenergyd_policies.full_speed import reason_for_full_speed
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_options, unproven_plan
 from gpuenergyd_policies.predicted_savings import cheapest_common_clock, predicted_plan
 from gpuenergyd_policies.uniform_probe import (
@@ -48,7 +49,7 @@ class Uniform:
         if not levels:
             return predicted_plan(view, cheapest_common_clock)
         if (reason := reason_for_full_speed(view)) is not None:
-            return plan_at_full_speed(view, reason)
+            return plan_without_slowdown(view, reason)
         target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
         full_speed_j, under_plans = view.baseline.energy_j, lever_measurements(view, lever)
         at_full_speed = _full_speed_measurement(view, lever, levels)

@@ -80,7 +80,8 @@ class EncodedDaemon(LocalDaemon):
     def _state(self, message: dict[str, Any]) -> dict[str, Any]:
         stage, agreement = self.stage, message["agreement"]
         if agreement is not None:
-            stage.agreement = PlanAgreement(merged_iteration=agreement["merged_iteration"])
+            windows = tuple((plan_id, begin, end) for plan_id, begin, end in agreement["windows"])
+            stage.agreement = PlanAgreement(agreement["wanted"], windows, None, agreement["merged_iteration"])
             self.wanted = agreement["wanted"]
         installed = frozenset(message["installed"])
         if len(self.gpus) > 1:

@@ -198,6 +198,9 @@ class JobView:
     is_flattest: bool = False
     """Whether of plans of nearly the least energy the one whose power swings least is wanted; set by a policy itself,
     from its options."""
+    may_try: bool = True
+    """Whether a loop that permits no slowdown may run a few slower iterations, to know what one would save; set as
+    above."""
     reorder: ReorderView = field(default_factory=ReorderView)
     """Whether plans may bring orders of their own, and what memory there is for them."""
 

@@ -12,13 +12,14 @@ from gpuenergyd.core.pipeline.fitted import FittedPipeline, fitted_rows
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan, full_speed_plan
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
 from gpuenergyd.errors import UsageError
+from gpuenergyd_policies.advice_trials import plan_without_slowdown
 from gpuenergyd_policies.bubble_aware.model import fit_model, fit_quality, was_profiled
 from gpuenergyd_policies.bubble_aware.noise import last_noisy_plan, plan_while_noisy, since_noise, trusted_plan
 from gpuenergyd_policies.bubble_aware.planning import Figure, tuned_plan
 from gpuenergyd_policies.bubble_aware.reordering import next_tuned_plan
 from gpuenergyd_policies.bubble_aware.slowdown_advice import with_slowdown_advice
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
-from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_speed
+from gpuenergyd_policies.full_speed import reason_for_full_speed
 from gpuenergyd_policies.planning.kernel_cache import prepare_kernels
 from gpuenergyd_policies.predicted_savings import cheapest_clocks, predicted_plan
 from gpuenergyd_policies.profiling.design import clock_levels, profile_plan
@@ -100,7 +101,7 @@ class BubbleAware:
         if not view.can_set_clocks:
             return predicted_plan(view, cheapest_clocks)
         if (reason := reason_for_full_speed(view)) is not None:
-            return plan_at_full_speed(view, reason)
+            return plan_without_slowdown(view, reason)
         if (noisy := plan_while_noisy(view)) is not None:
             return noisy
         view = since_noise(view)
