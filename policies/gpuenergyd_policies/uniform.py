@@ -11,6 +11,7 @@ target or else half way between them, and finally runs the clock of least energy
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile
@@ -18,6 +19,7 @@ from gpuenergyd.core.policy_api.policy import JobView, Lever, OfflinePlan, Offli
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.advice import with_advice
 from gpuenergyd_policies.advice_trials import plan_without_slowdown
+from gpuenergyd_policies.flags import flags_of
 from gpuenergyd_policies.full_speed import reason_for_full_speed
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_options, unproven_plan
 from gpuenergyd_policies.predicted_savings import cheapest_common_clock, predicted_plan
@@ -38,10 +40,22 @@ MAX_REFINEMENTS = 2
 
 
 class Uniform:
-    """Runs all GPUs of a job at the common clock of least energy that meets the target."""
+    """Runs all GPUs of a job at the common clock of least energy that meets the target.
+
+    With `uniform:trials=false`, a plain loop that permits no slowdown never runs a slower iteration.
+    """
+
+    def __init__(self, **options: str) -> None:
+        """Take the options that follow the policy's name.
+
+        Raises:
+            UsageError: an option is unknown or its value invalid.
+        """
+        self._may_try = flags_of("uniform", options, {"trials": True})["trials"]
 
     def next_plan(self, view: JobView) -> ClockPlan:
         """Return a plan for the next clock to measure, or for the best of those measured."""
+        view = replace(view, may_try=self._may_try)
         lever = Lever.CLOCKS if view.can_set_clocks else Lever.POWER_LIMITS
         levels = common_clocks_mhz(view) if view.can_set_clocks else common_power_limits_w(view)
         if not levels and view.can_set_clocks:

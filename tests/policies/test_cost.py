@@ -128,7 +128,7 @@ def test_cost_keeps_its_choice_once_it_is_tuned() -> None:
 
 
 def test_nothing_slower_than_permitted_is_run_without_a_permitted_slowdown() -> None:
-    for policy in (Cost(), Uniform()):
+    for policy in (Cost(), Uniform(trials="false")):
         loop = _Loop(0.0, BOTH)
         assert loop.run(policy).ranks == ()
         assert loop.plans == []
@@ -219,8 +219,10 @@ def test_options_follow_the_name_of_a_policy() -> None:
     assert policy_options("cost") == ("cost", {})
     with pytest.raises(UnknownPolicyError, match="must be NAME=VALUE"):
         policy_options("cost:eta")
-    with pytest.raises(UnknownPolicyError, match="does not take these options: eta"):
+    with pytest.raises(UsageError, match="policy uniform has no option 'eta'; valid is trials"):
         load_policy("uniform:eta=1")
+    with pytest.raises(UnknownPolicyError, match="does not take these options: eta"):
+        load_policy("full-speed:eta=1")
     assert isinstance(load_policy("cost:delay_exponent=2"), Cost)
 
 

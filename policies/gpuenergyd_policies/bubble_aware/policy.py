@@ -5,13 +5,12 @@ profile (one design point per iteration), plan (exact frontier at the target, ro
 to faster clocks requested ahead of need), correct (a plan that measures slow is followed by one with more caution).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gpuenergyd.core.pipeline.fitted import FittedPipeline, fitted_rows
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan, full_speed_plan
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
-from gpuenergyd.errors import UsageError
 from gpuenergyd_policies.advice_trials import plan_without_slowdown
 from gpuenergyd_policies.bubble_aware.model import fit_model, fit_quality, was_profiled
 from gpuenergyd_policies.bubble_aware.noise import last_noisy_plan, plan_while_noisy, since_noise, trusted_plan
@@ -19,6 +18,7 @@ from gpuenergyd_policies.bubble_aware.planning import Figure, tuned_plan
 from gpuenergyd_policies.bubble_aware.reordering import next_tuned_plan
 from gpuenergyd_policies.bubble_aware.slowdown_advice import with_slowdown_advice
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
+from gpuenergyd_policies.flags import flags_of
 from gpuenergyd_policies.full_speed import reason_for_full_speed
 from gpuenergyd_policies.planning.kernel_cache import prepare_kernels
 from gpuenergyd_policies.predicted_savings import cheapest_clocks, predicted_plan
@@ -33,6 +33,7 @@ class BubbleAware:
     """Profiles every stage online, plans on the exact frontier, and corrects the plan from measured iterations.
 
     With `bubble-aware:flattest=true`, of the plans of nearly the least energy the one whose power swings least is run.
+    With `bubble-aware:trials=false`, a plain loop that permits no slowdown never runs a slower iteration.
     """
 
     def __init__(self, **options: str) -> None:
@@ -41,7 +42,8 @@ class BubbleAware:
         Raises:
             UsageError: an option is unknown or its value invalid.
         """
-        self._is_flattest = _flattest_of(options)
+        flags = flags_of("bubble-aware", options, {"flattest": False, "trials": True})
+        self._is_flattest, self._may_try = flags["flattest"], flags["trials"]
         # The policy host creates an instance when a job registers, long before the first plan and without a time limit
         # as short as that of a plan.
         prepare_kernels()
@@ -90,7 +92,7 @@ class BubbleAware:
 
     def next_plan(self, view: JobView) -> ClockPlan:
         """Return the next profiling plan, the tuned plan, or its correction, for loops with advice on the slowdown."""
-        view = replace(view, is_flattest=self._is_flattest)
+        view = replace(view, is_flattest=self._is_flattest, may_try=self._may_try)
         return with_slowdown_advice(view, self._next_plan(view))
 
     def _next_plan(self, view: JobView) -> ClockPlan:
@@ -115,17 +117,6 @@ class BubbleAware:
 
     def _first_plan(self, view: JobView) -> ClockPlan:
         return _next_profiling_plan(view, [clock_levels(gpu.supported_sm_clocks_mhz) for gpu in view.gpus])
-
-
-def _flattest_of(options: Mapping[str, str]) -> bool:
-    """Return whether the options of the policy ask for the plan whose power swings least."""
-    unknown = sorted(options.keys() - {"flattest"})
-    if unknown:
-        raise UsageError(f"the policy has no option {unknown[0]!r}; valid is flattest")
-    text = options.get("flattest", "false").lower()
-    if text not in {"true", "false"}:
-        raise UsageError(f"flattest = {options['flattest']}: must be true or false")
-    return text == "true"
 
 
 def _plan_from_previous_run(view: JobView) -> ClockPlan | None:

@@ -36,7 +36,10 @@ def test_the_flattest_plan_swings_less_in_the_same_time_and_hardly_more_energy()
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"flat": "true"}, "no option 'flat'; valid is flattest"), ({"flattest": "3"}, "flattest = 3: must be true or")],
+    [
+        ({"flat": "true"}, "no option 'flat'; valid are flattest and trials"),
+        ({"flattest": "3"}, "flattest = 3: must be true or"),
+    ],
 )
 def test_unknown_options_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):

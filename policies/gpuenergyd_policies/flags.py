@@ -1,0 +1,20 @@
+"""Options of policies that are true or false, as they follow a policy's name: `bubble-aware:trials=false`."""
+
+from collections.abc import Mapping
+
+from gpuenergyd.errors import UsageError
+
+
+def flags_of(policy: str, options: Mapping[str, str], defaults: Mapping[str, bool]) -> dict[str, bool]:
+    """Return all flags of a policy by name, given or default.
+
+    Raises:
+        UsageError: an option is not among `defaults`, or its value is neither true nor false.
+    """
+    if unknown := sorted(options.keys() - defaults.keys()):
+        valid = f"valid is {next(iter(defaults))}" if len(defaults) == 1 else f"valid are {' and '.join(defaults)}"
+        raise UsageError(f"policy {policy} has no option {unknown[0]!r}; {valid}")
+    for name, text in options.items():
+        if text.lower() not in {"true", "false"}:
+            raise UsageError(f"{name} = {text}: must be true or false")
+    return {name: options.get(name, f"{default}").lower() == "true" for name, default in defaults.items()}
