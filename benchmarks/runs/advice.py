@@ -5,9 +5,10 @@
 Seeded jobs in virtual time, each one instruction per iteration, with 0.2 % noise of time and 0.5 % of energy. Their
 GPUs are five models of which voltages, knees, static and uncore power differ from the published ones at random; power
 caps hold; memory time is a share of 0 to 0.9 and partly hidden; memory traffic has its own energy. The curves that
-the advice takes for possible are others. Each job runs with 1, 2 and 5 % permitted, which gives the saving of each, and
-gets advice three times: without a permitted slowdown, which is full speed only; with 0.1 %, with which the policy
-measures some settings; and without any, in a run that knows the one with 5 %. Advice without a figure is a range.
+the advice takes for possible are others. Each job runs with 1, 2 and 5 % permitted, which gives the saving of each: the
+exact one of the setting that it ends with. It gets advice four times without a permitted slowdown or nearly so: after
+trials of a few iterations, as by default; with trials forbidden, which is full speed only; with 0.1 % permitted; and in
+a run that knows the one with 5 %. Advice without a figure is a range.
 
 Loops with phases that wait, alone and as two data-parallel ranks, are planned by bubble-aware with no slowdown
 permitted, and advised by their phases.
@@ -22,7 +23,7 @@ import csv
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -37,16 +38,18 @@ from gpuenergyd_policies.advice import ADVISED_SLOWDOWNS
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.loop_curves import LoopAtFullSpeed, Steps, possible_curves
 from gpuenergyd_policies.uniform import Uniform
+from gpuenergyd_policies.uniform_probe import setting_of
 from tests.support.measured_tables import path_of
 from tests.support.plain_jobs import MEMORY_SHARES, GpuLoopWork, loop_training, random_gpu_work
 from tests.support.virtual_loop import DataParallelLoops, VirtualLoop, loop_schedule, random_phase_work
 from tests.support.virtual_training import VirtualTraining
 
 TARGET_POINTS = 2.0
-FULL_SPEED, SMALL, EARLIER = "full speed only", "0.1 % permitted", "an earlier run at 5 %"
+TRIALS, FULL_SPEED = "trials (the default)", "full speed only"
+SMALL, EARLIER = "0.1 % permitted", "an earlier run at 5 %"
 PHASES = "planned phases, 0 % permitted"
 _SMALL_RATIO = 0.001
-POLICIES: dict[str, type[ClockPolicy]] = {"uniform": Uniform, "bubble-aware": BubbleAware}
+POLICIES: dict[str, Callable[..., ClockPolicy]] = {"uniform": Uniform, "bubble-aware": BubbleAware}
 SWEEPS = "gpu/zeus_nsdi23_power_limit_sweeps.csv"
 _SWEEP_ENERGY_ERROR = 0.01
 """Standard error of an energy of the sweeps: one run per point (assumed)."""
@@ -99,19 +102,23 @@ def main() -> int:
     return 0 if all(row["within_target"] == row["num_figures"] for row in table) else 1
 
 
-def compared(policy: type[ClockPolicy], work: GpuLoopWork, seed: int) -> list[Comparison]:
+def compared(policy: Callable[..., ClockPolicy], work: GpuLoopWork, seed: int) -> list[Comparison]:
     """Return the advice to one job, each against what it then saves."""
     saved: dict[float, float] = {}
     before: VirtualTraining | None = None
     for ratio in ADVISED_SLOWDOWNS:
         run = loop_training(policy(), work, max_slowdown_ratio=ratio, seed=100 + seed)
         run.run(_TRAINED)
-        saved[ratio], before = _saved(run), run
-    found = []
-    for basis, permitted_ratio, known in ((FULL_SPEED, 0.0, None), (SMALL, _SMALL_RATIO, None), (EARLIER, 0.0, before)):
-        advice = _advice(policy, work, seed, permitted_ratio, known)
-        found += [_comparison(basis, own, saved[own.max_slowdown_ratio]) for own in advice]
-    return found
+        saved[ratio], before = _saved_exactly(run, work), run
+    advised = {
+        TRIALS: _advice(policy(), work, seed, 0.0, None),
+        FULL_SPEED: _advice(policy(trials="false"), work, seed, 0.0, None),
+        SMALL: _advice(policy(), work, seed, _SMALL_RATIO, None),
+        EARLIER: _advice(policy(), work, seed, 0.0, before),
+    }
+    return [
+        _comparison(basis, own, saved[own.max_slowdown_ratio]) for basis, advice in advised.items() for own in advice
+    ]
 
 
 def compared_phases(seed: int, num_ranks: int) -> list[Comparison]:
@@ -144,6 +151,16 @@ def _phases(seed: int, num_ranks: int, max_slowdown_ratio: float, num_iterations
     return ranks[0]
 
 
+def _saved_exactly(run: VirtualTraining, work: GpuLoopWork) -> float:
+    """Return the saving of the setting that a job of one instruction ends with, without the noise of measurements."""
+    setting = setting_of(run.job.current_plan) if run.job.current_plan.ranks else None
+    if setting is None:
+        return 0.0
+    top_mhz = int(work.gpu.max_sm_clock_mhz)
+    energies_j = [work.power_w(mhz) * work.time_s(mhz) for mhz in (setting.value, top_mhz)]
+    return 1 - energies_j[0] / energies_j[1]
+
+
 def _saved(run: VirtualTraining) -> float:
     """Return the measured saving of a job; 0 without one."""
     estimate = run.job.estimate()
@@ -163,16 +180,15 @@ def _comparison(basis: str, advice: SavingAdvice, saved: float) -> Comparison:
 
 
 def _advice(
-    policy: type[ClockPolicy], work: GpuLoopWork, seed: int, permitted_ratio: float, before: VirtualTraining | None
+    policy: ClockPolicy, work: GpuLoopWork, seed: int, permitted_ratio: float, before: VirtualTraining | None
 ) -> tuple[SavingAdvice, ...]:
     """Return the advice to a run; the run before it is known to the job."""
     limits_w = work.gpu.min_power_limit_w, work.gpu.default_power_limit_w
-    run = loop_training(policy(), work, max_slowdown_ratio=permitted_ratio, seed=seed, power_limit_range_w=limits_w)
+    run = loop_training(policy, work, max_slowdown_ratio=permitted_ratio, seed=seed, power_limit_range_w=limits_w)
     stored = [command.run for command in before.commands if isinstance(command, StoreRun)] if before else []
     if stored and stored[-1] is not None:
         run.feed(PreviousRunFound(stored[-1]))
     run.run(_ADVISED_AFTER)
-    assert permitted_ratio or not run.slices, "a run without a permitted slowdown was slowed down"
     return run.job.advice
 
 
