@@ -1,16 +1,17 @@
 """Observations of one stage as packed numbers: a tenth of their size as JSON, for the way between hosts.
 
-A text holds any number of observations, each packed little-endian and encoded together in base 85 (RFC 1924, which JSON
-need not escape). Times and energies of iterations are 32-bit floats, those of instructions lack the lowest 8 bits of
-one: errors of 6e-8 and 2e-5 are far below that of any measurement. NaN is a missing value. Times at a clock name the
-sample of the same class and clock where there is one. Instruction classes are positions in `StageFacts.classes`, plans
-in `StageReport.plan_ids`: a reader with other facts would read other classes, so a report names the facts that it was
-packed with.
+A text holds any number of observations, each packed little-endian, deflated together (RFC 1951) and encoded in base 85
+(RFC 1924, which JSON need not escape). Rows of equal form are stored by columns, which deflate better. Times and
+energies of iterations are 32-bit floats, those of instructions lack the lowest 8 bits of one: errors of 6e-8 and 2e-5
+are far below that of any measurement. NaN is a missing value. Times at a clock name the sample of the same class and
+clock where there is one. Instruction classes are positions in `StageFacts.classes`, plans in `StageReport.plan_ids`: a
+reader with other facts would read other classes, so a report names the facts that it was packed with.
 """
 
 import base64
 import math
 import struct
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,13 +29,15 @@ from gpuenergyd.errors import ProtocolError
 
 _HEAD = struct.Struct("<QHBfffffHHH")
 """Iteration, plan, flags; iteration time, turnaround, lead, window, energy; numbers of samples, times, calls."""
-_SAMPLE = struct.Struct("<BH")
-"""Class; count, and `_IS_SIMPLE` for a sample without calls whose one share follows."""
+_SAMPLE = struct.Struct("<BHH3s")
+"""Class; count, and `_IS_SIMPLE` for a sample without calls and with one share; clock and time of the first share."""
 _MORE_OF_SAMPLE = struct.Struct("<eB")
 """Calls, number of shares."""
-_CLOCK = struct.Struct("<H")
-_CLASS = struct.Struct("<B")
-_COUNT = struct.Struct("<H")
+_SHARE = struct.Struct("<H3s")
+_TIME_AT = struct.Struct("<B3s")
+"""The sample of the same class and clock, or `_NO_SAMPLE`; the time."""
+_CLASS_AT = struct.Struct("<BH")
+_CALL = struct.Struct("<BHH3sH3s")
 _IS_SIMPLE = 0x8000
 _FLOAT = struct.Struct("<f")
 _BITS = struct.Struct("<I")
@@ -46,6 +49,8 @@ _NO_SAMPLE = 0xFF
 """Instead of the sample of a time at a clock: class and clock follow."""
 MAX_CLASSES = 0xFF
 _MAX_COUNT = 0x7FFF
+_MAX_BYTES = 2**24
+"""Of inflated observations; far more than any stage has."""
 
 
 def pack(
@@ -75,7 +80,8 @@ def pack(
         )
     except (struct.error, OverflowError, KeyError) as error:
         raise ProtocolError(f"iteration cannot be sent to the pipeline's leader: {error!r}") from None
-    return base64.b85encode(packed).decode("ascii")
+    deflated = zlib.compress(packed, 9, wbits=-zlib.MAX_WBITS) if packed else b""
+    return base64.b85encode(deflated).decode("ascii")
 
 
 def unpack(text: str, classes: Sequence[InstructionClass], plan_ids: Sequence[str]) -> tuple[IterationObservation, ...]:
@@ -85,13 +91,13 @@ def unpack(text: str, classes: Sequence[InstructionClass], plan_ids: Sequence[st
         ProtocolError: the text is cut, or names a class or a plan that does not exist.
     """
     try:
-        data = memoryview(base64.b85decode(text))
+        data = memoryview(_inflated(base64.b85decode(text)))
         found = []
         at = 0
         while at < len(data):
             observation, at = _unpacked(data, at, classes, plan_ids)
             found.append(observation)
-    except (struct.error, ValueError, IndexError) as error:
+    except (struct.error, ValueError, IndexError, zlib.error) as error:
         raise ProtocolError(f"malformed observations: {error}") from None
     return tuple(found)
 
@@ -120,28 +126,31 @@ def _packed(
             len(calls),
         )
     ]
+    sample_rows, time_rows, more = [], [], []
     numbers: dict[tuple[int, int], int] = {}
     for number, sample in enumerate(samples):
         key, count = of_class[sample.kind, sample.chunk_index], min(sample.count, _MAX_COUNT)
         if len(sample.shares) == 1 and not sample.num_calls:
-            parts.append(_SAMPLE.pack(key, count | _IS_SIMPLE))
+            count |= _IS_SIMPLE
             if number < _NO_SAMPLE:
                 numbers.setdefault((key, sample.shares[0].sm_clock_mhz), number)
         else:
-            parts += [_SAMPLE.pack(key, count), _MORE_OF_SAMPLE.pack(sample.num_calls, len(sample.shares))]
-        parts += [_packed_share(share) for share in sample.shares]
+            more.append(_MORE_OF_SAMPLE.pack(sample.num_calls, len(sample.shares)))
+            more += [_SHARE.pack(*_share_numbers(share)) for share in sample.shares[1:]]
+        first = _share_numbers(sample.shares[0]) if sample.shares else (0, _packed_float(0.0))
+        sample_rows.append(_SAMPLE.pack(key, count, *first))
     for at in times_at:
         key = _WAITING if at.kind is None else of_class[at.kind, at.chunk_index]
-        found = numbers.get((key, at.sm_clock_mhz))
-        if found is None:
-            parts += [_CLASS.pack(_NO_SAMPLE), _CLASS.pack(key), _CLOCK.pack(at.sm_clock_mhz), _packed_float(at.time_s)]
-        else:
-            parts += [_CLASS.pack(found), _packed_float(at.time_s)]
+        found = numbers.get((key, at.sm_clock_mhz), _NO_SAMPLE)
+        time_rows.append(_TIME_AT.pack(found, _packed_float(at.time_s)))
+        if found == _NO_SAMPLE:
+            more.append(_CLASS_AT.pack(key, at.sm_clock_mhz))
     for call in calls:
         key = of_class[call.instruction_class.kind, call.instruction_class.chunk_index]
-        parts += [_CLASS.pack(key), _COUNT.pack(min(call.count, _MAX_COUNT))]
-        parts += [_packed_share(call.before), _packed_share(call.after)]
-    return b"".join(parts)
+        shares = *_share_numbers(call.before), *_share_numbers(call.after)
+        more.append(_CALL.pack(key, min(call.count, _MAX_COUNT), *shares))
+    by_column = [_by_column(rows, own.size) for rows, own in ((sample_rows, _SAMPLE), (time_rows, _TIME_AT))]
+    return b"".join([*parts, *by_column, *more])
 
 
 def _unpacked(
@@ -151,12 +160,14 @@ def _unpacked(
     index, plan, flags, time_s, turnaround_s, lead_s, window_s, energy_j, num_samples, num_times, num_calls = head
     at += _HEAD.size
     reader = _Reader(data, at)
-    samples = [_unpacked_sample(reader, classes) for _ in range(num_samples)]
-    times_at = [_unpacked_time(reader, classes, samples) for _ in range(num_times)]
+    sample_rows, time_rows = reader.columns(_SAMPLE, num_samples), reader.columns(_TIME_AT, num_times)
+    samples = [_unpacked_sample(reader, row, classes) for row in sample_rows]
+    times_at = [_unpacked_time(reader, row, classes, samples) for row in time_rows]
     call_samples = []
     for _ in range(num_calls):
-        (key,), (count,) = reader.read(_CLASS), reader.read(_COUNT)
-        call_samples.append(CallSample(classes[key], reader.share(), reader.share(), count))
+        key, count, before_mhz, before_s, after_mhz, after_s = reader.read(_CALL)
+        before, after = ClockShare(before_mhz, _float(before_s)), ClockShare(after_mhz, _float(after_s))
+        call_samples.append(CallSample(classes[key], before, after, count))
     return (
         IterationObservation(
             iteration_index=index,
@@ -186,41 +197,61 @@ class _Reader:
         self.at += numbers.size
         return found
 
-    def number(self) -> float:
-        """Return the next float of 24 bits."""
-        (found,) = _FLOAT.unpack(b"\0" + self.data[self.at : self.at + 3])
-        self.at += 3
-        return float(found)
-
-    def share(self) -> ClockShare:
-        """Return the next clock with its time."""
-        (clock_mhz,) = self.read(_CLOCK)
-        return ClockShare(clock_mhz, self.number())
+    def columns(self, numbers: struct.Struct, num_rows: int) -> list[tuple[Any, ...]]:
+        """Return the next rows, which are stored by columns."""
+        size = num_rows * numbers.size
+        stored = bytes(self.data[self.at : self.at + size])
+        if len(stored) < size:
+            raise ValueError("cut off")
+        self.at += size
+        return [numbers.unpack(stored[row :: max(1, num_rows)]) for row in range(num_rows)]
 
 
-def _unpacked_sample(reader: _Reader, classes: Sequence[InstructionClass]) -> InstructionSample:
-    key, count = reader.read(_SAMPLE)
+def _unpacked_sample(
+    reader: _Reader, row: tuple[int, int, int, bytes], classes: Sequence[InstructionClass]
+) -> InstructionSample:
+    key, count, clock_mhz, time_s = row
     own = classes[key]
     calls, num_shares = (0.0, 1) if count & _IS_SIMPLE else reader.read(_MORE_OF_SAMPLE)
-    shares = tuple(reader.share() for _ in range(num_shares))
+    rows = [(clock_mhz, time_s), *(reader.read(_SHARE) for _ in range(num_shares - 1))][:num_shares]
+    shares = tuple(ClockShare(mhz, _float(of_share)) for mhz, of_share in rows)
     return InstructionSample(0, own.kind, shares, count & _MAX_COUNT, own.chunk_index, calls)
 
 
 def _unpacked_time(
-    reader: _Reader, classes: Sequence[InstructionClass], samples: Sequence[InstructionSample]
+    reader: _Reader,
+    row: tuple[int, bytes],
+    classes: Sequence[InstructionClass],
+    samples: Sequence[InstructionSample],
 ) -> TimeAtClock:
-    (number,) = reader.read(_CLASS)
+    number, time_s = row
     if number != _NO_SAMPLE:
         sample = samples[number]
-        return TimeAtClock(sample.kind, sample.shares[0].sm_clock_mhz, reader.number(), sample.chunk_index)
-    (key,), (clock_mhz,) = reader.read(_CLASS), reader.read(_CLOCK)
+        return TimeAtClock(sample.kind, sample.shares[0].sm_clock_mhz, _float(time_s), sample.chunk_index)
+    key, clock_mhz = reader.read(_CLASS_AT)
     if key == _WAITING:
-        return TimeAtClock(None, clock_mhz, reader.number())
-    return TimeAtClock(classes[key].kind, clock_mhz, reader.number(), classes[key].chunk_index)
+        return TimeAtClock(None, clock_mhz, _float(time_s))
+    return TimeAtClock(classes[key].kind, clock_mhz, _float(time_s), classes[key].chunk_index)
 
 
-def _packed_share(share: ClockShare) -> bytes:
-    return _CLOCK.pack(share.sm_clock_mhz) + _packed_float(share.time_s)
+def _by_column(rows: Sequence[bytes], size: int) -> bytes:
+    """Return the first bytes of all rows, then the second ones, and so on."""
+    together = b"".join(rows)
+    return b"".join(together[column::size] for column in range(size))
+
+
+def _inflated(deflated: bytes) -> bytes:
+    if not deflated:
+        return b""
+    inflater = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
+    found = inflater.decompress(deflated, _MAX_BYTES)
+    if not inflater.eof or inflater.unused_data:
+        raise ValueError("cut off, or more than one text")
+    return found
+
+
+def _share_numbers(share: ClockShare) -> tuple[int, bytes]:
+    return share.sm_clock_mhz, _packed_float(share.time_s)
 
 
 def _packed_float(value: float) -> bytes:
@@ -232,6 +263,12 @@ def _packed_float(value: float) -> bytes:
 def plans_of(observations: Iterable[IterationObservation]) -> tuple[str, ...]:
     """Return the plans of observations, each once, as `pack` needs them."""
     return tuple(dict.fromkeys(o.plan_id for o in observations if o.plan_id is not None))
+
+
+def _float(upper: bytes) -> float:
+    """Return the 32-bit float with these upper 24 bits."""
+    (found,) = _FLOAT.unpack(b"\0" + upper)
+    return float(found)
 
 
 def _or_nan(value: float | None) -> float:

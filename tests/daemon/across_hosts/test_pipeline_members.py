@@ -1,6 +1,7 @@
 """Siblings of a stage are merged on their host, one of them carries, and every refusal is visible."""
 
 import logging
+import math
 from dataclasses import replace
 
 import pytest
@@ -99,7 +100,7 @@ def test_ranks_of_another_run_are_no_siblings() -> None:
 
 
 def test_many_stages_send_details_of_a_tuned_plan_in_some_iterations_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_stage, "LEADER_BYTES_PER_ITERATION", 128)
+    monkeypatch.setattr(host_stage, "LEADER_BYTES_PER_ITERATION", 64)
     purposes = {"tuned": PlanPurpose.TUNED}
 
     def scenario(host: HostOfSiblings) -> None:
@@ -108,15 +109,20 @@ def test_many_stages_send_details_of_a_tuned_plan_in_some_iterations_only(monkey
         assert session is not None
         plans = session.runner.job.knowledge.plans
         monkeypatch.setattr(type(plans), "purpose_of", lambda _, plan_id: purposes.get(plan_id))
-        sizes = []
+        texts = []
         for index in range(16):
             host.observe(token, index, 0.25, "tuned")
             reply = host.ask(token, 0, num_pp_ranks=4, agreement=PlanAgreement(merged_iteration=index - 1))
             assert reply.report is not None
-            sizes.append(len(reply.report.observations))
-        detailed = [index for index, size in enumerate(sizes) if size == max(sizes)]
-        assert detailed == [0, 4, 8, 12]
-        assert sum(sizes[-8:]) / 8 * 4 < 2 * 128 + 4 * min(sizes)
+            texts.append(reply.report.observations)
+        classes = host.members._stages[next(iter(host.members._stages))]._classes
+        found = [unpack(text, classes, ("tuned",))[0] for text in texts]
+        detailed = [index for index, one in enumerate(found) if one.instruction_samples]
+        sizes = [len(text) for text in texts]
+        every = math.ceil(4 * sizes[0] / 64)
+        assert detailed == list(range(0, 16, 1 << (every - 1).bit_length()))
+        assert len(detailed) < 8
+        assert sum(sizes[-8:]) / 8 * 4 < 2 * 64 + 4 * min(sizes)
 
     played(scenario)
 
