@@ -112,7 +112,7 @@ def test_the_power_of_many_ranks_is_fitted_to_each_of_them() -> None:
                 assert option.energy_j == pytest.approx(34.6 * time_s + weight * dynamic_j, rel=0.02)
 
 
-def test_standard_errors_of_times_tell_the_noise_whatever_the_number_of_instructions() -> None:
+def test_standard_errors_of_times_are_those_of_the_noise_whatever_the_number_of_instructions() -> None:
     random = np.random.default_rng(3)
     true_s = {clock: true_time_s(F, clock) for clock in CLOCKS[::12]}
     noise_ratio = 0.002  # of an iteration: common to all its instructions, however many
