@@ -71,7 +71,7 @@ class Container:
     def host_pid(self) -> int:
         """Return the pid on the host of the program; 0 while it has not begun.
 
-        The first process is never the program, although for a moment after its start it still has the name of the tests.
+        The first process is never the program, though it has the name of the tests for a moment.
         """
         waiting = child_pids(self.process.pid)
         while waiting:
