@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuenergyd.carbon.fetched_file import Fetched, FetchState, FetchStatus, read_fetched, write_fetched
+from gpuenergyd.carbon.fetched_file import KEPT_HISTORY, Fetched, FetchState, FetchStatus, read_fetched, write_fetched
 from gpuenergyd.carbon.fetcher import config_from_json, fetch_if_due, main, run, source_of
 from gpuenergyd.carbon.keys import read_key
 from gpuenergyd.carbon.sources.source import SourceReply
@@ -124,7 +124,7 @@ def test_a_clock_that_was_set_back_does_not_stop_fetching() -> None:
 
 
 def test_later_values_replace_estimates_and_old_ones_leave_the_file() -> None:
-    first = SourceReply((sample(-24 * 366), sample(-1, 100.0, SampleStatus.ESTIMATED)))
+    first = SourceReply((sample(-(KEPT_HISTORY // HOUR) - 1), sample(-1, 100.0, SampleStatus.ESTIMATED)))
     second = SourceReply((sample(-1, 140.0),))
     source = ScriptedSource([first, second])
 

@@ -28,7 +28,7 @@ def hours(begin_at: datetime, end_at: datetime, value: float = 100.0) -> tuple[I
 class WithPast:
     """Has every past hour since `first_at`, or raises."""
 
-    first_at: datetime = NOW_AT - timedelta(days=400)
+    first_at: datetime = NOW_AT - KEPT_HISTORY - WEEK
     error: Exception | None = None
     signal: CarbonSignal = SIGNAL
     period_s: float = 3600.0

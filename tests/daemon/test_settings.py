@@ -164,7 +164,7 @@ def test_the_commented_file_shows_the_defaults(monkeypatch: pytest.MonkeyPatch, 
     text = DEFAULT_CONFIG_PATH.read_text(encoding="utf-8")
     shown = tomllib.loads(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE))
     not_set_by_default = {"world_path", "socket_group", "policy_memory_limit_bytes", "host_name"}
-    not_set_by_default |= {"power_budget_w", "power_schedule_path"}
+    not_set_by_default |= {"power_budget_w", "power_schedule_path", "power_ramp_w_per_s"}
     not_set_by_default |= {f"carbon_{name}" for name in CARBON_NOT_SET}
     filled = tmp_path / "filled.toml"
     filled.write_text(

@@ -69,8 +69,11 @@ class Container:
         return self.log_path.read_text(encoding="utf-8", errors="replace")
 
     def host_pid(self) -> int:
-        """Return the pid on the host of the program; 0 while it has not begun."""
-        waiting = [self.process.pid]
+        """Return the pid on the host of the program; 0 while it has not begun.
+
+        The first process is never the program, though it has the name of the tests for a moment.
+        """
+        waiting = child_pids(self.process.pid)
         while waiting:
             pid = waiting.pop()
             with contextlib.suppress(OSError):

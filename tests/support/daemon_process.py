@@ -25,6 +25,8 @@ from tests.support.waiting import wait_until
 ROOT = Path(__file__).resolve().parents[2]
 _DAEMON, _TRAINER = "tests.support.daemon_main", "tests.support.fake_trainer"
 _RUN_DAEMON = f"import sys; from {_DAEMON} import main; sys.exit(main(sys.argv[1:]))"
+LIMIT_S = 120.0
+"""For what a daemon does within a second on an idle machine."""
 AnyProcess = subprocess.Popen[bytes] | ForkedProcess
 
 
@@ -110,7 +112,7 @@ class DaemonProcess:
         """Start the daemon and wait until it replies."""
         self.process = self.launch()
         try:
-            wait_until(self.is_ready, 120)
+            wait_until(self.is_ready, LIMIT_S)
         except AssertionError:
             self.stop()
             raise AssertionError(f"the daemon did not start:\n{self.log}") from None
@@ -126,7 +128,7 @@ class DaemonProcess:
 
     def client(self) -> DaemonClient:
         """Return a connection to the daemon."""
-        return DaemonClient(str(self.socket_path))
+        return DaemonClient(str(self.socket_path), limit_s=LIMIT_S)
 
     def status(self) -> dict[str, Any]:
         """Return the daemon's status."""
@@ -141,7 +143,7 @@ class DaemonProcess:
         jobs: list[dict[str, Any]] = self.status()["jobs"]
         return jobs[0] if jobs else None
 
-    def wait_for_phase(self, *phases: str, timeout_s: float = 60) -> dict[str, Any]:
+    def wait_for_phase(self, *phases: str, timeout_s: float = LIMIT_S) -> dict[str, Any]:
         """Wait until the job is in one of these phases and return it."""
         wait_until(lambda: (job := self.job()) is not None and job["phase"] in phases, timeout_s)
         job = self.job()
@@ -154,10 +156,10 @@ class DaemonProcess:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(30)
+            return self.process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(LIMIT_S)
             raise
 
     # --- the simulated GPUs ---
@@ -194,7 +196,7 @@ class Training:
     last_when: Path
     """When this file exists, the next iteration is the last."""
 
-    def finish(self, timeout_s: float = 60) -> int:
+    def finish(self, timeout_s: float = LIMIT_S) -> int:
         """End the run gracefully; return the exit status."""
         self.last_when.touch()
         return self.wait(timeout_s)
@@ -208,7 +210,7 @@ class Training:
         ranks = child_pids(self.process.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(LIMIT_S)
         for rank in ranks:
             wait_for_death(rank)
 
@@ -235,7 +237,7 @@ def training(daemon: DaemonProcess, *, iterations: int = 100_000, arguments: Seq
         run.kill()
 
 
-def wait_for_death(pid: int, timeout_s: float = 30.0) -> None:
+def wait_for_death(pid: int, timeout_s: float = LIMIT_S) -> None:
     """Wait until a process has ended, which need not be a child."""
     try:
         pidfd = os.pidfd_open(pid)

@@ -246,7 +246,7 @@ class KillRig:
     def _kill_daemon(self) -> None:
         assert self.daemon.process is not None
         self.daemon.process.kill()
-        self.daemon.process.wait(10)
+        self.daemon.process.wait(60)
 
     def _is_database_damaged(self) -> bool:
         database = sqlite3.connect(self.daemon.database_path)

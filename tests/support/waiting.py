@@ -8,7 +8,7 @@ _POLL_SHARE = 0.1
 """Each pause is this share of the time waited so far: polling takes little from the processes that it waits for."""
 
 
-def wait_until(predicate: Callable[[], bool], timeout_s: float = 10.0, *, log: Callable[[], str] = str) -> None:
+def wait_until(predicate: Callable[[], bool], timeout_s: float = 60.0, *, log: Callable[[], str] = str) -> None:
     """Wait until a predicate holds, polling ever more rarely; fail after the time limit, with this log."""
     start_s = time.monotonic()
     while not predicate():

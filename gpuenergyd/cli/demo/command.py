@@ -30,8 +30,6 @@ _END_TIMEOUT_S = 10.0
 _JOB_NAME = "demo-gpt"
 _STEP_PREFIX = "gpt: "
 """Beginning of the lines in which the training program says what it does until it registers."""
-_MAX_PLANNING_ITERATIONS = 8
-"""Upper bound on the iterations between the end of the baseline and the first plan."""
 _MAX_FOLDER_CHARS = 60
 """A Unix socket's path is limited to 107 characters, including the names below this folder."""
 _FAKE_NVML_VARIABLE = "GPUENERGYD_FAKE_NVML_WORLD"
@@ -294,7 +292,7 @@ def _check_job(job: Mapping[str, Any], request: DemoRequest) -> None:
         raise GpuEnergyError(f"policy {request.policy!r} failed: {failure}")
     if job["is_given_up"]:
         raise GpuEnergyError(f"the job stays at full speed: {job['phase_reason']}")
-    if _has_no_plan(job, request):
+    if request.has_no_plan(job):
         reason = job["phase_reason"] if job["phase"] == "fallback" else job["plan_reason"]
         raise GpuEnergyError(f"policy {request.policy!r} made no plan: {reason}")
 
@@ -306,12 +304,6 @@ def _policy_failure(job: Mapping[str, Any]) -> str | None:
     if job["phase"] != "fallback" or not reason.startswith(prefix) or "did not answer within" in reason:
         return None
     return reason.removeprefix(prefix)
-
-
-def _has_no_plan(job: Mapping[str, Any], request: DemoRequest) -> bool:
-    """Return whether the policy still runs the job at full speed although it had enough iterations to plan."""
-    enough = request.baseline_iterations + request.tuned_iterations + _MAX_PLANNING_ITERATIONS
-    return not job["num_tuned_iterations"] and (job["num_baseline_iterations"] or 0) >= enough
 
 
 def _check_clocks_are_restored(world: Path) -> None:

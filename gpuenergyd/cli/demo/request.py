@@ -15,6 +15,9 @@ _SLOWEST_STAGE_S = 0.18
 _MAX_CORRECTIONS_RATIO = 5
 """Stop after this many times the requested planned iterations, even if the last plan is still new."""
 
+_MAX_PLANNING_ITERATIONS = 8
+"""Upper bound on the iterations between the policy's first reply and its first plan."""
+
 
 @dataclass(frozen=True, slots=True)
 class DemoRequest:
@@ -71,6 +74,20 @@ class DemoRequest:
             is_settled
             or num_tuned >= _MAX_CORRECTIONS_RATIO * self.tuned_iterations
             or (is_profiled_again and num_tuned >= self.tuned_iterations)
+        )
+
+    def has_no_plan(self, job: Mapping[str, Any]) -> bool:
+        """Return whether the policy runs the job at full speed although it has replied and had enough iterations.
+
+        On a busy host its first reply takes long, and the training goes on meanwhile: that is no refusal to plan.
+        """
+        is_at_full_speed = job["phase"] in {"tuned", "fallback"} and job["plan_purpose"] in {"baseline", "predicted"}
+        enough = self.baseline_iterations + self.tuned_iterations + _MAX_PLANNING_ITERATIONS
+        return (
+            is_at_full_speed
+            and not job["num_tuned_iterations"]
+            and job["num_iterations_of_plan"] >= _MAX_PLANNING_ITERATIONS
+            and (job["num_baseline_iterations"] or 0) >= enough
         )
 
 

@@ -34,6 +34,35 @@ def test_a_demo_ends_with_a_settled_plan_or_when_the_job_is_profiled_again(
     assert REQUEST.is_finished(job) is is_finished
 
 
+AT_FULL_SPEED = {
+    "phase": "tuned",
+    "plan_purpose": "baseline",
+    "num_tuned_iterations": 0,
+    "num_iterations_of_plan": 30,
+    "num_baseline_iterations": 30,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "has_no_plan"),
+    [
+        ({}, True),
+        ({"phase": "fallback"}, True),
+        ({"num_baseline_iterations": 29}, False),
+        ({"num_tuned_iterations": 1}, False),
+        # A busy host: the policy has not replied yet, has just begun to profile, or its plan has just come.
+        ({"phase": "baseline", "num_baseline_iterations": 100, "num_iterations_of_plan": 100}, False),
+        ({"phase": "profiling", "plan_purpose": "profile", "num_baseline_iterations": 100}, False),
+        ({"plan_purpose": "tuned", "num_iterations_of_plan": 0, "num_baseline_iterations": 100}, False),
+        ({"num_iterations_of_plan": 1, "num_baseline_iterations": 100}, False),
+    ],
+)
+def test_a_policy_makes_no_plan_once_it_has_replied_and_had_enough_iterations(
+    changed: dict[str, Any], *, has_no_plan: bool
+) -> None:
+    assert REQUEST.has_no_plan(AT_FULL_SPEED | changed) is has_no_plan
+
+
 @pytest.mark.parametrize(
     ("driver", "simulation", "gpus"),
     [

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpuenergyd.carbon.sources.web import WebLimits
 from gpuenergyd.cli.prove.meters import IpmiMeter, Meter, PowercapMeter, RedfishMeter, open_meter
 from gpuenergyd.core.proof.measurements import PowerSample
 from gpuenergyd.core.proof.meter_alignment import alignment
@@ -18,6 +19,13 @@ from gpuenergyd.core.proof.registration import BASELINE_ARM, Arm, MeterFacts
 from gpuenergyd.errors import ProofError, UsageError
 from tests.support.http_handler import QuietHandler
 from tests.support.virtual_proof import VirtualMeter, VirtualTraining
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait longer for a reply than a proof does: on a busy machine the servers of these tests are slow."""
+    patient = WebLimits(connect_s=60.0, read_s=60.0, total_s=120.0, max_retries=0)
+    monkeypatch.setattr("gpuenergyd.cli.prove.meters._LIMITS", patient)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def blocks_under(daemon: DaemonProcess, client: DaemonClient, folder: Path) -> T
 def test_blocks_hold_the_iterations_of_their_arm_and_the_power_beside_them(
     daemon: DaemonProcess, tmp_path: Path
 ) -> None:
-    with closing(DaemonClient(str(daemon.socket_path))) as client:
+    with closing(daemon.client()) as client:
         blocks = blocks_under(daemon, client, tmp_path)
         tuned = blocks.run_block(Arm("tuned", "uniform"), num_iterations=4)
         full_speed = blocks.run_block(Arm(BASELINE_ARM, "full-speed"), num_iterations=4)
@@ -55,7 +55,7 @@ def test_blocks_hold_the_iterations_of_their_arm_and_the_power_beside_them(
 
 
 def test_program_that_ends_too_early_fails_the_block_with_its_last_words(daemon: DaemonProcess, tmp_path: Path) -> None:
-    with closing(DaemonClient(str(daemon.socket_path))) as client:
+    with closing(daemon.client()) as client:
         blocks = blocks_under(daemon, client, tmp_path)
         blocks.command = (sys.executable, "-c", "print('no data'); raise SystemExit(3)")
 
