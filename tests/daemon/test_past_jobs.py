@@ -38,6 +38,8 @@ def job(num_microbatches: int) -> DaemonTraining:
 
 def num_stored(database: Path) -> int:
     with sqlite3.connect(database) as connection:
+        if not connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'models'").fetchone()[0]:
+            return 0  # the history's thread has not created its tables yet
         query = f"SELECT count(*) FROM models WHERE signature LIKE 'past:{os.geteuid()}:%'"
         return int(connection.execute(query).fetchone()[0])
 

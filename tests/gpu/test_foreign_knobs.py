@@ -49,7 +49,7 @@ def test_each_foreign_change_under_a_job_is_seen_recorded_and_left_alone(daemon:
         with training(daemon, arguments=("--policy", "uniform")) as job:
             wait_until(daemon.is_lowered, 120, log=lambda: daemon.log)
             assert knobs()["power_limit_owner"] is None
-            assert knobs()["requested_power_profiles"] == [2]
+            wait_until(lambda: knobs()["requested_power_profiles"] == [2], log=lambda: daemon.log)
 
             wait_until(lambda: knobs()["memory_clock_mhz"] is not None, 30)
             memory_mhz, sm_mhz = knobs()["memory_clock_mhz"], knobs()["application_sm_clock_mhz"]

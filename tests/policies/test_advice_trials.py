@@ -1,4 +1,4 @@
-"""Trials of loops that permit no slowdown: they cost less than an iteration, and tell what a slowdown would save."""
+"""Trials of loops that permit no slowdown: they cost less than an iteration, and show what a slowdown would save."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def lost_iterations(run: VirtualTraining) -> float:
 @pytest.mark.parametrize("policy", [Uniform, BubbleAware])
 @pytest.mark.parametrize("kind", MEMORY_SHARES)
 @pytest.mark.parametrize("seed", [0, *thorough(1, 2, 3)])
-def test_trials_tell_what_the_job_then_saves(policy: type[ClockPolicy], kind: str, seed: int) -> None:
+def test_trials_show_what_the_job_then_saves(policy: type[ClockPolicy], kind: str, seed: int) -> None:
     work = random_gpu_work(seed, kind)
 
     advised = trained(policy(), work, seed=seed)

@@ -33,7 +33,7 @@ from gpuenergyd.daemon.processes.plugins import (
 )
 from gpuenergyd.daemon.processes.policy_client import PolicyClient, PolicyFailure
 from gpuenergyd.daemon.processes.policy_host import PlanRequest, PolicyHost
-from gpuenergyd.errors import UnknownPolicyError
+from gpuenergyd.errors import UnknownPolicyError, UsageError
 
 
 def view(job_id: str = "j1") -> JobView:
@@ -381,5 +381,7 @@ def test_options_of_the_settings_hold_where_a_job_gives_none(name: str, expected
 
 
 def test_an_option_that_a_policy_does_not_take_is_named_with_the_valid_ones() -> None:
-    with pytest.raises(UnknownPolicyError, match=r"does not take these options: eta; valid: "):
+    with pytest.raises(UsageError, match="policy uniform has no option 'eta'; valid is trials"):
         load_policy("uniform:eta=1")
+    with pytest.raises(UnknownPolicyError, match=r"does not take these options: eta; valid: "):
+        load_policy("envelope:eta=1")
