@@ -29,6 +29,10 @@ GROUPS = {
         "Computations behind `gpuenergyd carbon` and the carbon targets: `forecast`, `backtest` and `timing-value`, one"
         " of each."
     ),
+    "gpuenergyd.exchanges": (
+        "`loop`: a function that starts the exchange of a data-parallel loop's paces with other hosts, in the first"
+        " rank of each host, and returns a function that ends it."
+    ),
     "gpuenergyd.launchers": (
         "A function from an environment to the environment of a program started by `gpuenergyd run`, so that the"
         " program attaches automatically."

@@ -152,6 +152,12 @@ def without_restarts(run_key: str) -> str:
     return _NUM_RESTARTS.sub("", run_key).strip(",")
 
 
+def has_other_hosts(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the training has processes on other hosts, by the launcher's LOCAL_WORLD_SIZE and WORLD_SIZE."""
+    here, everywhere = environ.get("LOCAL_WORLD_SIZE", ""), environ.get("WORLD_SIZE", "")
+    return here.isdecimal() and everywhere.isdecimal() and int(everywhere) > int(here)
+
+
 def find_gpu_uuid(
     gpu_uuid: str | None = None, *, device: object = None, environ: Mapping[str, str] | None = None
 ) -> str | None:

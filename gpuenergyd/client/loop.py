@@ -1,11 +1,13 @@
 """`gpuenergyd.job` for plain training loops; where torch runs them, the phases of an iteration are its instructions."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 from gpuenergyd.client.environment import find_gpu_uuid, find_rank, find_run_key
+from gpuenergyd.client.loop_exchange import start_loop_exchange
 from gpuenergyd.client.phases.marks import MAX_PHASES, PhaseMarks
 from gpuenergyd.client.phases.torch_hooks import TorchPhases
 from gpuenergyd.client.rank import RankClient, RankDescription
@@ -46,6 +48,7 @@ class LoopJob:
         self._marks = PhaseMarks(begins_at_forward=begins_at_forward)
         self._hooks: TorchPhases | None = None
         self._client: RankClient | None = None
+        self._stop_exchange: Callable[[], None] | None = None
         self._num_tries = 0
 
     def __enter__(self) -> Self:
@@ -58,6 +61,9 @@ class LoopJob:
             self._hooks.detach()
             self._hooks = None
         self._marks.end_learning()
+        if self._stop_exchange is not None:
+            self._stop_exchange()
+            self._stop_exchange = None
         if self._client is not None:
             self._client.release()
 
@@ -98,6 +104,9 @@ class LoopJob:
         self._hooks = self._find_phases() if gpu_uuid is not None and self._finds_phases else None
         if self._hooks is None:
             self._marks.register_whole()
+        self._stop_exchange = start_loop_exchange(
+            client, run_key=run_key, dp_rank=dp_rank, socket_path=self._socket_path
+        )
         return client
 
     @property

@@ -194,11 +194,17 @@ class PaceReport:
     least_other_overhead_s: float | None = None
     """Least time per iteration that any replica elsewhere spends outside of its instructions."""
     budget: TrainingBudget | None = None
+    covers_host: bool = False
+    """Whether the report is for all replicas of the training on this host, and the reply of the slowest of them: loops
+    have a replica per rank, and one rank of each host carries the paces of all."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaceReply:
-    """Pace of this replica (None while unknown) and the straggler pace that it has to keep (None without one)."""
+    """Pace of this replica (None while unknown) and the straggler pace that it has to keep (None without one).
+
+    If the report covers the host, the pace is that of its slowest replica.
+    """
 
     own_time_s: float | None
     straggler_time_s: float | None

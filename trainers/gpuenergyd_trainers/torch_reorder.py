@@ -16,10 +16,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gpuenergyd.client.environment import has_other_hosts
 from gpuenergyd.wire.messages import OrderRow
 from gpuenergyd_trainers.across_hosts.host_orders import find_hosts
 from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE, find_store_address
-from gpuenergyd_trainers.across_hosts.replica_paces import has_other_hosts
 from gpuenergyd_trainers.joining.handle import Call
 from gpuenergyd_trainers.joining.place import Place
 

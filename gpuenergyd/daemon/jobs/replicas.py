@@ -14,7 +14,7 @@ from typing import Any
 from gpuenergyd.core.distributed.straggler_savings import StragglerSavingEstimator
 from gpuenergyd.core.distributed.stragglers import Pace, ReplicaGroup, StragglerChange, StragglerRules
 from gpuenergyd.daemon.jobs.runner import JobRunner
-from gpuenergyd.daemon.jobs.training_budget import TrainingTarget, share_budget
+from gpuenergyd.daemon.jobs.training_budget import TrainingTarget, handle_budget, share_budget
 from gpuenergyd.daemon.ports import RunningJob
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.messages import PaceReply, PaceReport
@@ -113,7 +113,7 @@ class Replicas:
         return min((overhead_s for overhead_s in known if overhead_s is not None), default=None)
 
     def handle_report(self, runner: JobRunner, report: PaceReport) -> PaceReply:
-        """Handle the paces of replicas on other hosts, and return the pace of this one.
+        """Handle the paces of replicas on other hosts, and return that of this one, or of the slowest on this host.
 
         Raises:
             ProtocolError: a time is out of range.
@@ -122,17 +122,23 @@ class Replicas:
         group = self._group(runner.job_id)
         if runner.job.is_ended or group is None:
             return PaceReply(None, None)
-        self._with_replicas.add(runner.job_id)
+        covered = sorted(group.job_ids, key=self._dp_ranks.__getitem__) if report.covers_host else [runner.job_id]
+        self._with_replicas.update(covered)
         now_s = time.monotonic()
         pace = None
         if report.slowest_other_time_s:
             pace = Pace(report.slowest_other_time_s, "a replica elsewhere", now_s - report.age_s)
-        self._follow(group.update_pace_elsewhere(runner.job_id, pace, now_s, is_news=report.is_news))
+        for job_id in covered:
+            self._follow(group.update_pace_elsewhere(job_id, pace, now_s, is_news=report.is_news))
+            self._overhead_elsewhere_s[job_id] = report.least_other_overhead_s
         self._prepare(group)
-        self._overhead_elsewhere_s[runner.job_id] = report.least_other_overhead_s
-        share = self._targets[runner.job_id].handle(report.budget)
-        own = runner.job.knowledge.pace
-        return PaceReply(own.own_time_s, runner.job.target.straggler_time_s, own.num_readings, own.overhead_s, share)
+        share = handle_budget([self._targets[job_id] for job_id in covered], report.budget)
+        paces = [self._runners[job_id].job.knowledge.pace for job_id in covered]
+        slowest = max(paces, key=lambda own: own.own_time_s or 0.0)
+        overheads_s = [own.overhead_s for own in paces if own.overhead_s is not None]
+        straggler_time_s = runner.job.target.straggler_time_s
+        least_s = min(overheads_s, default=None)
+        return PaceReply(slowest.own_time_s, straggler_time_s, slowest.num_readings, least_s, share)
 
     def check_time_limits(self) -> None:
         """Withdraw pace and target of silent replicas; called every second."""

@@ -132,6 +132,30 @@ class TrainingTarget:
         return BudgetShare(round(ratio, 6), is_decided=True, excess_s=round(self.watcher.plan_excess_s(self.runner), 6))
 
 
+def handle_budget(targets: Sequence[TrainingTarget], report: TrainingBudget | None) -> BudgetShare:
+    """Let the replicas that a report covers follow the training's first one; return what to publish of them.
+
+    Where the first of them is the training's first replica, it decides for the others.
+
+    Raises:
+        ProtocolError: a value is out of range.
+    """
+    first, *others = targets
+    if report is None or not others:
+        return first.handle(report)
+    excess_s = max((target.share().excess_s for target in others), default=0.0)
+    if report.is_first:
+        # All replicas end an iteration together: only the slowest plan costs time.
+        share = first.handle(replace(report, excess_s=report.excess_s + excess_s))
+        report = TrainingBudget(False, share.permitted_slowdown_ratio, share.is_decided)
+    else:
+        share = first.handle(report)
+        share = replace(share, excess_s=max(share.excess_s, excess_s))
+    for target in others:
+        target.handle(report)
+    return share
+
+
 def share_budget(targets: Sequence[TrainingTarget]) -> None:
     """Let replicas of one training on this daemon have one budget, the first one's, unless they exchange it by a store.
 

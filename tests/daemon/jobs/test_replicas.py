@@ -101,3 +101,56 @@ def test_all_replicas_of_a_training_agree_on_orders_under_one_name() -> None:
         await stage.jobs.close("test over")
 
     play(scenario)
+
+
+PHASES = (("F", 0, 0), ("B", 0, 0), ("O", 0, 0))
+"""Phases of a loop, all of which are work."""
+
+
+def register_loops(stage: Stage, num_ranks: int) -> None:
+    """Register the ranks of a data-parallel loop with phases, each a job of its own."""
+    loop = replace(registration(0), num_pp_ranks=1, num_microbatches=1, order=PHASES, schedule_name="loop")
+    for dp_rank in range(num_ranks):
+        own = replace(loop, dp_rank=dp_rank, num_dp_ranks=2 * num_ranks, gpu_uuid=f"GPU-{dp_rank}")
+        stage.tokens.append(stage.jobs.register(own, ME, os.pidfd_open(os.getpid())).rank_token)
+
+
+async def iterate_loops(stage: Stage, index: int, phase_ms: tuple[int, ...]) -> None:
+    """Report an iteration of each rank, with phases of this length; all end together."""
+    end_ns = time.monotonic_ns()
+    begin_ns = end_ns - 1_000_000 * (len(PHASES) * max(phase_ms) + 1)
+    for token, each_ms in zip(stage.tokens, phase_ms, strict=True):
+        edges = [begin_ns + 1_000_000 * each_ms * number for number in range(len(PHASES) + 1)]
+        rows = tuple((*phase, a, b) for phase, a, b in zip(PHASES, edges, edges[1:], strict=False))
+        stage.jobs.handle_report(IterationReport(token, index, 0, begin_ns, end_ns, end_ns, rows), ME)
+    await settle()
+
+
+def test_a_report_that_covers_the_host_sets_the_pace_of_all_its_ranks_and_returns_the_slowest() -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        register_loops(stage, 3)
+        stage.jobs.handle_pace(PaceReport(stage.tokens[0], None, covers_host=True), ME)
+        for index in range(6):
+            await iterate_loops(stage, index, (10, 12, 10))
+        reply = stage.jobs.handle_pace(PaceReport(stage.tokens[0], None, covers_host=True), ME)
+        alone = stage.jobs.handle_pace(PaceReport(stage.tokens[0], None), ME)
+        slow_s = 1.5 * 3 * 0.012
+        for _ in range(2):
+            stage.jobs.handle_pace(PaceReport(stage.tokens[0], slow_s, covers_host=True), ME)
+        followed_s = [runner.job.target.straggler_time_s for runner in stage.jobs]
+        stage.jobs.handle_pace(PaceReport(stage.tokens[0], None, covers_host=True), ME)
+        left_s = [runner.job.target.straggler_time_s for runner in stage.jobs]
+
+        assert reply is not None
+        assert alone is not None
+        assert reply.own_time_s is not None
+        assert alone.own_time_s is not None
+        assert reply.own_time_s > 1.1 * alone.own_time_s
+        assert reply.num_readings > 0
+        assert all(pace_s is not None and pace_s > 0.95 * slow_s for pace_s in followed_s)
+        assert all(pace_s is None or pace_s < 0.95 * slow_s for pace_s in left_s)
+        await stage.jobs.close("test over")
+
+    play(scenario)

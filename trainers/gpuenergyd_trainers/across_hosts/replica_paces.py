@@ -3,11 +3,12 @@
 Each replica publishes its own iteration time, without waits for other replicas. Of a replica that spans hosts, the
 leader does so; of a replica on one host, the first pipeline rank does, in a thread of its own: it publishes the pace
 that its daemon measured, and passes the slowest other pace to its daemon, which decides whether to slow down to it.
+Each rank of a data-parallel loop is a replica: there, the first rank of each host does so for all ranks of the host.
 No replica waits for another, one that publishes nothing has no effect, and a value read again is not a new reading.
 """
 
 import json
-import os
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -15,11 +16,13 @@ from typing import Any
 
 from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.client.rank import RankClient
-from gpuenergyd_trainers.across_hosts.job_store import Store
+from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE, Store, find_store_address
 from gpuenergyd_trainers.across_hosts.local_daemon import LocalDaemon
 from gpuenergyd_trainers.across_hosts.run_agreement import RunAgreement
-from gpuenergyd_trainers.across_hosts.store_thread import PERIOD_S, StoreThread
+from gpuenergyd_trainers.across_hosts.store_thread import PERIOD_S, StoreThread, connection_to
 from gpuenergyd_trainers.across_hosts.training_budget import BudgetReadings
+
+logger = logging.getLogger("gpuenergyd.trainers")
 
 _COUNTER = "replicas"
 _MAX_REPLICAS = 1024
@@ -137,7 +140,10 @@ def _key(index: int) -> str:
 
 
 class ReplicaOnOneHost:
-    """The exchange of a replica that is on one host, run by its first rank in a thread of its own."""
+    """The exchange of a replica that is on one host, run by its first rank in a thread of its own.
+
+    With `covers_host` it is that of all replicas of the training on this host.
+    """
 
     def __init__(
         self,
@@ -147,8 +153,10 @@ class ReplicaOnOneHost:
         dp_rank: int,
         socket_path: str | None = None,
         period_s: float = PERIOD_S,
+        covers_host: bool = False,
     ) -> None:
         self._client = client
+        self._covers_host = covers_host
         self._daemon = LocalDaemon(find_socket_path(socket_path))
         self._paces = ReplicaPaces(is_first=dp_rank == FIRST_REPLICA)
         self._run = RunAgreement(FIRST_REPLICA, is_first=dp_rank == FIRST_REPLICA)
@@ -171,7 +179,11 @@ class ReplicaOnOneHost:
             return
         now_s = monotonic()
         others = self._paces.others(of_run, now_s)
-        report = {**_report(token, others), "budget": self._paces.budgets.report(now_s)}
+        report = {
+            **_report(token, others),
+            "budget": self._paces.budgets.report(now_s),
+            "covers_host": self._covers_host,
+        }
         reply = self._daemon.post("/v1/pace", report)
         if reply is not None:
             self._paces.publish(
@@ -184,10 +196,20 @@ class ReplicaOnOneHost:
             )
 
 
-def has_other_hosts(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the training has processes on other hosts, by the launcher's LOCAL_WORLD_SIZE and WORLD_SIZE."""
-    here, everywhere = environ.get("LOCAL_WORLD_SIZE", ""), environ.get("WORLD_SIZE", "")
-    return here.isdecimal() and everywhere.isdecimal() and int(everywhere) > int(here)
+def exchange_of_loop(
+    client: RankClient, *, run_key: str, dp_rank: int, socket_path: str | None
+) -> Callable[[], None] | None:
+    """Start the exchange of all ranks of a data-parallel loop on this host; return a function that ends it."""
+    address = find_store_address()
+    if address is None:
+        logger.warning(
+            "gpuenergyd: ranks on other hosts are not compared with those of this one, since the job's store cannot be"
+            " found: set MASTER_ADDR and MASTER_PORT, or %s",
+            STORE_VARIABLE,
+        )
+        return None
+    connect = connection_to(address, run_key)
+    return ReplicaOnOneHost(client, connect, dp_rank=dp_rank, socket_path=socket_path, covers_host=True).stop
 
 
 def _report(token: str, others: OtherPaces) -> dict[str, Any]:

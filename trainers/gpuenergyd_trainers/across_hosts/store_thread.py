@@ -4,7 +4,8 @@ import logging
 import threading
 from collections.abc import Callable
 
-from gpuenergyd_trainers.across_hosts.job_store import Store
+from gpuenergyd.client.environment import without_restarts
+from gpuenergyd_trainers.across_hosts.job_store import JobStore, Store
 
 logger = logging.getLogger("gpuenergyd.trainers")
 
@@ -78,3 +79,13 @@ class StoreThread:
                     logger.info("gpuenergyd: %s is connected to the job's store", self._name)
                 self._is_connected = True
         self._at_end()
+
+
+def connection_to(address: tuple[str, int], run_key: str) -> Callable[[], Store]:
+    """Return a function that connects to the job's store at an address, with keys of this run."""
+    (host, port), prefix = address, f"gpuenergyd/{without_restarts(run_key)}"
+
+    def connect() -> Store:
+        return JobStore(host, port, prefix, limit_s=STORE_LIMIT_S)
+
+    return connect

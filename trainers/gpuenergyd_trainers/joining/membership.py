@@ -10,17 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from gpuenergyd.client.environment import find_gpu_uuid, find_job_options, find_run_key, without_restarts
+from gpuenergyd.client.environment import find_gpu_uuid, find_job_options, find_run_key, has_other_hosts
 from gpuenergyd.client.plans import AgreedPlans
 from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.client.timing.recorder import InstructionTimer
 from gpuenergyd.wire.messages import OrderRow
 from gpuenergyd_trainers.across_hosts.host_orders import HostOrders, find_hosts
-from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE, JobStore, Store, find_store_address
+from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE, find_store_address
 from gpuenergyd_trainers.across_hosts.pipeline_member import PipelineMember
 from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
-from gpuenergyd_trainers.across_hosts.replica_paces import ReplicaOnOneHost, has_other_hosts
-from gpuenergyd_trainers.across_hosts.store_thread import STORE_LIMIT_S
+from gpuenergyd_trainers.across_hosts.replica_paces import ReplicaOnOneHost
+from gpuenergyd_trainers.across_hosts.store_thread import connection_to
 from gpuenergyd_trainers.joining.handle import Handle
 from gpuenergyd_trainers.joining.memory import MemoryMeter
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, timer_for
@@ -139,7 +139,7 @@ def _pipeline_on_one_host(place: Place, run_key: str, address: tuple[str, int] |
         """
         if address is None or not has_other_hosts():
             return None
-        connect = _connection_to(address, run_key)
+        connect = connection_to(address, run_key)
         ends: list[Callable[[], None]] = []
         if place.leads_replica:
             ends.append(ReplicaOnOneHost(client, connect, dp_rank=place.replica, socket_path=socket_path).stop)
@@ -169,7 +169,7 @@ def _member_across_hosts(place: Place, run_key: str, address: tuple[str, int]) -
     member = PipelinePlace(pipeline.rank, pipeline.size, stage.rank, stage.size, place.replica)
 
     def start_exchange(client: RankClient, socket_path: str | None) -> Callable[[], None]:
-        return PipelineMember(client, plans, member, _connection_to(address, run_key), socket_path=socket_path).stop
+        return PipelineMember(client, plans, member, connection_to(address, run_key), socket_path=socket_path).stop
 
     return Membership(
         run_key=f"pp{member.name},{run_key}"[:_MAX_RUN_KEY_CHARS],
@@ -181,15 +181,6 @@ def _member_across_hosts(place: Place, run_key: str, address: tuple[str, int]) -
         plans=plans,
         tags=(("pp_rank", str(pipeline.rank)), ("tp_rank", str(stage.rank))),
     )
-
-
-def _connection_to(address: tuple[str, int], run_key: str) -> Callable[[], Store]:
-    (host, port), prefix = address, f"gpuenergyd/{without_restarts(run_key)}"
-
-    def connect() -> Store:
-        return JobStore(host, port, prefix, limit_s=STORE_LIMIT_S)
-
-    return connect
 
 
 def join(

@@ -1,0 +1,45 @@
+"""The exchange of a data-parallel loop with other hosts: a function of an entry point runs it in one rank of each host.
+
+The client needs the standard library only, and the job's store needs torch; so the function is not imported here.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+
+from gpuenergyd.client.environment import has_other_hosts
+from gpuenergyd.client.rank import RankClient
+
+EXCHANGES_GROUP = "gpuenergyd.exchanges"
+_LOOP = "loop"
+
+logger = logging.getLogger("gpuenergyd.client")
+
+
+def start_loop_exchange(
+    client: RankClient,
+    *,
+    run_key: str,
+    dp_rank: int,
+    socket_path: str | None,
+    environ: Mapping[str, str] = os.environ,
+) -> Callable[[], None] | None:
+    """Start the exchange of a host's ranks with other hosts; return a function that ends it, None where there is none.
+
+    The host's first rank carries the paces of all its ranks. Never raises: without the exchange, ranks of one host are
+    compared with each other only.
+    """
+    if not has_other_hosts(environ) or environ.get("LOCAL_RANK") != "0":
+        return None
+    try:
+        point = next(iter(entry_points(group=EXCHANGES_GROUP, name=_LOOP)), None)
+        if point is None:
+            return None
+        stop: Callable[[], None] | None = point.load()(
+            client, run_key=run_key, dp_rank=dp_rank, socket_path=socket_path
+        )
+    except Exception as error:  # noqa: BLE001  whatever a plugin raises must not reach training
+        logger.warning("gpuenergyd: ranks on other hosts are not compared with those of this one: %r", error)
+        return None
+    return stop
