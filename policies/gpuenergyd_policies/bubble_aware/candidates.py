@@ -21,6 +21,7 @@ from gpuenergyd_policies.planning.flat.plan import flat_plan
 from gpuenergyd_policies.planning.frontier import SolvedPlan, min_iteration_time_s, solve
 from gpuenergyd_policies.planning.large import TOO_LARGE
 from gpuenergyd_policies.planning.problem import Effort
+from gpuenergyd_policies.planning.switching.dwell import with_longer_dwells
 from gpuenergyd_policies.planning.switching.lateness import expected_late_s
 from gpuenergyd_policies.planning.switching.requests import clock_changes
 from gpuenergyd_policies.planning.switching.segments import plan_segments
@@ -93,6 +94,9 @@ class Candidates:
             found += self._segmented(TUNING.max_segments_of_many_calls)
         if not found:
             found = [self._candidate(*self._unlimited(self.solved))]
+        cheapest = min(found, key=lambda c: c.simulated.energy_j)
+        if max_segments is None and cheapest.excess_of_calls > 1.0:
+            found += self._with_longer_dwells(cheapest)
         least_excess = max(1.0, min(c.excess_of_calls for c in found))
         found = [c for c in found if c.excess_of_calls <= least_excess]
         max_late_s = max(TUNING.max_expected_late_ratio * self.solved.iteration_time_s, min(c.late_s for c in found))
@@ -157,6 +161,24 @@ class Candidates:
                 yield candidate
                 if candidate.simulated.energy_j <= (1 + TUNING.fewer_switches_ratio) * self.lower_bound_j:
                     return
+
+    def _with_longer_dwells(self, candidate: Candidate) -> list[Candidate]:
+        """Return the plan with its short segments merged, as few as bring its calls within the limits; none if late."""
+        graph, latencies = self.model.graph, self.model.latencies
+        for factor in TUNING.merged_dwells:
+            least_s = [factor * max(own.typical_raise_s or own.raise_s, own.lower_s) for own in latencies]
+            clock_of = with_longer_dwells(graph, self.cautious, candidate.clock_of, least_s)
+            durations_s = [
+                self.cautious[i.instruction_class].interpolated(clock_of[i]).time_s for i in graph.instructions
+            ]
+            planned = timeline(graph, durations_s)
+            changes = clock_changes(planned, clock_of, latency=latencies, profile=self.cautious)
+            simulated = simulate_switching(graph, self.cautious, changes, latency=latencies)
+            merged = self._candidate(clock_of, changes)
+            is_on_time = simulated.iteration_time_s <= (1 + _ON_TIME_RATIO) * self.solved.iteration_time_s
+            if merged.excess_of_calls <= 1.0 and is_on_time:
+                return [merged]
+        return []
 
     def _candidate(self, clock_of: dict[Instruction, int], changes: _Changes) -> Candidate:
         model = self.model

@@ -31,6 +31,8 @@ class Tuning:
     min_dwell_ratio: float = 0.5
     """Least time for which a clock is requested, in its typical latencies. An assumption: how GPUs treat shorter
     requests was not measured."""
+    merged_dwells: tuple[float, ...] = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
+    """Least lengths of segments, in typical latencies, to which a plan with too many calls is merged."""
     segment_search_steps: int = 30_000 if IS_COMPILED else 800
     """Steps of the local search for segments; without numba, as many as fit into the same time."""
     rounds_of_short_pipeline: int = 2
