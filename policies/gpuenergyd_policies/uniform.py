@@ -111,26 +111,36 @@ def _next_to_try(
             break
     else:
         return None
-    kept = [mhz for mhz in measured if measured[mhz].iteration_time_s <= target_s]
-    num_refined = len(measured.keys() - set(coarse))
-    if not kept or num_refined >= MAX_REFINEMENTS:
+    return _next_between(
+        clocks_mhz, coarse, {mhz: own.iteration_time_s for mhz, own in measured.items()}, target_s, lever
+    )
+
+
+def _next_between(
+    clocks_mhz: Sequence[int], coarse: Sequence[int], times_s: Mapping[int, float], target_s: float, lever: Lever
+) -> int | None:
+    """Return the next clock between the last that met the target and the first that did not; None if none is worth it.
+
+    `times_s` are those of all measured clocks.
+    """
+    kept = [mhz for mhz, time_s in times_s.items() if time_s <= target_s]
+    slower = [mhz for mhz in times_s if kept and mhz < min(kept)]
+    num_refined = len(times_s.keys() - set(coarse))
+    if not slower or num_refined >= MAX_REFINEMENTS:
         return None
-    fast_mhz = min(kept)
-    slow_mhz = max((mhz for mhz in measured if mhz < fast_mhz), default=None)
-    if slow_mhz is None:
-        return None
-    fast_s, slow_s = measured[fast_mhz].iteration_time_s, measured[slow_mhz].iteration_time_s
+    fast_mhz, slow_mhz = min(kept), max(slower)
+    fast_s, slow_s = times_s[fast_mhz], times_s[slow_mhz]
+    above_s = min((times_s[mhz] for mhz in kept if mhz > fast_mhz), default=fast_s)
     between = [mhz for mhz in clocks_mhz if slow_mhz < mhz < fast_mhz]
-    above_s = min((measured[mhz].iteration_time_s for mhz in kept if mhz > fast_mhz), default=fast_s)
-    if target_s - fast_s <= _SPENT_RATIO * target_s < fast_s - above_s:
+    if not between or target_s - fast_s <= _SPENT_RATIO * target_s < fast_s - above_s:
         return None
     if num_refined % 2:
-        return between[len(between) // 2] if between else None
+        return between[len(between) // 2]
     on_line = _level_between(fast_mhz, slow_mhz, (target_s - fast_s) / (slow_s - fast_s), lever)
     # Time is convex, so levels above the line meet the target; none may, at a clock that throttles.
     allowed = [mhz for mhz in between if mhz >= on_line]
     wanted = on_line if allowed else (fast_mhz + slow_mhz) / 2
-    return min(allowed or between, key=lambda mhz: abs(mhz - wanted), default=None)
+    return min(allowed or between, key=lambda mhz: abs(mhz - wanted))
 
 
 def _level_between(fast: int, slow: int, share: float, lever: Lever) -> float:
