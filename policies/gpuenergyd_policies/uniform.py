@@ -4,9 +4,9 @@ Where clocks may not be set it limits the power of all GPUs instead, by the same
 
 Theory of operation. Online the policy keeps no state: it reads measured clocks with their times and energies from the
 view and chooses the next clock to measure, from the highest down, until one is slower than the target. The baseline
-stands for the highest clock. Then it refines
-between the last clock that met the target and the first that did not, where the line through their times meets the
-target or else half way between them, and finally runs the clock of least energy whose measured time meets the target.
+stands for the highest clock. Then it refines between the last clock that met the target and the first that did not, by
+turns where the line through their times meets the target and half way between them, because a power cap bends the times
+so that the line alone comes no closer. Finally it runs the clock of least energy whose measured time meets the target.
 """
 
 import time
@@ -36,7 +36,12 @@ COARSE_CLOCKS = 6
 """Clocks measured on the way from the highest to the lowest useful one."""
 LOWEST_CLOCK_RATIO = 0.5
 """Below this share of the highest clock, time grows faster than power falls on every GPU measured so far."""
-MAX_REFINEMENTS = 2
+MAX_REFINEMENTS = 5
+"""Clocks measured between the last one that met the target and the first that did not: as many as halve a coarse step
+to neighbouring clocks. Each takes two iterations about as long as the target."""
+_SPENT_RATIO = 0.001
+"""Time left until the target, as a share of it, that is not worth another measurement, unless lower clocks may cost no
+time either."""
 
 
 class Uniform:
@@ -68,7 +73,7 @@ class Uniform:
         full_speed_j, under_plans = view.baseline.energy_j, lever_measurements(view, lever)
         at_full_speed = _full_speed_measurement(view, lever, levels)
         measured = {**at_full_speed, **under_plans} if full_speed_j is None else {**under_plans, **at_full_speed}
-        to_try = _next_to_try(levels, measured, target_s)
+        to_try = _next_to_try(levels, measured, target_s, lever)
         if full_speed_j is None and at_full_speed:
             # A short baseline may have no energy, because the period of a counter has to be learned first.
             full_speed_j = measured[levels[0]].energy_j
@@ -89,7 +94,9 @@ def _full_speed_measurement(view: JobView, lever: Lever, levels: Sequence[int]) 
     return {levels[0]: ClockMeasurement(view.baseline.iteration_time_s, view.baseline.energy_j, (), {})}
 
 
-def _next_to_try(clocks_mhz: Sequence[int], measured: Mapping[int, ClockMeasurement], target_s: float) -> int | None:
+def _next_to_try(
+    clocks_mhz: Sequence[int], measured: Mapping[int, ClockMeasurement], target_s: float, lever: Lever
+) -> int | None:
     """Return the next clock to measure, None when measuring is complete; `clocks_mhz` are descending.
 
     Power limits are chosen in the same way: time is convex in them too.
@@ -104,21 +111,43 @@ def _next_to_try(clocks_mhz: Sequence[int], measured: Mapping[int, ClockMeasurem
             break
     else:
         return None
-    kept = [mhz for mhz in measured if measured[mhz].iteration_time_s <= target_s]
-    if not kept or len(measured.keys() - set(coarse)) >= MAX_REFINEMENTS:
+    return _next_between(
+        clocks_mhz, coarse, {mhz: own.iteration_time_s for mhz, own in measured.items()}, target_s, lever
+    )
+
+
+def _next_between(
+    clocks_mhz: Sequence[int], coarse: Sequence[int], times_s: Mapping[int, float], target_s: float, lever: Lever
+) -> int | None:
+    """Return the next clock between the last that met the target and the first that did not; None if none is worth it.
+
+    `times_s` are those of all measured clocks.
+    """
+    kept = [mhz for mhz, time_s in times_s.items() if time_s <= target_s]
+    slower = [mhz for mhz in times_s if kept and mhz < min(kept)]
+    num_refined = len(times_s.keys() - set(coarse))
+    if not slower or num_refined >= MAX_REFINEMENTS:
         return None
-    fast_mhz = min(kept)
-    slow_mhz = max((mhz for mhz in measured if mhz < fast_mhz), default=None)
-    if slow_mhz is None:
-        return None
-    fast, slow = measured[fast_mhz], measured[slow_mhz]
-    share = (target_s - fast.iteration_time_s) / (slow.iteration_time_s - fast.iteration_time_s)
-    on_line_mhz = fast_mhz - share * (fast_mhz - slow_mhz)
+    fast_mhz, slow_mhz = min(kept), max(slower)
+    fast_s, slow_s = times_s[fast_mhz], times_s[slow_mhz]
+    above_s = min((times_s[mhz] for mhz in kept if mhz > fast_mhz), default=fast_s)
     between = [mhz for mhz in clocks_mhz if slow_mhz < mhz < fast_mhz]
-    # Time is convex in the clock, so clocks above the line meet the target; none may, at a clock that throttles.
-    allowed = [mhz for mhz in between if mhz >= on_line_mhz]
-    wanted_mhz = on_line_mhz if allowed else (fast_mhz + slow_mhz) / 2
-    return min(allowed or between, key=lambda mhz: abs(mhz - wanted_mhz), default=None)
+    if not between or target_s - fast_s <= _SPENT_RATIO * target_s < fast_s - above_s:
+        return None
+    if num_refined % 2:
+        return between[len(between) // 2]
+    on_line = _level_between(fast_mhz, slow_mhz, (target_s - fast_s) / (slow_s - fast_s), lever)
+    # Time is convex, so levels above the line meet the target; none may, at a clock that throttles.
+    allowed = [mhz for mhz in between if mhz >= on_line]
+    wanted = on_line if allowed else (fast_mhz + slow_mhz) / 2
+    return min(allowed or between, key=lambda mhz: abs(mhz - wanted))
+
+
+def _level_between(fast: int, slow: int, share: float, lever: Lever) -> float:
+    """Return the level at a share of the way in time: linear in the period of a clock, linear in a power limit."""
+    if lever is Lever.CLOCKS:
+        return 1 / (1 / fast + share * (1 / slow - 1 / fast))
+    return fast - share * (fast - slow)
 
 
 def _best_plan(

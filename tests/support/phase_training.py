@@ -5,7 +5,8 @@
 The program marks nothing and knows nothing of the daemon; `gpuenergyd run` joins it. The model is small and real, its
 gradients are averaged by gloo; in addition its forward, its backward and its optimizer step occupy the simulated GPU
 for given times, and after each backward the rank waits as for gradients that nothing hides. At its end it writes the
-losses, and the time and exact energy at the end of each optimizer step.
+losses, and the time, exact energy and locked clock at the end of each optimizer step and of each forward.
+A rank may be slower by turns: `--slow-rank 1 --slow-from 120 --slow-for 30` for 30 steps of each 60.
 """
 
 import argparse
@@ -40,31 +41,53 @@ _NUM_FEATURES = 16
 _BATCH = 8
 
 
+@dataclass(frozen=True, slots=True)
+class SlowSteps:
+    """Steps in which a rank is slower: after the first ones, as many slow as usual ones by turns."""
+
+    first: int
+    num_slow: int
+    slow_ratio: float
+
+    def ratio(self, step: int) -> float:
+        """Return the factor on the time of a step."""
+        return self.slow_ratio if step >= self.first and (step - self.first) // self.num_slow % 2 == 0 else 1.0
+
+
 @dataclass
 class SimulatedGpu:
-    """The GPU of this rank, and what was measured at the end of each optimizer step."""
+    """The GPU of this rank, and what was measured in each step."""
 
     host: SimulatedHost
     gpu_uuid: str
     times_s: list[float] = field(default_factory=list)
     energies_j: list[float] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
+    clocks_mhz: list[int | None] = field(default_factory=list)
+    """The clock lock at the end of the last forward of each step."""
     scale: float = 1.0
+    slow_steps: SlowSteps | None = None
     overhead_ns: int = 0
+    _clock_mhz: int | None = None
 
     def run(self, kind: str) -> None:
         """Occupy the GPU with a phase until it ends."""
-        work = WORK[kind]
-        memory_s, compute_s = self.scale * work.memory_time_s, self.scale * work.compute_time_s
+        work, scale = WORK[kind], self.scale
+        if self.slow_steps is not None:
+            scale *= self.slow_steps.ratio(len(self.times_s))
+        memory_s, compute_s = scale * work.memory_time_s, scale * work.compute_time_s
         self.host.begin_work(self.gpu_uuid, InstructionWork(memory_s, compute_s, work.power_coefficient_w_per_mhz))
         self.host.hold(self.gpu_uuid)
         self.host.finish_work(self.gpu_uuid)
+        if kind == "F":
+            self._clock_mhz = self.host.locked_sm_clock_mhz(self.gpu_uuid)
 
     def end_step(self) -> None:
         """Run the optimizer's phase, and measure."""
         self.run("O")
         self.times_s.append(time.monotonic())
         self.energies_j.append(self.host.exact_energy_j(self.gpu_uuid))
+        self.clocks_mhz.append(self._clock_mhz)
 
 
 class OnGpu(torch.nn.Module):
@@ -265,17 +288,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--iterations", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the times of all phases")
+    parser.add_argument("--slow-rank", type=int, help="rank whose phases are longer in some steps")
+    parser.add_argument("--slow-from", type=int, default=120, help="the first such step")
+    parser.add_argument("--slow-for", type=int, default=30, help="number of slow steps, and of usual ones after them")
+    parser.add_argument("--slow-ratio", type=float, default=1.2)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     host = SimulatedHost.open(options.world)
     gpu = SimulatedGpu(host, host.identities()[int(os.environ["LOCAL_RANK"])].gpu_uuid)
     gpu.scale = options.scale
+    if options.slow_rank == int(os.environ["RANK"]):
+        gpu.slow_steps = SlowSteps(options.slow_from, options.slow_for, options.slow_ratio)
     host.attach_process(gpu.gpu_uuid, os.getpid())
     measure_hooks(gpu)
     RUNS[options.framework](gpu, options.iterations)
     found = {
         "times_s": gpu.times_s,
         "energies_j": gpu.energies_j,
+        "clocks_mhz": gpu.clocks_mhz,
         "losses": gpu.losses,
         "overhead_ns": gpu.overhead_ns,
     }

@@ -17,6 +17,9 @@ from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.profiling.fit import NotEnoughDataError
 from gpuenergyd_policies.profiling.previous_run import with_previous_run
 
+_MEDIAN_PER_MEAN_ERROR = 1.2533
+"""Standard error of a median over that of a mean, for a normal distribution."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanOutcome:
@@ -79,8 +82,12 @@ class PlanOutcome:
 
     @property
     def is_slow(self) -> bool:
-        """Whether the plan is later than its target, beyond noise."""
-        return self.late_s > self._patience * TUNING.tighten_above_ratio * self.target_s + self._noise_s
+        """Whether the plan is later than its target, beyond noise: clearly at first, or by little for long."""
+        at_first_s = self._patience * TUNING.tighten_above_ratio * self.target_s + self._noise_s
+        if len(self.measured_s) < TUNING.min_iterations_to_keep_budget:
+            return self.late_s > at_first_s
+        chance_s = TUNING.certainty_of_budget_sigma * self._error_s
+        return self.late_s > min(at_first_s, TUNING.late_after_long_ratio * self.target_s + chance_s)
 
     @property
     def is_far_late(self) -> bool:
@@ -125,6 +132,13 @@ class PlanOutcome:
     @property
     def _patience(self) -> int:
         return 1 if self.number == 2 else TUNING.settled_patience
+
+    @property
+    def _error_s(self) -> float:
+        """Standard error of the lateness: of the median of the plan's iterations, and of the baseline's."""
+        num_baseline = max(1, self.view.baseline.num_iterations)
+        share = 1 / len(self.measured_s) + 1 / num_baseline
+        return _MEDIAN_PER_MEAN_ERROR * self.view.baseline.iteration_sigma_s * math.sqrt(share)
 
     @property
     def _noise_s(self) -> float:

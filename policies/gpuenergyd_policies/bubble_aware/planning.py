@@ -1,7 +1,8 @@
 """Tuned plans: clocks on the exact frontier at the target, switched early and seldom, with a margin for model errors.
 
 Caution is that margin: the planner assumes that every instruction below its maximum clock takes a little longer than
-in its profile, which leaves that much slack.
+in its profile, which leaves that much slack, and that waits of a plain loop end earlier by as large a share of the
+iteration, so that the clock is high again in time.
 """
 
 from collections.abc import Sequence
@@ -36,6 +37,9 @@ from gpuenergyd_policies.profiling.prior.doubt import towards, within_doubt
 from gpuenergyd_policies.profiling.prior.of_job import LearnedProfile
 from gpuenergyd_policies.profiling.prior.risk import caution_within_risk
 from gpuenergyd_policies.profiling.rescaling import under_ceilings
+
+_LEAST_SHARE_OF_WAIT = 0.5
+"""Of a wait, so much is planned for at least, whatever the caution."""
 
 
 class Figure(StrEnum):
@@ -126,9 +130,13 @@ def plan_from_model(
         noise_s = TUNING.caution_of_noise * view.baseline.iteration_sigma_s
         caution_ratio = (max(0.0, model.profiling_excess_s(view)) + noise_s) / target_s
     caution_ratio = min(max(caution_ratio, 0.0), TUNING.max_caution_ratio)
-    cautious = _with_caution(slower or model.profile, caution_ratio + unverified_ratio)
-    deadline_s = max(target_s - model.bias_s, min_iteration_time_s(model.graph, cautious))
-    solved = solve(model.graph, cautious, deadline_s=deadline_s, forced=view.target.fills_time)
+    profile, caution_of_all_ratio = slower or model.profile, caution_ratio + unverified_ratio
+    cautious = _with_caution(profile, caution_of_all_ratio, waits_end_earlier_s=caution_of_all_ratio * target_s)
+    waits = [i.instruction_class for i in model.graph.instructions if i.kind.is_wait]
+    cut_s = sum(profile[key].at_max_clock.time_s - cautious[key].at_max_clock.time_s for key in waits)
+    shortest_s = min_iteration_time_s(model.graph, cautious)
+    deadline_s = max(target_s - model.bias_s, shortest_s + cut_s)
+    solved = solve(model.graph, cautious, deadline_s=deadline_s - cut_s, forced=view.target.fills_time)
     bound = solve(model.graph, model.profile, deadline_s=deadline_s, forced=view.target.fills_time, effort=Effort.QUICK)
     candidates = Candidates(
         model,
@@ -205,17 +213,18 @@ def raise_latency_s(view: JobView, changes: Sequence[Sequence[ClockChange]]) -> 
     )
 
 
-def _with_caution(profile: PipelineProfile, caution_ratio: float) -> PipelineProfile:
-    """Return a profile with longer times below the maximum clock; times at full speed are well known, waits any."""
-    classes = {
-        key: own
-        if is_flat(key, own)
-        else InstructionProfile(
-            (
-                own.at_max_clock,
-                *(replace(option, time_s=option.time_s * (1 + caution_ratio)) for option in own.options[1:]),
-            )
-        )
-        for key, own in profile.classes.items()
-    }
+def _with_caution(profile: PipelineProfile, caution_ratio: float, *, waits_end_earlier_s: float) -> PipelineProfile:
+    """Return a profile with longer times below the maximum clock, where times at full speed are well known.
+
+    What ends earlier than assumed is a wait: whatever follows it then runs at the wait's clock.
+    """
+    classes = {}
+    for key, own in profile.classes.items():
+        top = own.at_max_clock
+        if is_flat(key, own):
+            share = max(1 - waits_end_earlier_s / top.time_s, _LEAST_SHARE_OF_WAIT)
+            options = [replace(o, time_s=o.time_s * share, energy_j=o.energy_j * share) for o in own.options]
+        else:
+            options = [top, *(replace(o, time_s=o.time_s * (1 + caution_ratio)) for o in own.options[1:])]
+        classes[key] = InstructionProfile(tuple(options))
     return PipelineProfile(classes, profile.blocking_power_w)

@@ -154,6 +154,7 @@ def _next_profiling_plan(view: JobView, levels_mhz: Sequence[Sequence[int]]) -> 
                 levels_mhz,
                 reason=design.reason(step),
                 held_ranks=held_ranks(view),
+                wait_levels_mhz=design.wait_levels_mhz,
             )
 
 

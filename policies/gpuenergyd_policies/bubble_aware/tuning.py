@@ -142,6 +142,12 @@ class Tuning:
     settled_patience: int = 2
     """Factor on both thresholds once a plan has been corrected: the rest is drift and noise, and following them costs
     more than it saves."""
+    min_iterations_to_keep_budget: int = 16
+    """Iterations of a plan from which on lateness counts that is too small to be seen in a few."""
+    late_after_long_ratio: float = 0.0005
+    """Such lateness, as a share of the target, beyond its error: a permitted slowdown is kept."""
+    certainty_of_budget_sigma: float = 2.0
+    """Distance of such lateness from none, in its standard errors, before it counts."""
     min_loosening_gain_ratio: float = 0.001
     """Energy that a looser plan must be predicted to save to replace the present one."""
 

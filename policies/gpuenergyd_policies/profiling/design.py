@@ -22,6 +22,10 @@ LOWEST_RATIO = 0.55
 """Lowest clock of a plan, as a share of the maximum clock; lower clocks cost more time than they save energy."""
 LEVEL_RATIOS = (1.0, 0.935, 0.862, 0.766, 0.66, LOWEST_RATIO)
 """Levels as shares of the maximum clock, densest near typical power caps and voltage knees."""
+LOWEST_WAIT_RATIO = 0.3
+"""Lowest clock of a phase that waits, as a share of the maximum clock: it takes no longer there, and where it does, as
+collectives whose kernels become the limit, profiling shows it. Below the voltage knee power falls with the clock alone,
+and most of it is static then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,14 @@ def clock_levels(supported_sm_clocks_mhz: Sequence[int]) -> tuple[int, ...]:
     usable = [clock for clock in supported_sm_clocks_mhz if clock >= LOWEST_RATIO * top]
     nearest = {min(usable, key=lambda clock: abs(clock - ratio * top)) for ratio in LEVEL_RATIOS}
     return tuple(sorted(nearest, reverse=True))
+
+
+def wait_levels(supported_sm_clocks_mhz: Sequence[int], num_levels: int) -> tuple[int, ...]:
+    """Return the levels of phases that wait, descending: evenly spaced, as many as other instructions have."""
+    top = max(supported_sm_clocks_mhz)
+    step = (1 - LOWEST_WAIT_RATIO) / max(num_levels - 1, 1)
+    wanted_mhz = [(1 - k * step) * top for k in range(num_levels)]
+    return tuple(min(supported_sm_clocks_mhz, key=lambda clock: abs(clock - mhz)) for mhz in wanted_mhz)
 
 
 _AS_MEASURED_RATIO = 0.04
@@ -105,13 +117,14 @@ def time_loss_ratio(
 ) -> float:
     """Return the slowdown of an iteration under a design point, relative to full speed, as an upper estimate.
 
-    It assumes times proportional to 1 / clock and no slack. `busy_s` is the time of each class in an iteration at full
-    speed.
+    It assumes times proportional to 1 / clock and no slack, except of phases that wait, which take as long at any
+    clock. `busy_s` is the time of each class in an iteration at full speed.
     """
     return max(
         sum(
             _share(rank, kind, levels, busy_s) * (levels_mhz[rank][0] / levels_mhz[rank][level] - 1)
             for kind, level in levels.items()
+            if not kind.is_wait
         )
         for rank, levels in enumerate(point.levels)
     )
@@ -136,8 +149,11 @@ def profile_plan(
     *,
     reason: str,
     held_ranks: Collection[int] = (),
+    wait_levels_mhz: Sequence[Sequence[int]] | None = None,
 ) -> ClockPlan:
     """Return the plan of one design point; each clock is requested when its instruction begins.
+
+    Phases that wait have the levels of `wait_levels_mhz`, by default those of other instructions.
 
     On `held_ranks` the clocks of a point follow one another, each for an equal share of the iteration, instead of
     changing with the kind of instruction: where clocks take effect as late as instructions last, that is the only way
@@ -145,12 +161,16 @@ def profile_plan(
     """
     ranks = []
     for pp_rank, order in enumerate(schedule.orders):
-        levels = point.levels[pp_rank]
+        waiting_mhz = (levels_mhz if wait_levels_mhz is None else wait_levels_mhz)[pp_rank]
+        clock_of = {
+            kind: (waiting_mhz if kind.is_wait else levels_mhz[pp_rank])[level]
+            for kind, level in point.levels[pp_rank].items()
+        }
         if pp_rank in held_ranks:
-            level_of = [level for level in levels.values() for _ in range(-(-len(order) // len(levels)))]
+            held = [clock for clock in clock_of.values() for _ in range(-(-len(order) // len(clock_of)))]
+            clocks = tuple(held[: len(order)])
         else:
-            level_of = [levels[instruction.kind] for instruction in order]
-        clocks = tuple(levels_mhz[pp_rank][level] for level in level_of[: len(order)])
+            clocks = tuple(clock_of[instruction.kind] for instruction in order)
         changes = tuple(
             ClockChange(instruction, 0.0, clock)
             for position, (instruction, clock) in enumerate(zip(order, clocks, strict=True))

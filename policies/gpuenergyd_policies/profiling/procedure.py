@@ -17,7 +17,7 @@ from statistics import median
 from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd_policies.profiling.design import design_points, kinds_of_ranks, time_loss_ratio
+from gpuenergyd_policies.profiling.design import design_points, kinds_of_ranks, time_loss_ratio, wait_levels
 
 MAX_ATTEMPTS = 3
 """Attempts per design point to get an undisturbed iteration."""
@@ -67,6 +67,7 @@ class Design:
         self._after = after
         self._levels_mhz = levels_mhz
         self._num_levels = min(len(own) for own in levels_mhz)
+        self.wait_levels_mhz = [wait_levels(gpu.supported_sm_clocks_mhz, self._num_levels) for gpu in view.gpus]
         # A restarted policy host must draw the same design.
         self.points = design_points(kinds_of_ranks(view.schedule), self._num_levels, seed=view.job_id)[:MAX_POINTS]
         self._issued = {plan.plan_id for plan in view.issued_plans}
@@ -127,7 +128,7 @@ class Design:
     def _repetition(self, quality: FitQuality, num_issued: int) -> ProfilingStep | None:
         """Return a step that measures a doubtful clock again; None without one that has attempts left."""
         for key, clock_mhz in sorted(quality.doubtful, key=str):
-            levels = list(self._levels_mhz[key.pp_rank])
+            levels = list((self.wait_levels_mhz if key.kind.is_wait else self._levels_mhz)[key.pp_rank])
             if clock_mhz not in levels:
                 continue
             level = levels.index(clock_mhz)

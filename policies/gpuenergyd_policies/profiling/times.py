@@ -189,6 +189,7 @@ def _waiting_curve(samples: Sequence[InstructionSample]) -> TimeCurve | None:
     """Return the flat curve of a phase that waits; None if it takes clearly longer at low clocks, so that it computes.
 
     Its time is a low quantile: waits for other ranks come on top, and a faster clock must be back before it ends.
+    It is offered down to the lowest clock at which some iteration was as fast, as all those in between.
     """
     clocks_mhz = sorted({sample.main_share.sm_clock_mhz for sample in samples})
     top_mhz = clocks_mhz[-1]
@@ -197,6 +198,9 @@ def _waiting_curve(samples: Sequence[InstructionSample]) -> TimeCurve | None:
     time_s = float(np.quantile(fast_s, _WAITING_QUANTILE))
     if slow_s and float(np.quantile(slow_s, _WAITING_QUANTILE)) > (1 + _WAITING_RATIO) * time_s:
         return None
+    fastest_s = {mhz: min(s.time_s for s in samples if s.main_share.sm_clock_mhz == mhz) for mhz in clocks_mhz}
+    slower_mhz = [mhz for mhz in clocks_mhz if fastest_s[mhz] > (1 + _WAITING_RATIO) * time_s]
+    clocks_mhz = [mhz for mhz in clocks_mhz if mhz > max(slower_mhz, default=0)] or [top_mhz]
     knots = (float(clocks_mhz[0]), float(top_mhz)) if len(clocks_mhz) > 1 else (float(top_mhz),)
     return TimeCurve(knots, (max(time_s, _LEAST_TIME_S),) * len(knots), is_flat=True)
 

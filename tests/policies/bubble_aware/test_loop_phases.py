@@ -1,15 +1,32 @@
 """Plain loops whose phases are instructions: savings, and stragglers of data-parallel ranks, in virtual time."""
 
+from dataclasses import dataclass
 from statistics import median
 
 import pytest
 
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
-from tests.support.virtual_loop import D, DataParallelLoops, VirtualLoop, Wait, loop_schedule
+from tests.support.virtual_loop import B, D, DataParallelLoops, F, VirtualLoop, Wait, loop_schedule
+from tests.support.virtual_training import CLOCKS_MHZ, Work
 
 BEGIN, END = 130, 160
 """Iterations in which one rank is slower."""
+
+
+@dataclass(frozen=True, slots=True)
+class LateBelowTop:
+    """Work that takes half a percent longer than it did below the highest clock."""
+
+    usual: Work
+
+    def time_s(self, sm_clock_mhz: int) -> float:
+        """Return how long it takes at a clock."""
+        return self.usual.time_s(sm_clock_mhz) * (1.005 if sm_clock_mhz < CLOCKS_MHZ[0] else 1.0)
+
+    def power_w(self, sm_clock_mhz: int) -> float:
+        """Return what it draws at a clock."""
+        return self.usual.power_w(sm_clock_mhz)
 
 
 def figures(run: VirtualLoop, until: int | None = None) -> tuple[float, float]:
@@ -39,6 +56,29 @@ def test_two_percent_more_time_saves_eight_percent_of_the_energy() -> None:
     saving_ratio, slowdown_ratio = figures(run)
     assert saving_ratio > 0.08
     assert slowdown_ratio < 0.025
+
+
+def test_a_plan_that_is_a_little_late_for_long_is_made_faster() -> None:
+    run = VirtualLoop(policy=BubbleAware(), max_slowdown_ratio=0.02, noise_ratio=0.002, seed=3)
+    run.run(60)
+    usual = run.work
+    late = dict(usual)
+    for kind in (F, B):  # below the highest clock alone, and too little for the guard
+        late[0, kind] = LateBelowTop(usual[0, kind])
+    run.work = late
+    run.run(130)
+
+    _, slowdown_ratio = figures(run)
+    assert run.job.phase is JobPhase.TUNED
+    assert slowdown_ratio < 0.0215
+
+
+def test_a_wait_that_is_cut_short_by_late_clocks_ends_at_full_speed_after_a_correction() -> None:
+    run = VirtualLoop(policy=BubbleAware(), noise_ratio=0.002, seed=4, switch_latency_s=0.014, assumed_latency_s=0.006)
+    run.run(130)
+
+    _, slowdown_ratio = figures(run)
+    assert slowdown_ratio < 0.004
 
 
 def test_a_longer_wait_for_data_is_not_charged_to_the_plan() -> None:

@@ -47,3 +47,11 @@ def test_the_power_of_a_wait_falls_with_the_clock_below_the_knee_too() -> None:
     low_j, lower_j = (model.energy_j((C, 0, 0), mhz, 0.1) for mhz in (1000, 500))
     assert low_j == pytest.approx((35.0 + 0.02 * 1000) * 0.1)
     assert lower_j == pytest.approx((35.0 + 0.02 * 500) * 0.1)
+
+
+@pytest.mark.parametrize("lowest_mhz", CLOCKS_MHZ[3:])
+def test_a_wait_is_not_offered_at_clocks_that_prolong_it(lowest_mhz: int) -> None:
+    curve = curve_of([(mhz, 0.06 if mhz >= lowest_mhz else 0.09) for mhz in CLOCKS_MHZ for _ in range(3)])
+
+    assert curve.is_flat
+    assert curve.lowest_mhz == lowest_mhz
