@@ -96,13 +96,16 @@ class Host:
     def __init__(self, number: int, num_hosts: int, num_ranks: int, folder: Path, link: Link) -> None:
         self.link = link
         self.given_up_at: list[int] = []
-        self.ranks = [
-            OrderedPlans(partial(OrderRegister, rank=rank, num_ranks=num_ranks, folder=folder, host=number), self.pause)
+        self.ranks: list[Any] = [
+            self._open(partial(OrderRegister, rank=rank, num_ranks=num_ranks, folder=folder, host=number))
             for rank in range(num_ranks)
         ]
         self.carrier = HostExchange(self.ranks[0].agreement, number, num_hosts)
         self.has_given_up = False
         self.is_abandoned = False
+
+    def _open(self, register: Any) -> Any:
+        return OrderedPlans(register, self.pause)
 
     def exchange(self) -> None:
         """Exchange through the store, as the carrier's thread does."""
