@@ -93,6 +93,7 @@ def test_a_pipeline_across_hosts_changes_its_order_together_and_saves_more(tmp_p
     assert len(blocks) <= 10  # one block at full speed in 1F1B, and the agreement after it
 
 
+@pytest.mark.thorough
 def test_all_hosts_are_back_in_1f1b_soon_after_split_backwards_became_expensive(tmp_path: Path) -> None:
     found: list[int] = []
 
@@ -110,7 +111,8 @@ def test_all_hosts_are_back_in_1f1b_soon_after_split_backwards_became_expensive(
     assert any("become slower" in r.reason or "s are allowed" in r.reason for r in events_of(ran))
 
 
-@pytest.mark.parametrize("is_refused", [False, pytest.param(True, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("is_refused", [False, True])
 def test_all_hosts_go_back_when_memory_is_tight_or_one_rank_refuses(tmp_path: Path, is_refused: bool) -> None:  # noqa: FBT001  a parameter of the test
     found: list[int] = []
 
@@ -133,6 +135,7 @@ def test_all_hosts_go_back_when_memory_is_tight_or_one_rank_refuses(tmp_path: Pa
     assert any(why in r.reason for r in events_of(ran))
 
 
+@pytest.mark.thorough
 def test_a_host_that_is_cut_off_gives_up_and_all_others_follow(tmp_path: Path) -> None:
     found: list[int] = []
 

@@ -10,7 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from gpuenergyd.client.environment import find_gpu_uuid, find_job_options, find_run_key, without_restarts
+from gpuenergyd.client.environment import (
+    find_allow_reorder,
+    find_gpu_uuid,
+    find_job_options,
+    find_run_key,
+    without_restarts,
+)
 from gpuenergyd.client.rank import RankClient, RankDescription, open_agreed_plans
 from gpuenergyd.client.timing.recorder import InstructionTimer
 from gpuenergyd.wire.messages import OrderRow
@@ -245,6 +251,8 @@ def join(
 
 def _open_client(options: JoinOptions, rank: PipelineRank, membership: Membership) -> RankClient:
     timer = options.timer
+    if rank.reorder_refusal and find_allow_reorder(options.allow_reorder):
+        logger.warning("gpuenergyd: the order of instructions stays as it is: %s", rank.reorder_refusal)
     is_cuda = getattr(rank.device, "type", None) == "cuda"
     hosts = find_hosts()
     description = RankDescription(
