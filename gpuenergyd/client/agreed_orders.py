@@ -1,53 +1,27 @@
 """Plans of which some have an order: in an iteration all ranks of a training follow such a plan, or none does."""
 
-import logging
-import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
-from gpuenergyd.client.order_register import OrderRegister
-from gpuenergyd.client.plans import NO_PLAN, PlanQueue, PreparedPlan
-from gpuenergyd.core.distributed.order_consent import PlannedOrder, turns_of
-from gpuenergyd.core.distributed.order_windows import HostOffer, OrderWindow
+from gpuenergyd.client.order_agreement import OpenRegister, OrderAgreement, Pause, pause_briefly
+from gpuenergyd.client.plans import NO_PLAN, AgreedPlans, PlanQueue, PreparedPlan
+from gpuenergyd.core.distributed.order_consent import PlannedOrder, Turn, turns_of, turns_within
+from gpuenergyd.core.distributed.plan_windows import PlanWindow, PlanWindowFollower
 
-logger = logging.getLogger("gpuenergyd.client")
 _KEPT = 8
 """Plans that may still be due: blocks at full speed are sent with the plan that follows them."""
-_PAUSE_S = 0.002
-DOUBT_LIMIT_S = 5.0
-"""The longest time that the begin of an iteration waits for other hosts' verdict: once in a run."""
-
-
-def _paused(num_pauses: int) -> bool:
-    """Wait a little for a verdict; return False if that has taken too long."""
-    time.sleep(_PAUSE_S)
-    return num_pauses * _PAUSE_S < DOUBT_LIMIT_S
 
 
 class OrderedPlans(PlanQueue):
-    """Plans of a rank whose order of instructions may change.
+    """Plans of a rank whose order of instructions may change, of a pipeline on one host."""
 
-    `open_register` opens the register of a training by its id. The reporter thread adds plans, the training thread
-    follows them, and of one rank per host another thread agrees with other hosts; a lock orders them, held for
-    microseconds. `pause` waits a little while this host is in doubt about other hosts, and is told how often it has
-    waited; it returns False to give up.
-    """
+    agreement: OrderAgreement
 
-    def __init__(self, open_register: Callable[[str], OrderRegister], pause: Callable[[int], bool] = _paused) -> None:
+    def __init__(self, open_register: OpenRegister, pause: Pause = pause_briefly) -> None:
         super().__init__()
-        self._open_register = open_register
-        self._pause = pause
-        self._lock = threading.Lock()
+        self.agreement = OrderAgreement(open_register, self._turns, pause)
         self._known: deque[PlannedOrder] = deque(maxlen=_KEPT)
-        self._register: OrderRegister | None = None
-        self._training_id = ""
-        self._next_training_id = ""
-        """The training whose register comes next, once the present one has decided against orders."""
-        self._is_barred = False
-        self._first_iteration = 0
-        """The next iteration that this rank begins: what it has begun without a register cannot be decided any more."""
         self._plain = self._ordered = NO_PLAN
         """The newest plans that were due, without an order and with one."""
 
@@ -55,52 +29,39 @@ class OrderedPlans(PlanQueue):
         """Queue plans from the daemon, and state for which iterations there is one with an order."""
         new = list(plans)
         super().add(new)  # first: what is stated can be followed
-        with self._lock:
+        with self.agreement.lock:
             for plan in new:
                 planned = PlannedOrder(plan.plan_epoch, plan.apply_at_iteration, bool(plan.order))
                 if planned not in self._known:
                     self._known.append(planned)
-                if plan.order and plan.training_id != self._training_id:
-                    self._next_training_id = plan.training_id
-            if self._register is None and self._next_training_id:
-                self._open_next()
-            self._state()
+                if plan.order:
+                    self.agreement.join(plan.training_id)
+            self.agreement.state()
 
     def clear(self) -> None:
         """Drop all plans at the next iteration boundary: the daemon that made them is gone."""
         super().clear()
-        with self._lock:
+        with self.agreement.lock:
             self._known.clear()
-            self._state()
+            self.agreement.state()
 
     @property
     def bound_until(self) -> int:
         """The iteration after the last one for which this host has promised orders to others; plans before it wait."""
-        register = self._register
-        return 0 if register is None else register.bound_until
-
-    def bar_orders(self) -> None:
-        """Follow no plan with an order any more, from the next undecided iteration on."""
-        with self._lock:
-            self._is_barred = True
-            self._state()
+        return self.agreement.bound_until
 
     def close(self) -> None:
         """Leave the register: without this rank no order is run."""
-        with self._lock:
-            self._is_barred = True
-            register, self._register = self._register, None
-            if register is not None:
-                register.close()
+        self.agreement.close()
 
     def plan_for(self, iteration_index: int) -> PreparedPlan:
         """Return the plan of this iteration: one with an order if all ranks of the training have one."""
-        is_agreed, num_pauses = self._decided(iteration_index), 0
-        while is_agreed is None:
-            num_pauses += 1
-            is_agreed = self._decided(iteration_index, gives_up=not self._pause(num_pauses))
+        is_agreed = self.agreement.is_agreed(iteration_index)
         super().plan_for(iteration_index)  # after the decision: the plan that it rests on has come before
         return self._ordered if is_agreed else self._plain
+
+    def _turns(self, first_iteration: int) -> tuple[Turn, ...]:
+        return turns_of(self._known, first_iteration)
 
     def _follow(self, due: list[PreparedPlan]) -> None:
         for plan in sorted(due, key=lambda plan: plan.plan_epoch):
@@ -114,70 +75,93 @@ class OrderedPlans(PlanQueue):
         # Orders that were agreed on for this iteration are still run: that needs no daemon. Later epochs begin anew.
         self._ordered = replace(self._ordered, plan_epoch=0)
 
-    # --- between hosts, by another thread ---
 
-    def offer(self) -> HostOffer | None:
-        """Return what this host publishes for the others; None before there is a plan with an order."""
-        with self._lock:
-            return None if self._register is None else self._register.offer()
+class AgreedOrderedPlans(AgreedPlans):
+    """Plans of a pipeline across hosts whose order of instructions may change.
 
-    def promise(self, window: OrderWindow) -> bool:
-        """Promise a window for this host; return whether it could."""
-        with self._lock:
-            return self._register is not None and self._register.promise(window)
+    A rank has an order in the windows that the pipeline's leader has granted to a plan with one, as far as it knows
+    them and has that plan installed. An iteration for which its host has promised orders, so that all hosts run them,
+    is run under that plan even if it is withdrawn meanwhile. In all others a plan with an order counts as none: full
+    speed, in 1F1B.
+    """
 
-    def open_window(self) -> tuple[OrderWindow, bool] | None:
-        """Return the window whose verdict this host does not know, and whether a rank waits for it."""
-        with self._lock:
-            return None if self._register is None else self._register.open_window()
+    agreement: OrderAgreement
 
-    def settle(self, number: int, *, is_granted: bool) -> None:
-        """Record the verdict on a window for all ranks of this host."""
-        with self._lock:
-            if self._register is not None:
-                self._register.settle(number, is_granted=is_granted)
+    def __init__(self, open_register: OpenRegister, pause: Pause = pause_briefly) -> None:
+        super().__init__()
+        self.agreement = OrderAgreement(open_register, self._turns, pause)
+        self._known = PlanWindowFollower()
+        """The windows as the thread that adds them sees them; the training thread has its own."""
+        self._stated: dict[tuple[str, int], tuple[PlanWindow, PreparedPlan]] = {}
+        """Windows in which this rank has stated that it has an order, with the plan; by plan and begin."""
 
-    def _decided(self, iteration_index: int, *, gives_up: bool = False) -> bool | None:
-        """Return whether the ranks run their orders in an iteration; None while this host is in doubt about that."""
-        with self._lock:
-            is_agreed = self._is_agreed(iteration_index)
-            if is_agreed is None and gives_up:
-                assert self._register is not None
-                is_agreed = self._register.give_up(iteration_index)
-                logger.warning("gpuenergyd: other hosts are out of reach; the order of instructions changes no more")
-            if is_agreed is not None:
-                self._first_iteration = iteration_index + 1
-        return is_agreed
+    def add(self, plans: Iterable[PreparedPlan]) -> None:
+        """Add slices from the daemon; one without clocks withdraws all before it."""
+        new = list(plans)
+        before = self.installed
+        super().add(new)
+        with self.agreement.lock:
+            for plan in new:
+                if plan.order:
+                    self.agreement.join(plan.training_id)
+                if plan.plan_id not in before and not plan.clocks:  # the GPU was restored: it has no clocks to set
+                    self._stated = {
+                        key: (window, replace(own, plan_epoch=0, clocks={}, changes=()))
+                        for key, (window, own) in self._stated.items()
+                    }
+            self.agreement.state()
 
-    def _is_agreed(self, iteration_index: int) -> bool | None:
-        is_agreed = self._decide(iteration_index)
-        if is_agreed is not False or not self._next_training_id:
-            return is_agreed
-        if self._register is not None and self._register.is_bound(iteration_index):
-            return False  # other ranks of this host may still follow what it has promised
-        self._open_next()
-        # Nothing is stated in the next register yet, so that the answer is no, and promises begin later.
-        is_agreed = self._decide(iteration_index)
-        self._state()
-        return is_agreed
+    def add_windows(self, windows: Iterable[PlanWindow]) -> None:
+        """Add plan windows from the pipeline leader."""
+        new = tuple(windows)
+        super().add_windows(new)  # first: what is stated can be followed
+        with self.agreement.lock:
+            self._known.update(new)
+            self.agreement.state()
 
-    def _decide(self, iteration_index: int) -> bool | None:
-        return False if self._register is None else self._register.decide(iteration_index)
+    def drop(self, plan_id: str) -> None:
+        """Stop following a plan from the next iteration on that is not promised to other hosts."""
+        super().drop(plan_id)
+        with self.agreement.lock:
+            self._known.drop(plan_id)
+            self.agreement.state()
 
-    def _open_next(self) -> None:
-        """Leave the present register for the next one; without one, no order is run."""
-        register, self._register = self._register, None
-        self._training_id, self._next_training_id = self._next_training_id, ""
-        if register is not None:
-            register.close()
-        if self._is_barred:
-            return
-        try:
-            self._register = self._open_register(self._training_id)
-        except (OSError, ValueError) as error:
-            logger.warning("gpuenergyd: the order of instructions stays as it is: %s", error)
+    def clear(self) -> None:
+        """Drop all plans at the next iteration boundary: the daemon that installed them is gone, or they do not fit."""
+        super().clear()
+        with self.agreement.lock:
+            self._known.clear()
+            self._stated = {key: (window, replace(own, plan_epoch=0)) for key, (window, own) in self._stated.items()}
+            self.agreement.state()
 
-    def _state(self) -> None:
-        if self._register is not None:
-            is_stated = not self._is_barred and not self._next_training_id
-            self._register.state(turns_of(self._known, self._first_iteration) if is_stated else ())
+    def close(self) -> None:
+        """Leave the register: without this rank no order is run."""
+        self.agreement.close()
+
+    def plan_for(self, iteration_index: int) -> PreparedPlan:
+        """Return the agreed plan of this iteration; one with an order only if all ranks of the training run theirs."""
+        is_agreed = self.agreement.is_agreed(iteration_index)
+        plan = super().plan_for(iteration_index)
+        if not is_agreed:
+            return self._at_full_speed(plan) if plan.order else plan
+        return plan if plan.order else self._stated_plan(iteration_index) or plan
+
+    def _stated_plan(self, iteration_index: int) -> PreparedPlan | None:
+        """Return the plan with the order that this rank has promised to run, although it was withdrawn."""
+        with self.agreement.lock:
+            found = [own for window, own in self._stated.values() if window.covers(iteration_index)]
+        return found[-1] if found else None
+
+    def _turns(self, first_iteration: int) -> tuple[Turn, ...]:
+        installed = self._installed
+        ordered = [
+            (window, installed[window.plan_id])
+            for window in self._known.windows_after(first_iteration)
+            if window.plan_id in installed and installed[window.plan_id].order
+        ]
+        self._stated = {key: own for key, own in self._stated.items() if own[0].end_iteration > first_iteration - 1}
+        for window, plan in ordered:
+            key = window.plan_id, window.begin_iteration
+            self._stated.pop(key, None)  # the newest is the last one
+            self._stated[key] = window, plan
+        return turns_within([(w.begin_iteration, w.end_iteration) for w, _ in ordered], first_iteration)

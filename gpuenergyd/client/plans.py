@@ -109,6 +109,11 @@ class PlanQueue:
         self._follow_due(iteration_index)
         return self._current
 
+    @property
+    def bound_until(self) -> int:
+        """The iteration before which no plan changes anything; 0 where nothing is promised to others."""
+        return 0
+
     def close(self) -> None:
         """Follow no plan any more; nothing to give up here."""
 
@@ -181,9 +186,12 @@ class AgreedPlans(PlanQueue):
         if plan is not None:
             self._last = plan if plan.clocks else None
             return plan
-        if self._last is None:
-            return NO_PLAN
-        return replace(self._last, clocks={}, changes=(), order=(), is_full_speed=True)
+        return NO_PLAN if self._last is None else self._at_full_speed(self._last)
+
+    @staticmethod
+    def _at_full_speed(plan: PreparedPlan) -> PreparedPlan:
+        """Return what is followed where a plan is not: the highest clock, in the registered order."""
+        return replace(plan, clocks={}, changes=(), order=(), is_full_speed=True)
 
     def _apply(self, event: PreparedPlan | tuple[PlanWindow, ...] | str | None) -> None:
         if event is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic_ns
 
-from gpuenergyd.client.agreed_orders import OrderedPlans
+from gpuenergyd.client.agreed_orders import AgreedOrderedPlans, OrderedPlans
 from gpuenergyd.client.clock_sender import ClockSender
 from gpuenergyd.client.environment import (
     find_allow_reorder,
@@ -17,6 +17,7 @@ from gpuenergyd.client.environment import (
     find_job_options,
     missing_gpu_reason,
 )
+from gpuenergyd.client.order_agreement import OpenRegister, OrderAgreement
 from gpuenergyd.client.order_register import OrderRegister
 from gpuenergyd.client.plans import NO_PLAN, AgreedPlans, PlannedClocks, PlanQueue, PreparedPlan
 from gpuenergyd.client.reporter import FinishedIteration, Reporter
@@ -85,6 +86,24 @@ class RankDescription:
     """Whether each iteration replays a captured graph as a whole, with one clock."""
 
 
+def open_plans(rank: RankDescription) -> PlanQueue:
+    """Return the plans of a rank of a pipeline on one host."""
+    return OrderedPlans(_register_of(rank)) if _may_reorder(rank) else PlanQueue()
+
+
+def open_agreed_plans(rank: RankDescription) -> AgreedPlans:
+    """Return the plans of a member of a pipeline across hosts."""
+    return AgreedOrderedPlans(_register_of(rank)) if _may_reorder(rank) else AgreedPlans()
+
+
+def _may_reorder(rank: RankDescription) -> bool:
+    return find_allow_reorder(rank.allow_reorder) and not rank.reorder_refusal
+
+
+def _register_of(rank: RankDescription) -> OpenRegister:
+    return partial(OrderRegister, rank=rank.order_rank, num_ranks=rank.num_order_ranks, host=rank.host)
+
+
 class RankClient:
     """Client of one rank: joins its job and marks its iterations and instructions.
 
@@ -140,7 +159,7 @@ class RankClient:
         self._recorder = self._timer if isinstance(self._timer, DeviceRecorder) else None
         self._captured_always = self._captured = ONE_CLOCK if rank.is_replayed else ""
         self._begin, self._end = self._timer.begin, self._timer.end  # bound once: these run at every instruction
-        self._plans = self._open_plans(rank) if agreed_plans is None else agreed_plans
+        self._plans = open_plans(rank) if agreed_plans is None else agreed_plans
         self._plan: PreparedPlan = NO_PLAN
         self._clocks: Mapping[OrderRow, PlannedClocks] = NO_PLAN.clocks
         self._reporter: Reporter | None = None
@@ -168,22 +187,15 @@ class RankClient:
         if order:
             self.register(order)
 
-    def _open_plans(self, rank: RankDescription) -> PlanQueue:
-        if not self.may_reorder:
-            return PlanQueue()
-        return OrderedPlans(
-            partial(
-                OrderRegister,
-                rank=rank.order_rank,
-                num_ranks=rank.num_order_ranks,
-                host=rank.host,
-            )
-        )
+    @property
+    def order_agreement(self) -> OrderAgreement | None:
+        """The agreement of all ranks on running other orders; None for a rank whose order cannot change."""
+        return self._plans.agreement if isinstance(self._plans, OrderedPlans | AgreedOrderedPlans) else None
 
     @property
-    def ordered_plans(self) -> OrderedPlans | None:
-        """The plans of a rank whose order may change; None for any other rank."""
-        return self._plans if isinstance(self._plans, OrderedPlans) else None
+    def agreed_plans(self) -> AgreedPlans | None:
+        """The plans of a member of a pipeline across hosts; None for any other rank."""
+        return self._plans if isinstance(self._plans, AgreedPlans) else None
 
     @property
     def pp_rank(self) -> int:
@@ -220,8 +232,8 @@ class RankClient:
         self.reorder_refusal = self.reorder_refusal or reason
         if self._reporter is not None:
             self._reporter.reorder_refusal = self.reorder_refusal
-        if isinstance(self._plans, OrderedPlans):
-            self._plans.bar_orders()
+        if self.order_agreement is not None:
+            self.order_agreement.bar()
 
     @property
     def planned_order(self) -> tuple[OrderRow, ...]:
@@ -452,8 +464,8 @@ class RankClient:
         if finished.captured == TIMETABLE:
             self._sender.timetables.add_replay(finished.plan_epoch, finished.recorded.times())
         # Iterations that are promised to other hosts are as good as launched: no plan can change them any more.
-        bound = 0 if self.ordered_plans is None else self.ordered_plans.bound_until
-        self._reporter.put(finished, launched_iteration_index=max(self._iteration_index, bound - 1))
+        launched_index = max(self._iteration_index, self._plans.bound_until - 1)
+        self._reporter.put(finished, launched_iteration_index=launched_index)
 
     def _request_highest(self, plan: PreparedPlan, sm_clock_mhz: int) -> None:
         """Request a clock from the newest begin or end of an iteration on."""

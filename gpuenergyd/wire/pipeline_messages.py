@@ -13,16 +13,19 @@ clocks of two hosts are not comparable. All hosts of a job run the same version 
 tells others apart.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.pipeline.reorder import RankMemory, ReorderOffer
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.wire.messages import BudgetShare, TrainingBudget
 
-PIPELINE_VERSION = 4
+PIPELINE_VERSION = 5
 """Version of these messages; 1 sent every rank's whole state in each message, 2 one number of microbatches, 3 times of
-instructions as 32-bit floats."""
+instructions as 32-bit floats, 4 no other orders of instructions."""
+
+_MAX_RUN_KEY_CHARS = 200
 
 OrderBlock = tuple[int, tuple[tuple[tuple[str, int], int, int], ...]]
 """Instructions by (kind, chunk), numbered by microbatch; see wire/patterns.py."""
@@ -30,6 +33,16 @@ ClockBlock = tuple[int, tuple[tuple[int | None, int, int], ...]]
 """Clocks of instructions in their order; the numbers are 0."""
 ChangeBlock = tuple[int, tuple[tuple[tuple[str, int, int, int], int, int], ...]]
 """Clock changes by (kind, chunk, delay in ns, SM clock in MHz), numbered by microbatch."""
+
+
+def member_run_key(member: str, run_key: str) -> str:
+    """Return the key under which a member registers, as a job of its own, of a training with a run key."""
+    return f"pp{member},{run_key}"[:_MAX_RUN_KEY_CHARS]
+
+
+def training_run_key(run_key: str) -> str:
+    """Return the run key of a member's training, which all members on a host have in common."""
+    return run_key.partition(",")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +109,12 @@ class StageFacts:
     """Zone of the host's carbon intensities; None without any."""
     num_microbatches: int = 0
     """Microbatches per iteration of the order; 0 where it is not told."""
+    reorder: ReorderOffer = field(default_factory=ReorderOffer)
+    """Whether all these ranks may run another order of instructions, by their registration."""
+    order_refusal: str = ""
+    """Why they take no other order any more; empty while they do."""
+    memory: RankMemory | None = None
+    """Memory of the rank with the least room; None while it is not known of all."""
 
 
 class StageReport(NamedTuple):
@@ -143,6 +162,8 @@ class PostedPlan:
     """Slowdown that the target of the whole pipeline permits; None for the registered one."""
     num_microbatches: int = 0
     """The plan is for so many microbatches per iteration; 0 where it is not told."""
+    order: tuple[OrderBlock, ...] = ()
+    """The stage's instructions under this plan; empty for the registered order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,7 +197,7 @@ def test_a_rank_that_refuses_orders_ends_them_for_all() -> None:
             own.add([plan(1, 2, is_ordered=True)])
         assert run(plans[0], 2)
         assert run(plans[1], 2)
-        plans[1].bar_orders()
+        plans[1].agreement.bar()
 
         assert not any(run(own, 3) for own in plans)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 from unittest.mock import patch
 
-from gpuenergyd.client.plans import AgreedPlans
+from gpuenergyd.client.plans import NO_PLAN, AgreedPlans, PreparedPlan
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd.core.job.messages import IterationObserved
 from gpuenergyd.core.job.rules import JobRules
@@ -267,6 +267,8 @@ class LargeRank:
     plans: AgreedPlans
     exchange: Exchange
     registration: RankRegistration | None = None
+    plan: PreparedPlan = NO_PLAN
+    """The plan of the present iteration."""
 
 
 @dataclass
@@ -449,7 +451,7 @@ class LargeJob:
         for host in self.hosts:
             for rank in host.ranks:
                 rank.client.iteration_index = self.index
-                plan = rank.plans.plan_for(self.index)
+                rank.plan = plan = rank.plans.plan_for(self.index)
                 followed.append("baseline" if plan.is_full_speed else plan.plan_id or "baseline")
         with (
             patch.object(pipeline_member, "monotonic", lambda: self.now_s),

@@ -8,6 +8,7 @@ from typing import Any, cast
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation, RankEnergy
 from gpuenergyd.core.pipeline.plan import ClockPlan
+from gpuenergyd.core.pipeline.reorder import ReorderOffer
 from gpuenergyd.core.policy_api.policy import GpuView, JobView, Lever
 from gpuenergyd.daemon.across_hosts.host_stage import stage_classes
 from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
@@ -110,7 +111,7 @@ class LedPipeline:
             turnarounds_s=(0.0,),
         )
         plan_ids = plans_of([observation])
-        text = pack([observation], stage_classes(SCHEDULE.orders[pp_rank]), plan_ids)
+        text = pack([observation], stage_classes(SCHEDULE.orders[pp_rank], ReorderOffer()), plan_ids)
         facts_id = self.facts(pp_rank, tp_ranks).facts_id
         report = StageReport(facts_id, tp_ranks, self.index, self.index, (), plan_ids, text)
         return pp_rank, tp_ranks[0], report._replace(**changes)

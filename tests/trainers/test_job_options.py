@@ -183,3 +183,28 @@ def test_a_rank_that_cannot_join_is_named_by_the_environment_too(
 
     assert "job named-outside: this schedule cannot be joined" in caplog.text
     assert daemon.registrations.empty()
+
+
+@pytest.mark.parametrize(
+    ("adapter", "why"),
+    [
+        ("torch_pipelining.attach", "only that of Schedule1F1B"),
+        ("deepspeed.attach", "DeepSpeed's instruction lists have whole backwards only"),
+        ("megatron.attach", "delay_wgrad_compute is for combined 1F1B alone"),
+    ],
+)
+def test_a_program_that_allows_orders_where_none_can_run_is_told_why(
+    adapter: str, why: str, daemon: FakeDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    leave = ADAPTERS[adapter](allow_reorder=True)
+
+    assert why in daemon.registrations.get(timeout=WAIT_LIMIT_S)["reorder_refusal"]
+    (line,) = [r.getMessage() for r in caplog.records if "the order of instructions stays as it is" in r.getMessage()]
+    assert why in line
+    leave()
+    daemon.releases.get(timeout=WAIT_LIMIT_S)
+    caplog.clear()
+    leave = ADAPTERS[adapter]()
+    daemon.registrations.get(timeout=WAIT_LIMIT_S)
+    assert "stays as it is" not in caplog.text
+    leave()

@@ -217,7 +217,7 @@ FOUR = given_place(pp_rank=0, num_pp_ranks=4)
         (make_schedule(), [make_stage(dw_builder=print)], FOUR, "dw_builder"),
         (make_schedule(), [make_stage()], given_place(pp_rank=0, num_pp_ranks=1), "one stage"),
         (make_schedule(), [make_stage()], given_place(pp_rank=0, num_pp_ranks=9), "fewer microbatches"),
-        (make_schedule(), [make_stage()], Place(pipeline=Coordinate(0, 4), is_across_hosts=True), "several hosts"),
+        (make_schedule(), [make_stage()], Place(pipeline=Coordinate(0, 4), is_across_hosts=True), "does not say where"),
         (make_schedule(), [make_stage()], Place(pipeline=Coordinate(0, 4), data=Coordinate(0, 2)), ""),
         (make_schedule(), [make_stage()], given_place(pp_rank=0, num_pp_ranks=4, num_tp_ranks=2), "several ranks"),
         (make_schedule(), [make_stage(tied())], FOUR, "shared within a stage"),
@@ -244,6 +244,8 @@ def test_ranks_on_other_hosts_agree_if_they_know_their_hosts_and_share_a_store(m
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "29500")
     assert reorder_refusal(make_schedule(), [make_stage()], FOUR) == ""
+    across = Place(pipeline=Coordinate(0, 4), is_across_hosts=True)
+    assert reorder_refusal(make_schedule(), [make_stage()], across) == ""
 
 
 def test_real_schedules_are_known(tmp_path: Path) -> None:

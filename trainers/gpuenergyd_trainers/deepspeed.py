@@ -19,6 +19,10 @@ from gpuenergyd_trainers.joining.place_sources import deepspeed_place
 
 _SCHEDULE_NAME = "1f1b"
 _KINDS = {"ForwardPass": "F", "BackwardPass": "B"}
+_REORDER_REFUSAL = (
+    "DeepSpeed's instruction lists have whole backwards only: each is one call that ends with the optimizer's hooks for"
+    " all gradients of the microbatch"
+)
 
 
 class EngineHandle(Handle):
@@ -106,6 +110,7 @@ def _describe(engine: Any, known: Place | None) -> PipelineRank:
         num_microbatches=num_microbatches,
         place=place,
         device=engine.device,
+        reorder_refusal=_REORDER_REFUSAL,
     )
 
 

@@ -26,6 +26,10 @@ from gpuenergyd_trainers.megatron_microbatches import MicrobatchRampUp
 from gpuenergyd_trainers.megatron_steps import require_step_functions, wrap_step_functions
 
 _STEP = "forward-backward"
+_REORDER_REFUSAL = (
+    "Megatron-core's schedules call whole backwards; delay_wgrad_compute is for combined 1F1B alone, which runs weight"
+    " gradients layer by layer inside its own backwards"
+)
 
 
 class ConfigHandle(Handle):
@@ -148,6 +152,7 @@ def attach(
             num_chunks=planned.num_chunks,
             place=place,
             device=_device(),
+            reorder_refusal=_REORDER_REFUSAL,
         )
 
     return join(

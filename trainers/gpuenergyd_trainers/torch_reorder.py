@@ -75,11 +75,9 @@ def _refusal_of_place(place: Place) -> str:
     """Return why ranks in such a place cannot change their order; empty if they can."""
     if place.pipeline.size < 2:
         return "a pipeline of one stage has no bubbles"
-    if place.is_across_hosts:
-        return "the pipeline is on several hosts"
     if place.stage.size > 1:
         return "the stages have several ranks"
-    return _refusal_of_hosts() if has_other_hosts() else ""
+    return _refusal_of_hosts() if place.is_across_hosts or has_other_hosts() else ""
 
 
 def _refusal_of_hosts() -> str:

@@ -43,6 +43,18 @@ def turns_of(plans: Iterable[PlannedOrder], first_iteration: int = 0) -> tuple[T
     return tuple(changes[-MAX_TURNS:])
 
 
+def turns_within(windows: Iterable[tuple[int, int]], first_iteration: int = 0) -> tuple[Turn, ...]:
+    """Return the turns of a rank that has an order in these windows [begin, end) of iterations alone; the first."""
+    at: dict[int, bool] = {}
+    for begin, end in sorted(windows):
+        if end > first_iteration:
+            at[max(begin, first_iteration)] = True
+            at.setdefault(end, False)
+    turns = sorted(at.items())
+    changes = [next(group) for _, group in groupby(turns, key=lambda turn: turn[1])]
+    return tuple(changes[:MAX_TURNS])
+
+
 def has_order(turns: Sequence[Turn], iteration_index: int) -> bool:
     """Return whether a rank with these turns has a plan with an order for an iteration."""
     past = [is_ordered for begin, is_ordered in turns if begin <= iteration_index]

@@ -58,6 +58,7 @@ from gpuenergyd.core.job.messages import (
     RecordIteration,
     RecordNotice,
     RecordPhase,
+    StageMemoryChanged,
     StoreCurves,
     StoreOrderRefusal,
     StoreRun,
@@ -238,6 +239,10 @@ class Job:
                 return self._operator_ordered(event)
             case StragglerChanged():
                 return self._straggler_changed(event)
+            case StageMemoryChanged():
+                index = self.description.rank_index(event.pp_rank, 0)
+                self.knowledge.reordering.record_stage(index, event.memory)
+                return ()
             case OrdersRefused():
                 return self._orders_refused(event.reason, is_remembered=event.is_remembered)
             case RankReleased():

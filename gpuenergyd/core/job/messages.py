@@ -9,7 +9,7 @@ from gpuenergyd.core.measurement.telemetry import ObservedSpan, RankIteration
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.learned_curves import LearnedCurves
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
-from gpuenergyd.core.pipeline.reorder import OrderAdvice, ReorderOffer
+from gpuenergyd.core.pipeline.reorder import OrderAdvice, RankMemory, ReorderOffer
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import GpuView, JobView
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
@@ -187,6 +187,14 @@ class RankReleased:
 
 
 @dataclass(frozen=True, slots=True)
+class StageMemoryChanged:
+    """A stage of a pipeline across hosts has reported the memory of its ranks; None: it is not known."""
+
+    pp_rank: int
+    memory: RankMemory | None
+
+
+@dataclass(frozen=True, slots=True)
 class OrdersRefused:
     """The job must not run another order of instructions any more: a GPU ran out of memory in one."""
 
@@ -221,6 +229,7 @@ Event = (
     | StragglerChanged
     | PowerTargetChanged
     | PowerCutChanged
+    | StageMemoryChanged
     | OrdersRefused
     | RankReleased
     | RankLost

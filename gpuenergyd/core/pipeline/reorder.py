@@ -84,6 +84,22 @@ def is_plain_1f1b(schedule: Schedule) -> bool:
     return schedule.orders == one_forward_one_backward(schedule.num_ranks, schedule.num_microbatches).orders
 
 
+def is_stage_of_plain_1f1b(order: Sequence[Instruction]) -> bool:
+    """Return whether an order of whole backwards is that of some stage of a pipeline in 1F1B, which one does not tell.
+
+    The members of a pipeline across hosts are jobs of one stage each.
+    """
+    kinds = InstructionKind
+    num_ahead = next((at for at, own in enumerate(order) if own.kind is not kinds.F), 0)
+    num_microbatches = len(order) // 2
+    if not 1 <= num_ahead <= num_microbatches:
+        return False
+    plain = one_forward_one_backward(num_ahead, num_microbatches).orders[0]
+    return [(own.kind, own.microbatch_index, own.chunk_index) for own in order] == [
+        (own.kind, own.microbatch_index, own.chunk_index) for own in plain
+    ]
+
+
 def split_in_place(schedule: Schedule) -> Schedule:
     """Return 1F1B with each backward replaced by its input gradient and then its weight gradient."""
     orders = []
@@ -113,10 +129,13 @@ def order_name(orders: Orders) -> str:
 def check_orders(orders: Orders, plain: Schedule) -> None:
     """Check that 1F1B can change to these orders with equal communication and equal sums of gradients.
 
+    `plain` may also be a single stage of a longer pipeline.
+
     Raises:
         ScheduleError: the schedule is not 1F1B, or an order is not 1F1B's with weight gradients apart.
     """
-    if not is_plain_1f1b(plain):
+    is_stage = plain.num_ranks == 1 and is_stage_of_plain_1f1b(plain.orders[0])
+    if not (is_stage or is_plain_1f1b(plain)):
         raise ScheduleError(f"the order of schedule {plain.name!r} cannot change: it is not 1F1B with whole backwards")
     if len(orders) != plain.num_ranks:
         raise ScheduleError(f"orders for {len(orders)} ranks; the pipeline has {plain.num_ranks}")

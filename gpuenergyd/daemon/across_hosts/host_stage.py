@@ -6,11 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.job.measurements.reordering import common_offer, least_room
 from gpuenergyd.core.job.stage_gpu import stage_gpu
 from gpuenergyd.core.measurement.merge import merge_siblings
 from gpuenergyd.core.measurement.observation import IterationObservation
-from gpuenergyd.core.pipeline.graph import Instruction, InstructionClass
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.pipeline.reorder import ReorderOffer
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.errors import JobError
 from gpuenergyd.wire.compact_observations import MAX_CLASSES, pack, plans_of
@@ -88,12 +90,16 @@ class HostStage:
         """
         own = [self.siblings[tp] for tp in self.tp_ranks]
         orders = [self._order_of(sibling) for sibling in own]
-        key = (self.tp_ranks, *(sibling.gpu for sibling in own), *map(id, orders))
+        known = [sibling.job.knowledge.reordering for sibling in own]
+        offer = common_offer([reordering.offers.get(0, ReorderOffer()) for reordering in known])
+        refusal = next((reordering.barred for reordering in known if reordering.barred), "")
+        memory = least_room([reordering.memory.get(0) for reordering in known])
+        key = (self.tp_ranks, *(sibling.gpu for sibling in own), *map(id, orders), offer, refusal, memory)
         if self._facts is None or key != self._facts_of:
             for tp_rank, order in zip(self.tp_ranks, orders, strict=True):
                 if order != orders[0]:
                     raise JobError(f"tensor-parallel rank {tp_rank} of pipeline rank {self.pp_rank} runs another order")
-            self._classes = stage_classes(orders[0])
+            self._classes = stage_classes(orders[0], offer)
             if len(self._classes) > MAX_CLASSES:
                 what = f"{len(self._classes)} kinds of instruction; at most {MAX_CLASSES} are accepted"
                 raise JobError(f"pipeline rank {self.pp_rank}: {what}")
@@ -103,6 +109,7 @@ class HostStage:
             facts = StageFacts(
                 "", self.pp_rank, self.tp_ranks, gpu, blocks,
                 carbon_zone=self.carbon_zone, num_microbatches=num_microbatches,
+                reorder=offer, order_refusal=refusal, memory=memory,
             )  # fmt: skip
             self._facts = replace(facts, facts_id=hashlib.sha256(encode(facts)).hexdigest()[:_FACTS_ID_CHARS])
             self._facts_of, self._merged = key, {}  # merged iterations were those of the ranks before
@@ -175,6 +182,12 @@ class HostStage:
         return schedule.orders[0]
 
 
-def stage_classes(order: Sequence[Instruction]) -> tuple[InstructionClass, ...]:
-    """Return the instruction classes of a stage in the order in which observations refer to them."""
-    return tuple(sorted({instruction.instruction_class for instruction in order}))
+def stage_classes(order: Sequence[Instruction], offer: ReorderOffer) -> tuple[InstructionClass, ...]:
+    """Return the instruction classes of a stage in the order in which observations refer to them.
+
+    A stage that takes other orders may run its backwards in two halves.
+    """
+    classes = {instruction.instruction_class for instruction in order}
+    halves = (InstructionKind.I, InstructionKind.W) if offer.is_allowed and not offer.refusal else ()
+    split = {replace(own, kind=kind) for own in classes if own.kind is InstructionKind.B for kind in halves}
+    return tuple(sorted(classes | split))

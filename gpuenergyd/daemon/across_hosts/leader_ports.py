@@ -34,7 +34,7 @@ from gpuenergyd.daemon.gpus.inventory import utc_at
 from gpuenergyd.daemon.jobs.suspected_pace import HELD_ITERATIONS, SuspectedPacePlan
 from gpuenergyd.daemon.ports import HistoryPort, PolicyPort
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
-from gpuenergyd.store.records import ControlEventRecord
+from gpuenergyd.store.records import ORDER_ADVICE, ControlEventRecord
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,10 @@ class LeaderAudit:
 
     def record_notice(self, command: RecordNotice) -> None:
         """Record an event that the phase does not show."""
-        self.record("notice", command.reason, "")
+        if command.advice is None:
+            self.record("notice", command.reason, "")
+        else:
+            self.record(ORDER_ADVICE, command.reason, f"{command.advice.saving_ratio:.4f}")
 
 
 @dataclass(slots=True)
@@ -126,17 +129,22 @@ class LeaderDelivery:
         return f"{self.audit.pipeline_id}.{self.generation}.{command.plan_epoch}"
 
     def _mixable(self, plan: ClockPlan) -> tuple[str, ...]:
-        """Return the ids of earlier plans that a plan may be mixed with: none, but for a straggler's pace."""
+        """Return the ids of earlier plans that a plan may be mixed with: none, but for a straggler's pace.
+
+        Plans with different orders of instructions are never mixed: in an iteration all ranks run those of one plan.
+        """
         ranks, full_speed = self.job.ranks, self.job.knowledge.full_speed()
         if not self.job.target.is_forced or plan.purpose is not PlanPurpose.TUNED or not full_speed:
             return ()
         assert ranks.schedule is not None
-        top_mhz, next_mhz = [max(own) for own in ranks.supported_sm_clocks_mhz], node_clocks_mhz(ranks.schedule, plan)
+        top_mhz, schedule = [max(own) for own in ranks.supported_sm_clocks_mhz], plan.schedule(ranks.schedule)
+        next_mhz, graph = node_clocks_mhz(schedule, plan), ranks.graph_in(plan.orders)
         return tuple(
             plan_id
             for plan_id, before in self._before
             if before.purpose is PlanPurpose.TUNED
-            and may_be_mixed(ranks.graph, full_speed[-1], node_clocks_mhz(ranks.schedule, before), next_mhz, top_mhz)
+            and before.orders == plan.orders
+            and may_be_mixed(graph, full_speed[-1], node_clocks_mhz(schedule, before), next_mhz, top_mhz)
         )
 
     def epoch_of(self, plan_id: str | None) -> int | None:
@@ -153,7 +161,7 @@ class LeaderDelivery:
         plan = plans.by_id(plans.id_of(plan_epoch)) if plan_epoch else None
         if plan is None or schedule is None:
             return None
-        return node_clocks_mhz(schedule, plan)
+        return node_clocks_mhz(plan.schedule(schedule), plan)
 
 
 @dataclass(slots=True)

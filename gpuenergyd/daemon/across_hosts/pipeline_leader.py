@@ -22,9 +22,11 @@ from gpuenergyd.core.job.messages import (
     GpuViewChanged,
     JobPhase,
     MergedIterationObserved,
+    OrdersRefused,
     RankChangedMicrobatches,
     RankJoined,
     SendPlan,
+    StageMemoryChanged,
     StragglerChanged,
 )
 from gpuenergyd.core.job.rules import JobRules
@@ -37,6 +39,7 @@ from gpuenergyd.daemon.across_hosts.leader_ports import LeaderAudit, LeaderDeliv
 from gpuenergyd.daemon.across_hosts.leader_records import LeaderIterations, LeaderRuns
 from gpuenergyd.daemon.across_hosts.stage_parts import StageParts
 from gpuenergyd.daemon.jobs.executor import CommandExecutor
+from gpuenergyd.daemon.jobs.order_fields import order_fields
 from gpuenergyd.daemon.jobs.plan_delivery import change_row
 from gpuenergyd.daemon.jobs.replicas import check_paces, straggler_saving_fields
 from gpuenergyd.daemon.jobs.training_budget import TrainingTarget
@@ -136,6 +139,7 @@ class PipelineLeader:
             if self._has_joined and parts.is_complete:
                 await self._update_gpu(facts.pp_rank)
                 await self._update_order(facts)
+                await self._update_reordering(facts.pp_rank)
         missing = [(pp, tp) for pp, tp, part in report.parts if not parts.add(pp, tp, part)]
         if not self._has_joined and parts.is_complete:
             await self._join()
@@ -159,6 +163,7 @@ class PipelineLeader:
             "max_slowdown_ratio": job.target.max_slowdown_ratio,
             "is_paused": job.is_paused,
             "plan_id": job.current_plan.plan_id,
+            **order_fields(job),
             "num_iterations": job.num_iterations,
             "num_proof_iterations": job.control.blocks.num_proof_iterations,
             "baseline_time_s": job.baseline.iteration_time_s if job.baseline is not None else None,
@@ -203,14 +208,24 @@ class PipelineLeader:
         found = [(pp_rank, self._parts.order(pp_rank), self._parts.gpu(pp_rank)) for pp_rank in ranks]
         for pp_rank, order, gpu in found:
             if pp_rank not in self.job.ranks.orders:  # after orders that did not fit together, the last one is missing
-                await self._handle(RankJoined(pp_rank, order, gpu))
+                offer, _, _ = self._parts.reordering(pp_rank)
+                await self._handle(RankJoined(pp_rank, order, gpu, reorder=offer))
         self._has_joined = True
+        for pp_rank in ranks:
+            await self._update_reordering(pp_rank)
         self._replicas.join(self.pipeline_id)
 
     async def _update_gpu(self, pp_rank: int) -> None:
         known_mhz = self.job.ranks.gpus[pp_rank].supported_sm_clocks_mhz
         gpu = replace(self._parts.gpu(pp_rank), supported_sm_clocks_mhz=known_mhz)
         await self._handle(GpuViewChanged(pp_rank, gpu))
+
+    async def _update_reordering(self, pp_rank: int) -> None:
+        """Tell the job what a stage reports of its memory, and why it takes no other order any more."""
+        _, refusal, memory = self._parts.reordering(pp_rank)
+        await self._handle(StageMemoryChanged(pp_rank, memory))
+        if refusal:
+            await self._handle(OrdersRefused(refusal))
 
     async def _update_order(self, facts: StageFacts) -> None:
         """Have the job follow a stage whose number of microbatches has changed."""
@@ -226,7 +241,8 @@ class PipelineLeader:
 
     async def _merge(self, whole: IterationObservation, least_other_overhead_s: float | None) -> None:
         epoch = self._delivery.epoch_of(whole.plan_id)
-        whole = replace(whole, busy_s=busy_s(whole, self.job.ranks.graph, self._delivery.planned_mhz(epoch)))
+        graph = self.job.graph_under(self.job.knowledge.plans.id_of(epoch))
+        whole = replace(whole, busy_s=busy_s(whole, graph, self._delivery.planned_mhz(epoch)))
         self._plans.newest_index, self._plans.newest_epoch = whole.iteration_index, epoch
         await self._handle(MergedIterationObserved(whole, epoch, least_other_overhead_s))
         self._plans.ask_in_time()
@@ -304,9 +320,14 @@ class PipelineLeader:
                 straggler_time_s=self.job.target.straggler_time_s,
                 permitted_slowdown_ratio=permitted_ratio,
                 num_microbatches=self.job.description.num_microbatches if clocks else 0,
+                order=to_blocks([_order_row(i) for i in sent.plan.orders[pp_rank]]) if sent.plan.orders else (),
             )
             for pp_rank in range(self.description.num_pp_ranks)
         )
+
+
+def _order_row(instruction: Instruction) -> tuple[tuple[str, int], int]:
+    return (str(instruction.kind), instruction.chunk_index), instruction.microbatch_index
 
 
 def _change_row(change: ClockChange) -> tuple[tuple[str, int, int, int], int]:

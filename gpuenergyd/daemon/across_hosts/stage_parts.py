@@ -4,13 +4,15 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from gpuenergyd.core.job.measurements.reordering import common_offer, least_room
 from gpuenergyd.core.job.stage_gpu import stage_gpu
 from gpuenergyd.core.measurement.merge import MemberKey, merge_observations, merge_siblings
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionClass
+from gpuenergyd.core.pipeline.reorder import RankMemory, ReorderOffer
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.daemon.across_hosts.host_stage import stage_classes
-from gpuenergyd.daemon.across_hosts.validation import check_gpu, check_observation
+from gpuenergyd.daemon.across_hosts.validation import check_gpu, check_memory, check_observation
 from gpuenergyd.daemon.registration import checked_kind
 from gpuenergyd.errors import JobError, ProtocolError
 from gpuenergyd.wire.compact_observations import unpack
@@ -61,6 +63,8 @@ class StageParts:
         if not 0 <= facts.pp_rank < self.num_pp_ranks:
             raise ProtocolError(f"{where}: must be in [0, {self.num_pp_ranks})")
         check_gpu(where, facts.gpu)
+        if facts.memory is not None:
+            check_memory(where, facts.memory)
         rows = from_blocks(facts.order)
         order = tuple(Instruction(facts.pp_rank, checked_kind(k), microbatch, c) for (k, c), microbatch in rows)
         self._parts = {
@@ -68,7 +72,7 @@ class StageParts:
             for key, part in self._parts.items()
             if key[0] != facts.pp_rank or not set(part.facts.tp_ranks) & set(tp_ranks)
         }
-        self._parts[facts.pp_rank, tp_ranks[0]] = _Part(facts, order, stage_classes(order))
+        self._parts[facts.pp_rank, tp_ranks[0]] = _Part(facts, order, stage_classes(order, facts.reorder))
 
     def add(self, pp_rank: int, carrier: int, report: StageReport) -> bool:
         """Add the new observations of a part; return False if its facts are not known, and the report is ignored.
@@ -119,6 +123,12 @@ class StageParts:
             JobError: its GPUs are on several hosts, or have no clock in common.
         """
         return stage_gpu(pp_rank, [part.facts.gpu for part in self._of_stage(pp_rank)])
+
+    def reordering(self, pp_rank: int) -> tuple[ReorderOffer, str, RankMemory | None]:
+        """Return whether a stage may run another order, why it does not any more, and its memory, if that is known."""
+        facts = [part.facts for part in self._of_stage(pp_rank)]
+        refusal = next((own.order_refusal for own in facts if own.order_refusal), "")
+        return common_offer([own.reorder for own in facts]), refusal, least_room([own.memory for own in facts])
 
     def complete_iterations(self) -> Iterable[IterationObservation]:
         """Yield the iterations that all ranks have reported by now, oldest first; older ones are dropped."""

@@ -3,6 +3,7 @@
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, RankClocks
+from gpuenergyd.core.pipeline.reorder import RankMemory
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.daemon.jobs.replicas import MAX_PACE_S
 from gpuenergyd.daemon.registration import checked_kind
@@ -18,6 +19,7 @@ MAX_PERMITTED_RATIO = 100.0
 """Slowdown that the target of an hour permits, at most."""
 _MAX_SWITCH_LATENCY_S = 60.0
 _MAX_POWER_W = 1e6
+_MAX_MEMORY_BYTES = 2**60
 
 
 def checked_size(report: PipelineReport | MemberPlace) -> tuple[int, int]:
@@ -47,9 +49,12 @@ def checked_plan(posted: PostedPlan) -> ClockPlan:
         ClockChange(Instruction(0, checked_kind(kind), microbatch, chunk), delay_ns / 1e9, clock)
         for (kind, chunk, delay_ns, clock), microbatch in from_blocks(posted.changes)
     )
+    order = tuple(
+        Instruction(0, checked_kind(kind), microbatch, chunk) for (kind, chunk), microbatch in from_blocks(posted.order)
+    )
     clocks_mhz = tuple(clock for clock, _ in from_blocks(posted.clocks))
     ranks = (RankClocks(0, clocks_mhz, changes),) if clocks_mhz else ()
-    return ClockPlan(posted.plan_id, posted.purpose, ranks, reason=posted.reason)
+    return ClockPlan(posted.plan_id, posted.purpose, ranks, reason=posted.reason, orders=(order,) if order else ())
 
 
 def check_gpu(where: str, gpu: GpuView) -> None:
@@ -71,6 +76,13 @@ def check_gpu(where: str, gpu: GpuView) -> None:
             f"{where}: num_gpus {gpu.num_gpus} must be in [1, {_MAX_RANKS}],"
             f" num_host_gpus {gpu.num_host_gpus} in [0, {_MAX_RANKS}]"
         )
+
+
+def check_memory(where: str, memory: RankMemory) -> None:
+    """Check the memory of a stage, or raise ProtocolError; `where` names the stage."""
+    amounts = (memory.free_bytes, memory.microbatch_bytes, memory.capacity_bytes, memory.free_in_order_bytes or 0)
+    if not all(0 <= amount < _MAX_MEMORY_BYTES for amount in amounts):
+        raise ProtocolError(f"{where}: amounts of memory {amounts} must be in [0, 2**60) bytes")
 
 
 def check_observation(where: str, o: IterationObservation) -> None:

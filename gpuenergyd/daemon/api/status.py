@@ -14,12 +14,12 @@ from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.outcome import expectation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.power_swing import SwingFigure
-from gpuenergyd.core.pipeline.reorder import OrderAdvice, order_name
 from gpuenergyd.core.pipeline.switching import SwitchCalibration
 from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.carbon.service import CarbonService
 from gpuenergyd.daemon.gpus.host_energy import HostEnergy
 from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, GpuClaim, Gpus
+from gpuenergyd.daemon.jobs.order_fields import order_fields
 from gpuenergyd.daemon.jobs.registry import EndedJob, Jobs
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.manual_leases.leases import ManualLease, ManualLeases
@@ -256,9 +256,8 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "plan_id": plan.plan_id,
         "plan_purpose": plan.purpose,
         "plan_reason": plan.reason,
-        "order": order_name(plan.orders) if plan.orders else None,
         **{figure.value: plan.figure(figure) for figure in SwingFigure},
-        **_order_advice(job.knowledge.reordering.advice),
+        **order_fields(job),
         "num_baseline_iterations": job.knowledge.num_iterations_for[PlanPurpose.BASELINE],
         "num_tuned_iterations": job.knowledge.num_iterations_for[PlanPurpose.TUNED],
         **_estimate(job.estimate()),
@@ -295,18 +294,6 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
             }
             for s in daemon.jobs.sessions.of_job(runner.job_id)
         ],
-    }
-
-
-def _order_advice(advice: OrderAdvice | None) -> dict[str, Any]:
-    """Return what another order of instructions is predicted to save; None before the policy has computed it."""
-    return {
-        "order_advice": advice.text if advice else None,
-        "order_saving_ratio": advice.saving_ratio if advice else None,
-        "plain_order_saving_ratio": advice.plain_saving_ratio if advice else None,
-        "own_order_saving_ratio": advice.own_order_saving_ratio if advice else None,
-        "order_held_microbatches": advice.held_microbatches if advice else None,
-        "order_refusal": advice.refusal if advice else None,
     }
 
 

@@ -127,7 +127,8 @@ class JobRuns:
         if found and not self.runner.job.is_ended:
             self.runner.handle(PastJobsFound(found))
 
-    async def _recall_run(self) -> None:
+    async def recall_refusal(self) -> None:
+        """Look up whether an earlier run may not run another order of instructions, and pass that to the job."""
         job = self.runner.job
         if any(offer.is_allowed and not offer.refusal for offer in job.knowledge.reordering.offers.values()):
             refused = await self._recalled(_ORDER_REFUSAL)
@@ -135,6 +136,10 @@ class JobRuns:
                 reason = f"{refused.order_refusal} (in job {refused.job_id})"
                 self.audit.record("recall", DAEMON, reason)
                 self.runner.handle(OrdersRefused(reason, is_remembered=True))
+
+    async def _recall_run(self) -> None:
+        job = self.runner.job
+        await self.recall_refusal()
         run = await self._recalled()
         if run is not None and not job.is_ended:
             profile = f"{len(run.profile)} iterations"
@@ -173,17 +178,25 @@ class JobRuns:
             self.services.history.write(past_job_record(job, self.uid))
 
 
-class NoPreviousRuns:
-    """No previous runs: for members of a pipeline across hosts, whose leader plans from the run before."""
+@dataclass(frozen=True, slots=True)
+class MemberRuns:
+    """Earlier runs of a member of a pipeline across hosts, whose leader plans from the whole pipeline's run before.
+
+    A member remembers only why it must not run another order: after a program has failed, nothing reaches its leader.
+    """
+
+    own: JobRuns
 
     async def recall(self) -> None:
-        """Find no previous run."""
+        """Look up whether an earlier run ran out of memory in another order."""
+        await self.own.recall_refusal()
 
     async def store(self, command: StoreRun) -> None:
         """Store nothing."""
 
     async def store_refusal(self, command: StoreOrderRefusal) -> None:
-        """Store nothing."""
+        """Remember that no later run may run another order of instructions."""
+        await self.own.store_refusal(command)
 
     def store_curves(self, command: StoreCurves) -> None:
         """Store nothing: the leader stores the curves of the whole pipeline."""

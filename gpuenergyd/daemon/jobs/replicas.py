@@ -56,15 +56,15 @@ class Replicas:
     _targets: dict[str, TrainingTarget] = field(default_factory=dict)
     """By job, its target as far as it depends on the other replicas."""
     _dp_ranks: dict[str, int] = field(default_factory=dict)
+    _named: dict[TrainingKey, dict[str, JobRunner]] = field(default_factory=dict)
+    """Jobs of each training by id, members of pipelines across hosts included."""
 
     def join(self, key: TrainingKey, runner: JobRunner, *, dp_rank: int = 0) -> None:
         """Add a job; its pace is measured from the second replica of its training on."""
         if runner.job.ranks.is_plain_loop:
             return
+        self.name_training(key, runner)
         group = self._groups.setdefault(key, ReplicaGroup(self.rules))
-        others = [self._runners[job_id].delivery.training_id for job_id in group.job_ids]
-        own = runner.delivery.training_id  # of a job that an earlier daemon has handed over
-        runner.delivery.training_id = next(iter(others), own or secrets.token_hex(_TRAINING_ID_BYTES))
         group.join(runner.job_id)
         self._key_of[runner.job_id], self._runners[runner.job_id] = key, runner
         self._dp_ranks[runner.job_id] = dp_rank
@@ -72,8 +72,22 @@ class Replicas:
         if len(group.job_ids) > 1:
             self._with_replicas.update(group.job_ids)
 
+    def name_training(self, key: TrainingKey, runner: JobRunner) -> None:
+        """Give a job the name under which all ranks of its training on this host agree on other orders.
+
+        Of a pipeline across hosts each rank is a job, and the whole is the replica: members only have that name.
+        """
+        named = self._named.setdefault(key, {})
+        own = runner.delivery.training_id  # of a job that an earlier daemon has handed over
+        known = next((other.delivery.training_id for other in named.values()), "")
+        runner.delivery.training_id = known or own or secrets.token_hex(_TRAINING_ID_BYTES)
+        named[runner.job_id] = runner
+
     def leave(self, job_id: str) -> None:
         """Remove a job that has ended."""
+        for named in self._named.values():
+            named.pop(job_id, None)
+        self._named = {key: named for key, named in self._named.items() if named}
         key = self._key_of.pop(job_id, None)
         if key is None:
             return

@@ -30,7 +30,7 @@ from gpuenergyd.daemon.jobs.leases import JobLeases, LeasesSnapshot
 from gpuenergyd.daemon.jobs.plan_delivery import DeliverySnapshot, PlanDelivery
 from gpuenergyd.daemon.jobs.plan_source import JobPlans, PermittedPlans, PolicyHostPlans, PostedPlans, PredictionOnly
 from gpuenergyd.daemon.jobs.power_limits import JobPowerLimits, PowerLimitsSnapshot
-from gpuenergyd.daemon.jobs.previous_runs import JobRuns, NoPreviousRuns
+from gpuenergyd.daemon.jobs.previous_runs import JobRuns, MemberRuns
 from gpuenergyd.daemon.ports import JobServices, ReplicasPort
 from gpuenergyd.gpu.link.messages import GpuHealth, LeaseOwner
 from gpuenergyd.store.records import SLOWDOWN_ADVICE, JobEndRecord
@@ -97,6 +97,7 @@ class JobRunner:
             lambda: self.plans.ask_again(job.view()),
             None if self.is_member else services.watcher,
         )
+        runs = JobRuns(self, services, self.audit, self.owner.uid)
         self._executor = CommandExecutor(
             observations=self.observer,
             plans=self.plans,
@@ -104,7 +105,7 @@ class JobRunner:
             leases=self.leases,
             iterations=self.recorder,
             audit=self.audit,
-            runs=NoPreviousRuns() if self.is_member else JobRuns(self, services, self.audit, self.owner.uid),
+            runs=MemberRuns(runs) if self.is_member else runs,
             end=self,
             power_limits=None if self.is_member else self.power_limits,
         )

@@ -21,12 +21,13 @@ from gpuenergyd_policies.planning.exact.tables import FloatArray, PlanningTables
 
 TOO_LARGE = 8_000
 """Number of instructions above which the exact sweep takes longer than a job should wait for a plan."""
-WINDOW, DEEP_WINDOW = 4096, 768
-"""Instructions of windows of time in refinement; the sweep of a window takes longer with more stages."""
-MANY_RANKS = 24
-"""Ranks above which windows are small."""
-WORTH_REFINING = 0.25
-"""Share of the gap that refinement should close, judged by three windows, to go on with all of them."""
+WINDOW_PER_RANK, LEAST_WINDOW = 16, 256
+"""Instructions of windows of time in refinement: the sweep takes more than in proportion to them, and gains little more
+in larger ones."""
+NUM_SAMPLED = 16
+"""Windows that are refined first, to judge the gain."""
+WORTH_REFINING = 0.1
+"""Share of the gap that refinement should close, judged by the first windows, to go on with all of them."""
 REFINED_GAP = 1e-3
 """Gap of a rounded plan to its bound, as a share of the energy, above which windows are re-optimized."""
 WINDOW_TOLERANCE = 1e-3
@@ -79,21 +80,23 @@ class LargePipeline:
     def refined(self, plan: RoundedPlan, deadline_s: float, *, excess_j: float) -> RoundedPlan:
         """Return the plan with windows of time re-optimized one after the other; it never costs more.
 
-        Refinement may take several times as long as all before it. It gains much with coarse clocks, little with fine
-        ones. So the first window, the last and the one in the middle come first. `excess_j` is what the plan costs
-        above its bound.
+        Refinement gains much with coarse clocks, little with fine ones. So some windows come first, and all others only
+        if those gain enough. Windows do not overlap: half-overlapping ones take twice as long and gain little more.
+        `excess_j` is what the plan costs above its bound.
         """
-        window = WINDOW if self.graph.num_ranks <= MANY_RANKS else DEEP_WINDOW
+        window = max(LEAST_WINDOW, WINDOW_PER_RANK * self.graph.num_ranks)
         network = flow_network(self.graph, self.tables, thin_tolerance=WINDOW_TOLERANCE)
         passes = ((BY_TIME, window),)
         of_windows = partial(
             refine, self.rounder, network, self.tables, self.graph, deadline_s=deadline_s, passes=passes
         )
-        num = num_windows(self.graph, passes)
-        with_ends = of_windows(plan, only=sorted({0, num - 1}))
-        sampled = of_windows(with_ends, only=[num // 2])
-        gain_j = plan.cost_j - with_ends.cost_j + max(0, num - 2) * (with_ends.cost_j - sampled.cost_j)
-        return of_windows(sampled) if gain_j >= WORTH_REFINING * excess_j else sampled
+        apart = list(range(0, num_windows(self.graph, passes), 2))  # windows overlap by half
+        sampled = apart[:: max(1, len(apart) // NUM_SAMPLED)]
+        first = of_windows(plan, only=sampled)
+        gain_j = (plan.cost_j - first.cost_j) * len(apart) / len(sampled)
+        if gain_j < WORTH_REFINING * excess_j:
+            return first
+        return of_windows(first, only=sorted(set(apart) - set(sampled)))
 
     def least_energy_time_s(self, found: AveragedPrices) -> float:
         """Return T* from prices for a deadline beyond it."""

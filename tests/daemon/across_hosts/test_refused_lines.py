@@ -9,6 +9,7 @@ import pytest
 from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation, RankEnergy
 from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.pipeline.reorder import ReorderOffer
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.daemon.across_hosts import host_stage, pipeline_member
 from gpuenergyd.daemon.jobs.training_budget import TrainingTarget
@@ -133,7 +134,7 @@ def observation(time_s: float, sm_clock_mhz: int = CLOCKS[0]) -> IterationObserv
 @pytest.mark.parametrize("bad", [observation(1e9), observation(1.0, 0)])
 def test_times_and_clocks_out_of_range(bad: IterationObservation) -> None:
     pipeline = LedPipeline()
-    text = pack([bad], host_stage.stage_classes(SCHEDULE.orders[0]), ("baseline",))
+    text = pack([bad], host_stage.stage_classes(SCHEDULE.orders[0], ReorderOffer()), ("baseline",))
 
     with pytest.raises(
         ProtocolError, match=r"rank 0: iteration 0 must hold times in \[0, 86400\] s and positive clocks"
@@ -153,7 +154,7 @@ def test_an_iteration_that_cannot_be_sent() -> None:
     bad = replace(observation(1.0), iteration_index=2**70)
 
     with pytest.raises(ProtocolError, match="iteration cannot be sent to the pipeline's leader: "):
-        pack([bad], host_stage.stage_classes(SCHEDULE.orders[0]), ("baseline",))
+        pack([bad], host_stage.stage_classes(SCHEDULE.orders[0], ReorderOffer()), ("baseline",))
 
 
 def test_a_stage_whose_gpus_are_on_several_hosts() -> None:

@@ -96,13 +96,16 @@ class Host:
     def __init__(self, number: int, num_hosts: int, num_ranks: int, folder: Path, link: Link) -> None:
         self.link = link
         self.given_up_at: list[int] = []
-        self.ranks = [
-            OrderedPlans(partial(OrderRegister, rank=rank, num_ranks=num_ranks, folder=folder, host=number), self.pause)
+        self.ranks: list[Any] = [
+            self._open(partial(OrderRegister, rank=rank, num_ranks=num_ranks, folder=folder, host=number))
             for rank in range(num_ranks)
         ]
-        self.carrier = HostExchange(self.ranks[0], number, num_hosts)
+        self.carrier = HostExchange(self.ranks[0].agreement, number, num_hosts)
         self.has_given_up = False
         self.is_abandoned = False
+
+    def _open(self, register: Any) -> Any:
+        return OrderedPlans(register, self.pause)
 
     def exchange(self) -> None:
         """Exchange through the store, as the carrier's thread does."""
@@ -294,26 +297,26 @@ def test_a_window_that_has_begun_is_not_promised() -> None:
         rank = host.ranks[0]
         rank.plan_for(5)
 
-        assert not rank.promise(OrderWindow(0, 5, 8))
-        assert rank.promise(OrderWindow(1, 6, 8))
-        assert not rank.promise(OrderWindow(2, 8, 10))  # one at a time
-        rank.settle(1, is_granted=False)
-        assert rank.promise(OrderWindow(2, 8, 10))
+        assert not rank.agreement.promise(OrderWindow(0, 5, 8))
+        assert rank.agreement.promise(OrderWindow(1, 6, 8))
+        assert not rank.agreement.promise(OrderWindow(2, 8, 10))  # one at a time
+        rank.agreement.settle(1, is_granted=False)
+        assert rank.agreement.promise(OrderWindow(2, 8, 10))
 
 
 def test_a_window_without_orders_to_its_end_is_not_promised() -> None:
     with one_host() as host:
         host.ranks[0].add([plan(2, 8, is_ordered=False)])
 
-        assert not host.ranks[0].promise(OrderWindow(0, 6, 9))
-        assert host.ranks[0].promise(OrderWindow(0, 6, 8))
+        assert not host.ranks[0].agreement.promise(OrderWindow(0, 6, 9))
+        assert host.ranks[0].agreement.promise(OrderWindow(0, 6, 8))
 
 
 def test_a_granted_window_is_followed_although_the_plan_is_withdrawn() -> None:
     with one_host() as host:
         rank = host.ranks[0]
-        assert rank.promise(OrderWindow(0, 3, 5))
-        rank.settle(0, is_granted=True)
+        assert rank.agreement.promise(OrderWindow(0, 3, 5))
+        rank.agreement.settle(0, is_granted=True)
         rank.clear()
 
         assert [bool(rank.plan_for(k).order) for k in range(2, 7)] == [False, True, True, False, False]
@@ -323,10 +326,10 @@ def test_promised_iterations_count_as_launched() -> None:
     with one_host() as host:
         rank = host.ranks[0]
         assert rank.bound_until == 0
-        assert rank.promise(OrderWindow(0, 3, 5))
+        assert rank.agreement.promise(OrderWindow(0, 3, 5))
         rank.plan_for(1)
         assert rank.bound_until == 5
-        rank.settle(0, is_granted=False)
+        rank.agreement.settle(0, is_granted=False)
         rank.plan_for(2)
 
         assert rank.bound_until == 0
@@ -335,7 +338,7 @@ def test_promised_iterations_count_as_launched() -> None:
 def test_a_host_in_doubt_waits_gives_up_and_promises_nothing_more() -> None:
     with one_host() as host:
         rank = host.ranks[0]
-        assert rank.promise(OrderWindow(0, 3, 6))
+        assert rank.agreement.promise(OrderWindow(0, 3, 6))
         host.link.cuts = [(0.0, 1e9)]
 
         assert not rank.plan_for(3).order
@@ -343,8 +346,8 @@ def test_a_host_in_doubt_waits_gives_up_and_promises_nothing_more() -> None:
         host.has_given_up = False
         assert not rank.plan_for(4).order
         assert not host.has_given_up  # it waits once
-        assert not rank.promise(OrderWindow(1, 7, 9))
-        offer = rank.offer()
+        assert not rank.agreement.promise(OrderWindow(1, 7, 9))
+        offer = rank.agreement.offer()
         assert offer is not None
         assert offer.turns == ()
 
@@ -352,7 +355,7 @@ def test_a_host_in_doubt_waits_gives_up_and_promises_nothing_more() -> None:
 def test_a_rank_in_doubt_learns_that_the_window_was_granted() -> None:
     with one_host() as host:
         rank = host.ranks[0]
-        assert rank.promise(OrderWindow(0, 3, 6))
+        assert rank.agreement.promise(OrderWindow(0, 3, 6))
         host.link.whole.set_once("verdict/0", "granted")
 
         assert rank.plan_for(3).order

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 
-from gpuenergyd.client.agreed_orders import OrderedPlans
+from gpuenergyd.client.order_agreement import OrderAgreement
 from gpuenergyd.core.distributed.order_windows import HostOffer, OrderWindow, WindowProposer, iterations_ahead
 from gpuenergyd_trainers.across_hosts.iteration_pace import IterationPace
 from gpuenergyd_trainers.across_hosts.job_store import Store
@@ -55,7 +55,7 @@ def find_hosts(environ: Mapping[str, str] = os.environ) -> TrainingHosts | None:
 class HostExchange:
     """One host's side of the agreement; each call may fail at any operation of the store, and is repeated."""
 
-    plans: OrderedPlans
+    agreement: OrderAgreement
     host: int
     num_hosts: int
     is_leaving: bool = False
@@ -65,28 +65,28 @@ class HostExchange:
 
     def exchange(self, store: Store, ahead: int) -> None:
         """Fetch verdicts, promise what is proposed, publish the offer; on the first host, propose and decide."""
-        if self._published or self.plans.offer() is not None:
+        if self._published or self.agreement.offer() is not None:
             head = store.get("head")
             self._settle(store)
             if head is not None and not self.is_leaving:
-                self.plans.promise(OrderWindow(*json.loads(head)))
+                self.agreement.promise(OrderWindow(*json.loads(head)))
             self._publish(store)
         if self.host == _FIRST_HOST:
             self._lead(store, ahead)
 
     def _settle(self, store: Store) -> None:
         """Fetch the verdict on an open window; while a rank waits for it, it is refused unless it is granted."""
-        found = self.plans.open_window()
+        found = self.agreement.open_window()
         if found is None:
             return
         window, is_in_doubt = found
         key = _verdict_key(window.number)
         verdict = store.set_once(key, _REFUSED) if is_in_doubt or self.is_leaving else store.get(key)
         if verdict is not None:
-            self.plans.settle(window.number, is_granted=verdict.decode() == _GRANTED)
+            self.agreement.settle(window.number, is_granted=verdict.decode() == _GRANTED)
 
     def _publish(self, store: Store) -> None:
-        offer = self.plans.offer()
+        offer = self.agreement.offer()
         if offer is None:
             return
         turns = () if self.is_leaving else offer.turns
@@ -117,7 +117,7 @@ class HostOrders:
 
     def __init__(
         self,
-        plans: OrderedPlans,
+        agreement: OrderAgreement,
         hosts: TrainingHosts,
         connect: Callable[[], Store],
         iteration_index: Callable[[], int],
@@ -125,7 +125,7 @@ class HostOrders:
         period_s: float = PERIOD_S,
     ) -> None:
         """Start the thread; `iteration_index` returns the newest iteration of this rank."""
-        self._exchange = HostExchange(plans, hosts.host, hosts.num_hosts)
+        self._exchange = HostExchange(agreement, hosts.host, hosts.num_hosts)
         self._iteration_index = iteration_index
         self._run = RunAgreement(_FIRST_HOST, is_first=hosts.host == _FIRST_HOST)
         self._pace = IterationPace()

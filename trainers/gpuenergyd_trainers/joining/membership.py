@@ -6,17 +6,23 @@ says where a rank is, so that the adapters of the frameworks need to know neithe
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from gpuenergyd.client.environment import find_gpu_uuid, find_job_options, find_run_key, has_other_hosts
-from gpuenergyd.client.plans import AgreedPlans
-from gpuenergyd.client.rank import RankClient, RankDescription
+from gpuenergyd.client.environment import (
+    find_allow_reorder,
+    find_gpu_uuid,
+    find_job_options,
+    find_run_key,
+    has_other_hosts,
+)
+from gpuenergyd.client.rank import RankClient, RankDescription, open_agreed_plans
 from gpuenergyd.client.timing.recorder import InstructionTimer
 from gpuenergyd.wire.messages import OrderRow
+from gpuenergyd.wire.pipeline_messages import member_run_key
 from gpuenergyd_trainers.across_hosts.host_orders import HostOrders, find_hosts
-from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE, find_store_address
+from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE, Store, find_store_address
 from gpuenergyd_trainers.across_hosts.pipeline_member import PipelineMember
 from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
 from gpuenergyd_trainers.across_hosts.replica_paces import ReplicaOnOneHost
@@ -27,8 +33,6 @@ from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, timer_for
 from gpuenergyd_trainers.joining.place import Coordinate, Place
 
 logger = logging.getLogger("gpuenergyd.trainers")
-
-_MAX_RUN_KEY_CHARS = 200
 
 
 class JoinKeywords(TypedDict, total=False):
@@ -105,8 +109,8 @@ class Membership:
     start_exchange: Callable[[RankClient, str | None], Callable[[], None] | None]
     """Starts the exchange with other hosts, given the client and the socket path; returns a function that ends it, or
     None where there is nothing to exchange."""
-    plans: AgreedPlans | None = None
-    """The plans that the members of a pipeline across hosts have agreed on; None on one host."""
+    is_windowed: bool = False
+    """Whether plans are agreed on with members on other hosts, and followed in windows of iterations."""
     tags: tuple[tuple[str, str], ...] = ()
 
 
@@ -143,15 +147,8 @@ def _pipeline_on_one_host(place: Place, run_key: str, address: tuple[str, int] |
         ends: list[Callable[[], None]] = []
         if place.leads_replica:
             ends.append(ReplicaOnOneHost(client, connect, dp_rank=place.replica, socket_path=socket_path).stop)
-        plans, hosts = client.ordered_plans, find_hosts()
-        if plans is not None and hosts is not None and hosts.local_rank == 0:
-            ends.append(HostOrders(plans, hosts, connect, lambda: client.iteration_index).stop)
-
-        def end() -> None:
-            for own in ends:
-                own()
-
-        return end if ends else None
+        ends += _start_host_orders(client, connect)
+        return _end_all(ends) if ends else None
 
     return Membership(
         run_key=run_key,
@@ -165,22 +162,41 @@ def _pipeline_on_one_host(place: Place, run_key: str, address: tuple[str, int] |
 
 def _member_across_hosts(place: Place, run_key: str, address: tuple[str, int]) -> Membership:
     """Return the membership of a rank whose pipeline spans hosts: a job of one rank in its own host's daemon."""
-    plans, pipeline, stage = AgreedPlans(), place.pipeline, place.stage
+    pipeline, stage = place.pipeline, place.stage
     member = PipelinePlace(pipeline.rank, pipeline.size, stage.rank, stage.size, place.replica)
 
     def start_exchange(client: RankClient, socket_path: str | None) -> Callable[[], None]:
-        return PipelineMember(client, plans, member, connection_to(address, run_key), socket_path=socket_path).stop
+        plans, connect = client.agreed_plans, connection_to(address, run_key)
+        assert plans is not None
+        ends = _start_host_orders(client, connect)
+        return _end_all([*ends, PipelineMember(client, plans, member, connect, socket_path=socket_path).stop])
 
     return Membership(
-        run_key=f"pp{member.name},{run_key}"[:_MAX_RUN_KEY_CHARS],
+        run_key=member_run_key(member.name, run_key),
         pp_rank=0,
         num_pp_ranks=1,
         dp_rank=place.replica,
         stage=Coordinate(),
         start_exchange=start_exchange,
-        plans=plans,
+        is_windowed=True,
         tags=(("pp_rank", str(pipeline.rank)), ("tp_rank", str(stage.rank))),
     )
+
+
+def _start_host_orders(client: RankClient, connect: Callable[[], Store]) -> list[Callable[[], None]]:
+    """Have the host's first rank agree with the other hosts on orders; return what ends that."""
+    agreement, hosts = client.order_agreement, find_hosts()
+    if agreement is None or hosts is None or hosts.local_rank != 0:
+        return []
+    return [HostOrders(agreement, hosts, connect, lambda: client.iteration_index).stop]
+
+
+def _end_all(ends: Sequence[Callable[[], None]]) -> Callable[[], None]:
+    def end() -> None:
+        for own in ends:
+            own()
+
+    return end
 
 
 def join(
@@ -226,6 +242,8 @@ def join(
 
 def _open_client(options: JoinOptions, rank: PipelineRank, membership: Membership) -> RankClient:
     timer = options.timer
+    if rank.reorder_refusal and find_allow_reorder(options.allow_reorder):
+        logger.warning("gpuenergyd: the order of instructions stays as it is: %s", rank.reorder_refusal)
     is_cuda = getattr(rank.device, "type", None) == "cuda"
     hosts = find_hosts()
     description = RankDescription(
@@ -255,5 +273,5 @@ def _open_client(options: JoinOptions, rank: PipelineRank, membership: Membershi
         description,
         socket_path=options.socket_path,
         timer=timer if timer is not None else timer_for(rank.device, rank.num_microbatches, rank.num_chunks),
-        agreed_plans=membership.plans,
+        agreed_plans=open_agreed_plans(description) if membership.is_windowed else None,
     )

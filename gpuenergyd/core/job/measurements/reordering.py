@@ -1,6 +1,6 @@
 """Reordering of a job: whether its order of instructions may change, the memory for it, and the policy's advice."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpuenergyd.core.measurement.telemetry import RankIteration
@@ -49,6 +49,13 @@ class Reordering:
                 microbatch_bytes=max(known.microbatch_bytes, now.microbatch_bytes),
             )
 
+    def record_stage(self, index: int, memory: RankMemory | None) -> None:
+        """Replace the memory of a stage by what its own daemon has found; None: that is not known."""
+        if memory is None:
+            self.memory.pop(index, None)
+        else:
+            self.memory[index] = memory
+
     def bar(self, reason: str) -> bool:
         """Let no other order be tried any more; return whether that is new."""
         is_new, self.barred = not self.barred, self.barred or reason
@@ -56,20 +63,16 @@ class Reordering:
 
     def view(self, num_ranks: int, num_stage_ranks: int) -> ReorderView:
         """Return the view for a policy; the memory of a stage is that of its rank with the least room."""
-        refusals = [self.barred, *(offer.refusal for offer in self.offers.values())]
+        offer = common_offer(tuple(self.offers.values()))
         return ReorderView(
-            is_allowed=bool(self.offers) and all(offer.is_allowed for offer in self.offers.values()),
-            refusal=next((refusal for refusal in refusals if refusal), ""),
+            is_allowed=offer.is_allowed,
+            refusal=self.barred or offer.refusal,
             memory=tuple(self._stage_memory(r * num_stage_ranks, num_stage_ranks) for r in range(num_ranks)),
             advice=self.advice,
         )
 
     def _stage_memory(self, first: int, count: int) -> RankMemory | None:
-        own = [self.memory.get(index) for index in range(first, first + count)]
-        known = [memory for memory in own if memory is not None]
-        if len(known) < count:
-            return None
-        return min(known, key=lambda memory: memory.free_bytes / max(1, memory.microbatch_bytes))
+        return least_room([self.memory.get(index) for index in range(first, first + count)])
 
     def snapshot(self) -> ReorderingSnapshot:
         """Return a copy of all state."""
@@ -79,3 +82,17 @@ class Reordering:
         """Replace all state."""
         self.offers, self.memory = dict(snapshot.offers), dict(snapshot.memory)
         self.barred, self.advice = snapshot.barred, snapshot.advice
+
+
+def common_offer(offers: Sequence[ReorderOffer]) -> ReorderOffer:
+    """Return what ranks offer together: what all allow, and the first refusal."""
+    refusal = next((offer.refusal for offer in offers if offer.refusal), "")
+    return ReorderOffer(bool(offers) and all(offer.is_allowed for offer in offers), refusal)
+
+
+def least_room(memory_of_ranks: Sequence[RankMemory | None]) -> RankMemory | None:
+    """Return the memory of the rank of a stage with the least room; None if that of one is not known."""
+    known = [memory for memory in memory_of_ranks if memory is not None]
+    if len(known) < len(memory_of_ranks):
+        return None
+    return min(known, key=lambda memory: memory.free_bytes / max(1, memory.microbatch_bytes), default=None)

@@ -71,7 +71,7 @@ class Window(NamedTuple):
 
 
 @compiled
-def refine_windows(
+def refine_windows(  # noqa: C901  one window after the other, each with a few short loops
     n: int,
     seed: int,
     windows: Windows,
@@ -83,11 +83,20 @@ def refine_windows(
     """Refine one window after the other in place; return the plan's cost."""
     costs = pipeline.options.costs
     random = seed
+    outdated = n  # the first operation whose earliest finish may be outdated; n: nothing is known
     for number in range(len(windows.kinds)):
-        for v in range(n):
-            place = pipeline.microbatches[v] if windows.kinds[number] == BY_MICROBATCH else v
-            plan.is_free[v] = 1 if windows.begins[number] <= place < windows.ends[number] else 0
-        m = mark_window(n, pipeline, plan, window)
+        first, last = windows.begins[number], windows.ends[number]
+        if windows.kinds[number] == BY_TIME:
+            if outdated > first:
+                _begin_stretches(n, pipeline, plan)
+                outdated = 0
+            m = mark_stretch(outdated, first, min(n, last), pipeline, plan, window)
+            outdated = first
+        else:
+            outdated = n
+            for v in range(n):
+                plan.is_free[v] = 1 if first <= pipeline.microbatches[v] < last else 0
+            m = mark_window(n, pipeline, plan, window)
         if m == 0:
             continue
         begin, end = copy_graph(m, pipeline, plan, window)
@@ -101,6 +110,9 @@ def refine_windows(
         if best <= before:
             for i in range(m):
                 plan.choice[window.nodes[i]] = window.best[i]
+        if outdated < n:
+            for i in range(m):
+                plan.is_free[window.nodes[i]] = plan.marks[window.nodes[i]] = 0
     _find_earliest_finishes(n, pipeline, plan)
     cost = 0.0
     for v in range(n):
@@ -117,6 +129,47 @@ def _find_earliest_finishes(n: int, pipeline: PipelineArrays, plan: PlanState) -
         for k in range(pred[v], pred[v + 1]):
             begin = max(begin, earliest[pred_node[k]] + pred_latency[k])
         earliest[v] = begin + times[choice[v]]
+
+
+@compiled
+def _begin_stretches(n: int, pipeline: PipelineArrays, plan: PlanState) -> None:
+    """Compute the latest finishes of all operations, and mark none: stretches of time follow, from early to late."""
+    _, _, _, succ, succ_node, succ_latency, _, due = pipeline.graph
+    times, choice, latest = pipeline.options.times, plan.choice, plan.latest
+    for v in range(n - 1, -1, -1):
+        plan.is_free[v] = plan.marks[v] = 0
+        slow = due[v]
+        for k in range(succ[v], succ[v + 1]):
+            w = succ_node[k]
+            slow = min(slow, latest[w] - times[choice[w]] - succ_latency[k])
+        latest[v] = slow
+
+
+@compiled
+def mark_stretch(outdated: int, begin: int, end: int, pipeline: PipelineArrays, plan: PlanState, window: Window) -> int:
+    """List a stretch of operations in time order, which holds all on paths between them; return how many they are.
+
+    Earliest finishes are recomputed from the first outdated one on, latest ones in the stretch: earlier stretches have
+    not changed those after it. So a pass takes time in proportion to the pipeline, however many stretches it has.
+    """
+    pred, pred_node, pred_latency, succ, succ_node, succ_latency, _, due = pipeline.graph
+    times, choice, earliest, latest = pipeline.options.times, plan.choice, plan.earliest, plan.latest
+    for v in range(outdated, end):
+        start = 0.0
+        for k in range(pred[v], pred[v + 1]):
+            start = max(start, earliest[pred_node[k]] + pred_latency[k])
+        earliest[v] = start + times[choice[v]]
+    for v in range(end - 1, begin - 1, -1):
+        slow = due[v]
+        for k in range(succ[v], succ[v + 1]):
+            w = succ_node[k]
+            slow = min(slow, latest[w] - times[choice[w]] - succ_latency[k])
+        latest[v] = slow
+    for v in range(begin, end):
+        plan.is_free[v], plan.marks[v] = 1, IN_WINDOW
+        window.nodes[v - begin] = v
+        window.position[v] = v - begin
+    return max(0, end - begin)
 
 
 @compiled
