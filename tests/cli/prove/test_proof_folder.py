@@ -76,6 +76,7 @@ class Undated(VirtualTraining):
     num_undated_blocks = 3
 
     def run_block(self, arm: Arm, *, num_iterations: int) -> Block:
+        """Run a block, without energies if it is one of the first."""
         block = super().run_block(arm, num_iterations=num_iterations)
         self.num_undated_blocks -= 1
         if self.num_undated_blocks < 0:

@@ -3,17 +3,20 @@
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from gpuenergyd.cli.prove.block_options import BlockOptions, check_is_tuned
+from gpuenergyd.cli.prove.block_options import BlockOptions, check_is_tuned, has_energies
 from gpuenergyd.cli.prove.training_blocks import TrainingBlocks
 from gpuenergyd.client.connection import DaemonClient
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.proof.measurements import energy_j
 from gpuenergyd.core.proof.registration import BASELINE_ARM, Arm
 from gpuenergyd.errors import ProofError
 from gpuenergyd.gpu.drivers.world_kinds import WorldKind
+from gpuenergyd.store import IterationRow
 from tests.support.daemon_process import DaemonProcess, running_daemon
 
 
@@ -56,7 +59,6 @@ def test_blocks_hold_the_iterations_of_their_arm_and_the_power_beside_them(
 
 def row(index: int, energy_j: float | None) -> IterationRow:
     return IterationRow(
-        job_id="job",
         iteration_index=index,
         started_at=datetime(2026, 11, 24, tzinfo=UTC),
         iteration_time_s=1.0,
