@@ -51,6 +51,8 @@ RUNS = (
     Run("emulation", "emulation.py", _args("--json"),
         _args("--json --gpus a100-sxm --microbatches 12 --traces none"), 180, 1500, Kind.COMPUTED,
         data=("profiles", "carbon")),
+    Run("emulated-budgets", "emulated_budgets.py", _args("--json"), _args("--json --gpus a100-sxm"), 50, 900,
+        Kind.COMPUTED, is_usual=False, data=("profiles",)),
     Run("profiling", "profiling.py", _args("--jobs 54 --seed 1 --json"), _args("--jobs 2 --intervals 2 --json"),
         300, 1200, Kind.COMPUTED),
     Run("learning", "learning.py", _args("--jobs 32 --seed 13 --json"),

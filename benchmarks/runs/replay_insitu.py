@@ -6,12 +6,13 @@ DIR holds pairs `<run>__time_by_freq.csv` (time and energy per stage, instructio
 (time and energy per rank, measured under each plan) of 1F1B trainings on A100 and A40. The clocks of the plans are in
 the artifact of the Perseus paper (SOSP'24; github.com/ml-energy/zeus, branch kronos, folder `sosp24_data`): below
 `--artifact` (a folder or a clone), the environment variable PERSEUS_ARTIFACT, or DIR. Without them, our own plan for
-the measured time takes their place: then no time is predicted.
+the measured time takes their place: then times are predicted at full speed only.
 
 Each iteration is predicted from the curves and the clocks alone. What the timeline leaves out (communication, loading,
 optimizer step) is learned from the *other* runs, those of `--others` included. A saving is that of a plan against the
 last iterations at full speed, both predicted or both measured; the GPUs of the first ones were cooler and needed up to
-2 % less. Exits with 1 if the savings are off by more than 1.5 points on average.
+2 % less. A run whose files are incomplete or cannot be read is named on stderr and left out. Exits with 1 if the
+savings are off by more than 1.5 points on average, and with 2 if no run can be replayed.
 """
 
 import argparse
@@ -19,8 +20,10 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from math import isfinite
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -40,16 +43,18 @@ from insitu_plans import PlannedClocks, parts_of
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph, InstructionClass
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
-from gpuenergyd.errors import TargetError
+from gpuenergyd.errors import GpuEnergyError, TargetError
 from gpuenergyd.wire.profile_csv import KIND_OF_WORD
 from gpuenergyd_policies.planning.frontier import Effort, solve
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "profiles" / "insitu"
 MAX_SAVING_ERROR_POINTS = 1.5
+_FILE_ENDS = ("__iterations.csv", "__time_by_freq.csv")
 FULL_SPEED_PLANS = (0, 1)
 """Plans of both sources that leave all GPUs at full speed."""
-VARIANTS = ("timeline", "overhead", "power_limit")
-"""What a prediction contains: the timeline alone; with the overhead; with the overhead and the boards' limit."""
+VARIANTS = ("timeline", "overhead", "power_limit", "own_full_speed", "measured_time")
+"""What a prediction contains: the timeline alone; with the overhead; with the overhead and the boards' limit; the same
+with the overhead of the run's own full speed, as a daemon knows it; the same in the measured time, for its energy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +91,40 @@ class Training:
 
     @property
     def overhead(self) -> KnownOverhead | None:
-        """The time that the timeline leaves out; None where the clocks are not known."""
-        if not self.has_clocks:
-            return None
-        rest_s = [measured.time_s - own.planned.iteration_time_s for measured, own in self.iterations]
-        return KnownOverhead(self.num_microbatches, median(rest_s), median(m.time_s for m, _ in self.iterations))
+        """The time that the timeline leaves out; None where no clock is known, not even that of full speed."""
+        return self._overhead_of([pair for pair in self.iterations if self.has_time(pair[0])])
 
-    def predicted(self, own: PlannedIteration, overhead: Overhead, variant: str) -> PredictedIteration:
+    @property
+    def full_speed_overhead(self) -> KnownOverhead | None:
+        """The time that the timeline leaves out at full speed; None if no such iteration was measured."""
+        return self._overhead_of([pair for pair in self.iterations if pair[0].is_full_speed])
+
+    def _overhead_of(self, pairs: Sequence[tuple[Measured, PlannedIteration]]) -> KnownOverhead | None:
+        if not pairs:
+            return None
+        rest_s = [measured.time_s - own.planned.iteration_time_s for measured, own in pairs]
+        return KnownOverhead(self.num_microbatches, median(rest_s), median(m.time_s for m, _ in pairs))
+
+    def has_time(self, measured: Measured) -> bool:
+        """Whether the clocks of an iteration are known, so that its time can be predicted."""
+        return self.has_clocks or measured.is_full_speed
+
+    def predicted(
+        self, measured: Measured, own: PlannedIteration, overhead: Overhead, variant: str
+    ) -> PredictedIteration:
         """Return the prediction of one iteration."""
+        overhead_s = overhead.of(self.num_microbatches)
+        if variant == "timeline":
+            overhead_s = 0.0
+        elif variant == "own_full_speed" and (known := self.full_speed_overhead) is not None:
+            overhead_s = known.overhead_s
+        elif variant == "measured_time":
+            overhead_s = measured.time_s - own.planned.iteration_time_s
         return own.predicted(
-            overhead_s=0.0 if variant == "timeline" else overhead.of(self.num_microbatches),
+            overhead_s=overhead_s,
             num_microbatches=self.num_microbatches,
             blocking_power_w=self.profile.blocking_power_w,
-            power_limit_w=POWER_LIMIT_W.get(self.gpu) if variant == "power_limit" else None,
+            power_limit_w=None if variant in {"timeline", "overhead"} else POWER_LIMIT_W.get(self.gpu),
         )
 
 
@@ -111,18 +137,14 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="every eighth plan only")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    names = run_names(options.data)
-    if not names:
-        print(f"{options.data}: no files *__iterations.csv with *__time_by_freq.csv beside them", file=sys.stderr)
-        return 2
+    if options.artifact is not None and not options.artifact.is_dir():
+        print(f"no folder {options.artifact}; the clocks of plans are not known", file=sys.stderr)
     clocks = PlannedClocks([folder for folder in (options.artifact, options.data) if folder and folder.is_dir()])
-    try:
-        trainings = [training(options.data, name, clocks, step=8 if options.short else 1) for name in names]
-        further = [name for name in run_names(options.others) if name not in names]
-        more = [training(options.others, name, clocks, step=8) for name in further]
-    except (ValueError, KeyError) as error:
-        print(f"cannot replay: {error}", file=sys.stderr)
+    trainings = trainings_in(options.data, clocks, step=8 if options.short else 1, without=())
+    if not trainings:
+        print(f"{options.data}: no run of *__iterations.csv and *__time_by_freq.csv to replay", file=sys.stderr)
         return 2
+    more = trainings_in(options.others, clocks, step=8, without=[own.name for own in trainings])
     by_run = {own.name: figures_of(own, [t for t in (*trainings, *more) if t is not own]) for own in trainings}
     rows = [row for run in by_run.values() for row in run.pop("rows")]
     figures: dict[str, Any] = {
@@ -144,18 +166,30 @@ def main() -> int:
     return 0 if (figures["saving_error_mean_points"] or 0.0) <= MAX_SAVING_ERROR_POINTS else 1
 
 
-def run_names(folder: Path) -> list[str]:
-    """Return the runs of which both files are in a folder."""
-    names = (file.name.removesuffix("__iterations.csv") for file in sorted(folder.glob("*__iterations.csv")))
-    return [name for name in names if (folder / f"{name}__time_by_freq.csv").is_file()]
+def trainings_in(folder: Path, clocks: PlannedClocks, *, step: int, without: Sequence[str]) -> list[Training]:
+    """Return the trainings of a folder; name those that cannot be replayed, each with its reason, on stderr."""
+    found = []
+    names = {file.name.removesuffix(end) for end in _FILE_ENDS for file in folder.glob(f"*{end}")}
+    for name in sorted(names - set(without)):
+        missing = next((f"{name}{end}" for end in _FILE_ENDS if not (folder / f"{name}{end}").is_file()), None)
+        if missing is not None:
+            print(f"left out {name}: no file {missing}", file=sys.stderr)
+            continue
+        try:
+            found.append(training(folder, name, clocks, step=step))
+        except (ValueError, OSError, GpuEnergyError) as error:
+            print(f"left out {name}: {error}", file=sys.stderr)
+    return found
 
 
 def training(folder: Path, name: str, clocks: PlannedClocks, *, step: int) -> Training:
     """Return a training with its iterations at full speed and every `step`-th plan."""
     gpu, _, num_stages, num_microbatches = parts_of(name)
-    profile = PipelineProfile(read_curves(folder / f"{name}__time_by_freq.csv"), BLOCKING_POWER_W[gpu])
+    if gpu not in BLOCKING_POWER_W:
+        raise ValueError(f"the power of a waiting {gpu} is not known, only that of {', '.join(BLOCKING_POWER_W)}")
+    profile = PipelineProfile(read_curves(folder / f"{name}__time_by_freq.csv", num_stages), BLOCKING_POWER_W[gpu])
     graph = graph_of(num_stages, num_microbatches)
-    measured = [own for own in read_iterations(folder / f"{name}__iterations.csv")
+    measured = [own for own in read_iterations(folder / f"{name}__iterations.csv", num_stages)
                 if own.is_full_speed or own.plan % step == 0]  # fmt: skip
     found = [(own, clocks.of(name, own.source, own.plan)) for own in measured]
     has_clocks = all(planned is not None for _, planned in found)
@@ -193,25 +227,54 @@ def _by_rank(graph: DependencyGraph, clocks_mhz: Sequence[int]) -> list[list[int
     return by_rank
 
 
-def read_curves(file: Path) -> Mapping[InstructionClass, Any]:
-    """Return the profile of each instruction class."""
+def read_curves(file: Path, num_stages: int) -> Mapping[InstructionClass, Any]:
+    """Return the profile of each instruction class.
+
+    Raises:
+        ValueError: the file is not a table of curves for every stage.
+    """
     options: dict[InstructionClass, list[ClockOption]] = {}
-    with file.open(newline="") as stream:
-        for row in csv.DictReader(stream):
+    for where, row in _rows(file):
+        try:
             key = InstructionClass(int(row["stage"]), KIND_OF_WORD[row["instruction"]])
             option = ClockOption(int(row["frequency_mhz"]), float(row["time_mean_s"]), float(row["energy_fitted_j"]))
-            options.setdefault(key, []).append(option)
+        except KeyError as error:
+            raise ValueError(f"{where}: no column or instruction {error}") from None
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{where}: {error}") from None
+        options.setdefault(key, []).append(option)
+    for stage, word in product(range(num_stages), ("forward", "backward")):
+        if InstructionClass(stage, KIND_OF_WORD[word]) not in options:
+            raise ValueError(f"{file.name}: no {word} of stage {stage}")
     return {key: instruction_profile(own, where=file.name) for key, own in options.items()}
 
 
-def read_iterations(file: Path) -> list[Measured]:
-    """Return the measured iterations."""
-    with file.open(newline="") as stream:
-        return [
-            Measured(row["source"], int(row["plan"]), float(row["iter_time_s"]),
-                     tuple(float(row[name]) for name in row if name.startswith("energy_rank")))
-            for row in csv.DictReader(stream)
-        ]  # fmt: skip
+def read_iterations(file: Path, num_stages: int) -> list[Measured]:
+    """Return the measured iterations.
+
+    Raises:
+        ValueError: the file is not a table of iterations with an energy of every rank.
+    """
+    found = []
+    for where, row in _rows(file):
+        try:
+            energies_j = tuple(float(row[f"energy_rank{rank}"]) for rank in range(num_stages))
+            own = Measured(row["source"], int(row["plan"]), float(row["iter_time_s"]), energies_j)
+        except KeyError as error:
+            raise ValueError(f"{where}: no column {error}") from None
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{where}: {error}") from None
+        if not all(isfinite(value) and value > 0 for value in (own.time_s, *own.rank_energies_j)):
+            raise ValueError(f"{where}: time and energies must be positive numbers")
+        found.append(own)
+    return found
+
+
+def _rows(file: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the rows of a table, each with its place for messages."""
+    with file.open(newline="", encoding="utf-8") as stream:
+        for number, row in enumerate(csv.DictReader(stream), 2):
+            yield f"{file.name}, line {number}", row
 
 
 def figures_of(own: Training, others: Sequence[Training]) -> dict[str, Any]:
@@ -230,21 +293,35 @@ def figures_of(own: Training, others: Sequence[Training]) -> dict[str, Any]:
         "time_error_mean_ratio": mean_of(abs(r["time_error_ratio"]) for r in rows if r["time_error_ratio"] is not None),
         "energy_error_mean_ratio": mean_of(abs(row["energy_error_ratio"]) for row in rows),
         **saving_errors(rows),
-        "saving_error_mean_points_by_model": {
-            variant: saving_errors(rows_of(own, overhead, variant))["saving_error_mean_points"] for variant in VARIANTS
-        },
+        **by_model(own, overhead),
         "overhead_predicted_s": overhead.of(own.num_microbatches),
         "overhead_measured_s": None if known is None else known.overhead_s,
-        "overhead_learned_from": sum(other.has_clocks for other in others),
+        "overhead_learned_from": sum(other.overhead is not None for other in others),
         "full_speed": next((row for row in reversed(rows) if row["is_full_speed"]), None),
         "plans": [planned[k] for k in sorted({0, len(planned) // 2, len(planned) - 1})] if planned else [],
         "rows": rows,
     }
 
 
+def by_model(own: Training, overhead: Overhead) -> dict[str, dict[str, float | None]]:
+    """Return the mean errors of each variant of the model."""
+    rows = {variant: list(rows_of(own, overhead, variant)) for variant in VARIANTS}
+    return {
+        f"{name}_by_model": {
+            variant: mean_of(abs(row[figure]) for row in found if row[figure] is not None)
+            for variant, found in rows.items()
+        }
+        for name, figure in (
+            ("time_error_mean_ratio", "time_error_ratio"),
+            ("energy_error_mean_ratio", "energy_error_ratio"),
+            ("saving_error_mean_points", "saving_error_points"),
+        )
+    }
+
+
 def rows_of(own: Training, overhead: Overhead, variant: str) -> list[dict[str, Any]]:
     """Return measured and predicted figures of each iteration of a training."""
-    predicted = [own.predicted(iteration, overhead, variant) for _, iteration in own.iterations]
+    predicted = [own.predicted(measured, iteration, overhead, variant) for measured, iteration in own.iterations]
     pairs = list(zip((measured for measured, _ in own.iterations), predicted, strict=True))
     bases = {}
     for source in {measured.source for measured, _ in pairs}:
@@ -262,8 +339,8 @@ def rows_of(own: Training, overhead: Overhead, variant: str) -> list[dict[str, A
             "plan": measured.plan,
             "is_full_speed": measured.is_full_speed,
             "time_s": measured.time_s,
-            "time_predicted_s": found.time_s if own.has_clocks else None,
-            "time_error_ratio": found.time_s / measured.time_s - 1 if own.has_clocks else None,
+            "time_predicted_s": found.time_s if own.has_time(measured) else None,
+            "time_error_ratio": found.time_s / measured.time_s - 1 if own.has_time(measured) else None,
             "energy_j": measured.energy_j,
             "energy_predicted_j": found.energy_j,
             "energy_error_ratio": found.energy_j / measured.energy_j - 1,

@@ -1,5 +1,8 @@
 """The replay of published trainings: a made-up training with a known truth is predicted, errors included."""
 
+import contextlib
+import importlib
+import io
 import json
 import os
 import subprocess
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+RUNS = ROOT / "benchmarks" / "runs"
 CLOCKS_MHZ = (1410, 1110)
 TIMES_S = {("forward", 1410): 1.0, ("forward", 1110): 1.25, ("backward", 1410): 2.0, ("backward", 1110): 2.5}
 POWERS_W = {1410: 250.0, 1110: 150.0}
@@ -104,16 +108,74 @@ def test_training_never_learns_from_itself(tmp_path: Path) -> None:
     )
 
 
-def test_without_clocks_no_time_is_predicted(tmp_path: Path) -> None:
-    write_training(tmp_path, RUN, None, plans=PLANS)
+def test_without_clocks_only_the_time_at_full_speed_is_predicted(tmp_path: Path) -> None:
+    for name in (RUN, "A100__another__pp2_nmb2"):
+        write_training(tmp_path, name, None, plans=PLANS)
 
     status, figures = replayed(tmp_path)
 
+    run = figures["by_run"][RUN]
     assert status in {0, 1}
-    assert figures["time_error_mean_ratio"] is None
+    assert run["overhead_predicted_s"] == pytest.approx(OVERHEAD_S)
+    assert run["time_error_mean_ratio"] == pytest.approx(0, abs=1e-9)
+    assert [row["time_predicted_s"] for row in run["plans"]] == [None] * len(run["plans"])
     assert figures["runs_with_planned_clocks"] == 0
     assert figures["saving_error_mean_points"] is not None
-    assert "our own plans" in figures["by_run"][RUN]["clocks"]
+    assert "our own plans" in run["clocks"]
+
+
+def test_own_full_speed_and_measured_time_leave_no_error_of_a_constant_overhead(tmp_path: Path) -> None:
+    write_training(tmp_path, RUN, tmp_path, plans=PLANS)
+
+    _, figures = replayed(tmp_path)
+
+    run = figures["by_run"][RUN]
+    assert run["time_error_mean_ratio_by_model"]["timeline"] > 0
+    assert run["time_error_mean_ratio_by_model"]["own_full_speed"] == pytest.approx(0, abs=1e-9)
+    assert run["energy_error_mean_ratio_by_model"]["measured_time"] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "change", "reason"),
+    [
+        ("A100__odd__pp2_nmb2", "__time_by_freq.csv", None, "no file A100__odd__pp2_nmb2__time_by_freq.csv"),
+        ("A100__odd__pp2_nmb2", "__iterations.csv", None, "no file A100__odd__pp2_nmb2__iterations.csv"),
+        ("A100__odd__pp2_nmb2", "__iterations.csv", ("iter_time_s", "seconds"), "line 2: no column 'iter_time_s'"),
+        ("A100__odd__pp2_nmb2", "__iterations.csv", ("energy_rank1", "rank1"), "line 2: no column 'energy_rank1'"),
+        ("A100__odd__pp2_nmb2", "__iterations.csv", ("perseus,1,", "perseus,one,"), "line 3: invalid literal"),
+        ("A100__odd__pp2_nmb2", "__iterations.csv", ("perseus,2,", "perseus,2,nan,"), "line 4: time and energies must"),
+        ("A100__odd__pp2_nmb2", "__time_by_freq.csv", ("backward", "sideways"), "no column or instruction 'sideways'"),
+        ("A100__odd__pp2_nmb2", "__time_by_freq.csv", ("1,backward", "0,backward"), "no backward of stage 1"),
+        ("H100__odd__pp2_nmb2", "__iterations.csv", ("", ""), "the power of a waiting H100 is not known"),
+        ("odd", "__iterations.csv", ("", ""), "expected a name like"),
+    ],
+)
+def test_odd_run_is_named_with_its_reason_and_the_others_are_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, end: str, change: tuple[str, str] | None, reason: str
+) -> None:
+    write_training(tmp_path, RUN, tmp_path, plans=PLANS)
+    write_training(tmp_path, name, None, plans=PLANS)
+    file = tmp_path / f"{name}{end}"
+    if change is None:
+        file.unlink()
+    else:
+        file.write_text(file.read_text().replace(*change))
+
+    monkeypatch.syspath_prepend(str(RUNS))
+    replay = importlib.import_module("replay_insitu")
+    output = io.StringIO()
+    with contextlib.redirect_stderr(output):
+        found = replay.trainings_in(tmp_path, replay.PlannedClocks([tmp_path]), step=1, without=())
+
+    assert [own.name for own in found] == [RUN]
+    assert f"left out {name}: " in output.getvalue()
+    assert reason in output.getvalue()
+    assert len(output.getvalue().splitlines()) == 1
+
+
+def test_folder_without_a_run_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"^exit status 2: [^\n]*: no run of [^\n]* to replay\n"):
+        replayed(tmp_path)
 
 
 def test_power_above_the_limit_of_the_board_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,9 @@ class VirtualTraining:
         self.now_s += 1.0
         return {"simulated": True}
 
+    def rehearse(self, arm: Arm, *, num_iterations: int) -> None:
+        """Do nothing: a made-up training has no planner."""
+
     def run_block(self, arm: Arm, *, num_iterations: int) -> Block:
         """Run a block."""
         self.now_s += PAUSE_S

@@ -23,6 +23,10 @@ HISTORY_LIMIT_S = 60.0
 """The daemon writes its history in batches."""
 _LONG_AT_FULL_SPEED = 30
 """Iterations after which a policy that keeps a job at full speed is taken at its word."""
+_MEASURED_RATIO = 0.75
+"""Of a block's last iterations, with a measured energy; more than `min_measured_ratio`, since some are left out."""
+LONGEST_RATIO = 4
+"""A block whose iterations have no energy goes on until it is this many times as long, and is void then."""
 _LEAST_STEP_S = 0.25
 """Between readings of the energy counters, whose differences are the power beside the iterations."""
 
@@ -125,6 +129,15 @@ def check_is_tuned(job: Mapping[str, Any], arm: Arm, num_iterations: int) -> Non
     )
     if job["is_given_up"] or is_kept:
         raise ProofError(f"arm {arm.name!r}: the job stays at full speed: {job['phase_reason']}")
+
+
+def has_energies(rows: Sequence[IterationRow], num_iterations: int) -> bool:
+    """Return whether most of the last stored iterations of a block have a measured energy; true while none is stored.
+
+    On a busy host the counters of some iterations are read too late to be dated: a longer block has others.
+    """
+    last = rows[-num_iterations:]
+    return sum(row.energy_j is not None for row in last) >= _MEASURED_RATIO * len(last)
 
 
 def rows_of_arm(history: History, job_id: str, arm: Arm) -> list[IterationRow]:

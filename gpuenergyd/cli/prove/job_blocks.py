@@ -10,10 +10,12 @@ from urllib.parse import quote
 from gpuenergyd.cli.job.finding import find_job
 from gpuenergyd.cli.prove.block_options import (
     HISTORY_LIMIT_S,
+    LONGEST_RATIO,
     POLL_S,
     BlockOptions,
     PowerSampler,
     check_is_tuned,
+    has_energies,
     rows_of_arm,
     samples_of,
 )
@@ -66,6 +68,14 @@ class JobBlocks:
         """Measure switch latencies and the price of a call on the chosen GPUs, which must be idle."""
         return self.options.calibrate()
 
+    def rehearse(self, arm: Arm, *, num_iterations: int) -> None:
+        """Let the arm's policy make a plan, so that planner and profile are known in every block.
+
+        Raises:
+            ProofError: as for a block.
+        """
+        self.run_block(arm, num_iterations=num_iterations)
+
     def run_block(self, arm: Arm, *, num_iterations: int) -> Block:
         """Wait until enough iterations have run as the arm plans them.
 
@@ -85,7 +95,8 @@ class JobBlocks:
             status = self.options.status()
             job = self._job(status)
             sampler.sample(status, job)
-            if self._num_iterations(arm, job) - before >= num_iterations + _BEGUN_BEFORE:
+            done = self._num_iterations(arm, job) - before
+            if done >= num_iterations + _BEGUN_BEFORE and self._has_energies(arm, done, num_iterations):
                 break
             if arm.name != BASELINE_ARM:
                 check_is_tuned(job, arm, num_iterations)
@@ -102,6 +113,12 @@ class JobBlocks:
             gpu_power=tuple(sampler.gpu_power),
             meter_power=tuple(sampler.meter_power),
         )
+
+    def _has_energies(self, arm: Arm, done: int, num_iterations: int) -> bool:
+        if done >= LONGEST_RATIO * num_iterations + _BEGUN_BEFORE:
+            return True
+        with self.options.history() as history:
+            return has_energies(rows_of_arm(history, self._job_id, arm), num_iterations)
 
     def _iterations(
         self, arm: Arm, num_iterations: int, begun_at_s: float, ended_at_s: float

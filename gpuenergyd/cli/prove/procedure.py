@@ -1,7 +1,7 @@
 """The course of a proof: calibration, pilot, registration, blocks in the registered order, verdict."""
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,12 +20,23 @@ from gpuenergyd.core.proof.registration import (
 )
 from gpuenergyd.core.proof.verdict import Verdict, gpu_energies_j, log_ratios
 
+_MOST_PILOT_RATIO = 2
+"""Rounds of a pilot are repeated where some are too disturbed to be used, up to this many times as many in all."""
+
 
 class BlockRunner(Protocol):
     """Runs the training under one arm, on real or simulated GPUs."""
 
     def calibrate(self) -> Mapping[str, Any]:
         """Measure switch latencies and the price of a call; return what was found."""
+        ...
+
+    def rehearse(self, arm: Arm, *, num_iterations: int) -> None:
+        """Run the training under one arm without counting it: later blocks find planner and profile as it left them.
+
+        Raises:
+            ProofError: as for a block.
+        """
         ...
 
     def run_block(self, arm: Arm, *, num_iterations: int) -> Block:
@@ -76,11 +87,11 @@ def prove(
     announce(f"{mark}proof in {path}, signed with public key {key.public_key}")
     folder.write_calibration(runner.calibrate())
     seed = request.order_seed if request.order_seed is not None else secrets.randbelow(2**32)
-    names = [arm.name for arm in request.arms]
-    pilot = _run(request, runner, folder, PILOT, block_order(names, request.pilot_rounds, seed), announce)
-    rounds = gpu_energies_j(pilot, len(names), request.rules, request.block_iterations)
+    for arm in request.arms[1:]:
+        announce(f"rehearsal block: {arm.name}, which does not count")
+        runner.rehearse(arm, num_iterations=_num_iterations(request))
     planned = design(
-        log_ratios(rounds, names[1]),
+        _pilot_log_ratios(request, runner, folder, seed, announce),
         block_iterations=request.block_iterations,
         smallest_saving_ratio=request.smallest_saving_ratio,
         max_rounds=request.max_rounds,
@@ -102,25 +113,41 @@ def prove(
     )
     digest = folder.register(registration)
     announce(f"{mark}registered: {registration.hypothesis}; {planned.num_rounds} rounds; SHA-256 {digest}")
-    _run(request, runner, folder, BLOCKS, registration.order(), announce)
+    order = registration.order()
+    for number, name in enumerate(order):
+        announce(f"block {number + 1} of {len(order)}: {name}")
+        _run(request, runner, folder, BLOCKS, name)
     found = folder.finish()
     announce(found.sentence)
     return found
 
 
-def _run(
-    request: ProofRequest,
-    runner: BlockRunner,
-    folder: ProofFolder,
-    name: str,
-    order: Sequence[str],
-    announce: Callable[[str], None],
-) -> list[Block]:
-    arms = {arm.name: arm for arm in request.arms}
-    blocks = []
-    for number, arm in enumerate(order):
-        announce(f"{'pilot ' if name == PILOT else ''}block {number + 1} of {len(order)}: {arm}")
-        num_iterations = request.block_iterations + request.rules.settling_iterations
-        blocks.append(runner.run_block(arms[arm], num_iterations=num_iterations))
-        folder.append(name, blocks[-1])
-    return blocks
+def _pilot_log_ratios(
+    request: ProofRequest, runner: BlockRunner, folder: ProofFolder, seed: int, announce: Callable[[str], None]
+) -> list[float]:
+    """Run rounds until enough are usable, at most twice as many; return the log ratios of the usable ones."""
+    names = [arm.name for arm in request.arms]
+    order = block_order(names, _MOST_PILOT_RATIO * request.pilot_rounds, seed)
+    blocks: list[Block] = []
+    found: list[float] = []
+    while len(found) < request.pilot_rounds and len(blocks) < len(order):
+        number = len(blocks)
+        announce(f"pilot block {number + 1} of {max(number + 1, len(names) * request.pilot_rounds)}: {order[number]}")
+        blocks.append(_run(request, runner, folder, PILOT, order[number]))
+        if len(blocks) % len(names) == 0:
+            rounds = gpu_energies_j(blocks, len(names), request.rules, request.block_iterations)
+            found = log_ratios(rounds, names[1])
+    return found
+
+
+def _run(request: ProofRequest, runner: BlockRunner, folder: ProofFolder, name: str, arm: str) -> Block:
+    """Run one block and append it to a file of the folder."""
+    arms = {own.name: own for own in request.arms}
+    block = runner.run_block(arms[arm], num_iterations=_num_iterations(request))
+    folder.append(name, block)
+    return block
+
+
+def _num_iterations(request: ProofRequest) -> int:
+    """Return the iterations of a block, those included that are left out at its begin."""
+    return request.block_iterations + request.rules.settling_iterations

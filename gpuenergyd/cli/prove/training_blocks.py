@@ -14,10 +14,12 @@ from typing import Any
 
 from gpuenergyd.cli.prove.block_options import (
     HISTORY_LIMIT_S,
+    LONGEST_RATIO,
     POLL_S,
     BlockOptions,
     PowerSampler,
     check_is_tuned,
+    has_energies,
     rows_of_arm,
     samples_of,
 )
@@ -28,6 +30,8 @@ from gpuenergyd.store import IterationRow
 
 _END_TIMEOUT_S = 15.0
 _TAIL_LINES = 12
+_LEAST_REHEARSED = 12
+"""Iterations under a plan after which the daemon keeps its profile for the next run of the same job, and some more."""
 
 
 @dataclass(slots=True)
@@ -51,6 +55,14 @@ class TrainingBlocks:
     def calibrate(self) -> Mapping[str, Any]:
         """Measure switch latencies and the price of a call on the chosen GPUs."""
         return self.options.calibrate()
+
+    def rehearse(self, arm: Arm, *, num_iterations: int) -> None:
+        """Run the program once under the arm's policy, so that planner and profile are known in every block.
+
+        Raises:
+            ProofError: as for a block.
+        """
+        self.run_block(arm, num_iterations=max(num_iterations, _LEAST_REHEARSED))
 
     def run_block(self, arm: Arm, *, num_iterations: int) -> Block:
         """Run the program until enough iterations have run as the arm plans them.
@@ -131,13 +143,22 @@ class TrainingBlocks:
             time.sleep(POLL_S)
 
     def _is_enough(self, arm: Arm, job: Mapping[str, Any], num_iterations: int) -> bool:
+        total = int(job["num_iterations"])
         if arm.name == BASELINE_ARM:
-            return int(job["num_iterations"]) >= max(num_iterations + 2, self._num_tuned_run)
+            return self._is_long_enough(arm, job, total, max(num_iterations + 2, self._num_tuned_run), num_iterations)
         check_is_tuned(job, arm, num_iterations)
-        is_enough = int(job["num_tuned_iterations"] or 0) >= num_iterations
+        num_tuned = int(job["num_tuned_iterations"] or 0)
+        is_enough = self._is_long_enough(arm, job, num_tuned, num_iterations, num_iterations)
         if is_enough:
-            self._num_tuned_run = int(job["num_iterations"])
+            self._num_tuned_run = total
         return is_enough
+
+    def _is_long_enough(self, arm: Arm, job: Mapping[str, Any], done: int, wanted: int, num_iterations: int) -> bool:
+        """Return whether a block has enough iterations, and most of the last ones a measured energy."""
+        if done < wanted or done >= wanted + (LONGEST_RATIO - 1) * num_iterations:
+            return done >= wanted
+        with self.options.history() as history:
+            return has_energies(rows_of_arm(history, str(job["job_id"]), arm), num_iterations)
 
     def _rows(self, job_id: str, arm: Arm) -> list[IterationRow]:
         """Return the iterations that ran as the arm plans them, once the daemon has stored them all."""

@@ -4,11 +4,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpuenergyd.cli.prove.folder import PAGE, REGISTRATION, VERDICT, check_folder, read_registration
+from gpuenergyd.cli.prove.folder import PAGE, PILOT, REGISTRATION, VERDICT, check_folder, read_registration
 from gpuenergyd.cli.prove.procedure import prove
 from gpuenergyd.core.proof.measurements import Block
 from gpuenergyd.core.proof.registration import BASELINE_ARM, Arm
@@ -67,6 +68,39 @@ def test_too_noisy_pilot_registers_nothing(tmp_path: Path) -> None:
         proved(tmp_path / "proof", VirtualTraining(seed=1, block_sigma_ratio=0.1))
 
     assert not (tmp_path / "proof" / REGISTRATION).exists()
+
+
+class Undated(VirtualTraining):
+    """Energies of the first rounds are not measured."""
+
+    num_undated_blocks = 3
+
+    def run_block(self, arm: Arm, *, num_iterations: int) -> Block:
+        """Run a block, without energies if it is one of the first."""
+        block = super().run_block(arm, num_iterations=num_iterations)
+        self.num_undated_blocks -= 1
+        if self.num_undated_blocks < 0:
+            return block
+        return replace(block, iterations=tuple(replace(own, gpu_energy_j=None) for own in block.iterations))
+
+
+def test_pilot_repeats_rounds_that_cannot_be_used(tmp_path: Path) -> None:
+    found = proved(tmp_path / "proof", Undated(seed=3))
+
+    assert found.conclusion is Conclusion.SAVES
+    assert read_registration(tmp_path / "proof").design.pilot_rounds == 4
+    assert len((tmp_path / "proof" / PILOT).read_text().splitlines()) == 2 * (4 + 2)
+    assert check_folder(tmp_path / "proof").holds
+
+
+def test_pilot_without_usable_rounds_ends(tmp_path: Path) -> None:
+    training = Undated(seed=3)
+    training.num_undated_blocks = 10_000
+
+    with pytest.raises(ProofError, match="0 usable pilot rounds; at least 4 are needed"):
+        proved(tmp_path / "proof", training)
+
+    assert len((tmp_path / "proof" / PILOT).read_text().splitlines()) == 2 * 8
 
 
 def test_proof_that_became_noisy_has_no_verdict(tmp_path: Path) -> None:

@@ -3,17 +3,20 @@
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from gpuenergyd.cli.prove.block_options import BlockOptions, check_is_tuned
+from gpuenergyd.cli.prove.block_options import BlockOptions, check_is_tuned, has_energies
 from gpuenergyd.cli.prove.training_blocks import TrainingBlocks
 from gpuenergyd.client.connection import DaemonClient
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.proof.measurements import energy_j
 from gpuenergyd.core.proof.registration import BASELINE_ARM, Arm
 from gpuenergyd.errors import ProofError
 from gpuenergyd.gpu.drivers.world_kinds import WorldKind
+from gpuenergyd.store import IterationRow
 from tests.support.daemon_process import DaemonProcess, running_daemon
 
 
@@ -52,6 +55,38 @@ def test_blocks_hold_the_iterations_of_their_arm_and_the_power_beside_them(
             len(block.gpu_power) == 1
         )
     assert full_speed.iterations[-1].index >= tuned.iterations[-1].index - 1  # as warm as the tuned run
+
+
+def row(index: int, energy_j: float | None) -> IterationRow:
+    return IterationRow(
+        iteration_index=index,
+        started_at=datetime(2026, 11, 24, tzinfo=UTC),
+        iteration_time_s=1.0,
+        energy_j=energy_j,
+        plan_id="tuned-1",
+        plan_purpose=PlanPurpose.TUNED,
+        is_regular=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("energies_j", "is_enough"),
+    [
+        ((), True),  # nothing is stored yet
+        ((1.0, 1.0, 1.0, 1.0), True),
+        ((1.0, 1.0, 1.0, None), True),
+        ((1.0, None, None, 1.0), False),
+        ((None, None, None, 1.0, 1.0, 1.0, 1.0), True),
+        ((1.0, 1.0, 1.0, 1.0, None, None, None), False),
+    ],
+)
+def test_block_is_long_enough_once_most_of_its_last_iterations_have_an_energy(
+    energies_j: tuple[float | None, ...],
+    is_enough: bool,  # noqa: FBT001
+) -> None:
+    rows = [row(index, energy_j) for index, energy_j in enumerate(energies_j)]
+
+    assert has_energies(rows, 4) is is_enough
 
 
 def test_program_that_ends_too_early_fails_the_block_with_its_last_words(daemon: DaemonProcess, tmp_path: Path) -> None:
