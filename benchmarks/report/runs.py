@@ -139,6 +139,8 @@ RUNS = (
     Run("kill-matrix-limits", "kill_matrix.py",
         _args("--trials 150 --seed 5 --lever power-limits --policy cost --json"),
         _args("--trials 6 --lever power-limits --policy cost --json"), 130, 900, is_usual=False),
+    Run("kill-matrix-budget", "kill_matrix.py", _args("--trials 150 --seed 5 --power-budget-w 450 --json"),
+        _args("--trials 6 --power-budget-w 450 --json"), 130, 900, is_usual=False),
     Run("kill-matrix-commands", "kill_matrix.py", _args("--trials 1000 --seed 5 --commands --json"),
         _args("--trials 6 --commands --json"), 2400, 7200, is_usual=False),
     Run("kill-matrix-long", "kill_matrix.py", _args("--trials 1000 --seed 5 --json"), _args("--trials 6 --json"),

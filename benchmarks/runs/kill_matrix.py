@@ -1,6 +1,10 @@
 """Kill client, daemon, worker, policy host or all of them at random moments and check that no GPU stays lowered.
 
     python benchmarks/runs/kill_matrix.py --trials 1000 --seed 1 [--lever power-limits] [--policy cost] [--commands]
+    python benchmarks/runs/kill_matrix.py --trials 150 --seed 5 --power-budget-w 450
+
+With a budget, its ceilings lower GPUs beyond the plans of their jobs. Clients and policy host die with all others then;
+as their death leaves the budget in force, it is withdrawn just after it.
 
 With `--commands` GPUs are changed by programs, as by the command driver.
 
@@ -36,7 +40,7 @@ def main() -> int:
     parser.add_argument("--lever", choices=[*Lever], help="what the daemon may set; without it, both")
     parser.add_argument("--policy", default="uniform", help="policy of the jobs: uniform or cost")
     parser.add_argument(
-        "--power-budget-w", type=float, help="power budget of the host; jobs that it lowers again are not killed alone"
+        "--power-budget-w", type=float, help="requested power budget of the host, withdrawn just after a client's death"
     )
     parser.add_argument("--commands", action="store_true", help="change GPUs by programs, as the command driver does")
     parser.add_argument("--json", action="store_true")

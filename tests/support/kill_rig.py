@@ -23,8 +23,10 @@ from tests.support.waiting import wait_until
 
 Victim = Literal["client", "daemon", "worker", "worker_and_sentinel", "policy_host", "all"]
 VICTIMS: tuple[Victim, ...] = get_args(Victim)
-UNDER_A_BUDGET = (0, 3, 1, 1, 0, 3)
-"""Weights of the victims whose death ends the budget's ceilings, too; the others leave them in force."""
+UNDER_A_BUDGET = (3, 3, 1, 1, 2, 3)
+"""Weights of the victims under a power budget."""
+_BUDGET_STAYS = frozenset[Victim](("client", "policy_host"))
+"""Victims whose death leaves the budget's ceilings in force: the budget is withdrawn just after it."""
 NUM_GPUS = 4
 """Number of GPUs with a job; one more has none."""
 WORK = InstructionWork(memory_time_s=0.005, compute_time_s=0.02, power_coefficient_w_per_mhz=0.25)
@@ -58,7 +60,7 @@ class KillRig:
     levers: tuple[Lever, ...] = tuple(Lever)
     """What the daemon may set; power limits alone lower limits instead of clocks."""
     power_budget_w: float | None = None
-    """Power budget of the host; its ceilings lower GPUs too."""
+    """Requested power budget of the host; its ceilings lower GPUs too."""
     uses_commands: bool = False
     """Whether GPUs are changed by an administrator's programs instead of by the driver."""
     on_trial: Callable[[], None] = lambda: None
@@ -78,7 +80,6 @@ class KillRig:
                 "warmup_iterations": 0,
                 "baseline_iterations": 2,
                 "levers": [lever.value for lever in self.levers],
-                **({} if self.power_budget_w is None else {"power_budget_w": self.power_budget_w}),
             },
         )
         if self.uses_commands:
@@ -178,6 +179,8 @@ class KillRig:
                     timeout=60,
                     stdout=subprocess.DEVNULL,
                 )
+        if victim in _BUDGET_STAYS:
+            self._request_budget(None)
         left = set(lowered)
         while left and time.monotonic() < begun_s + (COMMANDS_GIVE_UP_S if self.uses_commands else GIVE_UP_S):
             left &= self.lowered()
@@ -198,10 +201,16 @@ class KillRig:
         assert self.daemon.process is not None
         if self.daemon.process.poll() is not None:
             self.daemon.start()
+        self._request_budget(self.power_budget_w)
         for index in range(NUM_GPUS):
             if index not in self.trainers:
                 self.num_started += 1
                 self.trainers[index] = _fork(lambda index=index: self._train(index))  # type: ignore[misc]
+
+    def _request_budget(self, budget_w: float | None) -> None:
+        if self.power_budget_w is not None:
+            with contextlib.closing(self.daemon.client()) as client:
+                client.put("/v1/power-budget", {"power_budget_w": budget_w})
 
     def _train(self, index: int) -> None:
         host = SimulatedHost.open(self.daemon.world_path)

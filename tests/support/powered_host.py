@@ -27,6 +27,8 @@ CEILING_S = 0.05
 DECISION_S = 0.4
 """Time of the policies, from a new budget until all jobs have their targets and plans."""
 ITERATIONS_AHEAD = 2
+_LEAST_WORKING_W = 5.0
+"""Least power above that of waiting at which a GPU works."""
 LIMIT_RANGE_RATIO = (0.25, 1.0)
 """Lowest power limit relative to the default, which is the highest power of any table."""
 
@@ -102,6 +104,12 @@ class TableJob:
         return self.graph.num_ranks * self.copies
 
     @cached_property
+    def lowest_clock_w(self) -> float:
+        """The most that an instruction draws at its lowest clock."""
+        lowest = (min(own.options, key=lambda o: o.sm_clock_mhz) for own in self.profile.classes.values())
+        return max(option.energy_j / option.time_s for option in lowest)
+
+    @cached_property
     def full_speed(self) -> Running:
         """Iterations at full speed."""
         return self.running(self.plan(None))
@@ -142,7 +150,7 @@ class TableJob:
         return self._runs[key]
 
     def _under(self, kind: InstructionClass, mhz: int, ceiling: Ceiling) -> ClockOption:
-        """Return the option that a GPU runs at: the planned one, or the fastest that its ceiling permits."""
+        """Return what a GPU runs at: the planned option, or the fastest that its ceiling permits."""
         options = self.profile[kind].options
         permitted = [
             option
@@ -150,8 +158,10 @@ class TableJob:
             if option.sm_clock_mhz <= min(mhz, ceiling.sm_clock_mhz or mhz)
             and option.energy_j / option.time_s <= (ceiling.power_limit_w or 1e9)
         ]
+        if permitted:
+            return max(permitted, key=lambda option: option.sm_clock_mhz)
         slowest = min(options, key=lambda option: option.sm_clock_mhz)
-        return max(permitted, key=lambda option: option.sm_clock_mhz, default=slowest)
+        return _throttled(slowest, ceiling.power_limit_w, self.profile.blocking_power_w)
 
     def _evaluated(self, options: Sequence[ClockOption]) -> Running:
         evaluated = evaluate_options(self.graph, self.profile, options)
@@ -173,6 +183,10 @@ class TableJob:
             until_j.append(np.array([*energies, now_j + blocking_w * (end_s - now_s)]))
         return Running(end_s, tuple(at_s), tuple(until_j))
 
+    def tuned_time_s(self, asked_s: float | None) -> float:
+        """Return the time that a tuned plan has: as asked, else that of full speed, at less energy."""
+        return self.full_speed.time_s if asked_s is None else asked_s
+
     def view(self) -> PowerJobView:
         """Return what the policy sees."""
         believed = tuple(replace(p, energy_j=p.energy_j * (1 + self.energy_error)) for p in self.points)
@@ -184,6 +198,20 @@ class TableJob:
             slows_for_power=True,
             full_speed_time_s=self.full_speed.time_s,
         )
+
+
+def _throttled(slowest: ClockOption, limit_w: float | None, blocking_w: float) -> ClockOption:
+    """Return the option below the table that a power limit leaves.
+
+    A GPU lowers its clock beyond the table. There its voltage is at its floor, so that the power above that of waiting
+    is in proportion to the clock, and the time is to its inverse.
+    """
+    power_w = slowest.energy_j / slowest.time_s
+    if limit_w is None or power_w <= limit_w:
+        return slowest
+    left_w = max(limit_w, blocking_w + _LEAST_WORKING_W)
+    time_s = slowest.time_s * (power_w - blocking_w) / (left_w - blocking_w)
+    return ClockOption(slowest.sm_clock_mhz, time_s, left_w * time_s)
 
 
 @dataclass
@@ -313,7 +341,8 @@ class PoweredHost:
                 floor_speed_ratio=0.3,
             )
             decision = self.decision = self.policy.divide(view)
-            targets = {share.job_id: share.iteration_time_s for share in decision.shares}
+            asked = {share.job_id: share.iteration_time_s for share in decision.shares}
+            targets = {job.name: job.tuned_time_s(asked[job.name]) for job in self.jobs}
             longest_s = max((t for t in targets.values() if t), default=0.0)
             division = Division(decision.predicted_w, longest_s, self._occasion())
             self.control.divided(division, has_changed=any(targets[j.name] != j.target_s for j in self.jobs))

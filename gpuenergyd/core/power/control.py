@@ -76,10 +76,19 @@ class PowerControl:
         while now_s - self._recent[0][0] > _MEAN_S - _SAME_RATIO:
             self._recent.popleft()
         if self.backstop.num_cuts > num_cuts and fits and budget_w is not None:
-            self.trim.add(max(0.0, measured_w - budget_w), budget_w)
+            self.trim.add(max(0.0, self._drawn_w(now_s) - budget_w), budget_w)
         if self.backstop.is_cutting != was_cutting:
             self.trim.begin()
         return has_changed
+
+    def _drawn_w(self, now_s: float) -> float:
+        """Return what made the backstop act: the mean since it lost its patience at the latest, or of a second.
+
+        A single reading would be a point of the wave within an iteration, which says little of either.
+        """
+        since_s = now_s - self.backstop.rules.patience_s
+        latest = [w for at_s, w in self._recent if at_s >= since_s - _SAME_RATIO]
+        return max(sum(latest) / len(latest), self.mean_w or 0.0)
 
     def learn(self, now_s: float, budget_w: float, *, fits: bool) -> None:
         """Learn the excess from what plans that are followed draw, once they ran for two iterations."""
