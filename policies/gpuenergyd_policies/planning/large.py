@@ -22,8 +22,11 @@ from gpuenergyd_policies.planning.exact.tables import FloatArray, PlanningTables
 TOO_LARGE = 8_000
 """Number of instructions above which the exact sweep takes longer than a job should wait for a plan."""
 WINDOW_PER_RANK, LEAST_WINDOW = 16, 256
-"""Instructions of windows of time in refinement: the sweep takes more than in proportion to them, and gains little more
-in larger ones."""
+"""Instructions of windows of time in refinement: the sweep takes more than in proportion to them."""
+LARGEST_WINDOW, GROWTH = 4096, 4
+"""Windows at both ends grow, then move inwards, while they gain: rounding leaves slack there that large ones use."""
+WORTH_GROWING = 0.05
+"""Share of the gap that a window at an end should close, to go on with the next one."""
 NUM_SAMPLED = 16
 """Windows that are refined first, to judge the gain."""
 WORTH_REFINING = 0.1
@@ -80,23 +83,37 @@ class LargePipeline:
     def refined(self, plan: RoundedPlan, deadline_s: float, *, excess_j: float) -> RoundedPlan:
         """Return the plan with windows of time re-optimized one after the other; it never costs more.
 
-        Refinement gains much with coarse clocks, little with fine ones. So some windows come first, and all others only
-        if those gain enough. Windows do not overlap: half-overlapping ones take twice as long and gain little more.
-        `excess_j` is what the plan costs above its bound.
+        The ends come first, in windows that grow while they gain. Between them, refinement gains much with coarse
+        clocks, little with fine ones: so some windows are tried, and all others only if those gain enough. These do not
+        overlap: half-overlapping ones take twice as long and gain little more. `excess_j` is what the plan costs above
+        its bound.
         """
         window = max(LEAST_WINDOW, WINDOW_PER_RANK * self.graph.num_ranks)
         network = flow_network(self.graph, self.tables, thin_tolerance=WINDOW_TOLERANCE)
+        of_windows = partial(refine, self.rounder, network, self.tables, self.graph, deadline_s=deadline_s)
+        bound_j = plan.cost_j - excess_j
+        for is_end in (False, True):
+            size, number, gain_j = window, 0, excess_j
+            while gain_j >= WORTH_GROWING * excess_j > 0.0:
+                passes = ((BY_TIME, size),)
+                last = num_windows(self.graph, passes) - 1
+                if number > last:
+                    break
+                before_j = plan.cost_j
+                plan = of_windows(plan, passes=passes, only=[last - number if is_end else number])
+                gain_j = before_j - plan.cost_j
+                if size * GROWTH <= LARGEST_WINDOW:
+                    size *= GROWTH
+                else:
+                    number += 1
         passes = ((BY_TIME, window),)
-        of_windows = partial(
-            refine, self.rounder, network, self.tables, self.graph, deadline_s=deadline_s, passes=passes
-        )
-        apart = list(range(0, num_windows(self.graph, passes), 2))  # windows overlap by half
-        sampled = apart[:: max(1, len(apart) // NUM_SAMPLED)]
-        first = of_windows(plan, only=sampled)
-        gain_j = (plan.cost_j - first.cost_j) * len(apart) / len(sampled)
-        if gain_j < WORTH_REFINING * excess_j:
+        inner = list(range(2, num_windows(self.graph, passes) - 2, 2))  # windows overlap by half
+        sampled = inner[:: max(1, len(inner) // NUM_SAMPLED)]
+        first = of_windows(plan, passes=passes, only=sampled)
+        gain_j = (plan.cost_j - first.cost_j) * len(inner) / max(1, len(sampled))
+        if gain_j < WORTH_REFINING * (plan.cost_j - bound_j):
             return first
-        return of_windows(first, only=sorted(set(apart) - set(sampled)))
+        return of_windows(first, passes=passes, only=sorted(set(inner) - set(sampled)))
 
     def least_energy_time_s(self, found: AveragedPrices) -> float:
         """Return T* from prices for a deadline beyond it."""

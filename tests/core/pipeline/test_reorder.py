@@ -23,6 +23,7 @@ from gpuenergyd.core.pipeline.reorder import (
     Orders,
     check_orders,
     is_plain_1f1b,
+    is_stage_of_plain_1f1b,
     order_name,
     split_in_place,
 )
@@ -129,6 +130,20 @@ def test_only_1f1b_with_whole_backwards_and_enough_microbatches_can_change() -> 
     assert not is_plain_1f1b(one_forward_one_backward(1, 8))
     with pytest.raises(ScheduleError, match="'gpipe' cannot change"):
         check_orders(gpipe(2, 4).orders, gpipe(2, 4))
+
+
+@given(pipelines())
+def test_each_stage_of_1f1b_is_known_without_the_others(plain: Schedule) -> None:
+    for order, split in zip(plain.orders, split_in_place(plain).orders, strict=True):
+        alone, own = ([replace(i, pp_rank=0) for i in one] for one in (order, split))
+        stage = replace(plain, orders=(tuple(alone),))
+        assert is_stage_of_plain_1f1b(stage.orders[0])
+        check_orders((tuple(own),), stage)
+        with pytest.raises(ScheduleError):
+            check_orders((tuple(own[::-1]),), stage)
+        swapped = replace(plain, orders=((*alone[1:], alone[0]),))
+        with pytest.raises(ScheduleError, match="it is not 1F1B"):
+            check_orders((tuple(own),), swapped)
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_the_size_of_a_pipeline_cannot_change_during_a_run() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"version": 1}, "version 1 of pipeline messages; this daemon speaks version 4"),
+        ({"version": 1}, "version 1 of pipeline messages; this daemon speaks version 5"),
         ({"tp_ranks": (1, 0)}, r"tp_ranks \[1, 0\] must ascend within \[0, 1\)"),
         ({"pp_rank": 7}, r"must be in \[0, 2\)"),
         ({"order": ((10**9, ((("F", 0), 0, 1),)),)}, "all rows at most"),

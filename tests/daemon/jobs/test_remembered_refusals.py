@@ -53,3 +53,33 @@ def test_no_later_run_of_the_job_tries_another_order() -> None:
     assert run(history).startswith(REASON)
     assert run(history, name="another") == ""
     assert run(history, allow=False) == ""
+
+
+def run_member(history: FakeHistory, *, refusal: str = "", stage_order: int = 0) -> str:
+    """Run a member of a pipeline across hosts under a daemon of its own; return why its order may not change."""
+    found: list[str] = []
+
+    async def scenario() -> None:
+        stage = Stage()
+        stage.jobs.services = replace(stage.jobs.services, history=history, previous_runs=Memory(history))
+        own = replace(
+            registration(stage_order), pp_rank=0, num_pp_ranks=1, is_pipeline_member=True, allow_reorder=True,
+            reorder_refusal="",
+        )  # fmt: skip
+        token = stage.jobs.register(own, ME, os.pidfd_open(os.getpid())).rank_token
+        await settle()
+        (runner,) = stage.jobs
+        found.append(runner.job.knowledge.reordering.barred)
+        stage.jobs.release(RankRelease(token, reorder_refusal=refusal), ME)
+        await settle()
+        await stage.jobs.close("test over")
+
+    play(scenario)
+    return found[0]
+
+
+def test_a_member_of_a_pipeline_across_hosts_remembers_for_its_leader() -> None:
+    history = FakeHistory()
+    assert run_member(history, refusal=REASON) == ""
+    assert run_member(history).startswith(f"{REASON} (in job ")
+    assert run_member(history, stage_order=1) == "", "another stage is another job"

@@ -43,7 +43,9 @@ def test_averaged_flows_plan_nearly_as_well_as_the_exact_sweep(
 def test_refinement_goes_on_after_a_sample_of_windows_where_it_gains(
     *, is_worth_it: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(large, "WINDOW", 24)
+    monkeypatch.setattr(large, "LEAST_WINDOW", 24)
+    monkeypatch.setattr(large, "WINDOW_PER_RANK", 8)
+    monkeypatch.setattr(large, "NUM_SAMPLED", 2)
     profile = forward_backward_profile([1.0, 1.2, 0.9])
     graph = dependency_graph(one_forward_one_backward(3, 24))
     deadline_s = 1.05 * min_iteration_time_s(graph, profile)
@@ -51,7 +53,7 @@ def test_refinement_goes_on_after_a_sample_of_windows_where_it_gains(
     middle = 0.5 * (pipeline.tables.fastest_s + pipeline.tables.slowest_s)
     rounded = pipeline.rounder.round_plan(middle, deadline_s, slack_share=1.0, hull_first=False)
 
-    excess_j = 0.0 if is_worth_it else 1e12  # what is worth it closes a quarter of this
+    excess_j = 0.0 if is_worth_it else 1e12  # what is worth it closes a tenth of this
     refined = pipeline.refined(rounded, deadline_s, excess_j=excess_j)
     whole = pipeline.refined(rounded, deadline_s, excess_j=0.0)
 

@@ -88,7 +88,7 @@ def refine_windows(  # noqa: C901  one window after the other, each with a few s
         first, last = windows.begins[number], windows.ends[number]
         if windows.kinds[number] == BY_TIME:
             if outdated > first:
-                _begin_stretches(n, pipeline, plan)
+                begin_stretches(n, pipeline, plan)
                 outdated = 0
             m = mark_stretch(outdated, first, min(n, last), pipeline, plan, window)
             outdated = first
@@ -132,7 +132,7 @@ def _find_earliest_finishes(n: int, pipeline: PipelineArrays, plan: PlanState) -
 
 
 @compiled
-def _begin_stretches(n: int, pipeline: PipelineArrays, plan: PlanState) -> None:
+def begin_stretches(n: int, pipeline: PipelineArrays, plan: PlanState) -> None:
     """Compute the latest finishes of all operations, and mark none: stretches of time follow, from early to late."""
     _, _, _, succ, succ_node, succ_latency, _, due = pipeline.graph
     times, choice, latest = pipeline.options.times, plan.choice, plan.latest

@@ -7,14 +7,16 @@ shapes (see `shape`) is searched first, then single swaps of neighbours and the 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask, RelaxedOrder, relaxed
 from gpuenergyd_policies.planning.orders.shape import (
     OrderShape,
+    RankShape,
     neighbours,
+    rank_order,
     shaped_schedule,
     starting_shapes,
 )
@@ -47,12 +49,14 @@ def ranked_shapes(task: OrderTask, *, try_whole: bool, most_work: int) -> list[t
             break
         tried(shape)
     best = min(known, key=lambda shape: (known[shape].energy_j, known[shape].min_time_s))
+    orders: dict[tuple[int, RankShape], dict[Instruction, int]] = {}
     improved = True
     while improved and len(known) * size < most_work:
         improved = False
         here = known[best]
+        gains = _Gains.of(here, best, task.num_microbatches, orders)
         moves = [
-            (_gain_j(here, shape, task.num_microbatches), shape)
+            (gains.of_shape(shape), shape)
             for shape in neighbours(best, limits, try_whole=try_whole)
             if shape not in known and _fits(task, shape)
         ]
@@ -74,19 +78,50 @@ def _fits(task: OrderTask, shape: OrderShape) -> bool:
     return all(own.num_ahead == len(shape) - r for r, own in enumerate(shape))
 
 
-def _gain_j(here: RelaxedOrder, shape: OrderShape, num_microbatches: int) -> float:
-    """Return the price of the pairs that a shape reverses, times the shorter duration; infinite without prices."""
-    if not here.prices_w:
-        return float("inf")
-    other = shaped_schedule(shape, num_microbatches)
-    place = {i: at for order in other.orders for at, i in enumerate(order)}
-    gain_j = 0.0
-    for (u, v), price_w in here.prices_w.items():
-        if u not in place or v not in place:  # split instead of whole, or the reverse
+@dataclass(frozen=True, slots=True)
+class _Gains:
+    """Estimates of what shapes gain over one whose prices are known."""
+
+    prices: Mapping[int, Sequence[tuple[Instruction, Instruction, float]]]
+    """By rank: pairs with a price, and that price times the shorter duration."""
+    known: OrderShape
+    num_microbatches: int
+    places: dict[tuple[int, RankShape], dict[Instruction, int]]
+    """The places of instructions in orders of single ranks that were needed so far."""
+
+    @classmethod
+    def of(
+        cls,
+        here: RelaxedOrder,
+        known: OrderShape,
+        num_microbatches: int,
+        places: dict[tuple[int, RankShape], dict[Instruction, int]],
+    ) -> "_Gains":
+        """Return the estimates from an order with its shape."""
+        prices: dict[int, list[tuple[Instruction, Instruction, float]]] = {}
+        for (u, v), price_w in here.prices_w.items():
+            worth_j = price_w * min(here.durations_s[u], here.durations_s[v])
+            prices.setdefault(u.pp_rank, []).append((u, v, worth_j))
+        return cls(prices, known, num_microbatches, places)
+
+    def of_shape(self, shape: OrderShape) -> float:
+        """Return the price of the pairs that a shape reverses, times the shorter duration; infinite without prices."""
+        if not self.prices:
             return float("inf")
-        if place[u] > place[v]:
-            gain_j += price_w * min(here.durations_s[u], here.durations_s[v])
-    return gain_j
+        gain_j = 0.0
+        for pp_rank, (own, before) in enumerate(zip(shape, self.known, strict=True)):
+            if own == before:
+                continue
+            if (pp_rank, own) not in self.places:
+                order = rank_order(pp_rank, own, self.num_microbatches)
+                self.places[pp_rank, own] = {i: at for at, i in enumerate(order)}
+            place = self.places[pp_rank, own]
+            for u, v, worth_j in self.prices.get(pp_rank, ()):
+                if u not in place or v not in place:  # split instead of whole, or the reverse
+                    return float("inf")
+                if place[u] > place[v]:
+                    gain_j += worth_j
+        return gain_j
 
 
 def swapped(task: OrderTask, start: RelaxedOrder) -> RelaxedOrder:

@@ -42,11 +42,12 @@ def shaped_schedule(shape: OrderShape, num_microbatches: int) -> Schedule:
     return Schedule(
         name="auto",
         num_microbatches=num_microbatches,
-        orders=tuple(tuple(_rank_order(r, own, num_microbatches)) for r, own in enumerate(shape)),
+        orders=tuple(tuple(rank_order(r, own, num_microbatches)) for r, own in enumerate(shape)),
     )
 
 
-def _rank_order(pp_rank: int, shape: RankShape, num_microbatches: int) -> Iterator[Instruction]:
+def rank_order(pp_rank: int, shape: RankShape, num_microbatches: int) -> Iterator[Instruction]:
+    """Yield the instructions of one rank of this shape, in order."""
     if not shape.is_split:
         ahead = min(shape.num_ahead, num_microbatches)
         yield from (Instruction(pp_rank, F, m) for m in range(ahead))

@@ -19,9 +19,11 @@ from gpuenergyd_policies.planning.discrete.window_kernels import (
     PipelineArrays,
     PlanState,
     Window,
+    begin_stretches,
     climb,
     copy_graph,
     copy_network,
+    mark_stretch,
     mark_window,
     next_random,
 )
@@ -75,7 +77,9 @@ def _real(num: int) -> list[float]:
 class _CutWindow:
     """A plan with some operations free, and the window that the kernels cut out of it."""
 
-    def __init__(self, pipeline: Pipeline, seed: int, share_free: float) -> None:
+    def __init__(
+        self, pipeline: Pipeline, seed: int, share_free: float, stretch: tuple[float, float] | None = None
+    ) -> None:
         self.graph, profile = pipeline
         self.problem: PlanningProblem = make_problem(self.graph, profile)
         problem, rng = self.problem, np.random.default_rng(seed)
@@ -87,12 +91,15 @@ class _CutWindow:
         )
         self.choice = self.plan.options[rounder.order].tolist()
         self.is_free = (rng.uniform(0, 1, n) < share_free).astype(int).tolist()
+        if stretch is not None:  # in time order
+            self.begin, self.end = sorted(round(share * n) for share in stretch)
+            self.is_free = [int(self.begin <= v < self.end) for v in range(n)]
         self.whole = PipelineArrays(
             graph=rounder.due_by(self.deadline_s), options=rounder.options,
             first_vertex=ints(network.first_level[rounder.order]), last_vertex=ints(network.last_level[rounder.order]),
             single_vertex=1000, microbatches=_whole(n), tick_s=network.tick_s, jitter_ticks=JITTER_TICKS,
         )  # fmt: skip
-        state = PlanState(
+        self.state = state = PlanState(
             choice=ints(self.choice), earliest=_real(n), latest=_real(n), is_free=ints(self.is_free), marks=_whole(n)
         )
         m = len(network.edge_tail) + 2 * n
@@ -116,6 +123,17 @@ class _CutWindow:
         self.size = mark_window(n, self.whole, state, self.window)
         self.begin_s, self.end_s = copy_graph(self.size, self.whole, state, self.window)
         self.num_edges = copy_network(self.size, self.end_s, self.whole, self.window)
+
+    def cut_stretch(self, earlier: int) -> None:
+        """Cut the stretch again, as after one that began at an earlier operation."""
+        for buffer in (self.window.nodes, self.window.position, self.window.graph.pred, self.window.graph.succ):
+            buffer[:] = _whole(len(buffer))
+        begin_stretches(self.n, self.whole, self.state)
+        mark_stretch(0, earlier, self.begin, self.whole, self.state, self.window)
+        for v in range(earlier, self.begin):
+            self.state.is_free[v] = self.state.marks[v] = 0
+        self.size = mark_stretch(earlier, self.begin, self.end, self.whole, self.state, self.window)
+        self.begin_s, self.end_s = copy_graph(self.size, self.whole, self.state, self.window)
 
     def climb(self, seed: int) -> tuple[float, float, int]:
         """Climb from the window's own choice; return its cost before and after, and the generator's last state."""
@@ -193,6 +211,30 @@ def test_a_window_holds_everything_between_free_operations_with_releases_and_due
     if inside:
         assert window.begin_s == min(cut.release[: len(inside)])
         assert window.end_s == max(cut.due[: len(inside)])
+
+
+@settings(max_examples=examples(25), deadline=None)
+@given(
+    pipeline=random_pipelines(),
+    seed=st.integers(0, 2**32 - 1),
+    stretch=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    earlier=st.floats(0, 1),
+)
+def test_a_stretch_of_time_is_the_window_between_its_ends(
+    pipeline: Pipeline, seed: int, stretch: tuple[float, float], earlier: float
+) -> None:
+    window = _CutWindow(pipeline, seed, 1.0, stretch)
+    m, cut = window.size, window.window.graph
+    found = list(window.window.nodes[:m]), list(cut.release[:m]), list(cut.due[:m]), list(cut.pred_node[: cut.pred[m]])
+    ends = window.begin_s, window.end_s
+
+    window.cut_stretch(round(earlier * window.begin))
+
+    assert window.size == m
+    assert found == (
+        list(window.window.nodes[:m]), list(cut.release[:m]), list(cut.due[:m]), list(cut.pred_node[: cut.pred[m]])
+    )  # fmt: skip
+    assert ends == (window.begin_s, window.end_s)
 
 
 @settings(max_examples=examples(20), deadline=None)
