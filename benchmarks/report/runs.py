@@ -103,6 +103,8 @@ RUNS = (
         is_usual=False),
     Run("plain-loops", "plain_loops.py", _args("--json"), _args("--loops ddp --iterations 30 --json"), 720, 3600,
         is_usual=False),
+    Run("loop-stragglers", "loop_stragglers.py", _args("--json"), _args("--episodes 1 --steps 4 --json"), 290, 1500,
+        is_usual=False),
     Run("run-ahead", "run_ahead.py", _args("--json"), _args("--depths 0 1 --rounds 1 --iterations 20 --json"), 3000,
         6000, is_usual=False),
     Run("captured", "captured.py", _args("--json"), _args("--jobs 1 --iterations 60 --json"), 150, 900, Kind.COMPUTED,
