@@ -54,7 +54,6 @@ PERSEUS_TABLE_6 = {
 """Intrinsic saving of GPT-3 175B on eight stages (Chung et al., SOSP'24, Table 6)."""
 PERSEUS_FIGURE_7 = {"a100-sxm": (0.270, 0.120), "a40": (0.236, 0.078)}
 """GPT-3 175B on 1,024 GPUs with a straggler of 1.2, total saving: Perseus, EnvPipe (the same, Figure 7)."""
-FIGURE_7_MICROBATCHES, FIGURE_7_STRAGGLER = 96, 1.2
 CARBON_SLOWDOWN = 0.05
 TRAIN_UNTIL_AT = datetime(2024, 1, 1, tzinfo=UTC)
 MONTH_HOURS = 30 * 24.0

@@ -1,6 +1,7 @@
 """How many small wrong changes to core/ and planning/ do the tests notice? A seeded sample of mutants.
 
-    python benchmarks/runs/mutation.py --sample 200 --seed 1 [--minutes 30] [--again build/mutation/last.json] [--json]
+    python benchmarks/runs/mutation.py --sample 200 --seed 1 [--minutes 30] [--again build/mutation/last.json]
+        [--below gpuenergyd/core/proof] [--tests tests/core/proof] [--json]
 
 Each mutant (one operator, number, comparison, condition, loop or truth value changed by cosmic-ray's operators) is put
 into a copy of the tree, and the tests that run its lines are asked, quickest first, until one fails. A mutant that no
@@ -57,6 +58,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--again", type=Path, help="ask about the survivors of this result only")
     parser.add_argument("--only", choices=sorted(SOURCES), help="mutants of one package")
+    parser.add_argument("--below", nargs="+", default=[""], help="mutants of files below these paths only")
     parser.add_argument("--tests", nargs="+", default=TESTS, help="folders of tests to ask")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -68,7 +70,7 @@ def main() -> int:
         asked = [one for one in before["mutants"] if one["verdict"] == Verdict.SURVIVED]
     else:
         before = None
-        chosen = shuffled_places(all_mutants(maker, options.only), options.seed)
+        chosen = shuffled_places(all_mutants(maker, options.only, options.below), options.seed)
         asked = list(first_valid(maker, chosen, options.sample))
     print(f"{len(asked)} mutants; watching the tests first", file=sys.stderr)
     tested = ask_all(maker, asked, options.tests, options.workers, until_s)
@@ -86,16 +88,17 @@ def mutant_maker() -> Path:
     """Return the interpreter of an environment that has cosmic-ray and nothing else."""
     python = FOLDER / "cosmic-ray" / "bin" / "python"
     if not (python.parent.parent / "complete").exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(python.parents[2])], check=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(python.parents[1])], check=True)
         install(python, [COSMIC_RAY])
         (python.parent.parent / "complete").touch()
     return python
 
 
-def all_mutants(maker: Path, only: str | None) -> list[Mutant]:
-    """Return every mutant of what is mutated, or of one package of it."""
+def all_mutants(maker: Path, only: str | None, below: Sequence[str]) -> list[Mutant]:
+    """Return every mutant of what is mutated, or of one package or some paths of it."""
     folders = [folder for name, folder in SOURCES.items() if only in (None, name)]
-    files = [str(path.relative_to(ROOT)) for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    paths = (str(path.relative_to(ROOT)) for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
+    files = [path for path in paths if path.startswith(tuple(below))]
     lines = run_maker(maker, files, "")
     return [as_mutant(line) for line in lines]
 

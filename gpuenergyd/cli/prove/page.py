@@ -9,7 +9,7 @@ from gpuenergyd.core.proof.registration import Registration
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
 table { border-collapse: collapse; margin: 1rem 0; } td, th { padding: .3rem .8rem; text-align: left; }
-th { border-bottom: 2px solid #888; } td { border-bottom: 1px solid #ccc; }
+th { border-bottom: 2px solid #888; } td { border-bottom: 1px solid #ccc; } td:first-child { white-space: nowrap; }
 .verdict { padding: 1rem; border-left: .4rem solid #2a7; background: #f4f8f5; font-size: 1.15rem; }
 .none { border-color: #c60; background: #fbf5ee; } .simulated { color: #b00; font-weight: bold; }
 code { overflow-wrap: anywhere; }
@@ -35,20 +35,20 @@ def proof_page(registration: Registration, verdict: Mapping[str, Any]) -> str:
             ],
         ),
         (f"<p>Against arm <em>{escape(registration.arms[0].name)}</em> (policy {escape(registration.arms[0].policy)});"
-        f" intervals of {verdict['confidence']:.1%}. {verdict['rounds']} rounds counted, {verdict['void_rounds']} void,"
-        f" {verdict['iterations']:,} iterations.</p>"),
-        "<h2>Registered before the first arm</h2>",
+        f" intervals of {_percent(verdict['confidence'], 1)}. {verdict['rounds']} rounds counted,"
+        f" {verdict['void_rounds']} void, {verdict['iterations']:,} iterations.</p>"),
+        "<h2>Registered before the first block that counts</h2>",
         _table(
             ("what", "value"),
             [
                 ("hypothesis", registration.hypothesis),
                 ("command", " ".join(registration.command)),
                 ("rounds", (f"{design.num_rounds}, from a pilot of {design.pilot_rounds}: spread at most"
-                 f" {design.round_sigma_ratio:.3%} between rounds (80 %)")),
-                ("smallest saving to show", f"{design.smallest_saving_ratio:.2%}, with 90 % probability"),
+                 f" {_percent(design.round_sigma_ratio, 3)} between rounds (80 %)")),
+                ("smallest saving to show", f"{_percent(design.smallest_saving_ratio)}, with 90 % probability"),
                 ("iterations of a block", f"{design.block_iterations}, after {rules.settling_iterations} left out"),
-                ("left out", (f"iterations {rules.outlier_ratio:.0%} longer than their block's median; a block with"
-                 f" more than {rules.max_excluded_ratio:.0%} of them is void")),
+                ("left out", (f"iterations {_percent(rules.outlier_ratio, 0)} longer than their block's median; a block"
+                 f" with more than {_percent(rules.max_excluded_ratio, 0)} of them is void")),
                 ("order of blocks", ", ".join(registration.order())),
                 ("pilot, SHA-256", registration.pilot_sha256),
                 ("public key (Ed25519)", registration.public_key),
@@ -56,7 +56,7 @@ def proof_page(registration: Registration, verdict: Mapping[str, Any]) -> str:
         ),
         "<h2>Measured</h2>",
         (f"<p>GPU energy: energy counters of the GPU boards. Level of the EE HPC WG method: <strong>{level['level']}"
-        f"</strong>. {escape(level['missing'])}.</p>"),
+        f"</strong> ({escape(level['missing'])}).</p>"),
         _meter(registration, verdict["meter_alignment"]),
         "<h2>Versions</h2>",
         _table(("what", "version"), registration.versions),
@@ -86,7 +86,12 @@ def _meter(registration: Registration, aligned: Mapping[str, Any] | None) -> str
 def _span(interval: Mapping[str, float] | None) -> str:
     if interval is None:
         return "not measured"
-    return f"{interval['estimate']:+.2%} ({interval['low']:+.2%} to {interval['high']:+.2%})"
+    estimate, low, high = (f"{100 * interval[name]:+.2f}" for name in ("estimate", "low", "high"))
+    return f"{estimate} % ({low} to {high})"
+
+
+def _percent(ratio: float, digits: int = 2) -> str:
+    return f"{100 * ratio:.{digits}f} %"
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

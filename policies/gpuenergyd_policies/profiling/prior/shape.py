@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 
-NUM_COEFFICIENTS = 3
 BEND_WIDTH = 0.02
 """Half width of a bend in log clock: the clock of a GPU under a power cap moves by a few of its 15 MHz steps."""
 
