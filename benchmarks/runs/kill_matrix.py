@@ -1,12 +1,14 @@
 """Kill client, daemon, worker, policy host or all of them at random moments and check that no GPU stays lowered.
 
     python benchmarks/runs/kill_matrix.py --trials 1000 --seed 1 [--lever power-limits] [--policy cost] [--commands]
+                                           [--hosts 3]
     python benchmarks/runs/kill_matrix.py --trials 150 --seed 5 --power-budget-w 450
 
 With a budget, its ceilings lower GPUs beyond the plans of their jobs. Clients and policy host die with all others then;
 as their death leaves the budget in force, it is withdrawn just after it.
 
-With `--commands` GPUs are changed by programs, as by the command driver.
+With `--commands` GPUs are changed by programs, as by the command driver. With `--hosts` several hosts, each with a
+daemon and GPUs of its own, run their share of the trials at the same time: a kill matrix waits most of the time.
 
 Prints how long GPUs stayed lowered after a client died (99th percentile) and after a part of the daemon died (maximum;
 the remaining processes restore, or `gpuenergyd restore` if all are dead), and whether the database survived. For
@@ -16,6 +18,7 @@ of a bare process plus one driver call, and starting an empty interpreter. Needs
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import subprocess
@@ -42,39 +45,19 @@ def main() -> int:
     parser.add_argument(
         "--power-budget-w", type=float, help="requested power budget of the host, withdrawn just after a client's death"
     )
+    parser.add_argument("--hosts", type=int, default=1, help="hosts that run their share of the trials at a time")
     parser.add_argument("--commands", action="store_true", help="change GPUs by programs, as the command driver does")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    if options.trials < 1:
-        parser.error(f"--trials {options.trials} must be at least 1")
-    trials: list[Trial] = []
-    bare_restores_s: list[float] = []
-    bare_starts_s: list[float] = []
+    if options.trials < options.hosts or options.hosts < 1:
+        parser.error(f"--trials {options.trials} --hosts {options.hosts}: at least one of each, and a trial per host")
     load_before = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(prefix="kill-matrix-") as folder:
-        levers = (Lever(options.lever),) if options.lever else tuple(Lever)
-        rig = KillRig(
-            Path(folder),
-            random.Random(options.seed),
-            policy=options.policy,
-            levers=levers,
-            power_budget_w=options.power_budget_w,
-            uses_commands=options.commands,
-        )
-        if options.power_budget_w is not None:
-            rig.weights = UNDER_A_BUDGET
-        try:
-            for trial in rig.run(options.trials):
-                trials.append(trial)
-                if trial.victim == "client":
-                    bare_restores_s.append(rig.time_bare_restore())
-                elif trial.victim in _OF_THE_DAEMON:
-                    bare_starts_s.append(time_bare_start())
-                if not options.json and len(trials) % 50 == 0:
-                    print(f"{len(trials)} of {options.trials}", file=sys.stderr)
-        finally:
-            rig.close()
-    result = summary(trials, bare_restores_s, bare_starts_s)
+    with multiprocessing.get_context("fork").Pool(options.hosts) as pool:
+        of_hosts = pool.map(run_host, [(options, number) for number in range(options.hosts)], chunksize=1)
+    trials, bare_restores_s, bare_starts_s = (
+        [each for of_host in of_hosts for each in of_host[part]] for part in range(3)
+    )
+    result = summary(trials, bare_restores_s, bare_starts_s, options.hosts)
     result["load_average"] = [round(load_before, 1), round(os.getloadavg()[0], 1)]
     if options.json:
         print(json.dumps(result))
@@ -84,6 +67,38 @@ def main() -> int:
     return 0 if result["left_lowered"] == 0 and result["database_damaged"] == 0 else 1
 
 
+def run_host(task: tuple[argparse.Namespace, int]) -> tuple[list[Trial], list[float], list[float]]:
+    """Run a host's share of the trials; return them with the bare restores and starts measured between them."""
+    options, number = task
+    num_trials = options.trials // options.hosts + (number < options.trials % options.hosts)
+    trials: list[Trial] = []
+    bare_restores_s: list[float] = []
+    bare_starts_s: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="kill-matrix-") as folder:
+        rig = KillRig(
+            Path(folder),
+            random.Random(options.seed if options.hosts == 1 else f"{options.seed} {number}"),
+            policy=options.policy,
+            levers=(Lever(options.lever),) if options.lever else tuple(Lever),
+            power_budget_w=options.power_budget_w,
+            uses_commands=options.commands,
+        )
+        if options.power_budget_w is not None:
+            rig.weights = UNDER_A_BUDGET
+        try:
+            for trial in rig.run(num_trials):
+                trials.append(trial)
+                if trial.victim == "client":
+                    bare_restores_s.append(rig.time_bare_restore())
+                elif trial.victim in _OF_THE_DAEMON:
+                    bare_starts_s.append(time_bare_start())
+                if not options.json and len(trials) % 50 == 0:
+                    print(f"host {number}: {len(trials)} of {num_trials}", file=sys.stderr)
+        finally:
+            rig.close()
+    return trials, bare_restores_s, bare_starts_s
+
+
 def time_bare_start() -> float:
     """Return how long an empty interpreter takes to start and exit."""
     begun_s = time.monotonic()
@@ -91,10 +106,13 @@ def time_bare_start() -> float:
     return time.monotonic() - begun_s
 
 
-def summary(trials: list[Trial], bare_restores_s: list[float], bare_starts_s: list[float]) -> dict[str, object]:
+def summary(
+    trials: list[Trial], bare_restores_s: list[float], bare_starts_s: list[float], num_hosts: int
+) -> dict[str, object]:
     client = [t.restored_after_s for t in trials if t.victim == "client" and t.num_lowered]
     daemon = [t for t in trials if t.victim in _OF_THE_DAEMON and t.num_lowered]
     return {
+        "hosts": num_hosts,
         "trials": len(trials),
         "trials_with_lowered_gpus": sum(t.num_lowered > 0 for t in trials),
         "trials_by_victim": dict(Counter(t.victim for t in trials)),

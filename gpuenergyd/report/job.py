@@ -145,6 +145,8 @@ class JobReport:
             carbon |= dict.fromkeys(SAVED_GRAMS)
         return {
             **named,
+            "energy_per_token_j": _per_token(self.summary.energy_per_iteration_j, tags),
+            "baseline_energy_per_token_j": _per_token(self.summary.baseline_energy_j, tags),
             "is_saving_significant": self.summary.is_saving_significant,
             "saved_energy_j": self.saved_energy_j,
             "profiling_cost_j": self.profiling_cost_j,
@@ -158,6 +160,17 @@ class JobReport:
             **{name: tags.get(name) for name in ("user", "slurm_job_id", "git_commit")},
             "tags": tags,
         }
+
+
+TOKENS_TAG = "tokens_per_iteration"
+"""Tag in which a trainer or user reports the tokens of one iteration of the job."""
+
+
+def _per_token(energy_j: float | None, tags: Mapping[str, str]) -> float | None:
+    """Return the energy of an iteration per token; None where either is unknown or the tag is no positive number."""
+    tokens = tags.get(TOKENS_TAG, "")
+    is_count = tokens.isascii() and tokens.isdigit() and int(tokens) > 0
+    return energy_j / int(tokens) if energy_j is not None and is_count else None
 
 
 def job_reports(

@@ -64,6 +64,21 @@ def electricity_maps_reply(value: Any, begin: datetime, *, zone: str = "DE", est
     return json_reply({"zone": zone, "history": [entry], "data": [entry]})
 
 
+def electricity_maps_v4_reply(
+    value: Any, begin: datetime, *, zone: str = "DE", granularity: str = "hourly", key: str = "data"
+) -> Reply:
+    """As v4 answers its other clients; the service documents it to customers only."""
+    entry = {
+        "carbonIntensity": value,
+        "datetime": f"{begin:%Y-%m-%dT%H:%M:%S.000Z}",
+        "updatedAt": "2026-05-04T11:59:00.000Z",
+        "isEstimated": False,
+        "estimationMethod": None,
+        "temporalGranularity": granularity,
+    }
+    return json_reply({"zone": zone, "temporalGranularity": granularity, key: [entry]})
+
+
 def watttime_reply(
     value: Any, begin: datetime, *, region: str = "CAISO_NORTH", units: str = "lbs_co2_per_mwh"
 ) -> Reply:

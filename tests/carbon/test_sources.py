@@ -31,6 +31,7 @@ from tests.carbon.documented import (
     WATTTIME,
     Documented,
     electricity_maps_reply,
+    electricity_maps_v4_reply,
     entsoe_document,
     watttime_reply,
 )
@@ -298,6 +299,22 @@ def test_electricity_maps_requests_no_fallback_zone_and_marks_estimates(web: Web
     assert asked.query["zone"] == ["DE"]
     assert asked.query["disableCallerLookup"] == ["true"]
     assert asked.headers["auth-token"] == SECRET
+
+
+@pytest.mark.parametrize("key", ["history", "data"])
+def test_electricity_maps_v4_is_asked_for_hours_by_its_base_url(web: Web, key: str) -> None:
+    with serving(ELECTRICITY_MAPS.script(electricity_maps_v4_reply(302, HOUR_AT, key=key))) as server:
+        reply = ELECTRICITY_MAPS.source(f"{server.url}/v4", web).fetch(NOW_AT)
+        asked = server.asked[0]
+
+    assert asked.path == "/v4/carbon-intensity/history"
+    assert asked.query["temporalGranularity"] == ["hourly"]
+    assert [(s.carbon_intensity_g_per_kwh, s.status) for s in reply.samples] == [(302.0, SampleStatus.MEASURED)]
+
+
+def test_electricity_maps_refuses_intervals_that_are_not_hours(web: Web) -> None:
+    with serving(ELECTRICITY_MAPS.script(electricity_maps_v4_reply(302, HOUR_AT, granularity="5_minutes"))) as server:
+        assert failure(ELECTRICITY_MAPS.source(server.url, web)).problem is SourceProblem.WRONG_UNIT
 
 
 def test_watttime_converts_pounds_and_rejects_unknown_units(web: Web) -> None:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from gpuenergyd.report.groups import EnergyQuery, groups_by_tag, groups_by_user
-from gpuenergyd.report.job import JobReport, job_reports
+from gpuenergyd.report.job import TOKENS_TAG, JobReport, job_reports
 from gpuenergyd.report.terminal.tables import groups_table, job_table, jobs_table
 from gpuenergyd.report.totals import saved_total, totals_dict
 from gpuenergyd.store import History, JobSummary, open_history
@@ -167,3 +167,15 @@ def test_a_summary_without_a_saving_is_neither(reports_with: Reports) -> None:
     summary: JobSummary = reports_with({"saving_ratio": None, "saving_interval": None})[0].summary
 
     assert summary.is_saving_significant is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected_j"), [("50", 0.2), ("0", None), ("-5", None), ("many", None), ("", None), ("1e3", None)]
+)
+def test_joules_per_token_need_a_number_of_tokens(reports_with: Reports, tokens: str, expected_j: float | None) -> None:
+    (report,) = reports_with({"tags": ((TOKENS_TAG, tokens),), "energy_per_iteration_j": 10.0})
+
+    named = report.to_dict()
+
+    assert named["energy_per_token_j"] == expected_j
+    assert named["baseline_energy_per_token_j"] == (None if expected_j is None else 2.0)

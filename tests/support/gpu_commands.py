@@ -14,6 +14,12 @@ from pathlib import Path
 name, uuid = sys.argv[1:3]
 behaviour = Path({folder!r}, name + ".behaviour")
 behaviour = behaviour.read_text() if behaviour.exists() else "works"
+if behaviour == "flaky":
+    import os
+    # An idle GPU does not show that a reset had no effect, so here resets do not lie.
+    kinds = ["fails", "hangs", "fails after setting", "hangs after setting", "dies after setting", "lies"]
+    drawn = os.urandom(1)[0] % 32
+    behaviour = kinds[drawn] if drawn < len(kinds) - (name == "reset") else "works"
 if behaviour == "fails":
     sys.exit("no permission for " + uuid)
 if behaviour == "hangs":
@@ -68,5 +74,5 @@ class GpuCommands:
         return self.folder / "commands.toml"
 
     def let(self, name: str, behaviour: str) -> None:
-        """Let a command misbehave from now on; `works` ends that."""
+        """Let a command misbehave from now on; `works` ends that, `flaky` draws one misbehaviour in six calls."""
         (self.folder / f"{name}.behaviour").write_text(behaviour)

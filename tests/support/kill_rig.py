@@ -32,7 +32,9 @@ NUM_GPUS = 4
 WORK = InstructionWork(memory_time_s=0.005, compute_time_s=0.02, power_coefficient_w_per_mhz=0.25)
 GIVE_UP_S = 10.0
 COMMANDS_GIVE_UP_S = 90.0
-"""Each restore starts a program, and waits for one that is under way."""
+"""Each restore starts a program, and waits for one that is under way; programs fail and hang, and are run again."""
+_COMMAND_TIMEOUT_S = 3.0
+_MAX_RESTORES = 20
 _ANY_MOMENT_RATIO = 0.15
 """Share of the kills at any moment; the others happen while a GPU is lowered."""
 
@@ -62,7 +64,7 @@ class KillRig:
     power_budget_w: float | None = None
     """Requested power budget of the host; its ceilings lower GPUs too."""
     uses_commands: bool = False
-    """Whether GPUs are changed by an administrator's programs instead of by the driver."""
+    """Whether GPUs are changed by an administrator's programs, which misbehave, instead of by the driver."""
     on_trial: Callable[[], None] = lambda: None
     """Called just before each kill."""
     daemon: DaemonProcess = field(init=False)
@@ -83,7 +85,11 @@ class KillRig:
             },
         )
         if self.uses_commands:
-            commands = GpuCommands.create(self.folder / "commands", self.daemon.world_path)
+            commands = GpuCommands.create(
+                self.folder / "commands", self.daemon.world_path, timeout_s=_COMMAND_TIMEOUT_S
+            )
+            for name in ("lock", "reset", "limit"):
+                commands.let(name, "flaky")
             self.daemon.overrides |= {"driver": "command", "commands_path": str(commands.path)}
         self.host = SimulatedHost.open(self.daemon.world_path)
         self.daemon.start()
@@ -173,12 +179,16 @@ class KillRig:
                 lowered = self.lowered()
                 begun_s = time.monotonic()
                 restore = [sys.executable, "-I", "-m", "gpuenergyd.gpu.restore.command"]
-                subprocess.run(
-                    [*restore, "--journal", str(self.daemon.journal_path)],
-                    check=False,
-                    timeout=60,
-                    stdout=subprocess.DEVNULL,
-                )
+                for _ in range(_MAX_RESTORES if self.uses_commands else 1):  # as an operator or systemd repeats it
+                    done = subprocess.run(
+                        [*restore, "--journal", str(self.daemon.journal_path)],
+                        check=False,
+                        timeout=COMMANDS_GIVE_UP_S,
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                    )
+                    if done.returncode == 0:
+                        break
         if victim in _BUDGET_STAYS:
             self._request_budget(None)
         left = set(lowered)

@@ -1,4 +1,8 @@
-"""Electricity Maps v3: hourly, most of the world; a free key includes 24 hours of one zone, no forecast."""
+"""Electricity Maps v3 and v4: hourly, most of the world; a free key includes 24 hours of one zone, no forecast.
+
+Both versions have the same endpoints and fields; v4 also knows shorter intervals, so hours are asked for by name. It is
+chosen by the base URL. Replies of v4 are known from other clients only, whose lists are named `history` or `data`.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,13 +34,13 @@ class ElectricityMaps:
     def fetch(self, now_at: datetime) -> SourceReply:
         """Return the last 24 hours, so that hourly calls also fill gaps and replace estimates."""
         reply = self._ask("history", {})
-        return checked_reply(self.signal, self._values(rows(NAME, reply, "history")), now_at)
+        return checked_reply(self.signal, self._values(_rows(reply, "history")), now_at)
 
     def fetch_past(self, begin_at: datetime, end_at: datetime) -> SourceReply:
         """Return the values of a past period of at most 10 days, where the plan of the key includes them."""
         window = {"start": f"{begin_at:%Y-%m-%dT%H:%MZ}", "end": f"{end_at:%Y-%m-%dT%H:%MZ}"}
         reply = self._ask("past-range", window)
-        return checked_reply(self.signal, self._values(rows(NAME, reply, "data")), end_at)
+        return checked_reply(self.signal, self._values(_rows(reply, "data")), end_at)
 
     def _ask(self, what: str, window: Mapping[str, str]) -> Any:
         reply = self.web.get_json(
@@ -46,6 +50,7 @@ class ElectricityMaps:
                 "zone": self.signal.zone,
                 "emissionFactorType": self.signal.factor.value,
                 "disableCallerLookup": "true",
+                "temporalGranularity": "hourly",
                 **window,
             },
             headers={"auth-token": self.key},
@@ -62,8 +67,17 @@ class ElectricityMaps:
             if factor != self.signal.factor.value:
                 asked = self.signal.factor.value
                 raise SourceError(SourceProblem.WRONG_UNIT, f"{NAME}: requested {asked} factors, got {factor!r:.40}")
+            granularity = row.get("temporalGranularity", "hourly")
+            if granularity != "hourly":
+                raise SourceError(SourceProblem.WRONG_UNIT, f"{NAME}: requested hours, got {granularity!r:.40}")
             status = SampleStatus.ESTIMATED if row.get("isEstimated", True) else SampleStatus.MEASURED
             yield RawValue(begin, begin + HOUR, row.get("carbonIntensity"), status)
+
+
+def _rows(reply: Any, key: str) -> Sequence[Any]:
+    """Return the list of a reply under its key, or under the key that the other version or endpoint uses."""
+    other = {"history": "data", "data": "history"}[key]
+    return rows(NAME, reply, key if key in reply or other not in reply else other)
 
 
 def make(options: SourceOptions) -> ElectricityMaps:

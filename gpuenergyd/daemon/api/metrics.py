@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from socket import gethostname
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -12,6 +13,9 @@ _HERTZ_PER_MHZ = 1e6
 
 _Row = tuple[Mapping[str, Any], list[str]]
 """Status fields of one object, and its label values."""
+
+_DCGM_LABELS = ("gpu", "UUID", "modelName", "Hostname")
+"""Names that dcgm-exporter gives to a GPU's index, UUID and model, and its host."""
 
 _GPU_GAUGES = (
     ("power_w", "power_watts", "Last power reading."),
@@ -128,6 +132,11 @@ class StatusCollector(Collector):
     def _gpus(self) -> Iterator[Metric]:
         labels = ["gpu_uuid", "index", "model_name"]
         gpus = [(g, [g["gpu_uuid"], str(g["index"]), g["model_name"]]) for g in self._status["gpus"]]
+        info = GaugeMetricFamily("gpuenergyd_gpu_info", "1; joins with dcgm-exporter.", labels=[*labels, *_DCGM_LABELS])
+        host_name = gethostname()
+        for _, (uuid, index, model_name) in gpus:
+            info.add_metric([uuid, index, model_name, index, uuid, model_name, host_name], 1.0)
+        yield info
         energy = CounterMetricFamily("gpuenergyd_gpu_energy_joules", "Energy counter of the driver.", labels=labels)
         for gpu, values in gpus:
             if gpu["total_energy_j"] is not None:

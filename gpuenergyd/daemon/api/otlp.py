@@ -1,5 +1,8 @@
 """The metrics as an OTLP/HTTP request in its JSON form, for OpenTelemetry collectors; names as for Prometheus.
 
+Energy, power and temperature of GPUs are also exported under the names that OpenTelemetry's semantic conventions for
+hardware give them, with the attributes that they demand: `hw.energy` of the component `hw.id` of `hw.type` gpu.
+
 Counters are cumulative sums since the start of the daemon, all other metrics are gauges; unknown values are omitted.
 The encoding is specified at opentelemetry.io/docs/specs/otlp, so no OpenTelemetry package is needed.
 """
@@ -24,13 +27,25 @@ _UNITS = {
 }
 """UCUM unit by the last word of a metric name; other metrics are dimensionless."""
 _CUMULATIVE = 2
+_HARDWARE = {
+    "gpuenergyd_gpu_energy_joules": "hw.energy",
+    "gpuenergyd_gpu_power_watts": "hw.power",
+    "gpuenergyd_gpu_temperature_celsius": "hw.temperature",
+}
+"""Name in the semantic conventions, by name of the metric family."""
+_VENDOR = "NVIDIA"
 
 
 def otlp_metrics(status: Mapping[str, Any], *, at: datetime, host_name: str) -> dict[str, Any]:
     """Return the body of a POST to a collector's `/v1/metrics`, for a status of the instant `at`."""
     at_ns = round(at.timestamp() * 1e9)
     started_ns = at_ns - round(status["uptime_s"] * 1e9)
-    metrics = [_metric(family, at_ns=at_ns, started_ns=started_ns) for family in StatusCollector(status).collect()]
+    metrics: list[dict[str, Any] | None] = []
+    for family in StatusCollector(status).collect():
+        metric = _metric(family, at_ns=at_ns, started_ns=started_ns)
+        metrics.append(metric)
+        if metric is not None and family.name in _HARDWARE:
+            metrics.append(_by_convention(metric, family))
     return {
         "resourceMetrics": [
             {
@@ -73,6 +88,28 @@ def _metric(family: Metric, *, at_ns: int, started_ns: int) -> dict[str, Any] | 
     if is_counter:
         return {**named, "sum": {"dataPoints": points, "aggregationTemporality": _CUMULATIVE, "isMonotonic": True}}
     return {**named, "gauge": {"dataPoints": points}}
+
+
+def _by_convention(metric: Mapping[str, Any], family: Metric) -> dict[str, Any]:
+    """Return a metric of GPUs under the name and with the attributes of OpenTelemetry's conventions for hardware."""
+    kind = "sum" if "sum" in metric else "gauge"
+    samples = [sample for sample in family.samples if isfinite(sample.value)]
+    points = [
+        {
+            **point,
+            "attributes": _attributes(
+                {
+                    "hw.id": sample.labels["gpu_uuid"],
+                    "hw.type": "gpu",
+                    "hw.name": f"GPU {sample.labels['index']}",
+                    "hw.model": sample.labels["model_name"],
+                    "hw.vendor": _VENDOR,
+                }
+            ),
+        }
+        for point, sample in zip(metric[kind]["dataPoints"], samples, strict=True)
+    ]
+    return {**metric, "name": _HARDWARE[family.name], kind: {**metric[kind], "dataPoints": points}}
 
 
 def _attributes(labels: Mapping[str, str]) -> list[dict[str, Any]]:

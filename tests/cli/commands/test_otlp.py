@@ -79,7 +79,8 @@ def test_a_collector_receives_the_metrics_of_prometheus(daemon: DaemonProcess, c
     sent = {metric["name"]: metric for metric in scope["metrics"]}
     families = [family for family in text_string_to_metric_families(text) if family.samples]
     own = {sample.name for family in families for sample in family.samples if sample.name.startswith("gpuenergyd_")}
-    assert {name for name in own if not name.endswith("_created")} == set(sent)
+    conventional = {name for name in sent if name.startswith("hw.")}
+    assert {name for name in own if not name.endswith("_created")} == set(sent) - conventional
     energy = sent["gpuenergyd_gpu_energy_joules_total"]
     assert (energy["unit"], energy["sum"]["isMonotonic"], energy["sum"]["aggregationTemporality"]) == ("J", True, 2)
     uuids = {
@@ -91,6 +92,26 @@ def test_a_collector_receives_the_metrics_of_prometheus(daemon: DaemonProcess, c
     assert uuids == {gpu["gpu_uuid"] for gpu in daemon.status()["gpus"]}
     assert all(point["asDouble"] >= 0 for point in energy["sum"]["dataPoints"])
     assert sent["gpuenergyd_gpu_power_watts"]["unit"] == "W"
+
+
+def test_gpus_are_exported_by_the_hardware_conventions_of_opentelemetry(
+    daemon: DaemonProcess, collector: Collector
+) -> None:
+    """https://opentelemetry.io/docs/specs/semconv/hardware: names, units and the attributes that they demand."""
+    assert run(["otlp", "--once", "--endpoint", collector.url, "--socket", str(daemon.socket_path)]) == 0
+
+    body = collector.seen[0][2]
+    sent = {each["name"]: each for each in body["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]}
+    uuids = {gpu["gpu_uuid"] for gpu in daemon.status()["gpus"]}
+    for name, unit, kind in (("hw.energy", "J", "sum"), ("hw.power", "W", "gauge"), ("hw.temperature", "Cel", "gauge")):
+        points = [
+            {each["key"]: each["value"]["stringValue"] for each in point["attributes"]}
+            for point in sent[name][kind]["dataPoints"]
+        ]
+        assert sent[name]["unit"] == unit
+        assert {point["hw.id"] for point in points} == uuids
+        assert {(point["hw.type"], point["hw.vendor"]) for point in points} == {("gpu", "NVIDIA")}
+    assert sent["hw.energy"]["sum"]["isMonotonic"] is True
 
 
 def test_a_collector_that_wants_protobuf_gets_it(daemon: DaemonProcess, collector: Collector) -> None:
