@@ -14,9 +14,9 @@ from gpuenergyd_policies.profiling.prior.best_known import (
     best_known,
     is_experiment,
 )
-from gpuenergyd_policies.profiling.prior.doubt import within_doubt
+from gpuenergyd_policies.profiling.prior.doubt import late_share_of, within_doubt
 from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves
-from gpuenergyd_policies.profiling.prior.risk import caution_within_risk
+from gpuenergyd_policies.profiling.prior.risk import MAX_LATE_RATIO, caution_within_risk
 from tests.support.learning_jobs import LearningJob
 
 
@@ -29,6 +29,8 @@ class Choice:
     keeps_best_known: bool = True
     has_experiments: bool = True
     """Whether some plans are applied whatever is believed of those that ran."""
+    kept_late_ratio: float = MAX_LATE_RATIO
+    """Lateness permitted in 19 of 20 draws to an experiment after a plan that was kept."""
     is_thompson: bool = False
     """Whether powers are drawn from the belief."""
 
@@ -54,21 +56,22 @@ def next_clocks(
     """
     mean_profile = fitted.profile()
     deadline_s = baseline(job.graph, mean_profile).iteration_time_s
+    ran = [tuple(own.sm_clocks_mhz) for own in before]
+    was_kept = bool(ran) and ran[-1] in ran[:-1]
+    is_unknown = choice.has_experiments and is_experiment(len(before) + 1, num_plans=num_plans, was_kept=was_kept)
     sigmas, late_ratio = choice.caution_sigmas, 0.0
     if sigmas is None:
-        caution = caution_within_risk(job.graph, fitted, deadline_s=deadline_s, random=draw)
+        limit = choice.kept_late_ratio if was_kept and is_unknown else MAX_LATE_RATIO
+        caution = caution_within_risk(job.graph, fitted, deadline_s=deadline_s, random=draw, max_late_ratio=limit)
         sigmas, late_ratio = caution.sigmas, caution.mean_late_ratio
     believed = fitted.profile(caution_sigmas=sigmas)
     if doubted is not None:
-        believed = within_doubt(job.graph, believed, doubted, deadline_s=deadline_s, random=draw)
+        share = late_share_of(fitted)
+        believed = within_doubt(job.graph, believed, doubted, late_share=share, deadline_s=deadline_s, random=draw)
     if choice.is_thompson:
         believed = _with_energies_of(believed, fitted.drawn(draw))
     clocks = fastest_allowed(job, believed)
-    ran = [tuple(own.sm_clocks_mhz) for own in before]
-    was_kept = bool(ran) and ran[-1] in ran[:-1]
-    if not choice.keeps_best_known or not before:
-        return clocks
-    if choice.has_experiments and is_experiment(len(before) + 1, num_plans=num_plans, was_kept=was_kept):
+    if not choice.keeps_best_known or not before or is_unknown:
         return clocks
     plans = [KnownPlan(evaluate_clocks(job.graph, mean_profile, clocks).energy_j, late_ratio * deadline_s)]
     for own in before:

@@ -12,10 +12,10 @@ import numpy as np
 
 from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
+from gpuenergyd_policies.profiling.prior.checks import AGREEING_FACTOR, factors_of, without_contradictions
 from gpuenergyd_policies.profiling.prior.curves import WHOLE, CurveModel, Evidence, Posterior, Structure
 from gpuenergyd_policies.profiling.prior.deviations import POWER, TIME
 from gpuenergyd_policies.profiling.prior.relatives import (
-    AGREEING_FACTOR,
     Relative,
     power_of_relatives,
     time_of_relatives,
@@ -53,7 +53,14 @@ class FittedCurves:
     reference_w: Mapping[int, float]
     waiting_w: float
     doubts: tuple[tuple[float, float], ...] = ()
-    """By relative, the factors on its distance for time and power: 1 where it agrees with the job."""
+    """By relative, the factors on its distance by its time and its power: 1 where it agrees; the larger one counts."""
+    has_lower_clocks: bool = False
+    """Whether the job itself has shown times below the maximum clock."""
+
+    @property
+    def has_agreeing_relatives(self) -> bool:
+        """Whether a past job agrees with all that is known of this one."""
+        return any(max(own) <= AGREEING_FACTOR for own in self.doubts)
 
     def profile(self, *, caution_sigmas: float = 0.0) -> PipelineProfile:
         """Return the mean profile, times below the maximum clock longer by some standard deviations."""
@@ -140,22 +147,27 @@ def fit_curves(
         NotEnoughDataError: a rank has no measured energy at full speed.
     """
     wanted = points_of(classes, [(k, clock) for k, own in enumerate(classes) for clock in own.clocks_mhz])
-    of_time = CurveModel(prior.time, TIME, structure)
-    reported = time_of_relatives(relatives, classes)
-    observed, evidence, time_doubts = with_relatives(of_time, *time_evidence(classes, times, of_time), reported)
-    if time_doubts and time_doubts[0] <= AGREEING_FACTOR:
+    of_time, of_power = CurveModel(prior.time, TIME, structure), CurveModel(prior.power, POWER, structure)
+    observed, evidence = time_evidence(classes, times, of_time)
+    reference_w = reference_powers_w(classes, energies, waiting)
+    seen = power_evidence(classes, energies, waiting, reference_w, of_power)
+    has_lower_clocks = len(evidence.values) > 0
+    reported, powers = time_of_relatives(relatives, classes), power_of_relatives(relatives, classes)
+    by_time = factors_of(of_time, observed, evidence, reported)
+    if not has_lower_clocks:
+        by_time = without_contradictions(reported, by_time)
+    by_power = factors_of(of_power, seen.observed, seen.evidence, powers)
+    factors = tuple(map(max, by_time, by_power))
+    observed, evidence = with_relatives(observed, evidence, reported, factors)
+    if factors and factors[0] <= AGREEING_FACTOR:
         observed, evidence = with_stages_before(of_time, observed, evidence, relatives[0], classes)
     time = of_time.posterior(wanted, observed, evidence, want_covariance=want_draws)
-    reference_w = reference_powers_w(classes, energies, waiting)
-    of_power = CurveModel(prior.power, POWER, structure)
-    seen = power_evidence(classes, energies, waiting, reference_w, of_power)
-    reported = power_of_relatives(relatives, classes)
-    observed, evidence, power_doubts = with_relatives(of_power, seen.observed, seen.evidence, reported)
+    observed, evidence = with_relatives(seen.observed, seen.evidence, powers, factors)
     power = of_power.posterior(wanted, observed, evidence, want_covariance=want_draws)
     off = waiting.sigma_ratio**2 * float(seen.waiting[:, 0] @ power.explained[: len(seen.waiting)])
     waiting_w = waiting.power_w * math.exp(min(max(off, -_MAX_WAITING_SHIFT), _MAX_WAITING_SHIFT))
-    doubts = tuple(zip(time_doubts, power_doubts, strict=True))
-    return FittedCurves(tuple(classes), time, power, reference_w, waiting_w, doubts)
+    doubts = tuple(zip(by_time, by_power, strict=True))
+    return FittedCurves(tuple(classes), time, power, reference_w, waiting_w, doubts, has_lower_clocks)
 
 
 def curves_before(
@@ -165,8 +177,11 @@ def curves_before(
     wanted = points_of(classes, [(k, clock) for k, own in enumerate(classes) for clock in own.clocks_mhz])
     nothing = points_of(classes, []), Evidence(np.zeros((0, 0)), np.zeros(0), np.zeros((0, 0)))
     of_time, of_power = CurveModel(prior.time, TIME), CurveModel(prior.power, POWER)
-    times, of_times, _ = with_relatives(of_time, *nothing, time_of_relatives(relatives, classes))
-    powers, of_powers, _ = with_relatives(of_power, *nothing, power_of_relatives(relatives, classes))
+    by_time, by_power = time_of_relatives(relatives, classes), power_of_relatives(relatives, classes)
+    of_each = without_contradictions(by_time, factors_of(of_time, *nothing, by_time))
+    factors = tuple(map(max, of_each, factors_of(of_power, *nothing, by_power)))
+    times, of_times = with_relatives(*nothing, by_time, factors)
+    powers, of_powers = with_relatives(*nothing, by_power, factors)
     return of_time.posterior(wanted, times, of_times), of_power.posterior(wanted, powers, of_powers)
 
 

@@ -20,13 +20,14 @@ from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd_policies.profiling.calls import CallCost, fit_times_and_calls
 from gpuenergyd_policies.profiling.design import LOWEST_RATIO
 from gpuenergyd_policies.profiling.power import NotEnoughDataError
+from gpuenergyd_policies.profiling.prior.checks import AGREEING_FACTOR
 from gpuenergyd_policies.profiling.prior.curves import CurveModel, Structure
 from gpuenergyd_policies.profiling.prior.deviations import TIME
 from gpuenergyd_policies.profiling.prior.doubt import powers_within_doubt
 from gpuenergyd_policies.profiling.prior.evidence import energies_seen, times_seen
 from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, fit_curves
 from gpuenergyd_policies.profiling.prior.published import prior_for
-from gpuenergyd_policies.profiling.prior.relatives import AGREEING_FACTOR, Relative, relatives_of
+from gpuenergyd_policies.profiling.prior.relatives import Relative, relatives_of
 from gpuenergyd_policies.profiling.prior.seen import ClassAtFullSpeed, TimeSeen, Waiting, time_evidence
 from gpuenergyd_policies.profiling.prior.shape import CurvePrior
 from gpuenergyd_policies.profiling.prior.summary import summary_of

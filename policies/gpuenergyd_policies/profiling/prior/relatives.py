@@ -3,14 +3,12 @@
 Theory of operation. The curve that a past job's stages have in common is the mean curve of this job's stages plus a
 deviation: the spread of jobs on one GPU model times a distance, 0.1 for a job that only has another name, more for
 other power, clock, stages or mix of times. Deviations of several relatives have a part in common, so that many runs of
-one job count little more than one. Each relative's distance is multiplied by the factor that makes all measurements
-most probable: the job's own ones and those of the other relatives. So a relative that contradicts the first plan's
-iterations loses its weight, and before any plan relatives that contradict one another lose theirs together unless two
-thirds agree.
+one job count little more than one. Each relative's distance is multiplied by a factor from predictive checks (see
+`checks`), so one that contradicts the prior or the job's own measurements loses its weight.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean, median
 
@@ -20,7 +18,7 @@ from numpy.typing import NDArray
 from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.learned_curves import CurvePoint, KindCurve, LearnedCurves
 from gpuenergyd.core.policy_api.past_jobs import PastJob
-from gpuenergyd_policies.profiling.prior.curves import CurveModel, Evidence
+from gpuenergyd_policies.profiling.prior.curves import Evidence
 from gpuenergyd_policies.profiling.prior.deviations import Points
 from gpuenergyd_policies.profiling.prior.seen import ClassAtFullSpeed, points_of
 from gpuenergyd_policies.profiling.prior.shape import FloatArray, features
@@ -38,16 +36,8 @@ _COMMON_SHARE = 0.5
 """Share of the smaller squared distance that two relatives have in common: runs of one job say the same again."""
 _NEAR = 0.1
 """Length scale, in log clock, within which errors of a past job's curve are the same error."""
-_SINGLE_CLOCK_SIGMA = 0.005
-"""Scatter of single clocks in the mean of stages, which not all of them ran at."""
-FACTORS = (1.0, 3.0, 10.0, 100.0)
-AGREEING_FACTOR = 3.0
-"""The largest factor of a relative that counts as agreeing."""
-_LOG_FACTOR_SIGMA = 1.0
-_MAX_PASSES = 3
-_AGREEING_SHARE = 2 / 3
-_NEAR_FACTOR = 3.0
-"""Relatives up to so many times as far as the nearest one may contradict it."""
+_SAME_CLOCK_SIGMA, _OTHER_CLOCK_SIGMA = 0.0015, 0.005
+"""Scatter of single clocks between a past job and this one: of the same kernels, and further at distance 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +119,10 @@ class RelativeEvidence:
     """Covariance of the difference of one relative from the job, at distance 1."""
     relative: NDArray[np.int64]
     """The position of each row's relative."""
+    kind: NDArray[np.str_]
+    """The kind of instruction of each row."""
+    along: FloatArray
+    """How far each row's clock is below full speed, in log clock."""
     distances: FloatArray
     """Of the relatives."""
 
@@ -137,7 +131,9 @@ class RelativeEvidence:
         square = np.square(self.distances * np.array(factors, dtype=np.float64))[self.relative]
         same = self.relative[:, None] == self.relative[None, :]
         share = np.where(same, 1.0, _COMMON_SHARE)
-        return np.asarray(self.own_noise + share * np.minimum.outer(square, square) * self.between, dtype=np.float64)
+        single = np.diag(_SAME_CLOCK_SIGMA**2 + _OTHER_CLOCK_SIGMA**2 * np.minimum(square, 1.0))
+        between = share * np.minimum.outer(square, square) * self.between
+        return np.asarray(self.own_noise + single + between, dtype=np.float64)
 
 
 def time_of_relatives(relatives: Sequence[Relative], classes: Sequence[ClassAtFullSpeed]) -> RelativeEvidence:
@@ -201,12 +197,11 @@ def _evidence(
         observed=points_of(classes, entries),
         weights=weights,
         values=np.array([row.value for row in rows], dtype=np.float64),
-        own_noise=np.asarray(
-            np.outer(sigma, sigma) * near * (same_relative & same_kind) + _SINGLE_CLOCK_SIGMA**2 * np.eye(len(rows)),
-            dtype=np.float64,
-        ),
+        own_noise=np.asarray(np.outer(sigma, sigma) * near * (same_relative & same_kind), dtype=np.float64),
         between=np.asarray(between, dtype=np.float64),
         relative=relative,
+        kind=kind,
+        along=np.asarray(along, dtype=np.float64),
         distances=np.array([own.distance for own in relatives], dtype=np.float64),
     )
 
@@ -223,54 +218,17 @@ def _classes_of(kind: InstructionKind, classes: Sequence[ClassAtFullSpeed], stag
 
 
 def with_relatives(
-    model: CurveModel, observed: Points, evidence: Evidence, reported: RelativeEvidence
-) -> tuple[Points, Evidence, tuple[float, ...]]:
-    """Return a job's evidence joined with that of its relatives, and the factor on each relative's distance."""
-    num, num_own = len(reported.distances), len(evidence.values)
+    observed: Points, evidence: Evidence, reported: RelativeEvidence, factors: Sequence[float]
+) -> tuple[Points, Evidence]:
+    """Return a job's evidence joined with that of its relatives, each at its distance times a factor."""
     if not len(reported.values):
-        return observed, evidence, (1.0,) * num
-    points = joined_points(observed, reported.observed)
-    weights = block_diagonal(evidence.weights, reported.weights)
-    values = np.concatenate([evidence.values, reported.values])
-    nothing = Evidence(np.zeros((0, 0)), np.zeros(0), np.zeros((0, 0)))
-    before = model.posterior(points, points_of((), ()), nothing, want_covariance=True)
-    assert before.covariance is not None
-    spread = weights @ before.covariance @ weights.T
-    misfit = values - weights @ before.mean
-
-    def joined(factors: Sequence[float]) -> Evidence:
-        return Evidence(weights, values, block_diagonal(evidence.noise, reported.noise(factors)))
-
-    def score(factors: Sequence[float]) -> float:
-        covariance = spread + block_diagonal(evidence.noise, reported.noise(factors))
-        root = np.linalg.cholesky(covariance + 1e-12 * np.eye(len(covariance)))
-        white = np.linalg.solve(root, misfit)
-        penalty = sum(math.log(factor) ** 2 for factor in factors) / (2 * _LOG_FACTOR_SIGMA**2)
-        return -0.5 * float(white @ white) - float(np.log(np.diag(root)).sum()) - penalty
-
-    if num == 1 and not num_own:
-        return points, joined((1.0,)), (1.0,)  # there is nothing yet that it could contradict
-    factors = _most_probable(score, num)
-    near = [k for k in range(num) if reported.distances[k] <= _NEAR_FACTOR * reported.distances.min()]
-    num_agreeing = sum(factors[k] <= AGREEING_FACTOR for k in near)
-    if not num_own and num_agreeing < min(len(near), max(_AGREEING_SHARE * len(near), 2)):
-        factors = (max(factors),) * num
-    return points, joined(factors), factors
-
-
-def _most_probable(score: Callable[[Sequence[float]], float], num: int) -> tuple[float, ...]:
-    """Return the factors of greatest probability, one relative after the other until none changes."""
-    found, best = [1.0] * num, score([1.0] * num)
-    for _ in range(_MAX_PASSES):
-        before = list(found)
-        for k in range(num):
-            for factor in FACTORS:
-                tried = [*found[:k], factor, *found[k + 1 :]]
-                if factor != found[k] and (own := score(tried)) > best:
-                    best, found = own, tried
-        if found == before:
-            break
-    return tuple(found)
+        return observed, evidence
+    joined = Evidence(
+        block_diagonal(evidence.weights, reported.weights),
+        np.concatenate([evidence.values, reported.values]),
+        block_diagonal(evidence.noise, reported.noise(factors)),
+    )
+    return joined_points(observed, reported.observed), joined
 
 
 def joined_points(a: Points, b: Points) -> Points:

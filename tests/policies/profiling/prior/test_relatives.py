@@ -9,14 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
-from gpuenergyd.core.pipeline.learned_curves import problem_of_curves
+from gpuenergyd.core.pipeline.learned_curves import CurvePoint, problem_of_curves
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd_policies.planning.plan_evaluation import baseline
-from gpuenergyd_policies.profiling.prior.doubt import MAX_DOUBTED_LATE_RATIO, towards, within_doubt
+from gpuenergyd_policies.profiling.prior.checks import AGREEING_FACTOR
+from gpuenergyd_policies.profiling.prior.doubt import (
+    AGREEING_LATE_SHARE,
+    DOUBTED_LATE_SHARE,
+    MAX_DOUBTED_LATE_RATIO,
+    late_share_of,
+    towards,
+    within_doubt,
+)
 from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, fit_curves
 from gpuenergyd_policies.profiling.prior.relatives import (
-    AGREEING_FACTOR,
     LEAST_DISTANCE,
     MAX_RELATIVES,
     Relative,
@@ -131,9 +138,52 @@ def test_an_honest_relative_keeps_its_weight_beside_a_liar() -> None:
 
 
 def test_relatives_that_contradict_one_another_lose_their_weight_together_before_any_plan() -> None:
-    found = fitted(0.8, past_job("honest"), changed(past_job(), no_slower, name="liar"))
+    found = fitted(0.8, past_job("one", share=0.8), past_job("other", share=0.65))
 
     assert min(time for time, _ in found.doubts) > AGREEING_FACTOR
+
+
+@pytest.mark.parametrize("num", [1, MAX_RELATIVES])
+def test_a_lie_that_the_prior_rules_out_has_no_weight_however_often_it_is_told(num: int) -> None:
+    liars = [changed(past_job(f"liar-{k}"), no_slower, name=f"liar-{k}") for k in range(num)]
+
+    found = fitted(0.8, past_job("honest"), *liars)
+
+    by_name = dict(zip([own.job.job_name for own in relatives(past_job("honest"), *liars)], found.doubts, strict=True))
+    assert max(by_name.pop("honest")) <= AGREEING_FACTOR
+    assert min(max(own) for own in by_name.values()) > AGREEING_FACTOR
+    assert error_at(found, 0.8, 1005) < 0.02
+
+
+def test_single_clocks_off_the_curve_do_not_make_an_honest_job_doubtful() -> None:
+    def off(point: CurvePoint, ratio: float) -> CurvePoint:
+        return replace(point, time_ratio=point.time_ratio * (0.97 if 0.7 < ratio < 0.75 else 1.0))
+
+    for clocks in ((), (1275, 1050)):
+        found = fitted(0.8, changed(past_job(), off), clocks=clocks)
+
+        assert max(found.doubts[0]) <= AGREEING_FACTOR
+
+
+def test_unlike_jobs_do_not_make_a_like_one_doubtful() -> None:
+    others = [past_job(f"other-{k}", share=0.65, power_w=280.0) for k in range(3)]
+
+    found = fitted(0.8, past_job("same", share=0.8), *others)
+
+    assert max(found.doubts[0]) <= AGREEING_FACTOR
+    assert error_at(found, 0.8, 1005) < 0.012
+
+
+def test_the_limit_of_doubt_widens_with_agreement_and_ends_with_confirmation() -> None:
+    liar = changed(past_job(), no_slower)
+    shares = [
+        late_share_of(fitted(0.8, liar)),
+        late_share_of(fitted(0.8, past_job())),
+        late_share_of(fitted(0.8, past_job(), clocks=(1275, 1050))),
+    ]
+
+    assert shares == [DOUBTED_LATE_SHARE, AGREEING_LATE_SHARE, 1.0]
+    assert late_share_of(fitted(0.8, liar, clocks=(1275, 1050))) == DOUBTED_LATE_SHARE
 
 
 def test_two_thirds_that_agree_outvote_a_liar_before_any_plan() -> None:
@@ -152,7 +202,14 @@ def test_a_first_plan_from_lies_is_expected_to_be_late_by_no_more_than_the_budge
     believed, alone = fitted(0.8, *liars, draws=True), fitted(0.8, draws=True)
     deadline_s = baseline(GRAPH, alone.profile()).iteration_time_s
 
-    bounded = within_doubt(GRAPH, believed.profile(), alone, deadline_s=deadline_s, random=np.random.default_rng(1))
+    bounded = within_doubt(
+        GRAPH,
+        believed.profile(),
+        alone,
+        late_share=late_share_of(believed),
+        deadline_s=deadline_s,
+        random=np.random.default_rng(1),
+    )
 
     draws_s = alone.drawn_times_s(48, np.random.default_rng(2))
     assert np.median(late_ratios(GRAPH, bounded, alone, draws_s, deadline_s)) <= 1.5 * MAX_DOUBTED_LATE_RATIO
