@@ -10,7 +10,9 @@ judged on the same hours, by the skill against the best naive forecast. TRACES_F
 import argparse
 import json
 import sys
+from datetime import datetime
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -23,6 +25,7 @@ from gpuenergyd.carbon.fetched_file import KEPT_HISTORY
 from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries
 from gpuenergyd_policies.carbon.features import Array, FilledHistory, Origins, filled_history
 from gpuenergyd_policies.carbon.forecast import ZoneForecaster, skill_against_naive
+from gpuenergyd_policies.carbon.pooled_prior import PooledPrior, shipped_prior
 from gpuenergyd_policies.carbon.replay import issue_forecasts
 
 FETCHED_DAYS = (KEPT_HISTORY.days, 365, 35, 8)
@@ -31,18 +34,34 @@ NUM_EVALUATED_HOURS = 24
 HORIZONS = ("skill_1h_ratio", "skill_6h_ratio", "skill_24h_mean_ratio")
 
 
+class RememberingPrior:
+    """The shipped prior, asked once for each hour of a zone: its forecast depends on the week before alone."""
+
+    def __init__(self) -> None:
+        self._rows: dict[datetime, Array] = {}
+
+    def predict(self, history: FilledHistory, origins: Origins) -> Array:
+        """Return 72 hours for each origin, as PooledPrior does."""
+        instants = [history.first_hour_at + int(origin) * HOUR for origin in origins]
+        missing = [k for k, at in enumerate(instants) if at not in self._rows]
+        if missing:
+            rows = shipped_prior().predict(history, origins[missing])
+            self._rows |= {instants[k]: row for k, row in zip(missing, rows, strict=True)}
+        return np.stack([self._rows[at] for at in instants])
+
+
 def first_days(history: FilledHistory, first: int, every_days: int) -> Origins:
     """Return the hours at which each evaluated day begins; its forecasts' last hours are known."""
     return np.arange(first, len(history.values) - 2 * NUM_EVALUATED_HOURS + 1, 24 * every_days)
 
 
-def first_day_forecasts(history: FilledHistory, day: int, fetched_days: int) -> Array:
+def first_day_forecasts(history: FilledHistory, day: int, fetched_days: int, prior: PooledPrior) -> Array:
     """Return the forecasts of each hour of a day, by a forecaster that is new on it and knows `fetched_days` before."""
     begin = max(0, day - 24 * fetched_days)
     seen = FilledHistory(
         history.first_hour_at + begin * HOUR, history.values[begin : day + 24], history.is_filled[begin : day + 24]
     )
-    forecaster = ZoneForecaster()
+    forecaster = ZoneForecaster(prior=prior)
     forecaster.refit(seen, day - begin)
     return forecaster.predict(seen, np.arange(day - begin, day - begin + NUM_EVALUATED_HOURS))
 
@@ -54,9 +73,10 @@ def compare(trace: HourlySeries, every_days: int) -> dict[str, object]:
     first = trace.index_of(TEST_FROM_AT)
     days = first_days(history, first, every_days)
     origins = np.concatenate([np.arange(day, day + NUM_EVALUATED_HOURS) for day in days])
-    warm = issue_forecasts(history, first).rows[origins - first]
+    prior = cast("PooledPrior", RememberingPrior())
+    warm = issue_forecasts(history, first, prior=prior).rows[origins - first]
     tables = {"warm": warm} | {
-        str(fetched): np.concatenate([first_day_forecasts(history, int(day), fetched) for day in days])
+        str(fetched): np.concatenate([first_day_forecasts(history, int(day), fetched, prior) for day in days])
         for fetched in FETCHED_DAYS
     }
     skills = {name: skill_against_naive(history.values, origins, rows) for name, rows in tables.items()}

@@ -54,9 +54,9 @@ def main() -> int:
     load_before = os.getloadavg()[0]
     with multiprocessing.get_context("fork").Pool(options.hosts) as pool:
         of_hosts = pool.map(run_host, [(options, number) for number in range(options.hosts)], chunksize=1)
-    trials, bare_restores_s, bare_starts_s = (
-        [each for of_host in of_hosts for each in of_host[part]] for part in range(3)
-    )
+    trials = [trial for of_host, _, _ in of_hosts for trial in of_host]
+    bare_restores_s = [each for _, of_host, _ in of_hosts for each in of_host]
+    bare_starts_s = [each for _, _, of_host in of_hosts for each in of_host]
     result = summary(trials, bare_restores_s, bare_starts_s, options.hosts)
     result["load_average"] = [round(load_before, 1), round(os.getloadavg()[0], 1)]
     if options.json:

@@ -47,7 +47,8 @@ REPORT_BY_JOB = {
         " saved_energy_j saved_energy_low_j"
     ),
     "jobs": (
-        "baseline_energy_j baseline_energy_per_token_j baseline_time_s carbon_factor carbon_g carbon_kind carbon_source carbon_zone cost"
+        "baseline_energy_j baseline_energy_per_token_j baseline_time_s"
+        " carbon_factor carbon_g carbon_kind carbon_source carbon_zone cost"
         " counted_from counted_until dp_rank duration_s end_reason ended_at energy_j energy_per_iteration_j"
         " energy_per_token_j git_commit"
         " gpu_energy_j gpu_estimated_j gpu_estimated_s gpu_measured_s gpu_missing_s gpu_uuids host host_power_w"

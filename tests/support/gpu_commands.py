@@ -74,5 +74,5 @@ class GpuCommands:
         return self.folder / "commands.toml"
 
     def let(self, name: str, behaviour: str) -> None:
-        """Let a command misbehave from now on; `works` ends that, `flaky` draws one misbehaviour in six calls."""
+        """Let a command misbehave from now on; `works` ends that, `flaky` misbehaves in every sixth call."""
         (self.folder / f"{name}.behaviour").write_text(behaviour)
