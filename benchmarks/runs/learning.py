@@ -54,6 +54,7 @@ ABLATION = {
     "with the same caution always": Variant(choice=Choice(caution_sigmas=0.5)),
     "without keeping the best plan": Variant(choice=Choice(keeps_best_known=False)),
     "without experiments": Variant(choice=Choice(has_experiments=False)),
+    "with bolder experiments after kept plans": Variant(choice=Choice(kept_late_ratio=0.01)),
     "with Thompson sampling": Variant(choice=Choice(is_thompson=True)),
     "after six probes": Variant(num_probes=6),
 }
