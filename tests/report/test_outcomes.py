@@ -10,6 +10,7 @@ from rich.console import Console
 
 from gpuenergyd.report.job import JobReport, job_reports
 from gpuenergyd.report.page import report_page
+from gpuenergyd.report.terminal import live
 from gpuenergyd.report.terminal.tables import job_table, jobs_table
 from gpuenergyd.store import History, open_history
 from gpuenergyd.store.records import (
@@ -105,3 +106,13 @@ def test_a_resumed_job_has_no_outcome_and_an_abandoned_one_an_unknown_one(histor
 
     assert (running["outcome"], running["outcome_reason"], running["ended_at"]) == (None, None, None)
     assert (abandoned["outcome"], abandoned["outcome_reason"]) == ("unknown", "the daemon stopped before the job")
+
+
+def test_the_advice_of_a_pipeline_across_hosts_is_shown_with_its_leading_rank() -> None:
+    advice = "split backward in place: 24 % instead of 14 %"
+    member = {"order_advice": None, "order": None, "pipeline": None}
+    whole = {"order_advice": advice, "order": "split backward in place"}
+
+    assert live._order_advice(member) == []
+    (line,) = live._order_advice({**member, "pipeline": whole})
+    assert line.plain == f"order of instructions (in use: split backward in place): {advice}"

@@ -193,7 +193,7 @@ def test_a_rank_that_cannot_join_is_named_by_the_environment_too(
         ("megatron.attach", "delay_wgrad_compute is for combined 1F1B alone"),
     ],
 )
-def test_a_program_that_allows_orders_where_none_can_run_is_told_why(
+def test_a_program_that_allows_orders_where_none_can_run_gets_the_reason(
     adapter: str, why: str, daemon: FakeDaemon, caplog: pytest.LogCaptureFixture
 ) -> None:
     leave = ADAPTERS[adapter](allow_reorder=True)

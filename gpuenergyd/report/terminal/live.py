@@ -304,10 +304,11 @@ def _predicted_saving(job: Mapping[str, Any]) -> list[Text]:
 
 def _order_advice(job: Mapping[str, Any]) -> list[Text]:
     """Return what another order of instructions is predicted to save, if the policy has computed it."""
-    if not job.get("order_advice"):
+    planned = job.get("pipeline") or job  # the whole of a pipeline across hosts, in the job of its leading rank
+    if not planned.get("order_advice"):
         return []
-    in_force = f" (in use: {job['order']})" if job.get("order") else ""
-    return [Text(f"order of instructions{in_force}: {job['order_advice']}")]
+    in_force = f" (in use: {planned['order']})" if planned.get("order") else ""
+    return [Text(f"order of instructions{in_force}: {planned['order_advice']}")]
 
 
 def _notice(job: Mapping[str, Any]) -> list[Text]:

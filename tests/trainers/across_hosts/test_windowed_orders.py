@@ -176,8 +176,8 @@ class Training:
             starts = training["starts"][index % 5 * self.num_ranks :]
             events += [(index + starts[number], 1, number, index) for number in range(self.num_ranks)]
             events += [(index + part, 0, -1, index) for part in (0.05, 0.55)]
-        for host, period in enumerate(training["periods"]):
-            events += [(k * period, 2, host, k) for k in range(int(NUM_ITERATIONS / period))]
+        for number, period in enumerate(training["periods"]):
+            events += [(k * period, 2, number, k) for k in range(int(NUM_ITERATIONS / period))]
         for now, what, number, k in sorted(events):
             self.deliver(now)
             if what == 0:
