@@ -15,12 +15,13 @@ from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.proof.measurements import IterationSample, PowerSample
 from gpuenergyd.core.proof.registration import BASELINE_ARM, Arm
-from gpuenergyd.errors import ProofError
+from gpuenergyd.errors import DaemonNotRunningError, ProofError
 from gpuenergyd.store import History, IterationRow, open_history
 
 POLL_S = 0.5
 HISTORY_LIMIT_S = 60.0
 """The daemon writes its history in batches."""
+_SILENCE_LIMIT_S = 60.0
 _LONG_AT_FULL_SPEED = 30
 """Iterations after which a policy that keeps a job at full speed is taken at its word."""
 _MEASURED_RATIO = 0.75
@@ -44,6 +45,7 @@ class BlockOptions:
     """GPUs to calibrate before the pilot; one of each model is enough."""
     check: Callable[[], None] | None = None
     """Called while waiting; raises if a process of the proof's own has ended."""
+    _has_answered: bool = False
 
     def calibrate(self) -> Mapping[str, Any]:
         """Run `gpuenergyd calibrate` on the chosen GPUs, or say that none was asked for.
@@ -64,10 +66,28 @@ class BlockOptions:
 
     def status(self) -> dict[str, Any]:
         """Return the daemon's status, once no process of the proof's own has ended."""
-        if self.check is not None:
-            self.check()
-        found: dict[str, Any] = self.client.get_status()
+        found: dict[str, Any] = self.asked(self.client.get_status)
         return found
+
+    def asked(self, request: Callable[[], Any]) -> Any:
+        """Return the daemon's reply; once it has answered, wait for it on a busy host, and while it restarts.
+
+        Raises:
+            DaemonNotRunningError: it does not answer, or has not for a minute.
+        """
+        until_s = time.monotonic() + _SILENCE_LIMIT_S
+        while True:
+            if self.check is not None:
+                self.check()
+            try:
+                reply = request()
+            except DaemonNotRunningError:
+                if not self._has_answered or time.monotonic() > until_s:
+                    raise
+                time.sleep(POLL_S)
+            else:
+                self._has_answered = True
+                return reply
 
     def history(self) -> History:
         """Open the daemon's history.
@@ -75,7 +95,7 @@ class BlockOptions:
         Raises:
             ProofError: it is not a local file.
         """
-        path = self.client.get_status()["files"]["history_path"]
+        path = self.status()["files"]["history_path"]
         if path is None:
             raise ProofError("the daemon's history is not a local file; a proof reads iterations from it")
         return open_history(str(path))

@@ -136,7 +136,8 @@ class JobBlocks:
             time.sleep(POLL_S)
 
     def _order(self, change: Mapping[str, Any]) -> None:
-        self.options.client.patch(f"/v1/jobs/{quote(self._job_id, safe='')}", dict(change))
+        path = f"/v1/jobs/{quote(self._job_id, safe='')}"
+        self.options.asked(lambda: self.options.client.patch(path, dict(change)))
 
     def _job(self, status: Mapping[str, Any]) -> Mapping[str, Any]:
         jobs: list[dict[str, Any]] = status["jobs"]

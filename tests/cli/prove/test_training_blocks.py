@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from gpuenergyd.cli.prove import block_options
 from gpuenergyd.cli.prove.block_options import BlockOptions, check_is_tuned, has_energies
 from gpuenergyd.cli.prove.training_blocks import TrainingBlocks
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.proof.measurements import energy_j
 from gpuenergyd.core.proof.registration import BASELINE_ARM, Arm
-from gpuenergyd.errors import ProofError
+from gpuenergyd.errors import DaemonNotRunningError, ProofError
 from gpuenergyd.gpu.drivers.world_kinds import WorldKind
 from gpuenergyd.store import IterationRow
 from tests.support.daemon_process import DaemonProcess, running_daemon
@@ -55,6 +56,39 @@ def test_blocks_hold_the_iterations_of_their_arm_and_the_power_beside_them(
             len(block.gpu_power) == 1
         )
     assert full_speed.iterations[-1].index >= tuned.iterations[-1].index - 1  # as warm as the tuned run
+
+
+class SlowDaemon(DaemonClient):
+    """Answers, and later not in time."""
+
+    def __init__(self, *replies: dict[str, object] | None) -> None:
+        super().__init__("unused")
+        self.replies = list(replies)
+
+    def get_status(self) -> dict[str, object]:
+        """Return the next reply."""
+        reply = self.replies.pop(0)
+        if reply is None:
+            raise DaemonNotRunningError("timed out")
+        return reply
+
+
+def test_a_daemon_that_has_answered_may_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_options, "POLL_S", 0.0)
+    options = BlockOptions(SlowDaemon({"n": 1}, None, None, {"n": 2}), "unused")
+
+    assert [options.status(), options.status()] == [{"n": 1}, {"n": 2}]
+
+
+def test_a_daemon_that_never_answered_or_is_gone_for_long_ends_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DaemonNotRunningError):
+        BlockOptions(SlowDaemon(None, {"n": 1}), "unused").status()
+
+    monkeypatch.setattr(block_options, "_SILENCE_LIMIT_S", -1.0)
+    options = BlockOptions(SlowDaemon({"n": 1}, None, {"n": 2}), "unused")
+    options.status()
+    with pytest.raises(DaemonNotRunningError):
+        options.status()
 
 
 def row(index: int, energy_j: float | None) -> IterationRow:
