@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swing_bound import least_band_energy_w2  # beside this file
-
 from gpuenergyd.cli.plan.inputs import plan_input
 from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.core.pipeline.graph import (
@@ -43,6 +41,7 @@ from gpuenergyd_policies.planning.orders.choice import plan_order
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 from gpuenergyd_trainers.demo.gpt_model import simulated_works
 from tests.support.ramped_host import CLOCKS_MHZ, RampedHost, steady_after
+from tests.support.swing_bound import least_band_energy_w2
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 TABLES = {"A100": ("gpt3-175b_a100-sxm.csv", 83.64), "A40": ("gpt3-175b_a40.csv", 70.38)}

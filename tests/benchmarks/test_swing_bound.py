@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.runs.swing_bound import least_band_energy_w2
 from gpuenergyd.core.pipeline.graph import (
     InstructionClass,
     InstructionKind,
@@ -17,6 +16,7 @@ from gpuenergyd.core.pipeline.power_swing import band_energy_w2
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd_policies.planning.capped.plan import wave_of
 from tests.support.examples import examples
+from tests.support.swing_bound import least_band_energy_w2
 
 
 @settings(max_examples=examples(20), deadline=None)
@@ -44,7 +44,21 @@ def test_no_plan_is_flatter_than_the_bound(times_s: list[float], powers_w: list[
 
     bound_w2 = least_band_energy_w2(graph, profile, flattest, limit_j=limit_j, num_slots=60)
 
-    assert 0 < bound_w2 <= band_energy_w2(flattest) * (1 + 1e-6)
+    assert bound_w2 <= band_energy_w2(flattest) * (1 + 1e-6)
+
+
+def test_without_any_freedom_the_bound_is_the_swing() -> None:
+    powers_w = {InstructionKind.F: 200.0, InstructionKind.B: 400.0}
+    classes = {
+        InstructionClass(0, kind): InstructionProfile((ClockOption(1400, 0.1, 0.1 * power_w),))
+        for kind, power_w in powers_w.items()
+    }
+    graph, profile = dependency_graph(one_forward_one_backward(1, 2)), PipelineProfile(classes, 80.0)
+    wave = wave_of(graph, profile, [profile[i.instruction_class].options[0] for i in graph.instructions])
+
+    bound_w2 = least_band_energy_w2(graph, profile, wave, limit_j=wave.energy_j * (1 + 1e-9), num_slots=20)
+
+    assert bound_w2 == pytest.approx(band_energy_w2(wave), rel=1e-5)
 
 
 def test_an_energy_that_no_plan_has_is_refused() -> None:

@@ -81,11 +81,6 @@ class PowerControl:
             self.trim.begin()
         return has_changed
 
-    def _keeps_plans_out(self, budget_w: float) -> bool:
-        """Return whether plans that were predicted to fit are cut only because of the learned excess."""
-        predicted_w = None if self.division is None or not self.backstop.is_cutting else self.division.predicted_w
-        return predicted_w is not None and predicted_w <= budget_w < predicted_w + self.trim.excess_w
-
     def _drawn_w(self, now_s: float) -> float:
         """Return what made the backstop act: the mean since it lost its patience at the latest, or of a second.
 
@@ -97,10 +92,6 @@ class PowerControl:
 
     def learn(self, now_s: float, budget_w: float, *, fits: bool) -> None:
         """Learn the excess from what plans that are followed draw, once they ran for two iterations."""
-        if self._keeps_plans_out(budget_w):
-            self.trim.forget(now_s)
-        else:
-            self.trim.keep()
         if self.division is None or self.backstop.is_cutting or not fits:
             self.trim.begin()
         elif self.trim.is_measured(now_s, max(_LEAST_LEARNING_S, 2 * self.division.longest_iteration_s)):

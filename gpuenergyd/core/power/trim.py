@@ -12,8 +12,6 @@ PEAK_S = 1.0
 PEAK_TOLERANCE_RATIO = 0.01
 """How far above the budget means of a second may be."""
 _GAIN = 0.5
-_HALF_LIFE_S = 10.0
-"""Time in which half of an excess is forgotten that keeps plans out, and so cannot be measured again."""
 _LIMITS_RATIO = (-0.05, 0.5)
 """Range of the excess, relative to the budget: a host that draws less than predicted is not given much more."""
 
@@ -28,7 +26,6 @@ class PowerTrim:
     _sum_w: float = 0.0
     _num_readings: int = 0
     _begun_s: float | None = None
-    _forgotten_s: float | None = None
 
     def begin(self) -> None:
         """Begin to measure under other targets."""
@@ -63,16 +60,6 @@ class PowerTrim:
         self._add(_GAIN * (drawn_w - predicted_w - before_w), budget_w)
         self.begin()
         return abs(self.excess_w - before_w) > 2e-3 * budget_w
-
-    def forget(self, now_s: float) -> None:
-        """Forget some of an excess with which no plan fits: plans are tried again, as often as the backstop trusts."""
-        if self._forgotten_s is not None:
-            self.excess_w *= 0.5 ** ((now_s - self._forgotten_s) / _HALF_LIFE_S)
-        self._forgotten_s = now_s
-
-    def keep(self) -> None:
-        """End the forgetting."""
-        self._forgotten_s = None
 
     def add(self, over_w: float, budget_w: float) -> None:
         """Add what was measured above the budget, at once."""
