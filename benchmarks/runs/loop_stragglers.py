@@ -42,7 +42,9 @@ class Episode:
     """What the other rank did in one episode; None where it never followed, or never left."""
 
     steps_to_follow: int | None
+    """Steps in which it only waited, as in the other benchmarks of stragglers."""
     steps_to_leave: int | None
+    """Steps in which it was still slow after the episode."""
     saving_ratio: float | None
     """Energy of a following step below that of a waiting one."""
 
@@ -96,7 +98,7 @@ def episode(rank: dict[str, Any], first: int, num_steps: int) -> Episode:
     steps_j = [energies_j[step] - energies_j[step - 1] for step in range(first, end)]
     waiting, following = steps_j[1 : follows - first], steps_j[follows - first + 1 :]
     saving = 1 - median(following) / median(waiting) if waiting and following else None
-    return Episode(follows - first + 1, None if leaves is None else leaves - end + 1, saving)
+    return Episode(follows - first, None if leaves is None else leaves - end, saving)
 
 
 def train(num_steps: int, steps: int, ratio: float, kind: WorldKind) -> tuple[list[dict[str, Any]], float | None]:
