@@ -107,11 +107,13 @@ def _next_to_try(
     for clock in coarse:
         if clock not in measured:
             return clock
-        if measured[clock].known_time_s > target_s:
+        if measured[clock].iteration_time_s > target_s:
             break
     else:
         return None
-    return _next_between(clocks_mhz, coarse, {mhz: own.known_time_s for mhz, own in measured.items()}, target_s, lever)
+    return _next_between(
+        clocks_mhz, coarse, {mhz: own.iteration_time_s for mhz, own in measured.items()}, target_s, lever
+    )
 
 
 def _next_between(
@@ -160,7 +162,7 @@ def _best_plan(
         return baseline_plan(reason=f"no {what} can be chosen: there is no energy measurement at full speed")
     cheapest_j, cheapest = full_speed_j, None
     for level, seen in sorted(measured.items(), reverse=True):
-        if seen.known_time_s <= target_s and seen.energy_j is not None and seen.energy_j < cheapest_j:
+        if seen.iteration_time_s <= target_s and seen.energy_j is not None and seen.energy_j < cheapest_j:
             cheapest_j, cheapest = seen.energy_j, level
     if cheapest is None:
         return baseline_plan(
@@ -173,7 +175,7 @@ def _best_plan(
         PlanPurpose.TUNED,
         policy="uniform",
         reason=f"least energy that meets the target: {setting} on all GPUs,"
-        f" measured {measured[cheapest].known_time_s:.6g} s, target {target_s:.6g} s",
+        f" measured {measured[cheapest].iteration_time_s:.6g} s, target {target_s:.6g} s",
     )
 
 

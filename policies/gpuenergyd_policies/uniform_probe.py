@@ -12,7 +12,6 @@ from gpuenergyd.core.policy_api.policy import JobView, Lever
 
 ITERATIONS_PER_CLOCK = 2
 """Undisturbed iterations that a measurement of one clock or power limit needs."""
-_ITERATIONS_FOR_MEDIAN = 5
 _LIMIT_STEP_W = 5
 """Distance of the power limits that are tried: power scatters by about as much between runs."""
 _LIMITED_BELOW_RATIO = 1.1
@@ -45,11 +44,6 @@ class ClockMeasurement:
     median_time_s: float = 0.0
     """Median time of an iteration, as baselines have it."""
     num_iterations: int = 0
-
-    @property
-    def known_time_s(self) -> float:
-        """The median once there are enough iterations for disturbances not to count: the fastest is so by chance."""
-        return self.median_time_s if self.num_iterations >= _ITERATIONS_FOR_MEDIAN else self.iteration_time_s
 
 
 def common_clocks_mhz(view: JobView) -> list[int]:
