@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from power_budget import HOST_W, IDLE_W, NUM_GPUS, drawn_jobs  # beside this file
+from drawn_hosts import HOST_W, IDLE_W, NUM_GPUS, drawn_jobs  # beside this file
 
 from gpuenergyd.core.fleet.event_report import EventReport, event_report
 from gpuenergyd.core.fleet.grid_event import GridEvent, LoadUnit
