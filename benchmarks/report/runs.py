@@ -169,6 +169,7 @@ RUNS = (
 
 PARTS = {
     "carbon_prior.py": "fits the shipped forecast prior, and priors without one zone; measures nothing",
+    "drawn_hosts.py": "draws the hosts with pipelines and loops of power_budget.py and grid_event.py",
     "daemon_instruments.py": "instruments that load.py adds to the daemon",
     "fleet_history.py": "generates the history of a fleet in the server",
     "fleet_hosts.py": "the records of one simulated host of the fleet",

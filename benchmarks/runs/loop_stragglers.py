@@ -60,16 +60,16 @@ def main() -> int:
     if options.episodes < 1 or options.steps < 2:
         parser.error(f"--episodes {options.episodes}, --steps {options.steps}: must be at least 1 and 2")
     num_steps = FIRST_STEP + 2 * options.steps * options.episodes
-    ranks, told = train(num_steps, options.steps, options.ratio, WorldKind(options.world))
+    ranks, reported = train(num_steps, options.steps, options.ratio, WorldKind(options.world))
     firsts = range(FIRST_STEP, num_steps, 2 * options.steps)
     found = [episode(ranks[OTHER_RANK], first, options.steps) for first in firsts]
-    figures = summary(found, told)
+    figures = summary(found, reported)
     print(json.dumps(figures, indent=None if options.json else 2))
-    return 0 if figures["num_followed_in_time"] == figures["num_left_in_time"] == len(found) and told else 1
+    return 0 if figures["num_followed_in_time"] == figures["num_left_in_time"] == len(found) and reported else 1
 
 
-def summary(found: Sequence[Episode], told: float | None) -> dict[str, Any]:
-    """Return the figures of all episodes; `told` is the saving that the daemon reports."""
+def summary(found: Sequence[Episode], reported: float | None) -> dict[str, Any]:
+    """Return the figures of all episodes; `reported` is the saving that the daemon reports."""
     followed = [own.steps_to_follow for own in found if own.steps_to_follow is not None]
     left = [own.steps_to_leave for own in found if own.steps_to_leave is not None]
     savings = [own.saving_ratio for own in found if own.saving_ratio is not None]
@@ -80,7 +80,7 @@ def summary(found: Sequence[Episode], told: float | None) -> dict[str, Any]:
         "num_followed_in_time": sum(steps <= MOST_STEPS_TO_FOLLOW for steps in followed),
         "num_left_in_time": sum(steps <= MOST_STEPS_TO_LEAVE for steps in left),
         "saving_ratio": median(savings) if savings else None,
-        "saving_told_ratio": told,
+        "saving_reported_ratio": reported,
     }
 
 
@@ -107,8 +107,8 @@ def train(num_steps: int, steps: int, ratio: float, kind: WorldKind) -> tuple[li
         folder = Path(text)
         daemon = DaemonProcess(folder / "daemon", num_gpus=NUM_RANKS, kind=kind)
         daemon.start()
-        is_over, told = threading.Event(), list[float]()
-        watching = threading.Thread(target=_watch, args=(daemon, is_over, told))
+        is_over, reported = threading.Event(), list[float]()
+        watching = threading.Thread(target=_watch, args=(daemon, is_over, reported))
         watching.start()
         try:
             environ = {
@@ -126,17 +126,17 @@ def train(num_steps: int, steps: int, ratio: float, kind: WorldKind) -> tuple[li
             is_over.set()
             watching.join()
             daemon.stop()
-        return ranks, told[-1] if told else None
+        return ranks, reported[-1] if reported else None
 
 
-def _watch(daemon: DaemonProcess, is_over: threading.Event, told: list[float]) -> None:
+def _watch(daemon: DaemonProcess, is_over: threading.Event, reported: list[float]) -> None:
     """Keep what the daemon says that following has saved."""
     while not is_over.wait(_POLL_S):
         try:
             jobs = daemon.status()["jobs"]
         except GpuEnergyError:
             continue
-        told.extend(job["extrinsic_saving_ratio"] for job in jobs if job.get("extrinsic_saving_ratio") is not None)
+        reported.extend(job["extrinsic_saving_ratio"] for job in jobs if job.get("extrinsic_saving_ratio") is not None)
 
 
 if __name__ == "__main__":

@@ -36,9 +36,9 @@ COARSE_CLOCKS = 6
 """Clocks measured on the way from the highest to the lowest useful one."""
 LOWEST_CLOCK_RATIO = 0.5
 """Below this share of the highest clock, time grows faster than power falls on every GPU measured so far."""
-MAX_REFINEMENTS = 5
-"""Clocks measured between the last one that met the target and the first that did not: as many as halve a coarse step
-to neighbouring clocks. Each takes two iterations about as long as the target."""
+MAX_REFINEMENTS = 3
+"""Clocks measured between the last one that met the target and the first that did not. Each takes two iterations about
+as long as the target; with more of them, jobs spent too much of a budget on profiling, and waited for their plan."""
 _SPENT_RATIO = 0.001
 """Time left until the target, as a share of it, that is not worth another measurement, unless lower clocks may cost no
 time either."""

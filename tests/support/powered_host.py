@@ -184,7 +184,7 @@ class TableJob:
         return Running(end_s, tuple(at_s), tuple(until_j))
 
     def tuned_time_s(self, asked_s: float | None) -> float:
-        """Return the time that a tuned plan has: as asked, else that of full speed, at less energy."""
+        """Return the time that a tuned plan has: the requested one, else that of full speed, at less energy."""
         return self.full_speed.time_s if asked_s is None else asked_s
 
     def view(self) -> PowerJobView:

@@ -9,9 +9,10 @@ import pytest
 from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation, RankEnergy
 from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.core.pipeline.reorder import ReorderOffer
+from gpuenergyd.core.pipeline.reorder import RankMemory, ReorderOffer
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.daemon.across_hosts import host_stage, pipeline_member
+from gpuenergyd.daemon.across_hosts.validation import check_memory
 from gpuenergyd.daemon.jobs.training_budget import TrainingTarget
 from gpuenergyd.errors import JobError, ProtocolError
 from gpuenergyd.wire.compact_observations import pack
@@ -185,3 +186,12 @@ def test_a_budget_of_the_training_out_of_range(changes: dict[str, Any], line: st
 
     with pytest.raises(ProtocolError, match=line):
         TrainingTarget(pipeline.leader, None).handle(replace(TrainingBudget(is_first=False), **changes))
+
+
+@pytest.mark.parametrize("name", ["free_bytes", "microbatch_bytes", "capacity_bytes", "free_in_order_bytes"])
+@pytest.mark.parametrize("amount", [-1, 2**60])
+def test_amounts_of_memory_out_of_range(name: str, amount: int) -> None:
+    valid = RankMemory(0, 1, 2**60 - 1, None)
+    check_memory("stage 1", valid)
+    with pytest.raises(ProtocolError, match=r"stage 1: amounts of memory .* must be in \[0, 2\*\*60\) bytes"):
+        check_memory("stage 1", replace(valid, **{name: amount}))

@@ -13,7 +13,7 @@ from gpuenergyd.core.pipeline.profile import PipelineProfile
 
 
 @dataclass(slots=True)
-class _Segment:
+class _DwellSegment:
     """Successive instructions of a rank at one clock."""
 
     sm_clock_mhz: int
@@ -39,17 +39,17 @@ def with_longer_dwells(
     return merged
 
 
-def _segments(instructions: Sequence[Instruction], clock_of: Mapping[Instruction, int]) -> list[_Segment]:
-    segments: list[_Segment] = []
+def _segments(instructions: Sequence[Instruction], clock_of: Mapping[Instruction, int]) -> list[_DwellSegment]:
+    segments: list[_DwellSegment] = []
     for instruction in instructions:
         clock_mhz = clock_of[instruction]
         if not segments or segments[-1].sm_clock_mhz != clock_mhz:
-            segments.append(_Segment(clock_mhz, []))
+            segments.append(_DwellSegment(clock_mhz, []))
         segments[-1].instructions.append(instruction)
     return segments
 
 
-def _merge(segments: list[_Segment], profile: PipelineProfile, least_s: float) -> list[_Segment]:
+def _merge(segments: list[_DwellSegment], profile: PipelineProfile, least_s: float) -> list[_DwellSegment]:
     """Merge the shortest inner segment until none is too short."""
     segments = list(segments)
     while len(segments) > 1:
@@ -61,7 +61,7 @@ def _merge(segments: list[_Segment], profile: PipelineProfile, least_s: float) -
     return segments
 
 
-def _merge_at(segments: list[_Segment], left: int) -> None:
+def _merge_at(segments: list[_DwellSegment], left: int) -> None:
     """Merge a segment with the next one, and with further neighbours that then have the same clock."""
     one, other = segments[left], segments.pop(left + 1)
     one.sm_clock_mhz = max(one.sm_clock_mhz, other.sm_clock_mhz)
@@ -72,7 +72,7 @@ def _merge_at(segments: list[_Segment], left: int) -> None:
         segments[left - 1].instructions += segments.pop(left).instructions
 
 
-def _extra_energy_j(segments: Sequence[_Segment], left: int, profile: PipelineProfile) -> float:
+def _extra_energy_j(segments: Sequence[_DwellSegment], left: int, profile: PipelineProfile) -> float:
     """Return the energy that a merge costs; what is faster waits longer."""
     slower = min(segments[left], segments[left + 1], key=lambda segment: segment.sm_clock_mhz)
     clock_mhz = max(segments[left].sm_clock_mhz, segments[left + 1].sm_clock_mhz)
@@ -84,5 +84,5 @@ def _extra_energy_j(segments: Sequence[_Segment], left: int, profile: PipelinePr
     )
 
 
-def _time_s(segment: _Segment, profile: PipelineProfile) -> float:
+def _time_s(segment: _DwellSegment, profile: PipelineProfile) -> float:
     return sum(profile[i.instruction_class].interpolated(segment.sm_clock_mhz).time_s for i in segment.instructions)

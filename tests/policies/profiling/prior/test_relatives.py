@@ -144,7 +144,7 @@ def test_relatives_that_contradict_one_another_lose_their_weight_together_before
 
 
 @pytest.mark.parametrize("num", [1, MAX_RELATIVES])
-def test_a_lie_that_the_prior_rules_out_has_no_weight_however_often_it_is_told(num: int) -> None:
+def test_a_lie_that_the_prior_rules_out_has_no_weight_however_often_it_is_repeated(num: int) -> None:
     liars = [changed(past_job(f"liar-{k}"), no_slower, name=f"liar-{k}") for k in range(num)]
 
     found = fitted(0.8, past_job("honest"), *liars)
