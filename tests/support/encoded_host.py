@@ -17,6 +17,7 @@ from typing import Any, cast
 from gpuenergyd.client.plans import AgreedPlans
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.job.measurements.reordering import Reordering
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
@@ -62,7 +63,7 @@ class EncodedDaemon(LocalDaemon):
             description=SimpleNamespace(num_microbatches=max(i.microbatch_index for i in order) + 1),
             ranks=SimpleNamespace(schedule=SimpleNamespace(orders=(order,))),
             observations=(),
-            knowledge=SimpleNamespace(plans=SimpleNamespace(purpose_of=self._purposes.get)),
+            knowledge=SimpleNamespace(plans=SimpleNamespace(purpose_of=self._purposes.get), reordering=Reordering()),
         )
 
     def observe(self, observation: IterationObservation) -> None:
