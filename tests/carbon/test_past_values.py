@@ -36,8 +36,8 @@ class WithPast:
     asked: list[tuple[datetime, datetime]] = field(default_factory=list)
 
     def fetch(self, now_at: datetime) -> SourceReply:
-        """Not used."""
-        raise NotImplementedError
+        """Fail, since only past values may be asked for."""
+        raise AssertionError(f"the newest values of {now_at} were asked for")
 
     def fetch_past(self, begin_at: datetime, end_at: datetime) -> SourceReply:
         """Return the hours."""
@@ -56,8 +56,8 @@ class WithoutPast:
     period_s = 3600.0
 
     def fetch(self, now_at: datetime) -> SourceReply:
-        """Not used."""
-        raise NotImplementedError
+        """Fail, since only past values may be asked for."""
+        raise AssertionError(f"the newest values of {now_at} were asked for")
 
 
 def known(*samples: IntensitySample, state: FetchState = FetchState.OK) -> Fetched:

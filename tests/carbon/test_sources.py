@@ -317,6 +317,12 @@ def test_electricity_maps_refuses_intervals_that_are_not_hours(web: Web) -> None
         assert failure(ELECTRICITY_MAPS.source(server.url, web)).problem is SourceProblem.WRONG_UNIT
 
 
+@pytest.mark.parametrize("document", [None, 3, "data", ["data"]])
+def test_electricity_maps_refuses_a_reply_that_is_no_object(web: Web, document: Any) -> None:
+    with serving(ELECTRICITY_MAPS.script(json_reply(document))) as server:
+        assert failure(ELECTRICITY_MAPS.source(server.url, web)).problem is SourceProblem.NOT_PARSED
+
+
 def test_watttime_converts_pounds_and_rejects_unknown_units(web: Web) -> None:
     with serving(WATTTIME.script(watttime_reply(1000.0, HOUR_AT, units="percentile"))) as server:
         assert failure(WATTTIME.source(server.url, web)).problem is SourceProblem.WRONG_UNIT

@@ -77,7 +77,8 @@ class ElectricityMaps:
 def _rows(reply: Any, key: str) -> Sequence[Any]:
     """Return the list of a reply under its key, or under the key that the other version or endpoint uses."""
     other = {"history": "data", "data": "history"}[key]
-    return rows(NAME, reply, key if key in reply or other not in reply else other)
+    is_other = isinstance(reply, Mapping) and key not in reply and other in reply
+    return rows(NAME, reply, other if is_other else key)
 
 
 def make(options: SourceOptions) -> ElectricityMaps:
