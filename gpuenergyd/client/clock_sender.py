@@ -31,9 +31,13 @@ class ClockSender:
     def request(self, plan: PreparedPlan, clocks: PlannedClocks) -> None:
         """Request the clocks of an instruction that begins now."""
         now_mono_ns = monotonic_ns()
-        sm_clock_mhz, later_sm_clock_mhz, later_delay_ns = clocks
+        sm_clock_mhz, later_sm_clock_mhz, later_delay_ns, further = clocks
         later_at_mono_ns = now_mono_ns + later_delay_ns if later_sm_clock_mhz else 0
-        self._send(self._pack(plan, sm_clock_mhz, later_sm_clock_mhz, later_at_mono_ns, now_mono_ns))
+        datagram = self._pack(plan, sm_clock_mhz, later_sm_clock_mhz, later_at_mono_ns, now_mono_ns)
+        if further:
+            clocks_at = [TimedClock(mhz, now_mono_ns + delay_ns) for mhz, delay_ns in further]
+            datagram += pack_further_clocks(clocks_at, now_mono_ns)
+        self._send(datagram)
 
     def request_timetable(self, plan: PreparedPlan, begin_mono_ns: int) -> None:
         """Request all clocks of a replay that began at an instant."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from gpuenergyd.core.clock_request import MAX_LATER_CLOCKS
 from gpuenergyd.core.distributed.plan_windows import PlanWindow, PlanWindowFollower
 from gpuenergyd.core.pipeline.timetable import PlannedChange
 from gpuenergyd.wire.messages import OrderRow, PlanSlice
@@ -19,6 +20,8 @@ class PlannedClocks(NamedTuple):
     sm_clock_mhz: int
     later_sm_clock_mhz: int
     later_delay_ns: int
+    further: tuple[tuple[int, int], ...] = ()
+    """Clocks after the later one, each with its delay in ns, in order: of a wait, the clock at its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,31 +42,36 @@ class PreparedPlan:
     is_full_speed: bool = False
     """Whether to request the maximum clock because no plan is agreed for this iteration."""
     changes: tuple[PlannedChange, ...] = ()
-    """All changes of `clocks`, and those that a request has no room for: for the timetable of a captured graph."""
+    """All changes of `clocks`: for the timetable of a captured graph."""
 
     @property
     def highest_sm_clock_mhz(self) -> int:
         """The highest clock that this plan requests; 0 if it requests none."""
-        return max((max(c.sm_clock_mhz, c.later_sm_clock_mhz) for c in self.clocks.values()), default=0)
+        return max(
+            (max(c.sm_clock_mhz, c.later_sm_clock_mhz, *dict(c.further)) for c in self.clocks.values()), default=0
+        )
 
 
 NO_PLAN = PreparedPlan(plan_epoch=0, apply_at_iteration=0, clocks={}, token=b"")
 
 
 def prepare(plan: PlanSlice, token: bytes) -> PreparedPlan:
-    """Return a slice with its clocks by instruction.
-
-    A clock request carries one clock for now and one for later. Of two delayed changes of one instruction the
-    earlier is kept: the next instruction's own change makes up for the other.
-    """
-    clocks: dict[OrderRow, PlannedClocks] = {}
+    """Return a slice with its clocks by instruction; changes beyond those that one request carries are left out."""
+    now: dict[OrderRow, int] = {}
+    later: dict[OrderRow, list[tuple[int, int]]] = {}
     for kind, microbatch_index, chunk_index, delay_ns, sm_clock_mhz in plan.changes:
         key = (kind, microbatch_index, chunk_index)
-        planned = clocks.get(key, PlannedClocks(0, 0, 0))
+        own = later.setdefault(key, [])
         if delay_ns <= 0:
-            clocks[key] = planned._replace(sm_clock_mhz=sm_clock_mhz)
-        elif planned.later_sm_clock_mhz == 0 or delay_ns < planned.later_delay_ns:
-            clocks[key] = planned._replace(later_sm_clock_mhz=sm_clock_mhz, later_delay_ns=delay_ns)
+            now[key] = sm_clock_mhz
+        else:
+            own.append((delay_ns, sm_clock_mhz))
+    clocks: dict[OrderRow, PlannedClocks] = {}
+    for key, own in later.items():
+        own.sort()
+        (first_delay_ns, first_mhz), *others = own[:MAX_LATER_CLOCKS] or [(0, 0)]
+        further = tuple((mhz, delay_ns) for delay_ns, mhz in others)
+        clocks[key] = PlannedClocks(now.get(key, 0), first_mhz, first_delay_ns, further)
     return PreparedPlan(
         plan_epoch=plan.plan_epoch,
         apply_at_iteration=plan.apply_at_iteration,

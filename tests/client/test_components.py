@@ -21,6 +21,7 @@ from gpuenergyd.client.environment import (
 from gpuenergyd.client.plans import NO_PLAN, PlannedClocks, PlanQueue, PreparedPlan, prepare
 from gpuenergyd.client.reporter import LONGEST_PAUSE_S, CircuitBreaker
 from gpuenergyd.client.timing.recorder import NOT_RECORDED, HostRecorder
+from gpuenergyd.core.clock_request import MAX_LATER_CLOCKS
 from gpuenergyd.errors import DaemonNotRunningError, ProtocolError
 from gpuenergyd.wire.messages import PlanSlice
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
@@ -107,12 +108,30 @@ def test_instruction_that_never_ended_is_not_reported() -> None:
     assert taken.times().instructions == ()
 
 
-def test_of_two_delayed_changes_the_earlier_is_kept() -> None:
-    changes = (("F", 0, 0, 9, 1000), ("F", 0, 0, 5, 1100), ("B", 0, 0, 0, 990), ("B", 0, 0, 3, 1410))
+def test_delayed_changes_of_one_instruction_are_kept_in_order() -> None:
+    changes = (
+        ("F", 0, 0, 9, 1500),
+        ("F", 0, 0, 5, 1100),
+        ("B", 0, 0, 0, 990),
+        ("B", 0, 0, 3, 1410),
+        ("W", 0, 0, 0, 900),
+    )
     plan = prepare(PlanSlice("p", 1, 0, changes), b"t")
 
-    assert plan.clocks == {("F", 0, 0): PlannedClocks(0, 1100, 5), ("B", 0, 0): PlannedClocks(990, 1410, 3)}
-    assert plan.highest_sm_clock_mhz == 1410
+    assert plan.clocks == {
+        ("F", 0, 0): PlannedClocks(0, 1100, 5, ((1500, 9),)),
+        ("B", 0, 0): PlannedClocks(990, 1410, 3),
+        ("W", 0, 0): PlannedClocks(900, 0, 0),
+    }
+    assert plan.highest_sm_clock_mhz == 1500
+
+
+def test_a_request_carries_as_many_later_clocks_as_the_worker_takes() -> None:
+    changes = tuple(("F", 0, 0, delay_ns, 1000 + delay_ns) for delay_ns in range(100, 0, -1))
+    (clocks,) = prepare(PlanSlice("p", 1, 0, changes), b"t").clocks.values()
+
+    assert (clocks.later_sm_clock_mhz, clocks.later_delay_ns) == (1001, 1)
+    assert clocks.further == tuple((1000 + delay_ns, delay_ns) for delay_ns in range(2, MAX_LATER_CLOCKS + 1))
 
 
 def test_the_newest_due_plan_is_followed_and_clear_drops_all() -> None:

@@ -13,7 +13,7 @@ from gpuenergyd.core.pipeline.plan import ClockChange
 from gpuenergyd.core.pipeline.power_swing import band_energy_w2
 from gpuenergyd.core.pipeline.power_wave import PowerWave
 from gpuenergyd.core.pipeline.profile import PipelineProfile
-from gpuenergyd.core.pipeline.timeline import timeline
+from gpuenergyd.core.pipeline.timeline import Timeline, timeline
 from gpuenergyd_policies.bubble_aware.model import PipelineModel
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.planning.capped.plan import wave_of
@@ -28,6 +28,8 @@ from gpuenergyd_policies.planning.switching.segments import plan_segments
 from gpuenergyd_policies.planning.switching.simulation import SimulatedIteration, simulate_switching
 
 _Changes = tuple[tuple[ClockChange, ...], ...]
+_Clocks = tuple[dict[Instruction, int], _Changes, Timeline]
+"""Clocks, the changes that set them, and the timeline that these are tied to."""
 _ROUNDS_WITH_PRICE = 3
 _ON_TIME_RATIO = 1e-4
 _SHORTEST_DWELL_RATIO = 1e-9
@@ -43,6 +45,8 @@ class Candidate:
     """With typical latencies."""
     late_s: float
     """What rare long latencies are expected to add to its time."""
+    planned: Timeline
+    """The timeline that its changes are tied to."""
 
     @property
     def num_changes(self) -> int:
@@ -60,6 +64,15 @@ class Candidate:
             driver_busy_ratio / TUNING.max_driver_busy_ratio,
             TUNING.min_dwell_ratio / max(self.simulated.shortest_dwell_ratio, _SHORTEST_DWELL_RATIO),
         )
+
+
+def candidate_of(
+    model: PipelineModel, clock_of: dict[Instruction, int], changes: _Changes, planned: Timeline
+) -> Candidate:
+    """Return clocks and their changes as a candidate: simulated on the model's profile."""
+    simulated = simulate_switching(model.graph, model.profile, changes, latency=model.latencies)
+    late_s = expected_late_s(changes, model.profile, model.latencies)
+    return Candidate(clock_of, changes, simulated, late_s, planned)
 
 
 def wave_of_clocks(model: PipelineModel, clock_of: Mapping[Instruction, int]) -> PowerWave:
@@ -126,7 +139,7 @@ class Candidates:
         if len(self.model.graph.instructions) <= TOO_LARGE:  # else the search finds no plan in the time there is
             yield from self._segmented(TUNING.max_segments_of_priced_calls if have_price else TUNING.max_segments)
 
-    def _flat(self) -> tuple[dict[Instruction, int], _Changes] | None:
+    def _flat(self) -> _Clocks | None:
         """Return the flattest clocks found in the solved plan's time; None if their changes would make them late."""
         graph, deadline_s = self.model.graph, self.solved.iteration_time_s
         if len(graph.instructions) > TOO_LARGE:
@@ -138,9 +151,9 @@ class Candidates:
             extra_energy_ratio=TUNING.flat_extra_ratio,
             search_steps=TUNING.flat_search_steps,
         )
-        clock_of, changes = self._unlimited(flat.as_solved(self.solved))
-        simulated = simulate_switching(graph, self.cautious, changes, latency=self.model.latencies)
-        return (clock_of, changes) if simulated.iteration_time_s <= (1 + _ON_TIME_RATIO) * deadline_s else None
+        found = self._unlimited(flat.as_solved(self.solved))
+        simulated = simulate_switching(graph, self.cautious, found[1], latency=self.model.latencies)
+        return found if simulated.iteration_time_s <= (1 + _ON_TIME_RATIO) * deadline_s else None
 
     def _segmented(self, max_segments: Sequence[int]) -> Iterator[Candidate]:
         """Return plans with few segments, until one is as good as any plan with more could be."""
@@ -157,7 +170,7 @@ class Candidates:
             )
             if plan is not None:
                 clock_of = dict(zip(self.model.graph.instructions, plan.sm_clocks_mhz, strict=True))
-                candidate = self._candidate(clock_of, plan.changes)
+                candidate = self._candidate(clock_of, plan.changes, plan.planned)
                 yield candidate
                 if candidate.simulated.energy_j <= (1 + TUNING.fewer_switches_ratio) * self.lower_bound_j:
                     return
@@ -174,35 +187,33 @@ class Candidates:
             planned = timeline(graph, durations_s)
             changes = clock_changes(planned, clock_of, latency=latencies, profile=self.cautious)
             simulated = simulate_switching(graph, self.cautious, changes, latency=latencies)
-            merged = self._candidate(clock_of, changes)
+            merged = self._candidate(clock_of, changes, planned)
             is_on_time = simulated.iteration_time_s <= (1 + _ON_TIME_RATIO) * self.solved.iteration_time_s
             if merged.excess_of_calls <= 1.0 and is_on_time:
                 return [merged]
         return []
 
-    def _candidate(self, clock_of: dict[Instruction, int], changes: _Changes) -> Candidate:
-        model = self.model
-        simulated = simulate_switching(model.graph, model.profile, changes, latency=model.latencies)
-        late_s = expected_late_s(changes, model.profile, model.latencies)
-        return Candidate(clock_of, changes, simulated, late_s)
+    def _candidate(self, clock_of: dict[Instruction, int], changes: _Changes, planned: Timeline) -> Candidate:
+        return candidate_of(self.model, clock_of, changes, planned)
 
-    def _unlimited(self, solved: SolvedPlan) -> tuple[dict[Instruction, int], _Changes]:
+    def _unlimited(self, solved: SolvedPlan) -> _Clocks:
         clock_of = dict(zip(self.model.graph.instructions, solved.sm_clocks_mhz, strict=True))
         planned = timeline(self.model.graph, solved.durations_s)
-        return clock_of, clock_changes(planned, clock_of, latency=self.model.latencies, profile=self.cautious)
+        changes = clock_changes(planned, clock_of, latency=self.model.latencies, profile=self.cautious)
+        return clock_of, changes, planned
 
-    def _unlimited_on_time(self) -> tuple[dict[Instruction, int], _Changes] | None:
+    def _unlimited_on_time(self) -> _Clocks | None:
         """Return clocks without a limit that meet the deadline with all calls; None if they cannot.
 
         The solver knows no price of calls. So it solves again for deadlines that leave more and more time for them.
         """
         graph, deadline_s, late_s, solved = self.model.graph, self.solved.iteration_time_s, 0.0, self.solved
         for _ in range(_ROUNDS_WITH_PRICE):
-            clock_of, changes = self._unlimited(solved)
-            simulated = simulate_switching(graph, self.cautious, changes, latency=self.model.latencies)
+            found = self._unlimited(solved)
+            simulated = simulate_switching(graph, self.cautious, found[1], latency=self.model.latencies)
             over_s = simulated.iteration_time_s - deadline_s
             if over_s <= _ON_TIME_RATIO * deadline_s:
-                return clock_of, changes
+                return found
             late_s += over_s
             earlier_s = max(deadline_s - late_s, min_iteration_time_s(graph, self.cautious))
             solved = solve(graph, self.cautious, deadline_s=earlier_s, forced=self.is_forced, effort=Effort.QUICK)

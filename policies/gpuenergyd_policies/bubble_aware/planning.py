@@ -23,6 +23,7 @@ from gpuenergyd.core.pipeline.power_swing import SwingFigure, swing_of
 from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile, with_waiting_power
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware.candidates import Candidate, Candidates, wave_of_clocks
+from gpuenergyd_policies.bubble_aware.cheaper_waits import with_cheaper_waits
 from gpuenergyd_policies.bubble_aware.model import PipelineModel, fitted_profile, model_of
 from gpuenergyd_policies.bubble_aware.tried_plans import new_or_tried
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
@@ -154,6 +155,9 @@ def plan_from_model(
         is_flattest=view.is_flattest,
     )
     chosen = candidates.best(max_segments)
+    if not view.is_flattest:
+        margin_s = caution_of_all_ratio * target_s + TUNING.margin_of_waits_sigma * view.baseline.iteration_sigma_s
+        chosen = with_cheaper_waits(model, cautious, chosen, margin_s=margin_s)
     return ClockPlan(
         plan_id=view.plan_id(f"tuned-{number}"),
         purpose=PlanPurpose.TUNED,

@@ -42,6 +42,14 @@ class Tuning:
     fewer_switches_ratio: float = 0.002
     """Extra energy accepted for fewer clock changes: each may be late, and changes on one host queue up."""
 
+    least_saving_of_wait: float = 1e-4
+    """Energy that a lowered wait must save, as a share of the iteration's: it takes two more calls."""
+    least_saving_of_waits: float = 5e-4
+    """Energy that all lowered waits of a plan must save, as a share of the iteration's."""
+    margin_of_waits_sigma: float = 1.0
+    """Standard deviations of an iteration time by which a lowered clock is back before its wait is planned to end, in
+    addition to the plan's caution."""
+
     flat_extra_ratio: float = 0.0015
     """Extra energy of a flatter plan, without the price of its clock changes: with it, less than what is accepted for
     fewer clock changes."""

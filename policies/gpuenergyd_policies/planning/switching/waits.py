@@ -5,6 +5,11 @@ cheaper at the clock of least power, if there is time to reach it and to be back
 requested at the end of the instruction before the wait, and the clock in use at the begin of the next one is requested
 one latency ahead of that begin. The wait at the end of an iteration and the one at the begin of the next are one. A
 wait so lowered costs no time as long as the next instruction does not begin earlier than planned, which is simulated.
+
+In a running job (`WaitRules.of_running_job`) the wait between two iterations is left alone, since optimizers and other
+work that the graph does not hold run there. The instruction after a lowered wait requests its clock when it begins, in
+case that it does so before it was planned to. And where a wait is too short to be lowered, a slower clock that the next
+instruction runs at is requested at its begin already: the change and the stall of its call fall into the wait.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +32,19 @@ MARGIN_RATIOS = (0.0, 0.05, 0.15, 0.4)
 
 
 @dataclass(frozen=True, slots=True)
+class WaitRules:
+    """Which waits are lowered, and how early the clock is back."""
+
+    margin_ratio: float = 0.0
+    """Share of a wait by which the clock is back before the next instruction is planned to begin."""
+    margin_s: float = 0.0
+    """The same as a time, beyond the share."""
+    least_saved_j: float = 0.0
+    """Energy that a wait must save to be lowered."""
+    of_running_job: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedWaits:
     """Energy of a plan's waits at the clock in force and with clocks lowered, and the waits that are lowered."""
 
@@ -41,6 +59,7 @@ class _PlannedWait:
     before: Span
     after: Span
     duration_s: float
+    is_between_iterations: bool
 
 
 def planned_waits(planned: Timeline, sm_clocks_mhz: Mapping[Instruction, int], power: WaitingPower) -> PlannedWaits:
@@ -53,7 +72,7 @@ def planned_waits(planned: Timeline, sm_clocks_mhz: Mapping[Instruction, int], p
             total_s += wait.duration_s
             kept_j = power.at(before_mhz) * wait.duration_s
             in_force_j += kept_j
-            found = _lowered(wait, before_mhz, after_mhz, power, constant_latency(0.0))
+            found = _lowered(wait, before_mhz, after_mhz, power, constant_latency(0.0), WaitRules())
             if found is None:
                 lowered_j += kept_j
             else:
@@ -68,7 +87,7 @@ def with_lowered_waits(
     power: WaitingPower,
     *,
     latency: Latency,
-    margin_ratio: float = 0.0,
+    rules: WaitRules = WaitRules(),
 ) -> tuple[tuple[tuple[ClockChange, ...], ...], tuple[LoweredWait, ...]]:
     """Return clock changes with waits lowered where that saves energy, and these waits.
 
@@ -84,6 +103,8 @@ def with_lowered_waits(
         dropped: set[int] = set()
         added: list[tuple[float, ClockChange]] = []
         for wait in _waits(planned, rank):
+            if rules.of_running_job and wait.is_between_iterations:
+                continue
             begin_s = wait.before.end_s
             end_s = begin_s + wait.duration_s
             # The wait at the end of an iteration goes on in the next one.
@@ -99,14 +120,19 @@ def with_lowered_waits(
             held = [change for moment_s, _, change in cyclic if moment_s <= begin_s]
             if not held:
                 continue
-            in_use_mhz = cyclic[-1][2].sm_clock_mhz
-            found = _lowered(wait, held[-1].sm_clock_mhz, in_use_mhz, power, own_latency, margin_ratio)
+            held_mhz, in_use_mhz = held[-1].sm_clock_mhz, cyclic[-1][2].sm_clock_mhz
+            found = _lowered(wait, held_mhz, in_use_mhz, power, own_latency, rules)
+            offset_s = wait.before.duration_s
+            before = wait.before.instruction
             if found is None:
+                if rules.of_running_job and in_use_mhz < held_mhz:
+                    dropped |= {k for moment_s, k, _ in cyclic if begin_s < moment_s}
+                    added.append((begin_s, ClockChange(before, offset_s, in_use_mhz)))
                 continue
             dropped |= {k for moment_s, k, _ in cyclic if begin_s < moment_s < end_s}
             all_lowered.append(found)
-            offset_s = wait.before.duration_s
-            before = wait.before.instruction
+            if rules.of_running_job and not any(moment_s == end_s for moment_s, _, _ in cyclic):
+                added.append((end_s, ClockChange(wait.after.instruction, 0.0, in_use_mhz)))
             added.append((begin_s, ClockChange(before, offset_s, found.sm_clock_mhz)))
             added.append((begin_s + found.raised_s, ClockChange(before, offset_s + found.raised_s, in_use_mhz)))
         kept = [entry for k, entry in enumerate(moments) if k not in dropped]
@@ -133,7 +159,7 @@ def lowered_waits(
     best = changes, simulated, ()
     for margin_ratio in MARGIN_RATIOS:
         with_waits, lowered = with_lowered_waits(
-            planned, changes, profile.waiting_power, latency=latency, margin_ratio=margin_ratio
+            planned, changes, profile.waiting_power, latency=latency, rules=WaitRules(margin_ratio)
         )
         again = simulate_switching(graph, profile, with_waits, latency=latency)
         is_late = again.iteration_time_s > simulated.iteration_time_s * (1 + _ROUNDING)
@@ -147,9 +173,10 @@ def _waits(planned: Timeline, rank: int) -> Iterator[_PlannedWait]:
     spans = planned.rank_spans(rank)
     for k, before in enumerate(spans):
         after = spans[(k + 1) % len(spans)]
-        until_s = after.start_s + (planned.iteration_time_s if k + 1 == len(spans) else 0.0)
+        is_last = k + 1 == len(spans)
+        until_s = after.start_s + (planned.iteration_time_s if is_last else 0.0)
         if until_s - before.end_s > _SHORTEST_S:
-            yield _PlannedWait(before, after, until_s - before.end_s)
+            yield _PlannedWait(before, after, until_s - before.end_s, is_last)
 
 
 def _lowered(
@@ -158,18 +185,18 @@ def _lowered(
     after_mhz: int,
     power: WaitingPower,
     latency: SwitchLatency,
-    margin_ratio: float = 0.0,
+    rules: WaitRules,
 ) -> LoweredWait | None:
     """Return how a wait is lowered, None if it is too short or nothing would be saved."""
     low_mhz = power.cheapest_clock_mhz
     if low_mhz >= before_mhz or power.at(low_mhz) >= power.at(before_mhz):
         return None
     until_low_s, lead_s = latency.typical_s(before_mhz, low_mhz), latency.late_s(low_mhz, after_mhz)
-    lead_s = max(lead_s, latency.stall_s) + margin_ratio * wait.duration_s
+    lead_s = max(lead_s, latency.stall_s) + rules.margin_ratio * wait.duration_s + rules.margin_s
     at_low_s = wait.duration_s - until_low_s - lead_s
     early_s = lead_s - latency.typical_s(low_mhz, after_mhz)
     saved_j = (power.at(before_mhz) - power.at(low_mhz)) * at_low_s
     lost_j = max(0.0, power.at(after_mhz) - power.at(before_mhz)) * max(0.0, early_s)
-    if at_low_s <= 0.0 or saved_j <= lost_j:
+    if at_low_s <= 0.0 or saved_j <= lost_j or saved_j - lost_j < rules.least_saved_j:
         return None
     return LoweredWait(wait.before.instruction, low_mhz, wait.duration_s, wait.duration_s - lead_s)
