@@ -10,18 +10,24 @@ from hypothesis import strategies as st
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockChange
 from gpuenergyd.core.pipeline.profile import PipelineProfile, with_waiting_power
-from gpuenergyd.core.pipeline.schedules import zero_bubble_h1
+from gpuenergyd.core.pipeline.schedules import make_schedule, zero_bubble_h1
 from gpuenergyd.core.pipeline.switching import SwitchLatency
-from gpuenergyd.core.pipeline.timeline import timeline
+from gpuenergyd.core.pipeline.timeline import Timeline, timeline
 from gpuenergyd.core.pipeline.waiting import WaitingPower, waiting_power
 from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.planning.offline import plan_offline
 from gpuenergyd_policies.planning.switching.simulation import RankClock, simulate_switching
-from gpuenergyd_policies.planning.switching.waits import lowered_waits, planned_waits, with_lowered_waits
+from gpuenergyd_policies.planning.switching.waits import (
+    WaitRules,
+    lowered_waits,
+    planned_waits,
+    with_lowered_waits,
+)
 from tests.policies.planning.orders.cases import split_profile
 from tests.support.examples import examples
 
+Changes = tuple[tuple[ClockChange, ...], ...]
 CURVE = waiting_power([(200, 35.0), (700, 45.0), (1400, 80.0)], where="test")
 
 
@@ -157,3 +163,60 @@ def test_a_waiting_gpu_draws_the_power_of_the_clock_in_force() -> None:
     energy_j = clock.wait(0.5, 3.0, CURVE)
 
     assert energy_j == pytest.approx(0.6 * 80.0 + 1.0 * 35.0 + 0.9 * 80.0)
+
+
+def _gpipe(latency: SwitchLatency, rules: WaitRules) -> tuple[DependencyGraph, Timeline, Changes, Changes]:
+    """Return a pipeline at full speed, its planned timeline, and its changes without and with lowered waits."""
+    graph = dependency_graph(make_schedule("gpipe", 3, 4))
+    profile = split_profile([1.0, 1.0, 1.0])
+    planned = timeline(graph, [profile[i.instruction_class].at_max_clock.time_s for i in graph.instructions])
+    changes = tuple((ClockChange(planned.rank_spans(rank)[0].instruction, 0.0, 1400),) for rank in range(3))
+    lowered, _ = with_lowered_waits(planned, changes, CURVE, latency=[latency] * 3, rules=rules)
+    return graph, planned, changes, lowered
+
+
+def test_a_running_job_keeps_its_clock_between_iterations_and_requests_it_again_when_a_wait_ends() -> None:
+    latency = SwitchLatency(0.1, 0.05)
+    _, planned, changes, lowered = _gpipe(latency, WaitRules(margin_s=0.2, of_running_job=True))
+
+    assert lowered[2] == changes[2]  # the last stage waits between iterations only
+    for rank in (0, 1):
+        spans = planned.rank_spans(rank)
+        k = next(k for k in range(len(spans) - 1) if spans[k + 1].start_s > spans[k].end_s + 1e-9)
+        wait_s = spans[k + 1].start_s - spans[k].end_s
+        assert lowered[rank] == (
+            changes[rank][0],
+            ClockChange(spans[k].instruction, spans[k].duration_s, 200),
+            ClockChange(spans[k].instruction, pytest.approx(spans[k].duration_s + wait_s - 0.1 - 0.2), 1400),
+            ClockChange(spans[k + 1].instruction, 0.0, 1400),
+        )
+    anywhere, _ = with_lowered_waits(planned, changes, CURVE, latency=[latency] * 3)
+    assert len(anywhere[2]) == len(changes[2]) + 2
+
+
+def test_a_wait_that_saves_too_little_or_is_too_short_for_the_margin_is_left_alone() -> None:
+    latency = SwitchLatency(0.1, 0.05)
+    longest_s = 99.0
+
+    for rules in (
+        WaitRules(margin_s=longest_s, of_running_job=True),
+        WaitRules(least_saved_j=1e6, of_running_job=True),
+    ):
+        _, _, changes, lowered = _gpipe(latency, rules)
+        assert lowered == changes
+
+
+def test_a_slower_clock_after_a_short_wait_is_requested_at_the_begin_of_the_wait() -> None:
+    graph, planned, changes, _ = _gpipe(SwitchLatency(0.1, 0.05), WaitRules())
+    spans = planned.rank_spans(0)
+    k = next(k for k in range(len(spans) - 1) if spans[k + 1].start_s > spans[k].end_s + 1e-9)
+    slower = ClockChange(spans[k + 1].instruction, 0.0, 700)
+    own = (*changes[0], slower)
+    long_latency = [SwitchLatency(9.0, 9.0)] * graph.num_ranks
+
+    moved, lowered = with_lowered_waits(
+        planned, (own, *changes[1:]), CURVE, latency=long_latency, rules=WaitRules(of_running_job=True)
+    )
+
+    assert lowered == ()
+    assert moved == ((changes[0][0], ClockChange(spans[k].instruction, spans[k].duration_s, 700)), *changes[1:])
