@@ -68,6 +68,8 @@ class SimulatedGpu:
     scale: float = 1.0
     slow_steps: SlowSteps | None = None
     overhead_ns: int = 0
+    overheads_ns: list[int] = field(default_factory=list)
+    """Time in this package's hooks until the end of each step."""
     _clock_mhz: int | None = None
 
     def run(self, kind: str) -> None:
@@ -88,6 +90,7 @@ class SimulatedGpu:
         self.times_s.append(time.monotonic())
         self.energies_j.append(self.host.exact_energy_j(self.gpu_uuid))
         self.clocks_mhz.append(self._clock_mhz)
+        self.overheads_ns.append(self.overhead_ns)
 
 
 class OnGpu(torch.nn.Module):
@@ -307,7 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "energies_j": gpu.energies_j,
         "clocks_mhz": gpu.clocks_mhz,
         "losses": gpu.losses,
-        "overhead_ns": gpu.overhead_ns,
+        "overheads_ns": gpu.overheads_ns,
     }
     options.out.write_text(json.dumps(found), encoding="ascii")
     return 0

@@ -184,12 +184,12 @@ def test_a_running_job_keeps_its_clock_between_iterations_and_requests_it_again_
         spans = planned.rank_spans(rank)
         k = next(k for k in range(len(spans) - 1) if spans[k + 1].start_s > spans[k].end_s + 1e-9)
         wait_s = spans[k + 1].start_s - spans[k].end_s
-        assert lowered[rank] == (
-            changes[rank][0],
-            ClockChange(spans[k].instruction, spans[k].duration_s, 200),
-            ClockChange(spans[k].instruction, pytest.approx(spans[k].duration_s + wait_s - 0.1 - 0.2), 1400),
-            ClockChange(spans[k + 1].instruction, 0.0, 1400),
-        )
+        first, fall, rise, again = lowered[rank]
+        assert first == changes[rank][0]
+        assert fall == ClockChange(spans[k].instruction, spans[k].duration_s, 200)
+        assert (rise.instruction, rise.sm_clock_mhz) == (spans[k].instruction, 1400)
+        assert rise.offset_s == pytest.approx(spans[k].duration_s + wait_s - 0.1 - 0.2)
+        assert again == ClockChange(spans[k + 1].instruction, 0.0, 1400)
     anywhere, _ = with_lowered_waits(planned, changes, CURVE, latency=[latency] * 3)
     assert len(anywhere[2]) == len(changes[2]) + 2
 
