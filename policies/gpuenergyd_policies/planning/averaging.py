@@ -22,6 +22,7 @@ from gpuenergyd_policies.planning.discrete.rounding import Rounder
 from gpuenergyd_policies.planning.exact.averaging_kernels import (
     Averages,
     PricedGraph,
+    TimedGraph,
     average_flows,
     divide_flow,
     find_finishes,
@@ -207,10 +208,11 @@ class FlowAveraging:
         At a given price, the long pipeline takes a steady period longer for each microbatch that was cut out.
         """
         graph = short.graph
+        timed = TimedGraph(graph.pred, graph.pred_node, graph.pred_latency, graph.epilogue)
         finish_s = floats(np.zeros(len(graph.first)))
 
         def times_s(durations_s: FloatArray) -> tuple[float, float]:
-            short_s = find_finishes(graph, floats(durations_s), finish_s)
+            short_s = find_finishes(timed, floats(durations_s), finish_s)
             return short_s, short_s + short.num_dropped * short.period_s(np.asarray(finish_s))
 
         def at_price_s(price_w: float) -> tuple[float, float]:
