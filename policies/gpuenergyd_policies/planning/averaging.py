@@ -221,8 +221,11 @@ class FlowAveraging:
             average_flows(graph, averages, 0.0, price_w, price_w, self._tolerance_s, steps, (0.0, 0.0))
             return times_s(np.asarray(averages.duration))
 
+        fast = times_s(np.asarray(graph.times)[np.asarray(graph.first)])
+        if fast[1] >= self._deadline_s:  # as in a job that permits no slowdown: no price is high enough
+            return fast[0]
         slow_w, fast_w = max(self._least_w, 1e-3 * self._most_w), self._most_w
-        slow, fast = at_price_s(slow_w), times_s(np.asarray(graph.times)[np.asarray(graph.first)])
+        slow = at_price_s(slow_w)
         if slow[1] <= self._deadline_s:
             return slow[0]
         for _ in range(PRICE_ROUNDS):

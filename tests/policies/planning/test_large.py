@@ -8,6 +8,7 @@ from gpuenergyd.core.pipeline.graph import DependencyGraph, dependency_graph, on
 from gpuenergyd.core.pipeline.schedules import zero_bubble_h1
 from gpuenergyd_policies.planning import frontier, large
 from gpuenergyd_policies.planning.compiled import IS_COMPILED
+from gpuenergyd_policies.planning.discrete.refinement import refine
 from gpuenergyd_policies.planning.discrete.rounding import RoundedPlan
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.large import LargePipeline
@@ -95,7 +96,6 @@ def test_windows_of_a_prompt_plan_stay_small_with_many_stages(monkeypatch: pytes
     middle = 0.5 * (pipeline.tables.fastest_s + pipeline.tables.slowest_s)
     rounded = pipeline.rounder.round_plan(middle, deadline_s, slack_share=1.0, hull_first=False)
     sizes: dict[bool, set[int]] = {True: set(), False: set()}
-    refine = large.refine
 
     def recorded(*args: Any, passes: tuple[tuple[int, int], ...], **others: Any) -> RoundedPlan:
         sizes[is_prompt].update(size for _, size in passes)

@@ -1,7 +1,7 @@
 """Simulator of iterations whose clocks change late: what clock changes cost in time and energy."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
@@ -13,6 +13,7 @@ from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j
 from gpuenergyd_policies.planning.compiled import floats, ints
+from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray
 from gpuenergyd_policies.planning.switching.driver_queue import QueuedClockCall, driver_waits_s, longest_busy_s
 from gpuenergyd_policies.planning.switching.requests import Latency, rank_latencies
 from gpuenergyd_policies.planning.switching.simulation_kernel import (
@@ -66,8 +67,6 @@ def simulate_switching(
 
 
 _ChangeKey = tuple[Instruction, float]
-_Request = tuple[float, float]
-"""When a clock is requested, and how long it typically takes until it is effective, both in seconds."""
 _NO_CHANGE_S = -1.0
 """Latency of a request for the clock that was requested before: it has no effect."""
 
@@ -90,17 +89,18 @@ class _Simulation:
         self._changes = list(chain.from_iterable(of_nodes))
         """All changes in the order in which nodes run."""
         self._first_change = [0, *accumulate(map(len, of_nodes))]
+        self._requested = [(change.instruction.pp_rank, change.sm_clock_mhz) for change in self._changes]
+        """The rank and the clock of each change."""
+        self._rank_of = np.array([rank for rank, _ in self._requested], dtype=np.int64)
         first_class = {graph.instructions[v].pp_rank: c for v, c in reversed(list(enumerate(graph.class_of)))}
         self._first_mhz = {rank: profile[graph.classes[c]].at_max_clock.sm_clock_mhz for rank, c in first_class.items()}
         """The clock that each rank starts at."""
-        clocks = {(change.instruction.pp_rank, change.sm_clock_mhz) for change in self._changes}
-        self._clocks = sorted(clocks | set(self._first_mhz.items()))
+        self._clocks = sorted({*self._requested, *self._first_mhz.items()})
         """Each rank with each clock that it may run at."""
         self._place_of = {own: place for place, own in enumerate(self._clocks)}
         self._pipeline = _pipeline(graph, profile, self._clocks)
-        self._nodes = SimulatedNodes(
-            *(floats(np.zeros(len(graph.instructions))) for _ in range(3)), due=floats(np.zeros(len(self._changes)))
-        )
+        finish, duration, energy = (floats(np.zeros(len(graph.instructions))) for _ in range(3))
+        self._nodes = SimulatedNodes(finish, duration, energy, due=floats(np.zeros(len(self._changes))))
         self._before_mhz: list[int] = []
         """The clock requested before each change of the last iteration."""
         self._latencies_s: list[float] = []
@@ -108,11 +108,12 @@ class _Simulation:
     def run(self, wait_of: Mapping[_ChangeKey, float], num_iterations: int) -> SimulatedIteration:
         """Return the last of so many iterations, in which requests wait this long for the driver."""
         changes = self._changes
+        waits_s = [wait_of.get((c.instruction, c.offset_s), 0.0) for c in changes] if wait_of else [0.0] * len(changes)
         requested = RequestedClocks(
             first_change=ints(self._first_change),
             offset=floats([change.offset_s for change in changes]),
-            clock=ints([self._place_of[change.instruction.pp_rank, change.sm_clock_mhz] for change in changes]),
-            wait=floats([wait_of.get((change.instruction, change.offset_s), 0.0) for change in changes]),
+            clock=ints([self._place_of[own] for own in self._requested]),
+            wait=floats(waits_s),
             latency=floats(np.zeros(len(changes))),
         )
         states = self._initial_states(num_iterations)
@@ -144,8 +145,7 @@ class _Simulation:
         """Set what each change replaces and its typical latency; `in_force_mhz` is brought to the iteration's end."""
         known_s: dict[tuple[int, int, int], float] = {}
         self._before_mhz, self._latencies_s = [], []
-        for change in self._changes:
-            rank, mhz = change.instruction.pp_rank, change.sm_clock_mhz
+        for rank, mhz in self._requested:
             before_mhz, in_force_mhz[rank] = in_force_mhz[rank], mhz
             key = (rank, before_mhz, mhz)
             latency_s = known_s.get(key)
@@ -158,9 +158,7 @@ class _Simulation:
     def _initial_states(self, num_iterations: int) -> ClockStates:
         """Return GPUs at their first clocks, with room for all changes of so many iterations."""
         num_ranks = self._graph.num_ranks
-        num_changes = np.zeros(num_ranks, dtype=np.int64)
-        for change in self._changes:
-            num_changes[change.instruction.pp_rank] += num_iterations
+        num_changes = num_iterations * np.bincount(self._rank_of, minlength=num_ranks)
         room_from = np.cumsum(num_changes) - num_changes
         room = int(num_changes.sum())
         clocks = [self._place_of.get((rank, self._first_mhz.get(rank, 0)), 0) for rank in range(num_ranks)]
@@ -186,17 +184,16 @@ class _Simulation:
             num_ranks=self._graph.num_ranks,
             blocking_power_w=self._profile.blocking_power_w if self._profile.waiting_power is None else 0.0,
         )
-        requests: dict[int, list[_Request]] = {}
-        for change, due_s, latency_s in zip(self._changes, self._nodes.due, self._latencies_s, strict=True):
-            if latency_s != _NO_CHANGE_S:
-                requests.setdefault(change.instruction.pp_rank, []).append((float(due_s), latency_s))
+        is_call = any(latency.call_s for latency in self.latencies)
         return SimulatedIteration(
             iteration_time_s,
             energy_j + waiting_j,
             waiting_energy_j=waiting_j,
             waiting_s=self._graph.num_ranks * iteration_time_s - sum(durations_s),
-            driver_busy_s=longest_busy_s([call for _, call in self.calls()]),
-            shortest_dwell_ratio=_shortest_dwell_ratio(requests.values(), iteration_time_s),
+            driver_busy_s=longest_busy_s([call for _, call in self.calls()]) if is_call else 0.0,
+            shortest_dwell_ratio=_shortest_dwell_ratio(
+                self._rank_of, np.array(self._nodes.due), np.array(self._latencies_s), iteration_time_s
+            ),
         )
 
 
@@ -227,15 +224,17 @@ def _pipeline(graph: DependencyGraph, profile: PipelineProfile, clocks: Sequence
     )
 
 
-def _shortest_dwell_ratio(requests_of: Iterable[list[_Request]], iteration_time_s: float) -> float:
+def _shortest_dwell_ratio(
+    rank_of: IntArray, due_s: FloatArray, latency_s: FloatArray, iteration_time_s: float
+) -> float:
     """Return the shortest time between requests for one GPU, in latencies; the first of the next iteration counts."""
-    ratios = []
-    for requests in requests_of:
-        requests.sort()
-        next_due_s = [due_s for due_s, _ in requests[1:]] + [requests[0][0] + iteration_time_s]
-        ratios += [
-            (next_s - due_s) / latency_s
-            for (due_s, latency_s), next_s in zip(requests, next_due_s, strict=True)
-            if latency_s > 0
-        ]
-    return min(ratios, default=math.inf)
+    order = np.lexsort((latency_s, due_s, rank_of))
+    order = order[latency_s[order] != _NO_CHANGE_S]
+    rank_of, due_s, latency_s = rank_of[order], due_s[order], latency_s[order]
+    is_first = np.append(True, rank_of[1:] != rank_of[:-1])[: len(order)]
+    first_of_rank = np.flatnonzero(is_first)
+    last_of_rank = np.append(first_of_rank[1:], len(order))[: len(first_of_rank)] - 1
+    next_due_s = np.roll(due_s, -1)
+    next_due_s[last_of_rank] = due_s[first_of_rank] + iteration_time_s
+    takes_time = latency_s > 0
+    return float(min((next_due_s - due_s)[takes_time] / latency_s[takes_time], default=math.inf))
