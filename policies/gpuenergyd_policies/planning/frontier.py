@@ -18,7 +18,7 @@ from gpuenergyd.core.pipeline.graph import (
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j, makespan_s
 from gpuenergyd.core.policy_api.policy import FrontierPoint
-from gpuenergyd_policies.planning.averaging import LONG, NUM_STEPS, QUICK_STEPS, AveragedPrices
+from gpuenergyd_policies.planning.averaging import LONG, QUICK_STEPS, AveragedPrices
 from gpuenergyd_policies.planning.discrete.rounding import RoundedPlan
 from gpuenergyd_policies.planning.exact.sweep import Sweep
 from gpuenergyd_policies.planning.exact.tables import FloatArray
@@ -250,7 +250,7 @@ def solved_plan(
 def _solve_large(pipeline: LargePipeline, deadline_s: float, *, forced: bool, effort: Effort) -> SolvedPlan:
     require_possible(deadline_s, pipeline.min_time_s)
     wanted_s = useful_s(deadline_s, pipeline.min_time_s, pipeline.slowest_time_s)
-    num_steps = {Effort.QUICK: QUICK_STEPS, Effort.PROMPT: NUM_STEPS, Effort.FULL: None}[effort]
+    num_steps = QUICK_STEPS if effort is Effort.QUICK else None
     found, end_s, plan = _rounded_prices(pipeline, wanted_s, forced=forced, num_steps=num_steps, begins_short=None)
     is_long = len(pipeline.graph.instructions) >= LONG
     if is_long and _gap_ratio(pipeline, found, plan, wanted_s, forced=forced) > MISFIT_RATIO:

@@ -87,7 +87,7 @@ class LargePipeline:
         clocks, little with fine ones: so some windows are tried, and all others only if those gain enough. These do not
         overlap: half-overlapping ones take twice as long and gain little more. `excess_j` is what the plan costs above
         its bound. With `is_prompt` windows stay small whatever the number of stages, so that each takes hundredths of a
-        second instead of most of one.
+        second instead of most of one, and all are refined for a smaller gain.
         """
         whole = max(LEAST_WINDOW, WINDOW_PER_RANK * self.graph.num_ranks)
         window = LEAST_WINDOW if is_prompt else whole
@@ -114,7 +114,7 @@ class LargePipeline:
         sampled = inner[:: max(1, len(inner) // NUM_SAMPLED)]
         first = of_windows(plan, passes=passes, only=sampled)
         gain_j = (plan.cost_j - first.cost_j) * len(inner) / max(1, len(sampled))
-        if gain_j < WORTH_REFINING * (plan.cost_j - bound_j):
+        if gain_j < WORTH_REFINING * window / whole * (plan.cost_j - bound_j):
             return first
         return of_windows(first, passes=passes, only=sorted(set(inner) - set(sampled)))
 

@@ -40,8 +40,8 @@ class Effort(IntEnum):
     QUICK = 1
     """Two candidates: for frontiers of many plans, and for comparing schedules."""
     PROMPT = 2
-    """All candidates, then refinement window by window; in large pipelines only as much of both as gains most for its
-    time: for a job that waits for its plan."""
+    """All candidates, then refinement window by window, with small windows in large pipelines of many stages: for a job
+    that waits for its plan."""
     FULL = 3
     """The same without regard to time: for plans made offline."""
 
