@@ -65,8 +65,7 @@ def _rank_epilogues_s(view: JobView, full_speed: Timeline, bias_s: float) -> lis
     leads_s = [o.lead_s for o in view.observations if o.is_own and o.lead_s is not None]
     lead_s = median(leads_s) if leads_s else 0.0
     epilogues_s = []
-    for pp_rank in range(full_speed.num_ranks):
-        spans = full_speed.rank_spans(pp_rank)
+    for pp_rank, spans in enumerate(full_speed.spans_of_ranks()):
         turnaround_s = _turnaround_s(view, pp_rank)
         if not spans or turnaround_s is None:
             epilogues_s.append(0.0)

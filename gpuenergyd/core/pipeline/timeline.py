@@ -42,6 +42,13 @@ class Timeline:
         """Return the spans of one rank in program order."""
         return tuple(span for span in self.spans if span.instruction.pp_rank == pp_rank)
 
+    def spans_of_ranks(self) -> tuple[tuple[Span, ...], ...]:
+        """Return the spans of every rank in program order, all in one walk."""
+        spans_of: list[list[Span]] = [[] for _ in range(self.num_ranks)]
+        for span in self.spans:
+            spans_of[span.instruction.pp_rank].append(span)
+        return tuple(map(tuple, spans_of))
+
 
 def timeline(graph: DependencyGraph, durations_s: Sequence[float]) -> Timeline:
     """Return the as-soon-as-possible timeline of a graph; `durations_s[i]` belongs to node i."""

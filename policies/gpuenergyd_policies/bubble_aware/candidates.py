@@ -5,7 +5,7 @@ and one clock for the whole iteration costs no call. Of candidates of nearly the
 changes is taken: each change may be late, and changes on one host queue up.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuenergyd.core.pipeline.graph import Instruction
@@ -85,14 +85,14 @@ def wave_of_clocks(model: PipelineModel, clock_of: Mapping[Instruction, int]) ->
 class Candidates:
     """Candidates for one deadline: that of `solved`, which is the optimum without latencies, on the cautious profile.
 
-    No plan for the deadline needs less than `lower_bound_j`. If the iteration is forced to last as long as the deadline
-    anyway, `is_forced`, waiting costs nothing extra.
+    No plan for the deadline needs less than `lower_bound_j()`, which takes a while in large pipelines. If the iteration
+    is forced to last as long as the deadline anyway, `is_forced`, waiting costs nothing extra.
     """
 
     model: PipelineModel
     cautious: PipelineProfile
     solved: SolvedPlan
-    lower_bound_j: float
+    lower_bound_j: Callable[[], float]
     is_forced: bool
     is_flattest: bool = False
     """Whether of the candidates of nearly the least energy the one whose power swings least is wanted."""
@@ -172,7 +172,7 @@ class Candidates:
                 clock_of = dict(zip(self.model.graph.instructions, plan.sm_clocks_mhz, strict=True))
                 candidate = self._candidate(clock_of, plan.changes, plan.planned)
                 yield candidate
-                if candidate.simulated.energy_j <= (1 + TUNING.fewer_switches_ratio) * self.lower_bound_j:
+                if candidate.simulated.energy_j <= (1 + TUNING.fewer_switches_ratio) * self.lower_bound_j():
                     return
 
     def _with_longer_dwells(self, candidate: Candidate) -> list[Candidate]:

@@ -10,7 +10,7 @@ from statistics import median
 
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd_policies.bubble_aware.model import fit_model
+from gpuenergyd_policies.bubble_aware.model import FittedJob
 from gpuenergyd_policies.bubble_aware.order_choice import SplitShares, plan_in_order
 from gpuenergyd_policies.bubble_aware.planning import Figure, raise_latency_s, tuned_plan
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
@@ -158,10 +158,11 @@ def _keep(outcome: PlanOutcome) -> ClockPlan:
 def _replan(outcome: PlanOutcome, why: str, *, caution_ratio: float | None = None) -> ClockPlan:
     view, plan = with_previous_run(outcome.view), outcome.plan
     caution_ratio = outcome.caution_ratio if caution_ratio is None else caution_ratio
+    job = FittedJob(view)
     if not plan.orders:
-        return tuned_plan(view, caution_ratio=caution_ratio, number=outcome.number, why=why)
+        return tuned_plan(job, caution_ratio=caution_ratio, number=outcome.number, why=why)
     try:
-        model = fit_model(view)
+        model = job.model
     except NotEnoughDataError:
         return plan
     shares = SplitShares.of(plan, view.schedule.num_ranks)

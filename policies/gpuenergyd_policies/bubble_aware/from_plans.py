@@ -14,7 +14,7 @@ from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import JobView, PriorView
 from gpuenergyd.core.policy_api.previous_run import PROVEN_ITERATIONS
 from gpuenergyd_policies.bubble_aware.correction import PlanOutcome, corrected_plan
-from gpuenergyd_policies.bubble_aware.model import fitted_profile, was_profiled
+from gpuenergyd_policies.bubble_aware.model import FittedJob, fitted_profile, was_profiled
 from gpuenergyd_policies.bubble_aware.noise import trusted_plan
 from gpuenergyd_policies.bubble_aware.planning import tuned_plan
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
@@ -39,8 +39,9 @@ class BubbleAwareFromPlans(BubbleAware):
         return prior_view(gpu_model_name, past_jobs)
 
     def _first_plan(self, view: JobView) -> ClockPlan:
-        plan = tuned_plan(view, caution_ratio=None, number=1, why="first plan, from the prior and the baseline")
-        return trusted_plan(view, plan, is_experiment=True)
+        job = FittedJob(view)
+        plan = tuned_plan(job, caution_ratio=None, number=1, why="first plan, from the prior and the baseline")
+        return trusted_plan(job, plan, is_experiment=True)
 
     def _next_after(self, view: JobView, plan: ClockPlan) -> ClockPlan:
         following = _following(view, plan)
@@ -67,4 +68,4 @@ def _following(view: JobView, plan: ClockPlan) -> ClockPlan:
     if len(outcome.measured_s) < TUNING.min_iterations_to_learn and not outcome.is_far_late:
         return plan
     why = f"learned from {outcome.number - 1} plans; the last was {outcome.deviation}"
-    return tuned_plan(view, caution_ratio=None, number=outcome.number, why=why)
+    return tuned_plan(FittedJob(view), caution_ratio=None, number=outcome.number, why=why)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import median
 
 from gpuenergyd.core.measurement.observation import IterationObservation
@@ -22,8 +23,8 @@ from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 from gpuenergyd_policies.profiling.calls import CallCost
 from gpuenergyd_policies.profiling.fit import FittedProfile, NotEnoughDataError, fit_profile
 from gpuenergyd_policies.profiling.prior.of_job import LearnedProfile, learned_profile
-from gpuenergyd_policies.profiling.procedure import FitQuality
-from gpuenergyd_policies.profiling.regret import predicted_regret_ratio
+from gpuenergyd_policies.profiling.procedure import GOOD_REGRET_RATIO, FitQuality
+from gpuenergyd_policies.profiling.regret import is_regret_at_most
 from gpuenergyd_policies.profiling.rescaling import under_ceilings
 
 _SIMULATED_INSTRUCTIONS = 200_000
@@ -107,13 +108,54 @@ class PipelineModel:
         return median(excesses_s) if excesses_s else 0.0
 
 
+class FittedJob:
+    """What the iterations of one view show: each part is computed when it is first asked for, and only once.
+
+    In a large pipeline a fit takes a second, a model another one. All parts raise NotEnoughDataError if the iterations
+    do not determine a profile.
+    """
+
+    def __init__(self, view: JobView) -> None:
+        self.view = view
+
+    @cached_property
+    def profiled(self) -> FittedProfile:
+        """The profile fitted to profiling iterations."""
+        return fit_profile(iterations_to_fit(self.view), self.view.gpus)
+
+    @cached_property
+    def fitted(self) -> FittedProfile | LearnedProfile:
+        """The profile fitted to profiling iterations, or learned from plans if there are none."""
+        view = self.view
+        if was_profiled(view):
+            return self.profiled
+        tuned = {plan.plan_id for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED}
+        planned = [o for o in view.observations if o.is_regular and o.plan_id in tuned]
+        planned = planned[-TUNING.max_fitted_profiling_iterations :]
+        return learned_profile(iterations_to_fit(view), planned, view.gpus, view.past_jobs)
+
+    @cached_property
+    def model(self) -> PipelineModel:
+        """The model that plans are made with."""
+        fitted = self.fitted
+        waiting_power = fitted.waiting_power if isinstance(fitted, FittedProfile) else None
+        return PipelineModel.of(self.view, under_ceilings(fitted.profile, self.view), fitted.calls, waiting_power)
+
+    @cached_property
+    def model_as_fitted(self) -> PipelineModel:
+        """The model of GPUs that reach the clocks of the fit, whatever has become of them since."""
+        if under_ceilings(self.fitted.profile, self.view) is self.fitted.profile:
+            return self.model
+        return PipelineModel.of(self.view, self.fitted.profile)
+
+
 def fit_model(view: JobView) -> PipelineModel:
     """Return the model fitted to a job's iterations.
 
     Raises:
         NotEnoughDataError: the iterations do not determine a profile.
     """
-    return model_of(view, fitted_profile(view))
+    return FittedJob(view).model
 
 
 def fitted_profile(view: JobView) -> FittedProfile | LearnedProfile:
@@ -122,12 +164,7 @@ def fitted_profile(view: JobView) -> FittedProfile | LearnedProfile:
     Raises:
         NotEnoughDataError: the iterations do not determine a profile.
     """
-    iterations = iterations_to_fit(view)
-    if was_profiled(view):
-        return fit_profile(iterations, view.gpus)
-    tuned = {plan.plan_id for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED}
-    planned = [o for o in view.observations if o.is_regular and o.plan_id in tuned]
-    return learned_profile(iterations, planned[-TUNING.max_fitted_profiling_iterations :], view.gpus, view.past_jobs)
+    return FittedJob(view).fitted
 
 
 def was_profiled(view: JobView) -> bool:
@@ -136,27 +173,28 @@ def was_profiled(view: JobView) -> bool:
     return any(o.plan_id in profiling or o.plan_id == PREVIOUS_PROFILE for o in view.observations)
 
 
-def model_of(view: JobView, fitted: FittedProfile | LearnedProfile) -> PipelineModel:
-    """Return the model of a job with a fitted profile."""
-    waiting_power = fitted.waiting_power if isinstance(fitted, FittedProfile) else None
-    return PipelineModel.of(view, under_ceilings(fitted.profile, view), fitted.calls, waiting_power)
+def fit_quality(job: FittedJob) -> FitQuality:
+    """Return the measurements to repeat, and whether a plan made from the iterations so far is expected to lose little.
 
-
-def fit_quality(view: JobView) -> FitQuality:
-    """Return the expected loss of a plan made from the iterations so far, and the measurements to repeat."""
+    Too few iterations to fit anything are no good.
+    """
     try:
-        fitted = fit_profile(iterations_to_fit(view), view.gpus)
+        doubtful = job.profiled.doubtful
     except NotEnoughDataError:
-        return FitQuality(regret_ratio=math.inf, doubtful=frozenset())
+        return FitQuality(frozenset(), is_good=lambda: False)
+    return FitQuality(doubtful, is_good=lambda: _is_regret_small(job))
+
+
+def _is_regret_small(job: FittedJob) -> bool:
+    view, fitted = job.view, job.profiled
     target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
     if (short := _short_graph(view)) is not None:
         times_s = [fitted.profile[i.instruction_class].at_max_clock.time_s for i in short.instructions]
         at_full_speed_s = makespan_s(short, times_s)
         deadline_s = at_full_speed_s * target_s / view.baseline.iteration_time_s
-        return FitQuality(predicted_regret_ratio(fitted, short, deadline_s=deadline_s), fitted.doubtful)
-    model = PipelineModel.of(view, fitted.profile, fitted.calls)
-    regret_ratio = predicted_regret_ratio(fitted, model.graph, deadline_s=target_s - model.bias_s)
-    return FitQuality(regret_ratio, fitted.doubtful)
+        return is_regret_at_most(GOOD_REGRET_RATIO, fitted, short, deadline_s=deadline_s)
+    model = job.model_as_fitted
+    return is_regret_at_most(GOOD_REGRET_RATIO, fitted, model.graph, deadline_s=target_s - model.bias_s)
 
 
 def _short_graph(view: JobView) -> DependencyGraph | None:

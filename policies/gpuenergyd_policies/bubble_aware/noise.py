@@ -20,7 +20,7 @@ import numpy as np
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.plan import ClockPlan, baseline_plan
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd_policies.bubble_aware.model import PipelineModel, fitted_profile
+from gpuenergyd_policies.bubble_aware.model import FittedJob
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.planning.large import TOO_LARGE
 from gpuenergyd_policies.planning.plan_evaluation import FixedClocks
@@ -62,10 +62,9 @@ class Outlook:
         return None
 
 
-def outlook(view: JobView, plan: ClockPlan) -> Outlook:
+def outlook(job: FittedJob, plan: ClockPlan) -> Outlook:
     """Return the ranges of a plan's saving and slowdown, by the iterations that it was made from."""
-    fitted = fitted_profile(view)
-    model = PipelineModel.of(view, fitted.profile)
+    view, fitted, model = job.view, job.fitted, job.model_as_fitted
     clock_of = _clock_of(view, plan)
     clocks_mhz = [clock_of[instruction] for instruction in model.graph.instructions]
     random = np.random.default_rng(_SEED)
@@ -91,16 +90,17 @@ def outlook(view: JobView, plan: ClockPlan) -> Outlook:
     return Outlook(_range(savings), _range(slowdowns))
 
 
-def trusted_plan(view: JobView, plan: ClockPlan, *, is_experiment: bool = False) -> ClockPlan:
+def trusted_plan(job: FittedJob, plan: ClockPlan, *, is_experiment: bool = False) -> ClockPlan:
     """Return a first tuned plan, or full speed with the reason if the job is too noisy for it.
 
     An experiment comes from a prior instead of profiling: that its saving is uncertain is no noise of the job.
     """
     if plan.predicted is None:
         return plan
+    view = job.view
     target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
     permitted_ratio = target_s / view.baseline.iteration_time_s - 1
-    problem = outlook(view, plan).problem(permitted_ratio, is_experiment=is_experiment)
+    problem = outlook(job, plan).problem(permitted_ratio, is_experiment=is_experiment)
     if problem is None:
         return plan
     full_speed = baseline_plan(

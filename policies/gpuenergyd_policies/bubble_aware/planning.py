@@ -5,9 +5,10 @@ in its profile, which leaves that much slack, and that waits of a plain loop end
 iteration, so that the clock is high again in time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from functools import cache
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware.candidates import Candidate, Candidates, wave_of_clocks
 from gpuenergyd_policies.bubble_aware.cheaper_waits import with_cheaper_waits
-from gpuenergyd_policies.bubble_aware.model import PipelineModel, fitted_profile, model_of
+from gpuenergyd_policies.bubble_aware.model import FittedJob, PipelineModel
 from gpuenergyd_policies.bubble_aware.tried_plans import new_or_tried
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.bubble_aware.waits import is_flat
@@ -62,18 +63,18 @@ class Figure(StrEnum):
 
 
 def tuned_plan(
-    view: JobView, *, caution_ratio: float | None, number: int, why: str, unverified_ratio: float = 0.0
+    job: FittedJob, *, caution_ratio: float | None, number: int, why: str, unverified_ratio: float = 0.0
 ) -> ClockPlan:
-    """Return a plan for the target from the iterations of the view; the baseline plan where they are too few.
+    """Return a plan for the target from the iterations of a job; the baseline plan where they are too few.
 
     The caution is `caution_ratio` plus `unverified_ratio`. Without a `caution_ratio` it follows from profiling: by how
     much its iterations exceed the model, plus a share of the noise, all of which a plan without slack suffers.
     """
+    view = job.view
     try:
-        fitted = fitted_profile(view)
+        fitted, model = job.fitted, job.model
     except NotEnoughDataError as error:
         return baseline_plan(view.plan_id(f"unprofiled-{view.num_issued()}"), reason=f"cannot plan: {error}")
-    model = model_of(view, fitted)
     slower = _learned_caution(view, model, fitted) if isinstance(fitted, LearnedProfile) else None
     plan = plan_from_model(
         view,
@@ -144,13 +145,23 @@ def plan_from_model(
     cut_s = sum(profile[key].at_max_clock.time_s - cautious[key].at_max_clock.time_s for key in waits)
     shortest_s = min_iteration_time_s(model.graph, cautious)
     deadline_s = max(target_s - model.bias_s, shortest_s + cut_s)
-    solved = solve(model.graph, cautious, deadline_s=deadline_s - cut_s, forced=view.target.fills_time)
-    bound = solve(model.graph, model.profile, deadline_s=deadline_s, forced=view.target.fills_time, effort=Effort.QUICK)
+    solved = solve(
+        model.graph,
+        cautious,
+        deadline_s=deadline_s - cut_s,
+        forced=view.target.fills_time,
+        effort=Effort.PROMPT,
+    )
+
+    @cache
+    def lower_bound_j() -> float:
+        return _solved_roughly(view, model, model.profile, deadline_s).lower_bound_j
+
     candidates = Candidates(
         model,
         cautious,
         solved,
-        bound.lower_bound_j,
+        lower_bound_j,
         is_forced=view.target.fills_time,
         is_flattest=view.is_flattest,
     )
@@ -168,7 +179,7 @@ def plan_from_model(
         predicted=PlanPrediction(
             iteration_time_s=chosen.simulated.iteration_time_s + chosen.late_s + model.bias_s,
             energy_j=_energy_j(model, chosen),
-            lower_bound_j=_lower_bound_j(view, model, deadline_s, bound),
+            lower_bound_j=_lower_bound_j(view, model, deadline_s, lower_bound_j),
             baseline_time_s=view.baseline.iteration_time_s,
             baseline_energy_j=model.baseline_energy_j,
         ),
@@ -207,13 +218,23 @@ def _energy_j(model: PipelineModel, chosen: Candidate) -> float:
     return simulated.energy_j + model.bias_energy_j
 
 
-def _lower_bound_j(view: JobView, model: PipelineModel, deadline_s: float, bound: SolvedPlan) -> float:
-    """Return what no plan can fall below, whatever the clocks during waits: those draw at least the least power."""
+def _lower_bound_j(
+    view: JobView, model: PipelineModel, deadline_s: float, at_full_power_j: Callable[[], float]
+) -> float:
+    """Return what no plan can fall below, whatever the clocks during waits: those draw at least the least power.
+
+    `at_full_power_j` is what no plan falls below whose waits draw the power of the highest clock.
+    """
     if model.waiting_power is None:
-        return bound.lower_bound_j + model.bias_energy_j
+        return at_full_power_j() + model.bias_energy_j
     profile = replace(model.profile, blocking_power_w=model.waiting_power.least_w)
-    least = solve(model.graph, profile, deadline_s=deadline_s, forced=view.target.fills_time, effort=Effort.QUICK)
+    least = _solved_roughly(view, model, profile, deadline_s)
     return least.lower_bound_j + replace(model, profile=profile).bias_energy_j
+
+
+def _solved_roughly(view: JobView, model: PipelineModel, profile: PipelineProfile, deadline_s: float) -> SolvedPlan:
+    """Return a plan that is only made for its bound."""
+    return solve(model.graph, profile, deadline_s=deadline_s, forced=view.target.fills_time, effort=Effort.QUICK)
 
 
 def raise_latency_s(view: JobView, changes: Sequence[Sequence[ClockChange]]) -> float:

@@ -12,7 +12,7 @@ from gpuenergyd.core.pipeline.fitted import FittedPipeline, fitted_rows
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan, full_speed_plan
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
 from gpuenergyd_policies.advice_trials import plan_without_slowdown
-from gpuenergyd_policies.bubble_aware.model import fit_model, fit_quality, was_profiled
+from gpuenergyd_policies.bubble_aware.model import FittedJob, fit_model, fit_quality, was_profiled
 from gpuenergyd_policies.bubble_aware.noise import last_noisy_plan, plan_while_noisy, since_noise, trusted_plan
 from gpuenergyd_policies.bubble_aware.planning import Figure, tuned_plan
 from gpuenergyd_policies.bubble_aware.reordering import next_tuned_plan
@@ -131,18 +131,22 @@ def _plan_from_previous_run(view: JobView) -> ClockPlan | None:
         unverified_ratio = max(TUNING.caution_of_change * change.largest_ratio, TUNING.min_change_caution_ratio)
         unverified_ratio = min(unverified_ratio, TUNING.max_change_caution_ratio)
     caution_ratio = view.previous_run.figure(Figure.CAUTION)
-    return tuned_plan(known, caution_ratio=caution_ratio, number=1, why=why, unverified_ratio=unverified_ratio)
+    job = FittedJob(known)
+    return tuned_plan(job, caution_ratio=caution_ratio, number=1, why=why, unverified_ratio=unverified_ratio)
 
 
 def _next_profiling_plan(view: JobView, levels_mhz: Sequence[Sequence[int]]) -> ClockPlan:
     """Return the next design point, the first tuned plan once enough is known, or a plan to wait with."""
     noisy = last_noisy_plan(view)
     design = Design(view, levels_mhz, after="" if noisy is None else noisy.plan_id.partition("@")[0])
-    step = design.next_step(lambda: fit_quality(view))
+    job = FittedJob(view)
+    step = design.next_step(lambda: fit_quality(job))
     match step:
         case NoProfilingStep.DONE:
-            plan = tuned_plan(with_previous_run(view), caution_ratio=None, number=1, why="first plan from the profile")
-            return trusted_plan(view, plan)
+            known = with_previous_run(view)
+            planned = job if known is view else FittedJob(known)
+            plan = tuned_plan(planned, caution_ratio=None, number=1, why="first plan from the profile")
+            return trusted_plan(job, plan)
         case NoProfilingStep.WAIT:
             return _waiting_plan(view)
         case _:

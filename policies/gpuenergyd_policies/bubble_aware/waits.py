@@ -21,16 +21,19 @@ def is_flat(key: InstructionClass, profile: InstructionProfile) -> bool:
 
 def with_recent_waits(profile: PipelineProfile, view: JobView) -> PipelineProfile:
     """Return a profile whose waits take as long as in the last iterations, at the same power."""
+    waits = {key: own for key, own in profile.classes.items() if is_flat(key, own)}
+    if not waits:
+        return profile
     recent = [observation for observation in view.observations if observation.is_regular][-_RECENT:]
     classes = dict(profile.classes)
-    for key, own in profile.classes.items():
+    for key, own in waits.items():
         seen_s = [
             sample.time_s
             for observation in recent
             for sample in observation.instruction_samples
             if sample.instruction_class == key
         ]
-        if seen_s and is_flat(key, own):
+        if seen_s:
             time_s = float(np.quantile(seen_s, _QUANTILE))
             ratio = time_s / own.at_max_clock.time_s
             options = (replace(o, time_s=time_s, energy_j=o.energy_j * ratio) for o in own.options)

@@ -22,6 +22,7 @@ from gpuenergyd_policies.planning.discrete.rounding import Rounder
 from gpuenergyd_policies.planning.exact.averaging_kernels import (
     Averages,
     PricedGraph,
+    TimedGraph,
     average_flows,
     divide_flow,
     find_finishes,
@@ -207,10 +208,11 @@ class FlowAveraging:
         At a given price, the long pipeline takes a steady period longer for each microbatch that was cut out.
         """
         graph = short.graph
+        timed = TimedGraph(graph.pred, graph.pred_node, graph.pred_latency, graph.epilogue)
         finish_s = floats(np.zeros(len(graph.first)))
 
         def times_s(durations_s: FloatArray) -> tuple[float, float]:
-            short_s = find_finishes(graph, floats(durations_s), finish_s)
+            short_s = find_finishes(timed, floats(durations_s), finish_s)
             return short_s, short_s + short.num_dropped * short.period_s(np.asarray(finish_s))
 
         def at_price_s(price_w: float) -> tuple[float, float]:
@@ -219,8 +221,11 @@ class FlowAveraging:
             average_flows(graph, averages, 0.0, price_w, price_w, self._tolerance_s, steps, (0.0, 0.0))
             return times_s(np.asarray(averages.duration))
 
+        fast = times_s(np.asarray(graph.times)[np.asarray(graph.first)])
+        if fast[1] >= self._deadline_s:  # as in a job that permits no slowdown: no price is high enough
+            return fast[0]
         slow_w, fast_w = max(self._least_w, 1e-3 * self._most_w), self._most_w
-        slow, fast = at_price_s(slow_w), times_s(np.asarray(graph.times)[np.asarray(graph.first)])
+        slow = at_price_s(slow_w)
         if slow[1] <= self._deadline_s:
             return slow[0]
         for _ in range(PRICE_ROUNDS):

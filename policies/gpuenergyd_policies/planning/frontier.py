@@ -128,7 +128,7 @@ def solve(
     problem = make_problem(graph, profile, thin_tolerance)
     problem.require_possible(deadline_s)
     wanted_s = problem.useful_s(deadline_s)
-    deadlines_s = later_deadlines_s(wanted_s) if effort is Effort.FULL else np.array([wanted_s])
+    deadlines_s = later_deadlines_s(wanted_s) if effort is not Effort.QUICK else np.array([wanted_s])
     sweep = problem.sweep(deadlines_s, stop_early=True)
     return solved_plan(problem, sweep, deadlines_s, forced=forced, effort=effort)
 
@@ -218,7 +218,7 @@ def solved_plan(
     bound_j = float(problem.cost_bounds_j(sweep, np.array([row]), np.array([wanted_s]))[0])
     durations = [*(sweep.durations_s[r] for r in rows), *more_durations_s]
     plan = problem.best_rounding(durations, wanted_s, forced=forced, effort=effort)
-    if effort is Effort.FULL:
+    if effort is not Effort.QUICK:
         plan = problem.improved(plan, wanted_s, cost_bound_j=bound_j)
     tables = problem.tables
     durations_s, energies_j = tables.times_s[plan.options].tolist(), tables.energies_j[plan.options].tolist()
@@ -250,7 +250,7 @@ def solved_plan(
 def _solve_large(pipeline: LargePipeline, deadline_s: float, *, forced: bool, effort: Effort) -> SolvedPlan:
     require_possible(deadline_s, pipeline.min_time_s)
     wanted_s = useful_s(deadline_s, pipeline.min_time_s, pipeline.slowest_time_s)
-    num_steps = None if effort is Effort.FULL else QUICK_STEPS
+    num_steps = QUICK_STEPS if effort is Effort.QUICK else None
     found, end_s, plan = _rounded_prices(pipeline, wanted_s, forced=forced, num_steps=num_steps, begins_short=None)
     is_long = len(pipeline.graph.instructions) >= LONG
     if is_long and _gap_ratio(pipeline, found, plan, wanted_s, forced=forced) > MISFIT_RATIO:
@@ -264,8 +264,8 @@ def _solve_large(pipeline: LargePipeline, deadline_s: float, *, forced: bool, ef
     wanted_s = min(wanted_s, end_s)
     bound_j = found.cost_bound_j + idle_w * plan.makespan_s
     excess_j = plan.cost_j - found.cost_bound_j
-    if effort is Effort.FULL and excess_j > REFINED_GAP * bound_j:
-        plan = pipeline.refined(plan, wanted_s, excess_j=excess_j)
+    if effort is not Effort.QUICK and excess_j > REFINED_GAP * bound_j:
+        plan = pipeline.refined(plan, wanted_s, excess_j=excess_j, is_prompt=effort is Effort.PROMPT)
     tables = pipeline.tables
     durations_s, energies_j = tables.times_s[plan.options].tolist(), tables.energies_j[plan.options].tolist()
     return SolvedPlan(

@@ -15,6 +15,7 @@ from gpuenergyd_policies.planning.flat.plan import flat_plan
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.large import LargePipeline
 from gpuenergyd_policies.planning.switching.segments import plan_segments
+from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 
 _OPTIONS = (ClockOption(3, 0.1, 3.0), ClockOption(2, 0.15, 1.8), ClockOption(1, 0.2, 1.0))
 
@@ -28,6 +29,7 @@ def compile_kernels() -> None:
     )
     graph = dependency_graph(one_forward_one_backward(num_stages, 4))
     solved = solve(graph, profile, deadline_s=deadline_s)
+    simulate_switching(graph, profile, ((),) * num_stages, latency=latency_s)
     plan_segments(graph, profile, solved, deadline_s=deadline_s, max_segments=2, latency=latency_s)
     flat_plan(graph, profile, solved, search_steps=100)
     long = dependency_graph(one_forward_one_backward(num_stages, 8 * num_stages))

@@ -80,15 +80,18 @@ class LargePipeline:
         )
         return min(plans, key=lambda plan: plan.cost_j + idle_w * plan.makespan_s)
 
-    def refined(self, plan: RoundedPlan, deadline_s: float, *, excess_j: float) -> RoundedPlan:
+    def refined(self, plan: RoundedPlan, deadline_s: float, *, excess_j: float, is_prompt: bool = False) -> RoundedPlan:
         """Return the plan with windows of time re-optimized one after the other; it never costs more.
 
         The ends come first, in windows that grow while they gain. Between them, refinement gains much with coarse
         clocks, little with fine ones: so some windows are tried, and all others only if those gain enough. These do not
         overlap: half-overlapping ones take twice as long and gain little more. `excess_j` is what the plan costs above
-        its bound.
+        its bound. With `is_prompt` windows stay small whatever the number of stages, so that each takes hundredths of a
+        second instead of most of one, and all are refined for a smaller gain.
         """
-        window = max(LEAST_WINDOW, WINDOW_PER_RANK * self.graph.num_ranks)
+        whole = max(LEAST_WINDOW, WINDOW_PER_RANK * self.graph.num_ranks)
+        window = LEAST_WINDOW if is_prompt else whole
+        largest = LARGEST_WINDOW * window // whole
         network = flow_network(self.graph, self.tables, thin_tolerance=WINDOW_TOLERANCE)
         of_windows = partial(refine, self.rounder, network, self.tables, self.graph, deadline_s=deadline_s)
         bound_j = plan.cost_j - excess_j
@@ -102,7 +105,7 @@ class LargePipeline:
                 before_j = plan.cost_j
                 plan = of_windows(plan, passes=passes, only=[last - number if is_end else number])
                 gain_j = before_j - plan.cost_j
-                if size * GROWTH <= LARGEST_WINDOW:
+                if size * GROWTH <= largest:
                     size *= GROWTH
                 else:
                     number += 1
@@ -111,7 +114,7 @@ class LargePipeline:
         sampled = inner[:: max(1, len(inner) // NUM_SAMPLED)]
         first = of_windows(plan, passes=passes, only=sampled)
         gain_j = (plan.cost_j - first.cost_j) * len(inner) / max(1, len(sampled))
-        if gain_j < WORTH_REFINING * (plan.cost_j - bound_j):
+        if gain_j < WORTH_REFINING * window / whole * (plan.cost_j - bound_j):
             return first
         return of_windows(first, passes=passes, only=sorted(set(inner) - set(sampled)))
 

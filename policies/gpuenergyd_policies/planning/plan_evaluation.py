@@ -7,9 +7,10 @@ import numpy as np
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile
-from gpuenergyd.core.pipeline.timeline import Timeline, iteration_energy_j, makespan_s, timeline
+from gpuenergyd.core.pipeline.timeline import Timeline, iteration_energy_j, timeline
 from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflineRequest
 from gpuenergyd.errors import UsageError
+from gpuenergyd_policies.planning.makespans import Makespans
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ class FixedClocks:
 
     def __init__(self, graph: DependencyGraph, sm_clocks_mhz: Sequence[int] | None) -> None:
         """Prepare these clocks, one per node; with None, the maximum clock of each instruction class."""
-        self._graph = graph
+        self._num_ranks = graph.num_ranks
+        self._makespans = Makespans(graph)
         clocks_mhz = sm_clocks_mhz if sm_clocks_mhz is not None else [None] * len(graph.instructions)
         place_of: dict[tuple[int, int | None], int] = {}
         self._place = np.array(
@@ -76,13 +78,13 @@ class FixedClocks:
             profile[key].at_max_clock if sm_clock_mhz is None else profile[key].at_clock(sm_clock_mhz)
             for key, sm_clock_mhz in self._wanted
         ]
-        durations_s = np.array([option.time_s for option in chosen])[self._place].tolist()
-        iteration_time_s = makespan_s(self._graph, durations_s)
+        durations_s = np.array([option.time_s for option in chosen])[self._place]
+        iteration_time_s = self._makespans.of(durations_s)
         energy_j = iteration_energy_j(
             energies_j=np.array([option.energy_j for option in chosen])[self._place].tolist(),
-            durations_s=durations_s,
+            durations_s=durations_s.tolist(),
             iteration_time_s=iteration_time_s,
-            num_ranks=self._graph.num_ranks,
+            num_ranks=self._num_ranks,
             blocking_power_w=profile.blocking_power_w,
         )
         return iteration_time_s, energy_j

@@ -39,8 +39,11 @@ class Effort(IntEnum):
 
     QUICK = 1
     """Two candidates: for frontiers of many plans, and for comparing schedules."""
-    FULL = 2
-    """All candidates, then refinement window by window: for the plan that will run."""
+    PROMPT = 2
+    """All candidates, then refinement window by window, with small windows in large pipelines of many stages: for a job
+    that waits for its plan."""
+    FULL = 3
+    """The same without regard to time: for plans made offline."""
 
 
 @dataclass(frozen=True, slots=True)

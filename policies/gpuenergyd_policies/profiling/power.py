@@ -14,6 +14,7 @@ iteration whose energy is far from the fit of the others is excluded as disturbe
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -161,7 +162,7 @@ def shares_of(observations: Sequence[IterationObservation], curves: Mapping[Inst
     return Shares(row_of, rank_of, work_of, clocks_mhz, locked_mhz, amounts, times_s, joules, index_of)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PowerFit:
     """The most probable parameters, their covariance, and the residuals.
 
@@ -203,12 +204,17 @@ class PowerFit:
             for r, (model, top) in enumerate(zip(self._model_of_rank, self._top_of_rank, strict=True))
         )
 
+    @cached_property
+    def _spread(self) -> FloatArray:
+        """A square root of the covariance: times standard normal numbers, it gives deviations of the parameters."""
+        # Noise can make the smallest eigenvalues slightly negative; they carry no variance.
+        variances, axes = np.linalg.eigh(self.covariance)
+        return np.asarray(axes * np.sqrt(np.maximum(variances, 0.0)), dtype=np.float64)
+
     def drawn_models(self, random: np.random.Generator) -> tuple[PowerModel, ...]:
         """Return power models drawn from the posterior distribution."""
         n = 1 + max(self._model_of_rank)
-        # Noise can make the smallest eigenvalues slightly negative; they carry no variance.
-        variances, axes = np.linalg.eigh(self.covariance)
-        x = self.parameters + axes * np.sqrt(np.maximum(variances, 0.0)) @ random.standard_normal(len(variances))
+        x = self.parameters + self._spread @ random.standard_normal(len(self.parameters))
         lower, upper = _bounds(n, len(self.parameters) - 3 * n)
         return self.models(np.clip(x, lower, upper))
 

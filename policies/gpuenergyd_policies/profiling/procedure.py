@@ -52,10 +52,11 @@ class ProfilingStep:
 
 @dataclass(frozen=True, slots=True)
 class FitQuality:
-    """Quality of the current fit: the expected loss of planning from it, and clocks of a class to measure again."""
+    """Quality of the current fit: clocks of a class to measure again, and whether planning from it loses little."""
 
-    regret_ratio: float
     doubtful: frozenset[tuple[InstructionClass, int]]
+    is_good: Callable[[], bool]
+    """Return whether the expected loss is at most `GOOD_REGRET_RATIO`; slow in large pipelines."""
 
 
 class Design:
@@ -85,7 +86,10 @@ class Design:
         return f"profiling, point {step.number + 1} of up to {len(self.points)}{again}"
 
     def next_step(self, evaluate: Callable[[], FitQuality]) -> ProfilingStep | NoProfilingStep:
-        """Return the next step; `evaluate` is slow and only called when profiling may end."""
+        """Return the next step; `evaluate` is slow and only called when profiling may end.
+
+        How good the fit is does not matter where nothing is left to measure.
+        """
         num_issued = self._num_issued()
         if not self._is_within_slowdown_budget(num_issued):
             return NoProfilingStep.WAIT
@@ -97,8 +101,9 @@ class Design:
             repetition = self._repetition(quality, num_issued)
             if repetition is not None:
                 return repetition
-            if quality.regret_ratio <= GOOD_REGRET_RATIO:
-                return NoProfilingStep.DONE
+            following = self._next_point(num_issued, measured)
+            is_done = following is NoProfilingStep.DONE or quality.is_good()
+            return NoProfilingStep.DONE if is_done else following
         return self._next_point(num_issued, measured)
 
     def _next_point(self, num_issued: int, measured: Sequence[int]) -> ProfilingStep | NoProfilingStep:

@@ -77,3 +77,11 @@ def test_using_up_the_slack_of_one_instruction_never_lengthens_the_iteration_and
     assert timeline(graph, stretched).iteration_time_s == pytest.approx(planned.iteration_time_s)
     stretched[node] += 0.5
     assert timeline(graph, stretched).iteration_time_s == pytest.approx(planned.iteration_time_s + 0.5)
+
+
+def test_spans_of_all_ranks_are_those_of_each_rank() -> None:
+    graph = dependency_graph(one_forward_one_backward(3, 4))
+    planned = timeline(graph, [1.0 if i.kind is F else 2.0 for i in graph.instructions])
+
+    assert planned.spans_of_ranks() == tuple(planned.rank_spans(pp_rank) for pp_rank in range(3))
+    assert all(planned.spans_of_ranks())

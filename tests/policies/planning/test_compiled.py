@@ -187,7 +187,7 @@ def test_kernel_files_import_only_the_standard_library_and_kernel_files() -> Non
     root = Path(compiled.__file__).parents[2]
     kernels = {".".join(path.relative_to(root).with_suffix("").parts) for path in compiled.kernel_files()}
 
-    assert len(kernels) == 8
+    assert len(kernels) == 9
     for path in compiled.kernel_files():
         if path.name == "compiled.py":
             continue

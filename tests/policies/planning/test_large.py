@@ -1,14 +1,19 @@
 """Plans of large pipelines: on time, above a proven bound, and nearly as good as the exact sweep's."""
 
+from typing import Any
+
 import pytest
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.schedules import zero_bubble_h1
 from gpuenergyd_policies.planning import frontier, large
 from gpuenergyd_policies.planning.compiled import IS_COMPILED
+from gpuenergyd_policies.planning.discrete.refinement import refine
+from gpuenergyd_policies.planning.discrete.rounding import RoundedPlan
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.large import LargePipeline
 from gpuenergyd_policies.planning.plan_evaluation import evaluate_clocks
+from gpuenergyd_policies.planning.problem import Effort
 from tests.policies.planning.orders.cases import split_profile
 from tests.policies.planning.profiles import forward_backward_profile
 
@@ -60,3 +65,47 @@ def test_refinement_goes_on_after_a_sample_of_windows_where_it_gains(
     assert refined.makespan_s <= deadline_s
     assert whole.cost_j < rounded.cost_j
     assert refined.cost_j == whole.cost_j if is_worth_it else refined.cost_j > whole.cost_j
+
+
+def test_a_prompt_plan_is_the_full_one_but_for_pipelines_of_many_stages_or_instructions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    profile = forward_backward_profile([1.0, 1.2, 0.9])
+    graph = dependency_graph(one_forward_one_backward(3, 24))
+    deadline_s = 1.02 * min_iteration_time_s(graph, profile)
+
+    def plan(effort: Effort) -> frontier.SolvedPlan:
+        return solve(graph, profile, deadline_s=deadline_s, effort=effort)
+
+    assert plan(Effort.PROMPT) == plan(Effort.FULL)
+    monkeypatch.setattr(frontier, "TOO_LARGE", 10)
+    monkeypatch.setattr(frontier, "REFINED_GAP", 0.0)
+    monkeypatch.setattr(large, "LEAST_WINDOW", 24)
+    monkeypatch.setattr(large, "WINDOW_PER_RANK", 8)  # a window of 24 instructions for three stages
+    assert plan(Effort.PROMPT) == plan(Effort.FULL)
+
+
+def test_windows_of_a_prompt_plan_stay_small_with_many_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = forward_backward_profile([1.0, 1.2, 0.9])
+    graph = dependency_graph(one_forward_one_backward(3, 24))
+    monkeypatch.setattr(large, "LEAST_WINDOW", 12)
+    monkeypatch.setattr(large, "WINDOW_PER_RANK", 16)  # without hurry 48 instructions for three stages
+    monkeypatch.setattr(large, "LARGEST_WINDOW", 96)
+    deadline_s = 1.05 * min_iteration_time_s(graph, profile)
+    pipeline = LargePipeline.of(graph, profile)
+    middle = 0.5 * (pipeline.tables.fastest_s + pipeline.tables.slowest_s)
+    rounded = pipeline.rounder.round_plan(middle, deadline_s, slack_share=1.0, hull_first=False)
+    sizes: dict[bool, set[int]] = {True: set(), False: set()}
+
+    def recorded(*args: Any, passes: tuple[tuple[int, int], ...], **others: Any) -> RoundedPlan:
+        sizes[is_prompt].update(size for _, size in passes)
+        return refine(*args, passes=passes, **others)
+
+    monkeypatch.setattr(large, "refine", recorded)
+    for is_prompt in (True, False):
+        refined = pipeline.refined(rounded, deadline_s, excess_j=1e-9, is_prompt=is_prompt)
+        assert refined.makespan_s <= deadline_s
+        assert refined.cost_j < rounded.cost_j
+
+    assert max(sizes[True]) <= 24
+    assert min(sizes[False]) >= 48

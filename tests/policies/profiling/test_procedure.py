@@ -1,7 +1,5 @@
 """The profiling procedure: points in order, repetitions of doubtful and disturbed ones, and the end."""
 
-import math
-
 import pytest
 
 from gpuenergyd.core.measurement.observation import IterationObservation, RankEnergy
@@ -13,8 +11,8 @@ from gpuenergyd_policies.profiling.procedure import MAX_ATTEMPTS, Design, FitQua
 
 F = InstructionKind.F
 LEVELS = (1410, 1290, 1140, 1005, 900, 780)
-POOR_FIT = FitQuality(math.inf, frozenset())
-GOOD_FIT = FitQuality(0.0, frozenset())
+POOR_FIT = FitQuality(frozenset(), is_good=lambda: False)
+GOOD_FIT = FitQuality(frozenset(), is_good=lambda: True)
 
 
 def view_of(issued: list[ClockPlan], seen: list[IterationObservation]) -> JobView:
@@ -60,7 +58,7 @@ def doubt(block: Run) -> tuple[FitQuality, int]:
     """Return knowledge with a doubtful clock of rank 0's forwards, and the point that ran it."""
     level = block.design.points[2].levels[0][F]
     number = next(n for n in range(len(LEVELS)) if block.design.points[n].levels[0].get(F) == level)
-    return FitQuality(0.0, frozenset({(InstructionClass(0, F), LEVELS[level])})), number
+    return FitQuality(frozenset({(InstructionClass(0, F), LEVELS[level])}), is_good=lambda: True), number
 
 
 def test_points_run_in_order_and_are_evaluated_after_a_complete_block() -> None:
@@ -91,7 +89,7 @@ def test_a_doubtful_clock_is_measured_again_a_limited_number_of_times(block: Run
 
 
 def test_a_doubtful_clock_that_is_no_level_is_ignored(block: Run) -> None:
-    unknown = FitQuality(0.0, frozenset({(InstructionClass(0, F), 1333)}))
+    unknown = FitQuality(frozenset({(InstructionClass(0, F), 1333)}), is_good=lambda: True)
 
     assert block.next_step(unknown) is NoProfilingStep.DONE
 
@@ -118,3 +116,11 @@ def test_profiling_waits_for_the_measurement_of_the_last_point() -> None:
     )
 
     assert run.next_step() is NoProfilingStep.WAIT
+
+
+def test_the_quality_of_the_fit_is_not_computed_where_nothing_is_left_to_measure() -> None:
+    run = Run()
+    run.add_steps(*(ProfilingStep(number, 0) for number in range(len(run.design.points))))
+    unasked = FitQuality(frozenset(), is_good=lambda: pytest.fail("profiling ends whatever the fit is like"))
+
+    assert run.next_step(unasked) is NoProfilingStep.DONE

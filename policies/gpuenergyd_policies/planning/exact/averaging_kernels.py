@@ -22,6 +22,15 @@ class PricedGraph(NamedTuple):
     slopes: list[float]
 
 
+class TimedGraph(NamedTuple):
+    """A graph with nodes in topological order, predecessors of v at pred[v]:pred[v + 1]."""
+
+    pred: list[int]
+    pred_node: list[int]
+    pred_latency: list[float]
+    epilogue: list[float]
+
+
 class Averages(NamedTuple):
     """Working memory and result by node: price, mean duration, hull vertex, begin, finish, charge of one step."""
 
@@ -135,9 +144,9 @@ def divide_flow(graph: PricedGraph, weight: list[float], price: list[float]) -> 
 
 
 @compiled
-def find_finishes(graph: PricedGraph, durations: list[float], finish: list[float]) -> float:
+def find_finishes(graph: TimedGraph, durations: list[float], finish: list[float]) -> float:
     """Compute the earliest finish of every node with these durations, and return the makespan."""
-    pred, pred_node, pred_latency, epilogue, _, _, _, _ = graph
+    pred, pred_node, pred_latency, epilogue = graph
     makespan = 0.0
     for v in range(len(pred) - 1):
         start = 0.0

@@ -64,7 +64,7 @@ def clock_changes(
         profile: tells clocks that are higher yet slower; without it a higher clock counts as faster.
     """
     latencies = rank_latencies(latency, planned.num_ranks)
-    spans_of = [planned.rank_spans(pp_rank) for pp_rank in range(planned.num_ranks)]
+    spans_of = planned.spans_of_ranks()
     own_leads_s = [
         raise_leads_s(own, {sm_clocks_mhz[span.instruction] for span in spans})
         for own, spans in zip(latencies, spans_of, strict=True)
@@ -216,10 +216,13 @@ def _required_clocks(
             offset_s = min(offset_s, spans[last].duration_s)
         moments[position, offset_s] = max(moment_s, moments.get((position, offset_s), 0.0))
     planned = [(span.instruction.instruction_class, sm_clocks_mhz[span.instruction]) for span in spans]
+    longest_s = max(leads_s)
     requests: list[TimedRequest] = []
     in_force: int | None = None
     for (at, offset_s), moment_s in sorted(moments.items()):
-        window = instructions_requested_by(spans, leads_s, at, moment_s, iteration_time_s=iteration_time_s)
+        window = instructions_requested_by(
+            spans, leads_s, at, moment_s, iteration_time_s=iteration_time_s, longest_s=longest_s
+        )
         required_mhz = required_clock(frozenset([planned[k] for k in window]))
         if required_mhz != in_force:
             requests.append(TimedRequest(at, offset_s, required_mhz))
@@ -236,6 +239,7 @@ def leads_without_replaced_raises_s(
     """
     n = len(spans)
     found_s = [leads_s[clock] for clock in sm_clocks_mhz]
+    longest_s = max(found_s)
     for k in range(n - 1, -1, -1):
         needed_s = spans[k].start_s
         if sm_clocks_mhz[k] <= sm_clocks_mhz[k - 1]:
@@ -243,20 +247,30 @@ def leads_without_replaced_raises_s(
         for at in range(k + 1, k + n):
             j = at % n
             start_s = spans[j].start_s + (iteration_time_s if at >= n else 0.0)
-            if start_s - max(found_s) >= needed_s:
+            if start_s - longest_s >= needed_s:
                 break
             requested_s = start_s - found_s[j]
             if sm_clocks_mhz[j] > sm_clocks_mhz[k] and needed_s - found_s[k] < requested_s < needed_s:
+                was_longest = found_s[j] == longest_s
                 found_s[j] = start_s - needed_s + leads_s[sm_clocks_mhz[j]]
+                longest_s = max(found_s) if was_longest else max(longest_s, found_s[j])
     return found_s
 
 
 def instructions_requested_by(
-    spans: Sequence[Span], leads_s: Sequence[float], first: int, moment_s: float, *, iteration_time_s: float
+    spans: Sequence[Span],
+    leads_s: Sequence[float],
+    first: int,
+    moment_s: float,
+    *,
+    iteration_time_s: float,
+    longest_s: float,
 ) -> list[int]:
-    """Return the positions from `first` on whose lead has begun at a moment, continuing into the next iteration."""
+    """Return the positions from `first` on whose lead has begun at a moment, continuing into the next iteration.
+
+    `longest_s` is the longest lead.
+    """
     n = len(spans)
-    longest_s = max(leads_s)
     positions = [first]
     for k in range(first + 1, first + n):
         start_s = spans[k % n].start_s + (iteration_time_s if k >= n else 0.0)
@@ -280,9 +294,9 @@ def fast_enough_clock(planned: PlannedClocks, profile: PipelineProfile | None) -
         )
 
     candidates = sorted({o.sm_clock_mhz for key, _ in planned for o in profile[key].options})
+    if at_least_mhz in candidates and worst_stretch(at_least_mhz) <= 1.0:
+        return at_least_mhz  # as almost always: no other clock needs a look
     fast_enough = [c for c in candidates if worst_stretch(c) <= 1.0]
-    if at_least_mhz in fast_enough:
-        return at_least_mhz
     return min(fast_enough) if fast_enough else min(candidates, key=worst_stretch)
 
 

@@ -1,19 +1,28 @@
 """Simulator of iterations whose clocks change late: what clock changes cost in time and energy."""
 
 import math
-from bisect import insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import add
+from itertools import accumulate, chain
+
+import numpy as np
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction
 from gpuenergyd.core.pipeline.plan import ClockChange
-from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j
-from gpuenergyd.core.pipeline.waiting import WaitingPower
+from gpuenergyd_policies.planning.compiled import floats, ints
+from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray
 from gpuenergyd_policies.planning.switching.driver_queue import QueuedClockCall, driver_waits_s, longest_busy_s
 from gpuenergyd_policies.planning.switching.requests import Latency, rank_latencies
+from gpuenergyd_policies.planning.switching.simulation_kernel import (
+    ClockStates,
+    RequestedClocks,
+    SimulatedNodes,
+    SimulatedPipeline,
+    simulate_iteration,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +56,19 @@ def simulate_switching(
     Every rank starts at the highest clock of its first instruction. If driver calls take time, the iterations run a
     second time with the waits for the driver that the first run shows.
     """
-    latencies = rank_latencies(latency, graph.num_ranks)
-    simulation = _Simulation(graph, profile, changes, latencies)
-    results = [simulation.run({}) for _ in range(num_iterations)]
-    if sum(own.num_calls for own in latencies if own.call_s) < 2:
-        return results[-1]
-    waits_s = driver_waits_s([call for _, call in simulation.calls])
-    wait_of = {key: wait_s for (key, _), wait_s in zip(simulation.calls, waits_s, strict=True) if wait_s > 0}
-    if not wait_of:
-        return results[-1]
-    simulation = _Simulation(graph, profile, changes, latencies)
-    return [simulation.run(wait_of) for _ in range(num_iterations)][-1]
+    simulation = _Simulation(graph, profile, changes, rank_latencies(latency, graph.num_ranks))
+    simulated = simulation.run({}, num_iterations)
+    if sum(own.num_calls for own in simulation.latencies if own.call_s) < 2:
+        return simulated
+    calls = simulation.calls()
+    waits_s = driver_waits_s([call for _, call in calls])
+    wait_of = {key: wait_s for (key, _), wait_s in zip(calls, waits_s, strict=True) if wait_s > 0}
+    return simulation.run(wait_of, num_iterations) if wait_of else simulated
 
 
 _ChangeKey = tuple[Instruction, float]
-_Request = tuple[float, float]
-"""When a clock is requested, and how long it typically takes until it is effective, both in seconds."""
+_NO_CHANGE_S = -1.0
+"""Latency of a request for the clock that was requested before: it has no effect."""
 
 
 class _Simulation:
@@ -75,165 +81,160 @@ class _Simulation:
         changes: Sequence[Sequence[ClockChange]],
         latencies: Sequence[SwitchLatency],
     ) -> None:
-        self._graph = graph
-        self._profile = profile
-        self._latencies = latencies
+        self._graph, self._profile, self.latencies = graph, profile, latencies
         requested: dict[Instruction, list[ClockChange]] = {}
-        for change in (change for rank_changes in changes for change in rank_changes):
+        for change in chain.from_iterable(changes):
             requested.setdefault(change.instruction, []).append(change)
-        self._requested = [requested.get(instruction, ()) for instruction in graph.instructions]
-        of_class = [profile[key] for key in graph.classes]
-        self._options = [of_class[c] for c in graph.class_of]
-        first: dict[int, Instruction] = {}
-        for instruction in graph.instructions:
-            first.setdefault(instruction.pp_rank, instruction)
-        self._clocks = {
-            rank: RankClock(
-                profile[instruction.instruction_class].at_max_clock.sm_clock_mhz,
-                latencies[rank],
-                waiting_power_w=profile.blocking_power_w,
-            )
-            for rank, instruction in first.items()
-        }
-        self.calls: list[tuple[_ChangeKey, QueuedClockCall]] = []
+        of_nodes = [requested.get(graph.instructions[v], ()) for v in graph.topological_order]
+        self._changes = list(chain.from_iterable(of_nodes))
+        """All changes in the order in which nodes run."""
+        self._first_change = [0, *accumulate(map(len, of_nodes))]
+        self._requested = [(change.instruction.pp_rank, change.sm_clock_mhz) for change in self._changes]
+        """The rank and the clock of each change."""
+        self._rank_of = np.array([rank for rank, _ in self._requested], dtype=np.int64)
+        first_class = {graph.instructions[v].pp_rank: c for v, c in reversed(list(enumerate(graph.class_of)))}
+        self._first_mhz = {rank: profile[graph.classes[c]].at_max_clock.sm_clock_mhz for rank, c in first_class.items()}
+        """The clock that each rank starts at."""
+        self._clocks = sorted({*self._requested, *self._first_mhz.items()})
+        """Each rank with each clock that it may run at."""
+        self._place_of = {own: place for place, own in enumerate(self._clocks)}
+        self._pipeline = _pipeline(graph, profile, self._clocks)
+        finish, duration, energy = (floats(np.zeros(len(graph.instructions))) for _ in range(3))
+        self._nodes = SimulatedNodes(finish, duration, energy, due=floats(np.zeros(len(self._changes))))
+        self._before_mhz: list[int] = []
+        """The clock requested before each change of the last iteration."""
+        self._latencies_s: list[float] = []
 
-    def run(self, wait_of: Mapping[_ChangeKey, float]) -> SimulatedIteration:
-        """Run one iteration in which requests wait this long for the driver."""
-        graph, profile, power = self._graph, self._profile, self._profile.waiting_power
-        self.calls.clear()
-        finish_s = [0.0] * len(graph.instructions)
-        durations_s = [0.0] * len(graph.instructions)
-        energies_j = [0.0] * len(graph.instructions)
-        requests: dict[int, list[_Request]] = {}
-        idle_since_s = dict.fromkeys(self._clocks, 0.0)
-        waiting_j = 0.0
-        for v in graph.topological_order:
-            instruction = graph.instructions[v]
-            start_s = 0.0
-            for u, latency_s in graph.predecessors[v]:
-                ready_s = finish_s[u] + latency_s
-                if ready_s > start_s:  # noqa: PLR1730  `max` of a generator takes five times as long
-                    start_s = ready_s
-            clock = self._clocks[instruction.pp_rank]
-            for change in self._requested[v]:
-                key, due_s = (instruction, change.offset_s), start_s + change.offset_s
-                before_mhz = clock.request(due_s, change.sm_clock_mhz, wait_s=wait_of.get(key, 0.0))
-                if change.sm_clock_mhz != before_mhz:
-                    is_raise, own = change.sm_clock_mhz > before_mhz, self._latencies[instruction.pp_rank]
-                    call = QueuedClockCall(due_s, own.call_s, instruction.pp_rank, is_raise, own.num_calls, own.host)
-                    self.calls.append((key, call))
-                    request = (due_s, own.typical_s(before_mhz, change.sm_clock_mhz))
-                    requests.setdefault(instruction.pp_rank, []).append(request)
-            if power is not None:
-                waiting_j += clock.wait(idle_since_s[instruction.pp_rank], start_s, power)
-            finish_s[v], energies_j[v] = clock.run(self._options[v], start_s)
-            durations_s[v] = finish_s[v] - start_s
-            idle_since_s[instruction.pp_rank] = finish_s[v]
-        iteration_time_s = max(map(add, finish_s, graph.epilogues_s))
-        for rank, clock in self._clocks.items():
-            if power is not None:
-                waiting_j += clock.wait(idle_since_s[rank], iteration_time_s, power)
-            clock.next_iteration(iteration_time_s)
+    def run(self, wait_of: Mapping[_ChangeKey, float], num_iterations: int) -> SimulatedIteration:
+        """Return the last of so many iterations, in which requests wait this long for the driver."""
+        changes = self._changes
+        waits_s = [wait_of.get((c.instruction, c.offset_s), 0.0) for c in changes] if wait_of else [0.0] * len(changes)
+        requested = RequestedClocks(
+            first_change=ints(self._first_change),
+            offset=floats([change.offset_s for change in changes]),
+            clock=ints([self._place_of[own] for own in self._requested]),
+            wait=floats(waits_s),
+            latency=floats(np.zeros(len(changes))),
+        )
+        states = self._initial_states(num_iterations)
+        in_force_mhz = dict(self._first_mhz)
+        iteration_time_s = waiting_j = 0.0
+        for number in range(num_iterations):
+            if number < 2:  # later iterations begin as the second one does
+                self._set_latencies(in_force_mhz)
+                requested = requested._replace(latency=floats(self._latencies_s))
+            iteration_time_s, waiting_j = simulate_iteration(
+                self._pipeline, requested, states, self._nodes, self._profile.blocking_power_w
+            )
+        return self._simulated(iteration_time_s, waiting_j)
+
+    def calls(self) -> list[tuple[_ChangeKey, QueuedClockCall]]:
+        """Return the driver calls of the last iteration, each with the change that it carries out."""
+        calls = []
+        for change, due_s, before_mhz, latency_s in zip(
+            self._changes, self._nodes.due, self._before_mhz, self._latencies_s, strict=True
+        ):
+            if latency_s != _NO_CHANGE_S:
+                rank, is_raise = change.instruction.pp_rank, change.sm_clock_mhz > before_mhz
+                own = self.latencies[rank]
+                call = QueuedClockCall(float(due_s), own.call_s, rank, is_raise, own.num_calls, own.host)
+                calls.append(((change.instruction, change.offset_s), call))
+        return calls
+
+    def _set_latencies(self, in_force_mhz: dict[int, int]) -> None:
+        """Set what each change replaces and its typical latency; `in_force_mhz` is brought to the iteration's end."""
+        known_s: dict[tuple[int, int, int], float] = {}
+        self._before_mhz, self._latencies_s = [], []
+        for rank, mhz in self._requested:
+            before_mhz, in_force_mhz[rank] = in_force_mhz[rank], mhz
+            key = (rank, before_mhz, mhz)
+            latency_s = known_s.get(key)
+            if latency_s is None:
+                latency_s = _NO_CHANGE_S if mhz == before_mhz else self.latencies[rank].typical_s(before_mhz, mhz)
+                known_s[key] = latency_s
+            self._before_mhz.append(before_mhz)
+            self._latencies_s.append(latency_s)
+
+    def _initial_states(self, num_iterations: int) -> ClockStates:
+        """Return GPUs at their first clocks, with room for all changes of so many iterations."""
+        num_ranks = self._graph.num_ranks
+        num_changes = num_iterations * np.bincount(self._rank_of, minlength=num_ranks)
+        room_from = np.cumsum(num_changes) - num_changes
+        room = int(num_changes.sum())
+        clocks = [self._place_of.get((rank, self._first_mhz.get(rank, 0)), 0) for rank in range(num_ranks)]
+        return ClockStates(
+            clock=ints(clocks),
+            idle_since=floats(np.zeros(num_ranks)),
+            pending_first=ints(room_from.copy()),
+            pending_end=ints(room_from.copy()),
+            pending_at=floats(np.zeros(room)),
+            pending_clock=ints(np.zeros(room)),
+            stall_first=ints(room_from.copy()),
+            stall_end=ints(room_from.copy()),
+            stalled_at=floats(np.zeros(room)),
+            stall=floats([latency.stall_s for latency in self.latencies]),
+        )
+
+    def _simulated(self, iteration_time_s: float, waiting_j: float) -> SimulatedIteration:
+        durations_s = np.asarray(self._nodes.duration).tolist()
         energy_j = iteration_energy_j(
-            energies_j=energies_j,
+            energies_j=np.asarray(self._nodes.energy).tolist(),
             durations_s=durations_s,
             iteration_time_s=iteration_time_s,
-            num_ranks=graph.num_ranks,
-            blocking_power_w=profile.blocking_power_w if power is None else 0.0,
+            num_ranks=self._graph.num_ranks,
+            blocking_power_w=self._profile.blocking_power_w if self._profile.waiting_power is None else 0.0,
         )
+        is_call = any(latency.call_s for latency in self.latencies)
         return SimulatedIteration(
             iteration_time_s,
             energy_j + waiting_j,
             waiting_energy_j=waiting_j,
-            waiting_s=graph.num_ranks * iteration_time_s - sum(durations_s),
-            driver_busy_s=longest_busy_s([call for _, call in self.calls]),
-            shortest_dwell_ratio=_shortest_dwell_ratio(requests.values(), iteration_time_s),
+            waiting_s=self._graph.num_ranks * iteration_time_s - sum(durations_s),
+            driver_busy_s=longest_busy_s([call for _, call in self.calls()]) if is_call else 0.0,
+            shortest_dwell_ratio=_shortest_dwell_ratio(
+                self._rank_of, np.array(self._nodes.due), np.array(self._latencies_s), iteration_time_s
+            ),
         )
 
 
-def _shortest_dwell_ratio(requests_of: Iterable[list[_Request]], iteration_time_s: float) -> float:
+def _pipeline(graph: DependencyGraph, profile: PipelineProfile, clocks: Sequence[tuple[int, int]]) -> SimulatedPipeline:
+    """Return a pipeline and its profile as arrays, with time and energy of each class at the clocks of its rank."""
+    clocks_of: dict[int, list[int]] = {}
+    for rank, mhz in clocks:
+        clocks_of.setdefault(rank, []).append(mhz)
+    options = [[profile[key].interpolated(mhz) for mhz in clocks_of[key.pp_rank]] for key in graph.classes]
+    num_clocks = [len(clocks_of.get(rank, ())) for rank in range(graph.num_ranks)]
+    row_of_class = np.array([0, *accumulate(map(len, options))], dtype=np.int64)
+    rank_of_class = np.array([key.pp_rank for key in graph.classes], dtype=np.int64)
+    class_of = np.array(graph.class_of, dtype=np.int64)
+    edges = np.array(list(chain.from_iterable(graph.predecessors)), dtype=np.float64).reshape(-1, 2)
+    power = profile.waiting_power
+    return SimulatedPipeline(
+        order=ints(graph.topological_order),
+        pred=ints([0, *accumulate(map(len, graph.predecessors))]),
+        pred_node=ints(edges[:, 0]),
+        pred_latency=floats(edges[:, 1]),
+        epilogue=floats(graph.epilogues_s),
+        rank=ints(rank_of_class[class_of]),
+        row=ints(row_of_class[class_of]),
+        times=floats([option.time_s for own in options for option in own]),
+        energies=floats([option.energy_j for own in options for option in own]),
+        first_clock=ints([0, *accumulate(num_clocks)]),
+        waiting_power=floats([] if power is None else [power.at(mhz) for _, mhz in clocks]),
+    )
+
+
+def _shortest_dwell_ratio(
+    rank_of: IntArray, due_s: FloatArray, latency_s: FloatArray, iteration_time_s: float
+) -> float:
     """Return the shortest time between requests for one GPU, in latencies; the first of the next iteration counts."""
-    ratios = []
-    for requests in requests_of:
-        requests.sort()
-        next_due_s = [due_s for due_s, _ in requests[1:]] + [requests[0][0] + iteration_time_s]
-        ratios += [
-            (next_s - due_s) / latency_s
-            for (due_s, latency_s), next_s in zip(requests, next_due_s, strict=True)
-            if latency_s > 0
-        ]
-    return min(ratios, default=math.inf)
-
-
-class RankClock:
-    """Clock of one simulated GPU over time; changes are requested in program order."""
-
-    def __init__(self, sm_clock_mhz: int, latency: SwitchLatency, *, waiting_power_w: float = 0.0) -> None:
-        self._pending: list[tuple[float, int]] = []
-        self._stalls_s: list[float] = []
-        self._waiting_power_w = waiting_power_w
-        self._sm_clock_mhz = sm_clock_mhz
-        self._requested_mhz = sm_clock_mhz
-        self._latency = latency
-        self._options: dict[tuple[int, int], tuple[InstructionProfile, ClockOption]] = {}
-
-    def request(self, due_s: float, sm_clock_mhz: int, *, wait_s: float) -> int:
-        """Request a clock and return the one requested before; pending changes that would come later are dropped.
-
-        Requesting the same clock again has no effect.
-        """
-        before_mhz, self._requested_mhz = self._requested_mhz, sm_clock_mhz
-        if sm_clock_mhz != before_mhz:
-            called_s = due_s + wait_s
-            effective_s = called_s + self._latency.typical_s(before_mhz, sm_clock_mhz)
-            self._pending = [p for p in self._pending if p[0] < effective_s]
-            self._pending.append((effective_s, sm_clock_mhz))
-            if self._latency.stall_s:
-                insort(self._stalls_s, called_s)
-        return before_mhz
-
-    def next_iteration(self, iteration_time_s: float) -> None:
-        """Restart time at the end of an iteration."""
-        self._pending = [(effective_s - iteration_time_s, mhz) for effective_s, mhz in self._pending]
-        self._stalls_s = [stall_s - iteration_time_s for stall_s in self._stalls_s]
-
-    def wait(self, begin_s: float, end_s: float, power: WaitingPower) -> float:
-        """Wait, and return the energy at the clocks in force."""
-        now_s, energy_j = begin_s, 0.0
-        while self._pending and self._pending[0][0] <= end_s:
-            effective_s, sm_clock_mhz = self._pending.pop(0)
-            until_s = max(now_s, effective_s)
-            energy_j += power.at(self._sm_clock_mhz) * (until_s - now_s)
-            now_s, self._sm_clock_mhz = until_s, sm_clock_mhz
-        return energy_j + power.at(self._sm_clock_mhz) * (end_s - now_s)
-
-    def _option(self, options: InstructionProfile) -> ClockOption:
-        """Return time and energy at the clock in force; few pairs of both recur in thousands of instructions."""
-        key = id(options), self._sm_clock_mhz
-        known = self._options.get(key)
-        if known is None or known[0] is not options:
-            known = self._options[key] = options, options.interpolated(self._sm_clock_mhz)
-        return known[1]
-
-    def run(self, options: InstructionProfile, start_s: float) -> tuple[float, float]:
-        """Run one instruction from `start_s`; return its end and its energy."""
-        now_s, left, energy_j = start_s, 1.0, 0.0
-        while True:
-            while self._stalls_s and self._stalls_s[0] <= now_s:
-                # Of a call before this instruction, only what is left of its stall delays it.
-                until_s = max(now_s, self._stalls_s.pop(0) + self._latency.stall_s)
-                energy_j += self._waiting_power_w * (until_s - now_s)
-                now_s = until_s
-            while self._pending and self._pending[0][0] <= now_s:
-                self._sm_clock_mhz = self._pending.pop(0)[1]
-            option = self._option(options)
-            end_s = now_s + left * option.time_s
-            next_s = self._pending[0][0] if self._pending else end_s
-            if self._stalls_s:
-                next_s = min(next_s, self._stalls_s[0])
-            if end_s <= next_s:
-                return end_s, energy_j + left * option.energy_j
-            done = (next_s - now_s) / option.time_s
-            energy_j += done * option.energy_j
-            left -= done
-            now_s = next_s
+    order = np.lexsort((latency_s, due_s, rank_of))
+    order = order[latency_s[order] != _NO_CHANGE_S]
+    rank_of, due_s, latency_s = rank_of[order], due_s[order], latency_s[order]
+    is_first = np.append(True, rank_of[1:] != rank_of[:-1])[: len(order)]
+    first_of_rank = np.flatnonzero(is_first)
+    last_of_rank = np.append(first_of_rank[1:], len(order))[: len(first_of_rank)] - 1
+    next_due_s = np.roll(due_s, -1)
+    next_due_s[last_of_rank] = due_s[first_of_rank] + iteration_time_s
+    takes_time = latency_s > 0
+    return float(min((next_due_s - due_s)[takes_time] / latency_s[takes_time], default=math.inf))

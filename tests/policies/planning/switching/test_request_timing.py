@@ -1,8 +1,11 @@
 """Steps of timing clock requests and of simulating them, on small cases solved by hand."""
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionClass, InstructionKind, dependency_graph, gpipe
 from gpuenergyd.core.pipeline.plan import ClockChange
@@ -14,13 +17,16 @@ from gpuenergyd_policies.planning.switching.requests import (
     clock_changes,
     fast_enough_clock,
     instructions_requested_by,
+    leads_without_replaced_raises_s,
     longest_lead_s,
     longest_raise_waits_s,
     merge_per_instruction,
     naive_changes,
     rank_latencies,
 )
-from gpuenergyd_policies.planning.switching.simulation import RankClock, simulate_switching
+from gpuenergyd_policies.planning.switching.simulation import simulate_switching
+from tests.support.examples import examples
+from tests.support.plain_switching import PlainRankClock
 
 F, B = InstructionKind.F, InstructionKind.B
 LATENCY = SwitchLatency(raise_s=0.5, lower_s=0.25, call_s=0.1)
@@ -128,7 +134,9 @@ def test_a_window_holds_the_instructions_that_begin_by_its_end_across_iterations
     first: int, until_s: float, window: list[int]
 ) -> None:
     assert (
-        instructions_requested_by(_spans(0, [0.0, 2.0, 4.0]), [0.0] * 3, first, until_s, iteration_time_s=10.0)
+        instructions_requested_by(
+            _spans(0, [0.0, 2.0, 4.0]), [0.0] * 3, first, until_s, iteration_time_s=10.0, longest_s=0.0
+        )
         == window
     )
 
@@ -190,7 +198,7 @@ def test_an_instruction_keeps_one_immediate_and_one_delayed_request() -> None:
 
 
 def test_a_request_cancels_pending_ones_that_would_come_later_and_repeats_have_no_effect() -> None:
-    clock = RankClock(1000, LATENCY)
+    clock = PlainRankClock(1000, LATENCY)
 
     assert clock.request(0.0, 500, wait_s=0.0) == 1000  # there at 0.25
     assert clock.request(0.1, 500, wait_s=0.0) == 500  # requested already
@@ -202,7 +210,7 @@ def test_a_request_cancels_pending_ones_that_would_come_later_and_repeats_have_n
 
 
 def test_a_wait_for_the_driver_delays_a_clock_even_into_the_next_iteration() -> None:
-    clock = RankClock(1000, LATENCY)
+    clock = PlainRankClock(1000, LATENCY)
 
     clock.request(1.0, 500, wait_s=0.5)
     assert clock.run(PLAIN, 0.5) == pytest.approx((1.5, 100.0))
@@ -213,7 +221,7 @@ def test_a_wait_for_the_driver_delays_a_clock_even_into_the_next_iteration() -> 
 
 
 def test_a_clock_that_took_effect_before_an_instruction_holds_from_its_begin() -> None:
-    clock = RankClock(1000, LATENCY)
+    clock = PlainRankClock(1000, LATENCY)
     clock.request(0.0, 500, wait_s=0.0)
 
     assert clock.run(PLAIN, 0.25) == pytest.approx((2.25, 100.0))
@@ -290,3 +298,30 @@ def test_a_raise_that_a_higher_one_would_replace_before_it_takes_effect_gives_wa
     requests = _one_rank_requests(_by_target(c800=0.4, c900=1.25), clocks)
 
     assert requests == [(0.0, 500), (0.75, 900), (6.0, 500)]
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0.01, 2.0), st.sampled_from([500, 700, 900])), min_size=1, max_size=12),
+    st.fixed_dictionaries({mhz: st.floats(0.0, 6.0) for mhz in (500, 700, 900)}),
+)
+def test_leads_are_those_that_a_look_at_all_of_them_finds(
+    gaps: list[tuple[float, int]], leads_s: dict[int, float]
+) -> None:
+    """The longest lead is kept up to date instead of searched; here it is searched at each step."""
+    starts_s = list(accumulate((gap_s for gap_s, _ in gaps), initial=0.0))
+    spans, iteration_time_s = _spans(0, starts_s[:-1]), starts_s[-1]
+    clocks = [mhz for _, mhz in gaps]
+    n = len(clocks)
+    expected_s = [leads_s[mhz] for mhz in clocks]
+    for k in range(n - 1, -1, -1):
+        needed_s = spans[k].start_s
+        for at in range(k + 1, k + n) if clocks[k] > clocks[k - 1] else ():
+            j = at % n
+            start_s = spans[j].start_s + (iteration_time_s if at >= n else 0.0)
+            if start_s - max(expected_s) >= needed_s:
+                break
+            if clocks[j] > clocks[k] and needed_s - expected_s[k] < start_s - expected_s[j] < needed_s:
+                expected_s[j] = start_s - needed_s + leads_s[clocks[j]]
+
+    assert leads_without_replaced_raises_s(spans, clocks, leads_s, iteration_time_s=iteration_time_s) == expected_s

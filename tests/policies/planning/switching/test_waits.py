@@ -17,7 +17,7 @@ from gpuenergyd.core.pipeline.waiting import WaitingPower, waiting_power
 from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.planning.offline import plan_offline
-from gpuenergyd_policies.planning.switching.simulation import RankClock, simulate_switching
+from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 from gpuenergyd_policies.planning.switching.waits import (
     WaitRules,
     lowered_waits,
@@ -26,6 +26,7 @@ from gpuenergyd_policies.planning.switching.waits import (
 )
 from tests.policies.planning.orders.cases import split_profile
 from tests.support.examples import examples
+from tests.support.plain_switching import PlainRankClock
 
 Changes = tuple[tuple[ClockChange, ...], ...]
 CURVE = waiting_power([(200, 35.0), (700, 45.0), (1400, 80.0)], where="test")
@@ -156,7 +157,7 @@ def test_a_clock_that_would_come_back_late_leaves_the_plan_alone() -> None:
 
 
 def test_a_waiting_gpu_draws_the_power_of_the_clock_in_force() -> None:
-    clock = RankClock(1400, SwitchLatency(0.1, 0.1))
+    clock = PlainRankClock(1400, SwitchLatency(0.1, 0.1))
     clock.request(1.0, 200, wait_s=0.0)
     clock.request(2.0, 1400, wait_s=0.0)
 
