@@ -5,6 +5,8 @@ No simulated GPU stays at a lowered clock, whichever process is killed.
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -138,6 +140,26 @@ def test_the_worker_restores_clocks_when_the_daemon_is_killed(tmp_path: Path) ->
         for pid in children:
             wait_for_death(pid)
     assert restore(daemon.journal_path) == ()
+
+
+@pytest.mark.fault(4)
+@pytest.mark.kill
+def test_a_daemon_waits_for_the_worker_of_a_killed_one_and_uses_its_own(tmp_path: Path) -> None:
+    """The other worker is one that was still starting when its daemon was killed, and has not noticed it."""
+    daemon = DaemonProcess(tmp_path)
+    run_folder = tmp_path / "run"
+    run_folder.mkdir(mode=0o700)
+    command = [sys.executable, "-I", "-m", "gpuenergyd.gpu.worker.main", "--exit-with-daemon"]
+    command += ["--link", str(run_folder / "worker.sock"), "--journal", str(daemon.journal_path)]
+    command += ["--driver", "simulated", "--world", str(daemon.world_path)]
+    with subprocess.Popen(command) as earlier:
+        wait_until((run_folder / "worker.sock").is_socket)
+        daemon.start()
+        assert earlier.wait(60) == 0
+        worker = daemon.status()["worker"]
+        assert (worker["is_alive"], worker["num_restarts"]) == (True, 0)
+        assert worker["pid"] in child_pids(daemon.pid)
+        assert daemon.stop() == 0
 
 
 @pytest.mark.fault(40)
