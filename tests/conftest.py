@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.examples import THOROUGH, USUAL
 from tests.support.faults import fault_id
+from tests.support.fork_server import SERVER
 from tests.support.leaks import PendingTasks, leaked_since, open_resources
 
 # As in the policy host: threads of the linear algebra libraries cost CPU time and save none on such small matrices.
@@ -20,6 +21,9 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 # Imports and test items are permanent: searching them for garbage takes a quarter of the collection's time.
 gc.disable()
+
+# Most daemons of the tests need neither seconds for imports nor others than the usual policies.
+SERVER.has_policies = True
 
 # A busy machine must not fail what is right: no deadlines, and the same examples each time.
 settings.register_profile(

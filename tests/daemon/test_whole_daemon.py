@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.gpu.drivers.world_kinds import WorldKind
 from gpuenergyd.gpu.restore.command import restore
 from gpuenergyd.store import open_history
 from tests.support.daemon_process import DaemonProcess, running_daemon, training, wait_for_death
 from tests.support.processes import child_pids
 from tests.support.stopping import stop_between_driver_calls
+from tests.support.thorough import thorough
 from tests.support.waiting import wait_until
 
 UNIFORM = ("--policy", "uniform")
@@ -26,8 +28,9 @@ def wait_until_lowered(daemon: DaemonProcess) -> None:
     wait_until(daemon.is_lowered, 60, log=lambda: f"{daemon.status()}\n{daemon.log}")
 
 
-def test_a_job_runs_from_registration_to_report(tmp_path: Path) -> None:
-    with running_daemon(tmp_path) as daemon:
+@pytest.mark.parametrize("kind", [WorldKind.KIND, *thorough(WorldKind.UNKIND)])
+def test_a_job_runs_from_registration_to_report(tmp_path: Path, kind: WorldKind) -> None:
+    with running_daemon(tmp_path, kind=kind) as daemon:
         # Iterations of 0.2 s: a counter that changes every 0.1 s measures them well enough on a busy machine, too.
         with training(daemon, arguments=("--microbatches", "8")) as run:
             job = daemon.wait_for_phase("tuned", timeout_s=300)

@@ -50,7 +50,7 @@ from gpuenergyd.gpu.link.messages import (
     Welcome,
     WorkerCounters,
 )
-from gpuenergyd.gpu.link.peers import peer_pid, peer_uid
+from gpuenergyd.gpu.link.peer_credentials import peer_pid, peer_uid
 from gpuenergyd.gpu.restore.executor import RestoreOutcome
 from gpuenergyd.gpu.restore.policy import RestoreRules
 

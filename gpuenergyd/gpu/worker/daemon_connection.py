@@ -19,7 +19,7 @@ from pathlib import Path
 from gpuenergyd.errors import ProtocolError, UsageError
 from gpuenergyd.gpu.link.codec import MAX_DATAGRAM_BYTES, MAX_PIDFDS, decode, encode
 from gpuenergyd.gpu.link.messages import Message, Refused, Samples
-from gpuenergyd.gpu.link.peers import peer_pid, peer_uid
+from gpuenergyd.gpu.link.peer_credentials import peer_pid, peer_uid
 from gpuenergyd.service_manager import inherited_socket
 
 _MAX_WAITING_DATAGRAMS = 2_000

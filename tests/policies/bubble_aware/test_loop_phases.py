@@ -73,6 +73,7 @@ def test_a_plan_that_is_a_little_late_for_long_is_made_faster() -> None:
     assert slowdown_ratio < 0.0215
 
 
+@pytest.mark.thorough
 def test_a_wait_that_is_cut_short_by_late_clocks_ends_at_full_speed_after_a_correction() -> None:
     run = VirtualLoop(policy=BubbleAware(), noise_ratio=0.002, seed=4, switch_latency_s=0.014, assumed_latency_s=0.006)
     run.run(130)
@@ -95,6 +96,7 @@ def test_a_longer_wait_for_data_is_not_charged_to_the_plan() -> None:
     assert not run.job.faults.retry_at_iteration
 
 
+@pytest.mark.thorough
 def test_a_slower_rank_is_followed_within_six_iterations_and_left_within_four() -> None:
     def rank(number: int) -> VirtualLoop:
         return VirtualLoop(
