@@ -28,11 +28,16 @@ def wait_until_lowered(daemon: DaemonProcess) -> None:
     wait_until(daemon.is_lowered, 60, log=lambda: f"{daemon.status()}\n{daemon.log}")
 
 
-@pytest.mark.parametrize("kind", [WorldKind.KIND, *thorough(WorldKind.UNKIND)])
-def test_a_job_runs_from_registration_to_report(tmp_path: Path, kind: WorldKind) -> None:
+@pytest.mark.parametrize(
+    ("policy", "num_profiled", "kind"),
+    [("uniform", 3, WorldKind.KIND), *thorough(("bubble-aware", 10, WorldKind.UNKIND))],
+)
+def test_a_job_runs_from_registration_to_report(
+    tmp_path: Path, policy: str, num_profiled: int, kind: WorldKind
+) -> None:
     with running_daemon(tmp_path, kind=kind) as daemon:
         # Iterations of 0.2 s: a counter that changes every 0.1 s measures them well enough on a busy machine, too.
-        with training(daemon, arguments=("--microbatches", "8")) as run:
+        with training(daemon, arguments=("--microbatches", "8", "--policy", policy)) as run:
             job = daemon.wait_for_phase("tuned", timeout_s=300)
             wait_until_lowered(daemon)
             assert run.finish() == 0
@@ -48,11 +53,11 @@ def test_a_job_runs_from_registration_to_report(tmp_path: Path, kind: WorldKind)
         timeline = history.spans(summary.job_id, history.iterations_with_spans(summary.job_id)[-1])
         actions = {event.action for event in history.control_events(summary.job_id)}
         seconds = history.rollups(bucket_s=1, job_id=summary.job_id)
-    assert (job["num_ranks"], job["num_microbatches"], job["policy"]) == (4, 8, "bubble-aware")
+    assert (job["num_ranks"], job["num_microbatches"], job["policy"]) == (4, 8, policy)
     assert (summary.job_name, summary.is_simulated, summary.num_ranks) == ("fake", True, 4)
     assert summary.end_reason is not None
     assert "released" in summary.end_reason
-    assert summary.num_iterations == len(iterations) >= 13  # at least three for the baseline and ten for profiling
+    assert summary.num_iterations == len(iterations) >= 3 + num_profiled  # at least three for the baseline
     assert summary.num_baseline_iterations >= 3
     assert summary.baseline_energy_j is not None
     assert (ended["baseline_time_s"], ended["baseline_energy_j"]) == (
@@ -221,6 +226,7 @@ def test_a_hung_worker_is_restarted_and_the_clocks_restored(tmp_path: Path) -> N
         wait_until(daemon.is_as_found)
 
 
+@pytest.mark.thorough
 @pytest.mark.kill
 def test_a_killed_policy_host_only_delays_the_job(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon, training(daemon, arguments=UNIFORM):

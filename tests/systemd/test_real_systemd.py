@@ -201,6 +201,7 @@ def test_the_policy_host_uses_the_planner_that_the_installation_compiled(daemon:
     assert daemon.host.run("find", "/var/cache/gpuenergyd", "-name", "*.nbc", "-printf", "%p %u %T@\\n") == files
 
 
+@pytest.mark.thorough
 def test_a_stop_restores_clocks_and_ends_daemon_and_worker(daemon: InstalledDaemon) -> None:
     with daemon.lowered():
         started_ns = time.monotonic_ns()

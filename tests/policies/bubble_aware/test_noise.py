@@ -53,21 +53,15 @@ def test_usual_noise_is_no_reason_against_a_plan(noise_ratio: float, energy_nois
     assert tuned_plans(run)
 
 
-def test_a_noisy_job_stays_at_full_speed_and_is_not_profiled_again_soon() -> None:
+@pytest.mark.thorough
+def test_a_noisy_job_stays_at_full_speed_and_is_profiled_again_and_planned_once_its_noise_falls() -> None:
     run = training(0.3, 0.3)
     run.run(60)
     assert_too_noisy(run)
     num_plans = len(run.job.knowledge.plans.kept)
-    run.run(20)
+    run.run(60)
     assert_too_noisy(run)
-    assert len(run.job.knowledge.plans.kept) == num_plans
-
-
-@pytest.mark.thorough
-def test_a_noisy_job_is_profiled_again_and_planned_once_its_noise_falls() -> None:
-    run = training(0.3, 0.3)
-    run.run(120)
-    assert_too_noisy(run)
+    assert len(run.job.knowledge.plans.kept) == num_plans  # not profiled again soon
 
     run.noise_ratio, run.energy_noise_ratio = 0.003, 0.02
     run.run(460)  # the slowdown budget paces the second profiling
