@@ -24,6 +24,10 @@ from tests.support.waiting import wait_until
 UNIFORM = ("--policy", "uniform")
 
 
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8")
+
+
 def wait_until_lowered(daemon: DaemonProcess) -> None:
     wait_until(daemon.is_lowered, 60, log=lambda: f"{daemon.status()}\n{daemon.log}")
 
@@ -226,16 +230,19 @@ def test_a_hung_worker_is_restarted_and_the_clocks_restored(tmp_path: Path) -> N
         wait_until(daemon.is_as_found)
 
 
-@pytest.mark.thorough
 @pytest.mark.kill
 def test_a_killed_policy_host_only_delays_the_job(tmp_path: Path) -> None:
-    with running_daemon(tmp_path) as daemon, training(daemon, arguments=UNIFORM):
+    with running_daemon(tmp_path, kind=WorldKind.KIND) as daemon, training(daemon, arguments=UNIFORM):
         daemon.wait_for_phase("profiling", "tuned")
+        first = daemon.status()["policy_host"]["pid"]
+        assert "tests.support.fork_server" in command_of(first)
 
-        os.kill(daemon.status()["policy_host"]["pid"], signal.SIGKILL)
+        os.kill(first, signal.SIGKILL)
 
         wait_until(lambda: daemon.status()["policy_host"]["num_restarts"] == 1, 60)
         assert daemon.wait_for_phase("profiling", "tuned")["num_ranks"] == 4
+        wait_until(lambda: daemon.status()["policy_host"]["pid"] is not None)
+        assert "gpuenergyd.daemon.processes.policy_host" in command_of(daemon.status()["policy_host"]["pid"])
 
 
 @pytest.mark.fault(6)

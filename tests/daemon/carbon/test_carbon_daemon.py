@@ -142,6 +142,7 @@ def test_a_job_on_a_replayed_trace_is_slower_in_dirty_hours_and_its_report_shows
     assert "by running slower" in line
 
 
+@pytest.mark.thorough
 def test_a_slowdown_account_survives_a_killed_daemon(tmp_path: Path) -> None:
     first_at = datetime(2024, 1, 1, tzinfo=UTC)
     path = tmp_path / "XX_synthetic_2024.csv"

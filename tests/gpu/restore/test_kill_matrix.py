@@ -13,9 +13,10 @@ from tests.support.thorough import thorough
 
 @pytest.mark.fault(1, 4, 6)
 @pytest.mark.kill
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("seed", "weights", "num_of_each", "least_lowered"),
-    [(41, (1,) * 6, 1, 2), pytest.param(682, (5, 1, 1, 1, 1, 1), 3, 16, marks=pytest.mark.thorough)],
+    [(41, (1,) * 6, 1, 2), (682, (5, 1, 1, 1, 1, 1), 3, 16)],
     ids=["each victim once", "15 clients and three of each other victim"],
 )
 def test_deaths_at_random_moments_leave_no_gpu_lowered(
