@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -103,6 +103,12 @@ class LearningJob:
             full = float(min(top.sm_clock_mhz, reading))
             found.append(ClassAtFullSpeed(key, clocks, top.time_s * math.exp(noise), full))
         return tuple(found)
+
+    @cached_property
+    def classes_at_all_clocks(self) -> tuple[ClassAtFullSpeed, ...]:
+        """The same with all clocks of the GPU, as in a live job; tables have some of its clocks for each class."""
+        clocks = tuple(sorted({clock for own in self.classes for clock in own.clocks_mhz}, reverse=True))
+        return tuple(replace(own, clocks_mhz=clocks) for own in self.classes)
 
     def observed(
         self, result: PlanEvaluation, plan_id: str, number: int, draw: np.random.Generator

@@ -14,7 +14,7 @@ from gpuenergyd_policies.profiling.prior.best_known import (
     best_known,
     is_experiment,
 )
-from gpuenergyd_policies.profiling.prior.doubt import late_share_of, within_doubt
+from gpuenergyd_policies.profiling.prior.doubt import limit_of, within_doubt
 from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves
 from gpuenergyd_policies.profiling.prior.risk import MAX_LATE_RATIO, caution_within_risk
 from tests.support.learning_jobs import LearningJob
@@ -66,8 +66,8 @@ def next_clocks(
         sigmas, late_ratio = caution.sigmas, caution.mean_late_ratio
     believed = fitted.profile(caution_sigmas=sigmas)
     if doubted is not None:
-        share = late_share_of(fitted)
-        believed = within_doubt(job.graph, believed, doubted, late_share=share, deadline_s=deadline_s, random=draw)
+        limit = limit_of(fitted)
+        believed = within_doubt(job.graph, believed, doubted, limit=limit, deadline_s=deadline_s, random=draw)
     if choice.is_thompson:
         believed = _with_energies_of(believed, fitted.drawn(draw))
     clocks = fastest_allowed(job, believed)

@@ -33,7 +33,7 @@ from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.planning.switching.requests import longest_lead_s
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 from gpuenergyd_policies.profiling.fit import NotEnoughDataError
-from gpuenergyd_policies.profiling.prior.doubt import late_share_of, towards, within_doubt
+from gpuenergyd_policies.profiling.prior.doubt import limit_of, towards, within_doubt
 from gpuenergyd_policies.profiling.prior.of_job import LearnedProfile
 from gpuenergyd_policies.profiling.prior.risk import caution_within_risk
 from gpuenergyd_policies.profiling.rescaling import under_ceilings
@@ -109,7 +109,7 @@ def _learned_caution(view: JobView, model: PipelineModel, fitted: LearnedProfile
             model.graph,
             slower,
             fitted.doubted,
-            late_share=late_share_of(fitted.curves),
+            limit=limit_of(fitted.curves),
             deadline_s=deadline_s,
             random=random,
         )
