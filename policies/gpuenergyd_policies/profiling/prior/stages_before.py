@@ -81,22 +81,24 @@ def with_stages_before(
 def _stages_of(curve: KindCurve, classes: Sequence[ClassAtFullSpeed], max_values: int) -> _StagesOfKind | None:
     """Return the stages of one kind; None if this job has another number of them."""
     own = [k for k, of_class in enumerate(classes) if of_class.key.kind is curve.kind]
-    kept = [at for at in curve.stages if len(at.deviations) == len(own)][-max(1, max_values // max(1, len(own))) :]
-    if not kept or not own:
+    top = curve.points[0].sm_clock_mhz
+    known = [at for at in curve.stages if len(at.deviations) == len(own) and at.sm_clock_mhz < top]
+    if not known or not own:
         return None
+    kept = known[-max(1, max_values // len(own)) :]
     from_mean = np.eye(len(own)) - 1 / len(own)
-    along = np.array([math.log(curve.points[0].sm_clock_mhz / at.sm_clock_mhz) for at in kept])
-    near = np.exp(-0.5 * np.square((along[:, None] - along[None, :]) / NEAR))
+    along = np.array([math.log(top / at.sm_clock_mhz) for at in kept])
+    near: FloatArray = np.exp(-0.5 * np.square((along[:, None] - along[None, :]) / NEAR))
     sigma = np.array([[error for _, error in at.deviations] for at in kept])
     errors = np.einsum("as,bs,ab,st->asbt", sigma, sigma, near, np.eye(len(own)))
     changes = np.einsum("a,b,st->asbt", along, along, _SAME_STAGE_SIGMA**2 * np.eye(len(own)))
     single = SAME_CLOCK_SIGMA**2 * np.eye(len(kept) * len(own))
     return _StagesOfKind(
         tuple((k, at.sm_clock_mhz) for at in kept for k in own),
-        np.kron(np.eye(len(kept)), from_mean),
+        np.kron(np.eye(len(kept)), from_mean).astype(np.float64),
         np.array([deviation for at in kept for deviation, _ in at.deviations]),
         np.asarray((errors + changes).reshape(len(single), -1) + single, dtype=np.float64),
-        np.kron((along / float(along @ along))[None, :], np.eye(len(own))),
+        np.kron((along / float(along @ along))[None, :], np.eye(len(own))).astype(np.float64),
     )
 
 

@@ -26,6 +26,8 @@ _MIN_SHARE = 0.5
 """Least share of an instruction's time at a clock for the clock to count as tried."""
 _LEAST_TIME_SIGMA, _LEAST_POWER_SIGMA = 0.002, 0.005
 """Errors that iterations have in common, which no number of them removes."""
+_DIGITS = 5
+"""Of deviations of stages, of which there are hundreds: a fraction of their errors."""
 
 
 def summary_of(fitted: FittedCurves, times: Sequence[TimeSeen], gpus: Sequence[GpuView]) -> LearnedCurves | None:
@@ -118,7 +120,8 @@ def _stage_deviations(belief: Posterior, entries: Sequence[int]) -> tuple[tuple[
     deviations = from_mean @ belief.mean[list(entries)]
     covariance = from_mean @ belief.covariance[np.ix_(entries, entries)] @ from_mean.T
     sigma = np.maximum(np.sqrt(np.maximum(np.diag(covariance), 0.0)), _LEAST_TIME_SIGMA)
-    return tuple(zip(deviations.tolist(), sigma.tolist(), strict=True))
+    rounded = (np.round(values, _DIGITS).tolist() for values in (deviations, sigma))
+    return tuple(zip(*rounded, strict=True))
 
 
 def _mean_of(belief: Posterior, entries: Sequence[int]) -> tuple[float, float]:
