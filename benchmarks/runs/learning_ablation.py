@@ -2,10 +2,10 @@
 
     python benchmarks/runs/learning_ablation.py --jobs 16 --seed 1 --json
 
-Jobs and tables are those of `learning.py`. Errors of measurement follow from the iteration, the class and the clock, so
-that all variants of a job share them and differences are those of the variants. A part is worth having if the regret
-is at least 0.1 points larger without it, after some number of replans, or a plan more than 1 % late; differences are
-given with their standard errors over jobs (simulated, no GPU).
+Jobs are those of `learning.py`, by default on curves measured during trainings. Errors of measurement follow from the
+iteration, the class and the clock, so that all variants of a job share them and differences are those of the variants.
+A part is worth having if the regret is at least 0.1 points larger without it, after some number of replans, or a plan
+more than 1 % late; differences are given with their standard errors over jobs (simulated, no GPU).
 """
 
 import argparse
@@ -113,7 +113,7 @@ def summary(outcomes: Sequence[Outcome], base: Sequence[Outcome]) -> dict[str, A
 def main() -> int:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", type=Path, default=path_of("profiles"), help="folder of CSV tables")
+    parser.add_argument("--tables", type=Path, default=path_of("profiles") / "insitu", help="folder of CSV tables")
     parser.add_argument("--jobs", type=int, default=16, help="jobs in all, two at least; tables take turns")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--replans", type=int, default=6, help="plans after the first one")
