@@ -51,7 +51,7 @@ docs: $(STAMP)  ## build the documentation site into build/docs/
 	$(BIN)/python -m docs.site build/docs
 
 # mypy and the tests run side by side.
-test: lint  ## checks and the usual tests: under 8 minutes on two cores
+test: lint  ## checks and the usual tests: about 8 minutes on two cores
 	@$(MAKE) --no-print-directory --jobs=2 types layers spelling unit
 
 check: lint types pyright layers spelling  ## all static checks

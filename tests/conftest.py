@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.examples import THOROUGH, USUAL
 from tests.support.faults import fault_id
+from tests.support.fork_server import SERVER
 from tests.support.leaks import PendingTasks, leaked_since, open_resources
 
 # As in the policy host: threads of the linear algebra libraries cost CPU time and save none on such small matrices.
@@ -20,6 +21,9 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 # Imports and test items are permanent: searching them for garbage takes a quarter of the collection's time.
 gc.disable()
+
+# Most daemons of the tests need neither seconds for imports nor others than the usual policies.
+SERVER.has_policies = True
 
 # A busy machine must not fail what is right: no deadlines, and the same examples each time.
 settings.register_profile(
@@ -39,29 +43,40 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 LONGEST_FILES = (
     "trainers/test_frameworks.py",
     "daemon/test_whole_daemon.py",
-    "gpu/restore/test_kill_matrix.py",
-    "cli/demo/test_command.py",
-    "trainers/across_hosts/test_two_hosts.py",
-    "tools/test_release.py",
-    "project/test_documents.py",
-    "daemon/carbon/test_carbon_daemon.py",
     "systemd/test_real_systemd.py",
-    "policies/bubble_aware/test_disturbances.py",
-    "policies/bubble_aware/test_control_loop.py",
-    "daemon/jobs/test_previous_runs.py",
+    "cli/demo/test_command.py",
+    "gpu/restore/test_kill_matrix.py",
     "daemon/carbon/test_targets.py",
-    "store/writing/test_kills.py",
-    "policies/bubble_aware/test_scenarios.py",
-    "trainers/test_examples.py",
-    "trainers/test_torch_schedules.py",
-    "trainers/autostart/test_autostart.py",
+    "daemon/carbon/test_carbon_daemon.py",
     "gpu/test_daemon_on_nvml.py",
-    "gpu/test_other_tools.py",
+    "policies/bubble_aware/test_control_loop.py",
+    "cli/prove/test_job_blocks.py",
+    "project/test_names.py",
+    "project/test_documents.py",
+    "tools/test_release.py",
+    "trainers/across_hosts/test_torch_across_hosts.py",
+    "project/test_packaging.py",
+    "gpu/worker/test_worker_faults.py",
+    "gpu/drivers/test_command.py",
+    "cli/plan/test_running_job.py",
+    "trainers/test_torch_pipelining.py",
+    "policies/bubble_aware/test_reordering.py",
+    "cli/prove/test_training_blocks.py",
+    "policies/bubble_aware/test_disturbances.py",
+    "trainers/across_hosts/test_two_hosts.py",
+    "daemon/across_hosts/test_training_budget.py",
+    "policies/bubble_aware/test_noise.py",
+    "daemon/jobs/test_previous_runs.py",
+    "store/writing/test_kills.py",
+    "trainers/test_parallel_phases.py",
+    "trainers/across_hosts/test_virtual_stragglers.py",
+    "trainers/across_hosts/test_reordered_hosts.py",
+    "daemon/across_hosts/test_batch_ramp_up.py",
+    "policies/bubble_aware/test_past_jobs.py",
     "gpu/test_demo_on_nvml.py",
-    "daemon/test_history_faults.py",
-    "daemon/api/test_schemathesis.py",
 )
-"""Files that take more than 20 s, longest first: begun last, one of them would keep one worker busy alone."""
+"""Files that take more than 20 s, of the usual run and then of the thorough one, longest first: begun last, one of them
+would keep one worker busy alone."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

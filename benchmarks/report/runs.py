@@ -57,6 +57,8 @@ RUNS = (
         300, 1200, Kind.COMPUTED),
     Run("learning", "learning.py", _args("--jobs 32 --seed 13 --json"),
         _args("--jobs 1 --replans 1 --json"), 200, 3600, Kind.COMPUTED, is_usual=False, data=("profiles",)),
+    Run("learning-ablation", "learning_ablation.py", _args("--jobs 12 --seed 61 --json"),
+        _args("--jobs 2 --replans 1 --json"), 400, 5400, Kind.COMPUTED, is_usual=False, data=("profiles",)),
     Run("past-jobs", "past_jobs.py", _args("--pairs 30 --seed 13 --json"),
         _args("--pairs 2 --without-poison --json"), 900, 5400, Kind.COMPUTED, is_usual=False, data=("profiles",)),
     Run("soak", "soak.py", _args("--hours 2 --warmup-hours 2 --json"),

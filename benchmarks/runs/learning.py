@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -30,10 +30,8 @@ from threadpoolctl import threadpool_limits
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpuenergyd_policies.profiling.prior.curves import Structure
 from tests.support.learning_jobs import LearningJob
 from tests.support.learning_methods import Method, Outcome, Variant, envpipe, full_sweep, ours, v0_1
-from tests.support.learning_plans import Choice
 from tests.support.learning_tables import KEPT_ASIDE, TrueTable, formula_table, tables_in
 from tests.support.measured_tables import path_of
 
@@ -43,24 +41,6 @@ AT_THE_SAME_ITERATION = {1: 0, 3: 1}
 """By number of our replans, the plan of 0.1.0 that is ready meanwhile: after six and after twelve iterations."""
 MAX_SLOWDOWN_RATIO, MAX_LOST_ITERATIONS = 0.01, 0.3
 COVERED_RATIOS = (0.85, 0.97)
-ABLATION = {
-    "as it is": Variant(),
-    "without learned prior": Variant(is_prior_learned=False),
-    "without sharing among stages and kinds": Variant(structure=Structure(are_pooled=False)),
-    "without deviations of single clocks that stages share": Variant(structure=Structure(are_clocks_shared=False)),
-    "without heavy tails": Variant(structure=Structure(are_tails_heavy=False)),
-    "without widening": Variant(structure=Structure(can_widen=False)),
-    "without caution": Variant(choice=Choice(caution_sigmas=0.0)),
-    "with the same caution always": Variant(choice=Choice(caution_sigmas=0.5)),
-    "without keeping the best plan": Variant(choice=Choice(keeps_best_known=False)),
-    "without experiments": Variant(choice=Choice(has_experiments=False)),
-    "with bolder experiments after kept plans": Variant(choice=Choice(kept_late_ratio=0.01)),
-    "with Thompson sampling": Variant(choice=Choice(is_thompson=True)),
-    "after six probes": Variant(num_probes=6),
-}
-
-
-WITHOUT_RESIDUAL = "0.1.0's profiling without its residual"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +52,6 @@ class Options:
     num_replans: int
     is_gpu_known: bool
     methods: tuple[str, ...] = ("ours", "v0_1", "envpipe", "full_sweep")
-    variants: dict[str, Variant] = field(default_factory=dict)
-    has_ablation_of_v0_1: bool = False
 
 
 def run(table: TrueTable, number: int, options: Options) -> dict[str, Outcome]:
@@ -87,9 +65,6 @@ def run(table: TrueTable, number: int, options: Options) -> dict[str, Outcome]:
         "full_sweep": full_sweep,
     }
     found = {name: methods[name](job) for name in options.methods}
-    if options.has_ablation_of_v0_1:
-        found[WITHOUT_RESIDUAL] = v0_1(job, has_residual=False)
-    found |= {name: ours(job, variant=variant) for name, variant in options.variants.items()}
     regrets = " ".join(f"{100 * ratio:.2f}" for ratio in next(iter(found.values())).regret_ratios)
     print(f"job {number} on {table.name}: regret by plan {regrets} %", file=sys.stderr, flush=True)
     return found
@@ -156,7 +131,6 @@ def main() -> int:
     parser.add_argument("--stage-spread", type=float, default=0.01, help="spread among stages, as a ratio")
     parser.add_argument("--unknown-gpu", action="store_true", help="use nothing that was learned from any table")
     parser.add_argument("--formulas", action="store_true", help="draw the truth from formulas instead of --tables")
-    parser.add_argument("--ablation", action="store_true", help="also run without each part")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -171,8 +145,6 @@ def main() -> int:
         spread_ratio=arguments.stage_spread,
         num_replans=arguments.replans,
         is_gpu_known=not arguments.unknown_gpu,
-        variants=ABLATION if arguments.ablation else {},
-        has_ablation_of_v0_1=arguments.ablation,
     )
     began_s = time.monotonic()
     numbers = range(arguments.jobs)
@@ -195,14 +167,12 @@ def main() -> int:
         for name, members in by_table.items()
         if members
     }
-    compared = [*options.variants, *([WITHOUT_RESIDUAL] if arguments.ablation else [])]
-    result["ablation"] = {name: summary([own[name] for own in outcomes]) for name in compared}
     result["kept_aside"] = sorted(t.name for t in tables if t.family in KEPT_ASIDE)
     status = 0 if is_met(result["ours"], result["v0_1"]) else 1
     if arguments.json:
         print(json.dumps(result))
         return status
-    for name, own in [*((m, result[m]) for m in options.methods), *result["ablation"].items()]:
+    for name, own in ((method, result[method]) for method in options.methods):
         regrets = " ".join(f"{100 * r:.2f}" for r in own["regret_mean_ratio_by_plan"])
         p95 = " ".join(f"{100 * r:.2f}" for r in own["regret_p95_ratio_by_plan"])
         print(f"{name}: regret {regrets} %, p95 {p95} %, slowdown p99 {100 * own['slowdown_p99_ratio']:.2f} %")

@@ -8,9 +8,13 @@ half the stages, or always with `--other-gpus`, its stages also differ from thos
 It starts from the first one's curves among those of other models on the same GPU model, and the saving of its first
 plan is compared with that of its seventh. What the shipped prior learned from the same family of models is left out.
 
-Poisoned histories consist of six past jobs that agree with one another: no clock costs time, a sensor that hangs, the
-curves of another GPU model under this one's name, each claimed with hardly any error; or of one such job beside the
-honest one. A job is deceived until the regret of its plans stays within 0.5 points of the same job's without a history.
+Both run on the same GPUs (with `--other-gpus` on others of the model) and belong to one user.
+
+Poisoned histories consist of six past jobs that agree with one another, or of one beside the honest one, each with
+hardly any error: that no clock costs time, or half of what it costs (imported, as another user's past jobs reach a job
+in no other way); a sensor that hangs (of this job's GPUs); the curves of another GPU model under this one's name. What
+a program of the same user may report of this job's GPUs is shown apart from the target: nobody else can do that. A job
+is deceived until the regret of its plans stays within 0.5 points of the same job's without a history.
 Every other table has such jobs.
 The tables are not part of this repository; switch latencies, drift and communication are not simulated (no GPU).
 """
@@ -35,13 +39,15 @@ from tests.support.learning_jobs import LearningJob
 from tests.support.learning_pairs import Change, changed_job, past_job, run_job
 from tests.support.learning_tables import TrueTable, tables_in
 from tests.support.measured_tables import path_of
-from tests.support.past_jobs import LIES, changed, sure
+from tests.support.past_jobs import LIES, changed, half_the_slope, sure
 
 MAX_GAP_RATIO = 0.01
 MAX_SLOWDOWN_RATIO = 0.01
 MAX_PLANS = 8
 RECOVERED_RATIO = 0.005
 NUM_FIRST_PLANS = 7
+LIES_ABOUT_TIME = ("no clock costs time", "half the cost of a clock")
+OWN_PROGRAM = "told by the user's own program"
 OTHER_GPU = "curves of another GPU model"
 
 
@@ -89,6 +95,8 @@ def second(pair: Pair) -> dict[str, Any]:
         "first_saving_ratio": known.saving_ratios[0],
         "final_saving_ratio": final,
         "gap_ratio": final - known.saving_ratios[0],
+        "first_regret_ratio": job.regret_ratio(known.results[0]),
+        "final_regret_ratio": job.regret_ratio(known.results[-1]),
         "gap_without_ratio": final - alone.saving_ratios[0],
         "slowdown_ratios": [max(0.0, own) for own in known.slowdown_ratios],
     }
@@ -147,11 +155,18 @@ def poisoned_of(pairs: Sequence[Pair]) -> list[Poisoned]:
     found = []
     for pair in list({own.table.name: own for own in pairs}.values())[::2]:
         assert pair.first is not None
-        lies = {name: changed(pair.first, lie) for name, lie in LIES.items() if name != "another GPU model"}
+        lies = {
+            "no clock costs time": replace(changed(pair.first, LIES["no clock costs time"]), is_imported=True),
+            "half the cost of a clock": replace(changed(pair.first, half_the_slope), is_imported=True),
+            "a sensor that hangs": changed(pair.first, LIES["a sensor that hangs"]),
+        }
         for other in pairs:
             if other.table.gpu.partition("-")[0] != pair.table.gpu.partition("-")[0] and other.first is not None:
                 lies[OTHER_GPU] = changed(relabelled(other.first, pair.first), sure)
         past_jobs: dict[str, tuple[PastJob, ...]] = {f"{name}, six times": (liar,) * 6 for name, liar in lies.items()}
+        past_jobs |= {
+            f"{name}, {OWN_PROGRAM}": (replace(lies[name], is_imported=False),) * 6 for name in LIES_ABOUT_TIME
+        }
         past_jobs |= {f"{name}, beside the honest job": (liar, pair.first) for name, liar in lies.items()}
         found.append(Poisoned(pair.table, pair.seed, past_jobs))
     return found
@@ -189,6 +204,11 @@ def summary_of_pairs(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "gap_p95_ratio": quantile(gaps, 0.95),
         "gap_max_ratio": max(gaps),
         "num_within": sum(gap <= MAX_GAP_RATIO for gap in gaps),
+        "first_regret_mean_ratio": mean(row["first_regret_ratio"] for row in rows),
+        "final_regret_mean_ratio": mean(row["final_regret_ratio"] for row in rows),
+        "num_within_at_equal_time": sum(
+            row["first_regret_ratio"] - row["final_regret_ratio"] <= MAX_GAP_RATIO for row in rows
+        ),
         "gap_without_mean_ratio": mean(row["gap_without_ratio"] for row in rows),
         "gap_without_max_ratio": max(row["gap_without_ratio"] for row in rows),
         "slowdown_p99_ratio": quantile(slowdowns, 0.99),
@@ -247,8 +267,11 @@ def main() -> int:
     }
     is_met = result["gap_p95_ratio"] <= MAX_GAP_RATIO and result["slowdown_p99_ratio"] <= MAX_SLOWDOWN_RATIO
     if cases:
-        result["poisoned"] = summary_of_poisoned(cases)
-        result["poisoned_by_lie"] = {name: summary_of_poisoned(own) for name, own in by(cases, "lie").items()}
+        from_others = [row for row in cases if OWN_PROGRAM not in row["lie"]]
+        result["poisoned"] = summary_of_poisoned(from_others)
+        result["poisoned_by_lie"] = {name: summary_of_poisoned(own) for name, own in by(from_others, "lie").items()}
+        own = [row for row in cases if OWN_PROGRAM in row["lie"]]
+        result["own_program_by_lie"] = {name: summary_of_poisoned(rows) for name, rows in by(own, "lie").items()}
         poisoned = result["poisoned"]
         is_met &= poisoned["slowdown_p99_ratio"] <= MAX_SLOWDOWN_RATIO
         is_met &= poisoned["plans_until_recovered_max"] <= MAX_PLANS

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from docs.site.markdown import code, page, table
@@ -44,6 +45,7 @@ def modules(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.glob("*.py")) if path.name != "__init__.py"]
 
 
+@cache
 def first_line(path: Path) -> str:
     """Return the first line of a module's docstring."""
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""

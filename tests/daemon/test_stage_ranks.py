@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from gpuenergyd.store import open_history
 from tests.support.daemon_process import running_daemon, training
 from tests.support.waiting import wait_until
@@ -9,6 +11,7 @@ from tests.support.waiting import wait_until
 NUM_STAGES, NUM_STAGE_RANKS = 2, 2
 
 
+@pytest.mark.thorough
 def test_the_ranks_of_a_stage_follow_one_plan_and_their_energies_add_up(tmp_path: Path) -> None:
     arguments = ("--ranks", str(NUM_STAGES), "--stage-ranks", str(NUM_STAGE_RANKS), "--microbatches", "8")
     with running_daemon(tmp_path) as daemon:

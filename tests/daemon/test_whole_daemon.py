@@ -5,29 +5,43 @@ No simulated GPU stays at a lowered clock, whichever process is killed.
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.gpu.drivers.world_kinds import WorldKind
 from gpuenergyd.gpu.restore.command import restore
 from gpuenergyd.store import open_history
 from tests.support.daemon_process import DaemonProcess, running_daemon, training, wait_for_death
 from tests.support.processes import child_pids
 from tests.support.stopping import stop_between_driver_calls
+from tests.support.thorough import thorough
 from tests.support.waiting import wait_until
 
 UNIFORM = ("--policy", "uniform")
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8")
 
 
 def wait_until_lowered(daemon: DaemonProcess) -> None:
     wait_until(daemon.is_lowered, 60, log=lambda: f"{daemon.status()}\n{daemon.log}")
 
 
-def test_a_job_runs_from_registration_to_report(tmp_path: Path) -> None:
-    with running_daemon(tmp_path) as daemon:
+@pytest.mark.parametrize(
+    ("policy", "num_profiled", "kind"),
+    [("uniform", 3, WorldKind.KIND), *thorough(("bubble-aware", 10, WorldKind.UNKIND))],
+)
+def test_a_job_runs_from_registration_to_report(
+    tmp_path: Path, policy: str, num_profiled: int, kind: WorldKind
+) -> None:
+    with running_daemon(tmp_path, kind=kind) as daemon:
         # Iterations of 0.2 s: a counter that changes every 0.1 s measures them well enough on a busy machine, too.
-        with training(daemon, arguments=("--microbatches", "8")) as run:
+        with training(daemon, arguments=("--microbatches", "8", "--policy", policy)) as run:
             job = daemon.wait_for_phase("tuned", timeout_s=300)
             wait_until_lowered(daemon)
             assert run.finish() == 0
@@ -43,11 +57,11 @@ def test_a_job_runs_from_registration_to_report(tmp_path: Path) -> None:
         timeline = history.spans(summary.job_id, history.iterations_with_spans(summary.job_id)[-1])
         actions = {event.action for event in history.control_events(summary.job_id)}
         seconds = history.rollups(bucket_s=1, job_id=summary.job_id)
-    assert (job["num_ranks"], job["num_microbatches"], job["policy"]) == (4, 8, "bubble-aware")
+    assert (job["num_ranks"], job["num_microbatches"], job["policy"]) == (4, 8, policy)
     assert (summary.job_name, summary.is_simulated, summary.num_ranks) == ("fake", True, 4)
     assert summary.end_reason is not None
     assert "released" in summary.end_reason
-    assert summary.num_iterations == len(iterations) >= 13  # at least three for the baseline and ten for profiling
+    assert summary.num_iterations == len(iterations) >= 3 + num_profiled  # at least three for the baseline
     assert summary.num_baseline_iterations >= 3
     assert summary.baseline_energy_j is not None
     assert (ended["baseline_time_s"], ended["baseline_energy_j"]) == (
@@ -140,6 +154,26 @@ def test_the_worker_restores_clocks_when_the_daemon_is_killed(tmp_path: Path) ->
     assert restore(daemon.journal_path) == ()
 
 
+@pytest.mark.fault(4)
+@pytest.mark.kill
+def test_a_daemon_waits_for_the_worker_of_a_killed_one_and_uses_its_own(tmp_path: Path) -> None:
+    """The other worker is one that was still starting when its daemon was killed, and has not noticed it."""
+    daemon = DaemonProcess(tmp_path)
+    run_folder = tmp_path / "run"
+    run_folder.mkdir(mode=0o700)
+    command = [sys.executable, "-I", "-m", "gpuenergyd.gpu.worker.main", "--exit-with-daemon"]
+    command += ["--link", str(run_folder / "worker.sock"), "--journal", str(daemon.journal_path)]
+    command += ["--driver", "simulated", "--world", str(daemon.world_path)]
+    with subprocess.Popen(command) as earlier:
+        wait_until((run_folder / "worker.sock").is_socket)
+        daemon.start()
+        assert earlier.wait(60) == 0
+        worker = daemon.status()["worker"]
+        assert (worker["is_alive"], worker["num_restarts"]) == (True, 0)
+        assert worker["pid"] in child_pids(daemon.pid)
+        assert daemon.stop() == 0
+
+
 @pytest.mark.fault(40)
 @pytest.mark.kill
 def test_training_returns_to_a_daemon_restarted_after_a_kill(tmp_path: Path) -> None:
@@ -198,13 +232,17 @@ def test_a_hung_worker_is_restarted_and_the_clocks_restored(tmp_path: Path) -> N
 
 @pytest.mark.kill
 def test_a_killed_policy_host_only_delays_the_job(tmp_path: Path) -> None:
-    with running_daemon(tmp_path) as daemon, training(daemon, arguments=UNIFORM):
+    with running_daemon(tmp_path, kind=WorldKind.KIND) as daemon, training(daemon, arguments=UNIFORM):
         daemon.wait_for_phase("profiling", "tuned")
+        first = daemon.status()["policy_host"]["pid"]
+        assert "tests.support.fork_server" in command_of(first)
 
-        os.kill(daemon.status()["policy_host"]["pid"], signal.SIGKILL)
+        os.kill(first, signal.SIGKILL)
 
         wait_until(lambda: daemon.status()["policy_host"]["num_restarts"] == 1, 60)
         assert daemon.wait_for_phase("profiling", "tuned")["num_ranks"] == 4
+        wait_until(lambda: daemon.status()["policy_host"]["pid"] is not None)
+        assert "gpuenergyd.daemon.processes.policy_host" in command_of(daemon.status()["policy_host"]["pid"])
 
 
 @pytest.mark.fault(6)

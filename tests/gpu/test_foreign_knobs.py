@@ -111,7 +111,9 @@ def test_each_foreign_change_under_a_job_is_seen_recorded_and_left_alone(daemon:
     assert len(limits) == 1  # the limit is not fought
 
 
-@pytest.mark.parametrize("difference_mhz", [90, -90], ids=["higher", "lower"])
+@pytest.mark.parametrize(
+    "difference_mhz", [pytest.param(90, id="higher", marks=pytest.mark.thorough), pytest.param(-90, id="lower")]
+)
 def test_a_foreign_clock_lock_is_seen_reported_and_stands_at_the_end(
     daemon: DaemonProcess, difference_mhz: int
 ) -> None:

@@ -85,6 +85,7 @@ def run_tool(daemon: DaemonProcess, library: Path, *arguments: str, python_path:
     return done.stdout
 
 
+@pytest.mark.thorough
 def test_the_programs_of_the_guide_run_as_written_and_leave_the_gpu_as_it_was(
     daemon: DaemonProcess, fake_nvml_library: Path, tmp_path: Path
 ) -> None:

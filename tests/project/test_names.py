@@ -145,6 +145,7 @@ def defined_names(path: Path) -> Iterator[tuple[int, str, bool]]:
                 pass
 
 
+@cache
 def replacement(name: str, *, is_definition: bool = True) -> str | None:
     """Return what a name should use instead, or None where it uses no replaced word."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).strip("_").lower()

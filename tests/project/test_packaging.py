@@ -110,6 +110,7 @@ def test_the_wheel_contains_exactly_the_files_of_the_three_packages(wheel: Path)
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
 
 
+@pytest.mark.thorough
 def test_the_wheel_works_outside_the_checkout(installed: Path) -> None:
     program = "import json; " + "; ".join(f"import {package}" for package in PACKAGES)
     program += f"; print(json.dumps([p.__file__ for p in ({', '.join(PACKAGES)})]))"

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from gpuenergyd.daemon.app import serve
 from gpuenergyd.daemon.settings import load_settings
 from gpuenergyd.errors import GpuEnergyError
+from tests.support.forked_policy_host import fork_policy_host
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the daemon; return its exit status."""
     try:
-        return serve(load_settings(**json.loads(arguments[0])))
+        settings = load_settings(**json.loads(arguments[0]))
+        fork_policy_host(settings)
+        return serve(settings)
     except GpuEnergyError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

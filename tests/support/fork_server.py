@@ -1,10 +1,12 @@
 """A process that has imported the daemon and forks it on request: a daemon starts without importing everything again.
 
 Importing takes most of a daemon's start, and the tests start more than a hundred. Everything after the imports is as in
-a daemon that was started by its command. Programs that are not the daemon itself are started in the ordinary way.
+a daemon that was started by its command. Programs that are not the daemon itself are started in the ordinary way,
+except the first policy host of each daemon if the server has loaded the policies, see `forked_policy_host`.
 """
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -23,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULE = "tests.support.fork_server"
 _PRELOADED = ("tests.support.daemon_main", "tests.support.fake_trainer")
 """Modules with a `main(arguments)` that may be requested."""
+_POLICIES = "tests.support.forked_policy_host"
+_WITH_POLICIES = "--with-policies"
 
 
 @dataclass(slots=True)
@@ -74,6 +78,8 @@ class ForkedProcess:
 class ForkServer:
     """The client side: one server per test process, started by the first request."""
 
+    has_policies: bool = False
+    """Whether the server loads the policies, too. Benchmarks do not: a first plan includes that time."""
     statuses: dict[int, int] = field(default_factory=dict)
     """Exit statuses that nobody has asked for yet, by pid."""
     _process: "subprocess.Popen[bytes] | None" = None
@@ -126,7 +132,7 @@ class ForkServer:
 
     def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is None or self._process.poll() is not None:
-            command = [sys.executable, "-m", MODULE]
+            command = [sys.executable, "-m", MODULE, *([_WITH_POLICIES] if self.has_policies else [])]
             pipe = subprocess.PIPE
             self._process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, start_new_session=True)
         return self._process
@@ -141,6 +147,10 @@ def serve() -> None:
     At the end of its input, which is the end of the test process however that came about, it ends what it has forked.
     """
     mains: Mapping[str, Callable[[Sequence[str]], int]] = {name: import_module(name).main for name in _PRELOADED}
+    if _WITH_POLICIES in sys.argv:
+        import_module(_POLICIES).load_policies()
+    gc.collect()
+    gc.freeze()  # a collection in a forked process would copy the pages of all these objects
     requests, reports = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,7 +15,13 @@ from gpuenergyd.core.measurement.observation import (
     RankEnergy,
     TimeAtClock,
 )
-from gpuenergyd.core.pipeline.graph import DependencyGraph, InstructionClass, dependency_graph, one_forward_one_backward
+from gpuenergyd.core.pipeline.graph import (
+    DependencyGraph,
+    InstructionClass,
+    InstructionKind,
+    dependency_graph,
+    one_forward_one_backward,
+)
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_clocks
@@ -104,17 +110,27 @@ class LearningJob:
             found.append(ClassAtFullSpeed(key, clocks, top.time_s * math.exp(noise), full))
         return tuple(found)
 
+    @cached_property
+    def classes_at_all_clocks(self) -> tuple[ClassAtFullSpeed, ...]:
+        """The same with all clocks of the GPU, as in a live job; tables have some of its clocks for each class."""
+        clocks = tuple(sorted({clock for own in self.classes for clock in own.clocks_mhz}, reverse=True))
+        return tuple(replace(own, clocks_mhz=clocks) for own in self.classes)
+
     def observed(
-        self, result: PlanEvaluation, plan_id: str, number: int, draw: np.random.Generator
+        self, result: PlanEvaluation, plan_id: str, number: int, draw: np.random.Generator | None
     ) -> IterationObservation:
-        """Return what one iteration under a plan shows; the error of a time is of its class and clock."""
+        """Return what one iteration under a plan shows; the error of a time is of its class and clock.
+
+        Without `draw`, errors follow from the iteration's number, class and clock, so that other plans share them.
+        """
         durations_s: dict[tuple[InstructionClass, int], list[float]] = defaultdict(list)
         for instruction, clock in zip(self.graph.instructions, result.sm_clocks_mhz, strict=True):
             key = instruction.instruction_class
             durations_s[key, clock].append(self.truth[key].at_clock(clock).time_s)
         samples = []
         for (key, clock), own in sorted(durations_s.items()):
-            noisy_s = own[0] * math.exp(TIME_NOISE_RATIO * draw.standard_normal())
+            error = self._common_error(number, key, clock) if draw is None else draw.standard_normal()
+            noisy_s = own[0] * math.exp(TIME_NOISE_RATIO * error)
             samples.append(
                 InstructionSample(key.pp_rank, key.kind, (ClockShare(clock, noisy_s),), len(own), key.chunk_index)
             )
@@ -126,6 +142,15 @@ class LearningJob:
             energy_j += sum(len(own) * self.truth[key].at_clock(clock).energy_j for (key, clock), own in mine.items())
             time_at = [TimeAtClock(None, self.classes[0].clocks_mhz[0], waiting_s)]
             time_at += [TimeAtClock(key.kind, clock, sum(own), key.chunk_index) for (key, clock), own in mine.items()]
-            noisy_j = energy_j * math.exp(ENERGY_NOISE_RATIO * draw.standard_normal())
+            error = self._common_error(number, rank) if draw is None else draw.standard_normal()
+            noisy_j = energy_j * math.exp(ENERGY_NOISE_RATIO * error)
             ranks.append(RankEnergy(rank, result.iteration_time_s, noisy_j, tuple(time_at)))
         return IterationObservation(number, plan_id, result.iteration_time_s, tuple(samples), tuple(ranks))
+
+    def _common_error(self, number: int, of: InstructionClass | int, clock: int = 0) -> float:
+        """Return a standard normal value that depends on nothing but the job's seed and these."""
+        if isinstance(of, InstructionClass):
+            words = [of.pp_rank, 1 + list(InstructionKind).index(of.kind), of.chunk_index, clock]
+        else:
+            words = [of, 0, 0, 0]
+        return float(np.random.default_rng([self.seed, 7, number, *words]).standard_normal())

@@ -47,6 +47,8 @@ class Variant:
     choice: Choice = ALL_PARTS
     num_probes: int = 0
     num_replans: int = 6
+    is_noise_common: bool = False
+    """Whether errors of measurement follow from iteration, class and clock, so that variants differ by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,10 @@ def ours(job: LearningJob, variant: Variant) -> Outcome:
     """Plan from the prior after the baseline, and again from the iterations of all plans."""
     began_s = time.process_time()
     draw = np.random.default_rng([job.seed, 3])
-    seen = _baseline_iterations(job, draw)
+    noise = None if variant.is_noise_common else draw
+    seen = _baseline_iterations(job, noise)
     probes = [_probe(job, number) for number in range(variant.num_probes)]
-    seen += [job.observed(own, f"probe-{k}", len(seen), draw) for k, own in enumerate(probes)]
+    seen += [job.observed(own, f"probe-{k}", 1000 + k, noise) for k, own in enumerate(probes)]
     prior = GENERIC
     if variant.is_prior_learned:
         prior = prior_for(job.table.gpu, without_families=[job.table.family])
@@ -78,6 +81,8 @@ def ours(job: LearningJob, variant: Variant) -> Outcome:
     results: list[PlanEvaluation] = []
     covered: list[float] = []
     for number in range(variant.num_replans + 1):
+        if variant.is_noise_common:
+            draw = np.random.default_rng([job.seed, 3, number])
         fitted = fit_curves(
             job.classes,
             prior,
@@ -90,7 +95,7 @@ def ours(job: LearningJob, variant: Variant) -> Outcome:
         covered.append(_covered_ratio(job, fitted))
         clocks = next_clocks(job, fitted, results, num_plans=variant.num_replans + 1, choice=variant.choice, draw=draw)
         results.append(job.result(clocks))
-        seen.append(job.observed(results[-1], f"tuned-{number}", len(seen), draw))
+        seen.append(job.observed(results[-1], f"tuned-{number}", NUM_BASELINE_ITERATIONS + number, noise))
     return _outcome(job, probes, results, began_s, mean(covered))
 
 
@@ -174,7 +179,7 @@ def envpipe(job: LearningJob) -> Outcome:
     )
 
 
-def _baseline_iterations(job: LearningJob, draw: np.random.Generator) -> list[IterationObservation]:
+def _baseline_iterations(job: LearningJob, draw: np.random.Generator | None) -> list[IterationObservation]:
     return [job.observed(job.baseline, "baseline", k, draw) for k in range(NUM_BASELINE_ITERATIONS)]
 
 

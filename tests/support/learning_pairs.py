@@ -20,7 +20,7 @@ from gpuenergyd_policies.profiling.prior.evidence import energies_seen, times_se
 from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, fit_curves
 from gpuenergyd_policies.profiling.prior.published import prior_for
 from gpuenergyd_policies.profiling.prior.relatives import Relative, relatives_of
-from gpuenergyd_policies.profiling.prior.seen import Waiting
+from gpuenergyd_policies.profiling.prior.seen import ClassAtFullSpeed, Waiting
 from gpuenergyd_policies.profiling.prior.shape import GENERIC, CurvePrior
 from gpuenergyd_policies.profiling.prior.summary import summary_of
 from tests.support.learning_jobs import NUM_BASELINE_ITERATIONS, LearningJob
@@ -83,6 +83,11 @@ class Run:
         return tuple(own.iteration_time_s / self.job.baseline.iteration_time_s - 1 for own in self.results)
 
 
+def gpu_uuids_of(job: LearningJob) -> tuple[str, ...]:
+    """Return the GPUs that jobs on this GPU model run on, the first ones of their host."""
+    return tuple(f"GPU-{job.table.gpu}-{rank}" for rank in range(job.graph.num_ranks))
+
+
 def changed_job(table: TrueTable, change: Change, seed: int, *, earlier_seed: int | None = None) -> LearningJob:
     """Return a job on a table after a change, with errors of measurement of its own.
 
@@ -118,12 +123,13 @@ def run_job(
     results: list[PlanEvaluation] = []
     doubts: list[tuple[tuple[float, float], ...]] = []
     learned = None
-    gpus = [GpuView(f"GPU-{r}", job.table.gpu, job.classes[0].clocks_mhz, 0.0) for r in range(job.graph.num_ranks)]
+    gpus = [GpuView(uuid, job.table.gpu, job.classes[0].clocks_mhz, 0.0) for uuid in gpu_uuids_of(job)]
     for number in range(num_plans):
         alone = _fitted(job, prior, seen, ())
-        learned = summary_of(alone, times_seen(seen), gpus)
+        if number == num_plans - 1:
+            learned = summary_of(_fitted(job, prior, seen, (), job.classes_at_all_clocks), times_seen(seen), gpus)
         power_w = float(np.mean(list(alone.reference_w.values())))
-        relatives = relatives_of(past_jobs, job.classes, job.table.gpu, power_w)
+        relatives = relatives_of(past_jobs, job.classes, job.table.gpu, power_w, gpu_uuids_of(job))
         fitted = powers_within_doubt(_fitted(job, prior, seen, relatives), alone) if relatives else alone
         doubts.append(fitted.doubts)
         clocks = next_clocks(
@@ -141,15 +147,25 @@ def run_job(
 
 
 def _fitted(
-    job: LearningJob, prior: CurvePrior, seen: Sequence[IterationObservation], relatives: Sequence[Relative]
+    job: LearningJob,
+    prior: CurvePrior,
+    seen: Sequence[IterationObservation],
+    relatives: Sequence[Relative],
+    classes: Sequence[ClassAtFullSpeed] = (),
 ) -> FittedCurves:
     waiting = Waiting(job.truth.blocking_power_w, _WAITING_SIGMA_RATIO)
     return fit_curves(
-        job.classes, prior, times_seen(seen), energies_seen(seen), waiting, want_draws=True, relatives=relatives
+        classes or job.classes,
+        prior,
+        times_seen(seen),
+        energies_seen(seen),
+        waiting,
+        want_draws=True,
+        relatives=relatives,
     )
 
 
 def past_job(run: Run, job_id: str) -> PastJob:
     """Return what a run leaves behind as the history holds it."""
     assert run.learned is not None
-    return PastJob(job_id, job_id, datetime(2026, 11, 1, tzinfo=UTC), run.learned)
+    return PastJob(job_id, job_id, datetime(2026, 11, 1, tzinfo=UTC), run.learned, gpu_uuids=gpu_uuids_of(run.job))

@@ -9,12 +9,13 @@ from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, Pi
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_clocks
 from gpuenergyd_policies.profiling.prior.best_known import (
+    EXPERIMENT_LATE_RATIO,
     KnownPlan,
     believed_frontier,
     best_known,
     is_experiment,
 )
-from gpuenergyd_policies.profiling.prior.doubt import late_share_of, within_doubt
+from gpuenergyd_policies.profiling.prior.doubt import limit_of, within_doubt
 from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves
 from gpuenergyd_policies.profiling.prior.risk import MAX_LATE_RATIO, caution_within_risk
 from tests.support.learning_jobs import LearningJob
@@ -29,8 +30,8 @@ class Choice:
     keeps_best_known: bool = True
     has_experiments: bool = True
     """Whether some plans are applied whatever is believed of those that ran."""
-    kept_late_ratio: float = MAX_LATE_RATIO
-    """Lateness permitted in 19 of 20 draws to an experiment after a plan that was kept."""
+    experiment_late_ratio: float = EXPERIMENT_LATE_RATIO
+    """Time beyond the target for an experiment after a plan that was kept."""
     is_thompson: bool = False
     """Whether powers are drawn from the belief."""
 
@@ -60,17 +61,19 @@ def next_clocks(
     was_kept = bool(ran) and ran[-1] in ran[:-1]
     is_unknown = choice.has_experiments and is_experiment(len(before) + 1, num_plans=num_plans, was_kept=was_kept)
     sigmas, late_ratio = choice.caution_sigmas, 0.0
+    more_ratio = choice.experiment_late_ratio if was_kept and is_unknown else 0.0
     if sigmas is None:
-        limit = choice.kept_late_ratio if was_kept and is_unknown else MAX_LATE_RATIO
+        limit = MAX_LATE_RATIO - more_ratio
         caution = caution_within_risk(job.graph, fitted, deadline_s=deadline_s, random=draw, max_late_ratio=limit)
         sigmas, late_ratio = caution.sigmas, caution.mean_late_ratio
     believed = fitted.profile(caution_sigmas=sigmas)
     if doubted is not None:
-        share = late_share_of(fitted)
-        believed = within_doubt(job.graph, believed, doubted, late_share=share, deadline_s=deadline_s, random=draw)
+        believed = within_doubt(
+            job.graph, believed, doubted, limit=limit_of(fitted), deadline_s=deadline_s, random=draw
+        )
     if choice.is_thompson:
         believed = _with_energies_of(believed, fitted.drawn(draw))
-    clocks = fastest_allowed(job, believed)
+    clocks = fastest_allowed(job, believed, more_ratio=more_ratio)
     if not choice.keeps_best_known or not before or is_unknown:
         return clocks
     plans = [KnownPlan(evaluate_clocks(job.graph, mean_profile, clocks).energy_j, late_ratio * deadline_s)]
@@ -82,10 +85,10 @@ def next_clocks(
     return [clocks, *ran][best_known(plans, frontier)]
 
 
-def fastest_allowed(job: LearningJob, believed: PipelineProfile) -> Sequence[int]:
-    """Return the cheapest clocks believed to be as fast as full speed is believed to be."""
+def fastest_allowed(job: LearningJob, believed: PipelineProfile, *, more_ratio: float = 0.0) -> Sequence[int]:
+    """Return the cheapest clocks believed to be as fast as full speed but for a share of its time."""
     at_full_speed_s = baseline(job.graph, believed).iteration_time_s
-    deadline_s = max(at_full_speed_s, min_iteration_time_s(job.graph, believed))
+    deadline_s = max((1 + more_ratio) * at_full_speed_s, min_iteration_time_s(job.graph, believed))
     return solve(job.graph, believed, deadline_s=deadline_s).sm_clocks_mhz
 
 

@@ -121,21 +121,28 @@ class Site:
             process.kill()
             process.communicate()
 
+    async def connect(
+        self, worker_pid: int | None = None, rules: RestoreRules | None = None, token: str = ""
+    ) -> WorkerLink:
+        """Connect as the daemon does, to any worker or to this one."""
+        self.received = Received()
+        return await WorkerLink.connect(
+            self.folder / "link.sock",
+            self.received,
+            rules=rules,
+            timeout_s=20.0,
+            token=token,
+            worker_pid=worker_pid,
+        )
+
     @contextlib.asynccontextmanager
     async def linked(
         self, rules: RestoreRules | None = None, *, token: str = ""
     ) -> AsyncIterator[tuple[WorkerLink, Received]]:
         """Connect as the daemon does."""
-        received = self.received = Received()
-        link = await WorkerLink.connect(
-            self.folder / "link.sock",
-            received,
-            rules=rules,
-            timeout_s=20.0,
-            token=token,
-        )
+        link = await self.connect(rules=rules, token=token)
         try:
-            yield link, received
+            yield link, self.received
         finally:
             await link.close()
 

@@ -21,6 +21,7 @@ from gpuenergyd.errors import DaemonNotRunningError
 from gpuenergyd_policies.planning.compiled import cache_folder
 from tests.support.installed_daemon import CORE, WORKER, InstalledDaemon, installed_daemon
 from tests.support.systemd_host import INSTALLED, why_not
+from tests.support.thorough import thorough
 from tests.support.waiting import wait_until
 
 WHY_NOT = why_not()
@@ -107,7 +108,7 @@ def test_clocks_are_restored_when_the_worker_is_killed(daemon: InstalledDaemon) 
 
 
 @pytest.mark.fault(5)
-@pytest.mark.parametrize("unit", [CORE, WORKER])
+@pytest.mark.parametrize("unit", [WORKER, *thorough(CORE)])
 def test_clocks_are_restored_when_a_process_hangs(daemon: InstalledDaemon, unit: str) -> None:
     with daemon.lowered():
         daemon.seconds_until_restored(daemon.kill(unit, signal.SIGSTOP), 60)
@@ -200,6 +201,7 @@ def test_the_policy_host_uses_the_planner_that_the_installation_compiled(daemon:
     assert daemon.host.run("find", "/var/cache/gpuenergyd", "-name", "*.nbc", "-printf", "%p %u %T@\\n") == files
 
 
+@pytest.mark.thorough
 def test_a_stop_restores_clocks_and_ends_daemon_and_worker(daemon: InstalledDaemon) -> None:
     with daemon.lowered():
         started_ns = time.monotonic_ns()

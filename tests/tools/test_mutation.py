@@ -119,6 +119,7 @@ def test_each_equivalent_mutant_changes_a_line_of_the_code() -> None:
     assert reason_for("gpuenergyd/core/job/measurements/savings.py", "a", "b") is None
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="git says which files are the tree's")
 def test_mutants_are_asked_in_a_copy_and_one_that_hangs_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -116,6 +116,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.thorough
 def test_an_unmodified_program_joins_under_gpuenergyd_run_with_equal_losses(tmp_path: Path) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(NUM_RANKS)]
     joined = run_unchanged(tmp_path, UNCHANGED, num_joining=NUM_RANKS, launcher=torchrun)

@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from tests.support.framework_environments import PACKAGES, ROOT, is_built, python_of
+from tests.support.thorough import thorough
 
 pytestmark = pytest.mark.torch
 
@@ -13,13 +14,14 @@ RUN_LIMIT_S = 500.0
 
 
 @pytest.mark.parametrize("name", sorted(PACKAGES))
-def test_adapter_works_with_the_installed_framework(name: str) -> None:
+@pytest.mark.parametrize("selected", ["not thorough", *thorough("thorough")])
+def test_adapter_works_with_the_installed_framework(name: str, selected: str) -> None:
     if not is_built(name):
         pytest.skip(f"no environment for {name} here; `make frameworks` builds one")
     tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/trainers").glob(f"test_{name}*.py"))
     sources = os.pathsep.join(str(ROOT / folder) for folder in ("", "policies", "trainers"))
     done = subprocess.run(
-        [python_of(name), "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *tests],
+        [python_of(name), "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-m", selected, *tests],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": sources},
         stdout=subprocess.PIPE,

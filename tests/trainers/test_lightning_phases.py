@@ -9,7 +9,7 @@ pytest.importorskip("lightning")
 
 from tests.trainers.parallel_phases import check_phases
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.thorough]
 
 
 def test_ranks_of_a_framework_register_their_phases(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from gpuenergyd_trainers.megatron import planned_schedule
 from tests.client.fake_daemon import FakeDaemon
 from tests.support.daemon_process import DaemonProcess
 from tests.support.megatron_training import MegatronTraining
+from tests.support.thorough import thorough
 from tests.support.waiting import wait_until
 from tests.trainers.pipeline_processes import run_ranks
 from tests.trainers.unchanged_programs import run_unchanged
@@ -127,7 +128,7 @@ def test_real_steps_run_in_the_registered_order_with_equal_losses(layout: str, t
         assert [tuple(row[:3]) for row in report["instructions"]] == list(order)
 
 
-@pytest.mark.parametrize("layout", ["virtual stages", "combined"])
+@pytest.mark.parametrize("layout", ["virtual stages", *thorough("combined")])
 def test_ranks_follow_plans_of_a_real_daemon_with_equal_losses(layout: str, tmp_path: Path) -> None:
     pytest.importorskip("megatron.core")
     settings = {"policy": "uniform", "baseline_iterations": 2}
@@ -183,6 +184,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.thorough
 def test_an_unmodified_program_joins_under_gpuenergyd_run_with_equal_losses(tmp_path: Path) -> None:
     pytest.importorskip("megatron.core")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -6,12 +6,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.support.thorough import thorough
 from tests.trainers.parallel_phases import check_phases
 
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.parametrize("framework", ["ddp", *thorough("fsdp2")])
+@pytest.mark.thorough
+@pytest.mark.parametrize("framework", ["ddp", "fsdp2"])
 def test_ranks_of_a_parallel_loop_register_their_phases(framework: str, tmp_path: Path) -> None:
     check_phases(framework, tmp_path)

@@ -22,6 +22,7 @@ from gpuenergyd_trainers.joining.handle import Handle, WrappedAttribute  # noqa:
 from gpuenergyd_trainers.torch_inflight import Schedule1F1BExtraInflight  # noqa: E402
 from gpuenergyd_trainers.torch_pipelining import attach  # noqa: E402
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, plan_slice  # noqa: E402
+from tests.support.thorough import thorough  # noqa: E402
 from tests.trainers.executed import num_inflight  # noqa: E402
 from tests.trainers.pipeline_processes import Pace, run_ranks  # noqa: E402
 
@@ -137,7 +138,7 @@ def train_joined(rank: int, schedule_name: str, socket_path: str, num_steps: int
     return result
 
 
-@pytest.mark.parametrize("schedule_name", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule_name", ["1f1b", *thorough("gpipe")])
 def test_the_reported_order_is_the_executed_one_and_losses_are_unchanged(
     tmp_path: Path, daemon: FakeDaemon, schedule_name: str
 ) -> None:

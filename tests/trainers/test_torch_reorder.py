@@ -24,6 +24,7 @@ from gpuenergyd_trainers.joining.place import Coordinate, Place, given_place  # 
 from gpuenergyd_trainers.torch_pipelining import attach  # noqa: E402
 from gpuenergyd_trainers.torch_reorder import ReorderedSteps, exchange_blocks, reorder_refusal  # noqa: E402
 from tests.client.fake_daemon import FakeDaemon, plan_slice  # noqa: E402
+from tests.support.thorough import thorough  # noqa: E402
 from tests.trainers.executed import TracedStage, share_trace  # noqa: E402
 from tests.trainers.pipeline_processes import Pace, run_ranks  # noqa: E402
 
@@ -133,7 +134,7 @@ def follow(rank: int, socket_path: str, allow: bool) -> Any:  # noqa: FBT001  pa
     return result
 
 
-@pytest.mark.parametrize("allow", [True, False])
+@pytest.mark.parametrize("allow", [True, *thorough(False)])
 def test_all_ranks_take_a_plans_order_at_its_iteration_and_leave_it_again(tmp_path: Path, allow: bool) -> None:  # noqa: FBT001
     with FakeDaemon(tmp_path) as daemon:
         for rank in range(NUM_RANKS):

@@ -14,6 +14,7 @@ from gpuenergyd_trainers.demo.gpt_pipeline import GptRank  # noqa: E402
 from gpuenergyd_trainers.joining.handle import Handle  # noqa: E402
 from gpuenergyd_trainers.torch_pipelining import attach  # noqa: E402
 from tests.client.fake_daemon import FakeDaemon  # noqa: E402
+from tests.support.thorough import thorough  # noqa: E402
 from tests.trainers.executed import TracedStage, share_trace  # noqa: E402
 from tests.trainers.pipeline_processes import Pace, run_ranks  # noqa: E402
 
@@ -88,7 +89,7 @@ def live(rank: int, schedule_name: str, socket_path: str | None) -> Any:
     return losses, orders, result, [name for names in added for name in names if name in wrapped]
 
 
-@pytest.mark.parametrize("schedule_name", list(REPORTED))
+@pytest.mark.parametrize("schedule_name", ["interleaved", *thorough("1f1b")])
 def test_only_complete_training_steps_are_reported_and_losses_are_unchanged(
     tmp_path: Path, daemon: FakeDaemon, schedule_name: str
 ) -> None:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from pwd import getpwuid
 from typing import TYPE_CHECKING, Self
@@ -66,7 +66,7 @@ class PriorClient:
 
     def export_to(self, path: Path) -> None:
         """Write past jobs to a file that must not exist yet."""
-        jobs = [own.job for own in self._past_jobs()]
+        jobs = [replace(own.job, gpu_uuids=()) for own in self._past_jobs()]
         if not jobs:
             raise GpuEnergyError("there is no past job to export")
         try:
@@ -74,7 +74,7 @@ class PriorClient:
                 file.write(json_text(PastJobFile(FILE_FORMAT, tuple(jobs))) + "\n")
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}") from None
-        self._report(len(jobs), f"exported to {path}; the file names the jobs and no users")
+        self._report(len(jobs), f"exported to {path}; the file names the jobs, no users and no GPUs")
 
     def import_from(self, path: Path) -> None:
         """Send the past jobs of a file to the daemon, all or none."""

@@ -8,7 +8,8 @@ from itertools import pairwise
 from gpuenergyd.core.pipeline.graph import InstructionKind
 
 MAX_CURVES, MAX_POINTS = 8, 32
-MAX_STAGE_DEVIATIONS = 64
+MAX_STAGE_CLOCKS, MAX_STAGE_DEVIATIONS = 16, 128
+"""Clocks, and deviations of stages at all of them."""
 _MAX_STAGE_DEVIATION = 0.5
 MAX_NAME_CHARS = 256
 _MAX_STAGES = 65_536
@@ -32,6 +33,15 @@ class CurvePoint:
 
 
 @dataclass(frozen=True, slots=True)
+class StagesAtClock:
+    """How stages differ in time at one clock."""
+
+    sm_clock_mhz: int
+    deviations: tuple[tuple[float, float], ...]
+    """By stage, its log time relative to full speed less the mean of all stages, and the standard error."""
+
+
+@dataclass(frozen=True, slots=True)
 class KindCurve:
     """The curve of one kind of instruction, common to all stages: the maximum clock and the clocks that plans tried."""
 
@@ -42,10 +52,8 @@ class KindCurve:
     """The SM clock that the GPU really ran at while the maximum was requested."""
     points: tuple[CurvePoint, ...]
     """In descending order of clocks, the maximum first."""
-    stage_clock_mhz: int = 0
-    """The clock of the next ones; 0 without any."""
-    stage_deviations: tuple[tuple[float, float], ...] = ()
-    """By stage, its log time relative to full speed less the mean of all stages, and the standard error."""
+    stages: tuple[StagesAtClock, ...] = ()
+    """At a few of these clocks, in descending order; empty where too many stages have run to be told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +100,20 @@ def _problem_of_curve(curve: KindCurve, max_mhz: int) -> str | None:
 
 
 def _problem_of_stages(curve: KindCurve, max_mhz: int) -> str | None:
-    if len(curve.stage_deviations) > MAX_STAGE_DEVIATIONS:
-        return f"{len(curve.stage_deviations)} stage_deviations: at most {MAX_STAGE_DEVIATIONS} are valid"
-    if curve.stage_deviations and not _LEAST_CLOCK_RATIO * max_mhz <= curve.stage_clock_mhz <= max_mhz:
-        return f"stage_clock_mhz {curve.stage_clock_mhz} is not a clock of a GPU with {max_mhz} MHz"
-    for deviation, sigma in curve.stage_deviations:
-        if not (abs(deviation) <= _MAX_STAGE_DEVIATION and 0 <= sigma <= _MAX_SIGMA):
-            return f"stage deviation {deviation:g} with error {sigma:g} is out of range"
+    clocks = [own.sm_clock_mhz for own in curve.stages]
+    if len(clocks) > MAX_STAGE_CLOCKS or not _is_descending(clocks):
+        return f"stages at {len(clocks)} clocks: at most {MAX_STAGE_CLOCKS}, in descending order, are valid"
+    numbers = {len(own.deviations) for own in curve.stages}
+    if len(numbers) > 1 or 0 in numbers:
+        return "stages: at every clock as many, and one at least, are valid"
+    if (total := sum(len(own.deviations) for own in curve.stages)) > MAX_STAGE_DEVIATIONS:
+        return f"{total} deviations of stages: at most {MAX_STAGE_DEVIATIONS} are valid"
+    for own in curve.stages:
+        if not _LEAST_CLOCK_RATIO * max_mhz <= own.sm_clock_mhz <= max_mhz:
+            return f"stages at {own.sm_clock_mhz} MHz: not a clock of a GPU with {max_mhz} MHz"
+        for deviation, sigma in own.deviations:
+            if not (abs(deviation) <= _MAX_STAGE_DEVIATION and 0 <= sigma <= _MAX_SIGMA):
+                return f"stage deviation {deviation:g} with error {sigma:g} is out of range"
     return None
 
 

@@ -114,7 +114,7 @@ class PastJobStore:
             if (problem := problem_of(job)) is not None:
                 raise UsageError(f"past job {number}: {problem}")
         for job in jobs:
-            self.history.write(past_job_record(job, None))
+            self.history.write(past_job_record(replace(job, gpu_uuids=()), None))
         return len(jobs)
 
     async def forget(self, uid: int | None) -> int:

@@ -22,7 +22,7 @@ from gpuenergyd.core.job.messages import (
     StoreOrderRefusal,
     StoreRun,
 )
-from gpuenergyd.core.policy_api.past_jobs import PastJob
+from gpuenergyd.core.policy_api.past_jobs import MAX_GPUS, PastJob
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.daemon.gpus.inventory import utc_at
 from gpuenergyd.daemon.jobs.audit_log import DAEMON, AuditLog
@@ -173,7 +173,8 @@ class JobRuns:
     def store_curves(self, command: StoreCurves) -> None:
         """Store what this job has shown of its curves."""
         now, name = utc_at(time.monotonic_ns()), self.runner.job.description.job_name
-        job = PastJob(self.runner.job_id, name, now, command.learned)
+        uuids = self.runner.job.ranks.gpu_uuids[:MAX_GPUS]
+        job = PastJob(self.runner.job_id, name, now, command.learned, gpu_uuids=uuids)
         if self.services.past_jobs is not None:
             self.services.history.write(past_job_record(job, self.uid))
 

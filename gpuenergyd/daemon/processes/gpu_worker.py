@@ -235,6 +235,7 @@ class GpuWorker:
             rules=RestoreRules(self._settings.restore_policy, self._settings.baseline_sm_clock_mhz),
             timeout_s=_CONNECT_LIMIT_S,
             token=self._token,
+            worker_pid=self._process.pid,
         )
 
     async def _end_process(self) -> None:

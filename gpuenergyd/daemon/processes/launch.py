@@ -35,6 +35,11 @@ class WorkerProcess(Protocol):
         """Whether the process runs, as far as known."""
         ...
 
+    @property
+    def pid(self) -> int | None:
+        """The process id, as far as known."""
+        ...
+
     async def start(self) -> None:
         """Start the process if that is the daemon's task.
 
@@ -68,6 +73,11 @@ class ChildWorker:
     def is_running(self) -> bool:
         """Whether the child process runs."""
         return self._process is not None and self._process.returncode is None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the child that was started last."""
+        return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
         """Start the child in a session of its own, so that Ctrl-C in a terminal reaches only the daemon."""
@@ -108,6 +118,7 @@ class WorkerUnit:
     """The GPU worker as a systemd unit: socket-activated, ended by its watchdog, restoring with `ExecStopPost=`."""
 
     is_running: bool = True
+    pid: int | None = None
 
     async def start(self) -> None:
         """Do nothing: connecting to the socket starts the unit."""

@@ -15,7 +15,7 @@ from typing import Protocol, Self, TypeVar
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.errors import DriverError, GpuError, ProtocolError
 from gpuenergyd.gpu.device import GpuIdentity
-from gpuenergyd.gpu.link.codec import MAX_DATAGRAM_BYTES, MAX_PIDFDS, PEERCRED, decode, encode
+from gpuenergyd.gpu.link.codec import MAX_DATAGRAM_BYTES, MAX_PIDFDS, decode, encode
 from gpuenergyd.gpu.link.messages import (
     AcquireLease,
     ClockChangeReport,
@@ -50,6 +50,7 @@ from gpuenergyd.gpu.link.messages import (
     Welcome,
     WorkerCounters,
 )
+from gpuenergyd.gpu.link.peer_credentials import peer_pid, peer_uid
 from gpuenergyd.gpu.restore.executor import RestoreOutcome
 from gpuenergyd.gpu.restore.policy import RestoreRules
 
@@ -116,16 +117,18 @@ class WorkerLink:
         rules: RestoreRules | None = None,
         timeout_s: float = 5.0,
         token: str = "",
+        worker_pid: int | None = None,
     ) -> Self:
         """Connect to the worker, waiting until it listens.
 
-        With the token of a daemon that handed over, its leases go to this one if the worker still keeps them.
+        With the token of a daemon that handed over, its leases go to this one if the worker still keeps them. With the
+        pid of the worker, another process that still listens is waited for until it has ended.
 
         Raises:
             DriverError: no worker listens in time.
             GpuError: the worker refuses or does not reply.
         """
-        link = cls(await _connect(path, timeout_s), listener)
+        link = cls(await _connect(path, timeout_s, worker_pid), listener)
         try:
             link.welcome = await link._ask(Hello(token, rules or RestoreRules()), Welcome)
         except BaseException:
@@ -381,8 +384,7 @@ def require_trusted_listener(connection: socket.socket | TransportSocket, path: 
     Raises:
         DriverError: a process of another user listens.
     """
-    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEERCRED.size)
-    _, uid, _ = PEERCRED.unpack(peer)
+    uid = peer_uid(connection)
     if uid not in {0, os.geteuid()}:
         raise DriverError(f"{path} is served by uid {uid}; expected root or uid {os.geteuid()}")
 
@@ -399,26 +401,51 @@ class _Unsent:
             os.close(fd)
 
 
-async def _connect(path: Path, timeout_s: float) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+async def _connect(path: Path, timeout_s: float, worker_pid: int | None) -> socket.socket:
     failure = "it does not exist"
     try:
         async with asyncio.timeout(timeout_s):
             while True:
                 try:
-                    connection.connect(str(path))
+                    connection = _connected(path)
                 except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
                     failure = str(error.strerror)
                     await asyncio.sleep(_CONNECT_PAUSE_S)
+                    continue
                 except OSError as error:
                     raise DriverError(f"cannot reach the GPU worker at {path}: {error.strerror}") from None
-                else:
-                    break
-        require_trusted_listener(connection, path)
+                listener_pid = peer_pid(connection)
+                if worker_pid in {None, listener_pid}:
+                    return connection
+                # The worker of a daemon that was killed: it restores its GPUs, then ends.
+                connection.close()
+                failure = f"process {listener_pid} of an earlier daemon still listens"
+                await _ended(listener_pid)
     except TimeoutError:
-        connection.close()
         raise DriverError(f"no GPU worker at {path} within {timeout_s:g} s: {failure}") from None
+
+
+def _connected(path: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        connection.connect(str(path))
+        require_trusted_listener(connection, path)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+async def _ended(pid: int) -> None:
+    """Wait until a process has ended."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(pidfd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)

@@ -4,7 +4,6 @@ A datagram is `[LINK_VERSION, message type, request id or null, [field values in
 """
 
 import json
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from enum import StrEnum
@@ -17,8 +16,6 @@ from gpuenergyd.gpu.link.messages import Message
 
 LINK_VERSION = 7
 MAX_DATAGRAM_BYTES = 131_072
-PEERCRED = struct.Struct("3i")
-"""Layout of SO_PEERCRED: pid, uid, gid."""
 MAX_PIDFDS = 128
 """Per datagram; the kernel accepts 253."""
 

@@ -58,6 +58,7 @@ class JournalEntry:
     """One control of one GPU that is changed, or is about to be; `saved_value` None means the driver's default.
 
     Values are MHz for a clock lock and watts for a power limit. A restore opens `driver` with `world_path`.
+    A power limit other than `intended_value` is another program's. None: any may be ours, as during a driver call.
     """
 
     gpu_uuid: str

@@ -5,8 +5,10 @@ A daemon that sends nothing for `silence_limit_s` is treated as dead, even if it
 
 import contextlib
 import os
+import select
 import selectors
 import socket
+import stat
 import sys
 import threading
 import time
@@ -15,8 +17,9 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from gpuenergyd.errors import ProtocolError, UsageError
-from gpuenergyd.gpu.link.codec import MAX_DATAGRAM_BYTES, MAX_PIDFDS, PEERCRED, decode, encode
+from gpuenergyd.gpu.link.codec import MAX_DATAGRAM_BYTES, MAX_PIDFDS, decode, encode
 from gpuenergyd.gpu.link.messages import Message, Refused, Samples
+from gpuenergyd.gpu.link.peer_credentials import peer_pid, peer_uid
 from gpuenergyd.service_manager import inherited_socket
 
 _MAX_WAITING_DATAGRAMS = 2_000
@@ -33,8 +36,11 @@ class DaemonConnection:
         on_message: Callable[[int | None, Message, Sequence[int]], None],
         on_lost: Callable[[], None],
         silence_limit_s: float,
+        predecessor_limit_s: float = 0.0,
     ) -> None:
         """Start listening; `on_message` gets request id, message and file descriptors, and owns the descriptors.
+
+        Another worker that still listens gets `predecessor_limit_s` to end.
 
         Raises:
             UsageError: the socket cannot be created at the path.
@@ -51,7 +57,7 @@ class DaemonConnection:
         self._received_mono_s = 0.0
         inherited = inherited_socket(None, socket.SOCK_SEQPACKET)
         self._is_socket_ours = inherited is None
-        self._listener = inherited or _listen(path)
+        self._listener = inherited or _listen(path, predecessor_limit_s)
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_out.setblocking(False)
         self._wake_in.setblocking(False)
@@ -112,7 +118,7 @@ class DaemonConnection:
 
     def _accept(self, _events: int) -> None:
         connection, _ = self._listener.accept()
-        _, uid, _ = PEERCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEERCRED.size))
+        uid = peer_uid(connection)
         refusal = None
         if uid not in self._daemon_uids:
             refusal = f"uid {uid} is not allowed to control this worker; allowed uids: {sorted(self._daemon_uids)}"
@@ -195,19 +201,13 @@ def log(line: str) -> None:
     sys.stderr.flush()
 
 
-def _listen(path: Path) -> socket.socket:
+def _listen(path: Path, predecessor_limit_s: float) -> socket.socket:
     """Return the listening socket; a stale socket file is replaced, any other file is left alone."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    if os.path.lexists(path):
-        if path.is_symlink() or not path.is_socket():
-            raise UsageError(f"{path} exists and is not a socket; choose another --link path")
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-            try:
-                probe.connect(str(path))
-            except ConnectionRefusedError:
-                path.unlink()
-            else:
-                raise UsageError(f"a worker already listens on {path}")
+    give_up_mono_s = time.monotonic() + predecessor_limit_s
+    while (pid := _listening_pid(path)) is not None:
+        if not _has_ended(pid, give_up_mono_s - time.monotonic()):
+            raise UsageError(f"a worker already listens on {path}")
     mask = os.umask(0o117)
     try:
         listener.bind(str(path))
@@ -217,3 +217,34 @@ def _listen(path: Path) -> socket.socket:
         os.umask(mask)
     listener.listen(4)
     return listener
+
+
+def _listening_pid(path: Path) -> int | None:
+    """Return the pid of the worker that listens; without one return None, and remove its stale socket file.
+
+    Raises:
+        UsageError: another kind of file has this path.
+    """
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise UsageError(f"{path} exists and is not a socket; choose another --link path")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+            probe.connect(str(path))
+            return peer_pid(probe)
+    except FileNotFoundError:
+        return None
+    except ConnectionRefusedError:
+        path.unlink(missing_ok=True)
+        return None
+
+
+def _has_ended(pid: int, timeout_s: float) -> bool:
+    """Wait for the end of a process; return whether it ended in time."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([pidfd], [], [], max(timeout_s, 0.0))[0])
+    finally:
+        os.close(pidfd)

@@ -78,7 +78,8 @@ class DriverRequests:
             saved_value=self.controller.power_limit_w(uuid),
             known_by=KnownBy.READ,
         )
-        self.journal.add([replace(entry, intended_value=request.power_limit_w)])
+        # Until the call has returned, the limit before it, the new one and one that the driver rounded may all be ours.
+        self.journal.add([replace(entry, intended_value=None)])
         with self.journal.gpu_lock(uuid):
             try:
                 self.controller.set_power_limit(uuid, request.power_limit_w)

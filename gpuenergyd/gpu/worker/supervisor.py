@@ -58,6 +58,8 @@ from gpuenergyd.gpu.worker.threads.xid_watch import XidSource, watch_xids
 from gpuenergyd.service_manager import Watchdog, notify
 
 _TICK_S = 0.25
+_PREDECESSOR_LIMIT_S = 10.0
+"""The worker of a killed daemon restores its GPUs, and then ends, while the next daemon starts its own worker."""
 _NS_PER_S = 1_000_000_000
 _FOREIGN_CHANGE = "another program changed its clock lock"
 
@@ -102,6 +104,7 @@ class Supervisor:
             on_message=self._handle,
             on_lost=self._handle_daemon_lost,
             silence_limit_s=options.daemon_silence_limit_s,
+            predecessor_limit_s=_PREDECESSOR_LIMIT_S if options.exits_with_daemon else 0.0,
         )
         self._leases = Leases(self._daemon, self._handle_process_death)
         self._health = HealthTable(self._uuids, self._report_health)

@@ -6,7 +6,7 @@ iteration, so that the clock is high again in time.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 
@@ -26,7 +26,7 @@ from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware.candidates import Candidate, Candidates, wave_of_clocks
 from gpuenergyd_policies.bubble_aware.cheaper_waits import with_cheaper_waits
 from gpuenergyd_policies.bubble_aware.model import FittedJob, PipelineModel
-from gpuenergyd_policies.bubble_aware.tried_plans import new_or_tried
+from gpuenergyd_policies.bubble_aware.tried_plans import more_time_ratio, new_or_tried
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.bubble_aware.waits import is_flat
 from gpuenergyd_policies.planning.frontier import SolvedPlan, min_iteration_time_s, solve
@@ -35,9 +35,9 @@ from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.planning.switching.requests import longest_lead_s
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 from gpuenergyd_policies.profiling.fit import NotEnoughDataError
-from gpuenergyd_policies.profiling.prior.doubt import late_share_of, towards, within_doubt
+from gpuenergyd_policies.profiling.prior.doubt import limit_of, towards, within_doubt
 from gpuenergyd_policies.profiling.prior.of_job import LearnedProfile
-from gpuenergyd_policies.profiling.prior.risk import caution_within_risk
+from gpuenergyd_policies.profiling.prior.risk import MAX_LATE_RATIO, caution_within_risk
 from gpuenergyd_policies.profiling.rescaling import under_ceilings
 
 _LEAST_SHARE_OF_WAIT = 0.5
@@ -75,7 +75,10 @@ def tuned_plan(
         fitted, model = job.fitted, job.model
     except NotEnoughDataError as error:
         return baseline_plan(view.plan_id(f"unprofiled-{view.num_issued()}"), reason=f"cannot plan: {error}")
-    slower = _learned_caution(view, model, fitted) if isinstance(fitted, LearnedProfile) else None
+    margin, is_learned = None, isinstance(fitted, LearnedProfile) and caution_ratio is None
+    if isinstance(fitted, LearnedProfile):
+        more_ratio = more_time_ratio(view, model, number=number, target_figure=Figure.TARGET) if is_learned else 0.0
+        margin = _margin(view, model, fitted, more_ratio)
     plan = plan_from_model(
         view,
         model,
@@ -83,17 +86,27 @@ def tuned_plan(
         number=number,
         why=why,
         unverified_ratio=unverified_ratio,
-        slower=slower,
+        margin=margin,
     )
     if isinstance(fitted, LearnedProfile):
         plan = replace(plan, learned=fitted.learned, reason=why + fitted.relatives_text)
-    if slower is None or caution_ratio is not None:
+    if not is_learned:
         return plan
     return new_or_tried(view, model, plan, number=number, target_figure=Figure.TARGET)
 
 
-def _learned_caution(view: JobView, model: PipelineModel, fitted: LearnedProfile) -> PipelineProfile:
-    """Return the profile with as little caution as the belief about its times permits.
+@dataclass(frozen=True, slots=True)
+class Margin:
+    """What a plan from learned curves is chosen by."""
+
+    slower: PipelineProfile
+    """The profile with the caution of the belief."""
+    more_ratio: float = 0.0
+    """Time beyond the target, as a share of it."""
+
+
+def _margin(view: JobView, model: PipelineModel, fitted: LearnedProfile, more_ratio: float) -> Margin:
+    """Return as little caution as the belief about times permits, which is more where a plan has more time.
 
     What rests on past jobs is limited by what the belief without them expects.
     """
@@ -101,21 +114,24 @@ def _learned_caution(view: JobView, model: PipelineModel, fitted: LearnedProfile
         slower = fitted.curves.profile(caution_sigmas=TUNING.learned_caution_of_large)
         if fitted.doubted is not None:
             slower = towards(slower, fitted.doubted.profile(), TUNING.doubt_of_large)
-        return under_ceilings(slower, view)
+        return Margin(under_ceilings(slower, view))
     deadline_s = view.target.iteration_time_s(view.baseline.iteration_time_s) - model.bias_s
     random = np.random.default_rng(view.num_issued())
-    sigmas = caution_within_risk(model.graph, fitted.curves, deadline_s=deadline_s, random=random).sigmas
-    slower = fitted.curves.profile(caution_sigmas=sigmas)
+    limit_ratio = MAX_LATE_RATIO - more_ratio
+    caution = caution_within_risk(
+        model.graph, fitted.curves, deadline_s=deadline_s, random=random, max_late_ratio=limit_ratio
+    )
+    slower = fitted.curves.profile(caution_sigmas=caution.sigmas)
     if fitted.doubted is not None:
         slower = within_doubt(
             model.graph,
             slower,
             fitted.doubted,
-            late_share=late_share_of(fitted.curves),
+            limit=limit_of(fitted.curves),
             deadline_s=deadline_s,
             random=random,
         )
-    return under_ceilings(slower, view)
+    return Margin(under_ceilings(slower, view), more_ratio)
 
 
 def plan_from_model(
@@ -127,24 +143,25 @@ def plan_from_model(
     why: str,
     unverified_ratio: float = 0.0,
     max_segments: Sequence[int] | None = None,
-    slower: PipelineProfile | None = None,
+    margin: Margin | None = None,
 ) -> ClockPlan:
     """Return the plan for a known model of the pipeline; for caution see `tuned_plan`.
 
-    With `max_segments`, only plans with so many clock segments per rank and iteration are considered. `slower` is the
-    profile with the caution of a belief; it replaces the model's while clocks are chosen.
+    With `max_segments`, only plans with so many clock segments per rank and iteration are considered. The profile of
+    `margin` replaces the model's while clocks are chosen.
     """
     target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
     if caution_ratio is None:
         noise_s = TUNING.caution_of_noise * view.baseline.iteration_sigma_s
         caution_ratio = (max(0.0, model.profiling_excess_s(view)) + noise_s) / target_s
     caution_ratio = min(max(caution_ratio, 0.0), TUNING.max_caution_ratio)
-    profile, caution_of_all_ratio = slower or model.profile, caution_ratio + unverified_ratio
+    profile, caution_of_all_ratio = margin.slower if margin else model.profile, caution_ratio + unverified_ratio
     cautious = _with_caution(profile, caution_of_all_ratio, waits_end_earlier_s=caution_of_all_ratio * target_s)
     waits = [i.instruction_class for i in model.graph.instructions if i.kind.is_wait]
     cut_s = sum(profile[key].at_max_clock.time_s - cautious[key].at_max_clock.time_s for key in waits)
     shortest_s = min_iteration_time_s(model.graph, cautious)
-    deadline_s = max(target_s - model.bias_s, shortest_s + cut_s)
+    more_s = margin.more_ratio * target_s if margin else 0.0
+    deadline_s = max(target_s + more_s - model.bias_s, shortest_s + cut_s)
     solved = solve(
         model.graph,
         cautious,

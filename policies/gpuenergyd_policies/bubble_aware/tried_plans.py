@@ -1,6 +1,6 @@
 """A learned plan beside those that ran: the better one is applied, unless the new one is an experiment."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -10,7 +10,23 @@ from gpuenergyd_policies.bubble_aware.model import PipelineModel
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.planning.large import TOO_LARGE
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching
-from gpuenergyd_policies.profiling.prior.best_known import KnownPlan, believed_frontier, best_known, is_experiment
+from gpuenergyd_policies.profiling.prior.best_known import (
+    EXPERIMENT_LATE_RATIO,
+    KnownPlan,
+    believed_frontier,
+    best_known,
+    is_experiment,
+)
+
+
+def more_time_ratio(view: JobView, model: PipelineModel, *, number: int, target_figure: str) -> float:
+    """Return by how much plan `number` may exceed the target: as an experiment after a plan that was kept."""
+    target_ratio = view.target.iteration_time_s(view.baseline.iteration_time_s) / view.baseline.iteration_time_s
+    was_kept = _was_kept(_tried(view, _measured_s(view), target_ratio, target_figure))
+    if len(model.graph.instructions) > TOO_LARGE or not was_kept:
+        return 0.0
+    is_applied = is_experiment(number, num_plans=TUNING.num_learning_plans, was_kept=was_kept)
+    return EXPERIMENT_LATE_RATIO if is_applied else 0.0
 
 
 def new_or_tried(view: JobView, model: PipelineModel, new: ClockPlan, *, number: int, target_figure: str) -> ClockPlan:
@@ -21,17 +37,8 @@ def new_or_tried(view: JobView, model: PipelineModel, new: ClockPlan, *, number:
     """
     measured_s = _measured_s(view)
     target_ratio = new.figure(target_figure)
-    tried = [
-        plan
-        for plan in view.issued_plans
-        if plan.purpose is PlanPurpose.TUNED
-        and plan.plan_id in measured_s
-        and not plan.orders
-        and target_ratio is not None
-        and abs((plan.figure(target_figure) or 0.0) - target_ratio) <= TUNING.target_moved_ratio
-    ]
-    was_kept = any(own.ranks == tried[-1].ranks for own in tried[:-1])
-    if is_experiment(number, num_plans=TUNING.num_learning_plans, was_kept=was_kept):
+    tried = [] if target_ratio is None else _tried(view, measured_s, target_ratio, target_figure)
+    if is_experiment(number, num_plans=TUNING.num_learning_plans, was_kept=_was_kept(tried)):
         return new
     if not tried or new.predicted is None or len(model.graph.instructions) > TOO_LARGE:
         return new
@@ -50,6 +57,23 @@ def new_or_tried(view: JobView, model: PipelineModel, new: ClockPlan, *, number:
     kept = tried[chosen - 1]
     why = f"{new.reason}; {kept.plan_id} is still the best plan known"
     return replace(kept, plan_id=new.plan_id, reason=why, learned=new.learned)
+
+
+def _tried(view: JobView, measured_s: Mapping[str, float], target_ratio: float, target_figure: str) -> list[ClockPlan]:
+    """Return the plans for a target that were measured, oldest first."""
+    return [
+        plan
+        for plan in view.issued_plans
+        if plan.purpose is PlanPurpose.TUNED
+        and plan.plan_id in measured_s
+        and not plan.orders
+        and abs((plan.figure(target_figure) or 0.0) - target_ratio) <= TUNING.target_moved_ratio
+    ]
+
+
+def _was_kept(tried: Sequence[ClockPlan]) -> bool:
+    """Return whether the latest plan is one that had run before."""
+    return any(own.ranks == tried[-1].ranks for own in tried[:-1])
 
 
 def _measured_s(view: JobView) -> Mapping[str, float]:

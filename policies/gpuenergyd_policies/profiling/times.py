@@ -199,8 +199,10 @@ def _waiting_curve(samples: Sequence[InstructionSample]) -> TimeCurve | None:
     if slow_s and float(np.quantile(slow_s, _WAITING_QUANTILE)) > (1 + _WAITING_RATIO) * time_s:
         return None
     fastest_s = {mhz: min(s.time_s for s in samples if s.main_share.sm_clock_mhz == mhz) for mhz in clocks_mhz}
-    slower_mhz = [mhz for mhz in clocks_mhz if fastest_s[mhz] > (1 + _WAITING_RATIO) * time_s]
-    clocks_mhz = [mhz for mhz in clocks_mhz if mhz > max(slower_mhz, default=0)] or [top_mhz]
+    # Other ranks that run slow clocks make a wait longer at any clock of this one. No clock is slower than a lower one,
+    # so that a single usual time at a low clock speaks for all above it.
+    usual_mhz = [mhz for mhz in clocks_mhz if fastest_s[mhz] <= (1 + _WAITING_RATIO) * time_s]
+    clocks_mhz = [mhz for mhz in clocks_mhz if mhz >= min(usual_mhz, default=top_mhz)]
     knots = (float(clocks_mhz[0]), float(top_mhz)) if len(clocks_mhz) > 1 else (float(top_mhz),)
     return TimeCurve(knots, (max(time_s, _LEAST_TIME_S),) * len(knots), is_flat=True)
 

@@ -19,6 +19,7 @@ import pytest
 from gpuenergyd.cli.main import run
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.core.job.result_text import saving_span_text, saving_text, slowdown_text
+from tests.support.thorough import thorough
 from tests.support.waiting import wait_until
 
 SHORT = (
@@ -195,12 +196,13 @@ def test_an_interrupted_demo_ends_quietly_and_leaves_nothing(
 
 @pytest.mark.torch
 @pytest.mark.kill
-def test_a_killed_demo_leaves_neither_process_nor_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("at", "num_processes"), [("training a small GPT: ", 2), *thorough(("baseline: ", 4))])
+def test_a_killed_demo_leaves_neither_process_nor_folder(tmp_path: Path, at: str, num_processes: int) -> None:
     folder = Path(tempfile.mkdtemp(prefix="demo-"))
     demo = start(folder, "--out", str(tmp_path / "report.html"), "--gpus", "2")
     assert demo.stdout is not None
     for line in demo.stdout:
-        if line.startswith("baseline: "):
+        if line.startswith(at):
             break
     num_running = len(processes_of(folder))
 
@@ -209,7 +211,7 @@ def test_a_killed_demo_leaves_neither_process_nor_folder(tmp_path: Path) -> None
 
     wait_until(lambda: processes_of(folder) == [], timeout_s=60.0)
     left_files = list(folder.iterdir())
-    assert num_running >= 4
+    assert num_running >= num_processes
     assert left_files == []
     shutil.rmtree(folder)
 

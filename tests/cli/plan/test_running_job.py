@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 
 from gpuenergyd.cli.main import run
+from gpuenergyd.gpu.drivers.world_kinds import WorldKind
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
 from tests.support.registration import one_stage_registration
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     """A daemon with a tuned job of four stages."""
     with (
-        running_daemon(tmp_path_factory.mktemp("running-job")) as made,
+        running_daemon(tmp_path_factory.mktemp("running-job"), kind=WorldKind.KIND) as made,
         training(made, arguments=("--microbatches", "8")) as run_of_job,
     ):
         made.wait_for_phase("tuned", timeout_s=240)
@@ -25,9 +27,20 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
 
 
 def figures(daemon: DaemonProcess, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert run([*arguments, "--json", "--socket", str(daemon.socket_path)]) == 0
-    shown: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    """Return what a command shows, as soon as the job follows a plan: it proves its saving at full speed at times."""
+    shown: dict[str, Any] = {}
+
+    def has_shown() -> bool:
+        capsys.readouterr()
+        status = run([*arguments, "--json", "--socket", str(daemon.socket_path)])
+        output = capsys.readouterr()
+        if status == 2 and "follows no plan" in output.err:
+            return False
+        assert status == 0, output.err
+        shown.update(json.loads(output.out.splitlines()[-1]))
+        return True
+
+    wait_until(has_shown)
     return shown
 
 
@@ -35,10 +48,13 @@ def test_the_plan_of_a_running_job_agrees_with_the_one_in_force(
     daemon: DaemonProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # The job may be profiled again, or proves its saving at full speed: then no plan with clocks is in force.
-    for _ in range(20):
-        planned = figures(daemon, capsys, "plan", "--job", "fake")
-        if planned["job"]["in_force"] is not None and planned["job"]["phase"] == "tuned":
-            break
+    planned: dict[str, Any] = {}
+
+    def is_tuned() -> bool:
+        planned.update(figures(daemon, capsys, "plan", "--job", "fake"))
+        return planned["job"]["in_force"] is not None and planned["job"]["phase"] == "tuned"
+
+    wait_until(is_tuned)
     in_force = planned["job"]["in_force"]
 
     assert planned["iteration_time_s"] <= planned["job"]["target_time_s"] - planned["job"]["bias_s"] + 1e-9
@@ -51,11 +67,6 @@ def test_the_plan_of_a_running_job_agrees_with_the_one_in_force(
 def test_each_instruction_of_the_plan_in_force_is_explained(
     daemon: DaemonProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for _ in range(20):
-        assert run(["explain", "--job", "fake", "--socket", str(daemon.socket_path)]) in {0, 2}
-        if "follows no plan" not in capsys.readouterr().err:
-            break
-
     explained = figures(daemon, capsys, "explain", "--job", "fake")
     (one,) = figures(daemon, capsys, "explain", "--job", "fake", "F0@1")["instructions"]
 
@@ -99,13 +110,16 @@ def test_the_exported_profile_gives_the_same_plan(
 def test_a_mistake_is_one_line(
     daemon: DaemonProcess, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], text: str
 ) -> None:
-    for _ in range(20):
+    errors: list[str] = []
+
+    def is_refused() -> bool:
         capsys.readouterr()
         assert run([*arguments, "--socket", str(daemon.socket_path)]) == 2
-        error = capsys.readouterr().err
-        if "follows no plan" not in error:
-            break
+        errors.append(capsys.readouterr().err)
+        return "follows no plan" not in errors[-1]
 
+    wait_until(is_refused)
+    error = errors[-1]
     assert text in error
     assert error.count("\n") == 1
 

@@ -36,6 +36,7 @@ def blocks_under(daemon: DaemonProcess, client: DaemonClient, folder: Path) -> T
     return TrainingBlocks(options, trainer, folder)
 
 
+@pytest.mark.thorough
 def test_blocks_hold_the_iterations_of_their_arm_and_the_power_beside_them(
     daemon: DaemonProcess, tmp_path: Path
 ) -> None:

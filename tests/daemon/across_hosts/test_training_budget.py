@@ -10,7 +10,6 @@ import pytest
 from gpuenergyd.core.job.messages import JobPhase
 from tests.support.carbon_host import HISTORY_DAYS
 from tests.support.carbon_replicas import CarbonReplicas
-from tests.support.thorough import thorough
 
 BUDGET = 0.05
 HOUR_S = 25.0
@@ -64,7 +63,8 @@ def test_replicas_follow_the_target_of_the_first_within_one_budget(tmp_path: Pat
     assert "decided by its first replica's host" in ran.targets[1]["reason"]
 
 
-@pytest.mark.parametrize("restarted", [0, *thorough(1)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("restarted", [0, 1])
 def test_the_budget_outlives_the_daemon_of_either_leader(restarted: int, tmp_path: Path) -> None:
     ran = trained(
         CarbonReplicas(tmp_path, [DIRTY_FIRST, DIRTY_FIRST], hour_s=HOUR_S, max_slowdown_ratio=BUDGET),

@@ -76,7 +76,8 @@ def test_exported_past_jobs_hold_for_all_users_where_they_are_imported_and_can_b
     path = tmp_path / "past-jobs.json"
     assert command(daemon, "--export-prior", str(path)) == 0
     assert str(os.geteuid()) not in {word.strip('":,') for word in path.read_text().split()}
-    assert "uid" not in path.read_text()
+    assert '"uid"' not in path.read_text()
+    assert all(job["gpu_uuids"] == [] for job in json.loads(path.read_text())["past_jobs"])
     assert command(daemon, "--forget-prior") == 0
     wait_until(lambda: names(daemon, capsys) == set())
     assert names(daemon, capsys, "--all-users") == {"foreign"}

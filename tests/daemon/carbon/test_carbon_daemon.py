@@ -7,6 +7,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import fmean
 
+import pytest
+
 from gpuenergyd.core.carbon.intensity import HOUR
 from gpuenergyd.report.job import job_reports
 from gpuenergyd.store import open_history
@@ -35,6 +37,7 @@ def half_hours(_asked: Asked) -> Reply:
     return json_reply({"data": rows})
 
 
+@pytest.mark.thorough
 def test_the_fetcher_process_is_restarted_when_it_dies(tmp_path: Path) -> None:
     with (
         serving(half_hours) as server,
@@ -139,6 +142,7 @@ def test_a_job_on_a_replayed_trace_is_slower_in_dirty_hours_and_its_report_shows
     assert "by running slower" in line
 
 
+@pytest.mark.thorough
 def test_a_slowdown_account_survives_a_killed_daemon(tmp_path: Path) -> None:
     first_at = datetime(2024, 1, 1, tzinfo=UTC)
     path = tmp_path / "XX_synthetic_2024.csv"

@@ -8,6 +8,8 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gpuenergyd.cli.main import run as run_command
 from gpuenergyd.store import open_history
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
@@ -36,6 +38,7 @@ def recorded(daemon: DaemonProcess, job_id: str) -> list[str]:
         return [event.reason for event in history.control_events(job_id)]
 
 
+@pytest.mark.thorough
 def test_a_pause_another_order_and_a_larger_batch_are_shown_and_recorded(tmp_path: Path) -> None:
     causes = {name: tmp_path / name for name in ("pause", "swap", "slow")}
     arguments = (*UNIFORM, *(part for name, path in causes.items() for part in (f"--{name}-while", str(path))))

@@ -2,7 +2,7 @@
 
 import asyncio
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +77,21 @@ def test_a_user_cannot_claim_that_a_past_job_was_imported(tmp_path: Path) -> Non
 
     assert [job.is_imported for job in asyncio.run(store.recall(ALICE, "A100"))] == [False]
     assert asyncio.run(store.recall(BOB, "A100")) == ()
+
+
+def test_gpus_are_kept_for_own_past_jobs_and_removed_from_imported_ones(tmp_path: Path) -> None:
+    job = replace(past_job("own"), gpu_uuids=("GPU-1",))
+    history = Written()
+    PastJobStore(tmp_path / "history.sqlite3", history).import_for_all([replace(job, job_name="imported")])
+    imported = [own for own in history.records if isinstance(own, PreviousRunRecord)]
+    store = stored(tmp_path, past_job_record(job, ALICE), *imported)
+
+    found = {own.job_name: own for own in asyncio.run(store.recall(ALICE, "A100"))}
+
+    assert found["own"].was_measured_on_one_of({"GPU-1", "GPU-2"})
+    assert not found["own"].was_measured_on_one_of({"GPU-2"})
+    assert found["imported"].gpu_uuids == ()
+    assert not found["imported"].was_measured_on_one_of({"GPU-1"})
 
 
 def test_a_job_of_the_same_name_and_stages_replaces_the_one_before(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def num_models(daemon: DaemonProcess) -> int:
         return int(connection.execute("SELECT count(*) FROM models WHERE length(model) > 0").fetchone()[0])
 
 
+@pytest.mark.thorough
 def test_the_second_run_of_a_job_receives_the_profile_of_the_first(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon:
         with training(daemon, arguments=UNIFORM) as run:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gpuenergyd.store import open_history
 from gpuenergyd.wire.messages import IterationReport, PaceReport
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
@@ -34,6 +36,7 @@ def is_back_at_own_pace(daemon: DaemonProcess) -> bool:
     return bool((fast["straggler_time_s"] or 0.0) < 1.5 * fast["own_time_s"])
 
 
+@pytest.mark.thorough
 def test_a_slow_replica_sets_the_pace_of_the_other_until_it_recovers(tmp_path: Path) -> None:
     slow_while = tmp_path / "slow"
     arguments = (*TWO_REPLICAS, "--slow-while", str(slow_while))

@@ -86,6 +86,7 @@ def test_an_impossible_ramp_is_refused(tmp_path: Path, value: float) -> None:
         Host(tmp_path, power_ramp_w_per_s=value)
 
 
+@pytest.mark.thorough
 def test_a_real_job_begins_at_low_clocks_rises_and_leaves_all_as_found(tmp_path: Path) -> None:
     given: dict[str, Any] = {
         "policy": "uniform",

@@ -201,6 +201,7 @@ def starved(pid: int) -> Iterator[None]:
             rival.wait()
 
 
+@pytest.mark.thorough
 @pytest.mark.fault(44)
 def test_a_policy_on_a_busy_host_is_waited_for(host_command: tuple[str, ...]) -> None:
     async def scenario() -> tuple[ClockPlan | PolicyFailure, int]:

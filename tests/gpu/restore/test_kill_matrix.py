@@ -13,9 +13,10 @@ from tests.support.thorough import thorough
 
 @pytest.mark.fault(1, 4, 6)
 @pytest.mark.kill
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("seed", "weights", "num_of_each", "least_lowered"),
-    [(41, (1,) * 6, 1, 2), pytest.param(682, (5, 1, 1, 1, 1, 1), 3, 16, marks=pytest.mark.thorough)],
+    [(41, (1,) * 6, 1, 2), (682, (5, 1, 1, 1, 1, 1), 3, 16)],
     ids=["each victim once", "15 clients and three of each other victim"],
 )
 def test_deaths_at_random_moments_leave_no_gpu_lowered(
@@ -50,17 +51,21 @@ def test_deaths_under_power_limits_alone_leave_no_limit_behind(
 
 @pytest.mark.fault(1, 4, 6)
 @pytest.mark.kill
-def test_deaths_under_a_power_budget_leave_no_clock_and_no_limit_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("seed", "num_trials", "least_lowered"), [(246, 6, 1), *thorough((79, 12, 3))])
+def test_deaths_under_a_power_budget_leave_no_clock_and_no_limit_behind(
+    tmp_path: Path, seed: int, num_trials: int, least_lowered: int
+) -> None:
     """The budget is below what idle GPUs and jobs draw together, so that ceilings are in force at any moment."""
-    rig = KillRig(tmp_path, random.Random(79), weights=UNDER_A_BUDGET, power_budget_w=450.0)
+    rig = KillRig(tmp_path, random.Random(seed), weights=UNDER_A_BUDGET, power_budget_w=450.0)
 
-    trials = _run_trials(rig, 12)
+    trials = _run_trials(rig, num_trials)
 
-    assert sum(t.num_lowered > 1 for t in trials) >= 3
+    assert sum(t.num_lowered > 1 for t in trials) >= least_lowered
 
 
 @pytest.mark.fault(1, 4, 6)
 @pytest.mark.kill
+@pytest.mark.thorough
 def test_deaths_while_an_administrators_programs_change_gpus_leave_none_lowered(tmp_path: Path) -> None:
     """Programs are killed half way with the rest; `benchmarks/runs/kill_matrix.py --commands` kills a thousand."""
     rig = KillRig(tmp_path, random.Random(7), weights=(2, 1, 2, 2, 1, 1), uses_commands=True)

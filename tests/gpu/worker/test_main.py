@@ -513,6 +513,32 @@ def test_second_worker_on_a_socket_exits_and_a_stale_socket_is_replaced(site: Si
     run(main())
 
 
+@pytest.mark.fault(4)
+def test_the_worker_of_the_next_daemon_waits_until_that_of_a_killed_one_has_ended(site: Site) -> None:
+    """Killed daemon and next daemon: the old worker restores first, and the new link is one to the new worker."""
+    first = site.start_worker("--exit-with-daemon")
+    log = first.stderr
+    assert log is not None
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            await link.lease("L1", site.gpus, OWNER)
+            request_clock(link, site.gpus[0], 900)
+            await until(lambda: site.locks()[0] == 900)
+            second = site.start_worker("--exit-with-daemon")
+            # It has found the first one listening.
+            assert b"another daemon is connected" in await asyncio.to_thread(log.readline)
+            connecting = asyncio.create_task(site.connect(second.pid))
+        link = await connecting
+        assert (first.wait(20), second.poll()) == (0, None)
+        assert link.welcome.pid == second.pid
+        assert site.locks() == [None, None, None]
+        await link.close()
+        assert await asyncio.to_thread(second.wait, 20) == 0
+
+    run(main())
+
+
 def test_bad_command_line_is_one_clear_line(site: Site) -> None:
     worker = site.start_worker("--sample-period-s", "0")
 

@@ -114,6 +114,7 @@ def test_a_change_of_speed_costs_at_most_five_iterations_and_is_replanned_within
     assert (run.job.notices.last or "").startswith("the job changed")
 
 
+@pytest.mark.thorough
 @pytest.mark.fault(46)
 def test_a_throttling_gpu_is_planned_at_the_clock_it_reaches_until_it_has_cooled_down() -> None:
     cool_from = FROM + 50

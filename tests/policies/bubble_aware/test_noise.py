@@ -53,6 +53,7 @@ def test_usual_noise_is_no_reason_against_a_plan(noise_ratio: float, energy_nois
     assert tuned_plans(run)
 
 
+@pytest.mark.thorough
 def test_a_noisy_job_stays_at_full_speed_and_is_profiled_again_and_planned_once_its_noise_falls() -> None:
     run = training(0.3, 0.3)
     run.run(60)

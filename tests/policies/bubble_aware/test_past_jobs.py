@@ -99,6 +99,7 @@ def test_a_job_leaves_more_with_each_plan_and_the_last_one_once_more() -> None:
     assert stored[-1].gpu_model_name == random_job(SEED).model.model_name
 
 
+@pytest.mark.thorough
 def test_a_changed_job_starts_near_its_last_plan_from_its_relative() -> None:
     known = trained(changed_job(), [left_behind()])
 

@@ -9,9 +9,10 @@ from gpuenergyd.core.job.issued_plans import PROOF_PLAN_ID
 from gpuenergyd.core.job.messages import JobPhase, PowerCutChanged, PowerTargetChanged
 from tests.policies.bubble_aware.test_control_loop import training
 from tests.support.remembered_plans import RememberedBubbleAware
+from tests.support.thorough import thorough
 
 
-@pytest.mark.parametrize("slowdown", [1.12, 1.6])
+@pytest.mark.parametrize("slowdown", [1.6, *thorough(1.12)])
 def test_the_loop_follows_the_time_and_draws_the_predicted_power(slowdown: float) -> None:
     policy = RememberedBubbleAware()
     run = training(policy)

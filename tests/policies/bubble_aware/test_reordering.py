@@ -281,6 +281,7 @@ def test_replicas_change_their_orders_together_and_back() -> None:
     assert "become slower" in both.replicas[1].job.knowledge.reordering.advice.refusal  # type: ignore[union-attr]
 
 
+@pytest.mark.thorough
 def test_a_replica_whose_others_stay_in_1f1b_gives_its_order_up() -> None:
     both = replicas(refusal="parameters have gradient hooks, which split backwards do not call")
     for _ in range(130):

@@ -89,6 +89,7 @@ def energy_beside_a_slower_replica(max_slowdown_ratio: float) -> tuple[float, fl
     return sum(energies_j) / 4, max(times_s) / slow.job.baseline.iteration_time_s
 
 
+@pytest.mark.thorough
 def test_replicas_that_differ_share_the_permitted_slowdown_of_the_training() -> None:
     """The sum of their frontiers is least where all take as long; a plan for the slowest one's own pace would wait."""
     own_j, own_ratio = energy_beside_a_slower_replica(0.0)

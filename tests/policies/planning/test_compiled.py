@@ -137,6 +137,7 @@ def quadrupled(value): return doubled(doubled(value))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not compiled.IS_COMPILED, reason="numba is not installed or is disabled")
 def test_compiling_is_announced_and_timed_once_and_only_where_nothing_is_cached(tmp_path: Path) -> None:
     (tmp_path / "kernel.py").write_text(KERNEL)

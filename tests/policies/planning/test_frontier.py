@@ -295,6 +295,7 @@ def test_thinned_hulls_still_give_a_valid_bound_with_a_small_loss() -> None:
     assert thin.energy_j == pytest.approx(exact.energy_j, rel=2e-3)
 
 
+@pytest.mark.thorough
 def test_plans_are_the_same_without_numba() -> None:
     """The kernels are one source: compiled or plain, every clock and bound agrees."""
     script = (

@@ -55,3 +55,11 @@ def test_a_wait_is_not_offered_at_clocks_that_prolong_it(lowest_mhz: int) -> Non
 
     assert curve.is_flat
     assert curve.lowest_mhz == lowest_mhz
+
+
+def test_a_wait_for_slow_ranks_at_some_clocks_does_not_hide_lower_ones() -> None:
+    slow_mhz = CLOCKS_MHZ[2:4]
+    curve = curve_of([(CLOCKS_MHZ[0], 0.06)] * 4 + [(mhz, 0.09 if mhz in slow_mhz else 0.06) for mhz in CLOCKS_MHZ])
+
+    assert curve.is_flat
+    assert curve.lowest_mhz == CLOCKS_MHZ[-1]

@@ -94,6 +94,7 @@ def train(rank: int, socket_paths: tuple[str, ...], port: int, num_steps: int) -
     return found
 
 
+@pytest.mark.thorough
 def test_hosts_change_orders_in_the_same_iteration_and_keep_their_losses(tmp_path: Path) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]  # public
     folders = [tmp_path / f"host-{host}" for host in range(NUM_HOSTS)]

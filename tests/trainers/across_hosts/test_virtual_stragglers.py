@@ -4,12 +4,12 @@ import pytest
 
 from gpuenergyd_policies.uniform import Uniform
 from tests.support.straggler_episodes import Trial, run_trial
-from tests.support.thorough import thorough
 
 NOISE_RATIO = 0.005
 
 
-@pytest.mark.parametrize("slow_stages", ["those of one host", *thorough("all")])
+@pytest.mark.thorough
+@pytest.mark.parametrize("slow_stages", ["those of one host", "all"])
 def test_pipelines_across_hosts_follow_each_straggler_within_six_iterations_and_leave_it_within_four(
     slow_stages: str,
 ) -> None:

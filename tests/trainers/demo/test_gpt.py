@@ -19,6 +19,7 @@ from gpuenergyd_trainers.demo import gpt as gpt_demo
 from gpuenergyd_trainers.demo.gpt_model import layers_per_stage, simulated_works
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
 from tests.support.processes import child_pids
+from tests.support.thorough import thorough
 
 pytestmark = pytest.mark.torch
 
@@ -54,7 +55,7 @@ def _main(arguments: tuple[str, ...]) -> None:
     raise SystemExit(gpt_demo.main([*arguments, "--duration-scale", "0.03", "--microbatches", "4"]))
 
 
-@pytest.mark.parametrize("schedule_name", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule_name", ["1f1b", *thorough("gpipe")])
 def test_losses_are_bit_for_bit_the_same_with_and_without_a_daemon(
     tmp_path: Path, world: Path, started: list[Any], schedule_name: str
 ) -> None:

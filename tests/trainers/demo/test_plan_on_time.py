@@ -196,6 +196,7 @@ def test_the_demos_plan_is_on_time(streams: dict[str, list[Stream]]) -> None:
     assert slowdown <= 0.005
 
 
+@pytest.mark.thorough
 def test_waits_recorded_as_work_end_the_plan(streams: dict[str, list[Stream]]) -> None:
     moved: list[Stream] = [within_instructions(own) for own in streams["own"]]
     assert all(waits_within_instructions(own) for own in moved)

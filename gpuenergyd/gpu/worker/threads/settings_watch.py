@@ -72,7 +72,7 @@ class SettingsWatch:
             self.read_all()
 
     def _is_our_limit(self, gpu_uuid: str, power_limit_w: float | None) -> bool:
-        """Return whether a power limit is the one that the journal says was set by this worker."""
+        """Return whether a power limit is, or may be, the one that the journal says was set by this worker."""
         if power_limit_w is None or not self._journal.is_of_this_boot:
             return False
         try:
@@ -80,4 +80,4 @@ class SettingsWatch:
         except JournalError:
             return False
         ours = [e.intended_value for e in entries if e.key == (gpu_uuid, Control.POWER_LIMIT)]
-        return any(value is not None and abs(value - power_limit_w) <= _SAME_LIMIT_W for value in ours)
+        return any(value is None or abs(value - power_limit_w) <= _SAME_LIMIT_W for value in ours)

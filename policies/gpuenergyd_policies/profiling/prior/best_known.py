@@ -5,7 +5,10 @@ energy. A new plan that is believed to be a little better may be late by more th
 plans that ran: their energies by the present belief, their times as measured, each against the frontier at its time.
 
 A plan that is kept teaches nothing, and a belief that kept it may be wrong for good. So the first plans are applied
-whatever ran before them, and so is each one after a plan that was kept, but the last: their lateness is limited.
+whatever ran before them, and so is each one after a plan that was kept, but the last: their lateness is limited. With
+the same belief, the plan after a kept one would be the same again: where a clock may be almost free or 1 % late, it is
+used for all microbatches or for none. So that plan has a little more time than the target, which pays for some
+microbatches at such a clock even if it is as slow as feared, and these show how slow it is.
 """
 
 from collections.abc import Sequence
@@ -20,6 +23,8 @@ from gpuenergyd_policies.planning.problem import Effort
 
 NUM_EXPERIMENTS = 3
 """First plans that are applied in any case: until then the belief changes more than plans differ."""
+EXPERIMENT_LATE_RATIO = 0.0025
+"""Time beyond the target for an experiment after a kept plan: half of the lateness that is permitted to any plan."""
 MAX_KNOWN_LATE_RATIO = 0.01
 """Lateness beyond which no energy pays: the slowdown that the guard tolerates."""
 _LATE_RATIOS = (0.0, 0.002, 0.005, MAX_KNOWN_LATE_RATIO)

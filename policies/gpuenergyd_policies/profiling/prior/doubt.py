@@ -3,27 +3,36 @@
 Past jobs may come from a broken sensor, another GPU under the same name, or somebody's imported file, and a belief that
 rests on them is sure of itself before the job has measured anything. So the plan is also judged by the belief without
 them: if that one expects it to be late by more than a limit in too many draws, its times are raised towards that belief
-until the limit holds. Past jobs that agree with the prior are trusted further than others, and those that the job's own
-times below full speed have confirmed need no limit. Powers are believed to be higher than without past jobs by one
-standard deviation at most: a plan that lowers no clock, since that is said to save nothing, would never learn that it
-does.
+until the limit holds. The limit is wider for past jobs that the daemon measured on this job's GPUs, whose times only a
+program of the same user can have reported wrong, and there is none for those that agree with the job's own times below
+full speed. Powers are believed to be higher than without past jobs by one standard deviation at most: a plan that
+lowers no clock, since that is said to save nothing, would never learn that it does.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile
 from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves
-from gpuenergyd_policies.profiling.prior.risk import NUM_DRAWS, late_ratios
+from gpuenergyd_policies.profiling.prior.risk import NUM_DRAWS, caution_within_risk, late_ratios
 
-MAX_DOUBTED_LATE_RATIO = 0.01
-"""Lateness that is limited: the slowdown that the guard tolerates."""
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How late a plan may be by the belief without past jobs."""
+
+    late_ratio: float
+    share: float
+    """Of the draws from that belief, which may be later."""
+
+
+DOUBTED = Limit(0.01, 0.2)
+"""The slowdown that the guard tolerates, in all but one of five draws."""
+MEASURED_HERE = Limit(0.04, 0.5)
+"""Honest past jobs were expected to be up to 3 % late in half of the draws; it bounds what wrong times can cost."""
 MAX_DOUBTED_POWER_SIGMAS = 1.0
-DOUBTED_LATE_SHARE, AGREEING_LATE_SHARE = 0.2, 0.5
-"""Share of draws from that belief that may be later: without a past job that agrees with all known, and with one."""
 SHARES = (0.0, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0)
 """Shares of the way to the belief without past jobs that are tried, in this order."""
 
@@ -33,32 +42,32 @@ def within_doubt(
     profile: PipelineProfile,
     doubted: FittedCurves,
     *,
-    late_share: float,
+    limit: Limit | None,
     deadline_s: float,
     random: np.random.Generator,
-    shares: Sequence[float] = SHARES,
 ) -> PipelineProfile:
-    """Return the profile with times raised as little as keeps its plan within the limit, or by the last share.
+    """Return the profile with times raised as little as keeps its plan within the limit.
 
-    `late_share` of the draws may be later than the limit.
+    At most they are raised to those of the belief without past jobs, with the caution of a plan that rests on it alone.
     """
-    if late_share >= 1:
+    if limit is None:
         return profile
     draws_s = doubted.drawn_times_s(NUM_DRAWS, random)
-    without, found = doubted.profile(), profile
-    for share in shares:
+    without = doubted.profile()
+    for share in SHARES:
         found = towards(profile, without, share)
         late = late_ratios(graph, found, doubted, draws_s, deadline_s)
-        if float(np.mean(np.array(late) > MAX_DOUBTED_LATE_RATIO)) <= late_share:
-            break
-    return found
+        if float(np.mean(np.array(late) > limit.late_ratio)) <= limit.share:
+            return found
+    caution = caution_within_risk(graph, doubted, deadline_s=deadline_s, random=random)
+    return towards(profile, doubted.profile(caution_sigmas=caution.sigmas), 1.0)
 
 
-def late_share_of(fitted: FittedCurves) -> float:
-    """Return the share of draws from the belief without past jobs that may be late, for one that rests on them."""
-    if not fitted.has_agreeing_relatives:
-        return DOUBTED_LATE_SHARE
-    return 1.0 if fitted.has_lower_clocks else AGREEING_LATE_SHARE
+def limit_of(fitted: FittedCurves) -> Limit | None:
+    """Return the limit for a belief that rests on past jobs; None if the job's own times have confirmed them."""
+    if fitted.has_agreeing_relatives and fitted.has_lower_clocks:
+        return None
+    return MEASURED_HERE if fitted.has_trusted_relatives else DOUBTED
 
 
 def powers_within_doubt(fitted: FittedCurves, doubted: FittedCurves) -> FittedCurves:

@@ -56,6 +56,8 @@ class FittedCurves:
     """By relative, the factors on its distance by its time and its power: 1 where it agrees; the larger one counts."""
     has_lower_clocks: bool = False
     """Whether the job itself has shown times below the maximum clock."""
+    has_trusted_relatives: bool = False
+    """Whether a past job that agrees was measured on this job's GPUs; then all others were, too."""
 
     @property
     def has_agreeing_relatives(self) -> bool:
@@ -167,7 +169,16 @@ def fit_curves(
     off = waiting.sigma_ratio**2 * float(seen.waiting[:, 0] @ power.explained[: len(seen.waiting)])
     waiting_w = waiting.power_w * math.exp(min(max(off, -_MAX_WAITING_SHIFT), _MAX_WAITING_SHIFT))
     doubts = tuple(zip(by_time, by_power, strict=True))
-    return FittedCurves(tuple(classes), time, power, reference_w, waiting_w, doubts, has_lower_clocks)
+    return FittedCurves(
+        tuple(classes),
+        time,
+        power,
+        reference_w,
+        waiting_w,
+        doubts,
+        has_lower_clocks,
+        any(own.is_trusted and factor <= AGREEING_FACTOR for own, factor in zip(relatives, factors, strict=True)),
+    )
 
 
 def curves_before(

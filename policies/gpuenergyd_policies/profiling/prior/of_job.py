@@ -96,7 +96,8 @@ def learned_profile(
     alone = fit_curves(plain, prior, times, energies, waiting, want_draws=True)
     learned = summary_of(alone, times, gpus)
     power_w = fmean(alone.reference_w[rank] / gpu.num_gpus for rank, gpu in enumerate(gpus))
-    relatives = relatives_of(past_jobs, classes, model_name, power_w)
+    uuids = {gpu.gpu_uuid for gpu in gpus}
+    relatives = relatives_of(past_jobs, classes, model_name, power_w, uuids)
     if not relatives:
         return LearnedProfile(alone.profile(), calls, alone, learned=learned)
     related = plain if _has_lower_clocks(times, classes) else _with_bends_of(relatives[0], classes)

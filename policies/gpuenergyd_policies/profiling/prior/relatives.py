@@ -8,7 +8,7 @@ one job count little more than one. Each relative's distance is multiplied by a 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean, median
 
@@ -24,6 +24,8 @@ from gpuenergyd_policies.profiling.prior.seen import ClassAtFullSpeed, points_of
 from gpuenergyd_policies.profiling.prior.shape import FloatArray, features
 
 MAX_RELATIVES = 6
+MAX_NEAR_DISTANCE = 0.3
+"""Within which a past job is very likely the same work: the limit is three times the distance of a renamed job."""
 LEAST_DISTANCE, MAX_DISTANCE = 0.1, 1.5
 """In spreads of jobs on one GPU model: of a job under another name, and beyond which a job says nothing."""
 _POWER_SCALE, _CLOCK_SCALE, _MIX_SCALE, _STAGE_SCALE = 0.012, 0.01, 0.012, 2.0
@@ -34,9 +36,9 @@ _MAX_STAGES = 4
 """Stages whose mean stands for that of all stages of a job."""
 _COMMON_SHARE = 0.5
 """Share of the smaller squared distance that two relatives have in common: runs of one job say the same again."""
-_NEAR = 0.1
+NEAR = 0.1
 """Length scale, in log clock, within which errors of a past job's curve are the same error."""
-_SAME_CLOCK_SIGMA, _OTHER_CLOCK_SIGMA = 0.0015, 0.005
+SAME_CLOCK_SIGMA, _OTHER_CLOCK_SIGMA = 0.0015, 0.005
 """Scatter of single clocks between a past job and this one: of the same kernels, and further at distance 1."""
 
 
@@ -62,12 +64,26 @@ class Relative:
 
     job: PastJob
     distance: float
+    is_measured_here: bool = False
+    """Whether the daemon measured it for this user on one of this job's GPUs."""
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether its times can be wrong only if a program of this user reported wrong ones."""
+        return self.is_measured_here and self.distance <= MAX_NEAR_DISTANCE
 
 
 def relatives_of(
-    past_jobs: Sequence[PastJob], classes: Sequence[ClassAtFullSpeed], gpu_model_name: str, power_w: float
+    past_jobs: Sequence[PastJob],
+    classes: Sequence[ClassAtFullSpeed],
+    gpu_model_name: str,
+    power_w: float,
+    gpu_uuids: Collection[str] = (),
 ) -> tuple[Relative, ...]:
-    """Return the past jobs nearest to a job, of which the classes and the power of a GPU at full speed are given."""
+    """Return the past jobs nearest to a job, of which the classes and the power of a GPU at full speed are given.
+
+    Beside one that is trusted, those that were not measured on one of the job's GPUs are not used.
+    """
     top = {own.clocks_mhz[0] for own in classes}
     found = []
     for job in past_jobs:
@@ -75,7 +91,9 @@ def relatives_of(
         if learned.gpu_model_name == gpu_model_name and top == {learned.max_sm_clock_mhz}:
             distance = _distance(learned, classes, power_w)
             if distance <= MAX_DISTANCE:
-                found.append(Relative(job, distance))
+                found.append(Relative(job, distance, job.was_measured_on_one_of(gpu_uuids)))
+    if any(own.is_trusted for own in found):
+        found = [own for own in found if own.is_measured_here]
     return tuple(sorted(found, key=lambda own: own.distance)[:MAX_RELATIVES])
 
 
@@ -131,7 +149,7 @@ class RelativeEvidence:
         square = np.square(self.distances * np.array(factors, dtype=np.float64))[self.relative]
         same = self.relative[:, None] == self.relative[None, :]
         share = np.where(same, 1.0, _COMMON_SHARE)
-        single = np.diag(_SAME_CLOCK_SIGMA**2 + _OTHER_CLOCK_SIGMA**2 * np.minimum(square, 1.0))
+        single = np.diag(SAME_CLOCK_SIGMA**2 + _OTHER_CLOCK_SIGMA**2 * np.minimum(square, 1.0))
         between = share * np.minimum.outer(square, square) * self.between
         return np.asarray(self.own_noise + single + between, dtype=np.float64)
 
@@ -189,7 +207,7 @@ def _evidence(
         np.array([row.curve.points[0].sm_clock_mhz for row in rows], dtype=np.float64),
     )
     along = shape[:, 0] + shape[:, 2]
-    near = np.exp(-0.5 * np.square((along[:, None] - along[None, :]) / _NEAR))
+    near = np.exp(-0.5 * np.square((along[:, None] - along[None, :]) / NEAR))
     between = (shape * np.square(spread.coefficients)) @ shape.T + spread.smooth**2 * near * np.outer(along, along)
     # Half of what a job has of its own all its kinds have.
     between = between * np.where(same_kind, 1.0, 0.5) + spread.level**2 * same_kind

@@ -10,10 +10,12 @@ import numpy as np
 from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.learned_curves import (
     MAX_POINTS,
+    MAX_STAGE_CLOCKS,
     MAX_STAGE_DEVIATIONS,
     CurvePoint,
     KindCurve,
     LearnedCurves,
+    StagesAtClock,
 )
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd_policies.profiling.prior.curves import Posterior
@@ -24,6 +26,8 @@ _MIN_SHARE = 0.5
 """Least share of an instruction's time at a clock for the clock to count as tried."""
 _LEAST_TIME_SIGMA, _LEAST_POWER_SIGMA = 0.002, 0.005
 """Errors that iterations have in common, which no number of them removes."""
+_DIGITS = 5
+"""Of deviations of stages, of which there are hundreds: a fraction of their errors."""
 
 
 def summary_of(fitted: FittedCurves, times: Sequence[TimeSeen], gpus: Sequence[GpuView]) -> LearnedCurves | None:
@@ -69,7 +73,6 @@ def _thinned(clocks: list[int]) -> list[int]:
 def _curve(fitted: FittedCurves, kind: InstructionKind, clocks: Sequence[int]) -> KindCurve:
     classes = [own for own in fitted.classes if own.key.kind is kind]
     index = fitted.index_of()
-    common = [clock for clock in clocks if all(clock in own.clocks_mhz for own in classes)]  # the maximum at least
     points = []
     for clock in clocks:
         entries = [index[own.key, clock] for own in classes if clock in own.clocks_mhz]
@@ -90,20 +93,35 @@ def _curve(fitted: FittedCurves, kind: InstructionKind, clocks: Sequence[int]) -
         time_s=fmean(own.time_s for own in classes),
         full_speed_mhz=median(own.full_speed_mhz for own in classes),
         points=tuple(points),
-        stage_clock_mhz=common[-1],
-        stage_deviations=_stage_deviations(fitted.time, [index[own.key, common[-1]] for own in classes]),
+        stages=_stages(fitted, kind, clocks[1:]),
+    )
+
+
+def _stages(fitted: FittedCurves, kind: InstructionKind, clocks: Sequence[int]) -> tuple[StagesAtClock, ...]:
+    """Return how stages differ at some of the clocks tried, the highest and the lowest one among them."""
+    classes = [own for own in fitted.classes if own.key.kind is kind]
+    if not 1 < len(classes) <= MAX_STAGE_DEVIATIONS:
+        return ()
+    common = [clock for clock in clocks if all(clock in own.clocks_mhz for own in classes)]
+    num = min(len(common), MAX_STAGE_CLOCKS, MAX_STAGE_DEVIATIONS // len(classes))
+    positions = np.linspace(0, len(common) - 1, num).round().astype(int)
+    index = fitted.index_of()
+    return tuple(
+        StagesAtClock(clock, _stage_deviations(fitted.time, [index[own.key, clock] for own in classes]))
+        for clock in (common[k] for k in positions)
     )
 
 
 def _stage_deviations(belief: Posterior, entries: Sequence[int]) -> tuple[tuple[float, float], ...]:
-    """Return the difference of each entry from the mean of all, with its standard error; empty if there are many."""
-    if not 1 < len(entries) <= MAX_STAGE_DEVIATIONS or belief.covariance is None:
-        return ()
+    """Return the difference of each entry from the mean of all, with its standard error."""
+    if belief.covariance is None:
+        raise ValueError("no covariance: the curves were fitted without want_draws")
     from_mean = np.eye(len(entries)) - 1 / len(entries)
     deviations = from_mean @ belief.mean[list(entries)]
     covariance = from_mean @ belief.covariance[np.ix_(entries, entries)] @ from_mean.T
     sigma = np.maximum(np.sqrt(np.maximum(np.diag(covariance), 0.0)), _LEAST_TIME_SIGMA)
-    return tuple(zip(deviations.tolist(), sigma.tolist(), strict=True))
+    rounded = (np.round(values, _DIGITS).tolist() for values in (deviations, sigma))
+    return tuple(zip(*rounded, strict=True))
 
 
 def _mean_of(belief: Posterior, entries: Sequence[int]) -> tuple[float, float]:

@@ -9,16 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
-from gpuenergyd.core.pipeline.learned_curves import CurvePoint, problem_of_curves
+from gpuenergyd.core.pipeline.learned_curves import MAX_STAGE_DEVIATIONS, CurvePoint, StagesAtClock, problem_of_curves
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 from gpuenergyd_policies.profiling.prior.checks import AGREEING_FACTOR
 from gpuenergyd_policies.profiling.prior.doubt import (
-    AGREEING_LATE_SHARE,
-    DOUBTED_LATE_SHARE,
-    MAX_DOUBTED_LATE_RATIO,
-    late_share_of,
+    DOUBTED,
+    MEASURED_HERE,
+    limit_of,
     towards,
     within_doubt,
 )
@@ -44,7 +43,7 @@ from tests.policies.profiling.prior.test_job_curves import (
     time_s,
 )
 from tests.support.examples import examples
-from tests.support.past_jobs import LIES, TRIED_MHZ, changed, no_slower, past_job
+from tests.support.past_jobs import LIES, TRIED_MHZ, changed, half_the_slope, no_slower, past_job
 
 F = InstructionKind.F
 GRAPH = dependency_graph(one_forward_one_backward(3, 6))
@@ -53,7 +52,7 @@ EXPONENT = 1.5
 
 
 def relatives(*jobs: PastJob, power_w: float = 300.0) -> tuple[Relative, ...]:
-    return relatives_of(jobs, classes(), "A100", power_w)
+    return relatives_of(jobs, classes(), "A100", power_w, [gpu.gpu_uuid for gpu in GPUS])
 
 
 def fitted(
@@ -174,16 +173,35 @@ def test_unlike_jobs_do_not_make_a_like_one_doubtful() -> None:
     assert error_at(found, 0.8, 1005) < 0.012
 
 
-def test_the_limit_of_doubt_widens_with_agreement_and_ends_with_confirmation() -> None:
+def test_the_limit_of_doubt_ends_with_confirmation() -> None:
     liar = changed(past_job(), no_slower)
-    shares = [
-        late_share_of(fitted(0.8, liar)),
-        late_share_of(fitted(0.8, past_job())),
-        late_share_of(fitted(0.8, past_job(), clocks=(1275, 1050))),
-    ]
 
-    assert shares == [DOUBTED_LATE_SHARE, AGREEING_LATE_SHARE, 1.0]
-    assert late_share_of(fitted(0.8, liar, clocks=(1275, 1050))) == DOUBTED_LATE_SHARE
+    assert limit_of(fitted(0.8, past_job())) == DOUBTED
+    assert limit_of(fitted(0.8, past_job(), clocks=(1275, 1050))) is None
+    assert limit_of(fitted(0.8, liar, clocks=(1275, 1050))) == DOUBTED
+
+
+def test_the_limit_of_doubt_is_wider_for_what_was_measured_on_these_gpus_and_agrees() -> None:
+    here, elsewhere = on_gpus(past_job(), "GPU-2"), on_gpus(past_job(), "GPU-7")
+    unlike = on_gpus(past_job(power_w=303.0, times_s=(0.06, 0.1)), "GPU-2")
+
+    assert limit_of(fitted(0.8, here)) == MEASURED_HERE
+    assert limit_of(fitted(0.8, elsewhere)) == DOUBTED
+    assert limit_of(fitted(0.8, replace(here, is_imported=True))) == DOUBTED
+    assert limit_of(fitted(0.8, on_gpus(changed(past_job(), no_slower), "GPU-2"))) == DOUBTED
+    assert limit_of(fitted(0.8, unlike)) == DOUBTED
+
+
+def test_jobs_from_elsewhere_are_not_used_beside_one_that_was_measured_here() -> None:
+    liars = [replace(changed(past_job(f"liar-{k}"), no_slower), is_imported=True) for k in range(MAX_RELATIVES)]
+    here, unlike = on_gpus(past_job("here"), "GPU-0"), on_gpus(past_job(power_w=303.0, times_s=(0.06, 0.1)), "GPU-0")
+
+    assert [own.job for own in relatives(*liars, here)] == [here]
+    assert len(relatives(*liars, unlike)) == MAX_RELATIVES
+
+
+def on_gpus(job: PastJob, *gpu_uuids: str) -> PastJob:
+    return replace(job, gpu_uuids=gpu_uuids)
 
 
 def test_two_thirds_that_agree_outvote_a_liar_before_any_plan() -> None:
@@ -195,10 +213,11 @@ def test_two_thirds_that_agree_outvote_a_liar_before_any_plan() -> None:
     assert error_at(found, 0.8, 1005) < 0.02
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("lie", [*LIES, "half the slope"])
 @pytest.mark.parametrize("num", [1, MAX_RELATIVES])
 def test_a_first_plan_from_lies_is_expected_to_be_late_by_no_more_than_the_budget(lie: str, num: int) -> None:
-    liars = [changed(past_job(f"liar-{k}"), LIES[lie], name=f"liar-{k}") for k in range(num)]
+    claimed = LIES.get(lie, half_the_slope)
+    liars = [changed(past_job(f"liar-{k}"), claimed, name=f"liar-{k}") for k in range(num)]
     believed, alone = fitted(0.8, *liars, draws=True), fitted(0.8, draws=True)
     deadline_s = baseline(GRAPH, alone.profile()).iteration_time_s
 
@@ -206,13 +225,13 @@ def test_a_first_plan_from_lies_is_expected_to_be_late_by_no_more_than_the_budge
         GRAPH,
         believed.profile(),
         alone,
-        late_share=late_share_of(believed),
+        limit=limit_of(believed),
         deadline_s=deadline_s,
         random=np.random.default_rng(1),
     )
 
     draws_s = alone.drawn_times_s(48, np.random.default_rng(2))
-    assert np.median(late_ratios(GRAPH, bounded, alone, draws_s, deadline_s)) <= 1.5 * MAX_DOUBTED_LATE_RATIO
+    assert np.median(late_ratios(GRAPH, bounded, alone, draws_s, deadline_s)) <= DOUBTED.late_ratio
 
 
 def test_times_move_towards_doubt_and_never_below_what_they_were() -> None:
@@ -228,10 +247,13 @@ def test_times_move_towards_doubt_and_never_below_what_they_were() -> None:
             assert option.time_s <= max(a.time_s, b.time_s) + 1e-15
 
 
-def with_stages(job: PastJob, slope_of: dict[int, float], clock: int = 900) -> PastJob:
+def with_stages(job: PastJob, slope_of: dict[int, float], clocks: tuple[int, ...] = (1110, 900)) -> PastJob:
     """Return a job whose stages differ in slope from their mean."""
-    deviations = tuple((slope * math.log(1410 / clock), 0.002) for slope in slope_of.values())
-    curves = tuple(replace(curve, stage_clock_mhz=clock, stage_deviations=deviations) for curve in job.learned.curves)
+    stages = tuple(
+        StagesAtClock(clock, tuple((slope * math.log(1410 / clock), 0.002) for slope in slope_of.values()))
+        for clock in clocks
+    )
+    curves = tuple(replace(curve, stages=stages) for curve in job.learned.curves)
     return replace(job, learned=replace(job.learned, curves=curves))
 
 
@@ -245,6 +267,23 @@ def test_stages_of_a_past_job_show_those_of_a_job_with_as_many() -> None:
     assert list(np.diff(known.time.mean[entries]) < -0.005) == [True, True]
     assert list(np.abs(np.diff(plain.time.mean[entries])) < 0.001) == [True, True]
     assert known.time.sigma[entries[0]] < plain.time.sigma[entries[0]]
+
+
+def test_stages_that_differ_by_percents_are_believed_unless_the_job_contradicts_them() -> None:
+    job = with_stages(past_job(), {0: 0.1, 1: 0.0, 2: -0.1})
+
+    known = fitted(0.8, job)
+
+    index = known.index_of()
+    entries = [index[InstructionClass(rank, F), 960] for rank in range(3)]
+    assert list(np.diff(known.time.mean[entries]) < -0.02) == [True, True]
+
+
+@pytest.mark.parametrize("num_stages", [0, MAX_STAGE_DEVIATIONS // 2 + 1])
+def test_impossible_numbers_of_stages_are_refused(num_stages: int) -> None:
+    job = with_stages(past_job(), dict.fromkeys(range(num_stages), 0.0))
+
+    assert "are valid" in (problem_of_curves(job.learned) or "")
 
 
 def test_stages_of_a_past_job_that_the_job_contradicts_are_not_used() -> None:
@@ -267,6 +306,10 @@ def test_a_job_leaves_the_clocks_that_it_tried_with_honest_errors() -> None:
     assert (learned.gpu_model_name, learned.num_stages) == ("A100", 3)
     for curve in learned.curves:
         assert [point.sm_clock_mhz for point in curve.points] == [1410, *clocks]
+        assert [own.sm_clock_mhz for own in curve.stages] == list(clocks)
+        for own in curve.stages:
+            assert abs(sum(deviation for deviation, _ in own.deviations)) < 1e-4
+            assert all(abs(deviation) < 3 * sigma + 0.002 for deviation, sigma in own.deviations)
         for point in curve.points[1:]:
             true = time_s(InstructionClass(0, curve.kind), point.sm_clock_mhz, share) / FULL_SPEED_S[curve.kind]
             assert abs(math.log(point.time_ratio / true)) < 3 * point.time_sigma_ratio + 0.002
