@@ -38,12 +38,15 @@ def with_cheaper_waits(
 
     likely_s, energy_j = simulated(likely, chosen)
     late_s, _ = simulated(late, chosen)
+    # A call in a wait stops nothing as planned; where ranks are a little late or early, it may stop the critical path.
+    stalls_s = 2 * max(latency.stall_s for latency in model.latencies)
+    least_saved_j = TUNING.least_saving_of_wait * energy_j + stalls_s * energy_j / likely_s
     changes, _ = with_lowered_waits(
         chosen.planned,
         chosen.changes,
         power,
         latency=model.latencies,
-        rules=WaitRules(margin_s=margin_s, least_saved_j=TUNING.least_saving_of_wait * energy_j, of_running_job=True),
+        rules=WaitRules(margin_s=margin_s, least_saved_j=least_saved_j, of_running_job=True),
     )
     lowered = candidate_of(model, chosen.clock_of, changes, chosen.planned)
     lowered_s, lowered_j = simulated(likely, lowered)

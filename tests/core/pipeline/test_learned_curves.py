@@ -5,7 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from gpuenergyd.core.pipeline.learned_curves import MAX_POINTS, CurvePoint, KindCurve, LearnedCurves, problem_of_curves
+from gpuenergyd.core.pipeline.learned_curves import (
+    MAX_POINTS,
+    MAX_STAGE_CLOCKS,
+    CurvePoint,
+    KindCurve,
+    LearnedCurves,
+    StagesAtClock,
+    problem_of_curves,
+)
 from gpuenergyd.core.policy_api.past_jobs import problem_of
 from tests.support.past_jobs import TOP_MHZ, changed, past_job
 
@@ -21,6 +29,11 @@ def with_curve(**changes: object) -> LearnedCurves:
 def with_point(**changes: object) -> LearnedCurves:
     point: CurvePoint = replace(POINT, **changes)  # type: ignore[arg-type]
     return with_curve(points=(LEARNED.curves[0].points[0], point))
+
+
+def with_stages(*clocks: tuple[int, float, float]) -> LearnedCurves:
+    """Return curves with a single stage at these clocks, its deviation and the error of that."""
+    return with_curve(stages=tuple(StagesAtClock(mhz, ((deviation, sigma),)) for mhz, deviation, sigma in clocks))
 
 
 def test_curves_of_a_job_are_possible() -> None:
@@ -43,10 +56,11 @@ def test_curves_of_a_job_are_possible() -> None:
         (with_curve(points=()), f"from {TOP_MHZ} MHz"),
         (with_curve(points=LEARNED.curves[0].points[1:]), "descending"),
         (with_curve(points=LEARNED.curves[0].points * MAX_POINTS), "descending"),
-        (with_curve(stage_clock_mhz=900, stage_deviations=((0.0, 0.01),) * 65), "65 stage_deviations"),
-        (with_curve(stage_clock_mhz=0, stage_deviations=((0.0, 0.01),)), "stage_clock_mhz 0"),
-        (with_curve(stage_clock_mhz=900, stage_deviations=((math.nan, 0.01),)), "stage deviation nan"),
-        (with_curve(stage_clock_mhz=900, stage_deviations=((0.0, -1.0),)), "error -1"),
+        (with_stages(*[(900 - k, 0.0, 0.01) for k in range(MAX_STAGE_CLOCKS + 1)]), f"{MAX_STAGE_CLOCKS + 1} clocks"),
+        (with_stages((900, 0.0, 0.01), (1000, 0.0, 0.01)), "descending"),
+        (with_stages((0, 0.0, 0.01)), "stages at 0 MHz"),
+        (with_stages((900, math.nan, 0.01)), "deviation nan"),
+        (with_stages((900, 0.0, -1.0)), "error -1"),
         (with_point(sm_clock_mhz=100), "100 MHz"),
         (with_point(time_ratio=0.5), "time_ratio 0.5"),
         (with_point(time_ratio=3.0), "time_ratio 3"),

@@ -38,7 +38,8 @@ class WaitRules:
     margin_ratio: float = 0.0
     """Share of a wait by which the clock is back before the next instruction is planned to begin."""
     margin_s: float = 0.0
-    """The same as a time, beyond the share."""
+    """The same as a time, beyond the share. In a running job also how long after its planned begin a wait is lowered:
+    the call must not stop an instruction that ends a little late."""
     least_saved_j: float = 0.0
     """Energy that a wait must save to be lowered."""
     of_running_job: bool = False
@@ -122,18 +123,19 @@ def with_lowered_waits(
                 continue
             held_mhz, in_use_mhz = held[-1].sm_clock_mhz, cyclic[-1][2].sm_clock_mhz
             found = _lowered(wait, held_mhz, in_use_mhz, power, own_latency, rules)
+            late_s = rules.margin_s if rules.of_running_job else 0.0
             offset_s = wait.before.duration_s
             before = wait.before.instruction
             if found is None:
-                if rules.of_running_job and in_use_mhz < held_mhz:
+                if rules.of_running_job and in_use_mhz < held_mhz and wait.duration_s > late_s + own_latency.stall_s:
                     dropped |= {k for moment_s, k, _ in cyclic if begin_s < moment_s}
-                    added.append((begin_s, ClockChange(before, offset_s, in_use_mhz)))
+                    added.append((begin_s + late_s, ClockChange(before, offset_s + late_s, in_use_mhz)))
                 continue
             dropped |= {k for moment_s, k, _ in cyclic if begin_s < moment_s < end_s}
             all_lowered.append(found)
             if rules.of_running_job and not any(moment_s == end_s for moment_s, _, _ in cyclic):
                 added.append((end_s, ClockChange(wait.after.instruction, 0.0, in_use_mhz)))
-            added.append((begin_s, ClockChange(before, offset_s, found.sm_clock_mhz)))
+            added.append((begin_s + late_s, ClockChange(before, offset_s + late_s, found.sm_clock_mhz)))
             added.append((begin_s + found.raised_s, ClockChange(before, offset_s + found.raised_s, in_use_mhz)))
         kept = [entry for k, entry in enumerate(moments) if k not in dropped]
         ordered = sorted([*kept, *added], key=lambda entry: entry[0])
@@ -193,7 +195,7 @@ def _lowered(
         return None
     until_low_s, lead_s = latency.typical_s(before_mhz, low_mhz), latency.late_s(low_mhz, after_mhz)
     lead_s = max(lead_s, latency.stall_s) + rules.margin_ratio * wait.duration_s + rules.margin_s
-    at_low_s = wait.duration_s - until_low_s - lead_s
+    at_low_s = wait.duration_s - until_low_s - lead_s - (rules.margin_s if rules.of_running_job else 0.0)
     early_s = lead_s - latency.typical_s(low_mhz, after_mhz)
     saved_j = (power.at(before_mhz) - power.at(low_mhz)) * at_low_s
     lost_j = max(0.0, power.at(after_mhz) - power.at(before_mhz)) * max(0.0, early_s)

@@ -187,7 +187,7 @@ def test_a_running_job_keeps_its_clock_between_iterations_and_requests_it_again_
         wait_s = spans[k + 1].start_s - spans[k].end_s
         first, fall, rise, again = lowered[rank]
         assert first == changes[rank][0]
-        assert fall == ClockChange(spans[k].instruction, spans[k].duration_s, 200)
+        assert fall == ClockChange(spans[k].instruction, spans[k].duration_s + 0.2, 200)
         assert (rise.instruction, rise.sm_clock_mhz) == (spans[k].instruction, 1400)
         assert rise.offset_s == pytest.approx(spans[k].duration_s + wait_s - 0.1 - 0.2)
         assert again == ClockChange(spans[k + 1].instruction, 0.0, 1400)
