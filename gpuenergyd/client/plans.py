@@ -48,7 +48,8 @@ class PreparedPlan:
     def highest_sm_clock_mhz(self) -> int:
         """The highest clock that this plan requests; 0 if it requests none."""
         return max(
-            (max(c.sm_clock_mhz, c.later_sm_clock_mhz, *dict(c.further)) for c in self.clocks.values()), default=0
+            (max(c.sm_clock_mhz, c.later_sm_clock_mhz, *(mhz for mhz, _ in c.further)) for c in self.clocks.values()),
+            default=0,
         )
 
 

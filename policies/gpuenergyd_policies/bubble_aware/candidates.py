@@ -31,7 +31,8 @@ _Changes = tuple[tuple[ClockChange, ...], ...]
 _Clocks = tuple[dict[Instruction, int], _Changes, Timeline]
 """Clocks, the changes that set them, and the timeline that these are tied to."""
 _ROUNDS_WITH_PRICE = 3
-_ON_TIME_RATIO = 1e-4
+ON_TIME_RATIO = 1e-4
+"""Share of the deadline by which a plan may be late: rounding of the simulation."""
 _SHORTEST_DWELL_RATIO = 1e-9
 
 
@@ -153,7 +154,7 @@ class Candidates:
         )
         found = self._unlimited(flat.as_solved(self.solved))
         simulated = simulate_switching(graph, self.cautious, found[1], latency=self.model.latencies)
-        return found if simulated.iteration_time_s <= (1 + _ON_TIME_RATIO) * deadline_s else None
+        return found if simulated.iteration_time_s <= (1 + ON_TIME_RATIO) * deadline_s else None
 
     def _segmented(self, max_segments: Sequence[int]) -> Iterator[Candidate]:
         """Return plans with few segments, until one is as good as any plan with more could be."""
@@ -188,7 +189,7 @@ class Candidates:
             changes = clock_changes(planned, clock_of, latency=latencies, profile=self.cautious)
             simulated = simulate_switching(graph, self.cautious, changes, latency=latencies)
             merged = self._candidate(clock_of, changes, planned)
-            is_on_time = simulated.iteration_time_s <= (1 + _ON_TIME_RATIO) * self.solved.iteration_time_s
+            is_on_time = simulated.iteration_time_s <= (1 + ON_TIME_RATIO) * self.solved.iteration_time_s
             if merged.excess_of_calls <= 1.0 and is_on_time:
                 return [merged]
         return []
@@ -212,7 +213,7 @@ class Candidates:
             found = self._unlimited(solved)
             simulated = simulate_switching(graph, self.cautious, found[1], latency=self.model.latencies)
             over_s = simulated.iteration_time_s - deadline_s
-            if over_s <= _ON_TIME_RATIO * deadline_s:
+            if over_s <= ON_TIME_RATIO * deadline_s:
                 return found
             late_s += over_s
             earlier_s = max(deadline_s - late_s, min_iteration_time_s(graph, self.cautious))

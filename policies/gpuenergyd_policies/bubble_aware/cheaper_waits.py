@@ -1,19 +1,17 @@
 """Waits inside an iteration at lower clocks: a GPU that waits for its peers draws less at a lower clock.
 
-A plan that is chosen gets its waits lowered at last (see `planning.switching.waits`). Its clocks stay; only where a
-wait is long enough to lower the clock and to be back in time, two more changes are requested. Waits vary, so the clock
-is back earlier than planned by the caution of the plan and by the usual scatter of an iteration.
+The last step of planning (see `planning.switching.waits`): the clocks of instructions stay, and where a wait is long
+enough to lower the clock and to raise it again in time, two more changes are requested. Waits vary, so the clock falls
+a little after the planned begin and is back a little before the planned end.
 """
 
 from gpuenergyd.core.pipeline.profile import PipelineProfile, with_waiting_power
-from gpuenergyd_policies.bubble_aware.candidates import Candidate, candidate_of
+from gpuenergyd_policies.bubble_aware.candidates import ON_TIME_RATIO, Candidate, candidate_of
 from gpuenergyd_policies.bubble_aware.model import PipelineModel
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.planning.large import TOO_LARGE
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 from gpuenergyd_policies.planning.switching.waits import WaitRules, with_lowered_waits
-
-_ON_TIME_RATIO = 1e-4
 
 
 def with_cheaper_waits(
@@ -25,7 +23,8 @@ def with_cheaper_waits(
         model: the pipeline, with its waiting power.
         cautious: the profile that clocks were chosen with; the plan must be on time with it, too.
         chosen: the plan.
-        margin_s: by how much the clock is back before a wait is planned to end, beyond the latency of the raise.
+        margin_s: how long after its planned begin a wait is lowered, and how long before its planned end, beyond the
+            latency of the raise, the clock is requested back.
     """
     power = model.waiting_power
     if power is None or len(model.graph.instructions) > TOO_LARGE:
@@ -52,7 +51,7 @@ def with_cheaper_waits(
     lowered_s, lowered_j = simulated(likely, lowered)
     price_j = TUNING.price_of_lateness * energy_j / likely_s * max(0.0, lowered.late_s - chosen.late_s)
     is_on_time = (
-        lowered_s <= (1 + _ON_TIME_RATIO) * likely_s and simulated(late, lowered)[0] <= (1 + _ON_TIME_RATIO) * late_s
+        lowered_s <= (1 + ON_TIME_RATIO) * likely_s and simulated(late, lowered)[0] <= (1 + ON_TIME_RATIO) * late_s
     )
     is_better = energy_j - lowered_j - price_j >= TUNING.least_saving_of_waits * energy_j
     is_permitted = lowered.excess_of_calls <= max(1.0, chosen.excess_of_calls)

@@ -1,4 +1,4 @@
-"""Prices of time in large pipelines, by averaging flows along longest paths.
+"""What a second of each instruction is worth in large pipelines, found by averaging flows along longest paths.
 
 Theory of operation. The dual of planning is a flow of prices along paths (see `exact/sweep.py`). Here it is an average
 (Frank and Wolfe 1956): with every instruction at its cheapest duration for the present prices, the longest paths and

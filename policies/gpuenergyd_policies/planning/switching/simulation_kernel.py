@@ -1,4 +1,4 @@
-"""Compiled kernel of the simulator of late clocks: one iteration after the other on GPUs that keep their state.
+"""Compiled simulation of iterations in which clock changes take effect late.
 
 Clocks are positions in a list of all ranks' clocks. Changes are numbered in the order of the walk over the nodes: those
 of the i-th node of this order are first_change[i] to first_change[i + 1].
