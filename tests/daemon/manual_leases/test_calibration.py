@@ -101,8 +101,7 @@ def test_the_measured_latencies_are_those_of_the_gpu_and_outlive_the_daemon(
         whole = {e["direction"]: e for e in known["seen"] if e["from_region"] is None}
         # The median of an exponential is 0.69 of its mean; the driver reports clocks 3 ms early, never before the call.
         true_s = CALL_S + max(0.0, 0.69 * SETTLE_S - model.reported_early_s)
-        # A busy machine reads the clocks later, never earlier.
-        assert all(0.7 * true_s < e["median_s"] < 3.0 * true_s for e in whole.values())
+        assert [e["median_s"] for e in whole.values()] == pytest.approx([true_s] * 2, rel=0.3)
         assert known["basis"] == "measured"
         assert known["num_seen"] + known["num_unseen"] > 40
         assert daemon.is_as_found()
