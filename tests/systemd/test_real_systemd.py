@@ -72,9 +72,13 @@ def test_every_process_is_ready_with_only_the_rights_it_needs(daemon: InstalledD
 
 def test_a_policy_runs_in_its_own_unit_that_ends_with_the_daemon(daemon: InstalledDaemon) -> None:
     with daemon.lowered():
-        units = daemon.host.systemctl("list-units", "--no-legend", "--plain", "gpuenergyd-policy@*.service")
 
-        assert units.count("running") == 1
+        def num_running() -> int:
+            units = daemon.host.systemctl("list-units", "--no-legend", "--plain", "gpuenergyd-policy@*.service")
+            return units.count("running")
+
+        # On a busy host a policy may exceed its time limit: its unit ends while the next one runs already.
+        wait_until(lambda: num_running() == 1)
 
 
 def test_the_carbon_fetcher_unit_starts_with_the_daemon(daemon: InstalledDaemon) -> None:
@@ -179,7 +183,8 @@ def copy_compiled_kernels(daemon: InstalledDaemon, *, without: str) -> None:
         package = folder.name.rpartition("_")[0]
         if folder.name != numba_folder(HERE, package):
             continue  # of a checkout that was moved
-        ignored = shutil.ignore_patterns(f"*.{without}-*")
+        # Files under ".tmp." are being written by other processes, and have another name soon.
+        ignored = shutil.ignore_patterns(f"*.{without}-*", "*.tmp.*")
         shutil.copytree(folder, given / own.name / numba_folder(PLANNING, package), ignore=ignored)
     owned = "find /var/cache/gpuenergyd -type d -exec chown gpuenergyd-policy {} +"
     daemon.host.run("sh", "-c", f"cp -r /mnt/kernels/. /var/cache/gpuenergyd && {owned}")

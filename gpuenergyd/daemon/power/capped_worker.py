@@ -9,7 +9,9 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from gpuenergyd.core.clock_request import ClockRequest
@@ -48,15 +50,25 @@ class CappedWorker:
     gpus: Gpus
     may_set_clocks: bool = True
     """Whether the settings permit clocks; without, only power limits are lowered."""
-    trouble: str | None = None
-    """Why a ceiling could not be set; None once all are."""
     _ceilings: dict[str, Ceiling] = field(default_factory=dict)
-    _applied: dict[str, Ceiling] = field(default_factory=dict)
+    _lowered_clocks: set[str] = field(default_factory=set)
+    """GPUs whose clock a ceiling may have lowered: noted before the call, forgotten once it is lifted."""
+    _lowered_limits: set[str] = field(default_factory=set)
+    """GPUs whose power limit a ceiling may have lowered."""
+    _failed: dict[str, str] = field(default_factory=dict)
+    """Why the ceiling of a GPU could not be set or lifted."""
     _leases: dict[str, _Lease] = field(default_factory=dict)
+    _locks: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    """One change of holder or ceiling at a time per GPU; else a ceiling could be lifted under a lease just replaced."""
     _due: set[str] = field(default_factory=set)
     _applying: asyncio.Task[None] | None = None
 
     # --- ceilings ---
+
+    @property
+    def trouble(self) -> str | None:
+        """Why a ceiling could not be set or lifted; None once all are."""
+        return next(iter(self._failed.values()), None)
 
     def set_ceilings(self, ceilings: Mapping[str, Ceiling]) -> None:
         """Replace all ceilings; GPUs without one run again as their holders want."""
@@ -72,8 +84,13 @@ class CappedWorker:
     def handle_worker_ready(self) -> None:
         """Set all ceilings again: a new worker has no leases."""
         self._leases.clear()
-        self._applied.clear()
+        self._forget_lowered(tuple(self._lowered_clocks | self._lowered_limits))
+        self._failed.clear()
         self._apply_soon(set(self._ceilings))
+
+    async def retry(self) -> None:
+        """Try once more what failed."""
+        self._apply_soon(set(self._failed))
 
     async def close(self) -> None:
         """Stop setting ceilings; the caller restores the GPUs."""
@@ -99,20 +116,22 @@ class CappedWorker:
         sets_clocks: bool = True,
     ) -> None:
         """Lease GPUs; their ceilings stay."""
-        await self.worker.lease(lease_id, gpu_uuids, owner, pidfds, sets_clocks=sets_clocks)
-        for uuid in gpu_uuids:
-            known = self._leases.get(uuid)
-            if known is None or known.lease_id != lease_id:
-                self._leases[uuid] = _Lease(lease_id, owner, sets_clocks)
+        async with self._alone(gpu_uuids):
+            await self.worker.lease(lease_id, gpu_uuids, owner, pidfds, sets_clocks=sets_clocks)
+            for uuid in gpu_uuids:
+                known = self._leases.get(uuid)
+                if known is None or known.lease_id != lease_id:
+                    self._leases[uuid] = _Lease(lease_id, owner, sets_clocks)
         self._apply_soon({uuid for uuid in gpu_uuids if uuid in self._ceilings})
 
     async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
         """Restore GPUs and end their leases; ceilings are set again at once."""
-        for uuid in gpu_uuids:
-            self._leases.pop(uuid, None)
-            self._applied.pop(uuid, None)
         try:
-            return await self.worker.restore(gpu_uuids, reason)
+            async with self._alone(gpu_uuids):
+                for uuid in gpu_uuids:
+                    self._leases.pop(uuid, None)
+                self._forget_lowered(gpu_uuids)
+                return await self.worker.restore(gpu_uuids, reason)
         finally:
             self._apply_soon({uuid for uuid in gpu_uuids if uuid in self._ceilings})
 
@@ -147,13 +166,15 @@ class CappedWorker:
 
     def _capped_limit_w(self, gpu_uuid: str, power_limit_w: float | None) -> float | None:
         ceiling_w = self._ceilings.get(gpu_uuid, _NO_CEILING).power_limit_w
-        if ceiling_w is None or power_limit_w is None:
-            return power_limit_w if ceiling_w is None else ceiling_w
-        return min(power_limit_w, ceiling_w)
+        if ceiling_w is None or (power_limit_w is not None and power_limit_w <= ceiling_w):
+            return power_limit_w
+        self._lowered_limits.add(gpu_uuid)
+        return ceiling_w
 
     def _send_clocks(self, gpu_uuid: str, request: ClockRequest) -> None:
         ceiling_mhz = self._ceilings.get(gpu_uuid, _NO_CEILING).sm_clock_mhz
         if ceiling_mhz is not None:
+            self._lowered_clocks.add(gpu_uuid)
             later = tuple(replace(c, sm_clock_mhz=min(c.sm_clock_mhz, ceiling_mhz)) for c in request.later)
             request = replace(request, sm_clock_mhz=min(request.sm_clock_mhz, ceiling_mhz), later=later)
         gpu = self.gpus.get(gpu_uuid)
@@ -167,54 +188,76 @@ class CappedWorker:
             self._applying = asyncio.get_running_loop().create_task(self._apply_all(), name="power ceilings")
 
     async def _apply_all(self) -> None:
-        trouble = None
         try:
             while self._due:
                 due, self._due = self._due, set()
-                for problem in await asyncio.gather(*map(self._apply, sorted(due))):
-                    trouble = problem or trouble
-            if trouble != self.trouble and trouble is not None:
-                log.warning("%s", trouble)
-            self.trouble = trouble
+                await asyncio.gather(*map(self._apply, sorted(due)))
         finally:
             self._applying = None
 
-    async def _apply(self, gpu_uuid: str) -> str | None:
-        """Set a GPU's ceiling, or remove it; return why that failed."""
-        ceiling = self._ceilings.get(gpu_uuid, _NO_CEILING)
-        for attempt in range(2):
-            known = self._leases.get(gpu_uuid)
+    async def _apply(self, gpu_uuid: str) -> None:
+        """Set the present ceiling of a GPU, or lift the one before."""
+        async with self._alone((gpu_uuid,)):
             try:
-                await self._set(gpu_uuid, ceiling)
+                await self._set_with_any_lease(gpu_uuid)
             except GpuError as error:
-                # The worker may have ended the lease that we know of, for instance of a process that has just died.
-                if known is not None and self._leases.get(gpu_uuid) is known:
-                    del self._leases[gpu_uuid]
-                if attempt or ceiling == _NO_CEILING:
-                    return f"GPU {gpu_uuid}: the power ceiling cannot be set: {error}"
+                trouble = f"GPU {gpu_uuid}: the power ceiling cannot be set: {error}"
+                if self._failed.get(gpu_uuid) != trouble:
+                    log.warning("%s", trouble)
+                self._failed[gpu_uuid] = trouble
             else:
-                self._applied[gpu_uuid] = ceiling
-                return None
-        return None
+                self._failed.pop(gpu_uuid, None)
 
-    async def _set(self, gpu_uuid: str, ceiling: Ceiling) -> None:
-        lease, applied = self._leases.get(gpu_uuid), self._applied.get(gpu_uuid, _NO_CEILING)
+    async def _set_with_any_lease(self, gpu_uuid: str) -> None:
+        known = self._leases.get(gpu_uuid)
+        try:
+            await self._set(gpu_uuid)
+        except GpuError:
+            # The worker may have ended the lease that we know of, for instance of a process that has just died.
+            if known is None or gpu_uuid not in self._ceilings:
+                raise
+            del self._leases[gpu_uuid]
+            try:
+                await self._set(gpu_uuid)
+            except GpuError:
+                self._leases[gpu_uuid] = known
+                raise
+
+    async def _set(self, gpu_uuid: str) -> None:
+        ceiling, lease = self._ceilings.get(gpu_uuid, _NO_CEILING), self._leases.get(gpu_uuid)
         if ceiling == _NO_CEILING and (lease is None or lease.is_ours):
             if lease is not None:
-                del self._leases[gpu_uuid]
                 await self.worker.restore((gpu_uuid,), "its power ceiling is gone")
+                self._leases.pop(gpu_uuid, None)
                 self._record_restored(gpu_uuid)
+            self._forget_lowered((gpu_uuid,))
             return
         if lease is None:
             owner = LeaseOwner(POWER_BUDGET_LEASE, os.getpid(), os.geteuid())
             await self.worker.lease(POWER_BUDGET_LEASE, (gpu_uuid,), owner, sets_clocks=self.may_set_clocks)
-            # A job may have leased it meanwhile.
-            lease = self._leases.setdefault(gpu_uuid, _Lease(POWER_BUDGET_LEASE, owner, self.may_set_clocks))
-        if lease.sets_clocks and (ceiling.sm_clock_mhz is not None or applied.sm_clock_mhz is not None):
+            lease = self._leases[gpu_uuid] = _Lease(POWER_BUDGET_LEASE, owner, self.may_set_clocks)
+        if lease.sets_clocks and (ceiling.sm_clock_mhz is not None or gpu_uuid in self._lowered_clocks):
+            self._lowered_clocks.discard(gpu_uuid)
             self._send_clocks(gpu_uuid, self._clocks_now(gpu_uuid, lease))
-        if ceiling.power_limit_w is not None or applied.power_limit_w is not None:
+        if ceiling.power_limit_w is not None or gpu_uuid in self._lowered_limits:
+            self._lowered_limits.discard(gpu_uuid)
             limit_w = self._capped_limit_w(gpu_uuid, lease.limit_w)
-            await self.worker.lower_power_limit(lease.lease_id, gpu_uuid, limit_w, lease.owner)
+            try:
+                await self.worker.lower_power_limit(lease.lease_id, gpu_uuid, limit_w, lease.owner)
+            except GpuError:
+                self._lowered_limits.add(gpu_uuid)
+                raise
+
+    @asynccontextmanager
+    async def _alone(self, gpu_uuids: Iterable[str]) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for uuid in sorted(set(gpu_uuids)):
+                await stack.enter_async_context(self._locks[uuid])
+            yield
+
+    def _forget_lowered(self, gpu_uuids: Iterable[str]) -> None:
+        self._lowered_clocks.difference_update(gpu_uuids)
+        self._lowered_limits.difference_update(gpu_uuids)
 
     def _clocks_now(self, gpu_uuid: str, lease: _Lease) -> ClockRequest:
         """Return the request of what the holder of a lease wants now; full speed if it has not said."""

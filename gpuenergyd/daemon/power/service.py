@@ -41,6 +41,8 @@ from gpuenergyd.wire.power_messages import PowerBudgetRequest, PowerBudgetState
 log = logging.getLogger(__name__)
 
 _PERIOD_S = 0.25
+_RETRY_S = 2.0
+"""Time after which a ceiling that could not be set or lifted is tried again."""
 _REFRESH_S = 10.0
 """Time after which a budget is divided again although nothing has changed: frontiers are learned."""
 _SMOOTHING = 0.1
@@ -81,6 +83,7 @@ class PowerService:
     async def start(self) -> None:
         """Begin to check the schedule and the jobs."""
         self._periodic.every(_PERIOD_S, "power budget", self._check)
+        self._periodic.every(_RETRY_S, "power ceilings", self._worker.retry)
         self._periodic.start()
 
     async def close(self) -> None:
@@ -144,7 +147,9 @@ class PowerService:
             self._decided_for = None
             self._control.trim.excess_w, self._control.division = 0.0, None
         self._observe(time.monotonic())
-        if budget is not None:
+        if budget is None:  # the limits of its shares are gone, whether or not the backstop has acted
+            self._set_ceilings()
+        else:
             self._decide_soon()
 
     def _observe(self, now_s: float) -> None:

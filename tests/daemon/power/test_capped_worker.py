@@ -1,5 +1,8 @@
 """Ceilings: for every holder of a lease nothing above the ceiling reaches the driver, and all is restored."""
 
+import asyncio
+from collections.abc import Sequence
+
 from gpuenergyd.core.clock_request import ClockRequest, TimedClock
 from gpuenergyd.core.power.backstop import Ceiling
 from gpuenergyd.daemon.power.capped_worker import CappedWorker
@@ -17,6 +20,28 @@ class LimitingWorker(FakeWorker):
     async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
         """Record it."""
         return await self.lower_power_limit(lease_id, gpu_uuid, power_limit_w, owner)
+
+
+class SlowWorker(LimitingWorker):
+    """Grants leases once it may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+
+    async def lease(
+        self,
+        lease_id: str,
+        gpu_uuids: Sequence[str],
+        owner: LeaseOwner,
+        pidfds: Sequence[int] = (),
+        *,
+        sets_clocks: bool = True,
+    ) -> None:
+        """Record it at once, and reply later."""
+        await super().lease(lease_id, gpu_uuids, owner, pidfds, sets_clocks=sets_clocks)
+        await self.may_go_on.wait()
 
 
 def _capped(*, may_set_clocks: bool = True) -> tuple[CappedWorker, LimitingWorker]:
@@ -140,6 +165,63 @@ def test_a_lease_that_the_worker_has_ended_is_replaced() -> None:
         await capped.settled()
         assert capped.trouble is None
         assert worker.power_limits == [("GPU-0", 250.0)]
+
+    play(scenario)
+
+
+def test_a_ceiling_that_goes_while_a_job_takes_the_gpu_over_is_lifted() -> None:
+    async def scenario() -> None:
+        worker = SlowWorker()
+        capped = CappedWorker(worker, Stage().gpus)
+        capped.set_ceilings({"GPU-0": LOW})
+        await capped.settled()
+        worker.may_go_on.clear()
+        leasing = asyncio.create_task(capped.lease("job-1", ("GPU-0",), JOB))
+        await asyncio.sleep(0)  # the worker has got the request and has not replied
+        capped.set_ceilings({})
+        await asyncio.sleep(0)
+        worker.may_go_on.set()
+        await leasing
+        await capped.settled()
+        assert capped.trouble is None
+        assert worker.power_limits[-1] == ("GPU-0", None)
+        assert worker.requested_clocks[-1][1] == Stage().gpus["GPU-0"].max_sm_clock_mhz
+
+    play(scenario)
+
+
+def test_a_limit_that_could_not_be_lifted_is_lifted_at_the_next_try() -> None:
+    async def scenario() -> None:
+        capped, worker = _capped()
+        await capped.lease("job-1", ("GPU-0",), JOB)
+        capped.set_ceilings({"GPU-0": LOW})
+        await capped.settled()
+        worker.limit_refusal = "the driver is busy"
+        capped.set_ceilings({})
+        await capped.settled()
+        assert capped.trouble is not None
+        assert "busy" in capped.trouble
+        await capped.retry()
+        await capped.settled()
+        assert worker.power_limits[-1] == ("GPU-0", 250.0)
+        worker.limit_refusal = None
+        await capped.retry()
+        await capped.settled()
+        assert worker.power_limits[-1] == ("GPU-0", None)
+        assert capped.trouble is None
+
+    play(scenario)
+
+
+def test_a_request_capped_before_the_ceiling_was_set_is_free_again_once_it_is_gone() -> None:
+    async def scenario() -> None:
+        capped, worker = _capped()
+        await capped.lease("job-1", ("GPU-0",), JOB)
+        capped.set_ceilings({"GPU-0": LOW})
+        assert await capped.lower_power_limit("job-1", "GPU-0", 300.0, JOB) == 250.0
+        capped.set_ceilings({})
+        await capped.settled()
+        assert worker.power_limits[-1] == ("GPU-0", 300.0)
 
     play(scenario)
 

@@ -180,6 +180,24 @@ def test_a_job_that_nobody_knows_gets_a_limit_until_it_is_tuned(tmp_path: Path) 
     play(scenario)
 
 
+def test_limits_go_with_the_budget_although_the_backstop_never_acted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        host = Host(tmp_path)
+        host.sample(60.0, 60.0, 40.0)
+        host.stage.join()
+        await host.put(640.0)
+        await host.check()
+        assert not host.power.state().is_cutting
+        assert host.worker.power_limits[-2:] == [("GPU-0", 300.0), ("GPU-1", 300.0)]
+        num_restored = host.worker.calls.count(("restore", ("GPU-0",)))
+        host.power.put(PowerBudgetRequest(None), "administrator")
+        await host.capped.settled()
+        assert host.worker.calls.count(("restore", ("GPU-0",))) == num_restored + 1
+        await host.stage.jobs.close("the test is over")
+
+    play(scenario)
+
+
 def test_a_policy_that_fails_is_reported_and_the_backstop_still_holds(tmp_path: Path) -> None:
     async def scenario() -> None:
         host = Host(tmp_path)
