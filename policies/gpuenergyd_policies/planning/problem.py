@@ -1,4 +1,8 @@
-"""One pipeline prepared for planning, and the steps of solving it: sweep, bound, round, refine."""
+"""The planning problem of one pipeline, and the steps of its solution.
+
+The sweep finds the time-energy frontier of continuous clocks, the bound certifies it, rounding chooses clocks that the
+GPU has, and refinement improves the rounded plan.
+"""
 
 from dataclasses import dataclass, replace
 from enum import IntEnum

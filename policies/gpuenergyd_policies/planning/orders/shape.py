@@ -1,4 +1,4 @@
-"""The family of orders that is searched: forwards in flight, microbatches held and the place of weight gradients.
+"""Orders of instructions by three numbers per rank: forwards in flight, microbatches held, place of weight gradients.
 
 Theory of operation. With F and I in first-in, first-out order, an order is determined by three things per rank: how
 many forwards precede the first input gradient, how many microbatches are held from their forward to their weight

@@ -1,4 +1,4 @@
-"""Doubt: what past jobs say is followed only as far as it costs little if they are wrong.
+"""Limit on the trust in past jobs: a plan made from them must cost little if they are wrong.
 
 Past jobs may come from a broken sensor, another GPU under the same name, or somebody's imported file, and a belief that
 rests on them is sure of itself before the job has measured anything. So the plan is also judged by the belief without

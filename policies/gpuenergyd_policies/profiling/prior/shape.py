@@ -1,4 +1,4 @@
-"""Shape of time and power over the clock, by few coefficients, and what is known of these before a job has run.
+"""Curves of time and power over the SM clock by few coefficients, and the prior belief about these coefficients.
 
 Relative to full speed, log time and log power of an instruction are, at a requested clock f,
 

@@ -1,7 +1,8 @@
-"""Stages of a past job as evidence: how much each one's time rises more than the mean of all when the clock falls.
+"""Differences between the stages of a past job, as evidence for the stages of a new one.
 
-They hold for a job with the same number of stages whose curves agree with the past job's: very likely the same model,
-cut in the same way. Whether its stages are the same too is checked against what the job itself has shown.
+A difference is how much more than the mean of all stages the time of a stage rises when the clock falls. It holds for a
+job with the same number of stages whose curves agree with the past job's: very likely the same model, cut in the same
+way. Whether its stages are the same too is checked against what the job itself has shown.
 """
 
 import math

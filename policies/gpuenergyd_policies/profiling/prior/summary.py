@@ -1,4 +1,4 @@
-"""Summary of a job's curves for later jobs: the mean over its stages, per kind of instruction, at the clocks tried."""
+"""Curves that a job leaves for later jobs: means over its stages, per kind of instruction, at measured clocks."""
 
 import math
 from collections import defaultdict
