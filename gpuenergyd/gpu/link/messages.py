@@ -237,8 +237,8 @@ class Reopened:
 class GpuSample:
     """One reading of a GPU; None is unknown.
 
-    `total_energy_j` is the counter's value at its newest update, and `energy_edge_mono_ns` the instant of that update:
-    None until an update has been observed.
+    `total_energy_j` is the counter's value at its newest update, and `energy_edge_mono_ns` the instant of that update.
+    It is None while no update of the last three seconds could be dated; `total_energy_j` is the value as read then.
     """
 
     gpu_uuid: str

@@ -21,6 +21,8 @@ _LEARN_NUM_EDGES = 5
 _LEARN_MIN_EDGES = 3
 _LEARN_LIMIT_NS = 1_500_000_000
 _LEARN_AGAIN_NS = 10_000_000_000
+_LEARN_SOON_NS = 2_000_000_000
+"""Pause of a counter that had to wait for another one, or that moved while a busy host read it too rarely."""
 _TRACK_EVERY_NS = 1_000_000_000
 _DATE_EVERY_NS = 300_000_000
 _MARGIN_NS = 700_000
@@ -61,6 +63,10 @@ class EnergyEdges:
     _last_j: float | None = None
     _last_read_ns: int = 0
     _since_ns: int = 0
+    _again_ns: int = 0
+    """Instant at which learning begins anew if the period is not known by then."""
+    _num_changes: int = 0
+    """Since learning began, dated or not."""
     _seen_ns: tuple[int, ...] = ()
     _grid_ns: int = 0
     _anchor_ns: int = 0
@@ -76,8 +82,10 @@ class EnergyEdges:
         return self.next_read_ns > 0 and not self.period_ns
 
     def postpone_learning(self, now_ns: int) -> None:
-        """Begin to learn the period later: another counter is being read often now."""
+        """Begin to learn the period a little later: another counter is being read often now."""
         self._start_learning(now_ns)
+        self._again_ns = now_ns + _LEARN_SOON_NS
+        self.next_read_ns = 0
 
     def observe(self, read_mono_ns: int, total_energy_j: float | None, *, took_ns: int = 0) -> None:
         """Process one reading, a call of `took_ns` around the instant."""
@@ -116,7 +124,8 @@ class EnergyEdges:
         self._polled_ns = self._num_polls = self._num_unchanged = 0
         self._reads_half_way = False
         self._seen_ns = ()
-        self._since_ns = now_ns
+        self._since_ns, self._again_ns = now_ns, now_ns + _LEARN_AGAIN_NS
+        self._num_changes = 0
         self.next_read_ns = now_ns + _LEARN_POLL_NS
 
     def _learn(self, before_ns: int, now_ns: int, *, has_changed: bool) -> None:
@@ -127,6 +136,7 @@ class EnergyEdges:
             middle_ns = (before_ns + now_ns) // 2
             self._seen_ns += (middle_ns,)
             self.edge_mono_ns, self.edge_energy_j = middle_ns, self._last_j
+        self._num_changes += has_changed
         waited_ns = now_ns - self._since_ns
         num_needed = _LEARN_NUM_EDGES if waited_ns <= _LEARN_LIMIT_NS else _LEARN_MIN_EDGES
         span_ns = self._seen_ns[-1] - self._seen_ns[0] if self._seen_ns else 0
@@ -146,9 +156,11 @@ class EnergyEdges:
                 self.next_read_ns = 0
             else:
                 self._aim(now_ns)
-        elif waited_ns > _LEARN_AGAIN_NS:
+        elif now_ns > self._again_ns:
             self._start_learning(now_ns)
-        elif waited_ns > _LEARN_LIMIT_NS and not self._seen_ns:  # it hardly moves: stop reading often
+        elif waited_ns > _LEARN_LIMIT_NS and not self._seen_ns:  # it hardly moves, or is read too rarely
+            if self.next_read_ns and self._num_changes > 1:
+                self._again_ns = now_ns + _LEARN_SOON_NS
             self.next_read_ns = 0
         else:
             self.next_read_ns = now_ns + _LEARN_POLL_NS

@@ -19,6 +19,8 @@ _NS_PER_S = 1_000_000_000
 _FAILED_READ_PAUSE_NS = 1_000_000_000
 _LEARNING_TIME_NS = 2_000_000
 """Time for a reading of each counter whose period is being learned; with slow drivers they learn one by one."""
+_OLD_EDGE_NS = 3_000_000_000
+"""Age of the last dated update from which a sample shows the counter as read, undated. One a second is dated."""
 _PAUSE_AFTER_TICK = 3
 """Mean time without periodic readings after those of a tick, as a multiple of theirs: dating and clock changes need it.
 """
@@ -181,7 +183,6 @@ class Sampler(DriverThread):
         num_at_once = max(1, _LEARNING_TIME_NS // took_ns) if took_ns else len(learning)
         for gpu in learning[num_at_once:]:
             gpu.edges.postpone_learning(time.monotonic_ns())
-            gpu.edges.next_read_ns = 0
 
     def _read_energy(self, gpu: _SampledGpu) -> None:
         """Read the energy counter alone, to date its updates."""
@@ -227,12 +228,13 @@ class Sampler(DriverThread):
             settled = gpu.effect.observe(reading)
         if settled is not None:
             self._on_settled(settled)
+        has_edge = edges.edge_mono_ns is not None and reading.read_mono_ns - edges.edge_mono_ns <= _OLD_EDGE_NS
         return GpuSample(
             gpu_uuid=reading.gpu_uuid,
             read_mono_ns=reading.read_mono_ns,
             power_w=reading.power_w,
-            total_energy_j=edges.edge_energy_j if edges.edge_mono_ns is not None else reading.total_energy_j,
-            energy_edge_mono_ns=edges.edge_mono_ns,
+            total_energy_j=edges.edge_energy_j if has_edge else reading.total_energy_j,
+            energy_edge_mono_ns=edges.edge_mono_ns if has_edge else None,
             sm_clock_mhz=reading.sm_clock_mhz,
             temperature_celsius=reading.temperature_celsius,
             is_power_capped=reading.is_power_capped,

@@ -165,6 +165,34 @@ def test_a_counter_that_slows_down_is_learned_anew() -> None:
     assert edges.period_ns == pytest.approx(50_000_000, rel=0.05)
 
 
+def _learned_after_s(edges: EnergyEdges, *, from_ns: int, tick_ns: int) -> float:
+    """Read a counter with a period of 50 ms as often as it asks for, until its period is known."""
+    now_ns = from_ns
+    while not edges.period_ns:
+        now_ns = min(edges.next_read_ns or now_ns + tick_ns, now_ns + tick_ns)
+        edges.observe(now_ns, now_ns // 50_000_000)
+        assert now_ns < from_ns + 60 * 10**9
+    return (now_ns - from_ns) / 1e9
+
+
+def test_a_counter_that_waited_for_another_one_is_learned_soon() -> None:
+    edges = EnergyEdges()
+    edges.observe(1, 0.0)
+    edges.postpone_learning(2)
+    assert not edges.is_learning
+
+    assert _learned_after_s(edges, from_ns=2, tick_ns=100_000_000) < 3.0
+
+
+def test_a_counter_that_a_busy_host_read_too_rarely_is_learned_soon_after() -> None:
+    edges = EnergyEdges()
+    for k in range(100):
+        edges.observe(1 + k * 30_000_000, float(1 + k * 30_000_000 // 50_000_000))
+    assert not edges.period_ns
+
+    assert _learned_after_s(edges, from_ns=3_000_000_001, tick_ns=100_000_000) < 3.5
+
+
 @pytest.mark.fault(16)
 def test_decreasing_counter_restarts_the_tracking() -> None:
     edges = EnergyEdges()
