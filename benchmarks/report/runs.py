@@ -105,7 +105,7 @@ RUNS = (
         is_usual=False),
     Run("stragglers", "stragglers.py", _args("--json"), _args("--seeds 1 --json"), 900, 3600, Kind.COMPUTED,
         is_usual=False),
-    Run("plain-loops", "plain_loops.py", _args("--json"), _args("--loops ddp --iterations 30 --json"), 720, 3600,
+    Run("plain-loops", "plain_loops.py", _args("--json"), _args("--loops ddp --iterations 30 --json"), 960, 3600,
         is_usual=False),
     Run("loop-stragglers", "loop_stragglers.py", _args("--json"), _args("--episodes 1 --steps 4 --json"), 290, 1500,
         is_usual=False),

@@ -23,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.gpu.drivers.world_kinds import WorldKind
 from gpuenergyd_trainers.autostart.launching import launch_environment
@@ -33,6 +34,8 @@ FIRST_STEP = 130
 """Before it the ranks are profiled, and their plans settle."""
 SLOW_RANK, OTHER_RANK = 1, 0
 MOST_STEPS_TO_FOLLOW, MOST_STEPS_TO_LEAVE = 6, 4
+PRODUCT_RULES = {name: getattr(JobRules(), name) for name in ("warmup_iterations", "baseline_iterations")}
+"""Lengths that daemons of tests shorten, as the product has them by default."""
 _POLL_S = 1.0
 _LIMIT_S = 900.0
 
@@ -105,7 +108,7 @@ def train(num_steps: int, steps: int, ratio: float, kind: WorldKind) -> tuple[li
     """Train once; return what each rank measured, and the saving that the daemon last said."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        daemon = DaemonProcess(folder / "daemon", num_gpus=NUM_RANKS, kind=kind)
+        daemon = DaemonProcess(folder / "daemon", num_gpus=NUM_RANKS, kind=kind, overrides=PRODUCT_RULES)
         daemon.start()
         is_over, reported = threading.Event(), list[float]()
         watching = threading.Thread(target=_watch, args=(daemon, is_over, reported))

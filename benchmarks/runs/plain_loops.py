@@ -1,10 +1,10 @@
 """Saving of plain data-parallel loops by phases: DDP, FSDP2, Hugging Face and Lightning as installed.
 
-    python benchmarks/runs/plain_loops.py [--loops ddp fsdp2 ...] [--iterations 160] [--repeats 1] [--json]
+    python benchmarks/runs/plain_loops.py [--loops ddp fsdp2 ...] [--iterations 200] [--repeats 1] [--json]
 
 Each loop trains on two ranks over gloo, on simulated A100s whose phases differ in memory-boundness
-(tests/support/phase_training.py), three times: without a daemon, and joined by `gpuenergyd run` with no permitted
-slowdown and with 2 %. No program marks anything. Compared are the exact energies of the GPUs and the times of the last
+(tests/support/phase_training.py), three times: joined by `gpuenergyd run` with no permitted slowdown, without a daemon,
+and joined with 2 %. No program marks anything. Compared are the exact energies of the GPUs and the times of the last
 iterations, and all losses, bit by bit. Times are real: run it on a quiet host. Two of the loops need `make frameworks`.
 Beside the savings stand those of the best plan from the exact tables, if clocks changed at once: no plan saves more.
 """
@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
+from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.gpu.drivers.device_model import blocking_power_w, instruction_time_s, working_power_w
 from gpuenergyd.gpu.drivers.device_parameters import device_parameters
 from gpuenergyd.gpu.drivers.world_kinds import WorldKind
@@ -37,6 +38,8 @@ LAST_RATIO = 0.3
 """Share of the iterations that is compared; the plan has settled by then."""
 NUM_JOINING = 8
 """First iterations, in which a program joins and its phases are found."""
+PRODUCT_RULES = {name: getattr(JobRules(), name) for name in ("warmup_iterations", "baseline_iterations")}
+"""Lengths that daemons of tests shorten, as the product has them by default."""
 LIMIT_S = 900.0
 LEAST_SAVINGS = (0.03, 0.08)
 GUARD_RATIO = 0.01
@@ -47,7 +50,7 @@ MAX_OVERHEAD_RATIO = 0.005
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--loops", nargs="+", choices=sorted(LOOPS), default=list(LOOPS))
-    parser.add_argument("--iterations", type=int, default=160)
+    parser.add_argument("--iterations", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=1, help="runs of each kind, of which the median counts")
     parser.add_argument("--world", choices=list(WorldKind), default=WorldKind.KIND)
     parser.add_argument("--json", action="store_true")
@@ -118,11 +121,13 @@ def _combined(values: list[Any]) -> Any:
 
 def measure(name: str, num_iterations: int, kind: WorldKind) -> dict[str, Any]:
     """Return the figures of one loop."""
-    plain = train(name, num_iterations, kind, max_slowdown_ratio=None)
     figures: dict[str, Any] = {"losses_equal": True, "overhead_ratio": 0.0, "joining_s": 0.0}
+    # The run without a daemon is the middle one: it shares what the host does with both others.
+    first = train(name, num_iterations, kind, max_slowdown_ratio=SLOWDOWNS[0])
+    plain = train(name, num_iterations, kind, max_slowdown_ratio=None)
+    last_one = train(name, num_iterations, kind, max_slowdown_ratio=SLOWDOWNS[1])
     time_s, energy_j = last(plain)
-    for slowdown_ratio in SLOWDOWNS:
-        joined = train(name, num_iterations, kind, max_slowdown_ratio=slowdown_ratio)
+    for slowdown_ratio, joined in zip(SLOWDOWNS, (first, last_one), strict=True):
         own_s, own_j = last(joined)
         percent = f"{100 * slowdown_ratio:.0f}_percent_ratio"
         figures[f"saving_at_{percent}"] = 1 - own_j / energy_j
@@ -156,7 +161,7 @@ def train(name: str, num_iterations: int, kind: WorldKind, *, max_slowdown_ratio
     """Train once, joined to a daemon if a slowdown is given; return what each rank measured."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        daemon = DaemonProcess(folder / "daemon", num_gpus=NUM_RANKS, kind=kind)
+        daemon = DaemonProcess(folder / "daemon", num_gpus=NUM_RANKS, kind=kind, overrides=PRODUCT_RULES)
         if max_slowdown_ratio is not None:
             daemon.start()
         try:

@@ -194,16 +194,19 @@ def _times_s(observations: Sequence[IterationObservation]) -> dict[str, list[flo
 
 
 def _may_be_chance(before_s: Sequence[float], now_s: Sequence[float]) -> bool:
-    """Return whether the medians of two sets of times may differ by chance."""
-    sigma = math.hypot(_median_error_ratio(before_s), _median_error_ratio(now_s))
+    """Return whether the medians of two sets of times may differ by chance.
+
+    Few times do not know their own scatter, which is therefore the larger one of both sets.
+    """
+    scatter = max(_scatter_ratio(before_s), _scatter_ratio(now_s))
+    sigma = _MEDIAN_PER_MEAN_ERROR * scatter * math.sqrt(1 / len(before_s) + 1 / len(now_s))
     return abs(median(now_s) / median(before_s) - 1) <= _CHANGED_AT_SIGMA * sigma
 
 
-def _median_error_ratio(values: Sequence[float]) -> float:
-    """Return the standard error of the median of some times, relative to it."""
+def _scatter_ratio(values: Sequence[float]) -> float:
+    """Return the standard deviation of values, relative to their median."""
     middle = median(values)
-    sigma = robust_sigma(abs(value - middle) for value in values)
-    return _MEDIAN_PER_MEAN_ERROR * sigma / (middle * math.sqrt(len(values)))
+    return robust_sigma(abs(value - middle) for value in values) / middle
 
 
 def _mean_times_s(observation: IterationObservation) -> dict[str, float]:

@@ -393,7 +393,8 @@ class Job:
             return ()
         if self.baseline is None:
             return self._after_baseline_iteration()
-        recovery = recover(self.knowledge, self.faults, self.rules, self.baseline)
+        target = self.control.guard.target or self.target
+        recovery = recover(self.knowledge, self.faults, self.rules, self.baseline, target)
         if recovery is None:
             return ()
         self.baseline = recovery.baseline
@@ -586,7 +587,8 @@ class Job:
         if not is_slow and not self.control.may_return_to_full_speed():
             return ()
         is_fault = finding is Finding.TOO_SLOW
-        self.faults.num_slow_plans += is_fault
+        if is_fault:
+            self.faults.find_slow(self.current_plan.plan_id)
         return self._fall_back(reason, is_fault=is_fault)
 
     def _fall_back(self, reason: str, *, is_fault: bool = False, least_wait: int = 0) -> tuple[Command, ...]:

@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.interpolate import PchipInterpolator
 from scipy.optimize import isotonic_regression, least_squares
 
 from gpuenergyd.core.measurement.observation import InstructionSample, IterationObservation
 from gpuenergyd.core.pipeline.graph import InstructionClass
+from gpuenergyd_policies.profiling.monotone_curve import MonotoneCurve
 
 FloatArray = NDArray[np.float64]
 
@@ -450,13 +450,11 @@ def _interpolate(clocks_mhz: Sequence[float] | FloatArray, knots_mhz: FloatArray
     clocks = np.clip(np.asarray(clocks_mhz, dtype=float), knots_mhz[0], knots_mhz[-1])
     if len(knots_mhz) == 1:
         return np.full(len(clocks), times_s[0])
-    curve = _log_curve(
-        np.asarray(knots_mhz, dtype=np.float64).tobytes(), np.asarray(times_s, dtype=np.float64).tobytes()
-    )
-    return np.asarray(np.exp(curve(np.log(clocks))), dtype=np.float64)
+    curve = _log_curve(tuple(np.log(knots_mhz).tolist()), tuple(np.log(times_s).tolist()))
+    return np.asarray(np.exp(curve.at(np.log(clocks))), dtype=np.float64)
 
 
 @lru_cache(maxsize=1024)
-def _log_curve(knots_mhz: bytes, times_s: bytes) -> PchipInterpolator:
-    """Return the curve of log time over log clock; making one takes longer than evaluating it."""
-    return PchipInterpolator(np.log(np.frombuffer(knots_mhz)), np.log(np.frombuffer(times_s)))
+def _log_curve(log_knots: tuple[float, ...], log_times: tuple[float, ...]) -> MonotoneCurve:
+    """Return the curve of log time over log clock."""
+    return MonotoneCurve.through(log_knots, log_times)

@@ -206,3 +206,22 @@ def test_a_difference_within_the_noise_of_the_iterations_is_no_change() -> None:
     assert what_changed([iteration(k, 1.0) for k in range(8)], quiet, at_least_ratio=0.02) == (
         "an iteration takes 0.978 times as long as before"
     )
+
+
+def _full_speed(times_s: Sequence[float]) -> list[IterationObservation]:
+    return [iteration(index, 1.0, sample(time_s)) for index, time_s in enumerate(times_s)]
+
+
+@pytest.mark.parametrize(
+    ("before_s", "is_change"),
+    [
+        ([0.973, 1.027, 0.973, 1.027, 0.96, 1.04, 0.985, 1.015], False),
+        ([1.0, 1.001, 0.999, 1.0, 1.002, 0.998, 1.0, 1.001], True),
+    ],
+)
+def test_few_times_that_agree_by_chance_show_no_change_of_times_that_scatter(
+    before_s: list[float], *, is_change: bool
+) -> None:
+    """Four times that happen to agree look certain; how much they scatter is known from the many before."""
+    now = _full_speed([1.06, 1.061, 1.06, 1.059])
+    assert (what_changed(_full_speed(before_s), now, at_least_ratio=0.02) is not None) is is_change

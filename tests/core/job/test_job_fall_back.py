@@ -341,3 +341,17 @@ def test_a_changed_job_that_never_profiled_keeps_its_previous_run_with_its_own_f
     known = run.job.knowledge.previous_run
     assert known is not None
     assert (known.job_id, known.figures, known.is_of_this_run) == ("earlier", (("own", 7.0),), True)
+
+
+@pytest.mark.parametrize(("full_speed_s", "num_faults"), [(1.015, 0), (1.0, 1)])
+def test_a_plan_is_no_fault_if_full_speed_is_as_slow_right_after_it(full_speed_s: float, num_faults: int) -> None:
+    """On a busy host all iterations become longer for a while; a plan that is slower than full speed counts."""
+    run = JobRun(JobRules(proof_iterations=0)).following(plan())
+    run.first(SendPlan, time_s=1.015)
+    assert (run.job.faults.num_faults, run.job.faults.num_slow_plans) == (1, 1)
+    run.answered_late()
+
+    run.first(AskPolicy, time_s=full_speed_s)
+
+    assert (run.job.faults.num_faults, run.job.faults.num_slow_plans) == (num_faults, num_faults)
+    assert run.job.phase is JobPhase.FALLBACK

@@ -23,6 +23,8 @@ class Faults:
     """None: the job has not fallen back, or too often for another attempt."""
     last_reason: str = ""
     """The reason of the last fall-back; empty if no plan has failed since a plan held for long."""
+    slow_plan_id: str | None = None
+    """The plan that the guard found too slow, until full speed is measured after it."""
 
     def fell_back(
         self, *, at_iteration: int, wait_from: int, is_fault: bool, least_wait: int, reason: str = ""
@@ -56,6 +58,15 @@ class Faults:
             return "profiling did not end: profiling again, from the beginning"
         then = "profiling again" if is_profiling_again else "verifying the measured profile at full speed"
         return f"{self.num_slow_plans} plans in a row were slow: {then}"
+
+    def find_slow(self, plan_id: str) -> None:
+        """Count a plan that the guard found too slow."""
+        self.num_slow_plans += 1
+        self.slow_plan_id = plan_id
+
+    def excuse(self) -> None:
+        """Take back the fault of the last plan: the job was as slow at full speed."""
+        self.num_faults, self.num_slow_plans = max(0, self.num_faults - 1), max(0, self.num_slow_plans - 1)
 
     def redeem(self) -> None:
         """Clear all faults, since a plan has met its target for long."""

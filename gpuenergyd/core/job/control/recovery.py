@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpuenergyd.core.job.control.faults import Faults
-from gpuenergyd.core.job.guard import what_changed
+from gpuenergyd.core.job.guard import Finding, evaluate, what_changed
 from gpuenergyd.core.job.measurements.knowledge import JobKnowledge
 from gpuenergyd.core.job.measurements.savings import baseline_view
 from gpuenergyd.core.job.rules import JobRules
@@ -12,6 +12,7 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import BaselineView
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +25,14 @@ class Recovery:
     """Whether the profile of an earlier run must not be used again."""
 
 
-def recover(knowledge: JobKnowledge, faults: Faults, rules: JobRules, old_baseline: BaselineView) -> Recovery | None:
+def recover(
+    knowledge: JobKnowledge, faults: Faults, rules: JobRules, old_baseline: BaselineView, target: PerformanceTarget
+) -> Recovery | None:
     """Return the job's recovery, None while its full speed is not stable; drops measurements that no longer hold.
 
     If full speed has changed, so has the job: its profile is kept for its shape. If it has not and the profile is in
-    doubt, the profile is verified once against full speed, and the next time dropped.
+    doubt, the profile is verified once against full speed, and the next time dropped. A plan that was slow is no fault
+    if full speed is as slow by now: on a busy host iterations become longer for a while, whatever the clocks.
     """
     since = faults.fell_back_at
     full_speed = knowledge.full_speed(since=since)
@@ -37,6 +41,9 @@ def recover(knowledge: JobKnowledge, faults: Faults, rules: JobRules, old_baseli
     before = [o for o in knowledge.full_speed() if o.iteration_index < since]
     change = what_changed(before, full_speed, at_least_ratio=rules.job_changed_ratio)
     if change is None:
+        if _was_host_slow(knowledge, faults, full_speed, rules, target):
+            faults.excuse()
+        faults.slow_plan_id = None
         return _verify_profile(knowledge, faults, before, old_baseline)
     if not is_settled(full_speed, rules):
         return None
@@ -45,6 +52,22 @@ def recover(knowledge: JobKnowledge, faults: Faults, rules: JobRules, old_baseli
     knowledge.changed_at = since
     _begin_anew(knowledge, faults, knowledge.run_until_now(before), lambda o: o.iteration_index >= since)
     return Recovery(baseline_view(full_speed), f"the job changed: {change}")
+
+
+def _was_host_slow(
+    knowledge: JobKnowledge,
+    faults: Faults,
+    full_speed: Sequence[IterationObservation],
+    rules: JobRules,
+    target: PerformanceTarget,
+) -> bool:
+    """Return whether the plan that was found too slow would not be, compared with full speed right after it."""
+    plan = knowledge.plans.by_id(faults.slow_plan_id)
+    if plan is None or len(full_speed) < rules.guard.windows[0]:
+        return False
+    recent = knowledge.iterations.regular_under(plan.plan_id)[-max(rules.guard.windows) :]
+    finding = evaluate(recent, plan, baseline_view(full_speed), target, rules.guard)
+    return finding is None or finding[0] is not Finding.TOO_SLOW
 
 
 def is_settled(full_speed: Sequence[IterationObservation], rules: JobRules) -> bool:
