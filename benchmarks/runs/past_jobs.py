@@ -132,7 +132,7 @@ def deceived(case: Poisoned) -> list[dict[str, Any]]:
 
 def pairs_of(tables: Sequence[TrueTable], arguments: argparse.Namespace) -> list[Pair]:
     """Return the pairs; tables take turns, then changes."""
-    changes, found = list(Change), []
+    changes, found = [Change(name) for name in arguments.change or Change], []
     for k in range(arguments.pairs):
         table, change = tables[k % len(tables)], changes[k // len(tables) % len(changes)]
         seed = 1000 * arguments.seed + k
@@ -242,6 +242,7 @@ def main() -> int:
     """Run and print; return 1 if a target is missed."""
     parser = parser_of(__doc__, path_of("profiles"))
     parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--change", action="append", choices=[str(own) for own in Change], help="only these, by turns")
     parser.add_argument("--other-gpus", action="store_true", help="let the stages of all second jobs differ")
     parser.add_argument("--without-poison", action="store_true", help="leave the poisoned histories out")
     arguments = parser.parse_args()
