@@ -13,7 +13,6 @@ version 0.1.0; EnvPipe's procedure; and a full sweep. The regret of a plan is it
 the best plan of equal time. Switch latencies, drift and communication are not part of it (simulated, no GPU).
 """
 
-import argparse
 import json
 import math
 import sys
@@ -30,9 +29,11 @@ from threadpoolctl import threadpool_limits
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from learning_options import parser_of, tables_of
+
 from tests.support.learning_jobs import LearningJob
 from tests.support.learning_methods import Method, Outcome, Variant, envpipe, full_sweep, ours, v0_1
-from tests.support.learning_tables import KEPT_ASIDE, TrueTable, formula_table, tables_in
+from tests.support.learning_tables import KEPT_ASIDE, TrueTable, formula_table
 from tests.support.measured_tables import path_of
 
 MAX_REGRET_RATIOS = {3: (0.012, 0.025), 6: (0.008, 0.02)}
@@ -118,28 +119,17 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 def main() -> int:
     """Run and print; return 1 if a target is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--tables",
-        type=Path,
-        default=path_of("profiles"),
-        help="folder of CSV tables, searched with its subfolders",
-    )
+    parser = parser_of(__doc__, path_of("profiles"))
     parser.add_argument("--jobs", type=int, default=32, help="jobs in all; tables take turns")
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--replans", type=int, default=6, help="plans after the first one")
     parser.add_argument("--stage-spread", type=float, default=0.01, help="spread among stages, as a ratio")
-    parser.add_argument("--unknown-gpu", action="store_true", help="use nothing that was learned from any table")
     parser.add_argument("--formulas", action="store_true", help="draw the truth from formulas instead of --tables")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    tables: Sequence[TrueTable]
     if arguments.formulas:
         tables = [formula_table(number) for number in range(arguments.jobs)]
     else:
-        tables = tables_in(arguments.tables) if arguments.tables.is_dir() else []
-    if not tables:
-        parser.error(f"--tables {arguments.tables}: no CSV file there has the columns stage and instruction")
+        tables = tables_of(parser, arguments.tables)
     options = Options(
         seed=arguments.seed,
         spread_ratio=arguments.stage_spread,

@@ -8,7 +8,6 @@ A part is worth having if the regret is at least 0.1 points larger without it, a
 more than 1 % late; differences are given with their standard errors over jobs (simulated, no GPU).
 """
 
-import argparse
 import json
 import math
 import sys
@@ -26,13 +25,15 @@ from threadpoolctl import threadpool_limits
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from learning_options import parser_of, tables_of
+
 from gpuenergyd_policies.profiling.prior import job_curves
 from gpuenergyd_policies.profiling.prior.curves import Structure
 from gpuenergyd_policies.profiling.prior.shape import FloatArray
 from tests.support.learning_jobs import LearningJob
 from tests.support.learning_methods import Outcome, Variant, ours, v0_1
 from tests.support.learning_plans import Choice
-from tests.support.learning_tables import TrueTable, tables_in
+from tests.support.learning_tables import TrueTable
 from tests.support.measured_tables import path_of
 
 AS_IT_IS = "as it is"
@@ -112,19 +113,12 @@ def summary(outcomes: Sequence[Outcome], base: Sequence[Outcome]) -> dict[str, A
 
 def main() -> int:
     """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", type=Path, default=path_of("profiles") / "insitu", help="folder of CSV tables")
+    parser = parser_of(__doc__, path_of("profiles") / "insitu")
     parser.add_argument("--jobs", type=int, default=16, help="jobs in all, two at least; tables take turns")
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--replans", type=int, default=6, help="plans after the first one")
-    parser.add_argument("--unknown-gpu", action="store_true", help="use nothing that was learned from any table")
     parser.add_argument("--only", action="append", choices=[*VARIANTS, FIT, FIT_WITHOUT_RESIDUAL], default=None)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    tables = tables_in(arguments.tables) if arguments.tables.is_dir() else []
-    if not tables:
-        parser.error(f"--tables {arguments.tables}: no CSV file there has the columns stage and instruction")
+    tables = tables_of(parser, arguments.tables)
     if arguments.jobs < 2:
         parser.error(f"--jobs {arguments.jobs}: at least 2, as errors are those over jobs")
     names = [AS_IT_IS, *(own for own in arguments.only or [*VARIANTS, FIT, FIT_WITHOUT_RESIDUAL] if own != AS_IT_IS)]

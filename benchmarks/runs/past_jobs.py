@@ -1,10 +1,11 @@
 """Tests what jobs learn from past jobs: pairs of jobs whose truth is a measured table, and histories that lie.
 
-    python benchmarks/runs/past_jobs.py --pairs 30 --seed 1 --json
+    python benchmarks/runs/past_jobs.py --pairs 40 --seed 1 --json
 
 The first job of a pair makes seven plans and leaves its curves behind. The second one is the same model under another
-name, with other microbatches, with half the stages, or in GPipe's order, with errors of measurement of its own; with
-half the stages, or always with `--other-gpus`, its stages also differ from those of the first job, by a spread of 1 %.
+name, with other microbatches, with half the stages for the same layers, or in GPipe's order, with errors of measurement
+of its own; or it is the first half of the layers, another model, whose stages differ by a spread of 1 % from those of
+the first job, as all do with `--other-gpus`.
 It starts from the first one's curves among those of other models on the same GPU model, and the saving of its first
 plan is compared with that of its seventh. What the shipped prior learned from the same family of models is left out.
 
@@ -34,10 +35,12 @@ from threadpoolctl import threadpool_limits
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from learning_options import parser_of, tables_of
+
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from tests.support.learning_jobs import LearningJob
 from tests.support.learning_pairs import Change, changed_job, past_job, run_job
-from tests.support.learning_tables import TrueTable, tables_in
+from tests.support.learning_tables import TrueTable
 from tests.support.measured_tables import path_of
 from tests.support.past_jobs import LIES, changed, half_the_slope, sure
 
@@ -129,7 +132,7 @@ def deceived(case: Poisoned) -> list[dict[str, Any]]:
 
 def pairs_of(tables: Sequence[TrueTable], arguments: argparse.Namespace) -> list[Pair]:
     """Return the pairs; tables take turns, then changes."""
-    changes, found = list(Change), []
+    changes, found = [Change(name) for name in arguments.change or Change], []
     for k in range(arguments.pairs):
         table, change = tables[k % len(tables)], changes[k // len(tables) % len(changes)]
         seed = 1000 * arguments.seed + k
@@ -237,19 +240,13 @@ def by(rows: Sequence[dict[str, Any]], name: str) -> dict[str, list[dict[str, An
 
 def main() -> int:
     """Run and print; return 1 if a target is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", type=Path, default=path_of("profiles"), help="folder of CSV tables")
-    parser.add_argument("--pairs", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--unknown-gpu", action="store_true", help="use no published curve of any GPU")
+    parser = parser_of(__doc__, path_of("profiles"))
+    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--change", action="append", choices=[str(own) for own in Change], help="only these, by turns")
     parser.add_argument("--other-gpus", action="store_true", help="let the stages of all second jobs differ")
     parser.add_argument("--without-poison", action="store_true", help="leave the poisoned histories out")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    tables = tables_in(arguments.tables) if arguments.tables.is_dir() else []
-    if not tables:
-        parser.error(f"--tables {arguments.tables}: no CSV file there has the columns stage and instruction")
+    tables = tables_of(parser, arguments.tables)
     pairs = pairs_of(tables, arguments)
     with ProcessPoolExecutor(arguments.processes, initializer=threadpool_limits, initargs=(1,)) as pool:
         pairs = with_history(pairs, list(pool.map(left_behind, pairs)))

@@ -1,5 +1,6 @@
 """Pairs of jobs whose truth is a measured table: one leaves its curves behind, a changed one starts from them."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -9,9 +10,9 @@ from functools import cached_property
 import numpy as np
 
 from gpuenergyd.core.measurement.observation import IterationObservation
-from gpuenergyd.core.pipeline.graph import DependencyGraph, dependency_graph, gpipe
+from gpuenergyd.core.pipeline.graph import DependencyGraph, dependency_graph, gpipe, one_forward_one_backward
 from gpuenergyd.core.pipeline.learned_curves import LearnedCurves
-from gpuenergyd.core.pipeline.profile import PipelineProfile
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation
@@ -23,12 +24,14 @@ from gpuenergyd_policies.profiling.prior.relatives import Relative, relatives_of
 from gpuenergyd_policies.profiling.prior.seen import ClassAtFullSpeed, Waiting
 from gpuenergyd_policies.profiling.prior.shape import GENERIC, CurvePrior
 from gpuenergyd_policies.profiling.prior.summary import summary_of
-from tests.support.learning_jobs import NUM_BASELINE_ITERATIONS, LearningJob
+from tests.support.learning_jobs import MAX_MICROBATCHES, NUM_BASELINE_ITERATIONS, LearningJob
 from tests.support.learning_plans import Choice, next_clocks
 from tests.support.learning_tables import TrueTable
 
 NUM_PLANS = 7
 _WAITING_SIGMA_RATIO = 0.05
+_MAX_GAP_MHZ = 90
+"""Between measured clocks that a curve is taken as linear between."""
 
 
 class Change(StrEnum):
@@ -36,8 +39,11 @@ class Change(StrEnum):
 
     NAME = "name"
     MICROBATCHES = "microbatches"
-    STAGES = "stages"
+    STAGES = "half the stages"
+    """Each of twice the layers: the same work."""
     SCHEDULE = "schedule"
+    LAYERS = "half the layers"
+    """The first half of the stages: another model, in tables of an encoder and a decoder the encoder alone."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,22 @@ class GpipeJob(AgainJob):
     def graph(self) -> DependencyGraph:
         """GPipe with the table's stages and up to 16 microbatches."""
         return dependency_graph(gpipe(self.table.num_stages, min(16, self.table.num_microbatches)))
+
+
+@dataclass(frozen=True)
+class MergedJob(AgainJob):
+    """The same layers in half as many stages: each one is two of those before."""
+
+    @cached_property
+    def truth(self) -> PipelineProfile:
+        """The true profile, of the earlier job with its stages merged."""
+        return merged(LearningJob(self.table, self.earlier_seed, self.stage_spread_ratio).truth)
+
+    @cached_property
+    def graph(self) -> DependencyGraph:
+        """1F1B with half of the table's stages."""
+        microbatches = min(self.table.num_microbatches, MAX_MICROBATCHES)
+        return dependency_graph(one_forward_one_backward(self.table.num_stages // 2, microbatches))
 
 
 @dataclass(frozen=True)
@@ -91,8 +113,8 @@ def gpu_uuids_of(job: LearningJob) -> tuple[str, ...]:
 def changed_job(table: TrueTable, change: Change, seed: int, *, earlier_seed: int | None = None) -> LearningJob:
     """Return a job on a table after a change, with errors of measurement of its own.
 
-    Its stages are those of the job of `earlier_seed`; without, and after a change of their number, they differ from
-    them by the spread among stages, as on other GPUs.
+    Its stages are those of the job of `earlier_seed`; without, and with half the layers, they differ from them by the
+    spread among stages, as on other GPUs.
     """
     of_stages = seed if earlier_seed is None else earlier_seed
     match change:
@@ -101,9 +123,37 @@ def changed_job(table: TrueTable, change: Change, seed: int, *, earlier_seed: in
         case Change.MICROBATCHES:
             return AgainJob(replace(table, num_microbatches=12), seed, earlier_seed=of_stages)
         case Change.STAGES:
-            return LearningJob(with_stages(table, table.num_stages // 2), seed)
+            return MergedJob(table, seed, earlier_seed=of_stages)
         case Change.SCHEDULE:
             return GpipeJob(table, seed, earlier_seed=of_stages)
+        case Change.LAYERS:
+            return LearningJob(with_stages(table, table.num_stages // 2), seed)
+
+
+def merged(profile: PipelineProfile) -> PipelineProfile:
+    """Return the profile of half as many stages, each of which does the work of two, one after the other.
+
+    Its clocks were measured in both, or in one and between near ones in the other: linear between these.
+    """
+    classes = {}
+    for key, first in profile.classes.items():
+        if key.pp_rank % 2 == 0:
+            second = profile[replace(key, pp_rank=key.pp_rank + 1)]
+            listed = {o.sm_clock_mhz for own in (first, second) for o in own.options}
+            clocks = [clock for clock in listed if _is_known(first, clock) and _is_known(second, clock)]
+            both = [(first.interpolated(clock), second.interpolated(clock)) for clock in clocks]
+            options = [ClockOption(a.sm_clock_mhz, a.time_s + b.time_s, a.energy_j + b.energy_j) for a, b in both]
+            merged_key = replace(key, pp_rank=key.pp_rank // 2)
+            classes[merged_key] = instruction_profile(options, where=f"merged stage {merged_key.pp_rank}")
+    return PipelineProfile(classes, profile.blocking_power_w)
+
+
+def _is_known(profile: InstructionProfile, sm_clock_mhz: int) -> bool:
+    """Return whether a clock was measured, or lies between measured ones that are near enough."""
+    clocks = [option.sm_clock_mhz for option in profile.options]
+    higher = min((clock for clock in clocks if clock >= sm_clock_mhz), default=math.inf)
+    lower = max((clock for clock in clocks if clock <= sm_clock_mhz), default=-math.inf)
+    return higher - lower <= _MAX_GAP_MHZ
 
 
 def with_stages(table: TrueTable, num_stages: int) -> TrueTable:

@@ -107,7 +107,7 @@ class Candidates:
         if max_segments is None and all(c.excess_of_calls > 1.0 for c in found):
             found += self._segmented(TUNING.max_segments_of_many_calls)
         if not found:
-            found = [self._candidate(*self._unlimited(self.solved))]
+            found = [candidate_of(self.model, *self._unlimited(self.solved))]
         cheapest = min(found, key=lambda c: c.simulated.energy_j)
         if max_segments is None and cheapest.excess_of_calls > 1.0:
             found += self._with_longer_dwells(cheapest)
@@ -134,9 +134,9 @@ class Candidates:
         have_price = any(latency.stall_s or latency.excess_s for latency in self.model.latencies)
         unlimited = self._unlimited_on_time() if have_price else self._unlimited(self.solved)
         if unlimited is not None:
-            yield self._candidate(*unlimited)
+            yield candidate_of(self.model, *unlimited)
         if self.is_flattest and (flat := self._flat()) is not None:
-            yield self._candidate(*flat)
+            yield candidate_of(self.model, *flat)
         if len(self.model.graph.instructions) <= TOO_LARGE:  # else the search finds no plan in the time there is
             yield from self._segmented(TUNING.max_segments_of_priced_calls if have_price else TUNING.max_segments)
 
@@ -171,7 +171,7 @@ class Candidates:
             )
             if plan is not None:
                 clock_of = dict(zip(self.model.graph.instructions, plan.sm_clocks_mhz, strict=True))
-                candidate = self._candidate(clock_of, plan.changes, plan.planned)
+                candidate = candidate_of(self.model, clock_of, plan.changes, plan.planned)
                 yield candidate
                 if candidate.simulated.energy_j <= (1 + TUNING.fewer_switches_ratio) * self.lower_bound_j():
                     return
@@ -188,14 +188,11 @@ class Candidates:
             planned = timeline(graph, durations_s)
             changes = clock_changes(planned, clock_of, latency=latencies, profile=self.cautious)
             simulated = simulate_switching(graph, self.cautious, changes, latency=latencies)
-            merged = self._candidate(clock_of, changes, planned)
+            merged = candidate_of(self.model, clock_of, changes, planned)
             is_on_time = simulated.iteration_time_s <= (1 + ON_TIME_RATIO) * self.solved.iteration_time_s
             if merged.excess_of_calls <= 1.0 and is_on_time:
                 return [merged]
         return []
-
-    def _candidate(self, clock_of: dict[Instruction, int], changes: _Changes, planned: Timeline) -> Candidate:
-        return candidate_of(self.model, clock_of, changes, planned)
 
     def _unlimited(self, solved: SolvedPlan) -> _Clocks:
         clock_of = dict(zip(self.model.graph.instructions, solved.sm_clocks_mhz, strict=True))

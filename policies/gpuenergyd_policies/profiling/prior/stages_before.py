@@ -1,8 +1,10 @@
 """Differences between the stages of a past job, as evidence for the stages of a new one.
 
 A difference is how much more than the mean of all stages the time of a stage rises when the clock falls. It holds for a
-job with the same number of stages whose curves agree with the past job's: very likely the same model, cut in the same
-way. Whether its stages are the same too is checked against what the job itself has shown.
+job whose curves agree with the past job's and that has as many stages: very likely the same model, cut in the same way.
+It holds too where another number of stages does the same work per microbatch in all: a stage of twice the layers is two
+stages before, and its curve the mean of theirs. Whether the stages are the same is checked against what the job itself
+has shown.
 """
 
 import math
@@ -11,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuenergyd.core.pipeline.learned_curves import KindCurve
+from gpuenergyd.core.pipeline.learned_curves import KindCurve, LearnedCurves
 from gpuenergyd_policies.profiling.prior.curves import CurveModel, Evidence
 from gpuenergyd_policies.profiling.prior.deviations import Points
 from gpuenergyd_policies.profiling.prior.relatives import (
@@ -31,16 +33,18 @@ _MAX_SURPRISE = 3.0
 _WIDER = 3.0
 """Factor on the assumed spread of stages in that check: those of an encoder and a decoder differ by percents, and
 nothing but the job's own measurements contradicts a past job about them."""
+_MAX_WORK_RATIO = 1.1
+"""Factor between the times of a microbatch in all stages within which another number of them does the same work."""
 _MAX_VALUES = 256
 """Of which the posterior is found in a fraction of a second; of more, those at the lowest clocks count."""
 
 
 @dataclass(frozen=True, slots=True)
 class _StagesOfKind:
-    """What a past job's stages show of one kind of instruction, rows by clock and stage."""
+    """What a past job's stages show of one kind of instruction, rows by clock and stage of the job that has fewer."""
 
     entries: tuple[tuple[int, int], ...]
-    """Class and clock of each row."""
+    """Class and clock of each column of the weights."""
     weights: FloatArray
     values: FloatArray
     noise: FloatArray
@@ -52,8 +56,8 @@ def with_stages_before(
     model: CurveModel, observed: Points, evidence: Evidence, relative: Relative, classes: Sequence[ClassAtFullSpeed]
 ) -> tuple[Points, Evidence]:
     """Return evidence on times joined with the stages of a past job; unchanged if they are others."""
-    curves = relative.job.learned.curves
-    parts = [own for curve in curves if (own := _stages_of(curve, classes, _MAX_VALUES // len(curves)))]
+    learned = relative.job.learned
+    parts = [own for curve in learned.curves if (own := _stages_of(curve, learned, classes))]
     if not parts:
         return observed, evidence
     points = points_of(classes, [entry for own in parts for entry in own.entries])
@@ -79,28 +83,46 @@ def with_stages_before(
     return joined_points(observed, points), both
 
 
-def _stages_of(curve: KindCurve, classes: Sequence[ClassAtFullSpeed], max_values: int) -> _StagesOfKind | None:
-    """Return the stages of one kind; None if this job has another number of them."""
+def _stages_of(curve: KindCurve, learned: LearnedCurves, classes: Sequence[ClassAtFullSpeed]) -> _StagesOfKind | None:
+    """Return the stages of one kind; None if this job's are not cut from the same work."""
     own = [k for k, of_class in enumerate(classes) if of_class.key.kind is curve.kind]
     top = curve.points[0].sm_clock_mhz
-    known = [at for at in curve.stages if len(at.deviations) == len(own) and at.sm_clock_mhz < top]
-    if not known or not own:
+    known = [at for at in curve.stages if at.sm_clock_mhz < top]
+    before = len(known[0].deviations) if known else 0
+    if not own or not before or (len(own) != before and not _is_recut(curve, learned, [classes[k] for k in own])):
         return None
-    kept = known[-max(1, max_values // len(own)) :]
-    from_mean = np.eye(len(own)) - 1 / len(own)
+    num = min(len(own), before)
+    kept = known[-max(1, _MAX_VALUES // len(learned.curves) // num) :]
+    of_before, of_own, from_mean = _shares(num, before), _shares(num, len(own)), np.eye(num) - 1 / num
     along = np.array([math.log(top / at.sm_clock_mhz) for at in kept])
     near: FloatArray = np.exp(-0.5 * np.square((along[:, None] - along[None, :]) / NEAR))
     sigma = np.array([[error for _, error in at.deviations] for at in kept])
-    errors = np.einsum("as,bs,ab,st->asbt", sigma, sigma, near, np.eye(len(own)))
-    changes = np.einsum("a,b,st->asbt", along, along, _SAME_STAGE_SIGMA**2 * np.eye(len(own)))
-    single = SAME_CLOCK_SIGMA**2 * np.eye(len(kept) * len(own))
+    errors = np.einsum("as,bs,ab,rs,ts->arbt", sigma, sigma, near, of_before, of_before)
+    changes = np.einsum("a,b,rt->arbt", along, along, _SAME_STAGE_SIGMA**2 * np.eye(num))
+    single = SAME_CLOCK_SIGMA**2 * np.eye(len(kept) * num)
+    deviations = np.array([[deviation for deviation, _ in at.deviations] for at in kept])
     return _StagesOfKind(
         tuple((k, at.sm_clock_mhz) for at in kept for k in own),
-        np.kron(np.eye(len(kept)), from_mean).astype(np.float64),
-        np.array([deviation for at in kept for deviation, _ in at.deviations]),
+        np.kron(np.eye(len(kept)), from_mean @ of_own).astype(np.float64),
+        (deviations @ (from_mean @ of_before).T).reshape(-1),
         np.asarray((errors + changes).reshape(len(single), -1) + single, dtype=np.float64),
-        np.kron((along / float(along @ along))[None, :], np.eye(len(own))).astype(np.float64),
+        np.kron((along / float(along @ along))[None, :], np.eye(num)).astype(np.float64),
     )
+
+
+def _is_recut(curve: KindCurve, learned: LearnedCurves, own: Sequence[ClassAtFullSpeed]) -> bool:
+    """Return whether both jobs have one instruction of the kind per rank, and these take as long in all."""
+    before = len(curve.stages[0].deviations)
+    is_one_each = before == learned.num_stages and len({of_class.key.pp_rank for of_class in own}) == len(own)
+    work_ratio = sum(of_class.time_s for of_class in own) / (before * curve.time_s)
+    return is_one_each and abs(math.log(work_ratio)) <= math.log(_MAX_WORK_RATIO)
+
+
+def _shares(num: int, num_stages: int) -> FloatArray:
+    """Return the share of each stage in each of `num` equal parts of the layers, shape (num, stages)."""
+    part, stage = np.arange(num)[:, None] / num, np.arange(num_stages)[None, :] / num_stages
+    common = np.minimum(part + 1 / num, stage + 1 / num_stages) - np.maximum(part, stage)
+    return np.asarray(num * np.maximum(0.0, common), dtype=np.float64)
 
 
 def _with_wider_stages(model: CurveModel) -> CurveModel:

@@ -279,6 +279,42 @@ def test_stages_that_differ_by_percents_are_believed_unless_the_job_contradicts_
     assert list(np.diff(known.time.mean[entries]) < -0.02) == [True, True]
 
 
+def stage_means(found: FittedCurves, clock: int = 960) -> list[float]:
+    index = found.index_of()
+    return [float(found.time.mean[index[InstructionClass(rank, F), clock]]) for rank in range(3)]
+
+
+def recut(num_stages: int, work_ratio: float = 1.0) -> PastJob:
+    """Return a past job with so many stages that did a share of the work in all."""
+    forward_s, backward_s = (work_ratio * 3 * FULL_SPEED_S[kind] / num_stages for kind in (F, InstructionKind.B))
+    return past_job(num_stages=num_stages, times_s=(forward_s, backward_s))
+
+
+@pytest.mark.parametrize("slopes", [(0.06, -0.0, 0.02, -0.02, -0.01, -0.05), (0.02, -0.02)])
+def test_stages_of_a_past_job_show_those_cut_from_the_same_work_in_another_number(slopes: tuple[float, ...]) -> None:
+    job = recut(len(slopes))
+
+    known, plain = fitted(0.8, with_stages(job, dict(enumerate(slopes)))), fitted(0.8, job)
+
+    assert list(np.diff(stage_means(known)) < -0.002) == [True, True]
+    assert list(np.abs(np.diff(stage_means(plain))) < 0.001) == [True, True]
+
+
+def test_a_stage_of_twice_the_layers_is_the_mean_of_two_before() -> None:
+    halves = with_stages(recut(6), dict(enumerate((0.06, 0.0, 0.02, -0.02, -0.01, -0.05))))
+    wholes = with_stages(past_job(), dict(enumerate((0.03, 0.0, -0.03))))
+
+    assert stage_means(fitted(0.8, halves)) == pytest.approx(stage_means(fitted(0.8, wholes)), abs=0.003)
+
+
+def test_stages_of_a_past_job_of_twice_the_work_show_nothing_of_half_as_many() -> None:
+    job = recut(6, work_ratio=2.0)
+
+    known, plain = fitted(0.8, with_stages(job, {k: 0.03 - 0.012 * k for k in range(6)})), fitted(0.8, job)
+
+    assert np.allclose(known.time.mean, plain.time.mean)
+
+
 @pytest.mark.parametrize("num_stages", [0, MAX_STAGE_DEVIATIONS // 2 + 1])
 def test_impossible_numbers_of_stages_are_refused(num_stages: int) -> None:
     job = with_stages(past_job(), dict.fromkeys(range(num_stages), 0.0))
