@@ -6,9 +6,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
-from datetime import UTC, datetime, timedelta
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -30,70 +29,15 @@ from gpuenergyd.cli.fleet.openadr.session import (  # noqa: E402
 from gpuenergyd.core.fleet.grid_event import LoadUnit  # noqa: E402
 from gpuenergyd.errors import UsageError  # noqa: E402
 from tests.support.http_handler import QuietHandler  # noqa: E402
+from tests.support.openadr_server import PATH, VEN_ID, OpenLeadrServer  # noqa: E402
 from tests.support.waiting import wait_until  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:It is recommended to use web.AppKey")  # in openleadr's server
 
-VEN_ID = "ven-1"
-PATH = "/OpenADR2/Simple/2.0b"
-
-
-class _Vtn:
-    """openleadr's server in a thread of its own, with what sites answered."""
-
-    def __init__(self) -> None:
-        self.answers: list[tuple[str, str]] = []
-        self.port = 0
-        self._loop = asyncio.new_event_loop()
-        self._is_ready, self._is_over = threading.Event(), asyncio.Event()
-        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._run()))
-
-    def start(self) -> None:
-        self._thread.start()
-        assert self._is_ready.wait(60)
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._is_over.set)
-        self._thread.join(60)
-        self._loop.close()
-
-    def do(self, action: Callable[[Any], None]) -> None:
-        """Change the server's events in its thread."""
-
-        async def acted() -> None:
-            action(self._server)
-
-        asyncio.run_coroutine_threadsafe(acted(), self._loop).result(60)
-
-    def add(self, event_id: str, name: str, kind: str, payload: float, *, seconds: float = 600.0) -> None:
-        """Add an event that begins in a minute."""
-        begin = datetime.now(tz=UTC) + timedelta(seconds=60)
-        interval = openleadr.objects.Interval(begin, timedelta(seconds=seconds), payload)
-        self.do(
-            lambda server: server.add_event(VEN_ID, name, kind, [interval], event_id=event_id, callback=self._answered)
-        )
-
-    async def _answered(self, ven_id: str, event_id: str, opt_type: str) -> None:
-        del ven_id
-        self.answers.append((event_id, opt_type))
-
-    async def _run(self) -> None:
-        self._server = openleadr.OpenADRServer("vtn", http_port=0, requested_poll_freq=timedelta(seconds=1))
-        self._server.add_handler("on_create_party_registration", self._registered)
-        await self._server.run()
-        self.port = self._server.app_runner.addresses[0][1]
-        self._is_ready.set()
-        await self._is_over.wait()
-        await self._server.stop()
-
-    async def _registered(self, info: Any) -> tuple[str, str]:
-        del info
-        return VEN_ID, "registration-1"
-
 
 @pytest.fixture
-def vtn() -> Iterator[_Vtn]:
-    server = _Vtn()
+def vtn() -> Iterator[OpenLeadrServer]:
+    server = OpenLeadrServer()
     server.start()
     yield server
     server.stop()
@@ -107,7 +51,7 @@ def _exchanged(port: int, path: str = PATH) -> list[Any]:
     return asyncio.run(run())
 
 
-def test_events_of_a_real_server_reach_the_file_of_the_process_and_it_answers(vtn: _Vtn, tmp_path: Path) -> None:
+def test_events_of_a_real_server_reach_the_file_of_the_process(vtn: OpenLeadrServer, tmp_path: Path) -> None:
     out, log = tmp_path / "events.csv", tmp_path / "log"
     url = f"http://127.0.0.1:{vtn.port}{PATH}"
     vtn.add("event-1", "LOAD_CONTROL", "x-loadControlCapacity", 0.7)
@@ -135,7 +79,7 @@ def test_events_of_a_real_server_reach_the_file_of_the_process_and_it_answers(vt
     assert "event price-1 refused: signal 'ELECTRICITY_PRICE'" in log.read_text()
 
 
-def test_a_server_without_events_lists_none(vtn: _Vtn) -> None:
+def test_a_server_without_events_lists_none(vtn: OpenLeadrServer) -> None:
     assert _exchanged(vtn.port) == []
 
 
