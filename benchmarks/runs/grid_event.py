@@ -2,9 +2,9 @@
 
 Usage: python benchmarks/runs/grid_event.py [--seeds 2] [--error 0.02] [--short] [--processes 2] [--json]
 
-Four simulated hosts of eight GPUs run drawn pipelines and loops from the measured GPT-3 tables, in virtual time. What
-decides is the real code: the coordinator's leases, their store in SQLite, each host's follower, the daemon's rules of
-budgets in force, water-filling, plans of the planner, and the backstop. Simulated are GPUs, sensors, clocks and the
+Four simulated hosts of eight GPUs run drawn pipelines and loops, each host from one of seven tables, in virtual time.
+What decides is the real code: the coordinator's leases, their store in SQLite, each host's follower, the daemon's rules
+of budgets in force, water-filling, plans of the planner, and the backstop. Simulated are GPUs, sensors, clocks and the
 delays until plans and ceilings take effect; requests to daemons take no time. Every exchange is once a second.
 
 The fleet's budget is a tenth above what it draws, and the shares add up to it. Each seed has four cases:

@@ -24,7 +24,7 @@ import random
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -132,6 +132,7 @@ def _summary(cases: Sequence[Figures]) -> dict[str, Any]:
         "by_budget_ratio": {str(ratio): _of_group([c for c in cases if c.ratio == ratio]) for ratio in RATIOS},
         "by_class": {name: _of_group([c for c in low if _class_of(c) == name]) for name in CLASSES},
         "by_table": {name: _of_group([c for c in low if c.host == name]) for name in TABLES},
+        "cases": [asdict(case) for case in cases],
     }
 
 

@@ -5,17 +5,19 @@ Usage: python benchmarks/runs/swing.py [--short] [--json]
 The demo's host (simulated A100s, four stages, eight microbatches), the measured GPT-3 tables and the planner's
 instances. The least-energy plan, the flattest plan found in its time, and full speed are compared by the energy of the
 power of all GPUs from 0.1 to 20 Hz: the mean square of that part of the wave, computed exactly from the clocks, with
-every clock in effect in time. For the demo's host, also with more time, with more energy, with other seeds, and with an
-order that the planner chooses within the memory of 1F1B. Ramps are those of the real limiter on a host in virtual time:
-the steepest rise from one second to the next when a job starts and goes on after a stall, the steepest fall at its
-known end, and the time from the start of work to full clocks. Everything is simulated. Exits with 1 unless the swing of
-the demo's host falls by a fifth without more time, and no ramp is 5 % steeper than asked.
+every clock in effect in time. For the demo's host, also with more time, with more energy, with other seeds, and with
+the flattest of the orders of nearly the least energy, within the memory of 1F1B and with more of it. Ramps are those of
+the real limiter on a host in virtual time: the steepest rise from one second to the next when a job starts and goes on
+after a stall, the steepest fall at its known end, and the time from the start of work to full clocks. Everything is
+simulated. Exits with 1 unless the swing of the demo's host falls by a fifth where the order may change, against the
+plan of least energy of 1F1B and against that of all orders, in the same time and with at most 0.2 % more energy, and no
+ramp is 5 % steeper than asked. In the order of 1F1B a fifth is impossible, which the bound shows.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from gpuenergyd.core.power.ramp import RampLimiter
 from gpuenergyd.gpu.drivers.device_model import capped_sm_clock_mhz, instruction_time_s, working_power_w
 from gpuenergyd.gpu.drivers.device_parameters import device_parameters
 from gpuenergyd_policies.planning.capped.plan import wave_of
+from gpuenergyd_policies.planning.flat.orders import flattest_order
 from gpuenergyd_policies.planning.flat.plan import EXTRA_ENERGY_RATIO, flat_plan
 from gpuenergyd_policies.planning.frontier import SolvedPlan, solve
 from gpuenergyd_policies.planning.orders.choice import plan_order
@@ -51,9 +54,9 @@ SLOWDOWN_RATIOS = (0.0, 0.02, 0.05, 0.1)
 EXTRA_RATIOS = (0.005, 0.01, 0.02, 0.03)
 SEEDS = (1, 2, 3)
 DEMO_STAGES, DEMO_MICROBATCHES, DEMO_GPU = 4, 8, "a100-sxm"
-DEMO_LIMITS = (4, 3, 2, 1)
-"""Microbatches that 1F1B holds on each stage."""
-LEAST_FALL = 0.2
+DEMO_LIMITS = ((4, 3, 2, 1), (6, 5, 4, 3), (8, 8, 8, 8))
+"""Microbatches that each stage may hold: those of 1F1B, two more, and all."""
+LEAST_FALL, SAME_RATIO = 0.2, 1e-9
 RAMPS_W_PER_S = (200.0, 300.0, 600.0)
 START_S, STALL_S, STALLED_S, TOTAL = 5.0, 80.0, 20.0, 120
 """When the job of the ramps starts and stalls, for how long, and its iterations."""
@@ -85,13 +88,14 @@ def main() -> int:
             print(cases[-1])
     demo = [case for case in cases if case["is_demo"] and case["extra_ratio"] == EXTRA_ENERGY_RATIO]
     without_time = [case["fall_ratio"] for case in demo if case["slowdown_ratio"] == 0]
+    chosen = [_chosen_order(limits) for limits in (DEMO_LIMITS[:1] if options.short else DEMO_LIMITS)]
     figures = {
         "extra_energy_ratio": EXTRA_ENERGY_RATIO,
         "demo_fall_ratio": max(without_time),
         "demo_fall_min_ratio": min(without_time),
         "num_seeds": len(without_time),
         "demo_fall_bound_ratio": _most_fall(Case("demo", demo_pipeline())),
-        "demo_chosen_order": None if options.short else _chosen_order(),
+        "demo_chosen_orders": chosen,
         "extra_energy_max_ratio": max(case["extra_energy_ratio"] - case["extra_ratio"] for case in cases),
         "longer_max_ratio": max(case["longer_ratio"] for case in cases),
         "ramps": [_ramps(ramp_w_per_s) for ramp_w_per_s in (*RAMPS_W_PER_S, None)],
@@ -99,7 +103,16 @@ def main() -> int:
     }
     print(json.dumps(figures))
     is_limited = all(ramp["steepest_ratio"] <= MOST_STEEPNESS for ramp in figures["ramps"] if ramp["steepest_ratio"])
-    return 0 if figures["demo_fall_ratio"] >= LEAST_FALL and is_limited else 1
+    return 0 if all(_is_flat_enough(own) for own in chosen) and is_limited else 1
+
+
+def _is_flat_enough(own: dict[str, Any]) -> bool:
+    """Return whether a chosen order swings a fifth less than both plans of least energy, in their time and energy."""
+    return bool(
+        min(own["fall_ratio"], own["fall_of_own_ratio"]) >= LEAST_FALL
+        and max(own["longer_ratio"], own["longer_than_own_ratio"]) <= SAME_RATIO
+        and max(own["extra_energy_ratio"], own["extra_energy_of_own_ratio"]) <= EXTRA_ENERGY_RATIO + SAME_RATIO
+    )
 
 
 def demo_pipeline(*, with_split: bool = False) -> Pipeline:
@@ -180,19 +193,27 @@ def _most_fall(case: Case) -> float:
     )
 
 
-def _chosen_order() -> dict[str, Any]:
-    """Return the swing of the demo's host with a chosen order, in the time of 1F1B at full speed."""
+def _chosen_order(limits: Sequence[int]) -> dict[str, Any]:
+    """Return the swing of the demo's host with an order within a memory, in the time of 1F1B at full speed.
+
+    *Own* is the plan of least energy of all orders, 1F1B included.
+    """
     graph, profile = demo_pipeline(with_split=True)
     deadline_s = baseline(graph, profile).iteration_time_s
     usual = solve(graph, profile, deadline_s=deadline_s)
-    chosen = plan_order(
-        DEMO_MICROBATCHES, profile, limits=DEMO_LIMITS, deadline_s=deadline_s, forced=False, communication_latency_s=0.0
+    cheapest = plan_order(
+        DEMO_MICROBATCHES, profile, limits=limits, deadline_s=deadline_s, near_ratio=EXTRA_ENERGY_RATIO
     )
-    pipeline = chosen.graph, chosen.profile
-    flat = flat_plan(*pipeline, chosen.solved)
+    found = flattest_order(cheapest)
+    flat = found.flat
     least = _swing((graph, profile), usual)
-    own, flattest = _swing(pipeline, chosen.solved), swing_of(flat.wave)
+    own, flattest = _swing((cheapest.graph, cheapest.profile), cheapest.solved), swing_of(flat.wave)
     return {
+        "held_microbatches": limits,
+        "num_near_orders": len(cheapest.near),
+        "longer_than_own_ratio": flat.wave.iteration_time_s / cheapest.solved.iteration_time_s - 1,
+        "extra_energy_of_own_ratio": flat.wave.energy_j / cheapest.solved.energy_j - 1,
+        "fall_of_own_ratio": 1 - flattest.band_energy_w2 / own.band_energy_w2,
         "longer_ratio": flat.wave.iteration_time_s / usual.iteration_time_s - 1,
         "extra_energy_ratio": flat.wave.energy_j / usual.energy_j - 1,
         "order_fall_ratio": 1 - own.band_energy_w2 / least.band_energy_w2,

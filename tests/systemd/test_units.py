@@ -61,16 +61,16 @@ def test_systemd_verifies_every_unit(tmp_path: Path) -> None:
 
     reply = [line for line in result.stderr.splitlines() if "gpuenergyd" in line]
     assert (result.returncode, reply) == (0, [])
-    assert len(copies) == 8
+    assert len(copies) == 9
 
 
-def test_only_the_worker_has_a_capability_and_only_the_fetcher_network_access() -> None:
+def test_only_the_worker_has_a_capability_and_only_fetcher_and_receiver_network_access() -> None:
     capable = {name for name in SERVICES if settings_of(name)["CapabilityBoundingSet"] != [""]}
     networked = {name for name in SERVICES if settings_of(name).get("PrivateNetwork") != ["yes"]}
 
     assert capable == {WORKER, "gpuenergyd-restore.service"}
     assert {value for name in capable for value in settings_of(name)["CapabilityBoundingSet"]} == {"CAP_SYS_ADMIN"}
-    assert networked == {"gpuenergyd-carbon.service"}
+    assert networked == {"gpuenergyd-carbon.service", "gpuenergyd-openadr.service"}
 
 
 def test_every_process_runs_as_its_own_sysusers_user() -> None:
@@ -80,7 +80,7 @@ def test_every_process_runs_as_its_own_sysusers_user() -> None:
 
     assert set(users.values()) == made
     assert users[WORKER] == users["gpuenergyd-restore.service"]
-    assert len(made) == 4
+    assert len(made) == 5
 
 
 def test_daemon_and_worker_conflict_with_other_clock_daemons() -> None:

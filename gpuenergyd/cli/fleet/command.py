@@ -11,6 +11,7 @@ import typer
 
 from gpuenergyd.cli.command_help import DocumentedGroup, add_command, command_group
 from gpuenergyd.cli.fleet.event_input import EventFile
+from gpuenergyd.cli.fleet.openadr.command import OPENADR_SOURCE, openadr
 from gpuenergyd.cli.fleet.printing import EVENT_ROW, event_row, fleet_lines, fleet_object, report_lines, report_row
 from gpuenergyd.cli.options import JsonOption, SocketOption
 from gpuenergyd.cli.output import people_console, print_json
@@ -104,6 +105,10 @@ def coordinate(
     events: Annotated[
         Path | None, typer.Option("--events", metavar="FILE", help="CSV file with grid events, read when it changes.")
     ] = None,
+    openadr_events: Annotated[
+        Path | None,
+        typer.Option("--openadr-events", metavar="FILE", help="File that `gpuenergyd fleet openadr` writes."),
+    ] = None,
     every_s: EveryOption = 1.0,
     database: FleetDatabaseOption = None,
 ) -> int:
@@ -117,13 +122,15 @@ def coordinate(
         gpuenergyd fleet coordinate --events /etc/gpuenergyd/events.csv
     """
     _log_to_stderr()
-    file = EventFile(events) if events is not None else None
+    files = [EventFile(events)] if events is not None else []
+    if openadr_events is not None:
+        files.append(EventFile(openadr_events, OPENADR_SOURCE))
     trouble: str | None = None
     with _store(database) as store:
         while True:
             begun_s = time.monotonic()
             try:
-                if file is not None:
+                for file in files:
                     file.update(store, time.time())
                 decision = store.cycle(_decide, least_period_s=every_s / 2)
                 found = decision.trouble if decision is not None else trouble
@@ -274,5 +281,5 @@ def _log_to_stderr() -> None:
 
 
 set_budget.__name__ = "set"
-for _command in (set_budget, show, remove, coordinate, follow, listen, events, report):
+for _command in (set_budget, show, remove, coordinate, follow, listen, openadr, events, report):
     add_command(fleet, _command)

@@ -1,12 +1,13 @@
-"""Grid events from outside: a JSON object of the webhook, or a line of a CSV file."""
+"""Grid events from outside: a JSON object of the webhook, or a line of a CSV file; the OpenADR receiver writes one."""
 
 import csv
 import io
 import json
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,7 +66,7 @@ def _check_keys(given: Mapping[str, Any]) -> None:
         raise UsageError("cancelled must be true or false")
 
 
-def events_of_file(path: Path, now_s: float) -> tuple[GridEvent, ...]:
+def events_of_file(path: Path, now_s: float, source: str = FILE_SOURCE) -> tuple[GridEvent, ...]:
     """Return the events of a CSV file that are not over.
 
     Raises:
@@ -78,13 +79,38 @@ def events_of_file(path: Path, now_s: float) -> tuple[GridEvent, ...]:
         try:
             if _instant("end", given["end"]) <= now_s:
                 continue
-            event = _event(given, now_s=now_s, issued_s=changed_s, source=FILE_SOURCE)
+            event = _event(given, now_s=now_s, issued_s=changed_s, source=source)
         except UsageError as error:
             raise UsageError(f"{where}: {error}") from None
         if event.event_id in found:
             raise UsageError(f"{where}: event_id {event.event_id!r} is there twice")
         found[event.event_id] = event
     return tuple(found.values())
+
+
+def write_events(path: Path, events: Iterable[GridEvent]) -> None:
+    """Replace a CSV file of events atomically; everybody may read it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for event in events:
+        begin, end = (datetime.fromtimestamp(at_s, UTC).isoformat() for at_s in (event.start_s, event.end_s))
+        writer.writerow([event.event_id, begin, end, repr(event.value), event.unit.value, event.reason])
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with unfinished.open("w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), 0o644)  # independent of the umask
+            file.write(text.getvalue())
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def _read_rows(path: Path) -> tuple[float, list[tuple[int, dict[str, str]]]]:
@@ -118,6 +144,8 @@ class EventFile:
     """A file of events that is read again when it has changed; events that vanish from it are cancelled."""
 
     path: Path
+    source: str = FILE_SOURCE
+    """Where its events come from: only those are cancelled when they vanish."""
     trouble: str | None = None
     """Why the file as it is now does not count."""
     _stamp: tuple[int, int, int] | None = field(default=None, init=False)
@@ -129,12 +157,12 @@ class EventFile:
             stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
             if stamp == self._stamp:
                 return
-            listed = events_of_file(self.path, now_s)
+            listed = events_of_file(self.path, now_s, self.source)
             names = {event.event_id for event in listed}
             for event in listed:
                 store.put_event(event)
             for event in store.events():
-                is_open = event.source == FILE_SOURCE and event.end_s > now_s and not event.is_cancelled
+                is_open = event.source == self.source and event.end_s > now_s and not event.is_cancelled
                 if is_open and event.event_id not in names:
                     issued_s = max(event.issued_s, status.st_mtime)
                     store.put_event(replace(event, is_cancelled=True, issued_s=issued_s))

@@ -30,7 +30,10 @@ from gpuenergyd_policies.bubble_aware.model import PipelineModel
 from gpuenergyd_policies.bubble_aware.planning import Figure, plan_from_model
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.observed_pipeline import graph_in_order
+from gpuenergyd_policies.planning.flat.orders import flattest_order
 from gpuenergyd_policies.planning.frontier import solve
+from gpuenergyd_policies.planning.large import TOO_LARGE
+from gpuenergyd_policies.planning.orders.choice import OrderPlan
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 from gpuenergyd_policies.planning.orders.search import ranked_shapes
 from gpuenergyd_policies.planning.orders.shape import shaped_schedule
@@ -154,7 +157,10 @@ class ChosenOrder:
 
 
 def choose_order(view: JobView, model: PipelineModel, plain: ClockPlan, shares: SplitShares) -> ChosenOrder | None:
-    """Return the order and clocks that save most within the memory; None if no order meets the target."""
+    """Return the order and clocks that save most within the memory; None if no order meets the target.
+
+    If the flattest plan is wanted, it is the flattest order of those that save nearly as much.
+    """
     limits = memory_limits(view.reorder.memory, view.schedule.num_ranks)
     caution_ratio = caution_of_order(view, plain)
     target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
@@ -168,19 +174,21 @@ def choose_order(view: JobView, model: PipelineModel, plain: ClockPlan, shares: 
         view.communication_latency_s,
         keeps_exchange=True,
     )
-    best: tuple[float, Schedule] | None = None
-    for schedule in _candidates(view.schedule, task):
-        ordered = _model_in(view, model, schedule, profile)
+    found = []
+    for schedule in _candidates(view, task):
+        graph = _model_in(view, model, schedule, profile).graph
         try:
-            solved = solve(ordered.graph, profile, deadline_s=task.deadline_s, forced=task.forced, effort=Effort.QUICK)
+            solved = solve(graph, profile, deadline_s=task.deadline_s, forced=task.forced, effort=Effort.QUICK)
         except TargetError:
             continue
-        if best is None or solved.energy_j < best[0]:
-            best = solved.energy_j, schedule
-    if best is None:
+        found.append(OrderPlan(schedule, graph, solved, None, profile))
+    if not found:
         return None
-    why = f"{order_name(best[1].orders)}: order and clocks chosen together"
-    return plan_in_order(view, model, best[1].orders, shares, caution_ratio=caution_ratio, plain=plain, why=why)
+    best = min(found, key=lambda order: order.solved.energy_j)
+    if view.is_flattest and len(best.graph.instructions) <= TOO_LARGE:
+        best = _flattest(best, found)
+    why = f"{order_name(best.schedule.orders)}: order and clocks chosen together"
+    return plan_in_order(view, model, best.schedule.orders, shares, caution_ratio=caution_ratio, plain=plain, why=why)
 
 
 def no_better_order(view: JobView, plain: ClockPlan) -> OrderAdvice:
@@ -207,11 +215,23 @@ def caution_of_order(view: JobView, plain: ClockPlan) -> float:
     return caution_ratio
 
 
-def _candidates(plain: Schedule, task: OrderTask) -> list[Schedule]:
+def _flattest(cheapest: OrderPlan, found: Sequence[OrderPlan]) -> OrderPlan:
+    """Return the order of the flattest plan among those of nearly the least energy."""
+    most_j = cheapest.solved.energy_j * (1 + TUNING.flat_extra_ratio)
+    near = tuple(order for order in found if order is not cheapest and order.solved.energy_j <= most_j)
+    return flattest_order(
+        replace(cheapest, near=near),
+        extra_energy_ratio=TUNING.flat_extra_ratio,
+        search_steps=TUNING.flat_search_steps,
+    ).order
+
+
+def _candidates(view: JobView, task: OrderTask) -> list[Schedule]:
     """Return split in place and the most promising orders of the search that the ranks may take."""
+    plain, num_finalists = view.schedule, TUNING.flat_order_finalists if view.is_flattest else TUNING.order_finalists
     ranked = ranked_shapes(task, try_whole=True, most_work=TUNING.order_search_instructions)
     found = [split_in_place(plain)]
-    for shape, _ in ranked[: TUNING.order_finalists]:
+    for shape, _ in ranked[:num_finalists]:
         schedule = replace(plain, orders=shaped_schedule(shape, plain.num_microbatches).orders)
         try:
             check_orders(schedule.orders, plain)

@@ -115,6 +115,8 @@ class Tuning:
     """Instructions of all orders that are compared for a running job; limits the policy's time."""
     order_finalists: int = 3
     """Orders that are solved on the observed graph, besides the split in place."""
+    flat_order_finalists: int = 8
+    """The same where the flattest plan is wanted: of many orders of nearly the same energy, some swing less."""
     memory_margin_ratio: float = 0.05
     """Share of a GPU's memory that other orders leave free: allocators fragment, and programs vary."""
     trial_iterations: int = 4

@@ -23,7 +23,8 @@ from gpuenergyd.core.policy_api.policy import (
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.capped.offline import plan_under_cap
 from gpuenergyd_policies.planning.compiled import COMPILE_CLOCK
-from gpuenergyd_policies.planning.flat.plan import flat_plan, planned_swing
+from gpuenergyd_policies.planning.flat.orders import flattest_order
+from gpuenergyd_policies.planning.flat.plan import EXTRA_ENERGY_RATIO, FlatPlan, flat_plan, planned_swing
 from gpuenergyd_policies.planning.frontier import SolvedPlan, frontier, solve, solve_with_frontier, warm_up
 from gpuenergyd_policies.planning.inflight import plan_inflight, requested_caps
 from gpuenergyd_policies.planning.large import TOO_LARGE
@@ -63,12 +64,12 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
     any_order_bound_j: float | None = None
     points: tuple[FrontierPoint, ...] = ()
     graph, schedule, extra_inflight = request.graph, request.schedule, tuple[int, ...]()
+    flat: FlatPlan | None = None
     if request.order_limits:
-        chosen = _chosen_order(request, deadline_s)
+        chosen, any_order_bound_j, flat = _chosen_order(request, deadline_s)
         graph, solved, schedule = chosen.graph, chosen.solved, chosen.schedule
         request = replace(request, profile=chosen.profile)
         full_profile = replace(full_profile, classes=chosen.profile.classes)
-        any_order_bound_j = None if chosen.any_order is None else chosen.any_order.energy_j
         if request.want_frontier:
             points = frontier(graph, request.profile, until_slowest=False).points
     elif request.want_frontier and request.extra_inflight is None and len(graph.instructions) <= TOO_LARGE:
@@ -81,7 +82,7 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
         if request.want_frontier:
             points = frontier(graph, request.profile, until_slowest=False).points
     least_energy = solved
-    solved = _flattened(request, graph, least_energy)
+    solved = _flattened(request, graph, least_energy, flat)
     own = baseline(graph, full_profile)
     plan = OfflinePlan(
         orders=rank_orders(graph),
@@ -119,9 +120,13 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
     return _with_cpu_times(plan, began_cpu_s, compiled_before_s, warmed_up_s)
 
 
-def _flattened(request: OfflineRequest, graph: DependencyGraph, solved: SolvedPlan) -> SolvedPlan:
+def _flattened(
+    request: OfflineRequest, graph: DependencyGraph, solved: SolvedPlan, known: FlatPlan | None
+) -> SolvedPlan:
     """Return the plan that swings least among those near the solved one, if that was asked for."""
-    return flat_plan(graph, request.profile, solved).as_solved(solved) if request.is_flattest else solved
+    if not request.is_flattest:
+        return solved
+    return (known or flat_plan(graph, request.profile, solved)).as_solved(solved)
 
 
 def _has_swing(request: OfflineRequest, graph: DependencyGraph, waiting: WaitingPower | None) -> bool:
@@ -140,8 +145,21 @@ def _with_cpu_times(plan: OfflinePlan, began_cpu_s: float, compiled_before_s: fl
     )
 
 
-def _chosen_order(request: OfflineRequest, deadline_s: float) -> OrderPlan:
-    """Return the order and clocks of a request that leaves the order to the planner."""
+def _chosen_order(request: OfflineRequest, deadline_s: float) -> tuple[OrderPlan, float | None, FlatPlan | None]:
+    """Return the order of a request that leaves it to the planner, the bound over any order, and flat clocks.
+
+    Where the flattest plan is wanted, it is the flattest order of those of nearly the least energy.
+    """
+    chosen = _cheapest_order(request, deadline_s)
+    bound_j = None if chosen.any_order is None else chosen.any_order.energy_j
+    if not request.is_flattest:
+        return chosen, bound_j, None
+    found = flattest_order(chosen)
+    return found.order, bound_j, found.flat
+
+
+def _cheapest_order(request: OfflineRequest, deadline_s: float) -> OrderPlan:
+    """Return the order and clocks of least energy of a request that leaves the order to the planner."""
     latency_s, forced = float(request.options.get("communication_latency_s", "0")), request.target.is_forced
     if request.schedule is not None and request.schedule.num_chunks > 1:
         return plan_chunk_order(
@@ -159,6 +177,7 @@ def _chosen_order(request: OfflineRequest, deadline_s: float) -> OrderPlan:
         deadline_s=deadline_s,
         forced=forced,
         communication_latency_s=latency_s,
+        near_ratio=EXTRA_ENERGY_RATIO if request.is_flattest else 0.0,
     )
 
 

@@ -37,7 +37,7 @@ def test_everything_a_host_needs_is_written_with_its_own_interpreter(
 
     files, output = installed(tmp_path), capsys.readouterr().out
     services = [name for name in files if name.endswith(".service")]
-    assert len(services) == 5
+    assert len(services) == 6
     assert {name for name in files if not name.startswith(UNITS)} == {
         "etc/sysusers.d/gpuenergyd.conf",
         "etc/tmpfiles.d/gpuenergyd.conf",

@@ -5,10 +5,13 @@ from statistics import median
 import pytest
 
 from gpuenergyd.core.job.messages import JobPhase
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.power_swing import SwingFigure
 from gpuenergyd.errors import UsageError
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from tests.policies.bubble_aware.test_control_loop import training
+from tests.policies.bubble_aware.test_reordering import Ran
+from tests.policies.bubble_aware.test_reordering import training as reorderable
 from tests.support.remembered_plans import RememberedBubbleAware
 
 
@@ -44,3 +47,26 @@ def test_the_flattest_plan_swings_less_in_the_same_time_and_hardly_more_energy()
 def test_unknown_options_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         BubbleAware(**options)
+
+
+@pytest.mark.thorough
+def test_a_job_that_allows_other_orders_swings_less_by_far_in_the_flattest_of_them() -> None:
+    ran = Ran(reorderable(allow=True, policy=BubbleAware(flattest="true")))
+    in_1f1b = None
+    while not ran.is_tuned_in_order:
+        assert len(ran.rows) < 160
+        ran.run(1)
+        plan = ran.training.job.current_plan
+        if plan.purpose is PlanPurpose.TUNED and not plan.orders:
+            in_1f1b = plan
+    assert in_1f1b is not None
+    ran.run_until_in_order()
+    in_order = ran.training.job.current_plan
+
+    before_w, after_w = (plan.figure(SwingFigure.BAND_RMS) for plan in (in_1f1b, in_order))
+    assert before_w is not None
+    assert after_w is not None
+    assert after_w**2 < 0.8 * before_w**2
+    saving_ratio, slowdown_ratio = ran.compared(is_split=True)
+    assert saving_ratio > 0.2
+    assert slowdown_ratio < 0.005

@@ -44,12 +44,17 @@ def memory(capacity_bytes: int) -> Callable[[int, Schedule], RankMemory]:
 
 
 def training(
-    *, allow: bool, capacity_bytes: int | None = ROOMY, split_cost: float = 1.0, refusal: str = ""
+    *,
+    allow: bool,
+    capacity_bytes: int | None = ROOMY,
+    split_cost: float = 1.0,
+    refusal: str = "",
+    policy: BubbleAware | None = None,
 ) -> VirtualTraining:
     return VirtualTraining(
         one_forward_one_backward(4, 8),
         works(split_cost),
-        BubbleAware(),
+        policy or BubbleAware(),
         noise_ratio=0.002,
         reorder=ReorderOffer(allow, refusal),
         memory_of=(lambda _rank, _schedule: None) if capacity_bytes is None else memory(capacity_bytes),
@@ -67,7 +72,7 @@ class Ran:
         """Train for so many iterations."""
         for _ in range(num_iterations):
             self.training.run(1)
-            is_split = any(own.kind is W for own in self.training.running.orders[0])
+            is_split = any(own.kind is W for order in self.training.running.orders for own in order)
             self.rows.append((*self.training.history[-1], is_split))
 
     def run_until_in_order(self, most: int = 160) -> None:

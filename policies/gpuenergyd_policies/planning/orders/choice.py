@@ -27,6 +27,8 @@ DEEP_PIPELINE = 24
 """Ranks from which a pipeline counts as deep."""
 FINALISTS = 3
 """Orders that are solved with real clocks."""
+FINALISTS_OF_MANY = 12
+"""The same where all orders of nearly the least energy are wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class OrderPlan:
     any_order: AnyOrderBound | None
     profile: PipelineProfile
     """With the classes of the schedule's chunks."""
+    near: "tuple[OrderPlan, ...]" = ()
+    """Other orders that meet the deadline with nearly the same energy."""
 
 
 def plan_order(
@@ -49,8 +53,11 @@ def plan_order(
     deadline_s: float,
     forced: bool = False,
     communication_latency_s: float = 0.0,
+    near_ratio: float = 0.0,
 ) -> OrderPlan:
     """Return the cheapest order found that meets the deadline with at most `limits[r]` microbatches held on rank r.
+
+    With a `near_ratio`, more orders are solved, and those that need at most so much more energy are in `near`.
 
     Raises:
         ProfileError: input or weight gradients were not measured.
@@ -59,7 +66,7 @@ def plan_order(
     limits = tuple(min(limit, num_microbatches) for limit in limits)
     task = OrderTask(num_microbatches, profile, deadline_s, limits, forced, communication_latency_s)
     plans = []
-    for schedule in candidates(task):
+    for schedule in candidates(task, FINALISTS_OF_MANY if near_ratio > 0 else FINALISTS):
         graph = task.graph(schedule)
         try:
             plans.append((schedule, graph, solve(graph, profile, deadline_s=deadline_s, forced=forced)))
@@ -73,22 +80,23 @@ def plan_order(
             f" {', '.join(map(str, limits))} microbatches held per stage"
         )
     charged_j = profile.blocking_power_w * len(limits)
-    schedule, graph, solved = min(
-        plans, key=lambda plan: plan[2].energy_j - (charged_j * plan[2].iteration_time_s if forced else 0.0)
-    )
+    plans.sort(key=lambda plan: plan[2].energy_j - (charged_j * plan[2].iteration_time_s if forced else 0.0))
+    (schedule, graph, solved), *others = plans
+    most_j = solved.energy_j * (1 + near_ratio)
+    near = tuple(OrderPlan(*other, None, profile) for other in others if near_ratio > 0 and other[2].energy_j <= most_j)
     bound = any_order_bound(
         profile, limits, num_microbatches, deadline_s, communication_latency_s=communication_latency_s, forced=forced
     )
-    return OrderPlan(schedule, graph, solved, bound, profile)
+    return OrderPlan(schedule, graph, solved, bound, profile, near)
 
 
-def candidates(task: OrderTask) -> list[Schedule]:
+def candidates(task: OrderTask, finalists: int = FINALISTS) -> list[Schedule]:
     """Return orders to solve, the most promising first; plain 1F1B is the last if it fits in memory."""
     num_ranks = len(task.limits)
     try_whole = not all(is_no_cheaper(task.profile, rank) for rank in range(num_ranks))
     short = _short(task)
     ranked = ranked_shapes(short, try_whole=try_whole, most_work=MOST_WORK if short is task else MOST_LONG_WORK)
-    shapes = [repaired(shape, task.limits) for shape, _ in ranked[:FINALISTS]]
+    shapes = [repaired(shape, task.limits) for shape, _ in ranked[:finalists]]
     schedules = [shaped_schedule(shape, task.num_microbatches) for shape in dict.fromkeys(shapes)]
     if ranked and short is task:
         best: RelaxedOrder = swapped(task, ranked[0][1])

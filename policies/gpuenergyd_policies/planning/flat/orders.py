@@ -1,0 +1,45 @@
+"""The flattest plan among orders of nearly the least energy: which order swings least depends on its clocks, too."""
+
+from dataclasses import dataclass
+
+from gpuenergyd.core.pipeline.power_swing import band_energy_w2
+from gpuenergyd_policies.planning.flat.plan import EXTRA_ENERGY_RATIO, SEARCH_STEPS, FlatPlan, flat_plan
+from gpuenergyd_policies.planning.orders.choice import OrderPlan
+
+
+@dataclass(frozen=True, slots=True)
+class FlatOrder:
+    """An order with flat clocks."""
+
+    order: OrderPlan
+    flat: FlatPlan
+
+
+def flattest_order(
+    cheapest: OrderPlan, *, extra_energy_ratio: float = EXTRA_ENERGY_RATIO, search_steps: int = SEARCH_STEPS
+) -> FlatOrder:
+    """Return the flattest plan found of the cheapest order and those near it.
+
+    A first search compares all of them, a second one as long improves the flattest.
+
+    Args:
+        cheapest: the order of least energy, with others in `near`.
+        extra_energy_ratio: energy beyond the least of all that may be used.
+        search_steps: instructions placed by each of both searches.
+    """
+    limit_j = cheapest.solved.energy_j * (1 + extra_energy_ratio)
+
+    def flattened(order: OrderPlan, steps: int) -> FlatOrder:
+        left_ratio = max(0.0, limit_j / order.solved.energy_j - 1)
+        flat = flat_plan(order.graph, order.profile, order.solved, extra_energy_ratio=left_ratio, search_steps=steps)
+        return FlatOrder(order, flat)
+
+    if not cheapest.near:
+        return flattened(cheapest, search_steps)
+    orders = (cheapest, *cheapest.near)
+    first = min((flattened(order, search_steps // len(orders)) for order in orders), key=_swing)
+    return min((first, flattened(first.order, search_steps)), key=_swing)
+
+
+def _swing(found: FlatOrder) -> float:
+    return band_energy_w2(found.flat.wave)
