@@ -19,7 +19,7 @@ from gpuenergyd.daemon.processes.plugins import load_policy
 from gpuenergyd.errors import GpuEnergyError, ProtocolError, UsageError
 from gpuenergyd.wire import MAX_ITERATION_REPORT_BYTES, MAX_REPLY_BYTES
 from gpuenergyd.wire.daemon_codec import decode
-from gpuenergyd.wire.past_job_messages import FILE_FORMAT, OwnedPastJob, PastJobFile, PastJobList
+from gpuenergyd.wire.past_job_messages import FILE_FORMAT, MAX_IMPORTED, OwnedPastJob, PastJobFile, PastJobList
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 _POLICY = "learning"
 _PATH = "/v1/past-jobs"
 _NAME_CHARS = 32
+_MAX_REQUEST_BYTES = MAX_ITERATION_REPORT_BYTES - 1024
+"""Past jobs in one import request; the rest is for what surrounds them."""
+_MAX_FILE_BYTES = 2 * MAX_REPLY_BYTES
+"""What a file may have: a whole list of the daemon, whatever characters of names are escaped in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +81,11 @@ class PriorClient:
         self._report(len(jobs), f"exported to {path}; the file names the jobs, no users and no GPUs")
 
     def import_from(self, path: Path) -> None:
-        """Send the past jobs of a file to the daemon, all or none."""
-        content = _read(path)
-        answer = self.daemon.post(f"{_PATH}/import", json.loads(json_text(content)))
-        self._report(answer["num_past_jobs"], "imported for all users of this host")
+        """Send the past jobs of a file to the daemon, in as many requests as needed; none if one is impossible."""
+        num_imported = 0
+        for message in _requests(_read(path).past_jobs):
+            num_imported += self.daemon.post(f"{_PATH}/import", message)["num_past_jobs"]
+        self._report(num_imported, "imported for all users of this host")
 
     def forget(self) -> None:
         """Delete past jobs."""
@@ -89,7 +94,7 @@ class PriorClient:
 
     def _past_jobs(self) -> tuple[OwnedPastJob, ...]:
         answer = self.daemon.get(f"{_PATH}/all" if self.is_for_all_users else _PATH)
-        return decode(json.dumps(answer).encode(), PastJobList, max_bytes=MAX_REPLY_BYTES).past_jobs
+        return decode(json.dumps(answer).encode(), PastJobList, max_bytes=_MAX_FILE_BYTES).past_jobs
 
     def _report(self, num_past_jobs: int, what: str) -> None:
         if self.as_json:
@@ -101,11 +106,11 @@ class PriorClient:
 def _read(path: Path) -> PastJobFile:
     try:
         with path.open("rb") as file:
-            body = file.read(MAX_ITERATION_REPORT_BYTES + 1)
+            body = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
     try:
-        content = decode(body, PastJobFile, max_bytes=MAX_ITERATION_REPORT_BYTES)
+        content = decode(body, PastJobFile, max_bytes=_MAX_FILE_BYTES)
     except ProtocolError as error:
         raise UsageError(f"{path}: no exported past jobs: {error}") from None
     if content.format != FILE_FORMAT:
@@ -114,6 +119,21 @@ def _read(path: Path) -> PastJobFile:
         if (problem := problem_of(job)) is not None:
             raise UsageError(f"{path}: past job {number}: {problem}")
     return content
+
+
+def _requests(jobs: Sequence[PastJob]) -> Iterator[dict[str, object]]:
+    """Yield the past jobs as import requests that the daemon accepts: by number and by size."""
+    some: list[object] = []
+    num_bytes = 0
+    for job in jobs:
+        text = json_text(job)  # ASCII
+        size = len(text) + len(",")
+        if some and (len(some) == MAX_IMPORTED or num_bytes + size > _MAX_REQUEST_BYTES):
+            yield {"format": FILE_FORMAT, "past_jobs": some}
+            some, num_bytes = [], 0
+        some.append(json.loads(text))
+        num_bytes += size
+    yield {"format": FILE_FORMAT, "past_jobs": some}
 
 
 def _priors(models: Sequence[str], jobs: Sequence[PastJob]) -> list[PriorView]:

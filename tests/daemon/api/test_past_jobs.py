@@ -3,15 +3,18 @@
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from gpuenergyd.cli.main import run
 from gpuenergyd.cli.output import json_text
+from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.daemon.jobs.past_jobs import past_job_record
 from gpuenergyd.store.readers.reader import epoch_us
+from gpuenergyd.store.records import PreviousRunRecord
+from gpuenergyd.wire import MAX_ITERATION_REPORT_BYTES
 from gpuenergyd.wire.past_job_messages import FILE_FORMAT, PastJobFile
 from tests.support.client_process import client_process, daemon_for_everybody, needs_root
 from tests.support.daemon_process import DaemonProcess
@@ -19,6 +22,8 @@ from tests.support.past_jobs import changed, past_job
 from tests.support.waiting import wait_until
 
 OTHER_UID = 4321
+NUM_LARGE = 270
+"""More than one import request may have, by number and by size."""
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +36,31 @@ def daemon() -> Iterator[DaemonProcess]:
 def only_own_and_foreign_job(daemon: DaemonProcess) -> None:
     """Let the history hold one past job of this user and one of another."""
     rows = [past_job_record(past_job("own"), os.geteuid()), past_job_record(past_job("foreign"), OTHER_UID)]
+    store(daemon, rows)
+
+
+def store(daemon: DaemonProcess, rows: Sequence[PreviousRunRecord]) -> None:
+    """Let the history hold these rows and no others."""
     with sqlite3.connect(daemon.database_path, timeout=30.0) as connection:
         connection.execute("DELETE FROM models")
         connection.executemany(
             "INSERT INTO models VALUES (?, ?, ?, ?)",
             [(row.signature, row.job_id, epoch_us(row.learned_at), row.model) for row in rows],
         )
+
+
+def num_imported(daemon: DaemonProcess) -> int:
+    """Return the number of stored past jobs of all users."""
+    with sqlite3.connect(daemon.database_path, timeout=30.0) as connection:
+        (number,) = connection.execute("SELECT count(*) FROM models WHERE signature LIKE 'past:all:%'").fetchone()
+    return int(number)
+
+
+def large_job(number: int) -> PastJob:
+    """Return a past job with as many points as one may have; no two have the same key."""
+    return past_job(
+        f"large {number}", gpu_model_name=f"GPU {number} \N{GREEK SMALL LETTER MU}", clocks_mhz=range(1400, 1090, -10)
+    )
 
 
 def shown(daemon: DaemonProcess, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
@@ -91,6 +115,21 @@ def test_exported_past_jobs_hold_for_all_users_where_they_are_imported_and_can_b
     assert "no past job" in capsys.readouterr().err
 
 
+def test_an_export_of_more_than_one_request_takes_is_imported_whole(
+    daemon: DaemonProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "past-jobs.json"
+    store(daemon, [past_job_record(large_job(number), os.geteuid()) for number in range(NUM_LARGE)])
+    assert command(daemon, "--export-prior", str(path)) == 0
+    assert path.stat().st_size > MAX_ITERATION_REPORT_BYTES
+    store(daemon, [])
+
+    assert command(daemon, "--import-prior", str(path)) == 0
+
+    assert f"{NUM_LARGE} past jobs imported" in capsys.readouterr().out
+    wait_until(lambda: num_imported(daemon) == NUM_LARGE)
+
+
 def test_another_user_sees_own_past_jobs_only_and_may_not_import(daemon: DaemonProcess) -> None:
     needs_root()
     content = json.loads(json_text(PastJobFile(FILE_FORMAT, (past_job("lie"),))))
@@ -125,7 +164,7 @@ BAD_POINT = json.loads(
         (b"", "no exported past jobs"),
         (b"\xff\xfe\x00", "no exported past jobs"),
         (b"[" * 100_000, "no exported past jobs"),
-        (b" " * 2_000_000, "at most 1048576"),
+        (b" " * 9_000_000, "at most 8388608"),
         (json.dumps({**GOOD, "format": "gpuenergyd past jobs 9"}).encode(), "'gpuenergyd past jobs 1' is valid"),
         (json.dumps({**GOOD, "past_jobs": [{}]}).encode(), "no exported past jobs"),
         (json.dumps(GOOD).replace("0.003", "NaN").encode(), "no exported past jobs"),
