@@ -25,9 +25,9 @@ from gpuenergyd.errors import JournalError
 from gpuenergyd.gpu.process_identity import read_boot_id
 from gpuenergyd.gpu.restore.policy import RestorePolicy
 
-_VERSION = 2
-_READABLE = frozenset({1, 2})
-"""Version 1 lacks fields that have a default."""
+_VERSION = 3
+_READABLE = frozenset({1, 2, 3})
+"""Earlier versions lack fields that have a default."""
 _MAX_BYTES = 1 << 20
 _LIST_LOCK = 0
 _LOCK_WAIT_S = 5.0
@@ -75,6 +75,12 @@ class JournalEntry:
     recorded_boottime_ns: int
     intended_value: float | None = None
     restore_policy: RestorePolicy = RestorePolicy.ONLY_IF_OURS
+    locked_sm_clock_mhz: int | None = None
+    """The highest lock that may be in force; None without one, and where the driver's word is proof of a reset."""
+    is_lock_settled: bool = False
+    """Whether the call that set the lock has returned: until then the one before may be in force, too."""
+    is_unconfirmed: bool = False
+    """Whether the lock was removed, but the GPU has not been seen above it since."""
 
     @property
     def key(self) -> tuple[str, Control]:
@@ -142,9 +148,31 @@ class Journal:
                 kept[entry.key] = (
                     entry
                     if before is None
-                    else dataclasses.replace(entry, saved_value=before.saved_value, known_by=before.known_by)
+                    else dataclasses.replace(
+                        entry,
+                        saved_value=before.saved_value,
+                        known_by=before.known_by,
+                        locked_sm_clock_mhz=before.locked_sm_clock_mhz,
+                        is_lock_settled=before.is_lock_settled,
+                    )
                 )
             self._write(tuple(kept.values()))
+
+    def record_lock(self, gpu_uuid: str, sm_clock_mhz: int | None, *, is_settled: bool) -> None:
+        """Record the lock that may be in force, None for no lock; until it is settled, the higher of it and the last.
+
+        Raises:
+            JournalError: the record is not durable.
+        """
+        with self._lock(_LIST_LOCK):
+            entries = self.read().entries
+            self._write(tuple(_with_lock(e, gpu_uuid, sm_clock_mhz, is_settled=is_settled) for e in entries))
+
+    def mark_unconfirmed(self, entry: JournalEntry) -> None:
+        """Record that a lock was removed without proof, or raise JournalError if the journal cannot be written."""
+        marked = dataclasses.replace(entry, is_unconfirmed=True, is_lock_settled=True)
+        with self._lock(_LIST_LOCK):
+            self._write(tuple(marked if e == entry else e for e in self.read().entries))
 
     def remove(self, keys: Collection[tuple[str, Control]]) -> None:
         """Remove entries, or raise JournalError if the journal cannot be written."""
@@ -252,6 +280,16 @@ class Journal:
             yield
         finally:
             os.close(fd)
+
+
+def _with_lock(entry: JournalEntry, gpu_uuid: str, sm_clock_mhz: int | None, *, is_settled: bool) -> JournalEntry:
+    if entry.key != (gpu_uuid, Control.SM_CLOCK_LOCK):
+        return entry
+    if sm_clock_mhz is not None and not is_settled:
+        sm_clock_mhz = max(sm_clock_mhz, entry.locked_sm_clock_mhz or 0)
+    return dataclasses.replace(
+        entry, locked_sm_clock_mhz=sm_clock_mhz, is_lock_settled=is_settled, is_unconfirmed=False
+    )
 
 
 def _decode(body: bytes, path: Path) -> JournalContent:

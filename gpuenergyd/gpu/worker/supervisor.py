@@ -409,6 +409,7 @@ class Supervisor:
             lock = actuator.lock_in_force(uuid)
             if self._foreign_changes.is_detected(sample, lock):
                 actuator.submit(uuid, partial(self._yield_to_others, uuid, sample.sm_clock_mhz, lock))
+            self._restores.check_reset(sample, lock)
         batch = self._batch.add(samples)
         if batch:
             self._daemon.send(Samples(batch))

@@ -11,7 +11,7 @@ from functools import partial
 
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.errors import GpuEnergyError, GpuLostError, GpuPermissionError
-from gpuenergyd.gpu.device import GpuController, GpuIdentity
+from gpuenergyd.gpu.device import GpuController, GpuIdentity, RecallsLocks
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth
 from gpuenergyd.gpu.restore.journal import Control, Journal
 from gpuenergyd.gpu.worker.threads.driver_thread import DriverThread
@@ -94,6 +94,7 @@ class Actuator(DriverThread):
         self.num_skipped = 0
         self._controller = controller
         self._journal = journal
+        self._records_locks = isinstance(controller, RecallsLocks)
         self._identities = identities
         self._on_set = on_set
         self._on_health = on_health
@@ -211,9 +212,13 @@ class Actuator(DriverThread):
                 if not self._journal.holds(uuid, Control.SM_CLOCK_LOCK):
                     error = "the journal has no entry for this GPU: it has been restored"
                 else:
+                    if self._records_locks:
+                        self._journal.record_lock(uuid, sm_clock_mhz, is_settled=False)
                     called_ns = time.monotonic_ns()
                     self._controller.lock_sm_clock(uuid, sm_clock_mhz)
                     returned_ns = time.monotonic_ns()
+                    if self._records_locks:
+                        self._journal.record_lock(uuid, sm_clock_mhz, is_settled=True)
         except GpuEnergyError as failure:
             error = str(failure)
             slot.is_failing = True
