@@ -84,6 +84,8 @@ class GpuDetails:
     requested_power_profiles: str | None = None
     """Numbers of the workload power profiles that programs have requested, e.g. `2,20`; empty if none."""
     enforced_power_profiles: str | None = None
+    foreign_sm_clock_mhz: int | None = None
+    """Clock at which another program has locked the GPU; no driver reads it, the worker adds what the GPU has shown."""
 
 
 class GpuReader(Protocol):

@@ -174,6 +174,7 @@ def _knobs(gpu: Gpu) -> dict[str, Any]:
         "enforced_power_limit_w": details.enforced_power_limit_w,
         "default_power_limit_w": gpu.identity.default_power_limit_w,
         "power_limit_owner": gpu.knobs.power_limit_owner,
+        "foreign_sm_clock_mhz": details.foreign_sm_clock_mhz,
         "application_sm_clock_mhz": details.application_sm_clock_mhz,
         "application_memory_clock_mhz": details.application_memory_clock_mhz,
         "memory_clock_mhz": details.memory_clock_mhz,

@@ -8,7 +8,7 @@ from typing import assert_never
 from gpuenergyd.errors import GpuEnergyError, JournalError
 from gpuenergyd.gpu.device import GpuController, GpuReading, RecallsLocks
 from gpuenergyd.gpu.process_identity import process_start_ticks
-from gpuenergyd.gpu.restore.journal import Control, Journal, JournalEntry
+from gpuenergyd.gpu.restore.journal import Control, Journal, JournalEntry, KnownBy
 from gpuenergyd.gpu.restore.policy import RestorePolicy
 
 _LIMIT_TOLERANCE_W = 1.0
@@ -204,7 +204,8 @@ def _restore_control(
                 controller.reset_sm_clock(entry.gpu_uuid)
                 return RestoreResult.RESTORED, "clock lock removed"
             controller.lock_sm_clock(entry.gpu_uuid, round(entry.saved_value))
-            return RestoreResult.RESTORED, f"clock locked at the configured {entry.saved_value:g} MHz"
+            whose = "another program's" if entry.known_by is KnownBy.READ else "the configured"
+            return RestoreResult.RESTORED, f"clock locked at {whose} {entry.saved_value:g} MHz"
         case Control.POWER_LIMIT:
             return _restore_power_limit(controller, entry, policy)
         case _:

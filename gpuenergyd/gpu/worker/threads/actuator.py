@@ -38,6 +38,7 @@ class _Slot:
     """
 
     clocks_mhz: tuple[int, ...]
+    """Those up to the lock of another program, if there is one."""
     now: ClockRequest | None = None
     later: deque[ClockRequest] = field(default_factory=deque)
     """In order of their instants."""
@@ -143,6 +144,14 @@ class Actuator(DriverThread):
         """Assume that our lock is gone, so the next request sets the clock even if it is the same."""
         with self._wakeup:
             self._slots[gpu_uuid].invalidate_lock()
+
+    def stay_below(self, gpu_uuid: str, sm_clock_mhz: int | None) -> None:
+        """Set no clock above this one from now on, which another program has locked; None for any clock."""
+        identity = next(own for own in self._identities if own.gpu_uuid == gpu_uuid)
+        clocks = identity.supported_sm_clocks_mhz
+        with self._wakeup:
+            allowed = tuple(c for c in clocks if sm_clock_mhz is None or c <= sm_clock_mhz)
+            self._slots[gpu_uuid].clocks_mhz = allowed or clocks[-1:]
 
     def lock_in_force(self, gpu_uuid: str) -> ClockLock | None:
         """Return our lock; None while a call that changes it is in progress, since either clock may be in force."""
