@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,8 @@ class GpuDetails:
     requested_power_profiles: str | None = None
     """Numbers of the workload power profiles that programs have requested, e.g. `2,20`; empty if none."""
     enforced_power_profiles: str | None = None
+    foreign_sm_clock_mhz: int | None = None
+    """Clock at which another program has locked the GPU; no driver reads it, the worker adds what the GPU has shown."""
 
 
 class GpuReader(Protocol):
@@ -183,4 +185,13 @@ class GpuController(GpuReader, Protocol):
             GpuLostError: a GPU is not there; the ones that are there are open.
             DriverError: the driver cannot be opened.
         """
+        ...
+
+
+@runtime_checkable
+class RecallsLocks(Protocol):
+    """A controller whose success proves nothing: locks are journalled, and a reset must be seen to have an effect."""
+
+    def recall_lock(self, gpu_uuid: str, sm_clock_mhz: int) -> None:
+        """Learn which lock an earlier process may have left: `reset_sm_clock` fails if a busy GPU stays there."""
         ...

@@ -81,9 +81,18 @@ def test_each_foreign_change_under_a_job_is_seen_recorded_and_left_alone(daemon:
                 ("application_sm_clock_hertz", 1200e6),
                 ("power_floor_watts", 210.0),
                 ("power_smoothing_on", 1.0),
+                ("persistence_mode", 0.0),
             ):
                 line = next(line for line in text.splitlines() if line.startswith(f"gpuenergyd_gpu_{name}{{"))
                 assert float(line.rsplit(" ", 1)[1]) == value
+            profiles = [x for x in text.splitlines() if x.startswith(f'gpuenergyd_gpu_power_profile{{gpu_uuid="{gpu}"')]
+            assert [x.partition("profile=")[2] for x in profiles] == [
+                '"2",state="requested"} 1.0',
+                '"20",state="requested"} 1.0',
+                '"2",state="enforced"} 1.0',
+            ]
+            mig = [x for x in text.splitlines() if x.startswith("gpuenergyd_gpu_mig_enabled{")]
+            assert [x.rsplit(" ", 1)[1] for x in mig[:2]] == ["0.0", "1.0"]
             assert knobs()["enforced_power_profiles"] == [2]
             assert job.finish() == 0
         wait_until(lambda: daemon.job() is None, 60)
@@ -107,15 +116,21 @@ def test_each_foreign_change_under_a_job_is_seen_recorded_and_left_alone(daemon:
     assert ("power_floor_w changed by another program", "0", "210") in seen
     assert ("memory_clock_mhz changed by another program", str(memory_mhz), "810") in seen
     assert ("application_sm_clock_mhz changed by another program", str(sm_mhz), "1200") in seen
-    limits = [event for event in events if event.reason.startswith("power_limit_w")]
-    assert len(limits) == 1  # the limit is not fought
+    assert any(e.reason.startswith("is_mig_enabled changed by another program") for e in events if e.gpu_uuid != gpu)
+    changes = [event.reason.partition(" ")[0] for event in events if event.gpu_uuid == gpu]
+    assert sorted(changes) == sorted(set(changes))  # each is seen once: nothing is fought
 
 
 @pytest.mark.parametrize(
-    "difference_mhz", [pytest.param(90, id="higher", marks=pytest.mark.thorough), pytest.param(-90, id="lower")]
+    ("difference_mhz", "is_planned_again"),
+    [
+        pytest.param(90, True, id="higher", marks=pytest.mark.thorough),
+        pytest.param(-90, True, id="lower", marks=pytest.mark.thorough),
+        pytest.param(-90, False, id="lower, to the end"),
+    ],
 )
-def test_a_foreign_clock_lock_is_seen_reported_and_stands_at_the_end(
-    daemon: DaemonProcess, difference_mhz: int
+def test_a_foreign_clock_lock_is_seen_planned_inside_and_stands_at_the_end(
+    daemon: DaemonProcess, difference_mhz: int, *, is_planned_again: bool
 ) -> None:
     with FakeNvmlControl(daemon.world_path) as control:
         control.set_privileged(True)
@@ -131,15 +146,42 @@ def test_a_foreign_clock_lock_is_seen_reported_and_stands_at_the_end(
 
             wait_until(lambda: lock_in_effect_mhz() <= 1410 - 90, 120, log=lambda: daemon.log)
             sm_clock_mhz = lock_in_effect_mhz() + difference_mhz
-            foreign.lock_sm_clock(gpu, sm_clock_mhz)
-            wait_until(
-                lambda: "another program" in (daemon.status()["gpus"][3]["state_reason"] or ""),
-                60,
-                log=lambda: daemon.log,
+
+            def is_seen() -> bool:
+                """Set the lock again where it is gone, as DCGM does with its targets, until it has been seen."""
+                if daemon.status()["gpus"][3]["foreign_sm_clock_mhz"] == sm_clock_mhz:
+                    return True
+                if foreign.locked_sm_clock_mhz(gpu) != sm_clock_mhz and lock_in_effect_mhz() < 1410:
+                    foreign.lock_sm_clock(gpu, sm_clock_mhz)
+                return False
+
+            wait_until(is_seen, 120, log=lambda: daemon.log)
+            assert "another program" in daemon.status()["gpus"][3]["state_reason"]
+            line = next(
+                x for x in metrics(daemon).splitlines() if x.startswith("gpuenergyd_gpu_foreign_sm_clock_hertz")
             )
+            assert float(line.rsplit(" ", 1)[1]) == sm_clock_mhz * 1e6
+
+            requested: set[int] = set()
+
+            def is_planned_inside() -> bool:
+                requested_mhz = daemon.status()["gpus"][3]["requested_sm_clock_mhz"]
+                requested.update([] if requested_mhz is None else [requested_mhz])
+                return requested_mhz is not None and requested_mhz == foreign.locked_sm_clock_mhz(gpu)
+
+            if is_planned_again:
+                wait_until(is_planned_inside, 240, log=lambda: daemon.log)
+                assert max(requested) <= sm_clock_mhz
             assert job.finish() == 0
         wait_until(lambda: daemon.job() is None, 60)
         assert daemon.stop() == 0
 
         assert daemon.locks_mhz() == [None, None, None, sm_clock_mhz]
         foreign.close()
+    with open_history(daemon.database_path) as history:
+        (summary,) = history.job_summaries()
+        events = [event for event in history.control_events(summary.job_id) if event.action == "knob"]
+    found = [
+        event.after for event in events if event.reason.startswith("foreign_sm_clock_mhz changed by another program")
+    ]
+    assert found == [str(sm_clock_mhz)]  # seen once, and not fought

@@ -12,11 +12,13 @@ from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from pathlib import Path
 
 name, uuid = sys.argv[1:3]
+with Path({folder!r}, name + ".calls").open("a") as calls:
+    calls.write(".")
 behaviour = Path({folder!r}, name + ".behaviour")
 behaviour = behaviour.read_text() if behaviour.exists() else "works"
 if behaviour == "flaky":
     import os
-    # An idle GPU does not show that a reset had no effect, so here resets do not lie.
+    # A reset without effect shows when its GPU computes next, and the kill matrix does not wait for that: no such lies.
     kinds = ["fails", "hangs", "fails after setting", "hangs after setting", "dies after setting", "lies"]
     drawn = os.urandom(1)[0] % 32
     behaviour = kinds[drawn] if drawn < len(kinds) - (name == "reset") else "works"
@@ -72,6 +74,11 @@ class GpuCommands:
     def path(self) -> Path:
         """The commands file."""
         return self.folder / "commands.toml"
+
+    def num_calls(self, name: str) -> int:
+        """Return how often a command was run."""
+        calls = self.folder / f"{name}.calls"
+        return calls.stat().st_size if calls.exists() else 0
 
     def let(self, name: str, behaviour: str) -> None:
         """Let a command misbehave from now on; `works` ends that, `flaky` misbehaves in every sixth call."""

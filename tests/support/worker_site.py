@@ -77,6 +77,8 @@ class Site:
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     received: Received = field(default_factory=Received)
     """What the worker sent on the last link."""
+    driver_path: Path | None = None
+    """The commands file of the command driver; other drivers open the world of the simulated GPUs."""
 
     @property
     def gpus(self) -> list[str]:
@@ -98,7 +100,7 @@ class Site:
                 *(sys.executable, "-I", "-m", "gpuenergyd.gpu.worker.main"),
                 *("--link", str(self.folder / "link.sock")),
                 *("--journal", str(self.folder / "journal.json")),
-                *("--driver", self.driver, "--world", str(self.host.path), *options),
+                *("--driver", self.driver, "--world", str(self.driver_path or self.host.path), *options),
             ],
             env=self.environment,
             stderr=subprocess.PIPE,

@@ -63,6 +63,8 @@ def restore(
             typer.echo(f"{outcome.gpu_uuid}: {outcome.result.replace('_', ' ')}: {outcome.detail}")
         if not outcomes:
             typer.echo(f"nothing to restore{f' in {looked_at}' if looked_at else ''}")
+        if any(outcome.result is restore_command.RestoreResult.UNCONFIRMED for outcome in outcomes):
+            typer.echo("an idle GPU does not show whether a command had an effect; run this again while it computes")
         if any(outcome.result is restore_command.RestoreResult.KEPT for outcome in outcomes):
             typer.echo("to restore GPUs that were kept: gpuenergyd restore --policy only-if-ours")
     return EXIT_DEGRADED if has_failed else 0

@@ -32,7 +32,9 @@ _GPU_GAUGES = (
 _GPU_CLOCKS = (
     ("sm_clock_mhz", "sm_clock_hertz", "Last SM clock reading."),
     ("requested_sm_clock_mhz", "requested_sm_clock_hertz", "Requested SM clock; absent at full speed."),
+    ("foreign_sm_clock_mhz", "foreign_sm_clock_hertz", "SM clock at which another program has locked the GPU."),
     ("application_sm_clock_mhz", "application_sm_clock_hertz", "SM clock that programs set for applications."),
+    ("application_memory_clock_mhz", "application_memory_clock_hertz", "Memory clock set for applications."),
     ("memory_clock_mhz", "memory_clock_hertz", "Memory clock, last read at full performance."),
     ("max_memory_clock_mhz", "max_memory_clock_hertz", "Highest memory clock."),
 )
@@ -144,6 +146,7 @@ class StatusCollector(Collector):
         yield energy
         yield from _gauges("gpu", _GPU_CLOCKS, labels, gpus, factor=_HERTZ_PER_MHZ)
         yield from _gauges("gpu", _GPU_GAUGES, labels, gpus)
+        yield _power_profiles(labels, gpus)
         yield _state_gauge("gpu", "state", labels, gpus)
         yield from _switch_latencies(labels, gpus)
 
@@ -218,6 +221,19 @@ def _gauges(
             if value is not None:
                 gauge.add_metric(values, value * factor)
         yield gauge
+
+
+def _power_profiles(labels: Iterable[str], gpus: Iterable[_Row]) -> Metric:
+    family = GaugeMetricFamily(
+        "gpuenergyd_gpu_power_profile",
+        "1 for each workload power profile that is requested or enforced.",
+        labels=[*labels, "profile", "state"],
+    )
+    for gpu, values in gpus:
+        for state in ("requested", "enforced"):
+            for number in gpu.get(f"{state}_power_profiles") or ():
+                family.add_metric([*values, str(number), state], 1.0)
+    return family
 
 
 def _state_gauge(kind: str, key: str, labels: list[str], rows: Iterable[_Row]) -> Metric:

@@ -31,7 +31,7 @@ from gpuenergyd.daemon.processes.policy_client import PolicyClient
 from gpuenergyd.daemon.registration import option_source
 from gpuenergyd.daemon.settings import Mode, Settings
 from gpuenergyd.gpu.device import GpuDetails
-from gpuenergyd.gpu.link.messages import GpuHealth
+from gpuenergyd.gpu.link.messages import WELL, GpuHealth
 from gpuenergyd.store import WriterStatus
 from gpuenergyd.store.database import sqlite_path
 from gpuenergyd.wire.messages import RankRegistration
@@ -68,7 +68,7 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
     troubles = (daemon.worker.trouble, history_trouble, carbon_trouble, daemon.power.trouble)
     reasons = [reason for reason in troubles if reason]
     # GPUs without control rights are normal in observe mode.
-    normal = {GpuHealth.OK, GpuHealth.RELEASED}
+    normal = {*WELL, GpuHealth.RELEASED}
     if daemon.settings.mode is Mode.OBSERVE:
         normal.add(GpuHealth.OBSERVE_ONLY)
     reasons += [
@@ -174,6 +174,7 @@ def _knobs(gpu: Gpu) -> dict[str, Any]:
         "enforced_power_limit_w": details.enforced_power_limit_w,
         "default_power_limit_w": gpu.identity.default_power_limit_w,
         "power_limit_owner": gpu.knobs.power_limit_owner,
+        "foreign_sm_clock_mhz": details.foreign_sm_clock_mhz,
         "application_sm_clock_mhz": details.application_sm_clock_mhz,
         "application_memory_clock_mhz": details.application_memory_clock_mhz,
         "memory_clock_mhz": details.memory_clock_mhz,

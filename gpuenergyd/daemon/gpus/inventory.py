@@ -89,8 +89,14 @@ class Gpu:
 
     @property
     def max_sm_clock_mhz(self) -> int:
-        """The SM clock of the GPU at full speed."""
+        """The highest SM clock of the GPU."""
         return self.identity.supported_sm_clocks_mhz[0]
+
+    @property
+    def full_speed_clock_mhz(self) -> int:
+        """The SM clock without a request of ours: the highest one, or that of another program's lock."""
+        foreign_mhz = None if self.knobs.details is None else self.knobs.details.foreign_sm_clock_mhz
+        return self.max_sm_clock_mhz if foreign_mhz is None else min(foreign_mhz, self.max_sm_clock_mhz)
 
     def view(self) -> GpuView:
         """Return the view of the GPU that policies get."""
@@ -140,7 +146,7 @@ class Gpu:
     def record_restored(self, mono_ns: int) -> None:
         """Record that the GPU runs without our clock lock from this instant on."""
         self.requested_sm_clock_mhz = None
-        self.clocks.record(mono_ns, self.max_sm_clock_mhz)
+        self.clocks.record(mono_ns, self.full_speed_clock_mhz)
 
 
 class Gpus:

@@ -327,8 +327,11 @@ class Jobs:
         gpu = self.services.gpus.get(read.gpu_uuid)
         if gpu is None:
             return
+        before_mhz = gpu.full_speed_clock_mhz
         for change in gpu.knobs.update(read):
             record_knob(self.services.history, gpu, change)
+        if gpu.requested_sm_clock_mhz is None and gpu.full_speed_clock_mhz != before_mhz:
+            gpu.record_restored(time.monotonic_ns())
 
     def handle_worker_lost(self, reason: str) -> None:
         """Let every job fall back to full speed: no clock can be set now."""

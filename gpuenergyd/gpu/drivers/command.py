@@ -13,7 +13,8 @@ Theory of operation. A command is trusted with nothing. It runs under `timeout` 
 even if this process is killed. It inherits a lock of its GPU: a process that restores the GPU afterwards waits until a
 command that was under way has ended, and is the last to set it. Its effect is read back. A lock that fails, hangs or
 has no effect is rolled back by `reset`, a limit by the one before. A reset without effect is an error: the restore
-journal keeps its entry, and the restore is tried again.
+journal keeps its entry, and the restore is tried again. An idle GPU shows no effect: there the journal keeps the entry
+as unconfirmed until the GPU has been seen above the lock.
 """
 
 import contextlib
@@ -206,6 +207,10 @@ class CommandHost:
 
     # Controlling
 
+    def recall_lock(self, gpu_uuid: str, sm_clock_mhz: int) -> None:
+        """Learn which lock an earlier process may have left."""
+        self._locked_mhz.setdefault(gpu_uuid, sm_clock_mhz)
+
     def lock_sm_clock(self, gpu_uuid: str, sm_clock_mhz: int) -> None:
         """Lock the SM clock; a command that fails or has no effect is rolled back.
 
@@ -216,14 +221,18 @@ class CommandHost:
         if sm_clock_mhz not in clocks:
             raise GpuUnsupportedError(f"{sm_clock_mhz} MHz is not a supported SM clock of {gpu_uuid}")
         self._require_command("lock", gpu_uuid)
+        before_mhz = self._locked_mhz.get(gpu_uuid)
         try:
             self._run("lock", gpu_uuid, sm_clock_mhz=sm_clock_mhz)
-            self._locked_mhz[gpu_uuid] = sm_clock_mhz
+            self._locked_mhz[gpu_uuid] = max(sm_clock_mhz, before_mhz or 0)
             read_mhz = self._await_clock(gpu_uuid, lambda clock_mhz: clock_mhz <= sm_clock_mhz + _SAME_CLOCK_MHZ)
             if read_mhz is not None:
                 raise DriverError(
                     f"command lock of {gpu_uuid} succeeded without effect: {read_mhz} MHz, not at most {sm_clock_mhz}"
                 )
+            if before_mhz is not None and before_mhz < sm_clock_mhz - _SAME_CLOCK_MHZ:
+                self._require_raised("lock", gpu_uuid, before_mhz)
+            self._locked_mhz[gpu_uuid] = sm_clock_mhz
         except GpuEnergyError as error:
             raise self._rolled_back(error, lambda: self._run("reset", gpu_uuid)) from None
 
@@ -236,13 +245,32 @@ class CommandHost:
         locked_mhz = self._locked_mhz.get(gpu_uuid)
         self._run("reset", gpu_uuid)
         top_mhz = self._identity(gpu_uuid).supported_sm_clocks_mhz[0]
-        if locked_mhz is not None and locked_mhz < top_mhz - _SAME_CLOCK_MHZ and self._is_busy(gpu_uuid):
-            read_mhz = self._await_clock(gpu_uuid, lambda clock_mhz: abs(clock_mhz - locked_mhz) > _SAME_CLOCK_MHZ)
-            if read_mhz is not None and not self.read(gpu_uuid).is_power_capped:
+        if locked_mhz is None or locked_mhz >= top_mhz - _SAME_CLOCK_MHZ:
+            self._locked_mhz.pop(gpu_uuid, None)
+        elif self._require_raised("reset", gpu_uuid, locked_mhz):
+            del self._locked_mhz[gpu_uuid]
+
+    def _require_raised(self, name: str, gpu_uuid: str, locked_mhz: int) -> bool:
+        """Wait for a busy GPU to leave a clock; return whether it runs above it, which an idle one does not show.
+
+        Raises:
+            DriverError: it stays there, without any other reason that the driver names.
+        """
+        if not self._is_busy(gpu_uuid):
+            return False
+        until_mono_s = time.monotonic() + _VERIFY_LIMIT_S
+        while True:
+            reading = self.read(gpu_uuid)
+            clock_mhz = reading.sm_clock_mhz
+            if clock_mhz is None or abs(clock_mhz - locked_mhz) > _SAME_CLOCK_MHZ:
+                return clock_mhz is not None and clock_mhz > locked_mhz
+            if reading.is_clock_limited or reading.is_power_capped:
+                return False
+            if time.monotonic() > until_mono_s:
                 raise DriverError(
-                    f"command reset of {gpu_uuid} succeeded without effect: it still runs at {read_mhz} MHz"
+                    f"command {name} of {gpu_uuid} succeeded without effect: it still runs at {clock_mhz} MHz"
                 )
-        self._locked_mhz.pop(gpu_uuid, None)
+            time.sleep(_VERIFY_PAUSE_S)
 
     def set_power_limit(self, gpu_uuid: str, power_limit_w: float) -> None:
         """Set the power limit; a command that fails or has no effect is rolled back.

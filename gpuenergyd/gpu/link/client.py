@@ -57,6 +57,7 @@ from gpuenergyd.gpu.restore.policy import RestoreRules
 _REPLY_LIMIT_S = 5.0
 _RESTORE_LIMIT_S = 35.0
 _CONNECT_PAUSE_S = 0.01
+_ELSEWHERE = "a process in another pid namespace"
 _DATAGRAMS_PER_TURN = 4
 """After a pause many are queued, and other tasks need the event loop too."""
 
@@ -419,7 +420,8 @@ async def _connect(path: Path, timeout_s: float, worker_pid: int | None) -> sock
                     return connection
                 # The worker of a daemon that was killed: it restores its GPUs, then ends.
                 connection.close()
-                failure = f"process {listener_pid} of an earlier daemon still listens"
+                which = f"process {listener_pid} of an earlier daemon" if listener_pid else _ELSEWHERE
+                failure = f"{which} still listens"
                 await _ended(listener_pid)
     except TimeoutError:
         raise DriverError(f"no GPU worker at {path} within {timeout_s:g} s: {failure}") from None
@@ -437,10 +439,13 @@ def _connected(path: Path) -> socket.socket:
 
 
 async def _ended(pid: int) -> None:
-    """Wait until a process has ended."""
+    """Wait until a process has ended; only a moment if it is in another pid namespace, where its pid is 0 here."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
+        return
+    except OSError:
+        await asyncio.sleep(_CONNECT_PAUSE_S)
         return
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(pidfd, ended.set)

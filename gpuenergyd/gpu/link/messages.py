@@ -23,10 +23,15 @@ class GpuHealth(StrEnum):
     LOST = "lost"
     UNRESTORED = "unrestored"
     """A restore failed; the worker retries."""
+    UNCONFIRMED = "unconfirmed"
+    """It was restored by a command, but has not computed since: only then does the effect show."""
     OBSERVE_ONLY = "observe_only"
     RELEASED = "released"
     """Neither read nor changed: an administrator resets it, or upgrades the driver."""
 
+
+WELL = frozenset({GpuHealth.OK, GpuHealth.UNCONFIRMED})
+"""The health of a GPU that can be leased and changed as usual."""
 
 POWER_BUDGET_LEASE = "power-budget"
 """Id of the lease under which the daemon lowers GPUs that nobody else has leased; it gives way to any other lease."""

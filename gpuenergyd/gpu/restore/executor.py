@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
-from gpuenergyd.errors import GpuEnergyError
-from gpuenergyd.gpu.device import GpuController
+from gpuenergyd.errors import GpuEnergyError, JournalError
+from gpuenergyd.gpu.device import GpuController, GpuReading, RecallsLocks
 from gpuenergyd.gpu.process_identity import process_start_ticks
-from gpuenergyd.gpu.restore.journal import Control, Journal, JournalEntry
+from gpuenergyd.gpu.restore.journal import Control, Journal, JournalEntry, KnownBy
 from gpuenergyd.gpu.restore.policy import RestorePolicy
 
 _LIMIT_TOLERANCE_W = 1.0
+_SAME_CLOCK_MHZ = 16
+"""One clock step."""
 
 
 class RestoreResult(StrEnum):
@@ -25,6 +27,8 @@ class RestoreResult(StrEnum):
     """Kept for now and still journalled, because of `restore_policy`."""
     FORGOTTEN = "forgotten"
     """Dropped from the journal: the host was rebooted, which cleared the driver's settings."""
+    UNCONFIRMED = "unconfirmed"
+    """The command for it ended with success, but the GPU has not shown the effect; still journalled."""
     FAILED = "failed"
     """Still journalled, so a retry is possible."""
 
@@ -37,6 +41,8 @@ class RestoreOutcome:
     control: Control
     result: RestoreResult
     detail: str = ""
+    above_sm_clock_mhz: int | None = None
+    """The clock above which an unconfirmed GPU must be seen."""
 
 
 def restore_from_journal(
@@ -93,6 +99,41 @@ def reason_to_keep(entry: JournalEntry) -> str | None:
     return None
 
 
+def repeat_unproven_reset(journal: Journal, controller: GpuController, gpu_uuid: str) -> RestoreOutcome | None:
+    """Restore the clock of a GPU again, which stays leased if it is; None where nothing is left to prove.
+
+    Raises:
+        JournalError: the journal cannot be read or written.
+    """
+    try:
+        with journal.gpu_lock(gpu_uuid):
+            entries = journal.read().entries
+            entry = next((e for e in entries if e.key == (gpu_uuid, Control.SM_CLOCK_LOCK)), None)
+            if entry is None or entry.locked_sm_clock_mhz is None:
+                return None
+            _, detail = _restore_control(controller, entry, entry.restore_policy)
+            if _is_lock_gone(entry, controller, controller.read(gpu_uuid)):
+                confirm_reset(journal, entry)
+                return RestoreOutcome(gpu_uuid, entry.control, RestoreResult.RESTORED, detail)
+            return _unconfirmed(entry, detail)
+    except JournalError:
+        raise
+    except GpuEnergyError as error:
+        return RestoreOutcome(gpu_uuid, Control.SM_CLOCK_LOCK, RestoreResult.FAILED, str(error))
+
+
+def confirm_reset(journal: Journal, entry: JournalEntry) -> None:
+    """Drop the entry of a GPU whose lock is gone; of one that is leased again, only the lock.
+
+    Raises:
+        JournalError: the journal cannot be read or written.
+    """
+    if entry.is_unconfirmed:
+        journal.remove({entry.key})
+    else:
+        journal.record_lock(entry.gpu_uuid, None, is_settled=True)
+
+
 def reset_every_gpu(controller: GpuController) -> tuple[RestoreOutcome, ...]:
     """Remove the clock lock of every GPU, journalled or not; used when the journal is lost."""
     outcomes = []
@@ -112,16 +153,44 @@ def _restore_entry(
 ) -> RestoreOutcome:
     try:
         with journal.gpu_lock(entry.gpu_uuid):
-            if entry not in journal.read().entries:
+            current = next((e for e in journal.read().entries if _is_same(e, entry)), None)
+            if current is None:
                 return RestoreOutcome(
                     entry.gpu_uuid, entry.control, RestoreResult.RESTORED, "already restored by another process"
                 )
-            result, detail = _restore_control(controller, entry, policy)
-            controller.read(entry.gpu_uuid)
+            result, detail = _restore_control(controller, current, policy)
+            if not _is_lock_gone(current, controller, controller.read(entry.gpu_uuid)):
+                journal.mark_unconfirmed(current)
+                return _unconfirmed(current, detail)
             journal.remove({entry.key})
     except GpuEnergyError as error:
         return RestoreOutcome(entry.gpu_uuid, entry.control, RestoreResult.FAILED, str(error))
     return RestoreOutcome(entry.gpu_uuid, entry.control, result, detail)
+
+
+def _is_same(one: JournalEntry, other: JournalEntry) -> bool:
+    """Return whether two entries record the same change: what it has set meanwhile does not count."""
+    return (one.key, one.lease_id, one.recorded_boottime_ns) == (other.key, other.lease_id, other.recorded_boottime_ns)
+
+
+def _is_lock_gone(entry: JournalEntry, controller: GpuController, reading: GpuReading) -> bool:
+    """Return whether a lock that a reset may have left would show in this reading, or would lower nothing."""
+    locked_mhz = entry.locked_sm_clock_mhz
+    if entry.control is not Control.SM_CLOCK_LOCK or locked_mhz is None:
+        return True
+    if not entry.is_lock_settled:  # it may take effect yet
+        return False
+    top_mhz = next(i.supported_sm_clocks_mhz[0] for i in controller.identities() if i.gpu_uuid == entry.gpu_uuid)
+    restored_mhz = top_mhz if entry.saved_value is None else round(entry.saved_value)
+    if locked_mhz >= restored_mhz - _SAME_CLOCK_MHZ:
+        return True
+    return reading.sm_clock_mhz is not None and reading.sm_clock_mhz > locked_mhz + _SAME_CLOCK_MHZ
+
+
+def _unconfirmed(entry: JournalEntry, detail: str) -> RestoreOutcome:
+    above_mhz = (entry.locked_sm_clock_mhz or 0) + _SAME_CLOCK_MHZ
+    detail = f"{detail}, to be confirmed once the GPU computes above {above_mhz} MHz"
+    return RestoreOutcome(entry.gpu_uuid, entry.control, RestoreResult.UNCONFIRMED, detail, above_mhz)
 
 
 def _restore_control(
@@ -129,11 +198,14 @@ def _restore_control(
 ) -> tuple[RestoreResult, str]:
     match entry.control:
         case Control.SM_CLOCK_LOCK:
+            if entry.locked_sm_clock_mhz is not None and isinstance(controller, RecallsLocks):
+                controller.recall_lock(entry.gpu_uuid, entry.locked_sm_clock_mhz)
             if entry.saved_value is None:
                 controller.reset_sm_clock(entry.gpu_uuid)
                 return RestoreResult.RESTORED, "clock lock removed"
             controller.lock_sm_clock(entry.gpu_uuid, round(entry.saved_value))
-            return RestoreResult.RESTORED, f"clock locked at the configured {entry.saved_value:g} MHz"
+            whose = "another program's" if entry.known_by is KnownBy.READ else "the configured"
+            return RestoreResult.RESTORED, f"clock locked at {whose} {entry.saved_value:g} MHz"
         case Control.POWER_LIMIT:
             return _restore_power_limit(controller, entry, policy)
         case _:

@@ -15,8 +15,8 @@ import stat
 import struct
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ from gpuenergyd.errors import JournalError
 from gpuenergyd.gpu.process_identity import read_boot_id
 from gpuenergyd.gpu.restore.policy import RestorePolicy
 
-_VERSION = 2
-_READABLE = frozenset({1, 2})
-"""Version 1 lacks fields that have a default."""
+_VERSION = 3
+_READABLE = frozenset({1, 2, 3})
+"""Earlier versions lack fields that have a default."""
 _MAX_BYTES = 1 << 20
 _LIST_LOCK = 0
 _LOCK_WAIT_S = 5.0
@@ -75,6 +75,12 @@ class JournalEntry:
     recorded_boottime_ns: int
     intended_value: float | None = None
     restore_policy: RestorePolicy = RestorePolicy.ONLY_IF_OURS
+    locked_sm_clock_mhz: int | None = None
+    """The highest lock that may be in force; None without one, and where the driver's word is proof of a reset."""
+    is_lock_settled: bool = False
+    """Whether the call that set the lock has returned: until then the one before may be in force, too."""
+    is_unconfirmed: bool = False
+    """Whether the lock was removed, but the GPU has not been seen above it since."""
 
     @property
     def key(self) -> tuple[str, Control]:
@@ -88,6 +94,8 @@ class JournalContent:
 
     boot_id: str
     entries: tuple[JournalEntry, ...]
+    foreign_locks_mhz: Mapping[str, int] = field(default_factory=dict)
+    """Clock locks of other programs, by GPU."""
 
 
 class Journal:
@@ -135,16 +143,55 @@ class Journal:
             JournalError: the entries are not durable, so the GPU must not be changed.
         """
         with self._lock(_LIST_LOCK):
-            content = self.read()
-            kept = {e.key: e for e in content.entries} if content.boot_id == self._boot_id() else {}
+            content = self._of_this_boot()
+            kept = {e.key: e for e in content.entries}
             for entry in entries:
                 before = kept.get(entry.key)
                 kept[entry.key] = (
                     entry
                     if before is None
-                    else dataclasses.replace(entry, saved_value=before.saved_value, known_by=before.known_by)
+                    else dataclasses.replace(
+                        entry,
+                        saved_value=before.saved_value,
+                        known_by=before.known_by,
+                        locked_sm_clock_mhz=before.locked_sm_clock_mhz,
+                        is_lock_settled=before.is_lock_settled,
+                    )
                 )
-            self._write(tuple(kept.values()))
+            self._write(dataclasses.replace(content, entries=tuple(kept.values())))
+
+    def record_lock(self, gpu_uuid: str, sm_clock_mhz: int | None, *, is_settled: bool) -> None:
+        """Record the lock that may be in force, None for no lock; until it is settled, the higher of it and the last.
+
+        Raises:
+            JournalError: the record is not durable.
+        """
+        with self._lock(_LIST_LOCK):
+            content = self.read()
+            entries = tuple(_with_lock(e, gpu_uuid, sm_clock_mhz, is_settled=is_settled) for e in content.entries)
+            self._write(dataclasses.replace(content, entries=entries))
+
+    def mark_unconfirmed(self, entry: JournalEntry) -> None:
+        """Record that a lock was removed without proof, or raise JournalError if the journal cannot be written."""
+        marked = dataclasses.replace(entry, is_unconfirmed=True, is_lock_settled=True)
+        with self._lock(_LIST_LOCK):
+            content = self.read()
+            entries = tuple(marked if e == entry else e for e in content.entries)
+            self._write(dataclasses.replace(content, entries=entries))
+
+    def record_foreign_lock(self, gpu_uuid: str, sm_clock_mhz: int | None) -> None:
+        """Record the clock lock of another program, None for none; raise JournalError if that is not durable."""
+        with self._lock(_LIST_LOCK):
+            content = self._of_this_boot()
+            known = {uuid: mhz for uuid, mhz in content.foreign_locks_mhz.items() if uuid != gpu_uuid}
+            if sm_clock_mhz is not None:
+                known[gpu_uuid] = sm_clock_mhz
+            if known != content.foreign_locks_mhz:
+                self._write(dataclasses.replace(content, foreign_locks_mhz=known))
+
+    def foreign_locks_mhz(self) -> Mapping[str, int]:
+        """Return the clock locks of other programs, which a reboot clears, by GPU; raise JournalError if unreadable."""
+        return self._of_this_boot().foreign_locks_mhz
 
     def remove(self, keys: Collection[tuple[str, Control]]) -> None:
         """Remove entries, or raise JournalError if the journal cannot be written."""
@@ -152,7 +199,7 @@ class Journal:
             content = self.read()
             kept = tuple(e for e in content.entries if e.key not in keys)
             if kept != content.entries:
-                self._write(kept)
+                self._write(dataclasses.replace(self._of_this_boot(), entries=kept))
 
     def holds(self, gpu_uuid: str, control: Control) -> bool:
         """Return whether an entry exists now; reads the file only when it has changed."""
@@ -184,12 +231,18 @@ class Journal:
             raise JournalError(f"cannot move {self._path} aside: {error.strerror}") from None
         return aside
 
-    def _write(self, entries: tuple[JournalEntry, ...]) -> None:
+    def _of_this_boot(self) -> JournalContent:
+        """Return the content; what was set before the host booted is gone."""
+        content = self.read()
+        return content if content.boot_id == self._boot_id() else JournalContent(self._boot_id(), ())
+
+    def _write(self, content: JournalContent) -> None:
         body = json.dumps(
             {
                 "version": _VERSION,
                 "boot_id": self._boot_id(),
-                "entries": [{f.name: getattr(e, f.name) for f in dataclasses.fields(e)} for e in entries],
+                "entries": [{f.name: getattr(e, f.name) for f in dataclasses.fields(e)} for e in content.entries],
+                "foreign_locks_mhz": dict(content.foreign_locks_mhz),
             },
             indent=1,
         ).encode()
@@ -254,6 +307,16 @@ class Journal:
             os.close(fd)
 
 
+def _with_lock(entry: JournalEntry, gpu_uuid: str, sm_clock_mhz: int | None, *, is_settled: bool) -> JournalEntry:
+    if entry.key != (gpu_uuid, Control.SM_CLOCK_LOCK):
+        return entry
+    if sm_clock_mhz is not None and not is_settled:
+        sm_clock_mhz = max(sm_clock_mhz, entry.locked_sm_clock_mhz or 0)
+    return dataclasses.replace(
+        entry, locked_sm_clock_mhz=sm_clock_mhz, is_lock_settled=is_settled, is_unconfirmed=False
+    )
+
+
 def _decode(body: bytes, path: Path) -> JournalContent:
     try:
         document = json.loads(body)
@@ -261,9 +324,10 @@ def _decode(body: bytes, path: Path) -> JournalContent:
             raise JournalError(f"the journal {path} has version {document['version']}; expected {_VERSION}")
         entries = tuple(_entry(fields) for fields in document["entries"])
         boot_id = str(document["boot_id"])
+        foreign = {str(uuid): int(mhz) for uuid, mhz in document.get("foreign_locks_mhz", {}).items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedJournalError(f"the journal {path} is damaged: {error!r}") from None
-    return JournalContent(boot_id, entries)
+    return JournalContent(boot_id, entries, foreign)
 
 
 def _entry(fields: dict[str, Any]) -> JournalEntry:

@@ -1,6 +1,7 @@
 """Driver calls that the daemon requests; each change is journalled first. All run on the actuator's thread."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from gpuenergyd.gpu.link.messages import (
 )
 from gpuenergyd.gpu.process_identity import process_start_ticks
 from gpuenergyd.gpu.restore.journal import Control, Journal, JournalEntry, KnownBy
-from gpuenergyd.gpu.restore.policy import RestoreRules
+from gpuenergyd.gpu.restore.policy import RestorePolicy, RestoreRules
 
 
 @dataclass(slots=True)
@@ -32,6 +33,8 @@ class DriverRequests:
     world_path: Path | None
     rules: RestoreRules
     """The restore rules of the daemon that connected last."""
+    foreign_clock_mhz: Callable[[str], int | None] = lambda _: None
+    """Returns the clock at which another program has locked a GPU."""
 
     def open_lease(self, request: AcquireLease) -> Done:
         """Journal the clock state of each GPU.
@@ -101,15 +104,20 @@ class DriverRequests:
 
     def _entry(self, lease_id: str, owner: LeaseOwner, uuid: str, control: Control) -> JournalEntry:
         """Return the journal entry of a control that is about to be changed."""
-        baseline = None
+        baseline, known_by = None, KnownBy.ASSUMED_DEFAULT
         if control is Control.SM_CLOCK_LOCK:
             identities = self.controller.identities()
             baseline = next(self.rules.baseline_of(i) for i in identities if i.gpu_uuid == uuid)
+            foreign = self.foreign_clock_mhz(uuid)
+            if foreign is not None and self.rules.restore_policy is not RestorePolicy.RESTORE:
+                baseline, known_by = foreign, KnownBy.READ
+            elif baseline is not None:
+                known_by = KnownBy.CONFIGURED
         return JournalEntry(
             gpu_uuid=uuid,
             control=control,
             saved_value=baseline,
-            known_by=KnownBy.ASSUMED_DEFAULT if baseline is None else KnownBy.CONFIGURED,
+            known_by=known_by,
             lease_id=lease_id,
             job_id=owner.job_id,
             owner_pid=owner.pid,

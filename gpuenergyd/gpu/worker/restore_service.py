@@ -1,20 +1,30 @@
 """Restore service of a running worker: restores GPU by GPU, replies to the daemon, and retries what failed."""
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from gpuenergyd.errors import JournalError
 from gpuenergyd.gpu.device import GpuController
-from gpuenergyd.gpu.link.messages import GpuHealth, Restored
-from gpuenergyd.gpu.restore.executor import RestoreOutcome, RestoreResult, reason_to_keep
+from gpuenergyd.gpu.link.messages import GpuHealth, GpuSample, Restored
+from gpuenergyd.gpu.restore.executor import (
+    RestoreOutcome,
+    RestoreResult,
+    confirm_reset,
+    reason_to_keep,
+    repeat_unproven_reset,
+)
 from gpuenergyd.gpu.restore.journal import Control, Journal
 from gpuenergyd.gpu.worker.daemon_connection import log
 from gpuenergyd.gpu.worker.health import HealthTable
+from gpuenergyd.gpu.worker.reset_watch import ResetEvidence, ResetWatch
 from gpuenergyd.gpu.worker.restore_requests import RestoreRequest, RestoreRequests
+from gpuenergyd.gpu.worker.threads.actuator import ClockLock
 from gpuenergyd.gpu.worker.threads.driver_threads import DriverThreads
 
 _FIRST_RETRY_S = 0.5
 _LAST_RETRY_S = 30.0
+_UNPROVEN = frozenset({GpuHealth.UNRESTORED, GpuHealth.UNCONFIRMED})
 _NS_PER_S = 1_000_000_000
 
 
@@ -31,6 +41,7 @@ class RestoreService:
         health: HealthTable,
         reply: Callable[[int, Restored], None],
     ) -> None:
+        self._controller = controller
         self._journal = journal
         self._threads = threads
         self._health = health
@@ -38,6 +49,7 @@ class RestoreService:
         self._requests = RestoreRequests(
             controller, journal, driver, on_restored=self._record_outcomes, on_complete=self._report
         )
+        self._resets = ResetWatch()
         self._kept: set[str] = set()
         self._early_outcomes: dict[str, tuple[RestoreOutcome, ...]] = {}
         self._retry_pause_s = _FIRST_RETRY_S
@@ -93,19 +105,72 @@ class RestoreService:
 
     # Any thread
 
+    def check_reset(self, sample: GpuSample, lock: ClockLock | None) -> None:
+        """Confirm a reset that this sample proves, or repeat one that it shows to be without effect."""
+        uuid = sample.gpu_uuid
+        if self._resets.is_replaced(uuid, None if lock is None else lock.returned_mono_ns):
+            self._record_proof(uuid, "another lock has replaced the one whose reset was not confirmed")
+            return
+        match self._resets.evidence(sample):
+            case ResetEvidence.CONFIRMED:
+                self._threads.actuator.submit(uuid, partial(self._confirm, uuid))
+            case ResetEvidence.WITHOUT_EFFECT:
+                self._threads.actuator.submit(uuid, partial(self._repeat, uuid))
+
+    def _confirm(self, uuid: str) -> None:
+        """Drop what the journal holds of a lock that is gone; on the actuator's thread, which sets all locks."""
+        try:
+            with self._journal.gpu_lock(uuid):
+                entries = self._journal.read().entries
+                entry = next((e for e in entries if e.key == (uuid, Control.SM_CLOCK_LOCK)), None)
+                if not self._resets.is_watched(uuid) or self._threads.actuator.lock_in_force(uuid) is not None:
+                    return
+                if entry is not None and entry.locked_sm_clock_mhz is not None and entry.is_lock_settled:
+                    confirm_reset(self._journal, entry)
+        except JournalError as error:
+            log(str(error))
+            return  # the next sample tries again
+        self._resets.forget(uuid)
+        self._record_proof(uuid, "its reset is confirmed")
+
+    def _repeat(self, uuid: str) -> None:
+        """Run a reset again that an earlier command did not carry out; on the actuator's thread."""
+        if not self._resets.is_watched(uuid) or self._threads.actuator.lock_in_force(uuid) is not None:
+            return
+        log(f"{uuid} computes at the lock that its reset should have removed; resetting it again")
+        try:
+            outcome = repeat_unproven_reset(self._journal, self._controller, uuid)
+        except JournalError as error:
+            log(str(error))
+            return
+        if outcome is None:
+            self._resets.forget(uuid)
+        else:
+            self._record_outcomes(uuid, (outcome,))
+
+    def _record_proof(self, uuid: str, detail: str) -> None:
+        if self._health.health(uuid) in _UNPROVEN:
+            self._health.record(uuid, GpuHealth.OK, detail)
+
     def _record_outcomes(self, uuid: str, outcomes: Sequence[RestoreOutcome]) -> None:
         failed = [outcome for outcome in outcomes if outcome.result is RestoreResult.FAILED]
         for outcome in outcomes:  # of every GPU, where the journal was damaged
             if outcome.result is RestoreResult.RESTORED and outcome.control is Control.SM_CLOCK_LOCK:
                 self._threads.actuator.forget_lock(outcome.gpu_uuid)
+                self._resets.forget(outcome.gpu_uuid)
+            elif outcome.above_sm_clock_mhz is not None:
+                self._threads.actuator.forget_lock(outcome.gpu_uuid)
+                self._resets.expect(outcome.gpu_uuid, outcome.above_sm_clock_mhz, time.monotonic_ns())
+                if self._health.health(outcome.gpu_uuid) in {GpuHealth.OK, *_UNPROVEN}:
+                    self._health.record(outcome.gpu_uuid, GpuHealth.UNCONFIRMED, outcome.detail)
         for outcome in failed:
             self._health.record(outcome.gpu_uuid, GpuHealth.UNRESTORED, outcome.detail)
         if any(o.result is RestoreResult.KEPT for o in outcomes):
             self._kept.add(uuid)
         else:
             self._kept.discard(uuid)
-        if self._health.health(uuid) is GpuHealth.UNRESTORED and not failed:
-            self._health.record(uuid, GpuHealth.OK, "restored after a retry")
+        if not failed and not any(o.result is RestoreResult.UNCONFIRMED for o in outcomes):
+            self._record_proof(uuid, "restored after a retry")
 
     def _report(self, request: RestoreRequest) -> None:
         """Reply to the daemon, or log, the outcome of every GPU."""

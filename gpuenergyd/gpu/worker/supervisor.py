@@ -40,19 +40,19 @@ from gpuenergyd.gpu.link.messages import (
     Welcome,
     WorkerCounters,
 )
-from gpuenergyd.gpu.restore.journal import Control, Journal
-from gpuenergyd.gpu.restore.policy import RestorePolicy, RestoreRules
+from gpuenergyd.gpu.restore.journal import Journal
+from gpuenergyd.gpu.restore.policy import RestoreRules
 from gpuenergyd.gpu.worker.daemon_connection import DaemonConnection, close_all, log
 from gpuenergyd.gpu.worker.driver_requests import DriverRequests
+from gpuenergyd.gpu.worker.foreign_changes import FOREIGN_CHANGE, ForeignChanges
 from gpuenergyd.gpu.worker.health import HealthTable
 from gpuenergyd.gpu.worker.lease_handover import HandoverResult, LeaseHandover
 from gpuenergyd.gpu.worker.leases import Leases
 from gpuenergyd.gpu.worker.maintenance import Maintenance
 from gpuenergyd.gpu.worker.restore_requests import RestoreRequest
 from gpuenergyd.gpu.worker.restore_service import RestoreService
-from gpuenergyd.gpu.worker.threads.actuator import ClockLock
 from gpuenergyd.gpu.worker.threads.driver_threads import DriverThreads
-from gpuenergyd.gpu.worker.threads.sample_stream import ForeignChangeDetector, SampleBatch
+from gpuenergyd.gpu.worker.threads.sample_stream import SampleBatch
 from gpuenergyd.gpu.worker.threads.settings_watch import SettingsWatch
 from gpuenergyd.gpu.worker.threads.xid_watch import XidSource, watch_xids
 from gpuenergyd.service_manager import Watchdog, notify
@@ -61,7 +61,6 @@ _TICK_S = 0.25
 _PREDECESSOR_LIMIT_S = 10.0
 """The worker of a killed daemon restores its GPUs, and then ends, while the next daemon starts its own worker."""
 _NS_PER_S = 1_000_000_000
-_FOREIGN_CHANGE = "another program changed its clock lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,6 @@ class Supervisor:
         self._journal = Journal(options.journal_path)
         self._identities = controller.identities()
         self._uuids = tuple(i.gpu_uuid for i in self._identities)
-        self._foreign_changes = ForeignChangeDetector()
         self._batch = SampleBatch()
         self._is_stopping = False
         self._is_ending = False
@@ -118,6 +116,15 @@ class Supervisor:
             set_deadline_s=options.set_deadline_s,
         )
         self._driver = DriverRequests(controller, self._journal, options.driver, options.world_path, RestoreRules())
+        self._foreign = ForeignChanges(
+            self._journal,
+            self._threads,
+            self._leases,
+            self._health,
+            identities=lambda: self._identities,
+            restore_policy=lambda: self._driver.rules.restore_policy,
+        )
+        self._driver.foreign_clock_mhz = self._foreign.locks.clock_mhz
         self._restores = RestoreService(
             controller,
             self._journal,
@@ -139,6 +146,7 @@ class Supervisor:
             self._journal,
             self._uuids,
             is_readable=lambda uuid: not (self._health.is_released(uuid) or self._health.is_wedged(uuid)),
+            foreign_clock_mhz=self._foreign.locks.clock_mhz,
             on_change=self._daemon.send,
         )
         for uuid, reason in controller.observe_only_reasons().items():
@@ -152,6 +160,7 @@ class Supervisor:
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
         signal.signal(signal.SIGINT, signal.SIG_IGN if self._options.exits_with_daemon else lambda *_: self._stop())
         signal.set_wakeup_fd(self._daemon.wakeup_fd, warn_on_full_buffer=False)
+        self._foreign.load()
         self._threads.start()
         self._settings.start()
         if isinstance(self._controller, XidSource):
@@ -372,7 +381,7 @@ class Supervisor:
             self._leases.drop(request.gpu_uuids)
             raise
         for uuid in request.gpu_uuids:
-            self._health.resolve(uuid, _FOREIGN_CHANGE, "leased again after another program's change")
+            self._health.resolve(uuid, FOREIGN_CHANGE, "leased again after another program's change")
         return done
 
     def _handle_reopened(self, identities: Sequence[GpuIdentity]) -> None:
@@ -380,35 +389,14 @@ class Supervisor:
         found = {identity.gpu_uuid: identity for identity in identities}
         self._identities = tuple(found.get(own.gpu_uuid, own) for own in self._identities)
 
-    def _yield_to_others(self, uuid: str, sm_clock_mhz: int | None, lock: ClockLock | None) -> None:
-        """Drop the lease of a GPU that another program changed, and leave that program's clocks alone.
-
-        A lock that was restored or replaced since the detection says nothing about the GPU's present lease.
-        """
-        if self._threads.actuator.lock_in_force(uuid) != lock:
-            return
-        self._leases.drop([uuid])
-        self._threads.actuator.drop_requests([uuid])
-        if self._driver.rules.restore_policy is not RestorePolicy.RESTORE:
-            try:
-                self._journal.remove({(uuid, Control.SM_CLOCK_LOCK)})
-            except JournalError as error:
-                log(str(error))
-        is_below = lock is not None and sm_clock_mhz is not None and sm_clock_mhz < lock.sm_clock_mhz
-        side = "below" if is_below else "above"
-        detail = f"{_FOREIGN_CHANGE}: it runs at {sm_clock_mhz} MHz, {side} ours; lease dropped"
-        self._health.record(uuid, GpuHealth.DEGRADED, detail)
-
     # Any thread
 
     def handle_samples(self, samples: Sequence[GpuSample]) -> None:
-        """Send samples to the daemon in batches, and check them for foreign clock changes."""
-        actuator = self._threads.actuator
+        """Send samples to the daemon in batches; check them for foreign clock changes and for the effect of resets."""
         for sample in samples:
-            uuid = sample.gpu_uuid
-            lock = actuator.lock_in_force(uuid)
-            if self._foreign_changes.is_detected(sample, lock):
-                actuator.submit(uuid, partial(self._yield_to_others, uuid, sample.sm_clock_mhz, lock))
+            lock = self._threads.actuator.lock_in_force(sample.gpu_uuid)
+            self._foreign.check(sample, lock)
+            self._restores.check_reset(sample, lock)
         batch = self._batch.add(samples)
         if batch:
             self._daemon.send(Samples(batch))

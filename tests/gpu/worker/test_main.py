@@ -7,6 +7,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from gpuenergyd.gpu.link.messages import Done, Failed, GpuHealth, Message, Resto
 from gpuenergyd.gpu.restore.command import restore
 from gpuenergyd.gpu.restore.executor import RestoreResult
 from gpuenergyd.gpu.restore.journal import Control
+from tests.support.client_process import needs_namespaces
 from tests.support.waiting import wait_until
 from tests.support.worker_site import OWNER, Site, request_clock, run, simulated_site, until, with_worker
 
@@ -539,6 +541,26 @@ def test_the_worker_of_the_next_daemon_waits_until_that_of_a_killed_one_has_ende
     run(main())
 
 
+def test_a_listener_in_another_pid_namespace_is_named_in_one_line(tmp_path: Path) -> None:
+    """The kernel gives its pid as 0, for which there is no pidfd."""
+    needs_namespaces("--pid", "--fork")
+    program = (
+        "import asyncio, sys; from pathlib import Path; from gpuenergyd.gpu.link.client import WorkerLink;"
+        "asyncio.run(WorkerLink.connect(Path(sys.argv[1]), None, timeout_s=0.5, worker_pid=4711))"
+    )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(tmp_path / "link.sock"))
+        listener.listen(100)
+        command = [sys.executable, "-I", "-c", program, str(tmp_path / "link.sock")]
+        done = subprocess.run(
+            ["unshare", "--pid", "--fork", *command], capture_output=True, text=True, timeout=60, check=False
+        )
+
+    assert done.stderr.splitlines()[-1].endswith(
+        "link.sock within 0.5 s: a process in another pid namespace still listens"
+    )
+
+
 def test_bad_command_line_is_one_clear_line(site: Site) -> None:
     worker = site.start_worker("--sample-period-s", "0")
 
@@ -550,5 +572,5 @@ def test_bad_command_line_is_one_clear_line(site: Site) -> None:
 
 
 def test_health_values_are_stable() -> None:
-    values = {"ok", "degraded", "wedged", "lost", "unrestored", "observe_only", "released"}
+    values = {"ok", "degraded", "wedged", "lost", "unrestored", "unconfirmed", "observe_only", "released"}
     assert {h.value for h in GpuHealth} == values

@@ -11,7 +11,7 @@ from functools import partial
 
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.errors import GpuEnergyError, GpuLostError, GpuPermissionError
-from gpuenergyd.gpu.device import GpuController, GpuIdentity
+from gpuenergyd.gpu.device import GpuController, GpuIdentity, RecallsLocks
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth
 from gpuenergyd.gpu.restore.journal import Control, Journal
 from gpuenergyd.gpu.worker.threads.driver_thread import DriverThread
@@ -38,6 +38,7 @@ class _Slot:
     """
 
     clocks_mhz: tuple[int, ...]
+    """Those up to the lock of another program, if there is one."""
     now: ClockRequest | None = None
     later: deque[ClockRequest] = field(default_factory=deque)
     """In order of their instants."""
@@ -94,6 +95,7 @@ class Actuator(DriverThread):
         self.num_skipped = 0
         self._controller = controller
         self._journal = journal
+        self._records_locks = isinstance(controller, RecallsLocks)
         self._identities = identities
         self._on_set = on_set
         self._on_health = on_health
@@ -142,6 +144,14 @@ class Actuator(DriverThread):
         """Assume that our lock is gone, so the next request sets the clock even if it is the same."""
         with self._wakeup:
             self._slots[gpu_uuid].invalidate_lock()
+
+    def stay_below(self, gpu_uuid: str, sm_clock_mhz: int | None) -> None:
+        """Set no clock above this one from now on, which another program has locked; None for any clock."""
+        identity = next(own for own in self._identities if own.gpu_uuid == gpu_uuid)
+        clocks = identity.supported_sm_clocks_mhz
+        with self._wakeup:
+            allowed = tuple(c for c in clocks if sm_clock_mhz is None or c <= sm_clock_mhz)
+            self._slots[gpu_uuid].clocks_mhz = allowed or clocks[-1:]
 
     def lock_in_force(self, gpu_uuid: str) -> ClockLock | None:
         """Return our lock; None while a call that changes it is in progress, since either clock may be in force."""
@@ -211,9 +221,13 @@ class Actuator(DriverThread):
                 if not self._journal.holds(uuid, Control.SM_CLOCK_LOCK):
                     error = "the journal has no entry for this GPU: it has been restored"
                 else:
+                    if self._records_locks:
+                        self._journal.record_lock(uuid, sm_clock_mhz, is_settled=False)
                     called_ns = time.monotonic_ns()
                     self._controller.lock_sm_clock(uuid, sm_clock_mhz)
                     returned_ns = time.monotonic_ns()
+                    if self._records_locks:
+                        self._journal.record_lock(uuid, sm_clock_mhz, is_settled=True)
         except GpuEnergyError as failure:
             error = str(failure)
             slot.is_failing = True

@@ -6,6 +6,7 @@ from the clocks that the sampler reads.
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from gpuenergyd.errors import GpuEnergyError, JournalError
 from gpuenergyd.gpu.device import GpuReader
@@ -29,12 +30,14 @@ class SettingsWatch:
         gpu_uuids: Sequence[str],
         *,
         is_readable: Callable[[str], bool],
+        foreign_clock_mhz: Callable[[str], int | None],
         on_change: Callable[[GpuSettingsRead], None],
     ) -> None:
         self._reader = reader
         self._journal = journal
         self._gpu_uuids = gpu_uuids
         self._is_readable = is_readable
+        self._foreign_clock_mhz = foreign_clock_mhz
         self._on_change = on_change
         self._last: dict[str, GpuSettingsRead] = {}
         self._stop = threading.Event()
@@ -57,7 +60,7 @@ class SettingsWatch:
             if self._stop.is_set() or not self._is_readable(uuid):
                 continue
             try:
-                details = self._reader.details(uuid)
+                details = replace(self._reader.details(uuid), foreign_sm_clock_mhz=self._foreign_clock_mhz(uuid))
             except GpuEnergyError:
                 continue  # the sampler reports it
             known = self._last.get(uuid)

@@ -1,0 +1,110 @@
+"""Clock changes of other programs: seen in samples, answered by ending our lease and leaving their lock alone."""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from gpuenergyd.errors import JournalError
+from gpuenergyd.gpu.device import GpuIdentity
+from gpuenergyd.gpu.link.messages import GpuHealth, GpuSample
+from gpuenergyd.gpu.restore.journal import Control, Journal
+from gpuenergyd.gpu.restore.policy import RestorePolicy
+from gpuenergyd.gpu.worker.daemon_connection import log
+from gpuenergyd.gpu.worker.foreign_locks import ForeignLocks, foreign_clock_mhz
+from gpuenergyd.gpu.worker.health import HealthTable
+from gpuenergyd.gpu.worker.leases import Leases
+from gpuenergyd.gpu.worker.threads.actuator import ClockLock
+from gpuenergyd.gpu.worker.threads.driver_threads import DriverThreads
+from gpuenergyd.gpu.worker.threads.sample_stream import ForeignChangeDetector
+
+FOREIGN_CHANGE = "another program changed its clock lock"
+
+
+class ForeignChanges:
+    """Watches for locks of other programs. `check` is called on the sampler's thread; the actuator's thread acts."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        threads: DriverThreads,
+        leases: Leases,
+        health: HealthTable,
+        *,
+        identities: Callable[[], Sequence[GpuIdentity]],
+        restore_policy: Callable[[], RestorePolicy],
+    ) -> None:
+        self.locks = ForeignLocks(journal)
+        self._detector = ForeignChangeDetector()
+        self._journal = journal
+        self._threads = threads
+        self._leases = leases
+        self._health = health
+        self._identities = identities
+        self._restore_policy = restore_policy
+
+    def load(self) -> None:
+        """Stay below the locks that an earlier worker has found."""
+        try:
+            known = self.locks.load(time.monotonic_ns())
+        except JournalError:
+            return  # the restore at the start reports it
+        for identity in self._identities():
+            self._threads.actuator.stay_below(identity.gpu_uuid, known.get(identity.gpu_uuid))
+
+    def check(self, sample: GpuSample, lock: ClockLock | None) -> None:
+        """Check a sample against our lock, or against the known one of another program while we have set none."""
+        uuid = sample.gpu_uuid
+        foreign = self._in_force(uuid) if lock is None else None
+        if not self._detector.is_detected(sample, lock or foreign):
+            return
+        if lock is not None:
+            self._threads.actuator.submit(uuid, partial(self._yield, sample, lock))
+        elif foreign is not None:
+            self._threads.actuator.submit(uuid, partial(self._follow, sample, foreign))
+
+    def _in_force(self, uuid: str) -> ClockLock | None:
+        """Return another program's lock, unless a lock of ours may be in force."""
+        foreign = self.locks.of(uuid)
+        try:
+            return foreign if foreign is not None and not self._journal.holds(uuid, Control.SM_CLOCK_LOCK) else None
+        except JournalError:
+            return None
+
+    def _yield(self, sample: GpuSample, lock: ClockLock) -> None:
+        """Drop the lease of a GPU that another program changed, and leave that program's clocks alone.
+
+        A lock that was restored or replaced since the detection says nothing about the GPU's present lease.
+        """
+        uuid = sample.gpu_uuid
+        if self._threads.actuator.lock_in_force(uuid) != lock:
+            return
+        self._leases.drop([uuid])
+        self._threads.actuator.drop_requests([uuid])
+        if self._restore_policy() is not RestorePolicy.RESTORE:
+            try:
+                self._journal.remove({(uuid, Control.SM_CLOCK_LOCK)})
+            except JournalError as error:
+                log(str(error))
+            self._record(sample)
+        is_below = sample.sm_clock_mhz is not None and sample.sm_clock_mhz < lock.sm_clock_mhz
+        side = "below" if is_below else "above"
+        detail = f"{FOREIGN_CHANGE}: it runs at {sample.sm_clock_mhz} MHz, {side} ours; lease dropped"
+        self._health.record(uuid, GpuHealth.DEGRADED, detail)
+
+    def _follow(self, sample: GpuSample, known: ClockLock) -> None:
+        """Record that another program has changed its own lock, while we have set none."""
+        uuid = sample.gpu_uuid
+        if self._threads.actuator.lock_in_force(uuid) is None and self.locks.of(uuid) == known:
+            self._record(sample)
+
+    def _record(self, sample: GpuSample) -> None:
+        """Have leases of a GPU stay below the lock that a reading shows, and restores put it back."""
+        uuid = sample.gpu_uuid
+        clock_mhz = foreign_clock_mhz(next(own for own in self._identities() if own.gpu_uuid == uuid), sample)
+        try:
+            self.locks.record(uuid, clock_mhz, time.monotonic_ns())
+        except JournalError as error:
+            log(str(error))
+        self._threads.actuator.stay_below(uuid, clock_mhz)
+        what = "no lock of another program" if clock_mhz is None else f"locked at {clock_mhz} MHz by another program"
+        log(f"{uuid}: {what}")
