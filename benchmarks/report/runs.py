@@ -71,7 +71,7 @@ RUNS = (
         data=("profiles", "instances")),
     Run("power-cap", "power_cap.py", _args("--json"), _args("--short --json"), 110, 900, Kind.COMPUTED, is_usual=False,
         data=("profiles", "instances")),
-    Run("power-budget", "power_budget.py", _args("--seed 1 --json"), _args("--hosts 1 --json"), 480, 7200,
+    Run("power-budget", "power_budget.py", _args("--seed 1 --json"), _args("--hosts 1 --json"), 60, 2400,
         Kind.COMPUTED, is_usual=False, data=("profiles",)),
     Run("grid-event", "grid_event.py", _args("--seeds 2 --json"), _args("--seeds 1 --short --json"), 400, 5400,
         Kind.COMPUTED, is_usual=False, data=("profiles",)),

@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
+import numpy as np
 from drawn_hosts import HOST_W, IDLE_W, NUM_GPUS, TABLES, drawn_jobs  # beside this file
 
 from gpuenergyd.core.policy_api.power import PowerView
@@ -268,9 +269,18 @@ def _holds(jobs: Sequence[TableJob], budget_w: float, ceiling: Ceiling) -> bool:
     host = _fresh_host(jobs)
     if _under(host, ceiling)[1] > budget_w:
         return False
-    host.fixed_ceiling = ceiling
-    host.run(MEASURED_S, None)
-    return _held([w for _, w, _ in host.trace], budget_w)[0] <= MOST_OVER_S
+    return _held(_powers_w(host, ceiling), budget_w)[0] <= MOST_OVER_S
+
+
+def _powers_w(host: PoweredHost, ceiling: Ceiling) -> list[float]:
+    """Return the power of each sample with this ceiling for all GPUs, as the host would run under it."""
+    num_samples = round(MEASURED_S / SAMPLE_S)
+    powers_w = np.full(num_samples, HOST_W + (NUM_GPUS - len(host.gpus)) * IDLE_W)
+    for job in host.jobs:
+        running = job.running(job.plan(None), (ceiling,) * job.graph.num_ranks)
+        for rank in range(job.graph.num_ranks):
+            powers_w += job.copies * running.sampled_w(rank, num_samples)
+    return [float(w) for w in powers_w]
 
 
 def _fresh_host(jobs: Sequence[TableJob]) -> PoweredHost:

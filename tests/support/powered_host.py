@@ -50,6 +50,14 @@ class Running:
         """Return the mean power of a GPU over some time, which may span iterations."""
         return (self._until(rank, begin_s + length_s) - self._until(rank, begin_s)) / length_s
 
+    def sampled_w(self, rank: int, num_samples: int) -> np.ndarray:
+        """Return the mean power of a GPU in each sample from the begin of an iteration on."""
+        whole, rest_s = np.divmod(SAMPLE_S * np.arange(num_samples + 1), self.time_s)
+        own = self.until_j[rank]
+        until_j: np.ndarray = whole * own[-1] + np.interp(rest_s, self.at_s[rank], own)
+        powers_w: np.ndarray = np.diff(until_j) / SAMPLE_S
+        return powers_w
+
     def _until(self, rank: int, at_s: float) -> float:
         whole, rest_s = divmod(at_s, self.time_s)
         own = self.until_j[rank]
@@ -231,8 +239,6 @@ class PoweredHost:
     trace: list[tuple[float, float, float | None]] = field(default_factory=list)
     """Instant, true mean power over the sample, and budget."""
     decision: PowerDecision | None = None
-    fixed_ceiling: Ceiling | None = None
-    """Ceiling of all GPUs of jobs, whatever the control does."""
     _other_w: float | None = None
     _budget_w: float | None = None
     _in_force: dict[str, Ceiling] = field(default_factory=dict)
@@ -359,8 +365,6 @@ class PoweredHost:
         job.phase_s = share * self._running(job).time_s
 
     def _running(self, job: TableJob) -> Running:
-        if self.fixed_ceiling is not None:
-            return job.running(job.clocks_mhz, (self.fixed_ceiling,) * job.graph.num_ranks)
         if not self._in_force:
             return job.running(job.clocks_mhz)
         ranks = range(job.graph.num_ranks)
