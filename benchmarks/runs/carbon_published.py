@@ -15,6 +15,7 @@ import sys
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -32,6 +33,8 @@ from gpuenergyd_policies.carbon.replay import issue_forecasts
 FROM_AT = datetime(2021, 7, 1, tzinfo=UTC)
 UNTIL_AT = datetime(2022, 1, 1, tzinfo=UTC)
 DAYS = 3
+COVERAGE_RATIOS = (0.93, 0.97)
+"""Target: the share of hours inside the 95 % intervals, in every zone."""
 
 
 def fit_prior(traces: Path, num_networks: int) -> PooledPrior:
@@ -86,10 +89,11 @@ def main() -> int:
         zones = [score(trace, prior) for trace in traces]
     if options.json:
         print(json.dumps({"num_networks": options.networks, "zones": zones}))
-        return 0
-    for zone in zones:
-        print(zone)
-    return 0
+    else:
+        for zone in zones:
+            print(zone)
+    least, most = COVERAGE_RATIOS
+    return 0 if all(least <= cast("float", zone["interval_coverage_ratio"]) <= most for zone in zones) else 1
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.report.results import read_result
+from docs.site.carbon_rivals import carbon_rivals
 from docs.site.expected_savings import SLOWDOWNS, WORKLOADS, Workload, saving_ratio
 from docs.site.job_states import phases_and_transitions
 from docs.site.learning_rivals import learning_rivals
@@ -42,6 +43,7 @@ def parts() -> Mapping[str, Callable[[], str]]:
         "savings by workload": _savings_by_workload,
         "phases and transitions": phases_and_transitions,
         "learning and rivals": learning_rivals,
+        "carbon forecasts": carbon_rivals,
     }
 
 

@@ -85,8 +85,9 @@ class ZoneModel:
                 mean_error = self._mean_error or float(errors.mean())
                 self._mean_error = mean_error
                 weights = weights / (errors / max(mean_error, 1e-12) + _ERROR_FLOOR_RATIO)
-            weighted = features * weights[:, None]
-            gram, cross = weighted.T @ features, weighted.T @ truth
+            root = np.sqrt(weights)[:, None]
+            weighted = features * root
+            gram, cross = weighted.T @ weighted, weighted.T @ (truth * root)  # the product with itself costs half
             self._gram = self._gram + gram if self._gram.size else gram
             self._cross = self._cross + cross if self._cross.size else cross
 
