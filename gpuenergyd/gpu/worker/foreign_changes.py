@@ -32,6 +32,7 @@ class ForeignChanges:
         *,
         identities: Callable[[], Sequence[GpuIdentity]],
         restore_policy: Callable[[], RestorePolicy],
+        on_found: Callable[[], None],
     ) -> None:
         self.locks = ForeignLocks(journal)
         self._detector = ForeignChangeDetector()
@@ -41,6 +42,7 @@ class ForeignChanges:
         self._health = health
         self._identities = identities
         self._restore_policy = restore_policy
+        self._on_found = on_found
 
     def load(self) -> None:
         """Stay below the locks that an earlier worker has found."""
@@ -98,7 +100,7 @@ class ForeignChanges:
             self._record(sample)
 
     def _record(self, sample: GpuSample) -> None:
-        """Have leases of a GPU stay below the lock that a reading shows, and restores put it back."""
+        """Have leases of a GPU stay below the lock that a reading shows, and restores set it again."""
         uuid = sample.gpu_uuid
         clock_mhz = foreign_clock_mhz(next(own for own in self._identities() if own.gpu_uuid == uuid), sample)
         try:
@@ -106,5 +108,6 @@ class ForeignChanges:
         except JournalError as error:
             log(str(error))
         self._threads.actuator.stay_below(uuid, clock_mhz)
+        self._on_found()
         what = "no lock of another program" if clock_mhz is None else f"locked at {clock_mhz} MHz by another program"
         log(f"{uuid}: {what}")

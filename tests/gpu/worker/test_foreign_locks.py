@@ -1,4 +1,4 @@
-"""Clock locks of other programs at the GPU worker: leases stay below them, and restores put them back."""
+"""Clock locks of other programs at the GPU worker: leases stay below them, and restores set them again."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ def is_seen_at(received: Received, gpu_uuid: str, clock_mhz: int) -> bool:
 
 
 @pytest.mark.parametrize("clock_mhz", [1110, 600])
-def test_a_lease_stays_below_a_foreign_lock_and_puts_it_back(site: Site, clock_mhz: int) -> None:
+def test_a_lease_stays_below_a_foreign_lock_and_restores_it(site: Site, clock_mhz: int) -> None:
     """Seen under our lock, kept by a restarted worker, and never exceeded."""
     gpu = site.gpus[0]
 
