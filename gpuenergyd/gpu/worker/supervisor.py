@@ -117,6 +117,7 @@ class Supervisor:
         )
         self._driver = DriverRequests(controller, self._journal, options.driver, options.world_path, RestoreRules())
         self._foreign = ForeignChanges(
+            controller,
             self._journal,
             self._threads,
             self._leases,

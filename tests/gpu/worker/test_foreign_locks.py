@@ -109,6 +109,30 @@ def test_a_foreign_lock_that_its_owner_removes_is_forgotten_and_one_that_he_chan
     asyncio.run(scenario())
 
 
+def test_our_own_lock_that_was_taken_for_replaced_is_not_left(site: Site) -> None:
+    """A GPU that was slower for a while, without a reason that its driver names, and then runs at our lock again."""
+    gpu = site.gpus[0]
+
+    async def scenario() -> None:
+        site.start_worker()
+        async with site.linked() as (link, received):
+            await link.lease("L1", [gpu], OWNER)
+            request_clock(link, gpu, 900)
+            await until(lambda: is_seen_at(received, gpu, 900))
+            site.host.lock_sm_clock(gpu, 600)
+            await until(lambda: foreign_mhz(received, gpu) == 600)
+            await until(lambda: is_seen_at(received, gpu, 600))
+
+            site.host.lock_sm_clock(gpu, 900)
+
+            await until(lambda: site.locks() == [None, None])
+            await until(lambda: foreign_mhz(received, gpu) is None)
+            assert received.health(gpu) is GpuHealth.OK
+            assert Journal(site.folder / "journal.json").foreign_locks_mhz() == {}
+
+    asyncio.run(scenario())
+
+
 def test_with_policy_restore_foreign_locks_are_neither_kept_nor_put_back(site: Site) -> None:
     gpu = site.gpus[0]
 
