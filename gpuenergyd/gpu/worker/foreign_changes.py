@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from gpuenergyd.errors import JournalError
-from gpuenergyd.gpu.device import GpuIdentity
+from gpuenergyd.errors import GpuEnergyError, JournalError
+from gpuenergyd.gpu.device import GpuController, GpuIdentity
 from gpuenergyd.gpu.link.messages import GpuHealth, GpuSample
 from gpuenergyd.gpu.restore.journal import Control, Journal
 from gpuenergyd.gpu.restore.policy import RestorePolicy
@@ -18,6 +18,8 @@ from gpuenergyd.gpu.worker.threads.driver_threads import DriverThreads
 from gpuenergyd.gpu.worker.threads.sample_stream import ForeignChangeDetector
 
 FOREIGN_CHANGE = "another program changed its clock lock"
+_SAME_CLOCK_MHZ = 16
+"""One clock step."""
 
 
 class ForeignChanges:
@@ -25,6 +27,7 @@ class ForeignChanges:
 
     def __init__(
         self,
+        controller: GpuController,
         journal: Journal,
         threads: DriverThreads,
         leases: Leases,
@@ -32,15 +35,20 @@ class ForeignChanges:
         *,
         identities: Callable[[], Sequence[GpuIdentity]],
         restore_policy: Callable[[], RestorePolicy],
+        on_found: Callable[[], None],
     ) -> None:
         self.locks = ForeignLocks(journal)
+        self._controller = controller
         self._detector = ForeignChangeDetector()
+        self._dropped_mhz: dict[str, int] = {}
+        """Our own locks that a GPU ran below when their leases ended."""
         self._journal = journal
         self._threads = threads
         self._leases = leases
         self._health = health
         self._identities = identities
         self._restore_policy = restore_policy
+        self._on_found = on_found
 
     def load(self) -> None:
         """Stay below the locks that an earlier worker has found."""
@@ -54,6 +62,8 @@ class ForeignChanges:
     def check(self, sample: GpuSample, lock: ClockLock | None) -> None:
         """Check a sample against our lock, or against the known one of another program while we have set none."""
         uuid = sample.gpu_uuid
+        if lock is not None:
+            self._dropped_mhz.pop(uuid, None)
         foreign = self._in_force(uuid) if lock is None else None
         if not self._detector.is_detected(sample, lock or foreign):
             return
@@ -87,6 +97,8 @@ class ForeignChanges:
                 log(str(error))
             self._record(sample)
         is_below = sample.sm_clock_mhz is not None and sample.sm_clock_mhz < lock.sm_clock_mhz
+        if is_below:
+            self._dropped_mhz[uuid] = lock.sm_clock_mhz
         side = "below" if is_below else "above"
         detail = f"{FOREIGN_CHANGE}: it runs at {sample.sm_clock_mhz} MHz, {side} ours; lease dropped"
         self._health.record(uuid, GpuHealth.DEGRADED, detail)
@@ -94,11 +106,33 @@ class ForeignChanges:
     def _follow(self, sample: GpuSample, known: ClockLock) -> None:
         """Record that another program has changed its own lock, while we have set none."""
         uuid = sample.gpu_uuid
-        if self._threads.actuator.lock_in_force(uuid) is None and self.locks.of(uuid) == known:
+        if self._threads.actuator.lock_in_force(uuid) is not None or self.locks.of(uuid) != known:
+            return
+        dropped_mhz = self._dropped_mhz.pop(uuid, None)
+        if dropped_mhz is not None and abs((sample.sm_clock_mhz or 0) - dropped_mhz) <= _SAME_CLOCK_MHZ:
+            self._remove_ours(uuid, dropped_mhz)
+        else:
             self._record(sample)
 
+    def _remove_ours(self, uuid: str, sm_clock_mhz: int) -> None:
+        """Reset a lock of ours that was taken for replaced: the GPU had been slower for another reason."""
+        log(f"{uuid} runs at {sm_clock_mhz} MHz again, our last lock: no program has replaced it; resetting it")
+        try:
+            with self._journal.gpu_lock(uuid):
+                if self._journal.holds(uuid, Control.SM_CLOCK_LOCK):
+                    return
+                self._controller.reset_sm_clock(uuid)
+            self.locks.record(uuid, None, time.monotonic_ns())
+        except GpuEnergyError as error:
+            log(f"{uuid}: {error}")
+            self._dropped_mhz[uuid] = sm_clock_mhz
+            return
+        self._threads.actuator.stay_below(uuid, None)
+        self._health.resolve(uuid, FOREIGN_CHANGE, "its clock lock was ours, and is removed")
+        self._on_found()
+
     def _record(self, sample: GpuSample) -> None:
-        """Have leases of a GPU stay below the lock that a reading shows, and restores put it back."""
+        """Have leases of a GPU stay below the lock that a reading shows, and restores set it again."""
         uuid = sample.gpu_uuid
         clock_mhz = foreign_clock_mhz(next(own for own in self._identities() if own.gpu_uuid == uuid), sample)
         try:
@@ -106,5 +140,6 @@ class ForeignChanges:
         except JournalError as error:
             log(str(error))
         self._threads.actuator.stay_below(uuid, clock_mhz)
+        self._on_found()
         what = "no lock of another program" if clock_mhz is None else f"locked at {clock_mhz} MHz by another program"
         log(f"{uuid}: {what}")

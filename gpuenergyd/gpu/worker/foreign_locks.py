@@ -1,4 +1,4 @@
-"""Clock locks of other programs: what GPUs have shown of them, kept in the journal, so that they can be put back.
+"""Clock locks of other programs: what GPUs have shown of them, kept in the journal, so that restores set them again.
 
 A driver has one lock per GPU, and no call reads it. So a lock of another program is known by the clock of a busy GPU
 that the driver names no other reason for. A lease of such a GPU stays below that clock, and its restore locks it there

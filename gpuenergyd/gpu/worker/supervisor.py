@@ -117,12 +117,14 @@ class Supervisor:
         )
         self._driver = DriverRequests(controller, self._journal, options.driver, options.world_path, RestoreRules())
         self._foreign = ForeignChanges(
+            controller,
             self._journal,
             self._threads,
             self._leases,
             self._health,
             identities=lambda: self._identities,
             restore_policy=lambda: self._driver.rules.restore_policy,
+            on_found=self._report_foreign_lock,
         )
         self._driver.foreign_clock_mhz = self._foreign.locks.clock_mhz
         self._restores = RestoreService(
@@ -409,6 +411,10 @@ class Supervisor:
         """Forget our clock lock after a driver reload, which restarts the energy counter and drops the lock."""
         log(f"{gpu_uuid}: the energy counter restarted, so the driver was reloaded and its clock lock is gone")
         self._threads.actuator.forget_lock(gpu_uuid)
+
+    def _report_foreign_lock(self) -> None:
+        """Have the settings reported at once, which name the locks of other programs."""
+        self._settings.read_soon()
 
     def _report_health(self, change: GpuHealthChange) -> None:
         log(f"{change.gpu_uuid} is {change.health}: {change.detail}")

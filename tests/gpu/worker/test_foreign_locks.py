@@ -1,4 +1,4 @@
-"""Clock locks of other programs at the GPU worker: leases stay below them, and restores put them back."""
+"""Clock locks of other programs at the GPU worker: leases stay below them, and restores set them again."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ def is_seen_at(received: Received, gpu_uuid: str, clock_mhz: int) -> bool:
 
 
 @pytest.mark.parametrize("clock_mhz", [1110, 600])
-def test_a_lease_stays_below_a_foreign_lock_and_puts_it_back(site: Site, clock_mhz: int) -> None:
+def test_a_lease_stays_below_a_foreign_lock_and_restores_it(site: Site, clock_mhz: int) -> None:
     """Seen under our lock, kept by a restarted worker, and never exceeded."""
     gpu = site.gpus[0]
 
@@ -105,6 +105,30 @@ def test_a_foreign_lock_that_its_owner_removes_is_forgotten_and_one_that_he_chan
             await until(lambda: site.locks() == [1410, None])
             await link.restore([gpu], "the job ended")
         assert site.locks() == [None, None]
+
+    asyncio.run(scenario())
+
+
+def test_our_own_lock_that_was_taken_for_replaced_is_not_left(site: Site) -> None:
+    """A GPU that was slower for a while, without a reason that its driver names, and then runs at our lock again."""
+    gpu = site.gpus[0]
+
+    async def scenario() -> None:
+        site.start_worker()
+        async with site.linked() as (link, received):
+            await link.lease("L1", [gpu], OWNER)
+            request_clock(link, gpu, 900)
+            await until(lambda: is_seen_at(received, gpu, 900))
+            site.host.lock_sm_clock(gpu, 600)
+            await until(lambda: foreign_mhz(received, gpu) == 600)
+            await until(lambda: is_seen_at(received, gpu, 600))
+
+            site.host.lock_sm_clock(gpu, 900)
+
+            await until(lambda: site.locks() == [None, None])
+            await until(lambda: foreign_mhz(received, gpu) is None)
+            assert received.health(gpu) is GpuHealth.OK
+            assert Journal(site.folder / "journal.json").foreign_locks_mhz() == {}
 
     asyncio.run(scenario())
 

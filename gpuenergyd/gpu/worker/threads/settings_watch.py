@@ -41,6 +41,7 @@ class SettingsWatch:
         self._on_change = on_change
         self._last: dict[str, GpuSettingsRead] = {}
         self._stop = threading.Event()
+        self._wakeup = threading.Event()
 
     def start(self) -> None:
         """Start the thread."""
@@ -49,6 +50,11 @@ class SettingsWatch:
     def close(self) -> None:
         """Have the thread end after the reading that is under way."""
         self._stop.set()
+        self._wakeup.set()
+
+    def read_soon(self) -> None:
+        """Read every GPU now rather than a period after the last reading: a lock of another program has been found."""
+        self._wakeup.set()
 
     def repeat(self) -> None:
         """Report all settings again: another daemon has connected."""
@@ -71,7 +77,9 @@ class SettingsWatch:
             self._on_change(read)
 
     def _run(self) -> None:
-        while not self._stop.wait(PERIOD_S):
+        while not self._stop.is_set():
+            self._wakeup.wait(PERIOD_S)
+            self._wakeup.clear()
             self.read_all()
 
     def _is_our_limit(self, gpu_uuid: str, power_limit_w: float | None) -> bool:
