@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -152,16 +153,19 @@ def mean_differences(zones: Sequence[dict[str, Array]]) -> Differences:
     """Return the skill on first days less the warm one, mean of the zones."""
     generator = np.random.default_rng(0)
 
-    def differences(picked: Sequence[Array]) -> Array:
+    def differences(picked: Sequence[NDArray[np.int64]]) -> Array:
         rows = []
         for zone, days in zip(zones, picked, strict=True):
             warm, new = (skills(of[days]) for of in zone.values())
             rows.append([new[name] - warm[name] for name in HORIZONS])
-        return np.array(rows).mean(axis=0)
+        means: Array = np.array(rows, dtype=np.float64).mean(axis=0)
+        return means
 
     numbers = [len(zone["warm"]) for zone in zones]
-    mean = differences([np.arange(number) for number in numbers])
-    drawn = [differences([generator.integers(0, num, num) for num in numbers]) for _ in range(NUM_RESAMPLES)]
+    mean = differences([np.arange(number, dtype=np.int64) for number in numbers])
+    drawn = [
+        differences([generator.integers(0, num, num, dtype=np.int64) for num in numbers]) for _ in range(NUM_RESAMPLES)
+    ]
     lows, highs = np.quantile(np.array(drawn), (0.025, 0.975), axis=0)
     return {name: (float(mean[k]), float(lows[k]), float(highs[k])) for k, name in enumerate(HORIZONS)}
 
