@@ -152,12 +152,12 @@ def mean_differences(zones: Sequence[dict[str, Array]]) -> Differences:
     """Return the skill on first days less the warm one, mean of the zones."""
     generator = np.random.default_rng(0)
 
-    def differences(picked: Sequence[Array]) -> Array:
+    def differences(picked: Sequence[Origins]) -> Array:
         rows = []
         for zone, days in zip(zones, picked, strict=True):
             warm, new = (skills(of[days]) for of in zone.values())
             rows.append([new[name] - warm[name] for name in HORIZONS])
-        return np.array(rows).mean(axis=0)
+        return np.asarray(np.mean(rows, axis=0), dtype=np.float64)
 
     numbers = [len(zone["warm"]) for zone in zones]
     mean = differences([np.arange(number) for number in numbers])
