@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -153,19 +152,16 @@ def mean_differences(zones: Sequence[dict[str, Array]]) -> Differences:
     """Return the skill on first days less the warm one, mean of the zones."""
     generator = np.random.default_rng(0)
 
-    def differences(picked: Sequence[NDArray[np.int64]]) -> Array:
+    def differences(picked: Sequence[Origins]) -> Array:
         rows = []
         for zone, days in zip(zones, picked, strict=True):
             warm, new = (skills(of[days]) for of in zone.values())
             rows.append([new[name] - warm[name] for name in HORIZONS])
-        means: Array = np.array(rows, dtype=np.float64).mean(axis=0)
-        return means
+        return np.asarray(np.mean(rows, axis=0), dtype=np.float64)
 
     numbers = [len(zone["warm"]) for zone in zones]
-    mean = differences([np.arange(number, dtype=np.int64) for number in numbers])
-    drawn = [
-        differences([generator.integers(0, num, num, dtype=np.int64) for num in numbers]) for _ in range(NUM_RESAMPLES)
-    ]
+    mean = differences([np.arange(number) for number in numbers])
+    drawn = [differences([generator.integers(0, num, num) for num in numbers]) for _ in range(NUM_RESAMPLES)]
     lows, highs = np.quantile(np.array(drawn), (0.025, 0.975), axis=0)
     return {name: (float(mean[k]), float(lows[k]), float(highs[k])) for k, name in enumerate(HORIZONS)}
 

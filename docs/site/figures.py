@@ -141,6 +141,27 @@ def _proofs() -> list[tuple[str, str, str, str]]:
     ]
 
 
+def _forecasts() -> list[tuple[str, str, str, str]]:
+    inside = [zone["interval_coverage_ratio"] for zone in _figures("carbon")["skill"]]
+    differences = [zone["difference"].values() for zone in _figures("carbon-first-day")["zones"]]
+    points = [mean for zone in differences for mean, _, _ in zone]
+    data = "measured grid data of 2024"
+    return [
+        (
+            "hours of the next day inside the 95 % interval of carbon forecasts, by zone",
+            f"{_percent(min(inside), 1)} to {_percent(max(inside), 1)} %",
+            "carbon",
+            data,
+        ),
+        (
+            "skill of carbon forecasts on a first day with fetched history, less that of a warm forecaster, by zone",
+            f"{_signed(min(points))} to {_signed(max(points))} percentage points",
+            "carbon-first-day",
+            data,
+        ),
+    ]
+
+
 def _results() -> str:
     plain, extra = _schedule("1f1b"), _schedule(_WITH_EXTRA)
     emulated = [case for case in _figures("emulation")["cases"] if case["gpu"] == "a100-sxm"]
@@ -206,6 +227,7 @@ def _results() -> str:
             "carbon",
             "measured grid data of 2024",
         ),
+        *_forecasts(),
         (
             "power and energy of the simulated A100, against measured tables",
             f"mean error {_model_error()} %",
