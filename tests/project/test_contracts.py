@@ -130,7 +130,8 @@ STATUS = {
         " requested_sm_clock_mhz sm_clock_mhz state switching temperature_celsius total_energy_j zeusd_client_lease"
         " application_memory_clock_mhz is_power_smoothing_on max_memory_clock_mhz memory_clock_mhz power_floor_w"
         " power_smoothing_profile secondary_power_floor_w"
-        " application_sm_clock_mhz default_power_limit_w enforced_power_limit_w enforced_power_profiles foreign_sm_clock_mhz is_mig_enabled"
+        " application_sm_clock_mhz default_power_limit_w enforced_power_limit_w enforced_power_profiles"
+        " foreign_sm_clock_mhz is_mig_enabled"
         " is_persistent power_limit_owner power_limit_w requested_power_profiles state_reason"
     ),
     "gpus.switching": "basis call_s lower_s num_earlier num_seen num_unseen raise_s seen",

@@ -22,7 +22,7 @@ from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.virtual_pipeline import FIRST_AT, VirtualPipeline, at
 
 NUM_STAGES = 3
-MISS_RATIO = 0.001
+MISS_RATIO = 0.002
 BUDGET = 0.05
 
 
