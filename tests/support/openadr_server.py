@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import openleadr
+from openleadr.objects import Interval
 
 VEN_ID = "ven-1"
 PATH = "/OpenADR2/Simple/2.0b"
@@ -45,7 +46,7 @@ class OpenLeadrServer:
     def add(self, event_id: str, name: str, kind: str, payload: float, *, seconds: float = 600.0) -> None:
         """Add an event that begins in a minute."""
         begin = datetime.now(tz=UTC) + timedelta(seconds=60)
-        interval = openleadr.objects.Interval(begin, timedelta(seconds=seconds), payload)
+        interval = Interval(begin, timedelta(seconds=seconds), payload)
         self.do(
             lambda server: server.add_event(VEN_ID, name, kind, [interval], event_id=event_id, callback=self._answered)
         )

@@ -81,12 +81,13 @@ class VtnSession:
         check_access(access)
         self._access = access
         self._tls = _tls_context(access)
-        files = {"cert": access.cert_path, "key": access.key_path}
+        cert, key = (None if path is None else str(path) for path in (access.cert_path, access.key_path))
         try:
             self._client: Any = OpenADRClient(
                 access.ven_name,
                 access.url,
-                **{name: None if path is None else str(path) for name, path in files.items()},
+                cert=cert,
+                key=key,
                 vtn_fingerprint=access.fingerprint,
                 show_fingerprint=False,
             )

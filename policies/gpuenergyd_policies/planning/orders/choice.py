@@ -83,7 +83,11 @@ def plan_order(
     plans.sort(key=lambda plan: plan[2].energy_j - (charged_j * plan[2].iteration_time_s if forced else 0.0))
     (schedule, graph, solved), *others = plans
     most_j = solved.energy_j * (1 + near_ratio)
-    near = tuple(OrderPlan(*other, None, profile) for other in others if near_ratio > 0 and other[2].energy_j <= most_j)
+    near = tuple(
+        OrderPlan(other, of_other, plan, None, profile)
+        for other, of_other, plan in others
+        if near_ratio > 0 and plan.energy_j <= most_j
+    )
     bound = any_order_bound(
         profile, limits, num_microbatches, deadline_s, communication_latency_s=communication_latency_s, forced=forced
     )
