@@ -1,6 +1,5 @@
 """File of fetched values between fetcher and daemon: replaced atomically, validated when read."""
 
-import os
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpuenergyd.atomic_file import replace_file
 from gpuenergyd.core.carbon.intensity import CarbonSignal, IntensitySample, checked_intensity
 from gpuenergyd.errors import CarbonDataError, CarbonSourceError
 
@@ -71,18 +71,7 @@ def write_fetched(path: Path, fetched: Fetched) -> None:
         OSError: the folder cannot be written.
     """
     content = msgspec.json.encode(_FetchedFile(VERSION, fetched))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o644)  # independent of the umask
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    replace_file(path, content, mode=0o644, is_durable=True)
 
 
 def read_fetched(path: Path) -> Fetched:

@@ -4,6 +4,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+SAME_CLOCK_MHZ = 16
+"""About one clock step: clocks that differ by no more are taken as the same one."""
+
 
 @dataclass(frozen=True, slots=True)
 class GpuIdentity:

@@ -50,6 +50,8 @@ class FakeWorker:
     """Of the last lease."""
     power_limits: list[tuple[str, float | None]] = field(default_factory=list)
     limit_refusal: str | None = None
+    may_lease: asyncio.Event | None = None
+    """Leases are recorded at once, and granted once this is set."""
 
     async def lease(
         self,
@@ -68,6 +70,8 @@ class FakeWorker:
         assert lease_id == owner.job_id
         if self.refusal is not None:
             raise GpuError(self.refusal)
+        if self.may_lease is not None:
+            await self.may_lease.wait()
 
     async def lower_power_limit(
         self, lease_id: str, gpu_uuid: str, power_limit_w: float | None, owner: LeaseOwner

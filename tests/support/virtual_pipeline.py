@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from types import SimpleNamespace
 from typing import cast
 from unittest.mock import patch
@@ -16,7 +17,7 @@ from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
 from gpuenergyd.daemon.across_hosts import leader_records
 from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
 from gpuenergyd.daemon.gpus.inventory import Gpus
-from gpuenergyd.daemon.jobs import training_budget
+from gpuenergyd.daemon.jobs import new_job, training_budget
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.ports import IterationWatcher, PolicyPort, PreviousRunPort
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
@@ -162,15 +163,20 @@ class VirtualPipeline(LargeJob):
         return sum(purpose is not None and purpose.value == "profile" for purpose in purposes)
 
     def virtual_time(self) -> AbstractContextManager[None]:
-        """Let the leader date iterations in virtual time."""
+        """Let the leader date iterations in virtual time, and name jobs alike in each run."""
         return leaders_in_virtual_time(lambda: self.now_s)
 
 
 @contextmanager
 def leaders_in_virtual_time(now_s: Callable[[], float]) -> Iterator[None]:
-    """Let leaders date iterations, and replicas their messages, in virtual time."""
+    """Let leaders date iterations, and replicas their messages, in virtual time; jobs are numbered.
+
+    Which clocks are profiled follows from a job's id, which is random otherwise.
+    """
+    numbers = count(1)
     clock = SimpleNamespace(monotonic_ns=lambda: round(now_s() * 1e9), monotonic=now_s)
     with (
+        patch.object(new_job, "secrets", SimpleNamespace(token_hex=lambda _: f"{next(numbers)}")),
         patch.object(leader_records, "time", clock),
         patch.object(training_budget, "time", clock),
         patch.object(leader_records, "utc_at", lambda mono_ns: at(cast("int", mono_ns) / 1e9)),

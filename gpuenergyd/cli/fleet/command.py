@@ -11,7 +11,8 @@ import typer
 
 from gpuenergyd.cli.command_help import DocumentedGroup, add_command, command_group
 from gpuenergyd.cli.fleet.event_input import EventFile
-from gpuenergyd.cli.fleet.openadr.command import OPENADR_SOURCE, openadr
+from gpuenergyd.cli.fleet.openadr.command import openadr
+from gpuenergyd.cli.fleet.openadr.load_targets import OPENADR_SOURCE
 from gpuenergyd.cli.fleet.printing import EVENT_ROW, event_row, fleet_lines, fleet_object, report_lines, report_row
 from gpuenergyd.cli.options import JsonOption, SocketOption
 from gpuenergyd.cli.output import people_console, print_json

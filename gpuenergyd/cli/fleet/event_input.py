@@ -4,13 +4,13 @@ import csv
 import io
 import json
 import logging
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from gpuenergyd.atomic_file import replace_file
 from gpuenergyd.core.fleet.grid_event import MAX_OPEN_EVENTS, GridEvent, LoadUnit, event_problem
 from gpuenergyd.errors import GpuEnergyError, UsageError
 
@@ -100,17 +100,7 @@ def write_events(path: Path, events: Iterable[GridEvent]) -> None:
     for event in events:
         begin, end = (datetime.fromtimestamp(at_s, UTC).isoformat() for at_s in (event.start_s, event.end_s))
         writer.writerow([event.event_id, begin, end, repr(event.value), event.unit.value, event.reason])
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with unfinished.open("w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), 0o644)  # independent of the umask
-            file.write(text.getvalue())
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    replace_file(path, text.getvalue().encode(), mode=0o644, is_durable=True)
 
 
 def _read_rows(path: Path) -> tuple[float, list[tuple[int, dict[str, str]]]]:

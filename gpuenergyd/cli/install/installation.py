@@ -16,6 +16,7 @@ from pathlib import Path
 
 import gpuenergyd
 from gpuenergyd import __version__
+from gpuenergyd.atomic_file import replace_file
 from gpuenergyd.errors import GpuEnergyError, UsageError
 
 UNITS_PYTHON = "/opt/gpuenergyd/bin/python"
@@ -190,10 +191,7 @@ def _is_unchanged(path: Path) -> bool:
 
 def _write(path: Path, content: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(content, encoding="utf-8")
-    unfinished.chmod(0o644)
-    unfinished.rename(path)
+    replace_file(path, content.encode(), mode=0o644)
 
 
 def _remove(path: Path) -> None:

@@ -31,7 +31,7 @@ from gpuenergyd.daemon.processes.policy_client import PolicyClient
 from gpuenergyd.daemon.registration import option_source
 from gpuenergyd.daemon.settings import Mode, Settings
 from gpuenergyd.gpu.device import GpuDetails
-from gpuenergyd.gpu.link.messages import WELL, GpuHealth
+from gpuenergyd.gpu.link.messages import USABLE_HEALTH, GpuHealth
 from gpuenergyd.store import WriterStatus
 from gpuenergyd.store.database import sqlite_path
 from gpuenergyd.wire.messages import RankRegistration
@@ -68,7 +68,7 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
     troubles = (daemon.worker.trouble, history_trouble, carbon_trouble, daemon.power.trouble)
     reasons = [reason for reason in troubles if reason]
     # GPUs without control rights are normal in observe mode.
-    normal = {*WELL, GpuHealth.RELEASED}
+    normal = {*USABLE_HEALTH, GpuHealth.RELEASED}
     if daemon.settings.mode is Mode.OBSERVE:
         normal.add(GpuHealth.OBSERVE_ONLY)
     reasons += [

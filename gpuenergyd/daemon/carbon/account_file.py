@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuenergyd.atomic_file import replace_file
 from gpuenergyd.core.carbon.account import WorkSlot
 from gpuenergyd.core.carbon.slowdown_account import SlowdownAccount
-from gpuenergyd.daemon.runtime.state_file import replace_file
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.gpu.process_identity import process_start_ticks, read_boot_id
 from gpuenergyd.wire.daemon_codec import decode, encode

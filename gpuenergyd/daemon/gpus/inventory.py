@@ -14,7 +14,7 @@ from gpuenergyd.daemon.gpus.history import GpuHistory
 from gpuenergyd.daemon.gpus.knobs import Knobs
 from gpuenergyd.daemon.gpus.switching_file import SavedSwitches
 from gpuenergyd.errors import GpuNotFoundError, JobError
-from gpuenergyd.gpu.device import GpuIdentity
+from gpuenergyd.gpu.device import SAME_CLOCK_MHZ, GpuIdentity
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuSample
 from gpuenergyd.store.records import Record
 
@@ -27,8 +27,6 @@ _KEPT_S = 900
 """How long clock changes and energy counter readings are kept: longer than any iteration that can be planned for."""
 _ASSUMED_SWITCH_LATENCY_S = 0.03
 """Planned with until enough clock changes were measured on this host and if none is published; above an A100's."""
-_SAME_CLOCK_MHZ = 16
-"""One clock step; a reading further from the requested clock has another cause than the request."""
 
 
 class ClaimKind(StrEnum):
@@ -317,10 +315,10 @@ def observed_switch(change: ClockChangeReport) -> ObservedSwitch | None:
         change.requested_sm_clock_mhz,
         change.actual_sm_clock_mhz,
     )
-    if before_mhz is None or abs(before_mhz - requested_mhz) <= _SAME_CLOCK_MHZ:
+    if before_mhz is None or abs(before_mhz - requested_mhz) <= SAME_CLOCK_MHZ:
         return None
     was_observed = change.effective_mono_ns is not None
-    if was_observed and (actual_mhz is None or abs(actual_mhz - requested_mhz) > _SAME_CLOCK_MHZ):
+    if was_observed and (actual_mhz is None or abs(actual_mhz - requested_mhz) > SAME_CLOCK_MHZ):
         return None
     if not was_observed and change.unseen_until_mono_ns is None:
         return None

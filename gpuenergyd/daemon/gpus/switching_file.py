@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gpuenergyd.atomic_file import replace_file
 from gpuenergyd.core.pipeline.switching import ObservedSwitch
-from gpuenergyd.daemon.runtime.state_file import replace_file
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.daemon_codec import decode, encode
 

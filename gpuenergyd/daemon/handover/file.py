@@ -14,11 +14,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuenergyd.atomic_file import replace_file
 from gpuenergyd.core.job.description import JobDescription
 from gpuenergyd.core.job.snapshot import JobSnapshot
 from gpuenergyd.daemon.jobs.runner import RunnerSnapshot
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
-from gpuenergyd.daemon.runtime.state_file import replace_file
 from gpuenergyd.errors import GpuEnergyError, ProtocolError
 from gpuenergyd.gpu.process_identity import process_start_ticks, read_boot_id
 from gpuenergyd.wire.daemon_codec import decode, encode

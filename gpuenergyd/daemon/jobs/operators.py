@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from gpuenergyd.atomic_file import replace_file
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import Event, OperatorOrdered
 from gpuenergyd.core.job.operator_orders import LOWEST_PRIORITY, OperatorOrders
@@ -21,7 +22,6 @@ from gpuenergyd.daemon.gpus.inventory import utc_at
 from gpuenergyd.daemon.jobs.registry import JobKey, Jobs
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
-from gpuenergyd.daemon.runtime.state_file import replace_file
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, UnknownPolicyError, UsageError
 from gpuenergyd.store.records import ControlEventRecord
 from gpuenergyd.wire.daemon_codec import decode, encode

@@ -25,7 +25,7 @@ from gpuenergyd.daemon.manual_leases.leases import LeaseHolder, ManualLease, Man
 from gpuenergyd.daemon.ports import GpuQueryPort
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import GpuEnergyError, GpuError, JobError, UsageError
-from gpuenergyd.gpu.link.messages import WELL
+from gpuenergyd.gpu.link.messages import USABLE_HEALTH
 from gpuenergyd.wire.calibration_messages import (
     CalibratedGpu,
     CalibrationPhase,
@@ -166,7 +166,7 @@ class Calibrations:
     async def _require_idle(self, gpu: Gpu) -> None:
         gpu_uuid = gpu.identity.gpu_uuid
         self.gpus.require_free(gpu_uuid)
-        if gpu.health not in WELL:
+        if gpu.health not in USABLE_HEALTH:
             raise JobError(f"GPU {gpu_uuid} is {gpu.health}: {gpu.detail}")
         pids = await self.worker.process_ids(gpu_uuid)
         if pids:

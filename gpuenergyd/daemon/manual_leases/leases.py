@@ -21,7 +21,7 @@ from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, GpuClaim, Gpus, utc
 from gpuenergyd.daemon.ports import GpuQueryPort, HistoryPort, LimitingWorkerPort
 from gpuenergyd.daemon.runtime.peer_credentials import is_dead
 from gpuenergyd.errors import GpuError, UsageError
-from gpuenergyd.gpu.link.messages import WELL, ClockChangeReport, GpuHealthChange, LeaseOwner
+from gpuenergyd.gpu.link.messages import USABLE_HEALTH, ClockChangeReport, GpuHealthChange, LeaseOwner
 from gpuenergyd.store.records import ControlEventRecord
 
 log = logging.getLogger(__name__)
@@ -192,7 +192,7 @@ class ManualLeases:
     def handle_gpu_health(self, change: GpuHealthChange) -> None:
         """End the lease of an unhealthy GPU, which may no longer apply its clock lock or power limit."""
         lease = self._leases.get(change.gpu_uuid)
-        if lease is not None and change.health not in WELL:
+        if lease is not None and change.health not in USABLE_HEALTH:
             self._end_soon(lease, f"the GPU is {change.health}: {change.detail}")
 
     def handle_worker_ready(self) -> None:

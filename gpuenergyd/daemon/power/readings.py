@@ -5,7 +5,7 @@ from collections.abc import Collection
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.core.power.backstop import GpuPower
 from gpuenergyd.daemon.gpus.inventory import Gpu
-from gpuenergyd.gpu.link.messages import WELL
+from gpuenergyd.gpu.link.messages import USABLE_HEALTH
 
 OLD_READING_S = 2.0
 """Age from which a reading no longer tells the present power."""
@@ -20,6 +20,6 @@ def gpu_power(gpu: Gpu, now_s: float, levers: Collection[Lever]) -> GpuPower:
         sm_clock_mhz=sample.sm_clock_mhz if sample is not None else None,
         supported_sm_clocks_mhz=gpu.identity.supported_sm_clocks_mhz,
         power_limit_range_w=gpu.view().power_limit_range_w if Lever.POWER_LIMITS in levers else None,
-        can_change=gpu.health in WELL,
+        can_change=gpu.health in USABLE_HEALTH,
         can_set_clocks=Lever.CLOCKS in levers,
     )

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from gpuenergyd.atomic_file import replace_file
 from gpuenergyd.core.power.budget import BudgetSource, PowerBudget, ScheduledBudget, budget_problem
 from gpuenergyd.daemon.power.schedule_file import checked_reason
-from gpuenergyd.daemon.runtime.state_file import replace_file
 from gpuenergyd.errors import GpuEnergyError, UsageError
 from gpuenergyd.wire.daemon_codec import decode, encode
 from gpuenergyd.wire.power_messages import PowerBudgetRequest

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuenergyd.errors import DriverError, GpuEnergyError, GpuPermissionError, GpuUnsupportedError
-from gpuenergyd.gpu.device import EnergyReading, GpuController, GpuDetails, GpuIdentity, GpuReading
+from gpuenergyd.gpu.device import SAME_CLOCK_MHZ, EnergyReading, GpuController, GpuDetails, GpuIdentity, GpuReading
 
 _COMMANDS = ("lock", "reset", "limit")
 _READERS = ("nvml", "simulated")
@@ -45,8 +45,6 @@ _VERIFY_LIMIT_S = 2.0
 _VERIFY_PAUSE_S = 0.005
 _LOCK_PAUSE_S = 0.002
 _TIMED_OUT = frozenset({124, 137, -9})
-_SAME_CLOCK_MHZ = 16
-"""One clock step."""
 _SAME_LIMIT_W = 1.0
 _MAX_ERROR_CHARS = 300
 
@@ -225,12 +223,12 @@ class CommandHost:
         try:
             self._run("lock", gpu_uuid, sm_clock_mhz=sm_clock_mhz)
             self._locked_mhz[gpu_uuid] = max(sm_clock_mhz, before_mhz or 0)
-            read_mhz = self._await_clock(gpu_uuid, lambda clock_mhz: clock_mhz <= sm_clock_mhz + _SAME_CLOCK_MHZ)
+            read_mhz = self._await_clock(gpu_uuid, lambda clock_mhz: clock_mhz <= sm_clock_mhz + SAME_CLOCK_MHZ)
             if read_mhz is not None:
                 raise DriverError(
                     f"command lock of {gpu_uuid} succeeded without effect: {read_mhz} MHz, not at most {sm_clock_mhz}"
                 )
-            if before_mhz is not None and before_mhz < sm_clock_mhz - _SAME_CLOCK_MHZ:
+            if before_mhz is not None and before_mhz < sm_clock_mhz - SAME_CLOCK_MHZ:
                 self._require_raised("lock", gpu_uuid, before_mhz)
             self._locked_mhz[gpu_uuid] = sm_clock_mhz
         except GpuEnergyError as error:
@@ -245,7 +243,7 @@ class CommandHost:
         locked_mhz = self._locked_mhz.get(gpu_uuid)
         self._run("reset", gpu_uuid)
         top_mhz = self._identity(gpu_uuid).supported_sm_clocks_mhz[0]
-        if locked_mhz is None or locked_mhz >= top_mhz - _SAME_CLOCK_MHZ:
+        if locked_mhz is None or locked_mhz >= top_mhz - SAME_CLOCK_MHZ:
             self._locked_mhz.pop(gpu_uuid, None)
         elif self._require_raised("reset", gpu_uuid, locked_mhz):
             del self._locked_mhz[gpu_uuid]
@@ -262,7 +260,7 @@ class CommandHost:
         while True:
             reading = self.read(gpu_uuid)
             clock_mhz = reading.sm_clock_mhz
-            if clock_mhz is None or abs(clock_mhz - locked_mhz) > _SAME_CLOCK_MHZ:
+            if clock_mhz is None or abs(clock_mhz - locked_mhz) > SAME_CLOCK_MHZ:
                 return clock_mhz is not None and clock_mhz > locked_mhz
             if reading.is_clock_limited or reading.is_power_capped:
                 return False

@@ -30,7 +30,7 @@ class GpuHealth(StrEnum):
     """Neither read nor changed: an administrator resets it, or upgrades the driver."""
 
 
-WELL = frozenset({GpuHealth.OK, GpuHealth.UNCONFIRMED})
+USABLE_HEALTH = frozenset({GpuHealth.OK, GpuHealth.UNCONFIRMED})
 """The health of a GPU that can be leased and changed as usual."""
 
 POWER_BUDGET_LEASE = "power-budget"

@@ -6,14 +6,12 @@ from enum import StrEnum
 from typing import assert_never
 
 from gpuenergyd.errors import GpuEnergyError, JournalError
-from gpuenergyd.gpu.device import GpuController, GpuReading, RecallsLocks
+from gpuenergyd.gpu.device import SAME_CLOCK_MHZ, GpuController, GpuReading, RecallsLocks
 from gpuenergyd.gpu.process_identity import process_start_ticks
 from gpuenergyd.gpu.restore.journal import Control, Journal, JournalEntry, KnownBy
 from gpuenergyd.gpu.restore.policy import RestorePolicy
 
 _LIMIT_TOLERANCE_W = 1.0
-_SAME_CLOCK_MHZ = 16
-"""One clock step."""
 
 
 class RestoreResult(StrEnum):
@@ -182,13 +180,13 @@ def _is_lock_gone(entry: JournalEntry, controller: GpuController, reading: GpuRe
         return False
     top_mhz = next(i.supported_sm_clocks_mhz[0] for i in controller.identities() if i.gpu_uuid == entry.gpu_uuid)
     restored_mhz = top_mhz if entry.saved_value is None else round(entry.saved_value)
-    if locked_mhz >= restored_mhz - _SAME_CLOCK_MHZ:
+    if locked_mhz >= restored_mhz - SAME_CLOCK_MHZ:
         return True
-    return reading.sm_clock_mhz is not None and reading.sm_clock_mhz > locked_mhz + _SAME_CLOCK_MHZ
+    return reading.sm_clock_mhz is not None and reading.sm_clock_mhz > locked_mhz + SAME_CLOCK_MHZ
 
 
 def _unconfirmed(entry: JournalEntry, detail: str) -> RestoreOutcome:
-    above_mhz = (entry.locked_sm_clock_mhz or 0) + _SAME_CLOCK_MHZ
+    above_mhz = (entry.locked_sm_clock_mhz or 0) + SAME_CLOCK_MHZ
     detail = f"{detail}, to be confirmed once the GPU computes above {above_mhz} MHz"
     return RestoreOutcome(entry.gpu_uuid, entry.control, RestoreResult.UNCONFIRMED, detail, above_mhz)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from gpuenergyd.errors import GpuEnergyError, JournalError
-from gpuenergyd.gpu.device import GpuController, GpuIdentity
+from gpuenergyd.gpu.device import SAME_CLOCK_MHZ, GpuController, GpuIdentity
 from gpuenergyd.gpu.link.messages import GpuHealth, GpuSample
 from gpuenergyd.gpu.restore.journal import Control, Journal
 from gpuenergyd.gpu.restore.policy import RestorePolicy
@@ -18,8 +18,6 @@ from gpuenergyd.gpu.worker.threads.driver_threads import DriverThreads
 from gpuenergyd.gpu.worker.threads.sample_stream import ForeignChangeDetector
 
 FOREIGN_CHANGE = "another program changed its clock lock"
-_SAME_CLOCK_MHZ = 16
-"""One clock step."""
 
 
 class ForeignChanges:
@@ -109,7 +107,7 @@ class ForeignChanges:
         if self._threads.actuator.lock_in_force(uuid) is not None or self.locks.of(uuid) != known:
             return
         dropped_mhz = self._dropped_mhz.pop(uuid, None)
-        if dropped_mhz is not None and abs((sample.sm_clock_mhz or 0) - dropped_mhz) <= _SAME_CLOCK_MHZ:
+        if dropped_mhz is not None and abs((sample.sm_clock_mhz or 0) - dropped_mhz) <= SAME_CLOCK_MHZ:
             self._remove_ours(uuid, dropped_mhz)
         else:
             self._record(sample)

@@ -8,13 +8,10 @@ again.
 import threading
 from collections.abc import Mapping
 
-from gpuenergyd.gpu.device import GpuIdentity
+from gpuenergyd.gpu.device import SAME_CLOCK_MHZ, GpuIdentity
 from gpuenergyd.gpu.link.messages import GpuSample
 from gpuenergyd.gpu.restore.journal import Journal
 from gpuenergyd.gpu.worker.threads.actuator import ClockLock, supported_clock_mhz
-
-_SAME_CLOCK_MHZ = 16
-"""One clock step."""
 
 
 class ForeignLocks:
@@ -62,6 +59,6 @@ class ForeignLocks:
 def foreign_clock_mhz(identity: GpuIdentity, sample: GpuSample) -> int | None:
     """Return the lock that a reading of a busy GPU shows; None for none, or if another reason may hold it down."""
     clocks_mhz, seen_mhz = identity.supported_sm_clocks_mhz, sample.sm_clock_mhz
-    if seen_mhz is None or sample.is_clock_limited is not False or seen_mhz >= clocks_mhz[0] - _SAME_CLOCK_MHZ:
+    if seen_mhz is None or sample.is_clock_limited is not False or seen_mhz >= clocks_mhz[0] - SAME_CLOCK_MHZ:
         return None
     return supported_clock_mhz(clocks_mhz, seen_mhz)

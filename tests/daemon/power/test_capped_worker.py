@@ -1,7 +1,6 @@
 """Ceilings: for every holder of a lease nothing above the ceiling reaches the driver, and all is restored."""
 
 import asyncio
-from collections.abc import Sequence
 
 from gpuenergyd.core.clock_request import ClockRequest, TimedClock
 from gpuenergyd.core.power.backstop import Ceiling
@@ -20,28 +19,6 @@ class LimitingWorker(FakeWorker):
     async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
         """Record it."""
         return await self.lower_power_limit(lease_id, gpu_uuid, power_limit_w, owner)
-
-
-class SlowWorker(LimitingWorker):
-    """Grants leases once it may go on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.may_go_on = asyncio.Event()
-        self.may_go_on.set()
-
-    async def lease(
-        self,
-        lease_id: str,
-        gpu_uuids: Sequence[str],
-        owner: LeaseOwner,
-        pidfds: Sequence[int] = (),
-        *,
-        sets_clocks: bool = True,
-    ) -> None:
-        """Record it at once, and reply later."""
-        await super().lease(lease_id, gpu_uuids, owner, pidfds, sets_clocks=sets_clocks)
-        await self.may_go_on.wait()
 
 
 def _capped(*, may_set_clocks: bool = True) -> tuple[CappedWorker, LimitingWorker]:
@@ -171,16 +148,16 @@ def test_a_lease_that_the_worker_has_ended_is_replaced() -> None:
 
 def test_a_ceiling_that_goes_while_a_job_takes_the_gpu_over_is_lifted() -> None:
     async def scenario() -> None:
-        worker = SlowWorker()
+        worker = LimitingWorker()
         capped = CappedWorker(worker, Stage().gpus)
         capped.set_ceilings({"GPU-0": LOW})
         await capped.settled()
-        worker.may_go_on.clear()
+        worker.may_lease = asyncio.Event()
         leasing = asyncio.create_task(capped.lease("job-1", ("GPU-0",), JOB))
         await asyncio.sleep(0)  # the worker has got the request and has not replied
         capped.set_ceilings({})
         await asyncio.sleep(0)
-        worker.may_go_on.set()
+        worker.may_lease.set()
         await leasing
         await capped.settled()
         assert capped.trouble is None

@@ -1,6 +1,5 @@
 """A torch pipeline on two hosts with their own daemons: both change their order together, with equal losses."""
 
-import multiprocessing
 import os
 import pickle
 import time
@@ -26,6 +25,7 @@ from tests.support.host_trainer import enter_namespace  # noqa: E402
 from tests.support.scripted_orders import DAEMON_PROLOGUE  # noqa: E402
 from tests.support.two_hosts import NoNetworkNamespaceError, TwoHosts  # noqa: E402
 from tests.support.waiting import wait_until  # noqa: E402
+from tests.trainers.across_hosts.host_ranks import run_on  # noqa: E402
 from tests.trainers.executed import TracedStage, share_trace  # noqa: E402
 from tests.trainers.pipeline_processes import run_ranks  # noqa: E402
 
@@ -109,28 +109,6 @@ def be_rank(rank: int, hosts: TwoHosts, sender: Any) -> None:
     dist.destroy_process_group()
 
 
-def run_on(hosts: TwoHosts) -> list[tuple[list[list[str]], list[str], int]]:
-    """Run one rank on each host; return their results."""
-    context = multiprocessing.get_context("fork")
-    pipes = [context.Pipe(duplex=False) for _ in range(NUM_RANKS)]
-    ranks = [context.Process(target=be_rank, args=(rank, hosts, pipes[rank][1])) for rank in range(NUM_RANKS)]
-    try:
-        for process in ranks:
-            process.start()
-        assert all(receiver.poll(LIMIT_S + 60) for receiver, _ in pipes), "a rank said nothing"
-        found = [pickle.loads(receiver.recv_bytes()) for receiver, _ in pipes]
-        for process in ranks:
-            process.join(30)
-        return found
-    finally:
-        for process in ranks:
-            process.kill()
-            process.join()
-        for pipe in pipes:
-            for end in pipe:
-                end.close()
-
-
 def test_a_torch_pipeline_across_hosts_changes_its_order_together_with_equal_losses(tmp_path: Path) -> None:
     settings = {"policy": "uniform", "warmup_iterations": 0, "baseline_iterations": 2, "max_slowdown_ratio": 1.0}
     try:
@@ -141,7 +119,7 @@ def test_a_torch_pipeline_across_hosts_changes_its_order_together_with_equal_los
         for daemon in hosts.daemons:
             daemon.prologue = DAEMON_PROLOGUE
         hosts.start_daemons()
-        found = run_on(hosts)
+        found = run_on(hosts, be_rank, limit_s=LIMIT_S + 60)
         wait_until(hosts.is_as_found, 60)
         logs = [daemon.log for daemon in hosts.daemons]
     finally:

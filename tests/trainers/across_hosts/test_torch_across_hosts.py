@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import multiprocessing
 import os
 import pickle
 import shutil
@@ -35,6 +34,7 @@ from tests.support.daemon_process import DaemonProcess
 from tests.support.host_trainer import enter_namespace
 from tests.support.two_hosts import NoNetworkNamespaceError, TwoHosts, two_hosts
 from tests.support.waiting import wait_until
+from tests.trainers.across_hosts.host_ranks import run_on
 from tests.trainers.pipeline_processes import run_ranks
 
 pytestmark = pytest.mark.torch
@@ -127,33 +127,11 @@ def be_rank(rank: int, hosts: TwoHosts, sender: Any) -> None:
     dist.destroy_process_group()
 
 
-def run_on(hosts: TwoHosts) -> list[tuple[list[list[str]], list[int], int]]:
-    """Run one rank on each host; return their results."""
-    context = multiprocessing.get_context("fork")
-    pipes = [context.Pipe(duplex=False) for _ in range(NUM_RANKS)]
-    ranks = [context.Process(target=be_rank, args=(rank, hosts, pipes[rank][1])) for rank in range(NUM_RANKS)]
-    try:
-        for process in ranks:
-            process.start()
-        assert all(receiver.poll(LIMIT_S + 60) for receiver, _ in pipes), "a rank said nothing"
-        found = [pickle.loads(receiver.recv_bytes()) for receiver, _ in pipes]
-        for process in ranks:
-            process.join(30)
-        return found
-    finally:
-        for process in ranks:
-            process.kill()
-            process.join()
-        for pipe in pipes:
-            for end in pipe:
-                end.close()
-
-
 def test_a_torch_pipeline_across_hosts_follows_one_plan_with_equal_losses(tmp_path: Path) -> None:
     settings = {"policy": "uniform", "warmup_iterations": 0, "baseline_iterations": 2, "max_slowdown_ratio": 0.5}
     try:
         with two_hosts(tmp_path, **settings) as hosts:
-            found = run_on(hosts)
+            found = run_on(hosts, be_rank, limit_s=LIMIT_S + 60)
             wait_until(hosts.is_as_found, 60)
             logs = [daemon.log for daemon in hosts.daemons]
             databases = [daemon.database_path for daemon in hosts.daemons]

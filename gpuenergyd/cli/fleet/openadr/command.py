@@ -9,11 +9,9 @@ from typing import Annotated
 
 import typer
 
-from gpuenergyd.cli.fleet.openadr.load_targets import NUM_LEVELS, SOURCE, SiteTerms
+from gpuenergyd.cli.fleet.openadr.load_targets import NUM_LEVELS, SiteTerms
 from gpuenergyd.core.fleet.grid_event import MAX_LOAD_W
 from gpuenergyd.errors import UsageError
-
-OPENADR_SOURCE = SOURCE
 
 
 def openadr(  # noqa: PLR0913  one parameter for each option

@@ -12,7 +12,7 @@ from typing import Any
 from gpuenergyd.core.fleet.grid_event import MAX_REASON_CHARS, GridEvent, LoadUnit, event_problem
 from gpuenergyd.errors import UsageError
 
-SOURCE = "openadr"
+OPENADR_SOURCE = "openadr"
 NUM_LEVELS = 3
 """Levels of the signal SIMPLE above the usual one, 0."""
 _MAX_INTERVALS = 50
@@ -84,7 +84,7 @@ def _of_signal(
             end_s,
             *asked,
             reason=reason,
-            source=SOURCE,
+            source=OPENADR_SOURCE,
         )
         if (problem := event_problem(target, now_s)) is not None:
             raise UsageError(problem)

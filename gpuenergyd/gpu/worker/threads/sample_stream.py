@@ -4,12 +4,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpuenergyd.gpu.device import SAME_CLOCK_MHZ
 from gpuenergyd.gpu.link.messages import GpuSample
 from gpuenergyd.gpu.worker.threads.actuator import ClockLock
 
 _SEND_PERIOD_NS = 100_000_000
 _MAX_BATCH = 256
-_CLOCK_TOLERANCE_MHZ = 16
 _SETTLED_AFTER_NS = 200_000_000
 """After the call, once a sample has shown the lock in effect."""
 _IN_EFFECT_AFTER_NS = 1_000_000_000
@@ -70,8 +70,8 @@ class ForeignChangeDetector:
         if passed_ns <= 0 or sample.sm_clock_mhz is None:
             return False
         above_mhz = sample.sm_clock_mhz - lock.sm_clock_mhz
-        if above_mhz <= _CLOCK_TOLERANCE_MHZ:
-            watched.has_been_seen |= above_mhz >= -_CLOCK_TOLERANCE_MHZ
+        if above_mhz <= SAME_CLOCK_MHZ:
+            watched.has_been_seen |= above_mhz >= -SAME_CLOCK_MHZ
             watched.num_above = 0
         elif passed_ns > (_SETTLED_AFTER_NS if watched.has_been_seen else _IN_EFFECT_AFTER_NS):
             watched.num_above += 1

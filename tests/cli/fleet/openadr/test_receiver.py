@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuenergyd.cli.fleet.event_input import EventFile, events_of_file
-from gpuenergyd.cli.fleet.openadr.load_targets import SOURCE
+from gpuenergyd.cli.fleet.openadr.load_targets import OPENADR_SOURCE
 from gpuenergyd.cli.fleet.openadr.receiver import OneLine, Receiver
 from gpuenergyd.core.fleet.grid_event import MAX_OPEN_EVENTS
 from gpuenergyd.errors import GpuEnergyError
@@ -121,7 +121,7 @@ def test_the_coordinator_cancels_what_vanishes_from_this_file_and_nothing_else(t
     _step(receiver)
     of_site = tmp_path / "site.csv"
     of_site.write_text("event_id,start,end,value,unit\nown,2027-01-01T18:00:00Z,2027-01-01T19:00:00Z,5,kW\n")
-    files = [EventFile(receiver.path, SOURCE), EventFile(of_site)]
+    files = [EventFile(receiver.path, OPENADR_SOURCE), EventFile(of_site)]
     for file in files:
         file.update(store, NOW_S)
     server.listed = []
