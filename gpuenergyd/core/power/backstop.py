@@ -2,8 +2,8 @@
 
 Theory of operation. It knows no job and no curve. Dynamic power falls at least as fast as the clock, so the ratio of
 the dynamic power that the budget leaves to the measured one is a clock that is low enough; what is still above after
-that is lowered again, by power limits too. It acts a little before a second has passed above the budget, at once when
-the budget has fallen, and raises its ceilings slowly while power is left, or altogether when plans that fit are
+that is lowered again, by power limits too. It acts a little before a second has passed above the budget, at once in the
+first seconds after the budget has fallen unless plans that fit are followed, and raises its ceilings slowly while power is left, or altogether when plans that fit are
 followed: those are trusted again, for a time that doubles each time they were wrong.
 """
 
@@ -11,6 +11,9 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+
+_SAME_S = 0.001
+"""Readings come at regular times: a time that is reached but for rounding must not wait for the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +50,14 @@ class BackstopRules:
     """Time without a break above the budget before it acts: with the time to act, less than a second."""
     long_window_s: float = 3.0
     """A mean above the budget over this time counts too, whatever its breaks."""
+    impatience_s: float = 3.0
+    """Time without patience after the budget has fallen, unless plans that fit are followed before."""
     settle_s: float = 0.2
     """Time from one action to the next, if the first was not enough."""
     margin_ratio: float = 0.02
     """How far below the budget it aims."""
+    next_margin_ratio: float = 0.05
+    """How far if that was not enough: power is rising, within an iteration or because a job begins."""
     raise_period_s: float = 1.0
     most_raise_ratio: float = 0.05
     """Largest raise of the ceilings at a time."""
@@ -74,6 +81,7 @@ class Backstop:
     measured_w: float | None = None
     """Power of the whole host at the last reading, where unknown GPUs count with what they may draw."""
     _budget_w: float | None = None
+    _impatient_until_s: float = -math.inf
     _over_since_s: float | None = None
     _acted_s: float = -math.inf
     _raised_s: float = -math.inf
@@ -123,6 +131,9 @@ class Backstop:
         self._remember(now_s, measured_w)
         if is_lowered:
             self._recent.clear()
+            self._impatient_until_s = now_s + self.rules.impatience_s
+        elif plans_fit:
+            self._impatient_until_s = -math.inf
         if measured_w <= budget_w * (1 + self.rules.tolerance_ratio):
             self._over_since_s = None
             if not self._is_mean_over(now_s, budget_w):
@@ -132,7 +143,7 @@ class Backstop:
         else:
             self.over_s += elapsed_s
             self._over_since_s = now_s if self._over_since_s is None else self._over_since_s
-        if self._is_due(now_s, budget_w, is_lowered=is_lowered):
+        if self._is_due(now_s, budget_w):
             self._cut(now_s, readings, powers_w, measured_w)
         return self.ceilings != before
 
@@ -161,19 +172,22 @@ class Backstop:
         mean_w = math.fsum(w for _, w in self._recent) / len(self._recent)
         return mean_w > budget_w * (1 + self.rules.tolerance_ratio)
 
-    def _is_due(self, now_s: float, budget_w: float, *, is_lowered: bool) -> bool:
-        if now_s - self._acted_s < self.rules.settle_s:
+    def _is_due(self, now_s: float, budget_w: float) -> bool:
+        if now_s - self._acted_s < self.rules.settle_s - _SAME_S:
             return False
         if self._over_since_s is None:
             return self._is_mean_over(now_s, budget_w)
-        return is_lowered or self._steps > 0 or now_s - self._over_since_s >= self.rules.patience_s
+        is_impatient = now_s < self._impatient_until_s or self._steps > 0
+        return is_impatient or now_s - self._over_since_s >= self.rules.patience_s - _SAME_S
 
     def _cut(
         self, now_s: float, readings: Mapping[str, GpuPower], powers_w: Mapping[str, float], measured_w: float
     ) -> None:
         """Lower what can be lowered, until the host's power is expected below the budget."""
         assert self._budget_w is not None
-        aim_w = self._budget_w * (1 - self.rules.margin_ratio)
+        is_last_resort = self._steps > 0
+        margin_ratio = self.rules.next_margin_ratio if is_last_resort else self.rules.margin_ratio
+        aim_w = self._budget_w * (1 - margin_ratio)
         can_change = [uuid for uuid, reading in readings.items() if reading.can_change]
         changed_w = math.fsum(powers_w[uuid] for uuid in can_change)
         idle_w = math.fsum(min(self._idle_w.get(uuid, 0.0), 0.5 * powers_w[uuid]) for uuid in can_change)
@@ -183,7 +197,6 @@ class Backstop:
         if not self.ceilings:
             self.num_cuts += 1
             self._distrust(now_s)
-        is_last_resort = self._steps > 0
         share = left_w / changed_w if changed_w > 0 else 0.0
         self.ceilings = {
             uuid: _lowered(readings[uuid], self.ceilings.get(uuid, Ceiling()), ratio, share * powers_w[uuid])

@@ -178,3 +178,26 @@ def test_a_gpu_that_cannot_be_changed_is_left_alone_and_the_others_make_up_for_i
     }
     backstop.observe(0.0, readings, budget_w=450.0)
     assert set(backstop.ceilings) == {"GPU-1"}
+
+
+def test_power_that_rises_after_the_budget_fell_is_cut_at_once() -> None:
+    gpus = Gpus()
+    gpus.run(2.0, 1400.0)
+    gpus.full_w = (200.0,) * 4
+    gpus.run(1.0, 1000.0)
+    assert gpus.backstop.ceilings == {}
+    gpus.full_w = (350.0,) * 4  # a wave of the iteration, before plans that fit are followed
+    gpus.run(3 * PERIOD_S, 1000.0)
+    assert gpus.backstop.num_cuts == 1
+    assert gpus.longest_s <= 2 * PERIOD_S
+
+
+def test_power_that_rises_after_plans_fit_has_the_usual_patience() -> None:
+    gpus = Gpus(full_w=(200.0,) * 4)
+    gpus.run(1.0, 1000.0, plans_fit=True)
+    gpus.full_w = (350.0,) * 4
+    gpus.run(4 * PERIOD_S, 1000.0, plans_fit=True)
+    assert gpus.backstop.num_cuts == 0
+    gpus.run(1.0, 1000.0, plans_fit=True)
+    assert gpus.backstop.num_cuts == 1
+    assert gpus.longest_s <= 1.0
