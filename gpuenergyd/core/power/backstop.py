@@ -3,8 +3,9 @@
 Theory of operation. It knows no job and no curve. Dynamic power falls at least as fast as the clock, so the ratio of
 the dynamic power that the budget leaves to the measured one is a clock that is low enough; what is still above after
 that is lowered again, by power limits too. It acts a little before a second has passed above the budget, at once in the
-first seconds after the budget has fallen unless plans that fit are followed, and raises its ceilings slowly while power is left, or altogether when plans that fit are
-followed: those are trusted again, for a time that doubles each time they were wrong.
+first seconds after the budget has fallen unless plans that fit are followed, and raises its ceilings slowly while power
+is left, or altogether when plans that fit are followed: those are trusted again, for a time that doubles each time they
+were wrong.
 """
 
 import math
