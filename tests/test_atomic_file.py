@@ -1,4 +1,4 @@
-"""Replaced files: replaced as a whole, with the rights that they should have, and unchanged after a failure."""
+"""A replaced file is whole, has the rights that it should have, and is unchanged after a failure."""
 
 import os
 from pathlib import Path

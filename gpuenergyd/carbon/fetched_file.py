@@ -1,4 +1,4 @@
-"""File of fetched values between fetcher and daemon: replaced atomically, validated when read."""
+"""The file by which the carbon fetcher passes values to the daemon: replaced atomically, validated when read."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta

@@ -1,4 +1,4 @@
-"""Grid events from outside: a JSON object of the webhook, or a line of a CSV file; the OpenADR receiver writes one."""
+"""Grid events from outside, as JSON of the webhook or as lines of a CSV file; writes such a file too."""
 
 import csv
 import io

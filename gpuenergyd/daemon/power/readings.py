@@ -1,4 +1,4 @@
-"""Readings of GPUs as the decisions about power see them."""
+"""Power, clock and limits of each GPU, in the form in which the control of a power budget takes them."""
 
 from collections.abc import Collection
 

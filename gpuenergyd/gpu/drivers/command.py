@@ -1,4 +1,4 @@
-"""Command driver: GPUs are read as by another driver, and changed by an administrator's own programs.
+"""Command driver: reads GPUs by another driver, and changes them by programs that an administrator provides.
 
 For sites where the GPU worker has no privilege, but may run a few whitelisted programs, for instance by sudo rules. The
 commands file is TOML; each command is a list of arguments without a shell, in which `{gpu_uuid}`, `{index}`,

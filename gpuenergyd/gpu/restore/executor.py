@@ -1,4 +1,4 @@
-"""Restore executor: restores GPUs from the journal. Idempotent; a GPU that fails does not stop the others."""
+"""Restores GPUs from the restore journal; may be repeated, and a GPU that fails does not stop the others."""
 
 from collections.abc import Collection
 from dataclasses import dataclass

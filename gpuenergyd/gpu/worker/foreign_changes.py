@@ -1,4 +1,4 @@
-"""Clock changes of other programs: seen in samples, answered by ending our lease and leaving their lock alone."""
+"""Clock locks that other programs set over ours: seen in samples; our lease of the GPU ends, and their lock stays."""
 
 import time
 from collections.abc import Callable, Sequence

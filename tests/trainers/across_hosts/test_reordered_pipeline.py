@@ -1,7 +1,6 @@
 """A torch pipeline on two hosts with their own daemons: both change their order together, with equal losses."""
 
 import os
-import pickle
 import time
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,6 @@ from tests.support.host_trainer import enter_namespace  # noqa: E402
 from tests.support.scripted_orders import DAEMON_PROLOGUE  # noqa: E402
 from tests.support.two_hosts import NoNetworkNamespaceError, TwoHosts  # noqa: E402
 from tests.support.waiting import wait_until  # noqa: E402
-from tests.trainers.across_hosts.host_ranks import run_on  # noqa: E402
 from tests.trainers.executed import TracedStage, share_trace  # noqa: E402
 from tests.trainers.pipeline_processes import run_ranks  # noqa: E402
 
@@ -88,9 +86,9 @@ def train_alone(rank: int, num_steps: int) -> list[list[str]]:
     return train(rank, None, num_steps)[0]
 
 
-def be_rank(rank: int, hosts: TwoHosts, sender: Any) -> None:
+def enter_host(hosts: TwoHosts, rank: int) -> str:
+    """Move a rank to its host; return how the group finds its members."""
     enter_namespace(hosts.names[rank])
-    torch.set_num_threads(1)
     os.environ.update(
         MASTER_ADDR=hosts.addresses[0],
         MASTER_PORT=str(PORT),
@@ -104,9 +102,11 @@ def be_rank(rank: int, hosts: TwoHosts, sender: Any) -> None:
     # Agreements take some rounds, however short iterations are; this process is the test's own.
     setattr(membership, "PipelineMember", partial(PipelineMember, period_s=ROUND_S))  # noqa: B010  not exported
     setattr(membership, "HostOrders", partial(HostOrders, period_s=AGREEMENT_S))  # noqa: B010  not exported
-    dist.init_process_group("gloo")
-    sender.send_bytes(pickle.dumps(train(rank, hosts.daemons[rank], 0)))
-    dist.destroy_process_group()
+    return "env://"
+
+
+def train_on_host(rank: int, hosts: TwoHosts) -> tuple[list[list[str]], list[str], int]:
+    return train(rank, hosts.daemons[rank], 0)
 
 
 def test_a_torch_pipeline_across_hosts_changes_its_order_together_with_equal_losses(tmp_path: Path) -> None:
@@ -119,7 +119,8 @@ def test_a_torch_pipeline_across_hosts_changes_its_order_together_with_equal_los
         for daemon in hosts.daemons:
             daemon.prologue = DAEMON_PROLOGUE
         hosts.start_daemons()
-        found = run_on(hosts, be_rank, limit_s=LIMIT_S + 60)
+        prepare = partial(enter_host, hosts)
+        found = run_ranks(NUM_RANKS, tmp_path, train_on_host, hosts, limit_s=LIMIT_S + 60, prepare=prepare)
         wait_until(hosts.is_as_found, 60)
         logs = [daemon.log for daemon in hosts.daemons]
     finally:

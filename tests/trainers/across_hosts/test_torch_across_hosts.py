@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import pickle
 import shutil
 import sqlite3
 import subprocess
@@ -12,7 +11,6 @@ import time
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,7 +32,6 @@ from tests.support.daemon_process import DaemonProcess
 from tests.support.host_trainer import enter_namespace
 from tests.support.two_hosts import NoNetworkNamespaceError, TwoHosts, two_hosts
 from tests.support.waiting import wait_until
-from tests.trainers.across_hosts.host_ranks import run_on
 from tests.trainers.pipeline_processes import run_ranks
 
 pytestmark = pytest.mark.torch
@@ -107,9 +104,9 @@ def is_block_asked_for(daemon: DaemonProcess) -> bool:
     return any(job["pipeline"] and job["pipeline"]["num_proof_iterations"] for job in daemon.status()["jobs"])
 
 
-def be_rank(rank: int, hosts: TwoHosts, sender: Any) -> None:
+def enter_host(hosts: TwoHosts, rank: int) -> str:
+    """Move a rank to its host; return how the group finds its members."""
     enter_namespace(hosts.names[rank])
-    torch.set_num_threads(1)
     os.environ.update(
         MASTER_ADDR=hosts.addresses[0],
         MASTER_PORT=str(PORT),
@@ -121,17 +118,19 @@ def be_rank(rank: int, hosts: TwoHosts, sender: Any) -> None:
     )
     # Ranks agree on a plan in some rounds, however short iterations are; this process is the test's own.
     setattr(membership, "PipelineMember", partial(PipelineMember, period_s=ROUND_S))  # noqa: B010  not exported
-    dist.init_process_group("gloo")
-    daemon = hosts.daemons[rank]
-    sender.send_bytes(pickle.dumps(train_attached(rank, daemon)))
-    dist.destroy_process_group()
+    return "env://"
+
+
+def train_on_host(rank: int, hosts: TwoHosts) -> tuple[list[list[str]], list[int], int]:
+    return train_attached(rank, hosts.daemons[rank])
 
 
 def test_a_torch_pipeline_across_hosts_follows_one_plan_with_equal_losses(tmp_path: Path) -> None:
     settings = {"policy": "uniform", "warmup_iterations": 0, "baseline_iterations": 2, "max_slowdown_ratio": 0.5}
     try:
         with two_hosts(tmp_path, **settings) as hosts:
-            found = run_on(hosts, be_rank, limit_s=LIMIT_S + 60)
+            prepare = partial(enter_host, hosts)
+            found = run_ranks(NUM_RANKS, tmp_path, train_on_host, hosts, limit_s=LIMIT_S + 60, prepare=prepare)
             wait_until(hosts.is_as_found, 60)
             logs = [daemon.log for daemon in hosts.daemons]
             databases = [daemon.database_path for daemon in hosts.daemons]

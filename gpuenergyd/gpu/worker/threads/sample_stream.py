@@ -1,4 +1,4 @@
-"""What happens to samples in the worker: they are batched for the daemon and checked for foreign clock changes."""
+"""Samples of GPUs on their way to the daemon: sent in batches, and checked for clock changes by other programs."""
 
 import time
 from collections.abc import Sequence
