@@ -94,6 +94,8 @@ RUNS = (
         3600, Kind.COMPUTED, is_usual=False, data=("carbon",)),
     Run("carbon-published", "carbon_published.py", _args("--json"), _args("--networks 1 --json"), 300, 3600,
         Kind.COMPUTED, is_usual=False, data=("carbon",)),
+    Run("carbon-interval", "carbon_interval.py", _args("--json"), _args("--networks 1 --json"), 300, 3600,
+        Kind.COMPUTED, is_usual=False, data=("carbon",)),
     Run("device-model", "device_model.py", _args("--json"), _args("--json"), 5, 120, Kind.COMPUTED, data=("gpu",)),
     Run("client-cost", "client_cost.py", _args("--rounds 200 --json"), _args("--rounds 10 --json"), 3, 300),
     Run("overhead", "overhead.py", _args("--pairs 20 --json"), _args("--pairs 3 --steps 2 --json"), 240, 900),
