@@ -154,7 +154,7 @@ def hourly_series(zone: str, samples: Iterable[IntensitySample]) -> HourlySeries
 
 @dataclass(frozen=True, slots=True)
 class ForecastHour:
-    """Forecast of one hour: expected intensity with its 10 % and 90 % quantiles."""
+    """Forecast of one hour: expected intensity with the bounds of its 95 % interval."""
 
     target_at: datetime
     carbon_intensity_g_per_kwh: float
