@@ -53,7 +53,7 @@ def sample_status(elapsed_s: float = 0.0) -> dict[str, Any]:
         for index, (clock_mhz, power_w, owner) in enumerate(zip(_CLOCKS_MHZ, _POWERS_W, owners, strict=True))
     ]
     return {
-        "version": "0.2.0",
+        "version": "0.3.0",
         "pid": 4711,
         "uptime_s": 5400.0 + elapsed_s,
         "is_degraded": False,
