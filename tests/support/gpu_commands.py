@@ -6,6 +6,7 @@ from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PROGRAM = """#!{python} -IS
+import os
 import sys
 sys.path.insert(0, {root!r})
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
@@ -14,10 +15,10 @@ from pathlib import Path
 name, uuid = sys.argv[1:3]
 with Path({folder!r}, name + ".calls").open("a") as calls:
     calls.write(".")
+Path({folder!r}, name + ".pid").write_text(str(os.getpid()))
 behaviour = Path({folder!r}, name + ".behaviour")
 behaviour = behaviour.read_text() if behaviour.exists() else "works"
 if behaviour == "flaky":
-    import os
     # A reset without effect shows when its GPU computes next, and the kill matrix does not wait for that: no such lies.
     kinds = ["fails", "hangs", "fails after setting", "hangs after setting", "dies after setting", "lies"]
     drawn = os.urandom(1)[0] % 32
@@ -41,7 +42,7 @@ if behaviour == "hangs after setting":
     import time
     time.sleep(600)
 if behaviour == "dies after setting":
-    import os, signal
+    import signal
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -79,6 +80,10 @@ class GpuCommands:
         """Return how often a command was run."""
         calls = self.folder / f"{name}.calls"
         return calls.stat().st_size if calls.exists() else 0
+
+    def is_running(self, name: str) -> bool:
+        """Return whether the latest run of a command has not ended yet."""
+        return Path("/proc", (self.folder / f"{name}.pid").read_text()).exists()
 
     def let(self, name: str, behaviour: str) -> None:
         """Let a command misbehave from now on; `works` ends that, `flaky` misbehaves in every sixth call."""

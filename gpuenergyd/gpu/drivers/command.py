@@ -387,7 +387,7 @@ class CommandHost:
         Raises:
             DriverError: a command is still running after its time limit.
         """
-        folder = Path(tempfile.gettempdir()) / f"gpuenergyd-commands-{os.geteuid()}"
+        folder = _lock_folder()
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
@@ -408,6 +408,15 @@ class CommandHost:
             yield fd
         finally:
             os.close(fd)
+
+
+def _lock_folder() -> Path:
+    """Return the folder of the locks: in the runtime directory of a systemd unit, which the unit that restores shares.
+
+    Each unit has a temporary folder of its own.
+    """
+    runtime_folder = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+    return Path(runtime_folder or tempfile.gettempdir()) / f"gpuenergyd-commands-{os.geteuid()}"
 
 
 def _replaced(part: str, texts: Mapping[str, str]) -> str:

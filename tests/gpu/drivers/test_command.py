@@ -152,24 +152,41 @@ def test_values_out_of_range_run_no_command(host: CommandHost, commands: GpuComm
         host.set_power_limit(gpu_uuid, 5000.0)
 
 
+@pytest.mark.parametrize("are_units", [False, True])
 def test_who_restores_waits_for_a_command_of_a_killed_process(
-    world: SimulatedHost, commands: GpuCommands, gpu_uuid: str
+    world: SimulatedHost,
+    commands: GpuCommands,
+    gpu_uuid: str,
+    are_units: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A lock that is under way when its process is killed must not come after the reset."""
+    """A lock that is under way when its process is killed must not come after the reset, in another systemd unit too.
+
+    Units with the same runtime directory have temporary folders of their own.
+    """
+    environ = dict(os.environ)
+    if are_units:
+        monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))
+        temporary = tmp_path / "temporary"
+        temporary.mkdir()
+        environ |= {"RUNTIME_DIRECTORY": str(tmp_path), "TMPDIR": str(temporary)}
     commands.let("lock", "hangs after setting")
     GpuCommands.create(commands.folder, world.path, timeout_s=5.0)
     program = (
         "import sys; from pathlib import Path; from gpuenergyd.gpu.drivers.command import CommandHost;"
         "CommandHost.open(Path(sys.argv[1])).lock_sm_clock(sys.argv[2], 900)"
     )
-    setter = subprocess.Popen([sys.executable, "-c", program, str(commands.path), gpu_uuid])
+    setter = subprocess.Popen([sys.executable, "-c", program, str(commands.path), gpu_uuid], env=environ)
     wait_until(lambda: world.locked_sm_clock_mhz(gpu_uuid) == 900, 60)
+    assert commands.is_running("lock")
     setter.send_signal(signal.SIGKILL)
     setter.wait()
 
     with_reset = CommandHost.open(commands.path)
     with_reset.reset_sm_clock(gpu_uuid)
 
+    assert not commands.is_running("lock")
     assert world.locked_sm_clock_mhz(gpu_uuid) is None
     with_reset.close()
 
