@@ -1,8 +1,9 @@
 """Past jobs: curves that jobs left, stored by user and GPU model in the table of earlier runs, and read for later jobs.
 
 The key of a row names its owner, so that no user's jobs are planned from, or shown, what another user's program
-reported; only what an administrator imports holds for all users of the host. A user has 256 rows per GPU model: a job
-with the name and number of stages of an earlier one replaces it, and the rows cannot grow in number.
+reported; only what an administrator imports holds for all users of the host. A job with the name and number of stages
+of an earlier one replaces it. A user has 256 rows per GPU model, so that they cannot grow in number; imported jobs, whose
+number the administrator decides, have one each.
 """
 
 import asyncio
@@ -43,7 +44,9 @@ def past_job_record(job: PastJob, uid: int | None) -> PreviousRunRecord:
 
 def _key(job: PastJob, uid: int | None) -> str:
     same = f"{job.job_name}\n{job.learned.num_stages}"
-    slot = int.from_bytes(hashlib.sha256(same.encode()).digest()[:4]) % NUM_SLOTS
+    slot = int.from_bytes(hashlib.sha256(same.encode()).digest()[:8])
+    if uid is not None:
+        slot %= NUM_SLOTS
     return f"{_prefix(uid, job.learned.gpu_model_name)}{slot}"
 
 

@@ -149,6 +149,14 @@ def test_without_a_history_there_are_no_past_jobs(tmp_path: Path) -> None:
     assert asyncio.run(PastJobStore(tmp_path / "none.sqlite3", Written()).recall(ALICE, "A100")) == ()
 
 
+def test_imported_past_jobs_do_not_replace_each_other(tmp_path: Path) -> None:
+    jobs = [past_job(f"job-{k}") for k in range(2 * NUM_SLOTS)]
+
+    store = stored(tmp_path, *(past_job_record(job, None) for job in [*jobs, jobs[0]]))
+
+    assert names(tuple(own.job for own in asyncio.run(store.of_user(ALICE)))) == names(tuple(jobs))
+
+
 def test_an_import_is_all_or_nothing(tmp_path: Path) -> None:
     store = stored(tmp_path)
     written = store.history
