@@ -26,8 +26,9 @@ from tests.support.client_process import daemon_for_everybody
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
 from tests.support.waiting import wait_until
 
-CALL_S, SETTLE_S = 0.03, 0.012
-"""Of the simulated GPU whose latencies are known: a call of constant duration, and the mean of an exponential."""
+CALL_S, SETTLE_S = 0.08, 0.012
+"""Of the simulated GPU whose latencies are known: a call of constant duration, beside which delays of a busy host
+are small, and the mean of an exponential."""
 _COMMAND = "from gpuenergyd.cli.main import main; main()"
 
 
