@@ -169,6 +169,8 @@ class RankClient:
         self._iteration_index = -1
         self._plan_epoch = 0
         self._recorded: RecordedIteration | None = None
+        self._unqueued: FinishedIteration | None = None
+        """The previous iteration, until the first instruction of this one has begun."""
         self._num_errors = 0
         self.memory_bytes: tuple[int, ...] = ()
         """Memory to report with the next iterations, as in `IterationReport`; the adapter measures it."""
@@ -288,7 +290,11 @@ class RankClient:
             self._count_error()
 
     def begin_iteration(self) -> None:
-        """Mark the begin of an iteration, queue the report of the previous one and switch to the plan that is due."""
+        """Mark the begin of an iteration and switch to the plan that is due.
+
+        The report of the previous one is queued after the begin of the first instruction: the reporter's thread would
+        else work on it while this one waits for Python's global lock to request the clock.
+        """
         if self._is_inert:
             return
         try:
@@ -296,7 +302,8 @@ class RankClient:
             self._timer.begin_iteration(finished.recorded if finished is not None else None)
             self._iteration_index += 1
             self._captured = self._captured_always
-            self._queue_report(finished)
+            self._queue_unqueued()
+            self._unqueued = finished
             plan = self._plans.plan_for(self._iteration_index)
             self._plan = plan
             self._clocks = plan.clocks
@@ -335,6 +342,7 @@ class RankClient:
             self._recorder.replay(captured)
             if self._plan.changes:
                 self._recorder.call_with_instant(partial(self._sender.request_timetable, self._plan))
+            self._queue_unqueued()
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
 
@@ -344,6 +352,7 @@ class RankClient:
             return ()
         try:
             self._is_in_iteration = False
+            self._queue_unqueued()
             order = self._timer.order()
             self._recorded = self._timer.end_iteration()
         except Exception:  # noqa: BLE001  must not reach training
@@ -357,6 +366,7 @@ class RankClient:
             return
         try:
             self._is_in_iteration = False
+            self._queue_unqueued()
             recorded = self._timer.end_iteration()
             if recorded is not None:
                 self._timer.call_when_reached(recorded.free)
@@ -368,6 +378,7 @@ class RankClient:
         if self._is_inert:
             return
         try:
+            self._queue_unqueued()
             self._queue_report(self._pop_finished())
             highest_mhz = self._plan.highest_sm_clock_mhz
             if highest_mhz:
@@ -384,6 +395,8 @@ class RankClient:
             slot = self._begin(key)
             if key in self._clocks and not self._is_in_capture:
                 self._timer.call_at_begin(slot, partial(self._sender.request, self._plan, self._clocks[key]))
+            if self._unqueued is not None:
+                self._queue_unqueued()
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
             return NOT_RECORDED
@@ -402,6 +415,7 @@ class RankClient:
             return
         try:
             give_up_mono_ns = monotonic_ns() + (_RELEASE_LIMIT_NS if shall_wait else 0)
+            self._queue_unqueued()
             self._queue_report(self._pop_finished())
             self._is_inert = True
             self._is_in_iteration = False
@@ -419,6 +433,7 @@ class RankClient:
         """Disable the copy in a forked child: a data-loader worker is not this rank."""
         self._is_inert = True
         self._is_in_iteration = False
+        self._unqueued = None
         self._plan, self._clocks = NO_PLAN, NO_PLAN.clocks
         if self._reporter is not None:
             self._reporter.close_in_child()
@@ -440,6 +455,10 @@ class RankClient:
         self._sender.num_dropped = 0
         self._num_errors = 0
         return finished
+
+    def _queue_unqueued(self) -> None:
+        finished, self._unqueued = self._unqueued, None
+        self._queue_report(finished)
 
     def _queue_report(self, finished: FinishedIteration | None) -> None:
         """Have an iteration reported once its times are known."""
