@@ -214,6 +214,10 @@ class ReplicasPort(Protocol):
         """Compare the pace of a job with the other replicas after an iteration."""
         ...
 
+    def block_begins(self, runner: RunningJob, apply_at_iteration: int) -> None:
+        """Have the other replicas run at full speed in the same iterations as this one."""
+        ...
+
 
 class IterationWatcher(Protocol):
     """A listener for the iterations of all jobs: the carbon service."""

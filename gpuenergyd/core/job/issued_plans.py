@@ -127,13 +127,14 @@ class IssuedPlans:
         last_reported: int,
         run_ahead: int = 0,
         after: int = 1,
+        not_before: int = 0,
         num_iterations: int | None = None,
     ) -> SendPlan:
         """Return the command that sends a plan under the next epoch, `after` iterations after the last one or later.
 
         All ranks follow a plan from the same iteration on, which none of them may have launched when the plan arrives:
-        `run_ahead` is how many iterations programs launch before their GPUs begin them, `num_iterations` the length of
-        a block after which the plan in force is sent again.
+        `run_ahead` is how many iterations programs launch before their GPUs begin them, `not_before` the earliest
+        iteration, `num_iterations` the length of a block after which the plan in force is sent again.
         """
         plan_epoch = max(self._id_of_epoch) + 1
         self._id_of_epoch[plan_epoch] = plan.plan_id
@@ -141,7 +142,8 @@ class IssuedPlans:
         for forgotten in [epoch for epoch in self._id_of_epoch if 0 < epoch <= plan_epoch - _EPOCHS_KEPT]:
             del self._id_of_epoch[forgotten]
         self._awaited = plan_epoch, last_reported
-        self.last_apply_at = max(last_reported + ITERATIONS_AHEAD + run_ahead, self.last_apply_at + after)
+        possible_at = last_reported + ITERATIONS_AHEAD + run_ahead
+        self.last_apply_at = max(possible_at, self.last_apply_at + after, not_before)
         if plan.power_limits_w != self._power_limits_w:
             self._power_limits_w = plan.power_limits_w
             self._settling_from = [*self._settling_from[1 - _EPOCHS_KEPT :], self.last_apply_at]

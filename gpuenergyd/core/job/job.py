@@ -58,6 +58,7 @@ from gpuenergyd.core.job.messages import (
     RecordIteration,
     RecordNotice,
     RecordPhase,
+    ReplicaBlockBegins,
     StageMemoryChanged,
     StoreCurves,
     StoreOrderRefusal,
@@ -239,6 +240,10 @@ class Job:
                 return self._operator_ordered(event)
             case StragglerChanged():
                 return self._straggler_changed(event)
+            case ReplicaBlockBegins():
+                if self.phase is not JobPhase.TUNED or self.control.is_checking_full_speed:
+                    return ()
+                return self.control.join_block(event.apply_at_iteration, is_at_given_pace=self._is_at_given_pace)
             case StageMemoryChanged():
                 index = self.description.rank_index(event.pp_rank, 0)
                 self.knowledge.reordering.record_stage(index, event.memory)

@@ -165,6 +165,13 @@ class StragglerChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaBlockBegins:
+    """Another replica of the training runs a block at full speed from this iteration on."""
+
+    apply_at_iteration: int
+
+
+@dataclass(frozen=True, slots=True)
 class PowerTargetChanged:
     """The host's power budget leaves the job this iteration time; None: full speed."""
 
@@ -227,6 +234,7 @@ Event = (
     | TargetChanged
     | OperatorOrdered
     | StragglerChanged
+    | ReplicaBlockBegins
     | PowerTargetChanged
     | PowerCutChanged
     | StageMemoryChanged

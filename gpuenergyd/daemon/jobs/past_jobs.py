@@ -2,8 +2,8 @@
 
 The key of a row names its owner, so that no user's jobs are planned from, or shown, what another user's program
 reported; only what an administrator imports holds for all users of the host. A job with the name and number of stages
-of an earlier one replaces it. A user has 256 rows per GPU model, so that they cannot grow in number; imported jobs, whose
-number the administrator decides, have one each.
+of an earlier one replaces it. A user has 256 rows per GPU model, so that they cannot grow in number; imported jobs,
+whose number the administrator decides, have one each.
 """
 
 import asyncio

@@ -13,6 +13,7 @@ from typing import Any
 
 from gpuenergyd.core.distributed.straggler_savings import StragglerSavingEstimator
 from gpuenergyd.core.distributed.stragglers import Pace, ReplicaGroup, StragglerChange, StragglerRules
+from gpuenergyd.core.job.messages import ReplicaBlockBegins
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.jobs.training_budget import TrainingTarget, handle_budget, share_budget
 from gpuenergyd.daemon.ports import RunningJob
@@ -117,6 +118,14 @@ class Replicas:
         self._prepare(group)
         job_ids = sorted(group.job_ids, key=lambda job_id: self._dp_ranks[job_id])
         share_budget([self._targets[job_id] for job_id in job_ids])
+
+    def block_begins(self, runner: RunningJob, apply_at_iteration: int) -> None:
+        """Have the other replicas run at full speed in the same iterations as this one."""
+        group = self._group(runner.job_id)
+        for job_id in sorted(group.job_ids - {runner.job_id}) if group is not None else ():
+            other = self._runners.get(job_id)
+            if other is not None and not other.job.is_ended:
+                other.handle(ReplicaBlockBegins(apply_at_iteration))
 
     def least_overhead_s(self, runner: RunningJob) -> float | None:
         """Return the least time that another replica spends outside its instructions; None while none is known."""

@@ -15,6 +15,7 @@ from gpuenergyd.core.job.messages import (
     GpuViewChanged,
     JobPhase,
     RankChangedMicrobatches,
+    SendPlan,
     StragglerChanged,
 )
 from gpuenergyd.core.job.outcome import Outcome, find_outcome, outcome_line
@@ -171,6 +172,8 @@ class JobRunner:
         """
         for command in self.job.handle(event):
             self._commands.put_nowait(command)
+            if isinstance(command, SendPlan) and command.num_iterations is not None:
+                self.replicas.block_begins(self, command.apply_at_iteration)
 
     # --- what else changes ---
 

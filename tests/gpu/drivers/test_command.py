@@ -152,12 +152,12 @@ def test_values_out_of_range_run_no_command(host: CommandHost, commands: GpuComm
         host.set_power_limit(gpu_uuid, 5000.0)
 
 
-@pytest.mark.parametrize("are_units", [False, True])
+@pytest.mark.parametrize("unit", ["none", "of systemd"])
 def test_who_restores_waits_for_a_command_of_a_killed_process(
     world: SimulatedHost,
     commands: GpuCommands,
     gpu_uuid: str,
-    are_units: bool,
+    unit: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -166,7 +166,7 @@ def test_who_restores_waits_for_a_command_of_a_killed_process(
     Units with the same runtime directory have temporary folders of their own.
     """
     environ = dict(os.environ)
-    if are_units:
+    if unit == "of systemd":
         monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))
         temporary = tmp_path / "temporary"
         temporary.mkdir()

@@ -14,7 +14,7 @@ from gpuenergyd.core.job.control.policy_question import PolicyQuestion
 from gpuenergyd.core.job.control.power_cut import PowerCut
 from gpuenergyd.core.job.description import JobRanks
 from gpuenergyd.core.job.guard import Finding, GuardWindow, evaluate, what_changed
-from gpuenergyd.core.job.issued_plans import PROOF_PLAN_ID
+from gpuenergyd.core.job.issued_plans import ITERATIONS_AHEAD, PROOF_PLAN_ID
 from gpuenergyd.core.job.measurements.knowledge import JobKnowledge
 from gpuenergyd.core.job.measurements.rank_reports import RankReports
 from gpuenergyd.core.job.messages import Command, JobPhase, LeaseGpus, RestoreGpus, SendPlan
@@ -120,14 +120,21 @@ class PlanControl:
 
     def prove(self, *, is_at_given_pace: bool) -> tuple[Command, ...]:
         """Run a proof block if one is due, and the plan in force again after it."""
-        plan = self.current
-        is_settled = self.knowledge.plans.last_apply_at <= self.reports.last_index
-        if plan.purpose is not PlanPurpose.TUNED or not self.has_lease or not is_settled or is_at_given_pace:
-            return ()
-        if not self.blocks.is_proof_due(self.reports.num_iterations):
+        if is_at_given_pace or not self._is_settled or not self.blocks.is_proof_due(self.reports.num_iterations):
             return ()
         self.blocks.begin_proof()
         return self._proof_block("proof of savings")
+
+    def join_block(self, apply_at_iteration: int, *, is_at_given_pace: bool) -> tuple[Command, ...]:
+        """Run at full speed in the same iterations as another replica, if that is possible; it counts as a proof block.
+
+        Replicas end each iteration together. At full speed alone, this one would be as slow as the plans of the others,
+        and would permit its own plan to be slower still.
+        """
+        if is_at_given_pace or not self._is_settled or apply_at_iteration < self._next_apply_at:
+            return ()
+        self.blocks.begin_proof()
+        return self._proof_block("proof of savings, with another replica", not_before=apply_at_iteration)
 
     def check_full_speed(self, reason: str, *, is_at_given_pace: bool) -> tuple[Command, ...]:
         """Run a full-speed block and the plan in force again after it: the job is faster than expected.
@@ -257,19 +264,38 @@ class PlanControl:
 
     # --- inside ---
 
-    def _send(self, plan: ClockPlan, *, after: int = 1, num_iterations: int | None = None) -> SendPlan:
+    def _send(
+        self, plan: ClockPlan, *, after: int = 1, not_before: int = 0, num_iterations: int | None = None
+    ) -> SendPlan:
         return self.knowledge.plans.send(
             plan,
             last_reported=self.reports.last_index,
             run_ahead=self.reports.run_ahead,
             after=after,
+            not_before=not_before,
             num_iterations=num_iterations,
         )
 
-    def _proof_block(self, reason: str) -> tuple[SendPlan, SendPlan]:
-        """Return a block at full speed and the plan in force after it."""
+    @property
+    def _is_settled(self) -> bool:
+        """Whether a tuned plan is in force and followed."""
+        is_followed = self.knowledge.plans.last_apply_at <= self.reports.last_index
+        return self.current.purpose is PlanPurpose.TUNED and self.has_lease and is_followed
+
+    @property
+    def _next_apply_at(self) -> int:
+        """The first iteration from which all ranks can follow a plan that is sent now."""
+        return self.reports.last_index + ITERATIONS_AHEAD + self.reports.run_ahead
+
+    def _proof_block(self, reason: str, *, not_before: int | None = None) -> tuple[SendPlan, SendPlan]:
+        """Return a block at full speed and the plan in force after it.
+
+        Other replicas may have reported an iteration more, and are to join.
+        """
         plan, num_iterations = self.current, self.rules.proof_iterations
-        block = self._send(self._full_speed_block(reason), num_iterations=num_iterations)
+        if not_before is None and self.ranks.description.num_dp_ranks > 1:
+            not_before = self._next_apply_at + 1
+        block = self._send(self._full_speed_block(reason), not_before=not_before or 0, num_iterations=num_iterations)
         return block, self._send(plan, after=num_iterations)
 
     def _full_speed_block(self, reason: str) -> ClockPlan:
