@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from gpuenergyd.core.distributed.stragglers import Pace, ReplicaGroup, StragglerChange
-from gpuenergyd.core.job.messages import StragglerChanged
+from gpuenergyd.core.job.messages import ReplicaBlockBegins, StragglerChanged
 from gpuenergyd_trainers.across_hosts.replica_paces import ReplicaPaces
 from tests.support.memory_store import MemoryStore
 from tests.support.virtual_training import VirtualTraining
@@ -23,6 +24,12 @@ class VirtualReplicas:
         for number, replica in enumerate(self.replicas):
             self.group.join(name(number))
             replica.has_replicas = True
+            replica.on_block = partial(self._begin_block, number)
+
+    def _begin_block(self, number: int, apply_at_iteration: int) -> None:
+        for other, replica in enumerate(self.replicas):
+            if other != number:
+                replica.feed(ReplicaBlockBegins(apply_at_iteration))
 
     def run(self, num_iterations: int) -> None:
         """Train for so many iterations."""

@@ -177,6 +177,8 @@ class VirtualTraining:
         ranks = self.schedule.num_ranks
         self.random = random.Random(self.seed)
         self.has_replicas = False
+        self.on_block: Callable[[int], None] | None = None
+        """Called with the first iteration of a block at full speed."""
         self.least_overhead_s: float | None = None
         self.running = self.schedule
         """The schedule of the present iteration, whose orders a plan may bring."""
@@ -270,6 +272,8 @@ class VirtualTraining:
                     else:
                         queue += self.job.handle(self._answer(command.view))
                 case SendPlan(plan=plan):
+                    if command.num_iterations is not None and self.on_block is not None:
+                        self.on_block(command.apply_at_iteration)
                     changes = tuple(plan.changes_of(r) for r in range(self.schedule.num_ranks))
                     self.slices.append((command.apply_at_iteration, command.plan_epoch, plan.plan_id, changes))
                     self.power_limits.append((command.apply_at_iteration, dict(plan.power_limits_w)))

@@ -18,6 +18,7 @@ from gpuenergyd.core.job.messages import (
     RankLost,
     RankReleased,
     RecordPhase,
+    ReplicaBlockBegins,
     RestoreGpus,
     SendPlan,
 )
@@ -205,6 +206,30 @@ def test_after_eight_tuned_iterations_a_proof_block_of_four_runs_at_full_speed()
     assert sent[0].plan.reason == "proof of savings"
     assert sent[0].plan.ranks[0].sm_clocks_mhz == (1410,) * 8
     assert kinds(returned) == ["SendPlan", "SendPlan"]
+
+
+def test_a_tuned_job_runs_at_full_speed_in_the_same_iterations_as_another_replica() -> None:
+    run = JobRun().following(plan())
+    run.pass_until(APPLIED + 3)
+
+    returned = run.feed(ReplicaBlockBegins(APPLIED + 8))
+
+    sent = [one for one in returned if isinstance(one, SendPlan)]
+    assert [(one.plan.plan_id, one.apply_at_iteration) for one in sent] == [
+        ("proof", APPLIED + 8),
+        ("tuned", APPLIED + 12),
+    ]
+    run.pass_until(APPLIED + 40)  # it was this job's first proof block too
+
+
+@pytest.mark.parametrize(("tuned", "ahead"), [(3, 2), (-1, 12)])
+def test_a_block_of_another_replica_is_not_joined_too_late_or_under_a_plan_that_is_not_followed_yet(
+    tuned: int, ahead: int
+) -> None:
+    run = JobRun().following(plan())
+    run.pass_until(APPLIED + tuned)
+
+    assert run.feed(ReplicaBlockBegins(run.job.reports.last_index + ahead)) == ()
 
 
 def test_later_proof_blocks_keep_within_their_share_of_all_iterations() -> None:

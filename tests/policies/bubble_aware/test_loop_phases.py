@@ -125,3 +125,13 @@ def test_a_slower_rank_is_followed_within_six_iterations_and_left_within_four() 
     usual_s = median(slowest_s[BEGIN - 20 : BEGIN])
     assert max(slowest_s[END + 4 : END + 30]) < 1.02 * usual_s
     assert median(slowest_s[-15:]) < 1.004 * usual_s, "the recovered rank is planned for its new times"
+
+
+def test_ranks_prove_their_savings_in_the_same_iterations() -> None:
+    """With these seeds one of them is ready four iterations before the other."""
+    ranks = tuple(VirtualLoop(noise_ratio=0.004, seed=seed, num_dp_ranks=2) for seed in (4, 5))
+
+    DataParallelLoops(ranks).run(42)
+
+    blocks = [[number for number, own in enumerate(run.history) if own[2] == "proof"] for run in ranks]
+    assert blocks[0] == blocks[1] != []
