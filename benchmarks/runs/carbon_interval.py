@@ -66,7 +66,7 @@ class Interval:
         return self.width + 2.0 / (1.0 - 0.95) * float(outside.mean())
 
 
-def judged(history: FilledHistory, first: int, issued: IssuedTable) -> tuple[Interval, Interval, Interval, Origins]:
+def evaluated(history: FilledHistory, first: int, issued: IssuedTable) -> tuple[Interval, Interval, Interval, Origins]:
     """Return the issued, the reference and the calibrated interval, and the first hours of the judged days."""
     days = np.arange(first, len(history.values) - 23, 24)
     truth = history.values[days[:, None] + np.arange(24)]
@@ -126,7 +126,7 @@ def measure(trace: HourlySeries, source: str, from_at: datetime, prior: PooledPr
     assert history is not None
     first = (from_at - history.first_hour_at) // HOUR
     issued = issue_forecasts(history, first - RECORD_HOURS, prior=prior)
-    adapted, reference, calibrated, days = judged(history, first, issued)
+    adapted, reference, calibrated, days = evaluated(history, first, issued)
     months = [f"{history.first_hour_at + timedelta(hours=int(day)):%Y-%m}" for day in days]
     generator = np.random.default_rng(0)
     shuffled = [
