@@ -75,6 +75,8 @@ def run_host(task: tuple[argparse.Namespace, int]) -> tuple[list[Trial], list[fl
     bare_restores_s: list[float] = []
     bare_starts_s: list[float] = []
     with tempfile.TemporaryDirectory(prefix="kill-matrix-") as folder:
+        # The GPUs of all hosts have the same names, and the locks of their commands are not to meet.
+        os.environ["RUNTIME_DIRECTORY"] = folder
         rig = KillRig(
             Path(folder),
             random.Random(options.seed if options.hosts == 1 else f"{options.seed} {number}"),
