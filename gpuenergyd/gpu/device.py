@@ -29,6 +29,8 @@ class GpuIdentity:
     """Version of the driver, which switch latencies depend on; None where it is not reported."""
     min_power_limit_w: float | None = None
     """Lowest power limit; None where the driver does not report it."""
+    power_profiles: tuple[int, ...] = ()
+    """Numbers of the workload power profiles that the GPU offers, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ class GpuReader(Protocol):
 
 
 class GpuController(GpuReader, Protocol):
-    """Changes clocks and power limits; needs privilege on real hardware.
+    """Changes clocks, power limits and workload power profiles; needs privilege on real hardware.
 
     Success does not prove the effect: read the clock back.
     """
@@ -167,6 +169,30 @@ class GpuController(GpuReader, Protocol):
 
     def set_power_limit(self, gpu_uuid: str, power_limit_w: float) -> None:
         """Set the power limit within the GPU's range; outlives this process.
+
+        Raises:
+            GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
+        """
+        ...
+
+    def requested_power_profiles(self, gpu_uuid: str) -> frozenset[int]:
+        """Return the workload power profiles that all programs together have requested.
+
+        Raises:
+            GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
+        """
+        ...
+
+    def request_power_profile(self, gpu_uuid: str, power_profile: int) -> None:
+        """Add a workload power profile to the requested ones; outlives this process.
+
+        Raises:
+            GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
+        """
+        ...
+
+    def clear_power_profile(self, gpu_uuid: str, power_profile: int) -> None:
+        """Remove one workload power profile from the requested ones; the others stay.
 
         Raises:
             GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.

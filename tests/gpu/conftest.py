@@ -16,16 +16,23 @@ from tests.support.virtual_time import VirtualTime
 
 
 @pytest.fixture
+def gpu_models() -> tuple[str, ...]:
+    """The models of the GPUs where the usual ones do not do: a test module overrides it."""
+    return ()
+
+
+@pytest.fixture
 def virtual_time() -> VirtualTime:
     """A clock that only the test advances."""
     return VirtualTime()
 
 
 @pytest.fixture
-def host(tmp_path: Path, virtual_time: VirtualTime) -> Iterator[SimulatedHost]:
+def host(tmp_path: Path, virtual_time: VirtualTime, gpu_models: tuple[str, ...]) -> Iterator[SimulatedHost]:
     """Two simulated A100s in virtual time, held by this process."""
+    models = gpu_models or ("a100-sxm", "a100-sxm")
     made = SimulatedHost.create(
-        tmp_path / "world", ["a100-sxm", "a100-sxm"], seed=7, mono_ns=virtual_time.mono_ns, sleep=virtual_time.sleep
+        tmp_path / "world", models, seed=7, mono_ns=virtual_time.mono_ns, sleep=virtual_time.sleep
     )
     for identity in made.identities():
         made.attach_process(identity.gpu_uuid, os.getpid())
@@ -64,9 +71,12 @@ def fake_nvml_library() -> Path:
 
 
 @pytest.fixture
-def nvml_world(tmp_path: Path, fake_nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NvmlWorld]:
+def nvml_world(
+    tmp_path: Path, fake_nvml_library: Path, monkeypatch: pytest.MonkeyPatch, gpu_models: tuple[str, ...]
+) -> Iterator[NvmlWorld]:
     """Three simulated GPUs behind the unmodified NVML binding, in real time."""
-    simulated = SimulatedHost.create(tmp_path / "nvml-world", ["a100-sxm", "a40", "v100-sxm2"], seed=4)
+    models = gpu_models or ("a100-sxm", "a40", "v100-sxm2")
+    simulated = SimulatedHost.create(tmp_path / "nvml-world", models, seed=4)
     with FakeNvmlControl(simulated.path) as control:
         control.set_privileged(True)
         monkeypatch.setenv("GPUENERGYD_FAKE_NVML_WORLD", str(simulated.path))

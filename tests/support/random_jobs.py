@@ -10,13 +10,14 @@ from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, Sc
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
 from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd.gpu.drivers.device_model import blocking_power_w, voltage_ratio
-from gpuenergyd.gpu.drivers.device_parameters import MODELS, DeviceParameters
+from gpuenergyd.gpu.drivers.device_parameters import DeviceParameters, device_parameters
 from tests.support.virtual_training import VirtualTraining
 
 F, B = InstructionKind.F, InstructionKind.B
 COMMUNICATION_LATENCY_S = 0.0015
 SWITCH_LATENCY_S = 0.006
 LOWEST_RATIO = 0.55
+_GPU_MODELS = ("a100-pcie", "a100-sxm", "a40", "h100-sxm", "h200", "v100-sxm2")
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class TrueJob:
 def random_job(seed: int) -> TrueJob:
     """Return a pipeline drawn from a seed; GPU models take turns."""
     draw = random.Random(seed)
-    model = sorted(MODELS.values(), key=lambda m: m.key)[seed % len(MODELS)]
+    model = device_parameters(_GPU_MODELS[seed % len(_GPU_MODELS)])
     num_ranks = draw.choice([2, 4, 4, 8])
     num_microbatches = draw.choice([4, 8, 8, 16]) if num_ranks < 8 else draw.choice([8, 16])
     scale_s = draw.uniform(0.03, 0.09)

@@ -136,6 +136,12 @@ class GpuWorker:
         """Lower a power limit under a lease, or return to the one before it; return the limit read back."""
         return await self._reachable().lower_power_limit(lease_id, gpu_uuid, power_limit_w, owner)
 
+    async def set_power_profile(
+        self, lease_id: str, gpu_uuid: str, power_profile: int | None, owner: LeaseOwner
+    ) -> tuple[int, ...]:
+        """Add a workload power profile under a lease, or remove ours; return the requested ones read back."""
+        return await self._reachable().set_power_profile(lease_id, gpu_uuid, power_profile, owner)
+
     async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
         """Set a power limit under a lease; return the limit read back."""
         return await self._reachable().set_power_limit(lease_id, gpu_uuid, power_limit_w, owner)

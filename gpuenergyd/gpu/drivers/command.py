@@ -191,6 +191,10 @@ class CommandHost:
         """Return the present power limit."""
         return self._reader.power_limit_w(gpu_uuid)
 
+    def requested_power_profiles(self, gpu_uuid: str) -> frozenset[int]:
+        """Return the workload power profiles that programs have requested."""
+        return self._reader.requested_power_profiles(gpu_uuid)
+
     def release(self, gpu_uuids: Collection[str]) -> None:
         """Let go of all driver handles of GPUs."""
         self._reader.release(gpu_uuids)
@@ -295,6 +299,14 @@ class CommandHost:
                     self._require_limit(gpu_uuid, before_w)
 
             raise self._rolled_back(error, roll_back) from None
+
+    def request_power_profile(self, gpu_uuid: str, power_profile: int) -> None:
+        """Add a workload power profile by the reader: no command is needed where its driver asks for no privilege."""
+        self._reader.request_power_profile(gpu_uuid, power_profile)
+
+    def clear_power_profile(self, gpu_uuid: str, power_profile: int) -> None:
+        """Remove one workload power profile by the reader."""
+        self._reader.clear_power_profile(gpu_uuid, power_profile)
 
     def _require_limit(self, gpu_uuid: str, power_limit_w: float) -> None:
         read_w = self.power_limit_w(gpu_uuid)

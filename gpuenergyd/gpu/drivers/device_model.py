@@ -8,6 +8,7 @@
                                                                 at fmax; its dependence on the clock is assumed
     leakage * (temperature - reference)                         added to each
 
+The workload power profile Max-Q lowers the highest clock and the static power of a GPU that computes or waits.
 The temperature follows the power with one time constant. Power is linear in temperature, so between two events
 (a clock takes effect, an instruction ends) both have closed forms, and the energy of an interval does not depend on
 the number of readings in it. A power cap lowers the clock until the power fits, so instructions take longer.
@@ -18,7 +19,7 @@ import math
 from dataclasses import dataclass
 from enum import IntEnum
 
-from gpuenergyd.gpu.drivers.device_parameters import DeviceParameters
+from gpuenergyd.gpu.drivers.device_parameters import MAX_Q, DeviceParameters
 
 _NS_PER_S = 1_000_000_000
 _MASK64 = (1 << 64) - 1
@@ -53,7 +54,7 @@ class GpuState:
     launched already and begins when the running one ends; the last two instructions that ended did so at `last_` and
     `before_last_ended_ns`. Until `stalled_until_ns` a driver call holds up the instructions. The `shown_` values are
     those of the driver's counters. A sensor that works part of the time measures `sampled_energy_j`, and its present
-    window began at `window_energy_j` of the true energy.
+    window began at `window_energy_j` of the true energy. `power_profiles` is the mask of requested power profiles.
     """
 
     updated_ns: int
@@ -72,6 +73,7 @@ class GpuState:
     before_last_ended_ns: int
     has_next_work: int
     stalled_until_ns: int
+    power_profiles: int
     energy_j: float
     celsius: float
     power_limit_w: float
@@ -149,14 +151,38 @@ def capped_sm_clock_mhz(
 
 def effective_sm_clock_mhz(model: DeviceParameters, state: GpuState) -> float:
     """Return the present clock of the SMs."""
-    ceiling = float(state.locked_mhz) if state.locked_mhz != NO_LOCK else model.max_sm_clock_mhz
+    ceiling = _ceiling_mhz(model, state)
     match state.activity:
         case Activity.WORKING:
-            return capped_sm_clock_mhz(model, _work(state), ceiling, state.power_limit_w)
+            return _capped_mhz(model, state)
         case Activity.BLOCKING:
             return ceiling
         case Activity.IDLE:
             return min(model.idle_sm_clock_mhz, ceiling)
+
+
+def _ceiling_mhz(model: DeviceParameters, state: GpuState) -> float:
+    """Return the clock that lock and workload power profile allow."""
+    return _below_profile_mhz(model, state, state.locked_mhz)
+
+
+def _below_profile_mhz(model: DeviceParameters, state: GpuState, locked_mhz: int) -> float:
+    ceiling = float(locked_mhz) if locked_mhz != NO_LOCK else model.max_sm_clock_mhz
+    return min(ceiling, model.max_q_clock_ratio * model.max_sm_clock_mhz) if _is_max_q(state) else ceiling
+
+
+def _is_max_q(state: GpuState) -> bool:
+    return bool(state.power_profiles >> MAX_Q & 1)
+
+
+def _profile_saves_w(model: DeviceParameters, state: GpuState) -> float:
+    """Return what the workload power profile saves at the same clock."""
+    return (1.0 - model.max_q_static_ratio) * model.static_power_w if _is_max_q(state) else 0.0
+
+
+def _capped_mhz(model: DeviceParameters, state: GpuState) -> float:
+    limit_w = state.power_limit_w + _profile_saves_w(model, state) / model.cap_settles_at_ratio
+    return capped_sm_clock_mhz(model, _work(state), _ceiling_mhz(model, state), limit_w)
 
 
 def reported_sm_clock_mhz(model: DeviceParameters, state: GpuState) -> float:
@@ -166,13 +192,12 @@ def reported_sm_clock_mhz(model: DeviceParameters, state: GpuState) -> float:
     )
     if not is_early or state.activity is Activity.IDLE:
         return effective_sm_clock_mhz(model, state)
-    return float(state.pending_mhz) if state.pending_mhz != NO_LOCK else model.max_sm_clock_mhz
+    return _below_profile_mhz(model, state, state.pending_mhz)
 
 
 def is_power_capped(model: DeviceParameters, state: GpuState) -> bool:
     """Return whether the power cap keeps the clock below the lock."""
-    ceiling = float(state.locked_mhz) if state.locked_mhz != NO_LOCK else model.max_sm_clock_mhz
-    return state.activity is Activity.WORKING and effective_sm_clock_mhz(model, state) < ceiling
+    return state.activity is Activity.WORKING and effective_sm_clock_mhz(model, state) < _ceiling_mhz(model, state)
 
 
 def remaining_s(model: DeviceParameters, state: GpuState) -> float:
@@ -180,9 +205,7 @@ def remaining_s(model: DeviceParameters, state: GpuState) -> float:
     if not state.has_work:
         return 0.0
     stalled_s = max(0, state.stalled_until_ns - state.updated_ns) / _NS_PER_S
-    ceiling = float(state.locked_mhz) if state.locked_mhz != NO_LOCK else model.max_sm_clock_mhz
-    clock_mhz = capped_sm_clock_mhz(model, _work(state), ceiling, state.power_limit_w)
-    return stalled_s + state.work_left_ratio * instruction_time_s(model, _work(state), clock_mhz)
+    return stalled_s + state.work_left_ratio * instruction_time_s(model, _work(state), _capped_mhz(model, state))
 
 
 def launch(model: DeviceParameters, state: GpuState, work: InstructionWork) -> None:
@@ -285,9 +308,9 @@ def _integrate(model: DeviceParameters, state: GpuState, activity: Activity, clo
     reference_celsius = model.warm_celsius
     match activity:
         case Activity.WORKING:
-            power_w = working_power_w(model, _work(state), clock_mhz)
+            power_w = working_power_w(model, _work(state), clock_mhz) - _profile_saves_w(model, state)
         case Activity.BLOCKING:
-            power_w = blocking_power_w(model, clock_mhz)
+            power_w = blocking_power_w(model, clock_mhz) - _profile_saves_w(model, state)
         case Activity.IDLE:
             power_w = model.idle_power_w
             reference_celsius = model.ambient_celsius + model.thermal_k_per_w * power_w

@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 
 from gpuenergyd.errors import GpuNotFoundError
 
+MAX_P, MAX_Q = 0, 1
+"""Numbers of two workload power profiles in NVML."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceParameters:
@@ -59,9 +62,16 @@ class DeviceParameters:
     settle_tail_min_s: float
     settle_tail_max_s: float
     energy_sampled_ratio: float
+    max_q_clock_ratio: float
+    max_q_static_ratio: float
     key: str
     model_name: str
     is_blocking_power_published: bool
+
+    @property
+    def power_profiles(self) -> tuple[int, ...]:
+        """The workload power profiles that the GPU offers: Max-P, which changes nothing, and Max-Q."""
+        return (MAX_P, MAX_Q) if self.max_q_clock_ratio < 1.0 else ()
 
     @property
     def supported_sm_clocks_mhz(self) -> tuple[int, ...]:
@@ -148,6 +158,9 @@ V100_SXM2 = DeviceParameters(
     settle_tail_min_s=0.0,
     settle_tail_max_s=0.0,
     energy_sampled_ratio=1.0,
+    # No workload power profiles before Blackwell.
+    max_q_clock_ratio=1.0,
+    max_q_static_ratio=1.0,
 )
 
 A100_PCIE = replace(
@@ -283,4 +296,25 @@ H200 = replace(
     leakage_w_per_k=0.92,  # assumed: V100's ratio to the static power
 )
 
-MODELS = {model.key: model for model in (V100_SXM2, A100_PCIE, A100_SXM, A40, H100_SXM, H200)}
+B200 = replace(
+    H200,
+    key="b200",
+    model_name="B200-SXM-180GB (simulated)",
+    min_sm_clock_mhz=120,  # assumed
+    max_sm_clock_mhz=1965,  # assumed
+    memory_clock_mhz=3996,  # assumed
+    static_power_w=150,  # assumed: H200's ratio to the power limit
+    typical_w_per_mhz=0.24,  # assumed: H100's ratio to the power limit
+    idle_power_w=140,  # assumed
+    idle_sm_clock_mhz=120,  # assumed: lowest supported clock
+    blocking_power_w=240,  # assumed: a tenth of a matrix product's activity
+    max_power_limit_w=1000,  # read
+    default_power_limit_w=1000,  # read
+    thermal_k_per_w=0.05,  # assumed: 1000 W at 75 degrees
+    leakage_w_per_k=1.4,  # assumed: V100's ratio to the static power
+    max_q_clock_ratio=1770
+    / 1965,  # assumed: with the next line at most about 15 % less energy, as NVIDIA states for B200
+    max_q_static_ratio=0.85,  # assumed: power states of links and cache
+)
+
+MODELS = {model.key: model for model in (V100_SXM2, A100_PCIE, A100_SXM, A40, H100_SXM, H200, B200)}

@@ -37,6 +37,7 @@ _FIELDS_SMOOTHING = (
     pynvml.NVML_FI_PWR_SMOOTHING_APPLIED_TMP_FLOOR,
     pynvml.NVML_FI_PWR_SMOOTHING_SECONDARY_POWER_FLOOR,
 )
+_CURRENT_PROFILES = "nvmlDeviceWorkloadPowerProfileGetCurrentProfiles"
 _FULL_PERFORMANCE = 0
 _TEMPERATURE_GPU = 0
 _XID = 0x8
@@ -125,7 +126,7 @@ class NvmlHost:
     def details(self, gpu_uuid: str) -> GpuDetails:
         """Return power limits, clocks that programs set, modes, power profiles and smoothing, and the PCI address."""
         mig = self._ask(gpu_uuid, "nvmlDeviceGetMigMode")
-        requested, enforced = self._power_profiles(gpu_uuid)
+        profiles = self._power_profiles(gpu_uuid)
         is_smoothing, profile, floor_w, secondary_floor_w = self._power_smoothing(gpu_uuid)
         limits_mw = self._ask(gpu_uuid, "nvmlDeviceGetPowerManagementLimitConstraints") or (None, None)
         persistence = self._ask(gpu_uuid, "nvmlDeviceGetPersistenceMode")
@@ -145,8 +146,8 @@ class NvmlHost:
             power_smoothing_profile=profile,
             power_floor_w=None if floor_w is None else float(floor_w),
             secondary_power_floor_w=None if secondary_floor_w is None else float(secondary_floor_w),
-            requested_power_profiles=requested,
-            enforced_power_profiles=enforced,
+            requested_power_profiles=None if profiles is None else _profile_text(profiles.requestedProfilesMask),
+            enforced_power_profiles=None if profiles is None else _profile_text(profiles.enforcedProfilesMask),
         )
 
     def _memory_clock_mhz(self, gpu_uuid: str) -> int | None:
@@ -172,13 +173,11 @@ class NvmlHost:
             device.unsupported.add(name)
         return found
 
-    def _power_profiles(self, gpu_uuid: str) -> tuple[str | None, str | None]:
-        """Return the requested and the enforced workload power profiles; None where there are none."""
+    def _power_profiles(self, gpu_uuid: str) -> Any:
+        """Return the masks of valid, requested and enforced workload power profiles; None where there are none."""
         profiles = pynvml.c_nvmlWorkloadPowerProfileCurrentProfiles_v1_t()
-        name = "nvmlDeviceWorkloadPowerProfileGetCurrentProfiles"
-        if self._ask(gpu_uuid, name, ctypes.byref(profiles)) is None:
-            return None, None
-        return _profile_numbers(profiles.requestedProfilesMask), _profile_numbers(profiles.enforcedProfilesMask)
+        is_known = self._ask(gpu_uuid, _CURRENT_PROFILES, ctypes.byref(profiles)) is not None
+        return profiles if is_known else None
 
     def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
         """Return the host pids of the processes that compute on the GPU; none where the driver does not report them."""
@@ -311,6 +310,37 @@ class NvmlHost:
                 f" ({low_mw / 1000:g}-{high_mw / 1000:g} W)"
             )
         self._call(gpu_uuid, "nvmlDeviceSetPowerManagementLimit", round(power_limit_w * 1000.0))
+
+    def requested_power_profiles(self, gpu_uuid: str) -> frozenset[int]:
+        """Return the workload power profiles that all programs together have requested."""
+        profiles = pynvml.c_nvmlWorkloadPowerProfileCurrentProfiles_v1_t()
+        self._call(gpu_uuid, _CURRENT_PROFILES, ctypes.byref(profiles))
+        return frozenset(_profile_numbers(profiles.requestedProfilesMask))
+
+    def request_power_profile(self, gpu_uuid: str, power_profile: int) -> None:
+        """Add a workload power profile to the requested ones."""
+        offered = self._device(gpu_uuid).identity.power_profiles
+        if power_profile not in offered:
+            known = ", ".join(map(str, offered)) or "none"
+            raise GpuUnsupportedError(f"no workload power profile {power_profile} of {gpu_uuid}; offered: {known}")
+        self._update_power_profiles(gpu_uuid, pynvml.NVML_POWER_PROFILE_OPERATION_SET, power_profile)
+
+    def clear_power_profile(self, gpu_uuid: str, power_profile: int) -> None:
+        """Remove one workload power profile from the requested ones."""
+        self._update_power_profiles(gpu_uuid, pynvml.NVML_POWER_PROFILE_OPERATION_CLEAR, power_profile)
+
+    def _update_power_profiles(self, gpu_uuid: str, operation: int, power_profile: int) -> None:
+        """Add or remove one profile, by the call for each operation where the driver lacks the one for all."""
+        update = pynvml.c_nvmlWorkloadPowerProfileUpdateProfiles_v1_t(operation=operation)
+        update.updateProfilesMask.mask[power_profile // 32] = 1 << power_profile % 32
+        try:
+            self._call(gpu_uuid, "nvmlDeviceWorkloadPowerProfileUpdateProfiles_v1", ctypes.byref(update))
+        except GpuUnsupportedError:
+            profiles = pynvml.c_nvmlWorkloadPowerProfileRequestedProfiles_v1_t()
+            profiles.requestedProfilesMask = update.updateProfilesMask
+            verb = "Clear" if operation == pynvml.NVML_POWER_PROFILE_OPERATION_CLEAR else "Set"
+            name = f"nvmlDeviceWorkloadPowerProfile{verb}RequestedProfiles"
+            self._call(gpu_uuid, name, ctypes.byref(profiles))
 
     # The driver
 
@@ -457,6 +487,7 @@ class NvmlHost:
             reason = "the driver lists no supported clocks"
         elif mig is not None and mig[0]:
             reason = "MIG is enabled: clocks apply to the whole GPU, but its instances may belong to several users"
+        profiles = self._power_profiles(gpu_uuid)
         self._devices[gpu_uuid].observe_only_reason = reason
         self._devices[gpu_uuid].identity = GpuIdentity(
             gpu_uuid=gpu_uuid,
@@ -469,6 +500,7 @@ class NvmlHost:
             switch_latency_s=published_switch_latency_s(model_name),
             driver_version=self._driver_version,
             min_power_limit_w=_watts(limits_mw[0]),
+            power_profiles=() if profiles is None else _profile_numbers(profiles.perfProfilesMask),
         )
 
 
@@ -484,9 +516,13 @@ def _bus_id(info: Any) -> str | None:
     return info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)
 
 
-def _profile_numbers(mask: Any) -> str:
+def _profile_numbers(mask: Any) -> tuple[int, ...]:
     """Return the numbers of the bits that are set in a mask of 255."""
-    return ",".join(str(number) for number in range(255) if mask.mask[number // 32] >> number % 32 & 1)
+    return tuple(number for number in range(255) if mask.mask[number // 32] >> number % 32 & 1)
+
+
+def _profile_text(mask: Any) -> str:
+    return ",".join(map(str, _profile_numbers(mask)))
 
 
 def _watts(milliwatts: int | None) -> float | None:

@@ -22,7 +22,12 @@ from gpuenergyd.gpu.drivers.device_model import (
     remaining_s,
     reported_sm_clock_mhz,
 )
-from gpuenergyd.gpu.drivers.device_parameters import DeviceParameters, device_parameters, published_switch_latency_s
+from gpuenergyd.gpu.drivers.device_parameters import (
+    MAX_P,
+    DeviceParameters,
+    device_parameters,
+    published_switch_latency_s,
+)
 from gpuenergyd.gpu.drivers.simulated_world import MAX_PROCESSES, World, create_world
 from gpuenergyd.gpu.drivers.world_kinds import WorldKind, parameters_in
 from gpuenergyd.gpu.process_identity import process_start_ticks
@@ -79,6 +84,7 @@ class SimulatedHost:
                 switch_latency_s=published_switch_latency_s(model.model_name),
                 driver_version=_driver_version(model),
                 min_power_limit_w=model.min_power_limit_w,
+                power_profiles=model.power_profiles,
             )
             for index, (uuid, model) in enumerate(zip(self._world.uuids, self._world.models, strict=True))
         )
@@ -173,14 +179,17 @@ class SimulatedHost:
         return EnergyReading((called_ns + returned_ns) // 2, returned_ns - called_ns, energy_j)
 
     def details(self, gpu_uuid: str) -> GpuDetails:
-        """Return the power limits; a simulated GPU has no other details."""
+        """Return the power limits and power profiles; a simulated GPU has no other details."""
         index = self._at(gpu_uuid)
         model = self._world.models[index]
         with self._world.gpu(index) as record:
+            requested = sorted(_numbers(record.state.power_profiles))
             return GpuDetails(
                 power_limit_w=record.state.power_limit_w,
                 min_power_limit_w=model.min_power_limit_w,
                 max_power_limit_w=model.max_power_limit_w,
+                requested_power_profiles=",".join(map(str, requested)) if model.power_profiles else None,
+                enforced_power_profiles=",".join(map(str, requested[-1:])) if model.power_profiles else None,
             )
 
     def observe_only_reasons(self) -> Mapping[str, str]:
@@ -232,6 +241,37 @@ class SimulatedHost:
             self._sleep(latency_s)
             with self._world.gpu(index) as record:
                 record.state.power_limit_w = power_limit_w
+
+    def requested_power_profiles(self, gpu_uuid: str) -> frozenset[int]:
+        """Return the workload power profiles that all programs together have requested."""
+        self._require_profiles(gpu_uuid)
+        with self._world.gpu(self._at(gpu_uuid)) as record:
+            return _numbers(record.state.power_profiles)
+
+    def request_power_profile(self, gpu_uuid: str, power_profile: int) -> None:
+        """Add a workload power profile to the requested ones; takes as long as setting a clock."""
+        self._require_profiles(gpu_uuid, power_profile)
+        self._update_power_profiles(gpu_uuid, added=1 << power_profile)
+
+    def clear_power_profile(self, gpu_uuid: str, power_profile: int) -> None:
+        """Remove one workload power profile from the requested ones."""
+        self._require_profiles(gpu_uuid, power_profile)
+        self._update_power_profiles(gpu_uuid, removed=1 << power_profile)
+
+    def _require_profiles(self, gpu_uuid: str, power_profile: int = MAX_P) -> None:
+        offered = self._world.models[self._at(gpu_uuid)].power_profiles
+        if power_profile not in offered:
+            known = ", ".join(map(str, offered)) or "none"
+            raise GpuUnsupportedError(f"no workload power profile {power_profile} of {gpu_uuid}; offered: {known}")
+
+    def _update_power_profiles(self, gpu_uuid: str, *, added: int = 0, removed: int = 0) -> None:
+        index = self._at(gpu_uuid)
+        with self._world.driver_call():
+            with self._world.gpu(index) as record:
+                latency_s = draw_call_latency_s(self._world.models[index], record.state)
+            self._sleep(latency_s)
+            with self._world.gpu(index) as record:
+                record.state.power_profiles = (record.state.power_profiles | added) & ~removed
 
     def locked_sm_clock_mhz(self, gpu_uuid: str) -> int | None:
         """Return the installed clock lock, which a real driver does not report."""
@@ -372,6 +412,11 @@ class SimulatedHost:
         except KeyError:
             known = ", ".join(self._index)
             raise GpuNotFoundError(f"no GPU {gpu_uuid!r}; known GPUs: {known}") from None
+
+
+def _numbers(mask: int) -> frozenset[int]:
+    """Return the numbers of the bits that are set."""
+    return frozenset(number for number in range(mask.bit_length()) if mask >> number & 1)
 
 
 def _driver_version(model: DeviceParameters) -> str:

@@ -35,7 +35,7 @@ _IDENTITY = struct.Struct("<64s64s16sq")
 _PARAMETERS_OFFSET = 160
 _SELECTOR_OFFSET = 504
 _SLOT_OFFSETS = (512, 1024)
-_SLOT = struct.Struct(f"<8qQ7q14d{2 * MAX_PROCESSES}qq")
+_SLOT = struct.Struct(f"<8qQ8q14d{2 * MAX_PROCESSES}qq")
 _LOCK_HEADER, _LOCK_DRIVER, _LOCK_FIRST_GPU = 0, 1, 16
 _LIVENESS_CHECK_NS = 5_000_000
 _STRING_FIELDS = 3
@@ -246,6 +246,7 @@ def _new_record(model: DeviceParameters, index: int, seed: int, now_ns: int) -> 
         before_last_ended_ns=0,
         has_next_work=0,
         stalled_until_ns=0,
+        power_profiles=0,
         energy_j=energy_j,
         celsius=model.warm_celsius,
         power_limit_w=model.default_power_limit_w,

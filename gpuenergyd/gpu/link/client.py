@@ -35,6 +35,7 @@ from gpuenergyd.gpu.link.messages import (
     Message,
     Ping,
     PowerLimit,
+    PowerProfiles,
     Refused,
     ReleaseGpus,
     Reopened,
@@ -46,6 +47,7 @@ from gpuenergyd.gpu.link.messages import (
     Restored,
     Samples,
     SetPowerLimit,
+    SetPowerProfile,
     TakeSnapshot,
     Welcome,
     WorkerCounters,
@@ -197,6 +199,17 @@ class WorkerLink:
         """
         request = LowerPowerLimit(lease_id, gpu_uuid, power_limit_w, owner)
         return (await self._ask(request, PowerLimit, limit_s=_RESTORE_LIMIT_S)).power_limit_w
+
+    async def set_power_profile(
+        self, lease_id: str, gpu_uuid: str, power_profile: int | None, owner: LeaseOwner
+    ) -> tuple[int, ...]:
+        """Add a workload power profile under a lease, or remove ours (None); return the requested ones read back.
+
+        Raises:
+            GpuError: refused, or the worker is gone.
+        """
+        request = SetPowerProfile(lease_id, gpu_uuid, power_profile, owner)
+        return (await self._ask(request, PowerProfiles, limit_s=_RESTORE_LIMIT_S)).requested
 
     async def restore(
         self, gpu_uuids: Sequence[str], reason: str, *, is_daemon_ending: bool = False

@@ -105,6 +105,19 @@ class SetPowerLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class SetPowerProfile:
+    """Add a workload power profile to a leased GPU, in place of the one that we added before; None removes that one.
+
+    Reply: PowerProfiles.
+    """
+
+    lease_id: str
+    gpu_uuid: str
+    power_profile: int | None
+    owner: LeaseOwner
+
+
+@dataclass(frozen=True, slots=True)
 class Restore:
     """Restore GPUs and end their leases, because a job ends or the daemon does. Reply: Restored."""
 
@@ -206,6 +219,13 @@ class PowerLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class PowerProfiles:
+    """The requested workload power profiles read back from a GPU, those of other programs too."""
+
+    requested: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Restored:
     """The outcomes of a restore."""
 
@@ -297,6 +317,8 @@ class GpuSettingsRead:
     details: GpuDetails
     is_our_power_limit: bool
     """Whether this worker set the power limit."""
+    our_power_profile: int | None = None
+    """The workload power profile that this worker has added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +335,7 @@ Request = (
     | AcquireLease
     | SetPowerLimit
     | LowerPowerLimit
+    | SetPowerProfile
     | Restore
     | ListProcesses
     | TakeSnapshot
@@ -320,6 +343,17 @@ Request = (
     | ReopenGpus
     | RequestClock
 )
-Reply = Welcome | Done | Failed | WorkerCounters | PowerLimit | Restored | GpuProcesses | GpuSnapshot | Reopened
+Reply = (
+    Welcome
+    | Done
+    | Failed
+    | WorkerCounters
+    | PowerLimit
+    | PowerProfiles
+    | Restored
+    | GpuProcesses
+    | GpuSnapshot
+    | Reopened
+)
 Notice = Samples | ClockChangeReport | GpuHealthChange | GpuSettingsRead | Refused
 Message = Request | Reply | Notice

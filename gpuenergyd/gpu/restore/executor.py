@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
-from gpuenergyd.errors import GpuEnergyError, JournalError
+from gpuenergyd.errors import DriverError, GpuEnergyError, JournalError
 from gpuenergyd.gpu.device import SAME_CLOCK_MHZ, GpuController, GpuReading, RecallsLocks
 from gpuenergyd.gpu.process_identity import process_start_ticks
 from gpuenergyd.gpu.restore.journal import Control, Journal, JournalEntry, KnownBy
@@ -206,6 +206,8 @@ def _restore_control(
             return RestoreResult.RESTORED, f"clock locked at {whose} {entry.saved_value:g} MHz"
         case Control.POWER_LIMIT:
             return _restore_power_limit(controller, entry, policy)
+        case Control.POWER_PROFILE:
+            return _remove_power_profile(controller, entry)
         case _:
             assert_never(entry.control)
 
@@ -227,8 +229,29 @@ def _restore_power_limit(
     return RestoreResult.RESTORED, f"{detail} from {now_w:g} W set by another program" if is_foreign else detail
 
 
+def _remove_power_profile(controller: GpuController, entry: JournalEntry) -> tuple[RestoreResult, str]:
+    """Remove the workload power profile that we have added; those of other programs stay, whatever the policy."""
+    if entry.intended_value is None:
+        return RestoreResult.RESTORED, "no workload power profile was added"
+    profile = round(entry.intended_value)
+    if profile not in controller.requested_power_profiles(entry.gpu_uuid):
+        return RestoreResult.RESTORED, f"workload power profile {profile} is not requested any more"
+    controller.clear_power_profile(entry.gpu_uuid, profile)
+    if profile in controller.requested_power_profiles(entry.gpu_uuid):
+        raise DriverError(f"workload power profile {profile} of {entry.gpu_uuid} is still requested after its removal")
+    return RestoreResult.RESTORED, f"workload power profile {profile} removed"
+
+
 def _describe(entry: JournalEntry) -> RestoreOutcome:
-    action = "remove the clock lock" if entry.saved_value is None else f"restore {entry.saved_value:g}"
+    match entry.control:
+        case Control.SM_CLOCK_LOCK:
+            action = "remove the clock lock" if entry.saved_value is None else f"restore {entry.saved_value:g} MHz"
+        case Control.POWER_LIMIT:
+            action = "restore no power limit" if entry.saved_value is None else f"restore {entry.saved_value:g} W"
+        case Control.POWER_PROFILE:
+            action = f"remove workload power profile {entry.intended_value or 0:g}"
+        case _:
+            assert_never(entry.control)
     return RestoreOutcome(
         entry.gpu_uuid,
         entry.control,

@@ -25,9 +25,9 @@ from gpuenergyd.errors import JournalError
 from gpuenergyd.gpu.process_identity import read_boot_id
 from gpuenergyd.gpu.restore.policy import RestorePolicy
 
-_VERSION = 3
-_READABLE = frozenset({1, 2, 3})
-"""Earlier versions lack fields that have a default."""
+_VERSION = 4
+_READABLE = frozenset({1, 2, 3, 4})
+"""Earlier versions lack fields that have a default, and workload power profiles."""
 _MAX_BYTES = 1 << 20
 _LIST_LOCK = 0
 _LOCK_WAIT_S = 5.0
@@ -43,6 +43,7 @@ class Control(StrEnum):
 
     SM_CLOCK_LOCK = "sm_clock_lock"
     POWER_LIMIT = "power_limit"
+    POWER_PROFILE = "power_profile"
 
 
 class KnownBy(StrEnum):
@@ -59,6 +60,7 @@ class JournalEntry:
 
     Values are MHz for a clock lock and watts for a power limit. A restore opens `driver` with `world_path`.
     A power limit other than `intended_value` is another program's. None: any may be ours, as during a driver call.
+    For a workload power profile `intended_value` is its number: only that one is ours, nothing is saved.
     """
 
     gpu_uuid: str
@@ -211,6 +213,12 @@ class Journal:
         if stamp != self._seen[0]:
             self._seen = (stamp, frozenset(e.key for e in self.read().entries))
         return (gpu_uuid, control) in self._seen[1]
+
+    def our_power_profile(self, gpu_uuid: str) -> int | None:
+        """Return the workload power profile that we have added; None without one; raise JournalError if unreadable."""
+        key = (gpu_uuid, Control.POWER_PROFILE)
+        ours = [e.intended_value for e in self._of_this_boot().entries if e.key == key]
+        return round(ours[0]) if ours and ours[0] is not None else None
 
     @contextlib.contextmanager
     def gpu_lock(self, gpu_uuid: str, *, wait_s: float = _LOCK_WAIT_S) -> Iterator[None]:

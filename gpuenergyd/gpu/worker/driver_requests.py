@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gpuenergyd.errors import DriverError, GpuError
 from gpuenergyd.gpu.device import GpuController
 from gpuenergyd.gpu.link.messages import (
     AcquireLease,
@@ -15,7 +16,9 @@ from gpuenergyd.gpu.link.messages import (
     ListProcesses,
     LowerPowerLimit,
     PowerLimit,
+    PowerProfiles,
     SetPowerLimit,
+    SetPowerProfile,
     TakeSnapshot,
 )
 from gpuenergyd.gpu.process_identity import process_start_ticks
@@ -91,6 +94,35 @@ class DriverRequests:
                 self.journal.add([replace(entry, intended_value=actual_w)])
         return PowerLimit(actual_w)
 
+    def set_power_profile(self, request: SetPowerProfile) -> PowerProfiles:
+        """Add a workload power profile after journalling it, or remove ours; return the requested ones read back.
+
+        The requests of other programs stay, and ours is not added beside them.
+
+        Raises:
+            GpuEnergyError: another program has requested profiles, or the journal or the driver refuses.
+        """
+        uuid, wanted = request.gpu_uuid, request.power_profile
+        ours = self.journal.our_power_profile(uuid)
+        if wanted is None and ours is None:
+            return PowerProfiles(())
+        with self.journal.gpu_lock(uuid):
+            requested = self.controller.requested_power_profiles(uuid)
+            if ours is not None and ours != wanted:
+                if ours in requested:
+                    self.controller.clear_power_profile(uuid, ours)
+                self.journal.remove({(uuid, Control.POWER_PROFILE)})
+            if wanted is not None and (ours != wanted or ours not in requested):
+                if foreign := requested - {ours}:
+                    raise GpuError(f"another program has requested workload power profile {_listed(foreign)} of {uuid}")
+                entry = self._entry(request.lease_id, request.owner, uuid, Control.POWER_PROFILE)
+                self.journal.add([replace(entry, intended_value=wanted)])
+                self.controller.request_power_profile(uuid, wanted)
+            requested = self.controller.requested_power_profiles(uuid)
+        if wanted is not None and wanted not in requested:
+            raise DriverError(f"the driver accepted workload power profile {wanted} of {uuid}, but does not list it")
+        return PowerProfiles(tuple(sorted(requested)))
+
     def query(self, request: ListProcesses | TakeSnapshot) -> GpuProcesses | GpuSnapshot:
         """Read from the driver what a request needs.
 
@@ -128,3 +160,7 @@ class DriverRequests:
             recorded_boottime_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
             restore_policy=self.rules.restore_policy,
         )
+
+
+def _listed(numbers: frozenset[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))

@@ -58,8 +58,13 @@ class ForeignChanges:
             self._threads.actuator.stay_below(identity.gpu_uuid, known.get(identity.gpu_uuid))
 
     def check(self, sample: GpuSample, lock: ClockLock | None) -> None:
-        """Check a sample against our lock, or against the known one of another program while we have set none."""
+        """Check a sample against our lock, or against the known one of another program while we have set none.
+
+        Under a workload power profile of ours a GPU may run below any lock, without a reason that the driver names.
+        """
         uuid = sample.gpu_uuid
+        if self._has_our_profile(uuid):
+            return
         if lock is not None:
             self._dropped_mhz.pop(uuid, None)
         foreign = self._in_force(uuid) if lock is None else None
@@ -69,6 +74,12 @@ class ForeignChanges:
             self._threads.actuator.submit(uuid, partial(self._yield, sample, lock))
         elif foreign is not None:
             self._threads.actuator.submit(uuid, partial(self._follow, sample, foreign))
+
+    def _has_our_profile(self, uuid: str) -> bool:
+        try:
+            return self._journal.holds(uuid, Control.POWER_PROFILE)
+        except JournalError:
+            return False
 
     def _in_force(self, uuid: str) -> ClockLock | None:
         """Return another program's lock, unless a lock of ours may be in force."""

@@ -36,6 +36,7 @@ from gpuenergyd.gpu.link.messages import (
     Restore,
     Samples,
     SetPowerLimit,
+    SetPowerProfile,
     TakeSnapshot,
     Welcome,
     WorkerCounters,
@@ -272,8 +273,8 @@ class Supervisor:
                     num_samples_dropped=self._daemon.num_dropped,
                     num_sets_skipped=self._threads.actuator.num_skipped,
                 )
-            case SetPowerLimit() | LowerPowerLimit():
-                self._set_power_limit(request_id, request)
+            case SetPowerLimit() | LowerPowerLimit() | SetPowerProfile():
+                self._change_setting(request_id, request)
             case Restore():
                 self._restore(request_id, request)
             case ListProcesses() | TakeSnapshot():
@@ -325,15 +326,20 @@ class Supervisor:
             self._restores.forget_early_outcomes(uuid)
         self._submit(request_id, "", partial(self._open_lease, request))
 
-    def _set_power_limit(self, request_id: int | None, request: SetPowerLimit | LowerPowerLimit) -> None:
+    def _change_setting(
+        self, request_id: int | None, request: SetPowerLimit | LowerPowerLimit | SetPowerProfile
+    ) -> None:
         uuid = request.gpu_uuid
         if self._leases.of(uuid) != request.lease_id:
             raise GpuError(f"lease {request.lease_id} does not cover {uuid}")
         self._health.require_changeable([uuid])
-        if isinstance(request, SetPowerLimit):
-            self._submit(request_id, uuid, partial(self._driver.set_power_limit, request))
-        else:
-            self._submit(request_id, uuid, partial(self._driver.lower_power_limit, request))
+        match request:
+            case SetPowerLimit():
+                self._submit(request_id, uuid, partial(self._driver.set_power_limit, request))
+            case LowerPowerLimit():
+                self._submit(request_id, uuid, partial(self._driver.lower_power_limit, request))
+            case SetPowerProfile():
+                self._submit(request_id, uuid, partial(self._driver.set_power_profile, request))
 
     def _restore(self, request_id: int | None, request: Restore) -> None:
         self._health.require_known(request.gpu_uuids)

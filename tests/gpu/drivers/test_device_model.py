@@ -86,9 +86,9 @@ def test_lowest_energy_clock_is_at_the_knee() -> None:
 
 def test_unknown_model_names_the_known_ones() -> None:
     with pytest.raises(
-        GpuNotFoundError, match=r"unknown simulated GPU model 'b200'; available: a100-pcie, a100-sxm, a40"
+        GpuNotFoundError, match=r"unknown simulated GPU model 'b300'; available: a100-pcie, a100-sxm, a40"
     ):
-        device_parameters("b200")
+        device_parameters("b300")
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())

@@ -100,7 +100,7 @@ def test_damaged_journal_is_an_error_and_never_treated_as_empty(tmp_path: Path, 
 def test_journal_of_a_later_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "j").write_text(json.dumps({"version": 9, "boot_id": "x", "entries": []}))
 
-    with pytest.raises(JournalError, match="has version 9; expected 3"):
+    with pytest.raises(JournalError, match="has version 9; expected 4"):
         Journal(tmp_path / "j").read()
 
 

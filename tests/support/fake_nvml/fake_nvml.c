@@ -39,14 +39,15 @@ typedef struct {
         idle_mhz, blocking_w, min_limit_w, max_limit_w, default_limit_w, cap_ratio, leakage, warm_c, ambient_c, k_per_w,
         tau_s, energy_update_s, power_update_s, power_noise, call_median_s, call_sigma, outlier_ratio, outlier_min_s,
         outlier_max_s, settle_s, time_noise, read_s, process_list_s, stall_s, early_s, settle_spread, tail_ratio,
-        tail_min_s, tail_max_s, sampled_ratio;
+        tail_min_s, tail_max_s, sampled_ratio, max_q_clock_ratio, max_q_static_ratio;
 } parameters;
 
 typedef struct {
     int64_t updated_ns, locked_mhz, pending_mhz, pending_at_ns, is_working, is_occupied, shown_energy_at_ns,
         shown_power_at_ns;
     uint64_t random_state;
-    int64_t num_sets, work_ended_ns, num_works_ended, last_ended_ns, before_last_ended_ns, has_next, stalled_until_ns;
+    int64_t num_sets, work_ended_ns, num_works_ended, last_ended_ns, before_last_ended_ns, has_next, stalled_until_ns,
+        power_profiles;
     double energy_j, celsius, limit_w, work_memory_s, work_compute_s, work_w_per_mhz, work_left, shown_energy_j,
         shown_power_w, next_memory_s, next_compute_s, next_w_per_mhz, sampled_energy_j, window_energy_j;
     int64_t processes[16];
@@ -147,14 +148,23 @@ static int is_busy(const slot *s) {
     return s->is_working && s->work_left > 0 && s->stalled_until_ns <= s->updated_ns;
 }
 
-static double ceiling_mhz(const parameters *p, const slot *s) {
-    return s->locked_mhz ? (double)s->locked_mhz : p->max_mhz;
+static int is_max_q(const slot *s) { return (int)(s->power_profiles >> 1 & 1); }
+
+static double profile_saves_w(const parameters *p, const slot *s) {
+    return is_max_q(s) ? (1.0 - p->max_q_static_ratio) * p->static_w : 0.0;
 }
+
+static double below_profile_mhz(const parameters *p, const slot *s, int64_t locked_mhz) {
+    double top = locked_mhz ? (double)locked_mhz : p->max_mhz, most = p->max_q_clock_ratio * p->max_mhz;
+    return is_max_q(s) && most < top ? most : top;
+}
+
+static double ceiling_mhz(const parameters *p, const slot *s) { return below_profile_mhz(p, s, s->locked_mhz); }
 
 static double effective_mhz(const parameters *p, const slot *s) {
     double top = ceiling_mhz(p, s);
     if (is_busy(s)) {
-        double allowed = s->limit_w * p->cap_ratio, low = p->min_mhz, high = top;
+        double allowed = s->limit_w * p->cap_ratio + profile_saves_w(p, s), low = p->min_mhz, high = top;
         if (working_power(p, s, top) <= allowed) return top;
         for (int i = 0; i < 30; i++) {
             double middle = (low + high) / 2;
@@ -169,7 +179,7 @@ static double effective_mhz(const parameters *p, const slot *s) {
 static double reported_mhz(const parameters *p, const slot *s) {
     int is_early = s->pending_mhz != -1 && s->pending_at_ns - s->updated_ns <= p->early_s * 1e9;
     if (!is_early || (!is_busy(s) && !s->is_occupied)) return effective_mhz(p, s);
-    return s->pending_mhz ? (double)s->pending_mhz : p->max_mhz;
+    return below_profile_mhz(p, s, s->pending_mhz);
 }
 
 static int64_t last_update(int64_t at, double period_s, int64_t any) {
@@ -190,8 +200,8 @@ static int64_t next_sampling(const parameters *p, const slot *s) {
 
 static void integrate(const parameters *p, slot *s, double mhz, int64_t until) {
     double power, reference = p->warm_c;
-    if (is_busy(s)) power = working_power(p, s, mhz);
-    else if (s->is_occupied) power = blocking_power(p, mhz);
+    if (is_busy(s)) power = working_power(p, s, mhz) - profile_saves_w(p, s);
+    else if (s->is_occupied) power = blocking_power(p, mhz) - profile_saves_w(p, s);
     else { power = p->idle_w; reference = p->ambient_c + p->k_per_w * power; }
     double cold = power - p->leakage * reference, slowing = 1.0 - p->k_per_w * p->leakage;
     double target = (p->ambient_c + p->k_per_w * cold) / slowing, tau = p->tau_s / slowing, begin = s->celsius;
@@ -419,6 +429,7 @@ static void hold_driver(void) {
             begin(gpu, &s);
             s.locked_mhz = 0;
             s.pending_mhz = -1;
+            s.power_profiles = 0;
             s.limit_w = parameters_of(gpu)->default_limit_w;
             end(gpu, &s);
             pthread_mutex_lock(&guard);
@@ -771,12 +782,16 @@ int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending) {
     *current = *pending = ctl ? (unsigned)ctl->mig[gpu] : 0;
     return OK;
 }
+/* Workload power profiles: those of GPU models that offer them are in the world file, those that a test requests as another
+ * program in the control file, which makes any GPU offer all. */
 typedef struct { unsigned version, supported[8], requested[8], enforced[8]; } power_profiles;
 int nvmlDeviceWorkloadPowerProfileGetCurrentProfiles(void *device, power_profiles *out) {
-    ENTER(device);
-    if (!ctl || !ctl->profiles[gpu]) return NOT_SUPPORTED;
+    READ(device);
+    int64_t foreign = ctl ? ctl->profiles[gpu] : 0;
+    if (p->max_q_clock_ratio == 1.0 && !foreign) return NOT_SUPPORTED;
     for (int i = 0; i < 8; i++) out->supported[i] = out->requested[i] = out->enforced[i] = 0;
-    out->requested[0] = (unsigned)ctl->profiles[gpu] >> 1;
+    out->supported[0] = foreign ? (1u << 25) - 1 : 3;
+    out->requested[0] = (unsigned)(foreign >> 1 | s.power_profiles);
     out->enforced[0] = out->requested[0] & -out->requested[0]; /* profiles conflict: the first one wins */
     return OK;
 }
@@ -883,6 +898,35 @@ int nvmlDeviceSetPowerManagementLimit(void *device, unsigned milliwatts) {
     end(gpu, &s);
     driver_unlock();
     return OK;
+}
+static int update_profiles(int gpu, unsigned added, unsigned removed) { /* nobody is asked for privilege */
+    int64_t settle_ns, foreign = ctl ? ctl->profiles[gpu] : 0;
+    unsigned offered = foreign ? (1u << 25) - 1 : 3;
+    if (parameters_of(gpu)->max_q_clock_ratio == 1.0 && !foreign) return NOT_SUPPORTED;
+    if ((added | removed) & ~offered) return INVALID_ARGUMENT;
+    slot s;
+    driver_begin(gpu, 0, &settle_ns);
+    begin(gpu, &s);
+    s.power_profiles = (s.power_profiles | added) & ~(int64_t)removed;
+    if (foreign) ctl->profiles[gpu] = foreign & ~((int64_t)removed << 1);
+    end(gpu, &s);
+    driver_unlock();
+    return OK;
+}
+typedef struct { unsigned version, mask[8]; } requested_profiles;
+int nvmlDeviceWorkloadPowerProfileSetRequestedProfiles(void *device, const requested_profiles *in) {
+    ENTER(device);
+    return in->version != 0x1000024 ? VERSION_MISMATCH : update_profiles(gpu, in->mask[0], 0);
+}
+int nvmlDeviceWorkloadPowerProfileClearRequestedProfiles(void *device, const requested_profiles *in) {
+    ENTER(device);
+    return in->version != 0x1000024 ? VERSION_MISMATCH : update_profiles(gpu, 0, in->mask[0]);
+}
+typedef struct { unsigned operation, mask[8]; } updated_profiles;
+int nvmlDeviceWorkloadPowerProfileUpdateProfiles_v1(void *device, const updated_profiles *in) {
+    ENTER(device);
+    if (in->operation > 1) return INVALID_ARGUMENT; /* overwriting the requests of others is no part of this */
+    return update_profiles(gpu, in->operation ? in->mask[0] : 0, in->operation ? 0 : in->mask[0]);
 }
 int nvmlDeviceSetPersistenceMode(void *device, int mode) {
     ENTER(device);

@@ -72,7 +72,8 @@ class SettingsWatch:
             known = self._last.get(uuid)
             if known is not None and known.details == details:
                 continue
-            read = GpuSettingsRead(uuid, details, self._is_our_limit(uuid, details.power_limit_w))
+            is_our_limit = self._is_our_limit(uuid, details.power_limit_w)
+            read = GpuSettingsRead(uuid, details, is_our_limit, self._our_profile(uuid))
             self._last[uuid] = read
             self._on_change(read)
 
@@ -81,6 +82,13 @@ class SettingsWatch:
             self._wakeup.wait(PERIOD_S)
             self._wakeup.clear()
             self.read_all()
+
+    def _our_profile(self, gpu_uuid: str) -> int | None:
+        """Return the workload power profile that the journal says was added by this worker."""
+        try:
+            return self._journal.our_power_profile(gpu_uuid)
+        except JournalError:
+            return None
 
     def _is_our_limit(self, gpu_uuid: str, power_limit_w: float | None) -> bool:
         """Return whether a power limit is, or may be, the one that the journal says was set by this worker."""
