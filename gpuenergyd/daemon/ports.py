@@ -74,6 +74,16 @@ class WorkerPort(Protocol):
         """
         ...
 
+    async def set_power_profile(
+        self, lease_id: str, gpu_uuid: str, power_profile: int | None, owner: LeaseOwner
+    ) -> tuple[int, ...]:
+        """Add a workload power profile under a lease, or remove ours (None); return the requested ones read back.
+
+        Raises:
+            GpuError: another program has requested profiles, the profile is refused, or there is no worker.
+        """
+        ...
+
     def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
         """Request a clock of a leased GPU; returns at once."""
         ...
@@ -295,8 +305,8 @@ class DeliveryPort(Protocol):
         ...
 
 
-class PowerLimitPort(Protocol):
-    """The power limits of a job's plans."""
+class PlanSettingPort(Protocol):
+    """A GPU setting of a job's plans that the daemon sets, such as power limits."""
 
     def send(self, command: SendPlan) -> None:
         """Add a plan that ranks follow from its first iteration on."""

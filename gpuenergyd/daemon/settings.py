@@ -141,7 +141,7 @@ class Settings(BaseSettings):
     sample_period_s: float = Field(default=0.1, ge=0.005, le=60, allow_inf_nan=False)
     policy_memory_limit_bytes: int | None = Field(default=None, ge=64 * 2**20)
     silence_limit_s: float = Field(default=60.0, gt=0, le=86_400, allow_inf_nan=False)
-    levers: Annotated[tuple[Lever, ...], Field(min_length=1)] = (Lever.CLOCKS, Lever.POWER_LIMITS)
+    levers: Annotated[tuple[Lever, ...], Field(min_length=1)] = tuple(Lever)
     restore_policy: RestorePolicy = RestorePolicy.ONLY_IF_OURS
     baseline_sm_clock_mhz: dict[str, Annotated[int, Field(gt=0)]] = Field(default_factory=dict)
     target: str = Field(default="constant-slowdown", min_length=1, max_length=256)

@@ -1,9 +1,10 @@
-"""Probing uniform settings: plans with one clock or one power limit on all GPUs of a job, and what they measured."""
+"""Probing uniform settings: plans with one clock, power limit or power profile on all GPUs, and what they measured."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import assert_never
 
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import InstructionClass
@@ -20,14 +21,22 @@ _LIMITED_BELOW_RATIO = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value on all GPUs of a job: an SM clock in MHz, or a power limit of each GPU in watts."""
+    """One value on all GPUs of a job: an SM clock in MHz, a power limit in watts, or a workload power profile."""
 
     lever: Lever
     value: int
 
     def __str__(self) -> str:
         """Return the value with its unit."""
-        return f"{self.value} MHz" if self.lever is Lever.CLOCKS else f"a limit of {self.value} W"
+        match self.lever:
+            case Lever.CLOCKS:
+                return f"{self.value} MHz"
+            case Lever.POWER_LIMITS:
+                return f"a limit of {self.value} W"
+            case Lever.POWER_PROFILES:
+                return f"workload power profile {self.value}"
+            case _:
+                assert_never(self.lever)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +79,20 @@ def common_power_limits_w(view: JobView) -> list[int]:
 
 
 def setting_plan(view: JobView, setting: Setting, purpose: PlanPurpose, *, policy: str, reason: str) -> ClockPlan:
-    """Return a plan that runs all ranks at one clock, or at full speed under one power limit."""
+    """Return a plan that runs all ranks at one clock, or at full speed under one power limit or power profile."""
     if setting.lever is Lever.CLOCKS:
         return uniform_plan(view, setting.value, purpose, policy=policy, reason=reason)
+    is_limit = setting.lever is Lever.POWER_LIMITS
+    limit_w, profile = (setting.value, None) if is_limit else (None, setting.value)
     ranks = []
     for pp_rank, order in enumerate(view.schedule.orders):
         if view.can_set_clocks:  # a clock lock of the plan before must not stay
             top_mhz = max(view.gpus[pp_rank].supported_sm_clocks_mhz)
             clocks, changes = (top_mhz,) * len(order), constant_clock_changes(order, top_mhz)
-            ranks.append(RankClocks(pp_rank, clocks, changes, power_limit_w=setting.value))
+            ranks.append(RankClocks(pp_rank, clocks, changes, limit_w, profile))
         else:
-            ranks.append(RankClocks(pp_rank, (None,) * len(order), power_limit_w=setting.value))
-    plan_id = view.plan_id(f"{policy}-{purpose}-{setting.value}-watts")
+            ranks.append(RankClocks(pp_rank, (None,) * len(order), (), limit_w, profile))
+    plan_id = view.plan_id(f"{policy}-{purpose}-{setting.value}{'-watts' if is_limit else ''}")
     return ClockPlan(plan_id=plan_id, purpose=purpose, ranks=tuple(ranks), reason=reason)
 
 
@@ -104,7 +115,7 @@ def clock_measurements(view: JobView) -> dict[int, ClockMeasurement]:
 
 
 def lever_measurements(view: JobView, lever: Lever) -> dict[int, ClockMeasurement]:
-    """Return the measurements by clock or by power limit."""
+    """Return the measurements by the values of one lever."""
     found = setting_measurements(view)
     return {setting.value: measured for setting, measured in found.items() if setting.lever is lever}
 
@@ -124,7 +135,11 @@ def setting_measurements(view: JobView) -> dict[Setting, ClockMeasurement]:
 
 
 def setting_of(plan: ClockPlan) -> Setting | None:
-    """Return the one clock or power limit of a plan on all its ranks."""
+    """Return the one clock, power limit or power profile of a plan on all its ranks."""
+    profiles = {rank.power_profile for rank in plan.ranks}
+    if profiles - {None}:
+        profile = profiles.pop() if len(profiles) == 1 else None
+        return None if profile is None else Setting(Lever.POWER_PROFILES, profile)
     limits_w = {rank.power_limit_w for rank in plan.ranks}
     clocks_mhz = {mhz for rank in plan.ranks for mhz in rank.sm_clocks_mhz}
     if limits_w == {None}:

@@ -197,7 +197,7 @@ def _measured(job: TrueJob, under: Conditions, policy: ClockPolicy) -> PlanResul
     )
     for calibration in run.calibrations.values():
         calibration.latency = true_latency(under, job.clocks_mhz)
-    run.report_latency()
+    run.report_gpus()
     run.run(_NUM_SETTLING + _NUM_MEASURED)
     full_speed, planned = run.history[2:8], run.history[-_NUM_MEASURED:]
     return PlanResult(

@@ -50,6 +50,8 @@ class FakeWorker:
     """Of the last lease."""
     power_limits: list[tuple[str, float | None]] = field(default_factory=list)
     limit_refusal: str | None = None
+    """Refuses power limits and power profiles."""
+    power_profiles: list[tuple[str, int | None]] = field(default_factory=list)
     may_lease: asyncio.Event | None = None
     """Leases are recorded at once, and granted once this is set."""
 
@@ -82,6 +84,16 @@ class FakeWorker:
             raise GpuError(self.limit_refusal)
         self.power_limits.append((gpu_uuid, power_limit_w))
         return DEFAULT_LIMIT_W if power_limit_w is None else power_limit_w
+
+    async def set_power_profile(
+        self, lease_id: str, gpu_uuid: str, power_profile: int | None, owner: LeaseOwner
+    ) -> tuple[int, ...]:
+        """Record it, or refuse."""
+        assert (lease_id, owner) == (owner.job_id, self.owner)
+        if self.limit_refusal is not None:
+            raise GpuError(self.limit_refusal)
+        self.power_profiles.append((gpu_uuid, power_profile))
+        return () if power_profile is None else (power_profile,)
 
     async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
         """Record the call."""
@@ -170,6 +182,7 @@ class Stage:
                 blocking_power_w=80.0,
                 default_power_limit_w=DEFAULT_LIMIT_W,
                 min_power_limit_w=100.0,
+                power_profiles=(0, 1),
             )
             for r in range(3)
         )

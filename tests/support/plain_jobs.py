@@ -1,6 +1,7 @@
 """Plain training loops in virtual time: one rank, one instruction per iteration, on GPUs with random curves."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
@@ -135,6 +136,7 @@ def loop_training(
     seed: int,
     levers: frozenset[Lever] = frozenset({Lever.CLOCKS}),
     power_limit_range_w: tuple[float, float] | None = None,
+    power_profiles: Mapping[int, tuple[float, float]] | None = None,
     num_dp_ranks: int = 1,
 ) -> VirtualTraining:
     """Return the training of one loop, with noise."""
@@ -150,6 +152,7 @@ def loop_training(
         step_overhead_s=0.005,
         levers=levers,
         power_limit_range_w=power_limit_range_w,
+        power_profiles=power_profiles or {},
         num_dp_ranks=num_dp_ranks,
         clocks_mhz=gpu.supported_sm_clocks_mhz if isinstance(work, GpuLoopWork) else CLOCKS_MHZ,
         model_name=gpu.model_name,

@@ -303,7 +303,7 @@ class UnkindTraining(VirtualTraining):
         if self.calibrations[r].observe(
             ObservedSwitch(change.before_mhz, change.clock_mhz, 0.0, self.driver.call_s, low_s, high_s)
         ):
-            self.report_latency()
+            self.report_gpus()
 
     def _apply_clock(self, r: int, clock_mhz: int, number: int, at_s: float) -> None:
         gpu = self._gpus[r]

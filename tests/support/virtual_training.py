@@ -162,6 +162,10 @@ class VirtualTraining:
 
     power_limit_range_w: tuple[float, float] | None = None
     """Of each GPU: a power limit lowers the clock to the highest one at which every kind of instruction fits."""
+    power_profiles: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    """By workload power profile that each GPU offers: what it multiplies times and powers of work with."""
+    foreign_power_profiles: tuple[int, ...] = ()
+    """Those that another program has requested; `report_gpus` tells the job of a change."""
     reorder: ReorderOffer = field(default_factory=ReorderOffer)
     """What the ranks say about other orders of instructions when they join."""
     runs_orders: bool = True
@@ -199,6 +203,7 @@ class VirtualTraining:
         self.ceilings = dict.fromkeys(range(ranks), self.clocks_mhz[0])
         self.slices: list[tuple[int, int, str, tuple[tuple[ClockChange, ...], ...]]] = []
         self.power_limits: list[tuple[int, dict[int, float]]] = []
+        self.profiles: list[tuple[int, dict[int, int]]] = []
         self._spans: dict[Instruction, tuple[float, float]] = {}
         self._last_total_j = dict(self.total_j)
         self._error_j = dict.fromkeys(range(ranks), 0.0)
@@ -243,6 +248,8 @@ class VirtualTraining:
             latency.raise_s,
             switching=latency,
             power_limit_range_w=self.power_limit_range_w,
+            power_profiles=tuple(sorted(self.power_profiles)),
+            foreign_power_profiles=self.foreign_power_profiles,
         )
 
     def feed(self, event: Event) -> None:
@@ -277,6 +284,7 @@ class VirtualTraining:
                     changes = tuple(plan.changes_of(r) for r in range(self.schedule.num_ranks))
                     self.slices.append((command.apply_at_iteration, command.plan_epoch, plan.plan_id, changes))
                     self.power_limits.append((command.apply_at_iteration, dict(plan.power_limits_w)))
+                    self.profiles.append((command.apply_at_iteration, dict(plan.power_profiles)))
                     self._schedule_of[command.plan_epoch] = plan.schedule(self.schedule)
                 case RestoreGpus():
                     self.restore()
@@ -286,8 +294,12 @@ class VirtualTraining:
                     pass
 
     def _answer(self, view: JobView) -> Event:
-        can_limit = Lever.POWER_LIMITS in self.levers
-        view = replace(view, can_set_clocks=Lever.CLOCKS in self.levers, can_set_power_limits=can_limit)
+        view = replace(
+            view,
+            can_set_clocks=Lever.CLOCKS in self.levers,
+            can_set_power_limits=Lever.POWER_LIMITS in self.levers,
+            can_set_power_profiles=Lever.POWER_PROFILES in self.levers,
+        )
         try:
             return PlanDecided(self.policy.next_plan(view))
         except Exception as error:  # noqa: BLE001  what the policy host does
@@ -297,6 +309,7 @@ class VirtualTraining:
         """Restore all clocks; without a lease the worker refuses clock requests."""
         self.has_lease = False
         self.power_limits.clear()
+        self.profiles.clear()
         for r in self.pending:
             self.pending[r] = [_Pending(self.now_s, self.clocks_mhz[0])]
 
@@ -356,6 +369,11 @@ class VirtualTraining:
         own = [work for (rank, _), work in self.work.items() if rank == r]
         fitting = [mhz for mhz in self.clocks_mhz if max(work.power_w(mhz) for work in own) <= limit_w]
         return min(ceiling, fitting[0] if fitting else self.clocks_mhz[-1])
+
+    def _profile_factors(self, r: int) -> tuple[float, float]:
+        """Return what the power profile of a rank's GPU multiplies times and powers with."""
+        profiles = [own for apply_at, own in self.profiles if apply_at <= self.iteration_index]
+        return self.power_profiles.get(profiles[-1].get(r, -1), (1.0, 1.0)) if profiles else (1.0, 1.0)
 
     def _follow(self, schedule: Schedule) -> None:
         """Run the next iteration in this order."""
@@ -460,10 +478,10 @@ class VirtualTraining:
         low_s, high_s = max(0, looks - 1) * _LOOK_EVERY_S, looks * _LOOK_EVERY_S
         switch = ObservedSwitch(self.clock_now[r], change.clock, 0.0, 0.0, low_s, high_s)
         if self.calibrations[r].observe(switch):
-            self.report_latency()
+            self.report_gpus()
 
-    def report_latency(self) -> None:
-        """Tell the job of the latency of all its GPUs, which are of one model."""
+    def report_gpus(self) -> None:
+        """Tell the job what is known of its GPUs, which are of one model."""
         for r in self.calibrations:
             for k in range(self.num_stage_ranks):
                 self.feed(GpuViewChanged(r, self._gpu(r), k))
@@ -472,13 +490,14 @@ class VirtualTraining:
         work = self.work[r, instruction.kind] if self.work_of is None else self.work_of(instruction)
         left = 1.0 + (self.random.gauss(0, self.noise_ratio) if self.noise_ratio else 0.0)
         at_s = start_s
+        slower, lower = self._profile_factors(r)
         while True:
             clock = self._clock_at(r, at_s)
-            time_s = work.time_s(clock) * self.slowdown_of(r, self.iteration_index)
+            time_s = work.time_s(clock) * self.slowdown_of(r, self.iteration_index) * slower
             if self.slow_factor_when_tuned != 1.0 and self._plan_id_is_tuned() and clock < self.clocks_mhz[0]:
                 time_s *= self.slow_factor_when_tuned
             until_s = min(at_s + left * time_s, self.pending[r][0].effective_s if self.pending[r] else float("inf"))
-            self._spend(r, work.power_w(clock), at_s, until_s)
+            self._spend(r, work.power_w(clock) * lower, at_s, until_s)
             left -= (until_s - at_s) / time_s
             at_s = until_s
             if left <= 1e-9:

@@ -137,6 +137,11 @@ class JobRanks:
         """The range of power limits of each stage's GPUs, by pipeline rank."""
         return [self.gpus[r].power_limit_range_w for r in sorted(self.gpus)]
 
+    @property
+    def power_profiles(self) -> list[tuple[int, ...]]:
+        """The workload power profiles that each stage's GPUs offer, by pipeline rank."""
+        return [self.gpus[r].power_profiles for r in sorted(self.gpus)]
+
     def join(self, pp_rank: int, order: tuple[Instruction, ...], gpu: GpuView, *, stage_rank: int = 0) -> bool:
         """Add a rank; return whether all ranks have joined now.
 

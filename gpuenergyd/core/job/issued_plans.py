@@ -34,8 +34,8 @@ MAX_PLANS_KEPT = 384
 """More than `_NEWEST_KEPT` and one for each iteration that a job keeps."""
 _SAME_TIME_RATIO = 1e-3
 SETTLING_ITERATIONS = 2
-"""Iterations from the first one under another power limit on that do not count: limits are set while it runs, and GPUs
-take up to half a second to follow (V100, measured)."""
+"""Iterations from the first one under another power limit or profile on that do not count: they are set while it runs,
+and GPUs take up to half a second to follow a limit (V100, measured)."""
 
 Purposes: TypeAlias = Mapping[str | None, PlanPurpose]
 """The purpose of each plan's iterations, by plan id."""
@@ -54,6 +54,7 @@ class IssuedPlansSnapshot:
     for_straggler: frozenset[str]
     settling_from: tuple[int, ...] = ()
     power_limits_w: tuple[tuple[int, float], ...] = ()
+    power_profiles: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -75,8 +76,10 @@ class IssuedPlans:
     """Epoch of the plan that was sent last, and the last iteration reported before; None once it was followed."""
     _power_limits_w: tuple[tuple[int, float], ...] = ()
     """The power limits of the plan that was sent last."""
+    _power_profiles: tuple[tuple[int, int], ...] = ()
+    """Its workload power profiles."""
     _settling_from: list[int] = field(default_factory=list)
-    """The first iterations under other power limits than before."""
+    """The first iterations under other power limits or profiles than before."""
 
     @property
     def current(self) -> ClockPlan:
@@ -144,13 +147,13 @@ class IssuedPlans:
         self._awaited = plan_epoch, last_reported
         possible_at = last_reported + ITERATIONS_AHEAD + run_ahead
         self.last_apply_at = max(possible_at, self.last_apply_at + after, not_before)
-        if plan.power_limits_w != self._power_limits_w:
-            self._power_limits_w = plan.power_limits_w
+        if (plan.power_limits_w, plan.power_profiles) != (self._power_limits_w, self._power_profiles):
+            self._power_limits_w, self._power_profiles = plan.power_limits_w, plan.power_profiles
             self._settling_from = [*self._settling_from[1 - _EPOCHS_KEPT :], self.last_apply_at]
         return SendPlan(plan, plan_epoch, self.last_apply_at, num_iterations)
 
     def is_settling(self, iteration_index: int) -> bool:
-        """Return whether GPUs may not have followed a change of their power limits yet."""
+        """Return whether GPUs may not have followed a change of their power limits or profiles yet."""
         return any(0 <= iteration_index - begin < SETTLING_ITERATIONS for begin in self._settling_from)
 
     def pop_delay(self, plan_epoch: int | None, iteration_index: int) -> int | None:
@@ -204,6 +207,7 @@ class IssuedPlans:
             for_straggler=frozenset(self._for_straggler),
             settling_from=tuple(self._settling_from),
             power_limits_w=self._power_limits_w,
+            power_profiles=self._power_profiles,
         )
 
     def restore(self, snapshot: IssuedPlansSnapshot) -> None:
@@ -214,6 +218,7 @@ class IssuedPlans:
         self._target_when_made_s = dict(snapshot.target_when_made_s)
         self._for_straggler = set(snapshot.for_straggler)
         self._settling_from, self._power_limits_w = list(snapshot.settling_from), snapshot.power_limits_w
+        self._power_profiles = snapshot.power_profiles
 
     def _drop_one(self, needed_ids: set[str | None]) -> None:
         """Drop one plan: one that was issued again later, else by the order in this module's docstring."""

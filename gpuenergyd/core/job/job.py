@@ -454,7 +454,14 @@ class Job:
             commands = (*self._record_order_advice(plan.order_advice), *commands)
             return (*commands, *self._enter(phase_under(plan, self.phase), plan.reason), *self._ask_for_new_pace())
         try:
-            check_plan(plan, self.ranks.schedule, self.ranks.supported_sm_clocks_mhz, self.ranks.power_limit_ranges_w)
+            ranks = self.ranks
+            check_plan(
+                plan,
+                self.ranks.schedule,
+                ranks.supported_sm_clocks_mhz,
+                ranks.power_limit_ranges_w,
+                ranks.power_profiles,
+            )
         except GpuEnergyError as error:
             reason = f"policy {self.description.policy} returned an invalid plan: {error}"
             return self._fall_back(reason, is_fault=True)

@@ -8,7 +8,7 @@ from gpuenergyd.errors import JobError
 
 
 def stage_gpu(pp_rank: int, gpus: Sequence[GpuView]) -> GpuView:
-    """Return the GPUs of a stage as one: common clocks and power limits, the slowest clock changes, summed powers.
+    """Return the GPUs of a stage as one: common clocks, limits and profiles, the slowest clock changes, summed powers.
 
     The merge of merged GPUs is that of all. UUID and model name are those of the first.
 
@@ -40,4 +40,6 @@ def stage_gpu(pp_rank: int, gpus: Sequence[GpuView]) -> GpuView:
         num_gpus=sum(gpu.num_gpus for gpu in gpus),
         num_host_gpus=max(gpu.num_host_gpus for gpu in gpus),
         power_limit_range_w=common_w if len(ranges_w) == len(gpus) and common_w and common_w[0] < common_w[1] else None,
+        power_profiles=tuple(sorted(set(first.power_profiles).intersection(*(gpu.power_profiles for gpu in gpus)))),
+        foreign_power_profiles=tuple(sorted({number for gpu in gpus for number in gpu.foreign_power_profiles})),
     )

@@ -45,6 +45,8 @@ class RankClocks:
     changes: tuple[ClockChange, ...] = ()
     power_limit_w: float | None = None
     """Power limit of each GPU of the rank for the whole iteration; None: the limit from before the job."""
+    power_profile: int | None = None
+    """Workload power profile of each GPU of the rank for the whole iteration; None: none of the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +121,13 @@ class ClockPlan:
         return tuple((rank.pp_rank, rank.power_limit_w) for rank in self.ranks if rank.power_limit_w is not None)
 
     @property
+    def power_profiles(self) -> tuple[tuple[int, int], ...]:
+        """The ranks whose GPUs have a workload power profile under this plan, each with its number."""
+        return tuple((rank.pp_rank, rank.power_profile) for rank in self.ranks if rank.power_profile is not None)
+
+    @property
     def sets_clocks(self) -> bool:
-        """Whether ranks request clocks under this plan; without, it only limits power."""
+        """Whether ranks request clocks under this plan; without, it only limits power or requests power profiles."""
         return any(rank.changes for rank in self.ranks)
 
 
@@ -142,7 +149,7 @@ def full_speed_plan(
 ) -> ClockPlan:
     """Return the plan that locks every GPU at its maximum clock: full speed with the leases kept.
 
-    Without `sets_clocks` it only withdraws power limits.
+    Without `sets_clocks` it only withdraws power limits and workload power profiles.
     """
     ranks = []
     for pp_rank, order in enumerate(schedule.orders):
@@ -168,12 +175,13 @@ def check_plan(
     schedule: Schedule,
     supported_sm_clocks_mhz: Sequence[Sequence[int]],
     power_limit_ranges_w: Sequence[PowerLimitRange | None] | None = None,
+    power_profiles: Sequence[Sequence[int]] | None = None,
 ) -> None:
-    """Check that a plan fits its pipeline and its GPUs; `supported_sm_clocks_mhz[r]` and the range belong to rank r.
+    """Check that a plan fits its pipeline and its GPUs; `supported_sm_clocks_mhz[r]`, range, profiles belong to rank r.
 
     Raises:
-        PlanError: the plan has a rank, instruction, clock or power limit that does not exist, an offset outside
-            [0, 3600) s, orders without clocks, or the purpose `PREDICTED`.
+        PlanError: the plan has a rank, instruction, clock, power limit or power profile that does not exist, an offset
+            outside [0, 3600) s, orders without clocks, or the purpose `PREDICTED`.
         ScheduleError: the plan's orders cannot replace those of the pipeline.
     """
     if plan.orders:
@@ -199,6 +207,7 @@ def check_plan(
                 f" supported: {min(supported)} to {max(supported)} MHz"
             )
         _check_power_limit(plan, rank, power_limit_ranges_w[rank.pp_rank] if power_limit_ranges_w else None)
+        _check_power_profile(plan, rank, power_profiles[rank.pp_rank] if power_profiles else ())
         for change in rank.changes:
             if change.instruction not in known:
                 raise PlanError(f"plan {plan.plan_id!r}: rank {rank.pp_rank} does not run {change.instruction}")
@@ -224,6 +233,15 @@ def _check_power_limit(plan: ClockPlan, rank: RankClocks, range_w: PowerLimitRan
         raise PlanError(
             f"plan {plan.plan_id!r}: rank {rank.pp_rank} cannot be limited to {rank.power_limit_w:g} W;"
             f" supported: {low_w:g} to {high_w:g} W"
+        )
+
+
+def _check_power_profile(plan: ClockPlan, rank: RankClocks, offered: Sequence[int]) -> None:
+    if rank.power_profile is not None and rank.power_profile not in offered:
+        known = ", ".join(map(str, offered)) or "none"
+        raise PlanError(
+            f"plan {plan.plan_id!r}: rank {rank.pp_rank} has no workload power profile {rank.power_profile};"
+            f" offered: {known}"
         )
 
 

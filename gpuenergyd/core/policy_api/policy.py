@@ -30,6 +30,7 @@ class Lever(StrEnum):
 
     CLOCKS = "clocks"
     POWER_LIMITS = "power-limits"
+    POWER_PROFILES = "power-profiles"
 
 
 class ClockPolicy(Protocol):
@@ -129,6 +130,10 @@ class GpuView:
     """GPUs of that host that jobs use, this job and all others; 0 if unknown."""
     power_limit_range_w: tuple[float, float] | None = None
     """Lowest and default power limit of each GPU, in watts; None if unknown or if power cannot be limited."""
+    power_profiles: tuple[int, ...] = ()
+    """Numbers of the workload power profiles that each GPU offers."""
+    foreign_power_profiles: tuple[int, ...] = ()
+    """Those of them that other programs have requested."""
 
     @property
     def switch_latency(self) -> SwitchLatency:
@@ -181,9 +186,11 @@ class JobView:
     """Median time between two instructions of one rank if the second one's input was ready."""
     can_set_clocks: bool = True
     """False if clocks may not be set (mode observe, MIG, missing privilege). The policy then returns a plan of purpose
-    `PREDICTED`, from the run at full speed and from assumed curves or a previous run, unless it limits power."""
+    `PREDICTED`, from the run at full speed and from assumed curves or a previous run, unless it sets something else."""
     can_set_power_limits: bool = False
     """Whether plans may limit the power of GPUs that have a `power_limit_range_w`."""
+    can_set_power_profiles: bool = False
+    """Whether plans may request workload power profiles of GPUs that offer any."""
     generation: int = 0
     """Number of times that profiling has started over; part of plan ids, so that none is used twice."""
     previous_run: PreviousRun | None = None

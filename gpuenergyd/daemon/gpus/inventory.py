@@ -107,6 +107,8 @@ class Gpu:
             switching=self.switching.latency,
             host=self.host,
             power_limit_range_w=_power_limit_range_w(self.identity),
+            power_profiles=self.identity.power_profiles,
+            foreign_power_profiles=self.knobs.foreign_power_profiles,
         )
 
     def record_sample(self, sample: GpuSample) -> tuple[Record, ...]:

@@ -1,6 +1,7 @@
 """Settings of a GPU that are read back, and who changed each: this daemon, or another program."""
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
 
 from gpuenergyd.gpu.device import GpuDetails
@@ -32,6 +33,8 @@ class Knobs:
     is_our_power_limit: bool = False
     foreign_power_limit_w: float | None = None
     """The last power limit that this daemon did not set; a restore returns to it."""
+    our_power_profile: int | None = None
+    """The workload power profile that the GPU worker has added."""
 
     @property
     def power_limit_owner(self) -> str | None:
@@ -44,22 +47,36 @@ class Knobs:
         default_w = self.default_power_limit_w
         return None if default_w is None or abs(limit_w - default_w) <= _SAME_LIMIT_W else FOREIGN
 
+    @property
+    def foreign_power_profiles(self) -> tuple[int, ...]:
+        """The workload power profiles that other programs have requested."""
+        requested = _numbers(None if self.details is None else self.details.requested_power_profiles)
+        return tuple(number for number in sorted(requested) if number != self.our_power_profile)
+
     def update(self, read: GpuSettingsRead) -> tuple[KnobChange, ...]:
         """Replace the settings; return what has changed since they were last read."""
-        before, was_ours = self.details, self.is_our_power_limit
+        before, was_ours, profile_before = self.details, self.is_our_power_limit, self.our_power_profile
         self.details, self.is_our_power_limit = read.details, read.is_our_power_limit
-        changes = tuple(self._changes(before, was_ours=was_ours)) if before is not None else ()
+        self.our_power_profile = read.our_power_profile
+        our_profiles = {profile_before, read.our_power_profile}
+        changes = tuple(self._changes(before, was_ours=was_ours, our_profiles=our_profiles)) if before else ()
         if not read.is_our_power_limit:
             self.foreign_power_limit_w = read.details.power_limit_w
         return changes
 
-    def _changes(self, before: GpuDetails, *, was_ours: bool) -> Iterator[KnobChange]:
+    def _changes(
+        self, before: GpuDetails, *, was_ours: bool, our_profiles: AbstractSet[int | None]
+    ) -> Iterator[KnobChange]:
         now = self.details
+        assert now is not None
+        changed = _numbers(before.requested_power_profiles) ^ _numbers(now.requested_power_profiles)
+        are_our_profiles = bool(changed) and changed <= our_profiles
         for one in fields(GpuDetails):
             old, new = getattr(before, one.name), getattr(now, one.name)
             if old == new or one.name in _CONSTANT or (old is None and one.name in _FIRST_SEEN):
                 continue
             is_ours = "power_limit" in one.name and (self.is_our_power_limit or (was_ours and self._is_restored))
+            is_ours = is_ours or ("power_profiles" in one.name and are_our_profiles)
             yield KnobChange(one.name, _text(old), _text(new), OURS if is_ours else FOREIGN)
 
     @property
@@ -68,6 +85,10 @@ class Knobs:
         limit_w = self.details.power_limit_w if self.details is not None else None
         known_w = self.foreign_power_limit_w if self.foreign_power_limit_w is not None else self.default_power_limit_w
         return limit_w is not None and known_w is not None and abs(limit_w - known_w) <= _SAME_LIMIT_W
+
+
+def _numbers(text: str | None) -> frozenset[int]:
+    return frozenset(int(number) for number in (text or "").split(",") if number)
 
 
 def _text(value: object) -> str:

@@ -1,5 +1,6 @@
 """Executes the commands of a job's state machine, each through its own port."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -26,8 +27,8 @@ from gpuenergyd.daemon.ports import (
     IterationPort,
     LeasePort,
     ObservationPort,
+    PlanSettingPort,
     PlanSource,
-    PowerLimitPort,
     RunStorePort,
 )
 
@@ -44,8 +45,8 @@ class CommandExecutor:
     audit: AuditPort
     runs: RunStorePort
     end: EndPort
-    power_limits: PowerLimitPort | None = None
-    """None for a pipeline across hosts, whose plans only set clocks."""
+    settings: Sequence[PlanSettingPort] = ()
+    """Empty for a pipeline across hosts, whose plans only set clocks."""
 
     async def execute(self, command: Command) -> None:  # noqa: C901, PLR0912  one case per command
         """Execute one command; the next one must wait until it is done."""
@@ -56,8 +57,8 @@ class CommandExecutor:
                 self.plans.ask(command.view)
             case SendPlan():
                 self.delivery.send(command)
-                if self.power_limits is not None:
-                    self.power_limits.send(command)
+                for setting in self.settings:
+                    setting.send(command)
             case LeaseGpus():
                 await self.leases.lease(command)
             case RestoreGpus():

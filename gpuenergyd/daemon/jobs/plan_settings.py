@@ -1,39 +1,115 @@
-"""Power limits of a job's plans: each rank's GPU gets the limit of a plan when the iteration before its first one ends.
+"""GPU settings of a job's plans: each rank's GPU gets those of a plan when the iteration before its first one ends.
 
-Clocks are requested by the ranks themselves, power limits by the daemon: a limit holds for whole iterations. All sets
-of one job run one after another, and only the newest limit of each GPU is sent.
+Clocks are requested by the ranks themselves, power limits and workload power profiles by the daemon: they hold for
+whole iterations. All sets of one kind in one job run one after another, and only the newest of each GPU is sent.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from gpuenergyd.core.job.description import JobRanks
 from gpuenergyd.core.job.messages import ControlLost, Event, SendPlan
 from gpuenergyd.core.measurement.telemetry import RankIteration
+from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.daemon.jobs.audit_log import AuditLog
 from gpuenergyd.daemon.ports import WorkerPort
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.link.messages import LeaseOwner
 
-_UNKNOWN_W = -1.0
-"""What an earlier daemon set last, which differs from every limit and is therefore set again."""
+_UNKNOWN = -1.0
+"""What an earlier daemon set last, which differs from every value and is therefore set again."""
 
 
 @dataclass(frozen=True, slots=True)
-class PowerLimitsSnapshot:
-    """The plans whose limits are in force or will be: first iteration, and limits in watts by pipeline rank."""
+class PlanSettingSnapshot:
+    """The plans whose settings are in force or will be: first iteration, and values by pipeline rank."""
 
     sent: tuple[tuple[int, dict[int, float]], ...] = ()
     were_set: tuple[str, ...] = ()
-    """The GPUs whose limit was set since the job's GPUs were leased."""
+    """The GPUs whose setting was changed since the job's GPUs were leased."""
+
+
+class SettingKind(Protocol):
+    """A setting that plans may have: a power limit in watts, or the number of a workload power profile."""
+
+    @property
+    def action(self) -> str:
+        """The action of its records in the audit log."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Its name in errors and reasons."""
+        ...
+
+    def of_plan(self, plan: ClockPlan) -> Mapping[int, float]:
+        """Return the values of a plan by pipeline rank."""
+        ...
+
+    def text(self, value: float | None) -> str:
+        """Return a value with its unit; None: what was there before the job."""
+        ...
+
+    async def set(self, lease_id: str, gpu_uuid: str, value: float | None, owner: LeaseOwner) -> str:
+        """Set a value under a lease; return in words what was read back.
+
+        Raises:
+            GpuError: it is refused, or there is no worker.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PowerLimits:
+    """Power limits, in watts."""
+
+    worker: WorkerPort
+    action: str = "limit"
+    name: str = "power limit"
+
+    def of_plan(self, plan: ClockPlan) -> Mapping[int, float]:
+        """Return the limits of a plan by pipeline rank."""
+        return dict(plan.power_limits_w)
+
+    def text(self, value: float | None) -> str:
+        """Return a limit with its unit."""
+        return "the limit from before the job" if value is None else f"{value:g} W"
+
+    async def set(self, lease_id: str, gpu_uuid: str, value: float | None, owner: LeaseOwner) -> str:
+        """Set a limit, or return to the one before the job."""
+        return f"{await self.worker.lower_power_limit(lease_id, gpu_uuid, value, owner):g} W"
+
+
+@dataclass(frozen=True, slots=True)
+class PowerProfiles:
+    """Workload power profiles, by their number."""
+
+    worker: WorkerPort
+    action: str = "profile"
+    name: str = "workload power profile"
+
+    def of_plan(self, plan: ClockPlan) -> Mapping[int, float]:
+        """Return the profiles of a plan by pipeline rank."""
+        return dict(plan.power_profiles)
+
+    def text(self, value: float | None) -> str:
+        """Return the number of a profile."""
+        return "none of the job" if value is None else f"{value:g}"
+
+    async def set(self, lease_id: str, gpu_uuid: str, value: float | None, owner: LeaseOwner) -> str:
+        """Add a profile, or remove the one of the job."""
+        number = None if value is None else round(value)
+        requested = await self.worker.set_power_profile(lease_id, gpu_uuid, number, owner)
+        return f"requested: {', '.join(map(str, requested)) or 'none'}"
 
 
 @dataclass(slots=True)
-class JobPowerLimits:
-    """The power limits of one job; `are_leased` tells whether they may be set now."""
+class JobSettings:
+    """The settings of one kind of one job; `are_leased` tells whether they may be set now."""
 
-    worker: WorkerPort
+    kind: SettingKind
     ranks: JobRanks
     owner: LeaseOwner
     audit: AuditLog
@@ -44,86 +120,80 @@ class JobPowerLimits:
     """By `JobDescription.rank_index`, the iteration that the rank runs now."""
     _wanted: dict[str, float | None] = field(default_factory=dict)
     _in_force: dict[str, float | None] = field(default_factory=dict)
-    """By GPU, the limit that was set; None, or no entry: the one from before the job."""
+    """By GPU, the value that was set; None, or no entry: as before the job."""
     _task: asyncio.Task[None] | None = None
 
     def send(self, command: SendPlan) -> None:
         """Add a plan that ranks follow from `apply_at_iteration` on."""
         self._sent = [known for known in self._sent if known[0] < command.apply_at_iteration]
-        self._sent.append((command.apply_at_iteration, dict(command.plan.power_limits_w)))
+        self._sent.append((command.apply_at_iteration, dict(self.kind.of_plan(command.plan))))
         self.apply()
 
     def report(self, iteration: RankIteration) -> None:
-        """Set the limit of the iteration that a rank begins after the reported one."""
+        """Set the value of the iteration that a rank begins after the reported one."""
         index = self.ranks.description.rank_index(iteration.pp_rank, iteration.stage_rank)
         self._begins[index] = iteration.iteration_index + 1
-        if any(limits for _, limits in self._sent) or self._in_force:
+        if any(values for _, values in self._sent) or self._in_force:
             self.apply()
 
     def apply(self) -> None:
-        """Set the limits that are in force now, as far as they are not set yet."""
+        """Set what is in force now, as far as it is not set yet."""
         if not self.are_leased():
             return
         for index, begins in self._begins.items():
             gpu_uuid = self.ranks.own_gpus[index].gpu_uuid
-            wanted_w = self._limit_w(index // self.ranks.description.num_stage_ranks, begins)
-            if wanted_w is not None or gpu_uuid in self._in_force or gpu_uuid in self._wanted:
-                self._wanted[gpu_uuid] = wanted_w
+            wanted = self._value(index // self.ranks.description.num_stage_ranks, begins)
+            if wanted is not None or gpu_uuid in self._in_force or gpu_uuid in self._wanted:
+                self._wanted[gpu_uuid] = wanted
         oldest = min(self._begins.values(), default=0)
         while len(self._sent) > 1 and self._sent[1][0] <= oldest:
             self._sent.pop(0)
         if self._task is None and self._changes():
-            self._task = asyncio.create_task(self._set_all(), name=f"power limits of job {self.audit.job_id}")
+            self._task = asyncio.create_task(self._set_all(), name=f"{self.kind.name}s of job {self.audit.job_id}")
 
     def forget(self) -> None:
         """Forget what is in force, because the GPUs were restored or the worker was lost."""
         self._wanted.clear()
         self._in_force.clear()
 
-    def snapshot(self) -> PowerLimitsSnapshot:
-        """Return the state for the next daemon, which sets all limits again."""
-        return PowerLimitsSnapshot(tuple(self._sent), tuple(self._in_force))
+    def snapshot(self) -> PlanSettingSnapshot:
+        """Return the state for the next daemon, which sets all values again."""
+        return PlanSettingSnapshot(tuple(self._sent), tuple(self._in_force))
 
-    def restore(self, snapshot: PowerLimitsSnapshot) -> None:
+    def restore(self, snapshot: PlanSettingSnapshot) -> None:
         """Continue from the state of an earlier daemon."""
         self._sent = list(snapshot.sent)
-        self._in_force = dict.fromkeys(snapshot.were_set, _UNKNOWN_W)
+        self._in_force = dict.fromkeys(snapshot.were_set, _UNKNOWN)
 
     async def close(self) -> None:
-        """Stop setting limits."""
+        """Stop setting values."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def _limit_w(self, pp_rank: int, iteration_index: int) -> float | None:
-        limits = [of_plan for apply_at, of_plan in self._sent if apply_at <= iteration_index]
-        return limits[-1].get(pp_rank) if limits else None
+    def _value(self, pp_rank: int, iteration_index: int) -> float | None:
+        values = [of_plan for apply_at, of_plan in self._sent if apply_at <= iteration_index]
+        return values[-1].get(pp_rank) if values else None
 
     def _changes(self) -> dict[str, float | None]:
-        return {uuid: limit for uuid, limit in self._wanted.items() if self._in_force.get(uuid) != limit}
+        return {uuid: value for uuid, value in self._wanted.items() if self._in_force.get(uuid) != value}
 
     async def _set_all(self) -> None:
         try:
             while changes := self._changes():
-                gpu_uuid, limit_w = next(iter(changes.items()))
-                before_w, self._in_force[gpu_uuid] = self._in_force.get(gpu_uuid), limit_w
-                now_w = await self.worker.lower_power_limit(self.audit.job_id, gpu_uuid, limit_w, self.owner)
+                gpu_uuid, value = next(iter(changes.items()))
+                before, self._in_force[gpu_uuid] = self._in_force.get(gpu_uuid), value
+                after = await self.kind.set(self.audit.job_id, gpu_uuid, value, self.owner)
                 self.audit.record(
-                    "limit",
+                    self.kind.action,
                     f"policy {self.ranks.description.policy}",
-                    "power limit of the plan",
+                    f"{self.kind.name} of the plan",
                     gpu_uuid=gpu_uuid,
-                    before=_limit_text(before_w),
-                    after=f"{now_w:g} W",
+                    before="unknown" if before == _UNKNOWN else self.kind.text(before),
+                    after=after,
                 )
         except GpuError as error:
             if self.are_leased():
-                self.handle(ControlLost(f"the power limit cannot be set: {error}"))
+                self.handle(ControlLost(f"the {self.kind.name} cannot be set: {error}"))
         finally:
             self._task = None
-
-
-def _limit_text(limit_w: float | None) -> str:
-    if limit_w is None:
-        return "the limit from before the job"
-    return "unknown" if limit_w == _UNKNOWN_W else f"{limit_w:g} W"

@@ -132,7 +132,7 @@ class PredictionOnly:
 
 @dataclass(slots=True)
 class PermittedPlans:
-    """Plans of the policy host while clocks or power limits may be set, and predictions while neither may."""
+    """Plans of the policy host while something may be set, and predictions while nothing may."""
 
     tuning: PolicyHostPlans
     prediction: PredictionOnly
@@ -180,8 +180,12 @@ class PermittedPlans:
         levers = self.levers()
         if not levers:
             return None
-        can_limit = Lever.POWER_LIMITS in levers
-        return replace(view, can_set_clocks=Lever.CLOCKS in levers, can_set_power_limits=can_limit)
+        return replace(
+            view,
+            can_set_clocks=Lever.CLOCKS in levers,
+            can_set_power_limits=Lever.POWER_LIMITS in levers,
+            can_set_power_profiles=Lever.POWER_PROFILES in levers,
+        )
 
     def _show(self, prediction: ClockPlan) -> None:
         self._is_unanswered = True

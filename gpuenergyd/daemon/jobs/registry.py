@@ -248,7 +248,8 @@ class Jobs:
         runner.last_report_mono_ns = time.monotonic_ns()
         if not runner.job.is_ended:
             runner.handle(RankReported(iteration))
-            runner.power_limits.report(iteration)
+            for setting in runner.settings:
+                setting.report(iteration)
             if runner.leases.is_suspended:
                 self.spawn(runner.resume())
         return IterationReply(runner.delivery.reply_to(iteration), *runner.job.figures_per_gpu())
@@ -327,9 +328,12 @@ class Jobs:
         gpu = self.services.gpus.get(read.gpu_uuid)
         if gpu is None:
             return
-        before_mhz = gpu.full_speed_clock_mhz
+        before_mhz, before_profiles = gpu.full_speed_clock_mhz, gpu.knobs.foreign_power_profiles
         for change in gpu.knobs.update(read):
             record_knob(self.services.history, gpu, change)
+        runner = self._runners.get(gpu.claim.job_id) if gpu.claim is not None else None
+        if runner is not None and gpu.knobs.foreign_power_profiles != before_profiles:
+            runner.gpu_changed(gpu)
         if gpu.requested_sm_clock_mhz is None and gpu.full_speed_clock_mhz != before_mhz:
             gpu.record_restored(time.monotonic_ns())
 

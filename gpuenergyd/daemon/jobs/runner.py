@@ -29,8 +29,8 @@ from gpuenergyd.daemon.jobs.iteration_observer import IterationObserver
 from gpuenergyd.daemon.jobs.iteration_recorder import IterationRecorder
 from gpuenergyd.daemon.jobs.leases import JobLeases, LeasesSnapshot
 from gpuenergyd.daemon.jobs.plan_delivery import DeliverySnapshot, PlanDelivery
+from gpuenergyd.daemon.jobs.plan_settings import JobSettings, PlanSettingSnapshot, PowerLimits, PowerProfiles
 from gpuenergyd.daemon.jobs.plan_source import JobPlans, PermittedPlans, PolicyHostPlans, PostedPlans, PredictionOnly
-from gpuenergyd.daemon.jobs.power_limits import JobPowerLimits, PowerLimitsSnapshot
 from gpuenergyd.daemon.jobs.previous_runs import JobRuns, MemberRuns
 from gpuenergyd.daemon.ports import JobServices, ReplicasPort
 from gpuenergyd.gpu.link.messages import GpuHealth, LeaseOwner
@@ -52,7 +52,8 @@ class RunnerSnapshot:
     delivery: DeliverySnapshot
     leases: LeasesSnapshot
     timeline: tuple[int, tuple[ObservedSpan, ...]] | None
-    power_limits: PowerLimitsSnapshot = field(default_factory=PowerLimitsSnapshot)
+    power_limits: PlanSettingSnapshot = field(default_factory=PlanSettingSnapshot)
+    power_profiles: PlanSettingSnapshot = field(default_factory=PlanSettingSnapshot)
 
 
 @dataclass(slots=True)
@@ -73,7 +74,8 @@ class JobRunner:
     audit: AuditLog = field(init=False)
     delivery: PlanDelivery = field(init=False)
     leases: JobLeases = field(init=False)
-    power_limits: JobPowerLimits = field(init=False)
+    power_limits: JobSettings = field(init=False)
+    power_profiles: JobSettings = field(init=False)
     observer: IterationObserver = field(init=False)
     recorder: IterationRecorder = field(init=False)
     plans: JobPlans = field(init=False)
@@ -86,8 +88,9 @@ class JobRunner:
         self.audit = AuditLog(services.history, self.job_id)
         self.delivery = PlanDelivery(job.ranks, services.history, self.audit, is_windowed=self.is_member)
         self.leases = JobLeases(services, self.owner, self.audit, self.delivery, self.handle, self._lease_changed)
-        self.power_limits = JobPowerLimits(
-            services.worker, job.ranks, self.owner, self.audit, lambda: self.leases.are_held, self.handle
+        self.power_limits, self.power_profiles = (
+            JobSettings(kind, job.ranks, self.owner, self.audit, lambda: self.leases.are_held, self.handle)
+            for kind in (PowerLimits(services.worker), PowerProfiles(services.worker))
         )
         self.plans = self._posted_plans() if self.is_member else self._policy_plans()
         self.observer = IterationObserver(self, services, self.replicas, self.handle)
@@ -108,13 +111,18 @@ class JobRunner:
             audit=self.audit,
             runs=MemberRuns(runs) if self.is_member else runs,
             end=self,
-            power_limits=None if self.is_member else self.power_limits,
+            settings=() if self.is_member else self.settings,
         )
 
     @property
     def job_id(self) -> str:
         """The job's id."""
         return self.job.description.job_id
+
+    @property
+    def settings(self) -> tuple[JobSettings, ...]:
+        """The settings of the job's GPUs that the daemon sets for its plans."""
+        return self.power_limits, self.power_profiles
 
     @property
     def carbon_zones(self) -> frozenset[str]:
@@ -140,6 +148,8 @@ class JobRunner:
         plan, permitted = self.job.current_plan, frozenset() if self.is_observing else self.services.levers
         if plan.power_limits_w and Lever.POWER_LIMITS not in permitted:
             return Lever.POWER_LIMITS
+        if plan.power_profiles and Lever.POWER_PROFILES not in permitted:
+            return Lever.POWER_PROFILES
         return Lever.CLOCKS if plan.sets_clocks and Lever.CLOCKS not in permitted else None
 
     @property
@@ -150,7 +160,8 @@ class JobRunner:
         """Return the outcome of the job, so far or at its end."""
         found = find_outcome(self.job, is_member=self.is_member, is_observing=self._is_predicting)
         if self._is_predicting and not self.is_observing:
-            reason = f"policy {self.job.description.policy} cannot plan with power limits alone: it only predicts"
+            levers = " and ".join(sorted(lever.replace("-", " ") for lever in self.services.levers))
+            reason = f"policy {self.job.description.policy} cannot plan with {levers} alone: it only predicts"
             return Outcome(found.kind, reason)
         return found
 
@@ -259,7 +270,8 @@ class JobRunner:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self.plans.close()
-        await self.power_limits.close()
+        for setting in self.settings:
+            await setting.close()
 
     async def idle(self, limit_s: float) -> None:
         """Wait, up to a time limit, until all queued commands are executed."""
@@ -280,6 +292,7 @@ class JobRunner:
             leases=self.leases.snapshot(),
             timeline=self.recorder.timeline,
             power_limits=self.power_limits.snapshot(),
+            power_profiles=self.power_profiles.snapshot(),
         )
 
     def restore(self, snapshot: RunnerSnapshot) -> None:
@@ -289,15 +302,17 @@ class JobRunner:
         self.leases.take_over(snapshot.leases)
         self.recorder.timeline = snapshot.timeline
         self.power_limits.restore(snapshot.power_limits)
+        self.power_profiles.restore(snapshot.power_profiles)
         self.plans.resume(self.job.current_plan)
 
     # --- inside ---
 
     def _lease_changed(self) -> None:
-        if self.leases.are_held:
-            self.power_limits.apply()
-        else:
-            self.power_limits.forget()
+        for setting in self.settings:
+            if self.leases.are_held:
+                setting.apply()
+            else:
+                setting.forget()
 
     async def _execute_all(self) -> None:
         while True:

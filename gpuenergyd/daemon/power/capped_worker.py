@@ -143,6 +143,12 @@ class CappedWorker:
         capped_w = self._capped_limit_w(gpu_uuid, power_limit_w)
         return await self.worker.lower_power_limit(lease_id, gpu_uuid, capped_w, owner)
 
+    async def set_power_profile(
+        self, lease_id: str, gpu_uuid: str, power_profile: int | None, owner: LeaseOwner
+    ) -> tuple[int, ...]:
+        """Add a workload power profile, or remove ours: it lowers the power that ceilings are set for."""
+        return await self.worker.set_power_profile(lease_id, gpu_uuid, power_profile, owner)
+
     async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
         """Set a power limit, but not above the ceiling."""
         self._want_limit(lease_id, gpu_uuid, power_limit_w)

@@ -55,12 +55,15 @@ def decode_spans(blob: bytes) -> tuple[ObservedSpan, ...]:
 def encode_clocks(ranks: Sequence[RankClocks]) -> bytes:
     """Return the clocks of a plan as bytes."""
     return _compress(
-        [
-            [rank.pp_rank, rank.sm_clocks_mhz, [_change(c) for c in rank.changes]]
-            + ([] if rank.power_limit_w is None else [rank.power_limit_w])
-            for rank in ranks
-        ]
+        [[rank.pp_rank, rank.sm_clocks_mhz, [_change(c) for c in rank.changes], *_settings(rank)] for rank in ranks]
     )
+
+
+def _settings(rank: RankClocks) -> list[float | None]:
+    """Return power limit and workload power profile, as far as the rank has them."""
+    if rank.power_profile is not None:
+        return [rank.power_limit_w, rank.power_profile]
+    return [] if rank.power_limit_w is None else [rank.power_limit_w]
 
 
 def decode_clocks(blob: bytes) -> tuple[RankClocks, ...]:
@@ -74,9 +77,10 @@ def decode_clocks(blob: bytes) -> tuple[RankClocks, ...]:
                     ClockChange(Instruction(pp_rank, InstructionKind(kind), microbatch, chunk), offset_s, clock)
                     for kind, microbatch, chunk, offset_s, clock in changes
                 ),
-                float(limit[0]) if limit else None,
+                float(settings[0]) if settings and settings[0] is not None else None,
+                int(settings[1]) if len(settings) > 1 else None,
             )
-            for pp_rank, clocks, changes, *limit in _decompress(blob)
+            for pp_rank, clocks, changes, *settings in _decompress(blob)
         )
 
 

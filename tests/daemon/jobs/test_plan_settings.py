@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose, RankClocks, full_speed_plan
 from gpuenergyd.core.policy_api.policy import Lever
-from gpuenergyd.daemon.jobs.power_limits import PowerLimitsSnapshot
+from gpuenergyd.daemon.jobs.plan_settings import PlanSettingSnapshot
 from gpuenergyd.wire.daemon_codec import decode, encode
 from tests.support.job_stage import CLOCKS_MHZ, SCHEDULE, Stage, plan, play, settle
 
@@ -135,7 +135,7 @@ def test_the_next_daemon_sets_all_limits_again() -> None:
         (runner,) = stage.jobs
         limits = runner.power_limits
         assert stage.worker.power_limits == [("GPU-0", 300.0)]
-        snapshot = decode(encode(limits.snapshot()), PowerLimitsSnapshot, max_bytes=10_000)
+        snapshot = decode(encode(limits.snapshot()), PlanSettingSnapshot, max_bytes=10_000)
         limits.forget()
         limits.restore(snapshot)
         await stage.iterate()
@@ -154,7 +154,7 @@ def test_the_next_daemon_reads_no_limit_of_a_job_that_never_had_one() -> None:
         await stage.iterate(times=8)
         (runner,) = stage.jobs
         limits = runner.power_limits
-        snapshot = decode(encode(limits.snapshot()), PowerLimitsSnapshot, max_bytes=10_000)
+        snapshot = decode(encode(limits.snapshot()), PlanSettingSnapshot, max_bytes=10_000)
         stage.worker.limit_refusal = "the power of this GPU cannot be read"
         limits.restore(snapshot)
         await stage.iterate(times=2)

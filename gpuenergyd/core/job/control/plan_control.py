@@ -306,7 +306,7 @@ class PlanControl:
             self.ranks.schedule,
             self.ranks.supported_sm_clocks_mhz,
             reason=reason,
-            sets_clocks=plan.sets_clocks or not plan.power_limits_w,
+            sets_clocks=plan.sets_clocks or not (plan.power_limits_w or plan.power_profiles),
         )
 
     def _restore(self, plan: ClockPlan) -> RestoreGpus:
