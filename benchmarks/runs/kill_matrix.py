@@ -40,8 +40,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lever", choices=[*Lever], help="what the daemon may set; without it, both")
-    parser.add_argument("--policy", default="uniform", help="policy of the jobs: uniform or cost")
+    parser.add_argument("--lever", choices=[*Lever], help="what the daemon may set; without it, all")
+    parser.add_argument(
+        "--policy", default="uniform", help="policy of the jobs, e.g. uniform, cost or power-profile:number=1"
+    )
     parser.add_argument(
         "--power-budget-w", type=float, help="requested power budget of the host, withdrawn just after a client's death"
     )
@@ -82,6 +84,7 @@ def run_host(task: tuple[argparse.Namespace, int]) -> tuple[list[Trial], list[fl
             random.Random(options.seed if options.hosts == 1 else f"{options.seed} {number}"),
             policy=options.policy,
             levers=(Lever(options.lever),) if options.lever else tuple(Lever),
+            model="b200" if options.lever == Lever.POWER_PROFILES else "a100-sxm",
             power_budget_w=options.power_budget_w,
             uses_commands=options.commands,
         )

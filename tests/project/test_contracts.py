@@ -132,7 +132,7 @@ STATUS = {
         " power_smoothing_profile secondary_power_floor_w"
         " application_sm_clock_mhz default_power_limit_w enforced_power_limit_w enforced_power_profiles"
         " foreign_sm_clock_mhz is_mig_enabled"
-        " is_persistent power_limit_owner power_limit_w requested_power_profiles state_reason"
+        " is_persistent our_power_profile power_limit_owner power_limit_w requested_power_profiles state_reason"
     ),
     "gpus.switching": "basis call_s lower_s num_earlier num_seen num_unseen raise_s seen",
     "jobs": (

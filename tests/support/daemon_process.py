@@ -46,11 +46,13 @@ class DaemonProcess:
     """Command prefix, for example to enter a network namespace."""
     kind: WorldKind = WorldKind.UNKIND
     """Behavior of the simulated GPUs."""
+    model: str = "a100-sxm"
+    """Of the simulated GPUs."""
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.world_path.exists():
-            SimulatedHost.create(self.world_path, ["a100-sxm"] * self.num_gpus, seed=7, kind=self.kind).close()
+            SimulatedHost.create(self.world_path, [self.model] * self.num_gpus, seed=7, kind=self.kind).close()
 
     @property
     def world_path(self) -> Path:

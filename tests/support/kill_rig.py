@@ -61,6 +61,8 @@ class KillRig:
     policy: str = "uniform"
     levers: tuple[Lever, ...] = tuple(Lever)
     """What the daemon may set; power limits alone lower limits instead of clocks."""
+    model: str = "a100-sxm"
+    """Of the simulated GPUs."""
     power_budget_w: float | None = None
     """Requested power budget of the host; its ceilings lower GPUs too."""
     uses_commands: bool = False
@@ -83,6 +85,7 @@ class KillRig:
                 "baseline_iterations": 2,
                 "levers": [lever.value for lever in self.levers],
             },
+            model=self.model,
         )
         if self.uses_commands:
             commands = GpuCommands.create(
@@ -100,12 +103,13 @@ class KillRig:
         return [i.gpu_uuid for i in self.host.identities()]
 
     def lowered(self) -> set[int]:
-        """Return the GPUs that are locked below their maximum clock, or limited below their default power."""
+        """Return the GPUs below their maximum clock or default power limit, or with a workload power profile."""
         return {
             index
             for index, gpu in enumerate(self.host.identities()[:NUM_GPUS])
-            if (self.host.locked_sm_clock_mhz(gpu.gpu_uuid) or 1410) < 1410
+            if (self.host.locked_sm_clock_mhz(gpu.gpu_uuid) or 1 << 20) < gpu.supported_sm_clocks_mhz[0]
             or self.host.power_limit_w(gpu.gpu_uuid) < (gpu.default_power_limit_w or 0.0)
+            or (gpu.power_profiles and self.host.requested_power_profiles(gpu.gpu_uuid))
         }
 
     def run(self, num_trials: int) -> Iterator[Trial]:

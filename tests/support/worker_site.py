@@ -150,9 +150,9 @@ class Site:
 
 
 @contextlib.contextmanager
-def simulated_site(folder: Path, num_gpus: int) -> Iterator[Site]:
-    """Yield that many simulated A100s held by this process; workers are ended afterwards."""
-    host = SimulatedHost.create(folder / "world", ["a100-sxm"] * num_gpus, seed=2)
+def simulated_site(folder: Path, num_gpus: int, model: str = "a100-sxm") -> Iterator[Site]:
+    """Yield that many simulated GPUs held by this process; workers are ended afterwards."""
+    host = SimulatedHost.create(folder / "world", [model] * num_gpus, seed=2)
     for identity in host.identities():
         host.attach_process(identity.gpu_uuid, os.getpid())
     made = Site(folder, host)

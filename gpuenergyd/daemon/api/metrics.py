@@ -226,13 +226,15 @@ def _gauges(
 def _power_profiles(labels: Iterable[str], gpus: Iterable[_Row]) -> Metric:
     family = GaugeMetricFamily(
         "gpuenergyd_gpu_power_profile",
-        "1 for each workload power profile that is requested or enforced.",
+        "1 for each workload power profile that is requested, enforced, or requested by gpuenergyd (ours).",
         labels=[*labels, "profile", "state"],
     )
     for gpu, values in gpus:
         for state in ("requested", "enforced"):
             for number in gpu.get(f"{state}_power_profiles") or ():
                 family.add_metric([*values, str(number), state], 1.0)
+        if gpu.get("our_power_profile") is not None:
+            family.add_metric([*values, str(gpu["our_power_profile"]), "ours"], 1.0)
     return family
 
 

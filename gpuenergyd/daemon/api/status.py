@@ -187,6 +187,7 @@ def _knobs(gpu: Gpu) -> dict[str, Any]:
         "is_mig_enabled": details.is_mig_enabled,
         "requested_power_profiles": _numbers(details.requested_power_profiles),
         "enforced_power_profiles": _numbers(details.enforced_power_profiles),
+        "our_power_profile": gpu.knobs.our_power_profile,
     }
 
 

@@ -46,3 +46,23 @@ def test_settings_travel_over_the_link(profiles: str | None) -> None:
     message = GpuSettingsRead("GPU-a", GpuDetails(300.0, requested_power_profiles=profiles), is_our_power_limit=False)
 
     assert decode(encode(message)) == (None, message)
+
+
+def profiles_read(requested: str | None, ours: int | None) -> GpuSettingsRead:
+    details = GpuDetails(300.0, requested_power_profiles=requested, enforced_power_profiles=requested)
+    return GpuSettingsRead("GPU-a", details, is_our_power_limit=False, our_power_profile=ours)
+
+
+def test_our_workload_power_profile_and_its_removal_are_ours_and_others_are_not() -> None:
+    knobs = Knobs(400.0)
+    knobs.update(profiles_read("", None))
+
+    added = knobs.update(profiles_read("1", 1))
+    beside = knobs.update(profiles_read("1,20", 1))
+    foreign = knobs.foreign_power_profiles
+    removed = knobs.update(profiles_read("20", None))
+
+    assert {change.actor for change in added} == {change.actor for change in removed} == {OURS}
+    assert {change.actor for change in beside} == {FOREIGN}
+    assert foreign == knobs.foreign_power_profiles == (20,)
+    assert Knobs(400.0).foreign_power_profiles == ()

@@ -1,10 +1,12 @@
-"""Power limits of plans: set with the iteration before the first one of a plan, withdrawn for blocks, lost safely."""
+"""Power limits and profiles of plans: set with the iteration before the first, withdrawn for blocks, lost safely."""
 
 from dataclasses import replace
 
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose, RankClocks, full_speed_plan
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.daemon.jobs.plan_settings import PlanSettingSnapshot
+from gpuenergyd.gpu.device import GpuDetails
+from gpuenergyd.gpu.link.messages import GpuSettingsRead
 from gpuenergyd.wire.daemon_codec import decode, encode
 from tests.support.job_stage import CLOCKS_MHZ, SCHEDULE, Stage, plan, play, settle
 
@@ -14,6 +16,13 @@ def _limit_plan(plan_id: str, *limits_w: float | None, purpose: PlanPurpose = Pl
         RankClocks(r, (None,) * len(order), power_limit_w=limits_w[r]) for r, order in enumerate(SCHEDULE.orders)
     )
     return ClockPlan(plan_id, purpose, ranks, reason="as scripted")
+
+
+def _profile_plan(plan_id: str, *profiles: int | None) -> ClockPlan:
+    ranks = tuple(
+        RankClocks(r, (None,) * len(order), power_profile=profiles[r]) for r, order in enumerate(SCHEDULE.orders)
+    )
+    return ClockPlan(plan_id, PlanPurpose.TUNED, ranks, reason="as scripted")
 
 
 def _limited_stage(*answers: ClockPlan) -> Stage:
@@ -159,6 +168,86 @@ def test_the_next_daemon_reads_no_limit_of_a_job_that_never_had_one() -> None:
         limits.restore(snapshot)
         await stage.iterate(times=2)
         assert stage.phase == "tuned"
+        await stage.jobs.close("the test is over")
+
+    play(scenario)
+
+
+def test_profiles_are_set_withdrawn_and_audited_as_limits_are() -> None:
+    async def scenario() -> None:
+        stage = Stage(
+            _profile_plan("profiles", 1, None),
+            full_speed_plan("block", SCHEDULE, [CLOCKS_MHZ] * 2, reason="full speed", sets_clocks=False),
+        )
+        stage.join()
+        await stage.iterate(times=12)
+        assert stage.policy.views[0].can_set_power_profiles
+        assert stage.policy.views[0].gpus[0].power_profiles == (0, 1)
+        assert stage.worker.power_profiles == [("GPU-0", 1), ("GPU-0", None)]
+        assert stage.worker.power_limits == []
+        assert [event.after for event in stage.events("profile")] == ["requested: 1", "requested: none"]
+        await stage.jobs.close("the test is over")
+
+    play(scenario)
+
+
+def test_a_refused_profile_ends_control_with_what_is_missing() -> None:
+    async def scenario() -> None:
+        stage = Stage(_profile_plan("profiles", 1, 1))
+        stage.worker.limit_refusal = "no permission; run the GPU worker with CAP_SYS_ADMIN"
+        stage.join()
+        await stage.iterate(times=8)
+        (runner,) = stage.jobs
+        assert stage.phase == "fallback"
+        assert "the workload power profile cannot be set: no permission; run the GPU worker" in runner.job.phase_reason
+        await stage.jobs.close("the test is over")
+
+    play(scenario)
+
+
+def test_a_profile_that_a_gpu_does_not_offer_is_an_invalid_plan() -> None:
+    async def scenario() -> None:
+        stage = Stage(_profile_plan("profiles", 1, 7))
+        stage.join()
+        await stage.iterate(times=4)
+        (runner,) = stage.jobs
+        assert "rank 1 has no workload power profile 7; offered: 0, 1" in runner.job.phase_reason
+        await stage.jobs.close("the test is over")
+
+    play(scenario)
+
+
+def test_a_job_learns_of_the_profiles_that_other_programs_request() -> None:
+    async def scenario() -> None:
+        stage = Stage(_profile_plan("profiles", 1, 1))
+        stage.join()
+        await stage.iterate(times=8)
+        details = GpuDetails(requested_power_profiles="1")
+        stage.jobs.handle_gpu_settings(GpuSettingsRead("GPU-0", details, is_our_power_limit=False, our_power_profile=1))
+        await stage.iterate()
+        assert stage.policy.views[-1].gpus[0].foreign_power_profiles == ()
+        details = GpuDetails(requested_power_profiles="1,20")
+        stage.jobs.handle_gpu_settings(GpuSettingsRead("GPU-0", details, is_our_power_limit=False, our_power_profile=1))
+        await stage.iterate()
+        assert stage.policy.views[-1].gpus[0].foreign_power_profiles == (20,)
+        await stage.jobs.close("the test is over")
+
+    play(scenario)
+
+
+def test_the_next_daemon_sets_all_profiles_again() -> None:
+    async def scenario() -> None:
+        stage = Stage(_profile_plan("profiles", 1, None))
+        stage.join()
+        await stage.iterate(times=8)
+        (runner,) = stage.jobs
+        profiles = runner.power_profiles
+        snapshot = decode(encode(profiles.snapshot()), PlanSettingSnapshot, max_bytes=10_000)
+        profiles.forget()
+        profiles.restore(snapshot)
+        await stage.iterate()
+        assert stage.worker.power_profiles == [("GPU-0", 1), ("GPU-0", 1)]
+        assert stage.events("profile")[1].before == "unknown"
         await stage.jobs.close("the test is over")
 
     play(scenario)

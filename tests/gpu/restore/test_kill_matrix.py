@@ -51,6 +51,27 @@ def test_deaths_under_power_limits_alone_leave_no_limit_behind(
 
 @pytest.mark.fault(1, 4, 6)
 @pytest.mark.kill
+@pytest.mark.parametrize(("num_trials", "least_lowered"), [(5, 2), *thorough((18, 11))])
+def test_deaths_under_workload_power_profiles_leave_none_requested(
+    tmp_path: Path, num_trials: int, least_lowered: int
+) -> None:
+    """Nothing else may be set, so what is lowered is a GPU with our profile."""
+    rig = KillRig(
+        tmp_path,
+        random.Random(119),
+        weights=(2, 1, 1, 1, 1, 1),
+        policy="power-profile:number=1",
+        levers=(Lever.POWER_PROFILES,),
+        model="b200",
+    )
+
+    trials = _run_trials(rig, num_trials)
+
+    assert sum(t.num_lowered > 0 for t in trials) >= least_lowered
+
+
+@pytest.mark.fault(1, 4, 6)
+@pytest.mark.kill
 @pytest.mark.parametrize(("seed", "num_trials", "least_lowered"), [(246, 6, 1), *thorough((79, 12, 3))])
 def test_deaths_under_a_power_budget_leave_no_clock_and_no_limit_behind(
     tmp_path: Path, seed: int, num_trials: int, least_lowered: int
