@@ -1,4 +1,4 @@
-"""`gpuenergyd restore`: restores journaled GPU clocks and power limits; works without the daemon."""
+"""`gpuenergyd restore`: restores journaled GPU clocks, power limits and profiles; works without the daemon."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -35,9 +35,9 @@ def restore(
     """Restore GPU clocks and power limits.
 
     Reads the journal, which holds the original state of every GPU that the daemon has changed. Clock locks are removed;
-    a power limit is restored unless another program has changed it since (--policy restore overwrites it). GPUs with
-    restore policy `keep` are listed and left alone. Entries from before the last boot are ignored. Exits 4 if a GPU
-    could not be restored.
+    a power limit is restored unless another program has changed it since (--policy restore overwrites it); our workload
+    power profile is removed. GPUs with restore policy `keep` are listed and left alone. Entries from before the last
+    boot are ignored. Exits 4 if a GPU could not be restored.
 
     Examples:
         gpuenergyd restore --dry-run

@@ -51,10 +51,8 @@ def test_deaths_under_power_limits_alone_leave_no_limit_behind(
 
 @pytest.mark.fault(1, 4, 6)
 @pytest.mark.kill
-@pytest.mark.parametrize(("num_trials", "least_lowered"), [(5, 2), *thorough((18, 11))])
-def test_deaths_under_workload_power_profiles_leave_none_requested(
-    tmp_path: Path, num_trials: int, least_lowered: int
-) -> None:
+@pytest.mark.thorough
+def test_deaths_under_workload_power_profiles_leave_none_requested(tmp_path: Path) -> None:
     """Nothing else may be set, so what is lowered is a GPU with our profile."""
     rig = KillRig(
         tmp_path,
@@ -65,9 +63,9 @@ def test_deaths_under_workload_power_profiles_leave_none_requested(
         model="b200",
     )
 
-    trials = _run_trials(rig, num_trials)
+    trials = _run_trials(rig, 7)
 
-    assert sum(t.num_lowered > 0 for t in trials) >= least_lowered
+    assert sum(t.num_lowered > 0 for t in trials) >= 3
 
 
 @pytest.mark.fault(1, 4, 6)
