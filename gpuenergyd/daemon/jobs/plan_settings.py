@@ -62,7 +62,7 @@ class SettingKind(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PowerLimits:
+class PlanPowerLimits:
     """Power limits, in watts."""
 
     worker: WorkerPort
@@ -83,7 +83,7 @@ class PowerLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class PowerProfiles:
+class PlanPowerProfiles:
     """Workload power profiles, by their number."""
 
     worker: WorkerPort

@@ -29,7 +29,7 @@ from gpuenergyd.daemon.jobs.iteration_observer import IterationObserver
 from gpuenergyd.daemon.jobs.iteration_recorder import IterationRecorder
 from gpuenergyd.daemon.jobs.leases import JobLeases, LeasesSnapshot
 from gpuenergyd.daemon.jobs.plan_delivery import DeliverySnapshot, PlanDelivery
-from gpuenergyd.daemon.jobs.plan_settings import JobSettings, PlanSettingSnapshot, PowerLimits, PowerProfiles
+from gpuenergyd.daemon.jobs.plan_settings import JobSettings, PlanPowerLimits, PlanPowerProfiles, PlanSettingSnapshot
 from gpuenergyd.daemon.jobs.plan_source import JobPlans, PermittedPlans, PolicyHostPlans, PostedPlans, PredictionOnly
 from gpuenergyd.daemon.jobs.previous_runs import JobRuns, MemberRuns
 from gpuenergyd.daemon.ports import JobServices, ReplicasPort
@@ -90,7 +90,7 @@ class JobRunner:
         self.leases = JobLeases(services, self.owner, self.audit, self.delivery, self.handle, self._lease_changed)
         self.power_limits, self.power_profiles = (
             JobSettings(kind, job.ranks, self.owner, self.audit, lambda: self.leases.are_held, self.handle)
-            for kind in (PowerLimits(services.worker), PowerProfiles(services.worker))
+            for kind in (PlanPowerLimits(services.worker), PlanPowerProfiles(services.worker))
         )
         self.plans = self._posted_plans() if self.is_member else self._policy_plans()
         self.observer = IterationObserver(self, services, self.replicas, self.handle)

@@ -225,7 +225,7 @@ def test_a_job_learns_of_the_profiles_that_other_programs_request() -> None:
         details = GpuDetails(requested_power_profiles="1")
         stage.jobs.handle_gpu_settings(GpuSettingsRead("GPU-0", details, is_our_power_limit=False, our_power_profile=1))
         await stage.iterate()
-        assert stage.policy.views[-1].gpus[0].foreign_power_profiles == ()
+        assert not stage.policy.views[-1].gpus[0].foreign_power_profiles
         details = GpuDetails(requested_power_profiles="1,20")
         stage.jobs.handle_gpu_settings(GpuSettingsRead("GPU-0", details, is_our_power_limit=False, our_power_profile=1))
         await stage.iterate()
