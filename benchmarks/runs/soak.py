@@ -105,6 +105,12 @@ class Worker:
         del lease_id, gpu_uuid, owner
         return 400.0 if power_limit_w is None else power_limit_w
 
+    async def set_power_profile(
+        self, lease_id: str, gpu_uuid: str, power_profile: int | None, owner: LeaseOwner
+    ) -> tuple[int, ...]:
+        del lease_id, gpu_uuid, owner
+        return () if power_profile is None else (power_profile,)
+
     async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
         del lease_id, gpu_uuid, owner
         return power_limit_w

@@ -303,7 +303,10 @@ class RankClient:
             self._iteration_index += 1
             self._captured = self._captured_always
             self._queue_unqueued()
-            self._unqueued = finished
+            if self._reporter is None:  # its times may decide how this iteration is marked
+                self._queue_report(finished)
+            else:
+                self._unqueued = finished
             plan = self._plans.plan_for(self._iteration_index)
             self._plan = plan
             self._clocks = plan.clocks

@@ -16,11 +16,11 @@ from gpuenergyd.cli.main import run
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.restore.journal import Control, Journal, JournalEntry, KnownBy
 from gpuenergyd.store import HistoryWriter
-from tests.gpu.conftest import NvmlWorld, fake_nvml_library, nvml_world
+from tests.gpu.conftest import NvmlWorld, fake_nvml_library, gpu_models, nvml_world
 from tests.support.daemon_process import DaemonProcess, running_daemon
 from tests.support.waiting import wait_until
 
-__all__ = ["fake_nvml_library", "nvml_world"]
+__all__ = ["fake_nvml_library", "gpu_models", "nvml_world"]
 
 AS_NOBODY = """
 import contextlib, io, os, sys

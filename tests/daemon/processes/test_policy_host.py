@@ -355,7 +355,7 @@ def test_a_package_installed_while_the_host_runs_is_imported(host_command: tuple
 def test_an_unknown_policy_is_refused_with_the_installed_ones() -> None:
     with pytest.raises(
         UnknownPolicyError,
-        match="no policy 'nope'; installed: bubble-aware, cost, envelope, full-speed, learning, power-limit, uniform",
+        match="no policy 'nope'; installed: bubble-aware, cost, envelope, full-speed, learning, power-limit, power-profile",
     ):
         check_policy_name("nope")
 
