@@ -148,7 +148,10 @@ def test_a_slowdown_above_one_half_is_warned_about(
         (
             ["demo", "--policy", "nope"],
             2,
-            "no policy 'nope'; installed: bubble-aware, cost, envelope, full-speed, learning, power-limit, power-profile",
+            (
+                "no policy 'nope'; installed: bubble-aware, cost, envelope, full-speed, learning, power-limit,"
+                " power-profile, uniform"
+            ),
         ),
         (["demo", "--gpus", "1"], 2, "--gpus"),
         (["demo", "--gpu-model", "abacus", "--out", "{tmp}/r.html"], 1, "abacus"),

@@ -131,7 +131,10 @@ def test_a_malformed_message_is_refused_in_one_line(
         (
             {"policy": "nope"},
             400,
-            "no policy 'nope'; installed: bubble-aware, cost, envelope, full-speed, learning, power-limit, power-profile",
+            (
+                "no policy 'nope'; installed: bubble-aware, cost, envelope, full-speed, learning, power-limit,"
+                " power-profile, uniform"
+            ),
         ),
         ({"gpu_uuid": "GPU-nowhere"}, 404, "no GPU 'GPU-nowhere' on this host; GPUs: GPU-"),
         ({"pp_rank": 1}, 400, "pp_rank 1 must be in [0, 0]"),

@@ -355,7 +355,8 @@ def test_a_package_installed_while_the_host_runs_is_imported(host_command: tuple
 def test_an_unknown_policy_is_refused_with_the_installed_ones() -> None:
     with pytest.raises(
         UnknownPolicyError,
-        match="no policy 'nope'; installed: bubble-aware, cost, envelope, full-speed, learning, power-limit, power-profile",
+        match="no policy 'nope'; installed: bubble-aware, cost, envelope, full-speed, learning, power-limit,"
+        " power-profile, uniform",
     ):
         check_policy_name("nope")
 
