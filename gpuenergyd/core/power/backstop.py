@@ -129,12 +129,12 @@ class Backstop:
             self._recent.clear()
             self.ceilings, self._distrust_s = {}, 0.0
             return bool(before)
-        self._remember(now_s, measured_w)
         if is_lowered:
             self._recent.clear()
             self._impatient_until_s = now_s + self.rules.impatience_s
         elif plans_fit:
             self._impatient_until_s = -math.inf
+        self._remember(now_s, measured_w)
         if measured_w <= budget_w * (1 + self.rules.tolerance_ratio):
             self._over_since_s = None
             if not self._is_mean_over(now_s, budget_w):

@@ -201,3 +201,13 @@ def test_power_that_rises_after_plans_fit_has_the_usual_patience() -> None:
     gpus.run(1.0, 1000.0, plans_fit=True)
     assert gpus.backstop.num_cuts == 1
     assert gpus.longest_s <= 1.0
+
+
+def test_a_budget_that_falls_again_while_gpus_are_lowered_is_no_error() -> None:
+    gpus = Gpus()
+    gpus.run(2.0, 1000.0)
+    assert gpus.backstop.is_cutting
+
+    gpus.run(3.0, 0.999 * 1000.0)
+
+    assert gpus.total_w <= 999.0 * 1.02
