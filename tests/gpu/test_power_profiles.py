@@ -7,7 +7,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from gpuenergyd.errors import GpuError, GpuNotFoundError, GpuPermissionError, GpuUnsupportedError
+from gpuenergyd.errors import DriverError, GpuError, GpuNotFoundError, GpuPermissionError, GpuUnsupportedError
 from gpuenergyd.gpu.device import GpuController
 from gpuenergyd.gpu.drivers.command import CommandHost, Commands
 from gpuenergyd.gpu.drivers.device_parameters import B200, MAX_P, MAX_Q
@@ -176,6 +176,21 @@ def test_ours_is_replaced_and_removed_and_a_removal_without_one_calls_no_driver(
     assert requests.set_power_profile(SetPowerProfile("L1", gpu, MAX_Q, OWNER)) == PowerProfiles((MAX_Q,))
     assert requests.set_power_profile(SetPowerProfile("L1", gpu, None, OWNER)) == PowerProfiles(())
     assert journal.read().entries == ()
+
+
+def test_a_profile_that_stays_although_it_was_removed_stays_in_the_journal(
+    requests: DriverRequests, host: SimulatedHost, gpu: str, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests.set_power_profile(SetPowerProfile("L1", gpu, MAX_Q, OWNER))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedHost, "clear_power_profile", lambda *_: None)
+        with pytest.raises(DriverError, match="is still requested after its removal"):
+            requests.set_power_profile(SetPowerProfile("L1", gpu, None, OWNER))
+    assert journal.our_power_profile(gpu) == MAX_Q
+    restore(journal.path)
+
+    assert host.requested_power_profiles(gpu) == frozenset()
 
 
 @pytest.mark.fault(14)

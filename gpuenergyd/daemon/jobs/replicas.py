@@ -1,4 +1,4 @@
-"""Replicas of one training among this daemon's jobs: compares their paces, and passes stragglers on to the others.
+"""Data-parallel replicas of one training on this host: follow the slowest, and run full-speed blocks together.
 
 Jobs of one user with the same name and run key are replicas of one training (docs/adr/0005). The paces of replicas on
 other hosts come from the training's own clients (`POST /v1/pace`). Plain loops with one instruction per iteration are

@@ -111,6 +111,9 @@ class DriverRequests:
             if ours is not None and ours != wanted:
                 if ours in requested:
                     self.controller.clear_power_profile(uuid, ours)
+                    requested = self.controller.requested_power_profiles(uuid)
+                if ours in requested:  # the journal keeps it, so that each restore tries again
+                    raise DriverError(f"workload power profile {ours} of {uuid} is still requested after its removal")
                 self.journal.remove({(uuid, Control.POWER_PROFILE)})
             if wanted is not None and (ours != wanted or ours not in requested):
                 if foreign := requested - {ours}:
