@@ -5,26 +5,47 @@ import os
 from pathlib import Path
 
 
-def replace_file(path: Path, content: bytes, *, mode: int = 0o600, is_durable: bool = False) -> None:
+def replace_file(
+    path: Path,
+    content: bytes,
+    *,
+    mode: int = 0o600,
+    owner: tuple[int, int] | None = None,
+    is_durable: bool = False,
+    is_locked: bool = False,
+) -> None:
     """Replace a file, by default readable by this user only, whatever the umask.
 
-    A durable one has its content also after a power failure.
+    A durable one has its content also after a power failure. Where the caller's lock keeps other writers out, what a
+    killed writer left unfinished is replaced by the next one. The owner is a user and a group.
 
     Raises:
         OSError: the file cannot be written; the old one is unchanged.
     """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished = path.with_name(f".{path.name}.{'unfinished' if is_locked else os.getpid()}")
     try:
         unfinished.unlink(missing_ok=True)
         fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         with os.fdopen(fd, "wb") as file:
             os.fchmod(fd, mode)
+            if owner is not None:
+                os.fchown(fd, *owner)
             file.write(content)
             if is_durable:
                 file.flush()
                 os.fsync(fd)
         unfinished.replace(path)
+        if is_durable:
+            _sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             unfinished.unlink()
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

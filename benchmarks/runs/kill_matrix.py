@@ -76,7 +76,7 @@ def run_host(task: tuple[argparse.Namespace, int]) -> tuple[list[Trial], list[fl
     trials: list[Trial] = []
     bare_restores_s: list[float] = []
     bare_starts_s: list[float] = []
-    with tempfile.TemporaryDirectory(prefix="kill-matrix-") as folder:
+    with tempfile.TemporaryDirectory(prefix="kill-matrix-", ignore_cleanup_errors=True) as folder:
         # The GPUs of all hosts have the same names, and the locks of their commands are not to meet.
         os.environ["RUNTIME_DIRECTORY"] = folder
         rig = KillRig(

@@ -141,11 +141,14 @@ class KillRig:
         return took_s
 
     def close(self) -> None:
-        """End all processes."""
+        """End all processes, also those that still restore a GPU."""
         for index in list(self.trainers):
             self._kill_trainer(index)
         if self.daemon.process is not None and self.daemon.process.poll() is None:
+            worker = self.daemon.status()["worker"]
             self.daemon.stop()
+            restorers = [Path("/proc", str(worker[name])) for name in ("pid", "sentinel_pid")]
+            wait_until(lambda: not any(process.exists() for process in restorers), COMMANDS_GIVE_UP_S)
         self.host.close()
 
     def _kill(self, victim: Victim, target: int) -> Trial:

@@ -21,6 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from gpuenergyd.atomic_file import replace_file
 from gpuenergyd.errors import JournalError
 from gpuenergyd.gpu.process_identity import read_boot_id
 from gpuenergyd.gpu.restore.policy import RestorePolicy
@@ -254,24 +255,10 @@ class Journal:
             },
             indent=1,
         ).encode()
-        unfinished = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
-            unfinished.unlink(missing_ok=True)
-            folder_fd = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-                try:
-                    if os.geteuid() == 0:
-                        folder = os.fstat(folder_fd)
-                        os.fchown(fd, folder.st_uid, folder.st_gid)
-                    os.write(fd, body)
-                    os.fsync(fd)
-                finally:
-                    os.close(fd)
-                unfinished.rename(self._path)
-                os.fsync(folder_fd)
-            finally:
-                os.close(folder_fd)
+            folder = self._path.parent.stat()
+            owner = (folder.st_uid, folder.st_gid) if os.geteuid() == 0 else None
+            replace_file(self._path, body, owner=owner, is_durable=True, is_locked=True)
         except OSError as error:
             raise JournalError(f"cannot write the journal {self._path}: {error.strerror}") from None
 

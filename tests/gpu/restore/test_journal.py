@@ -1,6 +1,7 @@
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -134,6 +135,21 @@ def test_unwritable_folder_is_an_error_before_anything_is_changed(tmp_path: Path
         Journal(tmp_path / "absent" / "j").add([entry("GPU-a")])
 
 
+def test_disk_that_fills_up_half_way_through_the_journal_leaves_the_old_one(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.add([entry("GPU-a")])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "j").stat().st_size + 100, limits[1]))
+    try:
+        with pytest.raises(JournalError, match="cannot write the journal"):
+            journal.add([entry("GPU-b"), entry("GPU-c")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert [e.gpu_uuid for e in journal.read().entries] == ["GPU-a"]
+    assert {file.name for file in tmp_path.iterdir()} == {"j", "j.lock"}
+
+
 def test_entries_of_another_boot_are_dropped_by_the_next_lease(tmp_path: Path) -> None:
     Journal(tmp_path / "j", boot_id=lambda: "before").add([entry("GPU-a")])
     now = Journal(tmp_path / "j", boot_id=lambda: "now")
@@ -185,3 +201,4 @@ while True:
 
         entries = Journal(tmp_path / "j").read().entries
         assert [e.gpu_uuid for e in entries] == [f"GPU-{k}" for k in range(len(entries))]
+        assert {file.name for file in tmp_path.iterdir()} <= {"j", "j.lock", ".j.unfinished"}
