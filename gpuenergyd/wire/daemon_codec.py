@@ -1,5 +1,6 @@
 """Messages to JSON and back in the daemon: strict types, size limits, one-line errors."""
 
+from threading import Lock
 from typing import Any, TypeVar
 
 import msgspec
@@ -10,6 +11,12 @@ from gpuenergyd.wire import MAX_STRING_CHARS
 T = TypeVar("T")
 
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+_building = Lock()
+"""Held while a decoder is built.
+
+msgspec 0.22 shares what it knows of a dataclass among decoders before that is complete: a decoder built meanwhile by
+another thread, for a type with the same part, crashes the process when used.
+"""
 
 
 def _plain(value: object) -> object:
@@ -38,7 +45,8 @@ def decode(body: bytes, message_type: type[T], *, max_bytes: int) -> T:
         raise ProtocolError(f"message of {len(body)} bytes; at most {max_bytes} are accepted")
     decoder = _decoders.get(message_type)
     if decoder is None:
-        decoder = _decoders[message_type] = msgspec.json.Decoder(message_type)
+        with _building:
+            decoder = _decoders[message_type] = msgspec.json.Decoder(message_type)
     try:
         message: T = decoder.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -30,6 +30,8 @@ _BUDGET_STAYS = frozenset[Victim](("client", "policy_host"))
 NUM_GPUS = 4
 """Number of GPUs with a job; one more has none."""
 WORK = InstructionWork(memory_time_s=0.005, compute_time_s=0.02, power_coefficient_w_per_mhz=0.25)
+LONG_WORK = InstructionWork(memory_time_s=0.015, compute_time_s=0.06, power_coefficient_w_per_mhz=0.25)
+"""With commands, which take longer than calls of a driver, and whose processes need the CPU."""
 GIVE_UP_S = 10.0
 COMMANDS_GIVE_UP_S = 90.0
 """Each restore starts a program, and waits for one that is under way; programs fail and hang, and are run again."""
@@ -202,7 +204,7 @@ class KillRig:
         while left and time.monotonic() < begun_s + (COMMANDS_GIVE_UP_S if self.uses_commands else GIVE_UP_S):
             left &= self.lowered()
             if left:
-                time.sleep(0.0005)
+                time.sleep(0.005 if self.uses_commands else 0.0005)
         restored_s = time.monotonic() - begun_s
         is_damaged = False
         if victim in {"daemon", "all"}:
@@ -244,7 +246,7 @@ class KillRig:
         while True:
             client.begin_iteration()
             slot = client.begin_instruction("F", 0)
-            host.begin_work(gpu, WORK)
+            host.begin_work(gpu, LONG_WORK if self.uses_commands else WORK)
             host.hold(gpu)
             host.finish_work(gpu)
             client.end_instruction(slot)
