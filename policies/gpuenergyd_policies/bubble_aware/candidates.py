@@ -130,8 +130,22 @@ class Candidates:
         mean_power_w = self.solved.energy_j / self.solved.iteration_time_s
         return candidate.simulated.energy_j + TUNING.price_of_lateness * mean_power_w * candidate.late_s
 
+    @property
+    def _have_calls_a_price(self) -> bool:
+        return any(latency.stall_s or latency.excess_s for latency in self.model.latencies)
+
+    @property
+    def _latest_s(self) -> float:
+        """By when a plan with its calls has to be done.
+
+        Calls on the critical path take time. Where no slowdown is permitted there is none, not even for a single call,
+        and only full speed would be on time.
+        """
+        late_ratio = TUNING.late_of_calls_ratio if self._have_calls_a_price else 0.0
+        return self.solved.iteration_time_s * (1 + late_ratio)
+
     def _all(self) -> Iterator[Candidate]:
-        have_price = any(latency.stall_s or latency.excess_s for latency in self.model.latencies)
+        have_price = self._have_calls_a_price
         unlimited = self._unlimited_on_time() if have_price else self._unlimited(self.solved)
         if unlimited is not None:
             yield candidate_of(self.model, *unlimited)
@@ -163,7 +177,7 @@ class Candidates:
                 self.model.graph,
                 self.cautious,
                 self.solved,
-                deadline_s=self.solved.iteration_time_s,
+                deadline_s=self._latest_s,
                 max_segments=limit,
                 latency=self.model.latencies,
                 forced=self.is_forced,
@@ -205,7 +219,7 @@ class Candidates:
 
         The solver knows no price of calls. So it solves again for deadlines that leave more and more time for them.
         """
-        graph, deadline_s, late_s, solved = self.model.graph, self.solved.iteration_time_s, 0.0, self.solved
+        graph, deadline_s, late_s, solved = self.model.graph, self._latest_s, 0.0, self.solved
         for _ in range(_ROUNDS_WITH_PRICE):
             found = self._unlimited(solved)
             simulated = simulate_switching(graph, self.cautious, found[1], latency=self.model.latencies)

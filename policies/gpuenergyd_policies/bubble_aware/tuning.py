@@ -23,6 +23,9 @@ class Tuning:
     price_of_lateness: float = 3.0
     """Price of that time, in units of the mean power of the iteration: a tenth of a percent of time for at least three
     of energy, about what a later deadline would save."""
+    late_of_calls_ratio: float = 0.0005
+    """Time beyond the deadline that a plan's calls may take, as a share of it: no more than what lasts unnoticed, see
+    `late_after_long_ratio`."""
     max_segments_of_many_calls: tuple[int, ...] = (1, 2, 3)
     """The same where the plans with more segments change clocks too often."""
     max_driver_busy_ratio: float = 0.25

@@ -4,7 +4,8 @@ from statistics import mean
 
 import pytest
 
-from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
+from gpuenergyd_policies.bubble_aware.from_plans import BubbleAwareFromPlans
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from tests.support.everything_unkind import best_result, conditions, result_of, training
 from tests.support.random_jobs import random_job
@@ -29,3 +30,32 @@ def test_a_job_gets_a_plan_near_the_best_under_the_same_conditions_and_an_honest
     assert saving is not None
     assert saving.saving_ratio is not None
     assert saving.saving_ratio.low <= ours.saving_ratio <= saving.saving_ratio.high
+
+
+def plan_after(num_iterations: int, seed: int) -> ClockPlan:
+    """Return the plan in force after some iterations of a job whose policy learns from plans."""
+    job = random_job(seed)
+    run = training(job, conditions(job.model, seed, job.schedule.num_ranks), BubbleAwareFromPlans())
+    try:
+        run.run(num_iterations)
+    finally:
+        run.close()
+    return run.job.current_plan
+
+
+def test_an_unknown_gpu_is_no_noise_of_the_job() -> None:
+    """Draws from the generic prior differ widely; with clocks that fall at once, the plan would be 3 % late in some."""
+    plan = plan_after(14, seed=17001)
+
+    assert plan.purpose is PlanPurpose.TUNED, plan.reason
+
+
+@pytest.mark.thorough
+def test_a_plan_saves_though_no_slowdown_is_permitted_and_calls_take_a_thousandth_of_the_time() -> None:
+    """Once this job knows that calls stop its GPUs, every plan but full speed is late, if only by that."""
+    plan = plan_after(24, seed=17006)
+
+    assert plan.purpose is PlanPurpose.TUNED
+    assert plan.predicted is not None
+    assert plan.predicted.baseline_energy_j is not None
+    assert plan.predicted.energy_j < 0.95 * plan.predicted.baseline_energy_j
