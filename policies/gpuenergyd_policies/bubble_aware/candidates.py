@@ -31,6 +31,8 @@ _Changes = tuple[tuple[ClockChange, ...], ...]
 _Clocks = tuple[dict[Instruction, int], _Changes, Timeline]
 """Clocks, the changes that set them, and the timeline that these are tied to."""
 _ROUNDS_WITH_PRICE = 3
+_LITTLE_RATIO = 0.5
+"""Share of the saving without latencies, below which calls are given more time."""
 ON_TIME_RATIO = 1e-4
 """Share of the deadline by which a plan may be late: rounding of the simulation."""
 _SHORTEST_DWELL_RATIO = 1e-9
@@ -106,6 +108,8 @@ class Candidates:
         found = list(self._segmented(max_segments) if max_segments else self._all())
         if max_segments is None and all(c.excess_of_calls > 1.0 for c in found):
             found += self._segmented(TUNING.max_segments_of_many_calls)
+        if self._needs_time_for_calls(found):
+            found += self._segmented(max_segments or TUNING.max_segments_of_priced_calls, is_far=True)
         if not found:
             found = [candidate_of(self.model, *self._unlimited(self.solved))]
         cheapest = min(found, key=lambda c: c.simulated.energy_j)
@@ -134,15 +138,22 @@ class Candidates:
     def _have_calls_a_price(self) -> bool:
         return any(latency.stall_s or latency.excess_s for latency in self.model.latencies)
 
-    @property
-    def _latest_s(self) -> float:
-        """By when a plan with its calls has to be done.
+    def _latest_s(self, *, is_far: bool = False) -> float:
+        """Return by when a plan with its calls has to be done.
 
         Calls on the critical path take time. Where no slowdown is permitted there is none, not even for a single call,
         and only full speed would be on time.
         """
-        late_ratio = TUNING.late_of_calls_ratio if self._have_calls_a_price else 0.0
-        return self.solved.iteration_time_s * (1 + late_ratio)
+        late_ratio = TUNING.far_late_of_calls_ratio if is_far else TUNING.late_of_calls_ratio
+        return self.solved.iteration_time_s * (1 + (late_ratio if self._have_calls_a_price else 0.0))
+
+    def _needs_time_for_calls(self, found: Sequence[Candidate]) -> bool:
+        """Return whether calls cost the candidates most of what is saved without them."""
+        if not self._have_calls_a_price or len(self.model.graph.instructions) > TOO_LARGE:
+            return False
+        full_speed_j = self.model.baseline_energy_j - self.model.bias_energy_j
+        least_j = min((candidate.simulated.energy_j for candidate in found), default=full_speed_j)
+        return full_speed_j - least_j < _LITTLE_RATIO * (full_speed_j - self.solved.energy_j)
 
     def _all(self) -> Iterator[Candidate]:
         have_price = self._have_calls_a_price
@@ -170,14 +181,14 @@ class Candidates:
         simulated = simulate_switching(graph, self.cautious, found[1], latency=self.model.latencies)
         return found if simulated.iteration_time_s <= (1 + ON_TIME_RATIO) * deadline_s else None
 
-    def _segmented(self, max_segments: Sequence[int]) -> Iterator[Candidate]:
-        """Return plans with few segments, until one is as good as any plan with more could be."""
+    def _segmented(self, max_segments: Sequence[int], *, is_far: bool = False) -> Iterator[Candidate]:
+        """Return plans with few segments, until one is as good as any plan with more could be; see `_latest_s`."""
         for limit in sorted(max_segments):
             plan = plan_segments(
                 self.model.graph,
                 self.cautious,
                 self.solved,
-                deadline_s=self._latest_s,
+                deadline_s=self._latest_s(is_far=is_far),
                 max_segments=limit,
                 latency=self.model.latencies,
                 forced=self.is_forced,
@@ -219,7 +230,7 @@ class Candidates:
 
         The solver knows no price of calls. So it solves again for deadlines that leave more and more time for them.
         """
-        graph, deadline_s, late_s, solved = self.model.graph, self._latest_s, 0.0, self.solved
+        graph, deadline_s, late_s, solved = self.model.graph, self._latest_s(), 0.0, self.solved
         for _ in range(_ROUNDS_WITH_PRICE):
             found = self._unlimited(solved)
             simulated = simulate_switching(graph, self.cautious, found[1], latency=self.model.latencies)

@@ -84,10 +84,41 @@ class PlanOutcome:
     def is_slow(self) -> bool:
         """Whether the plan is later than its target, beyond noise: clearly at first, or by little for long."""
         at_first_s = self._patience * TUNING.tighten_above_ratio * self.target_s + self._noise_s
-        if len(self.measured_s) < TUNING.min_iterations_to_keep_budget:
+        if len(self.measured_s) < TUNING.min_iterations_to_keep_budget or not self._may_caution_help:
             return self.late_s > at_first_s
         chance_s = TUNING.certainty_of_budget_sigma * self._error_s
-        return self.late_s > min(at_first_s, TUNING.late_after_long_ratio * self.target_s + chance_s)
+        after_long_s = TUNING.late_after_long_ratio * self.target_s + self._late_by_calls_s + chance_s
+        return self.late_s > min(at_first_s, after_long_s)
+
+    @property
+    def _late_by_calls_s(self) -> float:
+        """Lateness that the plan was made with, as far as it was given time for calls that stop GPUs."""
+        predicted = self.plan.predicted
+        if predicted is None or predicted.baseline_time_s is None or not self.plan.figure(Figure.CALL_STALL):
+            return 0.0
+        target_ratio = self.target_s / self.view.baseline.iteration_time_s
+        late_ratio = predicted.iteration_time_s / predicted.baseline_time_s - target_ratio
+        late_ratio = min(max(late_ratio, 0.0), TUNING.far_late_of_calls_ratio)
+        return late_ratio * self.view.baseline.iteration_time_s
+
+    @property
+    def _may_caution_help(self) -> bool:
+        """Whether the plan is clearly faster than the one before it that had less caution, or is the first to have any.
+
+        Calls that stop GPUs and GPUs that have become warm make iterations longer whatever the caution, and each try
+        costs energy.
+        """
+        before_s = next(filter(None, map(self._settled_s, reversed(self.view.issued_plans))), None)
+        if before_s is None:
+            return True
+        return median(before_s) - median(self.measured_s) > TUNING.certainty_of_budget_sigma * self._error_s
+
+    def _settled_s(self, plan: ClockPlan) -> tuple[float, ...]:
+        """Return the times of a tuned plan for this target with less caution; empty if it ran only shortly."""
+        other = PlanOutcome.of(self.view, plan)
+        is_bolder = plan.purpose is PlanPurpose.TUNED and other.caution_ratio < self.caution_ratio
+        has_settled = len(other.measured_s) >= TUNING.min_iterations_to_keep_budget
+        return other.measured_s if is_bolder and has_settled and not other.has_new_target else ()
 
     @property
     def is_far_late(self) -> bool:

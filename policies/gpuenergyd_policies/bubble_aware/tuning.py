@@ -26,6 +26,8 @@ class Tuning:
     late_of_calls_ratio: float = 0.0005
     """Time beyond the deadline that a plan's calls may take, as a share of it: no more than what lasts unnoticed, see
     `late_after_long_ratio`."""
+    far_late_of_calls_ratio: float = 0.002
+    """The same where little is saved otherwise: less than a plan is soon corrected for, see `tighten_above_ratio`."""
     max_segments_of_many_calls: tuple[int, ...] = (1, 2, 3)
     """The same where the plans with more segments change clocks too often."""
     max_driver_busy_ratio: float = 0.25
