@@ -38,6 +38,9 @@ from tests.support.measured_tables import path_of
 
 MAX_REGRET_RATIOS = {3: (0.012, 0.025), 6: (0.008, 0.02)}
 """Mean and 95th percentile of the regret, by number of replans."""
+MORE_REPLANS_OF_UNKNOWN_GPUS = 2
+USUAL_SPREAD_RATIO = 0.01
+"""With stages that differ by more, only the slowdown has a target."""
 AT_THE_SAME_ITERATION = {1: 0, 3: 1}
 """By number of our replans, the plan of 0.1.0 that is ready meanwhile: after six and after twelve iterations."""
 MAX_SLOWDOWN_RATIO, MAX_LOST_ITERATIONS = 0.01, 0.3
@@ -91,18 +94,22 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def is_met(ours: dict[str, Any], v0_1: dict[str, Any]) -> bool:
+def is_met(ours: dict[str, Any], v0_1: dict[str, Any], options: Options) -> bool:
     """Return whether our plans meet all targets; with fewer replans than the targets name, the last plan must."""
+    if options.spread_ratio > USUAL_SPREAD_RATIO:
+        return bool(ours["slowdown_max_ratio"] <= MAX_SLOWDOWN_RATIO)
+    more = 0 if options.is_gpu_known else MORE_REPLANS_OF_UNKNOWN_GPUS
     means, p95s = ours["regret_mean_ratio_by_plan"], ours["regret_p95_ratio_by_plan"]
     low, high = COVERED_RATIOS
     return (
         ours["iterations_to_plan_p95"] <= 1
         and all(
-            means[min(number, len(means) - 1)] <= mean_ratio and p95s[min(number, len(p95s) - 1)] <= p95_ratio
+            means[min(number + more, len(means) - 1)] <= mean_ratio
+            and p95s[min(number + more, len(p95s) - 1)] <= p95_ratio
             for number, (mean_ratio, p95_ratio) in MAX_REGRET_RATIOS.items()
         )
         and all(
-            means[min(number, len(means) - 1)] <= v0_1["regret_mean_ratio_by_plan"][theirs]
+            means[min(number + more, len(means) - 1)] <= v0_1["regret_mean_ratio_by_plan"][theirs]
             for number, theirs in AT_THE_SAME_ITERATION.items()
         )
         and ours["slowdown_p99_ratio"] <= MAX_SLOWDOWN_RATIO
@@ -122,7 +129,9 @@ def main() -> int:
     parser = parser_of(__doc__, path_of("profiles"))
     parser.add_argument("--jobs", type=int, default=32, help="jobs in all; tables take turns")
     parser.add_argument("--replans", type=int, default=6, help="plans after the first one")
-    parser.add_argument("--stage-spread", type=float, default=0.01, help="spread among stages, as a ratio")
+    parser.add_argument(
+        "--stage-spread", type=float, default=USUAL_SPREAD_RATIO, help="spread among stages, as a ratio"
+    )
     parser.add_argument("--formulas", action="store_true", help="draw the truth from formulas instead of --tables")
     arguments = parser.parse_args()
     tables: Sequence[TrueTable]
@@ -158,7 +167,7 @@ def main() -> int:
         if members
     }
     result["kept_aside"] = sorted(t.name for t in tables if t.family in KEPT_ASIDE)
-    status = 0 if is_met(result["ours"], result["v0_1"]) else 1
+    status = 0 if is_met(result["ours"], result["v0_1"], options) else 1
     if arguments.json:
         print(json.dumps(result))
         return status
