@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import median
+from statistics import median, median_low
 
 from gpuenergyd.core.measurement.observation import InstructionSample, IterationObservation
 from gpuenergyd.core.measurement.robust import robust_sigma
@@ -43,7 +43,8 @@ class GuardRules:
     budget_ratio: float = 0.01
     windows: tuple[int, ...] = (4, 8, 16)
     """Numbers of regular iterations of one plan over which medians are checked: short windows react soon, long ones are
-    precise."""
+    precise. In the shortest one most iterations must be too slow: in half of them, clocks may have risen late by
+    chance."""
     gross_ratio: float = 0.05
     gross_iterations: int = 2
     """Consecutive iterations that must all exceed `gross_ratio`, which is then not chance."""
@@ -101,7 +102,9 @@ def evaluate(
     target_s = target.iteration_time_s(baseline.iteration_time_s)
     times_s = [o.own_time_s for o in recent]
     checks = [(min(times_s[-rules.gross_iterations :], default=0.0), rules.gross_iterations, rules.gross_ratio)]
-    checks += [(median(times_s[-n:]) if times_s else 0.0, n, rules.budget_ratio) for n in rules.windows]
+    for n in rules.windows:
+        middle = median_low if n == min(rules.windows) else median
+        checks.append((middle(times_s[-n:]) if times_s else 0.0, n, rules.budget_ratio))
     for measured_s, num_iterations, budget_ratio in checks:
         chance_s = rules.certainty_sigma * baseline.iteration_sigma_s / math.sqrt(num_iterations)
         allowed_s = target_s * (1 + budget_ratio)

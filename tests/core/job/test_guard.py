@@ -50,6 +50,9 @@ def finding(
         ([1.01] * 16, False),  # the budget itself is allowed
         ([1.0] * 8 + [1.02] * 4, True),
         ([1.0] * 2 + [1.02] * 2, False),
+        ([1.0] * 6 + [1.04] * 2, False),  # two of four: clocks that rose late by chance
+        ([1.0] * 6 + [1.04, 1.0, 1.04, 1.04], True),
+        ([1.0, 1.04] * 4, True),  # every other one, over eight
     ],
 )
 def test_a_plan_is_stopped_for_a_little_over_many_iterations_or_much_over_two(
