@@ -111,9 +111,10 @@ def _learned(
 ) -> list[tuple[str, str, str, str]]:
     """Return the rows on plans of random pipelines in one world."""
     mark = f"simulated training, {world}"
+    until = "last corrected" if name == "profiling" else "first"
     above = f"{_percent(own['regret_mean_ratio'], 2)} % on average (p95 {_percent(own['regret_p95_ratio'], 2)} %)"
     return [
-        ("iterations until the plan, 95th percentile", f"{own['iterations_p95']}", name, mark),
+        (f"iterations until the {until} plan, 95th percentile", f"{own['iterations_p95']}", name, mark),
         ("energy above that of a plan from the true costs", above, name, mark),
         (
             "95 % intervals that contain the true saving",
