@@ -20,7 +20,7 @@ def replace_file(
     killed writer left unfinished is replaced by the next one. The owner is a user and a group.
 
     Raises:
-        OSError: the file cannot be written; the old one is unchanged.
+        OSError: the file cannot be written and the old one stays, or the new one may not survive a power failure.
     """
     unfinished = path.with_name(f".{path.name}.{'unfinished' if is_locked else os.getpid()}")
     try:

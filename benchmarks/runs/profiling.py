@@ -46,12 +46,18 @@ from tests.support.virtual_training import VirtualTraining
 
 F, B = InstructionKind.F, InstructionKind.B
 
+MAX_ITERATIONS = 32
+MAX_REGRET_MEAN_RATIO, MAX_REGRET_P95_RATIO = 0.006, 0.02
+MAX_SLOWDOWN_RATIO = 0.01
+MIN_COVERED_RATIO = 0.9
+
 
 @dataclass(frozen=True)
 class Outcome:
     """Result of one method on one job."""
 
     iterations: int
+    """From the baseline to the last plan, corrections included."""
     regret_ratio: float
     slowdown_ratio: float
     cpu_s: float
@@ -244,7 +250,18 @@ def quantile(values: Sequence[float], q: float) -> float:
     return ordered[min(len(ordered) - 1, math.ceil(q * len(ordered)) - 1)]
 
 
-def main() -> None:
+def is_met(ours: dict[str, float], saving_interval: dict[str, float]) -> bool:
+    """Return whether our plans and intervals meet all targets."""
+    return (
+        ours["iterations_p95"] <= MAX_ITERATIONS
+        and ours["regret_mean_ratio"] < MAX_REGRET_MEAN_RATIO
+        and ours["regret_p95_ratio"] < MAX_REGRET_P95_RATIO
+        and ours["slowdown_p99_ratio"] < MAX_SLOWDOWN_RATIO
+        and saving_interval.get("covered_ratio", 1.0) >= MIN_COVERED_RATIO
+    )
+
+
+def main() -> int:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=54)
@@ -288,12 +305,14 @@ def main() -> None:
     if intervals:
         saving_interval["covered_ratio"] = mean(i.is_right for i in intervals)
         saving_interval["width_median_ratio"] = median(i.high - i.low for i in intervals)
+    status = 0 if is_met(result["ours"], saving_interval) else 1
     if arguments.json:
         print(json.dumps({"simulated": True, **result, "saving_interval": saving_interval}))
-        return
+        return status
     for method, figures in {**result, "saving_interval": saving_interval}.items():
         print(method, " ".join(f"{key}={value:.5g}" for key, value in figures.items()))
+    return status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

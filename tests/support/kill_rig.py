@@ -218,7 +218,8 @@ class KillRig:
     def _restart_missing(self) -> None:
         """Start processes that are missing."""
         assert self.daemon.process is not None
-        if self.daemon.process.poll() is not None:
+        if (status := self.daemon.process.poll()) is not None:
+            assert status == -signal.SIGKILL, f"the daemon ended by itself, status {status}:\n{self.daemon.log[-5000:]}"
             self.daemon.start()
         self._request_budget(self.power_budget_w)
         for index in range(NUM_GPUS):

@@ -3,8 +3,7 @@
 import subprocess
 import sys
 
-ROUNDS = 40
-PROGRAM = f"""
+PROGRAM = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import make_dataclass
@@ -14,9 +13,9 @@ from gpuenergyd.wire.daemon_codec import decode
 
 NUM_PARTS = 20
 sys.setswitchinterval(1e-6)
-body = '{{"shared": {{' + ", ".join(f'"part{{k}}": {{{{"value": {{k}}}}}}' for k in reversed(range(NUM_PARTS))) + "}}}}"
-for _ in range({ROUNDS}):
-    parts = [(f"part{{k}}", make_dataclass(f"Part{{k}}", [("value", int)])) for k in range(NUM_PARTS)]
+body = '{"shared": {' + ", ".join(f'"part{k}": {{"value": {k}}}' for k in reversed(range(NUM_PARTS))) + "}}"
+for _ in range(40):
+    parts = [(f"part{k}", make_dataclass(f"Part{k}", [("value", int)])) for k in range(NUM_PARTS)]
     shared = make_dataclass("Shared", parts)
     messages = [make_dataclass(name, [("shared", shared)]) for name in ("One", "Other")]
     barrier = Barrier(2)
