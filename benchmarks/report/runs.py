@@ -130,6 +130,8 @@ RUNS = (
         Kind.COMPUTED, is_usual=False),
     Run("everything-unkind", "everything_unkind.py", _args("--json"),
         _args("--jobs 2 --processes 1 --json"), 1200, 4800, Kind.COMPUTED, is_usual=False),
+    Run("learning-unkind", "everything_unkind.py", _args("--policy learning --jobs 13 --seed 31 --json"),
+        _args("--policy learning --jobs 1 --processes 1 --json"), 1400, 5400, Kind.COMPUTED, is_usual=False),
     Run("large-job", "large_job.py", _args("--json"),
         _args("--pp 4 --tp 2 --dp 2 --microbatches 8 --json"), 1500, 5400, Kind.COMPUTED, is_usual=False),
     Run("layouts", "layouts.py", _args("--json"), _args("--iterations 60 --scale 1 --json"), 1200, 4800,

@@ -14,7 +14,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -42,11 +42,12 @@ from tests.support.random_jobs import (
     TrueJob,
     random_job,
 )
-from tests.support.virtual_training import VirtualTraining
 
 F, B = InstructionKind.F, InstructionKind.B
 
-MAX_ITERATIONS = 32
+EARLY_ITERATIONS = 32
+"""After so many from the baseline on, the plan in force has to meet the limits on regret; so has the last one."""
+NUM_ITERATIONS = 12 + 60
 MAX_REGRET_MEAN_RATIO, MAX_REGRET_P95_RATIO = 0.006, 0.02
 MAX_SLOWDOWN_RATIO = 0.01
 MIN_COVERED_RATIO = 0.9
@@ -58,6 +59,10 @@ class Outcome:
 
     iterations: int
     """From the baseline to the last plan, corrections included."""
+    first_iterations: int
+    """From the baseline to the first plan that tunes."""
+    early_regret_ratio: float
+    """Of the plan in force `EARLY_ITERATIONS` after the baseline; of full speed, if none is."""
     regret_ratio: float
     slowdown_ratio: float
     cpu_s: float
@@ -83,28 +88,43 @@ def perfect(job: TrueJob) -> tuple[float, float, float]:
     return solved.energy_j, solved.iteration_time_s, baseline_s
 
 
-def measured_plan(job: TrueJob, *, num_iterations: int) -> tuple[ClockPlan, int, VirtualTraining]:
-    """Return the last plan, the iterations from the baseline to that plan, and the run."""
-    run = job.training(BubbleAware(), JobRules())
-    run.run(num_iterations)
-    plans = [plan_id for _, _, plan_id in run.history]
-    last = run.job.current_plan
-    begins = next((k for k, plan_id in enumerate(plans) if plan_id not in {None, "baseline"}), len(plans))
-    reached = next((k for k, plan_id in enumerate(plans) if plan_id == last.plan_id), len(plans))
-    return last, reached - begins, run
-
-
 def measure_ours(job: TrueJob, least_j: float) -> tuple[Outcome, float]:
     """Return the outcome of this project's profiling, and the settled slowdown of its plans."""
     begin = time.process_time()
-    plan, iterations, run = measured_plan(job, num_iterations=12 + 60)
+    run = job.training(BubbleAware(), JobRules())
+    issued: dict[str, ClockPlan] = {}
+    for _ in range(NUM_ITERATIONS):
+        run.run(1)
+        issued[run.job.current_plan.plan_id] = run.job.current_plan
     cpu_s = time.process_time() - begin
-    energy_j, _ = evaluate(job, plan)
     assert run.job.baseline is not None
-    tuned = [t for t, _, p in run.history if p and p.startswith("tuned")]
-    slowdown = median(tuned[:6]) / run.job.baseline.iteration_time_s - 1 if tuned else 0.0
-    settled = median(tuned[-12:]) / run.job.baseline.iteration_time_s - 1 if tuned else 0.0
-    return Outcome(iterations, energy_j / least_j - 1, max(slowdown, settled), cpu_s), settled
+    ids = [plan_id or "" for _, _, plan_id in run.history]
+    begins = _first(ids, lambda plan_id: plan_id not in {"", "baseline"})
+    tuned = [t / run.job.baseline.iteration_time_s - 1 for t, _, p in run.history if p and p.startswith("tuned")]
+    settled = median(tuned[-12:]) if tuned else 0.0
+    outcome = Outcome(
+        _first(ids, lambda plan_id: plan_id == run.job.current_plan.plan_id) - begins,
+        _first(ids, lambda plan_id: plan_id.startswith("tuned")) - begins,
+        _regret_ratio(job, issued.get(ids[min(begins + EARLY_ITERATIONS, len(ids) - 1)]), least_j),
+        _regret_ratio(job, run.job.current_plan, least_j),
+        max(median(tuned[:6]), settled) if tuned else 0.0,
+        cpu_s,
+    )
+    return outcome, settled
+
+
+def _only_plan(iterations: int, regret_ratio: float, slowdown_ratio: float, cpu_s: float) -> Outcome:
+    """Return the outcome of a method that profiles, plans once and keeps its plan."""
+    return Outcome(iterations, iterations, regret_ratio, regret_ratio, slowdown_ratio, cpu_s)
+
+
+def _first(ids: Sequence[str], is_it: Callable[[str], bool]) -> int:
+    return next((k for k, plan_id in enumerate(ids) if is_it(plan_id)), len(ids))
+
+
+def _regret_ratio(job: TrueJob, plan: ClockPlan | None, least_j: float) -> float:
+    at_full_speed = ClockPlan("full", PlanPurpose.BASELINE, ())
+    return evaluate(job, plan or at_full_speed)[0] / least_j - 1
 
 
 def swept_profile(job: TrueJob, clocks: Sequence[int], repeats: int, draw: random.Random) -> PipelineProfile:
@@ -138,7 +158,7 @@ def measure_sweep(job: TrueJob, least_j: float, baseline_s: float) -> Outcome:
     solved = solve(graph, believed, deadline_s=target_s)
     plan = as_plan(job, dict(zip(graph.instructions, solved.sm_clocks_mhz, strict=True)))
     energy_j, time_s = evaluate(job, plan)
-    return Outcome(5 * len(clocks), energy_j / least_j - 1, time_s / baseline_s - 1, time.process_time() - begin)
+    return _only_plan(5 * len(clocks), energy_j / least_j - 1, time_s / baseline_s - 1, time.process_time() - begin)
 
 
 def as_plan(job: TrueJob, clocks: Mapping[Instruction, int | None]) -> ClockPlan:
@@ -189,7 +209,8 @@ def measure_envpipe(job: TrueJob, least_j: float, baseline_s: float) -> Outcome:
             if clocks[i] == lowest:
                 clocks[i] = min(c for c in job.clocks_mhz if c >= min(top, lowest + 30))
     energy_j, time_s = evaluate(job, as_plan(job, clocks))
-    return Outcome(6 * len(grid) + steps, energy_j / least_j - 1, time_s / baseline_s - 1, time.process_time() - begin)
+    cpu_s = time.process_time() - begin
+    return _only_plan(6 * len(grid) + steps, energy_j / least_j - 1, time_s / baseline_s - 1, cpu_s)
 
 
 class OnePlan:
@@ -253,9 +274,8 @@ def quantile(values: Sequence[float], q: float) -> float:
 def is_met(ours: dict[str, float], saving_interval: dict[str, float]) -> bool:
     """Return whether our plans and intervals meet all targets."""
     return (
-        ours["iterations_p95"] <= MAX_ITERATIONS
-        and ours["regret_mean_ratio"] < MAX_REGRET_MEAN_RATIO
-        and ours["regret_p95_ratio"] < MAX_REGRET_P95_RATIO
+        max(ours["early_regret_mean_ratio"], ours["regret_mean_ratio"]) < MAX_REGRET_MEAN_RATIO
+        and max(ours["early_regret_p95_ratio"], ours["regret_p95_ratio"]) < MAX_REGRET_P95_RATIO
         and ours["slowdown_p99_ratio"] < MAX_SLOWDOWN_RATIO
         and saving_interval.get("covered_ratio", 1.0) >= MIN_COVERED_RATIO
     )
@@ -283,14 +303,18 @@ def main() -> int:
         if not arguments.json:
             print(
                 f"{number:3d} {job.model.key:10s} {job.schedule.num_ranks}x{job.schedule.num_microbatches:<3d}"
-                f" iterations {mine.iterations:3d} regret {mine.regret_ratio:+.3%} slowdown {mine.slowdown_ratio:+.3%}"
+                f" iterations {mine.first_iterations:3d} {mine.iterations:3d}"
+                f" regret {mine.early_regret_ratio:+.3%} {mine.regret_ratio:+.3%} slowdown {mine.slowdown_ratio:+.3%}"
                 f" settled {settled:+.3%} | envpipe {outcomes['envpipe'][-1].regret_ratio:+.2%}"
                 f" sweep {sweep.regret_ratio:+.2%} {sweep.slowdown_ratio:+.2%}",
                 flush=True,
             )
     result: dict[str, dict[str, float]] = {
         method: {
+            "first_iterations_p95": quantile([o.first_iterations for o in members], 0.95),
             "iterations_p95": quantile([o.iterations for o in members], 0.95),
+            "early_regret_mean_ratio": mean(o.early_regret_ratio for o in members),
+            "early_regret_p95_ratio": quantile([o.early_regret_ratio for o in members], 0.95),
             "regret_mean_ratio": mean(o.regret_ratio for o in members),
             "regret_p95_ratio": quantile([o.regret_ratio for o in members], 0.95),
             "slowdown_p99_ratio": quantile([o.slowdown_ratio for o in members], 0.99),

@@ -255,6 +255,12 @@ def test_the_citation_names_the_version() -> None:
     assert citation["license"] == "Apache-2.0"
 
 
+def test_the_readme_names_the_version() -> None:
+    version = ".".join(__version__.split(".")[:2])
+
+    assert f"Version {version}, alpha." in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_a_plain_install_has_no_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
