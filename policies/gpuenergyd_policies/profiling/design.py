@@ -23,7 +23,7 @@ LOWEST_RATIO = 0.55
 LEVEL_RATIOS = (1.0, 0.935, 0.862, 0.766, 0.66, LOWEST_RATIO)
 """Levels as shares of the maximum clock, densest near typical power caps and voltage knees."""
 LOWEST_WAIT_RATIO = 0.15
-"""Lowest clock of a phase that waits, as a share of the maximum clock: about that of an idle GPU (A100: 210 of 1410 MHz).
+"""Lowest clock of a phase that waits, as a share of the maximum clock: about that of an idle GPU (A100: 210 MHz).
 A wait takes no longer there, and where it does, as collectives whose kernels become the limit, profiling shows it.
 Below the voltage knee power falls with the clock alone."""
 
