@@ -15,9 +15,8 @@ Poisoned histories consist of six past jobs that agree with one another, or of o
 hardly any error: that no clock costs time, or half of what it costs (imported, as another user's past jobs reach a job
 in no other way); a sensor that hangs (of this job's GPUs); the curves of another GPU model under this one's name. What
 a program of the same user may report of this job's GPUs is shown apart from the target: nobody else can do that. A job
-is deceived until the regret of its plans stays within 0.5 points of the same job's without a history, on average over
-three repeats with other noise. How often such a repeat itself misses the average of the other two by more stands beside
-that. Every other table has such jobs.
+is deceived until the regret of its plans stays within 0.5 points of the same job's without a history.
+Every other table has such jobs.
 The tables are not part of this repository; switch latencies, drift and communication are not simulated (no GPU).
 """
 
@@ -53,8 +52,6 @@ NUM_FIRST_PLANS = 7
 LIES_ABOUT_TIME = ("no clock costs time", "half the cost of a clock")
 OWN_PROGRAM = "told by the user's own program"
 OTHER_GPU = "curves of another GPU model"
-NO_LIE = "without a history"
-NUM_REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,46 +110,24 @@ def second(pair: Pair) -> dict[str, Any]:
 def deceived(case: Poisoned) -> list[dict[str, Any]]:
     """Return how histories that lie change a job's plans."""
     job = LearningJob(case.table, case.seed + 500)
-    repeats = [
-        [job.regret_ratio(own) for own in run_job(job, num_plans=MAX_PLANS, repeat=repeat).results]
-        for repeat in range(NUM_REPEATS)
-    ]
-    honest = _mean_by_plan(repeats)
-    found = [
-        {
-            "table": case.table.name,
-            "lie": NO_LIE,
-            "slowdown_ratios": [],
-            "plans_until_recovered": _plans_until_recovered(own, _mean_by_plan([a for a in repeats if a is not own])),
-            "final_regret_ratio": own[-1],
-            "final_regret_without_ratio": honest[-1],
-        }
-        for own in repeats
-    ]
+    alone = run_job(job, num_plans=MAX_PLANS)
+    honest = [job.regret_ratio(own) for own in alone.results]
+    found = []
     for lie, past_jobs in case.past_jobs.items():
         run = run_job(job, past_jobs, num_plans=MAX_PLANS)
         wrong = [job.regret_ratio(own) for own in run.results]
+        worse = [k for k, (a, b) in enumerate(zip(wrong, honest, strict=True)) if a > b + RECOVERED_RATIO]
         row = {
             "table": case.table.name,
             "lie": lie,
             "slowdown_ratios": [max(0.0, own) for own in run.slowdown_ratios],
-            "plans_until_recovered": _plans_until_recovered(wrong, honest),
+            "plans_until_recovered": 1 + max(worse, default=-1) + 1,
             "final_regret_ratio": wrong[-1],
             "final_regret_without_ratio": honest[-1],
         }
         print(f"{row}", file=sys.stderr, flush=True)
         found.append(row)
     return found
-
-
-def _mean_by_plan(repeats: Sequence[Sequence[float]]) -> list[float]:
-    return [mean(of_plan) for of_plan in zip(*repeats, strict=True)]
-
-
-def _plans_until_recovered(regret_ratios: Sequence[float], usual: Sequence[float]) -> int:
-    """Return the number of the first plan from which on none is clearly worse than usual; one more than all if none."""
-    worse = [k for k, (a, b) in enumerate(zip(regret_ratios, usual, strict=True)) if a > b + RECOVERED_RATIO]
-    return 1 + max(worse, default=-1) + 1
 
 
 def pairs_of(tables: Sequence[TrueTable], arguments: argparse.Namespace) -> list[Pair]:
@@ -289,9 +264,6 @@ def main() -> int:
     }
     is_met = result["gap_p95_ratio"] <= MAX_GAP_RATIO and result["slowdown_p99_ratio"] <= MAX_SLOWDOWN_RATIO
     if cases:
-        by_chance = [row["plans_until_recovered"] for row in cases if row["lie"] == NO_LIE]
-        result["plans_until_recovered_by_chance"] = sorted(by_chance)
-        cases = [row for row in cases if row["lie"] != NO_LIE]
         from_others = [row for row in cases if OWN_PROGRAM not in row["lie"]]
         result["poisoned"] = summary_of_poisoned(from_others)
         result["poisoned_by_lie"] = {name: summary_of_poisoned(own) for name, own in by(from_others, "lie").items()}

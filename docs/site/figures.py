@@ -107,14 +107,13 @@ def _demo_agreement() -> list[tuple[str, str, str, str]]:
 
 
 def _learned(
-    name: str, world: str, own: Mapping[str, Any], covered_ratio: float, num_covered: int
+    name: str, world: str, own: Mapping[str, Any], num_until_plan: int, covered_ratio: float, num_covered: int
 ) -> list[tuple[str, str, str, str]]:
     """Return the rows on plans of random pipelines in one world."""
     mark = f"simulated training, {world}"
-    until_first = own["first_iterations_p95" if name == "profiling" else "iterations_p95"]
     above = f"{_percent(own['regret_mean_ratio'], 2)} % on average (p95 {_percent(own['regret_p95_ratio'], 2)} %)"
     return [
-        ("iterations until the first plan, 95th percentile", f"{until_first}", name, mark),
+        ("iterations until the first plan, 95th percentile", f"{num_until_plan}", name, mark),
         ("energy above that of a plan from the true costs", above, name, mark),
         (
             "95 % intervals that contain the true saving",
@@ -202,8 +201,22 @@ def _results() -> str:
             "emulation",
             "emulated from measured tables",
         ),
-        *_learned("everything-unkind", "unkind world", unkind, unkind["covered_ratio"], unkind["num_jobs"]),
-        *_learned("profiling", "kind world", profiling["ours"], interval["covered_ratio"], interval["runs"]),
+        *_learned(
+            "everything-unkind",
+            "unkind world",
+            unkind,
+            unkind["iterations_p95"],
+            unkind["covered_ratio"],
+            unkind["num_jobs"],
+        ),
+        *_learned(
+            "profiling",
+            "kind world",
+            profiling["ours"],
+            profiling["ours"]["first_iterations_p95"],
+            interval["covered_ratio"],
+            interval["runs"],
+        ),
         (
             "step time with the client / without",
             f"{overhead['median_ratio']:.4f} (95 %: {overhead['low']:.4f} to {overhead['high']:.4f})",

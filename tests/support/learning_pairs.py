@@ -164,18 +164,10 @@ def with_stages(table: TrueTable, num_stages: int) -> TrueTable:
 
 
 def run_job(
-    job: LearningJob,
-    past_jobs: Sequence[PastJob] = (),
-    *,
-    num_plans: int = NUM_PLANS,
-    is_gpu_known: bool = True,
-    repeat: int = 0,
+    job: LearningJob, past_jobs: Sequence[PastJob] = (), *, num_plans: int = NUM_PLANS, is_gpu_known: bool = True
 ) -> Run:
-    """Plan a job again and again, each time from all iterations before; nothing is known of its model's family.
-
-    Repeats of a job differ in the noise of its iterations only.
-    """
-    draw = np.random.default_rng([job.seed, 3, repeat] if repeat else [job.seed, 3])
+    """Plan a job again and again, each time from all iterations before; nothing is known of its model's family."""
+    draw = np.random.default_rng([job.seed, 3])
     prior = prior_for(job.table.gpu, without_families=[job.table.family]) if is_gpu_known else GENERIC
     seen = [job.observed(job.baseline, "baseline", k, draw) for k in range(NUM_BASELINE_ITERATIONS)]
     results: list[PlanEvaluation] = []

@@ -1,4 +1,4 @@
-"""The profiling design: few iterations that determine the energy of each kind of instruction at each clock.
+"""Chooses the SM clocks of profiling: few iterations that tell the energy of each kind of instruction at each clock.
 
 Energy is only known per GPU and iteration, so iterations with one clock for all instructions cannot separate forward
 from backward. Each kind therefore gets its own clock. The design is a complete factorial, run in balanced blocks,
@@ -22,10 +22,10 @@ LOWEST_RATIO = 0.55
 """Lowest clock of a plan, as a share of the maximum clock; lower clocks cost more time than they save energy."""
 LEVEL_RATIOS = (1.0, 0.935, 0.862, 0.766, 0.66, LOWEST_RATIO)
 """Levels as shares of the maximum clock, densest near typical power caps and voltage knees."""
-LOWEST_WAIT_RATIO = 0.15
-"""Lowest clock of a phase that waits, as a share of the maximum clock: about that of an idle GPU (A100: 210 MHz).
-A wait takes no longer there, and where it does, as collectives whose kernels become the limit, profiling shows it.
-Below the voltage knee power falls with the clock alone."""
+LOWEST_WAIT_RATIO = 0.3
+"""Lowest clock of a phase that waits, as a share of the maximum clock: it takes no longer there, and where it does, as
+collectives whose kernels become the limit, profiling shows it. Below the voltage knee power falls with the clock alone,
+and most of it is static then."""
 
 
 @dataclass(frozen=True, slots=True)

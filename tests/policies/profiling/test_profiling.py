@@ -208,7 +208,7 @@ def test_phases_that_wait_are_profiled_at_lower_clocks_and_cost_no_time() -> Non
     plan = profile_plan("p", lowest, schedule, levels, reason="test", wait_levels_mhz=waits)
 
     check_plan(plan, schedule, [CLOCKS])
-    assert plan.ranks[0].sm_clocks_mhz == tuple(210 if kind.is_wait else levels[0][5] for kind in kinds)
+    assert plan.ranks[0].sm_clocks_mhz == tuple(420 if kind.is_wait else levels[0][5] for kind in kinds)
     only_waits = DesignPoint(({kind: 5 if kind.is_wait else 0 for kind in kinds},))
     assert time_loss_ratio(only_waits, levels, busy_s) == 0
     assert time_loss_ratio(lowest, levels, busy_s) > 0
