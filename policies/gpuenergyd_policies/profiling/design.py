@@ -23,9 +23,11 @@ LOWEST_RATIO = 0.55
 LEVEL_RATIOS = (1.0, 0.935, 0.862, 0.766, 0.66, LOWEST_RATIO)
 """Levels as shares of the maximum clock, densest near typical power caps and voltage knees."""
 LOWEST_WAIT_RATIO = 0.3
-"""Lowest clock of a phase that waits, as a share of the maximum clock: it takes no longer there, and where it does, as
-collectives whose kernels become the limit, profiling shows it. Below the voltage knee power falls with the clock alone,
-and most of it is static then."""
+"""Lowest clock of a phase that waits for other ranks, as a share of the maximum clock: it takes no longer there, and
+where it does, as collectives whose kernels become the limit, profiling shows it. Below the voltage knee power falls
+with the clock alone, and most of it is static then. A wait for data runs nothing and has no such limit."""
+LevelsOfKinds = Sequence[Mapping[InstructionKind, Sequence[int]]]
+"""By rank, the levels of each kind of instruction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,12 @@ def clock_levels(supported_sm_clocks_mhz: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(nearest, reverse=True))
 
 
-def wait_levels(supported_sm_clocks_mhz: Sequence[int], num_levels: int) -> tuple[int, ...]:
-    """Return the levels of phases that wait, descending: evenly spaced, as many as other instructions have."""
+def wait_levels(supported_sm_clocks_mhz: Sequence[int], num_levels: int, kind: InstructionKind) -> tuple[int, ...]:
+    """Return the levels of a kind of phase that waits, descending: evenly spaced, as many as other kinds have."""
     top = max(supported_sm_clocks_mhz)
-    step = (1 - LOWEST_WAIT_RATIO) / max(num_levels - 1, 1)
-    wanted_mhz = [(1 - k * step) * top for k in range(num_levels)]
+    lowest_mhz = LOWEST_WAIT_RATIO * top if kind.waits_for_ranks else min(supported_sm_clocks_mhz)
+    step_mhz = (top - lowest_mhz) / max(num_levels - 1, 1)
+    wanted_mhz = [top - k * step_mhz for k in range(num_levels)]
     return tuple(min(supported_sm_clocks_mhz, key=lambda clock: abs(clock - mhz)) for mhz in wanted_mhz)
 
 
@@ -149,7 +152,7 @@ def profile_plan(
     *,
     reason: str,
     held_ranks: Collection[int] = (),
-    wait_levels_mhz: Sequence[Sequence[int]] | None = None,
+    wait_levels_mhz: LevelsOfKinds | None = None,
 ) -> ClockPlan:
     """Return the plan of one design point; each clock is requested when its instruction begins.
 
@@ -161,10 +164,9 @@ def profile_plan(
     """
     ranks = []
     for pp_rank, order in enumerate(schedule.orders):
-        waiting_mhz = (levels_mhz if wait_levels_mhz is None else wait_levels_mhz)[pp_rank]
+        waiting_mhz = {} if wait_levels_mhz is None else wait_levels_mhz[pp_rank]
         clock_of = {
-            kind: (waiting_mhz if kind.is_wait else levels_mhz[pp_rank])[level]
-            for kind, level in point.levels[pp_rank].items()
+            kind: waiting_mhz.get(kind, levels_mhz[pp_rank])[level] for kind, level in point.levels[pp_rank].items()
         }
         if pp_rank in held_ranks:
             held = [clock for clock in clock_of.values() for _ in range(-(-len(order) // len(clock_of)))]

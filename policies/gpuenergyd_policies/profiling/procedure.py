@@ -68,9 +68,12 @@ class Design:
         self._after = after
         self._levels_mhz = levels_mhz
         self._num_levels = min(len(own) for own in levels_mhz)
-        self.wait_levels_mhz = [wait_levels(gpu.supported_sm_clocks_mhz, self._num_levels) for gpu in view.gpus]
-        # A restarted policy host must draw the same design.
-        self.points = design_points(kinds_of_ranks(view.schedule), self._num_levels, seed=view.job_id)[:MAX_POINTS]
+        kinds_of_rank = kinds_of_ranks(view.schedule)
+        self.wait_levels_mhz = [
+            {kind: wait_levels(gpu.supported_sm_clocks_mhz, self._num_levels, kind) for kind in kinds if kind.is_wait}
+            for gpu, kinds in zip(view.gpus, kinds_of_rank, strict=True)
+        ]
+        self.points = design_points(kinds_of_rank, self._num_levels, seed=_seed(view))[:MAX_POINTS]
         self._issued = {plan.plan_id for plan in view.issued_plans}
         self._measured_plans = {o.plan_id for o in view.observations}
         self._regular = {o.plan_id for o in view.observations if o.is_regular and o.energy_j is not None}
@@ -133,7 +136,7 @@ class Design:
     def _repetition(self, quality: FitQuality, num_issued: int) -> ProfilingStep | None:
         """Return a step that measures a doubtful clock again; None without one that has attempts left."""
         for key, clock_mhz in sorted(quality.doubtful, key=str):
-            levels = list((self.wait_levels_mhz if key.kind.is_wait else self._levels_mhz)[key.pp_rank])
+            levels = list(self.wait_levels_mhz[key.pp_rank].get(key.kind, self._levels_mhz[key.pp_rank]))
             if clock_mhz not in levels:
                 continue
             level = levels.index(clock_mhz)
@@ -180,6 +183,15 @@ class Design:
                 for sample in observation.instruction_samples:
                     sums.setdefault(sample.instruction_class, []).append(sample.time_s * sample.count)
         return {key: median(times_s) for key, times_s in sums.items()}
+
+
+def _seed(view: JobView) -> str:
+    """Return the seed of the design, which a restarted policy host must draw alike.
+
+    Ranks of a data-parallel loop, whose jobs have one name, draw the same: slow in the same iterations, they hardly
+    wait for each other, which would look like communication that low clocks make longer.
+    """
+    return view.job_id.rpartition("-")[0] if view.num_dp_ranks > 1 else view.job_id
 
 
 def held_ranks(view: JobView) -> frozenset[int]:

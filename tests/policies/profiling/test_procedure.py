@@ -1,5 +1,7 @@
 """The profiling procedure: points in order, repetitions of doubtful and disturbed ones, and the end."""
 
+from dataclasses import replace
+
 import pytest
 
 from gpuenergyd.core.measurement.observation import IterationObservation, RankEnergy
@@ -124,3 +126,14 @@ def test_the_quality_of_the_fit_is_not_computed_where_nothing_is_left_to_measure
     unasked = FitQuality(frozenset(), is_good=lambda: pytest.fail("profiling ends whatever the fit is like"))
 
     assert run.next_step(unasked) is NoProfilingStep.DONE
+
+
+def test_ranks_of_one_data_parallel_loop_run_the_same_points() -> None:
+    """Slow together, they hardly wait for each other; other jobs draw their own."""
+
+    def points_of(job_id: str, num_dp_ranks: int) -> object:
+        return Design(replace(view_of([], []), job_id=job_id, num_dp_ranks=num_dp_ranks), (LEVELS, LEVELS)).points
+
+    assert points_of("gpt-fine-1a2b3c", 2) == points_of("gpt-fine-4d5e6f", 2)
+    assert points_of("gpt-fine-1a2b3c", 2) != points_of("bert-1a2b3c", 2)
+    assert points_of("gpt-fine-1a2b3c", 1) != points_of("gpt-fine-4d5e6f", 1)

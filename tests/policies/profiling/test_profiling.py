@@ -200,23 +200,30 @@ def test_a_profile_plan_fits_its_pipeline() -> None:
 
 def test_phases_that_wait_are_profiled_at_lower_clocks_and_cost_no_time() -> None:
     schedule = loop_schedule()
-    levels, waits = [clock_levels(CLOCKS)], [wait_levels(CLOCKS, 6)]
     (kinds,) = kinds_of_ranks(schedule)
+    levels, waits = [clock_levels(CLOCKS)], [{kind: wait_levels(CLOCKS, 6, kind) for kind in kinds if kind.is_wait}]
     lowest = DesignPoint((dict.fromkeys(kinds, 5),))
     busy_s = {InstructionClass(0, kind): 1.0 for kind in kinds}
 
     plan = profile_plan("p", lowest, schedule, levels, reason="test", wait_levels_mhz=waits)
 
     check_plan(plan, schedule, [CLOCKS])
-    assert plan.ranks[0].sm_clocks_mhz == tuple(420 if kind.is_wait else levels[0][5] for kind in kinds)
+    lowest_mhz = {InstructionKind.C: 420, InstructionKind.D: min(CLOCKS)}
+    assert plan.ranks[0].sm_clocks_mhz == tuple(lowest_mhz.get(kind, levels[0][5]) for kind in kinds)
     only_waits = DesignPoint(({kind: 5 if kind.is_wait else 0 for kind in kinds},))
     assert time_loss_ratio(only_waits, levels, busy_s) == 0
     assert time_loss_ratio(lowest, levels, busy_s) > 0
 
 
-@given(st.integers(1, 8), st.lists(st.integers(300, 2000), min_size=2, max_size=40, unique=True))
-def test_waits_have_as_many_levels_as_other_phases(num_levels: int, clocks_mhz: list[int]) -> None:
-    levels = wait_levels(clocks_mhz, num_levels)
+@given(
+    st.integers(1, 8),
+    st.lists(st.integers(300, 2000), min_size=2, max_size=40, unique=True),
+    st.sampled_from([InstructionKind.C, InstructionKind.D]),
+)
+def test_waits_have_as_many_levels_as_other_phases(
+    num_levels: int, clocks_mhz: list[int], kind: InstructionKind
+) -> None:
+    levels = wait_levels(clocks_mhz, num_levels, kind)
 
     assert len(levels) == num_levels
     assert levels[0] == max(clocks_mhz)
