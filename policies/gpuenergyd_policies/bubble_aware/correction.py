@@ -159,29 +159,41 @@ class PlanOutcome:
         return (
             lowers_waits(self.plan, self.view.schedule)
             and len(self.measured_s) >= TUNING.min_iterations_to_keep_budget
-            and not self._are_waits_late
-            and not any(ratio <= less_ratio for ratio in self._margins_of_waits_for_target())
+            and not self.are_waits_late
+            and not any((own.margin_of_waits_ratio or 0.0) <= less_ratio for own in self._plans_of_target())
         )
 
     @property
     def must_waits_end_earlier(self) -> bool:
-        """Whether clocks are not back in time after waits, and may be requested earlier."""
+        """Whether clocks are not back in time after waits, and requesting them earlier may help.
+
+        Where it made them hardly less late before, something else does.
+        """
         margin_ratio, is_measured = self.margin_of_waits_ratio, len(self.measured_s) >= TUNING.min_iterations_to_loosen
-        is_possible = margin_ratio is not None and margin_ratio < TUNING.max_caution_ratio
-        return is_possible and is_measured and self._are_waits_late
+        if margin_ratio is None or not is_measured or not self.are_waits_late:
+            return False
+        bolder = [own for own in self._plans_of_target() if (own.margin_of_waits_ratio or 0.0) < margin_ratio]
+        before_s = next((own.lost_after_waits_s for own in reversed(bolder) if own.are_waits_late), math.inf)
+        has_helped = self.lost_after_waits_s <= TUNING.less_margin_of_waits * before_s
+        return has_helped and margin_ratio < TUNING.max_caution_ratio
 
     @property
-    def _are_waits_late(self) -> bool:
+    def are_waits_late(self) -> bool:
+        """Whether clocks are not back in time after waits."""
+        return self.lost_after_waits_s > TUNING.late_after_waits_ratio * self.target_s
+
+    @property
+    def lost_after_waits_s(self) -> float:
+        """Time that work after waits loses to clocks that are not back, in most of the plan's iterations."""
         regular = [o for o in self.view.observations if o.is_regular and o.plan_id == self.plan.plan_id][1:]
         lost_s = late_after_waits_s(self.plan, self.view.schedule, regular)
-        late_s = float(np.quantile(lost_s, TUNING.late_after_waits_quantile)) if lost_s else 0.0
-        return late_s > TUNING.late_after_waits_ratio * self.target_s
+        return float(np.quantile(lost_s, TUNING.late_after_waits_quantile)) if lost_s else 0.0
 
-    def _margins_of_waits_for_target(self) -> list[float]:
-        """Return the margins of waits of all tuned plans for this target."""
+    def _plans_of_target(self) -> list["PlanOutcome"]:
+        """Return the outcomes of all tuned plans for this target."""
         tuned = [plan for plan in self.view.issued_plans if plan.purpose is PlanPurpose.TUNED]
-        outcomes = [own for own in (PlanOutcome.of(self.view, plan) for plan in tuned) if not own.has_new_target]
-        return [own.margin_of_waits_ratio for own in outcomes if own.margin_of_waits_ratio is not None]
+        outcomes = [PlanOutcome.of(self.view, plan) for plan in tuned]
+        return [own for own in outcomes if not own.has_new_target]
 
     @property
     def raise_latency_s(self) -> float:

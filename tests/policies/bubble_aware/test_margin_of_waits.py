@@ -87,6 +87,20 @@ def test_clocks_that_are_late_are_requested_earlier(job: Job) -> None:
     assert next_margin(job, seen(job, raised_late_s=0.004)) == 2 * MARGIN_RATIO
 
 
+@pytest.mark.parametrize(("before_s", "factor"), [(0.0045, 1), (0.012, 2)])
+def test_clocks_are_requested_earlier_only_for_as_long_as_it_helps(job: Job, before_s: float, factor: int) -> None:
+    view, plan = job
+    view = seen(job, raised_late_s=0.004)
+    smaller = _with_margin(plan, MARGIN_RATIO / 2, "smaller")
+    ran = tuple(
+        replace(_observed(job[0], plan, raised_late_s=before_s, late_ratio=0.0), plan_id="smaller") for _ in range(LONG)
+    )
+    *earlier, own = view.issued_plans
+    view = replace(view, issued_plans=(*earlier, smaller, own), observations=(*ran, *view.observations))
+
+    assert next_margin(job, view) == factor * MARGIN_RATIO
+
+
 def test_a_few_late_clocks_are_expected(job: Job) -> None:
     assert next_margin(job, seen(job, raised_late_s=0.02, num_raised_late=4)) == MARGIN_RATIO / 2
 
