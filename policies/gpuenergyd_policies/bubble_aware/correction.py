@@ -8,15 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import median
 
-import numpy as np
-
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware.model import FittedJob
 from gpuenergyd_policies.bubble_aware.order_choice import SplitShares, plan_in_order
 from gpuenergyd_policies.bubble_aware.planning import Figure, raise_latency_s, tuned_plan
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
-from gpuenergyd_policies.bubble_aware.waits import late_after_waits_s, lowers_waits, lowers_waits_alone
 from gpuenergyd_policies.profiling.fit import NotEnoughDataError
 from gpuenergyd_policies.profiling.previous_run import with_previous_run
 
@@ -57,11 +54,6 @@ class PlanOutcome:
         return self.plan.figure(Figure.CAUTION) or 0.0
 
     @property
-    def margin_of_waits_ratio(self) -> float | None:
-        """By which share of the target waits were planned to end earlier; None in a job without such phases."""
-        return self.plan.figure(Figure.MARGIN_OF_WAITS)
-
-    @property
     def has_new_target(self) -> bool:
         """Whether the target has moved since the plan was made: its times then do not show whether caution is right."""
         planned_ratio = self.plan.figure(Figure.TARGET)
@@ -90,12 +82,7 @@ class PlanOutcome:
 
     @property
     def is_slow(self) -> bool:
-        """Whether the plan is later than its target, beyond noise: clearly at first, or by little for long.
-
-        A plan in which all work runs at full speed is not: only clocks that come late after waits could be its fault.
-        """
-        if lowers_waits_alone(self.plan, self.view.schedule):
-            return False
+        """Whether the plan is later than its target, beyond noise: clearly at first, or by little for long."""
         at_first_s = self._patience * TUNING.tighten_above_ratio * self.target_s + self._noise_s
         if len(self.measured_s) < TUNING.min_iterations_to_keep_budget or not self._may_caution_help:
             return self.late_s > at_first_s
@@ -147,55 +134,6 @@ class PlanOutcome:
         return is_early and len(self.measured_s) >= TUNING.min_iterations_to_loosen
 
     @property
-    def may_waits_end_later(self) -> bool:
-        """Whether clocks were back in time after waits, for long enough, and a smaller margin was not tried before.
-
-        The time of an iteration does not show it: without slack, no plan is early.
-        """
-        margin_ratio = self.margin_of_waits_ratio
-        if margin_ratio is None or margin_ratio <= TUNING.least_margin_of_waits_ratio:
-            return False
-        less_ratio = TUNING.less_margin_of_waits * margin_ratio
-        return (
-            lowers_waits(self.plan, self.view.schedule)
-            and len(self.measured_s) >= TUNING.min_iterations_to_keep_budget
-            and not self.are_waits_late
-            and not any((own.margin_of_waits_ratio or 0.0) <= less_ratio for own in self._plans_of_target())
-        )
-
-    @property
-    def must_waits_end_earlier(self) -> bool:
-        """Whether clocks are not back in time after waits, and requesting them earlier may help.
-
-        Where it made them hardly less late before, something else does.
-        """
-        margin_ratio, is_measured = self.margin_of_waits_ratio, len(self.measured_s) >= TUNING.min_iterations_to_loosen
-        if margin_ratio is None or not is_measured or not self.are_waits_late:
-            return False
-        bolder = [own for own in self._plans_of_target() if (own.margin_of_waits_ratio or 0.0) < margin_ratio]
-        before_s = next((own.lost_after_waits_s for own in reversed(bolder) if own.are_waits_late), math.inf)
-        has_helped = self.lost_after_waits_s <= TUNING.less_margin_of_waits * before_s
-        return has_helped and margin_ratio < TUNING.max_caution_ratio
-
-    @property
-    def are_waits_late(self) -> bool:
-        """Whether clocks are not back in time after waits."""
-        return self.lost_after_waits_s > TUNING.late_after_waits_ratio * self.target_s
-
-    @property
-    def lost_after_waits_s(self) -> float:
-        """Time that work after waits loses to clocks that are not back, in most of the plan's iterations."""
-        regular = [o for o in self.view.observations if o.is_regular and o.plan_id == self.plan.plan_id][1:]
-        lost_s = late_after_waits_s(self.plan, self.view.schedule, regular)
-        return float(np.quantile(lost_s, TUNING.late_after_waits_quantile)) if lost_s else 0.0
-
-    def _plans_of_target(self) -> list["PlanOutcome"]:
-        """Return the outcomes of all tuned plans for this target."""
-        tuned = [plan for plan in self.view.issued_plans if plan.purpose is PlanPurpose.TUNED]
-        outcomes = [PlanOutcome.of(self.view, plan) for plan in tuned]
-        return [own for own in outcomes if not own.has_new_target]
-
-    @property
     def raise_latency_s(self) -> float:
         """The longest latency of the plan's changes to faster clocks, as known now."""
         ranks = range(self.view.schedule.num_ranks)
@@ -210,8 +148,7 @@ class PlanOutcome:
     @property
     def is_as_planned(self) -> bool:
         """Whether the plan is in force and needs no change."""
-        needs_change = self.is_slow or self.is_fast or self.has_new_latency
-        return self.is_in_force and not (needs_change or self.must_waits_end_earlier or self.may_waits_end_later)
+        return self.is_in_force and not (self.is_slow or self.is_fast or self.has_new_latency)
 
     @property
     def must_change(self) -> bool:
@@ -249,17 +186,12 @@ def _keep(outcome: PlanOutcome) -> ClockPlan:
     return outcome.plan
 
 
-def _replan(
-    outcome: PlanOutcome, why: str, *, caution_ratio: float | None = None, margin_of_waits_ratio: float | None = None
-) -> ClockPlan:
+def _replan(outcome: PlanOutcome, why: str, *, caution_ratio: float | None = None) -> ClockPlan:
     view, plan = with_previous_run(outcome.view), outcome.plan
     caution_ratio = outcome.caution_ratio if caution_ratio is None else caution_ratio
-    of_waits_ratio = outcome.margin_of_waits_ratio if margin_of_waits_ratio is None else margin_of_waits_ratio
     job = FittedJob(view)
     if not plan.orders:
-        return tuned_plan(
-            job, caution_ratio=caution_ratio, number=outcome.number, why=why, margin_of_waits_ratio=of_waits_ratio
-        )
+        return tuned_plan(job, caution_ratio=caution_ratio, number=outcome.number, why=why)
     try:
         model = job.model
     except NotEnoughDataError:
@@ -280,9 +212,7 @@ def _resume(outcome: PlanOutcome) -> ClockPlan:
 
 
 def _drop_extra_caution(outcome: PlanOutcome) -> ClockPlan:
-    why = "replanned: the first tuned iterations show the changed job below the maximum clock"
-    is_loop = outcome.margin_of_waits_ratio is not None
-    return _replan(outcome, why, margin_of_waits_ratio=outcome.caution_ratio if is_loop else None)
+    return _replan(outcome, "replanned: the first tuned iterations show the changed job below the maximum clock")
 
 
 def _replan_for_latency(outcome: PlanOutcome) -> ClockPlan:
@@ -297,17 +227,6 @@ def _adjust_caution(outcome: PlanOutcome) -> ClockPlan:
     is_outlier = outcome.late_s >= TUNING.outlier_ratio * outcome.target_s
     extra_ratio = TUNING.outlier_caution_ratio if is_outlier else TUNING.caution_gain * late_ratio
     return _replan(outcome, f"replanned: {outcome.deviation}", caution_ratio=outcome.caution_ratio + extra_ratio)
-
-
-def _end_waits_earlier(outcome: PlanOutcome) -> ClockPlan:
-    more_ratio = (outcome.margin_of_waits_ratio or 0.0) / TUNING.less_margin_of_waits
-    more_ratio = min(max(more_ratio, TUNING.least_margin_of_waits_ratio), TUNING.max_caution_ratio)
-    return _replan(outcome, "replanned: clocks were late after waits", margin_of_waits_ratio=more_ratio)
-
-
-def _end_waits_later(outcome: PlanOutcome) -> ClockPlan:
-    less_ratio = TUNING.less_margin_of_waits * (outcome.margin_of_waits_ratio or 0.0)
-    return _replan(outcome, "replanned: clocks were back in time after waits", margin_of_waits_ratio=less_ratio)
 
 
 _not_worth_loosening: dict[tuple[object, ...], None] = {}
@@ -341,9 +260,7 @@ CORRECTIONS: tuple[tuple[Callable[[PlanOutcome], bool], Callable[[PlanOutcome], 
     (lambda outcome: outcome.is_as_planned, _keep),
     (lambda outcome: outcome.has_new_latency, _replan_for_latency),
     (lambda outcome: outcome.must_change, _adjust_caution),
-    (lambda outcome: outcome.must_waits_end_earlier, _end_waits_earlier),
     (lambda outcome: outcome.is_fast, _loosen_if_beneficial),
-    (lambda outcome: outcome.may_waits_end_later, _end_waits_later),
 )
 """Conditions and actions, in order of precedence. One always holds: a plan in force without any of the causes for
 change is as planned."""

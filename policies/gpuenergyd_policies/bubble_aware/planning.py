@@ -1,8 +1,8 @@
 """Tuned plans: clocks on the exact frontier at the target, switched early and seldom, with a margin for model errors.
 
 Caution is that margin: the planner assumes that every instruction below its maximum clock takes a little longer than
-in its profile, which leaves that much slack. Waits of a plain loop are planned to end earlier, so that the clock is
-high again in time: at first by as large a share of the iteration, then by what their clocks need (see `correction`).
+in its profile, which leaves that much slack, and that waits of a plain loop end earlier by as large a share of the
+iteration, so that the clock is high again in time.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,8 +52,6 @@ class Figure(StrEnum):
     """Extra caution of a plan for a job that has just changed, until its own iterations are measured."""
     SWITCH_LATENCY = "switch_latency_s"
     """The longest latency of a change to a faster clock that the plan was made with."""
-    MARGIN_OF_WAITS = "margin_of_waits_ratio"
-    """By how much waits of a plain loop are planned to end earlier, as a share of the target."""
     TARGET = "target_time_ratio"
     """The target that the plan was made for, in baseline iteration times."""
     CALL_STALL = "call_stall_s"
@@ -65,18 +63,11 @@ class Figure(StrEnum):
 
 
 def tuned_plan(
-    job: FittedJob,
-    *,
-    caution_ratio: float | None,
-    number: int,
-    why: str,
-    unverified_ratio: float = 0.0,
-    margin_of_waits_ratio: float | None = None,
+    job: FittedJob, *, caution_ratio: float | None, number: int, why: str, unverified_ratio: float = 0.0
 ) -> ClockPlan:
     """Return a plan for the target from the iterations of a job; the baseline plan where they are too few.
 
-    The caution is `caution_ratio` plus `unverified_ratio`. Waits are planned to end earlier by a share of the target,
-    by default as large as the caution. Without a `caution_ratio` it follows from profiling: by how
+    The caution is `caution_ratio` plus `unverified_ratio`. Without a `caution_ratio` it follows from profiling: by how
     much its iterations exceed the model, plus a share of the noise, all of which a plan without slack suffers.
     """
     view = job.view
@@ -84,7 +75,7 @@ def tuned_plan(
         fitted, model = job.fitted, job.model
     except NotEnoughDataError as error:
         return baseline_plan(view.plan_id(f"unprofiled-{view.num_issued()}"), reason=f"cannot plan: {error}")
-    margin, is_learned = Margin(), isinstance(fitted, LearnedProfile) and caution_ratio is None
+    margin, is_learned = None, isinstance(fitted, LearnedProfile) and caution_ratio is None
     if isinstance(fitted, LearnedProfile):
         more_ratio = more_time_ratio(view, model, number=number, target_figure=Figure.TARGET) if is_learned else 0.0
         margin = _margin(view, model, fitted, more_ratio)
@@ -95,7 +86,7 @@ def tuned_plan(
         number=number,
         why=why,
         unverified_ratio=unverified_ratio,
-        margin=replace(margin, of_waits_ratio=margin_of_waits_ratio),
+        margin=margin,
     )
     if isinstance(fitted, LearnedProfile):
         plan = replace(plan, learned=fitted.learned, reason=why + fitted.relatives_text)
@@ -106,17 +97,12 @@ def tuned_plan(
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """What a plan is chosen by, beside its caution."""
+    """What a plan from learned curves is chosen by."""
 
-    slower: PipelineProfile | None = None
-    """Of a plan from learned curves: the profile with the caution of the belief."""
+    slower: PipelineProfile
+    """The profile with the caution of the belief."""
     more_ratio: float = 0.0
     """Time beyond the target, as a share of it."""
-    of_waits_ratio: float | None = None
-    """By how much waits end earlier, as a share of the target; None: as much as the caution."""
-
-
-_NO_MARGIN = Margin()
 
 
 def _margin(view: JobView, model: PipelineModel, fitted: LearnedProfile, more_ratio: float) -> Margin:
@@ -157,25 +143,25 @@ def plan_from_model(
     why: str,
     unverified_ratio: float = 0.0,
     max_segments: Sequence[int] | None = None,
-    margin: Margin = _NO_MARGIN,
+    margin: Margin | None = None,
 ) -> ClockPlan:
     """Return the plan for a known model of the pipeline; for caution see `tuned_plan`.
 
     With `max_segments`, only plans with so many clock segments per rank and iteration are considered. The profile of
-    `margin`, if it has one, replaces the model's while clocks are chosen.
+    `margin` replaces the model's while clocks are chosen.
     """
     target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
     if caution_ratio is None:
         noise_s = TUNING.caution_of_noise * view.baseline.iteration_sigma_s
         caution_ratio = (max(0.0, model.profiling_excess_s(view)) + noise_s) / target_s
     caution_ratio = min(max(caution_ratio, 0.0), TUNING.max_caution_ratio)
-    profile, caution_of_all_ratio = margin.slower or model.profile, caution_ratio + unverified_ratio
-    of_waits_ratio = caution_of_all_ratio if margin.of_waits_ratio is None else margin.of_waits_ratio
-    cautious = _with_caution(profile, caution_of_all_ratio, waits_end_earlier_s=of_waits_ratio * target_s)
+    profile, caution_of_all_ratio = margin.slower if margin else model.profile, caution_ratio + unverified_ratio
+    cautious = _with_caution(profile, caution_of_all_ratio, waits_end_earlier_s=caution_of_all_ratio * target_s)
     waits = [i.instruction_class for i in model.graph.instructions if i.kind.is_wait]
     cut_s = sum(profile[key].at_max_clock.time_s - cautious[key].at_max_clock.time_s for key in waits)
     shortest_s = min_iteration_time_s(model.graph, cautious)
-    deadline_s = max((1 + margin.more_ratio) * target_s - model.bias_s, shortest_s + cut_s)
+    more_s = margin.more_ratio * target_s if margin else 0.0
+    deadline_s = max(target_s + more_s - model.bias_s, shortest_s + cut_s)
     solved = solve(
         model.graph,
         cautious,
@@ -220,7 +206,6 @@ def plan_from_model(
             (Figure.UNVERIFIED, unverified_ratio),
             (Figure.SWITCH_LATENCY, raise_latency_s(view, chosen.changes)),
             (Figure.TARGET, target_s / view.baseline.iteration_time_s),
-            *(((Figure.MARGIN_OF_WAITS, of_waits_ratio),) if waits else ()),
             (Figure.CALL_STALL, model.calls.stall_s),
             (Figure.CLOCK_DELAY, model.calls.delay_s),
             *_swing_figures(model, chosen),

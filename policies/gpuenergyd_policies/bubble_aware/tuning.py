@@ -163,17 +163,6 @@ class Tuning:
     """Such lateness, as a share of the target, beyond its error: a permitted slowdown is kept."""
     certainty_of_budget_sigma: float = 2.0
     """Distance of such lateness from none, in its standard errors, before it counts."""
-    late_after_waits_ratio: float = 0.0005
-    """Time that work after waits loses to clocks that are not back yet, as a share of the target, from which on they
-    are late: as little as counts in the long run."""
-    late_after_waits_quantile: float = 2 / 3
-    """Share of a plan's iterations in which they have to be back: a lead leaves a tenth of all raises late, and a loop
-    has two."""
-    less_margin_of_waits: float = 0.5
-    """Factor on the margin of waits after a plan under which clocks were back in time; divided by it where not."""
-    least_margin_of_waits_ratio: float = 0.002
-    """Margin, as a share of the target, up to which it is not made smaller, since that would hardly save anything; and
-    the least one where clocks were late."""
     min_loosening_gain_ratio: float = 0.001
     """Energy that a looser plan must be predicted to save to replace the present one."""
 

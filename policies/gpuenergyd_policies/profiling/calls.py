@@ -163,13 +163,10 @@ def _times_without_calls_s(observations: Sequence[IterationObservation]) -> dict
 def _row(
     sample: CallSample, alone_s: Mapping[_ClassAtClock, float], curves: Mapping[InstructionClass, TimeCurve]
 ) -> tuple[float, float, float] | None:
-    """Return (excess in s, change of the excess per s of delay, weight); None if the time without calls is unknown.
-
-    A wait is no work that a call could stop.
-    """
+    """Return (excess in s, change of the excess per s of delay, weight); None if the time without calls is unknown."""
     key, before, after = sample.instruction_class, sample.before, sample.after
     time_s = alone_s.get((key, after.sm_clock_mhz))
-    if time_s is None or key not in curves or key.kind.is_wait:
+    if time_s is None or key not in curves:
         return None
     before_s = alone_s.get((key, before.sm_clock_mhz)) or float(curves[key].times_s([before.sm_clock_mhz])[0])
     excess_s = time_s * (before.time_s / before_s + after.time_s / time_s - 1)

@@ -141,26 +141,3 @@ def test_the_delay_moves_time_to_the_clock_before_even_where_that_is_the_longer_
     (sample,) = CallCost(0.002, 0.01).corrected(seen).instruction_samples
 
     assert [(s.sm_clock_mhz, round(s.time_s, 9)) for s in sample.shares] == [(TOP_MHZ, 0.038), (930, 0.015)]
-
-
-def test_waits_are_no_evidence_of_calls() -> None:
-    """A wait lasts as long as others take; a call during it stops no work."""
-    cost = CallCost(0.001, 0.002)
-    waits = []
-    for k, seen in enumerate(observations(cost)):
-        wait_s = 0.05 + 0.004 * (k % 3)
-        key = InstructionClass(0, InstructionKind.D)
-        alone = InstructionSample(0, InstructionKind.D, (ClockShare(TOP_MHZ, wait_s),), 1)
-        call = CallSample(key, ClockShare(930, LATENCY_S), ClockShare(TOP_MHZ, wait_s - LATENCY_S), 1)
-        waits.append(
-            replace(
-                seen,
-                instruction_samples=(*seen.instruction_samples, alone),
-                call_samples=(*seen.call_samples, call) if k >= 8 else (),
-            )
-        )
-
-    found = fit_call_cost(waits, fit_times(waits))
-
-    alone_found = fit_call_cost(observations(cost), fit_times(observations(cost)))
-    assert found == alone_found
