@@ -1,4 +1,4 @@
-"""Phases of a plain loop that wait: their times are those of late, since no clock explains a change of them."""
+"""Phases of a plain loop that wait, for data or for other ranks: planned with the times of the last iterations."""
 
 from dataclasses import replace
 
