@@ -17,8 +17,9 @@ from gpuenergyd_policies.profiling.prior.deviations import Points
 from gpuenergyd_policies.profiling.prior.relatives import RelativeEvidence
 from gpuenergyd_policies.profiling.prior.shape import FloatArray
 
-FACTORS = (1.0, 3.0, 10.0, 100.0)
-"""On a relative's distance: the first under which all its curves are as believed, or the last."""
+FACTORS = (1.0, 3.0, 100.0)
+"""On a relative's distance: the first under which all its curves are as believed, or the last, which leaves it without
+weight. One in between let six past jobs of another GPU model, known to be wrong, delay what a job learned itself."""
 AGREEING_FACTOR = 3.0
 """The largest factor of a relative that counts as agreeing."""
 _MAX_SIGMAS = 2.5
