@@ -9,7 +9,7 @@ reporter is idle, as in training, where an iteration is far longer than its repo
 
 `instruction` is the cost of the client's two calls, `wrapped` the same through the torch pipelining adapter, whose
 wrappers are around every forward and backward; `iteration` is the work of the training thread at the begin and end of
-an iteration, and `reporter` the CPU time of the background thread for its report, which can delay the training thread
+an iteration, with its first instruction, which queues the report of the iteration before, and `reporter` the CPU time of the background thread for its report, which can delay the training thread
 when both need the interpreter. Needs the checkout.
 """
 
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +35,8 @@ from tests.client.fake_daemon import FakeDaemon, plan_slice, wait_for_report
 
 LIMITS_US = {"instruction": 1.0, "clock_change": 15.0, "iteration": 200.0}
 PLAIN, TUNED, WRAPPED = range(3)
+Rows = list[tuple[str, int]]
+"""Kind and microbatch of instructions."""
 WARM_UP_ROUNDS = 20
 NS_PER_US = 1_000
 
@@ -85,21 +88,21 @@ def measure(socket_path: str, num_rounds: int, num_instructions: int) -> dict[st
     assert handle.is_attached
     bare = bare_stage()
 
-    def mark(client: RankClient) -> Callable[[], None]:
-        def run() -> None:
+    def mark(client: RankClient) -> Callable[[Rows], None]:
+        def run(own: Rows) -> None:
             begin, end = client.begin_instruction, client.end_instruction
-            for kind, microbatch_index in rows:
+            for kind, microbatch_index in own:
                 end(begin(kind, microbatch_index))
 
         return run
 
-    def empty() -> None:
-        for _kind, _microbatch_index in rows:
+    def empty(own: Rows) -> None:
+        for _kind, _microbatch_index in own:
             pass
 
-    def forwards_of(one: Any) -> Callable[[], None]:
-        def run() -> None:
-            for _kind, microbatch_index in rows:
+    def forwards_of(one: Any) -> Callable[[Rows], None]:
+        def run(own: Rows) -> None:
+            for _kind, microbatch_index in own:
                 one.forward_one_chunk(microbatch_index, ())
 
         return run
@@ -119,9 +122,9 @@ def measure(socket_path: str, num_rounds: int, num_instructions: int) -> dict[st
         cpu_before_ns, thread_before_ns = time.process_time_ns(), time.thread_time_ns()
         for name, (client, run) in kinds.items():
             if client is not None:
-                iterations_us.append(timed_us(client.begin_iteration))
+                iterations_us.append(timed_us(client.begin_iteration) + timed_us(partial(run, rows[:1])))
                 wait_until_reported(client, socket_path)
-            took_us[name] = timed_us(run) / num_instructions
+            took_us[name] = timed_us(partial(run, rows[1:])) / (num_instructions - 1)
             if client is not None:
                 iterations_us[-1] += timed_us(client.end_iteration)
         if round_index < WARM_UP_ROUNDS:

@@ -292,7 +292,7 @@ def report_figures(url: str, since: datetime, watch: "ServerWatch") -> tuple[dic
             "cpu_s": round(_children_cpu_s() - begin_cpu_s, 2),
             "server_cpu_s": round(watch.cpu_s() - begin_server_s, 2),
         }
-        (rows,) = json.loads(done.stdout).values()
+        rows = json.loads(done.stdout)["jobs" if by == "job" else "groups"]
         sums_j.append(sum(row["gpu_energy_j" if by == "job" else "energy_j"] or 0.0 for row in rows))
     return times, sums_j
 
