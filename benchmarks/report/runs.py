@@ -136,7 +136,7 @@ RUNS = (
         _args("--pp 4 --tp 2 --dp 2 --microbatches 8 --json"), 1500, 5400, Kind.COMPUTED, is_usual=False),
     Run("layouts", "layouts.py", _args("--json"), _args("--iterations 60 --scale 1 --json"), 1200, 4800,
         is_usual=False),
-    Run("sampling-cost", "sampling_cost.py", _args("--json"), _args("--seconds 2 --json"), 45, 300),
+    Run("sampling-cost", "sampling_cost.py", _args("--json"), _args("--seconds 2 --learning-seconds 3 --json"), 230, 600),
     Run("hanging-call", "hanging_call.py", _args("--json"), _args("--seconds 12 --json"), 16, 120),
     Run("load", "load.py", _args("--json"), _args("--seconds 10 --json"), 120, 400),
     Run("store", "store.py", _args("--days 7 --live-seconds 30 --json"),
