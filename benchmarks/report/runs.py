@@ -33,6 +33,8 @@ class Run:
     kind: Kind = Kind.TIMED
     is_usual: bool = True
     """Whether `make bench` runs it without being asked for it; the others take longer."""
+    has_target: bool = True
+    """Whether it fails if its figures miss a target; the others only show what they are."""
     data: tuple[str, ...] = field(default=())
     """The folders in shared/data beside the checkout that it requires."""
 
@@ -64,13 +66,14 @@ RUNS = (
         _args("--jobs 1 --replans 1 --stage-spread 0.04 --json"), 450, 3600, Kind.COMPUTED, is_usual=False,
         data=("profiles",)),
     Run("learning-ablation", "learning_ablation.py", _args("--jobs 12 --seed 61 --json"),
-        _args("--jobs 2 --replans 1 --json"), 400, 5400, Kind.COMPUTED, is_usual=False, data=("profiles",)),
+        _args("--jobs 2 --replans 1 --json"), 400, 5400, Kind.COMPUTED, is_usual=False,
+        has_target=False, data=("profiles",)),
     Run("past-jobs", "past_jobs.py", _args("--pairs 40 --seed 17 --json"),
         _args("--pairs 2 --without-poison --json"), 900, 5400, Kind.COMPUTED, is_usual=False, data=("profiles",)),
     Run("soak", "soak.py", _args("--hours 2 --warmup-hours 2 --json"),
         _args("--hours 0.1 --warmup-hours 0.05 --json"), 290, 1200, Kind.COMPUTED),
     Run("planner-instances", "planner_instances.py", _args("--json"), _args("--json"), 40, 600, Kind.COMPUTED,
-        data=("instances",)),
+        has_target=False, data=("instances",)),
     Run("orders", "orders.py", _args("--json"), _args("--short --json"), 330, 1500, Kind.COMPUTED, is_usual=False,
         data=("profiles",)),
     Run("swing", "swing.py", _args("--json"), _args("--short --json"), 120, 1800, Kind.COMPUTED, is_usual=False,
@@ -102,9 +105,11 @@ RUNS = (
         Kind.COMPUTED, is_usual=False, data=("carbon",)),
     Run("carbon-interval", "carbon_interval.py", _args("--json"), _args("--networks 1 --json"), 300, 3600,
         Kind.COMPUTED, is_usual=False, data=("carbon",)),
-    Run("device-model", "device_model.py", _args("--json"), _args("--json"), 5, 120, Kind.COMPUTED, data=("gpu",)),
+    Run("device-model", "device_model.py", _args("--json"), _args("--json"), 5, 120, Kind.COMPUTED, has_target=False,
+        data=("gpu",)),
     Run("client-cost", "client_cost.py", _args("--rounds 200 --json"), _args("--rounds 10 --json"), 3, 300),
-    Run("overhead", "overhead.py", _args("--pairs 20 --json"), _args("--pairs 3 --steps 2 --json"), 240, 900),
+    Run("overhead", "overhead.py", _args("--pairs 20 --json"), _args("--pairs 3 --steps 2 --json"), 240, 900,
+        has_target=False),
     Run("adapter-overhead", "adapter_overhead.py", _args("--json"),
         _args("--pairs 1 --steps 2 --only loop torch-pipelining --json"), 900, 3600, is_usual=False),
     Run("kill-matrix", "kill_matrix.py", _args("--trials 150 --seed 5 --json"), _args("--trials 6 --json"), 130, 900),
@@ -136,13 +141,15 @@ RUNS = (
         _args("--pp 4 --tp 2 --dp 2 --microbatches 8 --json"), 1500, 5400, Kind.COMPUTED, is_usual=False),
     Run("layouts", "layouts.py", _args("--json"), _args("--iterations 60 --scale 1 --json"), 1200, 4800,
         is_usual=False),
-    Run("sampling-cost", "sampling_cost.py", _args("--json"), _args("--seconds 2 --learning-seconds 3 --json"), 230, 600),
+    Run("sampling-cost", "sampling_cost.py", _args("--json"), _args("--seconds 2 --learning-seconds 3 --json"),
+        110, 400),
     Run("hanging-call", "hanging_call.py", _args("--json"), _args("--seconds 12 --json"), 16, 120),
     Run("load", "load.py", _args("--json"), _args("--seconds 10 --json"), 120, 400),
     Run("store", "store.py", _args("--days 7 --live-seconds 30 --json"),
-        _args("--days 1 --repeats 2 --live-seconds 5 --json"), 80, 600),
+        _args("--days 1 --repeats 2 --live-seconds 5 --json"), 80, 600, has_target=False),
     Run("fleet", "fleet.py", _args("--json"),
-        _args("--hosts 20 --write-seconds 12 --burst-seconds 3 --scrape-seconds 35 --json"), 200, 900),
+        _args("--hosts 20 --write-seconds 12 --burst-seconds 3 --scrape-seconds 35 --json"), 200, 900,
+        has_target=False),
     Run("real-gpu", "real_gpu.py", _args("--json"), _args("--json"), 5, 300),
     Run("gpu-pipeline", "gpu_pipeline.py", _args("--json"), _args("--json"), 5, 600),
     Run("real-programs", "real_programs.py", _args("--times 10 --load --json"),

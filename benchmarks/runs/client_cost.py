@@ -9,8 +9,9 @@ reporter is idle, as in training, where an iteration is far longer than its repo
 
 `instruction` is the cost of the client's two calls, `wrapped` the same through the torch pipelining adapter, whose
 wrappers are around every forward and backward; `iteration` is the work of the training thread at the begin and end of
-an iteration, with its first instruction, which queues the report of the iteration before, and `reporter` the CPU time of the background thread for its report, which can delay the training thread
-when both need the interpreter. Needs the checkout.
+an iteration, with its first instruction, which queues the report of the iteration before; `reporter` is the CPU time of
+the background thread for that report, which can delay the training thread when both need the interpreter. Needs the
+checkout.
 """
 
 import argparse

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sized
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -48,6 +49,12 @@ RATE_HZ = 10
 JOB_HOURS = 12
 ITERATION_S = 1.7
 POOL = 64
+DAYS_OF_TARGETS = 30
+"""Shorter histories have no targets."""
+MAX_BYTES_PER_GPU_DAY = 3e6
+MAX_REPORT_S, MAX_QUERY_S = 0.5, 0.05
+LEAST_ROWS_PER_S = 100_000
+MAX_WRITER_CPU_RATIO = 0.01
 TUNED = ClockPlan("tuned-1", PlanPurpose.TUNED, (), PlanPrediction(ITERATION_S, 8500.0, 8450.0, ITERATION_S, 10_000.0))
 GPU_UUIDS = [f"GPU-{k:08x}-0000-4000-8000-000000000000" for k in range(NUM_GPUS)]
 
@@ -249,7 +256,8 @@ def writer_cpu_ratio(folder: Path, seconds: float) -> float:
     return ratio
 
 
-def main() -> None:
+def main() -> int:
+    """Run and print; return 1 if a history of 30 days misses a target."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--days", type=int, default=30)
     parser.add_argument("--repeats", type=int, default=7)
@@ -285,9 +293,10 @@ def main() -> None:
         "reports_s": {name: [round(s, 3) for s in sorted(times_s)] for name, times_s in reports_s.items()},
         "queries_s": {name: [round(s, 4) for s in sorted(times_s)] for name, times_s in queries_s.items()},
     }
+    status = 0 if options.days < DAYS_OF_TARGETS or is_met(figures) else 1
     if options.json:
         print(json.dumps(figures))
-        return
+        return status
     per_day = f"{per_gpu_day / 1e6:.2f} MB per GPU-day"
     print(f"{options.days} days of {NUM_GPUS} GPUs at {RATE_HZ} Hz: {held / 1e6:.0f} MB, {per_day}")
     for name, times_s in reports_s.items():
@@ -296,6 +305,18 @@ def main() -> None:
         print(f"query, {name}: {spread(times_s)}{' (query_s)' if name == slowest else ''}")
     print(f"rows a second: samples {rates['samples']:,.0f}, iterations {rates['iterations']:,.0f}")
     print(f"writer: {ratio:.2%} of a core over {options.live_seconds:g} s; load average {os.getloadavg()[0]:.1f}")
+    return status
+
+
+def is_met(figures: dict[str, Any]) -> bool:
+    """Return whether all targets are met."""
+    return bool(
+        figures["bytes_per_gpu_day"] <= MAX_BYTES_PER_GPU_DAY
+        and figures["report_s"] <= MAX_REPORT_S
+        and figures["query_s"] <= MAX_QUERY_S
+        and figures["insert_rows_per_s"] >= LEAST_ROWS_PER_S
+        and figures["writer_cpu_ratio"] <= MAX_WRITER_CPU_RATIO
+    )
 
 
 def spread(times_s: list[float]) -> str:
@@ -303,4 +324,4 @@ def spread(times_s: list[float]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
