@@ -21,6 +21,8 @@ from gpuenergyd.core.policy_api.previous_run import PROVEN_ITERATIONS, PreviousR
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 _TUNED_FIGURES_KEPT = 512
+_NEWEST_OF_PLAN = 128
+"""Iterations of a plan whose medians are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +142,11 @@ class JobKnowledge:
         )
 
     def plan_medians(self, plan_id: str) -> tuple[float | None, float | None]:
-        """Return median time and energy over the kept regular iterations of one plan; None while there is none."""
-        under = self.iterations.regular_under(plan_id)
+        """Return median time and energy over the newest regular iterations of one plan; None while there is none.
+
+        Status responses need them many times a second.
+        """
+        under = self.iterations.newest_under(plan_id, _NEWEST_OF_PLAN)
         energies_j = [o.energy_j for o in under if o.energy_j is not None]
         return (
             median(o.iteration_time_s for o in under) if under else None,

@@ -89,6 +89,15 @@ def test_iterations_of_one_plan_are_selected_since_an_index() -> None:
     assert indices(run.that_profiled(PURPOSES)) == [4]
 
 
+def test_the_newest_regular_iterations_of_one_plan_are_found_first() -> None:
+    run = remembered("tuned", "tuned", "probe", "tuned")
+    run.add(iteration(4, "tuned", regular=False), PURPOSES)
+
+    assert indices(run.newest_under("tuned", 2)) == [3, 1]
+    assert indices(run.newest_under("tuned", 9)) == [3, 1, 0]
+    assert indices(run.newest_under("baseline", 2)) == []
+
+
 def test_a_figure_that_no_iteration_has_is_zero() -> None:
     assert remembered("baseline").typical(lambda o: o.launch_gap_s) == 0.0
 
