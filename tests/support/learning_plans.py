@@ -14,6 +14,7 @@ from gpuenergyd_policies.profiling.prior.best_known import (
     believed_frontier,
     best_known,
     is_experiment,
+    is_kept,
 )
 from gpuenergyd_policies.profiling.prior.doubt import limit_of, within_doubt
 from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves
@@ -58,7 +59,7 @@ def next_clocks(
     mean_profile = fitted.profile()
     deadline_s = baseline(job.graph, mean_profile).iteration_time_s
     ran = [tuple(own.sm_clocks_mhz) for own in before]
-    was_kept = bool(ran) and ran[-1] in ran[:-1]
+    was_kept = is_kept(ran)
     is_unknown = choice.has_experiments and is_experiment(len(before) + 1, num_plans=num_plans, was_kept=was_kept)
     sigmas, late_ratio = choice.caution_sigmas, 0.0
     more_ratio = choice.experiment_late_ratio if was_kept and is_unknown else 0.0

@@ -16,6 +16,7 @@ from gpuenergyd_policies.profiling.prior.best_known import (
     believed_frontier,
     best_known,
     is_experiment,
+    is_kept,
 )
 
 
@@ -72,8 +73,8 @@ def _tried(view: JobView, measured_s: Mapping[str, float], target_ratio: float, 
 
 
 def _was_kept(tried: Sequence[ClockPlan]) -> bool:
-    """Return whether the latest plan is one that had run before."""
-    return any(own.ranks == tried[-1].ranks for own in tried[:-1])
+    """Return whether the latest plan is nearly one that had run before."""
+    return is_kept([[mhz for rank in plan.ranks for mhz in rank.sm_clocks_mhz] for plan in tried])
 
 
 def _measured_s(view: JobView) -> Mapping[str, float]:

@@ -24,7 +24,7 @@ def more(*clocks: tuple[int, ...], number: int, num_instructions: int = 16, targ
             purpose=PlanPurpose.TUNED,
             plan_id=f"tuned-{k}",
             orders=(),
-            ranks=own,
+            ranks=(SimpleNamespace(sm_clocks_mhz=own),),
             figure=lambda _name: target_ratio,
         )
         for k, own in enumerate(clocks)

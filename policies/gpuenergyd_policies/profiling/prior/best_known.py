@@ -8,7 +8,8 @@ A plan that is kept teaches nothing, and a belief that kept it may be wrong for 
 whatever ran before them, and so is each one after a plan that was kept, but the last: their lateness is limited. With
 the same belief, the plan after a kept one would be the same again: where a clock may be almost free or 1 % late, it is
 used for all microbatches or for none. So that plan has a little more time than the target, which pays for some
-microbatches at such a clock even if it is as slow as feared, and these show how slow it is.
+microbatches at such a clock even if it is as slow as feared, and these show how slow it is. A plan that differs from
+an earlier one in a few instructions only teaches as little as the same one, and counts as kept.
 """
 
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ NUM_EXPERIMENTS = 3
 """First plans that are applied in any case: until then the belief changes more than plans differ."""
 EXPERIMENT_LATE_RATIO = 0.0025
 """Time beyond the target for an experiment after a kept plan: half of the lateness that is permitted to any plan."""
+SAME_SHARE = 0.95
+"""Of the instructions, so many have the same clocks in plans that count as the same one."""
 MAX_KNOWN_LATE_RATIO = 0.01
 """Lateness beyond which no energy pays: the slowdown that the guard tolerates."""
 _LATE_RATIOS = (0.0, 0.002, 0.005, MAX_KNOWN_LATE_RATIO)
@@ -76,3 +79,13 @@ def is_experiment(number: int, *, num_plans: int, was_kept: bool) -> bool:
     `was_kept` says whether the plan before it was the same as an earlier one.
     """
     return number <= NUM_EXPERIMENTS or (was_kept and number < num_plans)
+
+
+def is_kept(plans: Sequence[Sequence[int | None]]) -> bool:
+    """Return whether the latest plan is nearly the same as an earlier one; each one is the clocks of instructions."""
+    if not plans:
+        return False
+    *earlier, latest = plans
+    comparable = [own for own in earlier if len(own) == len(latest)]
+    least = SAME_SHARE * len(latest)
+    return any(sum(a == b for a, b in zip(latest, own, strict=True)) >= least for own in comparable)

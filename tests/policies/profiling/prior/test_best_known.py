@@ -8,11 +8,13 @@ from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 from gpuenergyd_policies.profiling.prior.best_known import (
     NUM_EXPERIMENTS,
+    SAME_SHARE,
     BelievedFrontier,
     KnownPlan,
     believed_frontier,
     best_known,
     is_experiment,
+    is_kept,
 )
 from tests.policies.profiling.prior.test_job_curves import fitted
 from tests.policies.profiling.prior.test_risk import GRAPH
@@ -74,3 +76,17 @@ def test_first_plans_and_those_after_a_kept_one_are_experiments_but_the_last_is_
 
     assert always == list(range(1, NUM_EXPERIMENTS + 1))
     assert after_kept == list(range(1, num_plans))
+
+
+def test_a_plan_that_differs_in_few_instructions_counts_as_kept() -> None:
+    num = 100
+    first = [1410] * num
+    other = [1200] * num
+    num_changed = round((1 - SAME_SHARE) * num)
+    nearly, not_quite = ([1395] * k + first[k:] for k in (num_changed, num_changed + 1))
+
+    assert is_kept([first, other, nearly])
+    assert not is_kept([first, other, not_quite])
+    assert not is_kept([first])
+    assert not is_kept([])
+    assert not is_kept([first[1:], first]), "a pipeline of another length"
