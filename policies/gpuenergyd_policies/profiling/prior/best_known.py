@@ -25,7 +25,7 @@ from gpuenergyd_policies.planning.problem import Effort
 NUM_EXPERIMENTS = 3
 """First plans that are applied in any case: until then the belief changes more than plans differ."""
 EXPERIMENT_LATE_RATIO = 0.0025
-"""Time beyond the target for an experiment after a kept plan: half of the lateness that is permitted to any plan."""
+"""Time beyond the target for an experiment after a kept plan, of the lateness that is permitted to any plan."""
 SAME_SHARE = 0.95
 """Of the instructions, so many have the same clocks in plans that count as the same one."""
 MAX_KNOWN_LATE_RATIO = 0.01
