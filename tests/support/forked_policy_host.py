@@ -79,7 +79,8 @@ class _ForkedHost:
 
     async def exit_reason(self) -> str:
         if self.is_alive():
-            await asyncio.to_thread(os.waitid, os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            with contextlib.suppress(ChildProcessError):  # another caller found it ended meanwhile, and its status
+                await asyncio.to_thread(os.waitid, os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
             self.is_alive()
         return f"exit status {self.status}"
 
