@@ -192,3 +192,13 @@ def test_one_short_benchmark_runs_from_the_command_to_the_page(tmp_path: Path) -
     assert json.loads((tmp_path / "device-model.json").read_text(encoding="utf-8"))["figures"]
     assert "| A40 GPT-3 (Perseus) | time (fitted) |" in page
     assert f"{os.cpu_count()} cores" in page
+
+
+def test_the_cost_of_the_client_is_measured_whatever_it_is(tmp_path: Path) -> None:
+    """It follows how the client queues reports, so a change there may leave it waiting for a report forever."""
+    bench = Bench(tmp_path, 10.0, is_short=True)
+
+    bench.run(next(run for run in RUNS if run.name == "client-cost"))
+
+    assert not bench.failed
+    assert json.loads((tmp_path / "client-cost.json").read_text(encoding="utf-8"))["figures"]["n"] == 10

@@ -1,4 +1,4 @@
-"""Corrections of a tuned plan, from the iterations measured under it.
+"""Replaces a tuned plan if its measured iterations are late or early, or its clocks take effect late.
 
 `CORRECTIONS` is an ordered table of conditions and actions; the first condition that holds decides.
 """

@@ -1,4 +1,4 @@
-"""Tuned plans: clocks on the exact frontier at the target, switched early and seldom, with a margin for model errors.
+"""Makes tuned plans: clocks of least energy within the target time, changed seldom, with a margin for errors.
 
 Caution is that margin: the planner assumes that every instruction below its maximum clock takes a little longer than
 in its profile, which leaves that much slack, and that waits of a plain loop end earlier by as large a share of the

@@ -1,4 +1,4 @@
-"""A learned plan beside those that ran: the better one is applied, unless the new one is an experiment."""
+"""Chooses between a newly learned plan and the plans that ran already, unless the new one is an experiment."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Phases of a plain loop that wait, for data or for other ranks: planned with the times of the last iterations."""
+"""Phases in which a plain loop waits for data or for other ranks: plans use how long these took recently."""
 
 from dataclasses import replace
 

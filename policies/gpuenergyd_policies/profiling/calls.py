@@ -1,4 +1,4 @@
-"""What setting a clock costs training, from instructions during which the driver was called.
+"""Estimates what setting a clock costs a training: how long it stops the GPU, how late the clock takes effect.
 
 Theory of operation. An instruction at one clock takes T. One in which the clock changes spends `before` at the clock
 before and `after` at the clock after, as reported. If the call stops the GPU for S, at first at the clock before, and

@@ -1,8 +1,7 @@
-"""The iterations that a job keeps, a bounded number: those at full speed, those that profiled, those under a plan."""
+"""Keeps a limited number of a job's measured iterations and selects some: at full speed, profiling, under one plan."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import islice
 from statistics import median
 
 from gpuenergyd.core.job.issued_plans import Purposes
@@ -55,11 +54,6 @@ class KeptIterations:
     def regular_under(self, plan_id: str, *, since: int = 0) -> list[IterationObservation]:
         """Return the regular iterations under one plan."""
         return [o for o in self.kept if o.is_regular and o.plan_id == plan_id and o.iteration_index >= since]
-
-    def newest_under(self, plan_id: str, most: int) -> list[IterationObservation]:
-        """Return the newest regular iterations under one plan, at most so many, newest first."""
-        under = (o for o in reversed(self.kept) if o.is_regular and o.plan_id == plan_id)
-        return list(islice(under, most))
 
     def typical(self, figure: Callable[[IterationObservation], float | None]) -> float:
         """Return the median of a figure over the regular iterations that have it; 0 if none has."""

@@ -1,4 +1,4 @@
-"""Measurements of a job: plans, kept iterations, estimators of pace and savings, and the profile of an earlier run."""
+"""All that was measured of one job: its plans, iterations, pace and saving, and the profile of an earlier run."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 _TUNED_FIGURES_KEPT = 512
 _NEWEST_OF_PLAN = 128
-"""Iterations of a plan whose medians are shown."""
+"""Iterations of a plan whose medians are shown: enough for a median, and computed for many status responses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +142,8 @@ class JobKnowledge:
         )
 
     def plan_medians(self, plan_id: str) -> tuple[float | None, float | None]:
-        """Return median time and energy over the newest regular iterations of one plan; None while there is none.
-
-        Status responses need them many times a second.
-        """
-        under = self.iterations.newest_under(plan_id, _NEWEST_OF_PLAN)
+        """Return median time and energy over the newest regular iterations of one plan; None while there is none."""
+        under = self.iterations.regular_under(plan_id)[-_NEWEST_OF_PLAN:]
         energies_j = [o.energy_j for o in under if o.energy_j is not None]
         return (
             median(o.iteration_time_s for o in under) if under else None,

@@ -1,4 +1,4 @@
-"""Predictive checks of past jobs: by the prior and the job's own measurements, and at first by one another.
+"""Tells which past jobs contradict the prior, this job's own measurements, or one another.
 
 One number per curve is compared: by how much it is steeper over the clock than believed without past jobs. Its error
 is known, single clocks that are off any curve hardly move it, and a lie hides neither among them nor in numbers: six
@@ -18,8 +18,8 @@ from gpuenergyd_policies.profiling.prior.relatives import RelativeEvidence
 from gpuenergyd_policies.profiling.prior.shape import FloatArray
 
 FACTORS = (1.0, 3.0, 100.0)
-"""On a relative's distance: the first under which all its curves are as believed, or the last, which leaves it without
-weight. One in between let six past jobs of another GPU model, known to be wrong, delay what a job learned itself."""
+"""On a relative's distance: the first under which all its curves are as believed, or the last, which leaves it hardly
+any weight. With one in between, six past jobs that were known to be wrong still outweighed what a job measured."""
 AGREEING_FACTOR = 3.0
 """The largest factor of a relative that counts as agreeing."""
 _MAX_SIGMAS = 2.5

@@ -1,4 +1,4 @@
-"""The caution of the next plan: as little as the belief about the job's times permits.
+"""How cautious the next learned plan is: as little as keeps it on time with the certainty that is wanted.
 
 A plan made with much caution stays at clocks that it knows and learns nothing. One made with none learns the most, but
 may be late. Between them lies the plan with the least caution whose lateness, over draws from the belief, stays within

@@ -1,6 +1,9 @@
 """Which iterations of a job stay remembered, and which of those count as what."""
 
+from dataclasses import replace
+
 from gpuenergyd.core.job.measurements.history import KeptIterations
+from gpuenergyd.core.job.measurements.knowledge import JobKnowledge
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 
@@ -89,13 +92,13 @@ def test_iterations_of_one_plan_are_selected_since_an_index() -> None:
     assert indices(run.that_profiled(PURPOSES)) == [4]
 
 
-def test_the_newest_regular_iterations_of_one_plan_are_found_first() -> None:
-    run = remembered("tuned", "tuned", "probe", "tuned")
-    run.add(iteration(4, "tuned", regular=False), PURPOSES)
+def test_medians_of_a_plan_are_those_of_its_newest_iterations() -> None:
+    job = JobKnowledge("job-1", max_kept=512)
+    slow, usual = (replace(iteration(k, "tuned"), iteration_time_s=time_s) for k, time_s in enumerate((2.0, 1.0)))
+    job.iterations.kept = [slow] * 200 + [usual] * 128
 
-    assert indices(run.newest_under("tuned", 2)) == [3, 1]
-    assert indices(run.newest_under("tuned", 9)) == [3, 1, 0]
-    assert indices(run.newest_under("baseline", 2)) == []
+    assert job.plan_medians("tuned") == (1.0, None)
+    assert job.plan_medians("baseline") == (None, None)
 
 
 def test_a_figure_that_no_iteration_has_is_zero() -> None:
