@@ -152,7 +152,7 @@ def _members(body: list[ast.stmt]) -> Iterator[PublicName]:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if not name.startswith("_"):
                 decorators = {ast.unparse(decorator) for decorator in node.decorator_list}
                 if not decorators & set(_HIDDEN_DECORATORS):
-                    is_property = "property" in decorators
+                    is_property = not {"property", "cached_property"}.isdisjoint(decorators)
                     signature = f"{name}: {_returned(node)}" if is_property else _signature(node)
                     yield PublicName(name, signature, ast.get_docstring(node) or "")
             case _:

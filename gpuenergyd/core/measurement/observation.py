@@ -4,6 +4,7 @@ Intervals come from the training processes, clocks and energy from the GPU worke
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 
@@ -86,7 +87,7 @@ class RankEnergy:
     """Share of that period that had passed when the iteration began, from 0 to 1; None if unknown."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class IterationObservation:
     """One complete iteration of all ranks.
 
@@ -127,7 +128,7 @@ class IterationObservation:
         """Iteration time without waits for other replicas."""
         return self.iteration_time_s - self.waited_s
 
-    @property
+    @cached_property
     def energy_j(self) -> float | None:
         """Energy of all ranks; None if any is missing."""
         total_j = 0.0

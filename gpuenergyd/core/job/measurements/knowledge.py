@@ -41,6 +41,16 @@ class KnowledgeSnapshot:
     past_jobs: tuple[PastJob, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class UnderPlan:
+    """What the regular iterations of one plan show; figures are None while there is none."""
+
+    num_iterations: int
+    iteration_time_s: float | None
+    """Median over the newest ones, as is the energy."""
+    energy_j: float | None
+
+
 @dataclass(slots=True)
 class JobKnowledge:
     """The measurements of one job; `max_kept` iterations at most are kept."""
@@ -68,6 +78,8 @@ class JobKnowledge:
     reordering: Reordering = field(default_factory=Reordering)
     _saving: tuple[MeasuredSaving | None] | None = None
     """The measured saving; None if it must be computed again."""
+    _under_plan: tuple[str, UnderPlan] | None = None
+    """The figures of one plan by its id; None if they must be computed again."""
 
     def __post_init__(self) -> None:
         self.iterations = KeptIterations(self.max_kept)
@@ -105,8 +117,11 @@ class JobKnowledge:
             if purpose is PlanPurpose.TUNED and observation.is_own:
                 self.tuned_figures.append((observation.iteration_time_s, observation.energy_j))
         self.iterations.add(observation, self.plans.purposes())
-        self._saving = None
+        self._iterations_changed()
         return observation, purpose
+
+    def _iterations_changed(self) -> None:
+        self._saving = self._under_plan = None
 
     def recall(self, run: PreviousRun, *, is_for_policy: bool) -> None:
         """Use an earlier run to estimate the pace and, if the policy has not begun yet, as its profile."""
@@ -141,14 +156,19 @@ class JobKnowledge:
             median(energies_j) if energies_j else None,
         )
 
-    def plan_medians(self, plan_id: str) -> tuple[float | None, float | None]:
-        """Return median time and energy over the newest regular iterations of one plan; None while there is none."""
-        under = self.iterations.regular_under(plan_id)[-_NEWEST_OF_PLAN:]
-        energies_j = [o.energy_j for o in under if o.energy_j is not None]
-        return (
-            median(o.iteration_time_s for o in under) if under else None,
-            median(energies_j) if energies_j else None,
-        )
+    def under_plan(self, plan_id: str) -> UnderPlan:
+        """Return what the regular iterations of one plan show."""
+        if self._under_plan is None or self._under_plan[0] != plan_id:
+            under = self.iterations.regular_under(plan_id)
+            newest = under[-_NEWEST_OF_PLAN:]
+            energies_j = [o.energy_j for o in newest if o.energy_j is not None]
+            figures = UnderPlan(
+                num_iterations=len(under),
+                iteration_time_s=median(o.iteration_time_s for o in newest) if newest else None,
+                energy_j=median(energies_j) if energies_j else None,
+            )
+            self._under_plan = plan_id, figures
+        return self._under_plan[1]
 
     def view(self, ranks: JobRanks, target: PerformanceTarget, baseline: BaselineView | None) -> JobView | None:
         """Return the view of this job for its policy; None until there is a baseline."""
@@ -222,7 +242,7 @@ class JobKnowledge:
         self.reordering.advice = None
         self.previous_run = previous_run
         self.generation += 1
-        self._saving = None
+        self._iterations_changed()
 
     def change_schedule(self, baseline: BaselineView | None, *, first_iteration: int) -> None:
         """Drop what holds for one number of microbatches only: iteration times, and plans.
@@ -238,7 +258,7 @@ class JobKnowledge:
             self.begin_anew(self.run_until_now(self.full_speed()) or self.previous_run, lambda _: False)
         else:
             self.iterations.kept = profiled
-            self._saving = None
+            self._iterations_changed()
         self.pace = PaceEstimator()
         if self.previous_run is not None:
             self.pace.learn_from(self.previous_run)
@@ -268,4 +288,4 @@ class JobKnowledge:
         self.changed_at, self.estimate_before = snapshot.changed_at, snapshot.estimate_before
         self.reordering.restore(snapshot.reordering)
         self.past_jobs = snapshot.past_jobs
-        self._saving = None
+        self._iterations_changed()
