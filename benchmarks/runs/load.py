@@ -93,6 +93,7 @@ class Client:
     connection: socket.socket
     is_rank: bool
     frames: tuple[bytes, ...] = ()
+    path: str = "/v1/iterations"
     token: str = ""
     index: int = 0
     due_s: float = 0.0
@@ -136,6 +137,8 @@ class Result:
 
     latencies_s: list[tuple[float, float]] = field(default_factory=list)
     """(seconds since the start, latency in seconds) of each reply."""
+    of_path_s: dict[str, list[float]] = field(default_factory=dict)
+    """Latencies by the path of the request."""
     late_s: list[float] = field(default_factory=list)
     statuses: dict[int, int] = field(default_factory=dict)
     num_sent: int = 0
@@ -188,6 +191,8 @@ def clients_of(daemon: DaemonProcess, num_clients: int, num_gpus: int) -> list[C
         client = Client(connect(daemon.socket_path), is_rank, (frame,))
         if is_rank:
             client.token = register(daemon, number)
+        else:
+            client.path = watched.partition(b"?")[0].decode()
         client.connection.setblocking(False)
         clients.append(client)
     return clients
@@ -232,6 +237,7 @@ def drive(clients: list[Client], seconds: float, watched_pid: int | None = None)
             if status is not None:
                 now_s = time.perf_counter()
                 result.latencies_s.append((now_s - start_s, now_s - client.sent_s))
+                result.of_path_s.setdefault(client.path, []).append(now_s - client.sent_s)
                 result.statuses[status] = result.statuses.get(status, 0) + 1
                 result.num_batches_acknowledged += client.is_rank and status == 200
                 client.is_waiting = False
@@ -335,6 +341,7 @@ def measure(options: argparse.Namespace, folder: Path, *, flood: str | None, pro
         "p99_ms": ms(quantile(result.all_s(), 0.99)),
         "p99_ms_of_windows": of_windows,
         "p99_ms_median_window": median(of_windows) if of_windows else None,
+        "p99_ms_of_paths": {path: ms(quantile(own, 0.99)) for path, own in sorted(result.of_path_s.items())},
         "max_ms": ms(max(result.all_s())),
         **inside,
         "generator_late_p99_ms": ms(quantile(result.late_s, 0.99)),
