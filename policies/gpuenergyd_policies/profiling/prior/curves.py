@@ -7,7 +7,7 @@ GPU in an iteration observes a weighted mean of log powers, linearized at the pr
 deviations, which are estimated too (see `sizes`), all are Gaussian, and the posterior is exact linear algebra.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -90,6 +90,17 @@ class CurveModel:
         covariance = factors.scaled(self._smooth(wanted, wanted)) + sized.among_wanted() - shares.T @ shares
         sigma = np.sqrt(np.maximum(np.diag(covariance), 0.0))
         return Posterior(mean, sigma, single, factors, covariance, explained, sized.score())
+
+    def left_out(self, observed: Points, evidence: Evidence, factors: Factors) -> tuple[FloatArray, FloatArray]:
+        """Return by how much each value is off what all others let expect, and the standard deviation of that.
+
+        The sizes of deviations are the assumed ones times the factors.
+        """
+        sized = replace(self._sized(observed, observed, evidence), factors=factors)
+        inverse = solved(sized.root(), np.eye(len(evidence.values)))
+        precision = inverse.T @ inverse
+        variance = 1 / np.diag(precision)
+        return np.asarray(precision @ sized.misfit * variance), np.sqrt(variance)
 
     def _sized(self, wanted: Points, observed: Points, evidence: Evidence) -> Sized:
         """Return the evidence with the sizes that are assumed."""

@@ -16,7 +16,14 @@ from gpuenergyd_policies.profiling.power import NotEnoughDataError
 from gpuenergyd_policies.profiling.prior.curves import CurveModel, Evidence
 from gpuenergyd_policies.profiling.prior.deviations import Points
 from gpuenergyd_policies.profiling.prior.shape import FloatArray
+from gpuenergyd_policies.profiling.prior.sizes import Factors
 
+_MIN_OUTLIER, _OUTLIER_SIGMAS = 0.1, 5.0
+"""How far, in log time and in standard deviations, a time must be off all others of the job to be dropped: single clocks
+of measured tables are up to 6 % off any curve."""
+_OUTLIER_FACTORS = Factors(job=2.0, stage=2.0, single_class=4.0, single_kind=2.0)
+"""On the deviations assumed in that comparison: a job that differs much from the prior has no outliers for that."""
+_MAX_OUTLIER_SHARE = 0.1
 _ROUNDS = 3
 """Linearizations; the second hardly changes the first."""
 _MIN_BUSY_SHARE = 0.1
@@ -126,7 +133,25 @@ def time_evidence(
         evidence = Evidence(weights, np.log(total) + weights @ curve, noise)
         if is_mixed and number < _ROUNDS - 1:
             curve = of_time.posterior(observed, observed, evidence).mean
-    return observed, evidence
+    return observed, _without_outliers(observed, evidence, of_time)
+
+
+def _without_outliers(observed: Points, evidence: Evidence, of_time: CurveModel) -> Evidence:
+    """Return the evidence without times that all others contradict: a GPU was not at the clock that it reported.
+
+    Rare clock changes take far longer than others, and some are reported that a later request takes back. The times of
+    one kind of instruction on all stages, and of one class at all clocks, bear each other out; one that none does is
+    worth less than no time at all.
+    """
+    found = evidence
+    for _ in range(math.ceil(_MAX_OUTLIER_SHARE * len(evidence.values))):
+        off, sigma = of_time.left_out(observed, found, _OUTLIER_FACTORS)
+        is_outlier = (np.abs(off) > _MIN_OUTLIER) & (np.abs(off) > _OUTLIER_SIGMAS * sigma)
+        if not is_outlier.any():
+            return found
+        kept = np.arange(len(off)) != np.argmax(np.where(is_outlier, np.abs(off) / sigma, 0.0))
+        found = Evidence(found.weights[kept], found.values[kept], found.noise[np.ix_(kept, kept)])
+    return found
 
 
 def reference_powers_w(
