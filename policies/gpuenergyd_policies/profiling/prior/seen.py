@@ -19,8 +19,8 @@ from gpuenergyd_policies.profiling.prior.shape import FloatArray
 from gpuenergyd_policies.profiling.prior.sizes import Factors
 
 _MIN_OUTLIER, _OUTLIER_SIGMAS = 0.1, 5.0
-"""How far, in log time and in standard deviations, a time must be off all others of the job to be dropped: single clocks
-of measured tables are up to 6 % off any curve."""
+"""How far, in log time and in standard deviations, a time must be off all others of the job to be dropped: single
+clocks of measured tables are up to 6 % off any curve."""
 _OUTLIER_FACTORS = Factors(job=2.0, stage=2.0, single_class=4.0, single_kind=2.0)
 """On the deviations assumed in that comparison: a job that differs much from the prior has no outliers for that."""
 _MAX_OUTLIER_SHARE = 0.1
