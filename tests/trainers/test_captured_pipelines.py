@@ -60,5 +60,6 @@ def test_replays_of_a_captured_schedule_are_the_jobs_iterations(tmp_path: Path) 
     assert job["captured"] == "timetable"
     assert job["num_iterations"] >= NUM_REPLAYS // 2
     assert job["num_baseline_iterations"] > 0
-    assert job["phase"] in {"baseline", "profiling", "tuned"}
+    # On a busy host the guard may have ended a plan: that is at full speed, after iterations that counted.
+    assert job["phase"] in {"baseline", "profiling", "tuned", "fallback"}
     assert all(rank["num_errors"] == 0 for rank in ranks)
