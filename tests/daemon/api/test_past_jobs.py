@@ -1,5 +1,6 @@
 """Past jobs through a real daemon: who sees, imports and forgets them, and files that are not what they should be."""
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -29,6 +30,7 @@ NUM_LARGE = 270
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[DaemonProcess]:
     with daemon_for_everybody() as running:
+        wait_until(lambda: has_history(running))
         yield running
 
 
@@ -37,6 +39,15 @@ def only_own_and_foreign_job(daemon: DaemonProcess) -> None:
     """Let the history hold one past job of this user and one of another."""
     rows = [past_job_record(past_job("own"), os.geteuid()), past_job_record(past_job("foreign"), OTHER_UID)]
     store(daemon, rows)
+
+
+def has_history(daemon: DaemonProcess) -> bool:
+    """Return whether the daemon, which serves before that, has created its history."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{daemon.database_path}?mode=ro", uri=True)) as connection:
+            return connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'models'").fetchone() is not None
+    except sqlite3.OperationalError:
+        return False
 
 
 def store(daemon: DaemonProcess, rows: Sequence[PreviousRunRecord]) -> None:
