@@ -1,4 +1,4 @@
-"""Whether the next learned plan repeats the best one measured so far, or is an experiment.
+"""Decides whether a job runs the best of its plans so far again, or tries a new one.
 
 Near full speed the frontier is steep: where a power cap makes a clock almost free, 0.3 % of time is worth 2 % of
 energy. A new plan that is believed to be a little better may be late by more than it saves, so it is compared with the

@@ -1,4 +1,4 @@
-"""Tells which past jobs contradict the prior, this job's own measurements, or one another.
+"""Finds past jobs that contradict the prior, this job's own measurements, or one another, so that they count less.
 
 One number per curve is compared: by how much it is steeper over the clock than believed without past jobs. Its error
 is known, single clocks that are off any curve hardly move it, and a lie hides neither among them nor in numbers: six

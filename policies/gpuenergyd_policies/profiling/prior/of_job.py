@@ -26,6 +26,7 @@ from gpuenergyd_policies.profiling.prior.deviations import TIME
 from gpuenergyd_policies.profiling.prior.doubt import powers_within_doubt
 from gpuenergyd_policies.profiling.prior.evidence import energies_seen, times_seen
 from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, fit_curves
+from gpuenergyd_policies.profiling.prior.outliers import without_outliers
 from gpuenergyd_policies.profiling.prior.published import prior_for
 from gpuenergyd_policies.profiling.prior.relatives import Relative, relatives_of
 from gpuenergyd_policies.profiling.prior.seen import ClassAtFullSpeed, TimeSeen, Waiting, time_evidence
@@ -92,6 +93,7 @@ def learned_profile(
     model_name = gpus[0].model_name if len({gpu.model_name for gpu in gpus}) == 1 else ""
     prior = prior_for(model_name)
     energies, waiting = energies_seen(seen), _waiting(full, gpus)
+    times = without_outliers(times, _with_every_bend(classes), CurveModel(prior.time, TIME, _AS_ASSUMED))
     plain = _with_bends(classes, times, prior)
     alone = fit_curves(plain, prior, times, energies, waiting, want_draws=True)
     learned = summary_of(alone, times, gpus)
@@ -137,6 +139,11 @@ def _with_bends(
         penalties = {ratio: 0.5 * (float(np.log(ratio)) / _BEND_SIGMA) ** 2 for ratio in BEND_RATIOS}
         chosen[kind] = max(BEND_RATIOS, key=lambda ratio: scores[ratio] - penalties[ratio])
     return _bent(classes, chosen)
+
+
+def _with_every_bend(classes: Sequence[ClassAtFullSpeed]) -> list[list[ClassAtFullSpeed]]:
+    kinds = {(own.key.kind, own.key.chunk_index) for own in classes}
+    return [_bent(classes, dict.fromkeys(kinds, ratio)) for ratio in BEND_RATIOS]
 
 
 def _has_lower_clocks(times: Sequence[TimeSeen], classes: Sequence[ClassAtFullSpeed]) -> bool:

@@ -1,4 +1,4 @@
-"""What iterations show of curves, as evidence: times of instructions and energies of GPUs, linearized.
+"""Turns measured instruction times and GPU energies into evidence for the curve model, linear in their logarithms.
 
 With `share_j` the time of an instruction at clock j, sum(share_j / t(j)) = 1: linear in log times near any of them. A
 GPU's energy without waiting is a sum of times and powers: linear in log powers.
@@ -16,14 +16,7 @@ from gpuenergyd_policies.profiling.power import NotEnoughDataError
 from gpuenergyd_policies.profiling.prior.curves import CurveModel, Evidence
 from gpuenergyd_policies.profiling.prior.deviations import Points
 from gpuenergyd_policies.profiling.prior.shape import FloatArray
-from gpuenergyd_policies.profiling.prior.sizes import Factors
 
-_MIN_OUTLIER, _OUTLIER_SIGMAS = 0.1, 5.0
-"""How far, in log time and in standard deviations, a time must be off all others of the job to be dropped: single
-clocks of measured tables are up to 6 % off any curve."""
-_OUTLIER_FACTORS = Factors(job=2.0, stage=2.0, single_class=4.0, single_kind=2.0)
-"""On the deviations assumed in that comparison: a job that differs much from the prior has no outliers for that."""
-_MAX_OUTLIER_SHARE = 0.1
 _ROUNDS = 3
 """Linearizations; the second hardly changes the first."""
 _MIN_BUSY_SHARE = 0.1
@@ -51,6 +44,11 @@ class TimeSeen:
     shares: tuple[tuple[int, float], ...]
     """(clock in MHz, time in s), more than one if the clock changed during the instructions."""
     sigma_ratio: float
+
+    @property
+    def clocks_mhz(self) -> tuple[int, ...]:
+        """The clocks of the shares."""
+        return tuple(clock for clock, _ in self.shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +98,18 @@ def time_evidence(
     times: Sequence[TimeSeen],
     of_time: CurveModel,
 ) -> tuple[Points, Evidence]:
-    """Return one value per class and set of clocks below the maximum, the mean weighted by precision.
+    """Return one value per class and set of clocks below the maximum, in the order in which they were first seen.
+
+    It is the mean weighted by precision.
 
     With `share_j` at clock j, sum(share_j / t(j)) = 1: linear in log time, where the belief from the values is.
     """
     own_index = {own.key: k for k, own in enumerate(classes)}
     sums: dict[tuple[int, tuple[int, ...]], list[tuple[float, list[float]]]] = defaultdict(list)
     for seen in times:
-        index, clocks = own_index[seen.key], tuple(clock for clock, _ in seen.shares)
-        if min(clocks) < classes[index].clocks_mhz[0]:
-            sums[index, clocks].append((seen.sigma_ratio**-2, [time_s for _, time_s in seen.shares]))
+        index = own_index[seen.key]
+        if min(seen.clocks_mhz) < classes[index].clocks_mhz[0]:
+            sums[index, seen.clocks_mhz].append((seen.sigma_ratio**-2, [time_s for _, time_s in seen.shares]))
     column: dict[tuple[int, float], int] = {}
     for index, clocks in sums:
         for clock in clocks:
@@ -133,25 +133,7 @@ def time_evidence(
         evidence = Evidence(weights, np.log(total) + weights @ curve, noise)
         if is_mixed and number < _ROUNDS - 1:
             curve = of_time.posterior(observed, observed, evidence).mean
-    return observed, _without_outliers(observed, evidence, of_time)
-
-
-def _without_outliers(observed: Points, evidence: Evidence, of_time: CurveModel) -> Evidence:
-    """Return the evidence without times that all others contradict: a GPU was not at the clock that it reported.
-
-    Rare clock changes take far longer than others, and some are reported that a later request takes back. The times of
-    one kind of instruction on all stages, and of one class at all clocks, bear each other out; one that none does is
-    worth less than no time at all.
-    """
-    found = evidence
-    for _ in range(math.ceil(_MAX_OUTLIER_SHARE * len(evidence.values))):
-        off, sigma = of_time.left_out(observed, found, _OUTLIER_FACTORS)
-        is_outlier = (np.abs(off) > _MIN_OUTLIER) & (np.abs(off) > _OUTLIER_SIGMAS * sigma)
-        if not is_outlier.any():
-            return found
-        kept = np.arange(len(off)) != np.argmax(np.where(is_outlier, np.abs(off) / sigma, 0.0))
-        found = Evidence(found.weights[kept], found.values[kept], found.noise[np.ix_(kept, kept)])
-    return found
+    return observed, evidence
 
 
 def reference_powers_w(

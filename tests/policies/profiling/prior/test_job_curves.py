@@ -140,29 +140,6 @@ def test_times_with_a_change_of_clock_count_as_evidence() -> None:
         assert found[key].at_clock(1095).time_s == pytest.approx(time_s(key, 1095, share), rel=0.015)
 
 
-def test_a_time_at_a_clock_that_was_not_in_force_is_dropped() -> None:
-    share, wrong = 0.9, KEYS[3]
-    times = [TimeSeen(key, ((clock, time_s(key, clock, share)),), 0.004) for key in KEYS for clock in (1275, 1095)]
-    times += [TimeSeen(wrong, ((915, time_s(wrong, 1410, share)),), 0.004)]
-    seen = energies(dict.fromkeys(KEYS, 1410), share, 1.5)
-
-    profile = fit_curves(classes(), GENERIC, times, seen, WAITING).profile()
-
-    assert profile[wrong].at_clock(915).time_s == pytest.approx(time_s(wrong, 915, share), rel=0.03)
-
-
-def test_a_class_that_differs_from_all_others_at_every_clock_is_believed() -> None:
-    share, other = 0.9, KEYS[3]
-    share_of = {key: 0.3 if key == other else share for key in KEYS}
-    clocks = (1275, 1095, 915)
-    times = [TimeSeen(key, ((clock, time_s(key, clock, share_of[key])),), 0.004) for key in KEYS for clock in clocks]
-    seen = energies(dict.fromkeys(KEYS, 1410), share, 1.5)
-
-    profile = fit_curves(classes(), GENERIC, times, seen, WAITING).profile()
-
-    assert profile[other].at_clock(915).time_s == pytest.approx(time_s(other, 915, 0.3), rel=0.02)
-
-
 def test_under_a_power_cap_times_stay_the_same_down_to_the_bend() -> None:
     prior = prior_for("NVIDIA A100-SXM4-80GB")
     seen = energies(dict.fromkeys(KEYS, 1410), 0.8, 0.0)
