@@ -1,5 +1,6 @@
 """A pipeline schedule of torch captured whole: attached before, its replays have instructions and follow plans."""
 
+import re
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,8 @@ def test_replays_of_a_captured_schedule_are_the_jobs_iterations(tmp_path: Path) 
     assert job["captured"] == "timetable"
     assert job["num_iterations"] >= NUM_REPLAYS // 2
     assert job["num_baseline_iterations"] > 0
-    # On a busy host the guard may have ended a plan: that is at full speed, after iterations that counted.
-    assert job["phase"] in {"baseline", "profiling", "tuned", "fallback"}
+    # Times are real: on a busy host the guard may end a plan. Any other reason to fall back is an error.
+    phase, reason = job["phase"], job["phase_reason"]
+    is_ended_by_guard = phase == "fallback" and re.fullmatch(r"plan .* takes .* are allowed", reason)
+    assert phase in {"baseline", "profiling", "tuned"} or is_ended_by_guard, reason
     assert all(rank["num_errors"] == 0 for rank in ranks)

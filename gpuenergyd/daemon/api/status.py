@@ -1,4 +1,4 @@
-"""`GET /v1/status` and `GET /v1/jobs/{id}`. Missing values are null, never 0; readings have their age."""
+"""Builds the status responses of the daemon, its GPUs and its jobs; missing values are null, never 0."""
 
 import os
 import time
@@ -228,7 +228,7 @@ def _lease(claim: GpuClaim | None, lease: ManualLease | None, kind: ClaimKind) -
 def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
     job = runner.job
     plan, predicted = job.current_plan, job.current_plan.predicted
-    under_plan = job.knowledge.under_plan(plan.plan_id)
+    measured = job.knowledge.measured_under(plan.plan_id)
     registration = daemon.jobs.registration(runner.job_id)
     outcome = runner.outcome()
     saved_w = _saved_power_w(runner)
@@ -265,7 +265,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         **_estimate(job.estimate()),
         "watts_saved": saved_w.estimate if saved_w else None,
         "watts_saved_interval": _bounds(saved_w),
-        "num_iterations_of_plan": under_plan.num_iterations,
+        "num_iterations_of_plan": measured.num_iterations,
         "num_profile_iterations": job.knowledge.num_iterations_for[PlanPurpose.PROFILE],
         "max_slowdown_ratio": job.target.max_slowdown_ratio,
         "max_slowdown_source": _option_source(job, registration, "max_slowdown_ratio"),
@@ -275,8 +275,8 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "predicted_iteration_time_s": predicted.iteration_time_s if predicted else None,
         "predicted_energy_j": predicted.energy_j if predicted else None,
         "lower_bound_j": predicted.lower_bound_j if predicted else None,
-        "plan_iteration_time_s": under_plan.iteration_time_s,
-        "plan_energy_j": under_plan.energy_j,
+        "plan_iteration_time_s": measured.iteration_time_s,
+        "plan_energy_j": measured.energy_j,
         **_predicted_saving(runner),
         **daemon.jobs.replicas.status(runner),
         **_carbon(daemon, None if runner.is_member else runner),

@@ -1,4 +1,4 @@
-"""Phases in which a plain loop waits for data or for other ranks: plans use how long these took recently."""
+"""Recent lengths of the phases in which a plain loop waits for data or for other ranks, which plans use."""
 
 from dataclasses import replace
 

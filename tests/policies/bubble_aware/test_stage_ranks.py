@@ -11,7 +11,7 @@ def saving_and_energy_j(run: VirtualTraining) -> tuple[float, float]:
     baseline = run.job.baseline
     assert baseline is not None
     assert baseline.energy_j is not None
-    energy_j = run.job.knowledge.under_plan(run.job.current_plan.plan_id).energy_j
+    energy_j = run.job.knowledge.measured_under(run.job.current_plan.plan_id).energy_j
     assert energy_j is not None
     return 1 - energy_j / baseline.energy_j, baseline.energy_j
 

@@ -42,7 +42,7 @@ class KnowledgeSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class UnderPlan:
+class PlanMeasurement:
     """What the regular iterations of one plan show; figures are None while there is none."""
 
     num_iterations: int
@@ -78,7 +78,7 @@ class JobKnowledge:
     reordering: Reordering = field(default_factory=Reordering)
     _saving: tuple[MeasuredSaving | None] | None = None
     """The measured saving; None if it must be computed again."""
-    _under_plan: tuple[str, UnderPlan] | None = None
+    _plan_measurement: tuple[str, PlanMeasurement] | None = None
     """The figures of one plan by its id; None if they must be computed again."""
 
     def __post_init__(self) -> None:
@@ -121,7 +121,7 @@ class JobKnowledge:
         return observation, purpose
 
     def _iterations_changed(self) -> None:
-        self._saving = self._under_plan = None
+        self._saving = self._plan_measurement = None
 
     def recall(self, run: PreviousRun, *, is_for_policy: bool) -> None:
         """Use an earlier run to estimate the pace and, if the policy has not begun yet, as its profile."""
@@ -156,19 +156,19 @@ class JobKnowledge:
             median(energies_j) if energies_j else None,
         )
 
-    def under_plan(self, plan_id: str) -> UnderPlan:
+    def measured_under(self, plan_id: str) -> PlanMeasurement:
         """Return what the regular iterations of one plan show."""
-        if self._under_plan is None or self._under_plan[0] != plan_id:
+        if self._plan_measurement is None or self._plan_measurement[0] != plan_id:
             under = self.iterations.regular_under(plan_id)
             newest = under[-_NEWEST_OF_PLAN:]
             energies_j = [o.energy_j for o in newest if o.energy_j is not None]
-            figures = UnderPlan(
+            figures = PlanMeasurement(
                 num_iterations=len(under),
                 iteration_time_s=median(o.iteration_time_s for o in newest) if newest else None,
                 energy_j=median(energies_j) if energies_j else None,
             )
-            self._under_plan = plan_id, figures
-        return self._under_plan[1]
+            self._plan_measurement = plan_id, figures
+        return self._plan_measurement[1]
 
     def view(self, ranks: JobRanks, target: PerformanceTarget, baseline: BaselineView | None) -> JobView | None:
         """Return the view of this job for its policy; None until there is a baseline."""

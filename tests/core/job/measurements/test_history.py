@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from gpuenergyd.core.job.measurements.history import KeptIterations
-from gpuenergyd.core.job.measurements.knowledge import JobKnowledge, UnderPlan
+from gpuenergyd.core.job.measurements.knowledge import JobKnowledge, PlanMeasurement
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
@@ -98,15 +98,15 @@ def test_medians_of_a_plan_are_those_of_its_newest_iterations() -> None:
     slow, usual = (replace(iteration(k, "tuned"), iteration_time_s=time_s) for k, time_s in enumerate((2.0, 1.0)))
     job.iterations.kept = [slow] * 200 + [usual] * 128
 
-    assert job.under_plan("tuned") == UnderPlan(328, 1.0, None)
-    assert job.under_plan("baseline") == UnderPlan(0, None, None)
-    assert job.under_plan("tuned") == UnderPlan(328, 1.0, None)
+    assert job.measured_under("tuned") == PlanMeasurement(328, 1.0, None)
+    assert job.measured_under("baseline") == PlanMeasurement(0, None, None)
+    assert job.measured_under("tuned") == PlanMeasurement(328, 1.0, None)
 
 
 def test_figures_of_a_plan_count_a_new_iteration() -> None:
     job = JobKnowledge("job-1", max_kept=512)
     observed = replace(iteration(0, BASELINE_PLAN_ID), iteration_time_s=2.0)
-    assert job.under_plan(BASELINE_PLAN_ID).num_iterations == 0
+    assert job.measured_under(BASELINE_PLAN_ID).num_iterations == 0
 
     job.add(
         observed,
@@ -116,7 +116,7 @@ def test_figures_of_a_plan_count_a_new_iteration() -> None:
         least_other_overhead_s=None,
     )
 
-    assert job.under_plan(BASELINE_PLAN_ID) == UnderPlan(1, 2.0, None)
+    assert job.measured_under(BASELINE_PLAN_ID) == PlanMeasurement(1, 2.0, None)
 
 
 def test_a_figure_that_no_iteration_has_is_zero() -> None:
