@@ -1,10 +1,12 @@
 """Proven bounds on savings: the planner's bounds on the exact tables of the demo's simulated stages."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gpuenergyd.core.pipeline.graph import Schedule, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
 from gpuenergyd.core.pipeline.schedules import make_schedule
+from gpuenergyd.core.pipeline.waiting import WaitingPower, waiting_power
 from gpuenergyd.gpu.drivers.device_model import blocking_power_w, instruction_time_s, working_power_w
 from gpuenergyd.gpu.drivers.device_parameters import device_parameters
 from gpuenergyd_policies.planning.frontier import solve
@@ -33,15 +35,23 @@ def exact_profile(schedule: Schedule, duration_scale: float = 1.0) -> PipelinePr
     return PipelineProfile(classes, blocking_power_w(model, model.max_sm_clock_mhz))
 
 
+def exact_waiting_power() -> WaitingPower:
+    """Return the power of a simulated GPU that waits, by clock."""
+    model = device_parameters(_GPU_MODEL)
+    points = [(clock_mhz, blocking_power_w(model, clock_mhz)) for clock_mhz in model.supported_sm_clocks_mhz]
+    return waiting_power(points, where=_GPU_MODEL)
+
+
 def most_saved_ratio(schedule: Schedule, duration_scale: float = 1.0) -> float:
     """Return a proven bound on the saving at no slowdown, whatever the clocks, with changes at once and for nothing.
 
-    Waiting is charged at its power at the maximum clock, as everywhere in planning.
+    Full speed waits at the maximum clock, plans may wait at the clock of least power.
     """
     profile = exact_profile(schedule, duration_scale)
     graph = dependency_graph(schedule)
     at_full_speed = baseline(graph, profile)
-    solved = solve(graph, profile, deadline_s=at_full_speed.iteration_time_s)
+    waits_low = replace(profile, blocking_power_w=exact_waiting_power().least_w)
+    solved = solve(graph, waits_low, deadline_s=at_full_speed.iteration_time_s)
     return 1 - solved.lower_bound_j / at_full_speed.energy_j
 
 

@@ -9,9 +9,8 @@ after them, measured with the simulated GPUs' own counters and the host's clock,
 median over iterations with a bootstrap 95 % confidence interval.
 
 Also reported: `bound_ratio`, the largest saving that any clocks allow at no slowdown, proven by the planner on the
-GPUs' exact tables with instant, free clock changes and waiting at the blocking power of the maximum clock (a GPU that
-waits at a lower clock draws less, so a measured figure may exceed it, as GPipe's does); whether every iteration ran in
-the registered order, from a trace in the stage's class; whether all ranks followed one plan; and whether the losses
+GPUs' exact tables with instant, free clock changes and waiting at the clock of least power; whether every iteration ran
+in the registered order, from a trace in the stage's class; whether all ranks followed one plan; and whether the losses
 equal those of a run without GPUs or daemon, bit for bit.
 
 `1f1b+inflight` is 1F1B with extra microbatches in flight, chosen by the planner for ranks whose memory holds
