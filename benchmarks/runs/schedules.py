@@ -9,9 +9,9 @@ after them, measured with the simulated GPUs' own counters and the host's clock,
 median over iterations with a bootstrap 95 % confidence interval.
 
 Also reported: `bound_ratio`, the largest saving that any clocks allow at no slowdown, proven by the planner on the
-GPUs' exact tables with instant, free clock changes and waiting at the clock of least power; whether every iteration ran
-in the registered order, from a trace in the stage's class; whether all ranks followed one plan; and whether the losses
-equal those of a run without GPUs or daemon, bit for bit.
+GPUs' exact tables with instant, free clock changes and waiting at the clock of least power, above which no saving is
+believed; whether every iteration ran in the registered order, from a trace in the stage's class; whether all ranks
+followed one plan; and whether the losses equal those of a run without GPUs or daemon, bit for bit.
 
 `1f1b+inflight` is 1F1B with extra microbatches in flight, chosen by the planner for ranks whose memory holds
 `--memory-limit` microbatches; its baseline is plain 1F1B. Its peak memory is measured in microbatches and in bytes that
@@ -177,6 +177,7 @@ def measured(case: Case, *, memory_limit: int) -> dict[str, Any]:
     row["holds"] = (
         figures["saving_ratio"] is not None
         and figures["saving_ratio"] >= needed
+        and figures["saving_low"] <= row["bound_ratio"]
         and figures["slowdown_ratio"] <= MOST_SLOWDOWN_RATIO
         and all(is_as_planned.values())
     )
