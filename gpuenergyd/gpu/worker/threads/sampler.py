@@ -70,7 +70,8 @@ class Sampler(DriverThread):
     ) -> None:
         super().__init__("sampler", on_returned=on_returned)
         self.num_late_ticks = 0
-        self._num_stretched = 0
+        self._num_ticks = 0
+        self._tick_delay_ns = 0
         self._reader = reader
         self._period_s = period_s
         self._on_samples = on_samples
@@ -136,6 +137,7 @@ class Sampler(DriverThread):
             now_ns = time.monotonic_ns()
             is_tick = now_ns >= next_tick_ns
             if is_tick:
+                next_tick_ns -= self._tick_delay_ns
                 num_missed = (now_ns - next_tick_ns) // period_ns
                 self.num_late_ticks += num_missed
                 next_tick_ns += (num_missed + 1) * period_ns
@@ -148,16 +150,19 @@ class Sampler(DriverThread):
     def _tick_after(self, began_ns: int, next_tick_ns: int, period_ns: int) -> int:
         """Return the instant of the tick after the one whose readings began at `began_ns` and have just ended.
 
-        With a slow driver it is later than the period demands, by irregular pauses: at regular ones, every tick could
-        hide an update of a counter with the same period, which then is never dated.
+        The more readings take, the less regular are ticks: otherwise an update of a counter with the same period could
+        fall into the readings of every tick, which never date it. On average ticks keep the period, unless the driver
+        is too slow for that.
         """
         done_ns = time.monotonic_ns()
         pause_ns = _PAUSE_AFTER_TICK * (done_ns - began_ns)
-        if done_ns + pause_ns <= next_tick_ns:
-            return next_tick_ns
-        self._num_stretched += 1
-        share = 0.5 + self._num_stretched * _GOLDEN_RATIO % 1.0
-        tick_ns = max(next_tick_ns, done_ns + round(share * pause_ns))
+        self._num_ticks += 1
+        share = self._num_ticks * _GOLDEN_RATIO % 1.0
+        if done_ns - began_ns + pause_ns <= period_ns:
+            self._tick_delay_ns = round(share * pause_ns)
+            return next_tick_ns + self._tick_delay_ns
+        self._tick_delay_ns = 0
+        tick_ns = max(next_tick_ns, done_ns + round((0.5 + share) * pause_ns))
         self.num_late_ticks += -(-(tick_ns - next_tick_ns) // period_ns)
         return tick_ns
 
