@@ -147,6 +147,11 @@ def fewer_rounds(path: Path) -> None:
     _sign_again(path, lambda lines: lines[:-4])
 
 
+def removed_repetition(path: Path) -> None:
+    """As the author: leave out the round that replaced a void one, and sign."""
+    _sign_again(path, lambda lines: lines[:-2])
+
+
 def swapped_arms(path: Path) -> None:
     """As the author: call a full-speed block tuned."""
 

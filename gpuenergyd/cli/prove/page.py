@@ -49,7 +49,7 @@ def proof_page(registration: Registration, verdict: Mapping[str, Any]) -> str:
                 ("iterations of a block", f"{design.block_iterations}, after {rules.settling_iterations} left out"),
                 ("left out", (f"iterations {_percent(rules.outlier_ratio, 0)} longer than their block's median; a block"
                  f" with more than {_percent(rules.max_excluded_ratio, 0)} of them is void")),
-                ("order of blocks", ", ".join(registration.order())),
+                ("order of blocks", _order(registration)),
                 ("pilot, SHA-256", registration.pilot_sha256),
                 ("public key (Ed25519)", registration.public_key),
             ],
@@ -67,6 +67,13 @@ def proof_page(registration: Registration, verdict: Mapping[str, Any]) -> str:
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f"<style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
     )
+
+
+def _order(registration: Registration) -> str:
+    """Return the registered order of blocks, those apart that only run in place of void rounds."""
+    order, num_blocks = registration.order(), registration.design.num_rounds * len(registration.arms)
+    spare = f"; in place of void rounds: {', '.join(order[num_blocks:])}" if len(order) > num_blocks else ""
+    return ", ".join(order[:num_blocks]) + spare
 
 
 def _meter(registration: Registration, aligned: Mapping[str, Any] | None) -> str:

@@ -18,6 +18,7 @@ from gpuenergyd.core.proof.registration import (
     block_order,
     hypothesis_text,
 )
+from gpuenergyd.core.proof.rounds import num_blocks_due
 from gpuenergyd.core.proof.verdict import Verdict, gpu_energies_j, log_ratios
 
 _MOST_PILOT_RATIO = 2
@@ -113,10 +114,7 @@ def prove(
     )
     digest = folder.register(registration)
     announce(f"{mark}registered: {registration.hypothesis}; {planned.num_rounds} rounds; SHA-256 {digest}")
-    order = registration.order()
-    for number, name in enumerate(order):
-        announce(f"block {number + 1} of {len(order)}: {name}")
-        _run(request, runner, folder, BLOCKS, name)
+    _run_rounds(request, runner, folder, registration, announce)
     found = folder.finish()
     announce(found.sentence)
     return found
@@ -138,6 +136,23 @@ def _pilot_log_ratios(
             rounds = gpu_energies_j(blocks, len(names), request.rules, request.block_iterations)
             found = log_ratios(rounds, names[1])
     return found
+
+
+def _run_rounds(
+    request: ProofRequest,
+    runner: BlockRunner,
+    folder: ProofFolder,
+    registration: Registration,
+    announce: Callable[[str], None],
+) -> None:
+    """Run the registered rounds, and again those that are void, as far as the rules allow."""
+    order = registration.order()
+    blocks: list[Block] = []
+    while len(blocks) < (num_due := num_blocks_due(registration, blocks)):
+        name = order[len(blocks)]
+        is_spare = len(blocks) >= registration.design.num_rounds * len(request.arms)
+        announce(f"block {len(blocks) + 1} of {num_due}: {name}{', for a void round' if is_spare else ''}")
+        blocks.append(_run(request, runner, folder, BLOCKS, name))
 
 
 def _run(request: ProofRequest, runner: BlockRunner, folder: ProofFolder, name: str, arm: str) -> Block:

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from gpuenergyd.core.proof.measurements import Block, energy_j
 from gpuenergyd.core.proof.registration import Registration
+from gpuenergyd.core.proof.rounds import num_blocks_due
 
 _MAX_COUNTER_ERROR_RATIO = 0.1
 """The iterations' energies and the counters beside them may differ by this much over a block."""
@@ -14,9 +15,9 @@ _SAME_TIME_S = 0.05
 
 def problems(registration: Registration, blocks: Sequence[Block]) -> Iterator[str]:
     """Yield what speaks against the data, each as one line."""
-    order = registration.order()
-    if len(blocks) != len(order):
-        yield f"{len(blocks)} blocks; {len(order)} were registered"
+    order, num_due = registration.order(), num_blocks_due(registration, blocks)
+    if len(blocks) != num_due:
+        yield f"{len(blocks)} blocks; {num_due} were registered"
     for number, (block, arm) in enumerate(zip(blocks, order, strict=False)):
         if block.arm != arm:
             yield f"block {number} ran arm {block.arm!r}; {arm!r} was registered"

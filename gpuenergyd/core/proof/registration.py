@@ -37,6 +37,8 @@ class ExclusionRules:
     """So does one of which fewer have a measured energy: slow counters do not date every iteration."""
     max_void_ratio: float = 0.2
     """With more void rounds there is no verdict."""
+    repeats_void_rounds: bool = True
+    """Whether void rounds are repeated at the end, so that as many as registered are sound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +91,15 @@ class Registration:
         """The arm that the claim is about."""
         return self.arms[1]
 
+    @property
+    def most_rounds(self) -> int:
+        """How many rounds may run, repetitions of void ones included."""
+        num_spare = int(self.rules.max_void_ratio * self.design.num_rounds) if self.rules.repeats_void_rounds else 0
+        return self.design.num_rounds + num_spare
+
     def order(self) -> tuple[str, ...]:
-        """Return the arm of each block, round by round."""
-        return block_order([arm.name for arm in self.arms], self.design.num_rounds, self.order_seed)
+        """Return the arm of each block that may run, round by round; the last rounds only replace void ones."""
+        return block_order([arm.name for arm in self.arms], self.most_rounds, self.order_seed)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -139,7 +147,7 @@ def registration_of(values: Mapping[str, Any]) -> Registration:
                 "command": tuple(fields["command"]),
                 "arms": tuple(Arm(**arm) for arm in fields["arms"]),
                 "design": ProofDesign(**fields["design"]),
-                "rules": ExclusionRules(**fields["rules"]),
+                "rules": ExclusionRules(**{"repeats_void_rounds": False, **fields["rules"]}),
                 "meters": tuple(MeterFacts(**meter) for meter in fields["meters"]),
                 "versions": tuple(sorted(fields["versions"].items())),
             }

@@ -17,10 +17,11 @@ from typing import Any
 from gpuenergyd.core.job.measurements.savings import Interval
 from gpuenergyd.core.proof.checks import problems
 from gpuenergyd.core.proof.measurement_level import MeasurementLevel, measurement_level
-from gpuenergyd.core.proof.measurements import Block, IterationSample, energy_j
+from gpuenergyd.core.proof.measurements import Block, energy_j
 from gpuenergyd.core.proof.meter_alignment import Alignment, alignment
 from gpuenergyd.core.proof.power_calculation import margin_factor
 from gpuenergyd.core.proof.registration import BASELINE_ARM, CONFIDENCE, LEAST_ROUNDS, ExclusionRules, Registration
+from gpuenergyd.core.proof.rounds import counted, why_void
 
 _DIGITS = 6
 """Significant digits of a verdict: mathematical libraries differ in the sixteenth."""
@@ -130,18 +131,6 @@ class _BlockMeans:
     num_iterations: int
 
 
-def counted(block: Block, rules: ExclusionRules) -> tuple[IterationSample, ...] | None:
-    """Return the iterations that count; None if the block is void."""
-    settled = block.iterations[rules.settling_iterations :]
-    if not settled:
-        return None
-    limit_s = median(sample.time_s for sample in settled) * (1 + rules.outlier_ratio)
-    kept = tuple(sample for sample in settled if sample.time_s <= limit_s)
-    num_measured = sum(sample.gpu_energy_j is not None for sample in kept)
-    is_enough = len(kept) >= (1 - rules.max_excluded_ratio) * len(settled)
-    return kept if is_enough and num_measured >= rules.min_measured_ratio * len(kept) else None
-
-
 def log_ratios(rounds: Sequence[Mapping[str, float]], arm: str) -> list[float]:
     """Return the log ratio of an arm over full speed, of each round that has both."""
     return [
@@ -174,7 +163,8 @@ def verdict(registration: Registration, blocks: Sequence[Block]) -> Verdict:
              if len(values) == len(names) and all(own is not None for own in values.values())]  # fmt: skip
     num_void = len(rounds) - len(sound)
     if num_void > rules.max_void_ratio * registration.design.num_rounds:
-        reasons.append(f"{num_void} of {len(rounds)} rounds are void: too many disturbed iterations")
+        causes = {why for block in blocks if (why := why_void(block, rules, registration.design.block_iterations))}
+        reasons.append(f"{num_void} of {len(rounds)} rounds are void: {' or '.join(sorted(causes))}")
     if len(sound) < LEAST_ROUNDS:
         reasons.append(f"{len(sound)} sound rounds; at least {LEAST_ROUNDS} are needed")
     arms = tuple(_arm_result(name, sound, blocks) for name in names[1:])
@@ -216,9 +206,9 @@ def _concluded(found: Verdict, registration: Registration) -> Verdict:
 
 
 def _means(block: Block, rules: ExclusionRules, block_iterations: int, lag_s: float | None) -> _BlockMeans | None:
-    kept = counted(block, rules)
-    if kept is None or len(kept) < (1 - rules.max_excluded_ratio) * block_iterations:
+    if why_void(block, rules, block_iterations) is not None:
         return None
+    kept = counted(block, rules)
     host_j = None
     if lag_s is not None:
         parts = [

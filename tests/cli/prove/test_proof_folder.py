@@ -6,16 +6,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from gpuenergyd.cli.prove.folder import PAGE, PILOT, REGISTRATION, VERDICT, check_folder, read_registration
+from gpuenergyd.cli.prove.folder import BLOCKS, PAGE, PILOT, REGISTRATION, VERDICT, check_folder, read_registration
 from gpuenergyd.cli.prove.procedure import prove
 from gpuenergyd.core.proof.measurements import Block
 from gpuenergyd.core.proof.registration import BASELINE_ARM, Arm
-from gpuenergyd.core.proof.verdict import Conclusion
+from gpuenergyd.core.proof.verdict import Conclusion, Verdict
 from gpuenergyd.errors import ProofError, UsageError
-from tests.support.proof_tampering import OURS, TAMPERING, is_caught, proved, request
+from tests.support.proof_tampering import OURS, TAMPERING, is_caught, proved, removed_repetition, request
 from tests.support.virtual_proof import VirtualMeter, VirtualTraining
 
 ROOT = Path(__file__).parents[3]
@@ -71,15 +72,16 @@ def test_too_noisy_pilot_registers_nothing(tmp_path: Path) -> None:
 
 
 class Undated(VirtualTraining):
-    """Energies of the first rounds are not measured."""
+    """Energies of some blocks are not measured, of the first ones unless the range is changed."""
 
-    num_undated_blocks = 3
+    undated_blocks = range(3)
+    num_blocks = 0
 
     def run_block(self, arm: Arm, *, num_iterations: int) -> Block:
-        """Run a block, without energies if it is one of the first."""
+        """Run a block, without energies if it is one of them."""
         block = super().run_block(arm, num_iterations=num_iterations)
-        self.num_undated_blocks -= 1
-        if self.num_undated_blocks < 0:
+        self.num_blocks += 1
+        if self.num_blocks - 1 not in self.undated_blocks:
             return block
         return replace(block, iterations=tuple(replace(own, gpu_energy_j=None) for own in block.iterations))
 
@@ -95,12 +97,44 @@ def test_pilot_repeats_rounds_that_cannot_be_used(tmp_path: Path) -> None:
 
 def test_pilot_without_usable_rounds_ends(tmp_path: Path) -> None:
     training = Undated(seed=3)
-    training.num_undated_blocks = 10_000
+    training.undated_blocks = range(10_000)
 
     with pytest.raises(ProofError, match="0 usable pilot rounds; at least 4 are needed"):
         proved(tmp_path / "proof", training)
 
     assert len((tmp_path / "proof" / PILOT).read_text().splitlines()) == 2 * 8
+
+
+def without_energies(undated: range, path: Path) -> Verdict:
+    """Run a proof whose pilot, of eight blocks, is sound, and some of whose blocks have no energies."""
+    training = Undated(seed=3)
+    training.undated_blocks = undated
+    return cast("Verdict", proved(path, training))
+
+
+def test_void_rounds_are_repeated_until_as_many_as_registered_are_sound(tmp_path: Path) -> None:
+    path = tmp_path / "proof"
+
+    found = without_energies(range(9, 10), path)
+
+    registration = read_registration(path)
+    lines = (path / BLOCKS).read_text().splitlines()
+    assert found.conclusion is Conclusion.SAVES
+    assert (found.num_rounds, found.num_void_rounds) == (registration.design.num_rounds, 1)
+    assert len(lines) == 2 * (registration.design.num_rounds + 1)
+    assert check_folder(path).holds
+    fewer = is_caught(path, removed_repetition, tmp_path / "copy")
+    assert fewer is not None
+    assert f"{len(lines) - 2} blocks; {len(lines)} were registered" in fewer
+
+
+def test_with_too_many_void_rounds_there_is_no_verdict(tmp_path: Path) -> None:
+    found = without_energies(range(8, 10_000), tmp_path / "proof")
+
+    registration = read_registration(tmp_path / "proof")
+    assert found.conclusion is Conclusion.NO_VERDICT
+    assert f"{registration.most_rounds} rounds are void: too few iterations with a measured energy" in found.sentence
+    assert check_folder(tmp_path / "proof").verdict is not None
 
 
 def test_proof_that_became_noisy_has_no_verdict(tmp_path: Path) -> None:

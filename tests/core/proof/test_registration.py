@@ -55,6 +55,17 @@ def test_registration_survives_its_file() -> None:
     assert registration_of(json.loads(json.dumps(REGISTRATION.to_dict()))) == REGISTRATION
 
 
+def test_void_rounds_of_an_older_registration_are_not_repeated() -> None:
+    values = json.loads(json.dumps(REGISTRATION.to_dict()))
+    del values["rules"]["repeats_void_rounds"]
+
+    older = registration_of(values)
+
+    assert older.most_rounds == older.design.num_rounds == 8
+    assert REGISTRATION.most_rounds == 9
+    assert REGISTRATION.order()[: 2 * 8] == older.order()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
