@@ -5,8 +5,9 @@ Usage: python benchmarks/runs/replay_insitu.py --data DIR [--artifact DIR] [--js
 DIR holds pairs `<run>__time_by_freq.csv` (time and energy per stage, instruction and clock) and `<run>__iterations.csv`
 (time and energy per rank, measured under each plan) of 1F1B trainings on A100 and A40. The clocks of the plans are in
 the artifact of the Perseus paper (SOSP'24; github.com/ml-energy/zeus, branch kronos, folder `sosp24_data`): below
-`--artifact` (a folder or a clone), the environment variable PERSEUS_ARTIFACT, or DIR. Without them, our own plan for
-the measured time takes their place: then times are predicted at full speed only.
+`--artifact` (a folder or a clone), the environment variable PERSEUS_ARTIFACT, or DIR. Without them, our own plan that
+uses the measured time takes their place, also where no such time is needed for the least energy: Perseus plans up to
+the slowest. Then times are predicted at full speed only, and savings as far as Perseus plans as we do.
 
 Each iteration is predicted from the curves and the clocks alone. What the timeline leaves out (communication, loading,
 optimizer step) is learned from the *other* runs, those of `--others` included. A saving is that of a plan against the
@@ -144,6 +145,9 @@ def main() -> int:
     if not trainings:
         print(f"{options.data}: no run of *__iterations.csv and *__time_by_freq.csv to replay", file=sys.stderr)
         return 2
+    if unknown := [own.name for own in trainings if not own.has_clocks]:
+        print(f"{len(unknown)} of {len(trainings)} runs without the clocks of their plans, which --artifact gives:"
+              " our own plans stand in", file=sys.stderr)  # fmt: skip
     more = trainings_in(options.others, clocks, step=8, without=[own.name for own in trainings])
     by_run = {own.name: figures_of(own, [t for t in (*trainings, *more) if t is not own]) for own in trainings}
     rows = [row for run in by_run.values() for row in run.pop("rows")]
@@ -206,7 +210,7 @@ def training(folder: Path, name: str, clocks: PlannedClocks, *, step: int) -> Tr
 def own_plan(
     graph: DependencyGraph, profile: PipelineProfile, measured: Measured, all_measured: Sequence[Measured]
 ) -> list[list[int]]:
-    """Return the clocks of our own plan whose time exceeds full speed by as much as was measured."""
+    """Return the clocks of our own plan for GPUs that wait until full speed is exceeded by as much as was measured."""
     top = [profile[i.instruction_class].at_max_clock.sm_clock_mhz for i in graph.instructions]
     clocks = top
     if not measured.is_full_speed:
@@ -214,7 +218,8 @@ def own_plan(
         base_s = fmean(own.time_s for own in all_measured if own.is_full_speed)
         try:
             deadline_s = full_speed_s + max(0.0, measured.time_s - base_s)
-            clocks = list(solve(graph, profile, deadline_s=deadline_s, effort=Effort.QUICK).sm_clocks_mhz)
+            solved = solve(graph, profile, deadline_s=deadline_s, forced=True, effort=Effort.QUICK)
+            clocks = list(solved.sm_clocks_mhz)
         except TargetError:
             clocks = top
     return _by_rank(graph, clocks)

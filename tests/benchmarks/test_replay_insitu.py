@@ -59,6 +59,11 @@ def write_training(folder: Path, name: str, artifact: Path | None, *, plans: dic
 
 
 def replayed(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    status, figures, _ = replayed_with_messages(folder, *arguments)
+    return status, figures
+
+
+def replayed_with_messages(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
     paths = os.pathsep.join(str(ROOT / name) for name in ("", "policies"))
     environ = {key: value for key, value in os.environ.items() if key != "PERSEUS_ARTIFACT"} | {"PYTHONPATH": paths}
     command = [sys.executable, "benchmarks/runs/replay_insitu.py", "--data", str(folder), "--others", str(folder)]
@@ -66,7 +71,7 @@ def replayed(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
         [*command, *arguments, "--json"], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
     )
     assert done.stdout, f"exit status {done.returncode}: {done.stderr}"
-    return done.returncode, json.loads(done.stdout)
+    return done.returncode, json.loads(done.stdout), done.stderr
 
 
 PLANS = {0: (1410, 1410), 1: (1410, 1410), 2: (1110, 1110), 3: (1410, 1110)}
@@ -112,7 +117,7 @@ def test_without_clocks_only_the_time_at_full_speed_is_predicted(tmp_path: Path)
     for name in (RUN, "A100__another__pp2_nmb2"):
         write_training(tmp_path, name, None, plans=PLANS)
 
-    status, figures = replayed(tmp_path)
+    status, figures, messages = replayed_with_messages(tmp_path)
 
     run = figures["by_run"][RUN]
     assert status in {0, 1}
@@ -122,6 +127,22 @@ def test_without_clocks_only_the_time_at_full_speed_is_predicted(tmp_path: Path)
     assert figures["runs_with_planned_clocks"] == 0
     assert figures["saving_error_mean_points"] is not None
     assert "our own plans" in run["clocks"]
+    assert messages.splitlines() == [
+        "2 of 2 runs without the clocks of their plans, which --artifact gives: our own plans stand in"
+    ]
+
+
+def test_stand_in_for_a_slow_plan_takes_as_long_although_less_time_needs_less_energy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(POWERS_W, 1110, 205.0)
+    write_training(tmp_path, RUN, None, plans=PLANS)
+
+    _, figures = replayed(tmp_path)
+
+    slowest = next(row for row in figures["by_run"][RUN]["plans"] if row["plan"] == 2)
+    assert slowest["saving_ratio"] < -0.04
+    assert slowest["saving_predicted_ratio"] == pytest.approx(slowest["saving_ratio"], abs=0.01)
 
 
 def test_own_full_speed_and_measured_time_leave_no_error_of_a_constant_overhead(tmp_path: Path) -> None:
