@@ -21,6 +21,8 @@ CALL_NS, CALLS_PER_READING = 700_000, 4
 LATE_NS = 100_000
 """Mean lateness of wake-ups."""
 JOULES_PER_UPDATE = 40.0
+OLDEST_S = 1.3
+"""As long as the daemon waits for the energy of an iteration that has ended, with this period."""
 
 
 @dataclass
@@ -107,7 +109,7 @@ def test_a_counter_with_the_period_of_the_ticks_is_dated_at_any_phase(phases_ms:
     undated = [s for s in settled if s.energy_edge_mono_ns is None]
     assert undated == []
     ages_s = [(s.read_mono_ns - s.energy_edge_mono_ns) / 1e9 for s in settled if s.energy_edge_mono_ns is not None]
-    assert max(ages_s) < 1.0
+    assert max(ages_s) < OLDEST_S
 
 
 def test_ticks_keep_the_period_on_average_and_leave_time_between_them() -> None:
