@@ -21,10 +21,12 @@ from gpuenergyd.cli.prove.block_options import (
 )
 from gpuenergyd.core.proof.measurements import Block, IterationSample
 from gpuenergyd.core.proof.registration import BASELINE_ARM, Arm
-from gpuenergyd.errors import GpuEnergyError, ProofError, UsageError
+from gpuenergyd.errors import GpuEnergyError, ProofError, ProtocolError, UsageError
 
 _BEGUN_BEFORE = 2
 """Iterations that may be counted in a block although they began before it."""
+_LISTED_LIMIT_S = 2.0
+"""A job that has ended is no longer listed by then."""
 
 
 @dataclass(slots=True)
@@ -137,7 +139,14 @@ class JobBlocks:
 
     def _order(self, change: Mapping[str, Any]) -> None:
         path = f"/v1/jobs/{quote(self._job_id, safe='')}"
-        self.options.asked(lambda: self.options.client.patch(path, dict(change)))
+        try:
+            self.options.asked(lambda: self.options.client.patch(path, dict(change)))
+        except ProtocolError:
+            until_s = time.monotonic() + _LISTED_LIMIT_S
+            while time.monotonic() < until_s:  # it may have ended since it was last seen
+                self._job(self.options.status())
+                time.sleep(POLL_S)
+            raise
 
     def _job(self, status: Mapping[str, Any]) -> Mapping[str, Any]:
         jobs: list[dict[str, Any]] = status["jobs"]

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,6 +76,24 @@ def test_a_job_that_ends_ends_the_proof(
         job.kill()
         with pytest.raises(ProofError, match="has ended; a proof needs it until the last block"):
             blocks.run_block(FULL_SPEED, num_iterations=100_000)
+
+
+def test_a_job_that_ends_just_before_an_order_ends_the_proof_in_the_same_way(
+    daemon: DaemonProcess, client: DaemonClient, job: Training, job_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch = client.patch
+
+    def patch_too_late(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        job.kill()
+        while any(own["job_id"] == job_id for own in client.get_status()["jobs"]):
+            pass
+        return patch(path, body)
+
+    with JobBlocks(options(daemon, client), job_id) as blocks:
+        monkeypatch.setattr(client, "patch", patch_too_late)
+        with pytest.raises(ProofError, match="has ended; a proof needs it until the last block"):
+            blocks.run_block(FULL_SPEED, num_iterations=100_000)
+        monkeypatch.undo()
 
 
 def test_a_job_under_orders_is_refused(daemon: DaemonProcess, client: DaemonClient, job_id: str) -> None:
