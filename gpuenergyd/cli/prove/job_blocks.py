@@ -1,4 +1,4 @@
-"""Blocks of a proof within one running job: it is paused for full speed, and resumed under the arm's policy."""
+"""Runs the blocks of a proof within one running job: paused for full speed, and resumed for a policy."""
 
 import time
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""One HTML page of a proof; it follows from registration and verdict alone, so that a check can write it again."""
+"""Writes the HTML page of a proof from registration and verdict alone, so that a check can write the same page."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -48,7 +48,8 @@ def proof_page(registration: Registration, verdict: Mapping[str, Any]) -> str:
                 ("smallest saving to show", f"{_percent(design.smallest_saving_ratio)}, with 90 % probability"),
                 ("iterations of a block", f"{design.block_iterations}, after {rules.settling_iterations} left out"),
                 ("left out", (f"iterations {_percent(rules.outlier_ratio, 0)} longer than their block's median; a block"
-                 f" with more than {_percent(rules.max_excluded_ratio, 0)} of them is void")),
+                 f" with more than {_percent(rules.max_excluded_ratio, 0)} of them, or with a measured energy of fewer"
+                 f" than {_percent(rules.min_measured_ratio, 0)} of the others, is void, and with it its round")),
                 ("order of blocks", _order(registration)),
                 ("pilot, SHA-256", registration.pilot_sha256),
                 ("public key (Ed25519)", registration.public_key),

@@ -1,4 +1,4 @@
-"""The course of a proof: calibration, pilot, registration, blocks in the registered order, verdict."""
+"""Runs a proof of a saving: calibration, pilot, registration, blocks in the registered order, verdict."""
 
 import secrets
 from collections.abc import Callable, Mapping

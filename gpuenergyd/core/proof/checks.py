@@ -1,4 +1,4 @@
-"""Checks of raw data against the registration: what was not run as registered, or cannot be true, refutes a proof."""
+"""Checks the raw data of a proof: a block that was not run as registered, or cannot be true, costs the verdict."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Registration of a proof: what is claimed and how it will be judged, fixed before the first arm runs."""
+"""What a proof claims and how it will be judged; registered, and so fixed, before the first block that counts."""
 
 import random
 from collections.abc import Mapping, Sequence

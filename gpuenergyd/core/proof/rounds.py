@@ -1,4 +1,4 @@
-"""Rounds of a proof: which of them are void, and how many blocks must be run until enough are sound."""
+"""Finds the rounds of a proof that cannot be used, and how many blocks must run until enough rounds can."""
 
 from collections.abc import Sequence
 from statistics import median

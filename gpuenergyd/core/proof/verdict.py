@@ -1,4 +1,4 @@
-"""Verdict of a proof: recomputed from registration and raw data alone, with no choice left.
+"""Computes the verdict of a proof from its registration and raw data alone, so that everybody gets the same one.
 
 Each round gives one log ratio per arm: its mean over the round's full-speed block. Their mean over rounds has a Student
 interval; blocks, not iterations, are the unit, since iterations of one run err alike. All intervals have the confidence

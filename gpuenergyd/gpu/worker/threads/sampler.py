@@ -1,4 +1,4 @@
-"""Sampler: the thread that reads GPUs periodically, and more often near counter updates and clock changes.
+"""The thread that reads GPUs periodically, and more often near updates of energy counters and clock changes.
 
 Like the actuator it is abandoned when a call does not return, and a successor reads the other GPUs.
 """
@@ -22,8 +22,8 @@ _LEARNING_TIME_NS = 2_000_000
 _OLD_EDGE_NS = 3_000_000_000
 """Age of the last dated update from which a sample shows the counter as read, undated. One a second is dated."""
 _PAUSE_AFTER_TICK = 3
-"""Mean time without periodic readings after those of a tick, as a multiple of theirs: dating and clock changes need it.
-"""
+"""A multiple of the time that the readings of a tick take: the longest delay of the next tick, or the mean pause before
+it where the driver is slow. Dating and clock changes need time without periodic readings."""
 _GOLDEN_RATIO = 0.618034
 """Its multiples' fractions spread evenly, however many there are."""
 
@@ -71,7 +71,7 @@ class Sampler(DriverThread):
         super().__init__("sampler", on_returned=on_returned)
         self.num_late_ticks = 0
         self._num_ticks = 0
-        self._tick_delay_ns = 0
+        self._tick_delay_ns = 0  # of the next tick, beyond the grid of the period
         self._reader = reader
         self._period_s = period_s
         self._on_samples = on_samples

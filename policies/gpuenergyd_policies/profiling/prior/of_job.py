@@ -1,4 +1,4 @@
-"""Curves of a job from its view: the prior of its GPU model, and what all its iterations have shown.
+"""Fits time and power over the clock for one job, from the prior of its GPU model and from all its iterations.
 
 The clock at which a GPU really runs is not reported per instruction, so whether a power cap limits full speed shows
 only in times at lower clocks: of several bends per kind of instruction the most probable one is taken. Before any plan
