@@ -40,7 +40,7 @@ from gpuenergyd.daemon.power.capped_worker import CappedWorker
 from gpuenergyd.daemon.power.schedule_file import read_schedule
 from gpuenergyd.daemon.power.service import PowerService
 from gpuenergyd.daemon.processes.gpu_worker import GpuWorker
-from gpuenergyd.daemon.processes.launch import process_launchers
+from gpuenergyd.daemon.processes.launch import StartChild, process_launchers
 from gpuenergyd.daemon.processes.plugins import (
     POWER_GROUP,
     TARGET_GROUP,
@@ -75,13 +75,19 @@ _TOKEN_BYTES = 32
 class Daemon:
     """The daemon process and its components."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        start_child: StartChild = asyncio.create_subprocess_exec,
+        host_energy: HostEnergy | None = None,
+    ) -> None:
         self.settings = settings
         self.started_mono_s = time.monotonic()
         self._switching_file = SwitchingFile(settings.switch_latencies_path)
         host = f"{settings.host_name or gethostname()}:{settings.socket_path}"
         self.gpus = Gpus(self._switching_file.read(), host=host)
-        start = process_launchers(settings)
+        start = process_launchers(settings, start_child)
         self.worker = GpuWorker(settings, start.worker, lambda: self)
         self.policy = PolicyClient(start.policy_host)
         capped = CappedWorker(self.worker, self.gpus, may_set_clocks=Lever.CLOCKS in settings.levers)
@@ -158,7 +164,7 @@ class Daemon:
             proof_of_use=ProofOfUse(_access_rules(settings), self.worker.process_ids),
             limits=UserLimits(settings.max_connections_per_user, settings.max_requests_per_user_per_s),
         )
-        self.host_energy = HostEnergy()
+        self.host_energy = host_energy or HostEnergy()
         self._clock_socket: ClockSocket | None = None
         self._supervision: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
@@ -363,8 +369,15 @@ class Daemon:
         self.jobs.handle_worker_lost(reason)
 
 
-def serve(settings: Settings) -> int:
+def serve(
+    settings: Settings,
+    *,
+    start_child: StartChild = asyncio.create_subprocess_exec,
+    host_energy: HostEnergy | None = None,
+) -> int:
     """Run the daemon in the foreground until a signal stops it; return its exit code.
+
+    `start_child` starts its helper processes, and `host_energy` reads the energy of CPUs and memory.
 
     Raises:
         UnknownPolicyError: the default policy is not installed, or it is a plugin that cannot be imported.
@@ -386,14 +399,10 @@ def serve(settings: Settings) -> int:
     _access_rules(settings)
     lock = InstanceLock(settings.lock_path).acquire()
     try:
-        asyncio.run(_serve(settings))
+        asyncio.run(Daemon(settings, start_child=start_child, host_energy=host_energy).run())
     finally:
         lock.release()
     return 0
-
-
-async def _serve(settings: Settings) -> None:
-    await Daemon(settings).run()
 
 
 def _access_rules(settings: Settings) -> AccessRules:

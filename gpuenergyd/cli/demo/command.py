@@ -1,39 +1,33 @@
 """`gpuenergyd demo`: trains a real pipeline on simulated GPUs under a private daemon, then cleans up."""
 
 import contextlib
-import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
 from gpuenergyd.cli.demo.grid import DemoGrid
-from gpuenergyd.cli.demo.request import DemoRequest, check_request
+from gpuenergyd.cli.demo.host_load import load_warning
+from gpuenergyd.cli.demo.request import DEFAULT_POLICY, DemoRequest, check_request
+from gpuenergyd.cli.demo.session import JOB_NAME, check_clocks_are_restored, run_session
 from gpuenergyd.cli.demo.slow_start import end_start
 from gpuenergyd.cli.option_checks import MAX_SLOWDOWN_HELP, checked_slowdown, warn_of_large_slowdown
 from gpuenergyd.cli.options import JsonOption
 from gpuenergyd.cli.output import print_json
-from gpuenergyd.errors import DaemonNotRunningError, GpuEnergyError, UsageError
+from gpuenergyd.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpuenergyd.cli.demo.processes import Child, Children
-    from gpuenergyd.cli.demo.progress import Progress
-    from gpuenergyd.client.connection import DaemonClient
+    from gpuenergyd.cli.demo.progress import ShownProgress
 
-_STATUS_PERIOD_S = 0.5
-_START_TIMEOUT_S = 60.0
-_END_TIMEOUT_S = 10.0
-_JOB_NAME = "demo-gpt"
-_STEP_PREFIX = "gpt: "
-"""Beginning of the lines in which the training program says what it does until it registers."""
+ShowResult: TypeAlias = Callable[[str, "ShownProgress"], None]
+_LOOK_PERIOD_S = 0.2
 _MAX_FOLDER_CHARS = 60
 """A Unix socket's path is limited to 107 characters, including the names below this folder."""
-_FAKE_NVML_VARIABLE = "GPUENERGYD_FAKE_NVML_WORLD"
-"""Variable with the folder of simulated GPUs behind a fake NVML library, such as the one of the tests."""
 
 
 def demo(  # noqa: PLR0913  each option is a parameter
@@ -52,7 +46,7 @@ def demo(  # noqa: PLR0913  each option is a parameter
     ] = 12,
     policy: Annotated[
         str, typer.Option(metavar="NAME", help="Clock policy, see `gpuenergyd policies`.")
-    ] = "bubble-aware",
+    ] = DEFAULT_POLICY,
     max_slowdown: Annotated[
         float, typer.Option(callback=checked_slowdown, metavar="RATIO", help=MAX_SLOWDOWN_HELP)
     ] = 0.0,
@@ -72,7 +66,7 @@ def demo(  # noqa: PLR0913  each option is a parameter
         typer.Option(metavar="FILE|synthetic", help="Follow the grid of an hourly carbon trace."),
     ] = None,
     carbon_hour_s: Annotated[
-        float, typer.Option(min=1.0, max=3600.0, metavar="S", help="Real seconds per hour of the trace.")
+        float, typer.Option(min=1.0, max=3600.0, metavar="S", help="Seconds of training per hour of the trace.")
     ] = 30.0,
     carbon_hours: Annotated[
         int, typer.Option(min=6, max=1000, metavar="H", help="Length of the job in hours of the trace.")
@@ -80,21 +74,34 @@ def demo(  # noqa: PLR0913  each option is a parameter
     keep: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep history, logs and simulated GPUs here.")
     ] = None,
-    time_limit_s: Annotated[float, typer.Option(min=1.0, metavar="S", help="Fail after this many seconds.")] = 600.0,
+    time_limit_s: Annotated[float, typer.Option(min=1.0, metavar="S", help="End the training after this many seconds.")] = 600.0,
     hold: Annotated[
-        bool, typer.Option("--hold", help="Keep the daemon after the training until Enter, to look at the job.")
+        bool, typer.Option("--hold", help="Keep the daemon after the result until Enter, to look at the job.")
     ] = False,
+    real_time: Annotated[
+        bool,
+        typer.Option(
+            "--real-time", help="Run processes of their own in real time, to watch, kill and attach; needs a quiet host."
+        ),
+    ] = False,
+    kill_worker_after_s: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, metavar="S", help="Kill the GPU worker once S simulated seconds of the job have passed."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Train on simulated GPUs and report the saving.
 
     Runs a small GPT in a real torch pipeline under a private daemon: baseline, profiling, tuned iterations, report. The
-    last line is the result in one sentence.
+    last line is the result in one sentence. Time is simulated, too: the load of this host does not change the result.
 
     Examples:
         gpuenergyd demo
         gpuenergyd demo --gpus 8 --microbatches 16 --max-slowdown 0.05
         gpuenergyd demo --carbon-trace synthetic
+        gpuenergyd demo --real-time --hold
     """
     request = DemoRequest(
         driver=driver,
@@ -110,220 +117,99 @@ def demo(  # noqa: PLR0913  each option is a parameter
         simulation=simulation,
         grid=DemoGrid(carbon_trace, carbon_hour_s, carbon_hours) if carbon_trace is not None else None,
         is_held=hold,
+        is_in_virtual_time=not real_time and driver == "simulated",
+        kills_worker_after_s=kill_worker_after_s,
     )
     check_request(request, out)
     end_start()
     warn_of_large_slowdown(max_slowdown)
     with _folder(keep) as (folder, inherited_fds), _progress(request, as_json=as_json) as progress:
         progress.announce(f"gpuenergyd demo on {request.gpus}: starting a private daemon")
-        database_url = _run(request, folder, inherited_fds, progress)
-        progress.announce("writing the report")
-        from gpuenergyd.cli.demo.result import json_figures, print_result, result_sentence, write_report  # noqa: PLC0415
-
-        result = write_report(database_url, out, job_name=_JOB_NAME)
-    sentence = result_sentence(result.report.summary, gpus=request.gpus)
-    if as_json:
-        typer.echo(sentence, err=True)
-        print_json(json_figures(result.report, out, request))
-    else:
-        print_result(result, out)
-        typer.echo(sentence)
+        if not request.is_in_virtual_time and (warning := load_warning()) is not None:
+            progress.announce(warning)
+        run = _run_in_virtual_time if request.is_in_virtual_time else _run_in_real_time
+        run(request, folder, inherited_fds, progress, partial(_show_result, request, folder, out, as_json=as_json))
     return 0
 
 
-def _run(request: DemoRequest, folder: Path, inherited_fds: Sequence[int], progress: "Progress") -> str:
-    """Train until enough planned iterations have run, stop all processes, and return the URL of the history."""
-    from gpuenergyd.cli.demo.processes import Children, raise_on_termination  # noqa: PLC0415  start fast
-    from gpuenergyd.client.connection import DaemonClient  # noqa: PLC0415
-    from gpuenergyd.client.environment import HOURS_VARIABLE  # noqa: PLC0415
-    from gpuenergyd.daemon.settings import load_settings  # noqa: PLC0415
-
-    # Isolate the demo from an installed daemon and its settings.
-    kept = {"GPUENERGYD_DEBUG", _FAKE_NVML_VARIABLE}
-    for name in [name for name in os.environ if name.startswith("GPUENERGYD_") and name not in kept]:
-        del os.environ[name]
-    config, world = folder / "config.toml", _world(request, folder)
-    config.touch()
-    if request.grid is not None:
-        budget = request.max_slowdown_ratio
-        config.write_text(request.grid.configuration(folder, seed=request.seed, budget_ratio=budget), encoding="utf-8")
-    (folder / "tmp").mkdir()
-    settings = load_settings(
-        config, driver=request.driver, world_path=world, runtime_dir=folder / "run", state_dir=folder / "state"
-    )
-    raise_on_termination()
-    client = DaemonClient(str(settings.socket_path))
-    with Children(folder, inherited_fds) as children:
-        children.start(
-            "daemon",
-            [
-                "gpuenergyd.cli.main", "serve",
-                "--config", str(config),
-                "--driver", request.driver,
-                "--world", str(world),
-                "--runtime-dir", str(settings.runtime_dir),
-                "--state-dir", str(settings.state_dir),
-                "--policy", request.policy,
-                "--max-slowdown", str(request.max_slowdown_ratio),
-                "--baseline-iterations", str(request.baseline_iterations),
-            ],
-        )  # fmt: skip
-        _wait_for_daemon(client, children)
-        progress.announce("training a small GPT: real torch pipeline and gradients, simulated GPUs; importing torch")
-        training = children.start(
-            "training",
-            [
-                "gpuenergyd_trainers.demo.gpt",
-                "--world", str(world),
-                "--stages", str(request.num_gpus),
-                "--microbatches", str(request.num_microbatches),
-                "--seed", str(request.seed),
-                "--job", _JOB_NAME,
-                *request.run_ahead_options,
-            ],
-            GPUENERGYD_SOCKET=str(settings.socket_path),
-            TMPDIR=str(folder / "tmp"),  # torch leaves temporary folders behind
-            **({HOURS_VARIABLE: str(request.grid.job_hours)} if request.grid is not None else {}),
-        )  # fmt: skip
-        _watch(request, client, children, training, progress)
-        progress.announce("stopping the training")
-        children.stop(training)
-        _wait_for_end(client)
-        if request.is_held:
-            progress.announce(f"the daemon answers at {settings.socket_path} (GPUENERGYD_SOCKET) until you press Enter")
-            sys.stdin.readline()
-        progress.announce("stopping the daemon")
-    client.close()
-    _check_clocks_are_restored(world)
-    return settings.database_url
-
-
-def _world(request: DemoRequest, folder: Path) -> Path:
-    """Return the folder of the simulated GPUs: a new one, or that of the fake NVML library.
-
-    Raises:
-        GpuEnergyError: NVML lists real GPUs, or too few simulated ones.
-    """
-    from gpuenergyd.gpu.drivers.opening import open_driver  # noqa: PLC0415  start fast
-    from gpuenergyd.gpu.drivers.simulated import SimulatedHost  # noqa: PLC0415
-    from gpuenergyd.gpu.drivers.world_kinds import world_kind  # noqa: PLC0415
-
-    if request.driver == "simulated":
-        world = folder / "world"
-        models = [request.gpu_model] * request.num_gpus
-        SimulatedHost.create(world, models, seed=request.seed, kind=world_kind(request.simulation)).close()
-        return world
-    nvml = open_driver(request.driver, None)
-    shown = [identity.gpu_uuid for identity in nvml.identities()]
-    nvml.close()
-    simulated: list[str] = []
-    if behind := os.environ.get(_FAKE_NVML_VARIABLE):
-        host = SimulatedHost.open(Path(behind))
-        simulated = [identity.gpu_uuid for identity in host.identities()]
-        host.close()
-    if behind is None or shown != simulated:
-        raise GpuEnergyError(
-            "the demo runs on simulated GPUs only, but NVML lists real GPUs on this host; use --driver simulated"
-        )
-    if len(shown) < request.num_gpus:
-        raise GpuEnergyError(f"--gpus {request.num_gpus}: NVML lists only {len(shown)} simulated GPUs")
-    return Path(behind)
-
-
-def _wait_for_daemon(client: "DaemonClient", children: "Children") -> None:
-    until = time.monotonic() + _START_TIMEOUT_S
-    while True:
-        children.check()
-        try:
-            client.get_status()
-        except DaemonNotRunningError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.05)
-        else:
-            return
-
-
-def _wait_for_end(client: "DaemonClient") -> None:
-    """Wait until the daemon has recorded the end of the job; it finishes the job itself if that takes too long."""
-    until = time.monotonic() + _END_TIMEOUT_S
-    while time.monotonic() < until and not client.get_status()["ended_jobs"]:
-        time.sleep(0.05)
-
-
-def _check_running(children: "Children", training: "Child") -> None:
-    children.check()
-    if training.process.poll() is not None:
-        raise GpuEnergyError("the training exited before enough planned iterations had run")
-
-
-def _watch(
-    request: DemoRequest, client: "DaemonClient", children: "Children", training: "Child", progress: "Progress"
+def _run_in_real_time(
+    request: DemoRequest, folder: Path, inherited_fds: Sequence[int], progress: "ShownProgress", show_result: ShowResult
 ) -> None:
-    """Show the daemon's status until enough planned iterations have run."""
-    extra_time_s = request.grid.extra_time().total_seconds() if request.grid is not None else 0.0
-    until = time.monotonic() + request.time_limit_s + extra_time_s
-    while True:
-        _check_running(children, training)
-        status = client.get_status()
-        job = status["jobs"][0] if status["jobs"] else None
-        if job is not None:
-            is_finished = request.is_finished(job)
-            if not is_finished:
-                _check_job(job, request)
-            progress.show(status)
-            if is_finished:
-                return
-        elif step := training.last_line(_STEP_PREFIX):
-            progress.announce(step)
-        if time.monotonic() > until:
-            phase = f"phase {job['phase']}: {job['plan_reason']}" if job else "no job has registered"
-            raise GpuEnergyError(f"not enough planned iterations within {request.time_limit_s:g} s; {phase}")
-        time.sleep(_STATUS_PERIOD_S)
+    """Run every process of the demo in real time."""
+    from gpuenergyd.cli.demo.processes import Children, RealHost, raise_on_termination  # noqa: PLC0415  start fast
+
+    raise_on_termination()
+    with Children(folder, inherited_fds) as children:
+        host = RealHost(children)
+        outcome = run_session(request, folder, host, progress)
+        if request.is_held:
+            _show_and_hold(folder, outcome.reason, progress, show_result)
+        progress.announce("stopping the daemon")
+    check_clocks_are_restored(outcome.world)
+    if not request.is_held:
+        show_result(outcome.reason, progress)
 
 
-def _check_job(job: Mapping[str, Any], request: DemoRequest) -> None:
-    """Check that the job can still reach a plan.
+def _run_in_virtual_time(
+    request: DemoRequest, folder: Path, inherited_fds: Sequence[int], progress: "ShownProgress", show_result: ShowResult
+) -> None:
+    """Run the process in which everything lives in virtual time."""
+    from gpuenergyd.cli.demo.processes import Children, raise_on_termination  # noqa: PLC0415  start fast
+    from gpuenergyd.cli.demo.virtual_files import VirtualFiles  # noqa: PLC0415
 
-    Raises:
-        GpuEnergyError: its policy has failed, or makes no plan, or the job stays at full speed.
-    """
-    if (failure := _policy_failure(job)) is not None:
-        raise GpuEnergyError(f"policy {request.policy!r} failed: {failure}")
-    if job["is_given_up"]:
-        raise GpuEnergyError(f"the job stays at full speed: {job['phase_reason']}")
-    if request.has_no_plan(job):
-        reason = job["phase_reason"] if job["phase"] == "fallback" else job["plan_reason"]
-        raise GpuEnergyError(f"policy {request.policy!r} made no plan: {reason}")
-
-
-def _policy_failure(job: Mapping[str, Any]) -> str | None:
-    """Return why the policy failed; a policy that was only too slow is asked again."""
-    prefix = f"policy {job['policy']} failed: "
-    reason = str(job["phase_reason"])
-    if job["phase"] != "fallback" or not reason.startswith(prefix) or "did not answer within" in reason:
-        return None
-    return reason.removeprefix(prefix)
-
-
-def _check_clocks_are_restored(world: Path) -> None:
-    """Check that no simulated GPU has a clock lock.
-
-    Raises:
-        GpuEnergyError: the daemon has left a clock lock behind.
-    """
-    from gpuenergyd.gpu.drivers.simulated import SimulatedHost  # noqa: PLC0415  start fast
-
-    host = SimulatedHost.open(world)
-    try:
-        locked = [gpu.index for gpu in host.identities() if host.locked_sm_clock_mhz(gpu.gpu_uuid) is not None]
-    finally:
-        host.close()
-    if locked:
-        raise GpuEnergyError(f"the daemon has left a clock lock on simulated GPU {', '.join(map(str, locked))}")
+    raise_on_termination()
+    files = VirtualFiles(folder)
+    files.write_request(request)
+    with Children(folder, inherited_fds) as children:
+        # With one seed of its hashes, Python walks through sets of texts in the same order in every run.
+        demo = children.start(
+            "demo", ["gpuenergyd.cli.demo.virtual_main", str(folder)], PYTHONHASHSEED="0", TMPDIR=str(folder)
+        )
+        while not demo.has_ended() and not (request.is_held and files.reason() is not None):
+            files.show(progress)
+            time.sleep(_LOOK_PERIOD_S)
+        children.check()
+        reason = files.reason() or ""
+        if request.is_held:
+            _show_and_hold(folder, reason, progress, show_result)
+            files.release()
+            demo.process.wait()
+            children.check()
+    if not request.is_held:
+        show_result(reason, progress)
 
 
-def _progress(request: DemoRequest, *, as_json: bool) -> "Progress":
+def _show_and_hold(folder: Path, reason: str, progress: "ShownProgress", show_result: ShowResult) -> None:
+    show_result(reason, progress)
+    socket_path = folder / "run" / "gpuenergyd.sock"
+    progress.announce(f"the daemon answers at {socket_path} (GPUENERGYD_SOCKET) until you press Enter")
+    sys.stdin.readline()
+
+
+def _show_result(
+    request: DemoRequest, folder: Path, out: Path, reason: str, progress: "ShownProgress", *, as_json: bool
+) -> None:
+    """Write the HTML report and print the result; `reason` is why there are too few planned iterations."""
+    from gpuenergyd.cli.demo.result import (  # noqa: PLC0415  start fast
+        json_figures,
+        print_result,
+        result_sentence,
+        write_report,
+    )
+
+    progress.announce("writing the report")
+    result = write_report(f"sqlite:///{folder / 'state' / 'history.sqlite3'}", out, job_name=JOB_NAME)
+    sentence = result_sentence(result.report.summary, request, reason=reason)
+    with progress.paused():
+        if as_json:
+            typer.echo(sentence, err=True)
+            print_json(json_figures(result.report, out, request))
+        else:
+            print_result(result, out)
+            typer.echo(sentence)
+
+
+def _progress(request: DemoRequest, *, as_json: bool) -> "ShownProgress":
     """Return a live view on a terminal, plain lines elsewhere; with --json on stderr."""
     from rich.console import Console  # noqa: PLC0415  start fast
 

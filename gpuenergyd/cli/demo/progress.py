@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -42,6 +42,13 @@ class LiveProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._live.stop()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Hide the view while something else is printed."""
+        self._live.stop()
+        yield
+        self._live.start()
 
     def announce(self, text: str) -> None:
         """Show the current step."""
@@ -95,6 +102,12 @@ class LineProgress:
         self._stop.set()
         self._heartbeat.join()
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Print nothing while something else is printed."""
+        with self._lock:
+            yield
+
     def announce(self, text: str) -> None:
         """Print the current step once."""
         self._update(text, text)
@@ -137,7 +150,7 @@ class LineProgress:
                 self.tick()
 
 
-Progress = LiveProgress | LineProgress
+ShownProgress = LiveProgress | LineProgress
 
 
 def _steps(status: Status, baseline: int, tuned: int) -> list[tuple[str, int, int | None, bool]]:

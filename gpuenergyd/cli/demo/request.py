@@ -1,13 +1,16 @@
 """The parsed options of `gpuenergyd demo`, and what they must fulfil before anything starts."""
 
 import importlib.util
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from gpuenergyd.cli.demo.grid import DEFAULT_BUDGET_RATIO, DemoGrid
 from gpuenergyd.errors import GpuEnergyError, UsageError
+
+DEFAULT_POLICY = "bubble-aware"
 
 _SLOWEST_STAGE_S = 0.18
 """Upper bound on the time of one microbatch on the slowest stage, forward and backward, with 2 to 8 stages."""
@@ -38,7 +41,22 @@ class DemoRequest:
     grid: DemoGrid | None = None
     """Grid to follow; the demo then runs for the length of the job."""
     is_held: bool = False
-    """Whether the daemon is kept after the training until the user presses Enter."""
+    """Whether the daemon is kept after the result until the user presses Enter."""
+    is_in_virtual_time: bool = True
+    """Whether everything lives on a clock of its own, which the load of this host does not change."""
+    kills_worker_after_s: float | None = None
+    """When to kill the GPU worker, from the registration of the job on; None for never."""
+
+    def to_json(self) -> str:
+        """Return the request as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the request of a JSON document."""
+        values = json.loads(text)
+        grid = values.pop("grid")
+        return cls(**values, grid=DemoGrid(**grid) if grid is not None else None)
 
     @property
     def gpus(self) -> str:
@@ -76,7 +94,20 @@ class DemoRequest:
             or (is_profiled_again and num_tuned >= self.tuned_iterations)
         )
 
-    def has_no_plan(self, job: Mapping[str, Any]) -> bool:
+    def reason_for_no_plan(self, job: Mapping[str, Any]) -> str | None:
+        """Return why the job will not reach a plan; None while it may."""
+        failed = f"policy {job['policy']} failed: "
+        reason = str(job["phase_reason"])
+        # A policy that was only too slow is asked again.
+        if job["phase"] == "fallback" and reason.startswith(failed) and "did not answer within" not in reason:
+            return f"policy {self.policy!r} failed: {reason.removeprefix(failed)}"
+        if job["is_given_up"]:
+            return f"the job stays at full speed: {reason}"
+        if self._has_no_plan(job):
+            return f"policy {self.policy!r} made no plan: {reason if job['phase'] == 'fallback' else job['plan_reason']}"
+        return None
+
+    def _has_no_plan(self, job: Mapping[str, Any]) -> bool:
         """Return whether the policy runs the job at full speed although it has replied and had enough iterations.
 
         On a busy host its first reply takes long, and the training goes on meanwhile: that is no refusal to plan.
@@ -104,9 +135,9 @@ def check_request(request: DemoRequest, out: Path) -> None:
     from gpuenergyd.gpu.drivers.world_kinds import world_kind  # noqa: PLC0415
 
     check_policy_name(request.policy)
-    for module in ("torch", "gpuenergyd_trainers"):
+    for module in ("torch", "gpuenergyd_trainers", *(("greenlet",) if request.is_in_virtual_time else ())):
         if importlib.util.find_spec(module) is None:
-            raise GpuEnergyError(f"the demo needs {module}: pip install 'gpuenergyd[daemon,trainers]'")
+            raise GpuEnergyError(f"the demo needs {module}: pip install 'gpuenergyd[daemon,demo]'")
     if request.num_microbatches < request.num_gpus:
         raise UsageError(
             f"--microbatches {request.num_microbatches}: torch's 1F1B needs at least one per GPU, {request.num_gpus}"

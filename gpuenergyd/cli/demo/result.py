@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuenergyd.cli.commands.report_output import write_text
-from gpuenergyd.cli.demo.request import DemoRequest
+from gpuenergyd.cli.demo.request import DEFAULT_POLICY, DemoRequest
 from gpuenergyd.cli.output import people_console
 from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, saving_span_text, saving_text
 from gpuenergyd.errors import GpuEnergyError
@@ -31,7 +31,7 @@ def write_report(database_url: str, out: Path, *, job_name: str) -> DemoResult:
     """Write the HTML report, and return the result.
 
     Raises:
-        GpuEnergyError: the history has no job, or no tuned iterations.
+        GpuEnergyError: the history has no job.
     """
     with open_history(database_url) as history:
         reports = job_reports(history, job=job_name)
@@ -40,9 +40,7 @@ def write_report(database_url: str, out: Path, *, job_name: str) -> DemoResult:
         note = "Demo: a small GPT on simulated GPUs under a private daemon."
         write_text(out, report_page(history, reports, made_at=datetime.now().astimezone(), note=note))
         report = reports[-1]
-        if report.plan_in_force is None:
-            raise GpuEnergyError("the history contains no planned iterations")
-        return DemoResult(report, before_and_after(history, report))
+        return DemoResult(report, before_and_after(history, report) if report.plan_in_force is not None else ())
 
 
 def print_result(result: DemoResult, out: Path) -> None:
@@ -55,20 +53,31 @@ def print_result(result: DemoResult, out: Path) -> None:
     console.print(f"report with both timelines: {out}", soft_wrap=True)
 
 
-def result_sentence(job: JobSummary, *, gpus: str) -> str:
-    """Return the saving with its 95 % confidence interval and the speed in one sentence; `gpus` names the GPUs."""
+def result_sentence(job: JobSummary, request: DemoRequest, *, reason: str) -> str:
+    """Return the saving with its 95 % confidence interval and the speed in one sentence, or why there is none.
+
+    `reason` is why the training ended without enough planned iterations; empty if it had enough.
+    """
+    trained = f"gpuenergyd trained this pipeline on {request.gpus}"
     if job.saving_ratio is None or job.saving_interval is None or job.slowdown_ratio is None:
-        return (
-            f"gpuenergyd trained this pipeline on {gpus}, with too few iterations for a measured saving: it takes three"
-            " at full speed and three tuned ones."
-        )
-    saving = saving_text(job.saving_ratio) if job.is_saving_significant else NOT_SIGNIFICANT
+        why = reason or "it takes three iterations at full speed and three under a plan"
+        return f"{trained}, without a measured saving: {why}. {_what_to_do(request)}"
     speed = speed_text(job.slowdown_ratio)
     than = "" if speed.startswith("at ") else " than at full speed"
-    return (
-        f"gpuenergyd trained this pipeline on {gpus} with {saving} per iteration (95 %"
-        f" confidence interval: {saving_span_text(job.saving_interval)}), {speed}{than}."
-    )
+    interval = f"(95 % confidence interval: {saving_span_text(job.saving_interval)})"
+    if job.is_saving_significant:
+        return f"{trained} with {saving_text(job.saving_ratio)} per iteration {interval}, {speed}{than}."
+    why = f"{reason}. " if reason else "The difference may be chance. "
+    return f"{trained} with {NOT_SIGNIFICANT} per iteration {interval}, {speed}{than}. {why}{_what_to_do(request)}"
+
+
+def _what_to_do(request: DemoRequest) -> str:
+    """Return what is most likely to give a newcomer a result."""
+    if not request.is_in_virtual_time and request.driver == "simulated":
+        return "On a busy host times are noisy: try again without --real-time."
+    if request.policy != DEFAULT_POLICY:
+        return f"Try the default policy: leave out --policy {request.policy}."
+    return "Try more iterations, e.g. --tuned-iterations 40, or permit a slowdown, e.g. --max-slowdown 0.05."
 
 
 def json_figures(report: JobReport, out: Path, request: DemoRequest) -> dict[str, Any]:
@@ -86,6 +95,7 @@ def json_figures(report: JobReport, out: Path, request: DemoRequest) -> dict[str
         **(report.carbon.to_dict() if report.carbon is not None else {}),
         "simulated": True,  # the demo rejects real GPUs
         "simulation": request.simulation if request.driver == "simulated" else None,
+        "is_virtual_time": request.is_in_virtual_time,
         "report_path": str(out),
     }
 

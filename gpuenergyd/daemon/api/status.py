@@ -110,6 +110,7 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
             "path": history.path,
             "num_rows_written": history.num_rows_written,
             "num_rows_dropped": history.num_rows_dropped,
+            "num_records_waiting": history.num_records_waiting,
         },
         "files": _files(daemon.settings),
     }

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from gpuenergyd.daemon.processes.policy_host import MAX_LINE_BYTES
 from gpuenergyd.daemon.settings import Mode, Processes, Settings
@@ -25,6 +25,39 @@ from gpuenergyd.service_manager import child_environment
 log = logging.getLogger(__name__)
 
 POLICY_HOST_COMMAND = (sys.executable, "-I", "-m", "gpuenergyd.daemon.processes.policy_host")
+
+
+class ChildProcess(Protocol):
+    """A child process, as `asyncio.create_subprocess_exec` returns it."""
+
+    stdin: asyncio.StreamWriter | None
+    stdout: asyncio.StreamReader | None
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        ...
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status; None while the process runs."""
+        ...
+
+    async def wait(self) -> int:
+        """Wait for the end of the process; return its exit status."""
+        ...
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        ...
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        ...
+
+
+StartChild = Callable[..., Awaitable[Any]]
+"""Starts a child process, a `ChildProcess`, from its command line."""
 
 
 class WorkerProcess(Protocol):
@@ -67,7 +100,8 @@ class ChildWorker:
 
     command: Sequence[str]
     journal_path: Path
-    _process: asyncio.subprocess.Process | None = None
+    start_child: "StartChild" = asyncio.create_subprocess_exec
+    _process: "ChildProcess | None" = None
 
     @property
     def is_running(self) -> bool:
@@ -81,9 +115,7 @@ class ChildWorker:
 
     async def start(self) -> None:
         """Start the child in a session of its own, so that Ctrl-C in a terminal reaches only the daemon."""
-        self._process = await asyncio.create_subprocess_exec(
-            *self.command, start_new_session=True, env=child_environment()
-        )
+        self._process = await self.start_child(*self.command, start_new_session=True, env=child_environment())
 
     async def wait(self) -> str:
         """Wait until the child exits and return a message with its exit status."""
@@ -151,13 +183,17 @@ class PolicyChannel:
 StartPolicyHost = Callable[[], Awaitable[PolicyChannel]]
 
 
-async def start_policy_child(memory_limit_bytes: int | None, command: Sequence[str]) -> PolicyChannel:
+async def start_policy_child(
+    memory_limit_bytes: int | None,
+    command: Sequence[str],
+    start_child: "StartChild" = asyncio.create_subprocess_exec,
+) -> PolicyChannel:
     """Start a policy host as a child process and return its channel.
 
     Raises:
         OSError: it cannot be started.
     """
-    process = await asyncio.create_subprocess_exec(
+    process = await start_child(
         *command,
         str(memory_limit_bytes or 0),
         stdin=asyncio.subprocess.PIPE,
@@ -224,7 +260,9 @@ class ProcessLaunchers:
     policy_host: StartPolicyHost = field(repr=False)
 
 
-def process_launchers(settings: Settings) -> ProcessLaunchers:
+def process_launchers(
+    settings: Settings, start_child: StartChild = asyncio.create_subprocess_exec
+) -> ProcessLaunchers:
     """Return the launchers of GPU worker and policy host for `settings.processes`."""
     match settings.processes:
         case Processes.CHILDREN:
@@ -234,8 +272,9 @@ def process_launchers(settings: Settings) -> ProcessLaunchers:
                 ChildWorker(
                     [*worker_command(settings), "--exit-with-daemon", "--parent-pid", str(os.getpid())],
                     settings.journal_path,
+                    start_child,
                 ),
-                lambda: start_policy_child(limit_bytes, POLICY_HOST_COMMAND),
+                lambda: start_policy_child(limit_bytes, POLICY_HOST_COMMAND, start_child),
             )
         case Processes.UNITS:
             return ProcessLaunchers(WorkerUnit(), lambda: connect_policy_unit(settings.policy_socket_path))

@@ -19,7 +19,6 @@ from gpuenergyd.gpu.drivers.device_model import InstructionWork
 from gpuenergyd.gpu.drivers.simulated import LaunchedWork, SimulatedHost
 from gpuenergyd.gpu.drivers.stream_signals import StreamSignals
 
-_SIGNAL_POLL_S = 0.0005
 _SHORTEST_SLEEP_S = 0.0003
 _LONGEST_SLEEP_S = 0.05
 _CLOSE_LIMIT_S = 5.0
@@ -205,8 +204,14 @@ class SimulatedStream:
                     self._changed.notify_all()
                     self._changed.wait_for(lambda: self._operations or self._is_closed)
                     continue
-            if pause_s > 0.0:
-                self._sleep(min(max(pause_s, _SHORTEST_SLEEP_S), _LONGEST_SLEEP_S))
+                awaited = self._operations[0] if self._operations else None
+            if pause_s <= 0.0:
+                continue
+            pause_s = min(max(pause_s, _SHORTEST_SLEEP_S), _LONGEST_SLEEP_S)
+            if isinstance(awaited, _Wait):
+                awaited.signals.pause(awaited.channel, awaited.number, limit_s=pause_s, sleep=self._sleep)
+            else:
+                self._sleep(pause_s)
 
     def _update(self, launched: LaunchedWork) -> None:
         """Complete the events that were waiting for the instructions that have now ended."""
@@ -236,7 +241,8 @@ class SimulatedStream:
             if isinstance(operation, _Wait):
                 given_ns = operation.signals.instant_ns(operation.channel, operation.number)
                 if given_ns is None:
-                    return _SIGNAL_POLL_S
+                    is_running = progress.num_launched > progress.num_ended
+                    return launched.least_remaining_s if is_running else _LONGEST_SLEEP_S
                 self._operations.popleft()
                 if progress.num_launched == progress.num_ended:  # the GPU waited
                     progress.reached_ns = max(progress.reached_ns, self._mono_ns())

@@ -7,9 +7,11 @@ receiver waits for the n-th.
 import mmap
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 _NUM_KEPT = 256
+_POLL_S = 0.0005
 _COUNT = struct.Struct("<Q")
 _INSTANT = struct.Struct("<q")
 _CHANNEL_BYTES = _COUNT.size + _NUM_KEPT * _INSTANT.size
@@ -41,6 +43,17 @@ class StreamSignals:
             return None
         (mono_ns,) = _INSTANT.unpack_from(self._map, begin + _COUNT.size + number % _NUM_KEPT * _INSTANT.size)
         return int(mono_ns)
+
+    def pause(  # only processes that share memory alone have to look again and again
+        self,
+        channel: int,  # noqa: ARG002  for subclasses
+        number: int,  # noqa: ARG002  for subclasses
+        *,
+        limit_s: float,
+        sleep: Callable[[float], None],
+    ) -> None:
+        """Wait until it is worth looking for a signal again, at most for a time."""
+        sleep(min(limit_s, _POLL_S))
 
     def close(self) -> None:
         """Unmap the file."""

@@ -10,7 +10,7 @@ import os
 import pwd
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpuenergyd.errors import DriverError, GpuEnergyError, UsageError
@@ -27,8 +27,8 @@ _SWITCH_INTERVAL_S = 0.0005
 """Longest time a thread computes while another waits: a restore must not wait for a round of readings."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the worker and return its exit code."""
+def main(arguments: Sequence[str] | None = None, *, start_sentinel: Callable[[Path], int] = start_sentinel) -> int:
+    """Run the worker and return its exit code; `start_sentinel` starts the process that outlives it."""
     parser = argparse.ArgumentParser(prog="gpuenergyd-worker", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--link", type=Path, required=True, help="Unix socket for the daemon")
     parser.add_argument("--journal", type=Path, required=True, help="restore journal, in a folder owned by the worker")

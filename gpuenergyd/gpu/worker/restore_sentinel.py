@@ -23,19 +23,24 @@ def start_sentinel(journal_path: Path) -> int:
     pid = os.fork()
     if pid == 0:
         try:
-            _wait_and_restore(worker_pidfd, journal_path)
+            _become_sentinel()
+            wait_and_restore(worker_pidfd, journal_path)
         finally:
             os._exit(0)
     os.close(worker_pidfd)
     return pid
 
 
-def _wait_and_restore(worker_pidfd: int, journal_path: Path) -> None:
+def _become_sentinel() -> None:
     # A service manager signals the whole process group: the worker stops on it, and the sentinel ends after the worker.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(_NAME)
+
+
+def wait_and_restore(worker_pidfd: int, journal_path: Path) -> None:
+    """Wait for the end of the worker, then restore what its journal lists."""
     select.select([worker_pidfd], [], [])
     try:
         outcomes = restore(journal_path)

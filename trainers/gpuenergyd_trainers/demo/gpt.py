@@ -14,7 +14,7 @@ import multiprocessing.connection
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -26,6 +26,7 @@ import torch.distributed as dist
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.errors import GpuEnergyError, GpuNotFoundError, UsageError
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.stream_signals import StreamSignals
 from gpuenergyd_trainers.demo.gpt_pipeline import PIPELINES, GptRank, RunAhead
 from gpuenergyd_trainers.torch_pipelining import attach
 
@@ -35,6 +36,15 @@ _MAX_RUN_AHEAD = 8
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one rank, or start all of them; return the exit code."""
+    options = parse_options(arguments)
+    if options.rank is None:
+        return _run_all_ranks(options)
+    _run_rank(options, options.rank)
+    return 0
+
+
+def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options, checked; those for all ranks get the files in which the ranks meet."""
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
@@ -46,9 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GpuEnergyError as error:
         parser.error(str(error))
     if options.rank is None:
-        return _run_all_ranks(options)
-    _run_rank(options, options.rank)
-    return 0
+        # Anonymous files: they disappear with the processes, however these end.
+        if options.init_file is None and options.master_port is None:
+            options.init_file = Path(f"/proc/self/fd/{os.memfd_create('gpt-demo-rendezvous')}")
+        options.signals_file = options.signals_file or Path(f"/proc/self/fd/{os.memfd_create('gpt-demo-signals')}")
+        options.run_key = options.run_key or f"gpt-demo-{os.getpid()}"
+        options.stop_fd = os.memfd_create("gpt-demo-stop")
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -139,12 +153,6 @@ def _run_all_ranks(options: argparse.Namespace) -> int:
     sys.stdout.write(f"gpt: torch {torch.__version__} is imported; {options.stages} pipeline stages are starting\n")
     sys.stdout.flush()
     context = multiprocessing.get_context("fork")  # torch is loaded once; no thread runs yet
-    # Anonymous files: they disappear with the processes, however these end.
-    if options.init_file is None and options.master_port is None:
-        options.init_file = Path(f"/proc/self/fd/{os.memfd_create('gpt-demo-rendezvous')}")
-    options.signals_file = options.signals_file or Path(f"/proc/self/fd/{os.memfd_create('gpt-demo-signals')}")
-    options.run_key = options.run_key or f"gpt-demo-{os.getpid()}"
-    options.stop_fd = os.memfd_create("gpt-demo-stop")
 
     def request_stop(_number: int, _frame: FrameType | None) -> None:
         os.write(options.stop_fd, b"stop")
@@ -182,12 +190,19 @@ def _run_rank(options: argparse.Namespace, rank: int) -> None:
     dist.init_process_group("gloo", init_method=meet_at, rank=rank, world_size=options.stages)
     try:
         with ExitStack() as cleanup:
-            _train(options, rank, cleanup)
+            train(options, rank, cleanup)
     finally:
         dist.destroy_process_group()
 
 
-def _train(options: argparse.Namespace, rank: int, cleanup: ExitStack) -> None:
+def train(
+    options: argparse.Namespace,
+    rank: int,
+    cleanup: ExitStack,
+    *,
+    open_signals: Callable[[Path, int], StreamSignals] = StreamSignals,
+) -> None:
+    """Train as one rank of the default process group, until the options say to stop."""
     training = GptRank(
         options.schedule,
         rank,
@@ -201,7 +216,9 @@ def _train(options: argparse.Namespace, rank: int, cleanup: ExitStack) -> None:
         host = SimulatedHost.open(options.world)
         cleanup.callback(host.close)
         gpu_uuid = gpu_uuid or host.identities()[rank].gpu_uuid
-        run_ahead = RunAhead(options.run_ahead, options.signals_file) if options.run_ahead is not None else None
+        run_ahead = None
+        if options.run_ahead is not None:
+            run_ahead = RunAhead(options.run_ahead, options.signals_file, open_signals)
         cleanup.enter_context(
             training.simulate_on(host, gpu_uuid, duration_scale=options.duration_scale, run_ahead=run_ahead)
         )

@@ -31,6 +31,8 @@ class RunAhead(NamedTuple):
     """Iterations whose instructions fit into the launch queue."""
     signals_path: Path
     """File for the signals between the streams, the same for all ranks of a run."""
+    open_signals: Callable[[Path, int], StreamSignals] = StreamSignals
+    """Opens the file, for a number of channels."""
 
 
 class PipelineFamily(NamedTuple):
@@ -115,7 +117,7 @@ class GptRank:
             self.timer = timer
         else:
             per_iteration = _MAX_KINDS * self._num_microbatches * len(self.stages)
-            signals = StreamSignals(run_ahead.signals_path, num_channels(self.num_stages))
+            signals = run_ahead.open_signals(run_ahead.signals_path, num_channels(self.num_stages))
             cleanup.callback(signals.close)
             works_ahead = round(run_ahead.iterations * 2 * self._num_microbatches * len(self.stages))
             self._stream = SimulatedStream(host, gpu_uuid, max_launched=works_ahead)

@@ -1,0 +1,16 @@
+"""A line that tells users of `gpuenergyd demo --real-time` that a busy host makes its result noisy."""
+
+import os
+
+_BUSY_LOAD_PER_CPU = 0.75
+
+
+def load_warning() -> str | None:
+    """Return the line if too many processes compete for this host's processors, else None."""
+    load, num_cpus = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load <= _BUSY_LOAD_PER_CPU * num_cpus:
+        return None
+    return (
+        f"load {load:.0f} on {num_cpus} {'core' if num_cpus == 1 else 'cores'}: results will be noisy; without"
+        " --real-time they do not depend on it"
+    )
