@@ -74,21 +74,22 @@ def demo(  # noqa: PLR0913  each option is a parameter
     keep: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep history, logs and simulated GPUs here.")
     ] = None,
-    time_limit_s: Annotated[float, typer.Option(min=1.0, metavar="S", help="End the training after this many seconds.")] = 600.0,
+    time_limit_s: Annotated[
+        float, typer.Option(min=1.0, metavar="S", help="End the training after this many seconds.")
+    ] = 600.0,
     hold: Annotated[
         bool, typer.Option("--hold", help="Keep the daemon after the result until Enter, to look at the job.")
     ] = False,
     real_time: Annotated[
         bool,
         typer.Option(
-            "--real-time", help="Run processes of their own in real time, to watch, kill and attach; needs a quiet host."
+            "--real-time",
+            help="Processes of their own, to watch, kill and attach to; needs a quiet host.",
         ),
     ] = False,
     kill_worker_after_s: Annotated[
         float | None,
-        typer.Option(
-            min=0.0, metavar="S", help="Kill the GPU worker once S simulated seconds of the job have passed."
-        ),
+        typer.Option(min=0.0, metavar="S", help="Kill the GPU worker once S simulated seconds of the job have passed."),
     ] = None,
     as_json: JsonOption = False,
 ) -> int:

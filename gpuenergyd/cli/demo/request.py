@@ -104,7 +104,9 @@ class DemoRequest:
         if job["is_given_up"]:
             return f"the job stays at full speed: {reason}"
         if self._has_no_plan(job):
-            return f"policy {self.policy!r} made no plan: {reason if job['phase'] == 'fallback' else job['plan_reason']}"
+            return (
+                f"policy {self.policy!r} made no plan: {reason if job['phase'] == 'fallback' else job['plan_reason']}"
+            )
         return None
 
     def _has_no_plan(self, job: Mapping[str, Any]) -> bool:

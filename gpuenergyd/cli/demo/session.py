@@ -225,37 +225,49 @@ def _wait_for_end(client: "DaemonClient") -> None:
         time.sleep(0.05)
 
 
-def _has_killed_worker(host: SessionHost, status: Mapping[str, Any], world: Path, progress: Progress) -> bool:
-    """Kill the GPU worker if a GPU has a clock lock, and wait until none has; return whether it was killed.
+class _WorkerFault:
+    """Kills the GPU worker once, when a GPU has a clock lock, and waits until none has."""
 
-    Raises:
-        GpuEnergyError: a lock is left.
-    """
-    from gpuenergyd.gpu.drivers.simulated import SimulatedHost  # noqa: PLC0415  start fast
+    def __init__(self, after_s: float | None, host: SessionHost, world: Path, progress: Progress) -> None:
+        self._after_s, self._host, self._world, self._progress = after_s, host, world, progress
+        self._due_at = math.inf
+        self._is_first = after_s is not None
 
-    lowered = locked_gpus(SimulatedHost.open(world))
-    if not lowered:
-        return False
-    host.kill_worker(status)
-    killed_at = time.monotonic()
-    while left := locked_gpus(SimulatedHost.open(world)):
-        if time.monotonic() > killed_at + _RESTORE_LIMIT_S:
-            raise GpuEnergyError(f"the killed GPU worker has left a clock lock on GPU {', '.join(map(str, left))}")
-        time.sleep(0.01)
-    progress.announce(
-        f"killed the GPU worker while {len(lowered)} {'GPU' if len(lowered) == 1 else 'GPUs'} had a clock lock; none had one"
-        f" {time.monotonic() - killed_at:.2f} s later"
-    )
-    return True
+    def provoke(self, status: Mapping[str, Any]) -> None:
+        """Kill the worker if it is time; called from the registration of the job on.
+
+        Raises:
+            GpuEnergyError: a lock is left.
+        """
+        if self._is_first:
+            self._is_first = False
+            self._due_at = time.monotonic() + (self._after_s or 0.0)
+        if time.monotonic() < self._due_at or not (lowered := self._locked()):
+            return
+        self._due_at = math.inf
+        self._host.kill_worker(status)
+        killed_at = time.monotonic()
+        while left := self._locked():
+            if time.monotonic() > killed_at + _RESTORE_LIMIT_S:
+                raise GpuEnergyError(f"the killed GPU worker has left a clock lock on GPU {', '.join(map(str, left))}")
+            time.sleep(0.01)
+        gpus = "1 GPU" if len(lowered) == 1 else f"{len(lowered)} GPUs"
+        after_s = time.monotonic() - killed_at
+        self._progress.announce(
+            f"killed the GPU worker while {gpus} had a clock lock; none had one {after_s:.2f} s later"
+        )
+
+    def _locked(self) -> list[int]:
+        from gpuenergyd.gpu.drivers.simulated import SimulatedHost  # noqa: PLC0415  start fast
+
+        return locked_gpus(SimulatedHost.open(self._world))
 
 
-def _watch(
-    request: DemoRequest, client: "DaemonClient", host: SessionHost, world: Path, progress: Progress
-) -> str:
+def _watch(request: DemoRequest, client: "DaemonClient", host: SessionHost, world: Path, progress: Progress) -> str:
     """Show the daemon's status until enough planned iterations have run; return why there will not be enough, or ""."""
     extra_time_s = request.grid.extra_time().total_seconds() if request.grid is not None else 0.0
     until = time.monotonic() + request.time_limit_s + extra_time_s
-    kill_at: float | None = None
+    fault = _WorkerFault(request.kills_worker_after_s, host, world, progress)
     while True:
         host.check()
         if host.has_training_ended():
@@ -264,10 +276,7 @@ def _watch(
         job = status["jobs"][0] if status["jobs"] else None
         if job is not None:
             progress.show(status)
-            if request.kills_worker_after_s is not None:
-                kill_at = kill_at or time.monotonic() + request.kills_worker_after_s
-                if time.monotonic() >= kill_at and _has_killed_worker(host, status, world, progress):
-                    kill_at = math.inf
+            fault.provoke(status)
             if request.is_finished(job):
                 return ""
             if (reason := request.reason_for_no_plan(job)) is not None:
@@ -275,10 +284,14 @@ def _watch(
         elif step := host.training_step():
             progress.announce(step)
         if time.monotonic() > until:
-            if job is None:
-                raise GpuEnergyError(f"no job has registered within {request.time_limit_s:g} s")
-            return (
-                f"not enough planned iterations within {request.time_limit_s:g} s (--time-limit-s); phase"
-                f" {job['phase']}: {job['plan_reason']}"
-            )
+            return _late(request, job)
         time.sleep(_STATUS_PERIOD_S)
+
+
+def _late(request: DemoRequest, job: Mapping[str, Any] | None) -> str:
+    if job is None:
+        raise GpuEnergyError(f"no job has registered within {request.time_limit_s:g} s")
+    return (
+        f"there were not enough planned iterations within {request.time_limit_s:g} s (--time-limit-s); phase"
+        f" {job['phase']}: {job['plan_reason']}"
+    )

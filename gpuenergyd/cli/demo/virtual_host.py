@@ -8,6 +8,7 @@ threads and processes are those of `gpuenergyd.virtual_time`.
 """
 
 import asyncio
+import importlib
 import os
 import socket
 import sys
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from signal import SIGTERM
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpuenergyd.cli.demo.session import check_clocks_are_restored, run_session
 from gpuenergyd.cli.demo.virtual_files import VirtualProgress
@@ -28,9 +29,7 @@ from gpuenergyd.gpu.worker.main import main as worker_main
 from gpuenergyd.gpu.worker.restore_sentinel import wait_and_restore
 from gpuenergyd.virtual_time.kernel import Kernel, Process
 
-if TYPE_CHECKING:
-    import argparse
-
+_RANKS_MODULE = "gpuenergyd_trainers.demo.virtual_ranks"
 _END_LIMIT_S = 60.0
 _LOOK_PERIOD_S = 0.2
 
@@ -78,8 +77,8 @@ class VirtualHost:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._daemon: Process | None = None
-        self._ranks: list[Process] = []
-        self._options: argparse.Namespace | None = None
+        self._refusal: GpuEnergyError | None = None
+        self._ranks: Any = None
         self._worker: Process | None = None
 
     def start_daemon(self, settings: Settings, _config: Path) -> None:
@@ -87,7 +86,11 @@ class VirtualHost:
         no_counters = HostEnergy(settings.state_dir / "no-counters")  # those of this host count real time
 
         def run() -> int:
-            return serve(settings, start_child=self._start_child, host_energy=no_counters)
+            try:
+                return serve(settings, start_child=self._start_child, host_energy=no_counters)
+            except GpuEnergyError as error:
+                self._refusal = error
+                return error.exit_code
 
         self._daemon = self._kernel.start_process("daemon", run)
 
@@ -113,11 +116,7 @@ class VirtualHost:
     def start_training(self, arguments: list[str], variables: Mapping[str, str]) -> None:
         """Start one process for each rank."""
         os.environ.update(variables)
-        from gpuenergyd_trainers.demo.gpt import parse_options  # type: ignore[import-not-found]  # noqa: PLC0415
-        from gpuenergyd_trainers.demo.virtual_ranks import start_ranks  # type: ignore[import-not-found]  # noqa: PLC0415
-
-        self._options = parse_options(arguments)
-        self._ranks = start_ranks(self._kernel, self._options)
+        self._ranks = importlib.import_module(_RANKS_MODULE).Ranks(self._kernel, arguments)
 
     def training_step(self) -> str | None:
         """Return None: nothing that takes virtual time happens before the job registers."""
@@ -125,11 +124,17 @@ class VirtualHost:
 
     def has_training_ended(self) -> bool:
         """Return whether a rank has ended."""
-        return any(not rank.is_alive for rank in self._ranks)
+        return any(not rank.is_alive for rank in self._rank_processes())
 
     def check(self) -> None:
-        """Check that no process has failed."""
-        for process in filter(None, [self._daemon, *self._ranks]):
+        """Check that no process has failed.
+
+        Raises:
+            GpuEnergyError: the daemon has refused its settings, or a process has failed.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        for process in filter(None, [self._daemon, *self._rank_processes()]):
             if process.exit_status:
                 raise GpuEnergyError(f"{process.name} failed; see the end of the log above")
 
@@ -140,10 +145,13 @@ class VirtualHost:
 
     def stop_training(self) -> None:
         """Have all ranks stop after the same iteration, and wait for that."""
-        assert self._options is not None  # it was started
-        os.write(self._options.stop_fd, b"stop")
-        _wait_until(lambda: not any(rank.is_alive for rank in self._ranks))
+        self._ranks.stop()
+        _wait_until(lambda: not any(rank.is_alive for rank in self._rank_processes()))
         self.check()
+
+    def _rank_processes(self) -> tuple[Process, ...]:
+        processes: tuple[Process, ...] = self._ranks.processes if self._ranks is not None else ()
+        return processes
 
     def stop_daemon(self) -> None:
         """End the daemon by SIGTERM."""

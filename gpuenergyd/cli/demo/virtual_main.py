@@ -1,6 +1,6 @@
 """Entry of the demo in virtual time: it replaces clocks, threads and processes before anything else is imported.
 
-    python -m gpuenergyd.cli.demo.virtual_main FOLDER
+python -m gpuenergyd.cli.demo.virtual_main FOLDER
 """
 
 import os
@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+from gpuenergyd.virtual_time.install import install
 from gpuenergyd.virtual_time.kernel import Kernel
-from gpuenergyd.virtual_time.patches import install
 
 _BOOTED_FOR_NS = 3_600_000_000_000
 """Virtual monotonic clock at the start; the same in each run, since counters have phases on it."""

@@ -260,9 +260,7 @@ class ProcessLaunchers:
     policy_host: StartPolicyHost = field(repr=False)
 
 
-def process_launchers(
-    settings: Settings, start_child: StartChild = asyncio.create_subprocess_exec
-) -> ProcessLaunchers:
+def process_launchers(settings: Settings, start_child: StartChild = asyncio.create_subprocess_exec) -> ProcessLaunchers:
     """Return the launchers of GPU worker and policy host for `settings.processes`."""
     match settings.processes:
         case Processes.CHILDREN:

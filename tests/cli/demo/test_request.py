@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gpuenergyd.cli.demo.grid import DemoGrid
 from gpuenergyd.cli.demo.request import DemoRequest, check_request
 from gpuenergyd.errors import UsageError
 
@@ -40,6 +41,10 @@ AT_FULL_SPEED = {
     "num_tuned_iterations": 0,
     "num_iterations_of_plan": 30,
     "num_baseline_iterations": 30,
+    "plan_reason": "nothing to save",
+    "phase_reason": "the plan was too slow",
+    "policy": "bubble-aware",
+    "is_given_up": False,
 }
 
 
@@ -48,6 +53,19 @@ AT_FULL_SPEED = {
     [
         ({}, True),
         ({"phase": "fallback"}, True),
+        ({"is_given_up": True, "num_tuned_iterations": 5}, True),
+        (
+            {"phase": "fallback", "phase_reason": "policy bubble-aware failed: ValueError", "num_tuned_iterations": 5},
+            True,
+        ),
+        (
+            {
+                "phase": "fallback",
+                "phase_reason": "policy bubble-aware failed: policy 'bubble-aware' did not answer within 30 s",
+                "num_tuned_iterations": 5,
+            },
+            False,
+        ),
         ({"num_baseline_iterations": 29}, False),
         ({"num_tuned_iterations": 1}, False),
         # A busy host: the policy has not replied yet, has just begun to profile, or its plan has just come.
@@ -60,7 +78,21 @@ AT_FULL_SPEED = {
 def test_a_policy_makes_no_plan_once_it_has_replied_and_had_enough_iterations(
     changed: dict[str, Any], *, has_no_plan: bool
 ) -> None:
-    assert REQUEST.has_no_plan(AT_FULL_SPEED | changed) is has_no_plan
+    assert (REQUEST.reason_for_no_plan(AT_FULL_SPEED | changed) is not None) is has_no_plan
+
+
+def test_the_reason_for_no_plan_is_that_of_the_daemon() -> None:
+    assert REQUEST.reason_for_no_plan(AT_FULL_SPEED) == "policy 'bubble-aware' made no plan: nothing to save"
+    assert REQUEST.reason_for_no_plan(AT_FULL_SPEED | {"phase": "fallback"}) == (
+        "policy 'bubble-aware' made no plan: the plan was too slow"
+    )
+
+
+def test_a_request_survives_its_file() -> None:
+    followed = replace(REQUEST, grid=DemoGrid("synthetic", 30.0, 12), kills_worker_after_s=5.0)
+
+    assert DemoRequest.from_json(REQUEST.to_json()) == REQUEST
+    assert DemoRequest.from_json(followed.to_json()) == followed
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,20 @@
 """The demo's last line is one sentence with saving, interval, speed and the word simulated."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from gpuenergyd.cli.demo.request import DemoRequest
 from gpuenergyd.cli.demo.result import result_sentence
 from gpuenergyd.report.job import job_reports
 from gpuenergyd.store import JobSummary, open_history
 from tests.support.sample_history import write_sample_history
 
-GPUS = "4 simulated a100-sxm GPUs"
+REQUEST = DemoRequest(
+    driver="simulated", num_gpus=4, gpu_model="a100-sxm", num_microbatches=8, baseline_iterations=10,
+    tuned_iterations=12, policy="bubble-aware", max_slowdown_ratio=0.0, seed=0, time_limit_s=600.0, simulation="kind",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +26,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> JobSummary:
 def test_the_sentence_has_the_saving_its_interval_and_the_speed_of_the_report(job: JobSummary) -> None:
     measured = replace(job, saving_ratio=0.1234, saving_interval=(0.1181, 0.1288), slowdown_ratio=0.0012)
 
-    assert result_sentence(measured, gpus=GPUS) == (
-        "gpuenergyd trained this pipeline on 4 simulated a100-sxm GPUs with 12.3 % less energy per iteration (95 %"
+    assert result_sentence(measured, REQUEST, reason="") == (
+        "gpuenergyd trained this pipeline on 4 ideal simulated a100-sxm GPUs with 12.3 % less energy per iteration (95 %"
         " confidence interval: 11.8 % to 12.9 % less energy), 0.1 % slower than at full speed."
     )
 
@@ -45,16 +50,36 @@ def test_the_sentence_has_the_saving_its_interval_and_the_speed_of_the_report(jo
 def test_the_direction_of_a_small_or_negative_saving_is_clear(
     job: JobSummary, saving: float, interval: tuple[float, float], expected: str
 ) -> None:
-    sentence = result_sentence(replace(job, saving_ratio=saving, saving_interval=interval), gpus=GPUS)
+    sentence = result_sentence(replace(job, saving_ratio=saving, saving_interval=interval), REQUEST, reason="")
 
     assert expected in sentence
 
 
 def test_too_few_iterations_give_a_sentence_without_a_saving(job: JobSummary) -> None:
-    sentence = result_sentence(replace(job, saving_ratio=None, saving_interval=None, slowdown_ratio=None), gpus=GPUS)
+    unmeasured = replace(job, saving_ratio=None, saving_interval=None, slowdown_ratio=None)
 
-    assert "too few iterations" in sentence
+    sentence = result_sentence(unmeasured, REQUEST, reason="")
+
+    assert "without a measured saving: it takes three iterations at full speed and three under a plan." in sentence
     assert "simulated" in sentence
+
+
+@pytest.mark.parametrize(
+    ("changed", "advice"),
+    [
+        ({}, "Try more iterations, e.g. --tuned-iterations 40, or permit a slowdown, e.g. --max-slowdown 0.05."),
+        ({"policy": "uniform"}, "Try the default policy: leave out --policy uniform."),
+        ({"is_in_virtual_time": False}, "On a busy host times are noisy: try again without --real-time."),
+    ],
+)
+def test_whoever_sees_no_saving_is_told_why_and_what_to_do(
+    job: JobSummary, changed: dict[str, Any], advice: str
+) -> None:
+    unmeasured = replace(job, saving_ratio=None, saving_interval=None, slowdown_ratio=None)
+
+    sentence = result_sentence(unmeasured, replace(REQUEST, **changed), reason="policy 'x' made no plan: no")
+
+    assert sentence.endswith(f"without a measured saving: policy 'x' made no plan: no. {advice}")
 
 
 def test_the_headline_of_a_report_lies_inside_its_interval(job: JobSummary) -> None:

@@ -1,6 +1,6 @@
 """The demo's ranks as virtual processes: they exchange tensors in memory, and wait for each other in virtual time."""
 
-import argparse
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -10,11 +10,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+from torch.distributed import HashStore, distributed_c10d  # type: ignore[attr-defined]  # public, not re-exported
 
 from gpuenergyd.gpu.drivers.stream_signals import StreamSignals
 from gpuenergyd.virtual_time.kernel import Kernel, Process, Wait
-from gpuenergyd_trainers.demo.gpt import train
+from gpuenergyd_trainers.demo.gpt import parse_options, train
 
 _BACKEND = "virtual"
 _BROADCAST = -1
@@ -122,7 +122,7 @@ class VirtualGroup(dist.ProcessGroup):
     """A process group whose ranks are virtual processes: point-to-point messages and broadcasts."""
 
     def __init__(self, exchange: Exchange, rank: int, size: int) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]  # as groups written in Python do
         self._exchange, self._rank, self._size = exchange, rank, size
 
     def getBackendName(self) -> str:  # noqa: N802  as torch has it
@@ -138,7 +138,7 @@ class VirtualGroup(dist.ProcessGroup):
         """Post a receive."""
         return _Receive(self._exchange, Way(source, self._rank, tag), tensors[0])
 
-    def broadcast(self, tensors: Sequence[torch.Tensor], options: Any) -> dist.Work:
+    def broadcast(self, tensors: Sequence[torch.Tensor], options: Any) -> dist.Work:  # type: ignore[override]  # torch calls this form
         """Send the tensor of one rank to all others."""
         root = options.rootRank
         if self._rank != root:
@@ -149,20 +149,31 @@ class VirtualGroup(dist.ProcessGroup):
         return _Sent()
 
 
-def start_ranks(kernel: Kernel, options: argparse.Namespace) -> list[Process]:
-    """Start all ranks of a training; each has its own world of torch.distributed."""
-    torch.set_num_threads(1)
-    exchange, store = Exchange(kernel), dist.HashStore()
-    open_signals = partial(VirtualSignals, waits=Waits(kernel))
-    kernel.add_own_attribute(distributed_c10d, "_world", distributed_c10d._World)  # noqa: SLF001  the module's state
-    dist.Backend.register_backend(
-        _BACKEND, lambda _store, rank, size, _timeout: VirtualGroup(exchange, rank, size), devices=["cpu"]
-    )
+class Ranks:
+    """All ranks of a training, each a process with its own world of torch.distributed."""
 
-    def run(rank: int) -> None:
-        dist.init_process_group(_BACKEND, store=store, rank=rank, world_size=options.stages)
-        # The groups of all ranks end with this process: torch forgets them all at once.
-        with ExitStack() as cleanup:
-            train(options, rank, cleanup, open_signals=open_signals)
+    def __init__(self, kernel: Kernel, arguments: Sequence[str]) -> None:
+        """Start them with the arguments of the demo's training program."""
+        torch.set_num_threads(1)
+        options = parse_options(arguments)
+        self._stop_fd: int = options.stop_fd
+        exchange, store = Exchange(kernel), HashStore()
+        open_signals = partial(VirtualSignals, waits=Waits(kernel))
+        kernel.add_own_attribute(distributed_c10d, "_world", distributed_c10d._World)  # noqa: SLF001  the module's state
+        dist.Backend.register_backend(
+            _BACKEND, lambda _store, rank, size, _timeout: VirtualGroup(exchange, rank, size), devices=["cpu"]
+        )
 
-    return [kernel.start_process(f"rank-{rank}", partial(run, rank)) for rank in range(options.stages)]
+        def run(rank: int) -> None:
+            dist.init_process_group(_BACKEND, store=store, rank=rank, world_size=options.stages)
+            # The groups of all ranks end with this process: torch forgets them all at once.
+            with ExitStack() as cleanup:
+                train(options, rank, cleanup, open_signals=open_signals)
+
+        self.processes: tuple[Process, ...] = tuple(
+            kernel.start_process(f"rank-{rank}", partial(run, rank)) for rank in range(options.stages)
+        )
+
+    def stop(self) -> None:
+        """Have all ranks stop after the same iteration."""
+        os.write(self._stop_fd, b"stop")
