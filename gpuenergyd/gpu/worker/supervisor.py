@@ -217,11 +217,13 @@ class Supervisor:
 
     def _handle_daemon_lost(self) -> None:
         """Restore everything at once, unless the daemon handed its leases over to a successor."""
-        if not self._options.exits_with_daemon and self._handover.begin(time.monotonic()):
+        # An observing worker has no lease to keep; the next one reads whether the mode has changed.
+        ends = self._options.exits_with_daemon or self._options.observes_only
+        if not ends and self._handover.begin(time.monotonic()):
             log("the daemon restarts; keeping its leases for the next one")
             return
         self._restore_all("the daemon is gone")
-        if self._options.exits_with_daemon:
+        if ends:
             self._stop()
 
     def _restore_all(self, reason: str, *, is_daemon_ending: bool = True) -> None:
