@@ -160,6 +160,7 @@ def _run(request: DemoRequest, folder: Path, inherited_fds: Sequence[int], progr
                 "gpuenergyd.cli.main", "serve",
                 "--config", str(config),
                 "--driver", request.driver,
+                "--mode", "control",
                 "--world", str(world),
                 "--runtime-dir", str(settings.runtime_dir),
                 "--state-dir", str(settings.state_dir),
