@@ -240,7 +240,7 @@ class Settings(BaseSettings):
             return None
         return (
             "mode observe: no mode is set, and no GPU is changed (up to version 0.3 GPUs were); to control set"
-            ' mode = "control"'
+            ' mode = "control" in the configuration and restart the daemon'
         )
 
     @property

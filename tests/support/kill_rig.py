@@ -39,7 +39,7 @@ _COMMAND_TIMEOUT_S = 3.0
 _MAX_RESTORES = 20
 _ANY_MOMENT_RATIO = 0.15
 """Share of the kills at any moment; the others happen while a GPU is lowered."""
-LEAST_LOWERED_RATIO = 1 / 3
+LEAST_LOWERED_RATIO = 1 / 5
 """Of the kills, that must hit a lowered GPU: with fewer, a run shows nothing about restores."""
 _LEAST_KILLS = 5
 """Of one victim, so that the ratio is required of its kills too."""

@@ -49,7 +49,7 @@ from gpuenergyd.gpu.worker.foreign_changes import FOREIGN_CHANGE, ForeignChanges
 from gpuenergyd.gpu.worker.health import HealthTable
 from gpuenergyd.gpu.worker.lease_handover import HandoverResult, LeaseHandover
 from gpuenergyd.gpu.worker.leases import Leases
-from gpuenergyd.gpu.worker.maintenance import Maintenance
+from gpuenergyd.gpu.worker.maintenance import OBSERVES_ONLY, Maintenance
 from gpuenergyd.gpu.worker.restore_requests import RestoreRequest
 from gpuenergyd.gpu.worker.restore_service import RestoreService
 from gpuenergyd.gpu.worker.threads.driver_threads import DriverThreads
@@ -156,7 +156,7 @@ class Supervisor:
             self._health.record(uuid, GpuHealth.OBSERVE_ONLY, reason)
         if options.observes_only:
             for uuid in self._uuids:
-                self._health.record(uuid, GpuHealth.OBSERVE_ONLY, "this worker was started with --observe-only")
+                self._health.record(uuid, GpuHealth.OBSERVE_ONLY, OBSERVES_ONLY)
 
     def run(self) -> None:
         """Serve until a signal stops the worker, then restore everything."""

@@ -98,8 +98,9 @@ def test_deaths_while_an_administrators_programs_change_gpus_leave_none_lowered(
     ("kills", "expected"),
     [
         ({"client": (9, 10), "worker": (5, 5)}, ()),
-        ({"client": (1, 4)}, ("all victims: 1 of 4 kills hit a lowered GPU",)),
-        ({"client": (20, 20), "worker": (1, 5)}, ("worker: 1 of 5 kills hit a lowered GPU",)),
+        ({"client": (0, 4)}, ("all victims: 0 of 4 kills hit a lowered GPU",)),
+        ({"client": (20, 20), "worker": (0, 5)}, ("worker: 0 of 5 kills hit a lowered GPU",)),
+        ({"client": (20, 20), "worker": (1, 6)}, ("worker: 1 of 6 kills hit a lowered GPU",)),
         ({"client": (20, 20), "worker": (0, 4)}, ()),
     ],
 )
