@@ -41,7 +41,7 @@ def main() -> int:
 def measure(seconds: float) -> dict[str, Any]:
     """Return latencies of the replies and the stuck GPU's fields in the last one."""
     with tempfile.TemporaryDirectory(prefix="hanging-call-") as folder:
-        daemon = DaemonProcess(Path(folder), 8, {"driver": "nvml"})
+        daemon = DaemonProcess(Path(folder), 8, {"driver": "nvml", "mode": "control"})
         os.environ["LD_LIBRARY_PATH"] = str(build_library())
         os.environ["GPUENERGYD_FAKE_NVML_WORLD"] = str(daemon.world_path)
         with FakeNvmlControl(daemon.world_path) as control:

@@ -11,7 +11,8 @@ With `--commands` GPUs are changed by programs, as by the command driver. With `
 daemon and GPUs of its own, run their share of the trials at the same time: a kill matrix waits most of the time.
 
 Prints how long GPUs stayed lowered after a client died (99th percentile) and after a part of the daemon died (maximum;
-the remaining processes restore, or `gpuenergyd restore` if all are dead), and whether the database survived. For
+the remaining processes restore, or `gpuenergyd restore` if all are dead), whether the database survived, and how many
+GPUs were lowered at the kills: a run fails if too few kills, of all or of one victim, hit a lowered GPU. For
 comparison it measures in the same run what the machine and the simulated driver take by themselves: noticing the death
 of a bare process plus one driver call, and starting an empty interpreter. Needs the checkout.
 """
@@ -31,7 +32,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpuenergyd.core.policy_api.policy import Lever
-from tests.support.kill_rig import UNDER_A_BUDGET, KillRig, Trial
+from tests.support.kill_rig import UNDER_A_BUDGET, KillRig, Trial, without_effect
 
 _OF_THE_DAEMON = ("daemon", "worker", "worker_and_sentinel", "all")
 
@@ -66,7 +67,7 @@ def main() -> int:
     else:
         for name, value in result.items():
             print(f"{name:<28}{value}")
-    return 0 if result["left_lowered"] == 0 and result["database_damaged"] == 0 else 1
+    return 1 if result["left_lowered"] or result["database_damaged"] or result["without_effect"] else 0
 
 
 def run_host(task: tuple[argparse.Namespace, int]) -> tuple[list[Trial], list[float], list[float]]:
@@ -120,7 +121,10 @@ def summary(
         "hosts": num_hosts,
         "trials": len(trials),
         "trials_with_lowered_gpus": sum(t.num_lowered > 0 for t in trials),
+        "gpus_lowered_at_kills": sum(t.num_lowered for t in trials),
         "trials_by_victim": dict(Counter(t.victim for t in trials)),
+        "trials_with_lowered_gpus_by_victim": dict(Counter(t.victim for t in trials if t.num_lowered)),
+        "without_effect": list(without_effect(trials)),
         "left_lowered": sum(t.num_left_lowered for t in trials),
         "database_damaged": sum(t.is_database_damaged for t in trials),
         "client_restore_p50_s": quantile(client, 0.5),

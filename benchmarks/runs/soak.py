@@ -206,7 +206,9 @@ class Soak:
                 AdministratorLeases(leases, self.gpus, worker),
                 Calibrations(leases, self.gpus, worker),
                 ZeusdChanges(leases, worker),
-                PowerService(load_settings(state_dir=folder), self.gpus, self.jobs, capped, policy, self.history),
+                PowerService(
+                    load_settings(mode="control", state_dir=folder), self.gpus, self.jobs, capped, policy, self.history
+                ),
                 GpuReleases(worker, self.gpus, self.history, self.jobs.spawn),
             ),
             PipelineMembers(self.jobs),

@@ -72,8 +72,8 @@ def _gain() -> str:
     return (
         f"For a host of eight such GPUs that trains all year, {_percent(ratio, 1)} % are about"
         f" **{round(saved_kwh, -2):,.0f} kWh and ${round(saved_kwh * _GAIN_PRICE, -1):,.0f} a year**. Assumed:"
-        f" {_GAIN_POWER_W:.0f} W a GPU at full speed, as in the demo, {_HOURS_OF_YEAR:,} hours, ${_GAIN_PRICE:.2f} a kWh,"
-        " cooling not counted."
+        f" {_GAIN_POWER_W:.0f} W a GPU at full speed, as in the demo, {_HOURS_OF_YEAR:,} hours,"
+        f" ${_GAIN_PRICE:.2f} a kWh, cooling not counted."
     )
 
 

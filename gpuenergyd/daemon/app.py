@@ -54,7 +54,7 @@ from gpuenergyd.daemon.runtime.listening import InstanceLock, open_listener
 from gpuenergyd.daemon.runtime.log_rate_limit import LogRateLimit
 from gpuenergyd.daemon.runtime.process_tuning import limit_malloc_to_one_arena, shorten_event_loop_pauses
 from gpuenergyd.daemon.runtime.sleep_watch import SleepWatch
-from gpuenergyd.daemon.settings import WATER_FILL, Mode, Processes, Settings
+from gpuenergyd.daemon.settings import WATER_FILL, Processes, Settings
 from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
 from gpuenergyd.errors import GpuEnergyError, GpuError, UnknownPolicyError
 from gpuenergyd.gpu.device import GpuIdentity
@@ -120,7 +120,7 @@ class Daemon:
                 history=self._history,
                 gpus=self.gpus,
                 observation_limit_s=_OBSERVATION_LIMIT_S + 3 * settings.sample_period_s,
-                is_observing=settings.mode is Mode.OBSERVE,
+                is_observing=settings.is_observing,
                 levers=frozenset(settings.levers),
                 watcher=self.carbon.targets if self.carbon is not None else None,
                 previous_runs=PreviousRunStore(settings.database_url),
@@ -145,12 +145,11 @@ class Daemon:
         self.leases = ManualLeases(capped, self.gpus, self._history)
         self.releases = GpuReleases(self.worker, self.gpus, self._history, self.jobs.spawn)
         self.power = PowerService(settings, self.gpus, self.jobs, capped, self.policy, self._history)
-        is_observing = settings.mode is Mode.OBSERVE
         self._server = Server(
             self.jobs,
             ManualChanges(
-                AdministratorLeases(self.leases, self.gpus, self.worker, is_observing=is_observing),
-                Calibrations(self.leases, self.gpus, self.worker, is_observing=is_observing),
+                AdministratorLeases(self.leases, self.gpus, self.worker, is_observing=settings.is_observing),
+                Calibrations(self.leases, self.gpus, self.worker, is_observing=settings.is_observing),
                 ZeusdChanges(self.leases, self.worker),
                 self.power,
                 self.releases,
@@ -388,6 +387,8 @@ def serve(
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="gpuenergyd: %(levelname)s: %(message)s")
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogRateLimit())
+    if settings.mode_note is not None:
+        log.warning("%s", settings.mode_note)
     check_policy_name(settings.policy)
     for name in settings.policy_options:
         check_policy_name(name)

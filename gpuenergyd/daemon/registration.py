@@ -84,13 +84,15 @@ def option_source(registration: RankRegistration, name: str) -> OptionSource:
     return OptionSource.ENVIRONMENT if name in registration.from_environment else OptionSource.ARGUMENT
 
 
-def joining_message(job: Job, registration: RankRegistration) -> str:
+def joining_message(job: Job, registration: RankRegistration, *, is_observing: bool) -> str:
     """Return one line for the user: policy and permitted slowdown, where they come from, and what to expect."""
+    expected = "the daemon only observes (mode observe): it predicts a saving in `gpuenergyd status`, and sets no clock"
+    if not is_observing:
+        expected = expectation(job, is_member=registration.is_pipeline_member)
     policy, slowdown = (SOURCE_TEXTS[option_source(registration, name)] for name in ("policy", "max_slowdown_ratio"))
     return (
         f"policy {job.description.policy} ({policy}), permitted slowdown"
-        f" {100 * job.description.target.max_slowdown_ratio:.3g} % ({slowdown});"
-        f" {expectation(job, is_member=registration.is_pipeline_member)}"
+        f" {100 * job.description.target.max_slowdown_ratio:.3g} % ({slowdown}); {expected}"
     )
 
 

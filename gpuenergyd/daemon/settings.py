@@ -53,6 +53,8 @@ class Driver(StrEnum):
     COMMAND = "command"
 
 
+REFUSED_IN_OBSERVE = "mode = 'observe': the daemon never changes a GPU; set mode = \"control\" and restart the daemon"
+"""Reply to a request for a change while the daemon observes."""
 _FLAGS = {"max_slowdown_ratio": "--max-slowdown", "world_path": "--world"}
 """Options of `gpuenergyd serve` that are not called like their setting."""
 _DATABASE_KINDS = frozenset({"sqlite", "postgresql"})
@@ -88,6 +90,11 @@ def default_state_dir() -> Path:
     return (Path(state) if state else Path.home() / ".local" / "state") / "gpuenergyd"
 
 
+def _default_mode(known: Mapping[str, Any]) -> Mode:
+    """Return control for simulated GPUs; real ones are changed only where that is asked for."""
+    return Mode.CONTROL if known.get("driver") is Driver.SIMULATED else Mode.OBSERVE
+
+
 def _in_runtime_dir(name: str) -> Any:
     return Field(default_factory=lambda known: known.get("runtime_dir", Path()) / name)
 
@@ -106,9 +113,9 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True)
 
-    mode: Mode = Mode.CONTROL
-    processes: Processes = Processes.CHILDREN
     driver: Driver = Driver.NVML
+    mode: Mode = Field(default_factory=_default_mode)
+    processes: Processes = Processes.CHILDREN
     world_path: Path | None = None
     commands_path: Path = Path("/etc/gpuenergyd/commands.toml")
     runtime_dir: Path = Field(default_factory=default_runtime_dir)
@@ -220,6 +227,21 @@ class Settings(BaseSettings):
                 "carbon_replay_from requires driver = 'simulated' and carbon_signal set to a CSV file or \"price\""
             )
         return self
+
+    @property
+    def is_observing(self) -> bool:
+        """Whether the daemon never changes a GPU."""
+        return self.mode is Mode.OBSERVE
+
+    @property
+    def mode_note(self) -> str | None:
+        """How to have GPUs changed, if the daemon only observes because no mode is set; None if one is."""
+        if not self.is_observing or "mode" in self.model_fields_set:
+            return None
+        return (
+            "mode observe: no mode is set, and no GPU is changed (up to version 0.3 GPUs were); to control set"
+            ' mode = "control" in the configuration and restart the daemon'
+        )
 
     @property
     def signal_path(self) -> Path | None:

@@ -31,7 +31,7 @@ def config(tmp_path: Path) -> Path:
 def test_every_setting_has_a_default_and_sockets_are_in_the_runtime_directory(tmp_path: Path) -> None:
     settings = load_settings(runtime_dir=tmp_path / "run", state_dir=tmp_path / "state")
 
-    assert settings.mode is Mode.CONTROL
+    assert settings.mode is Mode.OBSERVE
     assert settings.driver is Driver.NVML
     assert (settings.policy, settings.max_slowdown_ratio) == ("bubble-aware", 0.0)
     assert (settings.warmup_iterations, settings.baseline_iterations) == (2, 10)
@@ -40,6 +40,35 @@ def test_every_setting_has_a_default_and_sockets_are_in_the_runtime_directory(tm
     paths = {settings.socket_path, settings.clock_socket_path, settings.worker_link_path, settings.journal_path}
     assert len(paths) == 4
     assert {path.parent for path in paths} == {tmp_path / "run"}
+
+
+@pytest.mark.parametrize(
+    ("driver", "given", "mode", "is_noted"),
+    [
+        ("nvml", {}, Mode.OBSERVE, True),
+        ("command", {}, Mode.OBSERVE, True),
+        ("simulated", {}, Mode.CONTROL, False),
+        ("nvml", {"mode": "observe"}, Mode.OBSERVE, False),
+        ("command", {"mode": "control"}, Mode.CONTROL, False),
+        ("simulated", {"mode": "observe"}, Mode.OBSERVE, False),
+    ],
+)
+def test_only_simulated_gpus_are_controlled_unasked_and_an_unset_mode_is_noted(
+    driver: str, given: dict[str, str], mode: Mode, *, is_noted: bool
+) -> None:
+    settings = load_settings(driver=driver, world_path="world", **given)
+
+    assert (settings.mode, settings.mode_note is not None) == (mode, is_noted)
+
+
+@pytest.mark.parametrize("place", ["file", "environment"])
+def test_a_mode_of_the_file_or_the_environment_is_a_set_mode(
+    config: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    config.write_text('mode = "observe"\n' if place == "file" else "")
+    monkeypatch.setenv("GPUENERGYD_MODE", "" if place == "file" else "observe")
+
+    assert load_settings(config).mode_note is None
 
 
 def test_paths_are_absolute_since_clients_run_in_other_directories(
@@ -152,7 +181,7 @@ def test_a_missing_file_is_an_error_if_it_was_requested(config: Path) -> None:
 def test_the_commented_file_contains_exactly_the_settings() -> None:
     text = DEFAULT_CONFIG_PATH.read_text(encoding="utf-8")
 
-    named = set(re.findall(r"^# (\w+) = ", text, flags=re.MULTILINE))
+    named = set(re.findall(r"^(?:# )?(\w+) = ", text, flags=re.MULTILINE))
     uncommented = tomllib.loads(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE))
 
     assert named == set(Settings.model_fields)
@@ -171,7 +200,7 @@ def test_the_commented_file_shows_the_defaults(monkeypatch: pytest.MonkeyPatch, 
         "\n".join(
             line.removeprefix("# ")
             for line in text.splitlines()
-            if (match := re.match(r"# (\w+) = ", line)) and match[1] not in not_set_by_default
+            if (match := re.match(r"(?:# )?(\w+) = ", line)) and match[1] not in not_set_by_default
         )
     )
 

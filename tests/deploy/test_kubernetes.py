@@ -79,6 +79,7 @@ def test_every_setting_in_the_manifest_is_valid(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, value)
 
     settings = Settings()
+    assert (settings.mode, settings.mode_note) == ("observe", None)
     assert str(settings.socket_path) == SYSTEM_SOCKET_PATH
     restore = pod["initContainers"][0]
     assert restore["command"][-1] == str(settings.journal_path)

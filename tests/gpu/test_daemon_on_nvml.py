@@ -21,7 +21,7 @@ def daemon(tmp_path: Path, fake_nvml_library: Path, monkeypatch: pytest.MonkeyPa
     """A daemon with the NVML driver, not started."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_nvml_library))
     monkeypatch.setenv("GPUENERGYD_FAKE_NVML_WORLD", str(tmp_path / "world"))
-    made = DaemonProcess(tmp_path, overrides={"driver": "nvml"})
+    made = DaemonProcess(tmp_path, overrides={"driver": "nvml", "mode": "control"})
     yield made
     if made.process is not None and made.process.poll() is None:
         made.stop()
@@ -96,6 +96,39 @@ def _reported_since(daemon: DaemonProcess, mono_ns: int) -> bool:
     assert job is not None
     age_s = job["last_report_age_s"]
     return age_s is not None and age_s * 1e9 < time.monotonic_ns() - mono_ns - 1e9
+
+
+def test_without_a_mode_real_gpus_are_only_observed_which_log_and_status_say(
+    daemon: DaemonProcess, control: FakeNvmlControl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del control
+    del daemon.overrides["mode"]
+    daemon.start()
+
+    with training(daemon, arguments=("--policy", "uniform")) as run:
+        wait_until(lambda: (daemon.job() or {}).get("num_iterations", 0) > 20, 60)
+        status = daemon.status()
+        shown = run_command(["status", "--socket", str(daemon.socket_path)]), capsys.readouterr().out
+        assert run.finish() == 0
+
+    assert (status["mode"], {gpu["state"] for gpu in status["gpus"]}) == ("observe", {"observe_only"})
+    assert "mode observe: no mode is set" in status["mode_note"]
+    assert daemon.log.count(status["mode_note"]) == 1
+    assert (shown[0], status["mode_note"] in " ".join(shown[1].split())) == (0, True)
+    assert daemon.is_as_found()
+
+
+def test_a_proof_is_refused_before_it_begins_while_the_daemon_observes(
+    daemon: DaemonProcess, control: FakeNvmlControl, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del control
+    del daemon.overrides["mode"]
+    daemon.start()
+
+    assert run_command(["prove", "--socket", str(daemon.socket_path), "--out", str(tmp_path / "proof"), "--", "x"]) == 2
+
+    assert "mode = 'observe': the daemon never changes a GPU; set mode = \"control\"" in capsys.readouterr().err
+    assert not (tmp_path / "proof").exists()
 
 
 @pytest.mark.fault(9)

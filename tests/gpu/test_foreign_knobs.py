@@ -19,7 +19,7 @@ def daemon(tmp_path: Path, fake_nvml_library: Path, monkeypatch: pytest.MonkeyPa
     """A daemon with the NVML driver, not started."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_nvml_library))
     monkeypatch.setenv("GPUENERGYD_FAKE_NVML_WORLD", str(tmp_path / "world"))
-    made = DaemonProcess(tmp_path, overrides={"driver": "nvml"})
+    made = DaemonProcess(tmp_path, overrides={"driver": "nvml", "mode": "control"})
     yield made
     if made.process is not None and made.process.poll() is None:
         made.stop()

@@ -46,7 +46,7 @@ def daemon(tmp_path: Path, fake_nvml_library: Path, monkeypatch: pytest.MonkeyPa
     """A daemon with the NVML driver, whose GPUs the site has limited to less than their default power."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_nvml_library))
     monkeypatch.setenv("GPUENERGYD_FAKE_NVML_WORLD", str(tmp_path / "world"))
-    made = DaemonProcess(tmp_path, num_gpus=1, overrides={"driver": "nvml"})
+    made = DaemonProcess(tmp_path, num_gpus=1, overrides={"driver": "nvml", "mode": "control"})
     with FakeNvmlControl(made.world_path) as control:
         control.set_privileged(True)
         set_limit(made, FOUND_W)

@@ -63,7 +63,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, fake_nvml_library: Path) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LD_LIBRARY_PATH", str(fake_nvml_library))
         patch.setenv("GPUENERGYD_FAKE_NVML_WORLD", str(folder / "world"))
-        made = DaemonProcess(folder, num_gpus=2, overrides={"driver": "nvml"})
+        made = DaemonProcess(folder, num_gpus=2, overrides={"driver": "nvml", "mode": "control"})
         with FakeNvmlControl(made.world_path) as control:
             control.set_privileged(True)
             made.start()

@@ -113,7 +113,7 @@ DOCTOR = {"": "findings is_degraded", "findings": "detail fix level subject"}
 STATUS = {
     "": (
         "carbon clock_requests degraded_reasons driver ended_jobs files gpus host_energy is_degraded jobs"
-        " mode pid policy_host power store swing uptime_s version watts_saved_interval watts_saved_w worker"
+        " mode mode_note pid policy_host power store swing uptime_s version watts_saved_interval watts_saved_w worker"
     ),
     "power": (
         "curve division end_at excess_w host_power_w is_cutting jobs least_w mean_w measured_w num_cuts over_s policy"

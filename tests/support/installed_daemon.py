@@ -147,7 +147,11 @@ def installed_daemon(folder: Path, *, num_gpus: int = 2, watchdog_s: float | Non
         sandbox = "[Service]\nReadWritePaths=/mnt\nStandardError=append:/mnt/log\n" if name.endswith(".service") else ""
         watchdog = f"WatchdogSec={watchdog_s:g}\n" if watchdog_s and name in {CORE, WORKER} else ""
         units[f"{name}.d/test.conf"] = _EARLY + sandbox + watchdog
-    with (etc / "gpuenergyd" / "config.toml").open("a", encoding="utf-8") as file:
+    config = etc / "gpuenergyd" / "config.toml"
+    config.write_text(
+        config.read_text(encoding="utf-8").replace('mode = "observe"', 'mode = "control"'), encoding="utf-8"
+    )
+    with config.open("a", encoding="utf-8") as file:
         file.write(_CONFIG)
     with systemd_host(folder / "host", units=units, etc=etc, site=_POLICY) as host:
         world_path = host.shared / "world"

@@ -39,6 +39,10 @@ _COMMAND_TIMEOUT_S = 3.0
 _MAX_RESTORES = 20
 _ANY_MOMENT_RATIO = 0.15
 """Share of the kills at any moment; the others happen while a GPU is lowered."""
+LEAST_LOWERED_RATIO = 1 / 5
+"""Of the kills, that must hit a lowered GPU: with fewer, a run shows nothing about restores."""
+_LEAST_KILLS = 5
+"""Of one victim, so that the ratio is required of its kills too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,19 @@ class Trial:
     restored_after_s: float
     num_left_lowered: int
     is_database_damaged: bool
+
+
+def without_effect(trials: Sequence[Trial]) -> tuple[str, ...]:
+    """Return each victim, and all together, whose kills hit too few lowered GPUs, with the numbers."""
+    groups = {"all victims": list(trials)} | {
+        victim: own for victim in VICTIMS if len(own := [t for t in trials if t.victim == victim]) >= _LEAST_KILLS
+    }
+    hits = {name: sum(trial.num_lowered > 0 for trial in own) for name, own in groups.items()}
+    return tuple(
+        f"{name}: {hits[name]} of {len(own)} kills hit a lowered GPU"
+        for name, own in groups.items()
+        if hits[name] < LEAST_LOWERED_RATIO * len(own)
+    )
 
 
 @dataclass(slots=True)
@@ -81,6 +98,7 @@ class KillRig:
             self.folder,
             NUM_GPUS + 1,
             {
+                "mode": "control",
                 "policy": self.policy,
                 "max_slowdown_ratio": 1.0,
                 "warmup_iterations": 0,

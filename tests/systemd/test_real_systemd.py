@@ -141,6 +141,25 @@ def test_a_restart_keeps_lease_and_plan_of_a_running_job(daemon: InstalledDaemon
         wait_until(lambda: (job := daemon.job()) is not None and job["num_iterations"] > after["num_iterations"], 60)
 
 
+def test_a_changed_mode_takes_effect_with_a_restart_of_the_daemon(daemon: InstalledDaemon) -> None:
+    """Without that, the GPU worker, which outlives the restart, would refuse what the daemon may do now."""
+
+    def restart_in(mode: str) -> None:
+        daemon.host.run("sed", "-i", f's/^mode = .*/mode = "{mode}"/', "/etc/gpuenergyd/config.toml")
+        daemon.host.systemctl("restart", CORE)
+        wait_until(lambda: daemon.is_ready() and daemon.status()["mode"] == mode, 60)
+
+    restart_in("observe")
+    with daemon.training("--policy", "always-low", "--max-slowdown", "1"):
+        wait_until(lambda: (job := daemon.job()) is not None and job["num_iterations"] > 10, 60)
+        daemon.host.systemctl("restart", WORKER)
+        wait_until(lambda: {gpu["state"] for gpu in daemon.status()["gpus"]} == {"observe_only"}, 60)
+
+        restart_in("control")
+
+        wait_until(daemon.is_lowered, 120)
+
+
 @pytest.mark.fault(40)
 def test_no_client_is_refused_while_the_daemon_restarts(daemon: InstalledDaemon) -> None:
     num_answers = 0

@@ -173,6 +173,25 @@ def test_the_debian_package_compiles_the_planner_for_the_policy_host_once_its_us
     assert done.stderr.endswith(complaint)
 
 
+@needs_dpkg
+@pytest.mark.parametrize(("upgraded_from", "is_reported"), [("", False), ("0.3.0-1", True), ("0.9.0-1", False)])
+def test_the_debian_package_reports_at_an_upgrade_from_0_3_that_the_daemon_only_observes(
+    debian_package: Path, tmp_path: Path, upgraded_from: str, *, is_reported: bool
+) -> None:
+    subprocess.run(["dpkg-deb", "--control", str(debian_package), str(tmp_path / "control")], check=True)
+    for name in ("systemd-sysusers", "systemd-tmpfiles", "runuser"):
+        (tmp_path / name).symlink_to("/bin/true")
+    (tmp_path / "dpkg").symlink_to(shutil.which("dpkg") or "")
+
+    done = subprocess.run(
+        ["/bin/sh", str(tmp_path / "control" / "postinst"), "configure", upgraded_from],
+        env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert ("the daemon observes unless /etc/gpuenergyd/config.toml sets mode = control" in done.stderr) is is_reported
+
+
 def test_the_bill_of_materials_lists_every_dependency_with_version_and_licence() -> None:
     document = json.loads(bill_of_materials(int(EPOCH_S)))
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]

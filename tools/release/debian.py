@@ -44,6 +44,9 @@ _LAUNCHER = "#!/usr/bin/python3\nfrom gpuenergyd.cli.main import main\n\nmain()\
 _POSTINST = f"""#!/bin/sh
 set -e
 if [ "$1" = configure ]; then
+    if [ -n "$2" ] && dpkg --compare-versions "$2" le 0.3.0-1; then
+        echo "gpuenergyd: from now on the daemon observes unless /etc/gpuenergyd/config.toml sets mode = control" >&2
+    fi
     systemd-sysusers ${{DPKG_ROOT:+--root="$DPKG_ROOT"}} gpuenergyd.conf
     systemd-tmpfiles ${{DPKG_ROOT:+--root="$DPKG_ROOT"}} --create gpuenergyd.conf
     if [ -z "$DPKG_ROOT" ]; then

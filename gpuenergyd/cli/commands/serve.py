@@ -13,7 +13,7 @@ def serve(  # noqa: PLR0913  each option is a parameter
     *,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Configuration file (TOML).")] = None,
     mode: Annotated[
-        str | None, typer.Option(metavar="control|observe", help="observe measures and changes nothing.")
+        str | None, typer.Option(metavar="control|observe", help="observe changes nothing; control sets clocks.")
     ] = None,
     driver: Annotated[str | None, typer.Option(metavar="nvml|simulated", help="GPU driver.")] = None,
     world_path: Annotated[
@@ -37,11 +37,12 @@ def serve(  # noqa: PLR0913  each option is a parameter
 ) -> int:
     """Run the daemon in the foreground.
 
-    Starts the GPU worker and the policy host as child processes and stops them on exit.
+    Starts the GPU worker and the policy host as child processes and stops them on exit. Where neither --mode nor the
+    settings give a mode, real GPUs are observed and simulated ones controlled.
 
     Examples:
         gpuenergyd serve
-        gpuenergyd serve --mode observe
+        gpuenergyd serve --mode control
         gpuenergyd serve --driver simulated --world world --runtime-dir run --state-dir state
     """
     from gpuenergyd.daemon.settings import load_settings  # noqa: PLC0415  heavy: pydantic

@@ -99,6 +99,7 @@ def demo_settings(request: DemoRequest, folder: Path, world: Path) -> "Settings"
         config.write_text(request.grid.configuration(folder, seed=request.seed, budget_ratio=budget), encoding="utf-8")
     return load_settings(
         config,
+        mode="control",  # also where the GPUs are behind a fake NVML library
         driver=request.driver,
         world_path=world,
         runtime_dir=folder / "run",

@@ -104,6 +104,7 @@ def _daemon(path: str) -> tuple[dict[str, Any] | None, DaemonFacts]:
         SocketState.ANSWERS,
         group,
         is_observing=status.get("mode") == "observe",
+        mode_note=status.get("mode_note"),
         has_worker=bool(status.get("worker", {}).get("is_alive", True)),
         degraded_reasons=tuple(status.get("degraded_reasons", ())),
         uncontrolled_gpus=tuple(g["gpu_uuid"] for g in status.get("gpus", ()) if g["state"] == "observe_only"),

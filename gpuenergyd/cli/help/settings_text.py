@@ -6,7 +6,7 @@ from typing import Any
 
 from gpuenergyd.daemon.settings import DEFAULT_CONFIG_PATH, ENVIRONMENT_PREFIX, Settings
 
-_KEY = re.compile(r"# ([a-z][a-z0-9_]*) = (.+)")
+_KEY = re.compile(r"(?:# )?([a-z][a-z0-9_]*) = (.+)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +15,7 @@ from gpuenergyd.cli.install.installation import (
     apply_steps,
     carbon_text,
     compile_command,
+    mode_text,
     plan_install,
     plan_uninstall,
     units_python,
@@ -49,8 +50,9 @@ def install(
 ) -> int:
     """Install the daemon as systemd services.
 
-    Writes the units of all processes, their users and folders, and /etc/gpuenergyd/config.toml with every key commented
-    out, and compiles the planner. Keeps files that were edited since. Starts nothing, but prints the command that does.
+    Writes the units of all processes, their users and folders, and /etc/gpuenergyd/config.toml, with mode = "observe"
+    and every other key commented out, and compiles the planner. Keeps files that were edited since. Starts nothing, but
+    prints the command that does, and how to go from observing to setting clocks.
 
     Examples:
         gpuenergyd install --dry-run
@@ -60,6 +62,7 @@ def install(
     is_this_host = _is_this_host(root)
     interpreter = units_python(python)
     steps = plan_install(root, interpreter, replaces_changed=force)
+    mode = mode_text(root)
     compile_planner = compile_command(interpreter)
     commands = (*_AFTER_INSTALL, compile_planner) if is_this_host else ()
     if not dry_run:
@@ -71,8 +74,8 @@ def install(
             else:
                 _run(command)
     next_command = _START if is_this_host else None
-    carbon = carbon_text(root)
-    _print_outcome(steps, commands, is_dry_run=dry_run, next_command=next_command, as_json=as_json, carbon=carbon)
+    settings = {"carbon": carbon_text(root), "mode": mode}
+    _print_outcome(steps, commands, is_dry_run=dry_run, next_command=next_command, as_json=as_json, settings=settings)
     return 0
 
 
@@ -156,7 +159,7 @@ def _print_outcome(
     is_dry_run: bool,
     next_command: Sequence[str] | None,
     as_json: bool,
-    carbon: str | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> None:
     if as_json:
         print_json(
@@ -165,7 +168,7 @@ def _print_outcome(
                 "files": [{"path": step.path, "action": step.action} for step in steps],
                 "commands": [" ".join(command) for command in commands],
                 "next_command": " ".join(next_command) if next_command else None,
-                **({"carbon": carbon} if carbon is not None else {}),
+                **(settings or {}),
             }
         )
         return
@@ -179,7 +182,7 @@ def _print_outcome(
         typer.echo("nothing to change")
     if any(step.action is Action.KEEP_CHANGED for step in steps):
         typer.echo("edited files were kept; --help lists the options that replace or remove them")
-    if carbon is not None:
-        typer.echo(carbon)
     if next_command:
         typer.echo(f"start it with: {' '.join(next_command)}")
+    for line in (settings or {}).values():
+        typer.echo(line)

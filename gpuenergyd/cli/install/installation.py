@@ -135,6 +135,29 @@ def compile_command(python: Path | str) -> tuple[str, ...]:
     return ("runuser", "-u", "gpuenergyd-policy", "--", *environment, str(python), *module)
 
 
+def mode_text(root: Path) -> str:
+    """Return one line that says, before an installation, whether its daemon will set clocks, and how to change that."""
+    from gpuenergyd.daemon.settings import load_settings  # noqa: PLC0415  heavy: pydantic
+
+    path = root / CONFIG_PATH
+    control = f'set mode = "control" in /{CONFIG_PATH}, then `systemctl restart gpuenergyd`'
+    try:
+        before = load_settings(path) if path.is_file() else None
+    except UsageError as error:
+        return f"mode: the configuration is invalid: {error}"
+    if before is not None and not before.is_observing:
+        return f"mode: control; the daemon sets clocks (/{CONFIG_PATH})"
+    if before is not None and before.mode_note is not None:
+        return (
+            f"mode: /{CONFIG_PATH} set none, with which the daemon set clocks up to version 0.3; from now on it only"
+            f" observes. To go on setting clocks, {control}"
+        )
+    return (
+        "mode: observe; the daemon measures and changes no GPU. When `gpuenergyd status` shows predicted savings that"
+        f" are worth it, {control}"
+    )
+
+
 def carbon_text(root: Path) -> str:
     """Return one line that says which carbon source the installed configuration selects."""
     from gpuenergyd.daemon.settings import load_settings  # noqa: PLC0415  heavy: pydantic

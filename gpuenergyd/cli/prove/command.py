@@ -176,10 +176,14 @@ def _connected(stack: ExitStack, socket: str | None) -> "BlockOptions":
     from gpuenergyd.cli.prove.block_options import BlockOptions  # noqa: PLC0415
     from gpuenergyd.client.connection import DaemonClient  # noqa: PLC0415
     from gpuenergyd.client.environment import find_socket_path  # noqa: PLC0415
+    from gpuenergyd.daemon.settings import REFUSED_IN_OBSERVE, Mode  # noqa: PLC0415
 
     raise_on_termination()
     path = find_socket_path(socket)
-    return BlockOptions(stack.enter_context(closing(DaemonClient(path))), path)
+    options = BlockOptions(stack.enter_context(closing(DaemonClient(path))), path)
+    if options.status()["mode"] == Mode.OBSERVE:
+        raise UsageError(f"a proof compares full speed with plans, but {REFUSED_IN_OBSERVE}")
+    return options
 
 
 def _blocks(stack: ExitStack, socket: str | None, command: list[str], losses: Path | None) -> "TrainingBlocks":

@@ -98,6 +98,10 @@ def _driver(facts: HostFacts) -> Iterator[Diagnosis]:
 def _permissions(facts: HostFacts) -> Iterator[Diagnosis]:
     daemon, caller = facts.daemon, facts.caller
     if daemon.socket_state is SocketState.ANSWERS:
+        if daemon.mode_note is not None:
+            problem, _, remedy = daemon.mode_note.partition("; ")
+            yield Diagnosis(Subject.PERMISSIONS, Level.NOTE, problem, remedy)
+            return
         if daemon.is_observing:
             yield _fine(Subject.PERMISSIONS, "the daemon only observes (setting mode = 'observe')")
             return

@@ -52,6 +52,8 @@ class DaemonFacts:
     socket_group: str | None = None
     detail: str = ""
     is_observing: bool = False
+    mode_note: str | None = None
+    """The daemon's line on a mode that was never set."""
     has_worker: bool = True
     """Whether the GPU worker runs, without which the daemon neither reads nor sets a GPU."""
     degraded_reasons: tuple[str, ...] = ()

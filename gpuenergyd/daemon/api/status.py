@@ -29,7 +29,7 @@ from gpuenergyd.daemon.power.state import swing_state
 from gpuenergyd.daemon.processes.gpu_worker import GpuWorker
 from gpuenergyd.daemon.processes.policy_client import PolicyClient
 from gpuenergyd.daemon.registration import option_source
-from gpuenergyd.daemon.settings import Mode, Settings
+from gpuenergyd.daemon.settings import Settings
 from gpuenergyd.gpu.device import GpuDetails
 from gpuenergyd.gpu.link.messages import USABLE_HEALTH, GpuHealth
 from gpuenergyd.store import WriterStatus
@@ -69,7 +69,7 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
     reasons = [reason for reason in troubles if reason]
     # GPUs without control rights are normal in observe mode.
     normal = {*USABLE_HEALTH, GpuHealth.RELEASED}
-    if daemon.settings.mode is Mode.OBSERVE:
+    if daemon.settings.is_observing:
         normal.add(GpuHealth.OBSERVE_ONLY)
     reasons += [
         f"GPU {gpu.identity.gpu_uuid} is {gpu.health}: {gpu.detail}" for gpu in daemon.gpus if gpu.health not in normal
@@ -82,6 +82,7 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
         "degraded_reasons": reasons,
         "driver": daemon.settings.driver,
         "mode": daemon.settings.mode,
+        "mode_note": daemon.settings.mode_note,
         "worker": {
             "pid": daemon.worker.pid,
             "sentinel_pid": daemon.worker.sentinel_pid,

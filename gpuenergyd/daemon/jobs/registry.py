@@ -426,7 +426,8 @@ class Jobs:
 
     def _registered(self, session: RankSession) -> RankRegistered:
         job_id = session.runner.job_id
-        message = joining_message(session.runner.job, self._registrations[job_id])
+        observes = self.services.is_observing
+        message = joining_message(session.runner.job, self._registrations[job_id], is_observing=observes)
         return RankRegistered(job_id, session.token.hex(), self.clock_socket_path, PROTOCOL_VERSION, message)
 
     def _runner_for(self, registration: RankRegistration, peer: PeerCredentials) -> JobRunner:

@@ -14,6 +14,7 @@ from gpuenergyd.daemon.manual_leases.leases import (
 )
 from gpuenergyd.daemon.ports import GpuQueryPort
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
+from gpuenergyd.daemon.settings import REFUSED_IN_OBSERVE
 from gpuenergyd.errors import JobError, UsageError
 from gpuenergyd.wire.messages import LeaseGranted, LeaseRelease, LeaseReleased, LeaseRequest
 
@@ -44,7 +45,7 @@ class AdministratorLeases:
         clock_mhz = request.sm_clock_mhz
         sm_clock_mhz = None if clock_mhz is None else supported_no_slower_than(gpu, clock_mhz)
         if self.is_observing:
-            raise JobError("mode = 'observe': the daemon never changes a GPU; restart it with mode = 'control'")
+            raise JobError(REFUSED_IN_OBSERVE)
         if request.power_limit_w is not None:
             await require_power_limit_in_range(self.worker, gpu, request.power_limit_w)
         holder, gpu_uuid = LeaseHolder(ClaimKind.ADMINISTRATOR, peer.uid), gpu.identity.gpu_uuid

@@ -24,6 +24,7 @@ from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, Gpus, observed_swit
 from gpuenergyd.daemon.manual_leases.leases import LeaseHolder, ManualLease, ManualLeases
 from gpuenergyd.daemon.ports import GpuQueryPort
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
+from gpuenergyd.daemon.settings import REFUSED_IN_OBSERVE
 from gpuenergyd.errors import GpuEnergyError, GpuError, JobError, UsageError
 from gpuenergyd.gpu.link.messages import USABLE_HEALTH
 from gpuenergyd.wire.calibration_messages import (
@@ -125,7 +126,7 @@ class Calibrations:
             GpuError: the driver does not list the processes of a GPU, or refuses the lease.
         """
         if self.is_observing:
-            raise JobError("mode = 'observe': the daemon never changes a GPU; restart it with mode = 'control'")
+            raise JobError(REFUSED_IN_OBSERVE)
         if not 1 <= request.num_changes <= MAX_CHANGES:
             raise UsageError(f"num_changes = {request.num_changes}: valid are 1 to {MAX_CHANGES}")
         async with self._starting:

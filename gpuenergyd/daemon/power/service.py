@@ -32,7 +32,7 @@ from gpuenergyd.daemon.power.state import budget_state, budget_text
 from gpuenergyd.daemon.power.swings import HostSwings
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.processes.power_queries import PowerQuery
-from gpuenergyd.daemon.settings import Mode, Settings
+from gpuenergyd.daemon.settings import REFUSED_IN_OBSERVE, Settings
 from gpuenergyd.errors import JobError
 from gpuenergyd.gpu.link.messages import GpuSample
 from gpuenergyd.store.records import ControlEventRecord
@@ -70,6 +70,7 @@ class PowerService:
         self._file = RequestFile(settings.power_budget_path)
         self._requested = self._file.read()
         self._save_trouble: str | None = None
+        self._not_kept: str | None = None
         self._control = PowerControl()
         self.swings = HostSwings(settings, jobs, history.write)
         self._shares = JobShares(jobs)
@@ -104,8 +105,8 @@ class PowerService:
             JobError: the daemon only observes.
         """
         budget = requested_budget(request, _now())
-        if self._settings.mode is Mode.OBSERVE and budget is not None:
-            raise JobError("mode = 'observe': the daemon never changes a GPU; restart it with mode = 'control'")
+        if self._settings.is_observing and budget is not None:
+            raise JobError(REFUSED_IN_OBSERVE)
         before, self._requested = self._requested, budget
         self._save_trouble = self._file.save(budget)
         self._record(actor, request.reason or "power budget requested", budget_text(before), budget_text(budget))
@@ -136,7 +137,8 @@ class PowerService:
 
     def _update_budget(self) -> None:
         budget = budget_in_force(self._settings.power_budget_w, self._requested, self._schedule.entries(), _now())
-        if self._settings.mode is Mode.OBSERVE:
+        if self._settings.is_observing:
+            self._warn_of_limits_not_kept(budget)
             budget = None
         before, self.budget = self.budget, budget
         if budget == before:
@@ -151,6 +153,18 @@ class PowerService:
             self._set_ceilings()
         else:
             self._decide_soon()
+
+    def _warn_of_limits_not_kept(self, budget: PowerBudget | None) -> None:
+        """Log, at a change, the budget or ramp that an observing daemon does not keep to."""
+        ramp_w_per_s, limits = self._settings.power_ramp_w_per_s, []
+        if budget is not None:
+            limits.append(f"power budget of {budget.budget_w:g} W")
+        if ramp_w_per_s is not None:
+            limits.append(f"power_ramp_w_per_s = {ramp_w_per_s:g}")
+        not_kept = f"not in force: {' and '.join(limits)}: {REFUSED_IN_OBSERVE}" if limits else None
+        if not_kept is not None and not_kept != self._not_kept:
+            log.warning("%s", not_kept)
+        self._not_kept = not_kept
 
     def _observe(self, now_s: float) -> None:
         was_cutting = self._backstop.is_cutting
@@ -292,7 +306,7 @@ class PowerService:
     def trouble(self) -> str | None:
         """What keeps the host from its budget, None if nothing does."""
         if self.budget is None:
-            return self._schedule.trouble
+            return self._not_kept or self._schedule.trouble
         decision, failure = self._shares.decision, self._failure
         failed = f"power target policy {self._settings.power_target!r} failed: {failure}" if failure else None
         short = None

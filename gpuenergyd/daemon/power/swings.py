@@ -10,7 +10,7 @@ from gpuenergyd.core.power.ramp import RampJob, RampLimiter, RampStage
 from gpuenergyd.daemon.jobs.audit_log import DAEMON
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.jobs.runner import JobRunner
-from gpuenergyd.daemon.settings import Mode, Settings
+from gpuenergyd.daemon.settings import Settings
 from gpuenergyd.store.records import ControlEventRecord
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ class HostSwings:
     def __init__(self, settings: Settings, jobs: Jobs, write: Callable[[ControlEventRecord], None]) -> None:
         self._jobs, self._write = jobs, write
         self.meter = SwingMeter(settings.sample_period_s)
-        ramp_w_per_s = settings.power_ramp_w_per_s if settings.mode is Mode.CONTROL else None
+        ramp_w_per_s = None if settings.is_observing else settings.power_ramp_w_per_s
         self._limiter = None if ramp_w_per_s is None else RampLimiter(ramp_w_per_s)
         self._stages: dict[str, RampStage] = {}
 

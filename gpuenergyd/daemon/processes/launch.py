@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpuenergyd.daemon.processes.policy_host import MAX_LINE_BYTES
-from gpuenergyd.daemon.settings import Mode, Processes, Settings
+from gpuenergyd.daemon.settings import Processes, Settings
 from gpuenergyd.errors import GpuError, JournalError
 from gpuenergyd.gpu.link.client import require_trusted_listener
 from gpuenergyd.gpu.restore.journal import Journal
@@ -285,7 +285,7 @@ def worker_command(settings: Settings) -> list[str]:
     command += ["--driver", settings.driver, "--sample-period-s", f"{settings.sample_period_s:g}"]
     if (path := settings.driver_path) is not None:
         command += ["--world", str(path)]
-    if settings.mode is Mode.OBSERVE:
+    if settings.is_observing:
         command.append("--observe-only")
     return command
 

@@ -22,6 +22,7 @@ from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, Gpus
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
 from gpuenergyd.daemon.manual_leases.leases import LeaseHolder
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, require_alive
+from gpuenergyd.daemon.settings import REFUSED_IN_OBSERVE
 from gpuenergyd.daemon.zeusd.parameters import BadParameterError, Parameters
 from gpuenergyd.daemon.zeusd.requests import ZeusdChange, ZeusdChanges
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, GpuUnsupportedError, JobError, UsageError
@@ -119,9 +120,7 @@ class ZeusdRoutes:
             parameters.done()
             gpus = {index: self._gpu(index) for index in indices}
             if self.is_observing:
-                return _not_found(
-                    "API group gpu-control is not enabled: mode = 'observe', the daemon never changes a GPU"
-                )
+                return _not_found(f"API group gpu-control is not enabled: {REFUSED_IN_OBSERVE}")
             with self.open_peer(request) as (peer, pidfd):
                 self.proof_of_use.rules.require_control(peer)
                 holder = LeaseHolder(ClaimKind.ZEUSD_CLIENT, peer.uid, peer.pid)

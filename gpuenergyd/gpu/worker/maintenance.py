@@ -14,6 +14,7 @@ from gpuenergyd.gpu.worker.threads.driver_threads import DriverThreads
 _READ_LIMIT_S = 5.0
 """How long a reading that has begun may last."""
 _POLL_S = 0.001
+OBSERVES_ONLY = "this worker was started with --observe-only: mode observe in its own settings"
 
 
 @dataclass(slots=True)
@@ -68,7 +69,7 @@ class Maintenance:
         if any(entry.gpu_uuid == gpu_uuid for entry in self.journal.read().entries):
             return GpuHealth.UNRESTORED, "reopened; restoring it"
         if self.observes_only:
-            return GpuHealth.OBSERVE_ONLY, "this worker was started with --observe-only"
+            return GpuHealth.OBSERVE_ONLY, OBSERVES_ONLY
         reason = self.controller.observe_only_reasons().get(gpu_uuid)
         return (GpuHealth.OK, "reopened") if reason is None else (GpuHealth.OBSERVE_ONLY, reason)
 

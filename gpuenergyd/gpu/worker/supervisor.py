@@ -49,7 +49,7 @@ from gpuenergyd.gpu.worker.foreign_changes import FOREIGN_CHANGE, ForeignChanges
 from gpuenergyd.gpu.worker.health import HealthTable
 from gpuenergyd.gpu.worker.lease_handover import HandoverResult, LeaseHandover
 from gpuenergyd.gpu.worker.leases import Leases
-from gpuenergyd.gpu.worker.maintenance import Maintenance
+from gpuenergyd.gpu.worker.maintenance import OBSERVES_ONLY, Maintenance
 from gpuenergyd.gpu.worker.restore_requests import RestoreRequest
 from gpuenergyd.gpu.worker.restore_service import RestoreService
 from gpuenergyd.gpu.worker.threads.driver_threads import DriverThreads
@@ -156,7 +156,7 @@ class Supervisor:
             self._health.record(uuid, GpuHealth.OBSERVE_ONLY, reason)
         if options.observes_only:
             for uuid in self._uuids:
-                self._health.record(uuid, GpuHealth.OBSERVE_ONLY, "this worker was started with --observe-only")
+                self._health.record(uuid, GpuHealth.OBSERVE_ONLY, OBSERVES_ONLY)
 
     def run(self) -> None:
         """Serve until a signal stops the worker, then restore everything."""
@@ -217,11 +217,13 @@ class Supervisor:
 
     def _handle_daemon_lost(self) -> None:
         """Restore everything at once, unless the daemon handed its leases over to a successor."""
-        if not self._options.exits_with_daemon and self._handover.begin(time.monotonic()):
+        # An observing worker has no lease to keep; the next one reads whether the mode has changed.
+        ends = self._options.exits_with_daemon or self._options.observes_only
+        if not ends and self._handover.begin(time.monotonic()):
             log("the daemon restarts; keeping its leases for the next one")
             return
         self._restore_all("the daemon is gone")
-        if self._options.exits_with_daemon:
+        if ends:
             self._stop()
 
     def _restore_all(self, reason: str, *, is_daemon_ending: bool = True) -> None:

@@ -55,6 +55,8 @@ def health_line(status: Status) -> Text:
     if status["is_degraded"]:
         reasons = "; ".join(status["degraded_reasons"])
         line.append(f"degraded: {reasons}\n", style="bold red")
+    if note := status.get("mode_note"):
+        line.append(f"{note}\n", style="yellow")
     driver = "simulated GPUs" if status["driver"] == "simulated" else "NVML"
     mode = "controls clocks" if status["mode"] == "control" else "observes only, does not set clocks"
     line.append(
@@ -107,7 +109,7 @@ def _gpus(status: Status) -> RenderableType:
     table.add_column("state", no_wrap=True)
     for name in ("clock", "requested", "power", "temp", "age"):
         table.add_column(name, justify="right", no_wrap=True)
-    names = job_names(status)
+    usual, names = usual_states(status), job_names(status)
     owners = [owner_text(gpu, names) for gpu in status["gpus"]]
     if any(owners):
         table.add_column("job", overflow="ellipsis", max_width=24)
@@ -116,7 +118,7 @@ def _gpus(status: Status) -> RenderableType:
         table.add_row(
             str(gpu["index"]),
             gpu["model_name"].removeprefix("NVIDIA ").removesuffix(" (simulated)"),
-            Text(gpu["state"], style="" if gpu["state"] == "ok" else "bold red"),
+            Text(gpu["state"], style="" if gpu["state"] in usual else "bold red"),
             clock_text(gpu["sm_clock_mhz"]),
             "full" if requested is None else clock_text(requested),
             power_text(gpu["power_w"]),
@@ -125,6 +127,11 @@ def _gpus(status: Status) -> RenderableType:
             *([owner] if any(owners) else []),
         )
     return table
+
+
+def usual_states(status: Status) -> frozenset[str]:
+    """Return the states of GPUs that are no problem: a daemon in mode observe may change none."""
+    return frozenset({"ok", "observe_only"} if status["mode"] == "observe" else {"ok"})
 
 
 def job_names(status: Status) -> Mapping[str, str]:

@@ -1,6 +1,6 @@
 """The live view that fills a screen: watts saved now, one line per GPU, two or more per job."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
@@ -24,6 +24,7 @@ from gpuenergyd.report.terminal.live import (
     job_names,
     lease_lines,
     owner_text,
+    usual_states,
 )
 from gpuenergyd.report.terminal.power import power_lines
 from gpuenergyd.report.terminal.savings import ResultDetail, result_text, saved_power_lines
@@ -61,8 +62,9 @@ def screen_lines(status: Status, width: int, height: int, powers_w: Sequence[flo
     num_jobs = _fitting(len(jobs) * _LINES_OF_A_JOB, max(_LINES_OF_A_JOB, room - min(len(gpus), 4))) // _LINES_OF_A_JOB
     used = num_jobs * _LINES_OF_A_JOB + (num_jobs < len(jobs))
     num_gpus = _fitting(len(gpus), room - used)
-    shown = sorted(sorted(gpus, key=lambda gpu: gpu["state"] == "ok")[:num_gpus], key=lambda gpu: int(gpu["index"]))
-    gpu_lines = [_gpu_header(shown, width), *_gpu_lines(shown, job_names(status), width)]
+    usual = usual_states(status)
+    shown = sorted(sorted(gpus, key=lambda gpu: gpu["state"] in usual)[:num_gpus], key=lambda gpu: int(gpu["index"]))
+    gpu_lines = [_gpu_header(shown, width), *_gpu_lines(shown, job_names(status), usual, width)]
     gpu_lines += _left_out(len(gpus) - len(shown), "GPU")
     job_groups = [_job_lines(job, width) for job in jobs[:num_jobs]] or ([] if jobs else [[Text("no jobs")]])
     after = _left_out(len(jobs) - num_jobs, "job")
@@ -128,14 +130,14 @@ def _highest_w(gpus: Sequence[Status]) -> float:
     return 100.0 * -(-max((gpu["power_w"] or 0.0 for gpu in gpus), default=0.0) // 100.0)
 
 
-def _gpu_lines(gpus: Sequence[Status], names: Mapping[str, str], width: int) -> list[Text]:
+def _gpu_lines(gpus: Sequence[Status], names: Mapping[str, str], usual: Collection[str], width: int) -> list[Text]:
     """Return one line per GPU; on a wide screen with a bar of its power."""
     highest_w = _highest_w(gpus)
     lines = []
     for gpu in gpus:
         requested = gpu["requested_sm_clock_mhz"]
         line = Text(f"{gpu['index']:>3}  ")
-        line.append(f"{gpu['state']:<12}", style="green" if gpu["state"] == "ok" else "bold red")
+        line.append(f"{gpu['state']:<12}", style="green" if gpu["state"] in usual else "bold red")
         line.append(
             f"{clock_text(gpu['sm_clock_mhz']):>8} {'full' if requested is None else clock_text(requested):>10}"
             f" {power_text(gpu['power_w']):>8} {temperature_text(gpu['temperature_celsius']):>7}"

@@ -119,6 +119,17 @@ def test_status_shows_the_sources_of_options_the_expectation_and_the_reason_for_
     assert "no saving so far" not in drawn(status)
 
 
+@pytest.mark.parametrize("mode", ["observe", "control"])
+def test_gpus_that_a_daemon_only_observes_are_a_problem_unless_it_is_in_mode_observe(mode: str) -> None:
+    gpus = [STATUS["gpus"][0] | {"state": "observe_only"}]
+    status = STATUS | {"gpus": gpus, "mode": mode, "mode_note": "no mode is set"}
+
+    (line,) = [line for line in screen_lines(status, 120, 40) if "observe_only" in line.plain]
+
+    assert any(span.style == "bold red" for span in line.spans) is (mode == "control")
+    assert "no mode is set" in drawn(status)
+
+
 def test_missing_figures_are_shown_as_missing() -> None:
     status = copy.deepcopy(STATUS)
     status["gpus"][0] |= {"sm_clock_mhz": None, "power_w": None, "requested_sm_clock_mhz": None}

@@ -144,4 +144,5 @@ def test_help_lists_every_command_under_its_task(capsys: pytest.CaptureFixture[s
 
 def test_defaults_are_shown_as_they_are_written_in_the_file() -> None:
     assert default_text("levers") == '["clocks", "power-limits", "power-profiles"]'
-    assert default_text("mode") == '"control"'
+    assert default_text("policy") == '"bubble-aware"'
+    assert default_text("mode") is None

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.cli.install.installation import compile_command, files_to_install
+from gpuenergyd.cli.install.installation import _signed, compile_command, files_to_install
 from gpuenergyd.cli.main import run
-from gpuenergyd.daemon.settings import load_settings
+from gpuenergyd.daemon.settings import Mode, load_settings
 
 PYTHON = "/opt/elsewhere/bin/python"
 UNITS = "etc/systemd/system"
@@ -47,10 +47,12 @@ def test_everything_a_host_needs_is_written_with_its_own_interpreter(
     assert all(f"write: {tmp_path / name}" in output for name in files)
 
 
-def test_the_installed_configuration_equals_the_defaults(tmp_path: Path) -> None:
+def test_the_installed_configuration_equals_the_defaults_but_sets_the_mode(tmp_path: Path) -> None:
     install(tmp_path)
 
-    assert load_settings(tmp_path / "etc/gpuenergyd/config.toml") == load_settings()
+    settings = load_settings(tmp_path / "etc/gpuenergyd/config.toml")
+    assert settings == load_settings()
+    assert (settings.mode, settings.model_fields_set) == (Mode.OBSERVE, {"mode"})
 
 
 def test_a_second_run_changes_nothing_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,6 +233,51 @@ def test_a_planner_that_cannot_be_compiled_ahead_is_a_warning(
 
     assert install(as_root_on_this_host) == 0
     assert "failed: no such user; the first plan compiles the planner instead" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("found", "output"),
+    [
+        (None, "mode: observe; the daemon measures and changes no GPU"),
+        ('mode = "observe"\n', "mode: observe; the daemon measures and changes no GPU"),
+        ('mode = "control"\n', "mode: control; the daemon sets clocks"),
+        (
+            'policy = "cost"\n',
+            "set none, with which the daemon set clocks up to version 0.3; from now on it only observes",
+        ),
+        ('mode = "fast"\n', "the configuration is invalid"),
+    ],
+)
+@pytest.mark.parametrize("options", [(), ("--dry-run",)])
+def test_install_reports_whether_clocks_will_be_set_and_how_to_change_that(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], found: str | None, output: str, options: tuple[str, ...]
+) -> None:
+    config = tmp_path / "etc/gpuenergyd/config.toml"
+    if found is not None:
+        config.parent.mkdir(parents=True)
+        config.write_text(found)
+
+    assert install(tmp_path, *options) == 0
+
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert output in line
+    assert ('set mode = "control" in /etc/gpuenergyd/config.toml' in line) is (found is None or "observe" in output)
+    assert found is None or config.read_text() == found
+
+
+def test_the_unedited_configuration_of_version_0_3_is_replaced_and_the_change_of_mode_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path)
+    config = tmp_path / "etc/gpuenergyd/config.toml"
+    _, _, text = config.read_text().partition("\n")
+    config.write_text(_signed(text.replace('mode = "observe"', '# mode = "control"')))
+    capsys.readouterr()
+
+    assert install(tmp_path) == 0
+
+    assert load_settings(config).mode_note is None
+    assert "from now on it only observes" in capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

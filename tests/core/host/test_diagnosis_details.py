@@ -64,6 +64,10 @@ def test_a_driver_error_is_reported_with_its_remedy() -> None:
             [(Level.FINE, "the daemon only observes (setting mode = 'observe')")],
         ),
         (
+            {"daemon": replace(DAEMON, is_observing=True, mode_note="no mode is set; set one")},
+            [(Level.NOTE, "no mode is set")],
+        ),
+        (
             {"daemon": replace(DAEMON, uncontrolled_gpus=("GPU-a", "GPU-b"))},
             [(Level.DEGRADED, "the daemon may not change GPU-a"), (Level.DEGRADED, "the daemon may not change GPU-b")],
         ),

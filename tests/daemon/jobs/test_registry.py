@@ -246,6 +246,18 @@ def test_an_observing_daemon_records_a_prediction_and_never_leases() -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("is_observing", [True, False])
+def test_a_program_that_joins_an_observing_daemon_is_notified(*, is_observing: bool) -> None:
+    stage = Stage(is_observing=is_observing)
+
+    async def scenario() -> None:
+        registered = stage.jobs.register(registration(0), ME, os.pidfd_open(os.getpid()))
+        assert ("the daemon only observes (mode observe)" in registered.message) is is_observing
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
 def test_a_prediction_is_repeated_as_the_job_goes_on() -> None:
     stage = Stage(predicted_plan(), predicted_plan(), is_observing=True)
 

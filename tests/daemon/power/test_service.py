@@ -16,7 +16,7 @@ from gpuenergyd.daemon.power.job_views import priority_of
 from gpuenergyd.daemon.power.service import PowerService
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply
-from gpuenergyd.daemon.settings import load_settings
+from gpuenergyd.daemon.settings import REFUSED_IN_OBSERVE, load_settings
 from gpuenergyd.errors import JobError, UsageError
 from gpuenergyd.gpu.link.messages import GpuSample
 from gpuenergyd.wire.power_messages import PowerBudgetRequest
@@ -54,7 +54,7 @@ class Host:
     def __init__(self, state_dir: Path, *answers: ClockPlan, **given: Any) -> None:
         self.stage = Stage(*(answers or (plan("tuned", 1200),)))
         self.worker = LimitingWorker()
-        settings = load_settings(state_dir=state_dir, **given)
+        settings = load_settings(state_dir=state_dir, **({"mode": "control"} | given))
         self.capped = CappedWorker(self.worker, self.stage.gpus)
         self.stage.jobs.services = replace(self.stage.jobs.services, worker=self.capped)
         self.divider = Divider()
@@ -240,6 +240,7 @@ def test_a_requested_budget_outlives_the_daemon_and_observing_daemons_refuse_one
         observing = Host(tmp_path, mode="observe")
         await observing.check()
         assert observing.power.state().power_budget_w is None
+        assert observing.power.trouble == f"not in force: power budget of 700 W: {REFUSED_IN_OBSERVE}"
         with pytest.raises(JobError, match="mode = 'observe'"):
             observing.power.put(PowerBudgetRequest(500.0), "administrator")
         with pytest.raises(UsageError, match="-1 W"):

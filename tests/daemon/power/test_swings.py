@@ -75,6 +75,8 @@ def test_without_the_setting_and_in_mode_observe_nothing_is_limited(tmp_path: Pa
             host.sample(55.0, 55.0, 50.0, seconds=3.0)
             assert host.power.swings.ceilings == {}
             assert not host.power.swings.is_limiting
+            await host.check()
+            assert ("power_ramp_w_per_s = 300" in (host.power.trouble or "")) is bool(given)
             await host.stage.jobs.close("the test is over")
 
     play(scenario)

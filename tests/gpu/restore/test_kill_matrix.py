@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.core.policy_api.policy import Lever
-from tests.support.kill_rig import UNDER_A_BUDGET, VICTIMS, KillRig, Trial
+from tests.support.kill_rig import UNDER_A_BUDGET, VICTIMS, KillRig, Trial, Victim, without_effect
 from tests.support.thorough import thorough
 
 
@@ -94,10 +94,33 @@ def test_deaths_while_an_administrators_programs_change_gpus_leave_none_lowered(
     assert sum(t.num_lowered > 0 for t in trials) >= 5
 
 
+@pytest.mark.parametrize(
+    ("kills", "expected"),
+    [
+        ({"client": (9, 10), "worker": (5, 5)}, ()),
+        ({"client": (0, 4)}, ("all victims: 0 of 4 kills hit a lowered GPU",)),
+        ({"client": (20, 20), "worker": (0, 5)}, ("worker: 0 of 5 kills hit a lowered GPU",)),
+        ({"client": (20, 20), "worker": (1, 6)}, ("worker: 1 of 6 kills hit a lowered GPU",)),
+        ({"client": (20, 20), "worker": (0, 4)}, ()),
+    ],
+)
+def test_kills_that_hit_no_lowered_gpu_are_no_evidence(
+    kills: dict[Victim, tuple[int, int]], expected: tuple[str, ...]
+) -> None:
+    trials = [
+        Trial(victim, int(k < num_hits), 0.1, 0, is_database_damaged=False)
+        for victim, (num_hits, num_kills) in kills.items()
+        for k in range(num_kills)
+    ]
+
+    assert without_effect(trials) == expected
+
+
 def _run_trials(rig: KillRig, num_trials: int) -> list[Trial]:
     try:
         trials = list(rig.run(num_trials))
     finally:
         rig.close()
     assert [t for t in trials if t.num_left_lowered or t.is_database_damaged] == []
+    assert without_effect(trials) == ()
     return trials

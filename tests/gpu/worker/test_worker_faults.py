@@ -231,6 +231,18 @@ def test_observe_only_worker_changes_nothing(site: Site) -> None:
     run(main())
 
 
+def test_observe_only_worker_ends_with_its_daemon_so_that_the_next_one_reads_the_mode_again(site: Site) -> None:
+    worker = site.start_worker("--observe-only")
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            await link.hand_over("t" * 32, 10.0)
+
+    run(main())
+
+    assert worker.wait(30) == 0
+
+
 @pytest.mark.fault(8)
 @pytest.mark.parametrize(("xid", "health"), [(79, GpuHealth.LOST), (48, GpuHealth.DEGRADED)])
 def test_critical_error_changes_the_gpus_health(
