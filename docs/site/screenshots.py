@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import cast
 
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from rich.console import Console
 
+import gpuenergyd
 from docs.site import sample_jobs
 from docs.site.build import build_site
 from docs.site.generated import DOCS
@@ -42,6 +44,8 @@ _MAX_HEIGHTS: Mapping[str, tuple[int, int]] = {
 _MAX_HEIGHT = (2700, 3400)
 """Of reports. Longer pages are cut off; the history below the live part is that of the report."""
 _NUM_COLOURS = 56
+_ORIGIN_KEY = "gpuenergyd"
+"""Key of the text in a picture that is the version shown."""
 _MADE_AT = datetime(2026, 3, 9, 8, 0, 0, tzinfo=UTC)
 _SECONDS_OF_POWER = 10
 
@@ -133,6 +137,13 @@ async def _write_picture(page: Page, target: Path, size: tuple[int, int], *, num
     await asyncio.to_thread(target.write_bytes, _quantized(base64.b64decode(shot["data"]), num_colours))
 
 
+def version_of(picture: Path) -> str | None:
+    """Return the version of gpuenergyd that a screenshot shows; None if it does not say so."""
+    with Image.open(picture) as image:
+        version: str | None = image.info.get(_ORIGIN_KEY)
+    return version
+
+
 def _quantized(png: bytes, num_colours: int) -> bytes:
     """Return a picture with a palette of few colours, which is several times smaller."""
     whole = Image.open(io.BytesIO(png)).convert("RGB")
@@ -142,8 +153,9 @@ def _quantized(png: bytes, num_colours: int) -> bytes:
     palette = Image.new("P", (1, 1))
     palette.putpalette([part for _, colour in colours for part in colour])
     reduced = whole.quantize(palette=palette, dither=Image.Dither.NONE)
-    out = io.BytesIO()
-    reduced.save(out, format="PNG", optimize=True)
+    out, origin = io.BytesIO(), PngInfo()
+    origin.add_text(_ORIGIN_KEY, gpuenergyd.__version__)
+    reduced.save(out, format="PNG", optimize=True, pnginfo=origin)
     return out.getvalue()
 
 

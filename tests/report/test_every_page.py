@@ -5,8 +5,16 @@ from pathlib import Path
 
 import pytest
 
+import gpuenergyd
 from docs.site.generated import DOCS
-from docs.site.screenshots import WIDTHS, live_pages, picture_names, wait_for_live_data, write_reports
+from docs.site.screenshots import (
+    WIDTHS,
+    live_pages,
+    picture_names,
+    version_of,
+    wait_for_live_data,
+    write_reports,
+)
 from tests.support.chromium import CHROMIUM, Page, in_browser
 from tests.support.readable import EMPTY_CHARTS, OVERFLOWING, OVERLAPPING, PALE, SMALL
 from tests.support.thorough import thorough
@@ -87,3 +95,9 @@ def test_the_documents_hold_a_small_screenshot_of_every_page_in_both_widths_and_
     assert {path.name for path in (DOCS / "pictures").glob("*.png")} == set(picture_names())
     assert [name for name in picture_names() if name not in listed] == []
     assert sum(path.stat().st_size for path in (DOCS / "pictures").glob("*.png")) < 1_500_000
+
+
+def test_every_screenshot_shows_the_present_version() -> None:
+    shown = {path.name: version_of(path) for path in (DOCS / "pictures").glob("*.png")}
+
+    assert shown == dict.fromkeys(shown, gpuenergyd.__version__)
