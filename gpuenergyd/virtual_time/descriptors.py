@@ -19,6 +19,7 @@ _Socket: Any = socket.socket
 _select, _fcntl, _flock, _open, _close = select.select, fcntl.fcntl, fcntl.flock, os.open, os.close
 _NS_PER_S = 1_000_000_000
 _LOCK_POLL_S = 0.001
+_LOCK = struct.Struct("hhqq")
 
 _kernel: Kernel
 """The kernel of this process; an operating system process has one virtual time."""
@@ -160,9 +161,11 @@ def _virtual_fcntl(fd: Any, command: int, argument: Any = 0) -> Any:
     """Lock bytes of files between virtual processes, which are one process for the operating system."""
     if command not in {fcntl.F_OFD_SETLK, fcntl.F_OFD_SETLKW}:
         return _fcntl(fd, command, argument)
-    kind, _, position, _ = struct.unpack("hhqq", argument[: struct.calcsize("hhqq")])
-    status = os.fstat(fd)
-    key = (status.st_dev, status.st_ino, position)
+    kind, _, position, _ = _LOCK.unpack_from(argument)
+    if (file := _kernel.files.get(fd)) is None:
+        status = os.fstat(fd)
+        file = _kernel.files[fd] = status.st_dev, status.st_ino
+    key = (*file, position)
     if kind == fcntl.F_UNLCK:
         _kernel.unlock_file(key, fd)
     elif not _kernel.lock_file(key, fd, blocks=command == fcntl.F_OFD_SETLKW):
@@ -178,7 +181,7 @@ def _virtual_flock(fd: Any, operation: int) -> None:
         except BlockingIOError:
             if operation & fcntl.LOCK_NB:
                 raise
-        _kernel.sleep(0.001)
+        _kernel.sleep(_LOCK_POLL_S)
 
 
 def _open_descriptor(*arguments: Any, **named: Any) -> int:

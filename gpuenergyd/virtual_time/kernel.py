@@ -140,6 +140,8 @@ class Kernel:
         self._num_jumps = 0
         self._hub: Any = greenlet.getcurrent()
         self._own_attributes: list[tuple[Any, str, Any]] = []
+        self.files: dict[int, tuple[int, int]] = {}
+        """Device and inode of open descriptors that were ever locked."""
         self._file_locks: dict[tuple[int, int, int], tuple[Process, int]] = {}
         self._lock_waits: dict[tuple[int, int, int], deque[Wait]] = {}
         self._keeps_real_time: Callable[[], int] | None = None
@@ -292,6 +294,7 @@ class Kernel:
 
     def unlock_closed(self, fd: int) -> None:
         """Unlock what a descriptor that is being closed has locked."""
+        self.files.pop(fd, None)
         if self._file_locks:
             self._release_locks(lambda holder, held_fd: holder is self.current.process and held_fd == fd)
 
@@ -301,6 +304,7 @@ class Kernel:
             for wait, _ in waits:
                 if wait.task.process is process:
                     self._unwatch(fd, wait)
+        self.files.clear()
         self._release_locks(lambda holder, _: holder is process)
 
     def _release_locks(self, is_meant: Callable[[Process, int], bool]) -> None:
