@@ -68,7 +68,8 @@ def grid_lines(grid: Mapping[str, Any] | None) -> list[Text]:
     if grid is None:
         return []
     value = "unknown" if grid["value"] is None else f"{grid['value']:.4g} {grid['unit']}"
-    line = f"zone {grid['zone']}: {value} ({grid['basis']}, {age_text(grid['age_s'])} old)"
+    age = "" if grid["age_s"] is None else f", {age_text(grid['age_s'])} old"
+    line = f"zone {grid['zone']}: {value} ({grid['basis']}{age})"
     if grid["replayed_hour_s"] is not None:
         line += f"; replayed trace, one hour in {grid['replayed_hour_s']:g} s"
     lines = [Text(line)]
