@@ -30,6 +30,7 @@ from gpuenergyd.carbon.sources.source import (
 from gpuenergyd.carbon.sources.web import SourceError, SourceProblem, Web
 from gpuenergyd.core.carbon.intensity import EmissionFactor, IntensitySample, SignalKind
 from gpuenergyd.errors import CarbonDataError, CarbonSourceError, GpuEnergyError
+from gpuenergyd.log_lines import configure_logging
 
 _LOG = logging.getLogger("gpuenergyd.carbon.fetcher")
 
@@ -203,7 +204,7 @@ def main() -> int:
 
     A configuration that is not accepted is named in one line on standard output, which is not used otherwise.
     """
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    configure_logging("gpuenergyd-carbon")
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())

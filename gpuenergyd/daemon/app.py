@@ -5,7 +5,6 @@ import contextlib
 import logging
 import secrets
 import signal
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -59,6 +58,7 @@ from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
 from gpuenergyd.errors import GpuEnergyError, GpuError, UnknownPolicyError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealthChange, GpuSample, GpuSettingsRead
+from gpuenergyd.log_lines import configure_logging
 from gpuenergyd.service_manager import Watchdog, notify
 from gpuenergyd.store import HistoryWriter, WriterOptions, WriterStatus
 from gpuenergyd.store.maintenance.retention import Retention
@@ -372,9 +372,7 @@ def serve(settings: Settings) -> int:
         GpuEnergyError: another daemon runs in the same folder, or a socket cannot be created.
     """
     limit_malloc_to_one_arena()
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="gpuenergyd: %(levelname)s: %(message)s")
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(LogRateLimit())
+    configure_logging("gpuenergyd", logging.INFO, LogRateLimit())
     check_policy_name(settings.policy)
     for name in settings.policy_options:
         check_policy_name(name)

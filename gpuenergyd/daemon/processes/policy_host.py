@@ -6,6 +6,7 @@ granted to this process.
 
 import contextlib
 import ctypes
+import logging
 import os
 import resource
 import signal
@@ -30,6 +31,7 @@ from gpuenergyd.daemon.processes.carbon_queries import (
 from gpuenergyd.daemon.processes.plugins import load_policy, load_power_target, load_target_policy
 from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply, answer_power
 from gpuenergyd.daemon.processes.view_delta import ViewDifference, ViewReceiver
+from gpuenergyd.log_lines import configure_logging
 from gpuenergyd.wire.daemon_codec import decode, encode
 
 MAX_LINE_BYTES = 512 * 2**20
@@ -200,6 +202,7 @@ def main() -> None:
         os.environ.setdefault(variable, "1")  # before a policy imports a library that reads them
     if len(sys.argv) > 1 and (limit_bytes := int(sys.argv[1])) > 0:
         resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
+    configure_logging("gpuenergyd-policy", logging.WARNING)
     requests = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
     # A policy must not touch the channel: its prints go to standard error, its standard input is empty.
