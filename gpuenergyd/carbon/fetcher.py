@@ -29,6 +29,7 @@ from gpuenergyd.carbon.sources.source import (
 )
 from gpuenergyd.carbon.sources.web import SourceError, SourceProblem, Web
 from gpuenergyd.core.carbon.intensity import EmissionFactor, IntensitySample, SignalKind
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import CarbonDataError, CarbonSourceError, GpuEnergyError
 from gpuenergyd.log_lines import configure_logging
 
@@ -187,7 +188,7 @@ def run(
         latest = past.fetch_missing(source, fetch_if_due(source, known, clock(), jitter), clock())
         if latest is not known:
             if (latest.status.state, latest.status.problem) != (known.status.state, known.status.problem):
-                outcome = latest.status.message or f"{len(latest.samples)} samples"
+                outcome = latest.status.message or count_text(len(latest.samples), "sample")
                 _LOG.info(
                     "source=%s zone=%s state=%s: %s", source.signal.source, config.zone, latest.status.state, outcome
                 )

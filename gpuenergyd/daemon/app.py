@@ -12,6 +12,7 @@ from socket import SOCK_SEQPACKET, SOCK_STREAM, gethostname
 
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.policy_api.policy import Lever
+from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.api.clock_socket import ClockSocket
 from gpuenergyd.daemon.api.server import ManualChanges, Server, UserLimits
@@ -281,7 +282,9 @@ class Daemon:
             settings.hand_over_path.unlink(missing_ok=True)
             return False
         log.info(
-            "handed %d jobs over; the GPU worker keeps their leases for %g s", len(handed), settings.keep_on_restart_s
+            "handed over %s; the GPU worker keeps their leases for %g s",
+            count_text(len(handed), "job"),
+            settings.keep_on_restart_s,
         )
         return True
 

@@ -220,7 +220,7 @@ def _set(*keys: str | int, to: object) -> Callable[[dict[str, Any]], None]:
         (lambda d: d["profiles"].pop("1/B"), "no table '1/B'"),
         (_set("profiles", to=[]), r"profiles \[\]: must be an object"),
         (_set("profiles", "1/B", to={}), "must be an object with the lists"),
-        (_set("profiles", "1/B", "time_s", to=[1.0]), "2 clocks, 1 times, 2 energies"),
+        (_set("profiles", "1/B", "time_s", to=[1.0]), "2 clocks, 1 time, 2 energies"),
         (_set("profiles", "1/B", "time_s", to=[1.0, -2.0]), "1/B.*time -2.0 s at 1200 MHz"),
         (_set("profiles", "1/B", "energy_j", to=[float("inf"), 2.0]), "1/B.*energy_j inf: must be a finite number"),
         (_set("profiles", "1/B", "freq_mhz", to=[1400, 1400]), "1/B.*1400 MHz is given twice"),

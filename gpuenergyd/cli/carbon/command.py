@@ -33,6 +33,7 @@ from gpuenergyd.core.carbon.intensity import (
     intensity_now,
 )
 from gpuenergyd.core.carbon.replay import Forecast, Replay, ReplayRequest, ZoneReplay
+from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.processes.plugins import load_carbon_function
 from gpuenergyd.errors import CarbonDataError
 from gpuenergyd.report.formatting import skill_text
@@ -158,7 +159,8 @@ def forecast(
         series = read_traces(traces)
         if len(series) != 1:
             raise CarbonDataError(
-                f"traces of {len(series)} zones ({', '.join(s.zone for s in series)}); give traces of one zone"
+                f"traces of {count_text(len(series), 'zone')} ({', '.join(s.zone for s in series)}); give traces of"
+                " one zone"
             )
         history: HourlySeries | None = series[0]
     else:
@@ -329,7 +331,8 @@ def _print_zone(zone: ZoneReplay) -> None:
 
     console = people_console()
     console.print(
-        f"{zone.zone}: {zone.num_jobs} jobs; a constant speed saves {100 * zone.constant_saving_ratio:.2f} %, "
+        f"{zone.zone}: {count_text(zone.num_jobs, 'job')}; a constant speed saves"
+        f" {100 * zone.constant_saving_ratio:.2f} %, "
         f"perfect timing adds {100 * zone.timing_gain_ratio:.2f} points; forecasts capture "
         f"{100 * zone.captured_ratio:.0f} % of that"
     )

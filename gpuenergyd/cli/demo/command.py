@@ -17,6 +17,7 @@ from gpuenergyd.cli.demo.slow_start import end_start
 from gpuenergyd.cli.option_checks import MAX_SLOWDOWN_HELP, checked_slowdown, warn_of_large_slowdown
 from gpuenergyd.cli.options import JsonOption
 from gpuenergyd.cli.output import print_json
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import DaemonNotRunningError, GpuEnergyError, UsageError
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ def _world(request: DemoRequest, folder: Path) -> Path:
             "the demo runs on simulated GPUs only, but NVML lists real GPUs on this host; use --driver simulated"
         )
     if len(shown) < request.num_gpus:
-        raise GpuEnergyError(f"--gpus {request.num_gpus}: NVML lists only {len(shown)} simulated GPUs")
+        raise GpuEnergyError(f"--gpus {request.num_gpus}: NVML lists only {count_text(len(shown), 'simulated GPU')}")
     return Path(behind)
 
 

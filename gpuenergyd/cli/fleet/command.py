@@ -19,6 +19,7 @@ from gpuenergyd.cli.output import people_console, print_json
 from gpuenergyd.core.fleet.coordination import FleetDecision, FleetView, decide
 from gpuenergyd.core.fleet.event_report import event_report
 from gpuenergyd.core.fleet.grid_event import MAX_LOAD_W, MAX_REASON_CHARS
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import GpuEnergyError, UsageError
 from gpuenergyd.log_lines import configure_logging
 from gpuenergyd.report.csv_table import csv_text
@@ -201,7 +202,9 @@ def listen(
     configure_logging("gpuenergyd fleet listen")
     key = read_key(key_file)
     if len(key) < LEAST_KEY_CHARS:
-        raise UsageError(f"key file {key_file}: {len(key)} characters; at least {LEAST_KEY_CHARS} are needed")
+        raise UsageError(
+            f"key file {key_file}: {count_text(len(key), 'character')}; at least {LEAST_KEY_CHARS} are needed"
+        )
     with _store(database) as store, WebhookServer(address, port, EventReceiver(store, key)) as server:
         log.info("listening on http://%s:%d%s", address, server.server_port, PATH)
         server.serve_forever()

@@ -9,6 +9,7 @@ from datetime import timedelta
 from enum import StrEnum
 
 from gpuenergyd.core.host.facts import GpuFacts, HistoryFacts, HostFacts, SocketState
+from gpuenergyd.count_text import count_text
 
 _MIN_FREE_BYTES = 128 * 2**20
 """Minimum free space: the reserve of the history database."""
@@ -92,7 +93,7 @@ def _driver(facts: HostFacts) -> Iterator[Diagnosis]:
         yield Diagnosis(Subject.DRIVER, Level.DEGRADED, f"{driver.kind}: no GPU found", fix)
         return
     names = ", ".join(gpu.name for gpu in driver.gpus)
-    yield _fine(Subject.DRIVER, f"{driver.kind}: {len(driver.gpus)} GPUs: {names}")
+    yield _fine(Subject.DRIVER, f"{driver.kind}: {count_text(len(driver.gpus), 'GPU')}: {names}")
 
 
 def _permissions(facts: HostFacts) -> Iterator[Diagnosis]:

@@ -6,6 +6,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from gpuenergyd.core.job.result_text import saving_span_text
+from gpuenergyd.count_text import count_text
 from gpuenergyd.report.formatting import (
     MISSING,
     age_text,
@@ -113,7 +114,7 @@ def _fitting(wanted: int, room: int) -> int:
 
 
 def _left_out(number: int, what: str) -> list[Text]:
-    return [Text(f"{number} more {what}{'s' if number > 1 else ''}", style="dim")] if number > 0 else []
+    return [Text(count_text(number, f"more {what}"), style="dim")] if number > 0 else []
 
 
 def _gpu_header(gpus: Sequence[Status], width: int) -> Text:
@@ -164,7 +165,7 @@ def _job_lines(job: Status, width: int) -> list[Text]:
     with_interval, without = (Text.assemble(name, result) for result in results)
     is_wide_enough = len(with_interval) <= width
     first = with_interval if is_wide_enough else without
-    iterations = f"{job['num_iterations']} iterations"
+    iterations = count_text(job["num_iterations"], "iteration")
     if not is_wide_enough and (interval := job.get("saving_interval")):
         iterations = f"95 %: {saving_span_text(interval).removesuffix(' energy')}; {iterations}"
     elif job["num_profile_iterations"]:

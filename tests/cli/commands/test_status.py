@@ -287,7 +287,7 @@ def test_status_names_latencies_that_an_earlier_daemon_measured() -> None:
 
     text = drawn(STATUS | {"gpus": [STATUS["gpus"][0] | {"switching": kept}]})
 
-    assert "lower 5.0 ms (measured by an earlier daemon on 1 of 1 GPUs)" in " ".join(text.split())
+    assert "lower 5.0 ms (measured by an earlier daemon on 1 of 1 GPU)" in " ".join(text.split())
 
 
 def test_status_shows_predicted_savings_with_their_basis() -> None:

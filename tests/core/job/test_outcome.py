@@ -92,7 +92,7 @@ def test_observe_mode_is_a_reason_for_no_saving() -> None:
         ([80.0, 80.2, 79.9] * 4, OutcomeKind.SAVED, "12 iterations under a plan"),
         ([120.0, 120.2, 119.9] * 4, OutcomeKind.USED_MORE, "12 iterations under a plan used more energy"),
         ([90.0, 112.0, 99.0] * 4, OutcomeKind.NOT_SIGNIFICANT, "12 iterations under a plan: no saving beyond chance"),
-        ([80.0], OutcomeKind.NOT_MEASURED, "1 iterations under a plan: too few to measure a saving"),
+        ([80.0], OutcomeKind.NOT_MEASURED, "1 iteration under a plan: too few to measure a saving"),
     ],
 )
 def test_a_plan_saves_energy_only_beyond_chance(energies_j: list[float], kind: OutcomeKind, reason: str) -> None:
