@@ -216,7 +216,7 @@ def _set(*keys: str | int, to: object) -> Callable[[dict[str, Any]], None]:
         (_set("edges", 0, to=[0, 4]), r"edges\[0\]: \[0, 4\]: op ids are 0 to 3"),
         (_set("edges", 0, to=[0]), r"edges\[0\]: \[0\]: must be a pair"),
         (_set("edge_latency_s", 1, to=-1), r"edge_latency_s\[1\]: -1.0: must be >= 0"),
-        (_set("edge_latency_s", to=[0.0]), "1 values for 4 edges"),
+        (_set("edge_latency_s", to=[0.0]), "1 value for 4 edges"),
         (lambda d: d["profiles"].pop("1/B"), "no table '1/B'"),
         (_set("profiles", to=[]), r"profiles \[\]: must be an object"),
         (_set("profiles", "1/B", to={}), "must be an object with the lists"),

@@ -224,7 +224,10 @@ def _daemon(facts: HostFacts) -> Iterator[Diagnosis]:
     for reason in daemon.degraded_reasons:
         fix = f"for the cause see `journalctl -u {_UNIT}`; for the current state `gpuenergyd status`"
         yield Diagnosis(Subject.DAEMON, Level.DEGRADED, reason, fix)
-    if not daemon.degraded_reasons:
+    if daemon.late_plans is not None:
+        problem, _, fix = daemon.late_plans.partition("; ")
+        yield Diagnosis(Subject.DAEMON, Level.NOTE, f"policy host: {problem}", fix)
+    if not daemon.degraded_reasons and daemon.late_plans is None:
         yield _fine(Subject.DAEMON, "healthy")
 
 

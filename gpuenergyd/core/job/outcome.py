@@ -87,13 +87,15 @@ def can_save(job: Job, *, is_member: bool = False) -> bool:
     return is_member or has_waits or job.target.max_slowdown_ratio > 0
 
 
-def find_outcome(job: Job, *, is_member: bool = False, is_observing: bool = False) -> Outcome:
-    """Return the outcome of a job, so far or at its end."""
-    outcome = _find_outcome(job, is_member=is_member, is_observing=is_observing)
+def find_outcome(
+    job: Job, *, is_member: bool = False, is_observing: bool = False, waits_for: str | None = None
+) -> Outcome:
+    """Return the outcome of a job, so far or at its end; `waits_for` is what the policy host does before it answers."""
+    outcome = _find_outcome(job, is_member=is_member, is_observing=is_observing, waits_for=waits_for)
     return outcome if is_observing else replace(outcome, advice=advice_text(job.advice))
 
 
-def _find_outcome(job: Job, *, is_member: bool, is_observing: bool) -> Outcome:
+def _find_outcome(job: Job, *, is_member: bool, is_observing: bool, waits_for: str | None) -> Outcome:
     if is_observing:
         return Outcome(
             OutcomeKind.OBSERVED_ONLY, "clocks are not set: the daemon, or a GPU of the job, is only observed"
@@ -112,14 +114,14 @@ def _find_outcome(job: Job, *, is_member: bool, is_observing: bool) -> Outcome:
     if phase is JobPhase.TUNED:
         return Outcome(OutcomeKind.TOO_EARLY, f"no iteration of the first plan was measured{before}")
     is_asked = phase is JobPhase.BASELINE and job.control.question.is_open
-    doing = "waiting for the policy's plan" if is_asked else _UNDER_WAY[phase]
+    doing = (waits_for or "waiting for the policy's plan") if is_asked else _UNDER_WAY[phase]
     since = f"{doing}, after {count_text(job.num_iterations, 'iteration')}{before}"
     return Outcome(OutcomeKind.TOO_EARLY, f"ended while {since}" if job.is_ended else since)
 
 
-def outcome_line(job: Job, *, is_member: bool = False, is_observing: bool = False) -> str:
+def outcome_line(job: Job, *, is_member: bool = False, is_observing: bool = False, waits_for: str | None = None) -> str:
     """Return the outcome of a job in one line, with its savings."""
-    outcome = find_outcome(job, is_member=is_member, is_observing=is_observing)
+    outcome = find_outcome(job, is_member=is_member, is_observing=is_observing, waits_for=waits_for)
     saving = _saving(job)
     return outcome.text if saving is None or is_observing else f"{_result_text(saving)}; {outcome.text}"
 

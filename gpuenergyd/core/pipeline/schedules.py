@@ -171,8 +171,8 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
     _require_sizes(num_ranks, num_microbatches, 2)
     if num_microbatches < 2 * num_ranks:
         raise ScheduleError(
-            f"schedule 'dualpipev': {count_text(num_microbatches, 'microbatch')}; {count_text(num_ranks, 'rank')}"
-            f" with fewer than {2 * num_ranks}"
+            f"schedule 'dualpipev': {count_text(num_microbatches, 'microbatch')}; at least {2 * num_ranks} are"
+            f" needed for {count_text(num_ranks, 'rank')}"
         )
     builders = [_dualpipe_v_order(num_ranks, num_microbatches, r) for r in range(num_ranks)]
     return Schedule(
