@@ -421,8 +421,7 @@ def _require_known_variables() -> None:
     """Refuse variables that are misspelled settings; programs and plugins have variables of their own."""
     for name in sorted(os.environ):
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
-        is_other = (
-            not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(_JOB_PREFIX) or key in Settings.model_fields
-        )
-        if not is_other and (meant := nearest(key, Settings.model_fields)) is not None:
+        if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(_JOB_PREFIX) or key in Settings.model_fields:
+            continue
+        if (meant := nearest(key, Settings.model_fields)) is not None:
             raise UsageError(f"{name}: no such setting; did you mean {ENVIRONMENT_PREFIX}{meant.upper()}?")

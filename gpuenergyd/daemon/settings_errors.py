@@ -1,4 +1,4 @@
-"""Messages on invalid settings: the nearest valid name of an unknown one, and pydantic's reasons in one plain clause."""
+"""Messages on invalid settings: the nearest valid name, and pydantic's reasons in one plain clause."""
 
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
