@@ -11,8 +11,11 @@ from tests.support.daemon_process import DaemonProcess, running_daemon, training
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not IS_COMPILED, reason="numba is not installed or is disabled")
-OWN_PROCESSES = "pass"
-"""A prologue: without one, daemons of the tests are forked from a process that has compiled everything."""
+
+
+def with_cache_folder(path: Path) -> str:
+    """Return a prologue of a daemon that is not forked from the process of the tests that has compiled everything."""
+    return f"import os; os.environ['NUMBA_CACHE_DIR'] = {str(path)!r}"
 
 
 def outcome(daemon: DaemonProcess) -> str:
@@ -21,11 +24,8 @@ def outcome(daemon: DaemonProcess) -> str:
 
 
 @pytest.mark.thorough
-def test_a_job_that_waits_for_the_compilation_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "empty"))
-    with running_daemon(tmp_path, prologue=OWN_PROCESSES) as daemon, training(daemon):
+def test_a_job_that_waits_for_the_compilation_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with running_daemon(tmp_path, prologue=with_cache_folder(tmp_path / "empty")) as daemon, training(daemon):
         wait_until(
             lambda: outcome(daemon).startswith("compiling the planner, once, after "), 600, log=lambda: daemon.log
         )
@@ -47,8 +47,7 @@ def test_a_host_without_a_cache_folder_is_named_once_in_the_log_and_by_doctor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()  # permissions do not stop root; nothing can be written below a file
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "below"))
-    with running_daemon(tmp_path, prologue=OWN_PROCESSES) as daemon, training(daemon):
+    with running_daemon(tmp_path, prologue=with_cache_folder(tmp_path / "file" / "below")) as daemon, training(daemon):
         wait_until(lambda: daemon.status()["policy_host"]["trouble"] is not None, 600)
         monkeypatch.setenv("GPUENERGYD_SOCKET", str(daemon.socket_path))
         run(["doctor", "--json"])

@@ -102,22 +102,25 @@ def timing_value_text(value: Mapping[str, Any]) -> str:
 def _gpus(status: Status) -> RenderableType:
     if not status["gpus"]:
         return Text("no GPU found")
-    table = Table(box=box.SIMPLE, pad_edge=False)
+    models = [gpu["model_name"].removeprefix("NVIDIA ").removesuffix(" (simulated)") for gpu in status["gpus"]]
+    is_mixed = len(set(models)) > 1
+    # The space of the columns is that of the names: they are folded, since they may differ at their ends only.
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("GPU", no_wrap=True)
-    # In a narrow terminal only the columns that may wrap get narrower.
-    table.add_column("model", overflow="ellipsis", max_width=24)
+    if is_mixed:
+        table.add_column("model", overflow="fold")
     table.add_column("state", no_wrap=True)
     for name in ("clock", "requested", "power", "temp", "age"):
         table.add_column(name, justify="right", no_wrap=True)
     names = job_names(status)
     owners = [owner_text(gpu, names) for gpu in status["gpus"]]
     if any(owners):
-        table.add_column("job", overflow="ellipsis", max_width=24)
-    for gpu, owner in zip(status["gpus"], owners, strict=True):
+        table.add_column("job", overflow="fold")
+    for gpu, model, owner in zip(status["gpus"], models, owners, strict=True):
         requested = gpu["requested_sm_clock_mhz"]
         table.add_row(
             str(gpu["index"]),
-            gpu["model_name"].removeprefix("NVIDIA ").removesuffix(" (simulated)"),
+            *([model] if is_mixed else []),
             Text(gpu["state"], style="" if gpu["state"] == "ok" else "bold red"),
             clock_text(gpu["sm_clock_mhz"]),
             "full" if requested is None else clock_text(requested),
@@ -126,7 +129,7 @@ def _gpus(status: Status) -> RenderableType:
             age_text(gpu["reading_age_s"]),
             *([owner] if any(owners) else []),
         )
-    return table
+    return table if is_mixed else Group(Text(f"{count_text(len(models), 'GPU')}: {models[0]}"), table)
 
 
 def job_names(status: Status) -> Mapping[str, str]:

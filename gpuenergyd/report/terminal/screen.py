@@ -34,6 +34,7 @@ _LOW_SCREEN = 8
 """Below this height there is no room for the watts saved."""
 _WIDE_SCREEN = 110
 _BAR_WIDTH = 24
+_OWNER_WIDTH = 19
 _SPARKS = "▁▂▃▄▅▆▇█"
 _GPU_HEADER = "GPU  state          clock  requested    power    temp    age  job"
 
@@ -145,13 +146,21 @@ def _gpu_lines(gpus: Sequence[Status], names: Mapping[str, str], width: int) -> 
         owner = owner_text(gpu, names)
         if width >= _WIDE_SCREEN and highest_w > 0:
             filled = round(_BAR_WIDTH * (gpu["power_w"] or 0.0) / highest_w)
-            line.append(f"{owner:<20.19}")
+            line.append(f"{_shortened(owner, _OWNER_WIDTH):<{_OWNER_WIDTH + 1}}")
             line.append("━" * filled, style="cyan")
             line.append("─" * (_BAR_WIDTH - filled), style="dim")
         else:
-            line.append(owner)
+            line.append(_shortened(owner, width - len(line)))
         lines.append(line)
     return lines
+
+
+def _shortened(name: str, width: int) -> str:
+    """Return a name without its middle if it is too long: names of jobs often differ at their ends only."""
+    if len(name) <= width:
+        return name
+    num_last = max(0, width - 1) // 2
+    return f"{name[: max(0, width - 1 - num_last)]}…{name[len(name) - num_last :]}"
 
 
 def _job_lines(job: Status, width: int) -> list[Text]:
