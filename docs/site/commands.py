@@ -14,7 +14,8 @@ def command_line_page() -> str:
         (
             "Commands by task. All except `serve`, `run`, `dashboard` and `otlp` accept `--json`. Exit codes: 0"
             " success, 1 failure, 2 usage error, 3 daemon not running, 4 degraded. `gpuenergyd --install-completion`"
-            " installs shell completion; `man gpuenergyd` has the contents of this page."
+            " installs shell completion. The manual pages have the contents of this page: `man gpuenergyd` in an"
+            " activated virtual environment, `man -M .venv/share/man gpuenergyd` elsewhere."
         ),
         (
             "`gpuenergyd run` and `gpuenergyd --version` need Python's standard library only. Every other command needs"

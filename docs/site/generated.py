@@ -17,6 +17,7 @@ from docs.site.pictures import PICTURES
 from docs.site.python_api import python_api_page
 from docs.site.schedules import schedules_page
 from docs.site.settings import settings_page
+from gpuenergyd.cli.help.manual_pages import manual_pages, section_folder
 
 DOCS = Path(__file__).resolve().parents[1]
 _REFERENCE = {
@@ -42,6 +43,7 @@ def renderers() -> Mapping[str, Callable[[], str]]:
         **{f"reference/{name}": partial(_with_notice, page) for name, page in _REFERENCE.items()},
         **{name: partial(_with_parts, DOCS / name) for name in _PAGES_WITH_PARTS},
         **{f"pictures/{name}": picture for name, picture in PICTURES.items()},
+        **{f"man/{section_folder(name)}/{name}": partial(str, text) for name, text in manual_pages().items()},
     }
 
 
@@ -56,7 +58,7 @@ def _with_parts(path: Path) -> str:
 def write_generated_files() -> None:
     """Write every generated file, and the generated parts of written pages."""
     for name, render in renderers().items():
-        (DOCS / name).parent.mkdir(exist_ok=True)
+        (DOCS / name).parent.mkdir(parents=True, exist_ok=True)
         (DOCS / name).write_text(render(), encoding="utf-8")
 
 

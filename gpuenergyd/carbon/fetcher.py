@@ -29,7 +29,9 @@ from gpuenergyd.carbon.sources.source import (
 )
 from gpuenergyd.carbon.sources.web import SourceError, SourceProblem, Web
 from gpuenergyd.core.carbon.intensity import EmissionFactor, IntensitySample, SignalKind
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import CarbonDataError, CarbonSourceError, GpuEnergyError
+from gpuenergyd.log_lines import configure_logging
 
 _LOG = logging.getLogger("gpuenergyd.carbon.fetcher")
 
@@ -186,7 +188,7 @@ def run(
         latest = past.fetch_missing(source, fetch_if_due(source, known, clock(), jitter), clock())
         if latest is not known:
             if (latest.status.state, latest.status.problem) != (known.status.state, known.status.problem):
-                outcome = latest.status.message or f"{len(latest.samples)} samples"
+                outcome = latest.status.message or count_text(len(latest.samples), "sample")
                 _LOG.info(
                     "source=%s zone=%s state=%s: %s", source.signal.source, config.zone, latest.status.state, outcome
                 )
@@ -203,7 +205,7 @@ def main() -> int:
 
     A configuration that is not accepted is named in one line on standard output, which is not used otherwise.
     """
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    configure_logging("gpuenergyd-carbon")
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())

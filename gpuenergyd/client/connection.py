@@ -12,6 +12,7 @@ import socket
 from http import HTTPStatus
 from typing import Any
 
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import DaemonNotRunningError, ProtocolError, UsageError
 from gpuenergyd.wire import MAX_REPLY_BYTES
 
@@ -122,7 +123,7 @@ def exchange(connected: socket.socket, method: str, path: str, body: bytes | Non
     while len(data) < length:
         data += _receive(connected)
     if len(data) > length:
-        raise ValueError(f"{len(data) - length} bytes beyond the reply's Content-Length")
+        raise ValueError(f"{count_text(len(data) - length, 'byte')} beyond the reply's Content-Length")
     return status, bytes(data), fields.get(b"connection", b"").lower() != b"close"
 
 

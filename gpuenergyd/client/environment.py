@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gpuenergyd.core.policy_api.target import LARGE_SLOWDOWN_RATIO, MAX_SLOWDOWN_RATIO, slowdown_problem
+from gpuenergyd.count_text import count_text
 
 JOB_VARIABLE = "GPUENERGYD_JOB"
 POLICY_VARIABLE = "GPUENERGYD_JOB_POLICY"
@@ -206,7 +207,7 @@ def _gpu_of_list(environ: Mapping[str, str]) -> tuple[str | None, str]:
     if len(listed) == 1:
         missing = f"no gpu_uuid argument, {GPU_VARIABLE} not set, CUDA not in use by this process"
         return (listed[0], "") if listed[0] else (None, missing)
-    named = f"{GPU_VARIABLE} lists {len(listed)} GPUs"
+    named = f"{GPU_VARIABLE} lists {count_text(len(listed), 'GPU')}"
     index, origin = _local_rank(environ, len(listed))
     if index is None:
         return None, f"{named}, but this process's local rank is unknown: set LOCAL_RANK, as torchrun does"

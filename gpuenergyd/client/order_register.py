@@ -21,6 +21,7 @@ from pathlib import Path
 
 from gpuenergyd.core.distributed.order_consent import MAX_TURNS, Turn, is_agreed
 from gpuenergyd.core.distributed.order_windows import HostOffer, OrderWindow, common_turns, has_orders_within
+from gpuenergyd.count_text import count_text
 
 _FOLDER = Path("/dev/shm")  # noqa: S108  names cannot be guessed, and owner and kind are checked
 _HEADER = struct.Struct("<8sq")
@@ -92,7 +93,9 @@ class OrderRegister:
                 os.pwrite(self._fd, _HEADER.pack(_MAGIC, self._num_ranks), 0)
             magic, num_ranks = _HEADER.unpack(os.pread(self._fd, _HEADER.size, 0))
         if magic != _MAGIC or num_ranks != self._num_ranks:
-            raise ValueError(f"{self._path} is for {num_ranks} ranks; this training has {self._num_ranks}")
+            raise ValueError(
+                f"{self._path} is for {count_text(num_ranks, 'rank')}; this training has {self._num_ranks}"
+            )
         return mmap.mmap(self._fd, self._num_bytes)
 
     def state(self, turns: tuple[Turn, ...]) -> None:

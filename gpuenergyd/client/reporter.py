@@ -23,6 +23,7 @@ from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.client.plans import PlanQueue, prepare
 from gpuenergyd.client.run_mark import record_joined
 from gpuenergyd.client.timing.recorder import RecordedIteration
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.client_codec import decode_iteration_reply, decode_registered, decode_released, encode
 from gpuenergyd.wire.clock_request import TOKEN_BYTES
@@ -230,7 +231,9 @@ class Reporter:
             raise _RefusedError(refusal_reason(body))
         registered = decode_registered(body)
         if len(bytes.fromhex(registered.rank_token)) != TOKEN_BYTES:
-            raise ProtocolError(f"rank token of {len(registered.rank_token)} characters; expected {2 * TOKEN_BYTES}")
+            raise ProtocolError(
+                f"rank token of {count_text(len(registered.rank_token), 'character')}; expected {2 * TOKEN_BYTES}"
+            )
         self._registered = registered
         self.clock_socket = self._connect_clock_socket(registered)
         self._record_success()

@@ -5,7 +5,6 @@ import contextlib
 import logging
 import secrets
 import signal
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -13,6 +12,7 @@ from socket import SOCK_SEQPACKET, SOCK_STREAM, gethostname
 
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.policy_api.policy import Lever
+from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.api.clock_socket import ClockSocket
 from gpuenergyd.daemon.api.server import ManualChanges, Server, UserLimits
@@ -59,6 +59,7 @@ from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
 from gpuenergyd.errors import GpuEnergyError, GpuError, UnknownPolicyError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealthChange, GpuSample, GpuSettingsRead
+from gpuenergyd.log_lines import configure_logging
 from gpuenergyd.service_manager import Watchdog, notify
 from gpuenergyd.store import HistoryWriter, WriterOptions, WriterStatus
 from gpuenergyd.store.maintenance.retention import Retention
@@ -286,7 +287,9 @@ class Daemon:
             settings.hand_over_path.unlink(missing_ok=True)
             return False
         log.info(
-            "handed %d jobs over; the GPU worker keeps their leases for %g s", len(handed), settings.keep_on_restart_s
+            "handed over %s; the GPU worker keeps their leases for %g s",
+            count_text(len(handed), "job"),
+            settings.keep_on_restart_s,
         )
         return True
 
@@ -384,9 +387,7 @@ def serve(
         GpuEnergyError: another daemon runs in the same folder, or a socket cannot be created.
     """
     limit_malloc_to_one_arena()
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="gpuenergyd: %(levelname)s: %(message)s")
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(LogRateLimit())
+    configure_logging("gpuenergyd", logging.INFO, LogRateLimit())
     if settings.mode_note is not None:
         log.warning("%s", settings.mode_note)
     check_policy_name(settings.policy)

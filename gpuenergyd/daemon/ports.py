@@ -160,6 +160,11 @@ class PowerPort(Protocol):
 class PolicyPort(Protocol):
     """The policy host, as a source of clock plans."""
 
+    @property
+    def activity(self) -> str | None:
+        """What it does before it answers, such as compiling; None while there is nothing to report."""
+        ...
+
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan | PolicyFailure:
         """Return the policy's plan, or the reason of its failure."""
         ...

@@ -11,12 +11,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AwareDatetime, Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from gpuenergyd.core.carbon.intensity import EmissionFactor, SignalKind
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.core.policy_api.target import MAX_SLOWDOWN_RATIO
 from gpuenergyd.core.power.budget import MAX_BUDGET_W
+from gpuenergyd.daemon.settings_errors import nearest, reason_text, unknown_text
 from gpuenergyd.errors import UsageError
 from gpuenergyd.gpu.restore.policy import RestorePolicy
 
@@ -24,6 +31,8 @@ SYSTEM_CONFIG_PATH = Path("/etc/gpuenergyd/config.toml")
 DEFAULT_CONFIG_PATH = Path(__file__).with_name("default_config.toml")
 """The commented file that documents every setting; `gpuenergyd install` copies it."""
 ENVIRONMENT_PREFIX = "GPUENERGYD_"
+_JOB_PREFIX = "GPUENERGYD_JOB_"
+"""Variables of training programs, some with the name of a setting after it."""
 WORKER_UNIT_DIR = Path("/run/gpuenergyd-gpu")
 """Directory of socket and journal of the GPU worker's systemd unit; fixed in the unit files."""
 
@@ -319,6 +328,7 @@ def load_settings(config_path: Path | str | None = None, **overrides: Any) -> Se
     path, from_file = read_config(config_path)
     flags = {key: value for key, value in overrides.items() if value is not None}
     _require_known(flags, where="settings")
+    _require_known_variables()
 
     class _Layered(Settings):
         @classmethod
@@ -338,7 +348,7 @@ def load_settings(config_path: Path | str | None = None, **overrides: Any) -> Se
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0]) if first["loc"] else ""
-        message = first["msg"].removeprefix("Value error, ")
+        message = reason_text(first)
         if first["type"] in _RANGE_ERRORS:
             message = _range_text(key) or message
         if not key:
@@ -350,6 +360,10 @@ def load_settings(config_path: Path | str | None = None, **overrides: Any) -> Se
         else:
             where = f"{path}: {key}"
         raise UsageError(f"{where} = {without_password(repr(first['input']))}: {message}") from None
+    except SettingsError as error:  # a list or table in an environment variable
+        key = next((key for key in Settings.model_fields if f'"{key}"' in str(error)), "")
+        variable = ENVIRONMENT_PREFIX + key.upper()
+        raise UsageError(f"{variable} = {os.environ.get(variable, '')!r}: must be JSON, e.g. '[\"a\"]'") from None
     return Settings.model_construct(_fields_set=layered.model_fields_set, **dict(layered))
 
 
@@ -422,4 +436,14 @@ def _with_policy_tables(content: dict[str, Any], *, where: str) -> dict[str, Any
 def _require_known(given: Mapping[str, Any], *, where: str) -> None:
     for key in given:
         if key not in Settings.model_fields:
-            raise UsageError(f"{where}: unknown setting {key!r}; valid: {', '.join(sorted(Settings.model_fields))}")
+            raise UsageError(f"{where}: unknown setting {key!r}; {unknown_text(key, Settings.model_fields)}")
+
+
+def _require_known_variables() -> None:
+    """Refuse variables that are misspelled settings; programs and plugins have variables of their own."""
+    for name in sorted(os.environ):
+        key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(_JOB_PREFIX) or key in Settings.model_fields:
+            continue
+        if (meant := nearest(key, Settings.model_fields)) is not None:
+            raise UsageError(f"{name}: no such setting; did you mean {ENVIRONMENT_PREFIX}{meant.upper()}?")

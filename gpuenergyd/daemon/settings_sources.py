@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuenergyd.daemon.settings import ENVIRONMENT_PREFIX, Settings, load_settings, read_config, without_password
+from gpuenergyd.daemon.settings_errors import unknown_text
 from gpuenergyd.errors import UsageError
 
 
@@ -29,7 +30,7 @@ def setting_values(config_path: Path | None, keys: Sequence[str] = ()) -> tuple[
     """
     for key in keys:
         if key not in Settings.model_fields:
-            raise UsageError(f"no setting {key!r}; valid: {', '.join(sorted(Settings.model_fields))}")
+            raise UsageError(f"no setting {key!r}; {unknown_text(key, Settings.model_fields)}")
     settings = load_settings(config_path)
     path, from_file = read_config(config_path)
     shown = settings.model_dump()

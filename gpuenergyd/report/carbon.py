@@ -16,6 +16,7 @@ from gpuenergyd.core.carbon.intensity import CarbonSignal, IntensitySample, Samp
 from gpuenergyd.core.carbon.slowdown_account import charged_time_s
 from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, slowdown_text
 from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.count_text import count_text
 from gpuenergyd.report.formatting import grams_text, ratio_text, time_text
 from gpuenergyd.store import History, JobSummary, StoredIntensity, TargetRecord
 from gpuenergyd.store.reading.iterations import Iterations
@@ -123,7 +124,7 @@ class CarbonReport:
             lines.append(
                 f"whole job against full speed: {slowdown_text(self.slowdown_ratio)} (profiling:"
                 f" {slowdown_text(self.profiling_ratio)}); permitted slowdown"
-                f" {100 * self.targets[-1].budget_ratio:.3g} %; {len(self.targets)} targets{span}"
+                f" {100 * self.targets[-1].budget_ratio:.3g} %; {count_text(len(self.targets), 'target')}{span}"
             )
         return tuple(lines)
 

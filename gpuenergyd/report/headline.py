@@ -10,6 +10,7 @@ from gpuenergyd.core.job.result_text import (
     slowdown_text,
 )
 from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
+from gpuenergyd.count_text import count_text
 from gpuenergyd.report import formatting
 from gpuenergyd.report.job import JobReport
 from gpuenergyd.store import JobSummary
@@ -34,7 +35,8 @@ def headline(report: JobReport) -> str:  # noqa: PLR0911  one sentence per kind 
     has_enough = min(job.num_tuned_iterations, job.num_baseline_iterations) >= 3
     if job.slowdown_ratio is None and has_enough:
         return (
-            f"No saving is known yet: fewer than three of the {job.num_tuned_iterations} tuned iterations ran at the"
+            "No saving is known yet: fewer than three of the"
+            f" {count_text(job.num_tuned_iterations, 'tuned iteration')} ran at the"
             " job's own pace, without waiting for another replica."
         )
     if job.slowdown_ratio is None or (is_unknown and not has_enough):
@@ -57,7 +59,7 @@ def evidence(report: JobReport) -> str:
     job = report.summary
     if not job.num_tuned_iterations and job.predicted_saving_ratio is None and job.num_iterations:
         return _next_step(job)
-    if job.slowdown_interval is None:
+    if job.slowdown_interval is None or job.num_compared_tuned_iterations is None:
         return ""
     spans = [slowdown_span_text(job.slowdown_interval)]
     if job.saving_interval is not None:
@@ -65,8 +67,8 @@ def evidence(report: JobReport) -> str:
     percent = 100 * job.max_slowdown_ratio
     permitted = f" A slowdown of up to {percent:.3g} % was permitted." if percent else ""
     return (
-        f"95 % confidence: {', '.join(spans)}. {job.num_compared_tuned_iterations} tuned iterations against"
-        f" {job.num_compared_baseline_iterations} at full speed, drift-corrected.{permitted}"
+        f"95 % confidence: {', '.join(spans)}. {count_text(job.num_compared_tuned_iterations, 'tuned iteration')}"
+        f" against {job.num_compared_baseline_iterations} at full speed, drift-corrected.{permitted}"
     )
 
 
@@ -85,7 +87,7 @@ def tiles(report: JobReport) -> list[Tile]:
         found.append(Tile("speed", speed_text(job.slowdown_ratio).removeprefix("at the "), note))
     if report.saved_energy_j is not None:
         name = "energy saved" if report.saved_energy_j >= 0 else "additional energy"
-        note = f"by {job.num_tuned_iterations} tuned iterations"
+        note = f"by {count_text(job.num_tuned_iterations, 'tuned iteration')}"
         found.append(Tile(name, text.energy_text(abs(report.saved_energy_j)), note, report.saved_energy_j > 0))
     if not job.num_tuned_iterations:
         if job.baseline_energy_j is not None:
@@ -93,7 +95,7 @@ def tiles(report: JobReport) -> list[Tile]:
         if job.baseline_time_s is not None:
             found.append(Tile("iteration time", text.time_text(job.baseline_time_s), "at full speed"))
     if job.energy_j is not None:
-        note = f"{job.num_measured_iterations} measured iterations in {text.time_text(job.duration_s)}"
+        note = f"{count_text(job.num_measured_iterations, 'measured iteration')} in {text.time_text(job.duration_s)}"
         found.append(Tile("energy used", text.energy_text(job.energy_j), note))
     return found
 
@@ -110,7 +112,7 @@ def _without_plan(job: JobSummary) -> str:
         return f"Clocks were only observed. Predicted if they are set: {saving} ({job.predicted_saving_basis})."
     if not job.num_iterations:
         return "No iteration was measured."
-    ran = f"{job.num_baseline_iterations} iterations at full speed"
+    ran = f"{count_text(job.num_baseline_iterations, 'iteration')} at full speed"
     if job.num_profile_iterations:
         ran += f", {job.num_profile_iterations} for profiling"
     so_far = " so far" if job.ended_at is None else ""

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from gpuenergyd import __version__
 from gpuenergyd.core.carbon.intensity import IntensitySample, SampleStatus
+from gpuenergyd.count_text import count_text
 from gpuenergyd.report import formatting
 from gpuenergyd.report.charts.axes import NARROW, WIDE, Frame
 from gpuenergyd.report.charts.carbon_intensity import IntensityStep, TargetStep, intensity_svg
@@ -106,6 +107,7 @@ def _rendered(
         "difference": formatting.difference_text,
         "clock": formatting.clock_text,
         "cost": formatting.cost_text,
+        "count_of": count_text,
         "instant": lambda at: at.astimezone(made_at.tzinfo).strftime("%Y-%m-%d %H:%M:%S"),
     }
     return environment.get_template(template).render(

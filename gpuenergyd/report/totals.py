@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import hypot
 from typing import Any
 
+from gpuenergyd.count_text import count_text
 from gpuenergyd.report.energy_use import add_known
 from gpuenergyd.report.formatting import energy_text
 from gpuenergyd.report.job import JobReport
@@ -29,7 +30,7 @@ class SavedTotal:
         if self.interval_j is not None:
             low_j, high_j = self.interval_j
             span = f" (95 %: {energy_text(low_j)} to {energy_text(high_j)})"
-        jobs = f"{self.num_counted} job{'s' if self.num_counted > 1 else ''}"
+        jobs = f"{count_text(self.num_counted, 'job')}"
         total = f"{energy_text(abs(self.saved_energy_j))} {'saved' if self.saved_energy_j >= 0 else 'more used'}"
         return f"{total} by {jobs} together{span}.{f' {left_out}' if left_out else ''}"
 
@@ -64,15 +65,8 @@ def not_counted_text(num_not_significant: int) -> str:
     """Return how many jobs a sum of savings leaves out and why; empty for none."""
     if not num_not_significant:
         return ""
-    jobs, their = (
-        ("1 job is", "its saving is")
-        if num_not_significant == 1
-        else (
-            f"{num_not_significant} jobs are",
-            "their savings are",
-        )
-    )
-    return f"{jobs} not counted: {their} not significant."
+    verb, their = ("is", "its saving is") if num_not_significant == 1 else ("are", "their savings are")
+    return f"{count_text(num_not_significant, 'job')} {verb} not counted: {their} not significant."
 
 
 def totals_dict(reports: Sequence[JobReport]) -> dict[str, Any]:

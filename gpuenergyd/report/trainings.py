@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from gpuenergyd.count_text import count_text
 from gpuenergyd.report.energy_use import NO_ENERGY, EnergyUse, add_known, sum_of
 from gpuenergyd.report.groups import IDLE_GROUP, EnergyQuery, user_name
 from gpuenergyd.report.job import JobReport
@@ -200,8 +201,9 @@ class TrainingsReport:
         if not found:
             return ""
         named = [
-            f"{each.name} ({each.training.num_ranks} of {each.training.world_size} ranks)"
+            f"{each.name} ({each.training.num_ranks} of {count_text(world_size, 'rank')})"
             for each in found[:_MAX_NAMED]
+            if (world_size := each.training.world_size) is not None
         ]
         more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
         return (

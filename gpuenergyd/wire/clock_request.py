@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from gpuenergyd.core.clock_request import MAX_LATER_CLOCKS, ClockRequest, TimedClock
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ProtocolError
 
 _DATAGRAM = struct.Struct("<HBxI16sIHHQQ")
@@ -56,8 +57,8 @@ def decode_clock_request(datagram: bytes) -> RankClockRequest:
     size = len(datagram)
     if size < DATAGRAM_BYTES or size > MAX_DATAGRAM_BYTES or (size - DATAGRAM_BYTES) % _FURTHER.size:
         raise ProtocolError(
-            f"clock request has {size} bytes; expected {DATAGRAM_BYTES}, or up to {MAX_DATAGRAM_BYTES} in steps of"
-            f" {_FURTHER.size}"
+            f"clock request has {count_text(size, 'byte')}; expected {DATAGRAM_BYTES}, or up to {MAX_DATAGRAM_BYTES} in"
+            f" steps of {_FURTHER.size}"
         )
     magic, version, sequence, token, epoch, clock, later_clock, later_at, sent = _DATAGRAM.unpack_from(datagram)
     if magic != _MAGIC or version != _VERSION:

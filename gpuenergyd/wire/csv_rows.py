@@ -5,6 +5,7 @@ import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ProfileError
 from gpuenergyd.wire.values import short
 
@@ -28,7 +29,10 @@ def csv_rows(
                 places = _places(where, row, columns, optional)
                 continue
             if len(row) <= max(places.values()):
-                raise ProfileError(f"{where}: {len(row)} values, the header has {max(places.values()) + 1} columns")
+                raise ProfileError(
+                    f"{where}: {count_text(len(row), 'value')}, the header has"
+                    f" {count_text(max(places.values()) + 1, 'column')}"
+                )
             yield where, {name: row[at].strip() for name, at in places.items()}
     except csv.Error as error:
         raise ProfileError(f"{path}:{rows.line_num}: not CSV: {error}") from None

@@ -16,6 +16,7 @@ from gpuenergyd.core.pipeline.graph import (
     graph_from_edges,
 )
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ProfileError, ScheduleError
 from gpuenergyd.wire.values import MAX_STAGES, number, short, whole
 
@@ -122,7 +123,9 @@ def _instructions(path: Path, ops: list[Any], *, num_ranks: int, num_microbatche
         raise ProfileError(f"{path}: ops: the list is empty")
     missing = sorted(set(range(num_ranks)) - {stage for stage, *_ in parsed})
     if missing:
-        raise ProfileError(f"{path}: ops: no op of stage {missing[0]}; the file declares {num_ranks} stages")
+        raise ProfileError(
+            f"{path}: ops: no op of stage {missing[0]}; the file declares {count_text(num_ranks, 'stage')}"
+        )
     # In an instance with weight gradients, "B" is the input gradient.
     splits_backward = any(letter == "W" for _, letter, *_ in parsed)
     instructions = []
@@ -150,7 +153,9 @@ def _edges(path: Path, data: Mapping[str, Any], num_ops: int) -> list[tuple[int,
     edges = _list(path, data, "edges")
     latencies = _list(path, data, "edge_latency_s") if "edge_latency_s" in data else [0.0] * len(edges)
     if len(latencies) != len(edges):
-        raise ProfileError(f"{path}: edge_latency_s: {len(latencies)} values for {len(edges)} edges")
+        raise ProfileError(
+            f"{path}: edge_latency_s: {count_text(len(latencies), 'value')} for {count_text(len(edges), 'edge')}"
+        )
     result = []
     for at, (edge, latency) in enumerate(zip(edges, latencies, strict=True)):
         where = f"{path}: edges[{at}]"
@@ -192,7 +197,8 @@ def _instance_table(where: str, table: object) -> InstructionProfile:
     lengths = [len(table[column]) for column in columns]
     if len(set(lengths)) != 1:
         raise ProfileError(
-            f"{where}: {lengths[0]} clocks, {lengths[1]} times, {lengths[2]} energies: lists must have equal lengths"
+            f"{where}: {count_text(lengths[0], 'clock')}, {count_text(lengths[1], 'time')}, "
+            f"{count_text(lengths[2], 'energy')}: lists must have equal lengths"
         )
     return instruction_profile(
         (

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ProfileError
 from gpuenergyd.wire.csv_rows import csv_rows
 from gpuenergyd.wire.profile_csv import KIND_OF_WORD
@@ -83,7 +84,8 @@ def _stages_of(
     counts = {len(stages) for stages in stages_of}
     if len(counts) > 1:
         raise ProfileError(
-            f"{path}: rank 0 runs {len(stages_of[0])} stages, another rank {max(counts - {len(stages_of[0])})};"
+            f"{path}: rank 0 runs {count_text(len(stages_of[0]), 'stage')}, another rank"
+            f" {max(counts - {len(stages_of[0])})};"
             " all ranks must run equally many"
         )
     if counts == {1} and any(stages != (rank,) for rank, stages in enumerate(stages_of)):

@@ -5,6 +5,7 @@ import time
 from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 from gpuenergyd.core.pipeline.plan import ClockPlan, baseline_plan
 from gpuenergyd.core.policy_api.policy import JobView, OfflinePlan, OfflineRequest
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.advice import with_advice
 from gpuenergyd_policies.planning.plan_evaluation import baseline, unproven_plan
@@ -15,7 +16,7 @@ class FullSpeed:
 
     def next_plan(self, view: JobView) -> ClockPlan:
         """Return the baseline plan, independent of all measurements."""
-        return baseline_plan(reason=f"policy full-speed keeps default clocks on {len(view.gpus)} GPUs")
+        return baseline_plan(reason=f"policy full-speed keeps default clocks on {count_text(len(view.gpus), 'GPU')}")
 
 
 def reason_for_full_speed(view: JobView) -> str | None:
@@ -32,7 +33,7 @@ def reason_for_full_speed(view: JobView) -> str | None:
         what = "one instruction per iteration" if view.is_plain_loop else "no phase that waits"
         return f"nothing to save at the same speed: no slowdown permitted and {what}"
     if view.num_dp_ranks > 1 and view.is_plain_loop:
-        return f"at full speed: {view.num_dp_ranks} data-parallel ranks are not planned together yet"
+        return f"at full speed: {count_text(view.num_dp_ranks, 'data-parallel rank')} are not planned together yet"
     return None
 
 

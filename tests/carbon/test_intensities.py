@@ -11,6 +11,7 @@ from gpuenergyd.core.carbon.intensity import (
     ForecastHour,
     HourlySeries,
     IntensityBasis,
+    IntensityNow,
     IntensitySample,
     SampleStatus,
     SignalKind,
@@ -88,6 +89,16 @@ def test_the_basis_of_the_current_intensity_degrades_with_age(
     here = intensity_now(END_AT + after, HISTORY, forecast)
 
     assert (here.basis, here.carbon_intensity_g_per_kwh) == (basis, value)
+
+
+def test_a_fixed_intensity_is_fixed_at_any_age() -> None:
+    series = hourly_series("XX", [sample(0, 60, 210.0, SampleStatus.STATIC)])
+    assert series is not None
+
+    bases = [intensity_now(series.end_at + after, series, AHEAD) for after in (timedelta(), timedelta(days=30))]
+
+    assert bases == [IntensityNow(210.0, IntensityBasis.FIXED, None)] * 2
+    assert series.until(series.end_at).is_fixed
 
 
 def test_without_history_the_basis_is_neutral() -> None:

@@ -87,6 +87,16 @@ class Leaks:
             hoard.append(bytearray(1 << 24))
 
 
+class Prepares:
+    def prepare(self, announce):
+        announce("compiling something, once")
+        open(os.environ["MAY_PREPARE"]).close()
+        return "no folder is writable; make one"
+
+    def next_plan(self, view):
+        return baseline_plan("prepared")
+
+
 class NoPolicy:
     pass
 '''
@@ -103,6 +113,7 @@ unsendable = hostile_policies:Unsendable
 mistyped = hostile_policies:Mistyped
 exits = hostile_policies:Exits
 leaks = hostile_policies:Leaks
+prepares = hostile_policies:Prepares
 no-policy = hostile_policies:NoPolicy
 broken-import = hostile_policies_that_are_not_there:Nothing
 """

@@ -142,7 +142,14 @@ def test_environment_variables_of_the_client_are_ignored(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('polcy = "x"', r"config\.toml: unknown setting 'polcy'; valid: .*baseline_iterations.*policy"),
+        ('polcy = "x"', r"config\.toml: unknown setting 'polcy'; did you mean 'policy'\?$"),
+        ("colour = 1", r"config\.toml: unknown setting 'colour'; valid: .*baseline_iterations.*policy"),
+        ('levers = "clocks"', r"config\.toml: levers = 'clocks': must be a list$"),
+        ("baseline_iterations = 2.5", "baseline_iterations = 2.5: must be a whole number$"),
+        ('sample_period_s = "abc"', "sample_period_s = 'abc': must be a number$"),
+        ('carbon_zone = ""', "carbon_zone = '': must match pattern"),
+        ('carbon_replay_from = "xx"', "carbon_replay_from = 'xx': must be a time such as 2026-01-31T08:00:00Z$"),
+        ("power_budget_w = -4", "power_budget_w = -4: must be greater than 0$"),
         ("max_slowdown_ratio = -0.1", r"config\.toml: max_slowdown_ratio = -0\.1: must be from 0 to 1"),
         ("max_slowdown_ratio = 1.5", r"config\.toml: max_slowdown_ratio = 1\.5: must be from 0 to 1"),
         ("max_slowdown_ratio = nan", r"config\.toml: max_slowdown_ratio = nan: .*finite"),
@@ -273,3 +280,38 @@ def test_each_setting_says_where_it_comes_from(config: Path, monkeypatch: pytest
 def test_an_unknown_key_lists_the_valid_ones() -> None:
     with pytest.raises(UsageError, match="no setting 'policies'; valid: admin_groups, "):
         setting_values(None, ["policies"])
+
+
+def test_a_misspelled_variable_is_refused_with_the_one_that_was_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.toml").touch()
+    monkeypatch.setenv("GPUENERGYD_SAMPEL_PERIOD_S", "0.1")
+
+    with pytest.raises(UsageError) as refused:
+        load_settings(tmp_path / "config.toml")
+
+    assert str(refused.value) == (
+        "GPUENERGYD_SAMPEL_PERIOD_S: no such setting; did you mean GPUENERGYD_SAMPLE_PERIOD_S?"
+    )
+
+
+def test_variables_of_programs_and_plugins_are_no_misspelled_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/reference/environment-variables.md").read_text()
+    names = {*re.findall(r"GPUENERGYD_[A-Z_]+", page), "GPUENERGYD_DEBUG", "GPUENERGYD_MY_PLUGIN"}
+    (tmp_path / "config.toml").touch()
+    for name in names:
+        monkeypatch.setenv(name, "1")
+
+    assert load_settings(tmp_path / "config.toml").mode == "control"
+    assert len(names) > 10
+
+
+def test_a_list_in_a_variable_must_be_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.toml").touch()
+    monkeypatch.setenv("GPUENERGYD_LEVERS", "clocks")
+
+    with pytest.raises(UsageError, match=r"^GPUENERGYD_LEVERS = 'clocks': must be JSON, e\.g\. "):
+        load_settings(tmp_path / "config.toml")

@@ -120,7 +120,7 @@ STATUS = {
         " power_budget_w predicted_w price_per_w reason share_w source speed trouble"
     ),
     "worker": "heartbeat_age_s is_alive num_restarts pid sentinel_pid",
-    "policy_host": "is_alive num_restarts pid",
+    "policy_host": "activity is_alive num_restarts pid trouble",
     "clock_requests": "num_hostile num_stale",
     "host_energy": "domains reason",
     "files": "carbon_path history_path journal_path world_path",

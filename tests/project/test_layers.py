@@ -64,7 +64,11 @@ def test_all_imports_keep_the_contracts() -> None:
     ("path", "line", "broken"),
     [
         ("gpuenergyd/misplaced.py", "", "misplaced"),
-        ("gpuenergyd/core/planted.py", "import gpuenergyd.wire", "core, service_manager -> atomic_file, errors"),
+        (
+            "gpuenergyd/core/planted.py",
+            "import gpuenergyd.wire",
+            "core, service_manager -> atomic_file, count_text, errors, log_lines",
+        ),
         ("gpuenergyd/gpu/planted.py", "import gpuenergyd.store", "store, gpu, carbon, wire"),
         ("gpuenergyd/client/planted.py", "import msgspec", "standard library only"),
         ("gpuenergyd/daemon/planted.py", "import gpuenergyd_policies", "by entry point"),

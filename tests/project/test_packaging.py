@@ -106,7 +106,8 @@ def test_the_wheel_contains_exactly_the_files_of_the_three_packages(wheel: Path)
     sources = (ROOT / "gpuenergyd", ROOT / "policies/gpuenergyd_policies", ROOT / "trainers/gpuenergyd_trainers")
 
     units = {f"gpuenergyd/{name}" for name in files(ROOT / "systemd")}
-    assert names == units.union(*(files(source) for source in sources))
+    pages = {f"gpuenergyd-{__version__}.data/data/share/{name}" for name in files(ROOT / "docs" / "man")}
+    assert names == units.union(pages, *(files(source) for source in sources))
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
 
 
@@ -133,6 +134,22 @@ def test_a_plain_install_prints_its_versions(plain_environment: Path) -> None:
     assert first == f"gpuenergyd {__version__}"
     assert python.endswith(f"({plain_environment / 'python'})")
     assert all("not installed" in part for part in parts)
+
+
+@pytest.mark.skipif(shutil.which("man") is None, reason="man is not here")
+def test_man_finds_the_pages_of_the_environment_on_the_path(plain_environment: Path) -> None:
+    environ = {"PATH": f"{plain_environment}:{os.defpath}"}
+
+    found = subprocess.run(
+        ["man", "--where", "gpuenergyd", "gpuenergyd-plan", "gpuenergyd.toml"],
+        env=environ, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if "minimized" in found.stdout:
+        pytest.skip("man of this minimized system shows no pages")
+
+    pages = plain_environment.parent / "share" / "man"
+    names = ("man1/gpuenergyd.1", "man1/gpuenergyd-plan.1", "man5/gpuenergyd.toml.5")
+    assert found.stdout.splitlines() == [str(pages / name) for name in names], found.stderr
 
 
 def test_a_plain_install_starts_a_program_that_attaches(plain_environment: Path, tmp_path: Path) -> None:

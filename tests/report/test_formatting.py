@@ -63,4 +63,6 @@ def test_the_skill_of_forecasts_has_the_sign_of_the_json_fields_everywhere() -> 
         "zone": "GB", "value": 210.0, "unit": "g/kWh", "basis": "live", "age_s": 60.0, "replayed_hour_s": None,
         "forecast_model": "pooled-prior", "live_skill": {**skill, "num_origins": 40}, "timing_value": None,
     }  # fmt: skip
+    assert str(grid_lines(grid)[0]) == "zone GB: 210 g/kWh (live, 60 s old)"
+    assert str(grid_lines({**grid, "basis": "fixed", "age_s": None})[0]) == "zone GB: 210 g/kWh (fixed)"
     assert str(grid_lines(grid)[1]) == f"forecast: pooled-prior; {text} (40 forecasts)"

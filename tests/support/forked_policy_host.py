@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from gpuenergyd.daemon.processes import launch, policy_host
 from gpuenergyd.daemon.processes.launch import POLICY_HOST_COMMAND, PolicyChannel, start_policy_child
-from gpuenergyd.daemon.processes.plugins import load_policy
 from gpuenergyd.daemon.settings import Settings
 from gpuenergyd.service_manager import child_environment
 
@@ -26,7 +25,8 @@ _loaded: list[str] = []
 def load_policies() -> None:
     """Load the policies that daemons of the tests use, with their kernels: their hosts are forked from now on."""
     for name in _POLICIES:
-        load_policy(name)
+        error = policy_host.PolicyHost().answer(policy_host.PlanRequest(0, "", name)).error
+        assert error is None, error
         _loaded.append(name)
 
 

@@ -122,6 +122,8 @@ class FakePolicy:
     """The policy of each question."""
     forgotten: list[str] = field(default_factory=list)
 
+    activity = None
+
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan | PolicyFailure:
         """Return the next scripted answer."""
         assert job_id == view.job_id

@@ -150,6 +150,8 @@ class CountingStore:
 class FirstPolicy:
     """The policy host of the first replica's leader; measures how long its answers take."""
 
+    activity = None
+
     def __init__(self) -> None:
         self.client = PolicyClient(lambda: start_policy_child(None, POLICY_HOST_COMMAND))
         self.plans: list[ClockPlan | PolicyFailure] = []
@@ -186,6 +188,8 @@ class FirstPolicy:
 
 class FollowingPolicy:
     """Answers as the first replica's policy did to the same question, by its number."""
+
+    activity = None
 
     def __init__(self, first: FirstPolicy) -> None:
         self._first = first

@@ -31,6 +31,8 @@ class UniformPolicy:
     plan: ClockPlan = field(default_factory=uniform_plan)
     views: list[JobView] = field(default_factory=list)
 
+    activity = None
+
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan:
         """Return the plan."""
         assert job_id

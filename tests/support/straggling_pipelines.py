@@ -46,6 +46,8 @@ class ThinkingPolicy:
     _waiting: list[tuple[int, asyncio.Future[None]]] = field(default_factory=list)
     round: int = 0
 
+    activity = None
+
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan:
         """Return the policy's plan."""
         del job_id, policy

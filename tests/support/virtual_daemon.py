@@ -42,6 +42,8 @@ class PolicyInProcess:
     views: dict[str, list[JobView]] = field(default_factory=dict)
     _policies: dict[str, ClockPolicy] = field(default_factory=dict)
 
+    activity = None
+
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan:
         """Return the policy's plan."""
         assert policy == "under-test"

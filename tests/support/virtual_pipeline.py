@@ -52,6 +52,8 @@ class KeptRecords:
 class PolicyHere(FirstPolicy):
     """The leader's policy, in this process."""
 
+    activity = None
+
     def __init__(self, policy: ClockPolicy) -> None:
         super().__init__()
         self.policy = policy

@@ -7,7 +7,6 @@ Dependencies are Debian packages by name and minimum version, available from Deb
 import gzip
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from gpuenergyd import __version__
-from gpuenergyd.cli.help.manual_pages import manual_pages
+from gpuenergyd.cli.help.manual_pages import manual_pages, section_folder
 from gpuenergyd.cli.install.installation import compile_command, files_to_install
 from tools.release.build import ROOT, commit_epoch_s
 
@@ -106,15 +105,15 @@ def build_debian_package(wheel: Path, out: Path) -> Path:
 def _write_files(root: Path, wheel: Path, epoch_s: int) -> None:
     packages = root / "usr/lib/python3/dist-packages"
     with zipfile.ZipFile(wheel) as archive:
+        elsewhere = (f"gpuenergyd-{__version__}.data/", "gpuenergyd/systemd/")  # manual pages and units: see below
         names = [name for name in archive.namelist() if not name.endswith(("/RECORD", "/LICENSE"))]
-        archive.extractall(packages, names)
-    shutil.rmtree(packages / "gpuenergyd" / "systemd")  # units are installed to the system folder below
+        archive.extractall(packages, [name for name in names if not name.startswith(elsewhere)])
     for path, text in files_to_install(PYTHON).items():
         folder = _FOLDERS.get(str(path.parent), str(path.parent))
         _write(root / folder / path.name, text)
     _write(root / "usr/bin/gpuenergyd", _LAUNCHER, mode=0o755)
     for name, text in manual_pages().items():
-        _write_packed(root / "usr/share/man" / f"man{name[-1]}" / f"{name}.gz", text)
+        _write_packed(root / "usr/share/man" / section_folder(name) / f"{name}.gz", text)
     for shell, place in _COMPLETIONS.items():
         _write(root / place, _completion(shell))
     documents = root / "usr/share/doc/gpuenergyd"

@@ -15,6 +15,7 @@ from gpuenergyd.carbon.sources.mix import ENTSOE_FACTORS, mix_intensity
 from gpuenergyd.carbon.sources.source import SourceOptions, SourceReply
 from gpuenergyd.carbon.sources.web import SourceError, SourceProblem, Web
 from gpuenergyd.core.carbon.intensity import HOUR, CarbonSignal, EmissionFactor, SampleStatus, SignalKind
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import CarbonDataError
 
 NAME = "entsoe"
@@ -150,7 +151,9 @@ def _points(period: ET.Element) -> Iterator[tuple[datetime, datetime, float]]:
     step = timedelta(minutes=int(matched[1]))
     num_slots = (end - begin) // step
     if not 0 < num_slots <= _MAX_POINTS:
-        raise SourceError(SourceProblem.NOT_PARSED, f"{NAME}: period of {num_slots} slots; expected 1 to {_MAX_POINTS}")
+        raise SourceError(
+            SourceProblem.NOT_PARSED, f"{NAME}: period of {count_text(num_slots, 'slot')}; expected 1 to {_MAX_POINTS}"
+        )
     given: dict[int, float] = {}
     for point in period.iter("Point"):
         try:

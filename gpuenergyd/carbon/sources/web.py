@@ -17,6 +17,7 @@ from urllib.parse import urljoin, urlsplit
 import requests
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import CarbonSourceError
 
 _CHUNK_BYTES = 64 * 1024
@@ -186,7 +187,9 @@ class Web:
                 there = urlsplit(url)
                 if (there.scheme, there.netloc) != (home.scheme, home.netloc):
                     raise SourceError(SourceProblem.REDIRECT, f"{name}: redirects to another host; not followed")
-        raise SourceError(SourceProblem.REDIRECT, f"{name}: redirects more than {limits.max_redirects} times")
+        raise SourceError(
+            SourceProblem.REDIRECT, f"{name}: redirects more than {count_text(limits.max_redirects, 'time')}"
+        )
 
     def _body(self, name: str, reply: requests.Response, deadline_s: float) -> bytes:
         parts, size_bytes = [], 0
@@ -195,7 +198,8 @@ class Web:
             size_bytes += len(part)
             if size_bytes > self.limits.size_bytes:
                 raise SourceError(
-                    SourceProblem.TOO_LARGE, f"{name}: reply is larger than {self.limits.size_bytes} bytes"
+                    SourceProblem.TOO_LARGE,
+                    f"{name}: reply is larger than {count_text(self.limits.size_bytes, 'byte')}",
                 )
             if self.clock_s() > deadline_s:
                 raise SourceError(SourceProblem.TIMEOUT, f"{name}: reply not complete within {self.limits.total_s:g} s")

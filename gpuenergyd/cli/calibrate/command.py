@@ -8,6 +8,7 @@ import typer
 
 from gpuenergyd.cli.options import DryRunOption, JsonOption, SocketOption
 from gpuenergyd.cli.output import people_console, print_json
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import GpuError
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def _follow(client: "DaemonClient", load: "GpuLoad", started: dict[str, Any], *,
 def _plan_text(gpu: dict[str, Any]) -> str:
     clocks = ", ".join(map(str, gpu["sm_clocks_mhz"]))
     return (
-        f"GPU {gpu['index']} ({gpu['model_name']}): {gpu['num_changes']} changes between {clocks} MHz,"
+        f"GPU {gpu['index']} ({gpu['model_name']}): {count_text(gpu['num_changes'], 'change')} between {clocks} MHz,"
         f" about {max(1, round(gpu['expected_s']))} s"
     )
 

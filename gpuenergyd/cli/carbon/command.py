@@ -33,6 +33,7 @@ from gpuenergyd.core.carbon.intensity import (
     intensity_now,
 )
 from gpuenergyd.core.carbon.replay import Forecast, Replay, ReplayRequest, ZoneReplay
+from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.processes.plugins import load_carbon_function
 from gpuenergyd.errors import CarbonDataError
 from gpuenergyd.report.formatting import skill_text
@@ -78,7 +79,6 @@ def now(  # noqa: PLR0913  each option is a parameter
         gpuenergyd carbon now --zone GB --fixed 300
     """
     from gpuenergyd.carbon.fetcher import FetcherConfig, source_of  # noqa: PLC0415  start fast
-    from gpuenergyd.carbon.sources.fixed import FIXED  # noqa: PLC0415
 
     zone_name = zone or (csv_file.stem.partition("_")[0] if csv_file is not None else None)
     if zone_name is None:
@@ -94,16 +94,14 @@ def now(  # noqa: PLR0913  each option is a parameter
         _given_forecast(zone_name, reply.forecast, carbon_source.signal.source),
     )
     newest = reply.samples[-1] if reply.samples else None
-    is_degraded = reply.is_stale or bool(reply.rejected) or here.basis is not IntensityBasis.LIVE
+    is_degraded = reply.is_stale or bool(reply.rejected) or not here.basis.is_current
     signal = carbon_source.signal
-    # A constant is right at every instant, but it is not a reading of the grid.
-    basis = FIXED if signal.source == FIXED else here.basis
     if as_json:
         print_json(
             {
                 "zone": zone_name,
                 "carbon_intensity_g_per_kwh": here.carbon_intensity_g_per_kwh,
-                "basis": basis,
+                "basis": here.basis,
                 "age_s": here.age_s,
                 "valid_from": utc_text(newest.valid_from_at) if newest is not None else None,
                 "status": newest.status if newest is not None else None,
@@ -120,8 +118,11 @@ def now(  # noqa: PLR0913  each option is a parameter
         value = here.carbon_intensity_g_per_kwh
         shown = "unknown" if value is None else f"{value:.0f} g/kWh"
         status = newest.status.value if newest is not None else "no sample"
+        is_fixed = here.basis is IntensityBasis.FIXED
+        origin = here.basis if is_fixed else f"{here.basis}; {status}"
+        signal_text = f"{signal.kind}, {signal.factor}" + ("" if is_fixed else f"; {signal.source}")
         console = people_console()
-        console.print(f"{zone_name}: {shown} ({basis}; {status}; {signal.kind}, {signal.factor}; {signal.source})")
+        console.print(f"{zone_name}: {shown} ({origin}; {signal_text})")
         for reason in reply.rejected:
             console.print(f"  rejected: {reason}", markup=False)
         if reply.is_stale:
@@ -158,7 +159,8 @@ def forecast(
         series = read_traces(traces)
         if len(series) != 1:
             raise CarbonDataError(
-                f"traces of {len(series)} zones ({', '.join(s.zone for s in series)}); give traces of one zone"
+                f"traces of {count_text(len(series), 'zone')} ({', '.join(s.zone for s in series)}); give traces of"
+                " one zone"
             )
         history: HourlySeries | None = series[0]
     else:
@@ -329,7 +331,8 @@ def _print_zone(zone: ZoneReplay) -> None:
 
     console = people_console()
     console.print(
-        f"{zone.zone}: {zone.num_jobs} jobs; a constant speed saves {100 * zone.constant_saving_ratio:.2f} %, "
+        f"{zone.zone}: {count_text(zone.num_jobs, 'job')}; a constant speed saves"
+        f" {100 * zone.constant_saving_ratio:.2f} %, "
         f"perfect timing adds {100 * zone.timing_gain_ratio:.2f} points; forecasts capture "
         f"{100 * zone.captured_ratio:.0f} % of that"
     )

@@ -10,6 +10,7 @@ from gpuenergyd.cli.command_help import DocumentedGroup, add_command, command_gr
 from gpuenergyd.cli.options import JsonOption, SocketOption
 from gpuenergyd.cli.output import people_console, print_json
 from gpuenergyd.core.power.budget import budget_problem
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _lines(state: dict[str, Any]) -> Iterator[str]:
     if state["price_per_w"]:
         yield f"100 W more would add {100 * state['price_per_w']:.2g} GPUs at full speed"
     cut = "clocks are lowered now" if state["is_cutting"] else "nothing is lowered beyond plans"
-    yield f"{cut}; lowered {state['num_cuts']} times, {state['over_s']:.1f} s above the budget so far"
+    yield f"{cut}; lowered {count_text(state['num_cuts'], 'time')}, {state['over_s']:.1f} s above the budget so far"
     if state["trouble"]:
         yield f"trouble: {state['trouble']}"
 

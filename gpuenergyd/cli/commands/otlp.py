@@ -1,7 +1,6 @@
 """`gpuenergyd otlp`: exports the daemon's metrics to an OpenTelemetry collector, from an unprivileged process."""
 
 import socket as sockets
-import sys
 import time
 from contextlib import closing
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ import typer
 from gpuenergyd.cli.options import SocketOption
 from gpuenergyd.cli.output import json_text
 from gpuenergyd.errors import GpuEnergyError, UsageError
+from gpuenergyd.log_lines import write_log_line
 
 _ENDPOINT = "http://127.0.0.1:4318/v1/metrics"
 _TIMEOUT_S = 10.0
@@ -72,8 +72,7 @@ def otlp(
                 raise
             problem = str(error)
         if problem is not None and problem != last_problem:
-            sys.stderr.write(f"gpuenergyd: {problem}; retrying every {every_s:g} s\n")
-            sys.stderr.flush()
+            write_log_line("gpuenergyd otlp", f"{problem}; retrying every {every_s:g} s")
         last_problem = problem
         if once:
             return 0

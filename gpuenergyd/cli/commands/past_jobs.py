@@ -15,6 +15,7 @@ from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.core.policy_api.past_jobs import PastJob, problem_of
 from gpuenergyd.core.policy_api.policy import PriorView
+from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.processes.plugins import load_policy
 from gpuenergyd.errors import GpuEnergyError, ProtocolError, UsageError
 from gpuenergyd.wire import MAX_ITERATION_REPORT_BYTES, MAX_REPLY_BYTES
@@ -100,7 +101,7 @@ class PriorClient:
         if self.as_json:
             print_json({"num_past_jobs": num_past_jobs})
             return
-        typer.echo(f"{num_past_jobs} past job{'' if num_past_jobs == 1 else 's'} {what}")
+        typer.echo(f"{count_text(num_past_jobs, 'past job')} {what}")
 
 
 def _read(path: Path) -> PastJobFile:
@@ -147,7 +148,7 @@ def _prior_table(view: PriorView) -> "Table":
     from rich import box  # noqa: PLC0415  start fast
     from rich.table import Table  # noqa: PLC0415
 
-    basis = f"{view.basis}; {view.num_past_jobs} past job{'' if view.num_past_jobs == 1 else 's'}"
+    basis = f"{view.basis}; {count_text(view.num_past_jobs, 'past job')}"
     table = Table(title=f"{view.gpu_model_name}: {basis}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("instruction")
     for heading in ("clock", "time", "power"):

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from gpuenergyd.report.tariff import Tariff
     from gpuenergyd.store import History
 
-_AGE = re.compile(r"(\d+)([smhdw])")
+_AGE = re.compile(r"(\d+)(s|min|h|d|w)")
+_AMBIGUOUS_AGE = re.compile(r"(\d+)m")
 _CLOCK_TOLERANCE = timedelta(minutes=2)
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 class Format(StrEnum):
@@ -277,11 +278,14 @@ def instant(text: str | None, *, now: datetime, option: str) -> datetime | None:
             return now - timedelta(seconds=int(age[1]) * _SECONDS[age[2]])
         except OverflowError:
             raise UsageError(f"{option} {text!r}: date out of range") from None
+    if unclear := _AMBIGUOUS_AGE.fullmatch(text.strip()):
+        number = int(unclear[1])
+        raise UsageError(f"{option} {text!r}: minutes are {number}min, months {30 * number}d")
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
         raise UsageError(
-            f"{option} {text!r}: must be a date, a time such as 2026-11-21T08:00, or an age such as 24h"
+            f"{option} {text!r}: must be a date, a time such as 2026-11-21T08:00, or an age such as 30min, 24h or 7d"
         ) from None
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import UsageError
 
 SYNTHETIC = "synthetic"
@@ -76,7 +77,8 @@ class DemoGrid:
         spare = len(series.values) - 3 * self.num_hours
         if spare < LEAST_HISTORY_HOURS:
             raise UsageError(
-                f"--carbon-trace {path}: has {len(series.values)} hours, needs at least {LEAST_HISTORY_HOURS} before"
+                f"--carbon-trace {path}: has {count_text(len(series.values), 'hour')}, needs at least"
+                f" {LEAST_HISTORY_HOURS} before"
                 f" and {3 * self.num_hours} during the demo"
             )
         begin_at = series.first_hour_at + min(HISTORY_HOURS, spare) * HOUR

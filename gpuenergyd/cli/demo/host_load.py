@@ -2,6 +2,8 @@
 
 import os
 
+from gpuenergyd.count_text import count_text
+
 _BUSY_LOAD_PER_CPU = 0.75
 
 
@@ -11,6 +13,6 @@ def load_warning() -> str | None:
     if load <= _BUSY_LOAD_PER_CPU * num_cpus:
         return None
     return (
-        f"load {load:.0f} on {num_cpus} {'core' if num_cpus == 1 else 'cores'}: results will be noisy; without"
+        f"load {load:.0f} on {count_text(num_cpus, 'core')}: results will be noisy; without"
         " --real-time they do not depend on it"
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from gpuenergyd.cli.demo.grid import DEFAULT_BUDGET_RATIO, DemoGrid
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import GpuEnergyError, UsageError
 
 DEFAULT_POLICY = "bubble-aware"
@@ -62,7 +63,7 @@ class DemoRequest:
     def gpus(self) -> str:
         """The GPUs in words."""
         if self.driver != "simulated":
-            return f"{self.num_gpus} simulated GPUs"
+            return count_text(self.num_gpus, "simulated GPU")
         named = f"{self.num_gpus} {'ideal ' if self.simulation == 'kind' else ''}simulated {self.gpu_model} GPUs"
         return named if self.simulation == "kind" else f"{named} (late clocks, slow reads, stalls)"
 

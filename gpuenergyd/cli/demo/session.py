@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuenergyd.cli.demo.request import DemoRequest
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import DaemonNotRunningError, GpuEnergyError
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def open_world(request: DemoRequest, folder: Path) -> Path:
             "the demo runs on simulated GPUs only, but NVML lists real GPUs on this host; use --driver simulated"
         )
     if len(shown) < request.num_gpus:
-        raise GpuEnergyError(f"--gpus {request.num_gpus}: NVML lists only {len(shown)} simulated GPUs")
+        raise GpuEnergyError(f"--gpus {request.num_gpus}: NVML lists only {count_text(len(shown), 'simulated GPU')}")
     return Path(behind)
 
 
@@ -252,10 +253,10 @@ class _WorkerFault:
             if time.monotonic() > killed_at + _RESTORE_LIMIT_S:
                 raise GpuEnergyError(f"the killed GPU worker has left a clock lock on GPU {', '.join(map(str, left))}")
             time.sleep(0.01)
-        gpus = "1 GPU" if len(lowered) == 1 else f"{len(lowered)} GPUs"
         after_s = time.monotonic() - killed_at
         self._progress.announce(
-            f"killed the GPU worker while {gpus} had a clock lock; none had one {after_s:.2f} s later"
+            f"killed the GPU worker while {count_text(len(lowered), 'GPU')} had a clock lock; none had one"
+            f" {after_s:.2f} s later"
         )
 
     def _locked(self) -> list[int]:

@@ -108,6 +108,7 @@ def _daemon(path: str) -> tuple[dict[str, Any] | None, DaemonFacts]:
         has_worker=bool(status.get("worker", {}).get("is_alive", True)),
         degraded_reasons=tuple(status.get("degraded_reasons", ())),
         uncontrolled_gpus=tuple(g["gpu_uuid"] for g in status.get("gpus", ()) if g["state"] == "observe_only"),
+        late_plans=status.get("policy_host", {}).get("trouble"),
     )
 
 

@@ -19,7 +19,9 @@ from gpuenergyd.cli.output import people_console, print_json
 from gpuenergyd.core.fleet.coordination import FleetDecision, FleetView, decide
 from gpuenergyd.core.fleet.event_report import event_report
 from gpuenergyd.core.fleet.grid_event import MAX_LOAD_W, MAX_REASON_CHARS
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import GpuEnergyError, UsageError
+from gpuenergyd.log_lines import configure_logging
 from gpuenergyd.report.csv_table import csv_text
 from gpuenergyd.store.fleet.store import FleetStore
 
@@ -122,7 +124,7 @@ def coordinate(
         gpuenergyd fleet coordinate
         gpuenergyd fleet coordinate --events /etc/gpuenergyd/events.csv
     """
-    _log_to_stderr()
+    configure_logging("gpuenergyd fleet coordinate")
     files = [EventFile(events)] if events is not None else []
     if openadr_events is not None:
         files.append(EventFile(openadr_events, OPENADR_SOURCE))
@@ -165,7 +167,7 @@ def follow(
     from gpuenergyd.client.connection import DaemonClient  # noqa: PLC0415
     from gpuenergyd.client.environment import find_socket_path  # noqa: PLC0415
 
-    _log_to_stderr()
+    configure_logging("gpuenergyd fleet follow")
     with _store(database) as store, closing(DaemonClient(find_socket_path(socket), limit_s=every_s)) as daemon:
         follower = Follower(host or _host_name(), store, daemon)
         while True:
@@ -197,10 +199,12 @@ def listen(
     from gpuenergyd.carbon.keys import read_key  # noqa: PLC0415  start fast
     from gpuenergyd.cli.fleet.webhook import LEAST_KEY_CHARS, PATH, EventReceiver, WebhookServer  # noqa: PLC0415
 
-    _log_to_stderr()
+    configure_logging("gpuenergyd fleet listen")
     key = read_key(key_file)
     if len(key) < LEAST_KEY_CHARS:
-        raise UsageError(f"key file {key_file}: {len(key)} characters; at least {LEAST_KEY_CHARS} are needed")
+        raise UsageError(
+            f"key file {key_file}: {count_text(len(key), 'character')}; at least {LEAST_KEY_CHARS} are needed"
+        )
     with _store(database) as store, WebhookServer(address, port, EventReceiver(store, key)) as server:
         log.info("listening on http://%s:%d%s", address, server.server_port, PATH)
         server.serve_forever()
@@ -275,10 +279,6 @@ def _host_name() -> str:
     from gpuenergyd.daemon.settings import load_settings  # noqa: PLC0415
 
     return load_settings().host_name or gethostname()
-
-
-def _log_to_stderr() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
 
 
 set_budget.__name__ = "set"

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from gpuenergyd.atomic_file import replace_file
 from gpuenergyd.core.fleet.grid_event import MAX_OPEN_EVENTS, GridEvent, LoadUnit, event_problem
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import GpuEnergyError, UsageError
 
 log = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ def _read_rows(path: Path) -> tuple[float, list[tuple[int, dict[str, str]]]]:
         raise UsageError(f"{path}: {len(rows)} events; at most {MAX_OPEN_EVENTS} are read")
     for line, row in rows:
         if len(row) != len(header):
-            raise UsageError(f"{path}: line {line}: {len(row)} values; expected {', '.join(header)}")
+            raise UsageError(f"{path}: line {line}: {count_text(len(row), 'value')}; expected {', '.join(header)}")
     return changed_s, [(line, dict(zip(header, (text.strip() for text in row), strict=True))) for line, row in rows]
 
 

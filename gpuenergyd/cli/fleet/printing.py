@@ -8,6 +8,7 @@ from typing import Any
 from gpuenergyd.core.fleet.coordination import FleetHost, FleetRules
 from gpuenergyd.core.fleet.event_report import EventReport
 from gpuenergyd.core.fleet.grid_event import GridEvent
+from gpuenergyd.count_text import count_text
 from gpuenergyd.store.fleet.store import FleetState
 
 EVENT_ROW = "{event_id}  {start}  {end}  {value:g} {unit}  {state}  {reason}"
@@ -30,7 +31,10 @@ def fleet_lines(state: FleetState) -> Iterator[str]:
     else:
         reason = f" ({state.reason})" if state.reason else ""
         held_w = sum(own.held.most_w(state.now_s, FleetRules().margin_s) for own in state.hosts)
-        yield f"fleet budget: {state.budget_w:g} W{reason}; {len(state.hosts)} hosts may draw {held_w:.0f} W now"
+        yield (
+            f"fleet budget: {state.budget_w:g} W{reason}; {count_text(len(state.hosts), 'host')} may draw"
+            f" {held_w:.0f} W now"
+        )
     for own in state.hosts:
         host = _host(own, state.now_s)
         measured = "unknown" if host["measured_w"] is None else f"{host['measured_w']:.0f} W"
@@ -99,7 +103,7 @@ def report_lines(report: EventReport) -> Iterator[str]:
     ratio = "" if report.lost_work_ratio is None else f" ({100 * report.lost_work_ratio:.1f} %)"
     yield f"energy saved: {saved}; work lost: {lost}{ratio}, which takes energy later"
     silent = f", {report.num_silent_hosts} of them out of contact" if report.num_silent_hosts else ""
-    yield f"{report.num_hosts} hosts{silent}; {report.missing_s:.0f} s without measured power"
+    yield f"{count_text(report.num_hosts, 'host')}{silent}; {report.missing_s:.0f} s without measured power"
 
 
 def utc_text(at_s: float) -> str:

@@ -39,6 +39,11 @@ def manual_pages() -> dict[str, str]:
     return pages
 
 
+def section_folder(page_name: str) -> str:
+    """Return the folder of a page below `share/man`: `man1` for `gpuenergyd.1`."""
+    return f"man{page_name.rpartition('.')[2]}"
+
+
 def _program_page(program: CommandText, commands: Sequence[CommandText]) -> str:
     lines = [
         *_head(PROGRAM, 1, program.summary),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import UsageError
 
 
@@ -31,5 +32,7 @@ def find_job(status: Mapping[str, Any], name: str) -> dict[str, Any]:
     """
     found = find_jobs(status, name)
     if len(found) > 1:
-        raise UsageError(f"{len(found)} jobs are called {name!r}; name one: {', '.join(j['job_id'] for j in found)}")
+        raise UsageError(
+            f"{count_text(len(found), 'job')} are called {name!r}; name one: {', '.join(j['job_id'] for j in found)}"
+        )
     return found[0]

@@ -1,6 +1,7 @@
 """Memory of each stage, as options of `gpuenergyd plan` state it: microbatches that fit, or bytes."""
 
 from gpuenergyd.core.pipeline.graph import Schedule
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError, UsageError
 
 
@@ -18,7 +19,7 @@ def order_limits(
     if limits:
         return limits, ()
     held = ", ".join(map(str, plain))
-    return plain, (f"memory is assumed to hold what 1F1B holds, {held} microbatches: set --memory-limit-microbatches",)
+    return plain, (f"memory is assumed to hold what 1F1B holds per stage, {held}: set --memory-limit-microbatches",)
 
 
 def memory_limits(text: str | None, schedule: Schedule) -> tuple[int, ...]:
@@ -31,7 +32,7 @@ def memory_limits(text: str | None, schedule: Schedule) -> tuple[int, ...]:
         needed = schedule.peak_inflight(pp_rank) / schedule.num_chunks
         if needed > limit:
             raise ScheduleError(
-                f"schedule {schedule.name!r} needs {needed:g} microbatches in flight on stage {pp_rank},"
+                f"schedule {schedule.name!r} needs {count_text(needed, 'microbatch')} in flight on stage {pp_rank},"
                 f" but only {limit} fit in memory"
             )
     return limits
@@ -57,7 +58,8 @@ def check_memory(extra_inflight: int, limits: tuple[int, ...], caps: tuple[int, 
         if rooms and min(rooms) < usable:
             raise ScheduleError(
                 f"--extra-inflight {extra_inflight}: stage {pp_rank} has memory for {min(rooms)} more than the"
-                f" {inflight} microbatches of schedule {schedule.name!r}; `--extra-inflight auto` uses what fits"
+                f" {count_text(inflight, 'microbatch')} of schedule {schedule.name!r}; `--extra-inflight auto` uses"
+                " what fits"
             )
 
 
@@ -70,7 +72,8 @@ def _per_stage(option: str, text: str, num_ranks: int, *, least: int) -> tuple[i
         values *= num_ranks
     if len(values) != num_ranks or min(values) < least:
         raise UsageError(
-            f"{option} {text}: must be one whole number >= {least}, or one for each of the {num_ranks} stages,"
+            f"{option} {text}: must be one whole number >= {least}, or one for each of the"
+            f" {count_text(num_ranks, 'stage')},"
             " separated by commas"
         )
     return values

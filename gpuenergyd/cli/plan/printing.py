@@ -13,6 +13,7 @@ from gpuenergyd.cli.plan.swing import swing_lines
 from gpuenergyd.cli.plan.tables import AUTO_SCHEDULE
 from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.policy_api.policy import FrontierPoint
+from gpuenergyd.count_text import count_text
 
 _KINDS = tuple(InstructionKind)
 
@@ -22,8 +23,9 @@ def print_plan(given: PlanInput, figures: dict[str, Any]) -> None:
     console = people_console()
     extra = figures["extra_inflight"]
     console.print(
-        f"{given.request.name}: {figures['schedule']}, {figures['num_stages']} stages,"
-        f" {figures['num_microbatches']} microbatches" + (f", extra in flight {extra}" if any(extra) else "")
+        f"{given.request.name}: {figures['schedule']}, {count_text(figures['num_stages'], 'stage')},"
+        f" {count_text(figures['num_microbatches'], 'microbatch')}"
+        + (f", extra in flight {extra}" if any(extra) else "")
     )
     console.print(_summary_table(figures))
     power_lines = (*_power_lines(figures), *swing_lines(figures))
@@ -105,7 +107,10 @@ def _waiting_lines(figures: dict[str, Any]) -> list[str]:
     lowered = waiting["lowered"]
     waited_s = sum(wait["wait_s"] for wait in lowered)
     return [
-        f"clocks are lowered in {len(lowered)} waits, {waited_s:.3f} s in all; without that it would save {kept:.2f} %"
+        (
+            f"clocks are lowered in {count_text(len(lowered), 'wait')}, {waited_s:.3f} s in all; without that it would"
+            f" save {kept:.2f} %"
+        )
     ]
 
 
@@ -192,7 +197,8 @@ def _notes(given: PlanInput, figures: dict[str, Any]) -> list[str]:
         lowest, highest = (f(row["sm_clock_mhz"] for row in figures["throttling"]) for f in (min, max))
         clock = f"{lowest}" if lowest == highest else f"{lowest} to {highest}"
         notes.append(
-            f"{len(figures['throttling'])} of {len(given.request.profile.classes)} instructions are throttled:"
+            f"{len(figures['throttling'])} of {count_text(len(given.request.profile.classes), 'instruction')} are"
+            " throttled:"
             f" clocks above {clock} MHz do not make them faster"
         )
     return [*notes, *given.notes]

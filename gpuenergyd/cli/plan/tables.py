@@ -19,6 +19,7 @@ from gpuenergyd.core.pipeline.graph import (
 from gpuenergyd.core.pipeline.megatron_orders import COMBINED
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.schedules import ScheduleFamily, in_a_row, make_schedule, schedule_family
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError, UsageError
 from gpuenergyd.wire.profile_files import ProfileTable, read_order_file
 
@@ -110,14 +111,15 @@ def _named_schedule(path: Path, name: str, table: ProfileTable, options: PlanOpt
     num_chunks = family.default_num_chunks if options.chunks is None else options.chunks
     if num_chunks < 1 or table.num_stages % num_chunks:
         raise ScheduleError(
-            f"schedule {name!r} has {num_chunks} stages per GPU, but {path} has {table.num_stages} stages, which"
+            f"schedule {name!r} has {count_text(num_chunks, 'stage')} per GPU, but {path} has"
+            f" {count_text(table.num_stages, 'stage')}, which"
             f" {num_chunks} does not divide"
         )
     num_instructions = 3 * table.num_stages * max(0, options.microbatches)
     if num_instructions > MAX_INSTRUCTIONS:
         raise ScheduleError(
-            f"{options.microbatches} microbatches on {table.num_stages} stages: more than the maximum of"
-            f" {MAX_INSTRUCTIONS} instructions"
+            f"{count_text(options.microbatches, 'microbatch')} on {count_text(table.num_stages, 'stage')}: more than"
+            f" the maximum of {MAX_INSTRUCTIONS} instructions"
         )
     return make_schedule(name, table.num_stages // num_chunks, options.microbatches, options.chunks)
 
@@ -126,7 +128,9 @@ def _plain_in_chunks(path: Path, table: ProfileTable, options: PlanOptions) -> S
     """Return 1F1B with neighbouring stages on one GPU, which run one after the other as if they were one stage."""
     num_chunks = options.chunks or 1
     if num_chunks < 1 or table.num_stages % num_chunks:
-        raise ScheduleError(f"--chunks {num_chunks}: does not divide the {table.num_stages} stages of {path}")
+        raise ScheduleError(
+            f"--chunks {num_chunks}: does not divide the {count_text(table.num_stages, 'stage')} of {path}"
+        )
     merged = ProfileTable(table.name, table.num_stages // num_chunks, table.classes)
     plain = _named_schedule(path, DEFAULT_SCHEDULE, merged, replace(options, chunks=None))
     return in_a_row(plain, num_chunks)

@@ -22,6 +22,7 @@ from gpuenergyd.core.proof.measurements import Block, IterationSample, PowerSamp
 from gpuenergyd.core.proof.power_calculation import design
 from gpuenergyd.core.proof.registration import Registration, registration_of
 from gpuenergyd.core.proof.verdict import Verdict, gpu_energies_j, log_ratios, verdict
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ProofError, UsageError
 
 REGISTRATION, MANIFEST, VERDICT, PAGE = "registration.json", "manifest.json", "verdict.json", "report.html"
@@ -163,7 +164,11 @@ def _design_problems(registration: Registration, pilot: Sequence[Block], path: P
         max_rounds=own.num_rounds,
     )
     is_same = recomputed.num_rounds == own.num_rounds and recomputed.pilot_rounds == own.pilot_rounds
-    return [] if is_same else [f"{own.num_rounds} rounds were registered; the pilot gives {recomputed.num_rounds}"]
+    return (
+        []
+        if is_same
+        else [f"{count_text(own.num_rounds, 'round')} were registered; the pilot gives {recomputed.num_rounds}"]
+    )
 
 
 def read_registration(path: Path) -> Registration:

@@ -21,6 +21,7 @@ from gpuenergyd.cli.prove.block_options import (
 )
 from gpuenergyd.core.proof.measurements import Block, IterationSample
 from gpuenergyd.core.proof.registration import BASELINE_ARM, Arm
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import GpuEnergyError, ProofError, ProtocolError, UsageError
 
 _BEGUN_BEFORE = 2
@@ -134,7 +135,9 @@ class JobBlocks:
             if len(found) >= num_iterations:
                 return tuple(found[-num_iterations:])
             if time.monotonic() > until_s:
-                raise ProofError(f"arm {arm.name!r}: the history has {len(found)} of {num_iterations} iterations")
+                raise ProofError(
+                    f"arm {arm.name!r}: the history has {len(found)} of {count_text(num_iterations, 'iteration')}"
+                )
             time.sleep(POLL_S)
 
     def _order(self, change: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from html import escape
 from typing import Any
 
 from gpuenergyd.core.proof.registration import Registration
+from gpuenergyd.count_text import count_text
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -35,7 +36,7 @@ def proof_page(registration: Registration, verdict: Mapping[str, Any]) -> str:
             ],
         ),
         (f"<p>Against arm <em>{escape(registration.arms[0].name)}</em> (policy {escape(registration.arms[0].policy)});"
-        f" intervals of {_percent(verdict['confidence'], 1)}. {verdict['rounds']} rounds counted,"
+        f" intervals of {_percent(verdict['confidence'], 1)}. {count_text(verdict['rounds'], 'round')} counted,"
         f" {verdict['void_rounds']} void, {verdict['iterations']:,} iterations.</p>"),
         "<h2>Registered before the first block that counts</h2>",
         _table(

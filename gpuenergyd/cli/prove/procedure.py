@@ -20,6 +20,7 @@ from gpuenergyd.core.proof.registration import (
 )
 from gpuenergyd.core.proof.rounds import num_blocks_due
 from gpuenergyd.core.proof.verdict import Verdict, gpu_energies_j, log_ratios
+from gpuenergyd.count_text import count_text
 
 _MOST_PILOT_RATIO = 2
 """Rounds of a pilot are repeated where some are too disturbed to be used, up to this many times as many in all."""
@@ -113,7 +114,9 @@ def prove(
         is_simulated=request.is_simulated,
     )
     digest = folder.register(registration)
-    announce(f"{mark}registered: {registration.hypothesis}; {planned.num_rounds} rounds; SHA-256 {digest}")
+    announce(
+        f"{mark}registered: {registration.hypothesis}; {count_text(planned.num_rounds, 'round')}; SHA-256 {digest}"
+    )
     _run_rounds(request, runner, folder, registration, announce)
     found = folder.finish()
     announce(found.sentence)

@@ -25,6 +25,7 @@ from gpuenergyd.cli.prove.block_options import (
 )
 from gpuenergyd.core.proof.measurements import Block
 from gpuenergyd.core.proof.registration import BASELINE_ARM, Arm
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ProofError
 from gpuenergyd.store import IterationRow
 
@@ -80,7 +81,9 @@ class TrainingBlocks:
         ended_at_s = time.time()
         rows = self._rows(job_id, arm)[-num_iterations:]
         if len(rows) < num_iterations:
-            raise ProofError(f"arm {arm.name!r}: the history has {len(rows)} of {num_iterations} iterations")
+            raise ProofError(
+                f"arm {arm.name!r}: the history has {len(rows)} of {count_text(num_iterations, 'iteration')}"
+            )
         return Block(
             arm=arm.name,
             begun_at_s=begun_at_s,
@@ -191,7 +194,7 @@ def _own_job(status: Mapping[str, Any], arm: Arm, before: frozenset[str]) -> Map
     """Return the job that has registered since the program was started."""
     new = [job for job in status["jobs"] if job["job_id"] not in before]
     if len(new) > 1:
-        raise ProofError(f"{len(new)} jobs began at once; a proof needs the host for itself")
+        raise ProofError(f"{count_text(len(new), 'job')} began at once; a proof needs the host for itself")
     if new and new[0]["policy"] != arm.policy:
         raise ProofError(f"arm {arm.name!r}: the program chose policy {new[0]['policy']!r}, not {arm.policy!r}")
     return new[0] if new else None

@@ -6,7 +6,7 @@ different quantities and are never combined.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
@@ -102,6 +102,8 @@ class HourlySeries:
     first_hour_at: datetime
     values: tuple[float, ...]
     unit: str = "g/kWh"
+    is_fixed: bool = False
+    """Whether the values are one constant that the user has given, which is no reading of the grid."""
 
     def __post_init__(self) -> None:
         first = self.first_hour_at
@@ -120,7 +122,7 @@ class HourlySeries:
     def until(self, instant: datetime) -> "HourlySeries":
         """Return the hours that were complete at an instant, for replays without look-ahead."""
         num_known = min(len(self.values), max(0, self.index_of(instant)))
-        return HourlySeries(self.zone, self.first_hour_at, values=self.values[:num_known], unit=self.unit)
+        return replace(self, values=self.values[:num_known])
 
 
 def hourly_series(zone: str, samples: Iterable[IntensitySample]) -> HourlySeries | None:
@@ -149,7 +151,8 @@ def hourly_series(zone: str, samples: Iterable[IntensitySample]) -> HourlySeries
     first, last = min(sums), max(sums)
     hours = [first + k * HOUR for k in range((last - first) // HOUR + 1)]
     values = [sums[hour][0] / sums[hour][1] if hour in sums and sums[hour][1] >= 1800.0 else math.nan for hour in hours]
-    return HourlySeries(zone, first, values=tuple(values))
+    is_fixed = all(sample.status is SampleStatus.STATIC for sample in best.values())
+    return HourlySeries(zone, first, values=tuple(values), is_fixed=is_fixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +201,16 @@ class CarbonForecast:
 class IntensityBasis(StrEnum):
     """Basis of the current intensity, best first; `neutral` disables carbon timing."""
 
+    FIXED = "fixed"
     LIVE = "live"
     FORECAST = "forecast"
     HISTORICAL_MEAN = "historical-mean"
     NEUTRAL = "neutral"
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the intensity holds now, instead of being a substitute for a value that is missing."""
+        return self in {IntensityBasis.FIXED, IntensityBasis.LIVE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +229,7 @@ class IntensityNow:
     carbon_intensity_g_per_kwh: float | None
     basis: IntensityBasis
     age_s: float | None
-    """Time since the end of the newest known interval."""
+    """Time since the end of the newest known interval; None without one, and for a fixed value."""
 
 
 def intensity_now(
@@ -239,6 +248,8 @@ def intensity_now(
     newest = next((k for k in range(len(values) - 1, -1, -1) if math.isfinite(values[k])), None)
     age_s = None
     if history is not None and newest is not None:
+        if history.is_fixed:
+            return IntensityNow(values[newest], IntensityBasis.FIXED, None)
         here = min(newest, max(0, history.index_of(now_at)))
         age_s = max(0.0, (now_at - (history.first_hour_at + (newest + 1) * HOUR)).total_seconds())
         if age_s <= rules.live_max_age_s:

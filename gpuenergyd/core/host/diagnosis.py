@@ -9,6 +9,7 @@ from datetime import timedelta
 from enum import StrEnum
 
 from gpuenergyd.core.host.facts import GpuFacts, HistoryFacts, HostFacts, SocketState
+from gpuenergyd.count_text import count_text
 
 _MIN_FREE_BYTES = 128 * 2**20
 """Minimum free space: the reserve of the history database."""
@@ -92,7 +93,7 @@ def _driver(facts: HostFacts) -> Iterator[Diagnosis]:
         yield Diagnosis(Subject.DRIVER, Level.DEGRADED, f"{driver.kind}: no GPU found", fix)
         return
     names = ", ".join(gpu.name for gpu in driver.gpus)
-    yield _fine(Subject.DRIVER, f"{driver.kind}: {len(driver.gpus)} GPUs: {names}")
+    yield _fine(Subject.DRIVER, f"{driver.kind}: {count_text(len(driver.gpus), 'GPU')}: {names}")
 
 
 def _permissions(facts: HostFacts) -> Iterator[Diagnosis]:
@@ -227,7 +228,10 @@ def _daemon(facts: HostFacts) -> Iterator[Diagnosis]:
     for reason in daemon.degraded_reasons:
         fix = f"for the cause see `journalctl -u {_UNIT}`; for the current state `gpuenergyd status`"
         yield Diagnosis(Subject.DAEMON, Level.DEGRADED, reason, fix)
-    if not daemon.degraded_reasons:
+    if daemon.late_plans is not None:
+        problem, _, fix = daemon.late_plans.partition("; ")
+        yield Diagnosis(Subject.DAEMON, Level.NOTE, f"policy host: {problem}", fix)
+    if not daemon.degraded_reasons and daemon.late_plans is None:
         yield _fine(Subject.DAEMON, "healthy")
 
 

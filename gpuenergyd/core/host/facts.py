@@ -58,6 +58,8 @@ class DaemonFacts:
     """Whether the GPU worker runs, without which the daemon neither reads nor sets a GPU."""
     degraded_reasons: tuple[str, ...] = ()
     uncontrolled_gpus: tuple[str, ...] = ()
+    late_plans: str | None = None
+    """A lasting problem of the policy host that makes plans late."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from gpuenergyd.core.pipeline.reorder import Orders
 from gpuenergyd.core.pipeline.schedules import stage_of_chunk, with_communication
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import GpuEnergyError, JobError
 
 
@@ -152,9 +153,11 @@ class JobRanks:
         description, job_name = self.description, self.description.job_name
         name = description.rank_name(pp_rank, stage_rank)
         if not 0 <= pp_rank < description.num_pp_ranks:
-            raise JobError(f"{name}: job {job_name!r} has {description.num_pp_ranks} ranks")
+            raise JobError(f"{name}: job {job_name!r} has {count_text(description.num_pp_ranks, 'rank')}")
         if not 0 <= stage_rank < description.num_stage_ranks:
-            raise JobError(f"{name}: each stage of job {job_name!r} has {description.num_stage_ranks} ranks")
+            raise JobError(
+                f"{name}: each stage of job {job_name!r} has {count_text(description.num_stage_ranks, 'rank')}"
+            )
         index = description.rank_index(pp_rank, stage_rank)
         if index in self.own_gpus:
             raise JobError(f"{name} of job {job_name!r} is already registered")

@@ -78,6 +78,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, SavingAdvice, 
 from gpuenergyd.core.pipeline.reorder import OrderAdvice
 from gpuenergyd.core.policy_api.policy import BaselineView, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import GpuEnergyError
 
 _PAUSED = "paused by an operator"
@@ -260,7 +261,7 @@ class Job:
     def _microbatches_changed(self, event: RankChangedMicrobatches) -> tuple[Command, ...]:
         """Run at full speed from the first rank with another number of microbatches on; plan again once all have it."""
         before, is_first = self.description.num_microbatches, not self.ranks.changed_ranks
-        reason = f"{before} -> {event.num_microbatches} microbatches per iteration"
+        reason = f"{before} -> {count_text(event.num_microbatches, 'microbatch')} per iteration"
         is_complete = self.ranks.change_microbatches(
             event.pp_rank, event.order, event.num_microbatches, stage_rank=event.stage_rank
         )
@@ -313,7 +314,7 @@ class Job:
         is_planned_for = self.phase in {JobPhase.PROFILING, JobPhase.TUNED} and self.current_plan.ranks
         num_foreign = self.reports.num_foreign_orders
         if not whole.is_in_order and is_planned_for and num_foreign >= self.rules.foreign_orders:
-            what = f"{num_foreign} iterations in a row"
+            what = f"{count_text(num_foreign, 'iteration')} in a row"
             return self._fall_back(f"{what} ran other instructions, or in another order, than were registered")
         kind, reason = whole.disturbance
         is_new = self.notices.add_rarely(kind, reason, self.num_iterations, every=self.rules.notice_every)
@@ -424,7 +425,7 @@ class Job:
             num_profiled = len(self.knowledge.profiled())
             if num_profiled >= self.rules.max_profile_iterations:
                 self.faults.is_profile_endless = True
-                reason = f"still profiling after {num_profiled} iterations"
+                reason = f"still profiling after {count_text(num_profiled, 'iteration')}"
                 return self._fall_back(reason, is_fault=True, least_wait=num_profiled)
         self.control.question.ask(view.target)
         return (AskPolicy(view),)

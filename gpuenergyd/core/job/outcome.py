@@ -9,6 +9,7 @@ from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.result_text import advice_text, saving_with_interval, slowdown_text
 from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.count_text import count_text
 
 
 class OutcomeKind(StrEnum):
@@ -65,7 +66,10 @@ def expectation(job: Job, *, is_member: bool = False) -> str:
         return f"{text}, and more by running up to {100 * ratio:.3g} % slower" if ratio else text
     is_loop = job.ranks.is_plain_loop
     if ratio and is_loop and job.description.num_dp_ranks > 1:
-        return f"stays at full speed: {job.description.num_dp_ranks} data-parallel ranks are not planned together yet"
+        return (
+            f"stays at full speed: {count_text(job.description.num_dp_ranks, 'data-parallel rank')} are not"
+            " planned together yet"
+        )
     if ratio:
         return f"saves energy by running up to {100 * ratio:.3g} % slower"
     what = "one instruction per iteration" if is_loop else "a single pipeline stage"
@@ -83,13 +87,15 @@ def can_save(job: Job, *, is_member: bool = False) -> bool:
     return is_member or has_waits or job.target.max_slowdown_ratio > 0
 
 
-def find_outcome(job: Job, *, is_member: bool = False, is_observing: bool = False) -> Outcome:
-    """Return the outcome of a job, so far or at its end."""
-    outcome = _find_outcome(job, is_member=is_member, is_observing=is_observing)
+def find_outcome(
+    job: Job, *, is_member: bool = False, is_observing: bool = False, waits_for: str | None = None
+) -> Outcome:
+    """Return the outcome of a job, so far or at its end; `waits_for` is what the policy host does before it answers."""
+    outcome = _find_outcome(job, is_member=is_member, is_observing=is_observing, waits_for=waits_for)
     return outcome if is_observing else replace(outcome, advice=advice_text(job.advice))
 
 
-def _find_outcome(job: Job, *, is_member: bool, is_observing: bool) -> Outcome:
+def _find_outcome(job: Job, *, is_member: bool, is_observing: bool, waits_for: str | None) -> Outcome:
     if is_observing:
         return Outcome(
             OutcomeKind.OBSERVED_ONLY, "clocks are not set: the daemon, or a GPU of the job, is only observed"
@@ -108,20 +114,20 @@ def _find_outcome(job: Job, *, is_member: bool, is_observing: bool) -> Outcome:
     if phase is JobPhase.TUNED:
         return Outcome(OutcomeKind.TOO_EARLY, f"no iteration of the first plan was measured{before}")
     is_asked = phase is JobPhase.BASELINE and job.control.question.is_open
-    doing = "waiting for the policy's plan" if is_asked else _UNDER_WAY[phase]
-    since = f"{doing}, after {job.num_iterations} iterations{before}"
+    doing = (waits_for or "waiting for the policy's plan") if is_asked else _UNDER_WAY[phase]
+    since = f"{doing}, after {count_text(job.num_iterations, 'iteration')}{before}"
     return Outcome(OutcomeKind.TOO_EARLY, f"ended while {since}" if job.is_ended else since)
 
 
-def outcome_line(job: Job, *, is_member: bool = False, is_observing: bool = False) -> str:
+def outcome_line(job: Job, *, is_member: bool = False, is_observing: bool = False, waits_for: str | None = None) -> str:
     """Return the outcome of a job in one line, with its savings."""
-    outcome = find_outcome(job, is_member=is_member, is_observing=is_observing)
+    outcome = find_outcome(job, is_member=is_member, is_observing=is_observing, waits_for=waits_for)
     saving = _saving(job)
     return outcome.text if saving is None or is_observing else f"{_result_text(saving)}; {outcome.text}"
 
 
 def _under_plans(job: Job, num_tuned: int, *, is_member: bool) -> Outcome:  # noqa: PLR0911  one per outcome
-    ran = f"{num_tuned} iterations under a plan"
+    ran = f"{count_text(num_tuned, 'iteration')} under a plan"
     saving = _saving(job)
     ratio = saving.saving_ratio if saving is not None else None
     if job.knowledge.straggler_saving.saving is not None and (ratio is None or ratio.low <= 0):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpuenergyd.core.policy_api.policy import GpuView
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import JobError
 
 
@@ -21,7 +22,7 @@ def stage_gpu(pp_rank: int, gpus: Sequence[GpuView]) -> GpuView:
     hosts = sorted({gpu.host for gpu in gpus})
     if len(hosts) > 1:
         raise JobError(
-            f"the ranks of pipeline stage {pp_rank} are on {len(hosts)} hosts: all tensor-, context- and"
+            f"the ranks of pipeline stage {pp_rank} are on {count_text(len(hosts), 'host')}: all tensor-, context- and"
             " expert-parallel ranks of a stage must be on one host"
         )
     common_mhz = set(first.supported_sm_clocks_mhz).intersection(*(gpu.supported_sm_clocks_mhz for gpu in gpus))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError
 
 
@@ -202,7 +203,9 @@ def one_forward_one_backward(num_ranks: int, num_microbatches: int, extra_inflig
     _require_sizes(num_ranks, num_microbatches)
     extra = tuple(extra_inflight) or (0,) * num_ranks
     if len(extra) != num_ranks:
-        raise ScheduleError(f"extra in-flight microbatches given for {len(extra)} ranks; the pipeline has {num_ranks}")
+        raise ScheduleError(
+            f"extra in-flight microbatches given for {count_text(len(extra), 'rank')}; the pipeline has {num_ranks}"
+        )
     if min(extra) < 0 or extra[-1] != 0:
         raise ScheduleError(f"extra in-flight microbatches {list(extra)}: must be >= 0, and 0 on the last rank")
     plain = [min(num_ranks - 1 - r, num_microbatches) for r in range(num_ranks)]
@@ -213,8 +216,8 @@ def one_forward_one_backward(num_ranks: int, num_microbatches: int, extra_inflig
     for r in range(num_ranks - 1):
         if warmup[r] < warmup[r + 1]:
             raise ScheduleError(
-                f"extra in-flight microbatches {list(extra)} deadlock: rank {r} warms up with {warmup[r]}"
-                f" forwards, rank {r + 1} waits for {warmup[r + 1]}"
+                f"extra in-flight microbatches {list(extra)} deadlock: rank {r} warms up with"
+                f" {count_text(warmup[r], 'forward')}, rank {r + 1} waits for {warmup[r + 1]}"
             )
     orders = []
     for r in range(num_ranks):
@@ -260,7 +263,8 @@ class DependencyGraph:
         """
         if len(rank_epilogues_s) != self.num_ranks or not all(epilogue_s >= 0 for epilogue_s in rank_epilogues_s):
             raise ScheduleError(
-                f"epilogues {list(rank_epilogues_s)} s: expected {self.num_ranks} values >= 0, one per rank"
+                f"epilogues {list(rank_epilogues_s)} s: expected {count_text(self.num_ranks, 'value')} >= 0, one"
+                " per rank"
             )
         last_of = {instruction.pp_rank: node for node, instruction in enumerate(self.instructions)}
         epilogues_s = [0.0] * len(self.instructions)

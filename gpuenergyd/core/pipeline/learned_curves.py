@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from gpuenergyd.core.pipeline.graph import InstructionKind
+from gpuenergyd.count_text import count_text
 
 MAX_CURVES, MAX_POINTS = 8, 32
 MAX_STAGE_CLOCKS, MAX_STAGE_DEVIATIONS = 16, 128
@@ -78,7 +79,10 @@ def problem_of_curves(learned: LearnedCurves) -> str | None:
         return f"power_w {learned.power_w:g}: above 0 up to {_MAX_POWER_W:g} are valid"
     kinds = [curve.kind for curve in learned.curves]
     if not 0 < len(kinds) <= MAX_CURVES or len(set(kinds)) < len(kinds):
-        return f"{len(kinds)} curves of {len(set(kinds))} kinds: 1 to {MAX_CURVES} are valid, one per kind"
+        return (
+            f"{count_text(len(kinds), 'curve')} of {count_text(len(set(kinds)), 'kind')}: 1 to {MAX_CURVES} are valid,"
+            " one per kind"
+        )
     if not 0 < len(learned.gpu_model_name) <= MAX_NAME_CHARS or not learned.gpu_model_name.isprintable():
         return f"GPU model {learned.gpu_model_name[:40]!r}: 1 to {MAX_NAME_CHARS} printable characters are valid"
     problems = (_problem_of_curve(curve, learned.max_sm_clock_mhz) for curve in learned.curves)
@@ -107,7 +111,7 @@ def _problem_of_stages(curve: KindCurve, max_mhz: int) -> str | None:
     if len(numbers) > 1 or 0 in numbers:
         return "stages: at every clock as many, and one at least, are valid"
     if (total := sum(len(own.deviations) for own in curve.stages)) > MAX_STAGE_DEVIATIONS:
-        return f"{total} deviations of stages: at most {MAX_STAGE_DEVIATIONS} are valid"
+        return f"{count_text(total, 'deviation')} of stages: at most {MAX_STAGE_DEVIATIONS} are valid"
     for own in curve.stages:
         if not _LEAST_CLOCK_RATIO * max_mhz <= own.sm_clock_mhz <= max_mhz:
             return f"stages at {own.sm_clock_mhz} MHz: not a clock of a GPU with {max_mhz} MHz"

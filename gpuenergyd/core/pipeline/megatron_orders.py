@@ -6,6 +6,7 @@ chunk. A rank first runs 2 (R - 1 - r) + (V - 1) `group_size` forwards, then a f
 """
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, combined_chunk_index
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError
 
 INTERLEAVED = "interleaved"
@@ -94,13 +95,14 @@ def _tables(
             raise ScheduleError(f"{count} {what}: must be >= 1")
     if num_chunks > 1 and not num_ranks <= group <= num_microbatches:
         raise ScheduleError(
-            f"microbatch_group_size_per_vp_stage {group}: must be in [{num_ranks} pipeline ranks,"
-            f" {num_microbatches} microbatches]"
+            f"microbatch_group_size_per_vp_stage {group}: must be in [{count_text(num_ranks, 'pipeline rank')},"
+            f" {count_text(num_microbatches, 'microbatch')}]"
         )
     rest = num_microbatches % group
     if num_chunks > 1 and 0 < rest < num_ranks:
         raise ScheduleError(
-            f"{num_microbatches} microbatches in groups of {group}: the last group has {rest}, it must have at least"
+            f"{count_text(num_microbatches, 'microbatch')} in groups of {group}: the last group has {rest}, it must"
+            " have at least"
             f" {num_ranks}, one per pipeline rank"
         )
     forwards = [

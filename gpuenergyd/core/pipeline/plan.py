@@ -7,6 +7,7 @@ from enum import StrEnum
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
 from gpuenergyd.core.pipeline.learned_curves import LearnedCurves
 from gpuenergyd.core.pipeline.reorder import OrderAdvice, Orders, check_orders
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import PlanError
 
 
@@ -194,8 +195,8 @@ def check_plan(
         order = schedule.orders[rank.pp_rank]
         if len(rank.sm_clocks_mhz) != len(order):
             raise PlanError(
-                f"plan {plan.plan_id!r}: {len(rank.sm_clocks_mhz)} clocks for rank {rank.pp_rank},"
-                f" which has {len(order)} instructions"
+                f"plan {plan.plan_id!r}: {count_text(len(rank.sm_clocks_mhz), 'clock')} for rank {rank.pp_rank},"
+                f" which has {count_text(len(order), 'instruction')}"
             )
         supported = set(supported_sm_clocks_mhz[rank.pp_rank])
         known = set(order)
@@ -218,7 +219,9 @@ def check_plan(
 def _checked_schedule(plan: ClockPlan, registered: Schedule) -> Schedule:
     """Return the schedule under a plan with orders; without clocks, nothing would take the ranks back to their own."""
     if len(plan.ranks) != len(plan.orders):
-        raise PlanError(f"plan {plan.plan_id!r}: orders for {len(plan.orders)} ranks, clocks for {len(plan.ranks)}")
+        raise PlanError(
+            f"plan {plan.plan_id!r}: orders for {count_text(len(plan.orders), 'rank')}, clocks for {len(plan.ranks)}"
+        )
     check_orders(plan.orders, registered)
     return plan.schedule(registered)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, one_forward_one_backward
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError
 
 Orders = tuple[tuple[Instruction, ...], ...]
@@ -138,7 +139,7 @@ def check_orders(orders: Orders, plain: Schedule) -> None:
     if not (is_stage or is_plain_1f1b(plain)):
         raise ScheduleError(f"the order of schedule {plain.name!r} cannot change: it is not 1F1B with whole backwards")
     if len(orders) != plain.num_ranks:
-        raise ScheduleError(f"orders for {len(orders)} ranks; the pipeline has {plain.num_ranks}")
+        raise ScheduleError(f"orders for {count_text(len(orders), 'rank')}; the pipeline has {plain.num_ranks}")
     for pp_rank, (order, before) in enumerate(zip(orders, plain.orders, strict=True)):
         check_order(order, before, where=f"rank {pp_rank}")
 

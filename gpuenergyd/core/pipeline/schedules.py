@@ -17,6 +17,7 @@ from gpuenergyd.core.pipeline.megatron_orders import (
     megatron_interleaved,
     paired_like,
 )
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError
 
 F, B, I, W = InstructionKind.F, InstructionKind.B, InstructionKind.I, InstructionKind.W  # noqa: E741  torch's own names
@@ -58,8 +59,9 @@ def _interleaved(
     num_rounds = max(1, num_microbatches // num_ranks)
     if num_microbatches % num_rounds:
         raise ScheduleError(
-            f"schedule {name!r}: {num_microbatches} microbatches do not divide into {num_rounds} equal rounds;"
-            f" use a multiple of the {num_ranks} ranks"
+            f"schedule {name!r}: {count_text(num_microbatches, 'microbatch')} do not divide into"
+            f" {count_text(num_rounds, 'equal round')};"
+            f" use a multiple of the {count_text(num_ranks, 'rank')}"
         )
     per_round = num_microbatches // num_rounds
     total = num_microbatches * num_chunks
@@ -169,7 +171,8 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
     _require_sizes(num_ranks, num_microbatches, 2)
     if num_microbatches < 2 * num_ranks:
         raise ScheduleError(
-            f"schedule 'dualpipev': {num_microbatches} microbatches; {num_ranks} ranks need at least {2 * num_ranks}"
+            f"schedule 'dualpipev': {count_text(num_microbatches, 'microbatch')}; at least {2 * num_ranks} are"
+            f" needed for {count_text(num_ranks, 'rank')}"
         )
     builders = [_dualpipe_v_order(num_ranks, num_microbatches, r) for r in range(num_ranks)]
     return Schedule(
@@ -297,7 +300,9 @@ def make_schedule(name: str, num_ranks: int, num_microbatches: int, num_chunks: 
     if num_chunks is None:
         num_chunks = family.default_num_chunks
     elif not family.takes_any_num_chunks and num_chunks != family.default_num_chunks:
-        raise ScheduleError(f"schedule {name!r} has {family.default_num_chunks} chunks per rank, got {num_chunks}")
+        raise ScheduleError(
+            f"schedule {name!r} has {count_text(family.default_num_chunks, 'chunk')} per rank, got {num_chunks}"
+        )
     return family.make(num_ranks, num_microbatches, num_chunks)
 
 

@@ -5,7 +5,7 @@ is known of the job: a policy must work without state between calls, and may kee
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -79,6 +79,20 @@ class PriorPolicy(Protocol):
 
     def prior(self, gpu_model_name: str, past_jobs: Sequence[PastJob]) -> "PriorView":
         """Return what is believed of a GPU model's curves, given past jobs of one user."""
+        ...
+
+
+class PreparedPolicy(Protocol):
+    """Optional method of a clock policy: does what would delay its first plan, such as compiling.
+
+    The daemon has it called when a job with this policy registers, beside the baseline, in the process that plans.
+    """
+
+    def prepare(self, announce: Callable[[str], None]) -> str | None:
+        """Prepare the process; return a lasting problem and its fix, separated by "; ", None if there is none.
+
+        Pass what takes long to `announce`, in a few words: `status` shows it while jobs wait for a plan.
+        """
         ...
 
 

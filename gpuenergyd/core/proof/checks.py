@@ -6,6 +6,7 @@ from itertools import pairwise
 from gpuenergyd.core.proof.measurements import Block, energy_j
 from gpuenergyd.core.proof.registration import Registration
 from gpuenergyd.core.proof.rounds import num_blocks_due
+from gpuenergyd.count_text import count_text
 
 _MAX_COUNTER_ERROR_RATIO = 0.1
 """The iterations' energies and the counters beside them may differ by this much over a block."""
@@ -17,7 +18,7 @@ def problems(registration: Registration, blocks: Sequence[Block]) -> Iterator[st
     """Yield what speaks against the data, each as one line."""
     order, num_due = registration.order(), num_blocks_due(registration, blocks)
     if len(blocks) != num_due:
-        yield f"{len(blocks)} blocks; {num_due} were registered"
+        yield f"{count_text(len(blocks), 'block')}; {num_due} were registered"
     for number, (block, arm) in enumerate(zip(blocks, order, strict=False)):
         if block.arm != arm:
             yield f"block {number} ran arm {block.arm!r}; {arm!r} was registered"

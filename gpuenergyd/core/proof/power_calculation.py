@@ -12,6 +12,7 @@ from statistics import NormalDist, stdev
 
 from gpuenergyd.core.job.measurements.savings import student_quantile
 from gpuenergyd.core.proof.registration import CONFIDENCE, LEAST_ROUNDS, ProofDesign
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ProofError
 
 POWER = 0.9
@@ -41,12 +42,13 @@ def design(
         ProofError: too few pilot rounds, or more rounds are needed than may run.
     """
     if len(pilot_log_ratios) < LEAST_PILOT_ROUNDS:
-        raise ProofError(f"{len(pilot_log_ratios)} usable pilot rounds; at least {LEAST_PILOT_ROUNDS} are needed")
+        usable = count_text(len(pilot_log_ratios), "usable pilot round")
+        raise ProofError(f"{usable}; at least {LEAST_PILOT_ROUNDS} are needed")
     sigma = max(_LEAST_SIGMA_RATIO, stdev(pilot_log_ratios) * _upper_spread_factor(len(pilot_log_ratios) - 1))
     needed = next((n for n in range(LEAST_ROUNDS, 10_000) if _is_enough(n, sigma, smallest_saving_ratio)), 10_000)
     if needed > max_rounds:
         raise ProofError(
-            f"the pilot's spread of {sigma:.2%} between rounds needs {needed} rounds to show a saving of"
+            f"the pilot's spread of {sigma:.2%} between rounds needs {count_text(needed, 'round')} to show a saving of"
             f" {smallest_saving_ratio:.1%}, and {max_rounds} may run: use longer blocks, more rounds, or claim more"
         )
     return ProofDesign(needed, block_iterations, smallest_saving_ratio, sigma, len(pilot_log_ratios))

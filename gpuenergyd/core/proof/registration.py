@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ProofError
 
 FORMAT = 1
@@ -161,5 +162,7 @@ def registration_of(values: Mapping[str, Any]) -> Registration:
             f"registration has arms {', '.join(names) or 'none'}; {BASELINE_ARM!r} must be the first of several"
         )
     if not is_sound:
-        raise ProofError(f"registration has {found.design.num_rounds} rounds; at least {LEAST_ROUNDS} are needed")
+        raise ProofError(
+            f"registration has {count_text(found.design.num_rounds, 'round')}; at least {LEAST_ROUNDS} are needed"
+        )
     return found

@@ -22,6 +22,7 @@ from gpuenergyd.core.proof.meter_alignment import Alignment, alignment
 from gpuenergyd.core.proof.power_calculation import margin_factor
 from gpuenergyd.core.proof.registration import BASELINE_ARM, CONFIDENCE, LEAST_ROUNDS, ExclusionRules, Registration
 from gpuenergyd.core.proof.rounds import counted, why_void
+from gpuenergyd.count_text import count_text
 
 _DIGITS = 6
 """Significant digits of a verdict: mathematical libraries differ in the sixteenth."""
@@ -83,7 +84,10 @@ class Verdict:
         if claimed.slowdown is not None:
             text += f", time {_change(claimed.slowdown)}"
         host = f", host energy {_change(claimed.host_saving, -1.0)}" if claimed.host_saving is not None else ""
-        return f"{text}{host} ({100 * CONFIDENCE:.1f} % intervals, {self.num_rounds} rounds); losses {claimed.losses}"
+        return (
+            f"{text}{host} ({100 * CONFIDENCE:.1f} % intervals, {count_text(self.num_rounds, 'round')}); losses"
+            f" {claimed.losses}"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, rounded to six digits."""
@@ -164,9 +168,9 @@ def verdict(registration: Registration, blocks: Sequence[Block]) -> Verdict:
     num_void = len(rounds) - len(sound)
     if num_void > rules.max_void_ratio * registration.design.num_rounds:
         causes = {why for block in blocks if (why := why_void(block, rules, registration.design.block_iterations))}
-        reasons.append(f"{num_void} of {len(rounds)} rounds are void: {' or '.join(sorted(causes))}")
+        reasons.append(f"void rounds, {num_void} of {len(rounds)}: {' or '.join(sorted(causes))}")
     if len(sound) < LEAST_ROUNDS:
-        reasons.append(f"{len(sound)} sound rounds; at least {LEAST_ROUNDS} are needed")
+        reasons.append(f"{count_text(len(sound), 'sound round')}; at least {LEAST_ROUNDS} are needed")
     arms = tuple(_arm_result(name, sound, blocks) for name in names[1:])
     base = Verdict(
         conclusion=Conclusion.NO_VERDICT,

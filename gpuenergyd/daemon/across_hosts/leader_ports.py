@@ -30,6 +30,7 @@ from gpuenergyd.core.job.messages import (
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.gpus.inventory import utc_at
 from gpuenergyd.daemon.jobs.suspected_pace import HELD_ITERATIONS, SuspectedPacePlan
 from gpuenergyd.daemon.ports import HistoryPort, PolicyPort
@@ -106,7 +107,7 @@ class LeaderDelivery:
         plan = command.plan
         if command.num_iterations is not None:
             self.block = self._new_id(command), command.num_iterations
-            self.audit.record("plan", plan.reason, f"{command.num_iterations} iterations at full speed")
+            self.audit.record("plan", plan.reason, f"{count_text(command.num_iterations, 'iteration')} at full speed")
             return
         if self.plan_id is None or self.sent is None or plan.plan_id != self.sent.plan.plan_id:
             if self.plan_id is not None and self.sent is not None:

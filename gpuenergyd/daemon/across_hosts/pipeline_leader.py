@@ -35,6 +35,7 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.plan import ClockChange
 from gpuenergyd.core.policy_api.policy import Lever
+from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.across_hosts.leader_ports import LeaderAudit, LeaderDelivery, LeaderPlans, MembersOwnGpus
 from gpuenergyd.daemon.across_hosts.leader_records import LeaderIterations, LeaderRuns
 from gpuenergyd.daemon.across_hosts.stage_parts import StageParts
@@ -133,7 +134,7 @@ class PipelineLeader:
         size = report.num_pp_ranks, report.num_tp_ranks
         if size != (parts.num_pp_ranks, parts.num_tp_ranks):
             began = f"{parts.num_pp_ranks} x {parts.num_tp_ranks}"
-            raise ProtocolError(f"{size[0]} x {size[1]} ranks; the pipeline began with {began}")
+            raise ProtocolError(f"{size[0]} x {count_text(size[1], 'rank')}; the pipeline began with {began}")
         for facts in report.facts:
             parts.add_facts(facts)
             if self._has_joined and parts.is_complete:

@@ -8,6 +8,7 @@ from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import TargetChanged
 from gpuenergyd.core.pipeline.plan import check_plan
 from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.across_hosts.host_stage import HostStage
 from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
 from gpuenergyd.daemon.across_hosts.refusals import Refusals
@@ -75,7 +76,7 @@ class PipelineMembers:
         num_pp_ranks, num_tp_ranks = checked_size(place)
         if not (0 <= place.pp_rank < num_pp_ranks and 0 <= place.tp_rank < num_tp_ranks):
             raise ProtocolError(
-                f"place {place.pp_rank}.{place.tp_rank}: outside of {num_pp_ranks} x {num_tp_ranks} ranks"
+                f"place {place.pp_rank}.{place.tp_rank}: outside of {num_pp_ranks} x {count_text(num_tp_ranks, 'rank')}"
             )
         key = (session.peer.uid, runner.job.description.job_name, place.run, place.dp_rank, place.pp_rank)
         stage = self._stages.get(key)

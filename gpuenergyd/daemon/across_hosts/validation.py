@@ -5,6 +5,7 @@ from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, RankClocks
 from gpuenergyd.core.pipeline.reorder import RankMemory
 from gpuenergyd.core.policy_api.policy import GpuView
+from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.jobs.replicas import MAX_PACE_S
 from gpuenergyd.daemon.registration import checked_kind
 from gpuenergyd.errors import ProtocolError
@@ -31,8 +32,8 @@ def checked_size(report: PipelineReport | MemberPlace) -> tuple[int, int]:
     size = report.num_pp_ranks, report.num_tp_ranks
     if not all(1 <= number <= _MAX_RANKS for number in size) or size[0] * size[1] > MAX_PIPELINE_RANKS:
         raise ProtocolError(
-            f"{size[0]} x {size[1]} ranks: each number must be in [1, {_MAX_RANKS}], their product at most"
-            f" {MAX_PIPELINE_RANKS}"
+            f"{size[0]} x {count_text(size[1], 'rank')}: each number must be in [1, {_MAX_RANKS}], their product"
+            f" at most {MAX_PIPELINE_RANKS}"
         )
     return size
 

@@ -6,6 +6,7 @@ import logging
 import socket
 from collections import Counter
 
+from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.jobs.clock_requests import Admission, ClockRequests
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, peer_credentials
 from gpuenergyd.errors import ProtocolError
@@ -53,9 +54,9 @@ class ClockSocket:
         peer = peer_credentials(connection)
         if Counter(p.uid for p in self._connections.values())[peer.uid] >= self._max_connections_per_user:
             log.warning(
-                "clock socket: refused uid %d, which has the maximum of %d connections",
+                "clock socket: refused uid %d, which has the maximum of %s",
                 peer.uid,
-                self._max_connections_per_user,
+                count_text(self._max_connections_per_user, "connection"),
             )
             connection.close()
             return

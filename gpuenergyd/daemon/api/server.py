@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
+from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.api import routes
 from gpuenergyd.daemon.api.connection_guard import ConnectionGuards
@@ -350,7 +351,7 @@ class Server:
         """
         await asyncio.sleep(max(_REFUSAL_PAUSE_S, self._guards.counts.num_open(uid) / _REFUSALS_PER_USER_PER_S))
         await self._queue.wait(uid)
-        refusal = _error(429, f"uid {uid} sends more than {self._rates.rate_per_s:g} requests per second")
+        refusal = _error(429, f"uid {uid} sends more than {count_text(self._rates.rate_per_s, 'request')} per second")
         refusal.headers["Retry-After"] = f"{max(wait_s, 0.001):.3f}"  # never 0
         return refusal
 

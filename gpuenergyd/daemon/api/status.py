@@ -94,6 +94,8 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
             "pid": daemon.policy.pid,
             "is_alive": daemon.policy.is_alive,
             "num_restarts": daemon.policy.num_restarts,
+            "activity": daemon.policy.activity,
+            "trouble": daemon.policy.trouble,
         },
         "gpus": [_gpu(gpu, daemon.leases.get(gpu.identity.gpu_uuid)) for gpu in daemon.gpus],
         "jobs": [_job(runner, daemon) for runner in daemon.jobs],

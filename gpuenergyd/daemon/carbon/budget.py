@@ -9,6 +9,7 @@ from gpuenergyd.core.carbon.slowdown_account import SETTLING_ITERATIONS, Allowan
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.policy_api.policy import BaselineView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.settings import Settings
 
 PROFILING_COST_ITERATIONS = 3.0
@@ -64,6 +65,7 @@ def job_budget(
     by = "" if deadline_at is None else f", to end by {deadline_at:%Y-%m-%d %H:%M} UTC"
     total = length.total_iterations(full_s)
     left = None if total is None else total - num_done
+    length_text = "" if total is None else count_text(total, "iteration")
 
     def budget(allowance: Allowance, basis: str, *, is_late: bool = False, is_overtime: bool = False) -> JobBudget:
         rest_s = allowance.left_s if allowance.work_s is None else allowance.work_s
@@ -82,11 +84,11 @@ def job_budget(
     if until_s <= 0:
         return budget(Allowance(0.0, 0.0), f"deadline passed{by}: full speed", is_late=True)
     if left is not None and left <= 0:
-        done = f"all {total} registered iterations are done: constant slowdown from here on"
+        done = f"registered {length_text} done: constant slowdown from here on"
         return budget(Allowance(ratio, min(until_s, full_s)), done, is_overtime=True)
     if left is not None:
         hours = "" if length.num_iterations is not None else f"{length.hours:g} h, "
-        return budget(Allowance(ratio, until_s, left * full_s), f"registered length: {hours}{total} iterations{by}")
+        return budget(Allowance(ratio, until_s, left * full_s), f"registered length: {hours}{length_text}{by}")
     window_s = settings.carbon_window_h * grid.hour_s
     left_s = min(window_s - account.active_s % window_s, until_s)
     return budget(
@@ -133,7 +135,7 @@ def profiling_refusal(account: SlowdownAccount, budget: JobBudget, full_speed_ti
         return None
     left = max(0.0, free_s / full_speed_time_s)
     return (
-        f"not profiled: the job is too short; profiling costs the time of {cost:g} iterations"
+        f"not profiled: the job is too short; profiling costs the time of {count_text(cost, 'iteration')}"
         f" and the budget of {100 * allowance.budget_ratio:g} % leaves {left:.1f} ({budget.basis})"
     )
 

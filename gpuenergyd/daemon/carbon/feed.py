@@ -44,11 +44,12 @@ class HourlyValues:
 
     zone: str
     unit: str = CARBON_UNIT
+    is_fixed: bool = False
     _hours: dict[datetime, float] = field(default_factory=dict)
 
     def update(self, series: HourlySeries) -> bool:
         """Add the known values of a series; return whether any was new or revised."""
-        has_changed = False
+        has_changed, self.is_fixed = False, series.is_fixed
         for k, value in enumerate(series.values):
             hour_at = series.first_hour_at + k * HOUR
             if math.isfinite(value) and self._hours.get(hour_at) != value:
@@ -66,7 +67,7 @@ class HourlyValues:
             return None
         first, last = min(self._hours), max(self._hours)
         values = (self._hours.get(first + k * HOUR, math.nan) for k in range((last - first) // HOUR + 1))
-        return HourlySeries(self.zone, first, values=tuple(values), unit=self.unit)
+        return HourlySeries(self.zone, first, values=tuple(values), unit=self.unit, is_fixed=self.is_fixed)
 
     def value_at(self, hour_at: datetime) -> float | None:
         """Return the value of an hour, None if unknown."""

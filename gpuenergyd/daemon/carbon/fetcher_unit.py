@@ -12,6 +12,7 @@ import sys
 from gpuenergyd.daemon.carbon.fetcher_process import fetcher_configuration
 from gpuenergyd.daemon.settings import Processes, load_settings
 from gpuenergyd.errors import GpuEnergyError
+from gpuenergyd.log_lines import configure_logging
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +21,7 @@ _FETCHER = ("-I", "-m", "gpuenergyd.carbon.fetcher")
 
 def main() -> int:
     """Execute the fetcher; return only if nothing is to be fetched or a setting is invalid."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    configure_logging("gpuenergyd-carbon")
     try:
         settings = load_settings(processes=Processes.UNITS)
     except GpuEnergyError as error:

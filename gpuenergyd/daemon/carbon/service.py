@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,7 +12,7 @@ from gpuenergyd.core.carbon.intensity import (
     HOUR,
     CarbonForecast,
     HourlySeries,
-    IntensityBasis,
+    IntensityNow,
     StalenessRules,
     intensity_now,
 )
@@ -165,7 +165,7 @@ class CarbonService:
         if not 0 < missing <= 24:
             return series
         values = series.values + (float("nan"),) * missing
-        return HourlySeries(series.zone, series.first_hour_at, values=values, unit=series.unit)
+        return replace(series, values=values)
 
     def _timing_value_query(self) -> TimingValueQuery:
         return TimingValueQuery(
@@ -190,7 +190,7 @@ class CarbonService:
             return f"carbon: {self.feed.trouble}" + (
                 "; check `systemctl status gpuenergyd-carbon.service`" if is_unit else ""
             )
-        if fetch is not None and fetch.num_failures > 0 and self._intensity_now().basis is not IntensityBasis.LIVE:
+        if fetch is not None and fetch.num_failures > 0 and not self._intensity_now().basis.is_current:
             return f"carbon: {fetch.message or fetch.problem} (acting on: {self._intensity_now().basis})"
         return None
 
@@ -244,7 +244,7 @@ class CarbonService:
             return self._fetcher.refusal
         return self.feed.fetch_status.message if self.feed.fetch_status is not None else None
 
-    def _intensity_now(self) -> Any:
+    def _intensity_now(self) -> IntensityNow:
         return intensity_now(self.grid.to_grid(self._now()), self.feed.signal.series(), self.forecast)
 
     def _is_waiting_for_first_fetch(self) -> bool:

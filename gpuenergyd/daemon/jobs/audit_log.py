@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gpuenergyd.core.job.messages import RecordNotice, RecordPhase
 from gpuenergyd.core.pipeline.switching import SwitchLatency
+from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.gpus.inventory import Gpu, utc_at
 from gpuenergyd.daemon.gpus.knobs import FOREIGN, KnobChange
 from gpuenergyd.daemon.gpus.other_tools import suspects_text
@@ -50,7 +51,7 @@ class AuditLog:
 def record_latency(history: HistoryPort, gpu: Gpu, before: SwitchLatency) -> None:
     """Record the switch latency of a GPU that plans are made with from now on."""
     job_id = gpu.claim.job_id if gpu.claim is not None else None
-    now, reason = utc_at(time.monotonic_ns()), f"{gpu.switching.num_seen} clock changes measured"
+    now, reason = utc_at(time.monotonic_ns()), f"{count_text(gpu.switching.num_seen, 'clock change')} measured"
     texts = _latency_text(before), _latency_text(gpu.switching.latency)
     history.write(ControlEventRecord(now, "switch_latency", DAEMON, job_id, gpu.identity.gpu_uuid, reason, *texts))
 

@@ -24,6 +24,7 @@ from gpuenergyd.core.job.messages import (
 )
 from gpuenergyd.core.policy_api.past_jobs import MAX_GPUS, PastJob
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
+from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.gpus.inventory import utc_at
 from gpuenergyd.daemon.jobs.audit_log import DAEMON, AuditLog
 from gpuenergyd.daemon.jobs.past_jobs import past_job_record
@@ -142,7 +143,7 @@ class JobRuns:
         await self.recall_refusal()
         run = await self._recalled()
         if run is not None and not job.is_ended:
-            profile = f"{len(run.profile)} iterations"
+            profile = count_text(len(run.profile), "iteration")
             self.audit.record("recall", DAEMON, f"profile of job {run.job_id}", after=profile)
             self.runner.handle(PreviousRunFound(run))
 

@@ -27,6 +27,7 @@ from gpuenergyd.core.job.messages import (
 from gpuenergyd.core.job.outcome import Outcome
 from gpuenergyd.core.job.rules import JobRules, member_rules
 from gpuenergyd.core.pipeline.graph import Instruction
+from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.gpus.inventory import Gpu, GpuClaim, utc_at
 from gpuenergyd.daemon.jobs.audit_log import record_knob, record_latency
 from gpuenergyd.daemon.jobs.clock_requests import ClockRequests
@@ -155,7 +156,9 @@ class Jobs:
             os.close(pidfd)
             return self._registered(known)
         if self.sessions.num_of_user(peer.uid) >= self.max_ranks_per_user:
-            raise JobError(f"uid {peer.uid} has {self.max_ranks_per_user} ranks registered, which is the limit")
+            raise JobError(
+                f"uid {peer.uid} has {count_text(self.max_ranks_per_user, 'rank')} registered, which is the limit"
+            )
         is_new = runner is None
         if runner is None:
             runner = self._runner_for(registration, peer)
@@ -422,7 +425,8 @@ class Jobs:
         runner.microbatches_changed(event)
         if not ranks.changed_ranks:
             self._registrations[runner.job_id] = replace(first, num_microbatches=registration.num_microbatches)
-            log.info("job %s: %d -> %d microbatches", runner.job_id, now[0], registration.num_microbatches)
+            microbatches = count_text(registration.num_microbatches, "microbatch")
+            log.info("job %s: %d -> %s", runner.job_id, now[0], microbatches)
 
     def _registered(self, session: RankSession) -> RankRegistered:
         job_id = session.runner.job_id

@@ -158,7 +158,8 @@ class JobRunner:
 
     def outcome(self) -> Outcome:
         """Return the outcome of the job, so far or at its end."""
-        found = find_outcome(self.job, is_member=self.is_member, is_observing=self._is_predicting)
+        waits_for = self.services.policy.activity
+        found = find_outcome(self.job, is_member=self.is_member, is_observing=self._is_predicting, waits_for=waits_for)
         if self._is_predicting and not self.is_observing:
             levers = " and ".join(sorted(lever.replace("-", " ") for lever in self.services.levers))
             reason = f"policy {self.job.description.policy} cannot plan with {levers} alone: it only predicts"
@@ -169,7 +170,7 @@ class JobRunner:
         """Return what the job has saved, or why it has saved nothing, in one line."""
         if self._is_predicting:
             return self.outcome().text
-        return outcome_line(self.job, is_member=self.is_member)
+        return outcome_line(self.job, is_member=self.is_member, waits_for=self.services.policy.activity)
 
     def start(self) -> None:
         """Begin to execute commands."""

@@ -20,6 +20,7 @@ from gpuenergyd.core.pipeline.calibration import (
     calibration_walk_mhz,
 )
 from gpuenergyd.core.pipeline.switching import ObservedSwitch
+from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, Gpus, observed_switch
 from gpuenergyd.daemon.manual_leases.leases import LeaseHolder, ManualLease, ManualLeases
 from gpuenergyd.daemon.ports import GpuQueryPort
@@ -180,7 +181,7 @@ class Calibrations:
                 async with self.leases.lock_gpu(measurement.gpu_uuid):
                     self.gpus.require_free(measurement.gpu_uuid)
                     measurement.lease = lease = await self.leases.set(measurement.gpu, holder, pidfd=pidfd)
-                plan = f"{len(measurement.walk_mhz)} clock changes"
+                plan = count_text(len(measurement.walk_mhz), "clock change")
                 self.leases.record("calibrate", measurement.gpu_uuid, holder, f"lease {lease.lease_id}", "", plan)
         except GpuEnergyError as error:
             for measurement in measurements:
@@ -236,7 +237,8 @@ class Calibrations:
             measurement.num_done = position
             if position == _FIRST_CHANGES and all(s.settle_high_s is None for s in measurement.switches):
                 raise GpuError(
-                    f"none of {position} clock changes of GPU {measurement.gpu_uuid} took effect; is another program"
+                    f"none of {count_text(position, 'clock change')} of GPU {measurement.gpu_uuid} took effect; is"
+                    " another program"
                     " limiting its clock or power?"
                 )
             if position % _CHECK_EVERY == 0 and not await self._is_loaded(measurement, holder):

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gpuenergyd.core.power.budget import MAX_REASON_CHARS, ScheduledBudget, budget_problem
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import UsageError
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ def read_schedule(path: Path) -> tuple[ScheduledBudget, ...]:
 def _entry(path: Path, line: int, row: list[str]) -> ScheduledBudget:
     where = f"{path}: line {line}"
     if len(row) not in {len(COLUMNS) - 1, len(COLUMNS)}:
-        raise UsageError(f"{where}: {len(row)} values; expected {', '.join(COLUMNS)}")
+        raise UsageError(f"{where}: {count_text(len(row), 'value')}; expected {', '.join(COLUMNS)}")
     start_at, end_at = (_instant(where, text) for text in row[:2])
     if end_at <= start_at:
         raise UsageError(f"{where}: the end {row[1].strip()} must be after the start {row[0].strip()}")

@@ -65,6 +65,10 @@ class PolicyClient:
         self._loaded: set[str] = set()
         self._is_closed = False
         self.num_restarts = 0
+        self.activity: str | None = None
+        """What the host does before it answers, such as compiling; None while there is nothing to report."""
+        self.trouble: str | None = None
+        """A lasting problem of the present host that makes plans late."""
 
     @property
     def pid(self) -> int | None:
@@ -186,13 +190,27 @@ class PolicyClient:
             self._sent.pop(request.job_id, None)
         host.writer.write(encode(replace(request, request_id=request_id, view=difference)) + b"\n")
         await host.writer.drain()
+        try:
+            while True:
+                answer = await self._read_answer(host)
+                if answer.request_id != request_id:
+                    raise ProtocolError(f"received the answer to request {answer.request_id}, expected {request_id}")
+                if answer.activity is None:
+                    return answer
+                self.activity = answer.activity
+                log.info("policy host: %s", answer.activity)
+        finally:
+            self.activity = None
+
+    async def _read_answer(self, host: PolicyChannel) -> PlanAnswer:
         line = await host.reader.readline()
         if not line.endswith(b"\n"):
             raise EOFError(await host.exit_reason())
         answer = decode(line, PlanAnswer, max_bytes=MAX_LINE_BYTES)
         self._unit_pid = answer.host_pid
-        if answer.request_id != request_id:
-            raise ProtocolError(f"received the answer to request {answer.request_id}, expected {request_id}")
+        if answer.trouble is not None and answer.trouble != self.trouble:
+            log.warning("policy host: %s", answer.trouble)
+            self.trouble = answer.trouble
         return answer
 
     async def _ensure_host(self) -> PolicyChannel:
@@ -203,6 +221,7 @@ class PolicyClient:
             self._has_answered, self._unit_pid = False, None
             self._sent.clear()
             self._loaded.clear()
+            self.trouble = None
             self._host = await self._start_host()
         return self._host
 

@@ -6,11 +6,13 @@ granted to this process.
 
 import contextlib
 import ctypes
+import logging
 import os
 import resource
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
@@ -30,6 +32,8 @@ from gpuenergyd.daemon.processes.carbon_queries import (
 from gpuenergyd.daemon.processes.plugins import load_policy, load_power_target, load_target_policy
 from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply, answer_power
 from gpuenergyd.daemon.processes.view_delta import ViewDifference, ViewReceiver
+from gpuenergyd.log_lines import configure_logging
+from gpuenergyd.wire import MAX_STRING_CHARS
 from gpuenergyd.wire.daemon_codec import decode, encode
 
 MAX_LINE_BYTES = 512 * 2**20
@@ -79,12 +83,20 @@ class PlanAnswer:
     host_pid: int | None = None
     power: PowerReply | None = None
     fitted: FittedPipeline | None = None
+    activity: str | None = None
+    """What the host does first, for instance compiling; the answer itself follows."""
+    trouble: str | None = None
+    """A lasting problem of the host that makes plans late; None if there is none."""
 
 
 class PolicyHost:
     """Holds one policy instance per job and answers requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, announce: Callable[[str], None] = lambda _activity: None) -> None:
+        """Take where to send what a request waits for."""
+        self._announce = announce
+        self.trouble: str | None = None
+        """A lasting problem that a policy has found when it prepared this process."""
         self._policies: dict[str, tuple[str, ClockPolicy]] = {}
         """By job, the name of its policy and the instance: operators may give a running job another one."""
         self._targets: dict[tuple[str, str], TargetPolicy] = {}
@@ -104,7 +116,7 @@ class PolicyHost:
             self._received.pop(request.job_id, None)
             self._views.pop(request.job_id, None)
             self._targets = {key: kept for key, kept in self._targets.items() if key[0] != request.job_id}
-            return PlanAnswer(request.request_id, error=_load_error(request.policy) if request.policy else None)
+            return PlanAnswer(request.request_id, error=self._load_error(request.policy) if request.policy else None)
         view = self._received.setdefault(request.job_id, ViewReceiver()).view(request.view)
         self._views[request.job_id] = view
         try:
@@ -132,8 +144,24 @@ class PolicyHost:
     def _policy_of(self, request: PlanRequest) -> ClockPolicy:
         name, policy = self._policies.get(request.job_id, ("", None))
         if policy is None or name != request.policy:
-            policy = load_policy(request.policy)
+            policy = self._prepared(request.policy)
             self._policies[request.job_id] = request.policy, policy
+        return policy
+
+    def _load_error(self, policy: str) -> str | None:
+        """Import and prepare a policy, so that no job's first plan waits for it; return why that failed."""
+        try:
+            self._prepared(policy)
+        except Exception as error:  # noqa: BLE001  a plugin may raise anything
+            return _in_one_line(error)
+        return None
+
+    def _prepared(self, name: str) -> ClockPolicy:
+        policy = load_policy(name)
+        prepare: Callable[[Callable[[str], None]], str | None] | None = getattr(policy, "prepare", None)
+        if prepare is not None:
+            trouble = prepare(self._announce)
+            self.trouble = self.trouble if trouble is None else _shortened(trouble)
         return policy
 
     def _answer_query(self, request: PlanRequest) -> PlanAnswer:
@@ -156,21 +184,17 @@ class PolicyHost:
         return PlanAnswer(request.request_id, target=reply)
 
 
-def _load_error(policy: str) -> str | None:
-    """Import a policy, so that the first request of a job does not wait for it; return why that failed."""
-    try:
-        load_policy(policy)
-    except Exception as error:  # noqa: BLE001  a plugin may raise anything
-        return _in_one_line(error)
-    return None
-
-
 def _in_one_line(error: Exception) -> str:
     """Return type and message of an exception, with the file and line of the policy that raised it."""
     first_line = (str(error).splitlines() or [""])[0]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_in_library(frame.filename)]
     where = "".join(f" ({frame.filename}:{frame.lineno})" for frame in frames[-1:])
-    return f"{type(error).__name__}: {first_line}{where}"
+    return _shortened(f"{type(error).__name__}: {first_line}{where}")
+
+
+def _shortened(text: str) -> str:
+    """Return a text as the daemon accepts it: a longer one would end this process."""
+    return text if len(text) <= MAX_STRING_CHARS else f"{text[: MAX_STRING_CHARS - 3]}..."
 
 
 def _is_in_library(path: str) -> bool:
@@ -180,9 +204,18 @@ def _is_in_library(path: str) -> bool:
 
 def run(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer requests until the daemon closes the channel."""
-    host = PolicyHost()
+    request = PlanRequest(0, "", "")
+
+    def announce(activity: str) -> None:
+        answers.write(
+            encode(PlanAnswer(request.request_id, activity=_shortened(activity), host_pid=os.getpid())) + b"\n"
+        )
+        answers.flush()
+
+    host = PolicyHost(announce)
     while line := requests.readline(MAX_LINE_BYTES):
-        answer = replace(host.answer(decode(line, PlanRequest, max_bytes=MAX_LINE_BYTES)), host_pid=os.getpid())
+        request = decode(line, PlanRequest, max_bytes=MAX_LINE_BYTES)
+        answer = replace(host.answer(request), host_pid=os.getpid(), trouble=host.trouble)
         try:
             encoded = encode(answer)
         except (TypeError, ValueError, RecursionError) as error:
@@ -200,6 +233,7 @@ def main() -> None:
         os.environ.setdefault(variable, "1")  # before a policy imports a library that reads them
     if len(sys.argv) > 1 and (limit_bytes := int(sys.argv[1])) > 0:
         resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
+    configure_logging("gpuenergyd-policy", logging.WARNING)
     requests = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
     # A policy must not touch the channel: its prints go to standard error, its standard input is empty.

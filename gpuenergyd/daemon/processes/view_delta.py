@@ -15,6 +15,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import GpuView, JobView
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ProtocolError
 
 T = TypeVar("T")
@@ -149,6 +150,6 @@ def _completed(known: dict[int, T], numbers: tuple[int, ...], new: tuple[T, ...]
     wanted = dict.fromkeys(numbers)
     unknown = [number for number in wanted if number not in known]
     if len(unknown) != len(new):
-        raise ProtocolError(f"the view refers to {len(unknown)} unknown items, but {len(new)} were sent")
+        raise ProtocolError(f"the view refers to {count_text(len(unknown), 'unknown item')}, but {len(new)} were sent")
     known = {**known, **dict(zip(unknown, new, strict=True))}
     return {number: item for number, item in known.items() if number in wanted}

@@ -12,6 +12,7 @@ import sys
 from gpuenergyd.daemon.processes.launch import worker_command
 from gpuenergyd.daemon.settings import load_settings
 from gpuenergyd.errors import GpuEnergyError
+from gpuenergyd.log_lines import write_log_line
 
 
 def main() -> None:
@@ -19,7 +20,7 @@ def main() -> None:
     try:
         command = [*worker_command(load_settings()), *sys.argv[1:]]
     except GpuEnergyError as error:
-        print(f"gpuenergyd-worker: {error}", file=sys.stderr)  # noqa: T201  a command's output
+        write_log_line("gpuenergyd-worker", str(error))
         sys.exit(error.exit_code)
     os.execv(command[0], command)  # noqa: S606  a fixed interpreter and our own module
 

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gpuenergyd.count_text import count_text
+
 _LINES_PER_PERIOD = 20
 _PERIOD_S = 60.0
 _MAX_KINDS = 1024
@@ -41,7 +43,9 @@ class LogRateLimit(logging.Filter):
         kind = self._kinds.setdefault(key, _Kind(now_s))
         if now_s - kind.began_s >= _PERIOD_S:
             if kind.num_suppressed:
-                record.msg = f"{record.getMessage()} ({kind.num_suppressed} similar messages were suppressed)"
+                record.msg = (
+                    f"{record.getMessage()} ({count_text(kind.num_suppressed, 'similar message')} were suppressed)"
+                )
                 record.args = ()
             kind.began_s, kind.num_lines, kind.num_suppressed = now_s, 0, 0
         kind.num_lines += 1

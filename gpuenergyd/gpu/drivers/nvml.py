@@ -18,6 +18,7 @@ from typing import Any
 
 import pynvml
 
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import DriverError, GpuError, GpuLostError, GpuNotFoundError, GpuUnsupportedError
 from gpuenergyd.gpu.device import EnergyReading, GpuDetails, GpuIdentity, GpuReading
 from gpuenergyd.gpu.drivers.device_parameters import published_blocking_power_w, published_switch_latency_s
@@ -287,7 +288,11 @@ class NvmlHost:
         """Lock the SM clock at a supported value."""
         clocks = self._device(gpu_uuid).identity.supported_sm_clocks_mhz
         if sm_clock_mhz not in clocks:
-            known = f"{len(clocks)} clocks from {clocks[-1]} to {clocks[0]} MHz" if clocks else "none reported"
+            known = (
+                (f"{count_text(len(clocks), 'clock')} from {clocks[-1]} to {clocks[0]} MHz")
+                if clocks
+                else "none reported"
+            )
             raise GpuUnsupportedError(
                 f"{sm_clock_mhz} MHz is not a supported SM clock of {gpu_uuid}; supported: {known}"
             )

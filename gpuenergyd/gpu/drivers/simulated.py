@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import DriverError, GpuNotFoundError, GpuUnsupportedError
 from gpuenergyd.gpu.device import EnergyReading, GpuDetails, GpuIdentity, GpuReading
 from gpuenergyd.gpu.drivers.device_model import (
@@ -212,7 +213,8 @@ class SimulatedHost:
         if sm_clock_mhz not in clocks:
             nearest = sorted(sorted(clocks, key=lambda c: abs(c - sm_clock_mhz))[:2])
             raise GpuUnsupportedError(
-                f"{sm_clock_mhz} MHz is not a supported SM clock of {gpu_uuid}; supported: {len(clocks)} clocks from"
+                f"{sm_clock_mhz} MHz is not a supported SM clock of {gpu_uuid}; supported:"
+                f" {count_text(len(clocks), 'clock')} from"
                 f" {clocks[-1]} to {clocks[0]} MHz, nearest: {', '.join(map(str, nearest))} MHz"
             )
         self._install(gpu_uuid, sm_clock_mhz)

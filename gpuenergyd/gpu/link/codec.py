@@ -11,6 +11,7 @@ from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.gpu.link.messages import Message
 
@@ -61,7 +62,9 @@ class _RecordCodec:
     def _check(self, values: list[Any], types: tuple[type, ...]) -> None:
         name = self._record.__name__
         if len(types) != len(self._allowed):
-            raise ProtocolError(f"{name}: expected {len(self._allowed)} field values, got {values!r:.100}")
+            raise ProtocolError(
+                f"{name}: expected {count_text(len(self._allowed), 'field value')}, got {values!r:.100}"
+            )
         for value, found, allowed in zip(values, types, self._allowed, strict=True):
             if found not in allowed:
                 raise ProtocolError(f"{name}: expected {_names_of(allowed)}, got {value!r:.100}")

@@ -9,7 +9,6 @@ import select
 import selectors
 import socket
 import stat
-import sys
 import threading
 import time
 from collections import deque
@@ -20,6 +19,7 @@ from gpuenergyd.errors import ProtocolError, UsageError
 from gpuenergyd.gpu.link.codec import MAX_DATAGRAM_BYTES, MAX_PIDFDS, decode, encode
 from gpuenergyd.gpu.link.messages import Message, Refused, Samples
 from gpuenergyd.gpu.link.peer_credentials import peer_pid, peer_uid
+from gpuenergyd.log_lines import write_log_line
 from gpuenergyd.service_manager import inherited_socket
 
 _MAX_WAITING_DATAGRAMS = 2_000
@@ -197,8 +197,7 @@ def close_all(fds: Sequence[int]) -> None:
 
 def log(line: str) -> None:
     """Write a line to standard error: one per change of state, none per sample."""
-    sys.stderr.write(f"gpuenergyd-worker: {line}\n")
-    sys.stderr.flush()
+    write_log_line("gpuenergyd-worker", line)
 
 
 def _listen(path: Path, predecessor_limit_s: float) -> socket.socket:

@@ -4,6 +4,7 @@ import hmac
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ProtocolError
 
 MAX_KEEP_S = 60.0
@@ -35,8 +36,8 @@ class LeaseHandover:
         """
         if len(token) < _MIN_TOKEN_CHARS or not 0.0 < keep_s <= MAX_KEEP_S:
             raise ProtocolError(
-                f"handover of {keep_s:g} s with a token of {len(token)} characters: expected up to {MAX_KEEP_S:g} s "
-                f"and at least {_MIN_TOKEN_CHARS} characters"
+                f"handover of {keep_s:g} s with a token of {count_text(len(token), 'character')}: expected"
+                f" up to {MAX_KEEP_S:g} s and at least {_MIN_TOKEN_CHARS} characters"
             )
         self._token, self._keep_s = token, keep_s
 

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
+from gpuenergyd.count_text import count_text
 from gpuenergyd.report.charts.axes import TITLE_ROOM, WIDE, Axis, Frame, elapsed_axis
 from gpuenergyd.report.formatting import power_text
 from gpuenergyd.store import PlanRecord
@@ -48,14 +49,15 @@ def power_svg(
         path += f"{'M' if is_gap else 'L'}{x:.1f} {y:.1f}H{right:.1f}"
         area += f"M{x:.1f} {_BOTTOM}V{y:.1f}H{right:.1f}V{_BOTTOM}"
         last_at = at
-    axes = up.draw_up(frame.left, frame.right, f"power of all {num_gpus} GPUs" if num_gpus > 1 else "GPU power")
+    gpus = count_text(num_gpus, "GPU")
+    axes = up.draw_up(frame.left, frame.right, f"power of all {gpus}" if num_gpus > 1 else "GPU power")
     reference = ""
     if baseline_power_w is not None:
         y = up.place(baseline_power_w)
         reference = f'<path class="reference" d="M{frame.left} {y:.1f}H{frame.right:.1f}"/>'
     return (
         f'<svg class="power" viewBox="0 0 {frame.width:.0f} {_HEIGHT:.0f}" role="img" '
-        f'aria-label="Power of {num_gpus} GPUs over time">{axes}{across.draw_across(_BOTTOM, "time since the start")}'
+        f'aria-label="Power of {gpus} over time">{axes}{across.draw_across(_BOTTOM, "time since the start")}'
         f'<path class="area" d="{area}"/><path class="line" d="{path}"/>{reference}'
         f"{_drawn_plans(predicted, begin, across, up)}</svg>"
     )

@@ -13,6 +13,7 @@ from gpuenergyd.core.job.description import SOURCE_TEXTS
 from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.timetable import ONE_CLOCK, TIMETABLE
+from gpuenergyd.count_text import count_text
 from gpuenergyd.report.formatting import (
     MISSING,
     age_text,
@@ -70,7 +71,8 @@ def grid_lines(grid: Mapping[str, Any] | None) -> list[Text]:
     if grid is None:
         return []
     value = "unknown" if grid["value"] is None else f"{grid['value']:.4g} {grid['unit']}"
-    line = f"zone {grid['zone']}: {value} ({grid['basis']}, {age_text(grid['age_s'])} old)"
+    age = "" if grid["age_s"] is None else f", {age_text(grid['age_s'])} old"
+    line = f"zone {grid['zone']}: {value} ({grid['basis']}{age})"
     if grid["replayed_hour_s"] is not None:
         line += f"; replayed trace, one hour in {grid['replayed_hour_s']:g} s"
     lines = [Text(line)]
@@ -80,7 +82,7 @@ def grid_lines(grid: Mapping[str, Any] | None) -> list[Text]:
         if skill is not None:
             quality = (
                 skill_text(skill["skill_1h_ratio"], skill["skill_6h_ratio"], skill["skill_24h_mean_ratio"])
-                + f" ({skill['num_origins']} forecasts)"
+                + f" ({count_text(skill['num_origins'], 'forecast')})"
             )
         lines.append(Text(f"forecast: {grid['forecast_model']}; {quality}"))
     if grid["timing_value"] is not None:
@@ -95,29 +97,32 @@ def timing_value_text(value: Mapping[str, Any]) -> str:
         f"carbon timing: up to {100 * value['timing_gain_ratio']:.2f} percentage points on top of the"
         f" {100 * value['constant_saving_ratio']:.2f} % saved by a constant slowdown of"
         f" {100 * value['max_slowdown_ratio']:.1f} %"
-        f" (perfect forecast, last {value['num_days']} days, {value['job_hours']:.0f} h jobs, {curve})"
+        f" (perfect forecast, last {count_text(value['num_days'], 'day')}, {value['job_hours']:.0f} h jobs, {curve})"
     )
 
 
 def _gpus(status: Status) -> RenderableType:
     if not status["gpus"]:
         return Text("no GPU found")
-    table = Table(box=box.SIMPLE, pad_edge=False)
+    models = [gpu["model_name"].removeprefix("NVIDIA ").removesuffix(" (simulated)") for gpu in status["gpus"]]
+    is_mixed = len(set(models)) > 1
+    # The space of the columns is that of the names: they are folded, since they may differ at their ends only.
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("GPU", no_wrap=True)
-    # In a narrow terminal only the columns that may wrap get narrower.
-    table.add_column("model", overflow="ellipsis", max_width=24)
+    if is_mixed:
+        table.add_column("model", overflow="fold")
     table.add_column("state", no_wrap=True)
     for name in ("clock", "requested", "power", "temp", "age"):
         table.add_column(name, justify="right", no_wrap=True)
     usual, names = usual_states(status), job_names(status)
     owners = [owner_text(gpu, names) for gpu in status["gpus"]]
     if any(owners):
-        table.add_column("job", overflow="ellipsis", max_width=24)
-    for gpu, owner in zip(status["gpus"], owners, strict=True):
+        table.add_column("job", overflow="fold")
+    for gpu, model, owner in zip(status["gpus"], models, owners, strict=True):
         requested = gpu["requested_sm_clock_mhz"]
         table.add_row(
             str(gpu["index"]),
-            gpu["model_name"].removeprefix("NVIDIA ").removesuffix(" (simulated)"),
+            *([model] if is_mixed else []),
             Text(gpu["state"], style="" if gpu["state"] in usual else "bold red"),
             clock_text(gpu["sm_clock_mhz"]),
             "full" if requested is None else clock_text(requested),
@@ -126,7 +131,7 @@ def _gpus(status: Status) -> RenderableType:
             age_text(gpu["reading_age_s"]),
             *([owner] if any(owners) else []),
         )
-    return table
+    return table if is_mixed else Group(Text(f"{count_text(len(models), 'GPU')}: {models[0]}"), table)
 
 
 def usual_states(status: Status) -> frozenset[str]:
@@ -178,7 +183,9 @@ def _switching(status: Status) -> list[RenderableType]:
         return []
     raises, lowers = (_span_text([each[key] for each in known]) for key in ("raise_s", "lower_s"))
     bases = Counter(_BASIS_TEXTS.get(each["basis"], each["basis"]) for each in known)
-    basis = ", ".join(f"{basis} on {count} of {len(known)} GPUs" for basis, count in sorted(bases.items()))
+    basis = ", ".join(
+        f"{basis} on {count} of {count_text(len(known), 'GPU')}" for basis, count in sorted(bases.items())
+    )
     return [Text(f"switch latency: raise {raises}, lower {lowers} ({basis})")]
 
 
@@ -195,7 +202,8 @@ def _jobs(status: Status) -> list[RenderableType]:
         title = Text.assemble(
             (job["job_name"], "bold"),
             f" ({job['job_id']}): {job['phase']}, policy {job['policy']}, {job['schedule'] or 'schedule unknown'},"
-            f" {job['num_ranks']} ranks x {job['num_microbatches']} microbatches, {job['num_iterations']} iterations",
+            f" {count_text(job['num_ranks'], 'rank')} x {count_text(job['num_microbatches'], 'microbatch')},"
+            f" {count_text(job['num_iterations'], 'iteration')}",
         )
         table = Table(box=box.SIMPLE, pad_edge=False)
         table.add_column("")
@@ -219,7 +227,7 @@ def _jobs(status: Status) -> list[RenderableType]:
             _add_plan_rows(table, job)
         plan = Text(f"plan {job['plan_id'] or MISSING}: {job['plan_reason'] or MISSING}")
         retry = job.get("retry_in_iterations")
-        next_attempt = "" if retry is None else f"; next attempt in {retry} iterations"
+        next_attempt = "" if retry is None else f"; next attempt in {count_text(retry, 'iteration')}"
         next_attempt = "; no further attempts" if job.get("is_given_up") else next_attempt
         why = Text(f"{job['phase']}: {job.get('phase_reason') or MISSING}{next_attempt}")
         result = Text(result_text(job))
@@ -322,7 +330,7 @@ def _notice(job: Mapping[str, Any]) -> list[Text]:
     """Return the last notice of a job, e.g. a change of its pace."""
     if not job.get("last_notice"):
         return []
-    return [Text(f"{job['last_notice_iterations_ago']} iterations ago: {job['last_notice']}")]
+    return [Text(f"{count_text(job['last_notice_iterations_ago'], 'iteration')} ago: {job['last_notice']}")]
 
 
 def _straggler_pace(job: Mapping[str, Any]) -> list[Text]:

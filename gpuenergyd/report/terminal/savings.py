@@ -7,6 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from gpuenergyd.core.job.result_text import saving_with_interval, slowdown_with_interval
+from gpuenergyd.count_text import count_text
 from gpuenergyd.report.formatting import power_text
 
 
@@ -21,7 +22,7 @@ def saved_power_lines(status: Mapping[str, Any]) -> list[Text]:
     else:
         low, high = status["watts_saved_interval"]
         what = "saved now" if saved_w >= 0 else "more than at full speed now"
-        of_jobs = f"{len(counted)} of {len(jobs)} job{'s' if len(jobs) > 1 else ''}"
+        of_jobs = f"{len(counted)} of {count_text(len(jobs), 'job')}"
         lines = [
             Text.assemble(
                 (f"{power_text(abs(saved_w))} {what}", "bold green" if saved_w >= 0 else "bold"),

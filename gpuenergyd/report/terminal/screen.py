@@ -6,6 +6,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from gpuenergyd.core.job.result_text import saving_span_text
+from gpuenergyd.count_text import count_text
 from gpuenergyd.report.formatting import (
     MISSING,
     age_text,
@@ -34,6 +35,7 @@ _LOW_SCREEN = 8
 """Below this height there is no room for the watts saved."""
 _WIDE_SCREEN = 110
 _BAR_WIDTH = 24
+_OWNER_WIDTH = 19
 _SPARKS = "▁▂▃▄▅▆▇█"
 _GPU_HEADER = "GPU  state          clock  requested    power    temp    age  job"
 
@@ -115,7 +117,7 @@ def _fitting(wanted: int, room: int) -> int:
 
 
 def _left_out(number: int, what: str) -> list[Text]:
-    return [Text(f"{number} more {what}{'s' if number > 1 else ''}", style="dim")] if number > 0 else []
+    return [Text(count_text(number, f"more {what}"), style="dim")] if number > 0 else []
 
 
 def _gpu_header(gpus: Sequence[Status], width: int) -> Text:
@@ -146,13 +148,21 @@ def _gpu_lines(gpus: Sequence[Status], names: Mapping[str, str], usual: Collecti
         owner = owner_text(gpu, names)
         if width >= _WIDE_SCREEN and highest_w > 0:
             filled = round(_BAR_WIDTH * (gpu["power_w"] or 0.0) / highest_w)
-            line.append(f"{owner:<20.19}")
+            line.append(f"{_shortened(owner, _OWNER_WIDTH):<{_OWNER_WIDTH + 1}}")
             line.append("━" * filled, style="cyan")
             line.append("─" * (_BAR_WIDTH - filled), style="dim")
         else:
-            line.append(owner)
+            line.append(_shortened(owner, width - len(line)))
         lines.append(line)
     return lines
+
+
+def _shortened(name: str, width: int) -> str:
+    """Return a name without its middle if it is too long: names of jobs often differ at their ends only."""
+    if len(name) <= width:
+        return name
+    num_last = max(0, width - 1) // 2
+    return f"{name[: max(0, width - 1 - num_last)]}…{name[len(name) - num_last :]}"
 
 
 def _job_lines(job: Status, width: int) -> list[Text]:
@@ -166,7 +176,7 @@ def _job_lines(job: Status, width: int) -> list[Text]:
     with_interval, without = (Text.assemble(name, result) for result in results)
     is_wide_enough = len(with_interval) <= width
     first = with_interval if is_wide_enough else without
-    iterations = f"{job['num_iterations']} iterations"
+    iterations = count_text(job["num_iterations"], "iteration")
     if not is_wide_enough and (interval := job.get("saving_interval")):
         iterations = f"95 %: {saving_span_text(interval).removesuffix(' energy')}; {iterations}"
     elif job["num_profile_iterations"]:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, saving_text, slowdown_text
+from gpuenergyd.count_text import count_text
 from gpuenergyd.report.formatting import (
     MISSING,
     cost_text,
@@ -57,7 +58,9 @@ def jobs_table(reports: Sequence[JobReport]) -> RenderableType:
         notes.insert(0, total)
     num_partial = sum(report.is_partial for report in reports)
     if num_partial:
-        notes.append(f"{num_partial} of {len(reports)} jobs are only partly within the time range. {_PARTIAL_NOTE}")
+        notes.append(
+            f"{num_partial} of {count_text(len(reports), 'job')} are only partly within the time range. {_PARTIAL_NOTE}"
+        )
     return Group(table, *(Text(note) for note in notes))
 
 
@@ -121,7 +124,8 @@ def job_table(report: JobReport) -> RenderableType:
     if job.lower_bound_j is not None:
         table.add_row("lower bound of the last plan (fit)", "", energy_text(job.lower_bound_j))
     title = (
-        f"{job.job_name}: {job.schedule_name or MISSING}, {job.num_ranks} GPUs, {job.num_microbatches} microbatches,"
+        f"{job.job_name}: {job.schedule_name or MISSING}, {count_text(job.num_ranks, 'GPU')},"
+        f" {count_text(job.num_microbatches, 'microbatch')},"
         f" policy {job.policy}"
     )
     return Group(
@@ -142,7 +146,8 @@ def _result_lines(report: JobReport) -> list[str]:
     plan = report.plan_in_force
     if plan is not None and plan.num_iterations < job.num_tuned_iterations - 1:
         lines.append(
-            f"plan in force ({plan.plan_id}, {plan.num_iterations} iterations): {time_text(plan.iteration_time_s)},"
+            f"plan in force ({plan.plan_id}, {count_text(plan.num_iterations, 'iteration')}):"
+            f" {time_text(plan.iteration_time_s)},"
             f" {energy_text(plan.energy_j)}; {_plan_saving_text(plan)},"
             f" {slowdown_text(estimate(plan.slowdown))}"
         )
@@ -154,7 +159,8 @@ def _result_lines(report: JobReport) -> list[str]:
         lines.append(f"with more slowdown: {report.slowdown_advice}")
     if report.profiling_cost_j is not None:
         lines.append(
-            f"profiling: {job.num_profile_iterations} iterations used {difference_text(report.profiling_cost_j)} than"
+            f"profiling: {count_text(job.num_profile_iterations, 'iteration')} used"
+            f" {difference_text(report.profiling_cost_j)} than"
             " the same number of baseline iterations"
         )
     return lines

@@ -18,6 +18,7 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DatabaseError, InterfaceError, OperationalError, SQLAlchemyError
 
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import StoreError
 from gpuenergyd.store.database import is_sqlite, sqlite_path
 from gpuenergyd.store.maintenance.advisory_locks import try_lock_cleanup
@@ -159,7 +160,7 @@ class HistoryWriter:
             self._queue.complete_batch(
                 num_rows=num_rows, num_dropped=num_bad, has_unwritten_series=self._series.has_unwritten
             )
-            self._database.report(f"{num_bad} records were rejected by the database" if num_bad else None)
+            self._database.report(f"the database rejected {count_text(num_bad, 'record')}" if num_bad else None)
             if self._disk is not None:
                 self._disk.check()
             self._clean_up()

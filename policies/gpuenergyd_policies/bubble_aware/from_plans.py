@@ -13,6 +13,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import JobView, PriorView
 from gpuenergyd.core.policy_api.previous_run import PROVEN_ITERATIONS
+from gpuenergyd.count_text import count_text
 from gpuenergyd_policies.bubble_aware.correction import PlanOutcome, corrected_plan
 from gpuenergyd_policies.bubble_aware.model import FittedJob, fitted_profile, was_profiled
 from gpuenergyd_policies.bubble_aware.noise import trusted_plan
@@ -67,5 +68,5 @@ def _following(view: JobView, plan: ClockPlan) -> ClockPlan:
         return corrected_plan(view, plan)
     if len(outcome.measured_s) < TUNING.min_iterations_to_learn and not outcome.is_far_late:
         return plan
-    why = f"learned from {outcome.number - 1} plans; the last was {outcome.deviation}"
+    why = f"learned from {count_text(outcome.number - 1, 'plan')}; the last was {outcome.deviation}"
     return tuned_plan(FittedJob(view), caution_ratio=None, number=outcome.number, why=why)

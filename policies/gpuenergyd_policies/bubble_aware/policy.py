@@ -5,7 +5,7 @@ profile (one design point per iteration), plan (exact frontier at the target, ro
 to faster clocks requested ahead of need), correct (a plan that measures slow is followed by one with more caution).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gpuenergyd.core.pipeline.fitted import FittedPipeline, fitted_rows
@@ -44,10 +44,12 @@ class BubbleAware:
         """
         flags = flags_of("bubble-aware", options, {"flattest": False, "trials": True})
         self._is_flattest, self._may_try = flags["flattest"], flags["trials"]
-        # The policy host creates an instance when a job registers, long before the first plan and without a time limit
-        # as short as that of a plan.
-        prepare_kernels()
         self._frontiers: dict[bool, tuple[tuple[int, str], tuple[FrontierPoint, ...]]] = {}
+
+    @staticmethod
+    def prepare(announce: Callable[[str], None]) -> str | None:
+        """Compile the planner, or load it from its cache."""
+        return prepare_kernels(announce)
 
     def frontier(self, view: JobView) -> tuple[FrontierPoint, ...]:
         """Return the fitted time-energy frontier, time outside the graph included; empty before the first plan."""

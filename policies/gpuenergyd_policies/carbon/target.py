@@ -5,7 +5,7 @@ is kept per window: the work of a window earns it, and it must balance by the wi
 the controller.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 import numpy as np
@@ -147,9 +147,4 @@ def _non_negative(view: TargetView) -> HourlySeries | None:
     history = view.history
     if history is None or all(not value < 0 for value in history.values):
         return history
-    return HourlySeries(
-        history.zone,
-        history.first_hour_at,
-        values=tuple(0.0 if value < 0 else value for value in history.values),
-        unit=history.unit,
-    )
+    return replace(history, values=tuple(0.0 if value < 0 else value for value in history.values))

@@ -32,6 +32,15 @@ IS_COMPILED: bool = numba is not None and not numba.config.DISABLE_JIT
 
 
 logger = logging.getLogger("gpuenergyd.policies")
+NO_CACHE_FOLDER = (
+    "no folder for the compiled planner is writable, so every process compiles it again, about 20 s of CPU time;"
+    " set NUMBA_CACHE_DIR to a folder that can be written"
+)
+
+
+def _warn(activity: str) -> None:
+    # Most programs configure no logging; a warning is printed all the same.
+    logger.warning("gpuenergyd: %s, about 20 s", activity)
 
 
 class CompileClock:
@@ -42,15 +51,15 @@ class CompileClock:
         """CPU time of all compilations that have ended."""
         self._began_cpu_s = 0.0
         self._depth = 0
-        self._is_logged = False
+        self._is_announced = False
+        self.announce: Callable[[str], None] = _warn
 
     def begin(self) -> None:
-        """Record the begin of a compilation, which may be part of another one; the process's first is logged."""
-        if not self._is_logged:
-            self._is_logged = True
-            when = "for the first time" if cache_folder() is not None else "in memory, as no cache folder is writable"
-            # Most programs configure no logging; a warning is printed all the same.
-            logger.warning("gpuenergyd: compiling the planner %s, about 20 s", when)
+        """Record the begin of a compilation, which may be part of another one; the process's first is announced."""
+        if not self._is_announced:
+            self._is_announced = True
+            how = ", once" if cache_folder() is not None else " in memory, as no cache folder is writable"
+            self.announce(f"compiling the planner{how}")
         if self._depth == 0:
             self._began_cpu_s = time.process_time()
         self._depth += 1

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Schedule, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.policy_api.policy import OfflineRequest
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError, TargetError
 from gpuenergyd_policies.planning.frontier import Effort, SolvedPlan, solve
 
@@ -49,7 +50,8 @@ def caps_from_microbatches(memory_limit_microbatches: Sequence[int]) -> tuple[in
     for pp_rank, limit in enumerate(memory_limit_microbatches):
         if limit < num_ranks - pp_rank:
             raise ScheduleError(
-                f"1F1B keeps {num_ranks - pp_rank} microbatches in flight on rank {pp_rank}, memory holds {limit}"
+                f"1F1B keeps {count_text(num_ranks - pp_rank, 'microbatch')} in flight on rank {pp_rank}, memory"
+                f" holds {limit}"
             )
     return tuple(limit - (num_ranks - pp_rank) for pp_rank, limit in enumerate(memory_limit_microbatches))
 

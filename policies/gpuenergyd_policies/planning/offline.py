@@ -20,6 +20,7 @@ from gpuenergyd.core.policy_api.policy import (
     SwitchingFigures,
     WaitingFigures,
 )
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.capped.offline import plan_under_cap
 from gpuenergyd_policies.planning.compiled import COMPILE_CLOCK
@@ -227,7 +228,8 @@ def _with_switching(
         )
         if segmented is None:
             raise TargetError(
-                f"iteration time {deadline_s:.6g} s cannot be met with {request.max_switches} clock segments per stage"
+                f"iteration time {deadline_s:.6g} s cannot be met with"
+                f" {count_text(request.max_switches, 'clock segment')} per stage"
                 f" and {latency_s:g} s switch latency; it can be met without --max-switches"
             )
         clocks = dict(zip(graph.instructions, segmented.sm_clocks_mhz, strict=True))

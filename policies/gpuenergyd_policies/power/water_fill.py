@@ -21,6 +21,7 @@ from gpuenergyd.core.policy_api.power import (
     PowerShare,
     PowerView,
 )
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import CarbonDataError
 
 _SAME_RATIO = 1e-9
@@ -238,5 +239,7 @@ def _reason(
     elif trainings:
         parts.append("equal speed per watt for all jobs")
     if others:
-        parts.append(f"{len(others)} of {len(view.jobs)} jobs by power limits, until their power is known")
+        parts.append(
+            f"{len(others)} of {count_text(len(view.jobs), 'job')} by power limits, until their power is known"
+        )
     return "; ".join(parts) or "no job"

@@ -276,5 +276,5 @@ def test_a_fixed_intensity_is_not_called_live(capsys: pytest.CaptureFixture[str]
     assert carbon_command("now", "--zone", "GB", "--fixed", "300", "--json") == 0
     document = json.loads(capsys.readouterr().out)
 
-    assert text == "GB: 300 g/kWh (fixed; static; average, lifecycle; fixed)\n"
+    assert text == "GB: 300 g/kWh (fixed; average, lifecycle)\n"
     assert (document["basis"], document["carbon_intensity_g_per_kwh"]) == ("fixed", 300.0)

@@ -79,6 +79,12 @@ def test_an_empty_history_has_an_html_report(tmp_path: Path) -> None:
     [
         ("--job nope", "no job 'nope' in this period; jobs: gpt"),
         ("--job nope --json", "no job 'nope' in this period; jobs: gpt"),
+        ("--since 1m", "--since '1m': minutes are 1min, months 30d"),
+        ("--until 2m", "--until '2m': minutes are 2min, months 60d"),
+        (
+            "--since 5y",
+            "--since '5y': must be a date, a time such as 2026-11-21T08:00, or an age such as 30min, 24h or 7d",
+        ),
         ("--since 2126-01-01", "--since 2126-01-01T00:00:00+00:00 is in the future"),
         ("--since 2126-01-01 --group-by day --format csv", "--since 2126-01-01T00:00:00+00:00 is in the future"),
         ("--job gpt --since 2026-03-05", "job 'gpt' did not run in this period; it started at 2026-03-01 12:00 UTC"),

@@ -98,6 +98,27 @@ def test_gpus_and_jobs_are_shown_with_units_and_ages() -> None:
     assert "slack on 3 of 4 ranks" in text
 
 
+@pytest.mark.parametrize("models", [("NVIDIA A100-SXM4-80GB",), ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3")])
+def test_long_names_of_models_and_jobs_are_complete_on_80_columns(models: tuple[str, ...]) -> None:
+    status = copy.deepcopy(STATUS)
+    (gpu,), (job,) = status["gpus"], status["jobs"]
+    names = [f"megatron-gpt-1.3b-pretraining-run-{k}" for k in (7, 8)]
+    status["jobs"] = [{**job, "job_id": name, "job_name": name} for name in names]
+    status["gpus"] = [
+        {**gpu, "index": k, "model_name": models[k % len(models)], "job_id": name} for k, name in enumerate(names)
+    ]
+
+    table = drawn(status).partition("switch latency")[0]
+
+    assert "…" not in table
+    assert max(map(len, table.splitlines())) <= 80
+    rows = table.split("\n 0 ", 1)[1].split("\n 1 ")
+    for row, name in zip(rows, names, strict=True):
+        assert "".join(line.split()[-1] for line in row.splitlines() if line.strip()) == name
+    parts = ("2 GPUs: A100-SXM4-80GB",) if len(models) == 1 else ("A100-SXM4-", "80GB", "H100 80GB", "HBM3")
+    assert all(part in table for part in parts)
+
+
 def test_status_shows_the_sources_of_options_the_expectation_and_the_reason_for_no_saving() -> None:
     status = copy.deepcopy(STATUS)
     status["jobs"][0] |= {
@@ -138,7 +159,7 @@ def test_missing_figures_are_shown_as_missing() -> None:
 
     rows = [line.split() for line in drawn(status).splitlines()]
 
-    assert ["0", "A100-SXM4-40GB", "ok", "-", "full", "-", "-", "0.1", "s", "gpt"] in rows
+    assert ["0", "ok", "-", "full", "-", "-", "0.1", "s", "gpt"] in rows
     assert ["baseline", "-", "-", "10"] in rows
     assert ["tuned", "-", "-", "6"] in rows
     assert ["no", "saving", "measured", "yet"] in rows
@@ -298,7 +319,7 @@ def test_status_names_latencies_that_an_earlier_daemon_measured() -> None:
 
     text = drawn(STATUS | {"gpus": [STATUS["gpus"][0] | {"switching": kept}]})
 
-    assert "lower 5.0 ms (measured by an earlier daemon on 1 of 1 GPUs)" in " ".join(text.split())
+    assert "lower 5.0 ms (measured by an earlier daemon on 1 of 1 GPU)" in " ".join(text.split())
 
 
 def test_status_shows_predicted_savings_with_their_basis() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pyte
 import pytest
 
+from gpuenergyd.report.terminal.screen import _shortened
 from tests.support.daemon_process import DaemonProcess, running_daemon
 from tests.support.waiting import wait_until
 
@@ -113,3 +114,10 @@ def test_a_watched_status_ends_with_one_line_when_the_daemon_stops(tmp_path: Pat
 
     assert terminal.raw.rindex(b"\x1b[?1049l") < terminal.raw.rindex(b"gpuenergyd: ")
     assert "Traceback" not in terminal.raw.decode()
+
+
+def test_jobs_that_differ_at_the_end_of_their_names_can_be_told_apart() -> None:
+    names = [f"megatron-gpt-1.3b-pretraining-run-{k}" for k in (7, 8)]
+
+    assert [_shortened(name, 18) for name in names] == ["megatron-…ng-run-7", "megatron-…ng-run-8"]
+    assert [_shortened("gpt", width) for width in (3, 2, 1)] == ["gpt", "g…", "…"]

@@ -27,8 +27,8 @@ def test_the_sentence_has_the_saving_its_interval_and_the_speed_of_the_report(jo
     measured = replace(job, saving_ratio=0.1234, saving_interval=(0.1181, 0.1288), slowdown_ratio=0.0012)
 
     assert result_sentence(measured, REQUEST, reason="") == (
-        "gpuenergyd trained this pipeline on 4 ideal simulated a100-sxm GPUs with 12.3 % less energy per iteration (95 %"
-        " confidence interval: 11.8 % to 12.9 % less energy), 0.1 % slower than at full speed."
+        "gpuenergyd trained this pipeline on 4 ideal simulated a100-sxm GPUs with 12.3 % less energy per iteration"
+        " (95 % confidence interval: 11.8 % to 12.9 % less energy), 0.1 % slower than at full speed."
     )
 
 

@@ -17,6 +17,7 @@ from gpuenergyd.cli.main import run
 from gpuenergyd.daemon.settings import Settings
 from tests.support.thorough import thorough
 
+ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = Path(sys.executable).with_name("gpuenergyd")
 _COMPLETE = {
     "bash": """
@@ -48,6 +49,10 @@ def test_every_command_has_a_manual_page_that_names_all_its_options() -> None:
         "gpuenergyd.1",
         *(f"gpuenergyd-{name}.1" for names in TASKS.values() for name in names),
     }
+
+
+def test_no_page_of_a_removed_command_is_shipped() -> None:
+    assert {path.name for path in (ROOT / "docs" / "man").rglob("*.*")} == set(manual_pages())
 
 
 def test_the_manual_page_lists_every_setting() -> None:

@@ -36,7 +36,7 @@ def details(subject: Subject, **changes: Any) -> list[tuple[Level, str]]:
 def test_messages_of_a_healthy_host() -> None:
     assert [(one.subject, one.detail) for one in diagnose(WELL)] == [
         (Subject.SETTINGS, "valid"),
-        (Subject.DRIVER, "nvml: 1 GPUs: A100 GPU-a"),
+        (Subject.DRIVER, "nvml: 1 GPU: A100 GPU-a"),
         (Subject.PERMISSIONS, "the daemon may change all GPUs"),
         (Subject.PERSISTENCE_MODE, "on"),
         (Subject.CLOCKS, "no GPU is left changed; A100 GPU-a: 81 SM clocks that can be set"),

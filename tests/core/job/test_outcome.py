@@ -47,11 +47,19 @@ def test_a_job_that_ends_before_a_plan_names_what_it_was_doing() -> None:
     profiling.decide(plan("p", PROFILING))
     profiling.pass_one()
 
-    assert find_outcome(early.job).reason == "measuring the baseline, after 5 iterations"
+    assert find_outcome(early.job, waits_for="compiling").reason == "measuring the baseline, after 5 iterations"
     assert ended(early) == (OutcomeKind.TOO_EARLY, "ended while measuring the baseline, after 5 iterations")
     assert ended(profiling) == (OutcomeKind.TOO_EARLY, "ended while profiling, after 13 iterations")
     assert ended(waiting) == (OutcomeKind.TOO_EARLY, "ended while waiting for the policy's plan, after 12 iterations")
     assert ended(JobRun()) == (OutcomeKind.TOO_EARLY, "ended while warming up, after 0 iterations")
+
+
+def test_a_job_that_waits_for_a_plan_names_what_the_policy_host_does_first() -> None:
+    waiting = JobRun(NO_PROOF).asked()
+
+    found = find_outcome(waiting.job, waits_for="compiling the planner, once")
+
+    assert found.reason == "compiling the planner, once, after 12 iterations"
 
 
 def test_a_policy_that_failed_is_the_reason_also_if_the_job_profiles_again() -> None:
@@ -92,7 +100,7 @@ def test_observe_mode_is_a_reason_for_no_saving() -> None:
         ([80.0, 80.2, 79.9] * 4, OutcomeKind.SAVED, "12 iterations under a plan"),
         ([120.0, 120.2, 119.9] * 4, OutcomeKind.USED_MORE, "12 iterations under a plan used more energy"),
         ([90.0, 112.0, 99.0] * 4, OutcomeKind.NOT_SIGNIFICANT, "12 iterations under a plan: no saving beyond chance"),
-        ([80.0], OutcomeKind.NOT_MEASURED, "1 iterations under a plan: too few to measure a saving"),
+        ([80.0], OutcomeKind.NOT_MEASURED, "1 iteration under a plan: too few to measure a saving"),
     ],
 )
 def test_a_plan_saves_energy_only_beyond_chance(energies_j: list[float], kind: OutcomeKind, reason: str) -> None:

@@ -50,7 +50,7 @@ def test_curves_of_a_job_are_possible() -> None:
         (replace(LEARNED, num_stages=0), "num_stages 0"),
         (replace(LEARNED, power_w=math.nan), "power_w nan"),
         (replace(LEARNED, curves=()), "0 curves"),
-        (replace(LEARNED, curves=LEARNED.curves[:1] * 2), "2 curves of 1 kinds"),
+        (replace(LEARNED, curves=LEARNED.curves[:1] * 2), "2 curves of 1 kind"),
         (with_curve(time_s=math.inf), "time_s inf"),
         (with_curve(full_speed_mhz=2000.0), "full_speed_mhz 2000"),
         (with_curve(points=()), f"from {TOP_MHZ} MHz"),

@@ -169,7 +169,7 @@ def test_a_plan_with_orders_is_checked_against_them() -> None:
     split = split_in_place(plain)
     ranks = tuple(RankClocks(r, (None,) * len(order)) for r, order in enumerate(split.orders))
     check_plan(ClockPlan("p", PlanPurpose.PROFILE, ranks, orders=split.orders), plain, [(1410,)] * 2)
-    with pytest.raises(ScheduleError, match="orders for 1 ranks"):
+    with pytest.raises(ScheduleError, match="orders for 1 rank;"):
         check_plan(ClockPlan("p", PlanPurpose.PROFILE, ranks[:1], orders=split.orders[:1]), plain, [(1410,)] * 2)
     with pytest.raises(PlanError, match="orders for 2 ranks, clocks for 0"):  # nothing would take ranks back to 1F1B
         check_plan(ClockPlan("p", PlanPurpose.PROFILE, orders=split.orders), plain, [(1410,)] * 2)

@@ -123,7 +123,7 @@ def test_zero_bubble_h1_has_no_more_microbatches_in_flight_than_1f1b() -> None:
         (("interleaved", 4, 8, 0), "0 chunks"),
         (("interleaved", 4, 9), "9 microbatches do not divide into 2 equal rounds"),
         (("zb-h1", 4, 9), "9 microbatches do not divide"),
-        (("dualpipev", 4, 7), "7 microbatches; 4 ranks need at least 8"),
+        (("dualpipev", 4, 7), "7 microbatches; at least 8 are needed for 4 ranks"),
         (("zbv", 4, 8, 3), "schedule 'zbv' has 2 chunks per rank, got 3"),
     ],
 )

@@ -132,8 +132,8 @@ def test_many_stages_send_details_of_a_tuned_plan_in_some_iterations_only(monkey
     [
         (None, "its program uses another version of gpuenergyd"),
         (MemberPlace("run", 0, 0, 4096, 0, 64), "4096 x 64 ranks: .* their product at most 16384"),
-        (MemberPlace("run", 0, 0, 5000, 0, 1), r"5000 x 1 ranks: each number must be in \[1, 4096\]"),
-        (MemberPlace("run", 0, 7, 4, 0, 1), r"place 7.0: outside of 4 x 1 ranks"),
+        (MemberPlace("run", 0, 0, 5000, 0, 1), r"5000 x 1 rank: each number must be in \[1, 4096\]"),
+        (MemberPlace("run", 0, 7, 4, 0, 1), r"place 7.0: outside of 4 x 1 rank"),
     ],
 )
 def test_places_that_cannot_be_are_refused_visibly(

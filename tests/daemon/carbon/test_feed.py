@@ -21,6 +21,7 @@ from gpuenergyd.core.carbon.intensity import (
     intensity_now,
 )
 from gpuenergyd.daemon.carbon.feed import CarbonFeed
+from gpuenergyd.daemon.processes.carbon_queries import EncodedSeries
 from gpuenergyd.daemon.settings import Settings, load_settings
 from gpuenergyd.store import HistoryWriter
 from gpuenergyd.store.records import IntensityRecord, Record
@@ -236,6 +237,26 @@ def test_an_invalid_file_is_reported_with_its_line(tmp_path: Path, text: str, ou
 
     assert output in (feed.trouble or "")
     assert str(path) in (feed.trouble or "")
+
+
+def test_a_fixed_value_is_fixed_for_status_and_targets_until_a_source_replaces_it(tmp_path: Path) -> None:
+    known = settings(tmp_path)
+    feed = feed_of(known, Kept())
+    fixed = IntensitySample(THIS_HOUR_AT, THIS_HOUR_AT + HOUR, 210.0, SampleStatus.STATIC)
+
+    write_fetched(known.carbon_file_path, fetched(signal=CarbonSignal("GB", "fixed"), samples=(fixed,), forecast=()))
+    asyncio.run(feed.read())
+    series = feed.signal.series()
+    assert series is not None
+    sent = EncodedSeries.of(series).series()
+    write_fetched(known.carbon_file_path, fetched())
+    asyncio.run(feed.read())
+
+    assert [intensity_now(NOW_AT, each).basis for each in (series, sent, feed.signal.series())] == [
+        IntensityBasis.FIXED,
+        IntensityBasis.FIXED,
+        IntensityBasis.LIVE,
+    ]
 
 
 def test_aging_values_use_each_basis_in_turn(tmp_path: Path) -> None:

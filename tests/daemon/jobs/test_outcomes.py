@@ -124,7 +124,7 @@ def test_a_job_that_a_stopping_daemon_ends_has_an_outcome() -> None:
         assert ended.end_reason.endswith("the daemon stops")
         assert (ended.outcome, ended.outcome_reason) == (
             "too_early",
-            "ended while measuring the baseline, after 1 iterations",
+            "ended while measuring the baseline, after 1 iteration",
         )
 
     play(scenario)

@@ -390,7 +390,7 @@ def test_the_number_of_ranks_per_user_is_limited() -> None:
     async def scenario() -> None:
         pidfd = os.pidfd_open(os.getpid())
         stage.jobs.register(registration(0), ME, os.pidfd_open(os.getpid()))
-        with pytest.raises(Exception, match="1 ranks registered, which is the limit"):
+        with pytest.raises(Exception, match="1 rank registered, which is the limit"):
             stage.jobs.register(registration(1), ME, pidfd)
         os.close(pidfd)
 

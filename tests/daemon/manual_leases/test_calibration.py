@@ -115,7 +115,7 @@ def test_the_measured_latencies_are_those_of_the_gpu_and_outlive_the_daemon(
         assert again["num_earlier"] == known["num_seen"] + known["num_unseen"]
         assert (again["raise_s"], again["lower_s"]) == pytest.approx((known["raise_s"], known["lower_s"]), rel=0.25)
         assert command(daemon, "status") == 0
-        assert "measured by an earlier daemon on 1 of 1 GPUs" in " ".join(capsys.readouterr().out.split())
+        assert "measured by an earlier daemon on 1 of 1 GPU" in " ".join(capsys.readouterr().out.split())
 
         daemon.stop()
         path = tmp_path / "state" / "switch-latencies.json"

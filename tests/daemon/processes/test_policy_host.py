@@ -34,6 +34,7 @@ from gpuenergyd.daemon.processes.plugins import (
 from gpuenergyd.daemon.processes.policy_client import PolicyClient, PolicyFailure
 from gpuenergyd.daemon.processes.policy_host import PlanRequest, PolicyHost
 from gpuenergyd.errors import UnknownPolicyError, UsageError
+from tests.support.waiting import wait_until
 
 
 def view(job_id: str = "j1") -> JobView:
@@ -110,6 +111,41 @@ def test_a_policy_is_preloaded_once_and_an_import_error_is_returned(
     assert num_asked_again == 0
     assert isinstance(plan, ClockPlan)
     assert num_restarts == 0
+
+
+def test_what_a_policy_prepares_is_known_meanwhile_and_a_lasting_problem_is_logged_once(
+    host_command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)  # opening it waits until the other side does
+    monkeypatch.setenv("MAY_PREPARE", str(gate))
+    activities: list[str | None] = []
+
+    async def scenario() -> tuple[str | None, ClockPlan | PolicyFailure, PolicyClient]:
+        async with policy_link(host_command) as link:
+            activities.append(link.activity)
+            loading = asyncio.create_task(link.preload("prepares"))
+            await asyncio.to_thread(wait_until, lambda: link.activity is not None)
+            activities.append(link.activity)
+            await asyncio.to_thread(gate.write_text, "")
+            error = await loading
+            activities.append(link.activity)
+            opened = asyncio.create_task(asyncio.to_thread(gate.write_text, ""))
+            plan = await link.next_plan("a", "prepares", view("a"))
+            await opened
+            return error, plan, link
+
+    with caplog.at_level("INFO"):
+        error, plan, link = asyncio.run(scenario())
+
+    assert (error, link.trouble) == (None, "no folder is writable; make one")
+    assert activities == [None, "compiling something, once", None]
+    assert isinstance(plan, ClockPlan)
+    assert [record.getMessage() for record in caplog.records] == [
+        "policy host: compiling something, once",
+        "policy host: no folder is writable; make one",
+        "policy host: compiling something, once",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_the_worker_unit_reports_an_invalid_setting(
         worker_unit.main()
 
     assert ended.value.code == UsageError.exit_code
-    assert capsys.readouterr().err.startswith("gpuenergyd-worker: GPUENERGYD_MODE = 'fast': ")
+    assert " gpuenergyd-worker: GPUENERGYD_MODE = 'fast': " in capsys.readouterr().err
     assert program == []
 
 

@@ -153,7 +153,7 @@ def test_compiling_is_announced_and_timed_once_and_only_where_nothing_is_cached(
 
     first, second, uncached = run(tmp_path / "cache"), run(tmp_path / "cache"), run(nowhere / "below")
 
-    assert first == ("12 True\n", "gpuenergyd: compiling the planner for the first time, about 20 s\n")
+    assert first == ("12 True\n", "gpuenergyd: compiling the planner, once, about 20 s\n")
     assert second == ("12 False\n", "")
     assert uncached == (
         "12 True\n",

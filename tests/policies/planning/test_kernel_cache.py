@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import gpuenergyd_policies
-from gpuenergyd_policies.planning.compiled import IS_COMPILED, kernel_files
+from gpuenergyd_policies.planning import compiled, kernel_cache
+from gpuenergyd_policies.planning.compiled import IS_COMPILED, NO_CACHE_FOLDER, kernel_files
 from gpuenergyd_policies.planning.kernel_cache import compile_kernels, main
 
 ROOT = Path(inspect.getfile(gpuenergyd_policies)).parent
@@ -39,10 +40,10 @@ def test_every_kernel_is_compiled_ahead() -> None:
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="numba is not installed or is disabled")
-def test_loading_the_policy_compiles_every_kernel_so_that_no_plan_waits_for_it() -> None:
+def test_preparing_the_policy_compiles_every_kernel_so_that_no_plan_waits_for_it() -> None:
     script = (
         "from gpuenergyd.daemon.processes.plugins import load_policy\n"
-        "load_policy('bubble-aware')\n"
+        "load_policy('bubble-aware').prepare(print)\n"
         "from tests.policies.planning.test_kernel_cache import called_kernels\n"
         "print(sorted(name for name, kernel in called_kernels() if not kernel.signatures))"
     )
@@ -50,6 +51,42 @@ def test_loading_the_policy_compiles_every_kernel_so_that_no_plan_waits_for_it()
     loaded = subprocess.run([sys.executable, "-c", script], cwd=CHECKOUT, capture_output=True, text=True, check=True)
 
     assert loaded.stdout == "[]\n"
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="numba is not installed or is disabled")
+@pytest.mark.parametrize(
+    ("folder", "announced", "trouble"),
+    [
+        ("empty", "compiling the planner, once", None),
+        ("file/below", "compiling the planner in memory, as no cache folder is writable", NO_CACHE_FOLDER),
+    ],
+)
+def test_a_compilation_is_announced_and_the_lack_of_a_cache_is_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, announced: str, trouble: str | None
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / folder))
+    find = compiled.cache_folder.__wrapped__
+    for module in (compiled, kernel_cache):
+        monkeypatch.setattr(module, "cache_folder", find)
+    clock = compiled.CompileClock()
+    monkeypatch.setattr(kernel_cache, "COMPILE_CLOCK", clock)
+    monkeypatch.setattr(kernel_cache, "_compile_once", clock.begin)
+    heard: list[str] = []
+
+    found = kernel_cache.prepare_kernels(heard.append)
+
+    assert (heard, found) == ([announced], trouble)
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="numba is not installed or is disabled")
+def test_the_command_fails_if_nothing_keeps_what_it_compiles(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kernel_cache, "cache_folder", lambda: None)
+
+    assert main() == 1
+    assert capsys.readouterr().err == f"{NO_CACHE_FOLDER}\n"
 
 
 def test_the_command_says_where_the_compiled_planner_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import GpuEnergyError, GpuNotFoundError, UsageError
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.drivers.stream_signals import StreamSignals
@@ -140,7 +141,7 @@ def _check_gpus(options: argparse.Namespace) -> None:
     finally:
         host.close()
     if options.gpu_uuid is None and len(uuids) < options.stages:
-        raise GpuNotFoundError(f"--stages {options.stages}: {options.world} has {len(uuids)} GPUs")
+        raise GpuNotFoundError(f"--stages {options.stages}: {options.world} has {count_text(len(uuids), 'GPU')}")
     if options.gpu_uuid is not None and options.gpu_uuid not in uuids:
         raise GpuNotFoundError(f"no GPU {options.gpu_uuid!r}; valid: {', '.join(uuids)}")
 
@@ -150,7 +151,9 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def _run_all_ranks(options: argparse.Namespace) -> int:
-    sys.stdout.write(f"gpt: torch {torch.__version__} is imported; {options.stages} pipeline stages are starting\n")
+    sys.stdout.write(
+        f"gpt: torch {torch.__version__} is imported; {count_text(options.stages, 'pipeline stage')} are starting\n"
+    )
     sys.stdout.flush()
     context = multiprocessing.get_context("fork")  # torch is loaded once; no thread runs yet
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from gpuenergyd.count_text import count_text
 from gpuenergyd.gpu.drivers.simulated import InstructionWork
 
 VOCABULARY = 128
@@ -93,7 +94,8 @@ def layers_per_stage(num_stages: int) -> tuple[float, ...]:
             cuts.append((*map(float, front[:1] + front[:0:-1]), last + _HEAD_IN_LAYERS))
     if not cuts:
         raise ValueError(
-            f"{num_stages} stages are too many for {_SIMULATED_LAYERS} layers; the maximum is {_SIMULATED_LAYERS + 1}"
+            f"{count_text(num_stages, 'stage')} are too many for {_SIMULATED_LAYERS} layers; the maximum is"
+            f" {_SIMULATED_LAYERS + 1}"
         )
     return min(cuts, key=lambda cut: (round(max(cut) / min(cut), 2), -cut[-1]))
 

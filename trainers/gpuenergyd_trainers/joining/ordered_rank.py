@@ -11,6 +11,7 @@ from gpuenergyd.client.timing.recorder import HostRecorder, InstructionTimer
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
 from gpuenergyd.core.pipeline.plan import instruction_key
 from gpuenergyd.core.pipeline.reorder import check_order
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError
 from gpuenergyd.wire.messages import OrderRow
 from gpuenergyd_trainers.joining.captured_steps import CapturedSteps
@@ -168,10 +169,10 @@ class OrderedRank:
         graphs = self.client.graphs
         if self.is_active and not self._num_steps and graphs is not None and graphs.num_unknown_replays:
             logger.warning(
-                "gpuenergyd: %s: no training step was seen, but %d replays of graphs that were captured before attach:"
+                "gpuenergyd: %s: no training step was seen, but %s of graphs that were captured before attach:"
                 " attach first, or use gpuenergyd_trainers.cuda_graphs.attach(graph)",
                 self._log_name,
-                graphs.num_unknown_replays,
+                count_text(graphs.num_unknown_replays, "replay"),
             )
         self.is_active = False
         self.client.release(shall_wait=shall_wait)

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import UsageError
 
 
@@ -81,8 +82,8 @@ class Place:
             hosts = {rank // (self.ranks_per_host or 1) for rank in ranks}
             if len(hosts) > 1:
                 raise UsageError(
-                    f"the ranks of pipeline stage {pp_rank} are on {len(hosts)} hosts: all tensor-, context- and"
-                    " expert-parallel ranks of a stage must be on one host"
+                    f"the ranks of pipeline stage {pp_rank} are on {count_text(len(hosts), 'host')}: all tensor-,"
+                    " context- and expert-parallel ranks of a stage must be on one host"
                 )
 
 

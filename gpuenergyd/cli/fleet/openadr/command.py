@@ -12,6 +12,7 @@ import typer
 from gpuenergyd.cli.fleet.openadr.load_targets import NUM_LEVELS, SiteTerms
 from gpuenergyd.core.fleet.grid_event import MAX_LOAD_W
 from gpuenergyd.errors import UsageError
+from gpuenergyd.log_lines import configure_logging
 
 
 def openadr(  # noqa: PLR0913  one parameter for each option
@@ -55,7 +56,7 @@ def openadr(  # noqa: PLR0913  one parameter for each option
         from gpuenergyd.cli.fleet.openadr.session import VtnAccess, VtnSession  # noqa: PLC0415  optional packages
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed: pip install 'gpuenergyd[openadr]'") from None
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    configure_logging("gpuenergyd fleet openadr")
     confine()
     access = VtnAccess(vtn_url, ven_name, cert, key, ca, vtn_fingerprint)
 

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from gpuenergyd.core.fleet.grid_event import MAX_REASON_CHARS, GridEvent, LoadUnit, event_problem
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import UsageError
 
 OPENADR_SOURCE = "openadr"
@@ -70,7 +71,7 @@ def _of_signal(
 ) -> tuple[GridEvent, ...]:
     descriptor, intervals = event["event_descriptor"], _listed(signal["intervals"])
     if not 0 < len(intervals) <= _MAX_INTERVALS:
-        raise UsageError(f"{len(intervals)} intervals; 1 to {_MAX_INTERVALS} are valid")
+        raise UsageError(f"{count_text(len(intervals), 'interval')}; 1 to {_MAX_INTERVALS} are valid")
     event_id = str(descriptor["event_id"])
     reason = _printable(descriptor.get("vtn_comment") or "")
     found = []

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.count_text import count_text
 
 
 @dataclass(slots=True)
@@ -57,7 +58,7 @@ class Faults:
         if self.is_profile_endless:
             return "profiling did not end: profiling again, from the beginning"
         then = "profiling again" if is_profiling_again else "verifying the measured profile at full speed"
-        return f"{self.num_slow_plans} plans in a row were slow: {then}"
+        return f"{count_text(self.num_slow_plans, 'plan')} in a row were slow: {then}"
 
     def find_slow(self, plan_id: str) -> None:
         """Count a plan that the guard found too slow."""

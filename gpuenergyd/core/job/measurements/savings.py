@@ -17,6 +17,7 @@ from gpuenergyd.core.job.measurements.sensor_error import hidden_energy_error_ra
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.robust import robust_sigma
 from gpuenergyd.core.policy_api.policy import BaselineView
+from gpuenergyd.count_text import count_text
 
 Point: TypeAlias = tuple[int, float, float | None]
 """One iteration: its index, its time in s, and its energy in J if that was measured."""
@@ -293,7 +294,7 @@ def _fit_within(
             slopes = ((say * sbb - sby * sab) / determinant, (sby * saa - say * sab) / determinant)
             covariance = ((sbb / determinant, -sab / determinant), (-sab / determinant, saa / determinant))
         case _:
-            raise ValueError(f"{len(columns)} columns; one or two are supported")
+            raise ValueError(f"{count_text(len(columns), 'column')}; one or two are supported")
     left = [value - sum(map(mul, slopes, row)) for value, *row in zip(y, *x, strict=True)]
     return _DriftFit(columns, slopes, covariance, _products(left, left), degrees)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, Schedule
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.pipeline.schedules import SCHEDULES, in_a_row, make_schedule
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError, TargetError
 from gpuenergyd_policies.planning.frontier import Effort, SolvedPlan, solve
 from gpuenergyd_policies.planning.orders.bound import AnyOrderBound
@@ -70,8 +71,8 @@ def plan_chunk_order(
         found.append(_ChunkPlan(schedule, own, solved))
     if not found:
         raise TargetError(
-            f"iteration time {deadline_s:.6g} s: no order with {plain.num_chunks} stages per GPU was found that is that"
-            f" fast with at most {', '.join(map(str, limits))} microbatches held per GPU"
+            f"iteration time {deadline_s:.6g} s: no order with {count_text(plain.num_chunks, 'stage')} per GPU was"
+            f" found that is that fast with at most {', '.join(map(str, limits))} microbatches held per GPU"
         )
     waiting_w = profile.blocking_power_w * len(limits) if forced else 0.0
 

@@ -8,6 +8,7 @@ GPT-3 175B on A100-SXM and A40 from stage profiles, all others from iterations d
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from gpuenergyd.count_text import count_text
 from gpuenergyd_policies.profiling.prior.shape import GENERIC, Coefficients, CurvePrior, pooled
 
 _OTHER_BOARD_FACTOR = 2.0
@@ -48,7 +49,7 @@ def prior_for(gpu_model_name: str, *, without_families: Collection[str] = ()) ->
     families = sorted({own.family for own in used})
     prior = pooled(
         [(own.time, own.power) for own in used],
-        basis=f"published curves of {len(used)} trainings on {used[0].chip} ({', '.join(families)})",
+        basis=f"published curves of {count_text(len(used), 'training')} on {used[0].chip} ({', '.join(families)})",
     )
     return prior if of_board else CurvePrior(_wider(prior.time), _wider(prior.power), prior.basis)
 

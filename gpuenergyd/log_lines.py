@@ -1,0 +1,57 @@
+"""The form of log lines of all processes: `2026-03-02T12:20:00.123Z gpuenergyd: INFO: serving on ...` on stderr.
+
+Under systemd, whose journal keeps the time of each line, lines have none of their own.
+"""
+
+import logging
+import os
+import sys
+import time
+from datetime import UTC, datetime
+
+_STDERR_FD = 2
+
+
+def configure_logging(program: str, level: int = logging.INFO, *filters: logging.Filter) -> None:
+    """Write log records from this level on to stderr, in the name of a program."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_LineFormatter(program))
+    for each in filters:
+        handler.addFilter(each)
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def write_log_line(program: str, text: str) -> None:
+    """Write a line to stderr, for programs without loggers."""
+    sys.stderr.write(f"{_line_start(program, time.time())}{text}\n")
+    sys.stderr.flush()
+
+
+class _LineFormatter(logging.Formatter):
+    """Formats records of one program."""
+
+    def __init__(self, program: str) -> None:
+        super().__init__("%(levelname)s: %(message)s")
+        self._program = program
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _line_start(self._program, record.created) + super().format(record)
+
+
+def _line_start(program: str, now_s: float) -> str:
+    if _is_journal():
+        return f"{program}: "
+    at = datetime.fromtimestamp(now_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return f"{at} {program}: "
+
+
+def _is_journal() -> bool:
+    """Return whether stderr is the stream that systemd connected to its journal, see systemd.exec(5)."""
+    stream = os.environ.get("JOURNAL_STREAM")
+    if stream is None:
+        return False
+    try:
+        stderr = os.fstat(_STDERR_FD)
+    except OSError:
+        return False
+    return stream == f"{stderr.st_dev}:{stderr.st_ino}"
