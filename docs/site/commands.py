@@ -13,8 +13,9 @@ def command_line_page() -> str:
     parts = [
         (
             "Commands by task. All except `serve`, `run`, `dashboard` and `otlp` accept `--json`. Exit codes: 0"
-            " success, 1 failure, 2 usage error, 3 daemon not running, 4 degraded. `gpuenergyd --install-completion`"
-            " installs shell completion; `man gpuenergyd` has the contents of this page."
+            " success, 1 failure, 2 usage error, 3 daemon not running, 4 degraded. `gpuenergyd help COMMAND` shows the"
+            " help of a command, as its option `--help` does, `gpuenergyd --install-completion` installs shell"
+            " completion, and `man gpuenergyd` has the contents of this page."
         ),
         (
             "`gpuenergyd run` and `gpuenergyd --version` need Python's standard library only. Every other command needs"
