@@ -15,8 +15,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "benchmarks.
 SECTION_ORDER = (
     "introduction", "worlds", "planner", "orders", "power-cap", "power-budget", "grid-event", "swing", "reorder",
     "emulation", "profiling",
-    "learning", "learning-ablation", "past-jobs", "cost", "advice", "client", "schedules", "restores", "sampling",
-    "run-ahead",
+    "learning", "learning-ablation", "past-jobs", "cost", "advice", "client", "startup", "schedules",
+    "restores", "sampling", "run-ahead",
     "captured", "slow-reads", "call-price", "latency-tails", "everything-unkind", "hanging-call", "carbon",
     "store", "fleet", "load", "two-hosts", "layouts", "plain-loops", "stragglers", "large-job", "demo",
     "real-programs", "device-model", "proofs", "replay-insitu", "real-gpus", "tests",

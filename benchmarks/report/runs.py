@@ -112,6 +112,7 @@ RUNS = (
         has_target=False),
     Run("adapter-overhead", "adapter_overhead.py", _args("--json"),
         _args("--pairs 1 --steps 2 --only loop torch-pipelining --json"), 900, 3600, is_usual=False),
+    Run("startup", "startup.py", _args("--json"), _args("--runs 1 --json"), 50, 400),
     Run("kill-matrix", "kill_matrix.py", _args("--trials 150 --seed 5 --json"), _args("--trials 6 --json"), 130, 900),
     Run("systemd-faults", "systemd_faults.py", _args("--rounds 2 --json"), _args("--rounds 1 --json"), 60, 400),
     Run("two-hosts", "two_hosts.py", _args("--json"), _args("--episodes 1 --json"), 700, 2400,

@@ -13,9 +13,10 @@ def command_line_page() -> str:
     parts = [
         (
             "Commands by task. All except `serve`, `run`, `dashboard` and `otlp` accept `--json`. Exit codes: 0"
-            " success, 1 failure, 2 usage error, 3 daemon not running, 4 degraded. `gpuenergyd --install-completion`"
-            " installs shell completion. The manual pages have the contents of this page: `man gpuenergyd` in an"
-            " activated virtual environment, `man -M .venv/share/man gpuenergyd` elsewhere."
+            " success, 1 failure, 2 usage error, 3 daemon not running, 4 degraded. `gpuenergyd help COMMAND` shows the"
+            " help of a command, as its option `--help` does, and `gpuenergyd --install-completion` installs shell"
+            " completion. The manual pages have the contents of this page: `man gpuenergyd` in an activated virtual"
+            " environment, `man -M .venv/share/man gpuenergyd` elsewhere."
         ),
         (
             "`gpuenergyd run` and `gpuenergyd --version` need Python's standard library only. Every other command needs"

@@ -6,7 +6,6 @@ other command needs an extra of the distribution.
 
 import os
 import sys
-import traceback
 from collections.abc import Callable
 
 from gpuenergyd.cli.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
@@ -53,12 +52,8 @@ def _run_command(arguments: list[str]) -> int:
             from gpuenergyd.cli.versions import print_versions  # noqa: PLC0415
 
             return print_versions()
-        case ["report", *_]:
-            from gpuenergyd.cli.commands.report_arguments import parse_report_arguments  # noqa: PLC0415
-            from gpuenergyd.cli.commands.report_output import write_report  # noqa: PLC0415
-
-            report_request = parse_report_arguments(arguments)
-            return write_report(report_request) if report_request is not None else _run_with_typer(arguments)
+        case ["help", "run"]:
+            return _run_command(["run", "--help"])
         case ["demo", *options]:
             from gpuenergyd.cli.demo.slow_start import begin_start, end_start  # noqa: PLC0415
 
@@ -72,14 +67,18 @@ def _run_command(arguments: list[str]) -> int:
 
 
 def _run_with_typer(arguments: list[str]) -> int:
-    """Parse the arguments with Typer and run the command."""
+    """Run a command that is declared with Typer; Typer also parses its arguments unless they are plain."""
     import typer  # noqa: PLC0415  missing in a plain install
 
-    from gpuenergyd.cli.app import command_line  # noqa: PLC0415  imports Typer
+    from gpuenergyd.cli.app import command_line, plain_call, print_help  # noqa: PLC0415  imports Typer
 
     click_error: type[Exception] = typer.BadParameter.mro()[2]  # ClickException, which Typer itself does not export
     try:
-        result = command_line(arguments)(arguments, prog_name="gpuenergyd", standalone_mode=False)
+        if (call := plain_call(arguments)) is not None:
+            return call()
+        if arguments[:1] == ["help"]:
+            return print_help(arguments[1:])
+        result = command_line()(arguments, prog_name="gpuenergyd", standalone_mode=False)
     except click_error as error:
         return _print_usage_error(error)
     except typer.Abort:
@@ -120,6 +119,8 @@ def _bug(error: Exception) -> str:
 
 def _print_traceback_if_debugging() -> None:
     if os.environ.get(DEBUG_VARIABLE):
+        import traceback  # noqa: PLC0415  start fast
+
         traceback.print_exc()
 
 

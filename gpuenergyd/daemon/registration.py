@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from gpuenergyd.core.carbon.slowdown_account import JobLength
-from gpuenergyd.core.job.description import SOURCE_TEXTS, OptionSource
 from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.job.option_source import SOURCE_TEXTS, OptionSource
 from gpuenergyd.core.job.outcome import expectation
 from gpuenergyd.core.measurement.telemetry import MeasuredInstruction, RankIteration
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,7 +23,9 @@ from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import GpuEnergyError, UsageError
 from gpuenergyd.log_lines import configure_logging
 from gpuenergyd.report.csv_table import csv_text
-from gpuenergyd.store.fleet.store import FleetStore
+
+if TYPE_CHECKING:
+    from gpuenergyd.store.fleet.store import FleetStore
 
 log = logging.getLogger("gpuenergyd.fleet")
 
@@ -263,8 +265,9 @@ def _decide(view: FleetView, now_s: float) -> FleetDecision:
 
 
 @contextmanager
-def _store(database: str | None) -> Iterator[FleetStore]:
+def _store(database: str | None) -> "Iterator[FleetStore]":
     from gpuenergyd.cli.daemon_files import find_database  # noqa: PLC0415  start fast
+    from gpuenergyd.store.fleet.store import FleetStore  # noqa: PLC0415  SQLAlchemy, help does not need it
 
     store = FleetStore(database if database is not None else find_database()[0])
     try:

@@ -3,18 +3,20 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuenergyd.core.fleet.coordination import FleetHost, FleetRules
 from gpuenergyd.core.fleet.event_report import EventReport
 from gpuenergyd.core.fleet.grid_event import GridEvent
 from gpuenergyd.count_text import count_text
-from gpuenergyd.store.fleet.store import FleetState
+
+if TYPE_CHECKING:
+    from gpuenergyd.store.fleet.store import FleetState
 
 EVENT_ROW = "{event_id}  {start}  {end}  {value:g} {unit}  {state}  {reason}"
 
 
-def fleet_object(state: FleetState) -> dict[str, Any]:
+def fleet_object(state: "FleetState") -> dict[str, Any]:
     """Return the state of a fleet for JSON."""
     return {
         "budget_w": state.budget_w,
@@ -24,7 +26,7 @@ def fleet_object(state: FleetState) -> dict[str, Any]:
     }
 
 
-def fleet_lines(state: FleetState) -> Iterator[str]:
+def fleet_lines(state: "FleetState") -> Iterator[str]:
     """Yield the lines of the fleet's state."""
     if state.budget_w is None:
         yield "no fleet budget; set one with `gpuenergyd fleet set WATTS`"

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import typer
-
 from gpuenergyd.cli.app import TASKS, command_line
 from gpuenergyd.cli.command_help import DocumentedCommand, DocumentedGroup, help_rows
 
@@ -38,8 +36,7 @@ class CommandText:
 @cache
 def described_commands() -> tuple[CommandText, ...]:
     """Return the program itself, then every command and subcommand in the order of the help."""
-    group: Any = typer.main.get_command(command_line())
-    found = list(_described(group, (PROGRAM,), ""))
+    found = _described(command_line(), (PROGRAM,), "")
     order = {name: index for index, name in enumerate(name for names in TASKS.values() for name in names)}
     return (found[0], *sorted(found[1:], key=lambda command: order[command.name.split()[1]]))
 

@@ -10,10 +10,7 @@ from gpuenergyd.cli.option_checks import warn_of_large_slowdown
 from gpuenergyd.cli.options import JsonOption, SocketOption
 from gpuenergyd.cli.output import print_json
 from gpuenergyd.cli.plan import options
-from gpuenergyd.cli.plan.export import export_profile
 from gpuenergyd.cli.plan.inputs import PlanInput, load_planner, plan_input
-from gpuenergyd.cli.plan.printing import print_plan
-from gpuenergyd.cli.plan.running_job import running_job_input
 from gpuenergyd.cli.plan.swing import swing_figures
 from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.core.pipeline.graph import Schedule
@@ -122,6 +119,9 @@ def plan(  # noqa: PLR0913  each option is a parameter
         given = plan_input(path, own)
         figures = plan_figures(given, planner(given.request))
     else:
+        from gpuenergyd.cli.plan.export import export_profile  # noqa: PLC0415  start fast
+        from gpuenergyd.cli.plan.running_job import running_job_input  # noqa: PLC0415
+
         running = running_job_input(job, socket, own)
         command = None if export is None else export_profile(running, export)
         given = running.given
@@ -129,6 +129,8 @@ def plan(  # noqa: PLR0913  each option is a parameter
     if as_json:
         print_json(figures)
     else:
+        from gpuenergyd.cli.plan.printing import print_plan  # noqa: PLC0415  Rich, JSON does not need it
+
         print_plan(given, figures)
     return 0
 

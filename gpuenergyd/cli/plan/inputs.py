@@ -1,6 +1,7 @@
 """Builds a planner's request from a file and the options of `gpuenergyd plan`, and finds the planner."""
 
 import math
+import os
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -44,6 +45,8 @@ def load_planner(policy: str) -> OfflinePlanner:
     if policy not in points:
         names = ", ".join(sorted(points)) or "none installed"
         raise UnknownPolicyError(f"policy {policy!r} has no offline planner; policies with one: {names}")
+    # Planners compute on small arrays: to start a thread of OpenBLAS for each core takes longer than it can save.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         planner: OfflinePlanner = points[policy].load()
     except (ImportError, AttributeError) as error:

@@ -1,5 +1,7 @@
 """Output of `gpuenergyd plan` for people: tables of its figures, and notes about assumptions."""
 
+import os
+import time
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
@@ -14,6 +16,7 @@ from gpuenergyd.cli.plan.tables import AUTO_SCHEDULE
 from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.policy_api.policy import FrontierPoint
 from gpuenergyd.count_text import count_text
+from gpuenergyd.gpu.process_identity import process_start_ticks
 
 _KINDS = tuple(InstructionKind)
 
@@ -36,10 +39,24 @@ def print_plan(given: PlanInput, figures: dict[str, Any]) -> None:
         console.print(_frontier_table(figures["frontier"]))
     if "switching" in figures:
         console.print(_switching_table(figures["switching"]))
-    compiled = f", after {figures['compile_cpu_s']:.1f} CPU s for compiling the planner (once)"
-    console.print(f"planning took {figures['solve_cpu_s']:.2f} CPU s{compiled if figures['compile_cpu_s'] else ''}")
+    console.print(_time_line(figures))
     for note in _notes(given, figures):
         console.print(f"note: {note}")
+
+
+def _time_line(figures: dict[str, Any]) -> str:
+    """Return how long the user waited, and what the planner needed of that."""
+    solved = f"{figures['solve_cpu_s']:.2f} CPU s to solve"
+    if figures["compile_cpu_s"]:
+        solved += f" and {figures['compile_cpu_s']:.1f} CPU s to compile the planner (once)"
+    return f"took {_own_age_s():.2f} s since the command was started, of which {solved}"
+
+
+def _own_age_s() -> float:
+    """Return the time since this process was started, which includes the start of Python and all imports."""
+    started_ticks = process_start_ticks(os.getpid())
+    assert started_ticks is not None  # it lives
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _new_table(*titles: str) -> Table:

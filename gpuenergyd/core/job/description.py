@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
 from gpuenergyd.core.carbon.slowdown_account import JobLength
 from gpuenergyd.core.job.stage_gpu import stage_gpu
@@ -13,23 +12,6 @@ from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import GpuEnergyError, JobError
-
-
-class OptionSource(StrEnum):
-    """Where the policy or the permitted slowdown of a job comes from, in order of precedence."""
-
-    OPERATOR = "operator"
-    ARGUMENT = "argument"
-    ENVIRONMENT = "environment"
-    DAEMON = "daemon"
-
-
-SOURCE_TEXTS: Mapping[str, str] = {
-    OptionSource.OPERATOR: "ordered by an operator",
-    OptionSource.ARGUMENT: "set by the program",
-    OptionSource.ENVIRONMENT: "from the environment",
-    OptionSource.DAEMON: "the daemon's default",
-}
 
 
 @dataclass(frozen=True, slots=True)

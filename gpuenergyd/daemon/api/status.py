@@ -7,10 +7,10 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any, Protocol
 
-from gpuenergyd.core.job.description import OptionSource
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.measurements.savings import Interval, SavingEstimate, saved_power_w, sum_of_significant
 from gpuenergyd.core.job.messages import JobPhase
+from gpuenergyd.core.job.option_source import OptionSource
 from gpuenergyd.core.job.outcome import expectation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.power_swing import SwingFigure

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpuenergyd.core.job.description import SOURCE_TEXTS
+from gpuenergyd.core.job.option_source import SOURCE_TEXTS
 from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.timetable import ONE_CLOCK, TIMETABLE

@@ -1,8 +1,9 @@
-"""Compilation of kernels with numba, and their execution as plain Python where numba is not installed.
+"""Compilation of kernels with numba, and their execution as plain Python where numba is missing or takes longer.
 
 A kernel is written once, on flat sequences of numbers: numpy arrays when compiled, lists otherwise (indexing a list is
 several times quicker in Python). `ints` and `floats` return whichever fits. Arrays that travel together form a named
-tuple.
+tuple. Numba and its cached code take longer to load than a small pipeline takes to plan in Python, so that numba is
+imported when the first kernel runs compiled, and `plain_python` keeps kernels from that.
 
 Kernels live in files that import nothing but the standard library and other kernels' files (a test checks this), so
 that the content of these files determines the compiled code.
@@ -15,10 +16,12 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache, cached_property, update_wrapper
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,9 +29,9 @@ from numpy.typing import ArrayLike
 P = ParamSpec("P")
 R = TypeVar("R")
 
-numba: Any = importlib.import_module("numba") if importlib.util.find_spec("numba") else None
-IS_COMPILED: bool = numba is not None and not numba.config.DISABLE_JIT
+IS_COMPILED: bool = importlib.util.find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
 """Whether kernels run compiled; the environment variable NUMBA_DISABLE_JIT=1 disables numba."""
+_is_plain: ContextVar[bool] = ContextVar("_is_plain", default=not IS_COMPILED)
 
 
 logger = logging.getLogger("gpuenergyd.policies")
@@ -73,34 +76,68 @@ class CompileClock:
 
 COMPILE_CLOCK = CompileClock()
 
-if IS_COMPILED:
-    _events: Any = importlib.import_module("numba.core.event")
 
-    class _CompileListener(_events.Listener):  # type: ignore[misc]  # numba ships no types
+@cache
+def _numba() -> Any:
+    """Import numba, and let the clock measure its compilations."""
+    numba: Any = importlib.import_module("numba")
+    events: Any = importlib.import_module("numba.core.event")
+
+    class CompileListener(events.Listener):  # type: ignore[misc]  # numba ships no types
         def on_start(self, _event: Any) -> None:
             COMPILE_CLOCK.begin()
 
         def on_end(self, _event: Any) -> None:
             COMPILE_CLOCK.end()
 
-    _events.register("numba:compile", _CompileListener())
+    events.register("numba:compile", CompileListener())
+    return numba
+
+
+class Kernel(Generic[P, R]):
+    """A function that numba compiles at its first call, or loads from the disk cache of an earlier process."""
+
+    def __init__(self, plain: Callable[P, R]) -> None:
+        self.plain = plain
+        update_wrapper(self, plain)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the kernel, compiled unless plain Python is asked for."""
+        result: R = self.plain(*args, **kwargs) if _is_plain.get() else self.machine_code(*args, **kwargs)
+        return result
+
+    @cached_property
+    def machine_code(self) -> Any:
+        """Numba's dispatcher."""
+        numba, folder = _numba(), cache_folder()
+        if folder is None:
+            return numba.njit(nogil=True)(self.plain)
+        before = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = str(folder)
+        try:
+            return numba.njit(cache=True, nogil=True)(self.plain)
+        finally:
+            numba.config.CACHE_DIR = before
+
+    @property
+    def _numba_type_(self) -> Any:
+        """What numba asks for when it compiles a kernel that calls this one."""
+        return self.machine_code._numba_type_
 
 
 def compiled(kernel: Callable[P, R]) -> Callable[P, R]:
-    """Compile a kernel on its first call, or load it from the disk cache of an earlier process."""
-    if not IS_COMPILED:
-        return kernel
-    folder = cache_folder()
-    if folder is None:
-        in_memory: Callable[P, R] = numba.njit(nogil=True)(kernel)
-        return in_memory
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(folder)
+    """Make a function a kernel."""
+    return Kernel(kernel) if IS_COMPILED else kernel
+
+
+@contextmanager
+def plain_python(*, is_quicker: bool = True) -> Iterator[None]:
+    """Run the kernels of a block as plain Python if that is quicker than loading their compiled code."""
+    token = _is_plain.set(is_quicker or _is_plain.get())
     try:
-        on_disk: Callable[P, R] = numba.njit(cache=True, nogil=True)(kernel)
+        yield
     finally:
-        numba.config.CACHE_DIR = before
-    return on_disk
+        _is_plain.reset(token)
 
 
 def kernel_files() -> list[Path]:
@@ -140,12 +177,12 @@ def _user_cache_folder() -> Path:
 def ints(values: ArrayLike) -> list[int]:
     """Return integers for a kernel: an int64 array when compiled, else a list (the declared type)."""
     array: Any = np.ascontiguousarray(values, dtype=np.int64)
-    sequence: list[int] = array if IS_COMPILED else array.tolist()
+    sequence: list[int] = array.tolist() if _is_plain.get() else array
     return sequence
 
 
 def floats(values: ArrayLike) -> list[float]:
     """Return floats for a kernel: a float64 array when compiled, else a list (the declared type)."""
     array: Any = np.ascontiguousarray(values, dtype=np.float64)
-    sequence: list[float] = array if IS_COMPILED else array.tolist()
+    sequence: list[float] = array.tolist() if _is_plain.get() else array
     return sequence

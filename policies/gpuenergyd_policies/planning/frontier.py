@@ -164,6 +164,7 @@ def solve_with_frontier(
     forced: bool = False,
     num_points: int = 64,
     thin_tolerance: float | None = None,
+    effort: Effort = Effort.FULL,
 ) -> tuple[SolvedPlan, Frontier]:
     """Return what `solve` and `frontier` (up to T*) return, from one sweep.
 
@@ -177,7 +178,7 @@ def solve_with_frontier(
     spread = _spread_deadlines_s(problem, num_points, until_slowest=False)
     sweep = problem.sweep(np.concatenate([wanted, spread]), stop_early=False)
     return (
-        solved_plan(problem, sweep, wanted, forced=forced, effort=Effort.FULL),
+        solved_plan(problem, sweep, wanted, forced=forced, effort=effort),
         _frontier(problem, sweep.without(len(wanted)), spread, until_slowest=False),
     )
 
@@ -219,7 +220,7 @@ def solved_plan(
     durations = [*(sweep.durations_s[r] for r in rows), *more_durations_s]
     plan = problem.best_rounding(durations, wanted_s, forced=forced, effort=effort)
     if effort is not Effort.QUICK:
-        plan = problem.improved(plan, wanted_s, cost_bound_j=bound_j)
+        plan = problem.improved(plan, wanted_s, cost_bound_j=bound_j, effort=effort)
     tables = problem.tables
     durations_s, energies_j = tables.times_s[plan.options].tolist(), tables.energies_j[plan.options].tolist()
     return SolvedPlan(

@@ -13,7 +13,7 @@ from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.errors import TargetError
-from gpuenergyd_policies.planning.discrete.refinement import FULL_PASSES, LIGHT_PASSES, refine
+from gpuenergyd_policies.planning.discrete.refinement import FEW_PASSES, FULL_PASSES, LIGHT_PASSES, refine
 from gpuenergyd_policies.planning.discrete.rounding import EARLY, LATE, MIDDLE, RoundedPlan, Rounder
 from gpuenergyd_policies.planning.exact.certificate import cost_lower_bounds_j
 from gpuenergyd_policies.planning.exact.network import FlowNetwork, flow_network
@@ -43,10 +43,12 @@ class Effort(IntEnum):
 
     QUICK = 1
     """Two candidates: for frontiers of many plans, and for comparing schedules."""
-    PROMPT = 2
+    BRIEF = 2
+    """All candidates, then few passes of refinement: for small pipelines planned offline in plain Python."""
+    PROMPT = 3
     """All candidates, then refinement window by window, with small windows in large pipelines of many stages: for a job
     that waits for its plan."""
-    FULL = 3
+    FULL = 4
     """The same without regard to time: for plans made offline."""
 
 
@@ -123,12 +125,15 @@ class PlanningProblem:
         )
         return min(candidates, key=lambda plan: plan.cost_j + idle_w * plan.makespan_s)
 
-    def improved(self, plan: RoundedPlan, deadline_s: float, *, cost_bound_j: float) -> RoundedPlan:
-        """Return the plan refined as thoroughly as its gap to the bound justifies."""
+    def improved(
+        self, plan: RoundedPlan, deadline_s: float, *, cost_bound_j: float, effort: Effort = Effort.FULL
+    ) -> RoundedPlan:
+        """Return the plan refined as thoroughly as effort and its gap to the bound justify."""
         gap = (plan.cost_j - cost_bound_j) / (cost_bound_j + self.tables.idle_power_w * deadline_s)
         if gap <= NARROW_GAP:
             return plan
         is_thorough = gap > WIDE_GAP or self.rounder.num_operations <= SMALL_PIPELINE
+        passes = FULL_PASSES if is_thorough else LIGHT_PASSES
         return refine(
             self.rounder,
             self.thinned(WINDOW_TOLERANCE).network,
@@ -136,7 +141,7 @@ class PlanningProblem:
             self.graph,
             plan,
             deadline_s,
-            passes=FULL_PASSES if is_thorough else LIGHT_PASSES,
+            passes=FEW_PASSES if effort is Effort.BRIEF else passes,
         )
 
 

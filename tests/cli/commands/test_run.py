@@ -141,7 +141,7 @@ def test_arguments_are_parsed_as_typer_parses_them(text: str, monkeypatch: pytes
         return 0
 
     monkeypatch.setattr(run_module, "run_program", record)
-    command_line(["run"])(["run", *text.split()], prog_name="gpuenergyd", standalone_mode=False)
+    command_line()(["run", *text.split()], prog_name="gpuenergyd", standalone_mode=False)
 
     assert [parse_run_arguments(text.split())] == requests
 

@@ -4,6 +4,7 @@ import ast
 import os
 import subprocess
 import sys
+from contextvars import ContextVar
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,10 +27,10 @@ def njit_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, bool], s
 
     def njit(**options: bool) -> object:
         calls.append((options, numba.config.CACHE_DIR))
-        return lambda kernel: kernel
+        return lambda kernel: lambda value: kernel(value) + 0.5
 
     numba.njit = njit
-    monkeypatch.setattr(compiled, "numba", numba)
+    monkeypatch.setattr(compiled, "_numba", lambda: numba)
     monkeypatch.setattr(compiled, "IS_COMPILED", True)
     return calls
 
@@ -38,31 +39,48 @@ def test_a_kernel_is_cached_on_disk_and_releases_the_interpreter_lock(
     njit_calls: list[tuple[dict[str, bool], str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiled, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(compiled, "_is_plain", ContextVar("is_plain", default=False))
+    kernel = compiled.compiled(_doubled)
 
-    assert compiled.compiled(_doubled)(21) == 42
+    assert [kernel(21), kernel(1)] == [42.5, 2.5]
     assert njit_calls == [({"cache": True, "nogil": True}, str(tmp_path))]
-    assert compiled.numba.config.CACHE_DIR == "as before"
+    assert compiled._numba().config.CACHE_DIR == "as before"
 
 
 def test_a_kernel_is_compiled_in_memory_without_a_cache_folder(
     njit_calls: list[tuple[dict[str, bool], str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiled, "cache_folder", lambda: None)
+    monkeypatch.setattr(compiled, "_is_plain", ContextVar("is_plain", default=False))
 
-    assert compiled.compiled(_doubled)(21) == 42
+    assert compiled.compiled(_doubled)(21) == 42.5
     assert njit_calls == [({"nogil": True}, "as before")]
+
+
+def test_a_kernel_runs_as_plain_python_where_that_is_quicker(njit_calls: list[tuple[dict[str, bool], str]]) -> None:
+    kernel = compiled.compiled(_doubled)
+
+    with compiled.plain_python():
+        assert kernel(21) == 42
+        with compiled.plain_python(is_quicker=False):
+            assert kernel(21) == 42
+    assert njit_calls == []
 
 
 def test_a_kernel_stays_plain_python_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "IS_COMPILED", False)
 
     assert compiled.compiled(_doubled) is _doubled
-    assert (compiled.ints([1.0, 2.0]), compiled.floats([1, 2])) == ([1, 2], [1.0, 2.0])
-    assert [type(v) for v in (compiled.ints([1.0])[0], compiled.floats([1])[0])] == [int, float]
+
+
+def test_plain_kernels_get_lists() -> None:
+    with compiled.plain_python():
+        assert (compiled.ints([1.0, 2.0]), compiled.floats([1, 2])) == ([1, 2], [1.0, 2.0])
+        assert [type(v) for v in (compiled.ints([1.0])[0], compiled.floats([1])[0])] == [int, float]
 
 
 def test_compiled_kernels_get_contiguous_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "IS_COMPILED", True)
+    monkeypatch.setattr(compiled, "_is_plain", ContextVar("is_plain", default=False))
     every_other = np.arange(6)[::2]
 
     cases: list[tuple[Any, type]] = [
@@ -105,8 +123,7 @@ def test_the_cache_folder_is_beside_the_code_or_in_the_users_cache_or_in_numba_c
 
 
 def test_kernels_are_compiled_if_numba_is_installed_and_not_disabled() -> None:
-    assert compiled.numba is not None
-    assert compiled.IS_COMPILED is not bool(compiled.numba.config.DISABLE_JIT)
+    assert compiled.IS_COMPILED is not bool(compiled._numba().config.DISABLE_JIT)
 
 
 def test_kernels_compile_without_a_writable_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

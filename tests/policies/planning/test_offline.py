@@ -1,11 +1,14 @@
 """The offline planner: baseline, target, frontier, and reproducible figures."""
 
+from dataclasses import replace
+
 import pytest
 
 from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import TargetError
-from gpuenergyd_policies.planning.offline import plan_offline
+from gpuenergyd_policies.planning import compiled
+from gpuenergyd_policies.planning.offline import _is_brief, plan_offline
 from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
 from tests.policies.planning.pipelines import plain_pipeline
 
@@ -67,3 +70,28 @@ def test_an_impossible_target_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
     with pytest.raises(TargetError, match="T_min"):
         plan_offline(_request(PerformanceTarget()))
+
+
+@pytest.mark.skipif(not compiled.IS_COMPILED, reason="numba is not installed or is disabled")
+@pytest.mark.parametrize("max_slowdown_ratio", [0.0, 0.03])
+def test_a_small_plan_is_the_same_compiled_and_in_plain_python(max_slowdown_ratio: float) -> None:
+    request = _request(PerformanceTarget(max_slowdown_ratio=max_slowdown_ratio), want_frontier=True)
+    compiled._numba()  # a process that has loaded numba uses compiled kernels
+
+    with compiled.plain_python():
+        plain = plan_offline(request)
+    quick = plan_offline(request)
+
+    assert replace(plain, solve_cpu_s=0.0, compile_cpu_s=0.0) == replace(quick, solve_cpu_s=0.0, compile_cpu_s=0.0)
+
+
+def test_only_small_plans_without_a_search_are_brief() -> None:
+    small = _request(PerformanceTarget())
+    graph, profile = plain_pipeline(4, 13, weights=(1.0, 1.1, 0.9, 1.0))
+
+    assert _is_brief(small)
+    assert not _is_brief(replace(small, graph=graph, profile=profile))
+    assert not any(
+        _is_brief(replace(small, **search))
+        for search in ({"is_flattest": True}, {"max_switches": 3}, {"switch_latency_s": 0.01}, {"order_limits": (4,)})
+    )

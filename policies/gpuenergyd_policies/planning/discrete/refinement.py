@@ -33,6 +33,7 @@ from gpuenergyd_policies.planning.exact.sweep_kernels import NetworkArrays, Swee
 from gpuenergyd_policies.planning.exact.tables import PlanningTables
 
 LIGHT_PASSES = ((BY_MICROBATCH, 64), (BY_TIME, 96))
+FEW_PASSES = ((BY_MICROBATCH, 256), (BY_MICROBATCH, 128), (BY_TIME, 96))
 FULL_PASSES = 2 * ((BY_MICROBATCH, 256), (BY_MICROBATCH, 128), (BY_MICROBATCH, 64), (BY_TIME, 96))
 """Passes over the pipeline with half-overlapping windows: how windows are cut, and free operations in each."""
 SEED = 1
