@@ -11,13 +11,14 @@ leases of restored GPUs, and several may run at once.
 
 import argparse
 import sys
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpuenergyd.errors import GpuEnergyError, JournalError
+from gpuenergyd.gpu.device import GpuController, RecallsLocks
 from gpuenergyd.gpu.drivers.opening import open_driver
-from gpuenergyd.gpu.restore.executor import RestoreOutcome, RestoreResult, reset_every_gpu, restore_from_journal
+from gpuenergyd.gpu.restore import parallel
+from gpuenergyd.gpu.restore.executor import RestoreOutcome, RestoreResult, reset_clock, restore_from_journal
 from gpuenergyd.gpu.restore.journal import DamagedJournalError, Journal, JournalEntry
 from gpuenergyd.gpu.restore.policy import RestorePolicy
 
@@ -62,8 +63,9 @@ def reset_all(driver: str, world_path: Path | None) -> tuple[RestoreOutcome, ...
     Raises:
         DriverError: the driver cannot be opened.
     """
-    with closing(open_driver(driver, world_path)) as controller:
-        return reset_every_gpu(controller)
+    controller = open_driver(driver, world_path)
+    uuids = [identity.gpu_uuid for identity in controller.identities()]
+    return _each(controller, uuids, lambda uuid: (reset_clock(controller, uuid),))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,16 +96,34 @@ def _restore_through(
         controller = open_driver(driver, None if world is None else Path(world))
     except GpuEnergyError as error:
         return tuple(RestoreOutcome(e.gpu_uuid, e.control, RestoreResult.FAILED, str(error)) for e in entries)
-    with closing(controller):
+
+    def restore_one(uuid: str) -> tuple[RestoreOutcome, ...]:
         return restore_from_journal(
             journal,
             controller,
             driver=driver,
-            gpu_uuids={e.gpu_uuid for e in entries},
+            gpu_uuids=[uuid],
             is_dry_run=is_dry_run,
             is_daemon_ending=policy is None,
             policy=policy,
         )
+
+    return _each(controller, [entry.gpu_uuid for entry in reversed(entries)], restore_one)
+
+
+def _each(
+    controller: GpuController, gpu_uuids: Sequence[str], restore_one: Callable[[str], Sequence[RestoreOutcome]]
+) -> tuple[RestoreOutcome, ...]:
+    """Restore each GPU, then close the driver, unless a call for one does not return."""
+    # Commands have time limits of their own.
+    limit_s = None if isinstance(controller, RecallsLocks) else parallel.CALL_LIMIT_S
+    has_hanging = False
+    try:
+        outcomes, has_hanging = parallel.restore_each(gpu_uuids, restore_one, limit_s=limit_s)
+    finally:
+        if not has_hanging:
+            controller.close()
+    return outcomes
 
 
 if __name__ == "__main__":

@@ -47,13 +47,13 @@ def restore_from_journal(
     journal: Journal,
     controller: GpuController,
     *,
-    driver: str,
+    driver: str | None = None,
     gpu_uuids: Collection[str] | None = None,
     is_dry_run: bool = False,
     is_daemon_ending: bool = False,
     policy: RestorePolicy | None = None,
 ) -> tuple[RestoreOutcome, ...]:
-    """Restore the journal's entries for this driver, newest first; entries that fail stay in the journal.
+    """Restore the journal's entries, newest first, those made through `driver` or by any; entries that fail stay.
 
     When the daemon ends, clocks that the policy keeps stay as they are. `policy` overrides the journal's.
 
@@ -61,22 +61,18 @@ def restore_from_journal(
         JournalError: the journal cannot be read or written.
     """
     content = journal.read()
+    wanted = [
+        entry
+        for entry in reversed(content.entries)
+        if driver in {None, entry.driver} and (gpu_uuids is None or entry.gpu_uuid in gpu_uuids)
+    ]
     if not journal.is_of_this_boot:
         if not is_dry_run:
-            journal.remove({e.key for e in content.entries})
-        return tuple(
-            RestoreOutcome(
-                e.gpu_uuid,
-                e.control,
-                RestoreResult.FORGOTTEN,
-                "the host was rebooted, which cleared the driver's settings; entry dropped",
-            )
-            for e in content.entries
-        )
+            journal.remove({entry.key for entry in wanted})
+        detail = "the host was rebooted, which cleared the driver's settings; entry dropped"
+        return tuple(RestoreOutcome(e.gpu_uuid, e.control, RestoreResult.FORGOTTEN, detail) for e in wanted)
     outcomes = []
-    for entry in reversed(content.entries):
-        if entry.driver != driver or (gpu_uuids is not None and entry.gpu_uuid not in gpu_uuids):
-            continue
+    for entry in wanted:
         kept = reason_to_keep(entry) if is_daemon_ending else None
         if kept is not None:
             outcomes.append(RestoreOutcome(entry.gpu_uuid, entry.control, RestoreResult.KEPT, kept))
@@ -132,18 +128,13 @@ def confirm_reset(journal: Journal, entry: JournalEntry) -> None:
         journal.record_lock(entry.gpu_uuid, None, is_settled=True)
 
 
-def reset_every_gpu(controller: GpuController) -> tuple[RestoreOutcome, ...]:
-    """Remove the clock lock of every GPU, journalled or not; used when the journal is lost."""
-    outcomes = []
-    for identity in controller.identities():
-        try:
-            controller.reset_sm_clock(identity.gpu_uuid)
-        except GpuEnergyError as error:
-            result, detail = RestoreResult.FAILED, str(error)
-        else:
-            result, detail = RestoreResult.RESTORED, "clock lock removed"
-        outcomes.append(RestoreOutcome(identity.gpu_uuid, Control.SM_CLOCK_LOCK, result, detail))
-    return tuple(outcomes)
+def reset_clock(controller: GpuController, gpu_uuid: str) -> RestoreOutcome:
+    """Remove the clock lock of a GPU, journalled or not; used when the journal is lost."""
+    try:
+        controller.reset_sm_clock(gpu_uuid)
+    except GpuEnergyError as error:
+        return RestoreOutcome(gpu_uuid, Control.SM_CLOCK_LOCK, RestoreResult.FAILED, str(error))
+    return RestoreOutcome(gpu_uuid, Control.SM_CLOCK_LOCK, RestoreResult.RESTORED, "clock lock removed")
 
 
 def _restore_entry(

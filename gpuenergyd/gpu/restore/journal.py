@@ -211,9 +211,10 @@ class Journal:
         except OSError:
             return False
         stamp = (status.st_ino, status.st_mtime_ns)
-        if stamp != self._seen[0]:
-            self._seen = (stamp, frozenset(e.key for e in self.read().entries))
-        return (gpu_uuid, control) in self._seen[1]
+        seen = self._seen  # another thread may replace it
+        if stamp != seen[0]:
+            self._seen = seen = (stamp, frozenset(e.key for e in self.read().entries))
+        return (gpu_uuid, control) in seen[1]
 
     def our_power_profile(self, gpu_uuid: str) -> int | None:
         """Return the workload power profile that we have added; None without one; raise JournalError if unreadable."""

@@ -1,4 +1,4 @@
-"""Driver calls that the daemon requests; each change is journalled first. All run on the actuator's thread."""
+"""Driver calls that the daemon requests; each change is journalled first. All run on the GPU's actuator."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,6 @@ from gpuenergyd.errors import DriverError, GpuError
 from gpuenergyd.gpu.device import GpuController
 from gpuenergyd.gpu.link.messages import (
     AcquireLease,
-    Done,
     GpuProcesses,
     GpuSnapshot,
     LeaseOwner,
@@ -39,17 +38,14 @@ class DriverRequests:
     foreign_clock_mhz: Callable[[str], int | None] = lambda _: None
     """Returns the clock at which another program has locked a GPU."""
 
-    def open_lease(self, request: AcquireLease) -> Done:
-        """Journal the clock state of each GPU.
+    def open_lease(self, request: AcquireLease, gpu_uuid: str) -> None:
+        """Journal the clock state of one GPU of a lease.
 
         Raises:
             JournalError: it cannot be written, so nothing may be changed.
         """
         if request.sets_clocks:
-            self.journal.add(
-                [self._entry(request.lease_id, request.owner, u, Control.SM_CLOCK_LOCK) for u in request.gpu_uuids]
-            )
-        return Done()
+            self.journal.add([self._entry(request.lease_id, request.owner, gpu_uuid, Control.SM_CLOCK_LOCK)])
 
     def lower_power_limit(self, request: LowerPowerLimit) -> PowerLimit:
         """Lower a power limit after journalling the present one, or return to that one; return the limit read back.

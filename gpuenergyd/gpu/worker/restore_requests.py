@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from gpuenergyd.errors import JournalError
 from gpuenergyd.gpu.device import GpuController
-from gpuenergyd.gpu.restore.executor import RestoreOutcome, RestoreResult, reset_every_gpu, restore_from_journal
+from gpuenergyd.gpu.restore.executor import RestoreOutcome, RestoreResult, reset_clock, restore_from_journal
 from gpuenergyd.gpu.restore.journal import Control, DamagedJournalError, Journal
 from gpuenergyd.gpu.worker.daemon_connection import log
 
@@ -69,25 +69,25 @@ class RestoreRequests:
             outcomes = restore_from_journal(
                 self._journal,
                 self._controller,
-                driver=self._driver,
                 gpu_uuids=[uuid],
                 is_daemon_ending=request.is_daemon_ending,
             )
         except DamagedJournalError as error:
             log(f"{error}; moved it to {self._journal.set_aside()}, resetting every GPU")
-            outcomes = reset_every_gpu(self._controller)
+            outcomes = [reset_clock(self._controller, own.gpu_uuid) for own in self._controller.identities()]
         except JournalError as error:
             outcomes = [RestoreOutcome(uuid, Control.SM_CLOCK_LOCK, RestoreResult.FAILED, str(error))]
         self._on_restored(uuid, outcomes)
         self._complete_gpu(request, uuid, outcomes)
 
-    def fail_unreachable(self, uuid: str) -> None:
-        """Fail a GPU in every open request: a driver call for it does not return."""
+    def fail_unreachable(self, uuid: str) -> bool:
+        """Fail a GPU in every open request: a driver call for it does not return. Return whether there was one."""
         with self._guard:
             waiting = [r for r in self._open if uuid in r.pending]
         outcome = RestoreOutcome(uuid, Control.SM_CLOCK_LOCK, RestoreResult.FAILED, "a driver call does not return")
         for request in waiting:
             self._complete_gpu(request, uuid, [outcome])
+        return bool(waiting)
 
     def _complete_gpu(self, request: RestoreRequest, uuid: str, outcomes: Sequence[RestoreOutcome]) -> None:
         with self._guard:
