@@ -94,6 +94,7 @@ _DESCRIPTIONS = (
     "many errors occur at once and flood the log",
     "the daemon runs for months",
     "a driver call for one GPU takes long or never returns while others need to be changed, restored or read",
+    "the restore journal is damaged, of another format, or has values that cannot be right",
 )
 _NOT_PROVOKED = {
     7: f"a sleeping call simulates one in uninterruptible sleep, {_NO_DRIVER}",

@@ -167,11 +167,14 @@ def _journal(path: Path) -> JournalFacts:
 
     try:
         journal = Journal(path)
-        entries = journal.read().entries if journal.is_of_this_boot else ()
+        is_of_this_boot, content = journal.is_of_this_boot, journal.read()
     except DamagedJournalError as error:
         return JournalFacts(str(path), damage=str(error))
     except JournalError as error:
         return JournalFacts(str(path), unreadable=str(error))
+    if is_of_this_boot and content.is_incomplete:
+        return JournalFacts(str(path), damage=f"the journal {path} lacks GPUs of a damaged one")
+    entries = content.entries if is_of_this_boot else ()
     return JournalFacts(str(path), tuple(sorted({entry.gpu_uuid for entry in entries})))
 
 

@@ -19,12 +19,14 @@ from gpuenergyd.gpu.device import GpuController, RecallsLocks
 from gpuenergyd.gpu.drivers.opening import open_driver
 from gpuenergyd.gpu.restore import parallel
 from gpuenergyd.gpu.restore.executor import RestoreOutcome, RestoreResult, reset_clock, restore_from_journal
-from gpuenergyd.gpu.restore.journal import DamagedJournalError, Journal, JournalEntry
+from gpuenergyd.gpu.restore.journal import Control, DamagedJournalError, Journal, JournalEntry
 from gpuenergyd.gpu.restore.policy import RestorePolicy
+from gpuenergyd.gpu.restore.repair import RepairingHost, repair_journal
 
 __all__ = ["RestoreOutcome", "RestoreResult", "main", "reset_all", "restore"]
 
 _EXIT_DEGRADED = 4
+_REMEDY = "Run `gpuenergyd restore --all` to reset every GPU, or start the daemon: its GPU worker does that"
 
 
 def restore(
@@ -38,22 +40,29 @@ def restore(
     Clocks that the settings keep stay, unless `policy` overrides them.
 
     Raises:
-        JournalError: the journal cannot be read or written; a damaged one is moved aside, to the path in the message.
+        JournalError: the journal cannot be read or written, or is so damaged that it names no GPU; such a one is moved
+            aside, to the path in the message.
     """
     journal = Journal(journal_path)
     if not journal_path.parent.is_dir():
         return ()
+    damage = None
     try:
         content = journal.read()
-    except DamagedJournalError as error:
+    except DamagedJournalError:
         if is_dry_run:
             raise
-        aside = journal.set_aside()
-        raise JournalError(f"{error}; moved it to {aside}. Run `gpuenergyd restore --all` to reset every GPU") from None
+        damage = repair_journal(journal, RepairingHost())
+        content = journal.read()
     outcomes: list[RestoreOutcome] = []
     for driver, world in dict.fromkeys((e.driver, e.world_path) for e in content.entries):
         mine = [e for e in content.entries if (e.driver, e.world_path) == (driver, world)]
         outcomes += _restore_through(journal, driver, world, mine, is_dry_run=is_dry_run, policy=policy)
+    if content.is_incomplete:
+        damage = f"{damage or f'the journal {journal_path} lacks GPUs of a damaged one'}. {_REMEDY}"
+        if not outcomes:
+            raise JournalError(damage)
+        outcomes.append(RestoreOutcome("unknown GPU", Control.SM_CLOCK_LOCK, RestoreResult.FAILED, damage))
     return tuple(outcomes)
 
 

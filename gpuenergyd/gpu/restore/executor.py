@@ -1,12 +1,13 @@
 """Restores GPUs from the restore journal; may be repeated, and a GPU that fails does not stop the others."""
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
-from gpuenergyd.errors import DriverError, GpuEnergyError, JournalError
-from gpuenergyd.gpu.device import SAME_CLOCK_MHZ, GpuController, GpuReading, RecallsLocks
+from gpuenergyd.errors import DriverError, GpuEnergyError, GpuNotFoundError, GpuUnsupportedError, JournalError
+from gpuenergyd.gpu.device import SAME_CLOCK_MHZ, GpuController, GpuIdentity, GpuReading, RecallsLocks
 from gpuenergyd.gpu.process_identity import process_start_ticks
 from gpuenergyd.gpu.restore.journal import Control, Journal, JournalEntry, KnownBy
 from gpuenergyd.gpu.restore.policy import RestorePolicy
@@ -169,8 +170,8 @@ def _is_lock_gone(entry: JournalEntry, controller: GpuController, reading: GpuRe
         return True
     if not entry.is_lock_settled:  # it may take effect yet
         return False
-    top_mhz = next(i.supported_sm_clocks_mhz[0] for i in controller.identities() if i.gpu_uuid == entry.gpu_uuid)
-    restored_mhz = top_mhz if entry.saved_value is None else round(entry.saved_value)
+    top_mhz = max(_identity(controller, entry.gpu_uuid).supported_sm_clocks_mhz, default=0)
+    restored_mhz = top_mhz if entry.saved_value is None else min(top_mhz, round(entry.saved_value))
     if locked_mhz >= restored_mhz - SAME_CLOCK_MHZ:
         return True
     return reading.sm_clock_mhz is not None and reading.sm_clock_mhz > locked_mhz + SAME_CLOCK_MHZ
@@ -189,9 +190,11 @@ def _restore_control(
         case Control.SM_CLOCK_LOCK:
             if entry.locked_sm_clock_mhz is not None and isinstance(controller, RecallsLocks):
                 controller.recall_lock(entry.gpu_uuid, entry.locked_sm_clock_mhz)
-            if entry.saved_value is None:
+            clocks_mhz = _identity(controller, entry.gpu_uuid).supported_sm_clocks_mhz
+            if entry.saved_value is None or round(entry.saved_value) not in clocks_mhz:
                 controller.reset_sm_clock(entry.gpu_uuid)
-                return RestoreResult.RESTORED, "clock lock removed"
+                why = "" if entry.saved_value is None else f": {entry.saved_value:g} MHz is no clock of this GPU"
+                return RestoreResult.RESTORED, f"clock lock removed{why}"
             controller.lock_sm_clock(entry.gpu_uuid, round(entry.saved_value))
             whose = "another program's" if entry.known_by is KnownBy.READ else "the configured"
             return RestoreResult.RESTORED, f"clock locked at {whose} {entry.saved_value:g} MHz"
@@ -206,17 +209,25 @@ def _restore_control(
 def _restore_power_limit(
     controller: GpuController, entry: JournalEntry, policy: RestorePolicy
 ) -> tuple[RestoreResult, str]:
-    """Restore a power limit; one that another program changed is kept, unless the policy is `restore`."""
-    if entry.saved_value is None:
+    """Restore a power limit, or the default where none was saved that the GPU permits.
+
+    One that another program changed is kept, unless the policy is `restore`.
+    """
+    details, default_w = controller.details(entry.gpu_uuid), _identity(controller, entry.gpu_uuid).default_power_limit_w
+    low_w, high_w = details.min_power_limit_w or 0.0, details.max_power_limit_w or math.inf
+    saved_w = entry.saved_value
+    if saved_w is None or not low_w <= saved_w <= high_w:
+        saved_w = default_w
+    if saved_w is None:
         return RestoreResult.RESTORED, "no power limit was saved"
     now_w = controller.power_limit_w(entry.gpu_uuid)
-    if abs(now_w - entry.saved_value) <= _LIMIT_TOLERANCE_W:
+    if abs(now_w - saved_w) <= _LIMIT_TOLERANCE_W:
         return RestoreResult.RESTORED, f"power limit is already {now_w:g} W"
     is_foreign = entry.intended_value is not None and abs(now_w - entry.intended_value) > _LIMIT_TOLERANCE_W
     if is_foreign and policy is not RestorePolicy.RESTORE:
         return RestoreResult.CHANGED_BY_OTHER, f"another program set the power limit to {now_w:g} W; kept"
-    controller.set_power_limit(entry.gpu_uuid, entry.saved_value)
-    detail = f"power limit restored to {entry.saved_value:g} W"
+    controller.set_power_limit(entry.gpu_uuid, saved_w)
+    detail = f"power limit restored to {saved_w:g} W"
     return RestoreResult.RESTORED, f"{detail} from {now_w:g} W set by another program" if is_foreign else detail
 
 
@@ -225,12 +236,24 @@ def _remove_power_profile(controller: GpuController, entry: JournalEntry) -> tup
     if entry.intended_value is None:
         return RestoreResult.RESTORED, "no workload power profile was added"
     profile = round(entry.intended_value)
-    if profile not in controller.requested_power_profiles(entry.gpu_uuid):
+    try:
+        requested = controller.requested_power_profiles(entry.gpu_uuid)
+    except GpuUnsupportedError:  # nothing can be requested then
+        requested = frozenset()
+    if profile not in requested:
         return RestoreResult.RESTORED, f"workload power profile {profile} is not requested any more"
     controller.clear_power_profile(entry.gpu_uuid, profile)
     if profile in controller.requested_power_profiles(entry.gpu_uuid):
         raise DriverError(f"workload power profile {profile} of {entry.gpu_uuid} is still requested after its removal")
     return RestoreResult.RESTORED, f"workload power profile {profile} removed"
+
+
+def _identity(controller: GpuController, gpu_uuid: str) -> GpuIdentity:
+    """Return the identity of a GPU, or raise GpuNotFoundError."""
+    found = next((own for own in controller.identities() if own.gpu_uuid == gpu_uuid), None)
+    if found is None:
+        raise GpuNotFoundError(f"this host has no GPU {gpu_uuid}; it stays in the journal")
+    return found
 
 
 def _describe(entry: JournalEntry) -> RestoreOutcome:

@@ -35,8 +35,8 @@ class RestoreService:
         self,
         controller: GpuController,
         journal: Journal,
-        driver: str,
         *,
+        repair: Callable[[], None],
         threads: DriverThreads,
         health: HealthTable,
         reply: Callable[[int, Restored], None],
@@ -47,7 +47,7 @@ class RestoreService:
         self._health = health
         self._reply = reply
         self._requests = RestoreRequests(
-            controller, journal, driver, on_restored=self._record_outcomes, on_complete=self._report
+            controller, journal, repair=repair, on_restored=self._record_outcomes, on_complete=self._report
         )
         self._resets = ResetWatch()
         self._kept: set[str] = set()

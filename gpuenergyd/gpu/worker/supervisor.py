@@ -43,6 +43,7 @@ from gpuenergyd.gpu.link.messages import (
 )
 from gpuenergyd.gpu.restore.journal import Journal
 from gpuenergyd.gpu.restore.policy import RestoreRules
+from gpuenergyd.gpu.restore.repair import RepairingHost, repair_journal
 from gpuenergyd.gpu.worker.daemon_connection import DaemonConnection, close_all, log
 from gpuenergyd.gpu.worker.driver_requests import DriverRequests
 from gpuenergyd.gpu.worker.foreign_changes import FOREIGN_CHANGE, ForeignChanges
@@ -132,7 +133,7 @@ class Supervisor:
         self._restores = RestoreService(
             controller,
             self._journal,
-            options.driver,
+            repair=self._repair_journal,
             threads=self._threads,
             health=self._health,
             reply=self._reply,
@@ -164,6 +165,10 @@ class Supervisor:
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
         signal.signal(signal.SIGINT, signal.SIG_IGN if self._options.exits_with_daemon else lambda *_: self._stop())
         signal.set_wakeup_fd(self._daemon.wakeup_fd, warn_on_full_buffer=False)
+        try:
+            self._repair_journal()
+        except JournalError as error:  # restores try again
+            log(str(error))
         self._foreign.load()
         self._threads.start()
         self._settings.start()
@@ -397,7 +402,11 @@ class Supervisor:
     def _open_lease(self, request: AcquireLease, gpu_uuid: str) -> None:
         """Journal the state of one GPU; without a journal there is no lease."""
         try:
-            self._driver.open_lease(request, gpu_uuid)
+            try:
+                self._driver.open_lease(request, gpu_uuid)
+            except JournalError:
+                self._repair_journal()
+                self._driver.open_lease(request, gpu_uuid)
         except JournalError:
             self._leases.drop(request.gpu_uuids)
             raise
@@ -413,6 +422,13 @@ class Supervisor:
         self._identities = tuple(found.get(own.gpu_uuid, own) for own in self._identities)
 
     # Any thread
+
+    def _repair_journal(self) -> None:
+        """Repair a damaged journal: have each GPU reset that it may have listed; raise JournalError if that fails."""
+        world_path = None if self._options.world_path is None else str(self._options.world_path)
+        what = repair_journal(self._journal, RepairingHost(self._uuids, self._options.driver, world_path))
+        if what is not None:
+            log(what)
 
     def handle_samples(self, samples: Sequence[GpuSample]) -> None:
         """Send samples to the daemon in batches; check them for foreign clock changes and for the effect of resets."""
