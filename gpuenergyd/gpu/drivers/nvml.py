@@ -500,6 +500,7 @@ class NvmlHost:
             switch_latency_s=published_switch_latency_s(model_name),
             driver_version=self._driver_version,
             min_power_limit_w=_watts(limits_mw[0]),
+            max_power_limit_w=_watts(limits_mw[1]),
             power_profiles=() if profiles is None else _profile_numbers(profiles.perfProfilesMask),
         )
 

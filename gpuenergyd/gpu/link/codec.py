@@ -14,7 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.gpu.link.messages import Message
 
-LINK_VERSION = 8
+LINK_VERSION = 9
 MAX_DATAGRAM_BYTES = 131_072
 MAX_PIDFDS = 128
 """Per datagram; the kernel accepts 253."""

@@ -67,6 +67,7 @@ class ForeignChanges:
             return
         if lock is not None:
             self._dropped_mhz.pop(uuid, None)
+            self._resolve_doubt(sample, lock)
         foreign = self._in_force(uuid) if lock is None else None
         if not self._detector.is_detected(sample, lock or foreign):
             return
@@ -74,6 +75,14 @@ class ForeignChanges:
             self._threads.actuator(uuid).submit(partial(self._yield, sample, lock))
         elif foreign is not None:
             self._threads.actuator(uuid).submit(partial(self._follow, sample, foreign))
+
+    def _resolve_doubt(self, sample: GpuSample, lock: ClockLock) -> None:
+        """Trust a doubtful lock again that a busy GPU shows."""
+        actuator = self._threads.actuator(sample.gpu_uuid)
+        if not actuator.is_lock_doubtful() or sample.is_clock_limited is not False or sample.sm_clock_mhz is None:
+            return
+        if abs(sample.sm_clock_mhz - lock.sm_clock_mhz) <= SAME_CLOCK_MHZ:
+            actuator.trust_lock()
 
     def _has_our_profile(self, uuid: str) -> bool:
         try:
@@ -95,10 +104,16 @@ class ForeignChanges:
         A lock that was restored or replaced since the detection says nothing about the GPU's present lease.
         """
         uuid = sample.gpu_uuid
-        if self._threads.actuator(uuid).lock_in_force() != lock:
+        actuator = self._threads.actuator(uuid)
+        if actuator.lock_in_force() != lock:
+            return
+        if actuator.is_lock_doubtful() and (sample.sm_clock_mhz or 0) > lock.sm_clock_mhz:
+            actuator.forget_lock()
+            seen = f"it runs at {sample.sm_clock_mhz} MHz, above our lock at {lock.sm_clock_mhz} MHz"
+            log(f"{uuid}: {seen}, since its energy counter fell: the driver was reloaded and its clock lock is gone")
             return
         self._leases.drop([uuid])
-        self._threads.actuator(uuid).drop_requests()
+        actuator.drop_requests()
         if self._restore_policy() is not RestorePolicy.RESTORE:
             try:
                 self._journal.remove({(uuid, Control.SM_CLOCK_LOCK)})

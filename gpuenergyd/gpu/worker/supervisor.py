@@ -41,6 +41,7 @@ from gpuenergyd.gpu.link.messages import (
     Welcome,
     WorkerCounters,
 )
+from gpuenergyd.gpu.plausible import plausible
 from gpuenergyd.gpu.restore.journal import Journal
 from gpuenergyd.gpu.restore.policy import RestoreRules
 from gpuenergyd.gpu.restore.repair import RepairingHost, repair_journal
@@ -52,6 +53,7 @@ from gpuenergyd.gpu.worker.joint_request import JointRequest
 from gpuenergyd.gpu.worker.lease_handover import HandoverResult, LeaseHandover
 from gpuenergyd.gpu.worker.leases import Leases
 from gpuenergyd.gpu.worker.maintenance import Maintenance
+from gpuenergyd.gpu.worker.reading_gate import ReadingGate
 from gpuenergyd.gpu.worker.restore_requests import RestoreRequest
 from gpuenergyd.gpu.worker.restore_service import RestoreService
 from gpuenergyd.gpu.worker.threads.driver_threads import DriverThreads
@@ -93,7 +95,7 @@ class Supervisor:
         self._controller = controller
         self._options = options
         self._journal = Journal(options.journal_path)
-        self._identities = controller.identities()
+        self._identities = tuple(map(plausible, controller.identities()))
         self._uuids = tuple(i.gpu_uuid for i in self._identities)
         self._batch = SampleBatch()
         self._is_stopping = False
@@ -109,8 +111,10 @@ class Supervisor:
         )
         self._leases = Leases(self._daemon, self._handle_process_death)
         self._health = HealthTable(self._uuids, self._report_health)
+        self._gate = ReadingGate(controller, self._identities)
         self._threads = DriverThreads(
             controller,
+            self._gate,
             self._journal,
             self._health,
             self,
@@ -119,6 +123,7 @@ class Supervisor:
             set_deadline_s=options.set_deadline_s,
         )
         self._driver = DriverRequests(controller, self._journal, options.driver, options.world_path, RestoreRules())
+        self._driver.reader = self._gate
         self._foreign = ForeignChanges(
             controller,
             self._journal,
@@ -147,7 +152,7 @@ class Supervisor:
             observes_only=options.observes_only,
         )
         self._settings = SettingsWatch(
-            controller,
+            self._gate,
             self._journal,
             self._uuids,
             is_readable=lambda uuid: not (self._health.is_released(uuid) or self._health.is_wedged(uuid)),
@@ -418,7 +423,9 @@ class Supervisor:
 
     def _handle_reopened(self, identities: Sequence[GpuIdentity]) -> None:
         """Use what the driver says of GPUs now."""
-        found = {identity.gpu_uuid: identity for identity in identities}
+        found = {identity.gpu_uuid: plausible(identity) for identity in identities}
+        for identity in found.values():
+            self._gate.refresh(identity)
         self._identities = tuple(found.get(own.gpu_uuid, own) for own in self._identities)
 
     # Any thread
@@ -445,9 +452,9 @@ class Supervisor:
         self._daemon.send(change)
 
     def handle_counter_reset(self, gpu_uuid: str) -> None:
-        """Forget our clock lock after a driver reload, which restarts the energy counter and drops the lock."""
-        log(f"{gpu_uuid}: the energy counter restarted, so the driver was reloaded and its clock lock is gone")
-        self._threads.actuator(gpu_uuid).forget_lock()
+        """Doubt our clock lock: a driver reload drops it and restarts the counter, but a counter may also be wrong."""
+        if self._threads.actuator(gpu_uuid).doubt_lock():
+            log(f"{gpu_uuid}: its energy counter fell; the next clock request is set even if it is the same")
 
     def _report_foreign_lock(self) -> None:
         """Have the settings reported at once, which name the locks of other programs."""

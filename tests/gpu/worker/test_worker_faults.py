@@ -368,6 +368,32 @@ def test_driver_reload_under_a_lease_is_survived(site: Site, control: FakeNvmlCo
     run(main())
 
 
+@pytest.mark.fault(48)
+def test_lock_lost_by_a_driver_reload_is_not_taken_for_another_programs_and_the_lease_stays(
+    site: Site, control: FakeNvmlControl
+) -> None:
+    worker = site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, received):
+            await link.lease("L1", site.gpus[:1], OWNER)
+            request_clock(link, site.gpus[0], 900)
+            await until(lambda: any(s.gpu_uuid == site.gpus[0] and s.sm_clock_mhz == 900 for s in received.samples))
+            site.host.reload_driver()
+            site.host.attach_process(site.gpus[0], os.getpid())
+            control.reload_driver()
+            received.samples.clear()
+            await until(lambda: sum((s.sm_clock_mhz or 0) > 900 for s in received.samples) > 100)
+            assert received.health(site.gpus[0]) is GpuHealth.OK
+            request_clock(link, site.gpus[0], 900)
+            await until(lambda: site.locks()[0] == 900)
+
+    run(main())
+    worker.terminate()
+    assert worker.stderr is not None
+    assert b"the driver was reloaded and its clock lock is gone" in worker.stderr.read()
+
+
 @pytest.mark.fault(14)
 @with_worker
 async def test_lock_released_by_another_program_ends_the_lease_and_is_reported(site: Site, link: WorkerLink) -> None:

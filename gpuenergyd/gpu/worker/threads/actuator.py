@@ -43,10 +43,13 @@ class _Slot:
     lock: ClockLock | None = None
     num_invalidations: int = 0
     is_failing: bool = False
+    is_doubtful: bool = False
+    """Whether our lock may be gone: the same clock is set again."""
 
     def invalidate_lock(self) -> None:
         """Assume that our lock is gone, and that one being set now will be."""
         self.lock = None
+        self.is_doubtful = False
         self.num_invalidations += 1
 
 
@@ -110,6 +113,21 @@ class Actuator(DriverThread):
         """Assume that our lock is gone, so the next request sets the clock even if it is the same."""
         with self._wakeup:
             self._slot.invalidate_lock()
+
+    def doubt_lock(self) -> bool:
+        """Assume that our lock may be gone, until the GPU shows which; return whether there is one."""
+        with self._wakeup:
+            self._slot.is_doubtful = self._slot.lock is not None
+            return self._slot.is_doubtful
+
+    def trust_lock(self) -> None:
+        """Assume that our lock is in force again: the GPU has shown it."""
+        with self._wakeup:
+            self._slot.is_doubtful = False
+
+    def is_lock_doubtful(self) -> bool:
+        """Return whether our lock may be gone."""
+        return self._slot.is_doubtful
 
     def stay_below(self, sm_clock_mhz: int | None) -> None:
         """Set no clock above this one from now on, which another program has locked; None for any clock."""
@@ -190,10 +208,10 @@ class Actuator(DriverThread):
         with self._wakeup:
             if slot.num_invalidations != num_invalidations:
                 return
-            if slot.lock is not None and slot.lock.sm_clock_mhz == sm_clock_mhz:
+            if slot.lock is not None and slot.lock.sm_clock_mhz == sm_clock_mhz and not slot.is_doubtful:
                 self.num_skipped += 1
                 return
-            slot.lock = None
+            slot.lock, slot.is_doubtful = None, False
         called_ns = returned_ns = 0
         error: str | None = None
         try:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from gpuenergyd.gpu.device import GpuController, RecallsLocks
+from gpuenergyd.gpu.device import GpuController, MeasuresGpus, RecallsLocks
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuSample
 from gpuenergyd.gpu.restore.journal import Journal
 from gpuenergyd.gpu.worker.health import HealthTable
@@ -56,6 +56,7 @@ class DriverThreads:
     def __init__(
         self,
         controller: GpuController,
+        reader: MeasuresGpus,
         journal: Journal,
         health: HealthTable,
         listener: DriverThreadsListener,
@@ -72,7 +73,7 @@ class DriverThreads:
         self._long_change_s = set_deadline_s if isinstance(controller, RecallsLocks) else _LONG_CHANGE_S
         identities = controller.identities()
         sampler = Sampler(
-            controller,
+            reader,
             [i.gpu_uuid for i in identities],
             period_s=sample_period_s,
             on_samples=listener.handle_samples,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpuenergyd.errors import GpuEnergyError
-from gpuenergyd.gpu.device import EnergyReading, GpuReader
+from gpuenergyd.gpu.device import EnergyReading, MeasuresGpus
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuSample
 from gpuenergyd.gpu.worker.threads.actuator import health_after
 from gpuenergyd.gpu.worker.threads.clock_settling import EffectWatch
@@ -55,7 +55,7 @@ class Sampler(DriverThread):
 
     def __init__(
         self,
-        reader: GpuReader,
+        reader: MeasuresGpus,
         gpu_uuids: Sequence[str],
         *,
         period_s: float,
@@ -239,4 +239,5 @@ class Sampler(DriverThread):
             temperature_celsius=reading.temperature_celsius,
             is_power_capped=reading.is_power_capped,
             is_clock_limited=reading.is_clock_limited,
+            refused=reading.refused,
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gpuenergyd.errors import GpuEnergyError, JournalError
-from gpuenergyd.gpu.device import GpuReader
+from gpuenergyd.gpu.device import MeasuresGpus
 from gpuenergyd.gpu.link.messages import GpuSettingsRead
 from gpuenergyd.gpu.restore.journal import Control, Journal
 
@@ -25,7 +25,7 @@ class SettingsWatch:
 
     def __init__(
         self,
-        reader: GpuReader,
+        reader: MeasuresGpus,
         journal: Journal,
         gpu_uuids: Sequence[str],
         *,

@@ -151,6 +151,34 @@ def test_lock_is_not_in_force_once_the_driver_was_reloaded_during_its_call(rig: 
     assert rig.journal.holds(rig.gpu, Control.SM_CLOCK_LOCK)
 
 
+@pytest.mark.fault(16, 55)
+def test_a_doubtful_lock_stays_ours_and_the_same_clock_is_set_again(rig: Rig) -> None:
+    rig.set_clock(900)
+    assert rig.actuator.doubt_lock()
+    during = rig.actuator.lock_in_force()
+
+    rig.set_clock(900)
+
+    assert during is not None
+    assert rig.actuator.num_skipped == 0
+    assert not rig.actuator.is_lock_doubtful()
+
+
+def test_a_lock_that_the_gpu_has_shown_since_is_not_set_again(rig: Rig) -> None:
+    rig.set_clock(900)
+    rig.actuator.doubt_lock()
+    rig.actuator.trust_lock()
+
+    rig.request(900)
+    wait_until(lambda: rig.actuator.num_skipped == 1)
+
+    assert len(rig.changes) == 1
+
+
+def test_without_a_lock_there_is_nothing_to_doubt(rig: Rig) -> None:
+    assert not rig.actuator.doubt_lock()
+
+
 def test_a_raise_goes_before_a_reduction_that_has_waited_longer(rig: Rig) -> None:
     for index in range(2):
         rig.set_clock(1200, gpu_index=index)
