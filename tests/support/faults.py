@@ -96,6 +96,7 @@ _DESCRIPTIONS = (
     "a driver call for one GPU takes long or never returns while others need to be changed, restored or read",
     "the restore journal is damaged, of another format, or has values that cannot be right",
     "the driver reports success and a value that cannot be right",
+    "the driver's binding raises an error that is not its own, for instance for a name that is not UTF-8",
 )
 _NOT_PROVOKED = {
     7: f"a sleeping call simulates one in uninterruptible sleep, {_NO_DRIVER}",

@@ -91,8 +91,8 @@ class Gpu:
 
     @property
     def max_sm_clock_mhz(self) -> int:
-        """The highest SM clock of the GPU."""
-        return self.identity.supported_sm_clocks_mhz[0]
+        """The highest SM clock of the GPU; 0 where the driver lists none, so that it is only observed."""
+        return _max_sm_clock_mhz(self.identity)
 
     @property
     def full_speed_clock_mhz(self) -> int:
@@ -203,7 +203,7 @@ class Gpus:
                 gpu.counter.max_power_w = max_power_w(identity)
                 gpu.health, gpu.detail = GpuHealth.OK, ""
             else:
-                clocks = ClockHistory(identity.supported_sm_clocks_mhz[0])
+                clocks = ClockHistory(_max_sm_clock_mhz(identity))
                 self._gpus[gpu_uuid] = Gpu(identity, clocks, switching, host=self._host)
         for gpu_uuid in self._gpus.keys() - found.keys():
             gpu = self._gpus[gpu_uuid]
@@ -216,7 +216,7 @@ class Gpus:
         gpu.counter.max_power_w = max_power_w(identity)
 
     def _switching_of(self, identity: GpuIdentity) -> SwitchCalibration:
-        key = (identity.model_name, identity.supported_sm_clocks_mhz[0], identity.driver_version)
+        key = (identity.model_name, _max_sm_clock_mhz(identity), identity.driver_version)
         if key not in self._switching_of_model:
             self._switching_of_model[key] = calibration = switch_calibration(identity)
             calibration.restore(self._restored_switches(*key))
@@ -305,6 +305,10 @@ class Gpus:
                 gpu.claim = None
 
 
+def _max_sm_clock_mhz(identity: GpuIdentity) -> int:
+    return max(identity.supported_sm_clocks_mhz, default=0)
+
+
 def _power_limit_range_w(identity: GpuIdentity) -> tuple[float, float] | None:
     low_w, default_w = identity.min_power_limit_w, identity.default_power_limit_w
     return None if low_w is None or default_w is None or low_w >= default_w else (low_w, default_w)
@@ -316,7 +320,7 @@ def switch_calibration(identity: GpuIdentity) -> SwitchCalibration:
         prior = constant_latency(_ASSUMED_SWITCH_LATENCY_S)
     else:
         prior = constant_latency(identity.switch_latency_s, LatencyBasis.PUBLISHED)
-    return SwitchCalibration(identity.supported_sm_clocks_mhz[0], prior)
+    return SwitchCalibration(_max_sm_clock_mhz(identity), prior)
 
 
 def observed_switch(change: ClockChangeReport) -> ObservedSwitch | None:

@@ -394,6 +394,29 @@ def test_lock_lost_by_a_driver_reload_is_not_taken_for_another_programs_and_the_
     assert b"the driver was reloaded and its clock lock is gone" in worker.stderr.read()
 
 
+@pytest.mark.fault(56)
+def test_gpu_whose_name_is_not_utf_8_is_only_observed_and_the_others_are_served(site: Site) -> None:
+    name = site.host.identities()[1].model_name.encode()
+    content = site.host.path.read_bytes()
+    with site.host.path.open("r+b") as world:
+        world.seek(content.index(name))
+        world.write(b"\xff")
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, received):
+            assert [own.gpu_uuid for own in link.welcome.identities] == site.gpus
+            assert received.health(site.gpus[1]) is GpuHealth.OBSERVE_ONLY
+            with pytest.raises(GpuError, match="the NVML binding failed: UnicodeDecodeError"):
+                await link.lease("L1", site.gpus[1:2], OWNER)
+            await link.lease("L1", [site.gpus[0], site.gpus[2]], OWNER)
+            request_clock(link, site.gpus[0], 900)
+            await until(lambda: site.locks()[0] == 900)
+            await until(lambda: {s.gpu_uuid for s in received.samples} == set(site.gpus))
+
+    run(main())
+
+
 @pytest.mark.fault(14)
 @with_worker
 async def test_lock_released_by_another_program_ends_the_lease_and_is_reported(site: Site, link: WorkerLink) -> None:
