@@ -31,6 +31,17 @@ class GpuIdentity:
     """Lowest power limit; None where the driver does not report it."""
     power_profiles: tuple[int, ...] = ()
     """Numbers of the workload power profiles that the GPU offers, ascending."""
+    max_power_limit_w: float | None = None
+    """Highest power limit; None where the driver does not report it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedValues:
+    """Values of one kind that cannot be right, by the field that is unknown for them; the reason names the last."""
+
+    name: str
+    num: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +62,8 @@ class GpuReading:
     """Whether anything but a lock may keep the clock down: an idle GPU, a power cap, heat, a brake."""
     sm_clock_by_mono_ns: int | None = None
     """Instant by which the clock had been read, after `read_mono_ns`; None where all values are of one instant."""
+    refused: tuple[RefusedValues, ...] = ()
+    """What the driver has reported since the last reading that cannot be right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +106,8 @@ class GpuDetails:
     """Clock at which another program has locked the GPU; no driver reads it, the worker adds what the GPU has shown."""
 
 
-class GpuReader(Protocol):
-    """Reads GPUs; needs no privilege."""
-
-    def identities(self) -> tuple[GpuIdentity, ...]:
-        """Return the GPUs of this host, in order of their index."""
-        ...
+class MeasuresGpus(Protocol):
+    """Reads values of GPUs that change."""
 
     def read(self, gpu_uuid: str) -> GpuReading:
         """Return a reading.
@@ -122,6 +131,14 @@ class GpuReader(Protocol):
         Raises:
             GpuNotFoundError, GpuLostError, DriverError: as named.
         """
+        ...
+
+
+class GpuReader(MeasuresGpus, Protocol):
+    """Reads GPUs; needs no privilege."""
+
+    def identities(self) -> tuple[GpuIdentity, ...]:
+        """Return the GPUs of this host, in order of their index."""
         ...
 
     def observe_only_reasons(self) -> Mapping[str, str]:

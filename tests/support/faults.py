@@ -1,4 +1,4 @@
-"""The 52 faults that the daemon handles, and their page, generated from the tests that provoke them.
+"""The faults that the daemon handles, and their page, generated from the tests that provoke them.
 
 A test declares a fault with `@pytest.mark.fault(7)`; its name describes the recovery. `python -m tests.support.faults`
 writes the page; a test fails while the page is out of date or a fault has no test.
@@ -93,6 +93,10 @@ _DESCRIPTIONS = (
     "a setting is invalid",
     "many errors occur at once and flood the log",
     "the daemon runs for months",
+    "a driver call for one GPU takes long or never returns while others need to be changed, restored or read",
+    "the restore journal is damaged, of another format, or has values that cannot be right",
+    "the driver reports success and a value that cannot be right",
+    "the driver's binding raises an error that is not its own, for instance for a name that is not UTF-8",
 )
 _NOT_PROVOKED = {
     7: f"a sleeping call simulates one in uninterruptible sleep, {_NO_DRIVER}",

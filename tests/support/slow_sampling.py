@@ -169,7 +169,6 @@ class SlowlyReadTraining(VirtualTraining):
             on_settled=lambda _: None,
             on_health=_fail,
             on_counter_reset=_fail,
-            on_returned=_fail,
         )
         self.sampler._wakeup = self._clock  # type: ignore[assignment]  # it waits in virtual time
         self._thread = threading.Thread(target=self._sample, daemon=True)

@@ -28,6 +28,7 @@ from gpuenergyd.core.host.facts import (
 )
 from gpuenergyd.daemon.settings import FETCHER_UNIT_DIR, Driver, Settings, load_settings
 from gpuenergyd.errors import CarbonSourceError, GpuEnergyError, JournalError, StoreError, UsageError
+from gpuenergyd.gpu.device import GpuController, GpuIdentity
 
 T = TypeVar("T")
 
@@ -136,18 +137,19 @@ def _gpus(kind: str, world: Path | None) -> tuple[GpuFacts, ...]:
 
     host = open_driver(kind, world)
     try:
-        reasons = host.observe_only_reasons()
-        return tuple(
-            GpuFacts(
-                name=f"{gpu.model_name} {gpu.gpu_uuid}",
-                num_clocks=len(gpu.supported_sm_clocks_mhz),
-                observe_only_reason=reasons.get(gpu.gpu_uuid),
-                is_persistent=host.details(gpu.gpu_uuid).is_persistent,
-            )
-            for gpu in host.identities()
-        )
+        return tuple(_gpu(host, gpu) for gpu in host.identities())
     finally:
         host.close()
+
+
+def _gpu(host: GpuController, gpu: GpuIdentity) -> GpuFacts:
+    """Return what is known of a GPU; one that fails hides no other."""
+    reason, is_persistent = host.observe_only_reasons().get(gpu.gpu_uuid), None
+    try:
+        is_persistent = host.details(gpu.gpu_uuid).is_persistent
+    except GpuEnergyError as error:
+        reason = reason or str(error)
+    return GpuFacts(f"{gpu.model_name} {gpu.gpu_uuid}", len(gpu.supported_sm_clocks_mhz), reason, is_persistent)
 
 
 def _caller(settings: Settings | None) -> CallerFacts:
@@ -169,11 +171,14 @@ def _journal(path: Path) -> JournalFacts:
 
     try:
         journal = Journal(path)
-        entries = journal.read().entries if journal.is_of_this_boot else ()
+        is_of_this_boot, content = journal.is_of_this_boot, journal.read()
     except DamagedJournalError as error:
         return JournalFacts(str(path), damage=str(error))
     except JournalError as error:
         return JournalFacts(str(path), unreadable=str(error))
+    if is_of_this_boot and content.is_incomplete:
+        return JournalFacts(str(path), damage=f"the journal {path} lacks GPUs of a damaged one")
+    entries = content.entries if is_of_this_boot else ()
     return JournalFacts(str(path), tuple(sorted({entry.gpu_uuid for entry in entries})))
 
 

@@ -107,11 +107,12 @@ class EnergyAttribution:
             if not counter.covers(end_ns) and now_ns < end_ns + _GRACE_NS:
                 break
             self._open.popleft()
-            done.append(_closed(open_slice, end_ns, counter.energy_j(open_slice.begin_ns, end_ns)))
+            counted_j = counter.energy_j(open_slice.begin_ns, end_ns)
+            done.append(_closed(open_slice, end_ns, counted_j, counter.max_power_w))
         return tuple(done)
 
 
-def _closed(open_slice: _OpenSlice, end_ns: int, counted_j: float | None) -> EnergySlice:
+def _closed(open_slice: _OpenSlice, end_ns: int, counted_j: float | None, max_power_w: float) -> EnergySlice:
     length_s = (end_ns - open_slice.begin_ns) / _NS_PER_S
     mean_power_w = _mean(open_slice.powers_w)
     energy_j = estimated_j = None
@@ -122,7 +123,8 @@ def _closed(open_slice: _OpenSlice, end_ns: int, counted_j: float | None) -> Ene
         # The counter spans the gap, but the distribution of the energy within it is unknown.
         estimated_j, estimated_s = counted_j, length_s
     elif mean_power_w is not None:
-        estimated_j, estimated_s = mean_power_w * length_s, length_s
+        # Readings may exceed the maximal power limit for a moment, but not the mean over a second.
+        estimated_j, estimated_s = min(mean_power_w, max_power_w) * length_s, length_s
     else:
         missing_s = length_s
     return EnergySlice(

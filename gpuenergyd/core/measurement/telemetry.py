@@ -3,6 +3,7 @@
 Instants are integer nanoseconds of the host's monotonic clock; they are arguments, no function here reads a clock.
 """
 
+import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,10 @@ ClockIntervals = Sequence[tuple[int, int]]
 """Pairs (clock in MHz, duration in ns) in order of time."""
 
 _NS_PER_S = 1e9
+_IMPOSSIBLE_RATIO = 1.5
+"""As for readings of power: what a GPU may draw above its limit for a moment."""
+_STEP_S = 1.0
+_CREDIT_S = 0.25
 _EDGES_AROUND = 10
 """Edges on either side of an instant that show the period of a counter."""
 
@@ -100,14 +105,22 @@ class ClockHistory:
 class EnergyCounter:
     """Edges of one GPU's energy counter: the instants at which its value changed.
 
-    The counter moves in steps, so that only its edges carry information. A decrease is a reset (driver reload): energy
-    across it is unknown.
+    The counter moves in steps, so that only its edges carry information. A decrease is a reset (driver reload), and so
+    is a rise that a GPU of `max_power_w` cannot have caused: energy across it is unknown. What exceeds the possible by
+    less, from edges that are dated inexactly, is left out unless as much was possible and not used just before. So the
+    energy since a reset never exceeds `max_power_w` times the time.
     """
 
+    max_power_w: float = math.inf
     _at_ns: list[int] = field(default_factory=list)
     _energy_j: list[float] = field(default_factory=list)
     _segment: list[int] = field(default_factory=list)
     _is_interrupted: bool = False
+    _last_j: float = 0.0
+    _excess_j: float = 0.0
+    """What the counter has shown since the reset beyond what is possible."""
+    _credit_j: float = 0.0
+    """What was possible and not used, up to a limit."""
 
     def interrupt(self) -> None:
         """Treat the next edge as the start of a new count: energy across this moment is unknown."""
@@ -116,11 +129,27 @@ class EnergyCounter:
     def record(self, edge_mono_ns: int, total_energy_j: float) -> None:
         """Record an edge; a repeated or older one is ignored."""
         if not self._at_ns:
-            self._append(edge_mono_ns, total_energy_j, 0)
-        elif edge_mono_ns > self._at_ns[-1]:
-            is_new_count = self._is_interrupted or total_energy_j < self._energy_j[-1]
+            self._begin_count(edge_mono_ns, total_energy_j, 0)
+            return
+        elapsed_s = (edge_mono_ns - self._at_ns[-1]) / _NS_PER_S
+        if elapsed_s <= 0:
+            return
+        rise_j = total_energy_j - self._last_j
+        is_possible = 0 <= rise_j <= _IMPOSSIBLE_RATIO * self.max_power_w * (elapsed_s + _STEP_S)
+        if self._is_interrupted or not is_possible:
             self._is_interrupted = False
-            self._append(edge_mono_ns, total_energy_j, self._segment[-1] + is_new_count)
+            self._begin_count(edge_mono_ns, total_energy_j, self._segment[-1] + 1)
+            return
+        left_j = self._credit_j + self.max_power_w * elapsed_s - rise_j
+        self._excess_j += max(0.0, -left_j)
+        self._credit_j = min(max(0.0, left_j), self.max_power_w * _CREDIT_S)
+        self._append(edge_mono_ns, total_energy_j - self._excess_j, self._segment[-1])
+        self._last_j = total_energy_j
+
+    def _begin_count(self, edge_mono_ns: int, total_energy_j: float, segment: int) -> None:
+        self._excess_j = self._credit_j = 0.0
+        self._last_j = total_energy_j
+        self._append(edge_mono_ns, total_energy_j, segment)
 
     def covers(self, mono_ns: int) -> bool:
         """Return whether there is an edge at or after this instant."""

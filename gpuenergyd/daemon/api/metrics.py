@@ -144,6 +144,7 @@ class StatusCollector(Collector):
             if gpu["total_energy_j"] is not None:
                 energy.add_metric(values, gpu["total_energy_j"])
         yield energy
+        yield _refused_readings(labels, gpus)
         yield from _gauges("gpu", _GPU_CLOCKS, labels, gpus, factor=_HERTZ_PER_MHZ)
         yield from _gauges("gpu", _GPU_GAUGES, labels, gpus)
         yield _power_profiles(labels, gpus)
@@ -221,6 +222,18 @@ def _gauges(
             if value is not None:
                 gauge.add_metric(values, value * factor)
         yield gauge
+
+
+def _refused_readings(labels: Iterable[str], gpus: Iterable[_Row]) -> Metric:
+    family = CounterMetricFamily(
+        "gpuenergyd_gpu_refused_readings",
+        "Values of the driver that cannot be right and count as unknown, by kind.",
+        labels=[*labels, "value"],
+    )
+    for gpu, values in gpus:
+        for refused in gpu.get("refused_readings") or ():
+            family.add_metric([*values, refused["name"]], refused["num"])
+    return family
 
 
 def _power_profiles(labels: Iterable[str], gpus: Iterable[_Row]) -> Metric:

@@ -161,6 +161,7 @@ def _gpu(gpu: Gpu, lease: ManualLease | None) -> dict[str, Any]:
         "total_energy_j": sample.total_energy_j if sample else None,
         "temperature_celsius": sample.temperature_celsius if sample else None,
         "reading_age_s": _age_s(sample.read_mono_ns) if sample else None,
+        "refused_readings": [asdict(refused) for refused in gpu.refused.values()],
         **_knobs(gpu),
         "switching": _switching(gpu.switching),
         "job_id": gpu.claim.job_id if gpu.claim and not gpu.claim.is_lease else None,

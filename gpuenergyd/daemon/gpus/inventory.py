@@ -14,8 +14,9 @@ from gpuenergyd.daemon.gpus.history import GpuHistory
 from gpuenergyd.daemon.gpus.knobs import Knobs
 from gpuenergyd.daemon.gpus.switching_file import SavedSwitches
 from gpuenergyd.errors import GpuNotFoundError, JobError
-from gpuenergyd.gpu.device import SAME_CLOCK_MHZ, GpuIdentity
+from gpuenergyd.gpu.device import SAME_CLOCK_MHZ, GpuIdentity, RefusedValues
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuSample
+from gpuenergyd.gpu.plausible import max_power_w
 from gpuenergyd.store.records import Record
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class Gpu:
     clocks: ClockHistory
     switching: SwitchCalibration
     """Measured latencies of clock changes, of all GPUs of the model, kept from job to job."""
-    counter: EnergyCounter = field(default_factory=EnergyCounter)
+    counter: EnergyCounter = field(init=False)
     sample: GpuSample | None = None
     health: GpuHealth = GpuHealth.OK
     detail: str = ""
@@ -78,17 +79,20 @@ class Gpu:
     """Settings that are read back, and who made them."""
     host: str = ""
     """Name of the host for plans: GPUs of the same host share its driver."""
+    refused: dict[str, RefusedValues] = field(default_factory=dict)
+    """Readings of the driver that cannot be right, by the field that was unknown for them, since the daemon started."""
     _history: GpuHistory = field(init=False)
     _forgotten_until_ns: int = 0
 
     def __post_init__(self) -> None:
+        self.counter = EnergyCounter(max_power_w(self.identity))
         self._history = GpuHistory(self.identity.gpu_uuid)
         self.knobs = Knobs(self.identity.default_power_limit_w)
 
     @property
     def max_sm_clock_mhz(self) -> int:
-        """The highest SM clock of the GPU."""
-        return self.identity.supported_sm_clocks_mhz[0]
+        """The highest SM clock of the GPU; 0 where the driver lists none, so that it is only observed."""
+        return _max_sm_clock_mhz(self.identity)
 
     @property
     def full_speed_clock_mhz(self) -> int:
@@ -114,6 +118,9 @@ class Gpu:
     def record_sample(self, sample: GpuSample) -> tuple[Record, ...]:
         """Record a reading; return the records for the database."""
         self.sample = sample
+        for new in sample.refused:
+            known = self.refused.get(new.name)
+            self.refused[new.name] = new if known is None else replace(new, num=known.num + new.num)
         if sample.energy_edge_mono_ns is not None and sample.total_energy_j is not None:
             self.counter.record(sample.energy_edge_mono_ns, sample.total_energy_j)
         horizon_ns = sample.read_mono_ns - _KEPT_S * _NS_PER_S
@@ -193,9 +200,10 @@ class Gpus:
             if gpu_uuid in self._gpus:
                 gpu = self._gpus[gpu_uuid]
                 gpu.identity, gpu.switching = identity, switching
+                gpu.counter.max_power_w = max_power_w(identity)
                 gpu.health, gpu.detail = GpuHealth.OK, ""
             else:
-                clocks = ClockHistory(identity.supported_sm_clocks_mhz[0])
+                clocks = ClockHistory(_max_sm_clock_mhz(identity))
                 self._gpus[gpu_uuid] = Gpu(identity, clocks, switching, host=self._host)
         for gpu_uuid in self._gpus.keys() - found.keys():
             gpu = self._gpus[gpu_uuid]
@@ -205,9 +213,10 @@ class Gpus:
         """Replace what is known of a GPU that was away; its health is the worker's to report."""
         gpu = self._gpus[identity.gpu_uuid]
         gpu.identity, gpu.switching = identity, self._switching_of(identity)
+        gpu.counter.max_power_w = max_power_w(identity)
 
     def _switching_of(self, identity: GpuIdentity) -> SwitchCalibration:
-        key = (identity.model_name, identity.supported_sm_clocks_mhz[0], identity.driver_version)
+        key = (identity.model_name, _max_sm_clock_mhz(identity), identity.driver_version)
         if key not in self._switching_of_model:
             self._switching_of_model[key] = calibration = switch_calibration(identity)
             calibration.restore(self._restored_switches(*key))
@@ -296,6 +305,10 @@ class Gpus:
                 gpu.claim = None
 
 
+def _max_sm_clock_mhz(identity: GpuIdentity) -> int:
+    return max(identity.supported_sm_clocks_mhz, default=0)
+
+
 def _power_limit_range_w(identity: GpuIdentity) -> tuple[float, float] | None:
     low_w, default_w = identity.min_power_limit_w, identity.default_power_limit_w
     return None if low_w is None or default_w is None or low_w >= default_w else (low_w, default_w)
@@ -307,7 +320,7 @@ def switch_calibration(identity: GpuIdentity) -> SwitchCalibration:
         prior = constant_latency(_ASSUMED_SWITCH_LATENCY_S)
     else:
         prior = constant_latency(identity.switch_latency_s, LatencyBasis.PUBLISHED)
-    return SwitchCalibration(identity.supported_sm_clocks_mhz[0], prior)
+    return SwitchCalibration(_max_sm_clock_mhz(identity), prior)
 
 
 def observed_switch(change: ClockChangeReport) -> ObservedSwitch | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpuenergyd.daemon.gpus.access import AccessRules
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, namespaces_of
-from gpuenergyd.errors import AccessError, JobError
+from gpuenergyd.errors import AccessError, GpuError, JobError
 
 _MAX_ANCESTORS = 64
 _MAX_NAMED = 8
@@ -68,9 +68,17 @@ class ProofOfUse:
         Raises:
             AccessError: it runs on none.
             JobError: it runs on several.
-            GpuError: the driver cannot list the processes on a GPU, or no worker runs.
+            GpuError: it is found on none, and the driver cannot list the processes on a GPU, or no worker runs.
         """
-        used = [gpu_uuid for gpu_uuid in gpu_uuids if peer.pid in await self.users_of(gpu_uuid)]
+        used: list[str] = []
+        failure: GpuError | None = None
+        for gpu_uuid in gpu_uuids:
+            try:
+                used += [gpu_uuid] if peer.pid in await self.users_of(gpu_uuid) else []
+            except GpuError as error:  # it says nothing of the other GPUs
+                failure = error
+        if failure is not None and not used:
+            raise failure
         if not used:
             raise AccessError(f"{peer} names no GPU and runs on none; use the GPU first, then retry")
         if len(used) > 1:

@@ -238,14 +238,15 @@ class PowerService:
 
     def _smooth_other_power(self) -> None:
         """Follow the power of GPUs without a job: up at once, down slowly, and not while they are cut."""
-        other_w = sum(
-            gpu.sample.power_w
+        powers_w = [
+            None if gpu.sample is None else gpu.sample.power_w
             for gpu in self._gpus
-            if (gpu.claim is None or gpu.claim.is_lease) and gpu.sample is not None and gpu.sample.power_w is not None
-        )
+            if gpu.claim is None or gpu.claim.is_lease
+        ]
+        other_w = sum(power_w for power_w in powers_w if power_w is not None)
         if self._other_w is None or other_w >= self._other_w:
             self._other_w = other_w
-        elif not self._backstop.is_cutting:
+        elif not self._backstop.is_cutting and None not in powers_w:
             self._other_w += _SMOOTHING * (other_w - self._other_w)
 
     # --- decisions ---

@@ -140,9 +140,10 @@ class ChildWorker:
     def has_unrestored_gpus(self) -> bool:
         """Return whether the journal lists GPUs or cannot be read."""
         try:
-            return bool(Journal(self.journal_path).read().entries)
+            content = Journal(self.journal_path).read()
         except JournalError:
             return True
+        return bool(content.entries) or content.is_incomplete
 
 
 @dataclass(slots=True)

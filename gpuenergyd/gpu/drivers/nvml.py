@@ -12,8 +12,8 @@ import ctypes
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pynvml
@@ -58,6 +58,19 @@ class _Device:
     """Last reading at full performance."""
     pci_bus_id: str | None = None
     """By it a GPU is opened without the others."""
+    failure: str | None = None
+    """Why the GPU cannot be called at all: the binding does not tell its UUID."""
+
+
+@contextlib.contextmanager
+def _typed_errors(what: str) -> Iterator[None]:
+    """Turn what the binding raises beside its own errors, such as for a name that is not UTF-8, into a DriverError."""
+    try:
+        yield
+    except (pynvml.NVMLError, GpuError):
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the binding raises concerns this call alone
+        raise DriverError(f"{what}: the NVML binding failed: {error!r:.200}") from None
 
 
 class NvmlHost:
@@ -97,6 +110,10 @@ class NvmlHost:
 
     def read(self, gpu_uuid: str) -> GpuReading:
         """Return a reading; power and energy come from one field query where the driver supports it."""
+        with _typed_errors(f"reading {gpu_uuid}"):
+            return self._read(gpu_uuid)
+
+    def _read(self, gpu_uuid: str) -> GpuReading:
         power_mw, energy_mj = self._power_and_energy(gpu_uuid)
         read_mono_ns = time.monotonic_ns()
         sm_clock_mhz = self._ask(gpu_uuid, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM)
@@ -116,16 +133,21 @@ class NvmlHost:
 
     def read_energy(self, gpu_uuid: str) -> EnergyReading:
         """Return the energy counter alone, by one call of the driver."""
-        called_ns = time.monotonic_ns()
-        energy_mj = self._ask(gpu_uuid, "nvmlDeviceGetTotalEnergyConsumption")
-        if energy_mj is None:
-            energy_mj = self._power_and_energy(gpu_uuid)[1]
-        returned_ns = time.monotonic_ns()
-        energy_j = None if energy_mj is None else energy_mj / 1000.0
+        with _typed_errors(f"reading the energy of {gpu_uuid}"):
+            called_ns = time.monotonic_ns()
+            energy_mj = self._ask(gpu_uuid, "nvmlDeviceGetTotalEnergyConsumption")
+            if energy_mj is None:
+                energy_mj = self._power_and_energy(gpu_uuid)[1]
+            returned_ns = time.monotonic_ns()
+            energy_j = None if energy_mj is None else energy_mj / 1000.0
         return EnergyReading((called_ns + returned_ns) // 2, returned_ns - called_ns, energy_j)
 
     def details(self, gpu_uuid: str) -> GpuDetails:
         """Return power limits, clocks that programs set, modes, power profiles and smoothing, and the PCI address."""
+        with _typed_errors(f"reading the settings of {gpu_uuid}"):
+            return self._details(gpu_uuid)
+
+    def _details(self, gpu_uuid: str) -> GpuDetails:
         mig = self._ask(gpu_uuid, "nvmlDeviceGetMigMode")
         profiles = self._power_profiles(gpu_uuid)
         is_smoothing, profile, floor_w, secondary_floor_w = self._power_smoothing(gpu_uuid)
@@ -182,8 +204,9 @@ class NvmlHost:
 
     def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
         """Return the host pids of the processes that compute on the GPU; none where the driver does not report them."""
-        processes = self._ask(gpu_uuid, "nvmlDeviceGetComputeRunningProcesses")
-        return tuple(p.pid for p in processes or ())
+        with _typed_errors(f"listing the processes on {gpu_uuid}"):
+            processes = self._ask(gpu_uuid, "nvmlDeviceGetComputeRunningProcesses")
+            return tuple(int(p.pid) for p in processes or ())
 
     def await_xid(self, timeout_s: float) -> tuple[str, int] | None:
         """Return UUID and Xid number of the next critical error; None when none occurs in time or they are unsupported.
@@ -197,7 +220,7 @@ class NvmlHost:
         if self._is_events_paused.is_set():
             self._sleep(min(timeout_s, _EVENTS_PAUSE_S))
             return None
-        with self._events_guard:
+        with self._events_guard, _typed_errors("waiting for events"):
             return self._await_xid(timeout_s)
 
     def _await_xid(self, timeout_s: float) -> tuple[str, int] | None:
@@ -213,7 +236,7 @@ class NvmlHost:
                 with contextlib.suppress(pynvml.NVMLError):  # a GPU without Xid events must not hide the others
                     pynvml.nvmlDeviceRegisterEvents(device.handle, _XID, events)
             data = pynvml.nvmlEventSetWait_v2(events, round(timeout_s * 1000))
-            return pynvml.nvmlDeviceGetUUID(data.device), int(data.eventData)
+            return _uuid_text(pynvml.nvmlDeviceGetUUID(data.device)), int(data.eventData)
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_TIMEOUT:
                 return None
@@ -387,7 +410,9 @@ class NvmlHost:
 
     def _call(self, gpu_uuid: str, name: str, *arguments: object) -> Any:
         """Call an NVML function for one GPU: retried when it was busy, on a new handle after a driver reload."""
-        function = getattr(pynvml, name)
+        failure = self._device(gpu_uuid).failure
+        if failure is not None:
+            raise DriverError(failure)
         code = 0
         for attempt in range(_NUM_TRIES):
             generation = self._generation
@@ -398,7 +423,8 @@ class NvmlHost:
             if handle is None:
                 raise self._missing(gpu_uuid)
             try:
-                return function(handle, *arguments)
+                with _typed_errors(f"{name} of {gpu_uuid}"):
+                    return getattr(pynvml, name)(handle, *arguments)
             except pynvml.NVMLError as error:
                 code = error.value
             if code == UNINITIALIZED:
@@ -440,35 +466,42 @@ class NvmlHost:
         if self._released and self._released >= self._devices.keys():
             return  # nothing may be opened
         try:
-            if self._released:
-                pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_ATTACH)  # each is opened when its handle is asked for
-            else:
-                pynvml.nvmlInit()
-            num_gpus = pynvml.nvmlDeviceGetCount()
+            with _typed_errors("opening the NVIDIA driver"):
+                if self._released:  # each is opened when its handle is asked for
+                    pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_ATTACH)
+                else:
+                    pynvml.nvmlInit()
+                num_gpus = int(pynvml.nvmlDeviceGetCount())
         except pynvml.NVMLError as error:
             raise nvml_error(error.value, "opening the NVIDIA driver") from None
-        with contextlib.suppress(pynvml.NVMLError):
-            self._driver_version = str(pynvml.nvmlSystemGetDriverVersion()) or None
+        with contextlib.suppress(pynvml.NVMLError, DriverError), _typed_errors("the driver's version"):
+            self._driver_version = _text(pynvml.nvmlSystemGetDriverVersion()) or None
         if self._released:
             self._open_known()
             return
         for index in range(num_gpus):
-            with contextlib.suppress(GpuError):  # a GPU that cannot be identified must not hide the others
+            with contextlib.suppress(GpuError):  # a GPU that cannot be opened must not hide the others
                 self._discover(index)
 
     def _open_known(self) -> None:
         """Open the known GPUs that are not released, by their PCI address: a search by index would open all."""
         for gpu_uuid, device in self._devices.items():
             if gpu_uuid not in self._released and device.pci_bus_id is not None:
-                with contextlib.suppress(pynvml.NVMLError):
+                with contextlib.suppress(pynvml.NVMLError, DriverError), _typed_errors("opening a GPU"):
                     device.handle = pynvml.nvmlDeviceGetHandleByPciBusId(device.pci_bus_id)
 
     def _discover(self, index: int) -> None:
         try:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            gpu_uuid = str(pynvml.nvmlDeviceGetUUID(handle))
+            with _typed_errors(f"querying GPU {index}"):
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                gpu_uuid = _uuid_text(pynvml.nvmlDeviceGetUUID(handle))
         except pynvml.NVMLError as error:
             raise nvml_error(error.value, f"querying GPU {index}") from None
+        except DriverError as error:
+            gpu_uuid = f"GPU-{index}-of-unknown-UUID"
+            unknown = GpuIdentity(gpu_uuid, index, "unknown", (), is_simulated=False)
+            self._devices.setdefault(gpu_uuid, _Device(unknown, None, set(), str(error), failure=str(error)))
+            return
         known = self._devices.get(gpu_uuid)
         if known is not None:
             known.handle = handle
@@ -476,37 +509,72 @@ class NvmlHost:
         self._identify(gpu_uuid, index, handle)
 
     def _identify(self, gpu_uuid: str, index: int, handle: Any) -> None:
-        """Query the properties of a GPU, which a reset or a MIG change may have changed."""
-        unnamed = GpuIdentity(gpu_uuid, index, "", (), is_simulated=False)
-        self._devices[gpu_uuid] = _Device(unnamed, handle, set(), None)
-        self._devices[gpu_uuid].pci_bus_id = _bus_id(self._ask(gpu_uuid, "nvmlDeviceGetPciInfo"))
-        model_name = str(self._ask(gpu_uuid, "nvmlDeviceGetName") or "unknown")
-        memory_clocks = self._ask(gpu_uuid, "nvmlDeviceGetSupportedMemoryClocks") or ()
-        clocks: set[int] = set()
-        if memory_clocks:
-            clocks.update(self._ask(gpu_uuid, "nvmlDeviceGetSupportedGraphicsClocks", max(memory_clocks)) or ())
-        limits_mw = self._ask(gpu_uuid, "nvmlDeviceGetPowerManagementLimitConstraints") or (None, None)
-        mig = self._ask(gpu_uuid, "nvmlDeviceGetMigMode")
-        reason = None
-        if not clocks:
-            reason = "the driver lists no supported clocks"
+        """Query the properties of a GPU, which a reset or a MIG change may have changed.
+
+        One that fails is unknown; the GPU is then only observed, for that reason.
+        """
+        unnamed = GpuIdentity(gpu_uuid, index, "unknown", (), is_simulated=False, driver_version=self._driver_version)
+        device = self._devices[gpu_uuid] = _Device(unnamed, handle, set(), None)
+        failures: list[str] = []
+
+        def ask(what: Callable[[], Any]) -> Any:
+            try:
+                with _typed_errors(f"the properties of {gpu_uuid}"):
+                    return what()
+            except GpuError as error:
+                failures.append(str(error))
+                return None
+
+        device.pci_bus_id = ask(lambda: _bus_id(self._ask(gpu_uuid, "nvmlDeviceGetPciInfo")))
+        model_name = ask(lambda: _text(self._ask(gpu_uuid, "nvmlDeviceGetName"))) or "unknown"
+        clocks = ask(lambda: self._supported_sm_clocks_mhz(gpu_uuid)) or ()
+        limits_mw = ask(lambda: self._ask(gpu_uuid, "nvmlDeviceGetPowerManagementLimitConstraints")) or (None, None)
+        mig = ask(lambda: self._ask(gpu_uuid, "nvmlDeviceGetMigMode"))
+        profiles = ask(lambda: self._power_profiles(gpu_uuid))
+        if failures:
+            device.observe_only_reason = failures[0]
+        elif not clocks:
+            device.observe_only_reason = "the driver lists no supported clocks"
         elif mig is not None and mig[0]:
-            reason = "MIG is enabled: clocks apply to the whole GPU, but its instances may belong to several users"
-        profiles = self._power_profiles(gpu_uuid)
-        self._devices[gpu_uuid].observe_only_reason = reason
-        self._devices[gpu_uuid].identity = GpuIdentity(
-            gpu_uuid=gpu_uuid,
-            index=index,
+            device.observe_only_reason = (
+                "MIG is enabled: clocks apply to the whole GPU, but its instances may belong to several users"
+            )
+        default_w = ask(lambda: _watts(self._ask(gpu_uuid, "nvmlDeviceGetPowerManagementDefaultLimit")))
+        device.identity = replace(
+            unnamed,
             model_name=model_name,
-            supported_sm_clocks_mhz=tuple(sorted(clocks, reverse=True)),
-            is_simulated=False,
-            default_power_limit_w=_watts(self._ask(gpu_uuid, "nvmlDeviceGetPowerManagementDefaultLimit")),
+            supported_sm_clocks_mhz=clocks,
+            default_power_limit_w=default_w,
             blocking_power_w=published_blocking_power_w(model_name),
             switch_latency_s=published_switch_latency_s(model_name),
-            driver_version=self._driver_version,
-            min_power_limit_w=_watts(limits_mw[0]),
+            min_power_limit_w=ask(lambda: _watts(limits_mw[0])),
+            max_power_limit_w=ask(lambda: _watts(limits_mw[1])),
             power_profiles=() if profiles is None else _profile_numbers(profiles.perfProfilesMask),
         )
+
+    def _supported_sm_clocks_mhz(self, gpu_uuid: str) -> tuple[int, ...]:
+        """Return the clocks that can be locked, in descending order."""
+        memory_clocks = self._ask(gpu_uuid, "nvmlDeviceGetSupportedMemoryClocks") or ()
+        if not memory_clocks:
+            return ()
+        clocks = self._ask(gpu_uuid, "nvmlDeviceGetSupportedGraphicsClocks", max(memory_clocks)) or ()
+        return tuple(sorted({int(clock) for clock in clocks if clock > 0}, reverse=True))
+
+
+def _uuid_text(value: Any) -> str:
+    """Return a UUID of the binding; one that is no plain text raises, since it could not be written anywhere."""
+    text = _text(value)
+    if not text or not text.isascii() or not text.isprintable():
+        raise ValueError(f"the UUID is {value!r:.80}")
+    return text
+
+
+def _text(value: Any) -> str | None:
+    """Return a text of the binding, which is bytes in some versions, without what is not UTF-8."""
+    if value is None:
+        return None
+    raw = value if isinstance(value, bytes) else str(value).encode("utf-8", "replace")
+    return raw.decode("utf-8", "replace")
 
 
 def _pci_address(info: Any) -> str | None:
@@ -518,7 +586,7 @@ def _pci_address(info: Any) -> str | None:
 def _bus_id(info: Any) -> str | None:
     if info is None:
         return None
-    return info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)
+    return _text(info.busId)
 
 
 def _profile_numbers(mask: Any) -> tuple[int, ...]:

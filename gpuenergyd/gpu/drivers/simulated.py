@@ -86,6 +86,7 @@ class SimulatedHost:
                 driver_version=_driver_version(model),
                 min_power_limit_w=model.min_power_limit_w,
                 power_profiles=model.power_profiles,
+                max_power_limit_w=model.max_power_limit_w,
             )
             for index, (uuid, model) in enumerate(zip(self._world.uuids, self._world.models, strict=True))
         )

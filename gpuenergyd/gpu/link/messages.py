@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpuenergyd.core.clock_request import ClockRequest
-from gpuenergyd.gpu.device import GpuDetails, GpuIdentity
+from gpuenergyd.gpu.device import GpuDetails, GpuIdentity, RefusedValues
 from gpuenergyd.gpu.restore.executor import RestoreOutcome
 from gpuenergyd.gpu.restore.policy import RestoreRules
 
@@ -275,6 +275,8 @@ class GpuSample:
     temperature_celsius: float | None
     is_power_capped: bool | None
     is_clock_limited: bool | None = None
+    refused: tuple[RefusedValues, ...] = ()
+    """What the driver has reported since the last sample that cannot be right."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,19 +11,22 @@ leases of restored GPUs, and several may run at once.
 
 import argparse
 import sys
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpuenergyd.errors import GpuEnergyError, JournalError
+from gpuenergyd.gpu.device import GpuController, RecallsLocks
 from gpuenergyd.gpu.drivers.opening import open_driver
-from gpuenergyd.gpu.restore.executor import RestoreOutcome, RestoreResult, reset_every_gpu, restore_from_journal
-from gpuenergyd.gpu.restore.journal import DamagedJournalError, Journal, JournalEntry
+from gpuenergyd.gpu.restore import parallel
+from gpuenergyd.gpu.restore.executor import RestoreOutcome, RestoreResult, reset_clock, restore_from_journal
+from gpuenergyd.gpu.restore.journal import Control, DamagedJournalError, Journal, JournalEntry
 from gpuenergyd.gpu.restore.policy import RestorePolicy
+from gpuenergyd.gpu.restore.repair import RepairingHost, repair_journal
 
 __all__ = ["RestoreOutcome", "RestoreResult", "main", "reset_all", "restore"]
 
 _EXIT_DEGRADED = 4
+_REMEDY = "Run `gpuenergyd restore --all` to reset every GPU, or start the daemon: its GPU worker does that"
 
 
 def restore(
@@ -37,22 +40,29 @@ def restore(
     Clocks that the settings keep stay, unless `policy` overrides them.
 
     Raises:
-        JournalError: the journal cannot be read or written; a damaged one is moved aside, to the path in the message.
+        JournalError: the journal cannot be read or written, or is so damaged that it names no GPU; such a one is moved
+            aside, to the path in the message.
     """
     journal = Journal(journal_path)
     if not journal_path.parent.is_dir():
         return ()
+    damage = None
     try:
         content = journal.read()
-    except DamagedJournalError as error:
+    except DamagedJournalError:
         if is_dry_run:
             raise
-        aside = journal.set_aside()
-        raise JournalError(f"{error}; moved it to {aside}. Run `gpuenergyd restore --all` to reset every GPU") from None
+        damage = repair_journal(journal, RepairingHost())
+        content = journal.read()
     outcomes: list[RestoreOutcome] = []
     for driver, world in dict.fromkeys((e.driver, e.world_path) for e in content.entries):
         mine = [e for e in content.entries if (e.driver, e.world_path) == (driver, world)]
         outcomes += _restore_through(journal, driver, world, mine, is_dry_run=is_dry_run, policy=policy)
+    if content.is_incomplete:
+        damage = f"{damage or f'the journal {journal_path} lacks GPUs of a damaged one'}. {_REMEDY}"
+        if not outcomes:
+            raise JournalError(damage)
+        outcomes.append(RestoreOutcome("unknown GPU", Control.SM_CLOCK_LOCK, RestoreResult.FAILED, damage))
     return tuple(outcomes)
 
 
@@ -62,8 +72,9 @@ def reset_all(driver: str, world_path: Path | None) -> tuple[RestoreOutcome, ...
     Raises:
         DriverError: the driver cannot be opened.
     """
-    with closing(open_driver(driver, world_path)) as controller:
-        return reset_every_gpu(controller)
+    controller = open_driver(driver, world_path)
+    uuids = [identity.gpu_uuid for identity in controller.identities()]
+    return _each(controller, uuids, lambda uuid: (reset_clock(controller, uuid),))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,16 +105,34 @@ def _restore_through(
         controller = open_driver(driver, None if world is None else Path(world))
     except GpuEnergyError as error:
         return tuple(RestoreOutcome(e.gpu_uuid, e.control, RestoreResult.FAILED, str(error)) for e in entries)
-    with closing(controller):
+
+    def restore_one(uuid: str) -> tuple[RestoreOutcome, ...]:
         return restore_from_journal(
             journal,
             controller,
             driver=driver,
-            gpu_uuids={e.gpu_uuid for e in entries},
+            gpu_uuids=[uuid],
             is_dry_run=is_dry_run,
             is_daemon_ending=policy is None,
             policy=policy,
         )
+
+    return _each(controller, [entry.gpu_uuid for entry in reversed(entries)], restore_one)
+
+
+def _each(
+    controller: GpuController, gpu_uuids: Sequence[str], restore_one: Callable[[str], Sequence[RestoreOutcome]]
+) -> tuple[RestoreOutcome, ...]:
+    """Restore each GPU, then close the driver, unless a call for one does not return."""
+    # Commands have time limits of their own.
+    limit_s = None if isinstance(controller, RecallsLocks) else parallel.CALL_LIMIT_S
+    has_hanging = False
+    try:
+        outcomes, has_hanging = parallel.restore_each(gpu_uuids, restore_one, limit_s=limit_s)
+    finally:
+        if not has_hanging:
+            controller.close()
+    return outcomes
 
 
 if __name__ == "__main__":

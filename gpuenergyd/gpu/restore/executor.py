@@ -1,12 +1,13 @@
 """Restores GPUs from the restore journal; may be repeated, and a GPU that fails does not stop the others."""
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
-from gpuenergyd.errors import DriverError, GpuEnergyError, JournalError
-from gpuenergyd.gpu.device import SAME_CLOCK_MHZ, GpuController, GpuReading, RecallsLocks
+from gpuenergyd.errors import DriverError, GpuEnergyError, GpuNotFoundError, GpuUnsupportedError, JournalError
+from gpuenergyd.gpu.device import SAME_CLOCK_MHZ, GpuController, GpuIdentity, GpuReading, RecallsLocks
 from gpuenergyd.gpu.process_identity import process_start_ticks
 from gpuenergyd.gpu.restore.journal import Control, Journal, JournalEntry, KnownBy
 from gpuenergyd.gpu.restore.policy import RestorePolicy
@@ -47,13 +48,13 @@ def restore_from_journal(
     journal: Journal,
     controller: GpuController,
     *,
-    driver: str,
+    driver: str | None = None,
     gpu_uuids: Collection[str] | None = None,
     is_dry_run: bool = False,
     is_daemon_ending: bool = False,
     policy: RestorePolicy | None = None,
 ) -> tuple[RestoreOutcome, ...]:
-    """Restore the journal's entries for this driver, newest first; entries that fail stay in the journal.
+    """Restore the journal's entries, newest first, those made through `driver` or by any; entries that fail stay.
 
     When the daemon ends, clocks that the policy keeps stay as they are. `policy` overrides the journal's.
 
@@ -61,22 +62,18 @@ def restore_from_journal(
         JournalError: the journal cannot be read or written.
     """
     content = journal.read()
+    wanted = [
+        entry
+        for entry in reversed(content.entries)
+        if driver in {None, entry.driver} and (gpu_uuids is None or entry.gpu_uuid in gpu_uuids)
+    ]
     if not journal.is_of_this_boot:
         if not is_dry_run:
-            journal.remove({e.key for e in content.entries})
-        return tuple(
-            RestoreOutcome(
-                e.gpu_uuid,
-                e.control,
-                RestoreResult.FORGOTTEN,
-                "the host was rebooted, which cleared the driver's settings; entry dropped",
-            )
-            for e in content.entries
-        )
+            journal.remove({entry.key for entry in wanted})
+        detail = "the host was rebooted, which cleared the driver's settings; entry dropped"
+        return tuple(RestoreOutcome(e.gpu_uuid, e.control, RestoreResult.FORGOTTEN, detail) for e in wanted)
     outcomes = []
-    for entry in reversed(content.entries):
-        if entry.driver != driver or (gpu_uuids is not None and entry.gpu_uuid not in gpu_uuids):
-            continue
+    for entry in wanted:
         kept = reason_to_keep(entry) if is_daemon_ending else None
         if kept is not None:
             outcomes.append(RestoreOutcome(entry.gpu_uuid, entry.control, RestoreResult.KEPT, kept))
@@ -132,18 +129,13 @@ def confirm_reset(journal: Journal, entry: JournalEntry) -> None:
         journal.record_lock(entry.gpu_uuid, None, is_settled=True)
 
 
-def reset_every_gpu(controller: GpuController) -> tuple[RestoreOutcome, ...]:
-    """Remove the clock lock of every GPU, journalled or not; used when the journal is lost."""
-    outcomes = []
-    for identity in controller.identities():
-        try:
-            controller.reset_sm_clock(identity.gpu_uuid)
-        except GpuEnergyError as error:
-            result, detail = RestoreResult.FAILED, str(error)
-        else:
-            result, detail = RestoreResult.RESTORED, "clock lock removed"
-        outcomes.append(RestoreOutcome(identity.gpu_uuid, Control.SM_CLOCK_LOCK, result, detail))
-    return tuple(outcomes)
+def reset_clock(controller: GpuController, gpu_uuid: str) -> RestoreOutcome:
+    """Remove the clock lock of a GPU, journalled or not; used when the journal is lost."""
+    try:
+        controller.reset_sm_clock(gpu_uuid)
+    except GpuEnergyError as error:
+        return RestoreOutcome(gpu_uuid, Control.SM_CLOCK_LOCK, RestoreResult.FAILED, str(error))
+    return RestoreOutcome(gpu_uuid, Control.SM_CLOCK_LOCK, RestoreResult.RESTORED, "clock lock removed")
 
 
 def _restore_entry(
@@ -178,8 +170,8 @@ def _is_lock_gone(entry: JournalEntry, controller: GpuController, reading: GpuRe
         return True
     if not entry.is_lock_settled:  # it may take effect yet
         return False
-    top_mhz = next(i.supported_sm_clocks_mhz[0] for i in controller.identities() if i.gpu_uuid == entry.gpu_uuid)
-    restored_mhz = top_mhz if entry.saved_value is None else round(entry.saved_value)
+    top_mhz = max(_identity(controller, entry.gpu_uuid).supported_sm_clocks_mhz, default=0)
+    restored_mhz = top_mhz if entry.saved_value is None else min(top_mhz, round(entry.saved_value))
     if locked_mhz >= restored_mhz - SAME_CLOCK_MHZ:
         return True
     return reading.sm_clock_mhz is not None and reading.sm_clock_mhz > locked_mhz + SAME_CLOCK_MHZ
@@ -198,9 +190,11 @@ def _restore_control(
         case Control.SM_CLOCK_LOCK:
             if entry.locked_sm_clock_mhz is not None and isinstance(controller, RecallsLocks):
                 controller.recall_lock(entry.gpu_uuid, entry.locked_sm_clock_mhz)
-            if entry.saved_value is None:
+            clocks_mhz = _identity(controller, entry.gpu_uuid).supported_sm_clocks_mhz
+            if entry.saved_value is None or round(entry.saved_value) not in clocks_mhz:
                 controller.reset_sm_clock(entry.gpu_uuid)
-                return RestoreResult.RESTORED, "clock lock removed"
+                why = "" if entry.saved_value is None else f": {entry.saved_value:g} MHz is no clock of this GPU"
+                return RestoreResult.RESTORED, f"clock lock removed{why}"
             controller.lock_sm_clock(entry.gpu_uuid, round(entry.saved_value))
             whose = "another program's" if entry.known_by is KnownBy.READ else "the configured"
             return RestoreResult.RESTORED, f"clock locked at {whose} {entry.saved_value:g} MHz"
@@ -215,17 +209,25 @@ def _restore_control(
 def _restore_power_limit(
     controller: GpuController, entry: JournalEntry, policy: RestorePolicy
 ) -> tuple[RestoreResult, str]:
-    """Restore a power limit; one that another program changed is kept, unless the policy is `restore`."""
-    if entry.saved_value is None:
+    """Restore a power limit, or the default where none was saved that the GPU permits.
+
+    One that another program changed is kept, unless the policy is `restore`.
+    """
+    details, default_w = controller.details(entry.gpu_uuid), _identity(controller, entry.gpu_uuid).default_power_limit_w
+    low_w, high_w = details.min_power_limit_w or 0.0, details.max_power_limit_w or math.inf
+    saved_w = entry.saved_value
+    if saved_w is None or not low_w <= saved_w <= high_w:
+        saved_w = default_w
+    if saved_w is None:
         return RestoreResult.RESTORED, "no power limit was saved"
     now_w = controller.power_limit_w(entry.gpu_uuid)
-    if abs(now_w - entry.saved_value) <= _LIMIT_TOLERANCE_W:
+    if abs(now_w - saved_w) <= _LIMIT_TOLERANCE_W:
         return RestoreResult.RESTORED, f"power limit is already {now_w:g} W"
     is_foreign = entry.intended_value is not None and abs(now_w - entry.intended_value) > _LIMIT_TOLERANCE_W
     if is_foreign and policy is not RestorePolicy.RESTORE:
         return RestoreResult.CHANGED_BY_OTHER, f"another program set the power limit to {now_w:g} W; kept"
-    controller.set_power_limit(entry.gpu_uuid, entry.saved_value)
-    detail = f"power limit restored to {entry.saved_value:g} W"
+    controller.set_power_limit(entry.gpu_uuid, saved_w)
+    detail = f"power limit restored to {saved_w:g} W"
     return RestoreResult.RESTORED, f"{detail} from {now_w:g} W set by another program" if is_foreign else detail
 
 
@@ -234,12 +236,24 @@ def _remove_power_profile(controller: GpuController, entry: JournalEntry) -> tup
     if entry.intended_value is None:
         return RestoreResult.RESTORED, "no workload power profile was added"
     profile = round(entry.intended_value)
-    if profile not in controller.requested_power_profiles(entry.gpu_uuid):
+    try:
+        requested = controller.requested_power_profiles(entry.gpu_uuid)
+    except GpuUnsupportedError:  # nothing can be requested then
+        requested = frozenset()
+    if profile not in requested:
         return RestoreResult.RESTORED, f"workload power profile {profile} is not requested any more"
     controller.clear_power_profile(entry.gpu_uuid, profile)
     if profile in controller.requested_power_profiles(entry.gpu_uuid):
         raise DriverError(f"workload power profile {profile} of {entry.gpu_uuid} is still requested after its removal")
     return RestoreResult.RESTORED, f"workload power profile {profile} removed"
+
+
+def _identity(controller: GpuController, gpu_uuid: str) -> GpuIdentity:
+    """Return the identity of a GPU, or raise GpuNotFoundError."""
+    found = next((own for own in controller.identities() if own.gpu_uuid == gpu_uuid), None)
+    if found is None:
+        raise GpuNotFoundError(f"this host has no GPU {gpu_uuid}; it stays in the journal")
+    return found
 
 
 def _describe(entry: JournalEntry) -> RestoreOutcome:

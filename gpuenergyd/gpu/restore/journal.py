@@ -8,97 +8,50 @@ holder dies: one for the list, and one per GPU, held during each driver call tha
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
-import json
 import os
 import stat
 import struct
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from gpuenergyd.atomic_file import replace_file
 from gpuenergyd.errors import JournalError
 from gpuenergyd.gpu.process_identity import read_boot_id
-from gpuenergyd.gpu.restore.policy import RestorePolicy
+from gpuenergyd.gpu.restore.journal_content import (
+    BadPart,
+    Control,
+    DamagedJournalError,
+    JournalContent,
+    JournalEntry,
+    KnownBy,
+    decode,
+    encode,
+)
 
-_VERSION = 4
-_READABLE = frozenset({1, 2, 3, 4})
-"""Earlier versions lack fields that have a default, and workload power profiles."""
+__all__ = [
+    "Control",
+    "DamagedJournalError",
+    "Journal",
+    "JournalContent",
+    "JournalEntry",
+    "KnownBy",
+    "UntrustedJournalError",
+]
+
 _MAX_BYTES = 1 << 20
 _LIST_LOCK = 0
 _LOCK_WAIT_S = 5.0
 _LOCK_POLL_S = 0.002
+_NOT_OURS = frozenset({errno.ELOOP, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENXIO})
+"""Errors of opening the file that tell that somebody else has put it there."""
 
 
-class DamagedJournalError(JournalError):
-    """The file exists and is ours, but its content is not a journal."""
-
-
-class Control(StrEnum):
-    """A GPU setting that the worker changes."""
-
-    SM_CLOCK_LOCK = "sm_clock_lock"
-    POWER_LIMIT = "power_limit"
-    POWER_PROFILE = "power_profile"
-
-
-class KnownBy(StrEnum):
-    """The source of the saved value."""
-
-    READ = "read"
-    CONFIGURED = "configured"
-    ASSUMED_DEFAULT = "assumed_default"
-
-
-@dataclass(frozen=True, slots=True)
-class JournalEntry:
-    """One control of one GPU that is changed, or is about to be; `saved_value` None means the driver's default.
-
-    Values are MHz for a clock lock and watts for a power limit. A restore opens `driver` with `world_path`.
-    A power limit other than `intended_value` is another program's. None: any may be ours, as during a driver call.
-    For a workload power profile `intended_value` is its number: only that one is ours, nothing is saved.
-    """
-
-    gpu_uuid: str
-    control: Control
-    saved_value: float | None
-    known_by: KnownBy
-    lease_id: str
-    job_id: str
-    owner_pid: int
-    owner_uid: int
-    owner_start_ticks: int | None
-    driver: str
-    world_path: str | None
-    recorded_boottime_ns: int
-    intended_value: float | None = None
-    restore_policy: RestorePolicy = RestorePolicy.ONLY_IF_OURS
-    locked_sm_clock_mhz: int | None = None
-    """The highest lock that may be in force; None without one, and where the driver's word is proof of a reset."""
-    is_lock_settled: bool = False
-    """Whether the call that set the lock has returned: until then the one before may be in force, too."""
-    is_unconfirmed: bool = False
-    """Whether the lock was removed, but the GPU has not been seen above it since."""
-
-    @property
-    def key(self) -> tuple[str, Control]:
-        """The GPU and control, which identify an entry."""
-        return (self.gpu_uuid, self.control)
-
-
-@dataclass(frozen=True, slots=True)
-class JournalContent:
-    """The entries, and the id of the boot in which they were written."""
-
-    boot_id: str
-    entries: tuple[JournalEntry, ...]
-    foreign_locks_mhz: Mapping[str, int] = field(default_factory=dict)
-    """Clock locks of other programs, by GPU."""
+class UntrustedJournalError(JournalError):
+    """The file is not ours, or others may have written it: its content is not looked at."""
 
 
 class Journal:
@@ -124,20 +77,77 @@ class Journal:
         """Return the entries; a missing file has none.
 
         Raises:
-            JournalError: the file cannot be read, has a wrong owner or mode, or is not a journal.
+            UntrustedJournalError: it has a wrong owner, mode or kind.
+            DamagedJournalError: it is not a journal, or a value cannot be right.
+            JournalError: it cannot be read.
+        """
+        body = self._body()
+        if body is None:
+            return JournalContent(self._boot_id(), ())
+        content, bad = self._decoded(body)
+        if bad:
+            raise DamagedJournalError(self._damage(bad))
+        return content
+
+    def repair(
+        self, repaired: Callable[[JournalContent, Sequence[BadPart]], JournalContent]
+    ) -> tuple[str, Path | None, JournalContent] | None:
+        """Replace a damaged or incomplete journal by what `repaired` makes of what is right and what is not in it.
+
+        The old file is kept. Returns what was wrong, the path of the old file and the new content; None without damage.
+
+        Raises:
+            JournalError: the old file cannot be moved, or the new one not be written.
+        """
+        with self._lock(_LIST_LOCK):
+            now = self._boot_id()
+            content, bad = JournalContent(now, (), is_incomplete=True), tuple[BadPart, ...]()
+            body: bytes | None = None
+            aside: Path | None = None
+            try:
+                body = self._body()
+                if body is None:
+                    return None
+                content, bad = self._decoded(body)
+            except (DamagedJournalError, UntrustedJournalError) as error:
+                reason, aside = str(error), self._keep_aside(body)
+            else:
+                if not bad and not content.is_incomplete:
+                    return None
+                reason = self._damage(bad) if bad else f"the journal {self._path} lacks GPUs of a damaged one"
+                aside = self._keep_aside(body) if bad else None
+            content = repaired(content, bad) if content.boot_id == now else JournalContent(now, ())
+            self._write(content)
+        return reason, aside, content
+
+    def _decoded(self, body: bytes) -> tuple[JournalContent, tuple[BadPart, ...]]:
+        try:
+            return decode(body, self._boot_id())
+        except DamagedJournalError as error:
+            raise DamagedJournalError(f"the journal {self._path} is damaged: {error}") from None
+
+    def _damage(self, bad: Sequence[BadPart]) -> str:
+        more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
+        return f"the journal {self._path} is damaged: {bad[0].reason}{more}"
+
+    def _body(self) -> bytes | None:
+        """Return the text of the file, None without one.
+
+        Raises:
+            UntrustedJournalError, JournalError: as in `read`.
         """
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                self._check_ownership(fd)
+                return os.read(fd, _MAX_BYTES)
+            finally:
+                os.close(fd)
         except FileNotFoundError:
-            return JournalContent(self._boot_id(), ())
+            return None
         except OSError as error:
-            raise JournalError(f"cannot read the journal {self._path}: {error.strerror}") from None
-        try:
-            self._check_ownership(fd)
-            body = os.read(fd, _MAX_BYTES)
-        finally:
-            os.close(fd)
-        return _decode(body, self._path)
+            kind = UntrustedJournalError if error.errno in _NOT_OURS else JournalError
+            raise kind(f"cannot read the journal {self._path}: {error.strerror}") from None
 
     def add(self, entries: Iterable[JournalEntry]) -> None:
         """Add entries and make them durable; an entry for a control that is listed already keeps the first saved value.
@@ -211,9 +221,10 @@ class Journal:
         except OSError:
             return False
         stamp = (status.st_ino, status.st_mtime_ns)
-        if stamp != self._seen[0]:
-            self._seen = (stamp, frozenset(e.key for e in self.read().entries))
-        return (gpu_uuid, control) in self._seen[1]
+        seen = self._seen  # another thread may replace it
+        if stamp != seen[0]:
+            self._seen = seen = (stamp, frozenset(e.key for e in self.read().entries))
+        return (gpu_uuid, control) in seen[1]
 
     def our_power_profile(self, gpu_uuid: str) -> int | None:
         """Return the workload power profile that we have added; None without one; raise JournalError if unreadable."""
@@ -231,11 +242,14 @@ class Journal:
         with self._lock(1 + zlib.crc32(gpu_uuid.encode()), wait_s=wait_s):
             yield
 
-    def set_aside(self) -> Path:
-        """Move a damaged journal aside and return its new path."""
+    def _keep_aside(self, body: bytes | None) -> Path:
+        """Keep the file for the administrator, a copy of what was read or else the file itself; return its path."""
         aside = self._path.with_name(f"{self._path.name}.corrupt-{time.time_ns()}")
         try:
-            self._path.rename(aside)
+            if body is None:
+                self._path.rename(aside)
+            else:
+                replace_file(aside, body, owner=self._owner(), is_durable=True)
         except OSError as error:
             raise JournalError(f"cannot move {self._path} aside: {error.strerror}") from None
         return aside
@@ -246,21 +260,16 @@ class Journal:
         return content if content.boot_id == self._boot_id() else JournalContent(self._boot_id(), ())
 
     def _write(self, content: JournalContent) -> None:
-        body = json.dumps(
-            {
-                "version": _VERSION,
-                "boot_id": self._boot_id(),
-                "entries": [{f.name: getattr(e, f.name) for f in dataclasses.fields(e)} for e in content.entries],
-                "foreign_locks_mhz": dict(content.foreign_locks_mhz),
-            },
-            indent=1,
-        ).encode()
+        body = encode(dataclasses.replace(content, boot_id=self._boot_id()))
         try:
-            folder = self._path.parent.stat()
-            owner = (folder.st_uid, folder.st_gid) if os.geteuid() == 0 else None
-            replace_file(self._path, body, owner=owner, is_durable=True, is_locked=True)
+            replace_file(self._path, body, owner=self._owner(), is_durable=True, is_locked=True)
         except OSError as error:
             raise JournalError(f"cannot write the journal {self._path}: {error.strerror}") from None
+
+    def _owner(self) -> tuple[int, int] | None:
+        """Return the owner that files of root get: that of the folder."""
+        folder = self._path.parent.stat()
+        return (folder.st_uid, folder.st_gid) if os.geteuid() == 0 else None
 
     def _check_ownership(self, fd: int) -> None:
         status = os.fstat(fd)
@@ -268,11 +277,13 @@ class Journal:
         if os.geteuid() == 0:
             owners.add(self._path.parent.stat().st_uid)
         if not stat.S_ISREG(status.st_mode):
-            raise JournalError(f"the journal {self._path} is not a regular file")
+            raise UntrustedJournalError(f"the journal {self._path} is not a regular file")
         if status.st_uid not in owners:
-            raise JournalError(f"the journal {self._path} belongs to uid {status.st_uid}; expected uid {os.geteuid()}")
+            raise UntrustedJournalError(
+                f"the journal {self._path} belongs to uid {status.st_uid}; expected uid {os.geteuid()}"
+            )
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise JournalError(f"the journal {self._path} is writable by other users; its mode must be 0600")
+            raise UntrustedJournalError(f"the journal {self._path} is writable by other users; its mode must be 0600")
 
     @contextlib.contextmanager
     def _lock(self, position: int, *, wait_s: float = _LOCK_WAIT_S) -> Iterator[None]:
@@ -310,26 +321,3 @@ def _with_lock(entry: JournalEntry, gpu_uuid: str, sm_clock_mhz: int | None, *, 
     return dataclasses.replace(
         entry, locked_sm_clock_mhz=sm_clock_mhz, is_lock_settled=is_settled, is_unconfirmed=False
     )
-
-
-def _decode(body: bytes, path: Path) -> JournalContent:
-    try:
-        document = json.loads(body)
-        if document["version"] not in _READABLE:
-            raise JournalError(f"the journal {path} has version {document['version']}; expected {_VERSION}")
-        entries = tuple(_entry(fields) for fields in document["entries"])
-        boot_id = str(document["boot_id"])
-        foreign = {str(uuid): int(mhz) for uuid, mhz in document.get("foreign_locks_mhz", {}).items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DamagedJournalError(f"the journal {path} is damaged: {error!r}") from None
-    return JournalContent(boot_id, entries, foreign)
-
-
-def _entry(fields: dict[str, Any]) -> JournalEntry:
-    saved_value = fields["saved_value"]
-    fields["saved_value"] = None if saved_value is None else float(saved_value)
-    fields["control"] = Control(fields["control"])
-    fields["known_by"] = KnownBy(fields["known_by"])
-    if "restore_policy" in fields:
-        fields["restore_policy"] = RestorePolicy(fields["restore_policy"])
-    return JournalEntry(**fields)

@@ -1,15 +1,14 @@
-"""Driver calls that the daemon requests; each change is journalled first. All run on the actuator's thread."""
+"""Driver calls that the daemon requests; each change is journalled first. All run on the GPU's actuator."""
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpuenergyd.errors import DriverError, GpuError
-from gpuenergyd.gpu.device import GpuController
+from gpuenergyd.gpu.device import GpuController, MeasuresGpus
 from gpuenergyd.gpu.link.messages import (
     AcquireLease,
-    Done,
     GpuProcesses,
     GpuSnapshot,
     LeaseOwner,
@@ -38,18 +37,20 @@ class DriverRequests:
     """The restore rules of the daemon that connected last."""
     foreign_clock_mhz: Callable[[str], int | None] = lambda _: None
     """Returns the clock at which another program has locked a GPU."""
+    reader: MeasuresGpus = field(init=False)
+    """Reads what requests ask for: the driver, or a gate in front of it."""
 
-    def open_lease(self, request: AcquireLease) -> Done:
-        """Journal the clock state of each GPU.
+    def __post_init__(self) -> None:
+        self.reader = self.controller
+
+    def open_lease(self, request: AcquireLease, gpu_uuid: str) -> None:
+        """Journal the clock state of one GPU of a lease.
 
         Raises:
             JournalError: it cannot be written, so nothing may be changed.
         """
         if request.sets_clocks:
-            self.journal.add(
-                [self._entry(request.lease_id, request.owner, u, Control.SM_CLOCK_LOCK) for u in request.gpu_uuids]
-            )
-        return Done()
+            self.journal.add([self._entry(request.lease_id, request.owner, gpu_uuid, Control.SM_CLOCK_LOCK)])
 
     def lower_power_limit(self, request: LowerPowerLimit) -> PowerLimit:
         """Lower a power limit after journalling the present one, or return to that one; return the limit read back.
@@ -134,8 +135,8 @@ class DriverRequests:
         """
         if isinstance(request, ListProcesses):
             return GpuProcesses(tuple(self.controller.process_ids(request.gpu_uuid)))
-        reading = self.controller.read(request.gpu_uuid)
-        return GpuSnapshot(reading.power_w, reading.total_energy_j, self.controller.details(request.gpu_uuid))
+        reading = self.reader.read(request.gpu_uuid)
+        return GpuSnapshot(reading.power_w, reading.total_energy_j, self.reader.details(request.gpu_uuid))
 
     def _entry(self, lease_id: str, owner: LeaseOwner, uuid: str, control: Control) -> JournalEntry:
         """Return the journal entry of a control that is about to be changed."""

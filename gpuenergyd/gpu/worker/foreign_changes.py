@@ -55,7 +55,7 @@ class ForeignChanges:
         except JournalError:
             return  # the restore at the start reports it
         for identity in self._identities():
-            self._threads.actuator.stay_below(identity.gpu_uuid, known.get(identity.gpu_uuid))
+            self._threads.actuator(identity.gpu_uuid).stay_below(known.get(identity.gpu_uuid))
 
     def check(self, sample: GpuSample, lock: ClockLock | None) -> None:
         """Check a sample against our lock, or against the known one of another program while we have set none.
@@ -67,13 +67,22 @@ class ForeignChanges:
             return
         if lock is not None:
             self._dropped_mhz.pop(uuid, None)
+            self._resolve_doubt(sample, lock)
         foreign = self._in_force(uuid) if lock is None else None
         if not self._detector.is_detected(sample, lock or foreign):
             return
         if lock is not None:
-            self._threads.actuator.submit(uuid, partial(self._yield, sample, lock))
+            self._threads.actuator(uuid).submit(partial(self._yield, sample, lock))
         elif foreign is not None:
-            self._threads.actuator.submit(uuid, partial(self._follow, sample, foreign))
+            self._threads.actuator(uuid).submit(partial(self._follow, sample, foreign))
+
+    def _resolve_doubt(self, sample: GpuSample, lock: ClockLock) -> None:
+        """Trust a doubtful lock again that a busy GPU shows."""
+        actuator = self._threads.actuator(sample.gpu_uuid)
+        if not actuator.is_lock_doubtful() or sample.is_clock_limited is not False or sample.sm_clock_mhz is None:
+            return
+        if abs(sample.sm_clock_mhz - lock.sm_clock_mhz) <= SAME_CLOCK_MHZ:
+            actuator.trust_lock()
 
     def _has_our_profile(self, uuid: str) -> bool:
         try:
@@ -95,10 +104,16 @@ class ForeignChanges:
         A lock that was restored or replaced since the detection says nothing about the GPU's present lease.
         """
         uuid = sample.gpu_uuid
-        if self._threads.actuator.lock_in_force(uuid) != lock:
+        actuator = self._threads.actuator(uuid)
+        if actuator.lock_in_force() != lock:
+            return
+        if actuator.is_lock_doubtful() and (sample.sm_clock_mhz or 0) > lock.sm_clock_mhz:
+            actuator.forget_lock()
+            seen = f"it runs at {sample.sm_clock_mhz} MHz, above our lock at {lock.sm_clock_mhz} MHz"
+            log(f"{uuid}: {seen}, since its energy counter fell: the driver was reloaded and its clock lock is gone")
             return
         self._leases.drop([uuid])
-        self._threads.actuator.drop_requests([uuid])
+        actuator.drop_requests()
         if self._restore_policy() is not RestorePolicy.RESTORE:
             try:
                 self._journal.remove({(uuid, Control.SM_CLOCK_LOCK)})
@@ -115,7 +130,7 @@ class ForeignChanges:
     def _follow(self, sample: GpuSample, known: ClockLock) -> None:
         """Record that another program has changed its own lock, while we have set none."""
         uuid = sample.gpu_uuid
-        if self._threads.actuator.lock_in_force(uuid) is not None or self.locks.of(uuid) != known:
+        if self._threads.actuator(uuid).lock_in_force() is not None or self.locks.of(uuid) != known:
             return
         dropped_mhz = self._dropped_mhz.pop(uuid, None)
         if dropped_mhz is not None and abs((sample.sm_clock_mhz or 0) - dropped_mhz) <= SAME_CLOCK_MHZ:
@@ -136,7 +151,7 @@ class ForeignChanges:
             log(f"{uuid}: {error}")
             self._dropped_mhz[uuid] = sm_clock_mhz
             return
-        self._threads.actuator.stay_below(uuid, None)
+        self._threads.actuator(uuid).stay_below(None)
         self._health.resolve(uuid, FOREIGN_CHANGE, "its clock lock was ours, and is removed")
         self._on_found()
 
@@ -148,7 +163,7 @@ class ForeignChanges:
             self.locks.record(uuid, clock_mhz, time.monotonic_ns())
         except JournalError as error:
             log(str(error))
-        self._threads.actuator.stay_below(uuid, clock_mhz)
+        self._threads.actuator(uuid).stay_below(clock_mhz)
         self._on_found()
         what = "no lock of another program" if clock_mhz is None else f"locked at {clock_mhz} MHz by another program"
         log(f"{uuid}: {what}")

@@ -37,16 +37,16 @@ class Maintenance:
         uuids = request.gpu_uuids
         new = [uuid for uuid in uuids if not self.health.is_released(uuid)]
         for uuid in new:
-            self.threads.sampler.remove(uuid)
+            self.threads.sampler(uuid).remove(uuid)
         try:
             self._await_sampler(new)
             self.controller.release(uuids)
         except GpuError:
             for uuid in new:
-                self.threads.sampler.add(uuid)
+                self.threads.sampler(uuid).add(uuid)
             raise
         for uuid in uuids:
-            self.threads.actuator.forget_lock(uuid)
+            self.threads.actuator(uuid).forget_lock()
             self.health.release(uuid, request.reason)
         return Done()
 
@@ -61,7 +61,7 @@ class Maintenance:
         self.on_reopened(identities)
         for identity in identities:
             self.health.reopen(identity.gpu_uuid, *self._health_of(identity.gpu_uuid))
-            self.threads.sampler.add(identity.gpu_uuid)
+            self.threads.sampler(identity.gpu_uuid).add(identity.gpu_uuid)
         return Reopened(identities)
 
     def _health_of(self, gpu_uuid: str) -> tuple[GpuHealth, str]:
@@ -76,7 +76,7 @@ class Maintenance:
     def _await_sampler(self, gpu_uuids: Sequence[str]) -> None:
         """Wait until the reading of these GPUs that may be under way has returned."""
         until_mono_s = time.monotonic() + _READ_LIMIT_S
-        while self.threads.sampler.call.gpu_uuid in gpu_uuids:
+        while any(self.threads.sampler(uuid).call.gpu_uuid == uuid for uuid in gpu_uuids):
             if time.monotonic() > until_mono_s:
                 raise GpuError(f"a reading has not returned for {_READ_LIMIT_S:g} s")
             time.sleep(_POLL_S)

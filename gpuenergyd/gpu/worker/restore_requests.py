@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 from gpuenergyd.errors import JournalError
 from gpuenergyd.gpu.device import GpuController
-from gpuenergyd.gpu.restore.executor import RestoreOutcome, RestoreResult, reset_every_gpu, restore_from_journal
-from gpuenergyd.gpu.restore.journal import Control, DamagedJournalError, Journal
-from gpuenergyd.gpu.worker.daemon_connection import log
+from gpuenergyd.gpu.restore.executor import RestoreOutcome, RestoreResult, restore_from_journal
+from gpuenergyd.gpu.restore.journal import Control, Journal
 
 
 @dataclass(slots=True, eq=False)
@@ -33,22 +32,22 @@ class RestoreRequest:
 class RestoreRequests:
     """The restore requests that are not complete.
 
-    `on_restored` gets the outcomes of one GPU on the thread that restored it, `on_complete` a request whose last GPU
-    is done, on the thread on which that happened.
+    `repair` repairs the journal, or raises JournalError. `on_restored` gets the outcomes of one GPU on the thread that
+    restored it, `on_complete` a request whose last GPU is done, on the thread on which that happened.
     """
 
     def __init__(
         self,
         controller: GpuController,
         journal: Journal,
-        driver: str,
         *,
+        repair: Callable[[], None],
         on_restored: Callable[[str, Sequence[RestoreOutcome]], None],
         on_complete: Callable[[RestoreRequest], None],
     ) -> None:
         self._controller = controller
         self._journal = journal
-        self._driver = driver
+        self._repair = repair
         self._on_restored = on_restored
         self._on_complete = on_complete
         self._open: list[RestoreRequest] = []
@@ -64,30 +63,30 @@ class RestoreRequests:
 
     def execute(self, request: RestoreRequest, uuid: str) -> None:
         """Restore one GPU; blocks as long as the driver does."""
-        outcomes: Sequence[RestoreOutcome]
         try:
-            outcomes = restore_from_journal(
-                self._journal,
-                self._controller,
-                driver=self._driver,
-                gpu_uuids=[uuid],
-                is_daemon_ending=request.is_daemon_ending,
-            )
-        except DamagedJournalError as error:
-            log(f"{error}; moved it to {self._journal.set_aside()}, resetting every GPU")
-            outcomes = reset_every_gpu(self._controller)
-        except JournalError as error:
-            outcomes = [RestoreOutcome(uuid, Control.SM_CLOCK_LOCK, RestoreResult.FAILED, str(error))]
+            outcomes = self._restore(request, uuid)
+        except JournalError:
+            try:
+                self._repair()
+                outcomes = self._restore(request, uuid)
+            except JournalError as error:
+                outcomes = (RestoreOutcome(uuid, Control.SM_CLOCK_LOCK, RestoreResult.FAILED, str(error)),)
         self._on_restored(uuid, outcomes)
         self._complete_gpu(request, uuid, outcomes)
 
-    def fail_unreachable(self, uuid: str) -> None:
-        """Fail a GPU in every open request: a driver call for it does not return."""
+    def _restore(self, request: RestoreRequest, uuid: str) -> tuple[RestoreOutcome, ...]:
+        return restore_from_journal(
+            self._journal, self._controller, gpu_uuids=[uuid], is_daemon_ending=request.is_daemon_ending
+        )
+
+    def fail_unreachable(self, uuid: str) -> bool:
+        """Fail a GPU in every open request: a driver call for it does not return. Return whether there was one."""
         with self._guard:
             waiting = [r for r in self._open if uuid in r.pending]
         outcome = RestoreOutcome(uuid, Control.SM_CLOCK_LOCK, RestoreResult.FAILED, "a driver call does not return")
         for request in waiting:
             self._complete_gpu(request, uuid, [outcome])
+        return bool(waiting)
 
     def _complete_gpu(self, request: RestoreRequest, uuid: str, outcomes: Sequence[RestoreOutcome]) -> None:
         with self._guard:

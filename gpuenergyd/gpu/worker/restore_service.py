@@ -29,14 +29,14 @@ _NS_PER_S = 1_000_000_000
 
 
 class RestoreService:
-    """Restores GPUs on the actuator's thread; `reply` sends the outcomes of a restore that the daemon requested."""
+    """Restores each GPU on its actuator's thread; `reply` sends the outcomes of a restore that the daemon requested."""
 
     def __init__(
         self,
         controller: GpuController,
         journal: Journal,
-        driver: str,
         *,
+        repair: Callable[[], None],
         threads: DriverThreads,
         health: HealthTable,
         reply: Callable[[int, Restored], None],
@@ -47,7 +47,7 @@ class RestoreService:
         self._health = health
         self._reply = reply
         self._requests = RestoreRequests(
-            controller, journal, driver, on_restored=self._record_outcomes, on_complete=self._report
+            controller, journal, repair=repair, on_restored=self._record_outcomes, on_complete=self._report
         )
         self._resets = ResetWatch()
         self._kept: set[str] = set()
@@ -62,11 +62,13 @@ class RestoreService:
             if self._health.is_wedged(uuid):
                 self._requests.fail_unreachable(uuid)
             else:
-                self._threads.actuator.submit(uuid, partial(self._requests.execute, request, uuid))
+                execute = partial(self._requests.execute, request, uuid)
+                self._threads.actuator(uuid).submit(execute, lambda _, uuid=uuid: self.fail_unreachable(uuid))  # type: ignore[misc]  # mypy: default of uuid
 
     def fail_unreachable(self, uuid: str) -> None:
-        """Fail a GPU in every open request: a driver call for it does not return."""
-        self._requests.fail_unreachable(uuid)
+        """Fail a GPU in every open request: a driver call for it takes long or does not return."""
+        if self._requests.fail_unreachable(uuid):
+            self._health.record(uuid, GpuHealth.UNRESTORED, "a driver call takes long; to be restored when it returns")
 
     def forget_early_outcomes(self, uuid: str) -> None:
         """Drop outcomes that the daemon has not requested: they belong to an earlier lease."""
@@ -74,7 +76,8 @@ class RestoreService:
 
     def restore_kept(self, reason: str) -> None:
         """Restore GPUs whose clocks were kept when an earlier daemon ended."""
-        kept, self._kept = tuple(self._kept), set()
+        kept = tuple(self._kept)
+        self._kept.difference_update(kept)
         if kept:
             self.restore(RestoreRequest(reason, kept))
 
@@ -113,9 +116,9 @@ class RestoreService:
             return
         match self._resets.evidence(sample):
             case ResetEvidence.CONFIRMED:
-                self._threads.actuator.submit(uuid, partial(self._confirm, uuid))
+                self._threads.actuator(uuid).submit(partial(self._confirm, uuid))
             case ResetEvidence.WITHOUT_EFFECT:
-                self._threads.actuator.submit(uuid, partial(self._repeat, uuid))
+                self._threads.actuator(uuid).submit(partial(self._repeat, uuid))
 
     def _confirm(self, uuid: str) -> None:
         """Drop what the journal holds of a lock that is gone; on the actuator's thread, which sets all locks."""
@@ -123,7 +126,7 @@ class RestoreService:
             with self._journal.gpu_lock(uuid):
                 entries = self._journal.read().entries
                 entry = next((e for e in entries if e.key == (uuid, Control.SM_CLOCK_LOCK)), None)
-                if not self._resets.is_watched(uuid) or self._threads.actuator.lock_in_force(uuid) is not None:
+                if not self._resets.is_watched(uuid) or self._threads.actuator(uuid).lock_in_force() is not None:
                     return
                 if entry is not None and entry.locked_sm_clock_mhz is not None and entry.is_lock_settled:
                     confirm_reset(self._journal, entry)
@@ -135,7 +138,7 @@ class RestoreService:
 
     def _repeat(self, uuid: str) -> None:
         """Run a reset again that an earlier command did not carry out; on the actuator's thread."""
-        if not self._resets.is_watched(uuid) or self._threads.actuator.lock_in_force(uuid) is not None:
+        if not self._resets.is_watched(uuid) or self._threads.actuator(uuid).lock_in_force() is not None:
             return
         log(f"{uuid} computes at the lock that its reset should have removed; resetting it again")
         try:
@@ -156,10 +159,10 @@ class RestoreService:
         failed = [outcome for outcome in outcomes if outcome.result is RestoreResult.FAILED]
         for outcome in outcomes:  # of every GPU, where the journal was damaged
             if outcome.result is RestoreResult.RESTORED and outcome.control is Control.SM_CLOCK_LOCK:
-                self._threads.actuator.forget_lock(outcome.gpu_uuid)
+                self._threads.actuator(outcome.gpu_uuid).forget_lock()
                 self._resets.forget(outcome.gpu_uuid)
             elif outcome.above_sm_clock_mhz is not None:
-                self._threads.actuator.forget_lock(outcome.gpu_uuid)
+                self._threads.actuator(outcome.gpu_uuid).forget_lock()
                 self._resets.expect(outcome.gpu_uuid, outcome.above_sm_clock_mhz, time.monotonic_ns())
                 if self._health.health(outcome.gpu_uuid) in {GpuHealth.OK, *_UNPROVEN}:
                     self._health.record(outcome.gpu_uuid, GpuHealth.UNCONFIRMED, outcome.detail)

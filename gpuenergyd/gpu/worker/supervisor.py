@@ -1,7 +1,7 @@
-"""Main thread of the GPU worker: serves the daemon, grants leases and supervises the two driver threads.
+"""Main thread of the GPU worker: serves the daemon, grants leases and supervises the threads that call the driver.
 
-It never calls the driver. The actuator's thread makes all changes and writes the journal; the sampler's thread reads.
-A call that does not return makes its GPU wedged, and successors of both threads go on with the other GPUs.
+It never calls the driver itself. Each GPU has a thread, its actuator, that makes all changes and writes the journal;
+samplers read. A call that does not return makes its GPU wedged, and the threads of the other GPUs go on.
 """
 
 import os
@@ -41,15 +41,19 @@ from gpuenergyd.gpu.link.messages import (
     Welcome,
     WorkerCounters,
 )
+from gpuenergyd.gpu.plausible import plausible
 from gpuenergyd.gpu.restore.journal import Journal
 from gpuenergyd.gpu.restore.policy import RestoreRules
+from gpuenergyd.gpu.restore.repair import RepairingHost, repair_journal
 from gpuenergyd.gpu.worker.daemon_connection import DaemonConnection, close_all, log
 from gpuenergyd.gpu.worker.driver_requests import DriverRequests
 from gpuenergyd.gpu.worker.foreign_changes import FOREIGN_CHANGE, ForeignChanges
 from gpuenergyd.gpu.worker.health import HealthTable
+from gpuenergyd.gpu.worker.joint_request import JointRequest
 from gpuenergyd.gpu.worker.lease_handover import HandoverResult, LeaseHandover
 from gpuenergyd.gpu.worker.leases import Leases
 from gpuenergyd.gpu.worker.maintenance import OBSERVES_ONLY, Maintenance
+from gpuenergyd.gpu.worker.reading_gate import ReadingGate
 from gpuenergyd.gpu.worker.restore_requests import RestoreRequest
 from gpuenergyd.gpu.worker.restore_service import RestoreService
 from gpuenergyd.gpu.worker.threads.driver_threads import DriverThreads
@@ -85,13 +89,13 @@ class WorkerOptions:
 
 
 class Supervisor:
-    """The main thread's state: the leases, the health of each GPU, and the two driver threads."""
+    """The main thread's state: the leases, the health of each GPU, and the driver threads."""
 
     def __init__(self, controller: GpuController, options: WorkerOptions) -> None:
         self._controller = controller
         self._options = options
         self._journal = Journal(options.journal_path)
-        self._identities = controller.identities()
+        self._identities = tuple(map(plausible, controller.identities()))
         self._uuids = tuple(i.gpu_uuid for i in self._identities)
         self._batch = SampleBatch()
         self._is_stopping = False
@@ -107,8 +111,10 @@ class Supervisor:
         )
         self._leases = Leases(self._daemon, self._handle_process_death)
         self._health = HealthTable(self._uuids, self._report_health)
+        self._gate = ReadingGate(controller, self._identities)
         self._threads = DriverThreads(
             controller,
+            self._gate,
             self._journal,
             self._health,
             self,
@@ -117,6 +123,7 @@ class Supervisor:
             set_deadline_s=options.set_deadline_s,
         )
         self._driver = DriverRequests(controller, self._journal, options.driver, options.world_path, RestoreRules())
+        self._driver.reader = self._gate
         self._foreign = ForeignChanges(
             controller,
             self._journal,
@@ -131,7 +138,7 @@ class Supervisor:
         self._restores = RestoreService(
             controller,
             self._journal,
-            options.driver,
+            repair=self._repair_journal,
             threads=self._threads,
             health=self._health,
             reply=self._reply,
@@ -145,7 +152,7 @@ class Supervisor:
             observes_only=options.observes_only,
         )
         self._settings = SettingsWatch(
-            controller,
+            self._gate,
             self._journal,
             self._uuids,
             is_readable=lambda uuid: not (self._health.is_released(uuid) or self._health.is_wedged(uuid)),
@@ -163,6 +170,10 @@ class Supervisor:
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
         signal.signal(signal.SIGINT, signal.SIG_IGN if self._options.exits_with_daemon else lambda *_: self._stop())
         signal.set_wakeup_fd(self._daemon.wakeup_fd, warn_on_full_buffer=False)
+        try:
+            self._repair_journal()
+        except JournalError as error:  # restores try again
+            log(str(error))
         self._foreign.load()
         self._threads.start()
         self._settings.start()
@@ -181,22 +192,26 @@ class Supervisor:
                 break
         notify("STOPPING=1")
         self._settings.close()
-        self._threads.actuator.drop_requests(self._uuids)
+        self._drop_requests(self._uuids)
         self._restores.restore(RestoreRequest("the worker stops", self._uuids, is_daemon_ending=True))
         self._is_ending = True
-        self._threads.end_actuator()
-        while self._threads.actuator.is_running:
+        self._threads.end_actuators()
+        while self._threads.is_changing():  # what does not return is left to the sentinel
             self._watch()
             self._daemon.serve(0.01)
-        self._threads.sampler.close(timeout_s=1.0)
+        self._watch()
+        self._threads.close_samplers(timeout_s=1.0)
         self._daemon.close()
 
     # Main thread
 
+    def handle_long_change(self, gpu_uuid: str) -> None:
+        """Fail a GPU in restores whose other GPUs are done; it is restored when its call returns."""
+        self._restores.fail_unreachable(gpu_uuid)
+
     def handle_wedged(self, gpu_uuid: str) -> None:
         """End the lease of a GPU whose driver call does not return."""
         self._leases.end([gpu_uuid])
-        self._restores.fail_unreachable(gpu_uuid)
 
     def handle_returned(self, gpu_uuid: str) -> None:
         """Restore a GPU whose driver call returned after all."""
@@ -228,12 +243,16 @@ class Supervisor:
 
     def _restore_all(self, reason: str, *, is_daemon_ending: bool = True) -> None:
         self._leases.end_all()
-        self._threads.actuator.drop_requests(self._uuids)
+        self._drop_requests(self._uuids)
         self._restores.restore(RestoreRequest(reason, self._uuids, is_daemon_ending=is_daemon_ending))
+
+    def _drop_requests(self, uuids: Sequence[str]) -> None:
+        for uuid in uuids:
+            self._threads.actuator(uuid).drop_requests()
 
     def _handle_process_death(self, lease_id: str, uuids: Sequence[str]) -> None:
         """Restore the GPUs of a dead process; the daemon will request the same and then gets the outcomes."""
-        self._threads.actuator.drop_requests(uuids)
+        self._drop_requests(uuids)
         reason = f"a process of {lease_id} died"
         self._restores.restore(RestoreRequest(reason, tuple(uuids), is_ahead_of_daemon=True))
 
@@ -271,9 +290,9 @@ class Supervisor:
                 return Done()
             case Ping():
                 return WorkerCounters(
-                    num_late_ticks=self._threads.sampler.num_late_ticks,
+                    num_late_ticks=self._threads.num_late_ticks,
                     num_samples_dropped=self._daemon.num_dropped,
-                    num_sets_skipped=self._threads.actuator.num_skipped,
+                    num_sets_skipped=self._threads.num_skipped,
                 )
             case SetPowerLimit() | LowerPowerLimit() | SetPowerProfile():
                 self._change_setting(request_id, request)
@@ -285,7 +304,7 @@ class Supervisor:
                 self._release(request_id, request)
             case ReopenGpus():
                 self._health.require_known(request.gpu_uuids)
-                self._submit(request_id, "", partial(self._maintenance.reopen, request.gpu_uuids))
+                self._submit(request_id, request.gpu_uuids, partial(self._maintenance.reopen, request.gpu_uuids))
             case _:
                 raise ProtocolError(f"{type(request).__name__} is not a request")
         return None
@@ -312,7 +331,7 @@ class Supervisor:
         if self._leases.of(uuid) is None:
             refusal = "refused: no lease on this GPU"
         if refusal is None:
-            self._threads.actuator.request_clock(uuid, request)
+            self._threads.actuator(uuid).request_clock(request)
             return
         clock_mhz = request.first_sm_clock_mhz
         self.handle_clock_change(ClockChangeReport(uuid, clock_mhz, request.sent_mono_ns, 0, 0, None, None, refusal))
@@ -326,7 +345,8 @@ class Supervisor:
         self._leases.grant(request.lease_id, request.gpu_uuids, pidfds)
         for uuid in request.gpu_uuids:
             self._restores.forget_early_outcomes(uuid)
-        self._submit(request_id, "", partial(self._open_lease, request))
+        announce, open_each = partial(self._announce_lease, request), partial(self._open_lease, request)
+        self._submit(request_id, request.gpu_uuids, announce, each=open_each)
 
     def _change_setting(
         self, request_id: int | None, request: SetPowerLimit | LowerPowerLimit | SetPowerProfile
@@ -337,16 +357,16 @@ class Supervisor:
         self._health.require_changeable([uuid])
         match request:
             case SetPowerLimit():
-                self._submit(request_id, uuid, partial(self._driver.set_power_limit, request))
+                self._submit(request_id, [uuid], partial(self._driver.set_power_limit, request))
             case LowerPowerLimit():
-                self._submit(request_id, uuid, partial(self._driver.lower_power_limit, request))
+                self._submit(request_id, [uuid], partial(self._driver.lower_power_limit, request))
             case SetPowerProfile():
-                self._submit(request_id, uuid, partial(self._driver.set_power_profile, request))
+                self._submit(request_id, [uuid], partial(self._driver.set_power_profile, request))
 
     def _restore(self, request_id: int | None, request: Restore) -> None:
         self._health.require_known(request.gpu_uuids)
         self._leases.end(request.gpu_uuids)
-        self._threads.actuator.drop_requests(request.gpu_uuids)
+        self._drop_requests(request.gpu_uuids)
         self._restores.restore(
             RestoreRequest(request.reason, request.gpu_uuids, request_id, is_daemon_ending=request.is_daemon_ending)
         )
@@ -357,54 +377,72 @@ class Supervisor:
             if self._health.is_wedged(uuid):
                 raise GpuError(f"{self._health.refusal(uuid)}; only a restart of the GPU worker lets go of it")
         self._leases.end(request.gpu_uuids)
-        self._threads.actuator.drop_requests(request.gpu_uuids)
+        self._drop_requests(request.gpu_uuids)
         held = tuple(uuid for uuid in request.gpu_uuids if not self._health.is_released(uuid))
         if held:
             self._restores.restore(RestoreRequest(request.reason, held))
-        self._submit(request_id, "", partial(self._maintenance.release, request))
+        self._submit(request_id, request.gpu_uuids, partial(self._maintenance.release, request))
 
     def _query(self, request_id: int | None, request: ListProcesses | TakeSnapshot) -> None:
         uuid = request.gpu_uuid
         self._health.require_known([uuid])
         if self._health.is_wedged(uuid):
             raise GpuError(str(self._health.refusal(uuid)))
-        self._submit(request_id, uuid, partial(self._driver.query, request))
+        if self._threads.takes_long(uuid):
+            raise GpuError(f"refused: a driver call of {uuid} takes long")
+        self._submit(request_id, [uuid], partial(self._driver.query, request))
 
-    def _submit(self, request_id: int | None, gpu_uuid: str, call: Callable[[], Reply]) -> None:
-        """Have the actuator's thread execute a request and reply."""
+    def _submit(
+        self,
+        request_id: int | None,
+        gpu_uuids: Sequence[str],
+        last: Callable[[], Reply],
+        *,
+        each: Callable[[str], None] | None = None,
+    ) -> None:
+        """Have the actuators of these GPUs execute a request, and the last one reply."""
+        reply = partial(self._reply, request_id)
+        JointRequest(gpu_uuids, each=each, last=last, reply=reply).submit(self._threads.actuator)
 
-        def call_and_reply() -> None:
-            try:
-                reply = call()
-            except GpuEnergyError as error:
-                reply = Failed(str(error))
-            self._reply(request_id, reply)
+    # Actuators' threads
 
-        self._threads.actuator.submit(gpu_uuid, call_and_reply)
-
-    # Actuator's thread
-
-    def _open_lease(self, request: AcquireLease) -> Done:
+    def _open_lease(self, request: AcquireLease, gpu_uuid: str) -> None:
+        """Journal the state of one GPU; without a journal there is no lease."""
         try:
-            done = self._driver.open_lease(request)
+            try:
+                self._driver.open_lease(request, gpu_uuid)
+            except JournalError:
+                self._repair_journal()
+                self._driver.open_lease(request, gpu_uuid)
         except JournalError:
             self._leases.drop(request.gpu_uuids)
             raise
+
+    def _announce_lease(self, request: AcquireLease) -> Done:
         for uuid in request.gpu_uuids:
             self._health.resolve(uuid, FOREIGN_CHANGE, "leased again after another program's change")
-        return done
+        return Done()
 
     def _handle_reopened(self, identities: Sequence[GpuIdentity]) -> None:
         """Use what the driver says of GPUs now."""
-        found = {identity.gpu_uuid: identity for identity in identities}
+        found = {identity.gpu_uuid: plausible(identity) for identity in identities}
+        for identity in found.values():
+            self._gate.refresh(identity)
         self._identities = tuple(found.get(own.gpu_uuid, own) for own in self._identities)
 
     # Any thread
 
+    def _repair_journal(self) -> None:
+        """Repair a damaged journal: have each GPU reset that it may have listed; raise JournalError if that fails."""
+        world_path = None if self._options.world_path is None else str(self._options.world_path)
+        what = repair_journal(self._journal, RepairingHost(self._uuids, self._options.driver, world_path))
+        if what is not None:
+            log(what)
+
     def handle_samples(self, samples: Sequence[GpuSample]) -> None:
         """Send samples to the daemon in batches; check them for foreign clock changes and for the effect of resets."""
         for sample in samples:
-            lock = self._threads.actuator.lock_in_force(sample.gpu_uuid)
+            lock = self._threads.actuator(sample.gpu_uuid).lock_in_force()
             self._foreign.check(sample, lock)
             self._restores.check_reset(sample, lock)
         batch = self._batch.add(samples)
@@ -416,9 +454,9 @@ class Supervisor:
         self._daemon.send(change)
 
     def handle_counter_reset(self, gpu_uuid: str) -> None:
-        """Forget our clock lock after a driver reload, which restarts the energy counter and drops the lock."""
-        log(f"{gpu_uuid}: the energy counter restarted, so the driver was reloaded and its clock lock is gone")
-        self._threads.actuator.forget_lock(gpu_uuid)
+        """Doubt our clock lock: a driver reload drops it and restarts the counter, but a counter may also be wrong."""
+        if self._threads.actuator(gpu_uuid).doubt_lock():
+            log(f"{gpu_uuid}: its energy counter fell; the next clock request is set even if it is the same")
 
     def _report_foreign_lock(self) -> None:
         """Have the settings reported at once, which name the locks of other programs."""

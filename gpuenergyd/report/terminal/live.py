@@ -46,7 +46,7 @@ def status_view(status: Status) -> RenderableType:
     """Return the full view: health, watts saved now, power budget, carbon intensity, GPUs and jobs."""
     grid = [*power_lines(status.get("power")), *swing_lines(status.get("swing")), *grid_lines(status.get("carbon"))]
     saved, jobs = saved_power_lines(status), [*_jobs(status), *ended_job_lines(status)]
-    gpus = [_gpus(status), *lease_lines(status), *_switching(status)]
+    gpus = [_gpus(status), *refused_lines(status), *lease_lines(status), *_switching(status)]
     return Group(health_line(status), *saved, *grid, *gpus, *jobs)
 
 
@@ -154,6 +154,15 @@ def owner_text(gpu: Mapping[str, Any], names: Mapping[str, str]) -> str:
         return "calibration"
     job_id = gpu.get("job_id")
     return names.get(job_id, job_id) if job_id else ""
+
+
+def refused_lines(status: Status) -> list[Text]:
+    """Return one line per kind of values that the driver of a GPU reported and that cannot be right."""
+    return [
+        Text(f"GPU {gpu['index']}: {refused['num']} x {refused['name']} refused, last: {refused['reason']}")
+        for gpu in status["gpus"]
+        for refused in gpu.get("refused_readings") or ()
+    ]
 
 
 def lease_lines(status: Status) -> list[Text]:

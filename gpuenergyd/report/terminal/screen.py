@@ -25,6 +25,7 @@ from gpuenergyd.report.terminal.live import (
     job_names,
     lease_lines,
     owner_text,
+    refused_lines,
     usual_states,
 )
 from gpuenergyd.report.terminal.power import power_lines
@@ -72,7 +73,7 @@ def screen_lines(status: Status, width: int, height: int, powers_w: Sequence[flo
     after = _left_out(len(jobs) - num_jobs, "job")
     spare = height - len(head) - len(gpu_lines) - sum(map(len, job_groups)) - len(after) - 2
     gap = [Text()] if spare >= 0 else []
-    notes = [*lease_lines(status), *ended_job_lines(status)][: max(0, spare)]
+    notes = [*refused_lines(status), *lease_lines(status), *ended_job_lines(status)][: max(0, spare)]
     notes = [Text(style="dim").append_text(line) for line in notes]
     spare -= len(notes)
     details = [_details(job) for job in jobs[:num_jobs]]

@@ -146,6 +146,16 @@ def test_each_gpu_is_found_by_the_labels_of_dcgm_exporter() -> None:
         assert (labels["gpu"], labels["UUID"], labels["modelName"], labels["Hostname"]) == own
 
 
+def test_readings_that_cannot_be_right_are_counted_by_kind() -> None:
+    refused = {"refused_readings": [{"name": "power_w", "num": 3, "reason": "3.7e+06 W"}]}
+
+    text = metrics_text({**STATUS, "gpus": [{**GPU, **refused}]}).decode()
+
+    (line,) = [line for line in text.splitlines() if line.startswith("gpuenergyd_gpu_refused_readings_total{")]
+    assert 'value="power_w"' in line
+    assert line.endswith(" 3.0")
+
+
 def test_unknown_values_are_omitted_never_zero() -> None:
     found = samples(STATUS)
 

@@ -1,4 +1,5 @@
 import ast
+import ctypes
 import os
 import shutil
 import subprocess
@@ -6,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pynvml
 import pytest
@@ -427,3 +429,114 @@ def test_all_gpus_released_close_the_driver_for_an_upgrade(nvml_world: NvmlWorld
         nvml_host.read(nvml_world.gpus[0])
     assert len(nvml_host.reopen(nvml_world.gpus)) == 3
     assert all(nvml_host.read(uuid).sm_clock_mhz is not None for uuid in nvml_world.gpus)
+
+
+ODD_ERRORS = [
+    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+    TypeError("of the binding"),
+    KeyError("x"),
+    MemoryError(),
+]
+
+
+def _failing_for(index: int, function: str, error: Exception) -> Callable[..., Any]:
+    """Return a function of the binding that raises for one GPU."""
+    original, handle_of = getattr(pynvml, function), pynvml.nvmlDeviceGetHandleByIndex
+
+    def call(handle: Any, *arguments: Any) -> Any:
+        if function == "nvmlDeviceGetHandleByIndex":
+            is_failing = handle == index
+        else:
+            is_failing = _address(handle) == _address(handle_of(index))
+        if is_failing:
+            raise error
+        return original(handle, *arguments)
+
+    return call
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
+@pytest.mark.fault(56)
+@pytest.mark.parametrize("error", ODD_ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    "function",
+    ["nvmlDeviceGetName", "nvmlDeviceGetSupportedMemoryClocks", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMigMode"],
+)
+def test_a_gpu_whose_properties_cannot_be_read_is_listed_with_the_reason_and_hides_no_other(
+    nvml_world: NvmlWorld, monkeypatch: pytest.MonkeyPatch, function: str, error: Exception
+) -> None:
+    pynvml.nvmlInit()
+    monkeypatch.setattr(pynvml, function, _failing_for(1, function, error))
+
+    host = NvmlHost()
+
+    assert [own.gpu_uuid for own in host.identities()] == nvml_world.gpus
+    (failed,) = host.observe_only_reasons().items()
+    assert failed[0] == nvml_world.gpus[1]
+    assert f"the NVML binding failed: {error!r}" in failed[1]
+    assert all(host.read(gpu).sm_clock_mhz for gpu in nvml_world.gpus)
+    host.lock_sm_clock(nvml_world.gpus[0], 900)
+    host.close()
+
+
+@pytest.mark.fault(56)
+@pytest.mark.parametrize("function", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID"])
+def test_a_gpu_of_unknown_uuid_is_listed_and_each_call_names_the_reason(
+    nvml_world: NvmlWorld, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    pynvml.nvmlInit()
+    monkeypatch.setattr(pynvml, function, _failing_for(0, function, ODD_ERRORS[0]))
+
+    host = NvmlHost()
+
+    found = [own.gpu_uuid for own in host.identities()]
+    assert found == ["GPU-0-of-unknown-UUID", *nvml_world.gpus[1:]]
+    for call in (host.read, host.read_energy, host.details, host.process_ids, host.reset_sm_clock):
+        with pytest.raises(DriverError, match="the NVML binding failed: UnicodeDecodeError"):
+            call(found[0])
+    assert host.read(found[1]).sm_clock_mhz
+    host.close()
+
+
+@pytest.mark.fault(56)
+@pytest.mark.parametrize("error", ODD_ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    "function", ["nvmlDeviceGetClockInfo", "nvmlDeviceGetFieldValues", "nvmlDeviceGetTotalEnergyConsumption"]
+)
+def test_whatever_a_reading_raises_is_a_typed_error_of_its_gpu(
+    nvml_world: NvmlWorld,
+    nvml_host: NvmlHost,
+    monkeypatch: pytest.MonkeyPatch,
+    function: str,
+    error: Exception,
+) -> None:
+    pynvml.nvmlInit()
+    monkeypatch.setattr(pynvml, function, _failing_for(2, function, error))
+    read = nvml_host.read_energy if function == "nvmlDeviceGetTotalEnergyConsumption" else nvml_host.read
+
+    with pytest.raises(DriverError, match=f"{function} of {nvml_world.gpus[2]}: the NVML binding failed"):
+        read(nvml_world.gpus[2])
+
+    assert read(nvml_world.gpus[0]).total_energy_j is not None
+
+
+def test_names_that_are_bytes_are_texts(nvml_world: NvmlWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in older versions of the binding."""
+    for function in ("nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlSystemGetDriverVersion"):
+        original = getattr(pynvml, function)
+        monkeypatch.setattr(pynvml, function, lambda *arguments, own=original: own(*arguments).encode())
+    plain = nvml_world.simulated.identities()[0].model_name
+
+    host = NvmlHost()
+
+    identity = host.identities()[0]
+    assert identity.gpu_uuid == nvml_world.gpus[0]
+    assert not identity.model_name.startswith("b'")
+    assert identity.model_name.split()[0] == plain.split()[0]
+    assert identity.driver_version == "599.00.00"
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda _: b"NVIDIA \xff")
+    assert NvmlHost().identities()[0].model_name == "NVIDIA \N{REPLACEMENT CHARACTER}"
+    host.close()

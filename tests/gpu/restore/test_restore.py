@@ -109,7 +109,9 @@ def test_damaged_journal_is_moved_aside_and_the_error_names_the_remedy(host: Sim
     with pytest.raises(JournalError, match=r"is damaged.*moved it to .*corrupt-\d+.*restore --all"):
         restore(tmp_path / "journal.json")
 
-    assert not (tmp_path / "journal.json").exists()
+    assert Journal(tmp_path / "journal.json").read().is_incomplete
+    with pytest.raises(JournalError, match=r"lacks GPUs of a damaged one.*restore --all"):
+        restore(tmp_path / "journal.json")
     _lock_all(host, 900)
     assert [o.result for o in reset_all("simulated", host.path)] == [RestoreResult.RESTORED] * 2
     assert _locks(host) == [None, None]

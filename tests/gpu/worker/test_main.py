@@ -1,6 +1,7 @@
 """The GPU worker as a process, through its socket."""
 
 import asyncio
+import json
 import os
 import select
 import signal
@@ -68,8 +69,9 @@ async def test_clock_request_without_a_lease_is_refused(site: Site, link: Worker
 
 @with_worker
 async def test_lease_that_cannot_be_journalled_is_refused_and_nothing_is_set(site: Site, link: WorkerLink) -> None:
-    (site.folder / "journal.json").mkdir()
-    with pytest.raises(GpuError, match="cannot"):
+    (site.folder / "journal.json.lock").unlink(missing_ok=True)
+    (site.folder / "journal.json.lock").mkdir()
+    with pytest.raises(GpuError, match="cannot lock the journal"):
         await link.lease("L1", site.gpus, OWNER)
     request_clock(link, site.gpus[0], 900)
     await until(lambda: bool(site.received.clock_changes))
@@ -414,6 +416,38 @@ def test_damaged_journal_is_moved_aside_and_every_gpu_reset(site: Site) -> None:
 
     wait_until(lambda: site.locks() == [None, None, None])
     wait_until(lambda: any(site.folder.glob("journal.json.corrupt-*")))
+
+
+@pytest.mark.fault(54)
+def test_worker_starts_with_a_bad_entry_resets_its_gpu_and_says_where_the_journal_is_kept(site: Site) -> None:
+    worker = site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            await link.lease("L1", site.gpus, OWNER)
+            for gpu in site.gpus:
+                request_clock(link, gpu, 900)
+            await until(lambda: site.locks() == [900, 900, 900])
+            site.kill(worker, link)
+
+    run(main())
+    worker.wait()
+    path = site.folder / "journal.json"
+    document = json.loads(path.read_text())
+    document["entries"][0]["saved_value"] = float("nan")
+    document["entries"][1]["owner_pid"] = [[]]
+    path.write_text(json.dumps(document))
+
+    successor = site.start_worker()
+    wait_until(lambda: site.locks() == [None, None, None])
+    wait_until(lambda: site.journalled() == set())
+    successor.terminate()
+
+    assert successor.wait(20) == 0
+    assert successor.stderr is not None
+    log = successor.stderr.read().decode()
+    (kept,) = site.folder.glob("journal.json.corrupt-*")
+    assert f"is damaged: saved_value of an entry is nan, and 1 more; moved it to {kept}; resetting" in log
 
 
 def test_samples_carry_the_counter_as_of_its_updates(site: Site) -> None:

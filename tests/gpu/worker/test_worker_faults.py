@@ -9,6 +9,7 @@ import pytest
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.link.client import WorkerLink
 from gpuenergyd.gpu.link.messages import GpuHealth
+from gpuenergyd.gpu.restore import parallel
 from gpuenergyd.gpu.restore.command import restore
 from gpuenergyd.gpu.restore.executor import RestoreResult
 from tests.gpu.conftest import NvmlWorld
@@ -118,6 +119,100 @@ def test_hanging_read_call_wedges_its_gpu_only(site: Site, control: FakeNvmlCont
             await until(lambda: received.health(site.gpus[2]) is GpuHealth.OK)
 
     run(main())
+
+
+@pytest.mark.fault(53)
+@pytest.mark.parametrize("hanging", [(1,), (0, 1)])
+def test_gpus_beside_hanging_set_calls_are_served_and_restored_long_before_the_deadline(
+    site: Site, control: FakeNvmlControl, hanging: tuple[int, ...]
+) -> None:
+    """The usual deadlines of 10 and 30 s: nothing here waits for them."""
+    for index in hanging:
+        control.inject("nvmlDeviceSetGpuLockedClocks", gpu_index=index, num_calls=1, delay_s=60.0)
+    worker = site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, received):
+            await link.lease("L1", site.gpus, OWNER)
+            for index in (*hanging, 2):
+                request_clock(link, site.gpus[index], 900)
+            await until(lambda: site.locks()[2] == 900)
+            request_clock(link, site.gpus[2], 1005)
+            await until(lambda: site.locks()[2] == 1005)
+            received.samples.clear()
+            await until(lambda: {s.gpu_uuid for s in received.samples} == set(site.gpus))
+            outcomes = {o.gpu_uuid: o.result for o in await link.restore(site.gpus, "its job is over")}
+            assert site.locks()[2] is None
+            assert outcomes[site.gpus[2]] is RestoreResult.RESTORED
+            for index in hanging:
+                assert outcomes[site.gpus[index]] is RestoreResult.FAILED
+                await until(lambda index=index: received.health(site.gpus[index]) is GpuHealth.UNRESTORED)  # type: ignore[misc]
+            await link.lease("L2", site.gpus[2:], OWNER)
+            request_clock(link, site.gpus[2], 900)
+            await until(lambda: site.locks()[2] == 900)
+
+    run(main())
+    wait_until(lambda: site.locks()[2] is None)
+    worker.terminate()
+    assert worker.wait(timeout=20) == 0
+
+
+@pytest.mark.fault(53)
+def test_gpus_beside_a_hanging_read_call_are_read_long_before_the_deadline(
+    site: Site, control: FakeNvmlControl
+) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (_, received):
+            await until(lambda: {s.gpu_uuid for s in received.samples} == set(site.gpus))
+            for index in (0, 1):
+                control.inject("nvmlDeviceGetClockInfo", gpu_index=index, num_calls=1, delay_s=60.0)
+            await until(lambda: control.num_hits("nvmlDeviceGetClockInfo") == 2)
+            received.samples.clear()
+            await until(lambda: len(received.samples) > 30)
+            assert {s.gpu_uuid for s in received.samples} == {site.gpus[2]}
+            site.host.set_power_limit(site.gpus[2], 200.0)
+            await until(
+                lambda: any(
+                    r.gpu_uuid == site.gpus[2] and r.details.power_limit_w == 200.0 for r in received.settings_read
+                )
+            )
+
+    run(main())
+
+
+@pytest.mark.fault(53)
+def test_restore_command_restores_the_gpus_beside_one_whose_call_hangs(
+    site: Site, control: FakeNvmlControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            await link.lease("L1", site.gpus, OWNER)
+            for gpu in site.gpus:
+                request_clock(link, gpu, 900)
+            await until(lambda: site.locks() == [900, 900, 900])
+            site.kill(worker, link)
+
+    run(main())
+    worker.wait()
+    monkeypatch.setenv("GPUENERGYD_FAKE_NVML_WORLD", str(site.host.path))
+    monkeypatch.setattr(parallel, "CALL_LIMIT_S", 1.0)
+    control.inject("nvmlDeviceResetGpuLockedClocks", gpu_index=1, num_calls=1, delay_s=3.0)
+
+    outcomes = {o.gpu_uuid: o for o in restore(site.folder / "journal.json")}
+
+    assert [outcomes[gpu].result for gpu in site.gpus] == [
+        RestoreResult.RESTORED,
+        RestoreResult.FAILED,
+        RestoreResult.RESTORED,
+    ]
+    assert "has not returned for 1 s" in outcomes[site.gpus[1]].detail
+    assert site.journalled() == {site.gpus[1]}
+    wait_until(lambda: site.journalled() == set())
+    assert site.locks() == [None, None, None]
 
 
 def test_worker_ends_while_a_call_hangs_and_its_sentinel_restores_that_gpu(
@@ -281,6 +376,55 @@ def test_driver_reload_under_a_lease_is_survived(site: Site, control: FakeNvmlCo
             request_clock(link, site.gpus[0], 900)
             await until(lambda: site.locks()[0] == 900)
             assert {o.result for o in await link.restore(site.gpus, "end")} == {RestoreResult.RESTORED}
+
+    run(main())
+
+
+@pytest.mark.fault(48)
+def test_lock_lost_by_a_driver_reload_is_not_taken_for_another_programs_and_the_lease_stays(
+    site: Site, control: FakeNvmlControl
+) -> None:
+    worker = site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, received):
+            await link.lease("L1", site.gpus[:1], OWNER)
+            request_clock(link, site.gpus[0], 900)
+            await until(lambda: any(s.gpu_uuid == site.gpus[0] and s.sm_clock_mhz == 900 for s in received.samples))
+            site.host.reload_driver()
+            site.host.attach_process(site.gpus[0], os.getpid())
+            control.reload_driver()
+            received.samples.clear()
+            await until(lambda: sum((s.sm_clock_mhz or 0) > 900 for s in received.samples) > 100)
+            assert received.health(site.gpus[0]) is GpuHealth.OK
+            request_clock(link, site.gpus[0], 900)
+            await until(lambda: site.locks()[0] == 900)
+
+    run(main())
+    worker.terminate()
+    assert worker.stderr is not None
+    assert b"the driver was reloaded and its clock lock is gone" in worker.stderr.read()
+
+
+@pytest.mark.fault(56)
+def test_gpu_whose_name_is_not_utf_8_is_only_observed_and_the_others_are_served(site: Site) -> None:
+    name = site.host.identities()[1].model_name.encode()
+    content = site.host.path.read_bytes()
+    with site.host.path.open("r+b") as world:
+        world.seek(content.index(name))
+        world.write(b"\xff")
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, received):
+            assert [own.gpu_uuid for own in link.welcome.identities] == site.gpus
+            assert received.health(site.gpus[1]) is GpuHealth.OBSERVE_ONLY
+            with pytest.raises(GpuError, match="the NVML binding failed: UnicodeDecodeError"):
+                await link.lease("L1", site.gpus[1:2], OWNER)
+            await link.lease("L1", [site.gpus[0], site.gpus[2]], OWNER)
+            request_clock(link, site.gpus[0], 900)
+            await until(lambda: site.locks()[0] == 900)
+            await until(lambda: {s.gpu_uuid for s in received.samples} == set(site.gpus))
 
     run(main())
 

@@ -9,6 +9,7 @@ from unittest.mock import ANY
 import pytest
 from rich.console import Console
 
+from gpuenergyd.report.terminal.live import status_view
 from gpuenergyd.report.terminal.screen import screen_view
 from tests.cli.commands.test_status import STATUS
 from tests.support.sample_status import sample_status
@@ -47,6 +48,20 @@ def test_the_view_fits_its_screen_and_counts_what_it_does_not_show(
     named = [line for line in lines if line.startswith("gpt-")]
     not_shown = [line for line in lines if "more" in line and "job" in line]
     assert len(named) == num_jobs or (len(not_shown) == 1 and f"{num_jobs - len(named)} more job" in not_shown[0])
+
+
+@pytest.mark.parametrize("view", ["screen", "full"])
+def test_readings_that_cannot_be_right_are_named(view: str) -> None:
+    status = status_of(2, 1)
+    status["gpus"][1]["refused_readings"] = [{"name": "power_w", "num": 3, "reason": "3.7e+06 W"}]
+    console = Console(file=io.StringIO(), width=100, height=40, color_system=None)
+
+    lines = shown(status, width=100, height=40) if view == "screen" else []
+    if view == "full":
+        console.print(status_view(status))
+        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
+
+    assert "GPU 1: 3 x power_w refused, last: 3.7e+06 W" in {line.strip() for line in lines}
 
 
 def test_a_gpu_with_a_problem_is_always_shown() -> None:

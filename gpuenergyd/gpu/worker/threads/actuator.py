@@ -1,13 +1,12 @@
-"""Actuator: the one thread that changes GPUs. Newest clock request wins; tasks such as restores go before requests.
+"""Actuator: the thread that changes one GPU. Newest clock request wins; tasks such as restores go before requests.
 
-When it is abandoned with a call that does not return, a successor takes over the requests and tasks of the other GPUs.
+Each GPU has one, so a call that does not return delays that GPU alone. Clock changes of several GPUs take turns.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.errors import GpuEnergyError, GpuLostError, GpuPermissionError
@@ -15,10 +14,9 @@ from gpuenergyd.gpu.device import GpuController, GpuIdentity, RecallsLocks
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth
 from gpuenergyd.gpu.restore.journal import Control, Journal
 from gpuenergyd.gpu.worker.threads.driver_thread import DriverThread
+from gpuenergyd.gpu.worker.threads.driver_turns import DriverTurns, FinishedCall, Urgency
 
 _NS_PER_S = 1_000_000_000
-_CALLS_KEPT = 64
-"""More than one request can wait for: each GPU has at most one call between two of another GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,7 @@ class ClockLock:
 
 @dataclass(slots=True)
 class _Slot:
-    """One GPU: its pending requests, and our lock; None where none is known to be ours or a call is in progress.
+    """The pending requests, and our lock; None where none is known to be ours or a call is in progress.
 
     `num_invalidations` counts the restores, drops and driver reloads that ended our lock: a call that was in progress
     meanwhile must not declare its lock to be in force.
@@ -45,175 +43,175 @@ class _Slot:
     lock: ClockLock | None = None
     num_invalidations: int = 0
     is_failing: bool = False
-
-    def is_raised_by(self, request: ClockRequest) -> bool:
-        """Return whether a request raises the clock that we last set."""
-        return self.lock is not None and request.sm_clock_mhz > self.lock.sm_clock_mhz
+    is_doubtful: bool = False
+    """Whether our lock may be gone: the same clock is set again."""
 
     def invalidate_lock(self) -> None:
         """Assume that our lock is gone, and that one being set now will be."""
         self.lock = None
+        self.is_doubtful = False
         self.num_invalidations += 1
 
 
 @dataclass(frozen=True, slots=True)
-class _FinishedCall:
-    """A driver call that set a GPU's clock: when it began and returned."""
-
-    gpu_uuid: str
-    called_mono_ns: int
-    returned_mono_ns: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Task:
-    """An action for one GPU, to run before any further clock request."""
+    """An action, to run before any further clock request, and what to do if it never can."""
 
-    gpu_uuid: str
     action: Callable[[], None]
+    refuse: Callable[[str], None]
 
 
 class Actuator(DriverThread):
-    """Sets clocks one after another; the driver serialises its calls anyway.
+    """Sets the clock of one GPU, and runs tasks that call the driver for it.
 
-    `on_set` gets each change when its call has returned, `on_health` the health that a failure implies, `on_returned`
-    a GPU whose call returned after the actuator was abandoned; all are called on the actuator's thread. A request for
-    a GPU without a journal entry fails: the GPU has been restored.
+    `on_set` gets each change when its call has returned, `on_health` the health that a failure implies; both are called
+    on the actuator's thread. A request for a GPU without a journal entry fails: the GPU has been restored.
     """
 
     def __init__(
         self,
         controller: GpuController,
         journal: Journal,
-        identities: Sequence[GpuIdentity],
+        identity: GpuIdentity,
+        turns: DriverTurns,
         *,
         on_set: Callable[[ClockChangeReport], None],
         on_health: Callable[[str, GpuHealth, str], None],
-        on_returned: Callable[[str], None],
     ) -> None:
-        super().__init__("actuator", on_returned=on_returned)
+        super().__init__(f"actuator {identity.index}")
         self.num_skipped = 0
         self._controller = controller
         self._journal = journal
         self._records_locks = isinstance(controller, RecallsLocks)
-        self._identities = identities
+        self._uuid = identity.gpu_uuid
+        self._clocks_mhz = identity.supported_sm_clocks_mhz
+        self._turns = turns
         self._on_set = on_set
         self._on_health = on_health
-        self._slots = {i.gpu_uuid: _Slot(i.supported_sm_clocks_mhz) for i in identities}
+        self._slot = _Slot(identity.supported_sm_clocks_mhz)
         self._tasks: deque[_Task] = deque()
-        self._finished: deque[_FinishedCall] = deque(maxlen=_CALLS_KEPT)
+        self._present: _Task | None = None
 
-    def succeed(self, stuck_gpu_uuid: str) -> "Actuator":
-        """Abandon the thread that is stuck with one GPU; return an actuator for the other GPUs, not started."""
-        successor = Actuator(
-            self._controller,
-            self._journal,
-            self._identities,
-            on_set=self._on_set,
-            on_health=self._on_health,
-            on_returned=self._on_returned,
-        )
+    def request_clock(self, request: ClockRequest) -> None:
+        """Queue a request; it replaces earlier requests."""
         with self._wakeup:
-            self._abandon(stuck_gpu_uuid)
-            successor.num_skipped = self.num_skipped
-            successor._slots = self._slots
-            successor._tasks = deque(t for t in self._tasks if t.gpu_uuid != stuck_gpu_uuid)
-            self._slots = {uuid: _Slot(slot.clocks_mhz) for uuid, slot in successor._slots.items()}
-            self._tasks = deque()
-            successor._slots[stuck_gpu_uuid] = _Slot(self._slots[stuck_gpu_uuid].clocks_mhz)
-        return successor
-
-    def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
-        """Queue a request; it replaces earlier requests for this GPU."""
-        with self._wakeup:
-            slot = self._slots[gpu_uuid]
             if request.sm_clock_mhz:
-                slot.now = request
-            slot.later = deque(request.later_requests())
+                self._slot.now = request
+            self._slot.later = deque(request.later_requests())
             self._wakeup.notify()
+        self._turns.reconsider()
 
-    def drop_requests(self, gpu_uuids: Sequence[str]) -> None:
-        """Drop the pending clock requests for these GPUs."""
+    def drop_requests(self) -> None:
+        """Drop the pending clock requests."""
         with self._wakeup:
-            for uuid in gpu_uuids:
-                self._slots[uuid].now = None
-                self._slots[uuid].later.clear()
-                self._slots[uuid].invalidate_lock()
+            self._slot.now = None
+            self._slot.later.clear()
+            self._slot.invalidate_lock()
+        self._turns.reconsider()
 
-    def forget_lock(self, gpu_uuid: str) -> None:
+    def forget_lock(self) -> None:
         """Assume that our lock is gone, so the next request sets the clock even if it is the same."""
         with self._wakeup:
-            self._slots[gpu_uuid].invalidate_lock()
+            self._slot.invalidate_lock()
 
-    def stay_below(self, gpu_uuid: str, sm_clock_mhz: int | None) -> None:
-        """Set no clock above this one from now on, which another program has locked; None for any clock."""
-        identity = next(own for own in self._identities if own.gpu_uuid == gpu_uuid)
-        clocks = identity.supported_sm_clocks_mhz
+    def doubt_lock(self) -> bool:
+        """Assume that our lock may be gone, until the GPU shows which; return whether there is one."""
         with self._wakeup:
-            allowed = tuple(c for c in clocks if sm_clock_mhz is None or c <= sm_clock_mhz)
-            self._slots[gpu_uuid].clocks_mhz = allowed or clocks[-1:]
+            self._slot.is_doubtful = self._slot.lock is not None
+            return self._slot.is_doubtful
 
-    def lock_in_force(self, gpu_uuid: str) -> ClockLock | None:
+    def trust_lock(self) -> None:
+        """Assume that our lock is in force again: the GPU has shown it."""
+        with self._wakeup:
+            self._slot.is_doubtful = False
+
+    def is_lock_doubtful(self) -> bool:
+        """Return whether our lock may be gone."""
+        return self._slot.is_doubtful
+
+    def stay_below(self, sm_clock_mhz: int | None) -> None:
+        """Set no clock above this one from now on, which another program has locked; None for any clock."""
+        with self._wakeup:
+            allowed = tuple(c for c in self._clocks_mhz if sm_clock_mhz is None or c <= sm_clock_mhz)
+            self._slot.clocks_mhz = allowed or self._clocks_mhz[-1:]
+
+    def lock_in_force(self) -> ClockLock | None:
         """Return our lock; None while a call that changes it is in progress, since either clock may be in force."""
         with self._wakeup:
-            return self._slots[gpu_uuid].lock
+            return self._slot.lock
 
-    def submit(self, gpu_uuid: str, action: Callable[[], None]) -> None:
-        """Run an action for one GPU on the actuator's thread, before any further clock request."""
+    def submit(self, action: Callable[[], None], refuse: Callable[[str], None] = lambda _: None) -> None:
+        """Run an action on the actuator's thread, before any further clock request; see `give_up` for `refuse`."""
         with self._wakeup:
-            self._tasks.append(_Task(gpu_uuid, action))
+            self._tasks.append(_Task(action, refuse))
             self._wakeup.notify()
+
+    def give_up(self, reason: str) -> None:
+        """Drop all requests and tasks, and have the tasks refused: the call in progress does not return."""
+        self.drop_requests()
+        with self._wakeup:
+            dropped = [*([] if self._present is None else [self._present]), *self._tasks]
+            self._tasks.clear()
+        for task in dropped:
+            task.refuse(reason)
 
     def _work(self) -> None:
         while (task := self._next()) is not None:
-            self.call.begin(task.gpu_uuid)
-            task.action()
+            self.call.begin(self._uuid)
+            try:
+                task.action()
+            except Exception as error:  # noqa: BLE001 - whatever went wrong, the GPU's next restore must be tried
+                self._on_health(self._uuid, GpuHealth.DEGRADED, f"unexpected {error!r}")
+                task.refuse(f"unexpected {error!r}")
             self.call.end()
 
     def _next(self) -> _Task | None:
         """Wait for the next task; None ends the thread."""
         with self._wakeup:
+            self._present = None
             while True:
                 if self._tasks:
-                    return self._tasks.popleft()
+                    self._present = self._tasks.popleft()
+                    return self._present
                 if self._is_closing:
                     return None
-                due = self._pop_due()
-                if due is not None:
-                    uuid, request = due
-                    slot = self._slots[uuid]
-                    return _Task(uuid, partial(self._apply, slot, uuid, request, slot.num_invalidations))
-                self._wakeup.wait(self._until_next_s())
+                slot, now_ns = self._slot, time.monotonic_ns()
+                while slot.later and slot.later[0].sent_mono_ns <= now_ns:
+                    slot.now = slot.later.popleft()
+                if slot.now is not None:
+                    return _Task(self._apply_in_turn, lambda _: None)
+                self._wakeup.wait(max(0.0, (slot.later[0].sent_mono_ns - now_ns) / _NS_PER_S) if slot.later else None)
 
-    def _pop_due(self) -> tuple[str, ClockRequest] | None:
-        """Remove and return the request to apply next: raises first, since a late raise costs time; then the oldest."""
-        now_ns = time.monotonic_ns()
-        due: list[tuple[bool, int, str, ClockRequest]] = []
-        for uuid, slot in self._slots.items():
-            while slot.later and slot.later[0].sent_mono_ns <= now_ns:
-                slot.now = slot.later.popleft()
-            if slot.now is not None:
-                due.append((not slot.is_raised_by(slot.now), slot.now.sent_mono_ns, uuid, slot.now))
-        if not due:
-            return None
-        _, _, uuid, request = min(due, key=lambda entry: entry[:3])
-        self._slots[uuid].now = None
-        return uuid, request
+    def _urgency(self) -> Urgency:
+        """Return how urgent the newest request is: a late raise costs time; without one, the turn is over at once."""
+        with self._wakeup:
+            request, lock = self._slot.now, self._slot.lock
+            if request is None or self._tasks:
+                return False, 0
+            return lock is None or request.sm_clock_mhz <= lock.sm_clock_mhz, request.sent_mono_ns
 
-    def _until_next_s(self) -> float | None:
-        dues = [slot.later[0].sent_mono_ns for slot in self._slots.values() if slot.later]
-        return max(0.0, (min(dues) - time.monotonic_ns()) / _NS_PER_S) if dues else None
+    def _apply_in_turn(self) -> None:
+        """Apply the newest request when it is this GPU's turn, unless a task came up meanwhile."""
+        with self._turns.turn(self._uuid, self._urgency):
+            with self._wakeup:
+                if self._tasks or self._slot.now is None:
+                    return
+                request, self._slot.now = self._slot.now, None
+                num_invalidations = self._slot.num_invalidations
+            self._apply(request, num_invalidations)
 
-    def _apply(self, slot: _Slot, uuid: str, request: ClockRequest, num_invalidations: int) -> None:
+    def _apply(self, request: ClockRequest, num_invalidations: int) -> None:
         """Set a clock, unless it is in force or the request was dropped after `num_invalidations` was read."""
+        slot, uuid = self._slot, self._uuid
+        self.call.begin(uuid)
         sm_clock_mhz = supported_clock_mhz(slot.clocks_mhz, request.sm_clock_mhz)
         with self._wakeup:
             if slot.num_invalidations != num_invalidations:
                 return
-            if slot.lock is not None and slot.lock.sm_clock_mhz == sm_clock_mhz:
+            if slot.lock is not None and slot.lock.sm_clock_mhz == sm_clock_mhz and not slot.is_doubtful:
                 self.num_skipped += 1
                 return
-            slot.lock = None
+            slot.lock, slot.is_doubtful = None, False
         called_ns = returned_ns = 0
         error: str | None = None
         try:
@@ -238,8 +236,8 @@ class Actuator(DriverThread):
         with self._wakeup:
             if error is None and slot.num_invalidations == num_invalidations:
                 slot.lock = ClockLock(sm_clock_mhz, returned_ns)
-        blocked_ns = self._blocked_ns(uuid, request.sent_mono_ns, called_ns)
-        self._finished.append(_FinishedCall(uuid, called_ns, returned_ns))
+        blocked_ns = self._turns.blocked_ns(uuid, request.sent_mono_ns, called_ns)
+        self._turns.record(FinishedCall(uuid, called_ns, returned_ns))
         self._on_set(
             ClockChangeReport(
                 gpu_uuid=uuid,
@@ -252,14 +250,6 @@ class Actuator(DriverThread):
                 error=error,
                 blocked_ns=blocked_ns,
             )
-        )
-
-    def _blocked_ns(self, uuid: str, due_ns: int, called_ns: int) -> int:
-        """Return how long calls for other GPUs occupied the driver between these instants."""
-        return sum(
-            max(0, min(call.returned_mono_ns, called_ns) - max(call.called_mono_ns, due_ns))
-            for call in self._finished
-            if call.gpu_uuid != uuid
         )
 
 

@@ -1,14 +1,15 @@
-"""Base of the threads that call the driver: can be watched, woken, closed, and abandoned when a call hangs.
+"""Base of the threads that call the driver: can be watched, woken and closed.
 
-A thread inside a driver call that does not return cannot be interrupted. So it is abandoned with that GPU, and its
-supervisor starts a successor for the other GPUs. If the call returns after all, the thread reports it and ends.
+A thread inside a driver call that does not return cannot be interrupted. It works for one GPU, or leaves the others to
+threads of their own as soon as a call of one takes long, so no other GPU waits for it.
 """
 
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
+
+_NS_PER_S = 1_000_000_000
 
 
 @dataclass(slots=True)
@@ -19,27 +20,27 @@ class CallInProgress:
     since_mono_ns: int = 0
 
     def begin(self, gpu_uuid: str) -> None:
-        """Mark the begin of a call for this GPU; with an empty UUID it is not supervised."""
+        """Mark the begin of a call for this GPU."""
         self.since_mono_ns, self.gpu_uuid = time.monotonic_ns(), gpu_uuid
 
     def end(self) -> None:
         """Mark the return of the call."""
         self.gpu_uuid = None
 
+    def lasted_s(self, gpu_uuid: str) -> float:
+        """Return how long the present call has lasted; 0 if it is none or one for another GPU."""
+        present, since_ns = self.gpu_uuid, self.since_mono_ns
+        return (time.monotonic_ns() - since_ns) / _NS_PER_S if present == gpu_uuid else 0.0
+
 
 class DriverThread(ABC):
-    """A thread that runs `_work` until `_is_closing`; `_wakeup` guards all state shared with it.
+    """A thread that runs `_work` until `_is_closing`; `_wakeup` guards all state shared with it."""
 
-    `on_returned` gets, on this thread, the GPU whose call returned after the thread was abandoned.
-    """
-
-    def __init__(self, name: str, *, on_returned: Callable[[str], None]) -> None:
+    def __init__(self, name: str) -> None:
         self.call = CallInProgress()
         self._wakeup = threading.Condition()
         self._is_closing = False
-        self._on_returned = on_returned
-        self._stuck_gpu_uuid: str | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -61,13 +62,3 @@ class DriverThread(ABC):
     @abstractmethod
     def _work(self) -> None:
         """Do the thread's work; must return soon after `_is_closing` is set."""
-
-    def _abandon(self, stuck_gpu_uuid: str) -> None:
-        """Leave the thread with the GPU it is stuck on; the caller holds `_wakeup`."""
-        self._stuck_gpu_uuid = stuck_gpu_uuid
-        self._is_closing = True
-
-    def _run(self) -> None:
-        self._work()
-        if self._stuck_gpu_uuid is not None:
-            self._on_returned(self._stuck_gpu_uuid)

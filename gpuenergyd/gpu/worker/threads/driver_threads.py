@@ -1,33 +1,44 @@
-"""Supervision of the two threads that call the driver, actuator and sampler: replaces one that is stuck in a call."""
+"""The threads that call the driver, and their supervision: what hangs for one GPU delays no other.
+
+Each GPU has an actuator of its own. Readings share one sampler, so that ticks and the learning of counters are spread
+in time, until a call for one GPU takes long: from then on each GPU has a sampler of its own.
+"""
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from gpuenergyd.gpu.device import GpuController
+from gpuenergyd.gpu.device import GpuController, MeasuresGpus, RecallsLocks
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuSample
 from gpuenergyd.gpu.restore.journal import Journal
 from gpuenergyd.gpu.worker.health import HealthTable
 from gpuenergyd.gpu.worker.threads.actuator import Actuator
+from gpuenergyd.gpu.worker.threads.driver_turns import DriverTurns
 from gpuenergyd.gpu.worker.threads.sampler import Sampler
 
-_NS_PER_S = 1_000_000_000
+_LONG_READING_S = 0.5
+"""Far above the 0.02 s of the slowest readings known; the other GPUs are not read meanwhile."""
+_LONG_CHANGE_S = 1.5
+"""Far above the 0.03 s of the slowest changes known: a request for several GPUs does not wait for this one."""
 
 
 class DriverThreadsListener(Protocol):
     """Receiver of what the driver threads observe."""
 
     def handle_samples(self, samples: Sequence[GpuSample]) -> None:
-        """Process readings; on the sampler's thread."""
+        """Process readings; on a sampler's thread."""
         ...
 
     def handle_clock_change(self, change: ClockChangeReport) -> None:
-        """Process a clock change whose effect is known or that failed; on either thread."""
+        """Process a clock change whose effect is known or that failed; on either kind of thread."""
         ...
 
     def handle_counter_reset(self, gpu_uuid: str) -> None:
-        """React to an energy counter that restarted; on the sampler's thread."""
+        """React to an energy counter that restarted; on a sampler's thread."""
+        ...
+
+    def handle_long_change(self, gpu_uuid: str) -> None:
+        """React to a change that takes long; during `watch`, again and again."""
         ...
 
     def handle_wedged(self, gpu_uuid: str) -> None:
@@ -40,11 +51,12 @@ class DriverThreadsListener(Protocol):
 
 
 class DriverThreads:
-    """The pair of threads; `actuator` and `sampler` are those that work now."""
+    """An actuator for each GPU, and a sampler for all of them or for each."""
 
     def __init__(
         self,
         controller: GpuController,
+        reader: MeasuresGpus,
         journal: Journal,
         health: HealthTable,
         listener: DriverThreadsListener,
@@ -57,69 +69,100 @@ class DriverThreads:
         self._listener = listener
         self._read_deadline_s = read_deadline_s
         self._set_deadline_s = set_deadline_s
-        self._returned: deque[str] = deque()
-        self._is_ending = False
+        # Commands have time limits of their own, of several seconds, after which they are ended and rolled back.
+        self._long_change_s = set_deadline_s if isinstance(controller, RecallsLocks) else _LONG_CHANGE_S
         identities = controller.identities()
-        self.sampler = Sampler(
-            controller,
+        sampler = Sampler(
+            reader,
             [i.gpu_uuid for i in identities],
             period_s=sample_period_s,
             on_samples=listener.handle_samples,
             on_settled=listener.handle_clock_change,
             on_health=health.record,
             on_counter_reset=listener.handle_counter_reset,
-            on_returned=self._returned.append,
         )
-        self.actuator = Actuator(
-            controller,
-            journal,
-            identities,
-            on_set=self._follow_up,
-            on_health=health.record,
-            on_returned=self._returned.append,
-        )
+        self._samplers = {i.gpu_uuid: sampler for i in identities}
+        turns = DriverTurns()
+        self._actuators = {
+            i.gpu_uuid: Actuator(controller, journal, i, turns, on_set=self._follow_up, on_health=health.record)
+            for i in identities
+        }
+
+    def actuator(self, gpu_uuid: str) -> Actuator:
+        """Return the thread that changes a GPU."""
+        return self._actuators[gpu_uuid]
+
+    def sampler(self, gpu_uuid: str) -> Sampler:
+        """Return the thread that reads a GPU."""
+        return self._samplers[gpu_uuid]
+
+    @property
+    def num_late_ticks(self) -> int:
+        """Sampling instants that were skipped."""
+        return sum(sampler.num_late_ticks for sampler in set(self._samplers.values()))
+
+    @property
+    def num_skipped(self) -> int:
+        """Clock requests for a clock that was set already."""
+        return sum(actuator.num_skipped for actuator in self._actuators.values())
 
     def start(self) -> None:
-        """Start both threads."""
-        self.sampler.start()
-        self.actuator.start()
+        """Start all threads."""
+        for thread in {*self._samplers.values(), *self._actuators.values()}:
+            thread.start()
 
-    def end_actuator(self) -> None:
-        """Let the actuator and its successors end once all tasks are done; call `watch` until `actuator` has ended."""
-        self._is_ending = True
-        self.actuator.close(timeout_s=0.0)
+    def end_actuators(self) -> None:
+        """Let the actuators end once all their tasks are done."""
+        for actuator in self._actuators.values():
+            actuator.close(timeout_s=0.0)
+
+    def is_changing(self) -> bool:
+        """Return whether an actuator has something left to do, and is not in a call that takes long."""
+        return any(own.is_running and not self.takes_long(uuid) for uuid, own in self._actuators.items())
+
+    def takes_long(self, gpu_uuid: str) -> bool:
+        """Return whether a GPU's actuator is in a call that takes long, so that nobody should wait for it."""
+        return self._actuators[gpu_uuid].call.lasted_s(gpu_uuid) > self._long_change_s
+
+    def close_samplers(self, timeout_s: float) -> None:
+        """Have the samplers end; wait `timeout_s` for that, for all together."""
+        samplers = set(self._samplers.values())
+        for sampler in samplers:
+            sampler.close(timeout_s=0.0)
+        until_mono_s = time.monotonic() + timeout_s
+        for sampler in samplers:
+            sampler.close(max(0.0, until_mono_s - time.monotonic()))
 
     def watch(self) -> None:
-        """Replace threads whose driver call does not return, and reinstate GPUs whose call did."""
-        for thread, deadline_s in ((self.sampler, self._read_deadline_s), (self.actuator, self._set_deadline_s)):
-            stuck, since_ns = thread.call.gpu_uuid, thread.call.since_mono_ns
-            if stuck and time.monotonic_ns() - since_ns > deadline_s * _NS_PER_S:
-                self._health.mark_wedged(stuck, f"a driver call has not returned for {deadline_s:g} s")
-                self._replace(thread, stuck)
-                self._listener.handle_wedged(stuck)
-        while self._returned:
-            uuid = self._returned.popleft()
-            if self._health.clear_wedged(uuid):
-                self.sampler.remove(uuid)
-                self.sampler.add(uuid)
+        """Report GPUs whose driver call does not return, and those whose call did after all."""
+        for uuid, actuator in self._actuators.items():
+            set_s, read_s = actuator.call.lasted_s(uuid), self._samplers[uuid].call.lasted_s(uuid)
+            if read_s > _LONG_READING_S:
+                self._separate(uuid)
+            if self.takes_long(uuid):
+                self._listener.handle_long_change(uuid)
+            is_stuck = set_s > self._set_deadline_s or read_s > self._read_deadline_s
+            if is_stuck and not self._health.is_wedged(uuid):
+                deadline_s = self._set_deadline_s if set_s > self._set_deadline_s else self._read_deadline_s
+                detail = f"a driver call has not returned for {deadline_s:g} s"
+                self._health.mark_wedged(uuid, detail)
+                self._samplers[uuid].remove(uuid)
+                self._listener.handle_wedged(uuid)
+                actuator.give_up(f"{uuid} is wedged: {detail}")
+            elif not is_stuck and self._health.clear_wedged(uuid):
+                self._samplers[uuid].add(uuid)
                 self._listener.handle_returned(uuid)
 
-    def _replace(self, thread: Sampler | Actuator, stuck: str) -> None:
-        """Abandon a thread with the GPU whose call does not return, and start a successor for the other GPUs."""
-        if isinstance(thread, Sampler):
-            self.sampler = thread.succeed(stuck)
-            self.sampler.start()
-            self.actuator.drop_requests([stuck])
-            return
-        self.sampler.remove(stuck)
-        self.actuator = thread.succeed(stuck)
-        self.actuator.start()
-        if self._is_ending:
-            self.actuator.close(timeout_s=0.0)
+    def _separate(self, long_uuid: str) -> None:
+        """Have each of the GPUs that are read by the same thread as this one read by a thread of its own."""
+        shared = self._samplers[long_uuid]
+        for uuid in [uuid for uuid, sampler in self._samplers.items() if sampler is shared and uuid != long_uuid]:
+            self._samplers[uuid] = shared.separate(uuid)
+            self._samplers[uuid].start()
 
     def _follow_up(self, change: ClockChangeReport) -> None:
         """Have the sampler watch for the effect of a clock change; one that failed is complete."""
         if change.error is None:
-            self.sampler.await_effect(change)
+            self.sampler(change.gpu_uuid).await_effect(change)
         else:
             self._listener.handle_clock_change(change)

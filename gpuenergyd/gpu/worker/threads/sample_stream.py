@@ -1,5 +1,6 @@
 """Samples of GPUs on their way to the daemon: sent in batches, and checked for clock changes by other programs."""
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,21 +23,23 @@ _NUM_BELOW_IS_FOREIGN = 20
 
 
 class SampleBatch:
-    """Collects samples until the next batch is due."""
+    """Collects samples until the next batch is due; on any thread."""
 
     def __init__(self) -> None:
+        self._guard = threading.Lock()
         self._samples: list[GpuSample] = []
         self._sent_ns = 0
 
     def add(self, samples: Sequence[GpuSample]) -> tuple[GpuSample, ...]:
         """Add samples; return the batch when it is due, otherwise nothing."""
-        self._samples += samples
-        now_ns = time.monotonic_ns()
-        if now_ns - self._sent_ns < _SEND_PERIOD_NS and len(self._samples) < _MAX_BATCH:
-            return ()
-        batch, self._samples = tuple(self._samples), []
-        self._sent_ns = now_ns
-        return batch
+        with self._guard:
+            self._samples += samples
+            now_ns = time.monotonic_ns()
+            if now_ns - self._sent_ns < _SEND_PERIOD_NS and len(self._samples) < _MAX_BATCH:
+                return ()
+            batch, self._samples = tuple(self._samples), []
+            self._sent_ns = now_ns
+            return batch
 
 
 @dataclass(slots=True)

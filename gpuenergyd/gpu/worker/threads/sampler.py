@@ -1,14 +1,11 @@
-"""The thread that reads GPUs periodically, and more often near updates of energy counters and clock changes.
-
-Like the actuator it is abandoned when a call does not return, and a successor reads the other GPUs.
-"""
+"""The thread that reads GPUs periodically, and more often near updates of energy counters and clock changes."""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpuenergyd.errors import GpuEnergyError
-from gpuenergyd.gpu.device import EnergyReading, GpuReader
+from gpuenergyd.gpu.device import EnergyReading, MeasuresGpus
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuSample
 from gpuenergyd.gpu.worker.threads.actuator import health_after
 from gpuenergyd.gpu.worker.threads.clock_settling import EffectWatch
@@ -58,7 +55,7 @@ class Sampler(DriverThread):
 
     def __init__(
         self,
-        reader: GpuReader,
+        reader: MeasuresGpus,
         gpu_uuids: Sequence[str],
         *,
         period_s: float,
@@ -66,9 +63,8 @@ class Sampler(DriverThread):
         on_settled: Callable[[ClockChangeReport], None],
         on_health: Callable[[str, GpuHealth, str], None],
         on_counter_reset: Callable[[str], None],
-        on_returned: Callable[[str], None],
     ) -> None:
-        super().__init__("sampler", on_returned=on_returned)
+        super().__init__("sampler")
         self.num_late_ticks = 0
         self._num_ticks = 0
         self._tick_delay_ns = 0  # of the next tick, beyond the grid of the period
@@ -80,22 +76,21 @@ class Sampler(DriverThread):
         self._on_counter_reset = on_counter_reset
         self._gpus = {uuid: _SampledGpu(uuid) for uuid in gpu_uuids}
 
-    def succeed(self, stuck_gpu_uuid: str) -> "Sampler":
-        """Abandon the thread that is stuck with one GPU; return a sampler of the other GPUs, not started."""
+    def separate(self, gpu_uuid: str) -> "Sampler":
+        """Leave a GPU, with what is known of its counter and clock, to a new sampler; return that, not started."""
+        own = Sampler(
+            self._reader,
+            [],
+            period_s=self._period_s,
+            on_samples=self._on_samples,
+            on_settled=self._on_settled,
+            on_health=self._on_health,
+            on_counter_reset=self._on_counter_reset,
+        )
         with self._wakeup:
-            self._abandon(stuck_gpu_uuid)
-            successor = Sampler(
-                self._reader,
-                [uuid for uuid in self._gpus if uuid != stuck_gpu_uuid],
-                period_s=self._period_s,
-                on_samples=self._on_samples,
-                on_settled=self._on_settled,
-                on_health=self._on_health,
-                on_counter_reset=self._on_counter_reset,
-                on_returned=self._on_returned,
-            )
-            successor.num_late_ticks = self.num_late_ticks
-            return successor
+            own._gpus = {uuid: gpu for uuid, gpu in self._gpus.items() if uuid == gpu_uuid}
+            self._gpus = {uuid: gpu for uuid, gpu in self._gpus.items() if uuid != gpu_uuid}
+        return own
 
     def remove(self, gpu_uuid: str) -> None:
         """Stop reading a GPU."""
@@ -244,4 +239,5 @@ class Sampler(DriverThread):
             temperature_celsius=reading.temperature_celsius,
             is_power_capped=reading.is_power_capped,
             is_clock_limited=reading.is_clock_limited,
+            refused=reading.refused,
         )

@@ -1,4 +1,4 @@
-"""Settings watch: the thread that reads what is set on each GPU once a second, and reports changes with their owner.
+"""Settings watch: threads that read what is set on each GPU once a second, and report changes with their owner.
 
 NVML can read power limits, modes and workload power profiles back, but no clock lock: whose lock is in force follows
 from the clocks that the sampler reads.
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gpuenergyd.errors import GpuEnergyError, JournalError
-from gpuenergyd.gpu.device import GpuReader
+from gpuenergyd.gpu.device import MeasuresGpus
 from gpuenergyd.gpu.link.messages import GpuSettingsRead
 from gpuenergyd.gpu.restore.journal import Control, Journal
 
@@ -18,14 +18,14 @@ _SAME_LIMIT_W = 1.0
 
 
 class SettingsWatch:
-    """Reports the settings of each GPU when they are first read and whenever they change; on a thread of its own.
+    """Reports the settings of each GPU when they are first read and whenever they change; on a thread for each GPU.
 
-    A call that does not return stops the watch alone: the threads that change and sample GPUs are supervised.
+    A call that does not return stops the watch of its GPU alone: the threads that change and sample it are supervised.
     """
 
     def __init__(
         self,
-        reader: GpuReader,
+        reader: MeasuresGpus,
         journal: Journal,
         gpu_uuids: Sequence[str],
         *,
@@ -41,47 +41,46 @@ class SettingsWatch:
         self._on_change = on_change
         self._last: dict[str, GpuSettingsRead] = {}
         self._stop = threading.Event()
-        self._wakeup = threading.Event()
+        self._wakeups = {uuid: threading.Event() for uuid in gpu_uuids}
 
     def start(self) -> None:
-        """Start the thread."""
-        threading.Thread(target=self._run, name="settings watch", daemon=True).start()
+        """Start the threads."""
+        for uuid in self._gpu_uuids:
+            threading.Thread(target=self._run, args=(uuid,), name="settings watch", daemon=True).start()
 
     def close(self) -> None:
-        """Have the thread end after the reading that is under way."""
+        """Have the threads end after the reading that is under way."""
         self._stop.set()
-        self._wakeup.set()
+        self.read_soon()
 
     def read_soon(self) -> None:
         """Read every GPU now rather than a period after the last reading: a lock of another program has been found."""
-        self._wakeup.set()
+        for wakeup in self._wakeups.values():
+            wakeup.set()
 
     def repeat(self) -> None:
         """Report all settings again: another daemon has connected."""
         self._last.clear()
 
-    def read_all(self) -> None:
-        """Read every GPU once."""
-        for uuid in self._gpu_uuids:
-            if self._stop.is_set() or not self._is_readable(uuid):
-                continue
-            try:
-                details = replace(self._reader.details(uuid), foreign_sm_clock_mhz=self._foreign_clock_mhz(uuid))
-            except GpuEnergyError:
-                continue  # the sampler reports it
-            known = self._last.get(uuid)
-            if known is not None and known.details == details:
-                continue
-            is_our_limit = self._is_our_limit(uuid, details.power_limit_w)
-            read = GpuSettingsRead(uuid, details, is_our_limit, self._our_profile(uuid))
-            self._last[uuid] = read
-            self._on_change(read)
-
-    def _run(self) -> None:
+    def _run(self, uuid: str) -> None:
         while not self._stop.is_set():
-            self._wakeup.wait(PERIOD_S)
-            self._wakeup.clear()
-            self.read_all()
+            self._wakeups[uuid].wait(PERIOD_S)
+            self._wakeups[uuid].clear()
+            if not self._stop.is_set() and self._is_readable(uuid):
+                self._read(uuid)
+
+    def _read(self, uuid: str) -> None:
+        try:
+            details = replace(self._reader.details(uuid), foreign_sm_clock_mhz=self._foreign_clock_mhz(uuid))
+        except GpuEnergyError:
+            return  # the sampler reports it
+        known = self._last.get(uuid)
+        if known is not None and known.details == details:
+            return
+        is_our_limit = self._is_our_limit(uuid, details.power_limit_w)
+        read = GpuSettingsRead(uuid, details, is_our_limit, self._our_profile(uuid))
+        self._last[uuid] = read
+        self._on_change(read)
 
     def _our_profile(self, gpu_uuid: str) -> int | None:
         """Return the workload power profile that the journal says was added by this worker."""

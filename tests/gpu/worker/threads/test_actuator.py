@@ -1,4 +1,4 @@
-"""The actuator's record of the lock in force, while calls of the driver are held at chosen instants."""
+"""Actuators' records of the locks in force, while calls of the driver are held at chosen instants."""
 
 import os
 import threading
@@ -15,6 +15,7 @@ from gpuenergyd.gpu.restore.journal import Control, Journal
 from gpuenergyd.gpu.restore.policy import RestoreRules
 from gpuenergyd.gpu.worker.driver_requests import DriverRequests
 from gpuenergyd.gpu.worker.threads.actuator import Actuator
+from gpuenergyd.gpu.worker.threads.driver_turns import DriverTurns
 from tests.support.waiting import wait_until
 from tests.support.worker_site import OWNER
 
@@ -41,9 +42,9 @@ class HeldDriver(SimulatedHost):
 
 
 class Rig:
-    """An actuator of three GPUs with journal entries, and the changes that it made."""
+    """The actuators of three GPUs with journal entries, and the changes that they made."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, turn_limit_s: float = LIMIT_S) -> None:
         self.driver = HeldDriver.create(folder / "world", ["a100-sxm"] * 3, sleep=lambda _: None)
         self.gpus = tuple(i.gpu_uuid for i in self.driver.identities())
         self.gpu = self.gpus[0]
@@ -51,22 +52,28 @@ class Rig:
             self.driver.attach_process(gpu, os.getpid())
         self.journal = Journal(folder / "journal.json")
         requests = DriverRequests(self.driver, self.journal, "simulated", folder / "world", RestoreRules())
-        requests.open_lease(AcquireLease("L1", self.gpus, OWNER))
+        for gpu in self.gpus:
+            requests.open_lease(AcquireLease("L1", self.gpus, OWNER), gpu)
         self.changes: list[ClockChangeReport] = []
-        self.actuator = Actuator(
-            self.driver,
-            self.journal,
-            self.driver.identities(),
-            on_set=self.changes.append,
-            on_health=lambda *_: None,
-            on_returned=lambda _: None,
-        )
-        self.actuator.start()
+        self.turns = DriverTurns(turn_limit_s)  # a held call keeps its turn
+        self.actuators = [
+            Actuator(self.driver, self.journal, own, self.turns, on_set=self.changes.append, on_health=lambda *_: None)
+            for own in self.driver.identities()
+        ]
+        self.actuator = self.actuators[0]
+        for actuator in self.actuators:
+            actuator.start()
+
+    def close(self) -> None:
+        """End the threads."""
+        for actuator in self.actuators:
+            actuator.close(LIMIT_S)
+        self.driver.close()
 
     def request(self, sm_clock_mhz: int, *, gpu_index: int = 0, due_mono_ns: int | None = None) -> None:
         """Request a clock from an instant, or from now on."""
         due_ns = time.monotonic_ns() if due_mono_ns is None else due_mono_ns
-        self.actuator.request_clock(self.gpus[gpu_index], ClockRequest(sm_clock_mhz, due_ns))
+        self.actuators[gpu_index].request_clock(ClockRequest(sm_clock_mhz, due_ns))
 
     def set_clock(self, sm_clock_mhz: int, *, gpu_index: int = 0) -> None:
         """Request a clock and wait until it is set."""
@@ -77,7 +84,7 @@ class Rig:
     def run_task(self) -> None:
         """Wait until every task submitted before has run."""
         done = threading.Event()
-        self.actuator.submit(self.gpu, done.set)
+        self.actuator.submit(done.set)
         assert done.wait(LIMIT_S)
 
     def restore_during_a_call(self, sm_clock_mhz: int) -> None:
@@ -85,8 +92,8 @@ class Rig:
         self.driver.hold_next_call()
         self.request(sm_clock_mhz)
         assert self.driver.has_installed.wait(LIMIT_S)
-        self.actuator.drop_requests([self.gpu])
-        self.actuator.submit(self.gpu, lambda: self.driver.reset_sm_clock(self.gpu))
+        self.actuator.drop_requests()
+        self.actuator.submit(lambda: self.driver.reset_sm_clock(self.gpu))
         self.driver.may_return.set()
         self.run_task()
 
@@ -96,15 +103,14 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     """Yield a rig; its thread ends afterwards."""
     made = Rig(tmp_path)
     yield made
-    made.actuator.close(LIMIT_S)
-    made.driver.close()
+    made.close()
 
 
 def test_clock_whose_call_ends_after_a_restore_began_is_not_in_force(rig: Rig) -> None:
     rig.restore_during_a_call(900)
 
     assert rig.driver.locked_sm_clock_mhz(rig.gpu) is None
-    assert rig.actuator.lock_in_force(rig.gpu) is None
+    assert rig.actuator.lock_in_force() is None
 
 
 def test_same_clock_is_set_again_after_a_restore_during_its_call(rig: Rig) -> None:
@@ -123,12 +129,12 @@ def test_no_lock_is_in_force_while_a_call_changes_it(rig: Rig) -> None:
     rig.request(1410)
     assert rig.driver.has_installed.wait(LIMIT_S)
 
-    during = rig.actuator.lock_in_force(rig.gpu)
+    during = rig.actuator.lock_in_force()
     rig.driver.may_return.set()
     rig.run_task()
 
     assert during is None
-    lock = rig.actuator.lock_in_force(rig.gpu)
+    lock = rig.actuator.lock_in_force()
     assert lock is not None
     assert lock.sm_clock_mhz == 1410
 
@@ -137,12 +143,40 @@ def test_lock_is_not_in_force_once_the_driver_was_reloaded_during_its_call(rig: 
     rig.driver.hold_next_call()
     rig.request(900)
     assert rig.driver.has_installed.wait(LIMIT_S)
-    rig.actuator.forget_lock(rig.gpu)
+    rig.actuator.forget_lock()
     rig.driver.may_return.set()
     rig.run_task()
 
-    assert rig.actuator.lock_in_force(rig.gpu) is None
+    assert rig.actuator.lock_in_force() is None
     assert rig.journal.holds(rig.gpu, Control.SM_CLOCK_LOCK)
+
+
+@pytest.mark.fault(16, 55)
+def test_a_doubtful_lock_stays_ours_and_the_same_clock_is_set_again(rig: Rig) -> None:
+    rig.set_clock(900)
+    assert rig.actuator.doubt_lock()
+    during = rig.actuator.lock_in_force()
+
+    rig.set_clock(900)
+
+    assert during is not None
+    assert rig.actuator.num_skipped == 0
+    assert not rig.actuator.is_lock_doubtful()
+
+
+def test_a_lock_that_the_gpu_has_shown_since_is_not_set_again(rig: Rig) -> None:
+    rig.set_clock(900)
+    rig.actuator.doubt_lock()
+    rig.actuator.trust_lock()
+
+    rig.request(900)
+    wait_until(lambda: rig.actuator.num_skipped == 1)
+
+    assert len(rig.changes) == 1
+
+
+def test_without_a_lock_there_is_nothing_to_doubt(rig: Rig) -> None:
+    assert not rig.actuator.doubt_lock()
 
 
 def test_a_raise_goes_before_a_reduction_that_has_waited_longer(rig: Rig) -> None:
@@ -154,6 +188,7 @@ def test_a_raise_goes_before_a_reduction_that_has_waited_longer(rig: Rig) -> Non
     now_ns = time.monotonic_ns()
     rig.request(900, gpu_index=1, due_mono_ns=now_ns - 50_000_000)
     rig.request(1410, gpu_index=0, due_mono_ns=now_ns)
+    wait_until(lambda: rig.turns.num_waiting == 2)
     rig.driver.may_return.set()
     wait_until(lambda: len(rig.changes) == 5)
 
@@ -179,7 +214,7 @@ def test_the_clocks_of_a_timetable_are_set_at_their_instants_until_another_reque
     now_ns = time.monotonic_ns()
     later = [TimedClock(mhz, now_ns + delay_ms * 1_000_000) for mhz, delay_ms in ((900, 20), (1305, 40), (1200, 60))]
     far = TimedClock(600, now_ns + 3_600_000_000_000)
-    rig.actuator.request_clock(rig.gpu, ClockRequest(1410, now_ns, (*later, far)))
+    rig.actuator.request_clock(ClockRequest(1410, now_ns, (*later, far)))
     wait_until(lambda: len(rig.changes) == 4)
     rig.request(1395)  # a pause
     wait_until(lambda: len(rig.changes) == 5)
@@ -194,7 +229,7 @@ def test_the_clocks_of_a_timetable_are_set_at_their_instants_until_another_reque
 def test_of_the_clocks_of_a_timetable_that_became_due_together_only_the_last_is_set(rig: Rig) -> None:
     now_ns = time.monotonic_ns()
     passed = tuple(TimedClock(mhz, now_ns - 1_000_000 + k) for k, mhz in enumerate((900, 1305, 1200)))
-    rig.actuator.request_clock(rig.gpu, ClockRequest(0, now_ns - 2_000_000, passed))
+    rig.actuator.request_clock(ClockRequest(0, now_ns - 2_000_000, passed))
     wait_until(lambda: bool(rig.changes))
     rig.run_task()
 
@@ -204,8 +239,52 @@ def test_of_the_clocks_of_a_timetable_that_became_due_together_only_the_last_is_
 def test_a_restore_drops_the_rest_of_a_timetable(rig: Rig) -> None:
     now_ns = time.monotonic_ns()
     later = tuple(TimedClock(mhz, now_ns + 100_000_000) for mhz in (900, 1305))
-    rig.actuator.request_clock(rig.gpu, ClockRequest(1410, now_ns, later))
-    rig.actuator.drop_requests([rig.gpu])
+    rig.actuator.request_clock(ClockRequest(1410, now_ns, later))
+    rig.actuator.drop_requests()
 
-    assert rig.actuator._slots[rig.gpu].now is None
-    assert not rig.actuator._slots[rig.gpu].later
+    assert rig.actuator._slot.now is None
+    assert not rig.actuator._slot.later
+
+
+def test_a_call_that_does_not_return_loses_its_turn_and_delays_no_task_of_another_gpu(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, turn_limit_s=0.01)
+    rig.driver.hold_next_call()
+    rig.request(900, gpu_index=0)
+    assert rig.driver.has_installed.wait(LIMIT_S)
+
+    rig.set_clock(1005, gpu_index=1)
+    restored = threading.Event()
+    rig.actuators[2].submit(restored.set)
+    assert restored.wait(LIMIT_S)
+
+    assert rig.actuators[0].call.gpu_uuid == rig.gpus[0]
+    rig.driver.may_return.set()
+    wait_until(lambda: len(rig.changes) == 2)
+    rig.close()
+
+
+def test_a_gpu_that_is_given_up_refuses_its_tasks_and_serves_those_after_the_return(rig: Rig) -> None:
+    rig.driver.hold_next_call()
+    rig.request(900)
+    assert rig.driver.has_installed.wait(LIMIT_S)
+    refused: list[str] = []
+    rig.actuator.submit(lambda: pytest.fail("a dropped task ran"), refused.append)
+
+    rig.actuator.give_up("its call hangs")
+
+    assert refused == ["its call hangs"]
+    rig.driver.may_return.set()
+    rig.run_task()
+    assert rig.actuator.lock_in_force() is None
+
+
+def test_a_task_that_fails_in_an_unexpected_way_is_refused_and_ends_no_thread(rig: Rig) -> None:
+    refused: list[str] = []
+
+    def fail() -> None:
+        raise ZeroDivisionError("of a driver")
+
+    rig.actuator.submit(fail, refused.append)
+    rig.run_task()
+
+    assert refused == ["unexpected ZeroDivisionError('of a driver')"]

@@ -47,7 +47,6 @@ def test_a_value_whose_last_dated_update_is_long_ago_is_shown_as_read() -> None:
         on_settled=_fail,
         on_health=_fail,
         on_counter_reset=_fail,
-        on_returned=_fail,
     )
     gpu = sampler._gpus[GPU]
     for driver.now_ns in range(1, 500_000_000, 1_000_000):
