@@ -356,7 +356,7 @@ def test_only_get_requests_are_repeated_after_a_closed_connection(
             with pytest.raises(ConnectionError):
                 connection.request(method, "/v1/status", b"{}", limit_s=10)
         connection.close()
-        server.join(10)
+        server.join(WAIT_LIMIT_S)
 
 
 def test_a_recorder_gets_room_for_longer_iterations_and_keeps_what_is_still_read() -> None:

@@ -18,7 +18,7 @@ from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.drivers.simulated_world import create_world
 from tests.support.fake_nvml.control import FakeNvmlControl
 from tests.support.tools_environment import KERNEL_TUNER, tools_environment
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 SAME = 0.02
 _WINDOW_NS = 400_000_000
@@ -74,7 +74,7 @@ class Watch:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=LIMIT_S,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -36,7 +36,7 @@ from tests.support.daemon_process import DaemonProcess, running_daemon, training
 from tests.support.documents import Block, blocks, inline_commands, missing_output, shell_script
 from tests.support.readable import EMPTY_CHARTS, OVERFLOWING, OVERLAPPING, PALE, SMALL
 from tests.support.thorough import thorough
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = (
@@ -103,8 +103,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     """Run a daemon with simulated GPUs and a job in its history."""
     with running_daemon(tmp_path_factory.mktemp("daemon")) as daemon:
         with training(daemon, iterations=3) as run:
-            assert run.wait(60) == 0
-        wait_until(lambda: daemon.job() is None, 60)
+            assert run.wait(LIMIT_S) == 0
+        wait_until(lambda: daemon.job() is None)
         yield daemon
 
 

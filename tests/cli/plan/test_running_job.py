@@ -22,7 +22,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
         running_daemon(tmp_path_factory.mktemp("running-job"), kind=WorldKind.KIND) as made,
         training(made, arguments=("--microbatches", "8")) as run_of_job,
     ):
-        made.wait_for_phase("tuned", timeout_s=240)
+        made.wait_for_phase("tuned")
         yield made
         run_of_job.finish()
 

@@ -160,14 +160,14 @@ def test_a_real_job_is_held_within_a_budget_and_released_from_it(tmp_path: Path)
         with training(daemon, arguments=["--microbatches", "12"]):
             daemon.wait_for_phase("tuned")
             _put(daemon, {"power_budget_w": 1e6})
-            wait_until(lambda: is_divided(1e6), 30, log=lambda: str(shown))
+            wait_until(lambda: is_divided(1e6), log=lambda: str(shown))
             assert iteration_time_s() is None
             full_w, least_w = shown["predicted_w"], shown["least_w"]
             assert least_w < 0.95 * full_w
 
             budget_w = (full_w + least_w) / 2
             _put(daemon, {"power_budget_w": budget_w})
-            wait_until(lambda: is_divided(1.001 * budget_w), 30, log=lambda: str(shown))
+            wait_until(lambda: is_divided(1.001 * budget_w), log=lambda: str(shown))
             assert iteration_time_s() is not None
 
             assert _put(daemon, {"power_budget_w": None})["jobs"] == []

@@ -34,6 +34,7 @@ from gpuenergyd.daemon.processes.plugins import (
 from gpuenergyd.daemon.processes.policy_client import PolicyClient, PolicyFailure
 from gpuenergyd.daemon.processes.policy_host import PlanRequest, PolicyHost
 from gpuenergyd.errors import UnknownPolicyError, UsageError
+from tests.support.waiting import LIMIT_S
 
 
 def view(job_id: str = "j1") -> JobView:
@@ -262,7 +263,7 @@ def test_the_policy_host_dies_with_the_daemon(host_command: tuple[str, ...]) -> 
     host = os.pidfd_open(host_pid)
 
     core.kill()
-    core.communicate(timeout=10)
+    core.communicate(timeout=LIMIT_S)
 
     # It may still be starting; it reads its pipe only after that.
     readable, _, _ = select.select([host], [], [], 60)

@@ -18,7 +18,7 @@ from gpuenergyd.daemon.processes.policy_client import PolicyClient, PolicyFailur
 from tests.daemon.processes.test_policy_host import view
 from tests.support.daemon_process import wait_for_death
 from tests.support.processes import child_pids
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 _MANAGER = """
 import socket, subprocess, sys
@@ -64,7 +64,7 @@ def unit(tmp_path: Path, hostile_distribution: Path) -> Iterator[Unit]:
         manager = subprocess.Popen([sys.executable, "-c", _MANAGER, str(fd), program], pass_fds=[fd], stdout=pids)
     yield made
     manager.kill()
-    manager.wait(10)
+    manager.wait(LIMIT_S)
 
 
 def test_a_connection_gets_plans_and_its_host_ends_with_it(unit: Unit) -> None:

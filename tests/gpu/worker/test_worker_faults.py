@@ -13,7 +13,7 @@ from gpuenergyd.gpu.restore.command import restore
 from gpuenergyd.gpu.restore.executor import RestoreResult
 from tests.gpu.conftest import NvmlWorld
 from tests.support.fake_nvml.control import FakeNvmlControl
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 from tests.support.worker_site import OWNER, Site, request_clock, run, until, with_worker
 
 SHORT = ("--read-deadline-s", "0.5", "--set-deadline-s", "0.5")
@@ -136,7 +136,7 @@ def test_worker_ends_while_a_call_hangs_and_its_sentinel_restores_that_gpu(
 
     run(main())
 
-    assert worker.wait(timeout=20) == 0
+    assert worker.wait(timeout=LIMIT_S) == 0
     wait_until(lambda: site.locks() == [None, None, None])
     wait_until(lambda: site.journalled() == set())
 

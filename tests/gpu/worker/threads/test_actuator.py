@@ -15,10 +15,8 @@ from gpuenergyd.gpu.restore.journal import Control, Journal
 from gpuenergyd.gpu.restore.policy import RestoreRules
 from gpuenergyd.gpu.worker.driver_requests import DriverRequests
 from gpuenergyd.gpu.worker.threads.actuator import Actuator
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 from tests.support.worker_site import OWNER
-
-LIMIT_S = 60.0
 
 
 class HeldDriver(SimulatedHost):
