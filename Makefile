@@ -62,7 +62,6 @@ lint: $(STAMP)  ## ruff: rules and formatting
 
 types: $(STAMP)  ## mypy
 	$(BIN)/mypy
-	$(BIN)/mypy benchmarks/runs
 
 pyright: $(STAMP)  ## pyright, the type checker of many editors: a minute
 	$(BIN)/pyright

@@ -102,6 +102,7 @@ def test_a_refusing_provider_is_reported_in_status_and_training_continues(tmp_pa
     assert job["num_iterations"] > 0
 
 
+@pytest.mark.thorough
 def test_a_job_on_a_replayed_trace_is_slower_in_dirty_hours_and_its_report_shows_both_savings(
     tmp_path: Path,
 ) -> None:
