@@ -11,7 +11,7 @@ from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.store import open_history
 from tests.support.daemon_process import DaemonProcess, training
 from tests.support.fake_nvml.control import FakeNvmlControl
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def daemon(tmp_path: Path, fake_nvml_library: Path, monkeypatch: pytest.MonkeyPa
 def metrics(daemon: DaemonProcess) -> str:
     connection = HttpConnection(str(daemon.socket_path))
     try:
-        return connection.request("GET", "/v1/metrics", None, limit_s=10)[1].decode()
+        return connection.request("GET", "/v1/metrics", None, limit_s=LIMIT_S)[1].decode()
     finally:
         connection.close()
 

@@ -331,7 +331,7 @@ def test_the_reference_lists_every_resource_and_message() -> None:
 def test_the_reference_lists_every_exported_metric(daemon: DaemonProcess) -> None:
     connection = HttpConnection(str(daemon.socket_path))
     try:
-        _, body = connection.request("GET", "/v1/metrics", limit_s=30)
+        _, body = connection.request("GET", "/v1/metrics", limit_s=LIMIT_S)
         exported = set(re.findall(r"^# TYPE (\S+)", body.decode(), flags=re.MULTILINE))
     finally:
         connection.close()

@@ -101,7 +101,7 @@ class InstalledDaemon:
         """Return whether no GPU has a lock."""
         return all(lock is None for lock in self.locks_mhz())
 
-    def seconds_until_restored(self, since_ns: int, limit_s: float = 30.0) -> float:
+    def seconds_until_restored(self, since_ns: int, limit_s: float = LIMIT_S) -> float:
         """Wait until every GPU is restored; return the time since an instant."""
         wait_until(self.is_as_found, limit_s)
         return (time.monotonic_ns() - since_ns) / 1e9

@@ -43,7 +43,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InstalledDaemon
     folder = tmp_path_factory.mktemp("systemd")
     for parent in (folder, folder.parent, folder.parent.parent):
         parent.chmod(0o755)
-    with installed_daemon(folder, watchdog_s=4.0) as made:
+    # Longer than a busy host delays a process that does not hang.
+    with installed_daemon(folder, watchdog_s=15.0) as made:
         yield made
 
 
@@ -115,7 +116,7 @@ def test_clocks_are_restored_when_the_worker_is_killed(daemon: InstalledDaemon) 
 @pytest.mark.parametrize("unit", [WORKER, *thorough(CORE)])
 def test_clocks_are_restored_when_a_process_hangs(daemon: InstalledDaemon, unit: str) -> None:
     with daemon.lowered():
-        daemon.seconds_until_restored(daemon.kill(unit, signal.SIGSTOP), 60)
+        daemon.seconds_until_restored(daemon.kill(unit, signal.SIGSTOP))
     wait_until(daemon.is_ready)
 
 

@@ -63,7 +63,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
 
 def metrics_of(daemon: DaemonProcess) -> str:
     connection = HttpConnection(str(daemon.socket_path))
-    _, text = connection.request("GET", "/v1/metrics", limit_s=30)
+    _, text = connection.request("GET", "/v1/metrics", limit_s=LIMIT_S)
     connection.close()
     return text.decode()
 

@@ -75,7 +75,7 @@ def test_hostile_changes_are_refused_in_one_line_while_iterations_are_reported(d
     try:
         gpu_uuid = daemon.status()["gpus"][0]["gpu_uuid"]
         body = json.dumps(one_stage_registration(gpu_uuid)).encode()
-        registered = json.loads(connection.request("POST", "/v1/ranks", body, limit_s=30)[1])
+        registered = json.loads(connection.request("POST", "/v1/ranks", body, limit_s=LIMIT_S)[1])
         path = f"/v1/jobs/{registered['job_id']}"
         for body, expected in (
             (b"", 400),
@@ -92,10 +92,10 @@ def test_hostile_changes_are_refused_in_one_line_while_iterations_are_reported(d
             (b'{"job_id": "other"}', 400),
             (b" " * 70_000, 413),
         ):
-            status, answer = connection.request("PATCH", path, body, limit_s=30)
+            status, answer = connection.request("PATCH", path, body, limit_s=LIMIT_S)
             assert status == expected, (body[:40], answer)
             assert "\n" not in json.loads(answer)["error"]
-        status, answer = connection.request("PATCH", "/v1/jobs/%2e%2e", b'{"is_paused": true}', limit_s=30)
+        status, answer = connection.request("PATCH", "/v1/jobs/%2e%2e", b'{"is_paused": true}', limit_s=LIMIT_S)
         assert status == 404
         own = daemon.job()
         assert own is not None

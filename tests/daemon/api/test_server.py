@@ -37,7 +37,7 @@ def connection(daemon: DaemonProcess) -> Iterator[HttpConnection]:
 
 def call(connection: HttpConnection, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
     data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-    status, answer = connection.request(method, path, data, limit_s=10)
+    status, answer = connection.request(method, path, data, limit_s=LIMIT_S)
     return status, json.loads(answer)
 
 
@@ -226,7 +226,7 @@ def test_an_invalid_iteration_report_is_refused(
 
 
 def test_metrics_are_served(daemon: DaemonProcess, connection: HttpConnection) -> None:
-    status, body = connection.request("GET", "/v1/metrics", limit_s=10)
+    status, body = connection.request("GET", "/v1/metrics", limit_s=LIMIT_S)
 
     assert status == 200
     assert f'gpu_uuid="{gpu_uuids(daemon)[0]}"' in body.decode()

@@ -16,7 +16,7 @@ from gpuenergyd.client.connection import HttpConnection
 from gpuenergyd.errors import ProtocolError
 from tests.support.client_process import daemon_for_everybody
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 NOBODY = pwd.getpwnam("nobody").pw_uid
 PATH = "/v1/power-budget"
@@ -92,7 +92,7 @@ def test_set_show_and_clear(daemon: DaemonProcess) -> None:
 )
 def test_impossible_requests_change_nothing(daemon: DaemonProcess, body: bytes) -> None:
     connection = HttpConnection(str(daemon.socket_path))
-    status, answer = connection.request("PUT", PATH, body, limit_s=10)
+    status, answer = connection.request("PUT", PATH, body, limit_s=LIMIT_S)
     connection.close()
     assert status == 400, answer
     assert "\n" not in json.loads(answer)["error"]
@@ -120,7 +120,8 @@ def test_a_flood_leaves_the_daemon_alive_and_its_idle_gpus_as_found(tmp_path: Pa
     with running_daemon(tmp_path, max_requests_per_user_per_s=50) as daemon:
         connection = HttpConnection(str(daemon.socket_path))
         statuses = [
-            connection.request("PUT", PATH, b'{"power_budget_w": %d}' % (4000 + k), limit_s=10)[0] for k in range(90)
+            connection.request("PUT", PATH, json.dumps({"power_budget_w": 4000 + k}).encode(), limit_s=LIMIT_S)[0]
+            for k in range(90)
         ]
         connection.close()
         assert set(statuses) <= {200, 429}

@@ -54,7 +54,7 @@ def test_many_simultaneous_faults_do_not_flood_the_log(tmp_path: Path) -> None:
                 noise.sendall(b"\x16\x03\x01\r\n\r\n")
                 noise.recv(1)
             connection = HttpConnection(str(daemon.socket_path))
-            connection.request("POST", "/v1/ranks", b"{" * 1000, limit_s=20)
+            connection.request("POST", "/v1/ranks", b"{" * 1000, limit_s=LIMIT_S)
             connection.close()
         wait_until(lambda: daemon.status()["clock_requests"]["num_hostile"] == hostile + 60)
         num_lines = len(daemon.log.splitlines())
