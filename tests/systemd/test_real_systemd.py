@@ -105,6 +105,7 @@ def test_clocks_are_restored_when_the_daemon_is_killed(daemon: InstalledDaemon) 
     wait_until(daemon.is_ready)
 
 
+@pytest.mark.thorough
 @pytest.mark.fault(4)
 def test_clocks_are_restored_when_the_worker_is_killed(daemon: InstalledDaemon) -> None:
     with daemon.lowered():
@@ -113,7 +114,7 @@ def test_clocks_are_restored_when_the_worker_is_killed(daemon: InstalledDaemon) 
 
 
 @pytest.mark.fault(5)
-@pytest.mark.parametrize("unit", [WORKER, *thorough(CORE)])
+@pytest.mark.parametrize("unit", thorough(WORKER, CORE))
 def test_clocks_are_restored_when_a_process_hangs(daemon: InstalledDaemon, unit: str) -> None:
     with daemon.lowered():
         daemon.seconds_until_restored(daemon.kill(unit, signal.SIGSTOP))

@@ -56,6 +56,7 @@ def blocks(pipeline: VirtualPipeline) -> list[range]:
     ]
 
 
+@pytest.mark.thorough
 def test_a_block_at_full_speed_is_the_same_on_all_hosts_and_the_interval_covers_the_truth() -> None:
     pipeline = VirtualPipeline(NUM_STAGES, RememberedBubbleAware())
     leaders: list[PipelineLeader] = []

@@ -76,7 +76,7 @@ def test_a_foreign_memory_clock_is_planned_for_and_again_when_its_owner_has_remo
     assert len({before, inside, run.history[-1][2]}) == 3
 
 
-@pytest.mark.parametrize(("rank", "limit_w"), [(2, 330.0), *thorough((0, 300.0), (1, 250.0))])
+@pytest.mark.parametrize(("rank", "limit_w"), thorough((2, 330.0), (0, 300.0), (1, 250.0)))
 def test_a_foreign_power_limit_is_planned_for_and_again_when_its_owner_has_removed_it(
     rank: int, limit_w: float
 ) -> None:

@@ -124,6 +124,7 @@ def train_on_host(rank: int, hosts: TwoHosts) -> tuple[list[list[str]], list[int
     return train_attached(rank, hosts.daemons[rank])
 
 
+@pytest.mark.thorough
 def test_a_torch_pipeline_across_hosts_follows_one_plan_with_equal_losses(tmp_path: Path) -> None:
     settings = {"policy": "uniform", "warmup_iterations": 0, "baseline_iterations": 2, "max_slowdown_ratio": 0.5}
     try:
