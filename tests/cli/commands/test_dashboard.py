@@ -186,6 +186,7 @@ def test_a_port_that_is_taken_is_one_clear_line(
     assert capsys.readouterr().err == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this host")
 def test_a_browser_shows_the_daemon_live_and_the_history_on_a_phone_and_in_the_dark(tmp_path: Path) -> None:
     """No complaint, no request to elsewhere, nothing wider than the window, and the keyboard reaches every table."""

@@ -20,7 +20,7 @@ from tests.support.daemon_process import ROOT, DaemonProcess
 from tests.support.socket_fuzzer import Settings
 from tests.support.waiting import wait_until
 
-NUM_MESSAGES = int(os.environ.get("FUZZ_MESSAGES", "2000")) // 2
+NUM_MESSAGES = int(os.environ.get("FUZZ_MESSAGES", "1000")) // 2
 STRANGER = 12_345
 COUNT_TASKS = """
 import asyncio, pathlib, signal, sys

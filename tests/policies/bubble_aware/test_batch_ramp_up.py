@@ -65,6 +65,7 @@ def test_a_tuned_job_is_planned_again_for_each_number_of_microbatches_without_pr
     assert estimate.saving is not None
 
 
+@pytest.mark.thorough
 def test_a_change_while_profiling_keeps_what_was_profiled(of_eight: VirtualTraining) -> None:
     training = _training(4)
     while _num_profiled(training) < 4:

@@ -213,6 +213,7 @@ def test_a_plan_for_a_straggler_saves_as_much_as_with_perfect_knowledge() -> Non
     assert "replica-0 now takes" in (fast.job.notices.last or "")
 
 
+@pytest.mark.thorough
 @pytest.mark.fault(46)
 def test_an_evaluation_every_fifty_iterations_changes_no_plan() -> None:
     run = training(RememberedBubbleAware())

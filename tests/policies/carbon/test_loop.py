@@ -41,6 +41,7 @@ def test_a_plan_follows_a_moving_target_without_a_fault() -> None:
     assert slowdowns == pytest.approx([0.08, 0.0], abs=0.006)
 
 
+@pytest.mark.thorough
 def test_a_plan_is_evaluated_against_the_target_it_was_made_for() -> None:
     class Slowly(BubbleAware):
         """A policy that keeps answering for the old target for a while."""
