@@ -17,7 +17,7 @@ from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.wire.messages import OrderRow
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, plan_slice
 from tests.support.daemon_process import running_daemon, training
-from tests.support.waiting import LIMIT_S, wait_until
+from tests.support.waiting import wait_until
 
 ORDER: tuple[OrderRow, ...] = (("F", 0, 0), ("F", 1, 0), ("B", 0, 0), ("B", 1, 0))
 NUM_STEPS = 400
@@ -132,12 +132,12 @@ def test_steps_continue_without_waiting_while_the_daemon_is_stopped(tmp_path: Pa
 
 @pytest.mark.kill
 def test_a_tuned_pipeline_finishes_while_the_daemon_is_stopped(tmp_path: Path) -> None:
-    with running_daemon(tmp_path) as daemon, training(daemon, iterations=60, arguments=("--policy", "uniform")) as run:
+    with running_daemon(tmp_path) as daemon, training(daemon, arguments=("--policy", "uniform")) as run:
         wait_until(daemon.is_lowered)
 
         os.kill(daemon.pid, signal.SIGSTOP)
         try:
-            assert run.wait(LIMIT_S) == 0
+            assert run.finish() == 0
             state_after = state_of(daemon.pid)
         finally:
             os.kill(daemon.pid, signal.SIGCONT)
