@@ -8,9 +8,10 @@ STAMP  := $(VENV)/.gpuenergyd-installed
 RIVAL  := $(VENV)/.rival-installed
 TESTS_COMPILED := $(VENV)/.tests-compiled
 REPORT ?= gpuenergyd-demo-report.html
-# Four workers for two cores, since many tests wait for other processes. A file runs on one worker, so that its module
-# fixtures are set up once; tests/conftest.py puts the longest files first.
-PYTEST_ARGS ?= -n 4 --dist loadfile --no-loadscope-reorder
+# Three workers for two cores, since some tests wait for other processes; to collect the tests and to load the policies
+# takes 15 s of CPU time in each. A file runs on one worker, so that its module fixtures are set up once;
+# tests/conftest.py puts the longest files first.
+PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 SAMPLE ?= 200
 SEED   ?= 1
 
@@ -62,7 +63,6 @@ lint: $(STAMP)  ## ruff: rules and formatting
 
 types: $(STAMP)  ## mypy
 	$(BIN)/mypy
-	$(BIN)/mypy benchmarks/runs
 
 pyright: $(STAMP)  ## pyright, the type checker of many editors: a minute
 	$(BIN)/pyright
@@ -81,7 +81,7 @@ $(TESTS_COMPILED): $(STAMP)
 unit: $(STAMP) $(TESTS_COMPILED)  ## pytest with PYTEST_ARGS, without the tests marked as thorough
 	$(BIN)/python -m pytest -m "not thorough" $(PYTEST_ARGS)
 
-# Property tests are in both runs: here with four times as many examples.
+# Property tests are in both runs: here with ten times as many examples.
 test-thorough: $(STAMP) $(TESTS_COMPILED)  ## the tests marked as thorough, and property tests with all their examples
 	$(BIN)/python -m pytest -m "thorough or hypothesis" --hypothesis-profile=thorough $(PYTEST_ARGS)
 

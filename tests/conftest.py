@@ -45,22 +45,24 @@ LONGEST_FILES = (
     "daemon/test_whole_daemon.py",
     "systemd/test_real_systemd.py",
     "cli/demo/test_command.py",
-    "gpu/restore/test_kill_matrix.py",
-    "daemon/carbon/test_targets.py",
-    "daemon/carbon/test_carbon_daemon.py",
-    "gpu/test_daemon_on_nvml.py",
     "policies/bubble_aware/test_control_loop.py",
+    "daemon/carbon/test_targets.py",
     "cli/prove/test_job_blocks.py",
+    "report/test_every_page.py",
     "project/test_names.py",
+    "gpu/test_daemon_on_nvml.py",
+    "policies/bubble_aware/test_loop_phases.py",
+    "project/test_packaging.py",
+    "policies/bubble_aware/test_reordering.py",
+    "trainers/test_torch_pipelining.py",
+    "gpu/restore/test_kill_matrix.py",
+    "cli/plan/test_running_job.py",
     "project/test_documents.py",
+    "daemon/carbon/test_carbon_daemon.py",
     "tools/test_release.py",
     "trainers/across_hosts/test_torch_across_hosts.py",
-    "project/test_packaging.py",
     "gpu/worker/test_worker_faults.py",
     "gpu/drivers/test_command.py",
-    "cli/plan/test_running_job.py",
-    "trainers/test_torch_pipelining.py",
-    "policies/bubble_aware/test_reordering.py",
     "cli/prove/test_training_blocks.py",
     "policies/bubble_aware/test_disturbances.py",
     "trainers/across_hosts/test_two_hosts.py",
@@ -75,7 +77,7 @@ LONGEST_FILES = (
     "policies/bubble_aware/test_past_jobs.py",
     "gpu/test_demo_on_nvml.py",
 )
-"""Files that take more than 20 s, of the usual run and then of the thorough one, longest first: begun last, one of them
+"""Files that take more than 10 s, of the usual run and then of the thorough one, longest first: begun last, one of them
 would keep one worker busy alone."""
 
 

@@ -13,6 +13,7 @@ from gpuenergyd.carbon.sources.source import CarbonSource, SourceReply
 from gpuenergyd.carbon.sources.web import SourceError, SourceProblem
 from gpuenergyd.core.carbon.intensity import HOUR, CarbonSignal, IntensitySample
 from tests.carbon.documented import HOUR_AT, NOW_AT
+from tests.support.examples import examples
 
 SIGNAL = CarbonSignal("GB", "scripted")
 WEEK = timedelta(days=7)
@@ -120,7 +121,7 @@ def test_nothing_is_asked_after_a_failed_fetch_or_of_a_source_without_a_past() -
     assert filled(WithoutPast(), known()) == known()
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(num_days=st.integers(0, 500))
 def test_no_window_is_asked_for_twice_and_values_only_grow(num_days: int) -> None:
     source = WithPast(first_at=HOUR_AT - timedelta(days=num_days))

@@ -36,7 +36,7 @@ def test_commands_read_the_files_of_the_daemon_on_the_socket(
 ) -> None:
     files = daemon.status()["files"]
     assert run(["lock", "0", "900"]) == 0
-    wait_until(lambda: Path(files["history_path"]).exists(), 60)
+    wait_until(lambda: Path(files["history_path"]).exists())
     capsys.readouterr()
 
     assert run(["restore", "--dry-run", "--json"]) == 0

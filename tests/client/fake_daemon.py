@@ -12,8 +12,9 @@ from typing import Any, Self
 from gpuenergyd.client.connection import HttpConnection
 from gpuenergyd.wire.clock_request import RankClockRequest, decode_clock_request
 from tests.support.http_handler import QuietHandler
+from tests.support.waiting import LIMIT_S
 
-WAIT_LIMIT_S = 60.0
+WAIT_LIMIT_S = LIMIT_S
 
 
 class _UnixHttpServer(socketserver.ThreadingUnixStreamServer):

@@ -19,10 +19,10 @@ from gpuenergyd.gpu.drivers.simulated_stream import SimulatedStream
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank
 from gpuenergyd_trainers.timing.simulated import SimulatedDevice, SimulatedGraph
 from tests.client.fake_daemon import FakeDaemon, plan_slice
+from tests.support.waiting import LIMIT_S
 
 ORDER = (("F", 0, 0), ("F", 1, 0), ("B", 0, 0), ("B", 1, 0))
 WORK_S = 0.012
-LIMIT_S = 60.0
 CORRECTION_NS = 500_000
 """By which an anchor may shift the end of an iteration."""
 

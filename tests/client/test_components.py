@@ -351,12 +351,12 @@ def test_only_get_requests_are_repeated_after_a_closed_connection(
         server.start()
         connection = HttpConnection(str(path))
         if is_answered:
-            assert connection.request(method, "/v1/status", limit_s=10) == (200, b"{}")
+            assert connection.request(method, "/v1/status", limit_s=WAIT_LIMIT_S) == (200, b"{}")
         else:
             with pytest.raises(ConnectionError):
-                connection.request(method, "/v1/status", b"{}", limit_s=10)
+                connection.request(method, "/v1/status", b"{}", limit_s=WAIT_LIMIT_S)
         connection.close()
-        server.join(10)
+        server.join(WAIT_LIMIT_S)
 
 
 def test_a_recorder_gets_room_for_longer_iterations_and_keeps_what_is_still_read() -> None:

@@ -47,7 +47,7 @@ def test_a_program_that_logs_no_information_gets_both_lines_on_stderr(
         return len(printed.splitlines()) >= len(LINES)
 
     run_rank(daemon)
-    wait_until(has_both, WAIT_LIMIT_S)
+    wait_until(has_both)
 
     assert printed.splitlines() == [line.format(socket=daemon.socket_path) for line in LINES]
 
@@ -57,7 +57,7 @@ def test_a_program_that_logs_information_gets_both_lines_in_its_log(
 ) -> None:
     with caplog.at_level(logging.INFO, logger="gpuenergyd.client"):
         run_rank(daemon)
-        wait_until(lambda: "ended" in caplog.text, WAIT_LIMIT_S)
+        wait_until(lambda: "ended" in caplog.text)
 
     logged = [record.getMessage() for record in caplog.records]
     assert [line for line in logged if "joined" in line or "ended" in line] == [
@@ -83,6 +83,6 @@ def test_a_job_that_ended_early_is_announced_once(daemon: FakeDaemon, capsys: py
         return "while profiling" in printed
 
     run_rank(daemon)
-    wait_until(has_ended, WAIT_LIMIT_S)
+    wait_until(has_ended)
 
     assert printed.splitlines()[-1] == "gpuenergyd: job gpt (job-1) ended while profiling, after 20 iterations"

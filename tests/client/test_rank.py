@@ -170,7 +170,7 @@ def test_pause_reports_the_iteration_and_requests_the_highest_planned_clock(daem
             return bool(report["next_begin_mono_ns"] == 0)
         return False
 
-    wait_until(is_handed_over_by_a_pause, WAIT_LIMIT_S)
+    wait_until(is_handed_over_by_a_pause)
     while (request := get(daemon.clock_requests).request).sm_clock_mhz != 1410:
         assert request.sm_clock_mhz in {0, 1005}
 
@@ -486,7 +486,7 @@ def test_a_refused_registration_is_logged_whole(daemon: FakeDaemon, caplog: pyte
     daemon.refusal = "no policy 'x'; installed: " + ", ".join(f"policy-{k}" for k in range(60))
     client = make_client(daemon.socket_path)
 
-    wait_until(lambda: bool(caplog.records), WAIT_LIMIT_S)
+    wait_until(lambda: bool(caplog.records))
     client.release()
 
     (message,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -499,7 +499,7 @@ def test_a_rank_registers_again_with_another_order_and_drops_its_plans(daemon: F
     daemon.plans = [plan_slice(1, 0, [("F", 0, 0, 0, 900)])]
     client = make_client(daemon.socket_path)
     run_until_reported(client, daemon)
-    wait_until(lambda: run_iteration(client) != () and client.plan_epoch == 1, WAIT_LIMIT_S)
+    wait_until(lambda: run_iteration(client) != () and client.plan_epoch == 1)
     longer: tuple[OrderRow, ...] = (*ORDER[:2], ("F", 2, 0), *ORDER[2:], ("B", 2, 0))
 
     client.pause()
@@ -523,7 +523,7 @@ def test_the_newest_measured_energy_and_power_per_gpu_are_those_of_the_last_repl
     run_until_reported(client, daemon)
     before = client.energy_per_gpu_j, client.power_per_gpu_w
     daemon.figures = {"energy_per_gpu_j": 812.5, "power_per_gpu_w": 290.0}
-    wait_until(lambda: run_iteration(client) != () and client.energy_per_gpu_j is not None, WAIT_LIMIT_S)
+    wait_until(lambda: run_iteration(client) != () and client.energy_per_gpu_j is not None)
     daemon.figures = {}
     while not daemon.reports.empty():
         daemon.reports.get()

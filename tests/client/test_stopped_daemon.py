@@ -119,7 +119,7 @@ def test_steps_continue_without_waiting_while_the_daemon_is_stopped(tmp_path: Pa
 
         last_stopped_index = client.iteration_index
         os.kill(pid, signal.SIGCONT)
-        wait_until(lambda: step_and_ask(client, pipe)[1] > last_stopped_index, WAIT_LIMIT_S)
+        wait_until(lambda: step_and_ask(client, pipe)[1] > last_stopped_index)
         num_dropped, _ = step_and_ask(client, pipe)
         client.release()
 
@@ -132,16 +132,16 @@ def test_steps_continue_without_waiting_while_the_daemon_is_stopped(tmp_path: Pa
 
 @pytest.mark.kill
 def test_a_tuned_pipeline_finishes_while_the_daemon_is_stopped(tmp_path: Path) -> None:
-    with running_daemon(tmp_path) as daemon, training(daemon, iterations=60, arguments=("--policy", "uniform")) as run:
-        wait_until(daemon.is_lowered, 60)
+    with running_daemon(tmp_path) as daemon, training(daemon, arguments=("--policy", "uniform")) as run:
+        wait_until(daemon.is_lowered)
 
         os.kill(daemon.pid, signal.SIGSTOP)
         try:
-            assert run.wait(120) == 0
+            assert run.finish() == 0
             state_after = state_of(daemon.pid)
         finally:
             os.kill(daemon.pid, signal.SIGCONT)
-        wait_until(lambda: daemon.job() is None, 30)
+        wait_until(lambda: daemon.job() is None)
 
         assert state_after == "T"
         assert daemon.is_as_found()

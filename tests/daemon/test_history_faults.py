@@ -15,7 +15,7 @@ from gpuenergyd.errors import StoreError
 from gpuenergyd.store import HistoryWriter, open_history
 from tests.support.daemon_process import DaemonProcess, running_daemon
 from tests.support.small_disk import fill, remount, small_disk
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 GPU = "2"
 DAMAGE = b"\xa5" * 4096
@@ -38,7 +38,7 @@ def shared(disk: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dae
 def daemon(shared: DaemonProcess) -> Iterator[DaemonProcess]:
     yield shared
     change_a_clock(shared)
-    wait_until(lambda: is_well(shared), 30)
+    wait_until(lambda: is_well(shared))
 
 
 def change_a_clock(daemon: DaemonProcess) -> str:
@@ -73,7 +73,7 @@ def wait_for_trouble(daemon: DaemonProcess, *words: str, meanwhile: Callable[[],
         change_a_clock(daemon)
         return any(word in reason for reason in history_troubles(daemon) for word in words)
 
-    wait_until(has_it, 30)
+    wait_until(has_it)
 
 
 def leases_on_record(path: Path) -> list[str]:
@@ -97,7 +97,7 @@ def test_on_a_full_disk_clocks_are_set_restored_and_recorded(daemon: DaemonProce
     try:
         wait_for_trouble(daemon, "disk full")
         during = [change_a_clock(daemon) for _ in range(3)]
-        wait_until(is_on_record(disk / "history.sqlite3", during), 30)
+        wait_until(is_on_record(disk / "history.sqlite3", during))
         still_full = history_troubles(daemon)
     finally:
         ballast.unlink()
@@ -109,7 +109,7 @@ def test_on_a_full_disk_clocks_are_set_restored_and_recorded(daemon: DaemonProce
 def test_while_the_database_is_locked_clocks_are_set_restored_and_recorded_later(
     daemon: DaemonProcess, disk: Path
 ) -> None:
-    backup = sqlite3.connect(disk / "history.sqlite3", isolation_level=None, timeout=30)
+    backup = sqlite3.connect(disk / "history.sqlite3", isolation_level=None, timeout=LIMIT_S)
     backup.execute("BEGIN EXCLUSIVE")
     try:
         wait_for_trouble(daemon, "locked")
@@ -118,7 +118,7 @@ def test_while_the_database_is_locked_clocks_are_set_restored_and_recorded_later
         backup.execute("ROLLBACK")
         backup.close()
 
-    wait_until(is_on_record(disk / "history.sqlite3", during), 30)
+    wait_until(is_on_record(disk / "history.sqlite3", during))
 
 
 @pytest.mark.fault(18)
@@ -130,14 +130,14 @@ def test_on_a_read_only_disk_clocks_are_set_restored_and_recorded_later(daemon: 
     finally:
         remount(disk, "rw")
 
-    wait_until(is_on_record(disk / "history.sqlite3", during), 30)
+    wait_until(is_on_record(disk / "history.sqlite3", during))
 
 
 @pytest.mark.fault(20)
 def test_a_corrupt_database_is_moved_aside_and_clocks_are_set_and_restored(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon:
         before = change_a_clock(daemon)
-        wait_until(is_on_record(daemon.database_path, [before]), 30)
+        wait_until(is_on_record(daemon.database_path, [before]))
         with daemon.database_path.open("r+b") as file:
 
             def damage() -> None:
@@ -149,7 +149,7 @@ def test_a_corrupt_database_is_moved_aside_and_clocks_are_set_and_restored(tmp_p
             wait_for_trouble(daemon, ".recover", meanwhile=damage)
         during = [change_a_clock(daemon) for _ in range(3)]
 
-        wait_until(is_on_record(daemon.database_path, during), 30)
+        wait_until(is_on_record(daemon.database_path, during))
         reported = history_troubles(daemon)
         assert daemon.stop() == 0
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.daemon_process import DaemonProcess
+from tests.support.waiting import LIMIT_S
 
 
 @pytest.mark.parametrize(
@@ -19,5 +20,5 @@ def test_a_daemon_with_an_invalid_option_does_not_start(tmp_path: Path, options:
 
     process = daemon.launch()
 
-    assert process.wait(120) != 0
+    assert process.wait(LIMIT_S) != 0
     assert text in daemon.log

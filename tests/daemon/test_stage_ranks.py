@@ -16,8 +16,8 @@ def test_the_ranks_of_a_stage_follow_one_plan_and_their_energies_add_up(tmp_path
     arguments = ("--ranks", str(NUM_STAGES), "--stage-ranks", str(NUM_STAGE_RANKS), "--microbatches", "8")
     with running_daemon(tmp_path) as daemon:
         with training(daemon, arguments=(*arguments, "--policy", "uniform")) as run:
-            job = daemon.wait_for_phase("tuned", timeout_s=120)
-            wait_until(lambda: all(gpu["requested_sm_clock_mhz"] for gpu in daemon.status()["gpus"]), 60)
+            job = daemon.wait_for_phase("tuned")
+            wait_until(lambda: all(gpu["requested_sm_clock_mhz"] for gpu in daemon.status()["gpus"]))
             clocks = {gpu["gpu_uuid"]: gpu["requested_sm_clock_mhz"] for gpu in daemon.status()["gpus"]}
             assert run.finish() == 0
         wait_until(daemon.is_as_found)

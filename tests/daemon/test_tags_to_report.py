@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.support.daemon_process import ROOT, running_daemon
+from tests.support.waiting import LIMIT_S
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PROGRAM = """\
@@ -48,7 +49,7 @@ def test_tags_from_a_training_environment_reach_the_groups_of_a_report(tmp_path:
     with running_daemon(tmp_path / "daemon") as daemon:
         command = [sys.executable, str(program), "--socket", str(daemon.socket_path), "--world", str(daemon.world_path)]
         command += ["--ranks", "1", "--iterations", "40"]
-        subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=240)
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=LIMIT_S)
         assert daemon.stop() == 0
 
     expected = {

@@ -19,7 +19,7 @@ from tests.support.daemon_process import DaemonProcess, running_daemon, training
 from tests.support.processes import child_pids
 from tests.support.stopping import stop_between_driver_calls
 from tests.support.thorough import thorough
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 UNIFORM = ("--policy", "uniform")
 
@@ -29,7 +29,7 @@ def command_of(pid: int) -> str:
 
 
 def wait_until_lowered(daemon: DaemonProcess) -> None:
-    wait_until(daemon.is_lowered, 60, log=lambda: f"{daemon.status()}\n{daemon.log}")
+    wait_until(daemon.is_lowered, log=lambda: f"{daemon.status()}\n{daemon.log}")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_an_observing_daemon_measures_and_changes_nothing(tmp_path: Path) -> Non
         wait_until(lambda: all(gpu["state"] == "observe_only" for gpu in daemon.status()["gpus"]))
         status = daemon.status()
         with training(daemon) as run:
-            wait_until(lambda: (daemon.job() or {}).get("predicted_saving_ratio") is not None, 60)
+            wait_until(lambda: (daemon.job() or {}).get("predicted_saving_ratio") is not None)
             job = daemon.job() or {}
             assert run.finish() == 0
         wait_until(lambda: daemon.job() is None)
@@ -107,7 +107,7 @@ def test_an_observing_daemon_measures_and_changes_nothing(tmp_path: Path) -> Non
 @pytest.mark.fault(1)
 @pytest.mark.kill
 def test_clocks_are_restored_when_a_trainer_is_killed(tmp_path: Path) -> None:
-    with running_daemon(tmp_path) as daemon, training(daemon, arguments=UNIFORM):
+    with running_daemon(tmp_path, kind=WorldKind.KIND) as daemon, training(daemon, arguments=UNIFORM):
         wait_until_lowered(daemon)
         job = daemon.job()
         assert job is not None
@@ -126,7 +126,7 @@ def test_clocks_are_restored_when_a_trainer_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.kill
 def test_a_stopped_daemon_restores_clocks_and_training_continues(tmp_path: Path) -> None:
-    with running_daemon(tmp_path) as daemon, training(daemon, arguments=UNIFORM) as run:
+    with running_daemon(tmp_path, kind=WorldKind.KIND) as daemon, training(daemon, arguments=UNIFORM) as run:
         wait_until_lowered(daemon)
 
         status = daemon.stop()
@@ -140,7 +140,7 @@ def test_a_stopped_daemon_restores_clocks_and_training_continues(tmp_path: Path)
 @pytest.mark.fault(4)
 @pytest.mark.kill
 def test_the_worker_restores_clocks_when_the_daemon_is_killed(tmp_path: Path) -> None:
-    daemon = DaemonProcess(tmp_path).start()
+    daemon = DaemonProcess(tmp_path, kind=WorldKind.KIND).start()
     with training(daemon, arguments=UNIFORM):
         wait_until_lowered(daemon)
         children = [daemon.status()[name]["pid"] for name in ("worker", "policy_host")]
@@ -167,7 +167,7 @@ def test_a_daemon_waits_for_the_worker_of_a_killed_one_and_uses_its_own(tmp_path
     with subprocess.Popen(command) as earlier:
         wait_until((run_folder / "worker.sock").is_socket)
         daemon.start()
-        assert earlier.wait(60) == 0
+        assert earlier.wait(LIMIT_S) == 0
         worker = daemon.status()["worker"]
         assert (worker["is_alive"], worker["num_restarts"]) == (True, 0)
         assert worker["pid"] in child_pids(daemon.pid)
@@ -177,7 +177,7 @@ def test_a_daemon_waits_for_the_worker_of_a_killed_one_and_uses_its_own(tmp_path
 @pytest.mark.fault(40)
 @pytest.mark.kill
 def test_training_returns_to_a_daemon_restarted_after_a_kill(tmp_path: Path) -> None:
-    daemon = DaemonProcess(tmp_path).start()
+    daemon = DaemonProcess(tmp_path, kind=WorldKind.KIND).start()
     with training(daemon, arguments=UNIFORM):
         wait_until_lowered(daemon)
         with open_history(daemon.database_path) as history:
@@ -186,10 +186,10 @@ def test_training_returns_to_a_daemon_restarted_after_a_kill(tmp_path: Path) -> 
         daemon.stop()
 
         with running_daemon(tmp_path) as successor:
-            wait_until(lambda: successor.job() is not None, 60)
+            wait_until(lambda: successor.job() is not None)
             job = successor.job()
             assert job is not None
-            wait_until(lambda: len((successor.job() or job)["ranks"]) == 4, 60)
+            wait_until(lambda: len((successor.job() or job)["ranks"]) == 4)
             assert successor.stop() == 0
 
     with open_history(daemon.database_path) as history:
@@ -200,13 +200,13 @@ def test_training_returns_to_a_daemon_restarted_after_a_kill(tmp_path: Path) -> 
 @pytest.mark.fault(4)
 @pytest.mark.kill
 def test_a_killed_worker_is_restarted_clocks_restored_and_the_job_tuned_again(tmp_path: Path) -> None:
-    with running_daemon(tmp_path) as daemon, training(daemon, arguments=UNIFORM):
+    with running_daemon(tmp_path, kind=WorldKind.KIND) as daemon, training(daemon, arguments=UNIFORM):
         wait_until_lowered(daemon)
         worker_pid = daemon.status()["worker"]["pid"]
 
         os.kill(worker_pid, signal.SIGKILL)
 
-        wait_until(lambda: daemon.status()["worker"]["pid"] not in {None, worker_pid}, 10)
+        wait_until(lambda: daemon.status()["worker"]["pid"] not in {None, worker_pid})
         wait_until(daemon.is_as_found)
         job = daemon.job()
         assert job is not None
@@ -220,7 +220,7 @@ def test_a_killed_worker_is_restarted_clocks_restored_and_the_job_tuned_again(tm
 @pytest.mark.fault(5)
 @pytest.mark.kill
 def test_a_hung_worker_is_restarted_and_the_clocks_restored(tmp_path: Path) -> None:
-    with running_daemon(tmp_path) as daemon, training(daemon, arguments=UNIFORM):
+    with running_daemon(tmp_path, kind=WorldKind.KIND) as daemon, training(daemon, arguments=UNIFORM):
         wait_until_lowered(daemon)
         worker_pid = daemon.status()["worker"]["pid"]
 
@@ -239,7 +239,7 @@ def test_a_killed_policy_host_only_delays_the_job(tmp_path: Path) -> None:
 
         os.kill(first, signal.SIGKILL)
 
-        wait_until(lambda: daemon.status()["policy_host"]["num_restarts"] == 1, 60)
+        wait_until(lambda: daemon.status()["policy_host"]["num_restarts"] == 1)
         assert daemon.wait_for_phase("profiling", "tuned")["num_ranks"] == 4
         wait_until(lambda: daemon.status()["policy_host"]["pid"] is not None)
         assert "gpuenergyd.daemon.processes.policy_host" in command_of(daemon.status()["policy_host"]["pid"])
@@ -248,7 +248,7 @@ def test_a_killed_policy_host_only_delays_the_job(tmp_path: Path) -> None:
 @pytest.mark.fault(6)
 @pytest.mark.kill
 def test_when_all_processes_are_killed_the_restore_command_restores_every_gpu(tmp_path: Path) -> None:
-    daemon = DaemonProcess(tmp_path).start()
+    daemon = DaemonProcess(tmp_path, kind=WorldKind.KIND).start()
     with training(daemon, arguments=UNIFORM) as run:
         wait_until_lowered(daemon)
         status = daemon.status()
@@ -271,9 +271,13 @@ def test_when_all_processes_are_killed_the_restore_command_restores_every_gpu(tm
 @pytest.mark.fault(3)
 @pytest.mark.kill
 def test_a_silent_job_runs_at_full_speed_until_its_next_report(tmp_path: Path) -> None:
-    with running_daemon(tmp_path, silence_limit_s=0.5) as daemon, training(daemon, arguments=UNIFORM) as run:
-        job = daemon.wait_for_phase("tuned")
+    with (
+        running_daemon(tmp_path, kind=WorldKind.KIND, silence_limit_s=0.5) as daemon,
+        training(daemon, arguments=UNIFORM) as run,
+    ):
         wait_until_lowered(daemon)
+        job = daemon.job()
+        assert job is not None
 
         stop_between_driver_calls(child_pids(run.process.pid), daemon.world_path)
         wait_until(daemon.is_as_found)
@@ -304,16 +308,16 @@ def test_random_kills_of_trainers_never_leave_a_gpu_at_a_lowered_clock(tmp_path:
 
 @pytest.mark.kill
 def test_after_the_restore_command_a_job_goes_to_full_speed_and_leases_again(tmp_path: Path) -> None:
-    with running_daemon(tmp_path) as daemon, training(daemon, arguments=UNIFORM):
+    with running_daemon(tmp_path, kind=WorldKind.KIND) as daemon, training(daemon, arguments=UNIFORM):
         wait_until_lowered(daemon)
 
         outcomes = restore(daemon.journal_path)
 
         assert len(outcomes) == 4
-        wait_until(lambda: "fallback (GPU " in daemon.log, 30)
+        wait_until(lambda: "fallback (GPU " in daemon.log)
         wait_until_lowered(daemon)
         # A GPU counts as degraded until its own clock is set again.
-        wait_until(lambda: not daemon.status()["is_degraded"], 60)
+        wait_until(lambda: not daemon.status()["is_degraded"])
 
 
 @pytest.mark.fault(18)
@@ -321,7 +325,10 @@ def test_after_the_restore_command_a_job_goes_to_full_speed_and_leases_again(tmp
 def test_a_daemon_keeps_control_while_its_database_is_unwritable(tmp_path: Path) -> None:
     blocker = tmp_path / "blocker"
     blocker.write_text("a file where the folder should be")
-    with running_daemon(tmp_path / "daemon", state_dir=str(blocker)) as daemon, training(daemon, arguments=UNIFORM):
+    with (
+        running_daemon(tmp_path / "daemon", kind=WorldKind.KIND, state_dir=str(blocker)) as daemon,
+        training(daemon, arguments=UNIFORM),
+    ):
         wait_until_lowered(daemon)
         job = daemon.job()
         status = daemon.status()

@@ -14,7 +14,7 @@ from tests.support.client_process import daemon_for_everybody
 from tests.support.container import Container, container, needs_bubblewrap
 from tests.support.daemon_process import DaemonProcess
 from tests.support.registration import one_stage_registration
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 NOBODY = pwd.getpwnam("nobody").pw_uid
 ALICE, BOB = NOBODY - 1, NOBODY - 2
@@ -36,7 +36,6 @@ with gpuenergyd.job("contained", phases=False) as job:
         with job.iteration():
             time.sleep(0.02)
 """
-LIMIT_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +61,9 @@ def trainer(
 ) -> Iterator[Container]:
     """Run a training loop in a container until its block ends; then wait until the daemon has noticed."""
     with container(daemon, ["-c", *program], uid=ALICE, name=name, environ=variables) as started:
-        wait_until(lambda: started.host_pid() > 0, LIMIT_S)
+        wait_until(lambda: started.host_pid() > 0)
         yield started
-    wait_until(lambda: not daemon.status()["jobs"], LIMIT_S)
+    wait_until(lambda: not daemon.status()["jobs"])
 
 
 def attach(world: SimulatedHost, gpu_uuid: str, started: Container) -> int:
@@ -88,14 +87,14 @@ def test_a_trainer_in_a_container_joins_once_the_driver_lists_it_and_its_gpu_is_
 ) -> None:
     own = gpu_uuid(world, 0)
     with trainer(daemon, "own", (CLAIM + TRAINER, claim(own)), GPUENERGYD_GPU_UUID=own) as started:
-        wait_until(lambda: "no process of its job runs on it" in started.log, LIMIT_S)
+        wait_until(lambda: "no process of its job runs on it" in started.log)
         pid = attach(world, own, started)
-        wait_until(daemon.is_lowered, LIMIT_S)
+        wait_until(daemon.is_lowered)
         (rank,) = daemon.status()["jobs"][0]["ranks"]
         status = Path(f"/proc/{pid}/status").read_text()
         own_pid = status.partition("\nNSpid:")[2].partition("\n")[0].split()[-1]
 
-    wait_until(daemon.is_as_found, LIMIT_S)
+    wait_until(daemon.is_as_found)
     assert f"uid {ALICE} pid {pid} may not have {own} changed" in started.log
     assert rank["gpu_uuid"] == own
     assert own_pid != str(pid)
@@ -110,7 +109,7 @@ def test_the_gpu_that_cuda_shows_is_found_although_its_index_is_another_one_on_t
     third = gpu_uuid(world, 2)
     with trainer(daemon, "visible", CUDA_VISIBLE_DEVICES=visible.format(gpu_uuid=third)) as started:
         attach(world, third, started)
-        wait_until(lambda: bool(daemon.status()["jobs"]), LIMIT_S)
+        wait_until(lambda: bool(daemon.status()["jobs"]))
         (rank,) = daemon.status()["jobs"][0]["ranks"]
 
     assert rank["gpu_uuid"] == third
@@ -121,7 +120,7 @@ def test_a_stranger_in_another_container_is_refused(daemon: DaemonProcess, world
     own = gpu_uuid(world, 1)
     with trainer(daemon, "owner", GPUENERGYD_GPU_UUID=own) as owner:
         pid = attach(world, own, owner)
-        wait_until(lambda: bool(daemon.status()["jobs"]), LIMIT_S)
+        wait_until(lambda: bool(daemon.status()["jobs"]))
         with container(daemon, ["-c", CLAIM, claim(own)], uid=uid, name="stranger") as stranger:
             stranger.process.wait(LIMIT_S)
             num_jobs = len(daemon.status()["jobs"])
@@ -138,10 +137,10 @@ def test_two_containers_of_one_user_with_the_same_program_are_two_jobs(
         trainer(daemon, "first", GPUENERGYD_GPU_UUID=first) as one,
         container(daemon, ["-c", TRAINER], uid=ALICE, name="second", environ={"GPUENERGYD_GPU_UUID": second}) as other,
     ):
-        wait_until(lambda: other.host_pid() > 0, LIMIT_S)
+        wait_until(lambda: other.host_pid() > 0)
         attach(world, first, one)
         attach(world, second, other)
-        wait_until(lambda: len(daemon.status()["jobs"]) == 2, LIMIT_S)
+        wait_until(lambda: len(daemon.status()["jobs"]) == 2)
         used = {rank["gpu_uuid"] for job in daemon.status()["jobs"] for rank in job["ranks"]}
 
     assert used == {first, second}

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.daemon_process import ROOT, DaemonProcess, training
 from tests.support.processes import child_pids
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 SLURM = ROOT / "deploy" / "slurm"
 SCRIPTS = sorted(SLURM.glob("*.sh"))
@@ -54,20 +54,20 @@ def test_the_epilog_restores_only_without_a_running_daemon(tmp_path: Path) -> No
     prefix = prefix_of(tmp_path, daemon)
     try:
         with training(daemon):
-            wait_until(daemon.is_lowered, 60)
+            wait_until(daemon.is_lowered)
             assert run("epilog.sh", prefix, daemon.journal_path) == 0
-            wait_until(daemon.is_lowered, 60)
+            wait_until(daemon.is_lowered)
 
             # Kill all processes, the restore sentinel before the worker, so that none is left to restore.
             worker = daemon.status()["worker"]
             os.kill(daemon.pid, signal.SIGSTOP)
-            wait_until(daemon.is_lowered, 60)
+            wait_until(daemon.is_lowered)
             others = [pid for pid in child_pids(daemon.pid) if pid not in worker.values()]
             for pid in (worker["sentinel_pid"], worker["pid"], *others):
                 os.kill(pid, signal.SIGKILL)
             os.kill(daemon.pid, signal.SIGKILL)
             assert daemon.process is not None
-            daemon.process.wait(10)
+            daemon.process.wait(LIMIT_S)
         assert daemon.is_lowered(), "no process was left to restore the GPUs"
 
         assert run("epilog.sh", prefix, daemon.journal_path) == 0

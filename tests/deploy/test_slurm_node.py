@@ -12,21 +12,19 @@ from tests.deploy.test_slurm import SLURM, prefix_of
 from tests.support.daemon_process import ROOT, DaemonProcess
 from tests.support.processes import child_pids
 from tests.support.slurm_node import needs_slurm, slurm_node
-from tests.support.waiting import wait_until
-
-LIMIT_S = 120.0
+from tests.support.waiting import LIMIT_S, wait_until
 
 
 def kill_every_process_of(daemon: DaemonProcess) -> None:
     """Kill the restore sentinel before the worker, so that no process is left to restore."""
     worker = daemon.status()["worker"]
     os.kill(daemon.pid, signal.SIGSTOP)
-    wait_until(daemon.is_lowered, LIMIT_S)
+    wait_until(daemon.is_lowered)
     others = [pid for pid in child_pids(daemon.pid) if pid not in worker.values()]
     for pid in (worker["sentinel_pid"], worker["pid"], *others, daemon.pid):
         os.kill(pid, signal.SIGKILL)
     assert daemon.process is not None
-    daemon.process.wait(10)
+    daemon.process.wait(LIMIT_S)
 
 
 @pytest.mark.kill
@@ -45,18 +43,18 @@ def test_the_epilog_of_a_real_node_restores_after_a_crash_and_drains_the_node_if
             program = [sys.executable, "-m", "tests.support.fake_trainer", "--iterations", "100000"]
             sockets = ["--socket", str(daemon.socket_path), "--world", str(daemon.world_path)]
             job = node.start(["--chdir", str(ROOT), *program, *sockets])
-            wait_until(daemon.is_lowered, LIMIT_S, log=lambda: daemon.log + node.log)
+            wait_until(daemon.is_lowered, log=lambda: daemon.log + node.log)
             kill_every_process_of(daemon)
             assert daemon.is_lowered(), "no process was left to restore the GPUs"
 
             node.cancel_all()
             job.wait(LIMIT_S)
-            wait_until(daemon.is_as_found, LIMIT_S, log=lambda: node.log)
-            wait_until(lambda: node.state == "idle", LIMIT_S, log=lambda: node.log)
+            wait_until(daemon.is_as_found, log=lambda: node.log)
+            wait_until(lambda: node.state == "idle", log=lambda: node.log)
 
             damaged = ["sh", "-c", f"echo no journal >'{daemon.journal_path}'"]
             assert node.run(damaged) == 0
-            wait_until(lambda: node.state.startswith("drain"), LIMIT_S, log=lambda: node.log)
+            wait_until(lambda: node.state.startswith("drain"), log=lambda: node.log)
             assert node.reason == "Epilog error"
     finally:
         daemon.stop()

@@ -13,7 +13,7 @@ from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.restore.command import restore
 from tests.support.daemon_process import DaemonProcess, training
 from tests.support.fake_nvml.control import FakeNvmlControl
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 
 @pytest.fixture
@@ -40,9 +40,9 @@ def test_job_is_tuned_and_restored_through_nvml(daemon: DaemonProcess, control: 
     daemon.start()
 
     with training(daemon, iterations=100_000, arguments=("--policy", "uniform")):
-        wait_until(daemon.is_lowered, 60)
+        wait_until(daemon.is_lowered)
         assert all(not gpu["is_simulated"] for gpu in daemon.status()["gpus"])
-    wait_until(lambda: daemon.job() is None, 30)
+    wait_until(lambda: daemon.job() is None)
 
     wait_until(daemon.is_as_found)
     assert daemon.stop() == 0
@@ -75,16 +75,16 @@ def test_hanging_driver_call_stops_neither_status_nor_other_gpus_nor_training(
     daemon.start()
 
     with training(daemon, iterations=100_000, arguments=("--policy", "uniform")) as run:
-        wait_until(daemon.is_lowered, 60)
+        wait_until(daemon.is_lowered)
         control.inject("nvmlDeviceGetFieldValues", gpu_index=0, num_calls=1, delay_s=60.0)
-        wait_until(lambda: daemon.status()["gpus"][0]["state"] == "wedged", 30)
+        wait_until(lambda: daemon.status()["gpus"][0]["state"] == "wedged")
         wedged_mono_ns = time.monotonic_ns()
 
         status = daemon.status()
         assert status["gpus"][0]["reading_age_s"] > 5.0
         wait_until(lambda: all(gpu["reading_age_s"] < 1.0 for gpu in daemon.status()["gpus"][1:]))
         assert daemon.status()["worker"]["is_alive"]
-        wait_until(lambda: _reported_since(daemon, wedged_mono_ns), 30)
+        wait_until(lambda: _reported_since(daemon, wedged_mono_ns))
         now = daemon.status()["gpus"][0]
         assert now["state"] == "wedged"
         assert now["reading_age_s"] > status["gpus"][0]["reading_age_s"]
@@ -137,8 +137,8 @@ def test_daemon_without_privilege_only_observes(daemon: DaemonProcess, control: 
     daemon.start()
 
     with training(daemon, iterations=30, arguments=("--policy", "uniform")) as run:
-        assert run.wait(120) == 0
-    wait_until(lambda: daemon.job() is None, 30)
+        assert run.wait(LIMIT_S) == 0
+    wait_until(lambda: daemon.job() is None)
 
     assert daemon.is_as_found()
     assert daemon.status()["worker"]["is_alive"]
@@ -156,7 +156,7 @@ def test_a_released_gpu_can_be_reset_while_a_job_goes_on_and_is_reopened(
         return str(daemon.status()["gpus"][0]["state"])
 
     with training(daemon, arguments=("--policy", "uniform", "--ranks", "2", "--first-gpu", "0")) as on_it:
-        wait_until(daemon.is_lowered, 120, log=lambda: daemon.log)
+        wait_until(daemon.is_lowered, log=lambda: daemon.log)
         worker_pid = daemon.status()["worker"]["pid"]
         assert worker_pid in control.holders(0)
 
@@ -165,24 +165,24 @@ def test_a_released_gpu_can_be_reset_while_a_job_goes_on_and_is_reopened(
         assert state() == "released"
         assert worker_pid not in control.holders(0)
         assert worker_pid in control.holders(1)
-        wait_until(daemon.is_as_found, 60)
+        wait_until(daemon.is_as_found)
         reset_by_administrator(daemon, control)
         assert (daemon.job() or {})["num_faults"] <= 1
         num_iterations = (daemon.job() or {})["num_iterations"]
-        wait_until(lambda: (daemon.job() or {})["num_iterations"] > num_iterations + 10, 60)
+        wait_until(lambda: (daemon.job() or {})["num_iterations"] > num_iterations + 10)
         assert daemon.is_as_found()
 
         assert run_command(["release-gpu", "0", "--reopen", *socket]) == 0
 
-        wait_until(lambda: state() == "ok", 30)
-        wait_until(daemon.is_lowered, 120, log=lambda: daemon.log)
+        wait_until(lambda: state() == "ok")
+        wait_until(daemon.is_lowered, log=lambda: daemon.log)
         assert daemon.status()["worker"]["num_restarts"] == 0
         assert on_it.finish() == 0
     assert run_command(["release-gpu", "0", "--reopen", *socket]) == 1
     assert run_command(["release-gpu", "all", *socket]) == 0
     assert control.holders(0) | control.holders(1) | control.holders(2) | control.holders(3) == set()
     assert run_command(["release-gpu", "all", "--for", "1", *socket]) == 0  # the last command counts
-    wait_until(lambda: {gpu["state"] for gpu in daemon.status()["gpus"]} == {"ok"}, 60)
+    wait_until(lambda: {gpu["state"] for gpu in daemon.status()["gpus"]} == {"ok"})
     assert daemon.stop() == 0
 
 

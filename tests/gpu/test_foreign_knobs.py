@@ -11,7 +11,7 @@ from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.store import open_history
 from tests.support.daemon_process import DaemonProcess, training
 from tests.support.fake_nvml.control import FakeNvmlControl
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def daemon(tmp_path: Path, fake_nvml_library: Path, monkeypatch: pytest.MonkeyPa
 def metrics(daemon: DaemonProcess) -> str:
     connection = HttpConnection(str(daemon.socket_path))
     try:
-        return connection.request("GET", "/v1/metrics", None, limit_s=10)[1].decode()
+        return connection.request("GET", "/v1/metrics", None, limit_s=LIMIT_S)[1].decode()
     finally:
         connection.close()
 
@@ -47,11 +47,11 @@ def test_each_foreign_change_under_a_job_is_seen_recorded_and_left_alone(daemon:
             return own
 
         with training(daemon, arguments=("--policy", "uniform")) as job:
-            wait_until(daemon.is_lowered, 120, log=lambda: daemon.log)
+            wait_until(daemon.is_lowered, log=lambda: daemon.log)
             assert knobs()["power_limit_owner"] is None
             wait_until(lambda: knobs()["requested_power_profiles"] == [2], log=lambda: daemon.log)
 
-            wait_until(lambda: knobs()["memory_clock_mhz"] is not None, 30)
+            wait_until(lambda: knobs()["memory_clock_mhz"] is not None)
             memory_mhz, sm_mhz = knobs()["memory_clock_mhz"], knobs()["application_sm_clock_mhz"]
             foreign.set_power_limit(gpu, 300.0)
             control.set_persistence(0, is_on=False)
@@ -60,13 +60,13 @@ def test_each_foreign_change_under_a_job_is_seen_recorded_and_left_alone(daemon:
             control.lock_memory_clock(0, 810)
             control.set_application_clock(0, 1200)
             control.set_mig(1, is_on=True)
-            wait_until(lambda: knobs()["requested_power_profiles"] == [2, 20], 30)
-            wait_until(lambda: knobs()["power_limit_owner"] == "another program", 30)
-            wait_until(lambda: knobs()["is_persistent"] is False, 30)
-            wait_until(lambda: knobs()["memory_clock_mhz"] == 810, 30)
-            wait_until(lambda: knobs()["application_sm_clock_mhz"] == 1200, 30)
-            wait_until(lambda: knobs()["is_power_smoothing_on"] is True, 30)
-            wait_until(lambda: daemon.status()["gpus"][1]["is_mig_enabled"] is True, 30)
+            wait_until(lambda: knobs()["requested_power_profiles"] == [2, 20])
+            wait_until(lambda: knobs()["power_limit_owner"] == "another program")
+            wait_until(lambda: knobs()["is_persistent"] is False)
+            wait_until(lambda: knobs()["memory_clock_mhz"] == 810)
+            wait_until(lambda: knobs()["application_sm_clock_mhz"] == 1200)
+            wait_until(lambda: knobs()["is_power_smoothing_on"] is True)
+            wait_until(lambda: daemon.status()["gpus"][1]["is_mig_enabled"] is True)
             seen_now = knobs()
             assert (seen_now["power_smoothing_profile"], seen_now["power_floor_w"]) == (3, 210.0)
             assert seen_now["secondary_power_floor_w"] == 180.0
@@ -95,8 +95,8 @@ def test_each_foreign_change_under_a_job_is_seen_recorded_and_left_alone(daemon:
             assert [x.rsplit(" ", 1)[1] for x in mig[:2]] == ["0.0", "1.0"]
             assert knobs()["enforced_power_profiles"] == [2]
             assert job.finish() == 0
-        wait_until(lambda: daemon.job() is None, 60)
-        wait_until(daemon.is_as_found, 60)
+        wait_until(lambda: daemon.job() is None)
+        wait_until(daemon.is_as_found)
         assert daemon.stop() == 0
 
         assert foreign.power_limit_w(gpu) == 300.0
@@ -144,7 +144,7 @@ def test_a_foreign_clock_lock_is_seen_planned_inside_and_stands_at_the_end(
                 lock_mhz = foreign.locked_sm_clock_mhz(gpu) or 1410
                 return lock_mhz if own["sm_clock_mhz"] == own["requested_sm_clock_mhz"] == lock_mhz else 1410
 
-            wait_until(lambda: lock_in_effect_mhz() <= 1410 - 90, 120, log=lambda: daemon.log)
+            wait_until(lambda: lock_in_effect_mhz() <= 1410 - 90, log=lambda: daemon.log)
             sm_clock_mhz = lock_in_effect_mhz() + difference_mhz
 
             def is_seen() -> bool:
@@ -155,7 +155,7 @@ def test_a_foreign_clock_lock_is_seen_planned_inside_and_stands_at_the_end(
                     foreign.lock_sm_clock(gpu, sm_clock_mhz)
                 return False
 
-            wait_until(is_seen, 120, log=lambda: daemon.log)
+            wait_until(is_seen, log=lambda: daemon.log)
             assert "another program" in daemon.status()["gpus"][3]["state_reason"]
             line = next(
                 x for x in metrics(daemon).splitlines() if x.startswith("gpuenergyd_gpu_foreign_sm_clock_hertz")
@@ -169,10 +169,10 @@ def test_a_foreign_clock_lock_is_seen_planned_inside_and_stands_at_the_end(
                 return lock_mhz is not None and lock_mhz < sm_clock_mhz
 
             if is_planned_again:
-                wait_until(is_planned_inside, 240, log=lambda: daemon.log)
+                wait_until(is_planned_inside, log=lambda: daemon.log)
                 assert all(lock is not None and lock <= sm_clock_mhz for lock in locks)
             assert job.finish() == 0
-        wait_until(lambda: daemon.job() is None, 60)
+        wait_until(lambda: daemon.job() is None)
         assert daemon.stop() == 0
 
         assert daemon.locks_mhz() == [None, None, None, sm_clock_mhz]

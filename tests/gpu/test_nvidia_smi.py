@@ -9,6 +9,7 @@ import pynvml as typed_pynvml
 import pytest
 
 from tests.gpu.conftest import NvmlWorld
+from tests.support.waiting import LIMIT_S
 
 pynvml: Any = typed_pynvml  # its classes of errors are made at run time
 
@@ -17,7 +18,9 @@ MODELS = ("A100-SXM4-80GB (simulated)", "A40-48GB (simulated)", "V100-SXM2-32GB 
 
 def nvidia_smi(world: NvmlWorld, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(world.library_folder / "bin" / "nvidia-smi"), *arguments]
-    return subprocess.run(command, env=world.environment(), capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, env=world.environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
 
 
 def test_application_clocks_are_the_maximum_and_cannot_be_set(nvml_world: NvmlWorld) -> None:

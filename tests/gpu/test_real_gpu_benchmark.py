@@ -9,6 +9,7 @@ import pytest
 
 from gpuenergyd.gpu.drivers.device_parameters import A100_SXM
 from tests.gpu.conftest import NvmlWorld
+from tests.support.waiting import LIMIT_S
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "runs" / "real_gpu.py"
 
@@ -29,7 +30,7 @@ def test_it_measures_the_parameters_of_the_fake_driver(nvml_world: NvmlWorld) ->
         env=nvml_world.environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT_S,
         check=True,
     )
 

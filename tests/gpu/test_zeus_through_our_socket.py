@@ -15,7 +15,7 @@ from gpuenergyd.store import open_history
 from tests.support.daemon_process import DaemonProcess
 from tests.support.fake_nvml.control import FakeNvmlControl
 from tests.support.tools_environment import tools_environment
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 INTERPRETER = """
 import json, sys
@@ -89,7 +89,7 @@ def zeus_program(daemon: DaemonProcess, fake_nvml_library: Path) -> Iterator[Zeu
         yield ZeusProgram(process)
     finally:
         process.kill()
-        process.communicate(timeout=20)
+        process.communicate(timeout=LIMIT_S)
 
 
 def limits_w(daemon: DaemonProcess) -> list[float]:
@@ -155,10 +155,10 @@ def test_the_frequency_controller_of_zeus_sets_clocks_from_a_process_of_its_own(
             "controller.set_frequency(0)",  # means no change
             "1",
         )
-        wait_until(lambda: daemon.locks_mhz()[0] == 1005, 30)
+        wait_until(lambda: daemon.locks_mhz()[0] == 1005)
         lease = leases(daemon)[0]
         controller_pid = program.run("controller._proc.pid")
-        program.run("controller.end()", "controller._proc.join(20)", "1")
+        program.run("controller.end()", "controller._proc.join(LIMIT_S)", "1")
         wait_until(lambda: leases(daemon) == [None, None])
 
     assert lease is not None
@@ -240,7 +240,7 @@ def test_changes_by_zeus_are_in_the_history(daemon: DaemonProcess, fake_nvml_lib
             actor = f"zeusd-client uid {os.geteuid()} pid {pid}"
             return [(e.action, e.before, e.after) for e in history.control_events() if e.actor == actor]
 
-    wait_until(lambda: len(events()) == 2, 20)
+    wait_until(lambda: len(events()) == 2)
     assert events() == [
         ("lock", "no MHz", "1005 MHz"),
         ("restore", "leased", f"process {pid} ended"),

@@ -36,7 +36,7 @@ from tests.support.daemon_process import DaemonProcess, running_daemon, training
 from tests.support.documents import Block, blocks, inline_commands, missing_output, shell_script
 from tests.support.readable import EMPTY_CHARTS, OVERFLOWING, OVERLAPPING, PALE, SMALL
 from tests.support.thorough import thorough
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = (
@@ -103,8 +103,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     """Run a daemon with simulated GPUs and a job in its history."""
     with running_daemon(tmp_path_factory.mktemp("daemon")) as daemon:
         with training(daemon, iterations=3) as run:
-            assert run.wait(60) == 0
-        wait_until(lambda: daemon.job() is None, 60)
+            assert run.wait(LIMIT_S) == 0
+        wait_until(lambda: daemon.job() is None)
         yield daemon
 
 
@@ -202,15 +202,19 @@ def python_program(document: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("document", with_blocks("python"), ids=name_of)
-def test_python_blocks_run_as_written(
-    document: Path, python_results: dict[str, subprocess.CompletedProcess[str]]
-) -> None:
+def test_python_blocks_are_valid_and_import_what_exists(document: Path) -> None:
     for block in (block for block in blocks(document) if block.language == "python"):
         compile(block.text, f"{document}:{block.line}", "exec")
         for module, names in re.findall(r"^from (gpuenergyd\S*) import (.+)$", block.text, flags=re.MULTILINE):
             imported = importlib.import_module(module)
             assert [n for n in names.split(", ") if not hasattr(imported, n)] == []
 
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("document", with_blocks("python"), ids=name_of)
+def test_python_blocks_run_as_written(
+    document: Path, python_results: dict[str, subprocess.CompletedProcess[str]]
+) -> None:
     assert python_results[name_of(document)].returncode == 0, python_results[name_of(document)].stderr
 
 
@@ -331,7 +335,7 @@ def test_the_reference_lists_every_resource_and_message() -> None:
 def test_the_reference_lists_every_exported_metric(daemon: DaemonProcess) -> None:
     connection = HttpConnection(str(daemon.socket_path))
     try:
-        _, body = connection.request("GET", "/v1/metrics", limit_s=30)
+        _, body = connection.request("GET", "/v1/metrics", limit_s=LIMIT_S)
         exported = set(re.findall(r"^# TYPE (\S+)", body.decode(), flags=re.MULTILINE))
     finally:
         connection.close()

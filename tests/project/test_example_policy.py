@@ -52,7 +52,7 @@ def test_a_daemon_applies_the_policy_of_the_package(environment: Path, tmp_path:
     daemon = DaemonProcess(tmp_path, overrides={"policy": "one-step-down"}, python=str(environment)).start()
     try:
         with training(daemon):
-            wait_until(lambda: set(daemon.locks_mhz()) == {SECOND_HIGHEST_MHZ}, 120)
+            wait_until(lambda: set(daemon.locks_mhz()) == {SECOND_HIGHEST_MHZ})
             job = daemon.job()
     finally:
         daemon.stop()

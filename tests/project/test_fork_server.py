@@ -11,7 +11,7 @@ import pytest
 from tests.support.daemon_process import ROOT, DaemonProcess, running_daemon
 from tests.support.fork_server import SERVER
 from tests.support.processes import child_pids
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 START_TRAINING = """
 import sys
@@ -32,21 +32,21 @@ def test_a_killed_test_run_leaves_no_training_running(tmp_path: Path) -> None:
     assert test_run.stdout is not None
     assert test_run.stdin is not None
     launcher = int(test_run.stdout.readline())
-    wait_until(lambda: len(child_pids(launcher)) == 4, 60)
+    wait_until(lambda: len(child_pids(launcher)) == 4)
     processes = [launcher, *child_pids(launcher)]
 
     test_run.kill()
-    test_run.wait(60)
+    test_run.wait(LIMIT_S)
 
     for stream in (test_run.stdout, test_run.stdin):
         stream.close()
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), 60)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes))
 
 
 def test_a_forked_process_has_the_exit_status_of_the_program(tmp_path: Path) -> None:
     refused = SERVER.fork("tests.support.daemon_main", [json.dumps({"driver": "none"})], log=tmp_path / "log")
 
-    assert refused.wait(60) == 2
+    assert refused.wait(LIMIT_S) == 2
     assert "--driver = 'none'" in (tmp_path / "log").read_text()
 
 
@@ -58,5 +58,5 @@ def test_a_killed_daemon_reports_its_signal(tmp_path: Path) -> None:
 
         process.kill()
 
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(LIMIT_S) == -signal.SIGKILL
         assert process.poll() == -signal.SIGKILL

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -130,19 +131,33 @@ def python_files() -> tuple[Path, ...]:
     return tuple(files(*(f"{folder}/**.py" for folder in FOLDERS)))
 
 
-def defined_names(path: Path) -> Iterator[tuple[int, str, bool]]:
-    """Yield line, name and whether it is no variable for every definition in a file, the module included."""
-    yield 1, path.stem, True
+class Scan(NamedTuple):
+    """What the tests read in a program."""
+
+    names: tuple[tuple[int, str, bool], ...]
+    """Line, name and whether it is no variable, for every definition, the module included."""
+    texts: tuple[tuple[int, str], ...]
+    """Line and text of every string with a space."""
+
+
+@cache
+def scan(path: Path) -> Scan:
+    """Read a program once for all tests: that takes most of their time."""
+    names: list[tuple[int, str, bool]] = [(1, path.stem, True)]
+    texts: list[tuple[int, str]] = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                yield node.lineno, name, True
+                names.append((node.lineno, name, True))
             case ast.arg(arg=name):
-                yield node.lineno, name, False
+                names.append((node.lineno, name, False))
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
-                yield node.lineno, name, False
+                names.append((node.lineno, name, False))
+            case ast.Constant(value=str(text)) if " " in text:
+                texts.append((node.lineno, text))
             case _:
                 pass
+    return Scan(tuple(names), tuple(texts))
 
 
 @cache
@@ -168,10 +183,8 @@ def prose_of(path: Path) -> Iterator[tuple[int, str]]:
         _, mark, comment = line.partition("# ")
         if mark and '"' not in comment:
             yield number, comment
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
-            for offset, line in enumerate(node.value.splitlines()):
-                yield node.lineno + offset, line
+    for first, value in scan(path).texts:
+        yield from enumerate(value.splitlines(), start=first)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -180,7 +193,7 @@ def test_no_identifier_uses_a_replaced_name(folder: str) -> None:
         f"{path.relative_to(ROOT)}:{line}: {name} (use: {better})"
         for path in python_files()
         if path.is_relative_to(ROOT / folder)
-        for line, name, is_definition in defined_names(path)
+        for line, name, is_definition in scan(path).names
         if (better := replacement(name, is_definition=is_definition)) is not None
     }
 

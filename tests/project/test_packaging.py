@@ -21,6 +21,7 @@ from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
 from tests.support.proof_tampering import edited_energy, proved
 from tests.support.sample_history import write_sample_history
 from tests.support.virtual_proof import VirtualTraining
+from tests.support.waiting import LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 BARE_ROOT = (
@@ -76,7 +77,7 @@ def gpuenergyd(programs: Path, *arguments: str, **variables: str) -> subprocess.
     environ = {"PATH": f"{programs}:{os.defpath}", "HOME": str(programs.parent), **variables}
     command = [str(programs / "gpuenergyd"), *arguments]
     return subprocess.run(
-        command, cwd=programs.parent, env=environ, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=programs.parent, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
 
 
@@ -230,7 +231,7 @@ def test_a_stranger_checks_a_proof_without_network_home_or_checkout(installed: P
         python = [str(Path(sys.executable).resolve()), "-m", "gpuenergyd.cli.main"]
         environ = {"PYTHONPATH": "/wheel:/libraries", "PATH": "/usr/bin", "LC_ALL": "C"}
         command = [bwrap, *BARE_ROOT, *seen, *python, "prove", "--check", "/proof", "--json"]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         assert done.stdout, done.stderr
         found: dict[str, Any] = json.loads(done.stdout)
         return found

@@ -43,7 +43,7 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this host")
 @pytest.mark.parametrize(
     "name",
-    ["report-pipeline", "report-empty", "live-jobs", *thorough("report-loop", "report-carbon", "live-no-daemon")],
+    ["report-pipeline", *thorough("report-empty", "live-jobs", "report-loop", "report-carbon", "live-no-daemon")],
 )
 def test_no_page_overflows_or_has_an_empty_chart_or_unreadable_text(
     name: str, urls: Mapping[str, str], tmp_path: Path

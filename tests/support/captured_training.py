@@ -30,11 +30,12 @@ from gpuenergyd.gpu.drivers.device_parameters import device_parameters
 from gpuenergyd.wire.messages import OrderRow, PlanSlice
 from tests.support.virtual_device import VirtualDevice, VirtualGraph, VirtualNodeEvent
 from tests.support.virtual_training import VirtualTraining, Work
+from tests.support.waiting import LIMIT_S
 
 MODEL = device_parameters("a100-sxm")
 SEND_DELAY_S = 0.001
 """From the begin of a replay to its timetable: the recorder looks every millisecond."""
-_LIMIT_S = 60.0
+_LIMIT_S = LIMIT_S
 
 
 @dataclass(frozen=True, slots=True)

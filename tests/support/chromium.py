@@ -14,12 +14,14 @@ from typing import Any
 
 import aiohttp
 
+from tests.support.waiting import LIMIT_S
+
 CHROMIUM = shutil.which("chromium")
 _FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
     " --disable-component-update --disable-sync --disable-dev-shm-usage --remote-debugging-port=0 about:blank"
 )
-_LIMIT_S = 60.0
+_LIMIT_S = LIMIT_S
 SCREENSHOTS_VARIABLE = "TEST_SCREENSHOTS"
 
 
@@ -123,7 +125,7 @@ async def chromium_page(profile: Path) -> AsyncIterator[Page]:
             await listening
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(LIMIT_S)
 
 
 def in_browser(profile: Path, look: Callable[[Page], Coroutine[Any, Any, None]]) -> None:

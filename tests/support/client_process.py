@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.daemon_process import DaemonProcess, running_daemon
 from tests.support.processes import child_pids
+from tests.support.waiting import LIMIT_S
 
 PROGRAM = """
 import http.client, json, os, socket, sys
@@ -133,4 +134,4 @@ def client_process(
         assert process.stdout.readline() == "connected\n"
         yield ClientProcess(process)
     finally:
-        process.communicate(timeout=20)
+        process.communicate(timeout=LIMIT_S)

@@ -21,6 +21,7 @@ import pytest
 
 from tests.support.daemon_process import ROOT, DaemonProcess
 from tests.support.processes import child_pids
+from tests.support.waiting import LIMIT_S
 
 SOCKET = "/run/gpuenergyd/gpuenergyd.sock"
 """The path in the container, where clients look for it; on the host it is another one."""
@@ -126,7 +127,7 @@ def container(
             yield Container(process, log_path)
         finally:
             process.send_signal(signal.SIGKILL)
-            process.wait(20)
+            process.wait(LIMIT_S)
 
 
 def _as_user(uid: int) -> list[str]:

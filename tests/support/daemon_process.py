@@ -20,12 +20,11 @@ from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.drivers.world_kinds import WorldKind
 from tests.support.fork_server import SERVER, ForkedProcess
 from tests.support.processes import child_pids
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 _DAEMON, _TRAINER = "tests.support.daemon_main", "tests.support.fake_trainer"
 _RUN_DAEMON = f"import sys; from {_DAEMON} import main; sys.exit(main(sys.argv[1:]))"
-LIMIT_S = 120.0
 """For what a daemon does within a second on an idle machine."""
 AnyProcess = subprocess.Popen[bytes] | ForkedProcess
 
@@ -114,7 +113,7 @@ class DaemonProcess:
         """Start the daemon and wait until it replies."""
         self.process = self.launch()
         try:
-            wait_until(self.is_ready, LIMIT_S)
+            wait_until(self.is_ready)
         except AssertionError:
             self.stop()
             raise AssertionError(f"the daemon did not start:\n{self.log}") from None

@@ -1,10 +1,10 @@
-"""Number of hypothesis examples: a quarter in the usual run, all in the thorough one."""
+"""Number of hypothesis examples: a tenth in the usual run, all in the thorough one."""
 
 from hypothesis import settings
 
 THOROUGH = 100
 """Examples of a test that asks for no number of its own, in the thorough run."""
-USUAL = 25
+USUAL = 10
 """As above, in the usual run."""
 _LEAST = 2
 

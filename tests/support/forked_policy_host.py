@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuenergyd.daemon.processes import launch, policy_host
-from gpuenergyd.daemon.processes.launch import POLICY_HOST_COMMAND, PolicyChannel, start_policy_child
+from gpuenergyd.daemon.processes.launch import POLICY_HOST_COMMAND, PolicyChannel, StartChild, start_policy_child
 from gpuenergyd.daemon.settings import Settings
 from gpuenergyd.service_manager import child_environment
 
@@ -41,10 +41,14 @@ def fork_policy_host(settings: Settings) -> None:
     theirs.close()
     forked = [_ForkedHost(pid, ours)]
 
-    async def start(memory_limit_bytes: int | None, command: Sequence[str]) -> PolicyChannel:
+    async def start(
+        memory_limit_bytes: int | None,
+        command: Sequence[str],
+        start_child: StartChild = asyncio.create_subprocess_exec,
+    ) -> PolicyChannel:
         if forked and tuple(command) == POLICY_HOST_COMMAND:
             return await forked.pop().channel()
-        return await start_policy_child(memory_limit_bytes, command)
+        return await start_policy_child(memory_limit_bytes, command, start_child)
 
     launch.start_policy_child = start
 

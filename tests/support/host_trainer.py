@@ -32,12 +32,13 @@ from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
 from gpuenergyd_trainers.across_hosts.replica_paces import ReplicaOnOneHost
 from gpuenergyd_trainers.timing.simulated import SimulatedTimer
 from tests.support.fake_trainer import BACKWARD, FORWARD, scaled
+from tests.support.waiting import LIMIT_S
 
 NUM_STAGES, NUM_REPLICAS, STAGES_PER_HOST = 4, 2, 2
 _MORE, _LAST = b".", b"!"
 RANK_PRIORITY, DAEMON_PRIORITY = 2, 1
 """Real-time priorities, if permitted: separate hosts would not share cores."""
-_CONNECT_LIMIT_S = 60.0
+_CONNECT_LIMIT_S = LIMIT_S
 _PERIOD_S = 0.04
 _CLONE_NEWNET = 0x40000000
 _SLOT = struct.Struct("<qq")

@@ -16,7 +16,7 @@ from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.drivers.world_kinds import WorldKind
 from tests.support.systemd_host import INSTALLED, SystemdHost, systemd_host
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 CORE, WORKER = "gpuenergyd.service", "gpuenergyd-gpu.service"
 SOCKETS = ("gpuenergyd.socket", "gpuenergyd-gpu.socket", "gpuenergyd-policy.socket")
@@ -101,7 +101,7 @@ class InstalledDaemon:
         """Return whether no GPU has a lock."""
         return all(lock is None for lock in self.locks_mhz())
 
-    def seconds_until_restored(self, since_ns: int, limit_s: float = 30.0) -> float:
+    def seconds_until_restored(self, since_ns: int, limit_s: float = LIMIT_S) -> float:
         """Wait until every GPU is restored; return the time since an instant."""
         wait_until(self.is_as_found, limit_s)
         return (time.monotonic_ns() - since_ns) / 1e9
@@ -124,14 +124,14 @@ class InstalledDaemon:
             yield process
         finally:
             process.kill()
-            process.wait(20)
+            process.wait(LIMIT_S)
             self.host.run("sh", "-c", "pkill -KILL -f '[t]ests.support.fake_trainer' || true")
 
     @contextmanager
     def lowered(self) -> Iterator[None]:
         """Train until a job's clocks are lowered, and for the duration of a block."""
         with self.training("--policy", "always-low", "--max-slowdown", "1"):
-            wait_until(self.is_lowered, 120)
+            wait_until(self.is_lowered)
             yield
 
 
@@ -161,7 +161,7 @@ def installed_daemon(folder: Path, *, num_gpus: int = 2, watchdog_s: float | Non
         host.systemctl("start", *SOCKETS, CORE)
         daemon = InstalledDaemon(host, world, num_gpus)
         try:
-            wait_until(daemon.is_ready, 60)
+            wait_until(daemon.is_ready)
             yield daemon
         finally:
             world.close()

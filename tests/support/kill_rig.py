@@ -19,7 +19,7 @@ from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
 from tests.support.daemon_process import DaemonProcess
 from tests.support.gpu_commands import GpuCommands
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 Victim = Literal["client", "daemon", "worker", "worker_and_sentinel", "policy_host", "all"]
 VICTIMS: tuple[Victim, ...] = get_args(Victim)
@@ -32,10 +32,12 @@ NUM_GPUS = 4
 WORK = InstructionWork(memory_time_s=0.005, compute_time_s=0.02, power_coefficient_w_per_mhz=0.25)
 LONG_WORK = InstructionWork(memory_time_s=0.015, compute_time_s=0.06, power_coefficient_w_per_mhz=0.25)
 """With commands, which take longer than calls of a driver, and whose processes need the CPU."""
-GIVE_UP_S = 10.0
+GIVE_UP_S = 90.0
 COMMANDS_GIVE_UP_S = 90.0
 """Each restore starts a program, and waits for one that is under way; programs fail and hang, and are run again."""
 _COMMAND_TIMEOUT_S = 3.0
+_LOWERED_WITHIN_S = 60.0
+"""How long a trial waits for what it interrupts; whatever is the case then is interrupted, too."""
 _MAX_RESTORES = 20
 _ANY_MOMENT_RATIO = 0.15
 """Share of the kills at any moment; the others happen while a GPU is lowered."""
@@ -141,7 +143,7 @@ class KillRig:
             is_any_moment = self.rng.random() < _ANY_MOMENT_RATIO
             if not is_any_moment:
                 with contextlib.suppress(AssertionError):
-                    wait_until(lambda: bool(self.lowered()))
+                    wait_until(lambda: bool(self.lowered()), _LOWERED_WITHIN_S)
             time.sleep(self.rng.uniform(0.0, 0.06))
             self.on_trial()
             candidates = set() if is_any_moment else self.lowered()
@@ -282,7 +284,7 @@ class KillRig:
             pids["policy_host"] = status["policy_host"]["pid"] or 0
             return all(pids.values())
 
-        wait_until(are_all_there, 30)
+        wait_until(are_all_there)
         return pids
 
     def _kill_trainer(self, index: int) -> None:
@@ -293,7 +295,7 @@ class KillRig:
     def _kill_daemon(self) -> None:
         assert self.daemon.process is not None
         self.daemon.process.kill()
-        self.daemon.process.wait(60)
+        self.daemon.process.wait(LIMIT_S)
 
     def _is_database_damaged(self) -> bool:
         database = sqlite3.connect(self.daemon.database_path)

@@ -74,7 +74,7 @@ def measure(training: Training, hosts: TwoHosts) -> dict[str, Any]:
         folder.mkdir()
     sockets = tuple(str(daemon.socket_path) for daemon in hosts.daemons)
     joined = run(replace(training, socket_paths=sockets, record_folder=folders["joined"]), hosts)
-    wait_until(lambda: not any(daemon.status()["jobs"] for daemon in hosts.daemons), 60)
+    wait_until(lambda: not any(daemon.status()["jobs"] for daemon in hosts.daemons))
     jobs = [job for daemon in hosts.daemons for job in daemon.status()["ended_jobs"]]
     plain = run(replace(training, record_folder=folders["alone"]), hosts)
     managed, unmanaged = (Steps.read(folder, training.num_ranks) for folder in folders.values())

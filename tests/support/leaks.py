@@ -13,7 +13,7 @@ from tests.support import fork_server
 from tests.support.processes import child_pids
 
 T = TypeVar("T")
-GRACE_S = 5.0
+GRACE_S = 60.0
 """How long a resource that is being released may take until it counts as leaked."""
 _FORK_SERVER_COMMAND = f"-m {fork_server.MODULE}"
 _SHARED_COMMANDS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", _FORK_SERVER_COMMAND)

@@ -217,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sockets = tuple(str(daemon.socket_path) for daemon in daemons)
         own = MegatronTraining(worlds, socket_paths=sockets, **sizes)
         joined = run_ranks(own.num_ranks, options.folder, own.run_rank)
-        wait_until(lambda: not any(daemon.job() for daemon in daemons), 60)
+        wait_until(lambda: not any(daemon.job() for daemon in daemons))
         jobs = [job for daemon in daemons for job in daemon.status()["ended_jobs"]]
         without = run_ranks(own.num_ranks, alone, MegatronTraining(worlds, **sizes).run_rank)
     finally:

@@ -9,6 +9,8 @@ from typing import Any
 import openleadr
 from openleadr.objects import Interval
 
+from tests.support.waiting import LIMIT_S
+
 VEN_ID = "ven-1"
 PATH = "/OpenADR2/Simple/2.0b"
 
@@ -27,12 +29,12 @@ class OpenLeadrServer:
     def start(self) -> None:
         """Start the server; its port is known then."""
         self._thread.start()
-        assert self._is_ready.wait(60)
+        assert self._is_ready.wait(LIMIT_S)
 
     def stop(self) -> None:
         """Stop the server and its thread."""
         self._loop.call_soon_threadsafe(self._is_over.set)
-        self._thread.join(60)
+        self._thread.join(LIMIT_S)
         self._loop.close()
 
     def do(self, action: Callable[[Any], None]) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import LIMIT_S
+
 _NUMBERS = count()
 TEST_OPTIONS = "-c fsync=off"
 
@@ -52,7 +54,7 @@ class PostgresqlServer:
             cwd=self.folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=120,
+            timeout=LIMIT_S,
             check=False,
         )
         assert done.returncode == 0, f"{program} ended with {done.returncode}"

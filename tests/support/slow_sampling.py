@@ -19,6 +19,7 @@ from gpuenergyd.gpu.device import EnergyReading, GpuDetails, GpuIdentity, GpuRea
 from gpuenergyd.gpu.link.messages import GpuSample
 from gpuenergyd.gpu.worker.threads import sampler
 from tests.support.virtual_training import VirtualTraining
+from tests.support.waiting import LIMIT_S
 
 _WAKEUP_NS = (50_000, 200_000)
 """How late a waiting thread wakes up."""
@@ -61,7 +62,7 @@ class _Clock:
         with self._turn:
             self._horizon_ns = horizon_ns
             self._turn.notify_all()
-            has_come = self._turn.wait_for(lambda: self.now_ns > self._horizon_ns, timeout=60.0)
+            has_come = self._turn.wait_for(lambda: self.now_ns > self._horizon_ns, timeout=LIMIT_S)
         assert has_come, "the sampler ended"
 
     def stop(self) -> None:
@@ -177,7 +178,7 @@ class SlowlyReadTraining(VirtualTraining):
     def close(self) -> None:
         """End the sampler's thread."""
         self._clock.stop()
-        self._thread.join(30.0)
+        self._thread.join(LIMIT_S)
         self._patch.stop()
 
     def counted_j(self, pp_rank: int, at_ns: int, period_ns: int) -> float:

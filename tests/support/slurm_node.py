@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 _PROGRAMS = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"}
 _CONFIGURATION = """
@@ -81,7 +81,7 @@ class SlurmNode:
 
     def run(self, command: Sequence[str]) -> int:
         """Run a command as a job; return its exit status."""
-        return self.start(command).wait(120)
+        return self.start(command).wait(LIMIT_S)
 
     def cancel_all(self) -> None:
         """Cancel all jobs."""
@@ -120,13 +120,13 @@ def slurm_node(folder: Path, *, prolog: str, epilog: str, environ: Mapping[str, 
                     subprocess.Popen([path, *arguments], env=node.environment, stdout=out, stderr=subprocess.STDOUT)
                 )
             if name == "munged":
-                wait_until((folder / "munge.socket").exists, 60)
-        wait_until(lambda: node.state == "idle", 120, log=lambda: node.log)
+                wait_until((folder / "munge.socket").exists)
+        wait_until(lambda: node.state == "idle", log=lambda: node.log)
         yield node
     finally:
         for process in reversed(processes):
             process.terminate()
-            process.wait(60)
+            process.wait(LIMIT_S)
 
 
 def _path_of(program: str) -> str | None:

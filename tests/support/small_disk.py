@@ -51,4 +51,4 @@ def remount(disk: Path, mode: str) -> None:
             == 0
         )
 
-    wait_until(is_done, 60)
+    wait_until(is_done)

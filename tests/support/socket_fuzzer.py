@@ -26,6 +26,7 @@ from gpuenergyd.wire.clock_request import RankClockRequest
 from tests.support.clock_requests import encode_clock_request
 from tests.support.mutations import mutated
 from tests.support.registration import one_stage_registration
+from tests.support.waiting import LIMIT_S
 
 NUM_CONNECTIONS = 16
 RAW_RATIO = 0.1
@@ -34,7 +35,7 @@ HALF_CLOSED_RATIO = 0.2
 GOOD_RATIO = 0.15
 AHEAD = 8
 MICROBATCHES = 4
-ANSWER_LIMIT_S = 60.0
+ANSWER_LIMIT_S = LIMIT_S
 KNOWN_STATUSES = frozenset({200, 400, 403, 404, 405, 408, 409, 413, 414, 417, 429, 431, 500, 501, 503, 505})
 FAILURES = frozenset({500})
 PATHS = (

@@ -23,7 +23,7 @@ def stop_between_driver_calls(pids: Sequence[int], *world_paths: Path) -> None:
         while True:
             for pid in pids:
                 os.kill(pid, signal.SIGSTOP)
-            wait_until(lambda: all(_is_stopped(pid) for pid in pids), 20)
+            wait_until(lambda: all(_is_stopped(pid) for pid in pids))
             looks = threading.Thread(target=_look_at_all, args=(hosts,), daemon=True)
             looks.start()
             looks.join(_FREE_WITHIN_S)

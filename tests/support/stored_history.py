@@ -5,8 +5,9 @@ from typing import TypeVar
 
 from gpuenergyd.store import HistoryWriter, WriterOptions
 from gpuenergyd.store.records import Record
+from tests.support.waiting import LIMIT_S
 
-_FLUSH_LIMIT_S = 60.0
+_FLUSH_LIMIT_S = LIMIT_S
 PathOrUrl = TypeVar("PathOrUrl", str, Path)
 
 

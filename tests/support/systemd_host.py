@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = Path("/opt/gpuenergyd")
@@ -110,7 +110,7 @@ class SystemdHost:
         inside = ["nsenter", "--target", str(self.init_pid), "--all", "--root", "--wd=/"]
         return [*inside, "env", "-i", "PATH=/usr/bin:/bin:/usr/sbin:/sbin", "LD_LIBRARY_PATH=/opt/base/lib", *arguments]
 
-    def run(self, *arguments: str, timeout_s: float = 60.0) -> str:
+    def run(self, *arguments: str, timeout_s: float = LIMIT_S) -> str:
         """Run a command on the host and return its output."""
         done = subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=timeout_s, check=False)
         assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}\n{self.console[-6000:]}"
@@ -169,12 +169,12 @@ def systemd_host(
         )
         try:
             host = SystemdHost(folder, process, _wait_for_init(process, folder))
-            wait_until(lambda: _is_booted(host), 30)
+            wait_until(lambda: _is_booted(host))
             yield host
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            process.wait(20)
+            process.wait(LIMIT_S)
             _remove_control_group(folder)
 
 
@@ -191,7 +191,7 @@ def _wait_for_init(process: subprocess.Popen[bytes], folder: Path) -> int:
                     found.append(int(pid))
         return bool(found)
 
-    wait_until(is_there, 30)
+    wait_until(is_there)
     return found[0]
 
 
@@ -203,7 +203,7 @@ def _remove_control_group(folder: Path) -> None:
         done = subprocess.run(["unshare", "--mount", "sh", "-c", sweep], capture_output=True, check=False)
         return done.returncode == 0 or b"No such file" in done.stderr
 
-    wait_until(is_gone, 20)
+    wait_until(is_gone)
 
 
 def _is_booted(host: SystemdHost) -> bool:

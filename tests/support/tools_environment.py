@@ -1,10 +1,9 @@
 """Virtual environments with unmodified third-party tools from PyPI.
 
-`make frameworks` builds all of them (`python -m tests.support.tools_environment`) ahead of the tests. A test that finds
-none builds it, or skips where that fails.
+`make frameworks` builds them (`python -m tests.support.tools_environment`); without it, the tests with these tools are
+skipped.
 """
 
-import fcntl
 import hashlib
 import os
 import subprocess
@@ -23,29 +22,36 @@ _BUILD_LIMIT_S = 900
 
 
 def tools_environment(tools: Sequence[str] = MONITORING_TOOLS) -> Path:
-    """Return the folder with the tools' programs, built once per list of versions; skip the test if that fails."""
-    try:
-        return build(tools)
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"cannot install {', '.join(tools)}: {error.stderr.strip().splitlines()[-1]}")
+    """Return the folder with the tools' programs; skip the test where they are not installed."""
+    folder = _folder(tools)
+    if not _mark(folder).exists():
+        pytest.skip(f"{', '.join(tools)}: not installed; `make frameworks` does it")
+    return folder / "bin"
 
 
-def build(tools: Sequence[str]) -> Path:
-    """Build the environment unless it exists, and return the folder with its programs.
+def build(tools: Sequence[str]) -> None:
+    """Build the environment unless it exists.
 
     Raises:
         subprocess.CalledProcessError: pip failed.
     """
+    folder = _folder(tools)
+    if _mark(folder).exists():
+        return
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True, timeout=_BUILD_LIMIT_S)
+    pip = [str(folder / "bin" / "pip"), "install", "-q", "--disable-pip-version-check"]
+    subprocess.run([*pip, *tools], check=True, timeout=_BUILD_LIMIT_S)
+    _mark(folder).touch()
+
+
+def _folder(tools: Sequence[str]) -> Path:
     digest = hashlib.sha256(f"{tuple(tools)}{sys.version}".encode()).hexdigest()[:12]
-    folder = Path(tempfile.gettempdir()) / f"gpuenergyd-tools-{os.getuid()}-{digest}"
-    with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "complete").exists():
-            subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True, timeout=_BUILD_LIMIT_S)
-            pip = [str(folder / "bin" / "pip"), "install", "-q", "--disable-pip-version-check"]
-            subprocess.run([*pip, *tools], capture_output=True, text=True, check=True, timeout=_BUILD_LIMIT_S)
-            (folder / "complete").touch()
-    return folder / "bin"
+    return Path(tempfile.gettempdir()) / f"gpuenergyd-tools-{os.getuid()}-{digest}"
+
+
+def _mark(folder: Path) -> Path:
+    """Return the file that says that an environment is complete."""
+    return folder / "complete"
 
 
 if __name__ == "__main__":

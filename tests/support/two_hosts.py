@@ -26,7 +26,7 @@ from tests.support.host_trainer import (
     read_progress,
 )
 from tests.support.processes import task_ids
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 _PORT = 29_541
 _POLL_S = 0.2
@@ -81,7 +81,7 @@ class TwoHosts:
         for daemon in self.daemons:
             daemon.process = daemon.launch()
         for daemon in self.daemons:
-            wait_until(daemon.is_ready, 120)
+            wait_until(daemon.is_ready)
             _prefer(daemon)
 
     def kill_daemon(self, host: int) -> None:
@@ -89,7 +89,7 @@ class TwoHosts:
         daemon = self.daemons[host]
         assert daemon.process is not None
         os.kill(daemon.pid, signal.SIGKILL)
-        daemon.process.wait(10)
+        daemon.process.wait(LIMIT_S)
 
     def start_daemon(self, host: int) -> None:
         """Start a host's daemon again."""
@@ -119,7 +119,7 @@ class TwoHosts:
         """Return the number of iterations that every rank has completed."""
         return [ended for _, ended in read_progress(self.progress_path)]
 
-    def wait_for_progress(self, num_iterations: int = 3, timeout_s: float = 60.0) -> None:
+    def wait_for_progress(self, num_iterations: int = 3, timeout_s: float = LIMIT_S) -> None:
         """Wait until every rank has completed this many further iterations."""
         before = self.iterations()
         wait_until(
@@ -207,12 +207,12 @@ class TwoHosts:
         """File with both hosts' exit statuses."""
         return self.folder / "statuses.json"
 
-    def end_training(self, timeout_s: float = 60.0) -> list[int]:
+    def end_training(self, timeout_s: float = LIMIT_S) -> list[int]:
         """End the run gracefully and return both hosts' exit statuses."""
         (self.folder / "enough").touch()
         return self.wait_for_end(timeout_s)
 
-    def wait_for_end(self, timeout_s: float = 60.0) -> list[int]:
+    def wait_for_end(self, timeout_s: float = LIMIT_S) -> list[int]:
         """Wait until all ranks have ended and return both hosts' exit statuses."""
         assert self.launcher is not None
         self.launcher.wait(timeout_s)
@@ -227,7 +227,7 @@ class TwoHosts:
         if self.launcher is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.launcher.pid, signal.SIGKILL)
-            self.launcher.wait(10)
+            self.launcher.wait(LIMIT_S)
             self.launcher = None
         for pid in pids:
             wait_for_death(pid)

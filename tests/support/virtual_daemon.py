@@ -27,6 +27,7 @@ from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.wire.messages import IterationReport, PlanSlice, RankRegistration, RankRelease
 from tests.support.job_stage import ME, settle
 from tests.support.virtual_training import CLOCKS_MHZ, VirtualTraining
+from tests.support.waiting import LIMIT_S
 
 LATENCY_S = 0.006
 """Of clock changes, as published for the GPU and as they are."""
@@ -193,7 +194,7 @@ def _changes(pp_rank: int, plan_slice: PlanSlice) -> tuple[ClockChange, ...]:
     )
 
 
-async def until(predicate: Callable[[], bool], timeout_s: float = 60.0) -> None:
+async def until(predicate: Callable[[], bool], timeout_s: float = LIMIT_S) -> None:
     """Wait for what happens in another thread."""
     async with asyncio.timeout(timeout_s):
         while not predicate():  # noqa: ASYNC110  a thread sets no asyncio.Event

@@ -16,9 +16,10 @@ from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from tests.support.virtual_replicas import VirtualReplicas
 from tests.support.virtual_training import A100Work, VirtualTraining, Work, a100_waiting_power_w
+from tests.support.waiting import LIMIT_S
 
 F, B, C, O, D = (InstructionKind(kind) for kind in "FBCOD")  # noqa: E741  one letter, as the others
-_MEETING_LIMIT_S = 60.0
+_MEETING_LIMIT_S = LIMIT_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from gpuenergyd.gpu.link.messages import (
 )
 from gpuenergyd.gpu.restore.journal import Journal
 from gpuenergyd.gpu.restore.policy import RestoreRules
+from tests.support.waiting import LIMIT_S
 
 ARE_LINES_COUNTED = "COVERAGE_PROCESS_CONFIG" in os.environ
 """Whether `make coverage` runs the tests; only then are workers given the time to end in order."""
@@ -180,7 +181,7 @@ def with_worker(test: Callable[[Site, WorkerLink], Awaitable[None]]) -> Callable
     return test_with_worker
 
 
-async def until(predicate: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(predicate: Callable[[], bool], timeout_s: float = LIMIT_S) -> None:
     """Wait until the predicate holds while the event loop runs."""
     deadline = time.monotonic() + timeout_s
     while not predicate():
@@ -189,10 +190,10 @@ async def until(predicate: Callable[[], bool], timeout_s: float = 10.0) -> None:
 
 
 def run(main: Awaitable[None]) -> None:
-    """Run the coroutine of a test, for at most a minute."""
+    """Run the coroutine of a test, and end it if it hangs."""
 
     async def bounded() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT_S):
             await main
 
     asyncio.run(bounded())

@@ -43,14 +43,15 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InstalledDaemon
     folder = tmp_path_factory.mktemp("systemd")
     for parent in (folder, folder.parent, folder.parent.parent):
         parent.chmod(0o755)
-    with installed_daemon(folder, watchdog_s=4.0) as made:
+    # Longer than a busy host delays a process that does not hang.
+    with installed_daemon(folder, watchdog_s=15.0) as made:
         yield made
 
 
 @pytest.fixture(autouse=True)
 def _whole_before_each(daemon: InstalledDaemon) -> None:
     daemon.host.systemctl("reset-failed")
-    wait_until(lambda: daemon.is_ready() and daemon.is_as_found(), 60)
+    wait_until(lambda: daemon.is_ready() and daemon.is_as_found())
 
 
 def capabilities(daemon: InstalledDaemon, unit: str) -> str:
@@ -82,7 +83,7 @@ def test_a_policy_runs_in_its_own_unit_that_ends_with_the_daemon(daemon: Install
 
 
 def test_the_carbon_fetcher_unit_starts_with_the_daemon(daemon: InstalledDaemon) -> None:
-    wait_until(lambda: daemon.status()["carbon"]["basis"] == "fixed", 60)
+    wait_until(lambda: daemon.status()["carbon"]["basis"] == "fixed")
     grid = daemon.status()["carbon"]
 
     assert (grid["zone"], grid["source"], grid["value"]) == ("XX", "fixed", 321.0)
@@ -100,35 +101,36 @@ def test_clocks_are_restored_when_the_daemon_is_killed(daemon: InstalledDaemon) 
         daemon.seconds_until_restored(daemon.kill(CORE))
 
         restored = re.compile(r"^gpuenergyd-worker: .* sm_clock_lock restored", re.MULTILINE)
-        wait_until(lambda: len(restored.findall(daemon.log[num_printed:])) == daemon.num_gpus, 30)
-    wait_until(daemon.is_ready, 60)
+        wait_until(lambda: len(restored.findall(daemon.log[num_printed:])) == daemon.num_gpus)
+    wait_until(daemon.is_ready)
 
 
+@pytest.mark.thorough
 @pytest.mark.fault(4)
 def test_clocks_are_restored_when_the_worker_is_killed(daemon: InstalledDaemon) -> None:
     with daemon.lowered():
         daemon.seconds_until_restored(daemon.kill(WORKER))
-    wait_until(daemon.is_ready, 60)
+    wait_until(daemon.is_ready)
 
 
 @pytest.mark.fault(5)
-@pytest.mark.parametrize("unit", [WORKER, *thorough(CORE)])
+@pytest.mark.parametrize("unit", thorough(WORKER, CORE))
 def test_clocks_are_restored_when_a_process_hangs(daemon: InstalledDaemon, unit: str) -> None:
     with daemon.lowered():
-        daemon.seconds_until_restored(daemon.kill(unit, signal.SIGSTOP), 60)
-    wait_until(daemon.is_ready, 60)
+        daemon.seconds_until_restored(daemon.kill(unit, signal.SIGSTOP))
+    wait_until(daemon.is_ready)
 
 
 @pytest.mark.fault(40)
 def test_a_restart_keeps_lease_and_plan_of_a_running_job(daemon: InstalledDaemon) -> None:
     with daemon.lowered():
-        wait_until(lambda: (job := daemon.job()) is not None and job["phase"] == "tuned", 60)
+        wait_until(lambda: (job := daemon.job()) is not None and job["phase"] == "tuned")
         before = daemon.job()
         restart = subprocess.Popen(daemon.host.command("systemctl", "restart", CORE))
         locks = [daemon.locks_mhz()]
         while restart.poll() is None:
             locks.append(daemon.locks_mhz())
-        wait_until(daemon.is_ready, 60)
+        wait_until(daemon.is_ready)
         after = daemon.job()
 
         assert before is not None
@@ -138,7 +140,7 @@ def test_a_restart_keeps_lease_and_plan_of_a_running_job(daemon: InstalledDaemon
         assert f"job {before['job_id']}: taken over in phase tuned with plan always-low" in daemon.log
         assert after["job_id"] == before["job_id"]
         assert after["ranks"] == before["ranks"]
-        wait_until(lambda: (job := daemon.job()) is not None and job["num_iterations"] > after["num_iterations"], 60)
+        wait_until(lambda: (job := daemon.job()) is not None and job["num_iterations"] > after["num_iterations"])
 
 
 def test_a_changed_mode_takes_effect_with_a_restart_of_the_daemon(daemon: InstalledDaemon) -> None:
@@ -182,11 +184,9 @@ def test_a_connection_starts_the_daemon(daemon: InstalledDaemon) -> None:
             status.append(daemon.status())
         return bool(status)
 
-    wait_until(is_answered, 60)
+    wait_until(is_answered)
     assert status[0]["mode"] == "control"
-    wait_until(
-        lambda: daemon.host.property_of(CORE, "ActiveState") == "active", 30
-    )  # the daemon answers before READY=1
+    wait_until(lambda: daemon.host.property_of(CORE, "ActiveState") == "active")  # the daemon answers before READY=1
 
 
 def numba_folder(planning: Path, package: str) -> str:
@@ -217,7 +217,7 @@ def test_the_policy_host_uses_the_planner_that_the_installation_compiled(daemon:
     files = daemon.host.run("find", "/var/cache/gpuenergyd", "-name", "*.nbc", "-printf", "%p %u %T@\\n")
     num_printed = len(daemon.log)
     with daemon.training("--policy", "bubble-aware"):
-        wait_until(lambda: (job := daemon.job()) is not None and job["phase"] == "tuned", 120)
+        wait_until(lambda: (job := daemon.job()) is not None and job["phase"] == "tuned")
 
     assert ", in /var/cache/gpuenergyd/kernels-" in compiled
     assert re.search(r"\.round_down-.* gpuenergyd-policy ", files)
@@ -233,5 +233,5 @@ def test_a_stop_restores_clocks_and_ends_daemon_and_worker(daemon: InstalledDaem
         daemon.seconds_until_restored(started_ns)
 
         assert daemon.host.property_of(CORE, "ActiveState") == "inactive"
-        wait_until(lambda: daemon.host.property_of(WORKER, "ActiveState") == "inactive", 60)
+        wait_until(lambda: daemon.host.property_of(WORKER, "ActiveState") == "inactive")
     daemon.host.systemctl("start", "gpuenergyd.socket", CORE)

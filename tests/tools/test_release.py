@@ -103,6 +103,7 @@ def test_lintian_finds_no_error(debian_package: Path) -> None:
     assert found.returncode == 0, found.stderr
 
 
+@pytest.mark.thorough
 @needs_dpkg
 def test_the_debian_package_holds_units_settings_pages_and_completions(debian_package: Path, tmp_path: Path) -> None:
     subprocess.run(["dpkg-deb", "--extract", str(debian_package), str(tmp_path)], check=True)
@@ -118,6 +119,7 @@ def test_the_debian_package_holds_units_settings_pages_and_completions(debian_pa
         assert "gpuenergyd" in (tmp_path / "usr/share" / completion).read_text(encoding="utf-8")
 
 
+@pytest.mark.thorough
 @needs_dpkg
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: dpkg gives files their owners")
 @pytest.mark.skipif(shutil.which("systemd-sysusers") is None, reason="no systemd-sysusers here")

@@ -12,8 +12,8 @@ from gpuenergyd.gpu.drivers.simulated_stream import SimulatedStream
 from gpuenergyd_trainers.cuda_graphs import GraphHandle, attach
 from gpuenergyd_trainers.timing.simulated import SimulatedDevice, SimulatedGraph
 from tests.client.fake_daemon import FakeDaemon, plan_slice
+from tests.support.waiting import LIMIT_S
 
-LIMIT_S = 60.0
 WORK = InstructionWork(0.0, 0.01, 0.2)
 
 

@@ -22,12 +22,13 @@ def test_the_data_parallel_example_learns_and_joins(tmp_path: Path) -> None:
     check_example(tmp_path, "ddp_images", num_ranks=NUM_RANKS)
 
 
+@pytest.mark.thorough
 def test_a_pipeline_example_is_measured_by_a_real_daemon_and_its_gpus_are_restored(tmp_path: Path) -> None:
     with running_daemon(tmp_path / "daemon", policy="uniform", warmup_iterations=0, baseline_iterations=2) as daemon:
         gpu_uuids = [gpu["gpu_uuid"] for gpu in daemon.status()["gpus"][:NUM_RANKS]]
         losses = run_program("gpt_pipeline", tmp_path, str(daemon.socket_path), gpu_uuids, num_steps=MANY_STEPS)
-        wait_until(daemon.is_as_found, 60)
-        wait_until(lambda: not daemon.status()["jobs"], 60)
+        wait_until(daemon.is_as_found)
+        wait_until(lambda: not daemon.status()["jobs"])
         assert daemon.stop() == 0
     with open_history(daemon.database_path) as history:
         (job,) = history.job_summaries()

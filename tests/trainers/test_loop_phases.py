@@ -124,7 +124,7 @@ def train(
         gpu.device.sleep(1.0)
         if not daemon.registrations.empty() or not job._marks._is_learning:
             break
-        wait_until(partial(_are_known, job, number), WAIT_LIMIT_S)
+        wait_until(partial(_are_known, job, number))
     return [tuple(row) for row in daemon.registrations.get(timeout=WAIT_LIMIT_S)["order"]]
 
 

@@ -168,7 +168,7 @@ def test_tensor_parallel_ranks_follow_one_plan_of_a_real_daemon_with_equal_losse
     training = MegatronTraining((daemon.world_path,), tp=2, socket_paths=(str(daemon.socket_path),), num_followed=1)
     try:
         joined = run_ranks(training.num_ranks, tmp_path, training.run_rank)
-        wait_until(lambda: daemon.is_as_found() and daemon.job() is None, 60)
+        wait_until(lambda: daemon.is_as_found() and daemon.job() is None)
     finally:
         daemon.stop()
     num_iterations = len(joined[0][0])

@@ -139,7 +139,7 @@ def test_ranks_follow_plans_of_a_real_daemon_with_equal_losses(layout: str, tmp_
     alone.mkdir()
     try:
         joined = run_ranks(training.num_ranks, tmp_path, training.run_rank)
-        wait_until(lambda: daemon.is_as_found() and daemon.job() is None, 60)
+        wait_until(lambda: daemon.is_as_found() and daemon.job() is None)
     finally:
         daemon.stop()
     num_iterations = len(joined[0][0])

@@ -32,8 +32,8 @@ def test_a_pipeline_of_the_tutorials_shape_ends_with_a_plan_or_one_reason(tmp_pa
             GPUENERGYD_SOCKET=str(daemon.socket_path),
             GPUENERGYD_GPU_UUID=",".join(gpu_uuids),
         )
-        wait_until(lambda: not daemon.status()["jobs"], 60)
-        wait_until(daemon.is_as_found, 60)
+        wait_until(lambda: not daemon.status()["jobs"])
+        wait_until(daemon.is_as_found)
         assert daemon.stop() == 0
     with open_history(daemon.database_path) as history:
         (job,) = history.job_summaries()

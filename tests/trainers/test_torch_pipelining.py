@@ -238,6 +238,7 @@ def evaluate_between(rank: int, socket_path: str | None) -> Any:
     return losses
 
 
+@pytest.mark.thorough
 def test_an_evaluation_is_not_an_iteration(tmp_path: Path, daemon: FakeDaemon) -> None:
     alone = tmp_path / "alone"
     alone.mkdir()
@@ -311,6 +312,7 @@ def hold_on_simulated_gpu(rank: int, socket_path: str, world: Path) -> Any:
     return losses, spent_j, restored, works["F"].memory_time_s + works["F"].compute_time_s
 
 
+@pytest.mark.thorough
 def test_a_recorded_instruction_includes_the_simulated_duration(tmp_path: Path, daemon: FakeDaemon) -> None:
     alone = tmp_path / "alone"
     alone.mkdir()
@@ -355,6 +357,7 @@ def train_with_extra_inflight(rank: int, extra_inflight: tuple[int, ...], socket
     return losses, order, training.peak_inflight, is_attached
 
 
+@pytest.mark.thorough
 def test_extra_inflight_changes_order_and_memory_as_planned_and_losses_are_unchanged(
     tmp_path: Path, daemon: FakeDaemon
 ) -> None:

@@ -29,7 +29,8 @@ def run(kernel: Kernel, main: Callable[[], object]) -> Process:
 @given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=20))
 @settings(max_examples=examples(100))
 def test_sleepers_wake_in_the_order_of_their_instants_and_of_their_calls(pauses_s: list[float]) -> None:
-    kernel, woken = kernel_of_tests(), []
+    kernel = kernel_of_tests()
+    woken: list[tuple[int, int]] = []
 
     def sleep(number: int) -> None:
         kernel.sleep(pauses_s[number])
@@ -45,7 +46,8 @@ def test_sleepers_wake_in_the_order_of_their_instants_and_of_their_calls(pauses_
 
 
 def test_the_clock_advances_only_when_all_wait_and_when_it_is_read() -> None:
-    kernel, read = kernel_of_tests(), []
+    kernel = kernel_of_tests()
+    read: list[int] = []
 
     def main() -> None:
         read.extend([kernel.now_ns, kernel.now_ns, kernel.read_mono_ns(), kernel.read_mono_ns()])
@@ -58,7 +60,8 @@ def test_the_clock_advances_only_when_all_wait_and_when_it_is_read() -> None:
 
 
 def test_who_waits_for_a_descriptor_runs_before_the_clock_jumps() -> None:
-    kernel, (reading, writing), found = kernel_of_tests(), os.pipe(), []
+    kernel, (reading, writing) = kernel_of_tests(), os.pipe()
+    found: list[tuple[bytes, int]] = []
 
     def read() -> None:
         kernel.wait(until_ns=kernel.deadline_ns(60.0), fd=reading, events=select.POLLIN)
@@ -78,7 +81,8 @@ def test_who_waits_for_a_descriptor_runs_before_the_clock_jumps() -> None:
 
 
 def test_a_wait_ends_once_by_whoever_comes_first() -> None:
-    kernel, results = kernel_of_tests(), []
+    kernel = kernel_of_tests()
+    results: list[object] = []
 
     def main() -> None:
         wait = kernel.new_wait()
@@ -99,7 +103,8 @@ def test_tasks_that_all_wait_for_each_other_are_an_error() -> None:
 
 
 def test_a_killed_process_runs_no_further_and_loses_its_locks_and_descriptors() -> None:
-    kernel, done = kernel_of_tests(), []
+    kernel = kernel_of_tests()
+    done: list[object] = []
     key = (1, 2, 3)
 
     def victim() -> None:
@@ -130,7 +135,8 @@ def test_a_killed_process_runs_no_further_and_loses_its_locks_and_descriptors() 
 
 
 def test_a_task_waits_for_a_locked_file_until_its_holder_lets_go() -> None:
-    kernel, locked_ns = kernel_of_tests(), []
+    kernel = kernel_of_tests()
+    locked_ns: list[int] = []
     key = (1, 2, 3)
 
     def second() -> None:
@@ -149,7 +155,8 @@ def test_a_task_waits_for_a_locked_file_until_its_holder_lets_go() -> None:
 
 
 def test_a_signal_runs_the_handler_of_its_process_or_kills_it() -> None:
-    kernel, heard = kernel_of_tests(), []
+    kernel = kernel_of_tests()
+    heard: list[object] = []
 
     def main() -> None:
         polite = kernel.start_process("polite", lambda: kernel.sleep(10.0))
@@ -182,7 +189,8 @@ def test_each_process_has_its_own_value_of_an_own_attribute() -> None:
     class Module:
         world = "shared"
 
-    kernel, module, seen = kernel_of_tests(), Module(), []
+    kernel, module = kernel_of_tests(), Module()
+    seen: list[str] = []
     kernel.add_own_attribute(module, "world", lambda: "new")
 
     def other() -> None:

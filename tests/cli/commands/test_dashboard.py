@@ -15,6 +15,7 @@ from gpuenergyd.cli.main import run
 from tests.support.chromium import CHROMIUM, Page, in_browser
 from tests.support.daemon_process import DaemonProcess
 from tests.support.sample_history import write_sample_history
+from tests.support.waiting import LIMIT_S
 
 HOSTILE_NAME = "</script><img src=x onerror=alert(1)>"
 
@@ -43,7 +44,7 @@ def serving(
 def ask(
     server: DashboardServer, path: str = "/", *, method: str = "GET", host: str | None = None
 ) -> tuple[int, http.client.HTTPMessage, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=LIMIT_S)
     connection.request(method, path, headers={} if host is None else {"Host": host})
     answer = connection.getresponse()
     found = answer.status, answer.headers, answer.read().decode()
@@ -152,7 +153,7 @@ def test_only_the_metrics_are_served_on_an_address_of_the_network(database: str)
 
 def test_ipv6_loopback_is_served(database: str) -> None:
     with serving(database, has_metrics=True, address="::1") as server:
-        connection = http.client.HTTPConnection("::1", server.server_port, timeout=60)
+        connection = http.client.HTTPConnection("::1", server.server_port, timeout=LIMIT_S)
         connection.request("GET", "/")
         assert connection.getresponse().status == 200
         connection.close()
@@ -185,6 +186,7 @@ def test_a_port_that_is_taken_is_one_clear_line(
     assert capsys.readouterr().err == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this host")
 def test_a_browser_shows_the_daemon_live_and_the_history_on_a_phone_and_in_the_dark(tmp_path: Path) -> None:
     """No complaint, no request to elsewhere, nothing wider than the window, and the keyboard reaches every table."""

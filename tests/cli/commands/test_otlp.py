@@ -16,7 +16,7 @@ from gpuenergyd.client.connection import HttpConnection
 from tests.support.daemon_process import DaemonProcess, running_daemon
 from tests.support.http_handler import QuietHandler
 from tests.support.tools_environment import OPENTELEMETRY, tools_environment
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 
 class Collector(ThreadingHTTPServer):
@@ -57,13 +57,13 @@ def collector(request: pytest.FixtureRequest) -> Iterator[Collector]:
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     """A daemon that has read every GPU, its energy counter twice: metrics say nothing of what is not known yet."""
     with running_daemon(tmp_path_factory.mktemp("daemon")) as daemon:
-        wait_until(lambda: metrics_of(daemon).count("gpuenergyd_gpu_energy_joules_total{") == daemon.num_gpus, 60)
+        wait_until(lambda: metrics_of(daemon).count("gpuenergyd_gpu_energy_joules_total{") == daemon.num_gpus)
         yield daemon
 
 
 def metrics_of(daemon: DaemonProcess) -> str:
     connection = HttpConnection(str(daemon.socket_path))
-    _, text = connection.request("GET", "/v1/metrics", limit_s=30)
+    _, text = connection.request("GET", "/v1/metrics", limit_s=LIMIT_S)
     connection.close()
     return text.decode()
 
@@ -157,7 +157,7 @@ def test_the_export_is_valid_by_the_schema_of_opentelemetry(
     python = tools_environment(OPENTELEMETRY) / "python"
 
     command = [str(python), "-c", PARSE, protocol]
-    parsed = subprocess.run(command, input=encoded, capture_output=True, timeout=120, check=False)
+    parsed = subprocess.run(command, input=encoded, capture_output=True, timeout=LIMIT_S, check=False)
 
     assert parsed.returncode == 0, parsed.stderr
     num_points = json.loads(parsed.stdout)

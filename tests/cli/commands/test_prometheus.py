@@ -16,7 +16,7 @@ import pytest
 
 from gpuenergyd.cli.commands.dashboard_server import DashboardServer, HistoryView
 from tests.support.daemon_process import running_daemon
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 PROMETHEUS = shutil.which("prometheus")
 CONFIGURATION = """
@@ -58,13 +58,15 @@ def prometheus(folder: Path, scraped_port: int) -> Iterator[int]:
         yield port
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(LIMIT_S)
 
 
 def query(port: int, text: str) -> list[dict[str, Any]]:
     """Return the samples of a query; none while Prometheus starts."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?query={quote(text)}", timeout=10) as reply:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{port}/api/v1/query?query={quote(text)}", timeout=LIMIT_S
+        ) as reply:
             found: list[dict[str, Any]] = json.load(reply)["data"]["result"]
             return found
     except OSError:
@@ -85,7 +87,6 @@ def test_prometheus_scrapes_every_gpu_by_address_and_by_name(tmp_path: Path) -> 
                     lambda: (
                         len(query(port, "gpuenergyd_gpu_power_watts")) == len(names_of_this_host()) * daemon.num_gpus
                     ),
-                    60,
                 )
                 power = query(port, "gpuenergyd_gpu_power_watts")
                 up = {sample["metric"]["instance"]: sample["value"][1] for sample in query(port, "up")}

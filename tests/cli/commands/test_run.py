@@ -13,6 +13,7 @@ from gpuenergyd.cli.commands.run_arguments import RUN_OPTIONS, RunRequest, parse
 from gpuenergyd.cli.help.command_tree import described_commands
 from gpuenergyd.cli.main import run
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
+from tests.support.waiting import LIMIT_S
 
 SHOWS_ENVIRONMENT = (
     "import os; print(*(os.environ.get(n) for n in ('GPUENERGYD_JOB', 'GPUENERGYD_JOB_POLICY',"
@@ -23,7 +24,7 @@ SHOWS_ENVIRONMENT = (
 def gpuenergyd_run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GPUENERGYD_")}
     command = [sys.executable, "-m", "gpuenergyd.cli.main", "run", *arguments]
-    return subprocess.run(command, env=kept | variables, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=kept | variables, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
 def test_the_program_runs_with_its_arguments_and_exit_code_and_the_options_in_its_environment(tmp_path: Path) -> None:

@@ -18,9 +18,7 @@ import pytest
 
 from gpuenergyd.report.terminal.screen import _shortened
 from tests.support.daemon_process import DaemonProcess, running_daemon
-from tests.support.waiting import wait_until
-
-LIMIT_S = 60.0
+from tests.support.waiting import LIMIT_S, wait_until
 
 
 class Terminal:
@@ -42,7 +40,7 @@ class Terminal:
 
     def read_until(self, output: bytes) -> None:
         """Read until something was said: what a command says last may reach us a moment after it has gone."""
-        wait_until(lambda: bool(self.text()) and output in self.raw, LIMIT_S)
+        wait_until(lambda: bool(self.text()) and output in self.raw)
 
     def text(self) -> str:
         """Return what stands on the screen after all that has been drawn so far."""
@@ -59,7 +57,7 @@ class Terminal:
 
     def wait_for(self, is_shown: Callable[[str], bool]) -> str:
         """Return the first screen that shows what is waited for."""
-        wait_until(lambda: is_shown(self.text()), LIMIT_S)
+        wait_until(lambda: is_shown(self.text()))
         return self.text()
 
     def close(self) -> None:

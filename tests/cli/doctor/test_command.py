@@ -165,10 +165,10 @@ def test_invalid_settings_are_a_finding_and_other_checks_continue(
 
 def test_degraded_reasons_of_a_running_daemon_are_findings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with running_daemon(folder) as daemon:
-        wait_until(lambda: daemon.status()["store"]["num_rows_written"] > 0, 60)
+        wait_until(lambda: daemon.status()["store"]["num_rows_written"] > 0)
         code, found = doctor(capsys)
         daemon.database_path.write_bytes(b"no database" * 9000)
-        wait_until(lambda: any(".recover" in reason for reason in daemon.status()["degraded_reasons"]), 30)
+        wait_until(lambda: any(".recover" in reason for reason in daemon.status()["degraded_reasons"]))
         code_damaged, damaged = doctor(capsys)
 
     assert (code, degraded(found)) == (0, [])

@@ -13,7 +13,7 @@ from typing import Any
 
 from gpuenergyd.cli.fleet.webhook import PATH, SIGNATURE_HEADER, TIME_HEADER, signature
 from tests.support.daemon_process import DaemonProcess, running_daemon
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 KEY = "0123456789abcdef" * 4
 
@@ -37,7 +37,7 @@ def _budget(daemon: DaemonProcess) -> dict[str, Any]:
 
 def _post(port: int, event: dict[str, Any]) -> int:
     body, now = json.dumps(event).encode(), f"{time.time():.0f}"
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)) as connection:
         connection.request("POST", PATH, body, {TIME_HEADER: now, SIGNATURE_HEADER: signature(KEY, now, body)})
         return connection.getresponse().status
 
@@ -62,9 +62,9 @@ def test_a_lease_arrives_and_a_signed_event_lowers_it(tmp_path: Path) -> None:
             _fleet(logs["follow"], "follow", "--host", "a", "--every-s", "0.3", *database, *socket),
             _fleet(logs["listen"], "listen", "--key-file", str(key), "--port", "0", *database),
         ):
-            wait_until(lambda: _budget(daemon)["power_budget_w"] == 6000.0, 60, log=log)
+            wait_until(lambda: _budget(daemon)["power_budget_w"] == 6000.0, log=log)
             assert _budget(daemon)["reason"] == "fleet"
-            wait_until(lambda: "listening on" in logs["listen"].read_text(), 60, log=log)
+            wait_until(lambda: "listening on" in logs["listen"].read_text(), log=log)
             port = int(logs["listen"].read_text().partition("127.0.0.1:")[2].partition("/")[0])
             now_at = datetime.now(tz=UTC)
             event = {
@@ -75,4 +75,4 @@ def test_a_lease_arrives_and_a_signed_event_lowers_it(tmp_path: Path) -> None:
                 "unit": "kW",
             }
             assert _post(port, event) == 200
-            wait_until(lambda: _budget(daemon)["power_budget_w"] == 4500.0, 60, log=log)
+            wait_until(lambda: _budget(daemon)["power_budget_w"] == 4500.0, log=log)

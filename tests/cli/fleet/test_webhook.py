@@ -23,6 +23,7 @@ from gpuenergyd.cli.fleet.webhook import (
 from gpuenergyd.core.fleet.grid_event import GridEvent
 from gpuenergyd.errors import StoreError, UsageError
 from tests.cli.fleet.test_event_input import GIVEN, NOW_S, MemoryStore
+from tests.support.waiting import LIMIT_S
 
 KEY = "k" * 32
 BODY = json.dumps(GIVEN).encode()
@@ -108,7 +109,7 @@ def server() -> Iterator[WebhookServer]:
 
 
 def _post(server: WebhookServer, body: bytes, headers: dict[str, str], path: str = PATH) -> tuple[int, object]:
-    with closing(http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=LIMIT_S)) as connection:
         connection.request("POST", path, body, headers)
         response = connection.getresponse()
         return response.status, json.loads(response.read())
@@ -126,7 +127,7 @@ def test_events_arrive_over_http(server: WebhookServer) -> None:
 @pytest.mark.fault(32)
 @pytest.mark.parametrize("length", ["", "-1", "0", "1e9", "99999999999999999999", "²", "x"])
 def test_a_wrong_length_is_refused(server: WebhookServer, length: str) -> None:
-    with closing(socket.create_connection(("127.0.0.1", server.server_port), timeout=10)) as connection:
+    with closing(socket.create_connection(("127.0.0.1", server.server_port), timeout=LIMIT_S)) as connection:
         head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n"
         connection.sendall(head.encode("utf-8"))
         assert b" 413 " in connection.recv(4096)

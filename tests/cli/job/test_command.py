@@ -11,7 +11,7 @@ from gpuenergyd.cli.main import run
 from gpuenergyd.client.connection import HttpConnection
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
 from tests.support.registration import one_stage_registration
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def test_a_running_job_is_paused_survives_a_killed_daemon_and_is_planned_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with running_daemon(tmp_path, policy="uniform") as daemon, training(daemon) as run_of_job:
-        wait_until(daemon.is_lowered, 120, log=lambda: daemon.log)
+        wait_until(daemon.is_lowered, log=lambda: daemon.log)
         assert job(daemon, "pause", "fake") == 0
         wait_until(daemon.is_as_found)
         assert "is_paused no -> yes" in capsys.readouterr().out
@@ -36,7 +36,7 @@ def test_a_running_job_is_paused_survives_a_killed_daemon_and_is_planned_again(
 
         assert daemon.process is not None
         daemon.process.kill()
-        daemon.process.wait(30)
+        daemon.process.wait(LIMIT_S)
         daemon.start()
         again = daemon.wait_for_phase("paused")
         assert again["phase_reason"] == "paused by an operator"
@@ -45,7 +45,7 @@ def test_a_running_job_is_paused_survives_a_killed_daemon_and_is_planned_again(
         assert job(daemon, "resume", "fake", "--json") == 0
         reply = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert reply["jobs"][0]["changes"] == ["is_paused yes -> no"]
-        wait_until(daemon.is_lowered, 120, log=lambda: daemon.log)
+        wait_until(daemon.is_lowered, log=lambda: daemon.log)
         assert (daemon.job() or {})["max_slowdown_source"] == "operator"
         assert job(daemon, "release", "fake") == 0
         assert (daemon.job() or {})["max_slowdown_ratio"] == 0.5  # as the program registered it
@@ -75,7 +75,7 @@ def test_hostile_changes_are_refused_in_one_line_while_iterations_are_reported(d
     try:
         gpu_uuid = daemon.status()["gpus"][0]["gpu_uuid"]
         body = json.dumps(one_stage_registration(gpu_uuid)).encode()
-        registered = json.loads(connection.request("POST", "/v1/ranks", body, limit_s=30)[1])
+        registered = json.loads(connection.request("POST", "/v1/ranks", body, limit_s=LIMIT_S)[1])
         path = f"/v1/jobs/{registered['job_id']}"
         for body, expected in (
             (b"", 400),
@@ -92,10 +92,10 @@ def test_hostile_changes_are_refused_in_one_line_while_iterations_are_reported(d
             (b'{"job_id": "other"}', 400),
             (b" " * 70_000, 413),
         ):
-            status, answer = connection.request("PATCH", path, body, limit_s=30)
+            status, answer = connection.request("PATCH", path, body, limit_s=LIMIT_S)
             assert status == expected, (body[:40], answer)
             assert "\n" not in json.loads(answer)["error"]
-        status, answer = connection.request("PATCH", "/v1/jobs/%2e%2e", b'{"is_paused": true}', limit_s=30)
+        status, answer = connection.request("PATCH", "/v1/jobs/%2e%2e", b'{"is_paused": true}', limit_s=LIMIT_S)
         assert status == 404
         own = daemon.job()
         assert own is not None

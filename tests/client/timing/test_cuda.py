@@ -13,8 +13,9 @@ from gpuenergyd.client.timing import cuda
 from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
 from gpuenergyd.client.timing.cuda import CudaDevice, loaded_cuda_device
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
+from tests.support.waiting import LIMIT_S
 
-WAIT_LIMIT_S = 30.0
+WAIT_LIMIT_S = LIMIT_S
 
 
 class _Event:

@@ -11,8 +11,9 @@ from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import IterationTimes, RecordedIteration
 from tests.support.examples import examples
 from tests.support.virtual_device import NS_PER_MS, VirtualDevice
+from tests.support.waiting import LIMIT_S
 
-WAIT_LIMIT_S = 30.0
+WAIT_LIMIT_S = LIMIT_S
 ROUNDING_NS = 100_000
 CORRECTION_NS = 100_000
 """By which an anchor may shift the end of an iteration."""

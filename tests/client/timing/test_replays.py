@@ -15,8 +15,9 @@ from gpuenergyd.client.timing.recorder import IterationTimes, RecordedIteration
 from gpuenergyd.client.timing.replays import CapturedInstructions, ReplayReading
 from tests.support.examples import examples
 from tests.support.virtual_device import NS_PER_MS, VirtualDevice, VirtualGraph
+from tests.support.waiting import LIMIT_S
 
-WAIT_LIMIT_S = 30.0
+WAIT_LIMIT_S = LIMIT_S
 
 
 class Program:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuenergyd.core.power.backstop import Backstop, Ceiling, GpuPower
+from tests.support.examples import examples
 
 CLOCKS_MHZ = tuple(range(1410, 195, -15))
 RANGE_W = (100.0, 400.0)
@@ -74,7 +75,7 @@ def test_nothing_is_lowered_within_the_budget() -> None:
     assert gpus.backstop.num_cuts == 0
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.floats(1.0, 3.0),
     st.floats(20.0, 90.0),

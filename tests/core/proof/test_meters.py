@@ -8,12 +8,13 @@ from gpuenergyd.core.proof.measurement_level import measurement_level
 from gpuenergyd.core.proof.measurements import PowerSample, energy_j
 from gpuenergyd.core.proof.meter_alignment import alignment
 from gpuenergyd.core.proof.registration import BASELINE_ARM, Arm, MeterFacts
+from tests.support.examples import examples
 from tests.support.virtual_proof import VirtualMeter, VirtualTraining
 
 ARM = Arm(BASELINE_ARM, "full-speed")
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.floats(0.0, 15.0), st.floats(0.8, 1.3), st.floats(0.0, 20.0), st.sampled_from([0.5, 1.0]), st.integers(0, 99))
 def test_lag_and_gain_of_a_meter_are_found_within_their_stated_errors(
     lag_s: float, gain: float, noise_w: float, period_s: float, seed: int

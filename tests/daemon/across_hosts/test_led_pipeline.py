@@ -56,6 +56,7 @@ def blocks(pipeline: VirtualPipeline) -> list[range]:
     ]
 
 
+@pytest.mark.thorough
 def test_a_block_at_full_speed_is_the_same_on_all_hosts_and_the_interval_covers_the_truth() -> None:
     pipeline = VirtualPipeline(NUM_STAGES, RememberedBubbleAware())
     leaders: list[PipelineLeader] = []
@@ -209,6 +210,7 @@ def test_a_carbon_target_moves_all_hosts_within_one_budget(tmp_path: Path) -> No
     assert found["status"]["carbon"]["host_power_w"] == NUM_STAGES * HOST_POWER_W
 
 
+@pytest.mark.thorough
 def test_the_daemon_of_the_leader_keeps_the_account_of_the_whole_when_it_is_killed_and_started_again(
     tmp_path: Path,
 ) -> None:

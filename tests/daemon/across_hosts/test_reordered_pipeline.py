@@ -65,6 +65,7 @@ def train(folder: Path, then: object = None) -> Ran:
     return ran
 
 
+@pytest.mark.thorough
 def test_a_pipeline_across_hosts_changes_its_order_together_and_saves_more(tmp_path: Path) -> None:
     advice: list[str] = []
     orders: list[object] = []

@@ -41,7 +41,7 @@ def test_a_client_that_never_reads_is_disconnected_without_using_memory(daemon: 
                 return True
             return False
 
-        wait_until(ask_on, 60)
+        wait_until(ask_on)
         used_bytes = resident_bytes(daemon) - before_bytes
 
     assert is_refused
@@ -62,12 +62,12 @@ def test_without_free_descriptors_the_daemon_pauses_accepting_and_recovers(
             for _ in range(40):
                 crowd.append(socket.socket(socket.AF_UNIX, kind))
                 crowd[-1].connect(str(path))
-        wait_until(lambda: "accepting no connections for" in daemon.log or "out of system resource" in daemon.log, 30)
+        wait_until(lambda: "accepting no connections for" in daemon.log or "out of system resource" in daemon.log)
         lines_while_full = len(daemon.log.splitlines())
         for connection in crowd:
             connection.close()
 
-        wait_until(lambda: bool(daemon.status()["worker"]["is_alive"]), 60)
+        wait_until(lambda: bool(daemon.status()["worker"]["is_alive"]))
 
         assert lines_while_full < 60
         assert daemon.is_as_found()

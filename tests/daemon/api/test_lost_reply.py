@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.daemon_process import running_daemon, training
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 _CARRIES_A_PLAN = b'"plans":[{'
 
@@ -32,7 +32,7 @@ class CuttingProxy:
         """Stop listening and wait until both sides of every connection are closed."""
         self._listener.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(60)
+            thread.join(LIMIT_S)
             assert not thread.is_alive()
         for held in (self._listener, *self._held):
             held.close()
@@ -79,7 +79,7 @@ def test_a_plan_whose_reply_was_lost_still_reaches_every_rank(tmp_path: Path) ->
         arguments = ("--policy", "uniform", "--socket", str(proxy.socket_path))
         with training(daemon, arguments=arguments) as run:
             # Profiling continues with the next plan only after every rank has run iterations of the previous one.
-            wait_until(daemon.is_lowered, 60)
+            wait_until(daemon.is_lowered)
             job = daemon.wait_for_phase("tuned")
             assert run.process.poll() is None
 

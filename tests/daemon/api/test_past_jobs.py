@@ -20,7 +20,7 @@ from gpuenergyd.wire.past_job_messages import FILE_FORMAT, PastJobFile
 from tests.support.client_process import client_process, daemon_for_everybody, needs_root
 from tests.support.daemon_process import DaemonProcess
 from tests.support.past_jobs import changed, past_job
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 OTHER_UID = 4321
 NUM_LARGE = 270
@@ -52,7 +52,7 @@ def has_history(daemon: DaemonProcess) -> bool:
 
 def store(daemon: DaemonProcess, rows: Sequence[PreviousRunRecord]) -> None:
     """Let the history hold these rows and no others."""
-    with sqlite3.connect(daemon.database_path, timeout=30.0) as connection:
+    with sqlite3.connect(daemon.database_path, timeout=LIMIT_S) as connection:
         connection.execute("DELETE FROM models")
         connection.executemany(
             "INSERT INTO models VALUES (?, ?, ?, ?)",
@@ -62,7 +62,7 @@ def store(daemon: DaemonProcess, rows: Sequence[PreviousRunRecord]) -> None:
 
 def num_imported(daemon: DaemonProcess) -> int:
     """Return the number of stored past jobs of all users."""
-    with sqlite3.connect(daemon.database_path, timeout=30.0) as connection:
+    with sqlite3.connect(daemon.database_path, timeout=LIMIT_S) as connection:
         (number,) = connection.execute("SELECT count(*) FROM models WHERE signature LIKE 'past:all:%'").fetchone()
     return int(number)
 

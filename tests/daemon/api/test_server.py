@@ -19,7 +19,7 @@ from gpuenergyd.wire.clock_request import RankClockRequest
 from tests.support.clock_requests import encode_clock_request
 from tests.support.daemon_process import DaemonProcess, running_daemon
 from tests.support.registration import one_stage_registration
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def connection(daemon: DaemonProcess) -> Iterator[HttpConnection]:
 
 def call(connection: HttpConnection, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
     data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-    status, answer = connection.request(method, path, data, limit_s=10)
+    status, answer = connection.request(method, path, data, limit_s=LIMIT_S)
     return status, json.loads(answer)
 
 
@@ -226,7 +226,7 @@ def test_an_invalid_iteration_report_is_refused(
 
 
 def test_metrics_are_served(daemon: DaemonProcess, connection: HttpConnection) -> None:
-    status, body = connection.request("GET", "/v1/metrics", limit_s=10)
+    status, body = connection.request("GET", "/v1/metrics", limit_s=LIMIT_S)
 
     assert status == 200
     assert f'gpu_uuid="{gpu_uuids(daemon)[0]}"' in body.decode()
@@ -254,7 +254,7 @@ def test_unknown_paths_and_methods_are_refused_with_the_valid_ones(connection: H
 )
 def test_an_incomplete_message_ends_in_a_disconnect(daemon: DaemonProcess, start: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as slow:
-        slow.settimeout(20)
+        slow.settimeout(LIMIT_S)
         slow.connect(str(daemon.socket_path))
         slow.sendall(start)
         received = b""
@@ -272,7 +272,7 @@ def test_an_incomplete_message_ends_in_a_disconnect(daemon: DaemonProcess, start
 def test_invalid_http_is_refused_without_flooding_the_log(daemon: DaemonProcess) -> None:
     for _ in range(5):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as noise:
-            noise.settimeout(20)
+            noise.settimeout(LIMIT_S)
             noise.connect(str(daemon.socket_path))
             noise.sendall(b"\x16\x03\x01\x02\x00\x01" * 50 + b"\r\n\r\n")
             first_line = noise.recv(65_536).splitlines()[0]
@@ -309,7 +309,7 @@ def test_hostile_clock_request_is_counted_closes_its_connection_and_changes_no_c
 ) -> None:
     before = daemon.status()["clock_requests"]["num_hostile"]
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as hostile:
-        hostile.settimeout(20)
+        hostile.settimeout(LIMIT_S)
         hostile.connect(str(daemon.clock_socket_path))
         hostile.send(hostile_requests(token)[kind])
         end = hostile.recv(1)
@@ -325,7 +325,7 @@ def test_a_second_daemon_in_the_same_runtime_directory_exits_with_one_line(daemo
 
     process = second.launch()
 
-    assert process.wait(30) == 1
+    assert process.wait(LIMIT_S) == 1
     assert (
         f"pid {daemon.pid} already uses the runtime directory {daemon.folder / 'run'}" in daemon.log[len(log_before) :]
     )
@@ -339,7 +339,7 @@ def test_a_file_at_the_socket_path_is_not_replaced(tmp_path: Path) -> None:
 
     process = blocked.launch()
 
-    assert process.wait(30) == 1
+    assert process.wait(LIMIT_S) == 1
     assert "exists and is not a socket; remove it" in blocked.log
     assert blocked.socket_path.read_text() == "precious"
 

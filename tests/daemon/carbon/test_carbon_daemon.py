@@ -14,7 +14,7 @@ from gpuenergyd.report.job import job_reports
 from gpuenergyd.store import open_history
 from tests.carbon.scripted_server import Asked, Reply, json_reply, serving
 from tests.support.daemon_process import running_daemon, training
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 ZONE = "GB"
 
@@ -43,13 +43,13 @@ def test_the_fetcher_process_is_restarted_when_it_dies(tmp_path: Path) -> None:
         serving(half_hours) as server,
         running_daemon(tmp_path, carbon_zone=ZONE, carbon_base_url=server.url) as daemon,
     ):
-        wait_until(lambda: daemon.status()["carbon"]["basis"] == "live", 60)
+        wait_until(lambda: daemon.status()["carbon"]["basis"] == "live")
         grid = daemon.status()["carbon"]
         environment = Path(f"/proc/{grid['fetcher']['pid']}/environ").read_bytes()
         privileges = Path(f"/proc/{grid['fetcher']['pid']}/status").read_text()
         os.kill(grid["fetcher"]["pid"], signal.SIGKILL)
-        wait_until(lambda: daemon.status()["carbon"]["fetcher"]["num_restarts"] == 1, 60)
-        wait_until(lambda: daemon.status()["carbon"]["fetcher"]["pid"] is not None, 60)
+        wait_until(lambda: daemon.status()["carbon"]["fetcher"]["num_restarts"] == 1)
+        wait_until(lambda: daemon.status()["carbon"]["fetcher"]["pid"] is not None)
         assert daemon.status()["carbon"]["basis"] == "live"
         assert daemon.stop() == 0
 
@@ -66,7 +66,7 @@ def test_the_fetcher_process_is_restarted_when_it_dies(tmp_path: Path) -> None:
 
 def test_a_zone_without_a_source_is_named_once_with_what_is_valid(tmp_path: Path) -> None:
     with running_daemon(tmp_path, carbon_zone="XX") as daemon:
-        wait_until(lambda: daemon.status()["is_degraded"], 60)
+        wait_until(lambda: daemon.status()["is_degraded"])
         reasons = daemon.status()["degraded_reasons"]
         fetcher = daemon.status()["carbon"]["fetcher"]
         log = daemon.log
@@ -92,8 +92,8 @@ def test_a_refusing_provider_is_reported_in_status_and_training_continues(tmp_pa
         running_daemon(tmp_path, carbon_zone=ZONE, carbon_base_url=server.url, target="carbon") as daemon,
         training(daemon),
     ):
-        wait_until(lambda: daemon.status()["carbon"]["fetcher"]["num_failures"] > 0, 60)
-        job = daemon.wait_for_phase("baseline", "profiling", "tuned", timeout_s=120)
+        wait_until(lambda: daemon.status()["carbon"]["fetcher"]["num_failures"] > 0)
+        job = daemon.wait_for_phase("baseline", "profiling", "tuned")
         status = daemon.status()
 
     assert status["is_degraded"]
@@ -102,6 +102,7 @@ def test_a_refusing_provider_is_reported_in_status_and_training_continues(tmp_pa
     assert job["num_iterations"] > 0
 
 
+@pytest.mark.thorough
 def test_a_job_on_a_replayed_trace_is_slower_in_dirty_hours_and_its_report_shows_both_savings(
     tmp_path: Path,
 ) -> None:
@@ -119,11 +120,9 @@ def test_a_job_on_a_replayed_trace_is_slower_in_dirty_hours_and_its_report_shows
         carbon_replay_hour_s=3.0,
     ) as daemon:
         with training(daemon, arguments=("--policy", "uniform", "--max-slowdown", "0.1")) as run:
-            wait_until(lambda: _has_shifted(daemon.database_path), 240)
+            wait_until(lambda: _has_shifted(daemon.database_path))
             # The report tells only savings beyond chance.
-            wait_until(
-                lambda: _saved(job := daemon.job()) is not None and bool(job and job["is_saving_significant"]), 240
-            )
+            wait_until(lambda: _saved(job := daemon.job()) is not None and bool(job and job["is_saving_significant"]))
             status = daemon.status()
             assert run.finish() == 0
         assert daemon.stop() == 0
@@ -159,15 +158,15 @@ def test_a_slowdown_account_survives_a_killed_daemon(tmp_path: Path) -> None:
         ) as daemon,
         training(daemon, arguments=("--policy", "uniform")),
     ):
-        wait_until(lambda: _saved_account(accounts).get("num_iterations", 0) >= 10, 120)
+        wait_until(lambda: _saved_account(accounts).get("num_iterations", 0) >= 10)
         earlier_id = daemon.job()["job_id"]  # type: ignore[index]  # it runs
         assert daemon.process is not None
         daemon.process.kill()
-        daemon.process.wait(30)
+        daemon.process.wait(LIMIT_S)
         before = _saved_account(accounts)
         daemon.start()
-        wait_until(lambda: (job := daemon.job()) is not None and job["target"]["is_taken_over"], 120)
-        wait_until(lambda: _saved_account(accounts).get("num_iterations", 0) > before["num_iterations"], 60)
+        wait_until(lambda: (job := daemon.job()) is not None and job["target"]["is_taken_over"])
+        wait_until(lambda: _saved_account(accounts).get("num_iterations", 0) > before["num_iterations"])
         after = _saved_account(accounts)
         job = daemon.job()
 

@@ -29,7 +29,7 @@ from gpuenergyd.errors import AccessError, JobError, UsageError
 from tests.support.client_process import client_process, daemon_for_everybody, needs_root
 from tests.support.daemon_process import DaemonProcess, running_daemon
 from tests.support.registration import one_stage_registration
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 NOBODY = pwd.getpwnam("nobody").pw_uid
 SOME_GROUP = next(g for g in grp.getgrall() if g.gr_gid not in {0, pwd.getpwnam("nobody").pw_gid})
@@ -247,7 +247,7 @@ def test_a_dead_client_is_detected_by_pidfd_while_its_child_holds_the_socket() -
 
     was_dead = is_dead(pidfd)
     process.kill()
-    process.wait(10)
+    process.wait(LIMIT_S)
     now_dead = is_dead(pidfd)
     connection.setblocking(False)
     with pytest.raises(BlockingIOError):

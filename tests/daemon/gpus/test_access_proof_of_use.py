@@ -58,7 +58,7 @@ def gpu(daemon: DaemonProcess, index: int) -> str:
 
 
 def wait_until_free(daemon: DaemonProcess) -> None:
-    wait_until(lambda: all(gpu["job_id"] is None for gpu in daemon.status()["gpus"]), 30)
+    wait_until(lambda: all(gpu["job_id"] is None for gpu in daemon.status()["gpus"]))
 
 
 def test_a_process_is_refused_until_it_runs_on_the_gpu(daemon: DaemonProcess, world: SimulatedHost) -> None:

@@ -45,20 +45,20 @@ def test_a_pause_another_order_and_a_larger_batch_are_shown_and_recorded(tmp_pat
     found: list[tuple[str, str, dict[str, Any]]] = []
     with running_daemon(tmp_path / "daemon") as daemon:
         with training(daemon, arguments=arguments) as run:
-            job_id = daemon.wait_for_phase("tuned", timeout_s=120)["job_id"]
+            job_id = daemon.wait_for_phase("tuned")["job_id"]
             for name, what in (
                 ("pause", r"s passed between iterations \d+ and \d+ \(evaluation"),
                 ("swap", "in another order, than were registered"),
                 ("slow", "the job changed: .* times as long as before"),
             ):
                 causes[name].touch()
-                wait_until(noticed(daemon, job_id, what), 180)
+                wait_until(noticed(daemon, job_id, what))
                 found.append((what, shown(daemon), json.loads(shown(daemon, "--json"))["jobs"][0]))
                 if name != "slow":
                     causes[name].unlink()
-                    daemon.wait_for_phase("tuned", "profiling", timeout_s=180)
+                    daemon.wait_for_phase("tuned", "profiling")
             assert run.finish() == 0
-        wait_until(lambda: daemon.job() is None, 30)
+        wait_until(lambda: daemon.job() is None)
         assert daemon.stop() == 0
 
     reasons = recorded(daemon, job_id)

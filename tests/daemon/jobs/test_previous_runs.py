@@ -74,16 +74,16 @@ def num_models(daemon: DaemonProcess) -> int:
 def test_the_second_run_of_a_job_receives_the_profile_of_the_first(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon:
         with training(daemon, arguments=UNIFORM) as run:
-            first = daemon.wait_for_phase("tuned", timeout_s=120)["job_id"]
-            wait_until(lambda: num_models(daemon) == 1, 120)
+            first = daemon.wait_for_phase("tuned")["job_id"]
+            wait_until(lambda: num_models(daemon) == 1)
             assert run.finish() == 0
         wait_until(lambda: daemon.job() is None)
         assert actions(daemon, "recall") == []
         with training(daemon, arguments=UNIFORM) as run:
-            wait_until(lambda: actions(daemon, "recall") == [f"profile of job {first}"], 120)
+            wait_until(lambda: actions(daemon, "recall") == [f"profile of job {first}"])
             assert run.finish() == 0
         with training(daemon, arguments=(*UNIFORM, "--job", "another")) as run:
-            daemon.wait_for_phase("tuned", timeout_s=120)
+            daemon.wait_for_phase("tuned")
             assert run.finish() == 0
         wait_until(lambda: daemon.job() is None)
         assert daemon.stop() == 0

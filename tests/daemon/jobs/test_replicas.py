@@ -42,16 +42,16 @@ def test_a_slow_replica_sets_the_pace_of_the_other_until_it_recovers(tmp_path: P
     arguments = (*TWO_REPLICAS, "--slow-while", str(slow_while))
     with running_daemon(tmp_path / "daemon") as daemon:
         with training(daemon, arguments=arguments) as run:
-            wait_until(lambda: [job["phase"] for job in jobs_by_first_gpu(daemon)] == ["tuned", "tuned"], 120)
+            wait_until(lambda: [job["phase"] for job in jobs_by_first_gpu(daemon)] == ["tuned", "tuned"])
 
             slow_while.touch()
-            wait_until(lambda: waits_for_slow_replica(daemon), 120)
+            wait_until(lambda: waits_for_slow_replica(daemon))
             fast, slow = jobs_by_first_gpu(daemon)
             slow_while.unlink()
-            wait_until(lambda: is_back_at_own_pace(daemon), 120)
+            wait_until(lambda: is_back_at_own_pace(daemon))
 
             assert run.finish() == 0
-        wait_until(lambda: not daemon.status()["jobs"], 30)
+        wait_until(lambda: not daemon.status()["jobs"])
         assert daemon.stop() == 0
     with open_history(daemon.database_path) as history:
         events = [event for event in history.control_events(fast["job_id"]) if event.action == "straggler"]

@@ -41,9 +41,9 @@ def test_the_replicas_of_a_run_are_one_training_and_the_next_run_is_another(
     with running_daemon(tmp_path / "daemon") as daemon:
         for _ in range(2):
             with training(daemon, arguments=TWO_REPLICAS) as run_of_both:
-                wait_until(lambda: has_run(daemon), 60)
+                wait_until(lambda: has_run(daemon))
                 assert run_of_both.finish() == 0
-            wait_until(lambda: not daemon.status()["jobs"], 30)
+            wait_until(lambda: not daemon.status()["jobs"])
         assert daemon.stop() == 0
 
     first, second, idle = groups(daemon.database_path, "training", capsys)

@@ -195,7 +195,7 @@ def test_a_gpu_is_never_in_use_by_a_job_and_leased_to_an_administrator(
     daemon: DaemonProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with training(daemon, arguments=("--policy", "uniform")):
-        wait_until(lambda: all(gpu["job_id"] for gpu in daemon.status()["gpus"]), 30)
+        wait_until(lambda: all(gpu["job_id"] for gpu in daemon.status()["gpus"]))
         job = daemon.job()
         assert job is not None
         locks_before = lease_of(daemon, 0)
@@ -209,7 +209,7 @@ def test_a_gpu_is_never_in_use_by_a_job_and_leased_to_an_administrator(
         assert all(f"in use by job {job['job_id']} ('fake') of uid {os.geteuid()} for" in line for line in errors)
         assert locks_before is None
         assert lease_of(daemon, 0) is None
-    wait_until(lambda: daemon.job() is None, 30)
+    wait_until(lambda: daemon.job() is None)
     wait_until(daemon.is_as_found)
 
 
@@ -235,9 +235,9 @@ def test_a_lease_is_applied_again_after_a_worker_restart(daemon: DaemonProcess) 
     worker = daemon.status()["worker"]
 
     os.kill(worker["pid"], signal.SIGKILL)
-    wait_until(lambda: "after the worker's end: GPU-" in daemon.log, 30)
+    wait_until(lambda: "after the worker's end: GPU-" in daemon.log)
 
-    wait_until(lambda: daemon.locks_mhz()[0] == 1200 and power_limits_w(daemon)[0] == 250.0, 30)
+    wait_until(lambda: daemon.locks_mhz()[0] == 1200 and power_limits_w(daemon)[0] == 250.0)
     assert lease_of(daemon, 0) is not None
     assert command(daemon, "lock", "0", "--release") == 0
 

@@ -24,7 +24,7 @@ from gpuenergyd.gpu.restore.journal import Journal
 from tests.daemon.manual_leases.test_administrator import ASK_AS_NOBODY, NOBODY
 from tests.support.client_process import daemon_for_everybody
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 CALL_S, SETTLE_S = 0.08, 0.012
 """Of the simulated GPU whose latencies are known: a call of constant duration, beside which delays of a busy host
@@ -67,11 +67,11 @@ def long_calibration(daemon: DaemonProcess) -> Iterator["subprocess.Popen[str]"]
     pipe = subprocess.PIPE
     process = subprocess.Popen([sys.executable, "-c", _COMMAND, *arguments], stdout=pipe, stderr=pipe, text=True)
     try:
-        wait_until(lambda: is_calibrating(daemon), 30)
+        wait_until(lambda: is_calibrating(daemon))
         yield process
     finally:
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=LIMIT_S)
 
 
 def test_the_measured_latencies_are_those_of_the_gpu_and_outlive_the_daemon(
@@ -175,13 +175,13 @@ def test_an_invalid_request_is_one_line(
 
 def test_a_gpu_in_use_by_a_job_is_refused(daemon: DaemonProcess, capsys: pytest.CaptureFixture[str]) -> None:
     with training(daemon, arguments=("--policy", "uniform")):
-        wait_until(lambda: all(gpu["job_id"] for gpu in daemon.status()["gpus"]), 30)
+        wait_until(lambda: all(gpu["job_id"] for gpu in daemon.status()["gpus"]))
 
         assert command(daemon, "calibrate", "0") == 1
 
         (error,) = capsys.readouterr().err.splitlines()
         assert "has been in use by job" in error
-    wait_until(lambda: daemon.job() is None, 30)
+    wait_until(lambda: daemon.job() is None)
 
 
 def test_a_leased_gpu_is_refused_and_the_others_are_not_leased(
@@ -238,9 +238,9 @@ def test_a_user_without_administrator_rights_is_refused(daemon: DaemonProcess) -
 def test_a_killed_command_restores_its_gpu_at_once(daemon: DaemonProcess) -> None:
     with long_calibration(daemon) as process:
         process.kill()
-        process.wait(10)
+        process.wait(LIMIT_S)
 
-        wait_until(daemon.is_as_found, 10)
+        wait_until(daemon.is_as_found)
         wait_until(lambda: daemon.status()["gpus"][2]["calibration_lease"] is None)
         assert f"process {process.pid} ended" in daemon.log
 
@@ -251,8 +251,8 @@ def test_an_interrupted_command_restores_its_gpu_at_once(daemon: DaemonProcess) 
     with long_calibration(daemon) as process:
         process.send_signal(signal.SIGINT)
 
-        assert process.wait(10) == 130
-        wait_until(daemon.is_as_found, 10)
+        assert process.wait(LIMIT_S) == 130
+        wait_until(daemon.is_as_found)
         wait_until(lambda: daemon.status()["gpus"][2]["calibration_lease"] is None)
 
 
@@ -266,7 +266,7 @@ def test_a_calibration_ends_when_another_process_computes_on_its_gpu_or_its_leas
         assert f"process {process.pid} is calibrating GPUs" in capsys.readouterr().err
 
         host.attach_process(gpu_uuid, os.getpid())
-        assert process.wait(30) == 1
+        assert process.wait(LIMIT_S) == 1
         host.detach_process(gpu_uuid, os.getpid())
         printed = process.stderr.read() if process.stderr is not None else ""
 
@@ -275,7 +275,7 @@ def test_a_calibration_ends_when_another_process_computes_on_its_gpu_or_its_leas
     with long_calibration(daemon) as process:
         assert command(daemon, "lock", "--release", "2") == 0
 
-        assert process.wait(30) == 1
+        assert process.wait(LIMIT_S) == 1
         printed = process.stderr.read() if process.stderr is not None else ""
 
     assert f"the lease of GPU {gpu_uuid} has ended" in printed

@@ -98,6 +98,6 @@ def test_a_real_job_begins_at_low_clocks_rises_and_leaves_all_as_found(tmp_path:
     }
     with running_daemon(tmp_path, **given) as daemon:
         with training(daemon):
-            wait_until(daemon.is_lowered, 30)
+            wait_until(daemon.is_lowered)
             daemon.wait_for_phase("tuned")
         wait_until(daemon.is_as_found)

@@ -34,7 +34,7 @@ from gpuenergyd.daemon.processes.plugins import (
 from gpuenergyd.daemon.processes.policy_client import PolicyClient, PolicyFailure
 from gpuenergyd.daemon.processes.policy_host import PlanRequest, PolicyHost
 from gpuenergyd.errors import UnknownPolicyError, UsageError
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 
 def view(job_id: str = "j1") -> JobView:
@@ -63,12 +63,12 @@ Ask = Callable[[str], Awaitable[ClockPlan | PolicyFailure]]
 
 @asynccontextmanager
 async def policy_link(
-    command: tuple[str, ...], *, time_limit_s: float = 20.0, memory_limit_bytes: int | None = None
+    command: tuple[str, ...], *, time_limit_s: float = LIMIT_S, memory_limit_bytes: int | None = None
 ) -> AsyncIterator[PolicyClient]:
     link = PolicyClient(
         lambda: start_policy_child(memory_limit_bytes, command),
         time_limit_s=time_limit_s,
-        first_time_limit_s=20.0,
+        first_time_limit_s=LIMIT_S,
     )
     try:
         yield link
@@ -298,10 +298,10 @@ def test_the_policy_host_dies_with_the_daemon(host_command: tuple[str, ...]) -> 
     host = os.pidfd_open(host_pid)
 
     core.kill()
-    core.communicate(timeout=10)
+    core.communicate(timeout=LIMIT_S)
 
     # It may still be starting; it reads its pipe only after that.
-    readable, _, _ = select.select([host], [], [], 60)
+    readable, _, _ = select.select([host], [], [], LIMIT_S)
     os.close(host)
     assert readable
 

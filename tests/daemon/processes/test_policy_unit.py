@@ -18,7 +18,7 @@ from gpuenergyd.daemon.processes.policy_client import PolicyClient, PolicyFailur
 from tests.daemon.processes.test_policy_host import view
 from tests.support.daemon_process import wait_for_death
 from tests.support.processes import child_pids
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 _MANAGER = """
 import socket, subprocess, sys
@@ -42,7 +42,7 @@ class Unit:
         """The guards started so far."""
         return [int(line) for line in self.guard_pids.read_text().splitlines()]
 
-    def link(self, *, time_limit_s: float = 60.0) -> PolicyClient:
+    def link(self, *, time_limit_s: float = LIMIT_S) -> PolicyClient:
         """Return a client of this unit."""
         return PolicyClient(
             lambda: connect_policy_unit(self.path), time_limit_s=time_limit_s, first_time_limit_s=time_limit_s
@@ -64,7 +64,7 @@ def unit(tmp_path: Path, hostile_distribution: Path) -> Iterator[Unit]:
         manager = subprocess.Popen([sys.executable, "-c", _MANAGER, str(fd), program], pass_fds=[fd], stdout=pids)
     yield made
     manager.kill()
-    manager.wait(10)
+    manager.wait(LIMIT_S)
 
 
 def test_a_connection_gets_plans_and_its_host_ends_with_it(unit: Unit) -> None:
@@ -84,7 +84,7 @@ def test_a_policy_that_never_returns_is_killed_when_the_connection_closes(unit: 
     async def scenario() -> tuple[ClockPlan | PolicyFailure, list[int]]:
         link = unit.link()
         asking = asyncio.create_task(link.next_plan("bad", "loops", view()))
-        await asyncio.to_thread(wait_until, lambda: bool(unit.guards() and child_pids(unit.guards()[0])), 30.0)
+        await asyncio.to_thread(wait_until, lambda: bool(unit.guards() and child_pids(unit.guards()[0])))
         hosts = child_pids(unit.guards()[0])
         asking.cancel()
         with suppress(asyncio.CancelledError):

@@ -10,7 +10,7 @@ from gpuenergyd.client.connection import HttpConnection
 from gpuenergyd.daemon.runtime.log_rate_limit import LogRateLimit
 from tests.support.daemon_process import running_daemon
 from tests.support.virtual_time import VirtualTime
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 
 @pytest.mark.fault(51)
@@ -49,14 +49,14 @@ def test_many_simultaneous_faults_do_not_flood_the_log(tmp_path: Path) -> None:
                 record.connect(str(daemon.clock_socket_path))
                 record.send(b"\0" * 48)
             with socket.socket(socket.AF_UNIX) as noise:
-                noise.settimeout(20)
+                noise.settimeout(LIMIT_S)
                 noise.connect(str(daemon.socket_path))
                 noise.sendall(b"\x16\x03\x01\r\n\r\n")
                 noise.recv(1)
             connection = HttpConnection(str(daemon.socket_path))
-            connection.request("POST", "/v1/ranks", b"{" * 1000, limit_s=20)
+            connection.request("POST", "/v1/ranks", b"{" * 1000, limit_s=LIMIT_S)
             connection.close()
-        wait_until(lambda: daemon.status()["clock_requests"]["num_hostile"] == hostile + 60, 30)
+        wait_until(lambda: daemon.status()["clock_requests"]["num_hostile"] == hostile + 60)
         num_lines = len(daemon.log.splitlines())
 
     assert num_lines < 100

@@ -8,6 +8,7 @@ import pytest
 
 from gpuenergyd.service_manager import notify, watchdog_period_s
 from tests.support.daemon_process import DaemonProcess
+from tests.support.waiting import LIMIT_S
 
 
 @pytest.fixture
@@ -15,7 +16,7 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
     """Return the socket that a service manager would listen on."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     listener.bind(str(tmp_path / "notify"))
-    listener.settimeout(20)
+    listener.settimeout(LIMIT_S)
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     return listener
 
@@ -45,7 +46,7 @@ def test_ready_watchdog_and_stopping_are_notified_in_this_order(
 def test_an_abstract_notify_socket_works(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(f"\0gpuenergyd-test-{os.getpid()}")
-        listener.settimeout(10)
+        listener.settimeout(LIMIT_S)
         monkeypatch.setenv("NOTIFY_SOCKET", f"@gpuenergyd-test-{os.getpid()}")
 
         notify("READY=1")

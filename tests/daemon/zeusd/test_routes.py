@@ -15,7 +15,7 @@ from gpuenergyd.daemon.zeusd.requests import ZeusdChange
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from tests.support.client_process import client_process, daemon_for_everybody, needs_namespaces, needs_root
 from tests.support.daemon_process import DaemonProcess, running_daemon
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 NOBODY = pwd.getpwnam("nobody").pw_uid
 ALICE = NOBODY - 1
@@ -127,7 +127,7 @@ def test_a_flood_of_unawaited_changes_sets_few_clocks_and_ends_at_the_last(daemo
             ]
             for mhz in clocks
         }
-        wait_until(lambda: daemon.locks_mhz()[3] == clocks[-1], 30)
+        wait_until(lambda: daemon.locks_mhz()[3] == clocks[-1])
         num_sets = host.num_clock_sets(gpu_uuid) - before
     wait_until(lambda: is_free(daemon))
     host.close()
@@ -143,7 +143,7 @@ def test_a_change_that_arrives_during_another_is_applied_too(daemon: DaemonProce
             for mhz in (1005, 1200):
                 change = f"gpu_ids=1&min_clock_mhz=0&max_clock_mhz={mhz}&block=false"
                 assert client.ask("POST", f"/gpu/set_gpu_locked_clocks?{change}")[0] == 200
-            wait_until(lambda: daemon.locks_mhz()[1] == 1200, 30)
+            wait_until(lambda: daemon.locks_mhz()[1] == 1200)
     wait_until(lambda: is_free(daemon))
 
 
@@ -200,7 +200,7 @@ def test_root_of_a_container_changes_no_gpu_that_it_does_not_run_on(
 
 def test_power_is_streamed_as_it_changes_and_the_stream_ends_with_the_daemon(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon, socket.socket(socket.AF_UNIX) as reader:
-        reader.settimeout(20)
+        reader.settimeout(LIMIT_S)
         reader.connect(str(daemon.socket_path))
         reader.sendall(b"GET /gpu/stream_power?gpu_ids=1 HTTP/1.1\r\nHost: x\r\n\r\n")
         received = b""

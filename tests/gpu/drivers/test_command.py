@@ -178,7 +178,7 @@ def test_who_restores_waits_for_a_command_of_a_killed_process(
         "CommandHost.open(Path(sys.argv[1])).lock_sm_clock(sys.argv[2], 900)"
     )
     setter = subprocess.Popen([sys.executable, "-c", program, str(commands.path), gpu_uuid], env=environ)
-    wait_until(lambda: world.locked_sm_clock_mhz(gpu_uuid) == 900, 60)
+    wait_until(lambda: world.locked_sm_clock_mhz(gpu_uuid) == 900)
     assert commands.is_running("lock")
     setter.send_signal(signal.SIGKILL)
     setter.wait()

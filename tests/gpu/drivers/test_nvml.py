@@ -25,7 +25,7 @@ from gpuenergyd.gpu.drivers.nvml_errors import nvml_error
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.worker.threads.counter_edges import EnergyEdges
 from tests.gpu.conftest import NvmlWorld
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 CODES = sorted(
     value for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_") and isinstance(value, int)
@@ -288,7 +288,7 @@ def _open_host(environment: dict[str, str]) -> str:
         "except GpuEnergyError as error:\n    print(type(error).__name__, error)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=True
     )
     return done.stdout.strip()
 

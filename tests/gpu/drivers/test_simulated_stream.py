@@ -11,9 +11,10 @@ from gpuenergyd.gpu.drivers.device_model import InstructionWork
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.drivers.simulated_stream import SimulatedStream, StreamEvent
 from gpuenergyd.gpu.drivers.stream_signals import StreamSignals
+from tests.support.waiting import LIMIT_S
 
 MS = 1_000_000
-WAIT_LIMIT_S = 30.0
+WAIT_LIMIT_S = LIMIT_S
 NOISE = 0.02
 """Simulated durations vary by 0.2 %; ten times that is not chance."""
 

@@ -9,6 +9,7 @@ import pytest
 
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.drivers.simulated_world import World
+from tests.support.waiting import LIMIT_S
 
 # Writes paired values as fast as it can: a torn record would show a pair that differs.
 WRITER = """
@@ -74,7 +75,11 @@ for pid in children:
 print(host.num_clock_sets(gpu))
 """
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "world")], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script, str(tmp_path / "world")],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
     )
 
     assert done.stdout.strip() == "800"

@@ -182,7 +182,7 @@ def test_policy_keep_restores_clocks_when_the_next_daemon_connects(site: Site) -
 def test_daemon_with_policy_keep_stops_without_changing_a_running_job(tmp_path: Path) -> None:
     daemon = DaemonProcess(tmp_path, overrides={"restore_policy": "keep"}).start()
     with training(daemon, arguments=("--policy", "uniform")):
-        wait_until(daemon.is_lowered, 60)
+        wait_until(daemon.is_lowered)
 
         assert daemon.stop() == 0
         was_kept = daemon.is_lowered()

@@ -24,7 +24,7 @@ from gpuenergyd.gpu.restore.command import restore
 from gpuenergyd.gpu.restore.executor import RestoreResult
 from gpuenergyd.gpu.restore.journal import Control
 from tests.support.client_process import needs_namespaces
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 from tests.support.worker_site import OWNER, Site, request_clock, run, simulated_site, until, with_worker
 
 
@@ -222,7 +222,7 @@ def test_a_worker_whose_daemon_ended_before_it_had_started_ends_too(site: Site) 
 
     worker = site.start_worker("--exit-with-daemon", "--parent-pid", str(daemon.pid))
 
-    assert worker.wait(timeout=20) == 0
+    assert worker.wait(timeout=LIMIT_S) == 0
 
 
 def test_every_gpu_is_restored_when_the_daemon_is_gone(site: Site) -> None:
@@ -237,7 +237,7 @@ def test_every_gpu_is_restored_when_the_daemon_is_gone(site: Site) -> None:
 
     run(main())
 
-    assert worker.wait(timeout=20) == 0
+    assert worker.wait(timeout=LIMIT_S) == 0
     assert site.locks() == [None, None, None]
     assert site.journalled() == set()
     assert not (site.folder / "link.sock").exists()
@@ -509,7 +509,7 @@ def test_malformed_datagrams_do_not_disturb_the_worker(site: Site) -> None:
             raw.send(junk)
         raw.send(encode(Done(), 1))
         raw.send(encode(Restore(("GPU-none",), "", is_daemon_ending=False), 2))
-        raw.settimeout(10)
+        raw.settimeout(LIMIT_S)
         replies: dict[int | None, Message] = {}
         while 2 not in replies:
             request_id, message = decode(raw.recv(100_000))
@@ -566,7 +566,7 @@ def test_the_worker_of_the_next_daemon_waits_until_that_of_a_killed_one_has_ende
             assert b"another daemon is connected" in await asyncio.to_thread(log.readline)
             connecting = asyncio.create_task(site.connect(second.pid))
         link = await connecting
-        assert (first.wait(20), second.poll()) == (0, None)
+        assert (first.wait(LIMIT_S), second.poll()) == (0, None)
         assert link.welcome.pid == second.pid
         assert site.locks() == [None, None, None]
         await link.close()
@@ -587,7 +587,7 @@ def test_a_listener_in_another_pid_namespace_is_named_in_one_line(tmp_path: Path
         listener.listen(100)
         command = [sys.executable, "-I", "-c", program, str(tmp_path / "link.sock")]
         done = subprocess.run(
-            ["unshare", "--pid", "--fork", *command], capture_output=True, text=True, timeout=60, check=False
+            ["unshare", "--pid", "--fork", *command], capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
 
     assert done.stderr.splitlines()[-1].endswith(
@@ -598,7 +598,7 @@ def test_a_listener_in_another_pid_namespace_is_named_in_one_line(tmp_path: Path
 def test_bad_command_line_is_one_clear_line(site: Site) -> None:
     worker = site.start_worker("--sample-period-s", "0")
 
-    assert worker.wait(timeout=20) == 2
+    assert worker.wait(timeout=LIMIT_S) == 2
     assert worker.stderr is not None
     (line,) = worker.stderr.read().decode().splitlines()
     assert line.endswith(" gpuenergyd-worker: --sample-period-s 0.0 must be between 0.001 and 10")

@@ -14,7 +14,7 @@ from gpuenergyd.gpu.restore.command import restore
 from gpuenergyd.gpu.restore.executor import RestoreResult
 from tests.gpu.conftest import NvmlWorld
 from tests.support.fake_nvml.control import FakeNvmlControl
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 from tests.support.worker_site import OWNER, Site, request_clock, run, until, with_worker
 
 SHORT = ("--read-deadline-s", "0.5", "--set-deadline-s", "0.5")
@@ -231,7 +231,7 @@ def test_worker_ends_while_a_call_hangs_and_its_sentinel_restores_that_gpu(
 
     run(main())
 
-    assert worker.wait(timeout=20) == 0
+    assert worker.wait(timeout=LIMIT_S) == 0
     wait_until(lambda: site.locks() == [None, None, None])
     wait_until(lambda: site.journalled() == set())
 
@@ -347,7 +347,7 @@ def test_critical_error_changes_the_gpus_health(
 
     async def main() -> None:
         async with site.linked() as (_, received):
-            deadline = time.monotonic() + 20.0
+            deadline = time.monotonic() + LIMIT_S
             while received.health(site.gpus[2]) is GpuHealth.OK:
                 control.raise_xid(2, xid)
                 seen = len(received.samples)

@@ -55,6 +55,7 @@ def test_a_stall_of_3_ms_at_each_call_is_learned_and_costs_no_time() -> None:
     assert saving > 0.08
 
 
+@pytest.mark.thorough
 def test_free_calls_have_no_price_and_the_driver_sets_one_gpu_at_a_time() -> None:
     training = trained(0.0, call_s=0.002)
     saving, slowdown = net(training)
@@ -64,6 +65,7 @@ def test_free_calls_have_no_price_and_the_driver_sets_one_gpu_at_a_time() -> Non
     assert saving > 0.1
 
 
+@pytest.mark.thorough
 def test_calls_occupy_the_driver_for_at_most_a_quarter_of_the_time() -> None:
     """Without that limit, the plan of this job has eight calls of 0.1 s in an iteration of 1.6 s."""
     training = trained(0.0, call_s=0.1)

@@ -95,8 +95,7 @@ SLOWNESSES = {
     "what",
     [
         "longest stage 10 % slower",
-        "one GPU throttles",
-        *thorough("first stage 10 % slower", "larger batch", "smaller batch"),
+        *thorough("one GPU throttles", "first stage 10 % slower", "larger batch", "smaller batch"),
     ],
 )
 def test_a_change_of_speed_costs_at_most_five_iterations_and_is_replanned_within_32(what: str) -> None:
@@ -138,6 +137,7 @@ def test_a_throttling_gpu_is_planned_at_the_clock_it_reaches_until_it_has_cooled
     assert [line.split(" takes ")[0] for line in changes] == ["the job changed: F of rank 2"] * 2
 
 
+@pytest.mark.thorough
 @pytest.mark.fault(46)
 def test_a_recovered_stage_is_detected_even_if_the_iteration_time_stays() -> None:
     recovers_at = FROM + 26
@@ -155,7 +155,7 @@ def test_a_recovered_stage_is_detected_even_if_the_iteration_time_stays() -> Non
 
 
 @pytest.mark.fault(46)
-@pytest.mark.parametrize(("memory_ratio", "compute_ratio"), [(1.0, 1.4), *thorough((0.6, 1.0))])
+@pytest.mark.parametrize(("memory_ratio", "compute_ratio"), thorough((1.0, 1.4), (0.6, 1.0)))
 def test_the_first_plan_adapts_to_a_batch_with_another_compute_share(memory_ratio: float, compute_ratio: float) -> None:
     def with_new_batch(policy: ClockPolicy) -> VirtualTraining:
         run = training(policy)
@@ -213,6 +213,7 @@ def test_a_plan_for_a_straggler_saves_as_much_as_with_perfect_knowledge() -> Non
     assert "replica-0 now takes" in (fast.job.notices.last or "")
 
 
+@pytest.mark.thorough
 @pytest.mark.fault(46)
 def test_an_evaluation_every_fifty_iterations_changes_no_plan() -> None:
     run = training(RememberedBubbleAware())

@@ -48,7 +48,7 @@ def reached_mhz(run: VirtualTraining, rank: int, limit_w: float) -> int:
     return next(mhz for mhz in CLOCKS_MHZ if max(work.power_w(mhz) for work in own) <= limit_w)
 
 
-@pytest.mark.parametrize(("rank", "clock_ratio"), [(2, 0.6), *thorough((0, 0.6), (2, 0.8), (1, 0.5))])
+@pytest.mark.parametrize(("rank", "clock_ratio"), thorough((2, 0.6), (0, 0.6), (2, 0.8), (1, 0.5)))
 def test_a_foreign_memory_clock_is_planned_for_and_again_when_its_owner_has_removed_it(
     rank: int, clock_ratio: float
 ) -> None:
@@ -76,7 +76,7 @@ def test_a_foreign_memory_clock_is_planned_for_and_again_when_its_owner_has_remo
     assert len({before, inside, run.history[-1][2]}) == 3
 
 
-@pytest.mark.parametrize(("rank", "limit_w"), [(2, 330.0), *thorough((0, 300.0), (1, 250.0))])
+@pytest.mark.parametrize(("rank", "limit_w"), thorough((2, 330.0), (0, 300.0), (1, 250.0)))
 def test_a_foreign_power_limit_is_planned_for_and_again_when_its_owner_has_removed_it(
     rank: int, limit_w: float
 ) -> None:

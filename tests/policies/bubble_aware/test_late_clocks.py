@@ -1,5 +1,7 @@
 """Jobs on GPUs whose clocks take effect about as late as instructions last, with tails, and reported too early."""
 
+import pytest
+
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
@@ -35,6 +37,7 @@ def test_clocks_are_held_while_profiling_and_the_job_gets_a_plan_that_is_on_time
     assert sum(energy_j for _, energy_j in tuned) < 0.93 * full_speed_j * len(tuned)
 
 
+@pytest.mark.thorough
 def test_a_plan_that_changes_clocks_too_often_is_made_calmer_instead_of_given_up() -> None:
     """The best clocks change faster than latencies of 20 to 100 ms permit, and no plan of few segments is on time."""
     run = training(seed=12, least_median_s=0.02)

@@ -38,7 +38,7 @@ def figures(run: VirtualLoop, until: int | None = None) -> tuple[float, float]:
     return 1 - tuned_j / energy_j, tuned_s / time_s - 1
 
 
-@pytest.mark.parametrize(("num_microbatches", "noise_ratio"), [(1, 0.0), (2, 0.003), *thorough((1, 0.003), (2, 0.0))])
+@pytest.mark.parametrize(("num_microbatches", "noise_ratio"), [(1, 0.0), *thorough((2, 0.003), (1, 0.003), (2, 0.0))])
 def test_waiting_phases_are_slowed_without_a_permitted_slowdown(num_microbatches: int, noise_ratio: float) -> None:
     run = VirtualLoop(schedule=loop_schedule(num_microbatches), policy=BubbleAware(), noise_ratio=noise_ratio, seed=1)
     run.run(100)
@@ -58,6 +58,7 @@ def test_two_percent_more_time_saves_eight_percent_of_the_energy() -> None:
     assert slowdown_ratio < 0.025
 
 
+@pytest.mark.thorough
 def test_a_plan_that_is_a_little_late_for_long_is_made_faster() -> None:
     run = VirtualLoop(policy=BubbleAware(), max_slowdown_ratio=0.02, noise_ratio=0.002, seed=3)
     run.run(60)
@@ -127,6 +128,7 @@ def test_a_slower_rank_is_followed_within_six_iterations_and_left_within_four() 
     assert median(slowest_s[-15:]) < 1.004 * usual_s, "the recovered rank is planned for its new times"
 
 
+@pytest.mark.thorough
 def test_ranks_prove_their_savings_in_the_same_iterations() -> None:
     """With these seeds one of them is ready four iterations before the other."""
     ranks = tuple(VirtualLoop(noise_ratio=0.004, seed=seed, num_dp_ranks=2) for seed in (4, 5))

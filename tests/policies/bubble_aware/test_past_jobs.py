@@ -90,6 +90,7 @@ def alone() -> Run:
     return trained(changed_job())
 
 
+@pytest.mark.thorough
 def test_a_job_leaves_more_with_each_plan_and_the_last_one_once_more() -> None:
     stored = [own.learned for own in first_run().stored]
 

@@ -109,6 +109,7 @@ def test_uneven_late_clocks_under_noise_cost_no_significant_time() -> None:
     assert saving.saving_ratio.low > 0.05
 
 
+@pytest.mark.thorough
 def test_fast_clock_reductions_preserve_savings_despite_slow_raises() -> None:
     slow = short_training(4, 8, switch_latency_s=0.025, assumed_latency_s=0.025)
     slow.run(40)

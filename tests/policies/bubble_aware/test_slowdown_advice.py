@@ -40,7 +40,7 @@ def test_a_loop_with_waits_is_advised_by_its_own_phases() -> None:
     assert outcome_line(advised.job).endswith(find_outcome(advised.job).advice)
 
 
-@pytest.mark.parametrize("max_slowdown_ratio", [0.0, *thorough(0.02)])
+@pytest.mark.parametrize("max_slowdown_ratio", thorough(0.0, 0.02))
 def test_ranks_of_a_data_parallel_loop_are_advised_each(max_slowdown_ratio: float) -> None:
     ranks = tuple(_loop(seed, max_slowdown_ratio, num_dp_ranks=2) for seed in range(2))
     DataParallelLoops(ranks).run(70)

@@ -31,16 +31,17 @@ def test_a_plan_follows_a_moving_target_without_a_fault() -> None:
     run = training(RememberedBubbleAware(), max_slowdown_ratio=0.02)
     run.run(35)
     slowdowns = []
-    for ratio in (0.08, 0.0, 0.05):
+    for ratio in (0.08, 0.0):
         required(run, ratio)
         run.run(12)
         slowdowns.append(last_slowdown(run))
 
     assert run.job.phase is JobPhase.TUNED
     assert run.job.faults.num_faults == 0
-    assert slowdowns == pytest.approx([0.08, 0.0, 0.05], abs=0.006)
+    assert slowdowns == pytest.approx([0.08, 0.0], abs=0.006)
 
 
+@pytest.mark.thorough
 def test_a_plan_is_evaluated_against_the_target_it_was_made_for() -> None:
     class Slowly(BubbleAware):
         """A policy that keeps answering for the old target for a while."""

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from gpuenergyd_policies.carbon.features import NUM_TARGET_HOURS
 from gpuenergyd_policies.carbon.prediction_interval import INTERVAL_RATIO, prediction_interval
+from tests.support.thorough import thorough
 
 WEEK = 168
 
@@ -95,7 +96,7 @@ def issued_day_by_day(values: np.ndarray, first_day: int) -> tuple[np.ndarray, n
     return np.array(shares), np.array(widths)
 
 
-@pytest.mark.parametrize("later_spread_g_per_kwh", [20.0, 80.0])
+@pytest.mark.parametrize("later_spread_g_per_kwh", [80.0, *thorough(20.0)])
 def test_a_grid_that_becomes_calmer_or_wilder_is_covered_as_stated_after_a_month(later_spread_g_per_kwh: float) -> None:
     values = np.concatenate([noisy_history(90, 3), noisy_history(60, 4, later_spread_g_per_kwh)])
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from gpuenergyd_policies.planning import compiled
+from tests.support.waiting import LIMIT_S
 
 
 def _doubled(value: int) -> int:
@@ -165,7 +166,7 @@ def test_compiling_is_announced_and_timed_once_and_only_where_nothing_is_cached(
         python_path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
         environ = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": python_path}
         command = [sys.executable, "-c", COMPILES_A_KERNEL]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=True)
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=True)
         return done.stdout, done.stderr
 
     first, second, uncached = run(tmp_path / "cache"), run(tmp_path / "cache"), run(nowhere / "below")

@@ -216,6 +216,7 @@ def test_published_emulation_of_envpipe_is_met_on_96_microbatches(
     assert 100 * (1 - plan.evaluation.energy_j / full_speed.energy_j) == pytest.approx(saving_percent, abs=0.05)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared tables are not on this machine")
 def test_known_figures_on_gpt3_are_reproduced() -> None:
     profile = _gpt3("gpt3-175b_a100-sxm.csv", 83.64)

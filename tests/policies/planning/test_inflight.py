@@ -127,8 +127,8 @@ SHARED = Path(__file__).parents[3].parent / "shared" / "data" / "profiles"
     ("table", "blocking_power_w", "cap", "least_saving_percent"),
     [
         ("gpt3-175b_a100-sxm", 83.64, 1, 17.0),
-        ("gpt3-175b_a40", 70.38, None, 20.1),
         *thorough(
+            ("gpt3-175b_a40", 70.38, None, 20.1),
             ("gpt3-175b_a100-sxm", 83.64, 2, 18.4),
             ("gpt3-175b_a100-sxm", 83.64, 4, 20.1),
             ("gpt3-175b_a100-sxm", 83.64, None, 21.2),

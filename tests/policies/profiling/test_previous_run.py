@@ -66,6 +66,7 @@ def model(first: VirtualTraining) -> PreviousRun:
     return models[-1]
 
 
+@pytest.mark.thorough
 def test_a_run_keeps_the_iterations_that_its_plan_was_made_from(first: VirtualTraining, model: PreviousRun) -> None:
     assert len(model.profile) >= 6
     assert len(model.full_speed) >= first.job.rules.baseline_iterations

@@ -100,7 +100,7 @@ def test_the_writer_deletes_expired_rows_and_the_file_shrinks(tmp_path: Path) ->
         with open_history(path) as history:
             return not history.samples("GPU-a")
 
-    wait_until(is_tidy, 20)
+    wait_until(is_tidy)
     writer.close()
 
     assert path.stat().st_size < size_before / 2

@@ -19,7 +19,7 @@ from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
 from gpuenergyd.store.records import ControlEventRecord, IterationRecord, JobRecord, RollupRecord
 from tests.support.small_disk import fill, remount, small_disk
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 SPANS = (ObservedSpan(0, InstructionKind.F, 0, 0, 0.0, 0.5, 1000.0),)
@@ -72,7 +72,7 @@ def test_a_killed_writer_leaves_an_intact_database_with_all_acknowledged_records
     for _ in range(batches_before_the_kill):
         acknowledged = int(process.stdout.readline())
     process.send_signal(signal.SIGKILL)
-    process.wait(10)
+    process.wait(LIMIT_S)
     later = process.stdout.read().split()
     process.stdout.close()
     acknowledged = int(later[-1]) if later else acknowledged

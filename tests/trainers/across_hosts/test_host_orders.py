@@ -25,6 +25,7 @@ from gpuenergyd.core.distributed.order_windows import (
     iterations_ahead,
 )
 from gpuenergyd_trainers.across_hosts.host_orders import HostExchange, TrainingHosts, find_hosts
+from tests.support.examples import examples
 from tests.support.memory_store import MemoryStore
 
 T = TypeVar("T")
@@ -232,7 +233,7 @@ def run(training: dict[str, Any]) -> tuple[dict[int, dict[int, set[bool]]], list
         return ran, found
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(trainings())
 def test_in_every_iteration_all_hosts_run_orders_or_none_does(training: dict[str, Any]) -> None:
     ran, found = run(training)
@@ -247,7 +248,7 @@ def test_in_every_iteration_all_hosts_run_orders_or_none_does(training: dict[str
     assert mixed <= num_given_up * AHEAD  # the rest of the one window that a host was in doubt about
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(
     st.integers(2, 4), st.integers(1, 2), st.lists(st.floats(0, 3), min_size=8, max_size=8), st.sampled_from([0.2, 0.4])
 )

@@ -18,7 +18,7 @@ from gpuenergyd_trainers.across_hosts.store_thread import StoreThread
 from gpuenergyd_trainers.joining.membership import find_membership
 from gpuenergyd_trainers.joining.place import Coordinate, Place
 from tests.support.http_handler import QuietHandler
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 WARNINGS = "gpuenergyd.trainers"
 
@@ -78,7 +78,7 @@ def test_a_store_that_cannot_be_used_is_logged_once(caplog: pytest.LogCaptureFix
         thread.stop()
 
     assert tried
-    assert ended.wait(5.0)
+    assert ended.wait(LIMIT_S)
     (line,) = lines(caplog)
     assert line == (
         "gpuenergyd: rank 0 of its pipeline cannot use the job's store (ConnectionError('no route'));"

@@ -23,14 +23,13 @@ from tests.support.daemon_process import DaemonProcess  # noqa: E402
 from tests.support.host_trainer import enter_namespace  # noqa: E402
 from tests.support.scripted_orders import DAEMON_PROLOGUE  # noqa: E402
 from tests.support.two_hosts import NoNetworkNamespaceError, TwoHosts  # noqa: E402
-from tests.support.waiting import wait_until  # noqa: E402
+from tests.support.waiting import LIMIT_S, wait_until  # noqa: E402
 from tests.trainers.executed import TracedStage, share_trace  # noqa: E402
 from tests.trainers.pipeline_processes import run_ranks  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.thorough]
 NUM_RANKS, NUM_MICROBATCHES = 2, 4
 PORT = 29_573
-LIMIT_S = 240.0
 ROUND_S, AGREEMENT_S = 0.03, 0.02
 NUM_AFTER = 5
 """Iterations in 1F1B after those with split backwards."""
@@ -121,7 +120,7 @@ def test_a_torch_pipeline_across_hosts_changes_its_order_together_with_equal_los
         hosts.start_daemons()
         prepare = partial(enter_host, hosts)
         found = run_ranks(NUM_RANKS, tmp_path, train_on_host, hosts, limit_s=LIMIT_S + 60, prepare=prepare)
-        wait_until(hosts.is_as_found, 60)
+        wait_until(hosts.is_as_found)
         logs = [daemon.log for daemon in hosts.daemons]
     finally:
         hosts.close()

@@ -7,6 +7,7 @@ import pytest
 from gpuenergyd_trainers.across_hosts.job_store import JobStore
 from gpuenergyd_trainers.across_hosts.replica_paces import ReplicaPaces
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import LIMIT_S
 
 
 def test_the_slowest_other_replica_and_the_least_overhead_are_returned() -> None:
@@ -84,7 +85,7 @@ def test_reading_the_others_is_rarer_with_more_replicas() -> None:
 def test_replicas_exchange_paces_through_a_real_store() -> None:
     distributed = pytest.importorskip("torch.distributed")
     server = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    stores = [JobStore("127.0.0.1", server.port, "gpuenergyd/run", limit_s=20) for _ in range(2)]
+    stores = [JobStore("127.0.0.1", server.port, "gpuenergyd/run", limit_s=LIMIT_S) for _ in range(2)]
     replicas = [ReplicaPaces() for _ in stores]
     before = [replica.others(store, 0.0) for replica, store in zip(replicas, stores, strict=True)]
     for number, (replica, store) in enumerate(zip(replicas, stores, strict=True)):

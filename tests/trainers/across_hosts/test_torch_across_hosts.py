@@ -31,7 +31,7 @@ from gpuenergyd_trainers.torch_pipelining import attach
 from tests.support.daemon_process import DaemonProcess
 from tests.support.host_trainer import enter_namespace
 from tests.support.two_hosts import NoNetworkNamespaceError, TwoHosts, two_hosts
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 from tests.trainers.pipeline_processes import run_ranks
 
 pytestmark = pytest.mark.torch
@@ -40,7 +40,6 @@ PORT = 29_571
 DURATION_SCALE = 0.2
 FOLLOWED_ITERATIONS = 3
 """Iterations of the plan after its first block at full speed."""
-LIMIT_S = 200.0
 ROUND_S = 0.03
 
 
@@ -125,13 +124,14 @@ def train_on_host(rank: int, hosts: TwoHosts) -> tuple[list[list[str]], list[int
     return train_attached(rank, hosts.daemons[rank])
 
 
+@pytest.mark.thorough
 def test_a_torch_pipeline_across_hosts_follows_one_plan_with_equal_losses(tmp_path: Path) -> None:
     settings = {"policy": "uniform", "warmup_iterations": 0, "baseline_iterations": 2, "max_slowdown_ratio": 0.5}
     try:
         with two_hosts(tmp_path, **settings) as hosts:
             prepare = partial(enter_host, hosts)
             found = run_ranks(NUM_RANKS, tmp_path, train_on_host, hosts, limit_s=LIMIT_S + 60, prepare=prepare)
-            wait_until(hosts.is_as_found, 60)
+            wait_until(hosts.is_as_found)
             logs = [daemon.log for daemon in hosts.daemons]
             databases = [daemon.database_path for daemon in hosts.daemons]
     except NoNetworkNamespaceError as error:

@@ -81,6 +81,7 @@ def losses_of(folder: Path, name: str) -> list[str]:
     return [(folder / f"{name}{rank}").read_text() for rank in range(NUM_RANKS)]
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 def test_an_unmodified_pipeline_under_torchrun_joins_with_equal_losses(tmp_path: Path) -> None:
     pytest.importorskip("torch.distributed.pipelining")  # for the forks too

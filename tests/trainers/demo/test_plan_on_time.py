@@ -172,6 +172,7 @@ def outcome(training: StreamTraining) -> tuple[float, float]:
     return 1 - energy_ratio, time_ratio - 1
 
 
+@pytest.mark.thorough
 def test_streams_wait_for_receives_outside_of_instructions(streams: dict[str, list[Stream]], tmp_path: Path) -> None:
     for own in [*streams["own"], *streams["split"], *streams_by_order(tmp_path, EXTRA_INFLIGHT)["own"]]:
         assert not waits_within_instructions(own)

@@ -16,10 +16,8 @@ from gpuenergyd.gpu.restore.policy import RestoreRules
 from gpuenergyd.gpu.worker.driver_requests import DriverRequests
 from gpuenergyd.gpu.worker.threads.actuator import Actuator
 from gpuenergyd.gpu.worker.threads.driver_turns import DriverTurns
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 from tests.support.worker_site import OWNER
-
-LIMIT_S = 60.0
 
 
 class HeldDriver(SimulatedHost):

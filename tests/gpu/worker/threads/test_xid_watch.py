@@ -6,6 +6,7 @@ import pytest
 
 from gpuenergyd.gpu.link.messages import GpuHealth
 from gpuenergyd.gpu.worker.threads.xid_watch import health_after_xid, watch_xids
+from tests.support.waiting import LIMIT_S
 
 
 class ScriptedDriver:
@@ -31,6 +32,6 @@ def test_each_error_of_a_gpu_is_reported_with_its_number() -> None:
 
     stop = watch_xids(driver, lambda *change: reported.put(change))
 
-    assert reported.get(timeout=60) == ("GPU-b", GpuHealth.LOST, "the driver reported Xid 79")
-    assert reported.get(timeout=60) == ("GPU-a", GpuHealth.DEGRADED, "the driver reported Xid 48")
+    assert reported.get(timeout=LIMIT_S) == ("GPU-b", GpuHealth.LOST, "the driver reported Xid 79")
+    assert reported.get(timeout=LIMIT_S) == ("GPU-a", GpuHealth.DEGRADED, "the driver reported Xid 48")
     stop.set()

@@ -73,6 +73,7 @@ def test_a_plan_has_at_most_k_segments_and_meets_its_deadline_with_latency(
     assert plan.simulated.energy_j <= full_speed.energy_j * (1 + 1e-12)
 
 
+@pytest.mark.thorough
 def test_the_search_is_repeatable() -> None:
     profile = forward_backward_profile([1.0, 1.1])
     graph = dependency_graph(one_forward_one_backward(2, 4))
