@@ -21,7 +21,7 @@ def called_kernels() -> set[tuple[str, Kernel[..., Any]]]:
     # A kernel that only other kernels call is part of what they were compiled to.
     of_kernels = {".".join(("gpuenergyd_policies", *p.relative_to(ROOT).with_suffix("").parts)) for p in kernel_files()}
     return {
-        (kernel.__name__, kernel)
+        (kernel.plain.__name__, kernel)
         for name, module in sys.modules.items()
         if name.startswith("gpuenergyd_policies.planning.") and name not in of_kernels
         for kernel in vars(module).values()
