@@ -137,6 +137,8 @@ class Worker:
 class Policy:
     """A policy that finds its plan at once and stays with it; the job itself proves now and then what it saves."""
 
+    activity = None
+
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan:
         del policy, job_id
         clocks = [gpu.supported_sm_clocks_mhz[1:] for gpu in view.gpus]

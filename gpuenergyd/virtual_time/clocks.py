@@ -8,14 +8,14 @@ import struct
 import time
 from typing import Any
 
-from gpuenergyd.virtual_time.kernel import Kernel
+from gpuenergyd.virtual_time.kernel import VirtualKernel
 
 _NS_PER_S = 1_000_000_000
 _CPU_CLOCKS = {time.CLOCK_PROCESS_CPUTIME_ID, time.CLOCK_THREAD_CPUTIME_ID}
 _UTC_CLOCKS = {time.CLOCK_REALTIME, getattr(time, "CLOCK_REALTIME_COARSE", 5)}
 
 
-def install(kernel: Kernel) -> None:
+def install(kernel: VirtualKernel) -> None:
     """Replace the functions of `time`, `datetime.now` and `os.urandom`; computing takes no CPU time."""
 
     def clock_ns(clock: int) -> int:
@@ -36,7 +36,7 @@ def install(kernel: Kernel) -> None:
     time.clock_gettime = lambda clock: clock_ns(clock) / _NS_PER_S
     time.sleep = lambda time_s: kernel.sleep(float(time_s))
     _replace_method(dt.datetime, "now", classmethod(now))
-    # Whoever asks for unguessable values gets the same ones in every run: jobs are named by them.
+    # Unguessable values are the same in every run: names of jobs contain them.
     os.urandom = _Numbers().bytes
 
 

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from gpuenergyd.virtual_time.kernel import TIMED_OUT, Kernel
+from gpuenergyd.virtual_time.kernel import TIMED_OUT, VirtualKernel
 
 _Socket: Any = socket.socket
 _select, _fcntl, _flock, _open, _close = select.select, fcntl.fcntl, fcntl.flock, os.open, os.close
@@ -21,11 +21,11 @@ _NS_PER_S = 1_000_000_000
 _LOCK_POLL_S = 0.001
 _LOCK = struct.Struct("hhqq")
 
-_kernel: Kernel
+_kernel: VirtualKernel
 """The kernel of this process; an operating system process has one virtual time."""
 
 
-def install(kernel: Kernel) -> None:
+def install(kernel: VirtualKernel) -> None:
     """Replace the names by which programs wait for descriptors, and open and close them."""
     global _kernel  # noqa: PLW0603  see there
     _kernel = kernel
@@ -101,7 +101,7 @@ class Socket(_Socket):  # type: ignore[misc]  # the class of before
 
     def close(self) -> None:
         """Close the socket."""
-        _kernel.note_written()
+        _kernel.record_write()
         super().close()
 
     def connect(self, address: Any) -> None:
@@ -139,7 +139,7 @@ class Socket(_Socket):  # type: ignore[misc]  # the class of before
 
     def _until_done(self, call: Callable[[], Any], events: int, *, pause_s: float | None = None) -> Any:
         """Call until the call need not wait; the time limit is that of the socket."""
-        _kernel.note_written()
+        _kernel.record_write()
         until_ns = None if self._limit_s is None else _kernel.now_ns + round(self._limit_s * _NS_PER_S)
         while True:
             try:
@@ -195,5 +195,5 @@ def _close_descriptor(fd: int) -> None:
     """Close a descriptor, with its locks."""
     _kernel.current.process.descriptors.pop(fd, None)
     _kernel.unlock_closed(fd)
-    _kernel.note_written()
+    _kernel.record_write()
     _close(fd)

@@ -1,17 +1,17 @@
 """Replaces Python's clocks, threads, locks, selectors, sockets and signals by those of a kernel of virtual time.
 
-It comes before every import of a module that uses them, in a process that does nothing else: what it replaces is not
-put back. The replacements cover what the daemon, its helpers and a training program use.
+It comes before every import of a module that uses them, in a process that does nothing else: nothing restores what it
+replaces. The replacements cover what the daemon, its helpers and a training program use.
 """
 
 import os
 from typing import Any
 
 from gpuenergyd.virtual_time import clocks, descriptors, signals, threads
-from gpuenergyd.virtual_time.kernel import Kernel
+from gpuenergyd.virtual_time.kernel import VirtualKernel
 
 
-def install(kernel: Kernel) -> None:
+def install(kernel: VirtualKernel) -> None:
     """Have everything that is imported from now on live in the kernel's virtual time."""
     for part in (clocks, threads, descriptors, signals):
         part.install(kernel)

@@ -37,7 +37,7 @@ TIMED_OUT = object()
 
 
 class DeadlockError(RuntimeError):
-    """Every task waits for another one, for ever."""
+    """Every task waits for another one, without a time limit."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +68,7 @@ class Process:
     """A virtual process: tasks, descriptors that are closed when it is killed, and values of its own in modules."""
 
     name: str
-    kernel: "Kernel"
+    kernel: "VirtualKernel"
     pid: int
     tasks: list[Task] = field(default_factory=list)
     descriptors: dict[int, int] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Process:
         if self.wakeup_fd >= 0:
             with contextlib.suppress(OSError):
                 os.write(self.wakeup_fd, bytes([number]))
-        self.kernel.note_written()
+        self.kernel.record_write()
 
     def kill(self, number: int = 9) -> None:
         """End the process at once, as SIGKILL does: no task goes on, no cleanup runs, its descriptors are closed."""
@@ -122,10 +122,10 @@ class Process:
             held.close()
         _close(self._ending_fd)
         self.kernel.forget(self)
-        self.kernel.note_written()
+        self.kernel.record_write()
 
 
-class Kernel:
+class VirtualKernel:
     """The tasks of all virtual processes, and their clock."""
 
     def __init__(self, *, mono_ns: int, utc_ns: int) -> None:
@@ -214,7 +214,7 @@ class Kernel:
         """Run all tasks until a process has ended.
 
         Raises:
-            DeadlockError: every task waits for ever.
+            DeadlockError: every task waits without a time limit.
         """
         while process.is_alive:
             self.on_outside()
@@ -266,7 +266,7 @@ class Kernel:
         """Wait for a time in seconds."""
         self.wait(until_ns=self.now_ns + max(0, round(time_s * 1e9)))
 
-    def note_written(self) -> None:
+    def record_write(self) -> None:
         """Have descriptors looked at before the clock jumps: somebody may have written to one."""
         self._is_written = True
 

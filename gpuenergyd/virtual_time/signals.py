@@ -3,10 +3,10 @@
 import signal
 from typing import Any
 
-from gpuenergyd.virtual_time.kernel import Kernel
+from gpuenergyd.virtual_time.kernel import VirtualKernel
 
 
-def install(kernel: Kernel) -> None:
+def install(kernel: VirtualKernel) -> None:
     """Replace the functions of `signal`; `Process.signal` delivers."""
 
     def set_handler(number: int, handler: Any) -> Any:

@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Self
 
-from gpuenergyd.virtual_time.kernel import TIMED_OUT, Kernel, Task, Wait
+from gpuenergyd.virtual_time.kernel import TIMED_OUT, Task, VirtualKernel, Wait
 
-_kernel: Kernel
+_kernel: VirtualKernel
 """The kernel of this process; an operating system process has one virtual time."""
 
 
-def install(kernel: Kernel) -> None:
+def install(kernel: VirtualKernel) -> None:
     """Replace the names of `threading`; classes that were made of the old ones keep them."""
     global _kernel  # noqa: PLW0603  see there
     _kernel = kernel

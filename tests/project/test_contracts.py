@@ -124,10 +124,11 @@ STATUS = {
     "clock_requests": "num_hostile num_stale",
     "host_energy": "domains reason",
     "files": "carbon_path history_path journal_path world_path",
-    "store": "num_rows_dropped num_rows_written path",
+    "store": "num_records_waiting num_rows_dropped num_rows_written path",
     "gpus": (
         "administrator_lease calibration_lease gpu_uuid index is_simulated job_id model_name power_w reading_age_s"
-        " requested_sm_clock_mhz sm_clock_mhz state switching temperature_celsius total_energy_j zeusd_client_lease"
+        " refused_readings requested_sm_clock_mhz sm_clock_mhz state switching temperature_celsius total_energy_j"
+        " zeusd_client_lease"
         " application_memory_clock_mhz is_power_smoothing_on max_memory_clock_mhz memory_clock_mhz power_floor_w"
         " power_smoothing_profile secondary_power_floor_w"
         " application_sm_clock_mhz default_power_limit_w enforced_power_limit_w enforced_power_profiles"

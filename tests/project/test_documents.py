@@ -151,6 +151,9 @@ def test_every_command_in_a_document_exists_with_its_options(document: Path) -> 
     wrong = []
     for text in inline_commands(document):
         words = text.split(" -- ")[0].split()
+        if words[1:2] == ["help"]:
+            words.remove("help")
+        words = [word for word in words if word != "COMMAND"]
         name = next((n for k in (3, 2, 1) if (n := " ".join(words[:k])) in commands), None)
         known = " ".join(option.usage for option in commands[name].options) if name is not None else ""
         options = {word.partition("=")[0].rstrip(",.]") for word in words if word.startswith("--") and word != "--"}

@@ -1,6 +1,6 @@
 """Programs that use Python's clocks, threads, sockets and event loops live in virtual time without knowing it.
 
-The replacements are not put back, so every program runs in an interpreter of its own.
+Nothing restores what is replaced, so every program runs in an interpreter of its own.
 """
 
 import subprocess
@@ -14,8 +14,8 @@ import time
 real_s = time.monotonic()
 real_sleep, real_mono_s = time.sleep, time.monotonic
 from gpuenergyd.virtual_time.install import install
-from gpuenergyd.virtual_time.kernel import Kernel
-kernel = Kernel(mono_ns=10**12, utc_ns=1_800_000_000 * 10**9)
+from gpuenergyd.virtual_time.kernel import VirtualKernel
+kernel = VirtualKernel(mono_ns=10**12, utc_ns=1_800_000_000 * 10**9)
 install(kernel)
 import asyncio, datetime, os, queue, random, secrets, select, signal, socket, threading, uuid
 from concurrent.futures import ThreadPoolExecutor

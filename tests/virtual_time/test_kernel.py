@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuenergyd.virtual_time.kernel import TIMED_OUT, DeadlockError, Kernel, Process
+from gpuenergyd.virtual_time.kernel import TIMED_OUT, DeadlockError, Process, VirtualKernel
 from tests.support.examples import examples
 
 SECOND_NS = 1_000_000_000
 
 
-def kernel_of_tests() -> Kernel:
-    return Kernel(mono_ns=SECOND_NS, utc_ns=1_000 * SECOND_NS)
+def kernel_of_tests() -> VirtualKernel:
+    return VirtualKernel(mono_ns=SECOND_NS, utc_ns=1_000 * SECOND_NS)
 
 
-def run(kernel: Kernel, main: Callable[[], object]) -> Process:
+def run(kernel: VirtualKernel, main: Callable[[], object]) -> Process:
     """Run a process to its end."""
     process = kernel.start_process("main", main)
     kernel.run_until(process)
@@ -71,7 +71,7 @@ def test_who_waits_for_a_descriptor_runs_before_the_clock_jumps() -> None:
         kernel.start_task("reader", read)
         kernel.sleep(1.0)
         os.write(writing, b"x")
-        kernel.note_written()
+        kernel.record_write()
         kernel.sleep(1.0)
 
     run(kernel, main)
@@ -80,7 +80,7 @@ def test_who_waits_for_a_descriptor_runs_before_the_clock_jumps() -> None:
     assert found == [(b"x", 2 * SECOND_NS)]
 
 
-def test_a_wait_ends_once_by_whoever_comes_first() -> None:
+def test_a_wait_ends_once_by_the_first_event() -> None:
     kernel = kernel_of_tests()
     results: list[object] = []
 

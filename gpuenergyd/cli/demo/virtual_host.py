@@ -27,7 +27,7 @@ from gpuenergyd.daemon.settings import Settings
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.gpu.worker.main import main as worker_main
 from gpuenergyd.gpu.worker.restore_sentinel import wait_and_restore
-from gpuenergyd.virtual_time.kernel import Kernel, Process
+from gpuenergyd.virtual_time.kernel import Process, VirtualKernel
 
 _RANKS_MODULE = "gpuenergyd_trainers.demo.virtual_ranks"
 _END_LIMIT_S = 60.0
@@ -74,7 +74,7 @@ class VirtualChild:
 class VirtualHost:
     """Starts the demo's processes as virtual ones."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: VirtualKernel) -> None:
         self._kernel = kernel
         self._daemon: Process | None = None
         self._refusal: GpuEnergyError | None = None
@@ -160,7 +160,7 @@ class VirtualHost:
             _wait_until(lambda: self._daemon is None or not self._daemon.is_alive)
 
 
-def run_demo(kernel: Kernel, folder: Path, *, real_mono_ns: Callable[[], int]) -> int:
+def run_demo(kernel: VirtualKernel, folder: Path, *, real_mono_ns: Callable[[], int]) -> int:
     """Run the demo whose request is in the folder; return the exit status."""
     files = VirtualProgress(folder)
     request = files.read_request()

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from gpuenergyd.virtual_time.install import install
-from gpuenergyd.virtual_time.kernel import Kernel
+from gpuenergyd.virtual_time.kernel import VirtualKernel
 
 _BOOTED_FOR_NS = 3_600_000_000_000
 """Virtual monotonic clock at the start; the same in each run, since counters have phases on it."""
@@ -22,7 +22,7 @@ def main() -> None:
     set_handler, real_mono_ns = signal.signal, time.monotonic_ns
     # A full hour, so that minutes and hours of the history begin at the same iteration in every run.
     utc_s = int(time.time()) // _HOUR_S * _HOUR_S - _HOUR_S
-    kernel = Kernel(mono_ns=_BOOTED_FOR_NS, utc_ns=utc_s * 1_000_000_000)
+    kernel = VirtualKernel(mono_ns=_BOOTED_FOR_NS, utc_ns=utc_s * 1_000_000_000)
     install(kernel)
     from gpuenergyd.cli.demo.virtual_host import run_demo  # noqa: PLC0415  after the replacements
 

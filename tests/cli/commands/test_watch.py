@@ -114,7 +114,7 @@ def test_a_watched_status_ends_with_one_line_when_the_daemon_stops(tmp_path: Pat
     assert "Traceback" not in terminal.raw.decode()
 
 
-def test_jobs_that_differ_at_the_end_of_their_names_can_be_told_apart() -> None:
+def test_jobs_that_differ_at_the_end_of_their_names_can_be_distinguished() -> None:
     names = [f"megatron-gpt-1.3b-pretraining-run-{k}" for k in (7, 8)]
 
     assert [_shortened(name, 18) for name in names] == ["megatron-…ng-run-7", "megatron-…ng-run-8"]

@@ -72,7 +72,7 @@ def test_too_few_iterations_give_a_sentence_without_a_saving(job: JobSummary) ->
         ({"is_in_virtual_time": False}, "On a busy host times are noisy: try again without --real-time."),
     ],
 )
-def test_whoever_sees_no_saving_is_told_why_and_what_to_do(
+def test_a_result_without_saving_has_its_reason_and_what_to_do(
     job: JobSummary, changed: dict[str, Any], advice: str
 ) -> None:
     unmeasured = replace(job, saving_ratio=None, saving_interval=None, slowdown_ratio=None)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, distributed_c10d  # type: ignore[attr-defined]  # public, not re-exported
 
 from gpuenergyd.gpu.drivers.stream_signals import StreamSignals
-from gpuenergyd.virtual_time.kernel import Kernel, Process, Wait
+from gpuenergyd.virtual_time.kernel import Process, VirtualKernel, Wait
 from gpuenergyd_trainers.demo.gpt import parse_options, train
 
 _BACKEND = "virtual"
@@ -25,7 +25,7 @@ Key = TypeVar("Key")
 class Waits(Generic[Key]):
     """Tasks that wait for what others do, by key, in the order in which they came."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: VirtualKernel) -> None:
         self._kernel = kernel
         self._waits: dict[Key, deque[Wait]] = {}
 
@@ -45,7 +45,7 @@ class Waits(Generic[Key]):
 class Exchange:
     """The tensors on their way between the ranks of one training."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: VirtualKernel) -> None:
         self._sent: dict[Way, deque[torch.Tensor]] = {}
         self._waits: Waits[Way] = Waits(kernel)
 
@@ -152,7 +152,7 @@ class VirtualGroup(dist.ProcessGroup):
 class Ranks:
     """All ranks of a training, each a process with its own world of torch.distributed."""
 
-    def __init__(self, kernel: Kernel, arguments: Sequence[str]) -> None:
+    def __init__(self, kernel: VirtualKernel, arguments: Sequence[str]) -> None:
         """Start them with the arguments of the demo's training program."""
         torch.set_num_threads(1)
         options = parse_options(arguments)
