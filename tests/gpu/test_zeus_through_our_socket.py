@@ -158,7 +158,7 @@ def test_the_frequency_controller_of_zeus_sets_clocks_from_a_process_of_its_own(
         wait_until(lambda: daemon.locks_mhz()[0] == 1005)
         lease = leases(daemon)[0]
         controller_pid = program.run("controller._proc.pid")
-        program.run("controller.end()", "controller._proc.join(LIMIT_S)", "1")
+        program.run("controller.end()", f"controller._proc.join({LIMIT_S})", "1")
         wait_until(lambda: leases(daemon) == [None, None])
 
     assert lease is not None
