@@ -197,7 +197,7 @@ def test_power_streams_to_the_client(daemon: DaemonProcess, fake_nvml_library: P
             "from zeus.monitor.power_streaming import PowerStreamingClient",
             "from zeus.utils.zeusd import ZeusdConfig",
             "client = PowerStreamingClient([ZeusdConfig.from_env()])",
-            "deadline = time.monotonic() + 30",
+            f"deadline = time.monotonic() + {LIMIT_S}",
             "while not (found := client.get_power()) and time.monotonic() < deadline: time.sleep(0.05)",
             "[sorted(r.gpu_power_w) for r in found.values()]",
         )
