@@ -158,7 +158,7 @@ def test_the_frequency_controller_of_zeus_sets_clocks_from_a_process_of_its_own(
         wait_until(lambda: daemon.locks_mhz()[0] == 1005)
         lease = leases(daemon)[0]
         controller_pid = program.run("controller._proc.pid")
-        program.run("controller.end()", "controller._proc.join(LIMIT_S)", "1")
+        program.run("controller.end()", f"controller._proc.join({LIMIT_S})", "1")
         wait_until(lambda: leases(daemon) == [None, None])
 
     assert lease is not None
@@ -197,7 +197,7 @@ def test_power_streams_to_the_client(daemon: DaemonProcess, fake_nvml_library: P
             "from zeus.monitor.power_streaming import PowerStreamingClient",
             "from zeus.utils.zeusd import ZeusdConfig",
             "client = PowerStreamingClient([ZeusdConfig.from_env()])",
-            "deadline = time.monotonic() + 30",
+            f"deadline = time.monotonic() + {LIMIT_S}",
             "while not (found := client.get_power()) and time.monotonic() < deadline: time.sleep(0.05)",
             "[sorted(r.gpu_power_w) for r in found.values()]",
         )

@@ -103,7 +103,6 @@ def test_lintian_finds_no_error(debian_package: Path) -> None:
     assert found.returncode == 0, found.stderr
 
 
-@pytest.mark.thorough
 @needs_dpkg
 def test_the_debian_package_holds_units_settings_pages_and_completions(debian_package: Path, tmp_path: Path) -> None:
     subprocess.run(["dpkg-deb", "--extract", str(debian_package), str(tmp_path)], check=True)
