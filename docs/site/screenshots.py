@@ -41,9 +41,11 @@ WIDTHS = (1280, 390)
 _MAX_HEIGHTS: Mapping[str, tuple[int, int]] = {
     "live-jobs": (1450, 2000), "live-no-daemon": (800, 1200), "site": (1100, 1500),
 }  # fmt: skip
-_MAX_HEIGHT = (2700, 3400)
+_MAX_HEIGHT = (2300, 2800)
 """Of reports. Longer pages are cut off; the history below the live part is that of the report."""
 _NUM_COLOURS = 56
+_RESULT_NAME, _RESULT_HEIGHT = "result.png", 960
+"""The upper part of a report, for the README: the result and both timelines."""
 _ORIGIN_KEY = "gpuenergyd"
 """Key of the text in a picture that is the version shown."""
 _MADE_AT = datetime(2026, 3, 9, 8, 0, 0, tzinfo=UTC)
@@ -53,7 +55,7 @@ _SECONDS_OF_POWER = 10
 def picture_names() -> tuple[str, ...]:
     """Return the file names of all screenshots."""
     shots = itertools.product(PAGES, WIDTHS, ("light", "dark"))
-    return (*(f"{page}-{width}-{scheme}.png" for page, width, scheme in shots), "status-watch.png")
+    return (*(f"{page}-{width}-{scheme}.png" for page, width, scheme in shots), "status-watch.png", _RESULT_NAME)
 
 
 def write_reports(folder: Path) -> dict[str, str]:
@@ -153,10 +155,21 @@ def _quantized(png: bytes, num_colours: int) -> bytes:
     palette = Image.new("P", (1, 1))
     palette.putpalette([part for _, colour in colours for part in colour])
     reduced = whole.quantize(palette=palette, dither=Image.Dither.NONE)
+    return _encoded(reduced)
+
+
+def _encoded(image: Image.Image) -> bytes:
     out, origin = io.BytesIO(), PngInfo()
     origin.add_text(_ORIGIN_KEY, gpuenergyd.__version__)
-    reduced.save(out, format="PNG", optimize=True, pnginfo=origin)
+    image.save(out, format="PNG", optimize=True, pnginfo=origin)
     return out.getvalue()
+
+
+def write_result(target: Path) -> None:
+    """Cut the README's picture out of the screenshot of a report."""
+    with Image.open(target / "report-pipeline-1280-light.png") as report:
+        cut = report.crop((0, 0, report.width, _RESULT_HEIGHT))
+    (target / _RESULT_NAME).write_bytes(_encoded(cut))
 
 
 async def _photograph_all(folder: Path, live: Mapping[str, str], target: Path, only: Sequence[str]) -> None:
@@ -182,6 +195,7 @@ def main(only: Sequence[str] = (), target: Path = DOCS / "pictures") -> None:
         write_reports(folder)
         with live_pages(folder, folder / "report-pipeline.sqlite3") as live:
             asyncio.run(_photograph_all(folder, live, target, only))
+    write_result(target)
 
 
 if __name__ == "__main__":
