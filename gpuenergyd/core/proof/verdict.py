@@ -168,7 +168,8 @@ def verdict(registration: Registration, blocks: Sequence[Block]) -> Verdict:
     num_void = len(rounds) - len(sound)
     if num_void > rules.max_void_ratio * registration.design.num_rounds:
         causes = {why for block in blocks if (why := why_void(block, rules, registration.design.block_iterations))}
-        reasons.append(f"void rounds, {num_void} of {len(rounds)}: {' or '.join(sorted(causes))}")
+        are_void = f"of {count_text(len(rounds), 'round')} {'is' if num_void == 1 else 'are'} void"
+        reasons.append(f"{num_void} {are_void}: {' or '.join(sorted(causes))}")
     if len(sound) < LEAST_ROUNDS:
         reasons.append(f"{count_text(len(sound), 'sound round')}; at least {LEAST_ROUNDS} are needed")
     arms = tuple(_arm_result(name, sound, blocks) for name in names[1:])

@@ -35,7 +35,7 @@ def test_budget_hosts_and_events_are_shown(database: str, capsys: pytest.Capture
     store.close()
     assert _fleet(database, "show") == 0
     shown = capsys.readouterr().out
-    assert "fleet budget: 5000 W (contract); 1 hosts may draw" in shown
+    assert "fleet budget: 5000 W (contract); 1 host may draw" in shown
     assert "gpu-1: measured 700 W, lease 5000 W for" in shown
     assert "share 1000 W" in shown
     assert "70 percent" in shown

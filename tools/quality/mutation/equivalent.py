@@ -45,8 +45,8 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         f"{_CORE}/measurement/telemetry.py",
-        "self._append(edge_mono_ns, total_energy_j, 0)",
-        "self._append(edge_mono_ns, total_energy_j, 1)",
+        "self._begin_count(edge_mono_ns, total_energy_j, 0)",
+        "self._begin_count(edge_mono_ns, total_energy_j, 1)",
         "segment numbers are only compared with each other",
     ),
     Equivalent(

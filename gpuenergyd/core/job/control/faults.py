@@ -58,7 +58,8 @@ class Faults:
         if self.is_profile_endless:
             return "profiling did not end: profiling again, from the beginning"
         then = "profiling again" if is_profiling_again else "verifying the measured profile at full speed"
-        return f"{count_text(self.num_slow_plans, 'plan')} in a row were slow: {then}"
+        were = "was" if self.num_slow_plans == 1 else "in a row were"
+        return f"{count_text(self.num_slow_plans, 'plan')} {were} slow: {then}"
 
     def find_slow(self, plan_id: str) -> None:
         """Count a plan that the guard found too slow."""

@@ -108,7 +108,7 @@ class DriverThreads:
 
     def start(self) -> None:
         """Start all threads."""
-        for thread in {*self._samplers.values(), *self._actuators.values()}:
+        for thread in dict.fromkeys([*self._samplers.values(), *self._actuators.values()]):
             thread.start()
 
     def end_actuators(self) -> None:
@@ -126,7 +126,7 @@ class DriverThreads:
 
     def close_samplers(self, timeout_s: float) -> None:
         """Have the samplers end; wait `timeout_s` for that, for all together."""
-        samplers = set(self._samplers.values())
+        samplers = dict.fromkeys(self._samplers.values())
         for sampler in samplers:
             sampler.close(timeout_s=0.0)
         until_mono_s = time.monotonic() + timeout_s
