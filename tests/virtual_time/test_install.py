@@ -131,7 +131,8 @@ def test_an_event_loop_serves_threads_with_blocking_sockets() -> None:
             server.signal(signal.SIGTERM)
             readable, _, _ = select.select([server.ended_fd], [], [], 100)
             print(bool(readable), server.exit_status)
-            os.unlink(path)
+            if os.path.exists(path):  # from Python 3.13 on the server removes it
+                os.unlink(path)
     """)
 
     assert lines == ["asyncio", "[Errno 110] timed out 1", "b'HELLO\\n' 2 True", "True 0"]
