@@ -123,8 +123,9 @@ def plain_call(arguments: Sequence[str]) -> Callable[[], int] | None:
     if isinstance(command, typer.Typer):
         functions = {info.name: info.callback for info in command.registered_commands}
         command = functions.get(words.pop(0)) if words else None
-    values = None if command is None else plain_arguments(command, words)
-    return None if values is None else partial(command, **values)
+    if command is None or (values := plain_arguments(command, words)) is None:
+        return None
+    return partial(command, **values)
 
 
 def print_help(words: list[str]) -> int:

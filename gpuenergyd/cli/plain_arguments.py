@@ -85,8 +85,8 @@ def _flags(name: str, one: _Declared) -> tuple[str, ...]:
     if isinstance(one.info, ArgumentInfo):
         return ()
     # In `Annotated`, the first name of an option stands where its default does otherwise.
-    first = () if one.info.default is ... else (one.info.default,)
-    return (*first, *(one.info.param_decls or ())) or (f"--{name.replace('_', '-')}",)
+    names: list[Any] = [*([] if one.info.default is ... else [one.info.default]), *(one.info.param_decls or ())]
+    return tuple(names) or (f"--{name.replace('_', '-')}",)
 
 
 def _converted(text: str, one: _Declared) -> Any:

@@ -81,7 +81,7 @@ class VirtualHost:
         self._ranks: Any = None
         self._worker: Process | None = None
 
-    def start_daemon(self, settings: Settings, _config: Path) -> None:
+    def start_daemon(self, settings: Settings, config: Path) -> None:  # noqa: ARG002  the settings are read already
         """Start the daemon."""
         no_counters = HostEnergy(settings.state_dir / "no-counters")  # those of this host count real time
 
@@ -138,7 +138,7 @@ class VirtualHost:
             if process.exit_status:
                 raise GpuEnergyError(f"{process.name} failed; see the end of the log above")
 
-    def kill_worker(self, _status: Mapping[str, Any]) -> None:
+    def kill_worker(self, status: Mapping[str, Any]) -> None:  # noqa: ARG002  it is known here
         """Kill the GPU worker that was started last."""
         if self._worker is not None:
             self._worker.kill()

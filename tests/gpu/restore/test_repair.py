@@ -233,7 +233,7 @@ def test_the_restore_command_restores_what_is_right_and_leaves_the_rest_to_the_w
 
 
 def test_entries_without_the_fields_of_later_versions_are_read(start: Start) -> None:
-    document = start.document(saved_value=BASELINE_MHZ) | {"version": 1}
+    document: dict[str, Any] = start.document(saved_value=BASELINE_MHZ) | {"version": 1}
     del document["foreign_locks_mhz"]
     for one in document["entries"]:
         for name in ("restore_policy", "locked_sm_clock_mhz", "is_lock_settled", "is_unconfirmed"):

@@ -129,14 +129,14 @@ class VirtualGroup(dist.ProcessGroup):
         """Return the name of the backend."""
         return _BACKEND
 
-    def send(self, tensors: Sequence[torch.Tensor], destination: int, tag: int) -> dist.Work:
+    def send(self, tensors: Sequence[torch.Tensor], dstRank: int, tag: int) -> dist.Work:  # noqa: N803  torch's name
         """Send a tensor."""
-        self._exchange.send(Way(self._rank, destination, tag), tensors[0])
+        self._exchange.send(Way(self._rank, dstRank, tag), tensors[0])
         return _Sent()
 
-    def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int) -> dist.Work:
+    def recv(self, tensors: Sequence[torch.Tensor], srcRank: int, tag: int) -> dist.Work:  # noqa: N803  torch's name
         """Post a receive."""
-        return _Receive(self._exchange, Way(source, self._rank, tag), tensors[0])
+        return _Receive(self._exchange, Way(srcRank, self._rank, tag), tensors[0])
 
     def broadcast(self, tensors: Sequence[torch.Tensor], options: Any) -> dist.Work:  # type: ignore[override]  # torch calls this form
         """Send the tensor of one rank to all others."""
