@@ -23,6 +23,7 @@ from tests.support.virtual_daemon import (
     virtual_daemon,
 )
 from tests.support.virtual_training import A100Work, Work
+from tests.support.waiting import LIMIT_S
 
 RANK_SHARES = (1.0, 0.9, 1.1)
 
@@ -72,6 +73,7 @@ def test_a_job_with_other_microbatches_gets_the_curves_of_the_one_before(tmp_pat
             runner = training.join(jobs, run_key, begin_s)
             job_ids.append(runner.job_id)
             await until(partial(has_answered, memory, int(run_key)))
+            await runner.idle(LIMIT_S)  # no iteration is observed before the history has answered what it knows
             if run_key == "2":
                 await until(partial(has_past_jobs, runner))
             await settle()
