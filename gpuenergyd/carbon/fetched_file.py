@@ -19,6 +19,8 @@ KEPT_AS_SENT = timedelta(days=8)
 MAX_BYTES = 8 * 2**20
 MAX_SAMPLES = 20_000
 MAX_TEXT_CHARS = 256
+SANDBOX_PROBLEM = "sandbox"
+"""The problem of a source whose key gives made-up values: its stored estimates are deleted."""
 
 
 class FetchState(StrEnum):

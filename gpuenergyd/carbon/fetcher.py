@@ -28,7 +28,7 @@ from gpuenergyd.carbon.sources.source import (
     make_source,
 )
 from gpuenergyd.carbon.sources.web import SourceError, SourceProblem, Web
-from gpuenergyd.core.carbon.intensity import EmissionFactor, IntensitySample, SignalKind
+from gpuenergyd.core.carbon.intensity import EmissionFactor, IntensitySample, SampleStatus, SignalKind
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import CarbonDataError, CarbonSourceError, GpuEnergyError
 from gpuenergyd.log_lines import configure_logging
@@ -145,7 +145,7 @@ def _after_failure(known: Fetched, error: CarbonSourceError, now_at: datetime) -
     pause_s = min(BREAKER_FIRST_S * 2.0 ** min(num_failures - 1, 10), BREAKER_LAST_S)
     problem = error.problem.value if isinstance(error, SourceError) else "failed"
     if isinstance(error, SourceError):
-        if error.problem in {SourceProblem.UNAUTHORIZED, SourceProblem.FORBIDDEN}:
+        if error.problem in {SourceProblem.UNAUTHORIZED, SourceProblem.FORBIDDEN, SourceProblem.SANDBOX}:
             pause_s = max(pause_s, REFUSED_S)
         pause_s = max(pause_s, error.retry_after_s or 0.0)
     status = replace(
@@ -156,6 +156,9 @@ def _after_failure(known: Fetched, error: CarbonSourceError, now_at: datetime) -
         num_failures=num_failures,
         next_try_at=now_at + timedelta(seconds=pause_s),
     )
+    if problem == SourceProblem.SANDBOX:  # an earlier version has stored values of this key, all marked as estimates
+        measured = tuple(sample for sample in known.samples if sample.status is SampleStatus.MEASURED)
+        return replace(known, samples=measured, forecast=(), status=status)
     return replace(known, forecast=_ahead(known.forecast, now_at), status=status)
 
 

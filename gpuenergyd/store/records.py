@@ -5,7 +5,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import NamedTuple
 
-from gpuenergyd.core.carbon.intensity import CarbonForecast, EmissionFactor, IntensityBasis, SampleStatus, SignalKind
+from gpuenergyd.core.carbon.intensity import (
+    CarbonForecast,
+    CarbonSignal,
+    EmissionFactor,
+    IntensityBasis,
+    SampleStatus,
+    SignalKind,
+)
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 
@@ -210,6 +217,13 @@ class IntensityRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class EstimatesWithdrawn:
+    """Deletes the stored estimates of a carbon signal: the provider has said that they are made up."""
+
+    signal: CarbonSignal
+
+
+@dataclass(frozen=True, slots=True)
 class ForecastRecord:
     """A carbon intensity forecast as issued, in grid time."""
 
@@ -260,6 +274,7 @@ Record = (
     | HostRollupRecord
     | SampleRecord
     | IntensityRecord
+    | EstimatesWithdrawn
     | ForecastRecord
     | TargetRecord
     | PreviousRunRecord

@@ -3,7 +3,7 @@
 import io
 import json
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -75,6 +75,17 @@ def test_a_failure_keeps_the_known_values_and_names_the_problem() -> None:
     assert failed.status.state is FetchState.FAILED
     assert (failed.status.problem, failed.status.message) == ("server-error", "neso: HTTP 500")
     assert failed.status.fetched_at == NOW_AT
+
+
+@pytest.mark.fault(58)
+def test_a_sandbox_key_takes_back_the_estimates_that_were_kept() -> None:
+    measured, estimated = sample(-2), replace(sample(-1), status=SampleStatus.ESTIMATED)
+    known = Fetched(SIGNAL, (measured, estimated), (), FetchStatus())
+
+    refused = fetch_if_due(ScriptedSource([SourceError(SourceProblem.SANDBOX, "made up")]), known, NOW_AT)
+
+    assert refused.samples == (measured,)
+    assert refused.status.problem == "sandbox"
 
 
 def test_pauses_double_up_to_two_hours_and_a_success_ends_them() -> None:

@@ -1,5 +1,6 @@
 """Carbon sources: documented replies give values, all others give errors, and no message contains a key."""
 
+import json
 import socket
 from datetime import timedelta
 from typing import Any
@@ -127,8 +128,6 @@ def test_an_undocumented_reply_is_reported_with_its_problem(
 def test_an_out_of_range_value_is_rejected(provider: Documented, web: Web, value: object) -> None:
     if provider in (ENTSOE, EIA) and value in (-5, True):
         pytest.skip("negative generation is pumping: it counts as none, and XML has no booleans")
-    if provider is ENTSOE and value == 10**9:
-        pytest.skip("generation may be any size: the intensity of a mix cannot leave the range")
     with serving(provider.script(provider.reply(value, HOUR_AT))) as server:
         problem = failure(provider.source(server.url, web)).problem
 
@@ -185,6 +184,88 @@ def test_retry_after_is_honoured_and_a_long_one_is_passed_on(provider: Documente
     assert pauses.taken_s == [5.0, 5.0]
     assert len(asked) == 1
     assert long.retry_after_s == 900.0
+
+
+@pytest.mark.fault(25)
+@every_provider
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (b'{"error": "Bad Request", "message": "Invalid region: ATLANTIS"}', "Invalid region: ATLANTIS"),
+        (b'{"status":"error","message":"Request unauthorized for zoneKey=FR"}', "Request unauthorized for zoneKey=FR"),
+        (b'{"error": {"code": "API_KEY_INVALID", "message": "No such key."}}', "No such key."),
+        (b'{"errors": [{"detail": "one\\n\\u001b[2J\\u202etwo"}]}', "one [2J two"),
+        (b"Forbidden\r\nfor now", "Forbidden for now"),
+        (
+            b"<a:Doc xmlns:a='b'><a:Reason><a:text>No data &amp; none later</a:text></a:Reason></a:Doc>",
+            "No data & none",
+        ),
+    ],
+)
+def test_a_refusal_shows_the_providers_own_sentence(provider: Documented, web: Web, body: bytes, sentence: str) -> None:
+    with serving(provider.script(Reply(body, 400))) as server:
+        found = failure(provider.source(server.url, web))
+
+    assert found.problem is SourceProblem.BAD_STATUS
+    assert f"{provider.name}: HTTP 400: " in str(found)
+    assert sentence in str(found)
+    assert str(found).isprintable()
+
+
+@pytest.mark.parametrize("provider", [ELECTRICITY_MAPS, ENTSOE, EIA], ids=lambda p: p.name)
+def test_a_sentence_that_repeats_the_key_is_shown_without_it(provider: Documented, web: Web) -> None:
+    with serving(provider.script(Reply(b'{"message": "key user:s3cret-k3y is unknown"}', 403))) as server:
+        assert str(failure(provider.source(server.url, web))).endswith("HTTP 403: key *** is unknown")
+
+
+@every_provider
+@pytest.mark.parametrize("body", [b"", b"{}", b"[[[[[1]]]]]", b"<html><title>401</title></html>", b"\xff" * 9999])
+def test_without_a_sentence_no_reason_is_made_up(provider: Documented, web: Web, body: bytes) -> None:
+    with serving(provider.script(Reply(body, 401))) as server:
+        text = str(failure(provider.source(server.url, web)))
+
+    assert "key was rejected" not in text
+    assert len(text) < 200
+
+
+@pytest.mark.fault(25)
+@pytest.mark.parametrize("provider", [NESO, WATTTIME], ids=lambda p: p.name)
+def test_a_failed_forecast_does_not_discard_the_past(provider: Documented, web: Web) -> None:
+    good = provider.script(provider.reply(provider.good, HOUR_AT))
+
+    def script(asked: Asked) -> Reply:
+        is_forecast = "forecast" in asked.path or asked.path.endswith("fw48h")
+        return Reply(b'{"message": "Requested resource not found."}', 400) if is_forecast else good(asked)
+
+    with serving(script) as server:
+        reply = provider.source(server.url, web).fetch(NOW_AT)
+
+    assert reply.samples[-1].carbon_intensity_g_per_kwh == pytest.approx(provider.good_g_per_kwh)
+    assert reply.rejected == (f"{provider.name}: HTTP 400: Requested resource not found.",)
+
+
+@pytest.mark.fault(23)
+@pytest.mark.parametrize("bad", [{}, None, {"datetime": "9999-12-31T23:00:00.000Z", "carbonIntensity": 1}], ids=str)
+def test_one_row_that_cannot_be_read_does_not_discard_the_reply(web: Web, bad: Any) -> None:
+    good = json.loads(ELECTRICITY_MAPS.reply(302, HOUR_AT).body)
+    good["history"].append(bad)
+    with serving(ELECTRICITY_MAPS.script(json_reply(good))) as server:
+        reply = ELECTRICITY_MAPS.source(server.url, web).fetch(NOW_AT)
+
+    assert [sample.carbon_intensity_g_per_kwh for sample in reply.samples] == [302.0]
+    assert len(reply.rejected) == 1
+
+
+@pytest.mark.fault(58)
+@pytest.mark.parametrize("mark", [{"_disclaimer": "random, for Sandbox use"}, {"method": "SANDBOX_MODE_DATA"}], ids=str)
+def test_made_up_values_of_a_sandbox_key_are_refused(web: Web, mark: dict[str, str]) -> None:
+    made_up = json.loads(electricity_maps_reply(302, HOUR_AT, estimated=True).body)
+    made_up["history"][0]["estimationMethod"] = mark.pop("method", "TIME_SLICER_AVERAGE")
+    with serving(ELECTRICITY_MAPS.script(json_reply({**made_up, **mark}))) as server:
+        refused = failure(ELECTRICITY_MAPS.source(server.url, web))
+
+    assert refused.problem is SourceProblem.SANDBOX
+    assert "made up" in str(refused)
 
 
 @every_provider

@@ -97,6 +97,8 @@ _DESCRIPTIONS = (
     "the restore journal is damaged, of another format, or has values that cannot be right",
     "the driver reports success and a value that cannot be right",
     "the driver's binding raises an error that is not its own, for instance for a name that is not UTF-8",
+    "a grid's generation is published in part, with storage, or with plant types of unknown intensity",
+    "the key of a carbon source is for tests, and its values are made up",
 )
 _NOT_PROVOKED = {
     7: f"a sleeping call simulates one in uninterruptible sleep, {_NO_DRIVER}",

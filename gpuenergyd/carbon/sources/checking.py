@@ -1,6 +1,6 @@
 """Validation of the providers' values: numbers in range, valid intervals, no measurements from the future."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,6 +19,7 @@ from gpuenergyd.errors import CarbonSourceError
 CLOCK_TOLERANCE = timedelta(minutes=10)
 STALE_AFTER = timedelta(hours=24)
 _MAX_SHOWN = 5
+_FIRST_YEAR, _LAST_YEAR = 1990, 2200
 UNITS = {"lbs_co2_per_mwh": GRAMS_PER_POUND / 1000.0, "g_co2_per_kwh": 1.0, "kg_co2_per_mwh": 1.0}
 """Conversion factors to g/kWh."""
 
@@ -33,8 +34,33 @@ class RawValue:
     status: SampleStatus
 
 
-def checked_reply(signal: CarbonSignal, values: Iterable[RawValue], now_at: datetime) -> SourceReply:
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """An interval whose value cannot be computed yet, as that of an hour that the provider has published in part."""
+
+    from_at: datetime
+    reason: str
+
+
+def read_rows(rows_of_reply: Iterable[Any], read: Callable[[Any], RawValue | None]) -> Iterator[RawValue | SourceError]:
+    """Yield the value of each row, or what is wrong with the row; None is left out."""
+    for row in rows_of_reply:
+        try:
+            value = read(row)
+        except SourceError as error:
+            yield error
+        else:
+            if value is not None:
+                yield value
+
+
+def checked_reply(
+    signal: CarbonSignal, values: Iterable[RawValue | HeldBack | SourceError], now_at: datetime
+) -> SourceReply:
     """Return the valid values, and the reasons for rejecting the others.
+
+    Errors among the values are those of single rows, or of one of several requests. Values that are held back are
+    named only where no value is left.
 
     Raises:
         SourceError: no value is valid.
@@ -42,8 +68,17 @@ def checked_reply(signal: CarbonSignal, values: Iterable[RawValue], now_at: date
     samples: list[IntensitySample] = []
     forecast: list[IntensitySample] = []
     rejected: list[str] = []
+    held_back: list[str] = []
+    failure: SourceError | None = None
     problem = SourceProblem.EMPTY
     for value in values:
+        if isinstance(value, SourceError):
+            rejected.append(str(value))
+            failure = failure or value
+            continue
+        if isinstance(value, HeldBack):
+            held_back.append(f"{value.from_at:%Y-%m-%dT%H:%MZ}: {value.reason}")
+            continue
         try:
             number = checked_intensity(value.g_per_kwh, signal.kind)
         except CarbonSourceError as error:
@@ -59,7 +94,9 @@ def checked_reply(signal: CarbonSignal, values: Iterable[RawValue], now_at: date
         else:
             samples.append(sample)
     if not samples and not forecast:
-        why = rejected[0] if rejected else "no values"
+        if failure is not None:
+            raise failure
+        why = next((texts[0] for texts in (rejected, held_back[::-1]) if texts), "no values")
         raise SourceError(problem, f"{signal.source}: zone {signal.zone}: {why}")
     samples.sort(key=lambda sample: sample.valid_from_at)
     forecast.sort(key=lambda sample: sample.valid_from_at)
@@ -96,7 +133,14 @@ def instant(name: str, text: object) -> datetime:
         raise SourceError(
             SourceProblem.NOT_PARSED, f"{name}: {text!r:.40} is no time with zone, e.g. 2026-01-31T12:00Z"
         )
-    return at.astimezone(UTC)
+    return checked_year(name, at).astimezone(UTC)
+
+
+def checked_year(name: str, at: datetime) -> datetime:
+    """Return an instant, or raise SourceError if no grid has values of its year."""
+    if not _FIRST_YEAR <= at.year <= _LAST_YEAR:
+        raise SourceError(SourceProblem.BAD_VALUE, f"{name}: {at.year} is no year of a carbon intensity")
+    return at
 
 
 def part(name: str, holder: Any, key: str) -> Any:

@@ -1,4 +1,4 @@
-"""U.S. Energy Information Administration: hourly generation per fuel, converted with the factors in `mix`."""
+"""U.S. Energy Information Administration: hourly generation per fuel, converted as in `mix`."""
 
 import math
 from collections.abc import Iterator
@@ -6,11 +6,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from gpuenergyd.carbon.sources.checking import RawValue, check_zone, checked_reply, part, rows
-from gpuenergyd.carbon.sources.mix import EIA_FACTORS, mix_intensity
+from gpuenergyd.carbon.sources.checking import (
+    HeldBack,
+    RawValue,
+    check_zone,
+    checked_reply,
+    checked_year,
+    part,
+    rows,
+)
+from gpuenergyd.carbon.sources.mix import EIA_TYPES, Generation
 from gpuenergyd.carbon.sources.source import SourceOptions, SourceReply
 from gpuenergyd.carbon.sources.web import SourceError, SourceProblem, Web
-from gpuenergyd.core.carbon.intensity import HOUR, CarbonSignal, EmissionFactor, SampleStatus, SignalKind
+from gpuenergyd.core.carbon.intensity import HOUR, CarbonSignal, EmissionFactor, SignalKind
 from gpuenergyd.errors import CarbonDataError
 
 NAME = "eia"
@@ -40,7 +48,7 @@ class Eia:
         """Return the published values of a past period; a reply holds 5,000 values, a week of 29 fuels."""
         return checked_reply(self.signal, self._published(begin_at, end_at), end_at)
 
-    def _published(self, begin_at: datetime, end_at: datetime) -> Iterator[RawValue]:
+    def _published(self, begin_at: datetime, end_at: datetime) -> Iterator[RawValue | HeldBack | SourceError]:
         reply = self.web.get_json(
             NAME,
             f"{self.base_url}/electricity/rto/fuel-type-data/data/",
@@ -59,19 +67,28 @@ class Eia:
         )
         return self._values(reply)
 
-    def _values(self, reply: Any) -> Iterator[RawValue]:
-        energy: dict[datetime, dict[str, float]] = {}
+    def _values(self, reply: Any) -> Iterator[RawValue | HeldBack | SourceError]:
+        generation = Generation(NAME, EIA_TYPES)
         for row in rows(NAME, part(NAME, reply, "response"), "data"):
-            check_zone(NAME, self.signal.zone, part(NAME, row, "respondent"))
-            unit = row.get("value-units", "megawatthours")
-            if unit != "megawatthours":
-                raise SourceError(SourceProblem.WRONG_UNIT, f"{NAME}: unit {unit!r:.40} is not megawatthours")
-            value = part(NAME, row, "value")
-            if value is None:
-                continue
-            energy.setdefault(_hour(part(NAME, row, "period")), {})[str(part(NAME, row, "fueltype"))] = _number(value)
-        for end, mix in sorted(energy.items()):
-            yield RawValue(end - HOUR, end, mix_intensity(mix, EIA_FACTORS), SampleStatus.ESTIMATED)
+            try:
+                self._add(generation, row)
+            except SourceError as error:
+                yield error
+        yield from generation.values()
+
+    def _add(self, generation: Generation, row: Any) -> None:
+        """Add a row of the reply; null is no value."""
+        check_zone(NAME, self.signal.zone, part(NAME, row, "respondent"))
+        unit = row.get("value-units", "megawatthours")
+        if unit != "megawatthours":
+            raise SourceError(SourceProblem.WRONG_UNIT, f"{NAME}: unit {unit!r:.40} is not megawatthours")
+        end, plant, value = _hour(part(NAME, row, "period")), str(part(NAME, row, "fueltype")), part(NAME, row, "value")
+        if value is not None:
+            try:
+                generation.add((end - HOUR, end), plant, _number(value))
+            except SourceError:
+                generation.add_unreadable(plant)
+                raise
 
 
 def make(options: SourceOptions) -> Eia:
@@ -84,11 +101,12 @@ def make(options: SourceOptions) -> Eia:
 
 def _hour(text: object) -> datetime:
     try:
-        return datetime.strptime(str(text), "%Y-%m-%dT%H").replace(tzinfo=UTC)
+        at = datetime.strptime(str(text), "%Y-%m-%dT%H").replace(tzinfo=UTC)
     except ValueError:
         raise SourceError(
             SourceProblem.NOT_PARSED, f"{NAME}: period {text!r:.40} is not an hour like 2026-01-31T12"
         ) from None
+    return checked_year(NAME, at)
 
 
 def _number(value: object) -> float:

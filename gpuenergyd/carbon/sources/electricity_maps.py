@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from gpuenergyd.carbon.sources.checking import RawValue, check_zone, checked_reply, instant, part, rows
+from gpuenergyd.carbon.sources.checking import RawValue, check_zone, checked_reply, instant, part, read_rows, rows
 from gpuenergyd.carbon.sources.source import SourceOptions, SourceReply
 from gpuenergyd.carbon.sources.web import SourceError, SourceProblem, Web
 from gpuenergyd.core.carbon.intensity import HOUR, CarbonSignal, EmissionFactor, SampleStatus, SignalKind
@@ -17,6 +17,8 @@ from gpuenergyd.errors import CarbonDataError
 
 NAME = "electricity-maps"
 HOST = "https://api.electricitymaps.com/v3"
+_SANDBOX = "sandbox"
+_MADE_UP = f"{NAME}: the key is a sandbox key, whose values are made up: use a key of the service itself"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +58,27 @@ class ElectricityMaps:
             headers={"auth-token": self.key},
         )
         check_zone(NAME, self.signal.zone, part(NAME, reply, "zone"))
+        if _SANDBOX in str(reply.get("_disclaimer")).lower():
+            raise SourceError(SourceProblem.SANDBOX, _MADE_UP)
         return reply
 
-    def _values(self, history: Sequence[Any]) -> Iterator[RawValue]:
-        for row in history:
-            if isinstance(row, dict) and "zone" in row:
-                check_zone(NAME, self.signal.zone, row["zone"])
-            begin = instant(NAME, part(NAME, row, "datetime"))
-            factor = row.get("emissionFactorType", self.signal.factor.value)
-            if factor != self.signal.factor.value:
-                asked = self.signal.factor.value
-                raise SourceError(SourceProblem.WRONG_UNIT, f"{NAME}: requested {asked} factors, got {factor!r:.40}")
-            granularity = row.get("temporalGranularity", "hourly")
-            if granularity != "hourly":
-                raise SourceError(SourceProblem.WRONG_UNIT, f"{NAME}: requested hours, got {granularity!r:.40}")
-            status = SampleStatus.ESTIMATED if row.get("isEstimated", True) else SampleStatus.MEASURED
-            yield RawValue(begin, begin + HOUR, row.get("carbonIntensity"), status)
+    def _values(self, history: Sequence[Any]) -> Iterator[RawValue | SourceError]:
+        return read_rows(history, self._value)
+
+    def _value(self, row: Any) -> RawValue:
+        begin = instant(NAME, part(NAME, row, "datetime"))
+        check_zone(NAME, self.signal.zone, row.get("zone", self.signal.zone))
+        if _SANDBOX in str(row.get("estimationMethod")).lower():
+            raise SourceError(SourceProblem.SANDBOX, _MADE_UP)
+        factor = row.get("emissionFactorType", self.signal.factor.value)
+        if factor != self.signal.factor.value:
+            asked = self.signal.factor.value
+            raise SourceError(SourceProblem.WRONG_UNIT, f"{NAME}: requested {asked} factors, got {factor!r:.40}")
+        granularity = row.get("temporalGranularity", "hourly")
+        if granularity != "hourly":
+            raise SourceError(SourceProblem.WRONG_UNIT, f"{NAME}: requested hours, got {granularity!r:.40}")
+        status = SampleStatus.ESTIMATED if row.get("isEstimated", True) else SampleStatus.MEASURED
+        return RawValue(begin, begin + HOUR, row.get("carbonIntensity"), status)
 
 
 def _rows(reply: Any, key: str) -> Sequence[Any]:

@@ -1,25 +1,24 @@
-"""ENTSO-E transparency platform: Europe's generation per plant type, converted with the factors in `mix`.
+"""ENTSO-E transparency platform: Europe's generation per plant type, converted as in `mix`.
 
 Production-based, without imports: levels differ from consumption-based sources.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from textwrap import shorten
 from xml.etree import ElementTree as ET
 
-from gpuenergyd.carbon.sources.checking import RawValue, check_zone, checked_reply, instant
-from gpuenergyd.carbon.sources.mix import ENTSOE_FACTORS, mix_intensity
+from gpuenergyd.carbon.sources.checking import HeldBack, RawValue, check_zone, checked_reply, instant
+from gpuenergyd.carbon.sources.mix import ENTSOE_TYPES, Generation
 from gpuenergyd.carbon.sources.source import SourceOptions, SourceReply
-from gpuenergyd.carbon.sources.web import SourceError, SourceProblem, Web
-from gpuenergyd.core.carbon.intensity import HOUR, CarbonSignal, EmissionFactor, SampleStatus, SignalKind
+from gpuenergyd.carbon.sources.web import SourceError, SourceProblem, Web, refusal_sentence
+from gpuenergyd.core.carbon.intensity import HOUR, CarbonSignal, EmissionFactor, SignalKind
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import CarbonDataError
 
 NAME = "entsoe"
-_MAX_REASON_CHARS = 200
 HOST = "https://web-api.tp.entsoe.eu/api"
 AREAS = {
     "AT": "10YAT-APG------L",
@@ -39,6 +38,8 @@ _CODE = re.compile(r"10Y[0-9A-Z-]{13}")
 _RESOLUTION = re.compile(r"PT(15|30|60)M")
 _HISTORY = timedelta(hours=30)
 _MAX_POINTS = 7 * 96
+_LIMIT_MW = 1e6
+"""Above the generation per type of any area."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Entsoe:
         """Return the published values of a past period of at most 7 days."""
         return checked_reply(self.signal, self._published(begin_at, end_at), end_at)
 
-    def _published(self, begin_at: datetime, end_at: datetime) -> Iterator[RawValue]:
+    def _published(self, begin_at: datetime, end_at: datetime) -> Iterator[RawValue | HeldBack | SourceError]:
         body = self.web.get(
             NAME,
             self.base_url,
@@ -93,23 +94,21 @@ def make(options: SourceOptions) -> Entsoe:
     return Entsoe(options.web, options.key, signal, area, options.base_url or HOST)
 
 
-def _values(body: bytes, area: str) -> Iterator[RawValue]:
-    energy: dict[tuple[datetime, datetime], dict[str, float]] = {}
+def _values(body: bytes, area: str) -> Iterator[RawValue | HeldBack | SourceError]:
+    generation = Generation(NAME, ENTSOE_TYPES)
     for series in _document(body).iter("TimeSeries"):
         domain = series.findtext("inBiddingZone_Domain.mRID")
         if domain is None:
             continue  # consumption of plants, such as pumping: not generation
-        check_zone(NAME, area, domain)
         plant = series.findtext("MktPSRType/psrType") or ""
+        try:
+            check_zone(NAME, area, domain)
+        except SourceError as error:
+            yield error
+            continue
         for period in series.iter("Period"):
-            for begin, end, megawatts in _points(period):
-                energy.setdefault((begin, end), {})
-                energy[begin, end][plant] = energy[begin, end].get(plant, 0.0) + megawatts
-    if energy:  # plant types are published one after the other: an hour with few of them is incomplete
-        fullest = max(len(mix) for mix in energy.values())
-        energy = {slot: mix for slot, mix in energy.items() if len(mix) * 2 > fullest}
-    for (begin, end), mix in sorted(energy.items()):
-        yield RawValue(begin, end, mix_intensity(mix, ENTSOE_FACTORS), SampleStatus.ESTIMATED)
+            yield from _add_period(generation, plant, period)
+    yield from generation.values()
 
 
 def _document(body: bytes) -> ET.Element:
@@ -127,19 +126,39 @@ def _document(body: bytes) -> ET.Element:
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
     if root.tag == "Acknowledgement_MarketDocument":
-        raise SourceError(SourceProblem.EMPTY, f"{NAME}: {_reason(root)}")
+        raise SourceError(SourceProblem.EMPTY, f"{NAME}: {refusal_sentence(body) or 'no data'}")
     if root.tag != "GL_MarketDocument":
         raise SourceError(SourceProblem.NOT_PARSED, f"{NAME}: reply is a {root.tag[:40]}, not a GL_MarketDocument")
     return root
 
 
-def _reason(root: ET.Element) -> str:
-    """Return the reason of a refusal, shortened at a word."""
-    return shorten(root.findtext("Reason/text") or "no data", _MAX_REASON_CHARS, placeholder=" ...")
+def _add_period(generation: Generation, plant: str, period: ET.Element) -> Iterator[SourceError]:
+    """Add a period of a series; yield what of it cannot be read."""
+    try:
+        begin, step, num_slots = _slots(period)
+    except SourceError as error:
+        generation.add_unreadable(plant)
+        yield error
+        return
+    quantities: dict[int, float | None] = {}
+    for point in period.iter("Point"):
+        position = point.findtext("position") or ""
+        try:
+            quantities[int(position)] = None  # a value that cannot be read is not the one before
+            quantities[int(position)] = _megawatts(point.findtext("quantity"))
+        except (SourceError, ValueError) as error:
+            generation.add_unreadable(plant)
+            text = f"{NAME}: position {position!r:.20} of a point is not a number"
+            yield error if isinstance(error, SourceError) else SourceError(SourceProblem.NOT_PARSED, text)
+    megawatts = None
+    for number in range(1, num_slots + 1):
+        megawatts = quantities.get(number, megawatts)  # a position that is left out repeats the one before
+        if megawatts is not None:
+            generation.add((begin + (number - 1) * step, begin + number * step), plant, megawatts)
 
 
-def _points(period: ET.Element) -> Iterator[tuple[datetime, datetime, float]]:
-    """Yield every slot of a period; a missing position repeats the previous one."""
+def _slots(period: ET.Element) -> tuple[datetime, timedelta, int]:
+    """Return begin, length and number of the slots of a period."""
     begin = instant(NAME, period.findtext("timeInterval/start"))
     end = instant(NAME, period.findtext("timeInterval/end"))
     matched = _RESOLUTION.fullmatch(period.findtext("resolution") or "")
@@ -154,14 +173,16 @@ def _points(period: ET.Element) -> Iterator[tuple[datetime, datetime, float]]:
         raise SourceError(
             SourceProblem.NOT_PARSED, f"{NAME}: period of {count_text(num_slots, 'slot')}; expected 1 to {_MAX_POINTS}"
         )
-    given: dict[int, float] = {}
-    for point in period.iter("Point"):
-        try:
-            given[int(point.findtext("position") or "")] = float(point.findtext("quantity") or "")
-        except ValueError:
-            raise SourceError(SourceProblem.NOT_PARSED, f"{NAME}: a point has no position or no quantity") from None
-    megawatts = None
-    for number in range(1, num_slots + 1):
-        megawatts = given.get(number, megawatts)
-        if megawatts is not None:
-            yield begin + (number - 1) * step, begin + number * step, megawatts
+    return begin, step, num_slots
+
+
+def _megawatts(text: str | None) -> float:
+    try:
+        megawatts = float(text or "")
+    except ValueError:
+        megawatts = math.nan
+    if not abs(megawatts) <= _LIMIT_MW:
+        raise SourceError(
+            SourceProblem.BAD_VALUE, f"{NAME}: generation {text!r:.40} is not a number of megawatts in range"
+        )
+    return megawatts

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
-from gpuenergyd.carbon.sources.checking import RawValue, checked_reply, instant, part, rows
+from gpuenergyd.carbon.sources.checking import RawValue, checked_reply, instant, part, read_rows, rows
 from gpuenergyd.carbon.sources.source import SourceOptions, SourceReply
-from gpuenergyd.carbon.sources.web import Web
+from gpuenergyd.carbon.sources.web import SourceError, SourceProblem, Web
 from gpuenergyd.core.carbon.intensity import CarbonSignal, EmissionFactor, SampleStatus, SignalKind
 from gpuenergyd.errors import CarbonDataError
 
@@ -30,20 +31,23 @@ class Neso:
 
     def fetch_past(self, begin_at: datetime, end_at: datetime) -> SourceReply:
         """Return the values of a past period of at most 14 days."""
-        reply = self.web.get_json(
-            NAME, f"{self.base_url}/intensity/{begin_at:%Y-%m-%dT%H:%MZ}/{end_at:%Y-%m-%dT%H:%MZ}"
-        )
-        return checked_reply(self.signal, _values(reply, end_at), end_at)
+        window = f"{begin_at:%Y-%m-%dT%H:%MZ}/{end_at:%Y-%m-%dT%H:%MZ}"
+        return checked_reply(self.signal, self._values_of(window, end_at), end_at)
 
     def fetch(self, now_at: datetime) -> SourceReply:
         """Return the last 24 hours and a forecast of 48 hours."""
         slot = now_at.replace(minute=now_at.minute // 30 * 30, second=0, microsecond=0)
         stamp = f"{slot:%Y-%m-%dT%H:%MZ}"
-        values: list[RawValue] = []
-        for window in ("pt24h", "fw48h"):
-            reply = self.web.get_json(NAME, f"{self.base_url}/intensity/{stamp}/{window}")
-            values += _values(reply, now_at)
+        values = list(self._values_of(f"{stamp}/pt24h", now_at))
+        try:
+            values += self._values_of(f"{stamp}/fw48h", now_at)
+        except SourceError as error:  # the past counts without a forecast
+            values.append(error.with_traceback(None))  # which would hold the connection open
         return checked_reply(self.signal, values, now_at)
+
+    def _values_of(self, window: str, now_at: datetime) -> Iterator[RawValue | SourceError]:
+        reply = self.web.get_json(NAME, f"{self.base_url}/intensity/{window}")
+        return read_rows(rows(NAME, reply, "data"), partial(_value, now_at))
 
 
 def make(options: SourceOptions) -> Neso:
@@ -53,14 +57,15 @@ def make(options: SourceOptions) -> Neso:
     return Neso(options.web, options.base_url or HOST)
 
 
-def _values(reply: Any, now_at: datetime) -> Iterator[RawValue]:
-    for row in rows(NAME, reply, "data"):
-        begin, end = instant(NAME, part(NAME, row, "from")), instant(NAME, part(NAME, row, "to"))
-        intensity = part(NAME, row, "intensity")
-        actual, forecast = part(NAME, intensity, "actual"), part(NAME, intensity, "forecast")
-        if actual is not None:
-            yield RawValue(begin, end, actual, SampleStatus.MEASURED)
-        elif begin > now_at:
-            yield RawValue(begin, end, forecast, SampleStatus.FORECAST)
-        else:  # the slot has begun, but its value is not settled: the last forecast is the best estimate
-            yield RawValue(begin, end, forecast, SampleStatus.ESTIMATED)
+def _value(now_at: datetime, row: Any) -> RawValue:
+    begin, end = instant(NAME, part(NAME, row, "from")), instant(NAME, part(NAME, row, "to"))
+    if end - begin != _SLOT:
+        raise SourceError(SourceProblem.BAD_VALUE, f"{NAME}: interval {begin} to {end} is not half an hour")
+    intensity = part(NAME, row, "intensity")
+    actual, forecast = part(NAME, intensity, "actual"), part(NAME, intensity, "forecast")
+    if actual is not None:
+        return RawValue(begin, end, actual, SampleStatus.MEASURED)
+    if begin > now_at:
+        return RawValue(begin, end, forecast, SampleStatus.FORECAST)
+    # The slot has begun, but its value is not settled: the last forecast is the best estimate.
+    return RawValue(begin, end, forecast, SampleStatus.ESTIMATED)

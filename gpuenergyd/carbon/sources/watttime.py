@@ -5,7 +5,16 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from gpuenergyd.carbon.sources.checking import RawValue, check_zone, checked_reply, in_g_per_kwh, instant, part, rows
+from gpuenergyd.carbon.sources.checking import (
+    RawValue,
+    check_zone,
+    checked_reply,
+    in_g_per_kwh,
+    instant,
+    part,
+    read_rows,
+    rows,
+)
 from gpuenergyd.carbon.sources.source import SourceOptions, SourceReply
 from gpuenergyd.carbon.sources.web import SourceError, SourceProblem, Web
 from gpuenergyd.core.carbon.intensity import CarbonSignal, EmissionFactor, SampleStatus, SignalKind
@@ -44,8 +53,8 @@ class WattTime:
         try:
             values += self._values(self._ask("forecast", {"horizon_hours": "24"}), SampleStatus.FORECAST)
         except SourceError as failure:
-            if failure.problem is not SourceProblem.FORBIDDEN:
-                raise
+            if failure.problem is not SourceProblem.FORBIDDEN:  # not in every plan
+                values.append(failure.with_traceback(None))  # which would hold the connection open
         return checked_reply(self.signal, values, now_at)
 
     def _ask(self, what: str, parameters: dict[str, str]) -> Any:
@@ -75,16 +84,19 @@ class WattTime:
         self._token = token
         return token
 
-    def _values(self, reply: Any, status: SampleStatus) -> Iterator[RawValue]:
+    def _values(self, reply: Any, status: SampleStatus) -> Iterator[RawValue | SourceError]:
         meta = part(NAME, reply, "meta")
         check_zone(NAME, self.signal.zone, part(NAME, meta, "region"))
         asked = _SIGNALS[self.signal.kind]
         if part(NAME, meta, "signal_type") != asked:
             raise SourceError(SourceProblem.WRONG_UNIT, f"{NAME}: requested {asked}, got {meta['signal_type']!r:.40}")
         unit = part(NAME, meta, "units")
-        for row in rows(NAME, reply, "data"):
+
+        def read(row: Any) -> RawValue:
             begin = instant(NAME, part(NAME, row, "point_time"))
-            yield RawValue(begin, begin + _PERIOD, in_g_per_kwh(NAME, part(NAME, row, "value"), unit), status)
+            return RawValue(begin, begin + _PERIOD, in_g_per_kwh(NAME, part(NAME, row, "value"), unit), status)
+
+        return read_rows(rows(NAME, reply, "data"), read)
 
 
 def make(options: SourceOptions) -> WattTime:

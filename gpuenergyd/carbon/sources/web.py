@@ -4,25 +4,36 @@ The limits hold for slow, broken and hostile providers. No error message contain
 they contain keys.
 """
 
+import html
 import json
 import random
+import re
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from textwrap import shorten
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import requests
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
+from gpuenergyd.carbon.fetched_file import SANDBOX_PROBLEM
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import CarbonSourceError
 
 _CHUNK_BYTES = 64 * 1024
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _RETRIED = frozenset({429, 500, 502, 503, 504})
+_REASON_KEYS = ("message", "detail", "description", "error", "errors", "reason", "title")
+_MAX_DEPTH = 3
+_XML_REASON = re.compile(r"<(?:\w+:)?Reason>.*?<(?:\w+:)?text>([^<]*)</", re.DOTALL)
+_MAX_SENTENCE_BYTES = 4096
+_MAX_SENTENCE_CHARS = 160
+_LEAST_SECRET_CHARS = 4
+_SECRET_WORDS = ("key", "token", "auth", "secret", "password")
 
 
 class SourceProblem(StrEnum):
@@ -44,6 +55,7 @@ class SourceProblem(StrEnum):
     WRONG_ZONE = "wrong-zone"
     WRONG_UNIT = "wrong-unit"
     CLOCK = "clock"
+    SANDBOX = SANDBOX_PROBLEM
 
 
 _TEMPORARY = frozenset(
@@ -172,8 +184,10 @@ class Web:
                         stream=True,
                     ) as reply:
                         if reply.status_code not in _REDIRECTS:
-                            _check_status(name, reply)
-                            return self._body(name, reply, deadline_s)
+                            if reply.status_code == 200:
+                                return self._body(name, reply, deadline_s)
+                            sent = {**(parameters or {}), **(headers or {})}
+                            raise self._refusal(name, reply, (*_secrets_in(sent), *(basic_auth or ())), deadline_s)
                         url, parameters = urljoin(url, reply.headers.get("Location", "")), None
                 except requests.Timeout:
                     raise SourceError(SourceProblem.TIMEOUT, f"{name}: no reply in time") from None
@@ -190,6 +204,26 @@ class Web:
         raise SourceError(
             SourceProblem.REDIRECT, f"{name}: redirects more than {count_text(limits.max_redirects, 'time')}"
         )
+
+    def _refusal(self, name: str, reply: requests.Response, secrets: Iterable[str], deadline_s: float) -> SourceError:
+        """Return the error of a reply with another status, with the provider's own sentence where it has sent one."""
+        try:
+            body = self._body(name, reply, deadline_s)
+        except (SourceError, HTTPError):
+            body = b""
+        known = {
+            401: (SourceProblem.UNAUTHORIZED, "not authorized, without a reason"),
+            403: (SourceProblem.FORBIDDEN, "not permitted, without a reason"),
+            404: (SourceProblem.NOT_FOUND, "unknown zone or address"),
+            429: (SourceProblem.RATE_LIMITED, "too many requests"),
+        }
+        status = reply.status_code
+        is_temporary = status in _RETRIED or status >= 500
+        unknown = SourceProblem.SERVER_ERROR if is_temporary else SourceProblem.BAD_STATUS, ""
+        problem, words = known.get(status, unknown)
+        words = refusal_sentence(body, secrets) or words
+        text = f"{name}: HTTP {status}" + (f": {words}" if words else "")
+        return SourceError(problem, text, retry_after_s=_retry_after_s(reply.headers.get("Retry-After")))
 
     def _body(self, name: str, reply: requests.Response, deadline_s: float) -> bytes:
         parts, size_bytes = [], 0
@@ -216,22 +250,45 @@ def _json(body: bytes) -> Any:
     return json.loads(body, parse_constant=refuse)
 
 
-def _check_status(name: str, reply: requests.Response) -> None:
-    status = reply.status_code
-    if status == 200:
-        return
-    retry_after_s = _retry_after_s(reply.headers.get("Retry-After"))
-    known = {
-        401: (SourceProblem.UNAUTHORIZED, "the key was rejected"),
-        403: (SourceProblem.FORBIDDEN, "the key's plan does not include this"),
-        404: (SourceProblem.NOT_FOUND, "unknown zone or address"),
-        429: (SourceProblem.RATE_LIMITED, "too many requests"),
-    }
-    if status in known:
-        problem, words = known[status]
-        raise SourceError(problem, f"{name}: HTTP {status}, {words}", retry_after_s=retry_after_s)
-    problem = SourceProblem.SERVER_ERROR if status in _RETRIED or status >= 500 else SourceProblem.BAD_STATUS
-    raise SourceError(problem, f"{name}: HTTP {status}", retry_after_s=retry_after_s)
+def _secrets_in(sent: Mapping[str, str]) -> Iterator[str]:
+    """Yield the values of parameters and headers whose names are those of secrets."""
+    for name, value in sent.items():
+        if any(word in name.lower() for word in _SECRET_WORDS):
+            yield from (value, value.split()[-1] if value.split() else value)
+
+
+def refusal_sentence(body: bytes, secrets: Iterable[str] = ()) -> str:
+    """Return the provider's reason in the body of a refusal, in one printable line without secrets; empty without one.
+
+    The reason is a text under a usual name in JSON, the `Reason/text` of an XML document, or a body of plain text.
+    """
+    text = ""
+    try:
+        text = _reason_in(_json(body), _MAX_DEPTH)
+    except (ValueError, RecursionError):
+        plain = body[:_MAX_SENTENCE_BYTES].decode("utf-8", "replace").strip()
+        reason = _XML_REASON.search(plain)
+        if reason is not None:
+            text = html.unescape(reason[1])
+        elif not plain.startswith(("<", "{", "[")):
+            text = plain
+    for secret in secrets:
+        if len(secret) >= _LEAST_SECRET_CHARS:
+            text = text.replace(secret, "***")
+    printable = "".join(c if c.isprintable() else " " for c in text)
+    return shorten(printable, _MAX_SENTENCE_CHARS, placeholder=" ...")
+
+
+def _reason_in(value: Any, depth: int) -> str:
+    """Return the first reason in a JSON value; `message` says more than `error`."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and depth:
+        return _reason_in(value[0], depth - 1)
+    if isinstance(value, dict) and depth:
+        found = (_reason_in(value[key], depth - 1) for key in _REASON_KEYS if key in value)
+        return next((reason for reason in found if reason), "")
+    return ""
 
 
 def _retry_after_s(header: str | None) -> float | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from gpuenergyd.carbon.fetched_file import KEPT_HISTORY, Fetched, FetchStatus, read_fetched
+from gpuenergyd.carbon.fetched_file import KEPT_HISTORY, SANDBOX_PROBLEM, Fetched, FetchStatus, read_fetched
 from gpuenergyd.carbon.signal_file import CARBON_UNIT, SignalFile, zone_of_file
 from gpuenergyd.core.carbon.grid_clock import GridClock
 from gpuenergyd.core.carbon.intensity import (
@@ -28,7 +28,7 @@ from gpuenergyd.daemon.ports import HistoryPort
 from gpuenergyd.daemon.settings import Settings
 from gpuenergyd.errors import CarbonDataError, CarbonSourceError, StoreError
 from gpuenergyd.store import open_history
-from gpuenergyd.store.records import IntensityRecord
+from gpuenergyd.store.records import EstimatesWithdrawn, IntensityRecord
 
 CSV_SOURCE = "csv"
 RETENTION = timedelta(days=2 * 366)
@@ -172,6 +172,8 @@ class CarbonFeed:
 
     def _add_fetched(self, fetched: Fetched) -> None:
         self.source, self.fetch_status = fetched.signal, fetched.status
+        if fetched.status.problem == SANDBOX_PROBLEM:
+            self._withdraw_estimates(fetched.signal)
         series = hourly_series(self.zone, fetched.samples)
         if series is not None:
             has_changed = self.intensities.update(series)
@@ -182,6 +184,17 @@ class CarbonFeed:
         for sample in fetched.samples:
             self._write(sample, fetched.signal)
         self._forget_old()
+
+    def _withdraw_estimates(self, signal: CarbonSignal) -> None:
+        """Forget the estimates of a key whose values are made up, also those that an earlier version has stored."""
+        self._history.write(EstimatesWithdrawn(signal))
+        self._written = {
+            key: value for key, value in self._written.items() if key[::2] != (signal, SampleStatus.ESTIMATED)
+        }
+        self.intensities = HourlyValues(self.zone)
+        self.provider_forecast = None
+        if not self.follows_file:
+            self.signal = HourlyValues(self.zone)
 
     def _forecast_of(self, fetched: Fetched) -> CarbonForecast | None:
         series = hourly_series(self.zone, fetched.forecast)

@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 from textwrap import shorten
 from typing import Any, assert_never
 
-from sqlalchemy import Connection, Table, bindparam, case, func, insert, select, update
+from sqlalchemy import Connection, Table, bindparam, case, delete, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
+from gpuenergyd.core.carbon.intensity import CarbonSignal, SampleStatus
 from gpuenergyd.store import schema
 from gpuenergyd.store.encoding.compressed_json import (
     encode_clocks,
@@ -22,6 +23,7 @@ from gpuenergyd.store.records import (
     MAX_REASON_CHARS,
     ControlEventRecord,
     EstimateRecord,
+    EstimatesWithdrawn,
     ForecastRecord,
     HostRollupRecord,
     IntensityRecord,
@@ -56,6 +58,13 @@ def insert_records(connection: Connection, records: Iterable[Record], *, host: s
                 ends.append(_end_row(record))
             case JobResumedRecord():
                 ends.append({"ended_job_id": record.job_id, **dict.fromkeys(_END_COLUMNS)})
+            case EstimatesWithdrawn():
+                own = _estimates_of(record.signal)
+                conditions = (schema.intensities.c[name] == value for name, value in own.items())
+                connection.execute(delete(schema.intensities).where(*conditions))
+                earlier = by_table.pop("intensities", [])  # in the same batch
+                if kept := [row for row in earlier if not own.items() <= row.items()]:
+                    by_table["intensities"] = kept
             case _:
                 table, row = _row(record, host)
                 by_table[table].append(row)
@@ -79,6 +88,17 @@ def insert_records(connection: Connection, records: Iterable[Record], *, host: s
         values: RowValues = {name: bindparam(name) for name in _END_COLUMNS}
         connection.execute(statement.values(**values), ends)
     return num_rows
+
+
+def _estimates_of(signal: CarbonSignal) -> RowValues:
+    """Return the columns that all estimates of a signal have in common."""
+    return {
+        "zone": signal.zone,
+        "source": signal.source,
+        "kind": signal.kind,
+        "factor": signal.factor,
+        "status": SampleStatus.ESTIMATED,
+    }
 
 
 def replace_series(connection: Connection, rows: list[RowValues]) -> None:
@@ -165,7 +185,7 @@ def _row(record: Record, host: str) -> tuple[str, RowValues]:  # noqa: C901, PLR
             return "forecasts", {**row, "hours": encode_hours(forecast.hours)}
         case PreviousRunRecord():
             return "models", _fields(record)
-        case JobEndRecord() | JobResumedRecord() | SampleRecord():
+        case JobEndRecord() | JobResumedRecord() | SampleRecord() | EstimatesWithdrawn():
             raise TypeError(f"{type(record).__name__} has no row of its own")
         case _:
             assert_never(record)

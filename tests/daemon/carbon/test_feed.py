@@ -3,14 +3,14 @@
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpuenergyd.carbon.fetched_file import Fetched, FetchState, FetchStatus, write_fetched
+from gpuenergyd.carbon.fetched_file import SANDBOX_PROBLEM, Fetched, FetchState, FetchStatus, write_fetched
 from gpuenergyd.core.carbon.grid_clock import GridClock
 from gpuenergyd.core.carbon.intensity import (
     HOUR,
@@ -23,7 +23,7 @@ from gpuenergyd.core.carbon.intensity import (
 from gpuenergyd.daemon.carbon.feed import CarbonFeed
 from gpuenergyd.daemon.processes.carbon_queries import EncodedSeries
 from gpuenergyd.daemon.settings import Settings, load_settings
-from gpuenergyd.store import HistoryWriter
+from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
 from gpuenergyd.store.records import IntensityRecord, Record
 
 NOW_AT = datetime(2026, 3, 2, 12, 20, tzinfo=UTC)
@@ -110,6 +110,31 @@ def test_a_revised_value_replaces_the_first_and_is_stored_again(tmp_path: Path) 
     assert feed.intensity_of_hour(THIS_HOUR_AT - HOUR) == 105.0
     assert len(kept.intensities()) == 96
     assert feed.num_updates == 2
+
+
+@pytest.mark.fault(58)
+def test_estimates_of_a_sandbox_key_are_deleted_from_the_history(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'history.sqlite3'}"
+    known = settings(tmp_path, database_url=url)
+    history = HistoryWriter(url, WriterOptions(reserve_bytes=0))
+    history.start()
+    feed = CarbonFeed(known, GridClock.real_time(NOW_AT), history, lambda: NOW_AT)
+    measured, made_up = samples(48)[:46], [replace(s, status=SampleStatus.ESTIMATED) for s in samples(48)[46:]]
+    write_fetched(known.carbon_file_path, fetched(samples=(*measured, *made_up)))
+    asyncio.run(feed.read())
+    assert feed.intensity_of_hour(THIS_HOUR_AT - HOUR) is not None
+
+    refused = FetchStatus(FetchState.FAILED, problem=SANDBOX_PROBLEM, fetched_at=NOW_AT)
+    write_fetched(known.carbon_file_path, fetched(samples=measured, forecast=(), status=refused))
+    asyncio.run(feed.read())
+    history.close(10.0)
+
+    assert feed.intensity_of_hour(THIS_HOUR_AT - HOUR) is None
+    assert feed.intensity_of_hour(THIS_HOUR_AT - 2 * HOUR) is not None
+    with open_history(url) as stored:
+        rows = stored.intensities(zone="GB", since=NOW_AT - timedelta(days=3))
+    assert {row.host.status for row in rows} == {SampleStatus.MEASURED}
+    assert len(rows) == 46
 
 
 @pytest.mark.parametrize(
