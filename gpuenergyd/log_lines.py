@@ -9,6 +9,8 @@ import sys
 import time
 from datetime import UTC, datetime
 
+from gpuenergyd.printable import printable_line
+
 _STDERR_FD = 2
 
 
@@ -33,6 +35,10 @@ class _LineFormatter(logging.Formatter):
     def __init__(self, program: str) -> None:
         super().__init__("%(levelname)s: %(message)s")
         self._program = program
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  the name that logging calls it by
+        """Indent further lines of a message: no text inside it can pass for a line of its own."""
+        return "\n  | ".join(map(printable_line, super().formatMessage(record).split("\n")))
 
     def format(self, record: logging.LogRecord) -> str:
         return _line_start(self._program, record.created) + super().format(record)

@@ -74,3 +74,20 @@ def test_a_filter_applies_to_all_loggers(monkeypatch: pytest.MonkeyPatch, capsys
     root.info("much too long")
 
     assert capsys.readouterr().err.endswith(" gpuenergyd: INFO: short\n")
+
+
+@pytest.mark.fault(59)
+def test_no_text_in_a_message_passes_for_a_line_of_its_own(tmp_path: Path) -> None:
+    forged = "2026-01-01T00:00:00.000Z gpuenergyd: INFO: saved"
+    program = (
+        "import logging\n"
+        "from gpuenergyd.log_lines import configure_logging\n"
+        "configure_logging('gpuenergyd')\n"
+        f"logging.getLogger('x').info('job %s joined', 'fake\\n{forged}\\x1b[2J')\n"
+    )
+    with (tmp_path / "log").open("w") as file:
+        subprocess.run([sys.executable, "-c", program], stderr=file, check=True)
+    first, second = (tmp_path / "log").read_text().splitlines()
+
+    assert first.endswith("gpuenergyd: INFO: job fake")
+    assert second == f"  | {forged}\\x1b[2J joined"

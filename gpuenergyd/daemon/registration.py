@@ -15,6 +15,7 @@ from gpuenergyd.core.pipeline.reorder import RankMemory, ReorderOffer
 from gpuenergyd.core.pipeline.timetable import CAPTURED
 from gpuenergyd.core.policy_api.target import slowdown_problem
 from gpuenergyd.errors import JobError, ProtocolError
+from gpuenergyd.printable import printable_line
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.messages import InstructionRow, IterationReport, RankRegistration
 
@@ -30,6 +31,7 @@ _MAX_HOURS = 1e6
 MAX_TAGS = 32
 MAX_NAME_CHARS = 64
 MAX_VALUE_CHARS = 256
+_MAX_TEXT_CHARS = 256
 
 
 def checked_order(registration: RankRegistration) -> tuple[Instruction, ...]:
@@ -63,6 +65,18 @@ def checked_order(registration: RankRegistration) -> tuple[Instruction, ...]:
     return tuple(
         _instruction(registration.pp_rank, kind, microbatch, chunk) for kind, microbatch, chunk in registration.order
     )
+
+
+def check_texts(registration: RankRegistration) -> None:
+    """Check the names in a registration, which outputs show and the history keeps, or raise ProtocolError."""
+    for name in ("job_name", "run_key", "schedule_name", "framework", "policy"):
+        text = getattr(registration, name)
+        if text is None:
+            continue
+        if len(text) > _MAX_TEXT_CHARS:
+            raise ProtocolError(f"{name} of {len(text)} characters; at most {_MAX_TEXT_CHARS} are accepted")
+        if not text.isprintable():
+            raise ProtocolError(f"{name} {printable_line(text)!r:.80}: only printable characters are accepted")
 
 
 def require_agreement(registration: RankRegistration, first: RankRegistration) -> None:
@@ -172,13 +186,13 @@ def checked_iteration(report: IterationReport, pp_rank: int, stage_rank: int = 0
         launched_iteration_index=report.launched_iteration_index,
         stage_rank=stage_rank,
         memory=_checked_memory(report.memory_bytes),
-        reorder_refusal=report.reorder_refusal[:MAX_VALUE_CHARS],
+        reorder_refusal=printable_line(report.reorder_refusal)[:MAX_VALUE_CHARS],
     )
 
 
 def reorder_offer(registration: RankRegistration) -> ReorderOffer:
     """Return what a registration says about other orders of instructions."""
-    return ReorderOffer(registration.allow_reorder, registration.reorder_refusal[:MAX_VALUE_CHARS])
+    return ReorderOffer(registration.allow_reorder, printable_line(registration.reorder_refusal)[:MAX_VALUE_CHARS])
 
 
 def _checked_memory(memory_bytes: tuple[int, ...]) -> RankMemory | None:

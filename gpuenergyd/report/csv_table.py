@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
+from gpuenergyd.printable import printable_line
+
+_FORMULA_BEGINS = ("=", "+", "-", "@")
+
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return one line per row; missing values are empty fields."""
@@ -22,11 +26,17 @@ def _cell(value: Any) -> Any:
     if value is None:
         return ""
     if isinstance(value, Mapping):
-        return " ".join(f"{name}={part}" for name, part in value.items())
+        return csv_cell(" ".join(f"{name}={part}" for name, part in value.items()))
     if isinstance(value, tuple):
-        return " ".join(str(part) for part in value)
+        return csv_cell(" ".join(str(part) for part in value))
     if isinstance(value, Enum):
         return value.value
     if hasattr(value, "isoformat"):
         return value.isoformat()
-    return value
+    return csv_cell(value) if isinstance(value, str) else value
+
+
+def csv_cell(text: str) -> str:
+    """Return a text that spreadsheets take for text: those that begin like a formula get an apostrophe before them."""
+    line = printable_line(text)
+    return f"'{line}" if line.startswith(_FORMULA_BEGINS) else line

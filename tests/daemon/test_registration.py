@@ -10,6 +10,7 @@ import pytest
 from gpuenergyd.core.carbon.slowdown_account import JobLength
 from gpuenergyd.core.pipeline.reorder import RankMemory, ReorderOffer
 from gpuenergyd.daemon.registration import (
+    check_texts,
     checked_iteration,
     checked_length,
     checked_slowdown,
@@ -72,6 +73,28 @@ def test_memory_and_refusals_are_taken_from_reports_and_registrations() -> None:
     asked = replace(registration(0), allow_reorder=True, reorder_refusal="")
     assert reorder_offer(asked) == ReorderOffer(is_allowed=True, refusal="")
     assert reorder_offer(registration(0)) == ReorderOffer()
+
+
+@pytest.mark.fault(59)
+@pytest.mark.parametrize("name", ["job_name", "run_key", "schedule_name", "framework", "policy"])
+@pytest.mark.parametrize(
+    "text", ["a\x1b[2J", "line one\ngpuenergyd: INFO: saved 99 %", "\x9b31mred", "gpt\u202etxt.exe"]
+)
+def test_names_with_control_characters_are_refused_in_one_printable_line(name: str, text: str) -> None:
+    with pytest.raises(ProtocolError, match=f"{name} .*only printable characters") as refused:
+        check_texts(replace(registration(0), **{name: text}))
+    assert str(refused.value).isprintable()
+
+
+def test_a_name_that_the_history_cannot_keep_is_refused_with_the_limit() -> None:
+    with pytest.raises(ProtocolError, match="job_name of 300 characters; at most 256"):
+        check_texts(replace(registration(0), job_name="x" * 300))
+    check_texts(replace(registration(0), job_name='a"b\\c{d="e"} <b>=1+1 äß 训练'))
+
+
+def test_a_reason_of_a_training_is_shown_in_one_printable_line() -> None:
+    asked = replace(registration(0), reorder_refusal="no\nway\x1b[31m")
+    assert reorder_offer(asked).refusal == "no\\nway\\x1b[31m"
 
 
 def test_tags_are_sorted_by_name() -> None:

@@ -1,5 +1,6 @@
 """Records are read back as written, on SQLite and PostgreSQL."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -217,6 +218,18 @@ def test_control_events_are_read_back_with_actor_reason_and_values(writer: Histo
 
     assert (event.actor, event.action, event.reason) == ("uid 1000", "lease", "plan tuned-1")
     assert (event.before, event.after) == ("unlocked", "leased")
+
+
+@pytest.mark.fault(59)
+def test_names_that_an_earlier_version_stored_are_read_as_printable_lines(writer: HistoryWriter, place: str) -> None:
+    stored = replace(job(name="gpt\x1b[2J"), tags=(("team", "a\u202eb\n"),))
+    writer.write(stored)
+    assert writer.flush(10)
+
+    with open_history(place) as history:
+        (found,) = history.job_summaries()
+
+    assert (found.job_name, found.tags) == ("gpt\\x1b[2J", (("team", "a\\u202eb\\n"),))
 
 
 def test_jobs_left_open_by_an_earlier_daemon_are_ended_by_the_next(writer: HistoryWriter, place: str) -> None:

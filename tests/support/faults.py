@@ -99,6 +99,7 @@ _DESCRIPTIONS = (
     "the driver's binding raises an error that is not its own, for instance for a name that is not UTF-8",
     "a grid's generation is published in part, with storage, or with plant types of unknown intensity",
     "the key of a carbon source is for tests, and its values are made up",
+    "names and reasons from users contain control characters, line breaks or formulas",
 )
 _NOT_PROVOKED = {
     7: f"a sleeping call simulates one in uninterruptible sleep, {_NO_DRIVER}",

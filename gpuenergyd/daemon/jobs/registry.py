@@ -39,6 +39,7 @@ from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.processes.plugins import PolicyNames, with_default_options
 from gpuenergyd.daemon.registration import (
     MAX_VALUE_CHARS,
+    check_texts,
     checked_iteration,
     checked_length,
     checked_order,
@@ -145,6 +146,7 @@ class Jobs:
             GpuNotFoundError: there is no such GPU.
             JobError: the registration contradicts its job, or the GPU is in use by another one.
         """
+        check_texts(registration)
         order = checked_order(registration)
         checked_length(registration)
         checked_tags(registration.tags)

@@ -15,6 +15,7 @@ from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
 from gpuenergyd.core.pipeline.plan import ClockChange, RankClocks
 from gpuenergyd.errors import StoreError
+from gpuenergyd.printable import printable_line
 
 MAX_DECOMPRESSED_BYTES = 64 * 2**20
 _NS_PER_S = 1e9
@@ -30,7 +31,9 @@ def decode_tags(text: str | None) -> tuple[tuple[str, str], ...]:
     if text is None:
         return ()
     with _decoding("tags"):
-        return tuple(sorted((str(name), str(value)) for name, value in json.loads(text).items()))
+        return tuple(
+            sorted((printable_line(str(name)), printable_line(str(value))) for name, value in json.loads(text).items())
+        )
 
 
 def encode_spans(spans: Sequence[ObservedSpan]) -> bytes:

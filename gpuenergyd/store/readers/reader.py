@@ -15,6 +15,8 @@ from itertools import starmap
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
+from gpuenergyd.printable import printable_line
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -35,6 +37,14 @@ INSTANTS = frozenset(
     }
 )
 """The columns that hold instants, as whole microseconds since 1970."""
+
+_TEXTS = frozenset(
+    {
+        *("job_name", "run_key", "policy", "schedule_name", "framework", "gpu_model_name", "plan_id", "host", "actor"),
+        *("reason", "end_reason", "outcome_reason", "before", "after", "zone", "source"),
+    }
+)
+"""The columns with text that users or other programs have chosen: earlier versions stored any characters."""
 
 Row: TypeAlias = Any
 """One row, its columns as attributes."""
@@ -213,7 +223,13 @@ def _converter(name: str) -> Callable[[Any], Any] | None:
     """Return the function that converts a stored value of a column, None if none is needed."""
     if name in INSTANTS:
         return instant_from_us
+    if name in _TEXTS:
+        return _printable
     return bool if name.startswith("is_") else None
+
+
+def _printable(stored: str | None) -> str | None:
+    return None if stored is None else printable_line(stored)
 
 
 def _stored(value: object) -> object:
