@@ -1,12 +1,13 @@
 """`GET /v1/openapi.json`: the OpenAPI description of all routes, generated from the message types."""
 
 import re
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
 from gpuenergyd.daemon.api.routes import JSON_TYPE, ROUTES, Route
 from gpuenergyd.daemon.zeusd.openapi import zeusd_paths, zeusd_schemas
-from gpuenergyd.wire.daemon_codec import json_schemas
+from gpuenergyd.wire.daemon_codec import encode, json_schemas
 
 _ERRORS = {
     "400": "The message is malformed or contains an invalid value.",
@@ -20,6 +21,12 @@ _ERRORS = {
     "500": "Internal error of the daemon or the driver.",
     "503": "The daemon cannot do this now, for example without a GPU worker.",
 }
+
+
+@cache
+def api_text() -> bytes:
+    """Return the OpenAPI document as JSON; built once, since it takes longer than other replies."""
+    return encode(api_description())
 
 
 def api_description() -> dict[str, Any]:

@@ -21,7 +21,7 @@ from gpuenergyd.daemon.api.connection_guard import ConnectionGuards
 from gpuenergyd.daemon.api.fair_queue import FairQueue
 from gpuenergyd.daemon.api.limits import ConnectionCounts, RequestRates
 from gpuenergyd.daemon.api.metrics import metrics_text
-from gpuenergyd.daemon.api.openapi import api_description
+from gpuenergyd.daemon.api.openapi import api_text
 from gpuenergyd.daemon.api.routes import ROUTES
 from gpuenergyd.daemon.api.snapshots import Snapshot, SnapshotText
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
@@ -176,7 +176,7 @@ class Server:
             routes.JOB_PATCH: self._change_job,
             routes.JOB_FIT: self._get_job_fit,
             routes.METRICS: _text_handler(self._metrics.value, _METRICS_TYPE),
-            routes.OPENAPI: _text_handler(lambda: encode(api_description()), routes.JSON_TYPE),
+            routes.OPENAPI: _text_handler(api_text, routes.JSON_TYPE),
         }
         for route in ROUTES:
             if route.request is None:

@@ -179,6 +179,11 @@ class Gpus:
             return self._gpus[gpu_uuid]
         except KeyError:
             known = ", ".join(gpu.identity.gpu_uuid for gpu in self) or "none"
+            if gpu_uuid.startswith("MIG-"):
+                raise GpuNotFoundError(
+                    f"{gpu_uuid!r} is a MIG instance: clocks apply to the whole GPU, which may have several users, so"
+                    " a rank on an instance is not followed; disable MIG on GPUs that are to be tuned"
+                ) from None
             raise GpuNotFoundError(f"no GPU {gpu_uuid!r} on this host; GPUs: {known}") from None
 
     def find(self, uuid_or_index: str) -> Gpu:

@@ -1,6 +1,7 @@
 """The OpenAPI description matches the routes and the message types."""
 
 import asyncio
+import json
 import re
 import socket
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
-from gpuenergyd.daemon.api.openapi import api_description
+from gpuenergyd.daemon.api.openapi import api_description, api_text
 from gpuenergyd.daemon.api.server import ManualChanges, Server, UserLimits
 from gpuenergyd.daemon.gpus.access import AccessRules
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
@@ -30,6 +31,7 @@ from gpuenergyd.daemon.settings import load_settings
 from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
 from gpuenergyd.gpu.device import GpuDetails, GpuIdentity
 from gpuenergyd.gpu.link.messages import GpuSnapshot, LeaseOwner
+from gpuenergyd.wire.daemon_codec import encode
 from gpuenergyd.wire.messages import IterationReport, RankRegistered, RankRegistration, RankRelease
 from tests.support.job_stage import FakeWorker, Stage, registration, report
 
@@ -158,3 +160,8 @@ def test_client_messages_contain_all_required_fields() -> None:
 
     assert set(schemas["RankRegistration"]["required"]) <= set(asdict(registration(0)))
     assert set(schemas["IterationReport"]["required"]) <= set(asdict(report("00", 0, 0, 0)))
+
+
+def test_the_document_is_built_once() -> None:
+    assert api_text() is api_text()
+    assert json.loads(api_text()) == json.loads(encode(api_description()))

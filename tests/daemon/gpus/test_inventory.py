@@ -1,7 +1,10 @@
 """The GPU inventory: what GPUs of one model share."""
 
+import pytest
+
 from gpuenergyd.core.pipeline.switching import ENOUGH, LatencyBasis
 from gpuenergyd.daemon.gpus.inventory import Gpus
+from gpuenergyd.errors import GpuNotFoundError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.messages import ClockChangeReport
 
@@ -25,3 +28,8 @@ def test_gpus_of_one_model_learn_switch_latencies_together_and_others_apart() ->
     bases = [gpu.view().switch_latency.basis for gpu in gpus]
     assert bases == [LatencyBasis.MEASURED, LatencyBasis.MEASURED, LatencyBasis.ASSUMED]
     assert [gpu.identity.gpu_uuid for gpu in gpus.of_same_model(gpus["GPU-1"])] == ["GPU-0", "GPU-1"]
+
+
+def test_a_rank_on_an_instance_is_refused_with_a_sentence_about_mig() -> None:
+    with pytest.raises(GpuNotFoundError, match=r"is a MIG instance: .* disable MIG"):
+        Gpus()["MIG-7d3f1c2a-0c55-5f0f-9e0b-1f2e3d4c5b6a"]
