@@ -136,6 +136,27 @@ def _sign_again(
         folder._write_signed(MANIFEST, content)
 
 
+def signed_by_a_stranger(
+    path: Path,
+    *,
+    registration: Callable[[dict[str, Any]], None] = lambda _: None,
+    block: Callable[[dict[str, Any]], object] = lambda values: values,
+) -> None:
+    """Write any values into the registration and the first block, and sign the folder with a key of one's own."""
+    key = SigningKey()
+    registered = json.loads((path / REGISTRATION).read_text()) | {"public_key": key.public_key}
+    registration(registered)
+    first, *lines = (path / BLOCKS).read_text().splitlines()
+    changed = block(json.loads(first))
+    text = changed if isinstance(changed, str) else json.dumps(changed)
+    (path / BLOCKS).write_text("\n".join([text, *lines]) + "\n")
+    folder = ProofFolder.__new__(ProofFolder)
+    folder.path, folder._key = path, key
+    folder._write_signed(REGISTRATION, json.dumps(registered).encode())
+    digests = {name: sha256(path / name) for name in json.loads((path / MANIFEST).read_text())["sha256"]}
+    folder._write_signed(MANIFEST, canonical({"sha256": digests}))
+
+
 def _edited(lines: list[str], number: int, change: Callable[[dict[str, Any]], None]) -> list[str]:
     block = json.loads(lines[number])
     change(block)

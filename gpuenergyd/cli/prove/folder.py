@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,13 @@ from gpuenergyd import __version__
 from gpuenergyd.cli.prove.page import proof_page
 from gpuenergyd.cli.prove.signing import SigningKey, is_signed
 from gpuenergyd.core.proof.measurements import Block, IterationSample, PowerSample
+from gpuenergyd.core.proof.plain_values import read_as, read_rows
 from gpuenergyd.core.proof.power_calculation import design
 from gpuenergyd.core.proof.registration import Registration, registration_of
 from gpuenergyd.core.proof.verdict import Verdict, gpu_energies_j, log_ratios, verdict
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ProofError, UsageError
+from gpuenergyd.printable import printable_line
 
 REGISTRATION, MANIFEST, VERDICT, PAGE = "registration.json", "manifest.json", "verdict.json", "report.html"
 RAW = "raw"
@@ -31,6 +33,9 @@ PILOT, BLOCKS, CALIBRATION = f"{RAW}/pilot.jsonl", f"{RAW}/blocks.jsonl", f"{RAW
 _SIGNATURES = {REGISTRATION: "registration.sig", MANIFEST: "manifest.sig"}
 _UNLISTED = {MANIFEST, "manifest.sig"}
 """Files that the manifest does not list."""
+_ROWS = ("iterations", "gpu_power", "meter_power")
+"""The fields of a block that are written as lists of lists."""
+_MAX_BYTES, _MAX_BLOCKS = 512 * 2**20, 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +135,9 @@ def check_folder(path: Path, *, public_key: str | None = None) -> CheckedProof:
             if (path / name).read_bytes() != content
         ]
     except (ProofError, OSError) as error:
-        return CheckedProof((str(error),), None, None)
+        return CheckedProof((printable_line(str(error)),), None, None)
+    except (ArithmeticError, ValueError) as error:
+        return CheckedProof((f"no verdict can be computed from the raw data: {error}",), registration, None)
     return CheckedProof(tuple(problems), registration, found)
 
 
@@ -142,9 +149,11 @@ def _signature_problems(path: Path, registration: Registration, public_key: str 
         return [f"no {MANIFEST}: the proof was not finished"]
     for name, signature in _SIGNATURES.items():
         found = path / signature
-        if not found.is_file() or not is_signed((path / name).read_bytes(), found.read_text().strip(), key):
+        if not found.is_file() or not is_signed((path / name).read_bytes(), _text(found).strip(), key):
             return [f"{name} is not as it was signed"]
-    digests = _values(path / MANIFEST).get("sha256", {})
+    digests = _values(path / MANIFEST).get("sha256")
+    if not isinstance(digests, dict):
+        return [f"{MANIFEST} has no digests"]
     names = {name for name in _files(path) if name not in _UNLISTED}
     if names != set(digests):
         return [f"{name} is {'missing' if name in digests else 'not signed'}" for name in sorted(names ^ set(digests))]
@@ -186,10 +195,12 @@ def read_blocks(path: Path) -> tuple[Block, ...]:
     Raises:
         ProofError: it cannot be read.
     """
-    try:
-        return tuple(_block_of(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines())
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ProofError(f"{path.name} is missing or not of this format: {error}") from None
+    blocks = []
+    for number, line in enumerate(_text(path).splitlines(), start=1):
+        blocks.append(_block_of(_object(line, f"{path.name}:{number}"), f"{path.name}:{number}"))
+        if len(blocks) > _MAX_BLOCKS:
+            raise ProofError(f"{path.name} has more than {count_text(_MAX_BLOCKS, 'block')}")
+    return tuple(blocks)
 
 
 def block_values(block: Block) -> dict[str, Any]:
@@ -205,15 +216,13 @@ def block_values(block: Block) -> dict[str, Any]:
     }
 
 
-def _block_of(values: Mapping[str, Any]) -> Block:
-    return Block(
-        arm=values["arm"],
-        begun_at_s=values["begun_at_s"],
-        ended_at_s=values["ended_at_s"],
-        iterations=tuple(IterationSample(*sample) for sample in values["iterations"]),
-        gpu_power=tuple(PowerSample(*sample) for sample in values["gpu_power"]),
-        meter_power=tuple(PowerSample(*sample) for sample in values["meter_power"]),
-        losses=tuple(values["losses"]),
+def _block_of(values: Mapping[str, Any], where: str) -> Block:
+    block = read_as(Block, {**values, **{name: [] for name in _ROWS}}, where)
+    return replace(
+        block,
+        iterations=read_rows(IterationSample, values.get("iterations"), f"{where}: iterations"),
+        gpu_power=read_rows(PowerSample, values.get("gpu_power"), f"{where}: gpu_power"),
+        meter_power=read_rows(PowerSample, values.get("meter_power"), f"{where}: meter_power"),
     )
 
 
@@ -224,17 +233,34 @@ def canonical(values: Mapping[str, Any]) -> bytes:
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _values(path: Path) -> dict[str, Any]:
+    return _object(_text(path), path.name)
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ProofError(f"{path.name} cannot be read: {error}") from None
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProofError(f"{where} is not JSON: {error}") from None
     if not isinstance(values, dict):
-        raise ProofError(f"{path.name} is not a JSON object")
+        raise ProofError(f"{where} is not a JSON object")
     return values
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file of a proof, which a stranger may have written."""
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise ProofError(f"{path.name} is larger than {_MAX_BYTES} bytes")
+        return content.decode()
+    except (OSError, ValueError) as error:
+        raise ProofError(f"{path.name} is missing or cannot be read: {error}") from None
 
 
 def _files(path: Path) -> list[str]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gpuenergyd.core.proof.plain_values import read_as
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ProofError
 
@@ -14,6 +15,8 @@ BASELINE_ARM = "full-speed"
 CONFIDENCE = 0.999
 """Of every interval. Of a thousand proofs of policies that save nothing, one half says `saves`."""
 LEAST_ROUNDS = 8
+_MAX_ROUNDS, _MAX_ITERATIONS, _MAX_ARMS = 10_000, 1_000_000, 16
+"""Of a stranger's proof: larger ones would take longer to check than to run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,28 +144,29 @@ def registration_of(values: Mapping[str, Any]) -> Registration:
     if values.get("format") != FORMAT:
         raise ProofError(f"registration has format {values.get('format')!r}; this version reads {FORMAT}")
     fields = {name: value for name, value in values.items() if name != "format"}
-    try:
-        found = Registration(
-            **{
-                **fields,
-                "command": tuple(fields["command"]),
-                "arms": tuple(Arm(**arm) for arm in fields["arms"]),
-                "design": ProofDesign(**fields["design"]),
-                "rules": ExclusionRules(**{"repeats_void_rounds": False, **fields["rules"]}),
-                "meters": tuple(MeterFacts(**meter) for meter in fields["meters"]),
-                "versions": tuple(sorted(fields["versions"].items())),
-            }
-        )
-        names = [arm.name for arm in found.arms]
-        is_sound = found.design.num_rounds >= LEAST_ROUNDS and found.design.block_iterations >= 1
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ProofError(f"registration is not of this format: {error}") from None
+    versions, rules = fields.get("versions", {}), fields.get("rules")
+    if isinstance(versions, Mapping):
+        fields["versions"] = [[name, versions[name]] for name in sorted(versions)]
+    if isinstance(rules, Mapping):
+        fields["rules"] = {"repeats_void_rounds": False, **rules}
+    found = read_as(Registration, fields, "registration")
+    names = [arm.name for arm in found.arms]
     if len(names) < 2 or len(set(names)) < len(names) or names[0] != BASELINE_ARM:
         raise ProofError(
             f"registration has arms {', '.join(names) or 'none'}; {BASELINE_ARM!r} must be the first of several"
         )
-    if not is_sound:
-        raise ProofError(
-            f"registration has {count_text(found.design.num_rounds, 'round')}; at least {LEAST_ROUNDS} are needed"
-        )
+    if len(names) > _MAX_ARMS:
+        raise ProofError(f"registration has {count_text(len(names), 'arm')}; at most {_MAX_ARMS} can be checked")
+    own, rules_read = found.design, found.rules
+    for name, number, least, most in (
+        ("rounds", own.num_rounds, LEAST_ROUNDS, _MAX_ROUNDS),
+        ("pilot rounds", own.pilot_rounds, 0, _MAX_ROUNDS),
+        ("iterations per block", own.block_iterations, 1, _MAX_ITERATIONS),
+        ("settling iterations", rules_read.settling_iterations, 0, _MAX_ITERATIONS),
+    ):
+        if not least <= number <= most:
+            raise ProofError(f"registration has {number} {name}; from {least} to {most} can be checked")
+    for name in ("max_excluded_ratio", "min_measured_ratio", "max_void_ratio"):
+        if not 0 <= getattr(rules_read, name) <= 1:
+            raise ProofError(f"registration has {name} {getattr(rules_read, name)}; a ratio from 0 to 1 is valid")
     return found

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -16,7 +16,15 @@ from gpuenergyd.core.proof.measurements import Block
 from gpuenergyd.core.proof.registration import BASELINE_ARM, Arm
 from gpuenergyd.core.proof.verdict import Conclusion, Verdict
 from gpuenergyd.errors import ProofError, UsageError
-from tests.support.proof_tampering import OURS, TAMPERING, is_caught, proved, removed_repetition, request
+from tests.support.proof_tampering import (
+    OURS,
+    TAMPERING,
+    is_caught,
+    proved,
+    removed_repetition,
+    request,
+    signed_by_a_stranger,
+)
 from tests.support.virtual_proof import VirtualMeter, VirtualTraining
 
 ROOT = Path(__file__).parents[3]
@@ -215,6 +223,60 @@ def test_three_arms_are_each_compared_with_the_first(tmp_path: Path) -> None:
 def test_folder_that_is_no_proof_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no registration\.json"):
         check_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        (lambda values: values["design"].update(num_rounds=10**9), "1000000000 rounds; from 8 to 10000"),
+        (lambda values: values["design"].update(num_rounds="many"), "num_rounds is 'many'; expected"),
+        (lambda values: values["design"].update(block_iterations=10**12), "iterations per block"),
+        (lambda values: values["rules"].update(max_void_ratio=1e300), "max_void_ratio"),
+        (lambda values: values.update(order_seed=[1]), "order_seed is [1]"),
+        (lambda values: values.update(hypothesis="a\x1b[2J" * 10, surprise="\u202e"), "unknown field"),
+        (lambda values: values.update(arms=values["arms"] * 20), "arms"),
+    ],
+)
+def test_registration_of_a_stranger_is_refused_in_one_line(
+    proof: Path, tmp_path: Path, changed: Callable[[dict[str, Any]], None], problem: str
+) -> None:
+    there = shutil.copytree(proof, tmp_path / "there")
+    signed_by_a_stranger(there, registration=changed)
+
+    (found,) = check_folder(there).problems
+
+    assert problem in found
+    assert found.isprintable()
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        lambda _: "[" * 100_000,
+        lambda _: '{"a":' * 100_000,
+        lambda _: "",
+        lambda _: [],
+        lambda values: values | {"iterations": 5},
+        lambda values: values | {"iterations": [[1, 2]]},
+        lambda values: values | {"iterations": [["x", "y", "z", None]] * 40},
+        lambda values: values | {"iterations": [[k, 1e15, 0, 0] for k in range(40)]},
+        lambda values: values | {"gpu_power": [[float("inf"), 1]]},
+        lambda values: values | {"gpu_power": [[1, 1], [1, 1e15], [0, -1]]},
+        lambda values: values | {"losses": [None]},
+        lambda values: values | {"begun_at_s": None},
+        lambda values: values | {"arm": 7},
+    ],
+)
+def test_raw_data_of_a_stranger_never_raise(
+    proof: Path, tmp_path: Path, block: Callable[[dict[str, Any]], object]
+) -> None:
+    there = shutil.copytree(proof, tmp_path / "there")
+    signed_by_a_stranger(there, block=block)
+
+    checked = check_folder(there)
+
+    assert checked.problems
+    assert all(problem.isprintable() for problem in checked.problems)
 
 
 def test_existing_folder_is_never_overwritten(tmp_path: Path) -> None:
