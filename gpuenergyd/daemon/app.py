@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import signal
 import time
@@ -54,7 +55,7 @@ from gpuenergyd.daemon.runtime.listening import InstanceLock, open_listener
 from gpuenergyd.daemon.runtime.log_rate_limit import LogRateLimit
 from gpuenergyd.daemon.runtime.process_tuning import limit_malloc_to_one_arena, shorten_event_loop_pauses
 from gpuenergyd.daemon.runtime.sleep_watch import SleepWatch
-from gpuenergyd.daemon.settings import WATER_FILL, Processes, Settings
+from gpuenergyd.daemon.settings import WATER_FILL, Driver, Processes, Settings
 from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
 from gpuenergyd.errors import GpuEnergyError, GpuError, UnknownPolicyError
 from gpuenergyd.gpu.device import GpuIdentity
@@ -71,6 +72,10 @@ _OBSERVATION_LIMIT_S = 1.0
 _FLUSH_LIMIT_S = 5.0
 _SWITCHING_PERIOD_S = 60.0
 _TOKEN_BYTES = 32
+_PLUGINS_ARE_ROOT = (
+    "started by root, so policies and other plugins run as root, too; `gpuenergyd install` sets up services in which"
+    " they have no rights"
+)
 
 
 class Daemon:
@@ -390,6 +395,8 @@ def serve(
     configure_logging("gpuenergyd", logging.INFO, LogRateLimit())
     if settings.mode_note is not None:
         log.warning("%s", settings.mode_note)
+    if os.geteuid() == 0 and settings.processes is Processes.CHILDREN and settings.driver is not Driver.SIMULATED:
+        log.warning("%s", _PLUGINS_ARE_ROOT)
     check_policy_name(settings.policy)
     for name in settings.policy_options:
         check_policy_name(name)

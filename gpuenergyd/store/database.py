@@ -1,7 +1,10 @@
 """Opens, creates and migrates the database; moves a corrupt file aside."""
 
+import contextlib
 import logging
+import os
 import sqlite3
+import stat
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +33,7 @@ from gpuenergyd.store.schema import metadata
 
 _SERVER = "postgresql"
 MIGRATIONS = Path(__file__).with_name("migrations")
+_OWN_RIGHTS, _RIGHTS_OF_OTHERS = 0o600, 0o007
 _WAL_SIZE_LIMIT_BYTES = 16 * 2**20
 """The size to which SQLite truncates the write-ahead log after a long reader made it grow."""
 
@@ -64,6 +68,21 @@ def is_sqlite(path_or_url: str | Path) -> bool:
         return False
 
 
+def _make_private(path: Path) -> None:
+    """Create an SQLite file that others cannot read, and take their rights on one of an earlier version.
+
+    SQLite gives the files beside it the same rights. What cannot be done here is reported when the file is opened.
+    """
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWN_RIGHTS)
+        try:
+            mode = stat.S_IMODE(os.fstat(fd).st_mode)
+            if mode & _RIGHTS_OF_OTHERS:
+                os.fchmod(fd, mode & ~_RIGHTS_OF_OTHERS)
+        finally:
+            os.close(fd)
+
+
 def writing_engine(path_or_url: str | Path, *, busy_timeout_s: float) -> Engine:
     """Return an engine for the writer; creates the folder of an SQLite file.
 
@@ -75,6 +94,7 @@ def writing_engine(path_or_url: str | Path, *, busy_timeout_s: float) -> Engine:
     if path is None:
         return _engine(str(path_or_url))
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+    _make_private(path)
     engine = create_engine(
         f"sqlite:///{path}", poolclass=NullPool, connect_args={"timeout": busy_timeout_s, "check_same_thread": False}
     )

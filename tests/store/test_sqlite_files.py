@@ -40,6 +40,28 @@ def test_a_read_only_copy_of_the_history_can_be_read(writer: HistoryWriter, path
     assert writer.status().reason is None
 
 
+@pytest.mark.parametrize("before", [None, 0o644, 0o666])
+def test_others_cannot_read_the_history_nor_its_log(path: Path, before: int | None) -> None:
+    if before is not None:
+        path.parent.mkdir()
+        path.touch()
+        path.chmod(before)
+    writer = HistoryWriter(path, WriterOptions(batch_s=0.01))
+    writer.start()
+    writer.write(job())
+    assert writer.flush(10)
+    reader = sqlite3.connect(path)  # while it is open, SQLite keeps the log
+    reader.execute("SELECT count(*) FROM jobs").fetchone()
+    writer.write(job("j2"))
+    assert writer.flush(10)
+    rights = {file.name: file.stat().st_mode & 0o007 for file in path.parent.iterdir()}
+    reader.close()
+    writer.close()
+
+    assert "history.sqlite3-wal" in rights
+    assert set(rights.values()) == {0}
+
+
 def test_the_error_for_a_missing_file_names_its_path(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"no history at .*absent\.sqlite3"):
         open_history(tmp_path / "absent.sqlite3")
