@@ -1,5 +1,6 @@
 """Periodic tasks on the event loop: a missed run is skipped, and a task never overlaps itself."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -23,6 +24,8 @@ class Periodic:
         async def guarded() -> None:
             try:
                 await work()
+            except asyncio.CancelledError:  # the daemon stops; the scheduler would log it as an error
+                return
             except Exception as error:  # noqa: BLE001  a failing task must not stop the scheduler
                 self._record_failure(name, f"{type(error).__name__}: {error}")
             else:

@@ -447,6 +447,9 @@ def _http_error_text(request: web.Request, error: web.HTTPException) -> str:
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    """Logging filter that limits the log of a malformed request to one line."""
+    """Logging filter: one line for a malformed request with its reason, none for a client that has gone away."""
+    error = record.exc_info[1] if record.exc_info else None
     record.exc_info = None
-    return True
+    if error is not None:
+        record.msg, record.args = f"{record.getMessage()}: {type(error).__name__}", ()
+    return not isinstance(error, ConnectionError)
