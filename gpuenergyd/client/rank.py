@@ -21,6 +21,7 @@ from gpuenergyd.client.order_agreement import OpenRegister, OrderAgreement
 from gpuenergyd.client.order_register import OrderRegister
 from gpuenergyd.client.plans import NO_PLAN, AgreedPlans, PlannedClocks, PlanQueue, PreparedPlan
 from gpuenergyd.client.reporter import FinishedIteration, Reporter
+from gpuenergyd.client.run_mark import delete_mark, record_obstacle
 from gpuenergyd.client.tags import MAX_TAGS, find_tags
 from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
@@ -182,9 +183,12 @@ class RankClient:
             logger.warning(
                 "gpuenergyd: job %s, rank %d: no GPU UUID (%s); training continues unmanaged",
                 options.job_name,
-                rank.pp_rank,
+                rank.dp_rank if rank.num_dp_ranks > 1 else rank.pp_rank,
                 missing_gpu_reason(),
             )
+            delete_mark()
+        elif not order:
+            record_obstacle("the training ended before the instructions of its iterations were known")
         _live_clients.add(self)
         if order:
             self.register(order)

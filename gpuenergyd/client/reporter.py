@@ -22,7 +22,7 @@ from time import monotonic
 from gpuenergyd.client.connection import CONNECT_LIMIT_S, HttpConnection, close_descriptor, refusal_reason
 from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.client.plans import PlanQueue, prepare
-from gpuenergyd.client.run_mark import record_joined
+from gpuenergyd.client.run_mark import delete_mark
 from gpuenergyd.client.timing.recorder import RecordedIteration
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import GpuEnergyError, ProtocolError
@@ -322,7 +322,7 @@ class Reporter:
             self._joined_job_id = registered.job_id
             what = f"job {self._registration.job_name} ({registered.job_id}) joined the daemon at {path}"
             self._inform(f"{what}: {registered.message}" if registered.message else what)
-            record_joined()
+            delete_mark()
 
     def _record_failure(self, error: Exception) -> None:
         self._breaker.record_failure(self._mono_s())
@@ -373,6 +373,7 @@ class Reporter:
             self._warn(text)
 
     def _warn(self, text: str) -> None:
+        delete_mark()
         logger.warning("gpuenergyd: job %s, %s: %s", self._registration.job_name, self._rank_name, text)
 
     @property
