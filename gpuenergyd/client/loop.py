@@ -101,7 +101,7 @@ class LoopJob:
         timer = self._timer if device is None or self._timer else DeviceRecorder(device, capacity=MAX_PHASES)
         client = RankClient(rank, socket_path=self._socket_path, timer=timer, learn_times=self._marks.learn_times)
         self._marks.follow(client)
-        self._hooks = self._find_phases() if gpu_uuid is not None and self._finds_phases else None
+        self._hooks = self._find_phases() if client.is_managed and self._finds_phases else None
         if self._hooks is None:
             self._marks.register_whole()
         self._stop_exchange = start_loop_exchange(

@@ -179,7 +179,15 @@ class RankClient:
         """Why this rank takes no other order."""
         self.total_errors = 0
         """Exceptions of this client that were suppressed so far."""
-        if rank.gpu_uuid is None:
+        if rank.gpu_uuid is not None and (other := _client_on(rank.gpu_uuid)) is not None:
+            self._is_inert = True
+            logger.warning(
+                "gpuenergyd: job %s: this process is a rank of job %s on the same GPU already, which goes on; this one"
+                " is ignored",
+                options.job_name,
+                other.job_name,
+            )
+        elif rank.gpu_uuid is None:
             logger.warning(
                 "gpuenergyd: job %s, rank %d: no GPU UUID (%s); training continues unmanaged",
                 options.job_name,
@@ -212,6 +220,21 @@ class RankClient:
     def job_name(self) -> str:
         """Name of the job in reports."""
         return self._registration.job_name
+
+    @property
+    def gpu_uuid(self) -> str:
+        """UUID of this rank's GPU; empty for a rank without one, or one whose GPU the daemon finds."""
+        return self._registration.gpu_uuid
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first rank of the training, which speaks to the user."""
+        return self._is_first
+
+    @property
+    def is_managed(self) -> bool:
+        """Whether the rank has a GPU that it alone follows plans for, and has not left its job."""
+        return not self._is_inert
 
     @property
     def plan_epoch(self) -> int:
@@ -508,6 +531,11 @@ _live_clients: "weakref.WeakSet[RankClient]" = weakref.WeakSet()
 def has_clients() -> bool:
     """Return whether any part of this process has joined a job."""
     return bool(_live_clients)
+
+
+def _client_on(gpu_uuid: str) -> RankClient | None:
+    """Return the client of this process that is a rank on a GPU; None without one."""
+    return next((own for own in list(_live_clients) if own.is_managed and own.gpu_uuid == gpu_uuid), None)
 
 
 def _seconds_until(mono_ns: int) -> float:

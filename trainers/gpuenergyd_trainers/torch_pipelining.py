@@ -213,6 +213,7 @@ def attach(
         JoinOptions(job=job, **options),
         describe,
         make_handle,
+        target=schedule,
         target_name=type(schedule).__name__,
     )
 

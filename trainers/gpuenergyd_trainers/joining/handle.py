@@ -53,6 +53,16 @@ class Handle:
         return self._rank is not None and self._rank.is_active and bool(self._wrapped)
 
     @property
+    def job_name(self) -> str:
+        """Name of the job in reports; empty for a program that was not attached."""
+        return self._rank.client.job_name if self._rank is not None else ""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first rank of the training, which speaks to the user."""
+        return self._rank is not None and self._rank.client.is_first
+
+    @property
     def order(self) -> tuple[OrderRow, ...] | None:
         """This rank's instructions of one iteration, in order; None while they are not known."""
         return self._rank.order if self._rank is not None else None

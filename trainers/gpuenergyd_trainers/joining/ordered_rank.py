@@ -80,8 +80,8 @@ class OrderedRank:
         self._captured_steps = CapturedSteps(self, client, log_name)
         self.is_in_step = False
         """Whether a step has begun and not ended."""
-        self.is_active = True
-        """False after a deviation from the registered order, or after `leave`."""
+        self.is_active = client.is_managed
+        """False without a GPU, after a deviation from the registered order, or after `leave`."""
         if self._expected is not None:
             client.register(self._expected)
 
