@@ -102,13 +102,14 @@ class GatedIteration:
         self.is_reached, self.gate = threading.Event(), threading.Event()
 
     def times(self) -> IterationTimes:
+        """Return the times once the gate is open."""
         self.is_reached.set()
         assert self.gate.wait(WAIT_LIMIT_S)
         now_ns = time.monotonic_ns()
         return IterationTimes(now_ns, now_ns, now_ns, (("F", 0, 0, now_ns, now_ns),))
 
     def free(self) -> None:
-        pass
+        """Return the memory to no timer."""
 
 
 class ReportingRank:
@@ -149,6 +150,7 @@ class ReportingRank:
         self._next = self._queue()
 
     def close(self) -> None:
+        """Leave the job."""
         self._next.gate.set()
         self.reporter.stop(limit_s=WAIT_LIMIT_S)
 

@@ -1,4 +1,4 @@
-"""Programs that join twice, or have nothing to join with: one membership, and one line that says so."""
+"""Programs that join twice, or cannot be followed: one membership, and one line that says so."""
 
 import logging
 from pathlib import Path
@@ -13,7 +13,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B  # noqa: E4
 from gpuenergyd_trainers.loop import StepMarks  # noqa: E402
 from gpuenergyd_trainers.torch_pipelining import attach  # noqa: E402
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon  # noqa: E402
-from tests.trainers.pipeline_processes import run_ranks  # noqa: E402
+from tests.trainers.pipeline_processes import LoggedLines, run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.torch
 NUM_MICROBATCHES = 4
@@ -35,22 +35,8 @@ def one_stage() -> tuple[Any, Any]:
     return schedule, step
 
 
-class Lines(logging.Handler):
-    """The lines that a process logs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-        logging.getLogger("gpuenergyd").addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line that is worth a user's attention."""
-        if record.levelno >= logging.WARNING:
-            self.lines.append(record.getMessage())
-
-
 def attach_three_times(_rank: int, socket_path: str) -> Any:
-    lines = Lines()
+    lines = LoggedLines()
     schedule, step = one_stage()
     handles = [attach(schedule, job="titan", gpu_uuid="GPU-0", socket_path=socket_path) for _ in range(3)]
     for _ in range(NUM_STEPS):
@@ -58,7 +44,7 @@ def attach_three_times(_rank: int, socket_path: str) -> Any:
     is_attached = handles[0].is_attached
     handles[0].detach()
     again = attach(schedule, job="titan", gpu_uuid="GPU-0", socket_path=socket_path)
-    result = handles[1] is handles[0] and handles[2] is handles[0], is_attached, again is not handles[0], lines.lines
+    result = handles[1] is handles[0] and handles[2] is handles[0], is_attached, again is not handles[0], lines.warnings
     again.detach()
     return result
 
@@ -73,8 +59,10 @@ def test_a_second_attach_to_a_schedule_returns_the_handle_of_the_first_and_says_
         True,
         True,
         [
-            "gpuenergyd: job titan: Schedule1F1B is attached already: this attach returns the same handle, and its"
-            " arguments are ignored"
+            (
+                "gpuenergyd: job titan: Schedule1F1B is attached already: this attach returns the same handle, and its"
+                " arguments are ignored"
+            )
         ],
     )
     assert reports
@@ -82,13 +70,13 @@ def test_a_second_attach_to_a_schedule_returns_the_handle_of_the_first_and_says_
 
 
 def train_unmanaged(_rank: int, socket_path: str) -> Any:
-    lines = Lines()
+    lines = LoggedLines()
     schedule, step = one_stage()
     handle = attach(schedule, job="titan", socket_path=socket_path)
     for _ in range(NUM_STEPS):
         step()
     handle.detach()
-    return lines.lines
+    return lines.warnings
 
 
 def test_a_rank_without_a_gpu_says_that_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,8 +85,36 @@ def test_a_rank_without_a_gpu_says_that_and_nothing_else(tmp_path: Path, monkeyp
         (lines,) = run_ranks(1, tmp_path, train_unmanaged, daemon.socket_path)
 
     assert lines == [
-        "gpuenergyd: job titan, rank 0: no GPU UUID (no gpu_uuid argument, GPUENERGYD_GPU_UUID not set, CUDA not in use"
-        " by this process); training continues unmanaged"
+        (
+            "gpuenergyd: job titan, rank 0: no GPU UUID (no gpu_uuid argument, GPUENERGYD_GPU_UUID not set, CUDA not"
+            " in use by this process); training continues unmanaged"
+        )
+    ]
+
+
+def train_by_means_of_its_own(_rank: int, socket_path: str) -> Any:
+    lines = LoggedLines()
+    schedule, step = one_stage()
+    schedule._step_microbatches = schedule._merge_outputs = lambda *_args, **_kwargs: None
+    handle = attach(schedule, job="titan", gpu_uuid="GPU-0", socket_path=socket_path)
+    told = []
+    for _ in range(NUM_STEPS):
+        step()
+        told.append(len(lines.warnings))
+    handle.detach()
+    return told, lines.warnings
+
+
+def test_a_schedule_whose_instructions_no_hook_sees_is_told_after_three_steps(tmp_path: Path) -> None:
+    with FakeDaemon(tmp_path) as daemon:
+        ((told, lines),) = run_ranks(1, tmp_path, train_by_means_of_its_own, daemon.socket_path)
+
+    assert told == [0, 0, 1, 1, 1, 1]
+    assert lines == [
+        (
+            "gpuenergyd: job titan, rank 0: not followed: none of its instructions was seen in 3 steps: the program"
+            " runs them by means of its own; training continues at full speed"
+        )
     ]
 
 
@@ -123,6 +139,8 @@ def test_of_two_callbacks_in_one_program_the_first_is_followed(
     assert registration["job_name"] == "bert"
     assert daemon.registrations.empty()
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == [
-        "gpuenergyd: job more: this process is a rank of job bert on the same GPU already, which goes on; this one is"
-        " ignored"
+        (
+            "gpuenergyd: job more: this process is a rank of job bert on the same GPU already, which goes on; this one"
+            " is ignored"
+        )
     ]

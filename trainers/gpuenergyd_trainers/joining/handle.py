@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from gpuenergyd.wire.messages import OrderRow
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank
@@ -10,6 +10,14 @@ from gpuenergyd_trainers.joining.ordered_rank import OrderedRank
 logger = logging.getLogger("gpuenergyd.trainers")
 
 Call = Callable[..., Any]
+
+
+class Wrapped(Protocol):
+    """A part of the program that was wrapped."""
+
+    def undo(self) -> bool:
+        """Restore it; return False when the program has changed it since."""
+        ...
 
 
 class WrappedAttribute:
@@ -42,7 +50,7 @@ class Handle:
 
     def __init__(self, rank: OrderedRank | None = None) -> None:
         self._rank = rank
-        self._wrapped: list[WrappedAttribute] = []
+        self._wrapped: list[Wrapped] = []
         self._num_errors = 0
         self.on_detach: list[Callable[[], None]] = []
         """Functions that `detach` calls after the attributes are restored."""
