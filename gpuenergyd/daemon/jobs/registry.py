@@ -425,8 +425,7 @@ class Jobs:
         runner.microbatches_changed(event)
         if not ranks.changed_ranks:
             self._registrations[runner.job_id] = replace(first, num_microbatches=registration.num_microbatches)
-            microbatches = count_text(registration.num_microbatches, "microbatch")
-            log.info("job %s: %d -> %s", runner.job_id, now[0], microbatches)
+            log.info("job %s: %s", runner.job_id, runner.job.notices.last)
 
     def _registered(self, session: RankSession) -> RankRegistered:
         job_id = session.runner.job_id
