@@ -3,6 +3,7 @@
 import atexit
 import logging
 import os
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -198,6 +199,7 @@ class RankClient:
         elif not order:
             record_obstacle("the training ended before the instructions of its iterations were known")
         _live_clients.add(self)
+        _release_at_end_of_child()
         if order:
             self.register(order)
 
@@ -526,6 +528,7 @@ class RankClient:
 
 
 _live_clients: "weakref.WeakSet[RankClient]" = weakref.WeakSet()
+_pid_with_end = 0
 
 
 def has_clients() -> bool:
@@ -545,6 +548,18 @@ def _seconds_until(mono_ns: int) -> float:
 def _release_all() -> None:
     for client in list(_live_clients):
         client.release()
+
+
+def _release_at_end_of_child() -> None:
+    """Have a process of `multiprocessing` leave at its end, where `atexit` calls nothing."""
+    global _pid_with_end  # noqa: PLW0603  once per process, like the registrations below
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is None or processes.parent_process() is None or _pid_with_end == os.getpid():
+        return
+    from multiprocessing.util import Finalize  # noqa: PLC0415  loaded in such a process only
+
+    _pid_with_end = os.getpid()
+    Finalize(None, _release_all, exitpriority=0)
 
 
 def _disable_all_in_child() -> None:

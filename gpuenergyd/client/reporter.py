@@ -33,7 +33,8 @@ from gpuenergyd.wire.messages import IterationReport, RankRegistered, RankRegist
 REGISTRATION_LIMIT_S = 2.0
 REPORT_LIMIT_S = 1.0
 """Only the reporter thread waits: on a busy host a reply may be late, and a lost reply loses a plan."""
-_RELEASE_LIMIT_S = 0.25
+_RELEASE_LIMIT_S = 0.7
+"""At the end; the daemon counts the last iterations before it replies."""
 _MAX_RETIRED_SOCKETS = 4
 FAILURES_TO_OPEN = 3
 FIRST_PAUSE_S = 1.0

@@ -252,9 +252,10 @@ class Job:
             case OrdersRefused():
                 return self._orders_refused(event.reason, is_remembered=event.is_remembered)
             case RankReleased():
-                return self._end(f"rank {event.pp_rank} was released")
+                return self._end(f"{self.description.rank_name(event.pp_rank, event.stage_rank)} {event.how}")
             case RankLost():
-                return self._end(f"rank {event.pp_rank} was lost: {event.reason}")
+                name = self.description.rank_name(event.pp_rank, event.stage_rank)
+                return self._end(f"{name} was lost: {event.reason}")
             case _:
                 assert_never(event)
 
