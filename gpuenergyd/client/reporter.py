@@ -39,7 +39,7 @@ _MAX_RETIRED_SOCKETS = 4
 FAILURES_TO_OPEN = 3
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
-SILENCE_TOLD_AFTER_S = 30.0
+SILENCE_REPORTED_AFTER_S = 30.0
 """A daemon that answers none of a rank's requests for so long is worth a line in the program's log."""
 
 logger = logging.getLogger("gpuenergyd.client")
@@ -87,7 +87,7 @@ class DaemonSilence:
     began_mono_s: float | None = None
     began_at: datetime | None = None
     error: Exception | None = None
-    is_told: bool = False
+    is_reported: bool = False
 
     def record_failure(self, error: Exception, now_mono_s: float, now: datetime) -> None:
         """Record a request without an answer."""
@@ -95,18 +95,18 @@ class DaemonSilence:
         if self.began_mono_s is None:
             self.began_mono_s, self.began_at = now_mono_s, now
 
-    def tell(self, now_mono_s: float) -> float | None:
+    def report(self, now_mono_s: float) -> float | None:
         """Return the length of the silence in seconds if it is to be told now."""
-        if self.is_told or self.began_mono_s is None or now_mono_s - self.began_mono_s < SILENCE_TOLD_AFTER_S:
+        if self.is_reported or self.began_mono_s is None or now_mono_s - self.began_mono_s < SILENCE_REPORTED_AFTER_S:
             return None
-        self.is_told = True
+        self.is_reported = True
         return now_mono_s - self.began_mono_s
 
     def end(self, now_mono_s: float) -> float | None:
         """Record an answer; return the length of the silence in seconds if it was told."""
-        began_mono_s, was_told = self.began_mono_s, self.is_told
-        self.began_mono_s, self.began_at, self.error, self.is_told = None, None, None, False
-        return now_mono_s - began_mono_s if was_told and began_mono_s is not None else None
+        began_mono_s, was_reported = self.began_mono_s, self.is_reported
+        self.began_mono_s, self.began_at, self.error, self.is_reported = None, None, None, False
+        return now_mono_s - began_mono_s if was_reported and began_mono_s is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Reporter:
         self._queue: queue.SimpleQueue[FinishedIteration | RankRegistration | None] = queue.SimpleQueue()
         self._launched_iteration_index = -1
         self._silence = DaemonSilence()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._is_reachable = False
         self._joined_job_id: str | None = None
         self._is_stopping = False
@@ -213,7 +213,7 @@ class Reporter:
                 self._attempt(self._register)
             if isinstance(queued, FinishedIteration):
                 self._attempt(partial(self._report, queued))
-            self._tell_silence()
+            self._report_silence()
         self._attempt(self._leave)
         self._attempt(self._close)
 
@@ -332,16 +332,16 @@ class Reporter:
         self._is_reachable = False
         if isinstance(error, ProtocolError | _ClockSocketError):
             self._record_answer()
-            self._tell_refusal(error)
+            self._report_refusal(error)
             return
         self._silence.record_failure(error, self._mono_s(), datetime.now(UTC))
         if self._joined_job_id is None and isinstance(error, FileNotFoundError | ConnectionRefusedError):
             self._warn_once(f"no daemon at {self._socket_path} ({error.strerror}); training continues at full speed")
-            self._silence.is_told = True
+            self._silence.is_reported = True
 
-    def _tell_silence(self) -> None:
+    def _report_silence(self) -> None:
         silence = self._silence
-        lasted_s = silence.tell(self._mono_s())
+        lasted_s = silence.report(self._mono_s())
         if lasted_s is not None and silence.began_at is not None:
             self._warn(
                 f"the daemon at {self._socket_path} has not answered for {lasted_s:.0f} s, since"
@@ -353,7 +353,7 @@ class Reporter:
         if silent_s is not None:
             self._warn(f"the daemon at {self._socket_path} answers again, after {silent_s:.0f} s")
 
-    def _tell_refusal(self, error: Exception) -> None:
+    def _report_refusal(self, error: Exception) -> None:
         """Log why the daemon does not follow this rank: each reason of a registration once, of reports only the first.
 
         Reasons of reports name instants, so that no two are the same.
@@ -369,8 +369,8 @@ class Reporter:
             self._warn_once(what, known_as="report")
 
     def _warn_once(self, text: str, *, known_as: str = "") -> None:
-        if (known_as or text) not in self._told:
-            self._told.add(known_as or text)
+        if (known_as or text) not in self._reported:
+            self._reported.add(known_as or text)
             self._warn(text)
 
     def _warn(self, text: str) -> None:

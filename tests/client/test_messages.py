@@ -10,7 +10,7 @@ import pytest
 
 from gpuenergyd.client.plans import PlanQueue
 from gpuenergyd.client.rank import RankClient, RankDescription
-from gpuenergyd.client.reporter import SILENCE_TOLD_AFTER_S, FinishedIteration, Reporter
+from gpuenergyd.client.reporter import SILENCE_REPORTED_AFTER_S, FinishedIteration, Reporter
 from gpuenergyd.client.timing.recorder import IterationTimes
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.messages import RankRegistration
@@ -155,7 +155,7 @@ class ReportingRank:
         self.reporter.stop(limit_s=WAIT_LIMIT_S)
 
 
-def test_a_silent_daemon_is_told_once_after_30_s_and_its_return_once(
+def test_a_silent_daemon_is_reported_once_after_30_s_and_its_return_once(
     daemon: FakeDaemon, caplog: pytest.LogCaptureFixture
 ) -> None:
     rank = ReportingRank(daemon)
@@ -172,7 +172,7 @@ def test_a_silent_daemon_is_told_once_after_30_s_and_its_return_once(
         assert lines_after(40.0) == []
     daemon.stop()
     assert lines_after(1.0) == []
-    assert lines_after(SILENCE_TOLD_AFTER_S - 1.0) == []
+    assert lines_after(SILENCE_REPORTED_AFTER_S - 1.0) == []
     (silent,) = lines_after(1.0)
     assert lines_after(300.0) == []
     daemon.start()

@@ -97,19 +97,19 @@ def train_by_means_of_its_own(_rank: int, socket_path: str) -> Any:
     schedule, step = one_stage()
     schedule._step_microbatches = schedule._merge_outputs = lambda *_args, **_kwargs: None
     handle = attach(schedule, job="titan", gpu_uuid="GPU-0", socket_path=socket_path)
-    told = []
+    num_lines = []
     for _ in range(NUM_STEPS):
         step()
-        told.append(len(lines.warnings))
+        num_lines.append(len(lines.warnings))
     handle.detach()
-    return told, lines.warnings
+    return num_lines, lines.warnings
 
 
-def test_a_schedule_whose_instructions_no_hook_sees_is_told_after_three_steps(tmp_path: Path) -> None:
+def test_a_schedule_whose_instructions_no_hook_sees_is_reported_after_three_steps(tmp_path: Path) -> None:
     with FakeDaemon(tmp_path) as daemon:
-        ((told, lines),) = run_ranks(1, tmp_path, train_by_means_of_its_own, daemon.socket_path)
+        ((num_lines, lines),) = run_ranks(1, tmp_path, train_by_means_of_its_own, daemon.socket_path)
 
-    assert told == [0, 0, 1, 1, 1, 1]
+    assert num_lines == [0, 0, 1, 1, 1, 1]
     assert lines == [
         (
             "gpuenergyd: job titan, rank 0: not followed: none of its instructions was seen in 3 steps: the program"

@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 
 from gpuenergyd.client.loop import LOOP_RANK, LoopJob  # noqa: E402  after the skip
 from gpuenergyd.client.phases.marks import MAX_PHASES  # noqa: E402  as above
-from gpuenergyd.client.phases.step_cycle import IRREGULAR_AFTER, StepCycle  # noqa: E402  as above
+from gpuenergyd.client.phases.step_cycle import STEPS_WITHOUT_CYCLE, StepCycle  # noqa: E402  as above
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder  # noqa: E402  as above
 from gpuenergyd_trainers.loop import UnmarkedLoop  # noqa: E402  as above
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon  # noqa: E402  as above
@@ -345,16 +345,16 @@ def test_a_loop_whose_forwards_no_hook_sees_has_iterations_from_step_to_step(gpu
         daemon.reports.get(timeout=WAIT_LIMIT_S)
 
 
-def test_a_loop_in_no_regular_turn_is_told_once(
+def test_a_loop_in_no_regular_turn_is_reported_once(
     gpu: Gpu, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rng, models = random.Random(1), Models(gpu)
     with unmarked_loop(daemon, monkeypatch):
-        for _ in range(3 * IRREGULAR_AFTER):
+        for _ in range(3 * STEPS_WITHOUT_CYCLE):
             rng.choice([models.of_critic, models.of_generator]).step()
 
-    (told,) = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")
-    assert told == (
+    (line,) = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")
+    assert line == (
         "gpuenergyd: this loop is not followed: 2 optimizers step in no regular turn, so its iterations are not known;"
         " mark them with gpuenergyd.job"
     )

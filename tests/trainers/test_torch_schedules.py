@@ -126,7 +126,7 @@ def check_executed(daemon: FakeDaemon, joined: list[Any], schedule_name: str) ->
 
 
 @pytest.mark.thorough
-def test_a_program_that_overlaps_in_a_function_of_its_own_is_told_once_that_it_is_not_followed(
+def test_a_program_that_overlaps_in_a_function_of_its_own_is_reported_once_as_not_followed(
     tmp_path: Path, daemon: FakeDaemon
 ) -> None:
     joined = run_ranks(NUM_RANKS, tmp_path, train, "dualpipev", daemon.socket_path, "of the program")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import gpuenergyd
 from gpuenergyd.client.environment import find_gpu_uuid, missing_gpu_reason
 from gpuenergyd.client.loop import LoopIteration, LoopJob, unmarked_job
-from gpuenergyd.client.phases.step_cycle import IRREGULAR_AFTER, StepCycle, StepTurn
+from gpuenergyd.client.phases.step_cycle import STEPS_WITHOUT_CYCLE, StepCycle, StepTurn
 from gpuenergyd.client.rank import has_clients
 from gpuenergyd.client.run_mark import delete_mark, record_obstacle
 from gpuenergyd.count_text import count_text
@@ -113,7 +113,7 @@ class UnmarkedLoop:
     def __init__(self, optimizers: Any) -> None:
         """Watch the optimizers of `torch.optim.optimizer`."""
         self._num_steps = 0
-        self._is_decided = self._is_told = False
+        self._is_decided = self._is_reported = False
         self._cycle = StepCycle()
         self._job: LoopJob | None = None
         optimizers.register_optimizer_step_pre_hook(self._before_step)
@@ -127,8 +127,8 @@ class UnmarkedLoop:
         try:
             if self._job is not None:
                 self._job.after_step(optimizer)
-                if self._cycle.num_without == IRREGULAR_AFTER and not self._is_told:
-                    self._tell_irregular()
+                if self._cycle.num_without == STEPS_WITHOUT_CYCLE and not self._is_reported:
+                    self._report_no_cycle()
             elif not self._is_decided:
                 self._decide(self._cycle.step(optimizer))
         except Exception as error:  # noqa: BLE001  never raise into a training step
@@ -150,8 +150,8 @@ class UnmarkedLoop:
         elif self._num_steps == _STEPS_BEFORE_JOINING:
             record_obstacle(f"the GPU of the training is not known ({missing_gpu_reason()})")
 
-    def _tell_irregular(self) -> None:
-        self._is_told = True
+    def _report_no_cycle(self) -> None:
+        self._is_reported = True
         delete_mark()
         logger.warning(
             "gpuenergyd: this loop is not followed: %s step in no regular turn, so its iterations are not known; mark"

@@ -206,14 +206,14 @@ class PhaseMarks:
     def follow_step(self, optimizer: Any, *, is_of_model: bool) -> None:
         """Take the step of any optimizer, which ends an iteration that nobody marks."""
         if self._cycle is not None:
-            self._take_turn(self._cycle.step(optimizer))
+            self._handle_turn(self._cycle.step(optimizer))
             self._shall_be_whole |= not is_of_model and self.has_several_optimizers
 
     def begin_turns(self, turn: StepTurn) -> None:
         """Begin after a step that has been taken before this loop was joined."""
         self._may_begin = turn is StepTurn.LAST
 
-    def _take_turn(self, turn: StepTurn) -> None:
+    def _handle_turn(self, turn: StepTurn) -> None:
         is_known = turn in {StepTurn.WITHIN, StepTurn.LAST}
         if is_known and self._may_begin and not self._is_in_iteration:  # no forward was seen since the last step
             self._begins_at_end = self._shall_be_whole = True

@@ -19,7 +19,7 @@ LONGEST_CYCLE = 32
 """Steps of an iteration; an alternation of 16 steps each is one."""
 _STEPS_KEPT = 4 * LONGEST_CYCLE
 """An optimizer that has not stepped for so long takes no part any more."""
-IRREGULAR_AFTER = 192
+STEPS_WITHOUT_CYCLE = 192
 """Steps without a cycle after which a loop is worth a line to its user."""
 _MISSES_LIMIT, _MISSES_PER_CYCLE = 2.0, 0.25
 

@@ -132,7 +132,7 @@ class TorchPhases:
         self._search()
 
     def _search_first(self) -> None:
-        """Take the first module of an iteration as the outermost one, whoever updates it."""
+        """Take the first module of an iteration as the outermost one, whatever optimizer updates it."""
         self._is_first_module = True
         self._stop_searching()
         for handle in self._root_handles:

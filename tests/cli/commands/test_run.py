@@ -90,7 +90,7 @@ input()
 """
 
 
-def test_a_program_that_joins_a_daemon_that_starts_later_was_not_told_to_run_without_one(tmp_path: Path) -> None:
+def test_a_program_that_joins_later_is_not_announced_as_one_without_a_daemon(tmp_path: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GPUENERGYD_")}
     daemon = FakeDaemon(tmp_path)
     program = [sys.executable, "-c", WAITS_AND_JOINS]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuenergyd.client.phases.step_cycle import IRREGULAR_AFTER, LONGEST_CYCLE, StepCycle, StepTurn
+from gpuenergyd.client.phases.step_cycle import LONGEST_CYCLE, STEPS_WITHOUT_CYCLE, StepCycle, StepTurn
 
 
 class Optimizer:
@@ -108,7 +108,7 @@ def test_an_optimizer_that_steps_no_more_takes_no_part() -> None:
 def test_steps_in_no_regular_turn_stay_unknown() -> None:
     loop, rng = Loop(), random.Random(2)
     loop.run("DG")
-    turns = loop.run(rng.choice("DG") for _ in range(3 * IRREGULAR_AFTER))
+    turns = loop.run(rng.choice("DG") for _ in range(3 * STEPS_WITHOUT_CYCLE))
 
-    assert turns.count("|") < 3 * IRREGULAR_AFTER / 20
-    assert loop.cycle.num_without > IRREGULAR_AFTER
+    assert turns.count("|") < 3 * STEPS_WITHOUT_CYCLE / 20
+    assert loop.cycle.num_without > STEPS_WITHOUT_CYCLE

@@ -117,12 +117,12 @@ def test_the_iterations_of_the_last_line_are_those_of_the_report_and_replicas_ha
     run(["report", "--database", str(daemon.database_path)])
     table = capsys.readouterr().out
 
-    (told,) = re.findall(r"\) ended .*, after (\d+) iterations", printed)
-    assert int(told) == job["num_iterations"] > 0
-    assert f"after {told} iterations" in job["outcome_reason"]
+    (number,) = re.findall(r"\) ended .*, after (\d+) iterations", printed)
+    assert int(number) == job["num_iterations"] > 0
+    assert f"after {number} iterations" in job["outcome_reason"]
     assert (status["job_name"], status["replica_name"]) == ("ddp", "ddp rank 0")
     assert "ddp rank 0 (" in shown
-    assert table.startswith(f"ddp rank 0: loop, 1 GPU, 1 microbatch, policy bubble-aware, {told} iterations\n")
+    assert table.startswith(f"ddp rank 0: loop, 1 GPU, 1 microbatch, policy bubble-aware, {number} iterations\n")
 
 
 @pytest.mark.parametrize("is_reaped", [False, True])
@@ -133,7 +133,7 @@ def test_the_iterations_of_the_last_line_are_those_of_the_report_and_replicas_ha
         ("import os; os.kill(os.getpid(), 9)", ProcessEnd("was killed by SIGKILL", is_failure=True)),
     ],
 )
-def test_the_end_of_a_process_is_known_as_far_as_the_kernel_tells(
+def test_the_status_of_an_ended_process_is_found_where_the_kernel_keeps_it(
     program: str, end: ProcessEnd, *, is_reaped: bool
 ) -> None:
     with subprocess.Popen([sys.executable, "-c", program]) as process:

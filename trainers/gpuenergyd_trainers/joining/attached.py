@@ -32,7 +32,7 @@ class AttachedObjects(Generic[H]):
 
     def __init__(self) -> None:
         self._handles: WeakValueDictionary[int, H] = WeakValueDictionary()
-        self._told: WeakSet[H] = WeakSet()
+        self._reported: WeakSet[H] = WeakSet()
 
     def add(self, target: object, handle: H) -> None:
         """Note a handle of an object."""
@@ -45,8 +45,8 @@ class AttachedObjects(Generic[H]):
     def find(self, target: object, target_name: str) -> H | None:
         """Return the handle of an object that is attached, and tell the user at the first time; None for another."""
         handle = self._handles.get(id(target))
-        if handle is not None and handle not in self._told:
-            self._told.add(handle)
+        if handle is not None and handle not in self._reported:
+            self._reported.add(handle)
             logger.log(
                 logging.WARNING if handle.is_first else logging.INFO,
                 "gpuenergyd: job %s: %s is attached already: this attach returns the same handle, and its arguments"
