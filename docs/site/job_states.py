@@ -52,7 +52,7 @@ _RULES = JobRules(
 _RARE_RATIO = 0.05
 _RARE_EVENTS: tuple[Event, ...] = (
     RankReleased(0),
-    RankLost(0, "died"),
+    RankLost(0, "killed"),
     RankChangedMicrobatches(0, _SCHEDULE.orders[0], 2),
     ControlLost("no GPU worker"),
     ProfilingPermissionChanged("too expensive"),
@@ -79,8 +79,8 @@ _EXPLANATIONS = {
     ("OperatorOrdered", JobPhase.PAUSED): "an operator paused the job",
     ("OperatorOrdered", JobPhase.FALLBACK): "an operator resumed the job",
     ("OperatorOrdered", JobPhase.PROFILING): "an operator ordered another policy",
-    ("RankReleased", JobPhase.ENDED): "a rank was released",
-    ("RankLost", JobPhase.ENDED): "a rank's process died",
+    ("RankReleased", JobPhase.ENDED): "a rank was released, or its process ended",
+    ("RankLost", JobPhase.ENDED): "a rank's process failed",
 }
 
 _AFTER_ITERATION = {

@@ -9,6 +9,7 @@ from typing import Any, Self
 from gpuenergyd.client.environment import find_gpu_uuid, find_rank, find_run_key
 from gpuenergyd.client.loop_exchange import start_loop_exchange
 from gpuenergyd.client.phases.marks import MAX_PHASES, PhaseMarks
+from gpuenergyd.client.phases.step_cycle import StepCycle, StepTurn
 from gpuenergyd.client.phases.torch_hooks import TorchPhases
 from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.client.timing.cuda import loaded_cuda_device
@@ -36,7 +37,7 @@ class LoopJob:
         socket_path: str | None,
         timer: InstructionTimer | None = None,
         finds_phases: bool = True,
-        begins_at_forward: bool = False,
+        cycle: StepCycle | None = None,
         registers_steps: bool = True,
     ) -> None:
         self._rank = rank
@@ -45,7 +46,7 @@ class LoopJob:
         self._timer = timer
         self._finds_phases = finds_phases
         self._registers_steps = registers_steps
-        self._marks = PhaseMarks(begins_at_forward=begins_at_forward)
+        self._marks = PhaseMarks(cycle=cycle)
         self._hooks: TorchPhases | None = None
         self._client: RankClient | None = None
         self._stop_exchange: Callable[[], None] | None = None
@@ -101,7 +102,7 @@ class LoopJob:
         timer = self._timer if device is None or self._timer else DeviceRecorder(device, capacity=MAX_PHASES)
         client = RankClient(rank, socket_path=self._socket_path, timer=timer, learn_times=self._marks.learn_times)
         self._marks.follow(client)
-        self._hooks = self._find_phases() if gpu_uuid is not None and self._finds_phases else None
+        self._hooks = self._find_phases() if client.is_managed and self._finds_phases else None
         if self._hooks is None:
             self._marks.register_whole()
         self._stop_exchange = start_loop_exchange(
@@ -113,6 +114,18 @@ class LoopJob:
     def phases(self) -> TorchPhases | None:
         """The hooks that find the phases; None without any."""
         return self._hooks
+
+    def join_after(self, turn: StepTurn) -> None:
+        """Join a loop that marks nothing, after a step of its optimizers."""
+        self.join()
+        self._marks.begin_turns(turn)
+
+    def after_step(self, optimizer: Any) -> None:
+        """Take a step of an optimizer of a loop that marks nothing."""
+        if self._hooks is not None:
+            self._hooks.after_step(optimizer)
+        else:
+            self._marks.follow_step(optimizer, is_of_model=True)
 
     def _find_phases(self) -> TorchPhases | None:
         """Return the hooks; None where the program has not loaded torch, or an unknown version of it."""
@@ -180,9 +193,9 @@ def job(
     return LoopJob(rank, run_key=run_key, socket_path=socket_path, finds_phases=phases)
 
 
-def unmarked_job() -> LoopJob:
+def unmarked_job(cycle: StepCycle) -> LoopJob:
     """Return the job of a loop that does not mark its iterations; all options come from the environment.
 
-    The caller passes its optimizers' steps on to `LoopJob.phases`.
+    The caller passes its optimizers' steps on to `LoopJob.phases` before, and to `LoopJob.after_step` after them.
     """
-    return LoopJob(LOOP_RANK, run_key=None, socket_path=None, begins_at_forward=True, registers_steps=False)
+    return LoopJob(LOOP_RANK, run_key=None, socket_path=None, cycle=cycle, registers_steps=False)

@@ -3,6 +3,7 @@
 import atexit
 import logging
 import os
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from gpuenergyd.client.order_agreement import OpenRegister, OrderAgreement
 from gpuenergyd.client.order_register import OrderRegister
 from gpuenergyd.client.plans import NO_PLAN, AgreedPlans, PlannedClocks, PlanQueue, PreparedPlan
 from gpuenergyd.client.reporter import FinishedIteration, Reporter
+from gpuenergyd.client.run_mark import delete_mark, record_obstacle
 from gpuenergyd.client.tags import MAX_TAGS, find_tags
 from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
@@ -178,14 +180,26 @@ class RankClient:
         """Why this rank takes no other order."""
         self.total_errors = 0
         """Exceptions of this client that were suppressed so far."""
-        if rank.gpu_uuid is None:
+        if rank.gpu_uuid is not None and (other := _client_on(rank.gpu_uuid)) is not None:
+            self._is_inert = True
+            logger.warning(
+                "gpuenergyd: job %s: this process is a rank of job %s on the same GPU already, which goes on; this one"
+                " is ignored",
+                options.job_name,
+                other.job_name,
+            )
+        elif rank.gpu_uuid is None:
             logger.warning(
                 "gpuenergyd: job %s, rank %d: no GPU UUID (%s); training continues unmanaged",
                 options.job_name,
-                rank.pp_rank,
+                rank.dp_rank if rank.num_dp_ranks > 1 else rank.pp_rank,
                 missing_gpu_reason(),
             )
+            delete_mark()
+        elif not order:
+            record_obstacle("the training ended before the instructions of its iterations were known")
         _live_clients.add(self)
+        _release_at_end_of_child()
         if order:
             self.register(order)
 
@@ -208,6 +222,21 @@ class RankClient:
     def job_name(self) -> str:
         """Name of the job in reports."""
         return self._registration.job_name
+
+    @property
+    def gpu_uuid(self) -> str:
+        """UUID of this rank's GPU; empty for a rank without one, or one whose GPU the daemon finds."""
+        return self._registration.gpu_uuid
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first rank of the training, which speaks to the user."""
+        return self._is_first
+
+    @property
+    def is_managed(self) -> bool:
+        """Whether the rank has a GPU that it alone follows plans for, and has not left its job."""
+        return not self._is_inert
 
     @property
     def plan_epoch(self) -> int:
@@ -499,11 +528,17 @@ class RankClient:
 
 
 _live_clients: "weakref.WeakSet[RankClient]" = weakref.WeakSet()
+_pid_with_end = 0
 
 
 def has_clients() -> bool:
     """Return whether any part of this process has joined a job."""
     return bool(_live_clients)
+
+
+def _client_on(gpu_uuid: str) -> RankClient | None:
+    """Return the client of this process that is a rank on a GPU; None without one."""
+    return next((own for own in list(_live_clients) if own.is_managed and own.gpu_uuid == gpu_uuid), None)
 
 
 def _seconds_until(mono_ns: int) -> float:
@@ -513,6 +548,18 @@ def _seconds_until(mono_ns: int) -> float:
 def _release_all() -> None:
     for client in list(_live_clients):
         client.release()
+
+
+def _release_at_end_of_child() -> None:
+    """Have a process of `multiprocessing` leave at its end, where `atexit` calls nothing."""
+    global _pid_with_end  # noqa: PLW0603  once per process, like the registrations below
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is None or processes.parent_process() is None or _pid_with_end == os.getpid():
+        return
+    from multiprocessing.util import Finalize  # noqa: PLC0415  loaded in such a process only
+
+    _pid_with_end = os.getpid()
+    Finalize(None, _release_all, exitpriority=0)
 
 
 def _disable_all_in_child() -> None:

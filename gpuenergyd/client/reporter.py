@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -21,10 +22,10 @@ from time import monotonic
 from gpuenergyd.client.connection import CONNECT_LIMIT_S, HttpConnection, close_descriptor, refusal_reason
 from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.client.plans import PlanQueue, prepare
-from gpuenergyd.client.run_mark import record_joined
+from gpuenergyd.client.run_mark import delete_mark
 from gpuenergyd.client.timing.recorder import RecordedIteration
 from gpuenergyd.count_text import count_text
-from gpuenergyd.errors import ProtocolError
+from gpuenergyd.errors import GpuEnergyError, ProtocolError
 from gpuenergyd.wire.client_codec import decode_iteration_reply, decode_registered, decode_released, encode
 from gpuenergyd.wire.clock_request import TOKEN_BYTES
 from gpuenergyd.wire.messages import IterationReport, RankRegistered, RankRegistration, RankRelease
@@ -32,17 +33,24 @@ from gpuenergyd.wire.messages import IterationReport, RankRegistered, RankRegist
 REGISTRATION_LIMIT_S = 2.0
 REPORT_LIMIT_S = 1.0
 """Only the reporter thread waits: on a busy host a reply may be late, and a lost reply loses a plan."""
-_RELEASE_LIMIT_S = 0.25
+_RELEASE_LIMIT_S = 0.7
+"""At the end; the daemon counts the last iterations before it replies."""
 _MAX_RETIRED_SOCKETS = 4
 FAILURES_TO_OPEN = 3
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
+SILENCE_REPORTED_AFTER_S = 30.0
+"""A daemon that answers none of a rank's requests for so long is worth a line in the program's log."""
 
 logger = logging.getLogger("gpuenergyd.client")
 
 
 class _RefusedError(ProtocolError):
     """The daemon refused the registration; the message is its reason."""
+
+
+class _ClockSocketError(GpuEnergyError):
+    """The daemon answers, but its clock socket cannot be reached."""
 
 
 @dataclass(slots=True)
@@ -67,6 +75,38 @@ class CircuitBreaker:
         if self.num_failures >= FAILURES_TO_OPEN:
             doublings = min(self.num_failures - FAILURES_TO_OPEN, 10)
             self.closed_again_mono_s = now_mono_s + min(FIRST_PAUSE_S * 2.0**doublings, LONGEST_PAUSE_S)
+
+
+@dataclass(slots=True)
+class DaemonSilence:
+    """How long the daemon has answered none of a rank's requests, to be told once when it is long, and once at its end.
+
+    Instants are of a monotonic clock in seconds; `began_at` is the same on the wall clock, for people.
+    """
+
+    began_mono_s: float | None = None
+    began_at: datetime | None = None
+    error: Exception | None = None
+    is_reported: bool = False
+
+    def record_failure(self, error: Exception, now_mono_s: float, now: datetime) -> None:
+        """Record a request without an answer."""
+        self.error = error
+        if self.began_mono_s is None:
+            self.began_mono_s, self.began_at = now_mono_s, now
+
+    def report(self, now_mono_s: float) -> float | None:
+        """Return the length of the silence in seconds if it is to be told now."""
+        if self.is_reported or self.began_mono_s is None or now_mono_s - self.began_mono_s < SILENCE_REPORTED_AFTER_S:
+            return None
+        self.is_reported = True
+        return now_mono_s - self.began_mono_s
+
+    def end(self, now_mono_s: float) -> float | None:
+        """Record an answer; return the length of the silence in seconds if it was told."""
+        began_mono_s, was_reported = self.began_mono_s, self.is_reported
+        self.began_mono_s, self.began_at, self.error, self.is_reported = None, None, None, False
+        return now_mono_s - began_mono_s if was_reported and began_mono_s is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +134,11 @@ class Reporter:
         *,
         socket_path: str | None = None,
         is_first: bool = True,
+        mono_s: Callable[[], float] = monotonic,
     ) -> None:
         self._registration = registration
         self._is_first = is_first
+        self._mono_s = mono_s
         self._plans = plans
         self._socket_path_wanted = socket_path
         self._connection: HttpConnection | None = None
@@ -104,7 +146,9 @@ class Reporter:
         self._registered: RankRegistered | None = None
         self._queue: queue.SimpleQueue[FinishedIteration | RankRegistration | None] = queue.SimpleQueue()
         self._launched_iteration_index = -1
-        self._is_reachable: bool | None = None
+        self._silence = DaemonSilence()
+        self._reported: set[str] = set()
+        self._is_reachable = False
         self._joined_job_id: str | None = None
         self._is_stopping = False
         self._retired_sockets: deque[socket.socket] = deque()
@@ -169,6 +213,7 @@ class Reporter:
                 self._attempt(self._register)
             if isinstance(queued, FinishedIteration):
                 self._attempt(partial(self._report, queued))
+            self._report_silence()
         self._attempt(self._leave)
         self._attempt(self._close)
 
@@ -251,11 +296,11 @@ class Reporter:
             clock_socket.setblocking(False)
         except OSError as error:
             clock_socket.close()
-            raise OSError(f"clock socket {path}: {error.strerror or error}") from None
+            raise _ClockSocketError(f"clock socket {path}: {error.strerror or error}") from None
         return clock_socket
 
     def _post(self, path: str, body: bytes, limit_s: float) -> tuple[int, bytes] | None:
-        if self._connection is None or not self._breaker.may_try(monotonic()):
+        if self._connection is None or not self._breaker.may_try(self._mono_s()):
             return None
         return self._connection.request("POST", path, body, limit_s=_RELEASE_LIMIT_S if self._is_stopping else limit_s)
 
@@ -268,29 +313,79 @@ class Reporter:
 
     def _record_success(self) -> None:
         self._breaker.record_success()
-        path = self._connection.socket_path if self._connection else ""
+        path = self._socket_path
         if not self._is_reachable:
             logger.info("gpuenergyd: rank %d registered with the daemon at %s", self._registration.pp_rank, path)
         self._is_reachable = True
+        self._record_answer()
         registered = self._registered
         if registered is not None and registered.job_id != self._joined_job_id:
             self._joined_job_id = registered.job_id
             what = f"job {self._registration.job_name} ({registered.job_id}) joined the daemon at {path}"
             self._inform(f"{what}: {registered.message}" if registered.message else what)
-            record_joined()
+            delete_mark()
 
     def _record_failure(self, error: Exception) -> None:
-        self._breaker.record_failure(monotonic())
+        self._breaker.record_failure(self._mono_s())
         if self._connection is not None:
             self._connection.close()
-        if self._is_reachable is not False:
-            path = self._connection.socket_path if self._connection else find_socket_path(self._socket_path_wanted)
-            if isinstance(error, _RefusedError):
-                what = f"the daemon at {path} refused rank {self._registration.pp_rank}: {error}"
-            else:
-                what = f"cannot reach daemon at {path} ({error})"
-            logger.warning("gpuenergyd: %s; training continues untuned", what)
         self._is_reachable = False
+        if isinstance(error, ProtocolError | _ClockSocketError):
+            self._record_answer()
+            self._report_refusal(error)
+            return
+        self._silence.record_failure(error, self._mono_s(), datetime.now(UTC))
+        if self._joined_job_id is None and isinstance(error, FileNotFoundError | ConnectionRefusedError):
+            self._warn_once(f"no daemon at {self._socket_path} ({error.strerror}); training continues at full speed")
+            self._silence.is_reported = True
+
+    def _report_silence(self) -> None:
+        silence = self._silence
+        lasted_s = silence.report(self._mono_s())
+        if lasted_s is not None and silence.began_at is not None:
+            self._warn(
+                f"the daemon at {self._socket_path} has not answered for {lasted_s:.0f} s, since"
+                f" {silence.began_at:%H:%M:%S} UTC ({silence.error}); training continues"
+            )
+
+    def _record_answer(self) -> None:
+        silent_s = self._silence.end(self._mono_s())
+        if silent_s is not None:
+            self._warn(f"the daemon at {self._socket_path} answers again, after {silent_s:.0f} s")
+
+    def _report_refusal(self, error: Exception) -> None:
+        """Log why the daemon does not follow this rank: each reason of a registration once, of reports only the first.
+
+        Reasons of reports name instants, so that no two are the same.
+        """
+        if isinstance(error, _RefusedError):
+            self._warn_once(
+                f"the daemon at {self._socket_path} refused this rank: {error}; training continues at full speed"
+            )
+        elif isinstance(error, _ClockSocketError):
+            self._warn_once(f"clocks cannot be requested ({error}); training continues at full speed")
+        else:
+            what = f"the daemon at {self._socket_path} refused a report: {error}; training continues"
+            self._warn_once(what, known_as="report")
+
+    def _warn_once(self, text: str, *, known_as: str = "") -> None:
+        if (known_as or text) not in self._reported:
+            self._reported.add(known_as or text)
+            self._warn(text)
+
+    def _warn(self, text: str) -> None:
+        delete_mark()
+        logger.warning("gpuenergyd: job %s, %s: %s", self._registration.job_name, self._rank_name, text)
+
+    @property
+    def _socket_path(self) -> str:
+        return self._connection.socket_path if self._connection else find_socket_path(self._socket_path_wanted)
+
+    @property
+    def _rank_name(self) -> str:
+        """This rank in messages: of a plain loop the process, of a pipeline the stage."""
+        own = self._registration
+        return f"rank {own.dp_rank if own.num_dp_ranks > 1 else own.pp_rank}"
 
     def _inform(self, text: str) -> None:
         """Log a line for the user, once per training; programs that log no information get it on stderr."""
@@ -303,7 +398,7 @@ class Reporter:
                 sys.stderr.write(f"gpuenergyd: {text}\n")
 
     def _leave(self) -> None:
-        if self._registered is not None and self._connection is not None and self._is_reachable:
+        if self._registered is not None and self._connection is not None:
             body = encode(RankRelease(self._registered.rank_token, self.reorder_refusal))
             with contextlib.suppress(OSError, ProtocolError):
                 status, reply = self._connection.request("POST", "/v1/release", body, limit_s=_RELEASE_LIMIT_S)

@@ -1,7 +1,8 @@
 """The mark of `gpuenergyd run`: a file that lasts until a rank of the program joins the daemon.
 
 The program's first process creates it if that is a Python process, and reports at its end that nothing has joined if
-the file is still there. The processes of ranks are its descendants and inherit the variable.
+the file is still there. The processes of ranks are its descendants and inherit the variable; they write into the file
+why they have not joined.
 """
 
 import atexit
@@ -15,13 +16,27 @@ from gpuenergyd.client.environment import find_socket_path
 MARK_VARIABLE = "GPUENERGYD_RUN_MARK"
 """Variable with the pid of the program's first process and the path of the file, separated by a colon."""
 
+_NO_TRAINING = (
+    "no process of the program ran a training step, of an optimizer of torch or of a supported framework; other loops"
+    " join with gpuenergyd.job"
+)
 
-def record_joined() -> None:
-    """Delete the mark, because a rank has joined."""
+
+def delete_mark() -> None:
+    """Delete the mark: a rank has joined, or has told in its own log why it does not."""
     mark = _mark()
     if mark is not None:
         with contextlib.suppress(OSError):
             mark[1].unlink()
+
+
+def record_obstacle(reason: str) -> None:
+    """Note why this process has not joined, as a sentence; a later reason replaces it. Nothing if a rank has joined."""
+    mark = _mark()
+    if mark is not None:
+        with contextlib.suppress(OSError), mark[1].open("r+", encoding="utf-8") as file:
+            file.write(reason)
+            file.truncate()
 
 
 def watch_for_ranks() -> None:
@@ -38,11 +53,10 @@ def _report_if_marked(pid: int, path: Path) -> None:
     if os.getpid() != pid:  # a fork of the program's first process
         return
     with contextlib.suppress(OSError, ValueError, AttributeError):
+        reason = path.read_text(encoding="utf-8") or _NO_TRAINING
         path.unlink()
         sys.stderr.write(
-            f"gpuenergyd: nothing joined the daemon at {find_socket_path()}, so clocks stayed as they were: no training"
-            " step of torch.distributed.pipelining, DeepSpeed, Lightning or Hugging Face ran with a known GPU; any"
-            " other loop joins with gpuenergyd.job\n"
+            f"gpuenergyd: nothing joined the daemon at {find_socket_path()}, so clocks stayed as they were: {reason}\n"
         )
 
 

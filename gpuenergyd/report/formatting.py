@@ -1,6 +1,7 @@
 """Numbers as text for people: with units by size, ratios as percentages, and a dash for missing values."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpuenergyd.core.job.measurements.savings import Interval
@@ -8,6 +9,11 @@ if TYPE_CHECKING:
 JOULES_PER_KWH = 3.6e6
 MISSING = "-"
 """Shown for values that were not measured; never 0."""
+
+
+def replica_name_of(job: Mapping[str, Any]) -> str:
+    """Return the name of a job in a status, with its rank where the training has several jobs of this name."""
+    return str(job.get("replica_name") or job["job_name"])  # older daemons have none
 
 
 def time_text(time_s: float | None) -> str:

@@ -1,12 +1,19 @@
-"""The lines for the user at joining and at the end: once per training, in the program's log or on stderr."""
+"""The lines for the user: at joining, at the end, and while the daemon does not answer."""
 
 import logging
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gpuenergyd.client.plans import PlanQueue
 from gpuenergyd.client.rank import RankClient, RankDescription
+from gpuenergyd.client.reporter import SILENCE_REPORTED_AFTER_S, FinishedIteration, Reporter
+from gpuenergyd.client.timing.recorder import IterationTimes
+from gpuenergyd.wire import PROTOCOL_VERSION
+from gpuenergyd.wire.messages import RankRegistration
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
 from tests.support.waiting import wait_until
 
@@ -86,3 +93,95 @@ def test_a_job_that_ended_early_is_announced_once(daemon: FakeDaemon, capsys: py
     wait_until(has_ended)
 
     assert printed.splitlines()[-1] == "gpuenergyd: job gpt (job-1) ended while profiling, after 20 iterations"
+
+
+class GatedIteration:
+    """Times of an iteration, which the reporter's thread gets once the gate is open."""
+
+    def __init__(self) -> None:
+        self.is_reached, self.gate = threading.Event(), threading.Event()
+
+    def times(self) -> IterationTimes:
+        """Return the times once the gate is open."""
+        self.is_reached.set()
+        assert self.gate.wait(WAIT_LIMIT_S)
+        now_ns = time.monotonic_ns()
+        return IterationTimes(now_ns, now_ns, now_ns, (("F", 0, 0, now_ns, now_ns),))
+
+    def free(self) -> None:
+        """Return the memory to no timer."""
+
+
+class ReportingRank:
+    """A rank whose clock a test sets, and whose reports are handled one by one."""
+
+    def __init__(self, daemon: FakeDaemon) -> None:
+        self.now_s = 1000.0
+        registration = RankRegistration(
+            protocol_version=PROTOCOL_VERSION,
+            job_name="gpt",
+            run_key="1",
+            pp_rank=2,
+            num_pp_ranks=4,
+            dp_rank=0,
+            schedule_name="1f1b",
+            num_microbatches=1,
+            num_chunks=1,
+            order=(("F", 0, 0),),
+            gpu_uuid="GPU-1",
+        )
+        self.reporter = Reporter(
+            registration, PlanQueue(), socket_path=daemon.socket_path, is_first=False, mono_s=lambda: self.now_s
+        )
+        self._num_queued = 0
+        self._next = self._queue()
+
+    def _queue(self) -> GatedIteration:
+        iteration = GatedIteration()
+        self.reporter.put(FinishedIteration(self._num_queued, 0, 0, 0, "", iteration), launched_iteration_index=0)
+        self._num_queued += 1
+        assert iteration.is_reached.wait(WAIT_LIMIT_S)
+        return iteration
+
+    def report_after(self, seconds: float) -> None:
+        """Have the clock go on and an iteration reported; return when the reporter has handled it."""
+        self.now_s += seconds
+        self._next.gate.set()
+        self._next = self._queue()
+
+    def close(self) -> None:
+        """Leave the job."""
+        self._next.gate.set()
+        self.reporter.stop(limit_s=WAIT_LIMIT_S)
+
+
+def test_a_silent_daemon_is_reported_once_after_30_s_and_its_return_once(
+    daemon: FakeDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    rank = ReportingRank(daemon)
+
+    def lines_after(seconds: float) -> list[str]:
+        caplog.clear()
+        rank.report_after(seconds)
+        return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+    for _ in range(30):  # a daemon that is away for a moment, again and again
+        daemon.stop()
+        assert lines_after(1.0) == []
+        daemon.start()
+        assert lines_after(40.0) == []
+    daemon.stop()
+    assert lines_after(1.0) == []
+    assert lines_after(SILENCE_REPORTED_AFTER_S - 1.0) == []
+    (silent,) = lines_after(1.0)
+    assert lines_after(300.0) == []
+    daemon.start()
+    (answers,) = lines_after(60.0)
+    assert lines_after(1.0) == []
+    rank.close()
+
+    assert silent.startswith(
+        f"gpuenergyd: job gpt, rank 2: the daemon at {daemon.socket_path} has not answered for 30 s, since "
+    )
+    assert silent.endswith("; training continues")
+    assert answers == f"gpuenergyd: job gpt, rank 2: the daemon at {daemon.socket_path} answers again, after 390 s"

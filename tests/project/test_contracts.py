@@ -147,7 +147,7 @@ STATUS = {
         " outcome outcome_reason own_time_s phase phase_reason pipeline pipeline_refusal plan_energy_j plan_id"
         " plan_iteration_time_s plan_purpose plan_reason"
         " policy policy_source predicted_energy_j predicted_iteration_time_s predicted_saving_basis"
-        " predicted_peak_w predicted_ramp_w_per_s predicted_swing_rms_w predicted_trough_w"
+        " replica_name predicted_peak_w predicted_ramp_w_per_s predicted_swing_rms_w predicted_trough_w"
         " predicted_saving_high_ratio predicted_saving_low_ratio predicted_saving_ratio ranks"
         " retry_in_iterations saving_interval saving_ratio schedule slowdown_interval slowdown_ratio straggler"
         " straggler_iteration_energy_j straggler_reason straggler_since_s straggler_time_s target"

@@ -1,5 +1,6 @@
 """Torch pipelines in forked gloo processes for tests: each rank runs a function and returns its result."""
 
+import logging
 import multiprocessing
 import os
 import pickle
@@ -59,6 +60,19 @@ def run_ranks(
             process.join()
         for receiver in receivers:
             receiver.close()
+
+
+class LoggedLines(logging.Handler):
+    """The lines of this project that a process logs for its user."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.warnings: list[str] = []
+        logging.getLogger("gpuenergyd").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        self.warnings.append(record.getMessage())
 
 
 class Pace:

@@ -110,6 +110,21 @@ def test_after_detaching_the_graph_is_replayed_alone(program: Program) -> None:
     assert program.device.graphs.num_unknown_replays == 2
 
 
+def test_a_second_attach_returns_the_handle_of_the_first_and_says_so_once(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    handle = program.attach()
+
+    assert program.attach() is handle
+    assert program.attach() is handle
+    assert len([r for r in caplog.records if "is attached already" in r.getMessage()]) == 1
+    handle.detach()
+    again = program.attach()
+    assert again is not handle
+    assert again.is_attached
+    again.detach()
+
+
 def test_a_replay_that_raises_is_not_reported_and_the_error_passes_through(program: Program) -> None:
     handle = program.attach()
 

@@ -179,7 +179,7 @@ def test_a_rank_that_cannot_join_is_named_by_the_environment_too(
     def describe() -> PipelineRank:
         raise ValueError("no stage")
 
-    join(JoinOptions(), describe, lambda _rank: pytest.fail("joined"), target_name="this schedule")
+    join(JoinOptions(), describe, lambda _rank: pytest.fail("joined"), target=object(), target_name="this schedule")
 
     assert "job named-outside: this schedule cannot be joined" in caplog.text
     assert daemon.registrations.empty()

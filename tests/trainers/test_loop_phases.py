@@ -3,9 +3,10 @@
 import copy
 import gc
 import pickle
+import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -18,6 +19,7 @@ torch = pytest.importorskip("torch")
 
 from gpuenergyd.client.loop import LOOP_RANK, LoopJob  # noqa: E402  after the skip
 from gpuenergyd.client.phases.marks import MAX_PHASES  # noqa: E402  as above
+from gpuenergyd.client.phases.step_cycle import STEPS_WITHOUT_CYCLE, StepCycle  # noqa: E402  as above
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder  # noqa: E402  as above
 from gpuenergyd_trainers.loop import UnmarkedLoop  # noqa: E402  as above
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon  # noqa: E402  as above
@@ -208,35 +210,190 @@ def test_short_phases_get_no_clock_of_their_own(gpu: Gpu, daemon: FakeDaemon) ->
 
 
 def test_a_loop_that_marks_nothing_has_the_same_phases(gpu: Gpu, daemon: FakeDaemon) -> None:
-    with joined(daemon, gpu, begins_at_forward=True) as job:
+    with joined(daemon, gpu, cycle=StepCycle()) as job:
         job.join()
         assert train(job, gpu, daemon, marks_iterations=False) == ALL
+
+
+@dataclass
+class Models:
+    """Two models that are trained in turn."""
+
+    gpu: Gpu
+
+    def __post_init__(self) -> None:
+        self.generator, self.critic = self.gpu.model(), self.gpu.model()
+        self.of_generator, self.of_critic = self.gpu.optimizer(self.generator), self.gpu.optimizer(self.critic)
+
+    def step_critic(self) -> None:
+        """Train the critic on what the generator makes."""
+        made = self.generator(torch.ones(2, 4)).detach()
+        self.critic(made).square().mean().backward()
+        self.of_critic.step()
+
+    def step_generator(self) -> None:
+        """Train the generator through the critic."""
+        self.critic(self.generator(torch.ones(2, 4))).square().mean().backward()
+        self.of_generator.step()
+
+
+def run_iterations(gpu: Gpu, body: Callable[[], None], number: int) -> None:
+    for _ in range(number):
+        gpu.device.work(D_MS)
+        body()
+        gpu.device.sleep(2.0)
+
+
+def durations_ms(daemon: FakeDaemon, number: int) -> list[dict[str, int]]:
+    """Return the durations of the instructions of the next reports, by their kinds."""
+    reports = [daemon.reports.get(timeout=WAIT_LIMIT_S) for _ in range(number)]
+    return [{row[0]: round((row[4] - row[3]) / 1e6) for row in report["instructions"]} for report in reports]
+
+
+@pytest.mark.parametrize("num_critic_steps", [1, 5])
+def test_a_loop_of_two_models_has_one_instruction_per_round(
+    gpu: Gpu, daemon: FakeDaemon, num_critic_steps: int
+) -> None:
+    models = Models(gpu)
+
+    def body() -> None:
+        for _ in range(num_critic_steps):
+            models.step_critic()
+        models.step_generator()
+
+    with joined(daemon, gpu, cycle=StepCycle()) as job:
+        job.join()
+        run_iterations(gpu, body, 5)
+        registrations = [daemon.registrations.get(timeout=WAIT_LIMIT_S)]
+        wait_until(lambda: daemon.reports.qsize() >= 2)
+        while not daemon.registrations.empty():
+            registrations.append(daemon.registrations.get())
+        reports = durations_ms(daemon, daemon.reports.qsize())
+
+    critic_ms = 2 * F_MS + B_MS + gpu.communication_ms + O_MS
+    generator_ms = 2 * (F_MS + B_MS + gpu.communication_ms) + O_MS
+    assert registrations[-1]["order"] == [["F", 0, 0]]
+    assert reports[-1] == {"F": round(num_critic_steps * critic_ms + generator_ms)}
+
+
+def test_a_second_model_that_comes_late_ends_the_phases_of_the_first(gpu: Gpu, daemon: FakeDaemon) -> None:
+    with joined(daemon, gpu, cycle=StepCycle()) as job:
+        job.join()
+        model = gpu.model()
+        assert train(job, gpu, daemon, model=model, marks_iterations=False) == ALL
+        models = Models(gpu)
+
+        def body() -> None:
+            plain_step(model, models.of_critic, torch.ones(2, 4))
+            models.step_generator()
+
+        run_iterations(gpu, body, 6)
+
+        assert daemon.registrations.get(timeout=WAIT_LIMIT_S)["order"] == [["F", 0, 0]]
+
+
+def test_optimizers_of_one_model_that_step_together_leave_its_phases(gpu: Gpu, daemon: FakeDaemon) -> None:
+    model = gpu.model()
+    others = [gpu.optimizer(part) for part in (model[0], model[1])]
+
+    def step(_model: Any, _optimizer: Any, batch: Any) -> None:
+        model(batch).square().mean().backward()
+        for optimizer in others:
+            optimizer.step()
+
+    with joined(daemon, gpu, cycle=StepCycle()) as job:
+        job.join()
+        run_iterations(gpu, lambda: step(model, None, torch.ones(2, 4)), 3)
+        order = train(job, gpu, daemon, model=model, step=step, marks_iterations=False)
+
+    assert order == [("F", 0, 0), ("B", 0, 0), ("C", 0, 0), ("O", 0, 0), ("O", 1, 0), ("D", 0, 0)]
+
+
+def test_optimizers_of_one_model_with_backwards_between_their_steps_leave_one_instruction(
+    gpu: Gpu, daemon: FakeDaemon
+) -> None:
+    model = gpu.model()
+    actor, critic = (gpu.optimizer(part) for part in (model[0], model[1]))
+
+    def body() -> None:
+        for optimizer in (actor, critic):
+            model(torch.ones(2, 4)).square().mean().backward()
+            optimizer.step()
+
+    with joined(daemon, gpu, cycle=StepCycle()) as job:
+        job.join()
+        run_iterations(gpu, body, 8)
+
+        assert daemon.registrations.get(timeout=WAIT_LIMIT_S)["order"] == [["F", 0, 0]]
+        assert durations_ms(daemon, 3)[-1] == {"F": round(2 * (F_MS + B_MS + gpu.communication_ms + O_MS))}
+
+
+def test_a_loop_whose_forwards_no_hook_sees_has_iterations_from_step_to_step(gpu: Gpu, daemon: FakeDaemon) -> None:
+    scale = torch.nn.Parameter(torch.ones(4))
+    optimizer = gpu.optimizer(torch.nn.ParameterList([scale]))
+
+    def body() -> None:
+        gpu.device.work(F_MS)
+        (scale * 2).sum().backward()
+        optimizer.step()
+
+    with joined(daemon, gpu, cycle=StepCycle()) as job:
+        job.join()
+        run_iterations(gpu, body, 6)
+
+        assert daemon.registrations.get(timeout=WAIT_LIMIT_S)["order"] == [["F", 0, 0]]
+        daemon.reports.get(timeout=WAIT_LIMIT_S)
+
+
+def test_a_loop_in_no_regular_turn_is_reported_once(
+    gpu: Gpu, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng, models = random.Random(1), Models(gpu)
+    with unmarked_loop(daemon, monkeypatch):
+        for _ in range(3 * STEPS_WITHOUT_CYCLE):
+            rng.choice([models.of_critic, models.of_generator]).step()
+
+    (line,) = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")
+    assert line == (
+        "gpuenergyd: this loop is not followed: 2 optimizers step in no regular turn, so its iterations are not known;"
+        " mark them with gpuenergyd.job"
+    )
+
+
+@contextmanager
+def unmarked_loop(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[UnmarkedLoop]:
+    """Have loops joined from their optimizer steps; remove the hooks, which else stay for good."""
+    monkeypatch.setenv("GPUENERGYD_SOCKET", daemon.socket_path)
+    monkeypatch.setenv("GPUENERGYD_GPU_UUID", "GPU-1")
+    monkeypatch.setattr("gpuenergyd_trainers.loop.has_clients", lambda: False)  # those of other tests
+    optimizers = sys.modules["torch.optim.optimizer"]
+    hooks = optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks
+    before = [dict(own) for own in hooks]
+    loop = UnmarkedLoop(optimizers)
+    try:
+        yield loop
+    finally:
+        assert loop._job is not None
+        loop._job.__exit__(None, None, None)
+        for own, kept in zip(hooks, before, strict=True):
+            own.clear()
+            own.update(kept)
 
 
 def test_a_loop_is_joined_beside_other_hooks_of_its_optimizers(
     gpu: Gpu, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GPUENERGYD_SOCKET", daemon.socket_path)
-    monkeypatch.setenv("GPUENERGYD_GPU_UUID", "GPU-1")
-    monkeypatch.setattr("gpuenergyd_trainers.loop.has_clients", lambda: False)  # those of other tests
     optimizers, steps = sys.modules["torch.optim.optimizer"], []
-    before = dict(optimizers._global_optimizer_pre_hooks), dict(optimizers._global_optimizer_post_hooks)
-    loop = UnmarkedLoop(optimizers)
-    other = optimizers.register_optimizer_step_post_hook(lambda *_: steps.append(1))
-    model = gpu.model()
-    optimizer = gpu.optimizer(model)
-    try:
-        for _ in range(12):
-            plain_step(model, optimizer, torch.ones(2, 4))
-        registration = daemon.registrations.get(timeout=WAIT_LIMIT_S)
-    finally:
-        other.remove()
-        assert loop._job is not None
-        loop._job.__exit__(None, None, None)
-        optimizers._global_optimizer_pre_hooks.clear()
-        optimizers._global_optimizer_pre_hooks.update(before[0])
-        optimizers._global_optimizer_post_hooks.clear()
-        optimizers._global_optimizer_post_hooks.update(before[1])
+    with unmarked_loop(daemon, monkeypatch):
+        other = optimizers.register_optimizer_step_post_hook(lambda *_: steps.append(1))
+        model = gpu.model()
+        optimizer = gpu.optimizer(model)
+        try:
+            for _ in range(12):
+                plain_step(model, optimizer, torch.ones(2, 4))
+            registration = daemon.registrations.get(timeout=WAIT_LIMIT_S)
+        finally:
+            other.remove()
 
     assert len(steps) == 12
     assert (registration["framework"], registration["order"][0]) == ("loop", ["F", 0, 0])

@@ -137,7 +137,11 @@ def test_a_pipeline_is_across_hosts_if_its_ranks_are_and_a_stage_must_not_be(
         framework="f", schedule_name="s", expected_order=None, num_microbatches=1, place=place_on("1"), device=None
     )
     handle = join(
-        JoinOptions(job="gpt"), lambda: rank, lambda _rank: pytest.fail("joined"), target_name="this schedule"
+        JoinOptions(job="gpt"),
+        lambda: rank,
+        lambda _rank: pytest.fail("joined"),
+        target=object(),
+        target_name="this schedule",
     )
 
     assert not handle.is_attached

@@ -16,6 +16,7 @@ from gpuenergyd.client.timing.cuda import loaded_cuda_device
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.event_device import EventDevice
 from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
+from gpuenergyd_trainers.joining.attached import AttachedObjects
 
 logger = logging.getLogger("gpuenergyd.trainers")
 
@@ -38,6 +39,16 @@ class GraphHandle:
         return self._client is not None
 
     @property
+    def job_name(self) -> str:
+        """Name of the job in reports; empty for a graph that is not attached."""
+        return self._client.job_name if self._client is not None else ""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first rank of the training, which speaks to the user."""
+        return self._client is not None and self._client.is_first
+
+    @property
     def num_errors(self) -> int:
         """Number of this package's own exceptions that were suppressed; each is a bug worth reporting."""
         return self._client.total_errors if self._client is not None else 0
@@ -50,6 +61,7 @@ class GraphHandle:
     def detach(self) -> None:
         """Leave the job."""
         client, self._client = self._client, None
+        _attached.remove(self._graph)
         if self._graphs is not None:
             self._graphs.unfollow(self._graph)
         if client is not None:
@@ -71,6 +83,9 @@ class GraphHandle:
         return result
 
 
+_attached: AttachedObjects[GraphHandle] = AttachedObjects()
+
+
 def attach(
     graph: Any,
     *,
@@ -84,7 +99,8 @@ def attach(
 ) -> GraphHandle:
     """Have each replay of a graph count as an iteration of a job, and return a handle that undoes it.
 
-    Without a daemon or a CUDA device in use, the graph is replayed as before, with one warning in the log.
+    Without a daemon or a CUDA device in use, the graph is replayed as before, with one warning in the log. A graph that
+    is attached already keeps its handle, which is returned.
 
     Args:
         graph: the `torch.cuda.CUDAGraph` that is replayed once per iteration, captured or not.
@@ -97,6 +113,8 @@ def attach(
             else the daemon's.
         device: the device that runs the graph; by default the CUDA device in use.
     """
+    if (known := _attached.find(graph, type(graph).__name__)) is not None:
+        return known
     try:
         found = loaded_cuda_device() if device is None else device
         if found is None:
@@ -123,9 +141,11 @@ def attach(
         client = RankClient(
             description, order=(("F", 0, 0),), socket_path=socket_path, timer=DeviceRecorder(found, capacity=1)
         )
-        return GraphHandle(graph, client, found.graphs)
+        handle = GraphHandle(graph, client, found.graphs)
+        _attached.add(graph, handle)
     except Exception as error:  # noqa: BLE001  the program must train on unchanged
         return _not_attached(job, repr(error))
+    return handle
 
 
 def _not_attached(job: str | None, reason: str) -> GraphHandle:

@@ -91,6 +91,7 @@ def attach(engine: Any, *, job: str | None = None, **options: Unpack[JoinKeyword
         JoinOptions(job=job, **options),
         partial(_describe, engine, options.get("place")),
         partial(EngineHandle, engine),
+        target=engine,
         target_name=type(engine).__name__,
     )
 

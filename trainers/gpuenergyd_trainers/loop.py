@@ -8,9 +8,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import gpuenergyd
-from gpuenergyd.client.environment import find_gpu_uuid
+from gpuenergyd.client.environment import find_gpu_uuid, missing_gpu_reason
 from gpuenergyd.client.loop import LoopIteration, LoopJob, unmarked_job
+from gpuenergyd.client.phases.step_cycle import STEPS_WITHOUT_CYCLE, StepCycle, StepTurn
 from gpuenergyd.client.rank import has_clients
+from gpuenergyd.client.run_mark import delete_mark, record_obstacle
+from gpuenergyd.count_text import count_text
 
 logger = logging.getLogger("gpuenergyd.trainers")
 
@@ -110,7 +113,8 @@ class UnmarkedLoop:
     def __init__(self, optimizers: Any) -> None:
         """Watch the optimizers of `torch.optim.optimizer`."""
         self._num_steps = 0
-        self._is_decided = False
+        self._is_decided = self._is_reported = False
+        self._cycle = StepCycle()
         self._job: LoopJob | None = None
         optimizers.register_optimizer_step_pre_hook(self._before_step)
         optimizers.register_optimizer_step_post_hook(self._after_step)
@@ -120,22 +124,37 @@ class UnmarkedLoop:
         return None if phases is None else phases.before_step(optimizer, args, kwargs)
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        phases = self._job.phases if self._job is not None else None
-        if phases is not None:
-            phases.after_step(optimizer)
-        elif not self._is_decided:
-            self._decide()
-
-    def _decide(self) -> None:
-        self._num_steps += 1
         try:
-            if self._num_steps < _STEPS_BEFORE_JOINING:
-                return
-            self._is_decided = has_clients() or self._num_steps > _LAST_STEP_TO_JOIN
-            if not self._is_decided and find_gpu_uuid() is not None:
-                self._is_decided = True
-                self._job = unmarked_job()
-                self._job.join()
+            if self._job is not None:
+                self._job.after_step(optimizer)
+                if self._cycle.num_without == STEPS_WITHOUT_CYCLE and not self._is_reported:
+                    self._report_no_cycle()
+            elif not self._is_decided:
+                self._decide(self._cycle.step(optimizer))
         except Exception as error:  # noqa: BLE001  never raise into a training step
-            self._is_decided = True
+            self._is_decided, self._job = True, None
             logger.warning("gpuenergyd: this loop cannot be joined; training continues at full speed: %r", error)
+
+    def _decide(self, turn: StepTurn) -> None:
+        self._num_steps += 1
+        if self._num_steps < _STEPS_BEFORE_JOINING:
+            record_obstacle("the training ended after one step of an optimizer")
+            return
+        self._is_decided = has_clients() or self._num_steps > _LAST_STEP_TO_JOIN
+        if self._is_decided:
+            return
+        if find_gpu_uuid() is not None:
+            self._is_decided = True
+            self._job = unmarked_job(self._cycle)
+            self._job.join_after(turn)
+        elif self._num_steps == _STEPS_BEFORE_JOINING:
+            record_obstacle(f"the GPU of the training is not known ({missing_gpu_reason()})")
+
+    def _report_no_cycle(self) -> None:
+        self._is_reported = True
+        delete_mark()
+        logger.warning(
+            "gpuenergyd: this loop is not followed: %s step in no regular turn, so its iterations are not known; mark"
+            " them with gpuenergyd.job",
+            count_text(self._cycle.num_optimizers, "optimizer"),
+        )

@@ -159,6 +159,7 @@ def attach(
         JoinOptions(job=job, **options),
         describe,
         partial(ConfigHandle, config, num_microbatches),
+        target=config,
         target_name="this Megatron configuration",
     )
 

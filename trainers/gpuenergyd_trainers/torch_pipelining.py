@@ -2,7 +2,8 @@
 
 It wraps methods of the instances only: `step` of the schedule, for iterations; the three compute methods of each stage,
 for instructions; and the loss function on the last stage, because the loss is computed between forward and backward and
-its time belongs to the forward. Receives, sends and waits are outside. The order is generated for GPipe and 1F1B
+its time belongs to the forward. Functions that the program has registered in place of these methods are marked instead
+(`torch_functions`). Receives, sends and waits are outside. The order is generated for GPipe and 1F1B
 (torch's own `pipeline_order` is wrong for the last stage of 1F1B), learned from two equal iterations for every other
 schedule, and checked after every iteration.
 
@@ -24,6 +25,7 @@ from gpuenergyd_trainers.joining.memory import CudaMemory, MemoryMeter, Microbat
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, order_rows
 from gpuenergyd_trainers.joining.place import Coordinate, Place, given_place
 from gpuenergyd_trainers.joining.place_sources import pipeline_group_place
+from gpuenergyd_trainers.torch_functions import RegisteredFunctions
 
 _GENERATED_ORDERS = {"ScheduleGPipe": "gpipe", "Schedule1F1B": "1f1b"}
 _LEARNED_ORDERS = {
@@ -48,6 +50,9 @@ class PipelineHandle(Handle):
         self._schedule = schedule
         self._active_rank = rank
         self._last_forward_slot = NOT_RECORDED
+        self._num_stage_calls = 0
+        self._functions = RegisteredFunctions(schedule, stages, rank.client, lambda: self._num_stage_calls)
+        self._wrapped.append(self._functions)
         self._wrapped.append(WrappedAttribute(self._schedule, "step", self._around_step))
         if rank.client.may_reorder:
             self._change_orders(stages[0])
@@ -88,10 +93,15 @@ class PipelineHandle(Handle):
             if is_training:
                 if self._memory is not None:
                     self.shielded(self._report_memory)
-                self.shielded(rank.end_step)
+                self.shielded(self._end_step)
             return result
 
         return step_in_job
+
+    def _end_step(self) -> None:
+        self._active_rank.end_step()
+        if self._functions.obstacle and self._active_rank.is_active:
+            self._active_rank.give_up(self._functions.obstacle)
 
     def _around(self, stage: Any, chunk_index: int, kind: str) -> Any:
         begin, end = self._active_rank.client.begin_instruction, self._active_rank.client.end_instruction
@@ -102,6 +112,7 @@ class PipelineHandle(Handle):
         def make(compute: Call) -> Call:
             def compute_in_job(*args: Any, **kwargs: Any) -> Any:
                 slot = NOT_RECORDED
+                self._num_stage_calls += 1
                 if is_forward or stage.has_backward:
                     slot = begin(kind, args[0] if args else _named_index(kwargs), chunk_index)
                 measured = memory if is_forward and memory is not None and memory.is_measuring else None
@@ -126,6 +137,7 @@ class PipelineHandle(Handle):
         def make(compute: Call) -> Call:
             def backward_in_job(*args: Any, **kwargs: Any) -> Any:
                 slot = NOT_RECORDED
+                self._num_stage_calls += 1
                 if stage.has_backward:
                     is_full = kwargs.get("full_backward", args[2] if len(args) > 2 else True)
                     slot = begin("B" if is_full else "I", args[0] if args else _named_index(kwargs), chunk_index)
@@ -213,6 +225,7 @@ def attach(
         JoinOptions(job=job, **options),
         describe,
         make_handle,
+        target=schedule,
         target_name=type(schedule).__name__,
     )
 

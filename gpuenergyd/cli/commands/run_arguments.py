@@ -15,9 +15,9 @@ from gpuenergyd.errors import UsageError
 
 RUN_HELP = """Run an unmodified training program.
 
-Pipelines of torch.distributed.pipelining and DeepSpeed, and trainers of Lightning and Hugging Face, attach to the
-daemon at their first step, and --job, --policy, --max-slowdown and --allow-reorder hold unless the program passes its
-own values.
+Pipelines of torch.distributed.pipelining, DeepSpeed and Megatron-core, and trainers of Lightning and Hugging Face,
+attach to the daemon at their first step, other loops of torch after some optimizer steps. --job, --policy,
+--max-slowdown and --allow-reorder hold unless the program passes its own values.
 Without a daemon the program runs as usual. With --iterations, --hours or --deadline the slowdown budget is planned to
 the end of the job; otherwise it is kept over windows of days.
 

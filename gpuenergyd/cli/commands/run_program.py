@@ -43,7 +43,7 @@ def run_program(request: RunRequest) -> int:
     environ.update({name: str(value) for name, value in variables.items() if value is not None})
     program = request.command[0]
     if not Path(found := find_socket_path(environ=environ)).exists():
-        sys.stderr.write(f"gpuenergyd: no daemon socket at {found}; running {program} without it\n")
+        sys.stderr.write(f"gpuenergyd: no daemon socket at {found} yet; starting {program}\n")
     for launcher in entry_points(group=_LAUNCHERS):
         environ = launcher.load()(environ)
     try:

@@ -8,13 +8,16 @@ checkpoint, a slow disk) is a pause for the daemon, as for any loop, and its ite
 
 The first iterations are only measured. Once two in a row have run the same phases, those that are long enough for a
 clock of their own are registered, and only they are marked from then on. A loop in which no phases are seen, or which
-runs other ones each time, has one instruction per iteration.
+runs other ones each time, has one instruction per iteration. So has a loop that steps several optimizers in turn, each
+after forwards and backwards of its own: these are no chain of phases of one model.
 """
 
 from collections import deque
 from collections.abc import Callable
 from functools import wraps
+from typing import Any
 
+from gpuenergyd.client.phases.step_cycle import StepCycle, StepTurn
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd.client.timing.recorder import NOT_RECORDED, IterationTimes
 from gpuenergyd.wire.messages import OrderRow
@@ -47,13 +50,19 @@ def _shielded(act: Callable[["PhaseMarks"], None]) -> Callable[["PhaseMarks"], N
 class PhaseMarks:
     """Marks of one rank's phases; called by the hooks of the training, in order of launch.
 
-    With `begins_at_forward`, nobody marks iterations: one begins with the first forward after an optimizer step and
-    ends with the next one.
+    With a `cycle`, nobody marks iterations: one ends with the last step of the optimizers' cycle, and the next begins
+    with the first forward after that, or at once where no forward is seen before the next step.
     """
 
-    def __init__(self, *, begins_at_forward: bool = False) -> None:
+    def __init__(self, *, cycle: StepCycle | None = None) -> None:
         self._client: RankClient | None = None
-        self._begins_at_forward = begins_at_forward
+        self._cycle = cycle
+        self._may_begin = cycle is not None
+        """Whether the next forward begins an iteration."""
+        self._begins_at_end = False
+        self._has_stepped = False
+        """Whether an optimizer, but not the last one, has stepped in this iteration."""
+        self._shall_be_whole = False
         self._is_learning = True
         self._num_begun = 0
         self._is_whole = False
@@ -85,6 +94,16 @@ class PhaseMarks:
         if self._client is not None:
             self._client.register(WHOLE_ITERATION)
 
+    @property
+    def has_several_optimizers(self) -> bool:
+        """Whether nobody marks iterations, and several optimizers take part in them."""
+        return self._cycle is not None and self._cycle.num_optimizers > 1
+
+    @property
+    def begins_at_first_module(self) -> bool:
+        """Whether the next iteration begins with whatever module is called first: the loop trains several in turn."""
+        return self._may_begin and self._shall_be_whole and self.has_several_optimizers
+
     @_shielded
     def end_learning(self) -> None:
         """Register a loop that ends before its phases are known, so that it is no unknown job."""
@@ -96,6 +115,9 @@ class PhaseMarks:
         """Begin an iteration, with its first forward."""
         if self._client is None:
             return
+        self._may_begin = self._has_stepped = False
+        if self._shall_be_whole and not self._is_whole:
+            self._become_whole()
         self._client.begin_iteration()
         if self._is_learning:
             self._num_begun += 1
@@ -138,9 +160,10 @@ class PhaseMarks:
         """Mark the begin of a forward of the model."""
         self._has_seen_model = True
         if not self._is_in_iteration:
-            if self._begins_at_forward:
+            if self._may_begin:
                 self.begin_iteration()
             return
+        self._shall_be_whole |= self._has_stepped
         if self._kind == "C":
             self._end()
             self._microbatch += 1
@@ -148,7 +171,10 @@ class PhaseMarks:
 
     def backward_begins(self) -> bool:
         """Mark the begin of a backward; return whether `backward_ends` is to be called at its end."""
-        if self._is_whole or not self._is_in_iteration or self._kind not in {"F", "C"}:
+        if self._is_whole or not self._is_in_iteration:
+            return False
+        self._shall_be_whole |= self._has_stepped
+        if self._kind not in {"F", "C"}:
             return False
         if self._kind == "C":  # another backward of the same forward: what runs here is no communication
             self._num_steps += 1
@@ -173,11 +199,43 @@ class PhaseMarks:
 
     @_shielded
     def optimizer_ends(self) -> None:
-        """Mark the end of an optimizer step."""
+        """Mark the end of a step of an optimizer of the model."""
         if self._kind == "O":
             self._end()
-        if self._begins_at_forward and self._is_in_iteration:
+
+    def follow_step(self, optimizer: Any, *, is_of_model: bool) -> None:
+        """Take the step of any optimizer, which ends an iteration that nobody marks."""
+        if self._cycle is not None:
+            self._handle_turn(self._cycle.step(optimizer))
+            self._shall_be_whole |= not is_of_model and self.has_several_optimizers
+
+    def begin_turns(self, turn: StepTurn) -> None:
+        """Begin after a step that has been taken before this loop was joined."""
+        self._may_begin = turn is StepTurn.LAST
+
+    def _handle_turn(self, turn: StepTurn) -> None:
+        is_known = turn in {StepTurn.WITHIN, StepTurn.LAST}
+        if is_known and self._may_begin and not self._is_in_iteration:  # no forward was seen since the last step
+            self._begins_at_end = self._shall_be_whole = True
+        self._may_begin, self._has_stepped = False, True
+        if turn is StepTurn.LAST:
             self.end_iteration()
+            if self._begins_at_end:
+                self.begin_iteration()
+            else:
+                self._may_begin = True
+        elif not is_known:
+            self.abandon_iteration()
+            if turn is StepTurn.UNKNOWN:
+                self.pause()
+
+    def _become_whole(self) -> None:
+        if self._is_learning or self._client is None:
+            self.register_whole()
+            return
+        self._is_whole, self._kept = True, frozenset(WHOLE_ITERATION)
+        self._client.pause()
+        self._client.change_order(WHOLE_ITERATION, num_microbatches=1)
 
     def _begin_next(self, kind: str, index: int) -> None:
         self._end()

@@ -12,8 +12,8 @@ is queued before theirs, so that the device reaches its event before it waits. H
 needed, and a program's own communication hook stays as it is.
 
 The outermost module is the first that is called with gradients in an iteration; if an optimizer then steps that has
-none of its parameters, another is searched. Modules compiled in place (`module.compile()`) are left alone: torch would
-compile the hooks with them.
+none of its parameters, another is searched, except where a loop that marks nothing steps several optimizers in turn.
+Modules compiled in place (`module.compile()`) are left alone: torch would compile the hooks with them.
 """
 
 import sys
@@ -41,7 +41,7 @@ class TorchPhases:
         self._torch = torch
         self._marks = marks
         self._root: weakref.ref[Any] | None = None
-        self._is_root_proven = False
+        self._is_root_proven = self._is_first_module = False
         self._others: weakref.WeakSet[Any] = weakref.WeakSet()
         self._num_searches = 0
         self._search_handle: Any = None
@@ -117,7 +117,7 @@ class TorchPhases:
             self._optimizers[optimizer] = known
             if optimizer not in self._checkpoint_handles:
                 self._checkpoint_handles[optimizer] = optimizer.register_state_dict_pre_hook(self._before_checkpoint)
-            if not known and not self._is_root_proven:
+            if not known and not self._is_root_proven and not self._is_first_module:
                 self._search_another(root)
         self._is_root_proven |= known
         return known
@@ -129,6 +129,17 @@ class TorchPhases:
         self._root = None
         self._optimizers.clear()
         self._others.update(root.modules())
+        self._search()
+
+    def _search_first(self) -> None:
+        """Take the first module of an iteration as the outermost one, whatever optimizer updates it."""
+        self._is_first_module = True
+        self._stop_searching()
+        for handle in self._root_handles:
+            handle.remove()
+        self._root_handles.clear()
+        self._root, self._num_searches = None, 0
+        self._others.clear()
         self._search()
 
     # --- hooks ---
@@ -191,8 +202,12 @@ class TorchPhases:
     def after_step(self, optimizer: Any) -> None:
         """Mark the end of a step."""
         try:
-            if self._is_of_root(optimizer):
+            is_of_root = self._is_of_root(optimizer)
+            if is_of_root:
                 self._marks.optimizer_ends()
+            self._marks.follow_step(optimizer, is_of_model=is_of_root and self._root is not None)
+            if self._marks.begins_at_first_module and not self._is_first_module:
+                self._search_first()
         except Exception:  # noqa: BLE001  must not reach training
             self._marks.num_errors += 1
 

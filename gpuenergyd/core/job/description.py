@@ -29,6 +29,8 @@ class JobDescription:
     length: JobLength = field(default_factory=JobLength)
     num_dp_ranks: int = 1
     """Processes of a plain loop that end each iteration together; each one is a job of its own."""
+    dp_rank: int = 0
+    """The replica of the pipeline; of a plain loop, the process."""
     num_stage_ranks: int = 1
     """Tensor-, context- and expert-parallel ranks of each stage, which follow one plan."""
     priority: int = 0
@@ -44,7 +46,12 @@ class JobDescription:
         return pp_rank * self.num_stage_ranks + stage_rank
 
     def rank_name(self, pp_rank: int, stage_rank: int) -> str:
-        """Return the name of a rank in messages: the stage, and its number in the stage if there are several."""
+        """Return the name of a rank in messages: the stage, and its number in the stage if there are several.
+
+        The rank of a plain loop is its process, since each one is a job of its own.
+        """
+        if self.num_dp_ranks > 1:
+            return f"rank {self.dp_rank}"
         return f"rank {pp_rank}" if self.num_stage_ranks == 1 else f"rank {pp_rank}.{stage_rank}"
 
 

@@ -252,16 +252,19 @@ class Job:
             case OrdersRefused():
                 return self._orders_refused(event.reason, is_remembered=event.is_remembered)
             case RankReleased():
-                return self._end(f"rank {event.pp_rank} was released")
+                return self._end(f"{self.description.rank_name(event.pp_rank, event.stage_rank)} {event.how}")
             case RankLost():
-                return self._end(f"rank {event.pp_rank} was lost: {event.reason}")
+                name = self.description.rank_name(event.pp_rank, event.stage_rank)
+                return self._end(f"{name} was lost: {event.reason}")
             case _:
                 assert_never(event)
 
     def _microbatches_changed(self, event: RankChangedMicrobatches) -> tuple[Command, ...]:
         """Run at full speed from the first rank with another number of microbatches on; plan again once all have it."""
         before, is_first = self.description.num_microbatches, not self.ranks.changed_ranks
-        reason = f"{before} -> {count_text(event.num_microbatches, 'microbatch')} per iteration"
+        reason = "the program runs other instructions in an iteration"
+        if event.num_microbatches != before:
+            reason = f"{before} -> {count_text(event.num_microbatches, 'microbatch')} per iteration"
         is_complete = self.ranks.change_microbatches(
             event.pp_rank, event.order, event.num_microbatches, stage_rank=event.stage_rank
         )

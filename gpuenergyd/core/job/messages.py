@@ -188,9 +188,11 @@ class PowerCutChanged:
 
 @dataclass(frozen=True, slots=True)
 class RankReleased:
-    """A rank was released by its process."""
+    """A rank was released by its process, or its process has ended otherwise, as far as is known without a failure."""
 
     pp_rank: int
+    stage_rank: int = 0
+    how: str = "was released"
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,10 +214,11 @@ class OrdersRefused:
 
 @dataclass(frozen=True, slots=True)
 class RankLost:
-    """A rank's process died or its lease expired."""
+    """A rank's process failed or its lease expired."""
 
     pp_rank: int
     reason: str
+    stage_rank: int = 0
 
 
 Event = (

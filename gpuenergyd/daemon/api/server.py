@@ -155,7 +155,7 @@ class Server:
             routes.RANKS: self._register,
             routes.ITERATIONS: self._rank_handler(IterationReport, jobs.handle_report),
             routes.PACE: self._rank_handler(PaceReport, jobs.handle_pace),
-            routes.RELEASE: self._rank_handler(RankRelease, jobs.release),
+            routes.RELEASE: self._rank_handler(RankRelease, jobs.release_finally),
             routes.MEMBERS: self._rank_handler(MemberQuery, members.state),
             routes.MEMBER_PLAN: self._rank_handler(MemberPlan, members.post_plan),
             routes.PIPELINES: self._rank_handler(PipelineReport, members.plan_pipeline),

@@ -240,6 +240,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
     return {
         "job_id": runner.job_id,
         "job_name": job.description.job_name,
+        "replica_name": daemon.jobs.replica_name(runner),
         "phase": job.phase,
         "phase_reason": job.phase_reason,
         "last_notice": job.notices.last,
@@ -326,6 +327,7 @@ def _ended_job(ended: EndedJob) -> dict[str, Any]:
     return {
         "job_id": ended.job_id,
         "job_name": ended.job_name,
+        "replica_name": ended.replica_name,
         "ended_age_s": _age_s(ended.ended_mono_ns),
         "outcome": ended.outcome.kind,
         "outcome_reason": ended.outcome.reason,

@@ -6,7 +6,7 @@ import os
 import time
 
 from gpuenergyd.core.job.job import Job
-from gpuenergyd.core.job.messages import RankLost
+from gpuenergyd.core.job.messages import RankReleased
 from gpuenergyd.daemon.gpus.inventory import GpuClaim
 from gpuenergyd.daemon.handover.file import HandedJob, HandedSession
 from gpuenergyd.daemon.jobs.registry import LAST_COMMANDS_LIMIT_S, Jobs
@@ -37,7 +37,7 @@ async def hand_over_jobs(jobs: Jobs) -> tuple[HandedJob, ...]:
 
 
 def take_over_job(jobs: Jobs, handed: HandedJob, *, holds_leases: bool) -> None:
-    """Continue a job of an earlier daemon; ranks whose process has died meanwhile are lost.
+    """Continue a job of an earlier daemon; ranks whose process has ended meanwhile have left.
 
     Raises:
         GpuEnergyError: the job cannot be continued.
@@ -67,7 +67,8 @@ def take_over_job(jobs: Jobs, handed: HandedJob, *, holds_leases: bool) -> None:
     elif (lever := runner.forbidden_lever) is not None:
         runner.control_lost(f"the settings do not permit {lever} in plans any more")
     for known in dead:
-        runner.handle(RankLost(known.pp_rank, f"process {known.peer.pid} died"))
+        how = f"ended while the daemon was away (process {known.peer.pid})"
+        runner.handle(RankReleased(known.pp_rank, known.stage_rank, how))
 
 
 def _handed(jobs: Jobs, session: RankSession) -> HandedSession:

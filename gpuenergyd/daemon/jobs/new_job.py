@@ -35,6 +35,7 @@ def job_description(registration: RankRegistration, policy: str, default_max_slo
         target=PerformanceTarget(default_max_slowdown_ratio if ratio is None else ratio),
         length=checked_length(registration),
         num_dp_ranks=registration.num_dp_ranks,
+        dp_rank=registration.dp_rank,
         num_stage_ranks=registration.num_stage_ranks,
     )
 

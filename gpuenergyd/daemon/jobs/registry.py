@@ -25,6 +25,7 @@ from gpuenergyd.core.job.messages import (
     RankReported,
 )
 from gpuenergyd.core.job.outcome import Outcome
+from gpuenergyd.core.job.replica_name import replica_name
 from gpuenergyd.core.job.rules import JobRules, member_rules
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.count_text import count_text
@@ -49,6 +50,7 @@ from gpuenergyd.daemon.registration import (
     require_agreement,
 )
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
+from gpuenergyd.daemon.runtime.process_end import ProcessEnd
 from gpuenergyd.errors import JobError
 from gpuenergyd.gpu.link.messages import (
     ClockChangeReport,
@@ -78,6 +80,8 @@ log = logging.getLogger(__name__)
 _NS_PER_S = 1_000_000_000
 LAST_COMMANDS_LIMIT_S = 5.0
 """Time limit for the last commands of jobs."""
+OUTCOME_LIMIT_S = 0.5
+"""Time limit for the final outcome of a job whose rank waits for it at its end."""
 _UNCONTROLLABLE = frozenset({GpuHealth.LOST, GpuHealth.WEDGED, GpuHealth.OBSERVE_ONLY, GpuHealth.RELEASED})
 
 JobKey = tuple[int, str, str, int]
@@ -91,6 +95,7 @@ class EndedJob:
 
     job_id: str
     job_name: str
+    replica_name: str
     ended_mono_ns: int
     outcome: Outcome
     line: str
@@ -126,7 +131,7 @@ class Jobs:
     """Returns what an operator has ordered for a job in an earlier daemon."""
 
     def __post_init__(self) -> None:
-        self.sessions = RankSessions(self._process_died)
+        self.sessions = RankSessions(self._process_ended)
         self.clock_requests = ClockRequests(self.services, self.sessions)
 
     def __iter__(self) -> Iterator[JobRunner]:
@@ -236,6 +241,11 @@ class Jobs:
         """Return the registration of a job's first rank."""
         return self._registrations[job_id]
 
+    def replica_name(self, runner: JobRunner) -> str:
+        """Return the name of a job for people, with its rank where the training has several jobs."""
+        first, description = self._registrations[runner.job_id], runner.job.description
+        return replica_name(first.job_name, num_ranks=description.num_ranks, dp_rank=first.dp_rank, tags=first.tags)
+
     # --- messages of ranks ---
 
     def handle_report(self, report: IterationReport, peer: PeerCredentials) -> IterationReply | None:
@@ -276,8 +286,15 @@ class Jobs:
         self.sessions.remove(session)
         if message.reorder_refusal:
             session.runner.handle(OrdersRefused(message.reorder_refusal[:MAX_VALUE_CHARS]))
-        session.runner.handle(RankReleased(session.pp_rank))
+        session.runner.handle(RankReleased(session.pp_rank, session.stage_rank))
         return ReleaseReply(session.runner.outcome_line())
+
+    async def release_finally(self, message: RankRelease, peer: PeerCredentials) -> ReleaseReply | None:
+        """Release a rank; reply with the outcome that the history gets, unless the job's last commands take long."""
+        session = self.sessions.of_hex_token(message.rank_token, peer)
+        if session is None or self.release(message, peer) is None:
+            return None
+        return ReleaseReply(await session.runner.final_outcome_line(OUTCOME_LIMIT_S))
 
     # --- messages of the GPU worker ---
 
@@ -427,8 +444,7 @@ class Jobs:
         runner.microbatches_changed(event)
         if not ranks.changed_ranks:
             self._registrations[runner.job_id] = replace(first, num_microbatches=registration.num_microbatches)
-            microbatches = count_text(registration.num_microbatches, "microbatch")
-            log.info("job %s: %d -> %s", runner.job_id, now[0], microbatches)
+            log.info("job %s: %s", runner.job_id, runner.job.notices.last)
 
     def _registered(self, session: RankSession) -> RankRegistered:
         job_id = session.runner.job_id
@@ -457,13 +473,26 @@ class Jobs:
             job, self.services, self.replicas, owner, self._job_ended, is_member=registration.is_pipeline_member
         )
 
-    def _process_died(self, session: RankSession) -> None:
-        session.runner.handle(RankLost(session.pp_rank, f"process {session.peer.pid} died"))
+    def _process_ended(self, session: RankSession, end: ProcessEnd) -> None:
+        process = f"process {session.peer.pid} {end.text}".rstrip()
+        if end.is_failure:
+            session.runner.handle(RankLost(session.pp_rank, process, session.stage_rank))
+        else:
+            how = f"ended without leaving the job ({process})"
+            session.runner.handle(RankReleased(session.pp_rank, session.stage_rank, how))
 
     def _job_ended(self, runner: JobRunner) -> None:
-        name, now_ns = runner.job.description.job_name, time.monotonic_ns()
-        estimate = runner.job.estimate()
-        self.ended.append(EndedJob(runner.job_id, name, now_ns, runner.outcome(), runner.outcome_line(), estimate))
+        self.ended.append(
+            EndedJob(
+                job_id=runner.job_id,
+                job_name=runner.job.description.job_name,
+                replica_name=self.replica_name(runner),
+                ended_mono_ns=time.monotonic_ns(),
+                outcome=runner.outcome(),
+                line=runner.outcome_line(),
+                estimate=runner.job.estimate(),
+            )
+        )
         self.services.gpus.release(runner.job_id)
         self._runners.pop(runner.job_id, None)
         self.replicas.leave(runner.job_id)

@@ -1,6 +1,7 @@
 """Runs one job: passes events to its state machine one by one, and executes the commands in order."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -81,6 +82,7 @@ class JobRunner:
     plans: JobPlans = field(init=False)
     _executor: CommandExecutor = field(init=False)
     _commands: asyncio.Queue[Command] = field(default_factory=asyncio.Queue)
+    _has_final_outcome: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
@@ -251,6 +253,7 @@ class JobRunner:
         for event in self.observer.remaining():
             for last in self.job.handle(event):
                 await self._executor.execute(last)
+        self._has_final_outcome.set()
         self.delivery.end()
         self.recorder.record_estimate()
         outcome = self.outcome()
@@ -263,6 +266,12 @@ class JobRunner:
             self.services.watcher.job_ended(self.job_id)
         self.on_end(self)
         await self.services.policy.drop_job(self.job_id)
+
+    async def final_outcome_line(self, limit_s: float) -> str:
+        """Return the outcome of an ended job with its last iterations, or after a time limit without them."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._has_final_outcome.wait(), limit_s)
+        return self.outcome_line()
 
     async def finish(self, limit_s: float) -> None:
         """Wait, up to a time limit, until the last commands of an ended job are executed, then stop."""

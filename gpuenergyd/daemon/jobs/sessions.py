@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
+from gpuenergyd.daemon.runtime.process_end import ProcessEnd, process_end
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +43,9 @@ class RankSession:
 
 @dataclass(slots=True)
 class RankSessions:
-    """All sessions, owned by the event loop; `on_death` is called when a registered process has died."""
+    """All sessions, owned by the event loop; `on_end` is called when a process has ended without leaving its job."""
 
-    on_death: Callable[[RankSession], None]
+    on_end: Callable[[RankSession, ProcessEnd], None]
     _by_token: dict[bytes, RankSession] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[RankSession]:
@@ -56,7 +57,7 @@ class RankSessions:
         runner = session.runner
         runner.leases.pidfds[session.rank_index] = session.pidfd
         runner.pids[session.rank_index] = session.peer.pid
-        asyncio.get_running_loop().add_reader(session.pidfd, self._died, session)
+        asyncio.get_running_loop().add_reader(session.pidfd, self._ended, session)
 
     def remove(self, session: RankSession) -> None:
         """Remove a session and close its pidfd."""
@@ -90,7 +91,15 @@ class RankSessions:
             return None
         return self.of_token(token, peer)
 
-    def _died(self, session: RankSession) -> None:
-        log.info("job %s: %s died (%s)", session.runner.job_id, session.rank_name, session.peer)
+    def _ended(self, session: RankSession) -> None:
+        end = process_end(session.peer.pid, session.pidfd)
+        what = f"{'failed' if end.is_failure else 'ended without leaving the job'}: its process {end.text}"
+        log.info(
+            "job %s: %s %s (%s)",
+            session.runner.job_id,
+            session.rank_name,
+            what if end.text else "ended without leaving the job",
+            session.peer,
+        )
         self.remove(session)
-        self.on_death(session)
+        self.on_end(session, end)

@@ -109,7 +109,7 @@ class Supervisor:
             silence_limit_s=options.daemon_silence_limit_s,
             predecessor_limit_s=_PREDECESSOR_LIMIT_S if options.exits_with_daemon else 0.0,
         )
-        self._leases = Leases(self._daemon, self._handle_process_death)
+        self._leases = Leases(self._daemon, self._handle_process_end)
         self._health = HealthTable(self._uuids, self._report_health)
         self._gate = ReadingGate(controller, self._identities)
         self._threads = DriverThreads(
@@ -250,10 +250,10 @@ class Supervisor:
         for uuid in uuids:
             self._threads.actuator(uuid).drop_requests()
 
-    def _handle_process_death(self, lease_id: str, uuids: Sequence[str]) -> None:
-        """Restore the GPUs of a dead process; the daemon will request the same and then gets the outcomes."""
+    def _handle_process_end(self, lease_id: str, uuids: Sequence[str]) -> None:
+        """Restore the GPUs of a process that has ended; the daemon will request the same and then gets the outcomes."""
         self._drop_requests(uuids)
-        reason = f"a process of {lease_id} died"
+        reason = f"a process of {lease_id} has ended"
         self._restores.restore(RestoreRequest(reason, tuple(uuids), is_ahead_of_daemon=True))
 
     def _handle(self, request_id: int | None, request: Message, fds: Sequence[int]) -> None:

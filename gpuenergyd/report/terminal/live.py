@@ -24,6 +24,7 @@ from gpuenergyd.report.formatting import (
     interval_text,
     power_text,
     ratio_text,
+    replica_name_of,
     skill_text,
     temperature_text,
     time_text,
@@ -141,7 +142,7 @@ def usual_states(status: Status) -> frozenset[str]:
 
 def job_names(status: Status) -> Mapping[str, str]:
     """Return the names of all jobs by ID."""
-    return {job["job_id"]: job["job_name"] for job in status["jobs"]}
+    return {job["job_id"]: replica_name_of(job) for job in status["jobs"]}
 
 
 def owner_text(gpu: Mapping[str, Any], names: Mapping[str, str]) -> str:
@@ -209,7 +210,7 @@ def _jobs(status: Status) -> list[RenderableType]:
     views: list[RenderableType] = []
     for job in status["jobs"]:
         title = Text.assemble(
-            (job["job_name"], "bold"),
+            (replica_name_of(job), "bold"),
             f" ({job['job_id']}): {job['phase']}, policy {job['policy']}, {job['schedule'] or 'schedule unknown'},"
             f" {count_text(job['num_ranks'], 'rank')} x {count_text(job['num_microbatches'], 'microbatch')},"
             f" {count_text(job['num_iterations'], 'iteration')}",
@@ -310,7 +311,9 @@ def ended_job_lines(status: Status) -> list[Text]:
     lines: list[Text] = []
     for job in status.get("ended_jobs", ()):
         outcome = job["summary"].removeprefix("ended ")
-        lines.append(Text(f"{job['job_name']} ({job['job_id']}) ended {age_text(job['ended_age_s'])} ago: {outcome}"))
+        lines.append(
+            Text(f"{replica_name_of(job)} ({job['job_id']}) ended {age_text(job['ended_age_s'])} ago: {outcome}")
+        )
     return lines
 
 

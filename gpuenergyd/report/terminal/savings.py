@@ -8,7 +8,7 @@ from rich.text import Text
 
 from gpuenergyd.core.job.result_text import saving_with_interval, slowdown_with_interval
 from gpuenergyd.count_text import count_text
-from gpuenergyd.report.formatting import power_text
+from gpuenergyd.report.formatting import power_text, replica_name_of
 
 
 def saved_power_lines(status: Mapping[str, Any]) -> list[Text]:
@@ -30,7 +30,7 @@ def saved_power_lines(status: Mapping[str, Any]) -> list[Text]:
             )
         ]
     if uncounted:
-        named = ", ".join(f"{job['job_name']} ({power_text(job['watts_saved'])})" for job in uncounted)
+        named = ", ".join(f"{replica_name_of(job)} ({power_text(job['watts_saved'])})" for job in uncounted)
         lines.append(Text(f"not counted, because not significant: {named}", style="dim"))
     return lines
 

@@ -13,6 +13,7 @@ from gpuenergyd.report.formatting import (
     clock_text,
     energy_text,
     power_text,
+    replica_name_of,
     temperature_text,
     time_text,
 )
@@ -172,7 +173,7 @@ def _job_lines(job: Status, width: int) -> list[Text]:
     On a narrow screen the interval of the saving is in the second line.
     """
     phase_style = "green" if job["phase"] == "tuned" else "yellow"
-    name = Text.assemble((job["job_name"], "bold"), " ", (job["phase"], phase_style), ": ")
+    name = Text.assemble((replica_name_of(job), "bold"), " ", (job["phase"], phase_style), ": ")
     results = (result_text(job, detail=detail) for detail in (ResultDetail.SAVING_INTERVAL, ResultDetail.NO_INTERVAL))
     with_interval, without = (Text.assemble(name, result) for result in results)
     is_wide_enough = len(with_interval) <= width

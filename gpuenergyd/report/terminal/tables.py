@@ -35,9 +35,11 @@ def jobs_table(reports: Sequence[JobReport]) -> RenderableType:
         table.add_column(title, justify="right")
     for report in reports:
         job = report.summary
-        name = Text(job.job_name)
+        name = Text(job.replica_name)
         name.append(f"\n{job.started_at:%Y-%m-%d %H:%M} {job.policy}", style="dim")
-        iterations = f"{job.num_baseline_iterations} baseline\n{job.num_tuned_iterations} tuned"
+        iterations = (
+            f"{job.num_baseline_iterations} baseline\n{job.num_tuned_iterations} tuned\n{job.num_iterations} in all"
+        )
         table.add_row(
             name,
             iterations,
@@ -51,8 +53,10 @@ def jobs_table(reports: Sequence[JobReport]) -> RenderableType:
     if simulated:
         which = "All" if simulated == len(reports) else f"{simulated} of {len(reports)}"
         notes.append(f"{which} of these jobs ran on simulated GPUs." if simulated > 1 else SIMULATED_NOTE)
-    notes += [f"{each.summary.job_name}: {reason}" for each in reports if (reason := no_saving_reason(each.summary))]
-    notes += [f"{each.summary.job_name}, with more slowdown: {each.slowdown_advice}" for each in reports
+    notes += [
+        f"{each.summary.replica_name}: {reason}" for each in reports if (reason := no_saving_reason(each.summary))
+    ]
+    notes += [f"{each.summary.replica_name}, with more slowdown: {each.slowdown_advice}" for each in reports
               if each.slowdown_advice]  # fmt: skip
     if len(reports) > 1 and (total := saved_total(reports).text()):
         notes.insert(0, total)
@@ -124,9 +128,9 @@ def job_table(report: JobReport) -> RenderableType:
     if job.lower_bound_j is not None:
         table.add_row("lower bound of the last plan (fit)", "", energy_text(job.lower_bound_j))
     title = (
-        f"{job.job_name}: {job.schedule_name or MISSING}, {count_text(job.num_ranks, 'GPU')},"
+        f"{job.replica_name}: {job.schedule_name or MISSING}, {count_text(job.num_ranks, 'GPU')},"
         f" {count_text(job.num_microbatches, 'microbatch')},"
-        f" policy {job.policy}"
+        f" policy {job.policy}, {count_text(job.num_iterations, 'iteration')}"
     )
     return Group(
         Text(title, style="bold"), table, *(Text(line) for line in (*_result_lines(report), *_energy_lines(report)))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from gpuenergyd.core.job.replica_name import replica_name
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store.encoding.compressed_json import decode_tags
 from gpuenergyd.store.readers.reader import Reader, Row
@@ -78,6 +79,11 @@ class JobSummary:
     """What the processes of one run have in common, see `store.reading.trainings`."""
     dp_rank: int = 0
     """The replica of the pipeline; of a plain loop, the process."""
+
+    @property
+    def replica_name(self) -> str:
+        """Name of the job for people, with its rank where the training has several jobs."""
+        return replica_name(self.job_name, num_ranks=self.num_ranks, dp_rank=self.dp_rank, tags=self.tags)
 
     @property
     def is_saving_significant(self) -> bool | None:

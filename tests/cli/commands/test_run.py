@@ -38,9 +38,9 @@ def test_the_program_runs_with_its_arguments_and_exit_code_and_the_options_in_it
     assert done.stdout.splitlines() == [f"gpt uniform 0.05 {there}", "['--job', 'its own']"]
     assert done.returncode == 7
     assert done.stderr == (
-        f"gpuenergyd: nothing joined the daemon at {there}, so clocks stayed as they were: no training step of"
-        " torch.distributed.pipelining, DeepSpeed, Lightning or Hugging Face ran with a known GPU; any other loop joins"
-        " with gpuenergyd.job\n"
+        f"gpuenergyd: nothing joined the daemon at {there}, so clocks stayed as they were: no process of the"
+        " program ran a training step, of an optimizer of torch or of a supported framework; other loops join with"
+        " gpuenergyd.job\n"
     )
 
 
@@ -76,11 +76,54 @@ def test_a_process_of_the_program_or_its_child_joins_with_one_line(command: list
 
 
 def test_without_a_daemon_the_program_runs_and_one_warning_is_printed(tmp_path: Path) -> None:
-    done = gpuenergyd_run("--socket", str(tmp_path / "nobody.sock"), "--", sys.executable, "-c", "print('trained')")
+    there = tmp_path / "nobody.sock"
+    done = gpuenergyd_run("--socket", str(there), "--", "echo", "trained")
 
     assert (done.returncode, done.stdout) == (0, "trained\n")
-    assert len(done.stderr.splitlines()) == 1
-    assert "nobody.sock" in done.stderr
+    assert done.stderr == f"gpuenergyd: no daemon socket at {there} yet; starting echo\n"
+
+
+WAITS_AND_JOINS = f"""
+print("waiting", flush=True)
+input()
+{JOINS}
+"""
+
+
+def test_a_program_that_joins_later_is_not_announced_as_one_without_a_daemon(tmp_path: Path) -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GPUENERGYD_")}
+    daemon = FakeDaemon(tmp_path)
+    program = [sys.executable, "-c", WAITS_AND_JOINS]
+    command = [sys.executable, "-m", "gpuenergyd.cli.main", "run", "--job", "gpt", "--socket", daemon.socket_path]
+    with subprocess.Popen(
+        [*command, "--", *program],
+        env={**kept, "GPUENERGYD_GPU_UUID": "GPU-1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        with daemon:
+            _, printed = process.communicate("\n", timeout=LIMIT_S)
+            daemon.registrations.get(timeout=WAIT_LIMIT_S)
+
+    assert printed.splitlines() == [
+        f"gpuenergyd: no daemon socket at {daemon.socket_path} yet; starting {sys.executable}",
+        f"gpuenergyd: job gpt (job-1) joined the daemon at {daemon.socket_path}",
+    ]
+
+
+def test_a_program_whose_gpu_is_unknown_says_so_once(tmp_path: Path) -> None:
+    program = JOINS.replace("    with", "    for _ in range(4):\n     with").replace("        pass", "         pass")
+    with FakeDaemon(tmp_path) as daemon:
+        done = gpuenergyd_run("--job", "gpt", "--socket", daemon.socket_path, "--", sys.executable, "-c", program)
+
+    assert done.stderr == (
+        "gpuenergyd: job gpt, rank 0: no GPU UUID (no gpu_uuid argument, GPUENERGYD_GPU_UUID not set, CUDA not in use"
+        " by this process); training continues unmanaged\n"
+    )
 
 
 def test_a_missing_program_is_one_line_and_a_usage_error(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from gpuenergyd.wire.messages import OrderRow
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank
@@ -10,6 +10,14 @@ from gpuenergyd_trainers.joining.ordered_rank import OrderedRank
 logger = logging.getLogger("gpuenergyd.trainers")
 
 Call = Callable[..., Any]
+
+
+class Wrapped(Protocol):
+    """A part of the program that was wrapped."""
+
+    def undo(self) -> bool:
+        """Restore it; return False when the program has changed it since."""
+        ...
 
 
 class WrappedAttribute:
@@ -42,7 +50,7 @@ class Handle:
 
     def __init__(self, rank: OrderedRank | None = None) -> None:
         self._rank = rank
-        self._wrapped: list[WrappedAttribute] = []
+        self._wrapped: list[Wrapped] = []
         self._num_errors = 0
         self.on_detach: list[Callable[[], None]] = []
         """Functions that `detach` calls after the attributes are restored."""
@@ -51,6 +59,16 @@ class Handle:
     def is_attached(self) -> bool:
         """Whether the program is wrapped and runs the registered instruction order."""
         return self._rank is not None and self._rank.is_active and bool(self._wrapped)
+
+    @property
+    def job_name(self) -> str:
+        """Name of the job in reports; empty for a program that was not attached."""
+        return self._rank.client.job_name if self._rank is not None else ""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first rank of the training, which speaks to the user."""
+        return self._rank is not None and self._rank.client.is_first
 
     @property
     def order(self) -> tuple[OrderRow, ...] | None:

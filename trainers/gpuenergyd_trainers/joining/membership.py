@@ -8,6 +8,7 @@ says where a rank is, so that the adapters of the frameworks need to know neithe
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypedDict
 
 from gpuenergyd.client.environment import (
@@ -27,12 +28,14 @@ from gpuenergyd_trainers.across_hosts.pipeline_member import PipelineMember
 from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
 from gpuenergyd_trainers.across_hosts.replica_paces import ReplicaOnOneHost
 from gpuenergyd_trainers.across_hosts.store_thread import connection_to
+from gpuenergyd_trainers.joining.attached import AttachedObjects
 from gpuenergyd_trainers.joining.handle import Handle
 from gpuenergyd_trainers.joining.memory import MemoryMeter
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, timer_for
 from gpuenergyd_trainers.joining.place import Coordinate, Place
 
 logger = logging.getLogger("gpuenergyd.trainers")
+_attached: AttachedObjects[Handle] = AttachedObjects()
 
 
 class JoinKeywords(TypedDict, total=False):
@@ -204,16 +207,22 @@ def join(
     describe: Callable[[], PipelineRank],
     make_handle: Callable[[OrderedRank], Handle],
     *,
+    target: object,
     target_name: str,
 ) -> Handle:
     """Attach a pipeline rank to the daemon; on any failure log one warning and leave the program as it is.
+
+    An object that is attached already keeps its handle, which is returned.
 
     Args:
         options: options of the user.
         describe: returns the framework's description of the rank; may raise anything.
         make_handle: wraps the framework's objects.
-        target_name: name of the attached object in the warning.
+        target: the attached object.
+        target_name: its name in messages.
     """
+    if (known := _attached.find(target, target_name)) is not None:
+        return known
     try:
         rank = describe()
         run_key = find_run_key(options.run_key, num_processes=rank.place.pipeline.size * rank.place.stage.size)
@@ -229,6 +238,8 @@ def join(
                 handle.on_detach.append(stop)
 
         handle.shielded(start_exchange)
+        _attached.add(target, handle)
+        handle.on_detach.append(partial(_attached.remove, target))
     except Exception as error:  # noqa: BLE001  unsupported frameworks must train on unchanged
         logger.warning(
             "gpuenergyd: job %s: %s cannot be joined, training continues at full speed: %r",

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpuenergyd.client.rank import RankClient
+from gpuenergyd.client.run_mark import delete_mark
 from gpuenergyd.client.timing.cuda import CudaDevice
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import HostRecorder, InstructionTimer
@@ -17,6 +18,9 @@ from gpuenergyd.wire.messages import OrderRow
 from gpuenergyd_trainers.joining.captured_steps import CapturedSteps
 
 logger = logging.getLogger("gpuenergyd.trainers")
+_STEPS_WITHOUT_INSTRUCTIONS = 3
+_MAX_LEARNED = 24
+"""Iterations in which an order must show twice in a row."""
 _MAX_INSTRUCTIONS_PER_MICROBATCH = 4  # F, then B or I and W; room for one more, so that an excess is detected
 
 
@@ -76,12 +80,12 @@ class OrderedRank:
         self._is_warm = False
         self._is_step_an_iteration = False
         self._num_captures = 0
-        self._num_steps = 0
+        self._num_steps = self._num_learned = 0
         self._captured_steps = CapturedSteps(self, client, log_name)
         self.is_in_step = False
         """Whether a step has begun and not ended."""
-        self.is_active = True
-        """False after a deviation from the registered order, or after `leave`."""
+        self.is_active = client.is_managed
+        """False without a GPU, after a deviation from the registered order, or after `leave`."""
         if self._expected is not None:
             client.register(self._expected)
 
@@ -133,7 +137,9 @@ class OrderedRank:
             self.client.abandon_iteration()
             return
         order = self.client.end_iteration()
-        if self._expected is None:
+        if not order:
+            self._see_nothing()
+        elif self._expected is None:
             self._learn(order)
         elif order != (planned or self._expected):
             self._stop_following_plans(order, planned or self._expected)
@@ -177,21 +183,29 @@ class OrderedRank:
         self.is_active = False
         self.client.release(shall_wait=shall_wait)
 
+    def give_up(self, reason: str) -> None:
+        """Leave the job because its instructions cannot be followed, and say why."""
+        delete_mark()
+        logger.warning("gpuenergyd: %s: not followed: %s; training continues at full speed", self._log_name, reason)
+        self.leave(shall_wait=False)
+
     def _learn(self, order: tuple[OrderRow, ...]) -> None:
-        if order and order == self._candidate:
+        self._num_learned += 1
+        if order == self._candidate:
             self._expected = order
             self.client.register(order)
+        elif self._num_learned == _MAX_LEARNED:
+            self.give_up(f"the order of its instructions differed in each of {_MAX_LEARNED} steps")
         self._candidate = order
+
+    def _see_nothing(self) -> None:
+        if self._num_steps >= _STEPS_WITHOUT_INSTRUCTIONS:
+            steps = count_text(self._num_steps, "step")
+            self.give_up(f"none of its instructions was seen in {steps}: the program runs them by means of its own")
 
     def _stop_following_plans(self, order: tuple[OrderRow, ...], expected: tuple[OrderRow, ...]) -> None:
         pairs = zip(order, expected, strict=False)
         first = next((k for k, (ran, meant) in enumerate(pairs) if ran != meant), min(len(order), len(expected)))
-        logger.warning(
-            "gpuenergyd: %s: instruction %d of the iteration is %s, but %s in the registered order;"
-            " training continues at full speed",
-            self._log_name,
-            first,
-            order[first] if first < len(order) else "missing",
-            expected[first] if first < len(expected) else "none",
-        )
-        self.leave(shall_wait=False)
+        ran = order[first] if first < len(order) else "missing"
+        meant = expected[first] if first < len(expected) else "none"
+        self.give_up(f"instruction {first} of the iteration is {ran}, but {meant} in the registered order")

@@ -1,0 +1,124 @@
+"""The cycle in which a loop steps its optimizers: one cycle is an iteration of a loop that marks none.
+
+Theory of operation. A loop with one optimizer steps it once per iteration. With several, an iteration is the shortest
+sequence of steps that has just run twice and in which every optimizer takes part: two steps of a GAN, six of one whose
+critic steps five times, one of each optimizer that shares a model. The cycle begins where the repetition does, so that
+a program that begins with an iteration keeps its own boundaries.
+
+Steps fall out, as when a loss scaler skips them. Such a step only costs its iteration: the cycle goes on at the
+optimizer that has stepped. If that happens in more than every fourth cycle, the cycle was none, and the next one has to
+repeat for twice as long. An optimizer that is new ends the cycle, unless it takes the turn of one that is gone.
+"""
+
+from collections import deque
+from enum import Enum, auto
+from typing import Any
+from weakref import WeakKeyDictionary
+
+LONGEST_CYCLE = 32
+"""Steps of an iteration; an alternation of 16 steps each is one."""
+_STEPS_KEPT = 4 * LONGEST_CYCLE
+"""An optimizer that has not stepped for so long takes no part any more."""
+STEPS_WITHOUT_CYCLE = 192
+"""Steps without a cycle after which a loop is worth a line to its user."""
+_MISSES_LIMIT, _MISSES_PER_CYCLE = 2.0, 0.25
+
+
+class StepTurn(Enum):
+    """What a step of an optimizer is in the cycle of a loop."""
+
+    WITHIN = auto()
+    """A step before the last one of an iteration."""
+    LAST = auto()
+    """The last step of an iteration."""
+    MISSED = auto()
+    """A step after one that was left out: this iteration is unlike others."""
+    UNKNOWN = auto()
+    """A step of a loop whose cycle is not known."""
+
+
+class StepCycle:
+    """Takes the steps of a loop one by one."""
+
+    def __init__(self) -> None:
+        self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._last_steps: dict[int, int] = {}
+        """The number of the last step of each optimizer."""
+        self._recent: deque[int] = deque(maxlen=_STEPS_KEPT)
+        self._cycle: tuple[int, ...] = ()
+        self._position = self._num_steps = 0
+        self._num_misses = 0.0
+        self._least_repeated = 0
+        """Steps that must repeat; grows with each cycle that was none."""
+        self.num_without = 0
+        """Consecutive steps without a known cycle."""
+
+    @property
+    def num_optimizers(self) -> int:
+        """Optimizers that take part."""
+        return len(self._active())
+
+    def step(self, optimizer: Any) -> StepTurn:
+        """Take the step of an optimizer and return what it is in the cycle."""
+        number = self._number_of(optimizer)
+        self._num_steps += 1
+        self._last_steps[number] = self._num_steps
+        self._recent.append(number)
+        turn = self._go_on(number) if self._cycle else self._find()
+        self.num_without = self.num_without + 1 if turn is StepTurn.UNKNOWN else 0
+        return turn
+
+    def _number_of(self, optimizer: Any) -> int:
+        number = self._numbers.get(optimizer)
+        if number is not None:
+            return number
+        expected = self._cycle[self._position] if self._cycle else None
+        if expected is not None and expected not in self._numbers.values():
+            number = expected  # in place of one that is gone
+        else:
+            number = len(self._last_steps)
+            self._cycle = ()
+        self._numbers[optimizer] = number
+        return number
+
+    def _active(self) -> set[int]:
+        return {own for own in self._numbers.values() if self._num_steps - self._last_steps.get(own, 0) < _STEPS_KEPT}
+
+    def _go_on(self, number: int) -> StepTurn:
+        length = len(self._cycle)
+        ahead = next((k for k in range(length) if self._cycle[(self._position + k) % length] == number), None)
+        if ahead is None:
+            self._cycle = ()
+            return StepTurn.UNKNOWN
+        self._position = (self._position + ahead + 1) % length
+        if ahead:
+            self._num_misses += 1
+            if self._num_misses > _MISSES_LIMIT:
+                self._cycle = ()
+                self._least_repeated = min(2 * max(self._least_repeated, 2 * length), _STEPS_KEPT)
+                return StepTurn.UNKNOWN
+            return StepTurn.MISSED
+        if self._position:
+            return StepTurn.WITHIN
+        self._num_misses = max(0.0, self._num_misses - _MISSES_PER_CYCLE)
+        return StepTurn.LAST
+
+    def _find(self) -> StepTurn:
+        steps, active = list(self._recent), self._active()
+        for length in range(len(active), LONGEST_CYCLE + 1):
+            num_repeated = max(2 * length if len(active) > 1 else 1, self._least_repeated)
+            if num_repeated > len(steps):
+                break
+            if set(steps[-length:]) == active and _repeats(steps, len(steps) - num_repeated, length):
+                begin = len(steps) - num_repeated
+                while begin and steps[begin - 1] == steps[begin - 1 + length]:
+                    begin -= 1
+                self._cycle = tuple(steps[begin : begin + length])
+                self._position, self._num_misses = (len(steps) - begin) % length, 0.0
+                return StepTurn.WITHIN if self._position else StepTurn.LAST
+        return StepTurn.UNKNOWN
+
+
+def _repeats(steps: list[int], begin: int, length: int) -> bool:
+    """Return whether steps repeat with a period from an index on."""
+    return all(steps[k] == steps[k + length] for k in range(begin, len(steps) - length))

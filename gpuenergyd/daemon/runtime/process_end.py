@@ -1,0 +1,72 @@
+"""How a process ended that is no child of the daemon, as far as the kernel tells."""
+
+import errno
+import fcntl
+import os
+import signal
+import struct
+from dataclasses import dataclass
+
+_INFO = struct.Struct("=QQ11Ii")
+"""`struct pidfd_info`: mask, cgroup, eleven ids, exit code."""
+_WANTS_EXIT = 1 << 3
+_GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
+"""`PIDFD_GET_INFO`; since Linux 6.15 it tells the end of a process that its parent has waited for."""
+_EXIT_CODE_FIELD = 49
+"""Number of the exit code among the fields of /proc/PID/stat that follow the name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnd:
+    """The end of a process."""
+
+    text: str
+    """What it did, as in: process 12 was killed by SIGKILL; empty if that is not known."""
+    is_failure: bool
+    """Whether it was killed, or exited with another status than 0."""
+
+
+def process_end(pid: int, pidfd: int) -> ProcessEnd:
+    """Return how a process ended whose pidfd says that it has."""
+    status = _zombie_status(pid)
+    if status is None:
+        status = _reaped_status(pidfd)
+    if status is None:
+        return ProcessEnd("", is_failure=False)
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        return ProcessEnd(f"was killed by {_signal_name(-code)}", is_failure=True)
+    return ProcessEnd(f"exited with status {code}", is_failure=code != 0)
+
+
+def _zombie_status(pid: int) -> int | None:
+    """Return the wait status of a process that its parent has not waited for; None for any other.
+
+    A status of 0 is None, too: that is what the kernel shows to those who may not know.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as stat:  # noqa: PTH123  as in process_identity
+            fields = stat.read(1024).rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return int(fields[_EXIT_CODE_FIELD]) or None if fields[0] == b"Z" else None
+
+
+def _reaped_status(pidfd: int) -> int | None:
+    """Return the wait status of a process that its parent has waited for; None where the kernel does not tell."""
+    request = bytearray(_INFO.pack(_WANTS_EXIT, *(0,) * 13))
+    try:
+        fcntl.ioctl(pidfd, _GET_INFO, request)
+    except OSError as error:
+        if error.errno not in {errno.ENOTTY, errno.EINVAL, errno.ESRCH, errno.EPERM}:
+            raise
+        return None
+    mask, *_, status = _INFO.unpack(request)
+    return status if mask & _WANTS_EXIT else None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,147 @@
+"""How ranks leave, in the words of the log, the history and the last message: real clients and a real daemon."""
+
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.cli.main import run
+from gpuenergyd.daemon.runtime.process_end import ProcessEnd, process_end
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.world_kinds import WorldKind
+from gpuenergyd.store import open_history
+from tests.support.daemon_process import DaemonProcess, running_daemon
+from tests.support.waiting import LIMIT_S, wait_until
+
+LOOP = """
+import os, signal, sys, time
+from gpuenergyd.client.loop import job
+from gpuenergyd.client.rank import RankClient
+
+def main():
+    with job("ddp", phases=False) as own:
+        for number in range(10_000):
+            with own.iteration():
+                time.sleep(0.002)
+            if number > 20 and own._client.rank_token is not None:
+                break
+
+def end_without_leaving():
+    RankClient.release = lambda self: None
+    main()
+"""
+PROGRAMS = {
+    "leaves": LOOP + "main()",
+    "exits": LOOP + "end_without_leaving(); os._exit(0)",
+    "fails": LOOP + "end_without_leaving(); os._exit(3)",
+    "is killed": LOOP + "end_without_leaving(); os.kill(os.getpid(), signal.SIGKILL)",
+    "is a child": LOOP
+    + """
+def forgets_to_leave():
+    globals()["own"] = job("ddp", phases=False)
+    for number in range(10_000):
+        with own.iteration():
+            time.sleep(0.002)
+        if number > 20 and own._client.rank_token is not None:
+            break
+
+if __name__ == "__main__":
+    import multiprocessing
+    child = multiprocessing.get_context("spawn").Process(target=forgets_to_leave)
+    child.start()
+    child.join()
+""",
+}
+
+
+def run_program(daemon: DaemonProcess, folder: Path, how: str, **variables: str) -> str:
+    """Run a loop of one process until it ends in some way; return what it prints for its user."""
+    program = folder / "program.py"
+    program.write_text(PROGRAMS[how])
+    host = SimulatedHost.open(daemon.world_path)
+    gpu_uuid = host.identities()[0].gpu_uuid
+    host.close()
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GPUENERGYD_")}
+    environ |= {"GPUENERGYD_SOCKET": str(daemon.socket_path), "GPUENERGYD_GPU_UUID": gpu_uuid, **variables}
+    return subprocess.run(
+        [sys.executable, str(program)], env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    ).stderr
+
+
+def end_of(daemon: DaemonProcess) -> str:
+    """Return why the job has ended, as the history keeps it."""
+    wait_until(lambda: bool(daemon.status()["ended_jobs"]))
+    wait_until(lambda: not daemon.status()["store"]["num_records_waiting"])
+    with open_history(daemon.database_path) as history:
+        (summary,) = history.job_summaries()
+    assert summary.end_reason is not None
+    return summary.end_reason
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("leaves", r"rank 0 was released"),
+        ("exits", r"rank 0 ended without leaving the job \(process \d+( exited with status 0)?\)"),
+        ("fails", r"rank 0 was lost: process \d+ exited with status 3"),
+        ("is killed", r"rank 0 was lost: process \d+ was killed by SIGKILL"),
+        ("is a child", r"rank 0 was released"),
+    ],
+)
+def test_a_rank_has_left_ended_or_failed_as_its_process_did(tmp_path: Path, how: str, reason: str) -> None:
+    with running_daemon(tmp_path, kind=WorldKind.KIND) as daemon:
+        run_program(daemon, tmp_path, how)
+
+        assert re.fullmatch(reason, end_of(daemon))
+        assert "died" not in daemon.log
+        assert daemon.stop() == 0
+
+
+def test_the_iterations_of_the_last_line_are_those_of_the_report_and_replicas_have_their_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running_daemon(tmp_path, kind=WorldKind.KIND) as daemon:
+        printed = run_program(daemon, tmp_path, "leaves", RANK="0", WORLD_SIZE="2")
+        end_of(daemon)
+        status = daemon.status()["ended_jobs"][0]
+        run(["status", "--socket", str(daemon.socket_path)])
+        shown = capsys.readouterr().out
+        assert daemon.stop() == 0
+    run(["report", "--database", str(daemon.database_path), "--json"])
+    (job,) = json.loads(capsys.readouterr().out)["jobs"]
+    run(["report", "--database", str(daemon.database_path)])
+    table = capsys.readouterr().out
+
+    (number,) = re.findall(r"\) ended .*, after (\d+) iterations", printed)
+    assert int(number) == job["num_iterations"] > 0
+    assert f"after {number} iterations" in job["outcome_reason"]
+    assert (status["job_name"], status["replica_name"]) == ("ddp", "ddp rank 0")
+    assert "ddp rank 0 (" in shown
+    assert table.startswith(f"ddp rank 0: loop, 1 GPU, 1 microbatch, policy bubble-aware, {number} iterations\n")
+
+
+@pytest.mark.parametrize("is_reaped", [False, True])
+@pytest.mark.parametrize(
+    ("program", "end"),
+    [
+        ("import sys; sys.exit(3)", ProcessEnd("exited with status 3", is_failure=True)),
+        ("import os; os.kill(os.getpid(), 9)", ProcessEnd("was killed by SIGKILL", is_failure=True)),
+    ],
+)
+def test_the_status_of_an_ended_process_is_found_where_the_kernel_keeps_it(
+    program: str, end: ProcessEnd, *, is_reaped: bool
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", program]) as process:
+        pidfd = os.pidfd_open(process.pid)
+        select.select([pidfd], [], [])
+        if is_reaped:
+            process.wait()
+        found = process_end(process.pid, pidfd)
+        os.close(pidfd)
+
+    assert found in ([end, ProcessEnd("", is_failure=False)] if is_reaped else [end])  # Linux before 6.15 forgets it

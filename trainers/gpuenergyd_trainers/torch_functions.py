@@ -1,0 +1,120 @@
+"""Instructions that a program runs by functions of its own, registered with `schedule.register_custom_function`.
+
+torch's runtime keeps these functions by computation type in a private dictionary and calls `function(action, context)`
+in place of its own code, as torchtitan's graph pipelines have it. A dictionary in its place marks each call, whenever
+the function was registered; the function itself stays as it is.
+
+A function may call the stages' own methods, which are marked already. Hence its first call with each stage, in the step
+that does not count as an iteration, only shows whether it does. Otherwise the instruction begins once the function has
+waited for what it receives: a last entry in the list of transfers marks that instant.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gpuenergyd.client.rank import RankClient
+from gpuenergyd.client.timing.recorder import NOT_RECORDED
+
+_FUNCTIONS = "_comp_type_to_function_map"
+_RECEIVED = {"F": "fwd_recv_ops", "B": "bwd_recv_ops", "I": "bwd_recv_ops", "W": "bwd_recv_ops"}
+"""The schedule's pending transfers that an instruction waits for, by kind: lists by stage and microbatch."""
+_OVERLAP = "OVERLAP_F_B"
+
+Function = Callable[[Any, Any], None]
+
+
+class RegisteredFunctions:
+    """The functions of a schedule, marked until `undo`; nothing where torch has no such functions."""
+
+    def __init__(
+        self, schedule: Any, stages: Sequence[Any], client: RankClient, num_stage_calls: Callable[[], int]
+    ) -> None:
+        """Take the place of the schedule's functions; `num_stage_calls` counts marked calls of the stages' methods."""
+        self._schedule = schedule
+        self._client = client
+        self._num_stage_calls = num_stage_calls
+        self._chunks = {int(stage.stage_index): chunk for chunk, stage in enumerate(stages)}
+        self._calls_stage: dict[tuple[Function, int], bool] = {}
+        self.obstacle = ""
+        """Why instructions of this schedule cannot be told apart; empty if they can."""
+        functions = getattr(schedule, _FUNCTIONS, None)
+        if isinstance(functions, dict):
+            setattr(schedule, _FUNCTIONS, _MarkedFunctions(functions, self._marked))
+
+    def undo(self) -> bool:
+        """Give the schedule its plain dictionary back; return False if the program has replaced it."""
+        functions = getattr(self._schedule, _FUNCTIONS, None)
+        if not isinstance(functions, _MarkedFunctions):
+            return False
+        setattr(self._schedule, _FUNCTIONS, dict(functions.items()))
+        return True
+
+    def _marked(self, kind: str, function: Function) -> Function:
+        if kind not in _RECEIVED and kind != _OVERLAP:
+            return function
+
+        def function_in_job(action: Any, context: Any) -> None:
+            key = (function, int(action.stage_index))
+            if kind in _RECEIVED and self._calls_stage.get(key) is False and key[1] in self._chunks:
+                self._run(kind, function, action, context)
+                return
+            before = self._num_stage_calls()
+            function(action, context)
+            if key not in self._calls_stage:
+                self._calls_stage[key] = self._num_stage_calls() > before
+                if kind == _OVERLAP and not self._calls_stage[key]:
+                    self.obstacle = "it overlaps forwards and backwards in a function of its own"
+
+        return function_in_job
+
+    def _run(self, kind: str, function: Function, action: Any, context: Any) -> None:
+        place = int(action.stage_index), int(action.microbatch_index)
+        mark = _Begin(self._client, kind, place[1], self._chunks[place[0]])
+        pending = getattr(self._schedule, _RECEIVED[kind], None)
+        if isinstance(pending, dict) and place in pending:
+            pending[place] = [*pending[place], mark]
+        else:
+            mark.wait()
+        try:
+            function(action, context)
+        finally:
+            if not mark.is_reached:
+                if isinstance(pending, dict) and place not in pending:
+                    self.obstacle = "its own functions do not wait for what they receive as torch's do"
+                mark.wait()  # else it left the instruction out, as a weight gradient that does the whole backward
+            self._client.end_instruction(mark.slot)
+
+
+class _Begin:
+    """The begin of an instruction, in the form of a transfer that is awaited last."""
+
+    def __init__(self, client: RankClient, kind: str, microbatch_index: int, chunk_index: int) -> None:
+        self._client = client
+        self._row = (kind, microbatch_index, chunk_index)
+        self.slot = NOT_RECORDED
+        self.is_reached = False
+
+    def wait(self, *_: Any, **__: Any) -> bool:
+        """Mark the begin."""
+        if not self.is_reached:
+            self.is_reached = True
+            self.slot = self._client.begin_instruction(*self._row)
+        return True
+
+
+class _MarkedFunctions(dict[Any, Function]):
+    """A schedule's functions by computation type; a look-up returns the function with marks around its call."""
+
+    def __init__(self, functions: Mapping[Any, Function], marked: Callable[[str, Function], Function]) -> None:
+        super().__init__(functions)
+        self._make = marked
+        self._made: dict[Any, tuple[Function, Function]] = {}
+
+    def __getitem__(self, computation_type: Any) -> Function:
+        """Return the marked function of a type."""
+        function = super().__getitem__(computation_type)
+        made = self._made.get(computation_type)
+        if made is None or made[0] is not function:
+            made = function, self._make(str(getattr(computation_type, "value", computation_type)), function)
+            self._made[computation_type] = made
+        return made[1]
