@@ -162,5 +162,9 @@ def kinds(commands: Sequence[Command]) -> list[str]:
     return [type(one).__name__ for one in commands]
 
 
+def sends(commands: Sequence[Command]) -> list[SendPlan]:
+    return [one for one in commands if isinstance(one, SendPlan)]
+
+
 def asked_view(commands: Sequence[Command]) -> AskPolicy:
     return next(one for one in commands if isinstance(one, AskPolicy))
