@@ -70,6 +70,7 @@ from gpuenergyd.core.job.operator_orders import OperatorOrders, choices_of
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.job.snapshot import JobSnapshot
 from gpuenergyd.core.job.story import Notices, Story
+from gpuenergyd.core.job.time_account import TimeAccount
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.telemetry import RankIteration
 from gpuenergyd.core.pipeline.graph import DependencyGraph
@@ -173,6 +174,12 @@ class Job:
         made_for, plans = self.control.guard.target, self.knowledge.plans
         is_in_force = self.phase is JobPhase.TUNED and plans.last_apply_at <= self.reports.last_index
         return is_in_force and (made_for or self.description.target).power_time_s == self.target.power_time_s
+
+    @property
+    def account(self) -> TimeAccount | None:
+        """What the daemon has cost the job's training; None for a member of a pipeline across hosts."""
+        experiments = self.control.experiments
+        return experiments.account if experiments.is_paying else None
 
     def story(self) -> tuple[str, ...]:
         """Return the newest events and their commands, one line each, for debugging."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-SCHEMA_REVISION = "0011"
+SCHEMA_REVISION = "0012"
 """The latest revision in migrations/; revision numbers sort as text."""
 
 OLDEST_REVISION = "0006"
