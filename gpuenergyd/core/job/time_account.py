@@ -21,6 +21,9 @@ from statistics import fmean, median
 
 _NOISE_SIGMAS = 3.0
 """Standard deviations of an iteration by which it may differ from what its plan explains."""
+_CHANGED_RATIO = 0.02
+"""Difference of two blocks at full speed beyond which the job has changed between them, at once: an iteration is then
+compared with the one that it fits, the slower one unless it was faster than that."""
 _MIN_BLOCK = 2
 """Iterations of a block at full speed, without the first one, from which on it is a reference."""
 _BLOCK_KEPT = 32
@@ -343,6 +346,9 @@ class TimeAccount:
             return own.time_s
         if after is None or after.iteration_index <= before.iteration_index:
             return before.time_s
+        if abs(after.time_s / before.time_s - 1) > _CHANGED_RATIO:
+            fitting = [known.time_s for known in (before, after) if known.time_s <= own.time_s + own.noise_s]
+            return max(fitting, default=min(before.time_s, after.time_s))
         share = (own.iteration_index - before.iteration_index) / (after.iteration_index - before.iteration_index)
         return before.time_s + min(max(share, 0.0), 1.0) * (after.time_s - before.time_s)
 
