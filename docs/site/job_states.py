@@ -45,7 +45,6 @@ _RULES = JobRules(
     baseline_iterations=2,
     fallback_iterations=2,
     refused_profiling_iterations=4,
-    max_profile_iterations=12,
     proof_iterations=0,
     guard=GuardRules(windows=(4,)),
 )

@@ -31,6 +31,7 @@ from gpuenergyd.daemon.jobs.operators import Operators, OrderFile
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.daemon.jobs.previous_runs import PreviousRunStore
 from gpuenergyd.daemon.jobs.registry import Jobs
+from gpuenergyd.daemon.jobs.time_accounts import TimeAccounts
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
 from gpuenergyd.daemon.manual_leases.calibration import Calibrations
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
@@ -71,6 +72,7 @@ _SUPERVISION_PERIOD_S = 0.5
 _OBSERVATION_LIMIT_S = 1.0
 _FLUSH_LIMIT_S = 5.0
 _SWITCHING_PERIOD_S = 60.0
+_ACCOUNTS_PERIOD_S = 2.0
 _TOKEN_BYTES = 32
 _PLUGINS_ARE_ROOT = (
     "started by root, so policies and other plugins run as root, too; `gpuenergyd install` sets up services in which"
@@ -143,6 +145,7 @@ class Daemon:
             max_ranks_per_user=settings.max_ranks_per_user,
             silence_limit_s=settings.silence_limit_s,
             policy_options=settings.policy_options,
+            accounts=TimeAccounts(settings.time_accounts_path),
         )
         self.members = PipelineMembers(self.jobs)
         self._operators = Operators(
@@ -217,6 +220,7 @@ class Daemon:
                 await self.carbon.start()
             await self.power.start()
             self._periodic.every(_SWITCHING_PERIOD_S, "save switch latencies", self._save_switching)
+            self._periodic.every(_ACCOUNTS_PERIOD_S, "save time accounts", self._save_accounts)
             self._periodic.start()
             self._supervision = asyncio.create_task(self._supervise(), name="supervise")
             log.info("serving on %s (pid in %s)", settings.socket_path, settings.lock_path)
@@ -260,6 +264,7 @@ class Daemon:
         await self._server.close()
         if self._clock_socket is not None:
             self._clock_socket.close()
+        await self._save_accounts()
         await self.leases.close("the daemon was stopped")
         await self.power.close()
         if not await self._hand_over():
@@ -271,6 +276,9 @@ class Daemon:
         await self._save_switching()
         await self.policy.close()
         await asyncio.to_thread(self._history.close, _FLUSH_LIMIT_S)
+
+    async def _save_accounts(self) -> None:
+        await self.jobs.accounts.save(self._accounted())
 
     async def _save_switching(self) -> None:
         """Save the measured clock changes for the next daemon."""

@@ -297,6 +297,11 @@ class Settings(BaseSettings):
         return self.runtime_dir / "operator-orders.json"
 
     @property
+    def time_accounts_path(self) -> Path:
+        """File with the time accounts of the running jobs, for the next daemon process."""
+        return self.runtime_dir / "time-accounts.json"
+
+    @property
     def carbon_accounts_path(self) -> Path:
         """File with the slowdown accounts of the running jobs, for the next daemon process."""
         return self.state_dir / "carbon-accounts.json"

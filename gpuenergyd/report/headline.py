@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from gpuenergyd.core.job.result_text import (
     NOT_SIGNIFICANT,
+    cost_text,
     saving_span_text,
     saving_text,
     slowdown_span_text,
@@ -98,6 +99,13 @@ def tiles(report: JobReport) -> list[Tile]:
         note = f"{count_text(job.num_measured_iterations, 'measured iteration')} in {text.time_text(job.duration_s)}"
         found.append(Tile("energy used", text.energy_text(job.energy_j), note))
     return found
+
+
+def time_cost(job: JobSummary) -> str:
+    """Return the time that the daemon has cost a job's training; empty if that was not counted."""
+    if job.cost_s is None:
+        return ""
+    return f"{cost_text(job.cost_s, job.cost_ratio)}, with {count_text(job.num_experiments or 0, 'experiment')}"
 
 
 def speed_text(slowdown_ratio: float) -> str:

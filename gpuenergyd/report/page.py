@@ -21,7 +21,7 @@ from gpuenergyd.report.charts.power import power_svg
 from gpuenergyd.report.charts.time_energy import plane_svg
 from gpuenergyd.report.charts.timeline import clock_scale, timelines_svg
 from gpuenergyd.report.groups import EnergyQuery, groups_by_day
-from gpuenergyd.report.headline import Tile, evidence, headline, tiles
+from gpuenergyd.report.headline import Tile, evidence, headline, tiles, time_cost
 from gpuenergyd.report.job import JobReport, before_and_after, plan_in_force
 from gpuenergyd.report.swing import swing_text
 from gpuenergyd.report.totals import saved_total
@@ -56,6 +56,8 @@ class JobSection:
     report: JobReport
     headline: str
     evidence: str
+    cost: str
+    """The time that the daemon has cost the job's training; empty if that was not counted."""
     tiles: Sequence[Tile]
     fit_error: str
     plan_reason: str | None
@@ -162,6 +164,7 @@ def _section(history: History, report: JobReport) -> JobSection:
         report=report,
         headline=headline(report),
         evidence=evidence(report),
+        cost=time_cost(report.summary),
         tiles=tiles(report),
         fit_error=_fit_error(report),
         plan_reason=plan.plan.reason if plan else None,

@@ -112,6 +112,10 @@ class EstimateRecord:
     slowdown_ratio: float | None
     slowdown_low_ratio: float | None
     slowdown_high_ratio: float | None
+    cost_s: float | None = None
+    """Time that the daemon has cost the job's training so far; None if that is not counted."""
+    cost_ratio: float | None = None
+    num_experiments: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

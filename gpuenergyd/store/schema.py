@@ -111,6 +111,9 @@ estimates = Table(
     Column("slowdown_ratio", Float),
     Column("slowdown_low_ratio", Float),
     Column("slowdown_high_ratio", Float),
+    Column("cost_s", Float),
+    Column("cost_ratio", Float),
+    Column("num_experiments", Integer),
     sqlite_with_rowid=False,
 )
 """The newest estimate of what each job's plans save, as the daemon shows it; absent for jobs of version 0.1."""

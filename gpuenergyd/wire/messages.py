@@ -164,6 +164,12 @@ class TrainingBudget:
     """Age of the first replica's message."""
     excess_s: float = 0.0
     """Time that plans of other replicas have cost so far, at most; for the first replica's account."""
+    num_replicas: int = 1
+    """Replicas that exchange budgets, one for each host of a data-parallel loop; this one included."""
+    others_spent_s: float = 0.0
+    """What the others have spent of the training's time account, or may spend on experiments that have begun."""
+    others_age_s: float = 0.0
+    """Age of the oldest of their messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +182,8 @@ class BudgetShare:
     """Whether its host decides targets, from a carbon account."""
     excess_s: float = 0.0
     """Time beyond full speed that its own plans have cost so far."""
+    spent_s: float = 0.0
+    """What it has spent of the training's time account, or may spend on experiments that have begun."""
 
 
 @dataclass(frozen=True, slots=True)

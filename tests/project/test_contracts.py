@@ -48,14 +48,14 @@ REPORT_BY_JOB = {
     ),
     "jobs": (
         "baseline_energy_j baseline_energy_per_token_j baseline_time_s"
-        " carbon_factor carbon_g carbon_kind carbon_source carbon_zone cost"
+        " carbon_factor carbon_g carbon_kind carbon_source carbon_zone cost cost_ratio cost_s"
         " counted_from counted_until dp_rank duration_s end_reason ended_at energy_j energy_per_iteration_j"
         " energy_per_token_j git_commit"
         " gpu_energy_j gpu_estimated_j gpu_estimated_s gpu_measured_s gpu_missing_s gpu_uuids host host_power_w"
         " is_grid_replayed is_saving_significant is_simulated iteration_time_s job_id job_name lower_bound_j"
         " max_slowdown_ratio"
         " measured_intensity_ratio num_baseline_iterations num_iterations num_measured_iterations"
-        " num_compared_baseline_iterations num_compared_tuned_iterations"
+        " num_compared_baseline_iterations num_compared_tuned_iterations num_experiments"
         " num_measured_profile_iterations num_microbatches num_profile_iterations num_ranks num_targets"
         " num_tuned_iterations outcome outcome_reason policy predicted_energy_j predicted_iteration_time_s"
         " predicted_saving_basis predicted_saving_ratio price_per_kwh priced_energy_j profile_energy_j"
@@ -152,6 +152,7 @@ STATUS = {
         " retry_in_iterations saving_interval saving_ratio schedule slowdown_interval slowdown_ratio straggler"
         " straggler_iteration_energy_j straggler_reason straggler_since_s straggler_time_s target"
         " waiting_iteration_energy_j watts_saved watts_saved_interval is_paused orders priority"
+        " account_income_s account_left_s client_cost_s cost_ratio cost_s num_experiments"
     ),
     "jobs.orders": "is_paused max_slowdown_ratio policy priority",
     "jobs.ranks": "gpu_uuid pid pp_rank stage_rank uid",

@@ -12,6 +12,7 @@ from gpuenergyd.core.job.messages import (
     PlanDecided,
     RankJoined,
     RecordIteration,
+    RecordPhase,
     SendPlan,
 )
 from gpuenergyd.core.job.rules import JobRules
@@ -83,6 +84,7 @@ class JobRun:
             self.job = Job(self.job.description, rules)
         self.sent: list[SendPlan] = []
         self.records: list[RecordIteration] = []
+        self.phases: list[RecordPhase] = []
         self.index = 0
         for rank in range(2):
             self.feed(joined(rank))
@@ -91,6 +93,7 @@ class JobRun:
         """Give the job an event, note which plans are sent, and leave out that the iteration is recorded."""
         commands = self.job.handle(event)
         self.records += [command for command in commands if isinstance(command, RecordIteration)]
+        self.phases += [command for command in commands if isinstance(command, RecordPhase)]
         reply = tuple(command for command in commands if not isinstance(command, RecordIteration))
         self.sent += [command for command in reply if isinstance(command, SendPlan)]
         return reply
@@ -160,6 +163,10 @@ class JobRun:
 
 def kinds(commands: Sequence[Command]) -> list[str]:
     return [type(one).__name__ for one in commands]
+
+
+def sends(commands: Sequence[Command]) -> list[SendPlan]:
+    return [one for one in commands if isinstance(one, SendPlan)]
 
 
 def asked_view(commands: Sequence[Command]) -> AskPolicy:

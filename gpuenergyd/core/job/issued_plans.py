@@ -73,7 +73,8 @@ class IssuedPlans:
     """The iteration time target that each tuned plan was made for."""
     _for_straggler: set[str] = field(default_factory=set)
     _awaited: tuple[int, int] | None = None
-    """Epoch of the plan that was sent last, and the last iteration reported before; None once it was followed."""
+    """Epoch of the plan that was sent last, and the last iteration that was reported before it, had it been sent as
+    late as possible; None once it was followed."""
     _power_limits_w: tuple[tuple[int, float], ...] = ()
     """The power limits of the plan that was sent last."""
     _power_profiles: tuple[tuple[int, int], ...] = ()
@@ -144,9 +145,9 @@ class IssuedPlans:
         # Epoch 0 is full speed without a plan, which members of a pipeline across hosts follow between plan windows.
         for forgotten in [epoch for epoch in self._id_of_epoch if 0 < epoch <= plan_epoch - _EPOCHS_KEPT]:
             del self._id_of_epoch[forgotten]
-        self._awaited = plan_epoch, last_reported
         possible_at = last_reported + ITERATIONS_AHEAD + run_ahead
         self.last_apply_at = max(possible_at, self.last_apply_at + after, not_before)
+        self._awaited = plan_epoch, self.last_apply_at - possible_at + last_reported
         if (plan.power_limits_w, plan.power_profiles) != (self._power_limits_w, self._power_profiles):
             self._power_limits_w, self._power_profiles = plan.power_limits_w, plan.power_profiles
             self._settling_from = [*self._settling_from[1 - _EPOCHS_KEPT :], self.last_apply_at]

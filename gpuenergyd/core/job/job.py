@@ -70,6 +70,7 @@ from gpuenergyd.core.job.operator_orders import OperatorOrders, choices_of
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.job.snapshot import JobSnapshot
 from gpuenergyd.core.job.story import Notices, Story
+from gpuenergyd.core.job.time_account import TimeAccount
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.telemetry import RankIteration
 from gpuenergyd.core.pipeline.graph import DependencyGraph
@@ -173,6 +174,12 @@ class Job:
         made_for, plans = self.control.guard.target, self.knowledge.plans
         is_in_force = self.phase is JobPhase.TUNED and plans.last_apply_at <= self.reports.last_index
         return is_in_force and (made_for or self.description.target).power_time_s == self.target.power_time_s
+
+    @property
+    def account(self) -> TimeAccount | None:
+        """What the daemon has cost the job's training; None for a member of a pipeline across hosts."""
+        experiments = self.control.experiments
+        return experiments.account if experiments.is_paying else None
 
     def story(self) -> tuple[str, ...]:
         """Return the newest events and their commands, one line each, for debugging."""
@@ -342,6 +349,7 @@ class Job:
         if event.observation.iteration_index < self.knowledge.changed_at:
             event = replace(event, observation=replace(event.observation, is_regular=False))
         record = self._record(event)
+        self.control.experiments.observe(record.observation, record.purpose, self.baseline, self._judged_by)
         return (record, *self._after_iteration(record.observation, record.purpose))
 
     def _record(self, event: IterationObserved) -> RecordIteration:
@@ -368,7 +376,7 @@ class Job:
             case JobPhase.BASELINE:
                 return self._after_baseline_iteration()
             case JobPhase.PROFILING:
-                return self.control.relieve() or self._ask()
+                return self._after_profiling_iteration(purpose)
             case JobPhase.TUNED:
                 return self._after_tuned_iteration(purpose)
             case JobPhase.FALLBACK:
@@ -385,12 +393,20 @@ class Job:
         self.baseline = baseline_view(full_speed)
         return self._enter(JobPhase.PAUSED, _PAUSED) if self.is_paused else self._ask()
 
-    def _after_tuned_iteration(self, purpose: PlanPurpose | None) -> tuple[Command, ...]:
+    def _after_profiling_iteration(self, purpose: PlanPurpose | None) -> tuple[Command, ...]:
+        if self.control.experiments.is_waiting(self.target):
+            self._measure_baseline(purpose)
+        return self._ask()
+
+    def _measure_baseline(self, purpose: PlanPurpose | None) -> None:
         if purpose is PlanPurpose.BASELINE and (full_speed := self.knowledge.full_speed()):
             self.baseline = baseline_view(full_speed)
+
+    def _after_tuned_iteration(self, purpose: PlanPurpose | None) -> tuple[Command, ...]:
+        self._measure_baseline(purpose)
         self.control.blocks.num_tuned_iterations += purpose is PlanPurpose.TUNED
-        if guarded := self._guard():
-            return guarded
+        if stopped := self._guard() or self._stop_if_unpaid():
+            return stopped
         run = self.knowledge.run_to_store()
         store = (StoreRun(run),) if run is not None else ()
         if self.control.is_checking_full_speed:  # a new plan now would make the block's result unknown
@@ -398,7 +414,8 @@ class Job:
         return (*store, *(self.control.prove(is_at_given_pace=self._is_at_given_pace) or self._ask()))
 
     def _after_fallback_iteration(self, observation: IterationObservation) -> tuple[Command, ...]:
-        if not self.faults.is_retry_due(observation.iteration_index):
+        is_waiting = self.control.experiments.is_waiting(self.target)
+        if is_waiting or not self.faults.is_retry_due(observation.iteration_index):
             return ()
         if self.baseline is None:
             return self._after_baseline_iteration()
@@ -419,17 +436,15 @@ class Job:
 
     def view(self) -> JobView | None:
         """Return the view of this job for its policy; None until there is a baseline."""
-        return self.knowledge.view(self.ranks, self.target, self.baseline)
+        experiments = self.control.experiments
+        affordable_s = None if self.baseline is None else experiments.affordable_s(self.baseline, self.target)
+        return self.knowledge.view(self.ranks, self.target, self.baseline, affordable_s=affordable_s)
 
     def _ask(self) -> tuple[Command, ...]:
         if self.control.question.is_open or self.ranks.changed_ranks or (view := self.view()) is None:
             return ()
-        if self.phase is JobPhase.PROFILING:
-            num_profiled = len(self.knowledge.profiled())
-            if num_profiled >= self.rules.max_profile_iterations:
-                self.faults.is_profile_endless = True
-                reason = f"still profiling after {count_text(num_profiled, 'iteration')}"
-                return self._fall_back(reason, is_fault=True, least_wait=num_profiled)
+        if self.control.experiments.is_waiting(self.target):
+            return ()
         self.control.question.ask(view.target)
         return (AskPolicy(view),)
 
@@ -453,9 +468,9 @@ class Job:
         if not (is_kept and self._has_new_pace):  # the next answer says what a kept plan is compared with
             self.control.expect(self.control.question.target)
         was_relieved = self.control.blocks.end_relief()
-        if is_kept:
-            commands = self.control.send_again(plan) if was_relieved else ()
-            commands = (*self._record_order_advice(plan.order_advice), *commands)
+        experiments = self.control.experiments
+        if is_kept and not was_relieved and (experiments.ends_at is None or experiments.is_running):
+            commands: tuple[Command, ...] = self._record_order_advice(plan.order_advice)
             return (*commands, *self._enter(phase_under(plan, self.phase), plan.reason), *self._ask_for_new_pace())
         try:
             ranks = self.ranks
@@ -469,8 +484,22 @@ class Job:
         except GpuEnergyError as error:
             reason = f"policy {self.description.policy} returned an invalid plan: {error}"
             return self._fall_back(reason, is_fault=True)
-        commands = (*self._record_order_advice(plan.order_advice), *self.control.follow(plan, self.baseline))
+        assert self.baseline is not None
+        terms = experiments.terms(plan, self.baseline, self.target)
+        if not terms.is_affordable:
+            return self._wait_for(terms.cost_s)
+        sent = self.control.send_on(plan, terms) if is_kept else self.control.follow(plan, self.baseline, terms)
+        commands = (*self._record_order_advice(plan.order_advice), *sent)
         return (*commands, *self._enter(phase_under(plan, self.phase), plan.reason), *self._ask_for_new_pace())
+
+    def _wait_for(self, cost_s: float) -> tuple[Command, ...]:
+        """Wait until the account can pay an experiment: under the plan in force if it goes on, else at full speed."""
+        experiments = self.control.experiments
+        experiments.wait_for(cost_s, self.target)
+        if self.phase is JobPhase.TUNED and experiments.ends_at is None:
+            return ()
+        reason = f"at full speed until the time account can pay the next experiment: {cost_s:.2g} s at most"
+        return self._enter(self.phase if self.phase is JobPhase.TUNED else JobPhase.PROFILING, reason)
 
     def _record_order_advice(self, advice: OrderAdvice | None) -> tuple[Command, ...]:
         """Keep the policy's advice about the order, and record it as a notice where it is new."""
@@ -607,6 +636,22 @@ class Job:
             self.faults.find_slow(self.current_plan.plan_id)
         return self._fall_back(reason, is_fault=is_fault)
 
+    def _stop_if_unpaid(self) -> tuple[Command, ...]:
+        """Go back to full speed if the account cannot pay the plan in force any longer; a power budget is an order."""
+        experiments, plan = self.control.experiments, self.current_plan
+        is_in_force = self.control.has_lease and experiments.ends_at is None and not self.target.is_power_limited
+        if self.baseline is None or not is_in_force or not experiments.is_unpaid(plan, self.baseline, self._judged_by):
+            return ()
+        account = experiments.account
+        spent = f"{account.cost_s:.2g} of {account.income_s:.2g} s are spent"
+        experiments.wait_to_resume(plan, self.baseline, self.target)
+        return self._fall_back(f"at full speed until the time account has recovered: {spent}")
+
+    @property
+    def _judged_by(self) -> PerformanceTarget:
+        """The target that the plan in force was made, or kept, for."""
+        return self.control.guard.target or self.target
+
     def _fall_back(self, reason: str, *, is_fault: bool = False, least_wait: int = 0) -> tuple[Command, ...]:
         """Go back to full speed; the policy is asked again later, after faults a limited number of times."""
         if self.ranks.schedule is None:
@@ -626,6 +671,7 @@ class Job:
 
     def _end(self, reason: str) -> tuple[Command, ...]:
         self._before_end = self.last_activity
+        self.control.experiments.account.leave(self.description.job_id)
         return (*self.control.release(reason), *self._enter(JobPhase.ENDED, reason), EndJob(reason))
 
     def _enter(self, phase: JobPhase, reason: str) -> tuple[Command, ...]:

@@ -6,7 +6,8 @@ from enum import StrEnum
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.measurements.savings import MeasuredSaving
 from gpuenergyd.core.job.messages import JobPhase
-from gpuenergyd.core.job.result_text import advice_text, saving_with_interval, slowdown_text
+from gpuenergyd.core.job.result_text import advice_text, cost_text, saving_with_interval, slowdown_text
+from gpuenergyd.core.job.time_account import TimeAccount
 from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.count_text import count_text
@@ -115,6 +116,8 @@ def _find_outcome(job: Job, *, is_member: bool, is_observing: bool, waits_for: s
         return Outcome(OutcomeKind.TOO_EARLY, f"no iteration of the first plan was measured{before}")
     is_asked = phase is JobPhase.BASELINE and job.control.question.is_open
     doing = (waits_for or "waiting for the policy's plan") if is_asked else _UNDER_WAY[phase]
+    if phase is JobPhase.PROFILING and (waiting := _waiting_text(job)):
+        doing = f"profiling: {waiting}"
     since = f"{doing}, after {count_text(job.num_iterations, 'iteration')}{before}"
     return Outcome(OutcomeKind.TOO_EARLY, f"ended while {since}" if job.is_ended else since)
 
@@ -123,7 +126,8 @@ def outcome_line(job: Job, *, is_member: bool = False, is_observing: bool = Fals
     """Return the outcome of a job in one line, with its savings."""
     outcome = find_outcome(job, is_member=is_member, is_observing=is_observing, waits_for=waits_for)
     saving = _saving(job)
-    return outcome.text if saving is None or is_observing else f"{_result_text(saving)}; {outcome.text}"
+    text = outcome.text if saving is None or is_observing else f"{_result_text(saving)}; {outcome.text}"
+    return text if is_observing or not job.account else f"{text}; cost so far: {_cost_text(job.account)}"
 
 
 def _under_plans(job: Job, num_tuned: int, *, is_member: bool) -> Outcome:  # noqa: PLR0911  one per outcome
@@ -143,6 +147,20 @@ def _under_plans(job: Job, num_tuned: int, *, is_member: bool) -> Outcome:  # no
     if not can_save(job, is_member=is_member):
         return Outcome(OutcomeKind.NOTHING_TO_SAVE, expectation(job))
     return Outcome(OutcomeKind.NOT_SIGNIFICANT, f"{ran}: no saving beyond chance")
+
+
+def _waiting_text(job: Job) -> str:
+    """Return what was spent on experiments if the job waits until it can pay another one; empty if it does not."""
+    account = job.account
+    if account is None or job.control.experiments.awaited_s is None:
+        return ""
+    on = count_text(account.num_experiments, "experiment")
+    return f"spent {account.cost_s:.2g} of {account.income_s:.2g} s on {on}; more would have been too dear"
+
+
+def _cost_text(account: TimeAccount) -> str:
+    client = ", the client's own not measured" if account.client_cost_s is None else ""
+    return cost_text(account.cost_s, account.cost_ratio) + client
 
 
 def _saving(job: Job) -> MeasuredSaving | None:

@@ -10,6 +10,9 @@ NOT_SIGNIFICANT = "no significant saving"
 _LEAST_ADVISED_RATIO = 0.005
 """Savings below are not worth an option."""
 
+_LEAST_TENTHS_S = 0.1
+"""Shorter times have two figures."""
+
 _HOW_TO_MEASURE = "to measure instead of predict, within some iterations: --max-slowdown 0.001"
 
 _Ends = tuple[float, float]
@@ -47,6 +50,12 @@ def saving_with_interval(ratio: float, interval: _Ends | None, *, is_significant
 def slowdown_with_interval(ratio: float, interval: _Ends | None) -> str:
     """Return a change of iteration time with its 95 % interval."""
     return slowdown_text(ratio) + (f" (95 %: {slowdown_span_text(interval)})" if interval else "")
+
+
+def cost_text(cost_s: float, ratio: float | None) -> str:
+    """Return what the daemon has cost a training in words: 0.3 s (0.02 %)."""
+    share = "" if ratio is None else f" ({100 * ratio:.2f} %)"
+    return f"{cost_s:.1f} s{share}" if cost_s >= _LEAST_TENTHS_S or not cost_s else f"{cost_s:.2g} s{share}"
 
 
 def advice_text(advice: Sequence[SavingAdvice]) -> str:

@@ -1,9 +1,9 @@
-"""Rules of a job: lengths of warm-up, baseline and waits, limits of profiling, and tolerances."""
+"""Rules of a job: lengths of warm-up, baseline and waits, income of the time account, and tolerances."""
 
-import sys
 from dataclasses import dataclass, field, replace
 
 from gpuenergyd.core.job.guard import GuardRules
+from gpuenergyd.core.job.time_account import AccountRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class JobRules:
     baseline_iterations: int = 10
     guard: GuardRules = field(default_factory=GuardRules)
     is_guarding: bool = True
-    """Whether the guard judges the job's plans; not those of a member of a pipeline across hosts: its leader does."""
+    """Whether guard and time account judge the job's plans; of a pipeline across hosts only its leader's do."""
     fallback_iterations: int = 5
     """Iterations at full speed after the first fault until the policy is asked again; each further fault doubles it."""
     relearn_after_slow_plans: int = 2
@@ -35,13 +35,12 @@ class JobRules:
     """Share of all iterations for later proof blocks."""
     max_faults: int = 6
     """Faults (findings of the guard, policy failures, lost control) beyond which the job stays at full speed."""
-    max_profile_iterations: int = 120
-    """Limit of profiling: a policy that exceeds it begins again after as many iterations at full speed; each further
-    time that doubles."""
     refused_profiling_iterations: int = 64
     """Iterations after which a job whose profiling was refused asks again."""
-    relief_iterations: int = 3
-    """Iterations under one profiling plan after which the job runs at full speed until the policy answers."""
+    account: AccountRules = field(default_factory=AccountRules)
+    """Income of the time account that pays for everything that slows the job."""
+    experiment_iterations: int = 1
+    """Iterations of an experiment, of which the last one runs at its clocks from begin to end."""
     pause_ratio: float = 0.05
     """A gap between iterations longer than usual by this share of an iteration is a pause (evaluation, checkpoint)."""
     foreign_orders: int = 3
@@ -56,4 +55,4 @@ def member_rules(rules: JobRules) -> JobRules:
 
     A member cannot tell whether an iteration is long because of its plan or because it waits for a rank elsewhere.
     """
-    return replace(rules, proof_iterations=0, max_profile_iterations=sys.maxsize, is_guarding=False)
+    return replace(rules, proof_iterations=0, is_guarding=False)

@@ -224,6 +224,10 @@ class JobView:
     above."""
     reorder: ReorderView = field(default_factory=ReorderView)
     """Whether plans may bring orders of their own, and what memory there is for them."""
+    affordable_s: float | None = None
+    """Time beyond full speed that an iteration under the next profiling plan may cost in the worst case
+    (`core/pipeline/worst_case.py`); a dearer plan is not run before the job's time account can pay it. None: without a
+    limit."""
 
     @property
     def switch_latencies(self) -> tuple[SwitchLatency, ...]:

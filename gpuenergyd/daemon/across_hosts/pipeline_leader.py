@@ -50,7 +50,8 @@ from gpuenergyd.wire.patterns import to_blocks
 from gpuenergyd.wire.pipeline_messages import PipelineReply, PipelineReport, PostedPlan, StageFacts
 
 log = logging.getLogger(__name__)
-_RELIEF_ITERATIONS = 48
+_EXPERIMENT_ITERATIONS = 4
+"""Plans come into force in windows that all hosts agree on: one that ended at once might never be followed."""
 
 
 @dataclass(slots=True)
@@ -83,8 +84,7 @@ class PipelineLeader:
     _target: TrainingTarget = field(init=False)
 
     def __post_init__(self) -> None:
-        # Long relief limit: a plan takes some iterations to come into force anyway.
-        self.job = Job(self.description, replace(self.rules, relief_iterations=_RELIEF_ITERATIONS))
+        self.job = Job(self.description, replace(self.rules, experiment_iterations=_EXPERIMENT_ITERATIONS))
         self._parts = StageParts(self.description.num_pp_ranks, self.num_tp_ranks)
         self._audit = LeaderAudit(self.services.history, self.pipeline_id, self.leader_job_id)
         self._delivery = LeaderDelivery(self.job, self._audit)

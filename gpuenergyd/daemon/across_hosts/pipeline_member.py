@@ -208,6 +208,7 @@ class PipelineMembers:
             spawn=self.jobs.spawn,
             num_tp_ranks=num_tp_ranks,
         )
+        self.jobs.accounts.claim(leader)
         if (ordered := self.jobs.stored_orders(runner)) is not None:
             leader.job.handle(ordered)
         return leader

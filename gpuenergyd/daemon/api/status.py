@@ -12,6 +12,7 @@ from gpuenergyd.core.job.measurements.savings import Interval, SavingEstimate, s
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.option_source import OptionSource
 from gpuenergyd.core.job.outcome import expectation
+from gpuenergyd.core.job.time_account import TimeAccount
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.power_swing import SwingFigure
 from gpuenergyd.core.pipeline.switching import SwitchCalibration
@@ -273,6 +274,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "watts_saved_interval": _bounds(saved_w),
         "num_iterations_of_plan": measured.num_iterations,
         "num_profile_iterations": job.knowledge.num_iterations_for[PlanPurpose.PROFILE],
+        **account_fields(job.account),
         "max_slowdown_ratio": job.target.max_slowdown_ratio,
         "max_slowdown_source": _option_source(job, registration, "max_slowdown_ratio"),
         "priority": job.description.priority,
@@ -302,6 +304,18 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
             }
             for s in daemon.jobs.sessions.of_job(runner.job_id)
         ],
+    }
+
+
+def account_fields(account: TimeAccount | None) -> dict[str, Any]:
+    """Return what the daemon has cost a training and what it may still cost; None for members of a pipeline."""
+    return {
+        "cost_s": account.cost_s if account else None,
+        "cost_ratio": account.cost_ratio if account else None,
+        "client_cost_s": account.client_cost_s if account else None,
+        "account_income_s": account.income_s if account else None,
+        "account_left_s": account.left_s if account else None,
+        "num_experiments": account.num_experiments if account else None,
     }
 
 

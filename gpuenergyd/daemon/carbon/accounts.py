@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from pathlib import Path
 
 from gpuenergyd.core.carbon.account import WorkSlot
 from gpuenergyd.core.carbon.slowdown_account import SlowdownAccount
@@ -14,7 +15,7 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import BaselineView, TargetDecision
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from gpuenergyd.daemon.carbon.account_file import AccountFile, SavedAccount, running_processes
+from gpuenergyd.daemon.jobs.account_file import AccountFile, FileContent, SavedAccount, running_processes
 from gpuenergyd.daemon.ports import RunningJob
 
 log = logging.getLogger(__name__)
@@ -22,6 +23,15 @@ log = logging.getLogger(__name__)
 _TARGETS_KEPT = 64
 _MAX_UNCHARGED_ITERATIONS = 10_000
 """Most iterations that are kept for charging until the job's baseline is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSlowdown:
+    """What is kept of a job when its daemon is killed."""
+
+    account: SlowdownAccount
+    slots: tuple[WorkSlot, ...]
+    frontier: tuple[tuple[float, float], ...]
 
 
 @dataclass(slots=True)
@@ -117,8 +127,8 @@ class JobAccount:
 class JobAccounts:
     """The carbon state of all running jobs by job id, and the account file; owned by the event loop."""
 
-    def __init__(self, account_file: AccountFile) -> None:
-        self._file = account_file
+    def __init__(self, path: Path) -> None:
+        self._file = AccountFile(path, FileContent[SavedSlowdown], what="slowdown accounts")
         self._jobs: dict[str, JobAccount] = {}
 
     def get(self, job_id: str) -> JobAccount | None:
@@ -148,9 +158,7 @@ class JobAccounts:
             SavedAccount(
                 runner.job.description.job_name,
                 running_processes(runner.pids),
-                replace(job.account),
-                tuple(job.slots.values()),
-                job.frontier,
+                SavedSlowdown(replace(job.account), tuple(job.slots.values()), job.frontier),
             )
             for runner in runners
             if (job := self._jobs.get(runner.job_id)) is not None

@@ -20,7 +20,6 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import BaselineView, TargetDecision
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from gpuenergyd.daemon.carbon.account_file import AccountFile
 from gpuenergyd.daemon.carbon.accounts import JobAccount, JobAccounts
 from gpuenergyd.daemon.carbon.budget import (
     JobBudget,
@@ -67,7 +66,7 @@ class CarbonTargets:
         self._policy = policy
         self._history = history
         self._now = now
-        self.accounts = JobAccounts(AccountFile(settings.carbon_accounts_path))
+        self.accounts = JobAccounts(settings.carbon_accounts_path)
 
     # --- iterations ---
 

@@ -82,6 +82,7 @@ class IterationRecorder:
 
     def record_estimate(self) -> None:
         """Record what the status shows of the job's saving, so that reports show the same."""
-        record = estimate_record(self.runner.job_id, self.runner.job.estimate())
+        job = self.runner.job
+        record = estimate_record(self.runner.job_id, job.estimate(), job.account)
         if record is not None:
             self.history.write(record)

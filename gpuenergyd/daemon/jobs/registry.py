@@ -36,6 +36,7 @@ from gpuenergyd.daemon.jobs.new_job import job_description, job_record
 from gpuenergyd.daemon.jobs.replicas import Replicas
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.jobs.sessions import RankSession, RankSessions
+from gpuenergyd.daemon.jobs.time_accounts import TimeAccounts
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.processes.plugins import PolicyNames, with_default_options
 from gpuenergyd.daemon.registration import (
@@ -124,6 +125,7 @@ class Jobs:
     _tasks: set[asyncio.Task[object]] = field(default_factory=set)
     _is_observing_soon: bool = False
     replicas: Replicas = field(default_factory=Replicas)
+    accounts: TimeAccounts = field(default_factory=TimeAccounts)
     ended: deque[EndedJob] = field(default_factory=lambda: deque(maxlen=_ENDED_KEPT))
     on_end: list[Callable[[JobRunner], None]] = field(default_factory=list)
     """Called when a job has ended."""
@@ -201,6 +203,7 @@ class Jobs:
             stage_rank=registration.stage_rank,
         )
         self.sessions.add(session)
+        self.accounts.claim(runner)
         self.services.history.write(
             RankRecord(
                 job_id,
@@ -222,6 +225,7 @@ class Jobs:
         job_id = runner.job_id
         self._open[uid, first.job_name, first.run_key, first.dp_rank] = self._runners[job_id] = runner
         self._registrations[job_id] = first
+        self.accounts.join((uid, first.job_name, first.run_key), runner)
         if runner.is_member:  # of a pipeline across hosts only the whole is a replica
             self.replicas.name_training((uid, first.job_name, training_run_key(first.run_key)), runner)
         else:
@@ -496,6 +500,7 @@ class Jobs:
         self.services.gpus.release(runner.job_id)
         self._runners.pop(runner.job_id, None)
         self.replicas.leave(runner.job_id)
+        self.accounts.leave(runner.job_id)
         self._num_gpus_changed(runner)
         for key in [key for key, open_runner in self._open.items() if open_runner is runner]:
             del self._open[key]

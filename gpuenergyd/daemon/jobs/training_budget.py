@@ -21,6 +21,7 @@ from gpuenergyd.wire.messages import BudgetShare, TrainingBudget
 
 _MAX_RATIO = 100.0
 _MAX_S = 1e9
+_MAX_REPLICAS = 2**20
 _SAME_RATIO = 1e-6
 _SAME_BASELINE_RATIO = 0.005
 """A smaller change of the baseline does not change the permitted time."""
@@ -53,6 +54,12 @@ class TrainingTarget:
         if report is not None:
             _check(report)
             self.is_exchanged = True
+            if report.num_replicas > 1:
+                baseline, rules = self.runner.job.baseline, StragglerRules()
+                full_s = baseline.iteration_time_s if baseline is not None else 0.0
+                is_heard = report.others_age_s <= max(rules.silent_s, rules.silent_iterations * full_s)
+                account = self.runner.job.control.experiments.account
+                account.hear(report.num_replicas, report.others_spent_s if is_heard else None)
             if report.is_first:
                 self.charge_others(report.excess_s)
             else:
@@ -121,15 +128,17 @@ class TrainingTarget:
     def share(self) -> BudgetShare:
         """Return what the others need to know of this replica."""
         job = self.runner.job
+        spent_s = round(job.control.experiments.account.spent_or_committed_s, 6)
         if self.watcher is None:
-            return BudgetShare(job.description.target.max_slowdown_ratio)
+            return BudgetShare(job.description.target.max_slowdown_ratio, spent_s=spent_s)
         ratio = 0.0  # no plan of another replica may be in the baseline
         if job.baseline is not None:
             is_decided = job.phase is JobPhase.TUNED
             target = job.target.own if is_decided else job.description.target
             full_s = job.baseline.iteration_time_s
             ratio = max(0.0, target.iteration_time_s(full_s) / full_s - 1.0)
-        return BudgetShare(round(ratio, 6), is_decided=True, excess_s=round(self.watcher.plan_excess_s(self.runner), 6))
+        excess_s = round(self.watcher.plan_excess_s(self.runner), 6)
+        return BudgetShare(round(ratio, 6), is_decided=True, excess_s=excess_s, spent_s=spent_s)
 
 
 def handle_budget(targets: Sequence[TrainingTarget], report: TrainingBudget | None) -> BudgetShare:
@@ -185,7 +194,14 @@ def _target(registered: PerformanceTarget, ratio: float, baseline_s: float | Non
 
 def _check(report: TrainingBudget) -> None:
     """Check a report, or raise ProtocolError."""
-    limits = {"permitted_slowdown_ratio": _MAX_RATIO, "age_s": _MAX_S, "excess_s": _MAX_S}
+    limits = {
+        "permitted_slowdown_ratio": _MAX_RATIO,
+        "age_s": _MAX_S,
+        "excess_s": _MAX_S,
+        "num_replicas": _MAX_REPLICAS,
+        "others_spent_s": _MAX_S,
+        "others_age_s": _MAX_S,
+    }
     for name, limit in limits.items():
         value = getattr(report, name)
         if value is not None and not (math.isfinite(value) and 0 <= value <= limit):

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpuenergyd.core.job.option_source import SOURCE_TEXTS
-from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT
+from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, cost_text
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.timetable import ONE_CLOCK, TIMETABLE
 from gpuenergyd.count_text import count_text
@@ -268,6 +268,7 @@ def detail_lines(job: Status) -> list[Text]:
         *_target(job),
         *_predicted_saving(job),
         *_outcome(job),
+        *_cost(job),
         *_slowdown_advice(job),
     ]
 
@@ -299,6 +300,16 @@ def _expectation(job: Mapping[str, Any]) -> list[Text]:
 def _outcome(job: Mapping[str, Any]) -> list[Text]:
     """Return why a job has saved nothing so far."""
     return [Text(f"no saving so far: {job['outcome_reason']}")] if job.get("outcome", "saved") != "saved" else []
+
+
+def _cost(job: Mapping[str, Any]) -> list[Text]:
+    """Return what the daemon has cost the job's training so far."""
+    if (cost_s := job.get("cost_s")) is None:
+        return []
+    client = ", the client's own not measured" if job.get("client_cost_s") is None else ""
+    experiments = count_text(job["num_experiments"], "experiment")
+    spent = f"{cost_text(cost_s, job.get('cost_ratio'))} of {job['account_income_s']:.1f} s that may be spent"
+    return [Text(f"cost so far: {spent}, with {experiments}{client}")]
 
 
 def _slowdown_advice(job: Mapping[str, Any]) -> list[Text]:

@@ -21,7 +21,7 @@ from gpuenergyd.report.formatting import (
     ratio_text,
     time_text,
 )
-from gpuenergyd.report.headline import evidence, headline
+from gpuenergyd.report.headline import evidence, headline, time_cost
 from gpuenergyd.report.job import JobReport, PlanInForce
 from gpuenergyd.report.totals import not_counted_text, saved_total
 from gpuenergyd.store import JobSummary
@@ -161,6 +161,8 @@ def _result_lines(report: JobReport) -> list[str]:
         lines.append(f"order of instructions: {report.order_advice}")
     if report.slowdown_advice is not None:
         lines.append(f"with more slowdown: {report.slowdown_advice}")
+    if cost := time_cost(job):
+        lines.append(f"cost so far: {cost}")
     if report.profiling_cost_j is not None:
         lines.append(
             f"profiling: {count_text(job.num_profile_iterations, 'iteration')} used"

@@ -68,6 +68,10 @@ class JobSummary:
     """The first iteration of the estimate: earlier ones ran before the job changed."""
     num_compared_baseline_iterations: int | None = None
     num_compared_tuned_iterations: int | None = None
+    cost_s: float | None = None
+    """Time that the daemon has cost the job's training; None if a version recorded the job that did not count it."""
+    cost_ratio: float | None = None
+    num_experiments: int | None = None
     tags: tuple[tuple[str, str], ...] = ()
     """User, source revision and other tags that the job's processes reported, by name."""
     host: str | None = None
@@ -199,7 +203,7 @@ def _stored_estimate(row: Row) -> dict[str, Any]:
     names = (
         *("since_iteration", "num_compared_baseline_iterations", "num_compared_tuned_iterations"),
         *("baseline_time_s", "baseline_energy_j", "iteration_time_s", "energy_per_iteration_j"),
-        *("saving_ratio", "slowdown_ratio"),
+        *("saving_ratio", "slowdown_ratio", "cost_s", "cost_ratio", "num_experiments"),
     )
     saving, slowdown = row.saving_ratio, row.slowdown_ratio
     return {

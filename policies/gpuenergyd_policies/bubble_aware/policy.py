@@ -5,10 +5,11 @@ profile (one design point per iteration), plan (exact frontier at the target, ro
 to faster clocks requested ahead of need), correct (a plan that measures slow is followed by one with more caution).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from gpuenergyd.core.pipeline.fitted import FittedPipeline, fitted_rows
+from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan, full_speed_plan
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
 from gpuenergyd_policies.advice_trials import plan_without_slowdown
@@ -22,7 +23,8 @@ from gpuenergyd_policies.flags import flags_of
 from gpuenergyd_policies.full_speed import reason_for_full_speed
 from gpuenergyd_policies.planning.kernel_cache import prepare_kernels
 from gpuenergyd_policies.predicted_savings import cheapest_clocks, predicted_plan
-from gpuenergyd_policies.profiling.design import clock_levels, profile_plan
+from gpuenergyd_policies.profiling.affordable import affordable_plan
+from gpuenergyd_policies.profiling.design import DesignPoint, clock_levels, profile_plan
 from gpuenergyd_policies.profiling.fit import NotEnoughDataError
 from gpuenergyd_policies.profiling.previous_run import with_previous_run
 from gpuenergyd_policies.profiling.procedure import Design, NoProfilingStep, held_ranks
@@ -152,24 +154,28 @@ def _next_profiling_plan(view: JobView, levels_mhz: Sequence[Sequence[int]]) -> 
         case NoProfilingStep.WAIT:
             return _waiting_plan(view)
         case _:
+            held = held_ranks(view)
+
+            def plan_of(point: DesignPoint, fast: Collection[Instruction]) -> ClockPlan:
+                return profile_plan(
+                    design.plan_id(step),
+                    point,
+                    view.schedule,
+                    levels_mhz,
+                    reason=design.reason(step),
+                    held_ranks=held,
+                    wait_levels_mhz=design.wait_levels_mhz,
+                    fast=fast,
+                )
+
             point = design.points[step.number]
-            return profile_plan(
-                design.plan_id(step),
-                point,
-                view.schedule,
-                levels_mhz,
-                reason=design.reason(step),
-                held_ranks=held_ranks(view),
-                wait_levels_mhz=design.wait_levels_mhz,
-            )
+            return affordable_plan(view, point, plan_of, first_turn=step.number, held_ranks=held)
 
 
 def _waiting_plan(view: JobView) -> ClockPlan:
-    """Return a plan at full speed, for the time until the last design points are measured or the next is affordable."""
+    """Return a plan at full speed, for the time until the last design points are measured."""
     last = view.issued_plans[-1] if view.issued_plans else baseline_plan()
-    reason = "profiling again, paced by the slowdown budget"
-    if not view.generation:
-        reason = "waiting for the last profiling points"
+    reason = "waiting for the last profiling points"
     if last.purpose is PlanPurpose.PROFILE:
         clocks_mhz = [gpu.supported_sm_clocks_mhz for gpu in view.gpus]
         plan_id = view.plan_id(f"planning-{view.num_issued()}")

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, Schedule
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPurpose, RankClocks
 from gpuenergyd_policies.profiling.times import TimeCurve
 
@@ -115,35 +115,6 @@ def kinds_of_ranks(schedule: Schedule) -> tuple[tuple[InstructionKind, ...], ...
     return tuple(tuple(dict.fromkeys(instruction.kind for instruction in order)) for order in schedule.orders)
 
 
-def time_loss_ratio(
-    point: DesignPoint, levels_mhz: Sequence[Sequence[int]], busy_s: Mapping[InstructionClass, float]
-) -> float:
-    """Return the slowdown of an iteration under a design point, relative to full speed, as an upper estimate.
-
-    It assumes times proportional to 1 / clock and no slack, except of phases that wait, which take as long at any
-    clock. `busy_s` is the time of each class in an iteration at full speed.
-    """
-    return max(
-        sum(
-            _share(rank, kind, levels, busy_s) * (levels_mhz[rank][0] / levels_mhz[rank][level] - 1)
-            for kind, level in levels.items()
-            if not kind.is_wait
-        )
-        for rank, levels in enumerate(point.levels)
-    )
-
-
-def _share(
-    rank: int,
-    kind: InstructionKind,
-    levels: Mapping[InstructionKind, int],
-    busy_s: Mapping[InstructionClass, float],
-) -> float:
-    time_s = {k: sum(t for c, t in busy_s.items() if (c.pp_rank, c.kind) == (rank, k)) for k in levels}
-    total_s = sum(time_s.values())
-    return time_s[kind] / total_s if total_s > 0 else 1 / len(levels)
-
-
 def profile_plan(
     plan_id: str,
     point: DesignPoint,
@@ -153,10 +124,12 @@ def profile_plan(
     reason: str,
     held_ranks: Collection[int] = (),
     wait_levels_mhz: LevelsOfKinds | None = None,
+    fast: Collection[Instruction] = (),
 ) -> ClockPlan:
     """Return the plan of one design point; each clock is requested when its instruction begins.
 
-    Phases that wait have the levels of `wait_levels_mhz`, by default those of other instructions.
+    Phases that wait have the levels of `wait_levels_mhz`, by default those of other instructions. Instructions that are
+    `fast` run at the highest level.
 
     On `held_ranks` the clocks of a point follow one another, each for an equal share of the iteration, instead of
     changing with the kind of instruction: where clocks take effect as late as instructions last, that is the only way
@@ -172,7 +145,8 @@ def profile_plan(
             held = [clock for clock in clock_of.values() for _ in range(-(-len(order) // len(clock_of)))]
             clocks = tuple(held[: len(order)])
         else:
-            clocks = tuple(clock_of[instruction.kind] for instruction in order)
+            top_mhz = levels_mhz[pp_rank][0]
+            clocks = tuple(top_mhz if one in fast else clock_of[one.kind] for one in order)
         changes = tuple(
             ClockChange(instruction, 0.0, clock)
             for position, (instruction, clock) in enumerate(zip(order, clocks, strict=True))

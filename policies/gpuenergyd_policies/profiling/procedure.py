@@ -2,11 +2,8 @@
 
 One design point runs per iteration, in the design's order. Once a balanced block of points is measured, the expected
 loss of a plan made from the current fit is evaluated regularly; profiling ends when it is small. A point whose
-iteration was disturbed, or had a clock that contradicts its neighbours, is measured again. Slow clocks cost time, so
-profiling also ends when the estimated time lost has used up a budget.
-
-When a job is profiled again, each point additionally waits for enough iterations at full speed to keep the mean
-slowdown within its budget.
+iteration was disturbed, or had a clock that contradicts its neighbours, is measured again. Slow clocks cost time: how
+much of it, and when, is limited by the job's time account, into which each point is fitted (`affordable.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +14,7 @@ from statistics import median
 from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd_policies.profiling.design import design_points, kinds_of_ranks, time_loss_ratio, wait_levels
+from gpuenergyd_policies.profiling.design import design_points, kinds_of_ranks, wait_levels
 
 MAX_ATTEMPTS = 3
 """Attempts per design point to get an undisturbed iteration."""
@@ -25,10 +22,6 @@ MAX_POINTS = 15
 """Limit on distinct design points; measurements beyond these hardly improve a fit."""
 GOOD_REGRET_RATIO = 0.004
 """Expected relative loss of energy below which profiling ends."""
-MAX_LOST_ITERATIONS = 10.0
-"""Time budget of profiling, in iterations at full speed."""
-SLOWDOWN_RATIO = 0.01
-"""Mean slowdown permitted while profiling again: the daemon's default budget for plans."""
 HELD_LATENCY_RATIO = 0.4
 """Latency of a clock change, as a share of the shortest instruction, from which clocks are held while profiling."""
 _IN_FLIGHT = 3
@@ -94,8 +87,6 @@ class Design:
         How good the fit is does not matter where nothing is left to measure.
         """
         num_issued = self._num_issued()
-        if not self._is_within_slowdown_budget(num_issued):
-            return NoProfilingStep.WAIT
         measured = [n for n in range(num_issued) if self._attempts(n) & self._regular]
         block = min(self._num_levels, len(self.points))
         is_due = (len(measured) - block) % _IN_FLIGHT == 0 or self._is_last_measured()
@@ -111,8 +102,7 @@ class Design:
 
     def _next_point(self, num_issued: int, measured: Sequence[int]) -> ProfilingStep | NoProfilingStep:
         """Return the next point of the design, then attempts of those without an undisturbed iteration."""
-        is_in_first_block = num_issued < min(self._num_levels, len(self.points))
-        if num_issued < len(self.points) and (is_in_first_block or self._is_within_time_budget(num_issued)):
+        if num_issued < len(self.points):
             return ProfilingStep(num_issued, 0)
         if not self._is_last_measured():
             return NoProfilingStep.WAIT
@@ -147,42 +137,6 @@ class Design:
                 if runs_clock and not is_pending and attempt < MAX_ATTEMPTS:
                     return ProfilingStep(number, attempt)
         return None
-
-    def _is_within_slowdown_budget(self, number: int) -> bool:
-        """Return whether a point keeps the mean slowdown of repeated profiling within budget."""
-        view = self._view
-        if not (view.generation or self._after) or not view.observations:
-            return True
-        profiling = self._profiling_ids()
-        if profiling & self._issued - self._measured_plans:
-            return False
-        # Count back to the last point, or to a gap in the view, left by a plan that was slow.
-        num_at_full_speed, index = 0, view.observations[-1].iteration_index
-        for observation in reversed(view.observations):
-            if observation.plan_id in profiling or observation.iteration_index < index - num_at_full_speed:
-                break
-            num_at_full_speed += 1
-        point = self.points[min(number, len(self.points) - 1)]
-        return time_loss_ratio(point, self._levels_mhz, self._busy_s()) <= SLOWDOWN_RATIO * num_at_full_speed
-
-    def _profiling_ids(self) -> set[str]:
-        return {plan_id for n in range(len(self.points)) for plan_id in self._attempts(n)}
-
-    def _is_within_time_budget(self, number: int) -> bool:
-        """Return whether another point stays within the time budget."""
-        busy_s = self._busy_s()
-        lost = sum(time_loss_ratio(self.points[n], self._levels_mhz, busy_s) for n in range(number + 1))
-        return lost <= MAX_LOST_ITERATIONS
-
-    def _busy_s(self) -> dict[InstructionClass, float]:
-        """Return the time of each class in an iteration at full speed."""
-        profiling = self._profiling_ids()
-        sums: dict[InstructionClass, list[float]] = {}
-        for observation in self._view.observations:
-            if observation.is_regular and observation.plan_id not in profiling:
-                for sample in observation.instruction_samples:
-                    sums.setdefault(sample.instruction_class, []).append(sample.time_s * sample.count)
-        return {key: median(times_s) for key, times_s in sums.items()}
 
 
 def _seed(view: JobView) -> str:

@@ -17,6 +17,7 @@ from gpuenergyd.core.job.messages import (
     TargetChanged,
 )
 from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.job.time_account import AccountRules
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.core.policy_api.target import PerformanceTarget
@@ -63,7 +64,8 @@ def test_a_plan_that_is_tried_again_is_guarded_by_its_new_iterations() -> None:
 
 
 def test_each_further_fault_doubles_the_wait() -> None:
-    run = JobRun(JobRules(proof_iterations=0, relearn_after_slow_plans=99)).following(plan("tuned-1"))
+    rules = JobRules(proof_iterations=0, relearn_after_slow_plans=99, account=AccountRules(first_income_s=100.0))
+    run = JobRun(rules).following(plan("tuned-1"))
     waits = []
     for number in range(2, 5):
         run.fall()

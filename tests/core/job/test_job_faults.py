@@ -53,18 +53,15 @@ def test_a_plan_that_holds_clears_all_faults() -> None:
     assert fell(faults) == 105
 
 
-def test_consecutive_slow_plans_and_endless_profiling_put_the_profile_in_doubt() -> None:
-    slow, endless = Faults(RULES, num_slow_plans=2), Faults(RULES, is_profile_endless=True)
+def test_consecutive_slow_plans_put_the_profile_in_doubt() -> None:
+    slow = Faults(RULES, num_slow_plans=2)
 
     assert not Faults(RULES, num_slow_plans=1).is_profile_in_doubt
     assert slow.is_profile_in_doubt
-    assert endless.is_profile_in_doubt
     assert slow.relearning_reason(is_profiling_again=True) == "2 plans in a row were slow: profiling again"
     assert "verifying the measured profile at full speed" in slow.relearning_reason(is_profiling_again=False)
-    assert "did not end" in endless.relearning_reason(is_profiling_again=True)
-    for faults in (slow, endless):
-        faults.begin_anew()
-        assert not faults.is_profile_in_doubt
+    slow.begin_anew()
+    assert not slow.is_profile_in_doubt
 
 
 def run(*times_s: float) -> list[IterationObservation]:

@@ -8,54 +8,58 @@ from gpuenergyd.core.job.messages import (
     PreviousRunFound,
     ProfilingPermissionChanged,
     RecordPhase,
-    SendPlan,
     StoreRun,
 )
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.plan import ClockPlan, RankClocks, constant_clock_changes
 from gpuenergyd.core.pipeline.reorder import split_in_place
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
-from tests.support.job_run import APPLIED, CLOCKS, PROFILING, SCHEDULE, JobRun, asked_view, kinds, plan
+from tests.support.job_run import APPLIED, CLOCKS, PROFILING, SCHEDULE, JobRun, kinds, plan, sends
 
 # --- profiling ---
 
 
-def test_endless_profiling_is_a_fault_and_restarts_after_as_many_full_speed_iterations() -> None:
-    run = JobRun(JobRules(max_profile_iterations=8)).asked()
-    run.decide(plan("p-1", PROFILING))
-    run.pass_until(APPLIED)
-    for number in range(2, 9):
-        run.pass_one()
-        run.decide(plan(f"p-{number}", PROFILING))
-    run.pass_one()
+def test_endless_profiling_spends_the_account_and_then_waits_at_full_speed() -> None:
+    run = JobRun(JobRules(proof_iterations=0)).asked()
+    for number in range(1, 100):
+        if run.job.control.question.is_open:
+            run.decide(plan(f"p-{number}", PROFILING))  # at 1200 of 1410 MHz
+        run.pass_one(1.0 if run.is_at_full_speed else 1410 / 1200)
 
-    assert run.job.phase_reason == "still profiling after 8 iterations"
-    assert run.job.faults.num_faults == 1
-    assert run.job.faults.retry_at_iteration == run.sent[-1].apply_at_iteration + 8
-    for _ in range(40):
-        commands = run.pass_one()
-        if commands:
-            break
-    assert run.job.phase_reason == "profiling did not end: profiling again, from the beginning"
-    assert asked_view(commands).view.generation == 1
+    account = run.job.control.experiments.account
+    assert 1.0 < account.cost_s <= account.income_s
+    assert run.job.phase is JobPhase.PROFILING
+    assert "until the time account can pay the next experiment: 0.17 s at most" in run.job.phase_reason
+    assert run.job.faults.num_faults == 0
 
 
-def test_a_profiling_plan_is_relieved_after_three_iterations_without_an_answer() -> None:
+def test_a_profiling_plan_runs_for_one_iteration_and_again_if_it_is_wanted() -> None:
     run = JobRun().asked()
     probe = plan("p-1", PROFILING)
-    run.decide(probe)
-    run.pass_until(APPLIED + 2)
 
-    commands = run.pass_one()
-
-    assert [one.plan.plan_id for one in commands if isinstance(one, SendPlan)] == ["proof"]
-    assert run.sent[-1].plan.reason == "the policy has not answered yet"
-    run.pass_until(APPLIED + 12)  # and once only
-    again = run.decide(probe)
-    assert kinds(again) == ["SendPlan"]
-    assert run.sent[-1].plan is probe
+    assert [(one.plan.plan_id, one.apply_at_iteration) for one in sends(run.decide(probe))] == [
+        ("p-1", APPLIED),
+        ("proof", APPLIED + 1),
+    ]
+    run.pass_until(APPLIED + 12)  # the policy has not answered yet
+    assert kinds(run.decide(probe)) == ["SendPlan", "SendPlan"]
+    assert run.sent[-2].plan is probe
     run.pass_one()
-    assert run.decide(probe) == ()
+    assert run.decide(probe) == ()  # its iteration has not run yet
+
+
+def test_the_next_profiling_plan_replaces_full_speed_after_the_last_one() -> None:
+    run = JobRun().asked()
+    run.decide(plan("p-1", PROFILING))
+    run.pass_one()
+    run.decide(plan("p-2", PROFILING))
+
+    assert [(one.plan.plan_id, one.apply_at_iteration) for one in run.sent] == [
+        ("p-1", APPLIED),
+        ("proof", APPLIED + 1),
+        ("p-2", APPLIED + 1),
+        ("proof", APPLIED + 2),
+    ]
 
 
 def test_a_tuned_plan_stays_while_the_policy_takes_long() -> None:
@@ -72,7 +76,7 @@ def test_an_earlier_refusal_of_profiling_applies_when_the_policy_wants_to_profil
     assert run.job.retry_in_iterations == 64
     run.feed(ProfilingPermissionChanged(None))
     run.first(AskPolicy)
-    assert kinds(run.decide(plan("p-1", PROFILING))) == ["LeaseGpus", "SendPlan", "RecordPhase"]
+    assert kinds(run.decide(plan("p-1", PROFILING))) == ["LeaseGpus", "SendPlan", "SendPlan", "RecordPhase"]
 
 
 def test_a_refusal_of_profiling_does_not_stop_the_trial_of_an_order_at_full_speed() -> None:
@@ -127,14 +131,3 @@ def test_a_stored_run_holds_its_profile_and_the_figures_of_its_plan() -> None:
     assert kept[0].run is not None
     assert (kept[0].run.figures, len(kept[0].run.profile)) == ((("own", 7.0),), 1)
     assert {o.plan_id for o in kept[0].run.full_speed} == {"previous-full-speed"}
-
-
-def test_profiling_iterations_without_an_answer_count_towards_the_limit() -> None:
-    run = JobRun(JobRules(max_profile_iterations=2, relief_iterations=99)).asked()
-    probe = plan("p-1", PROFILING)
-    run.decide(probe)
-    run.pass_until(APPLIED + 5)  # five of them, and one question open all the while
-    run.decide(probe)
-
-    assert "RestoreGpus" in kinds(run.pass_one())
-    assert run.job.phase_reason == "still profiling after 6 iterations"

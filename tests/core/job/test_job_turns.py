@@ -255,11 +255,6 @@ def test_no_proof_block_runs_in_a_member_or_at_a_straggler_pace(rules: JobRules,
     run.pass_until(60)
 
 
-def test_a_member_has_no_profiling_limit_of_its_own() -> None:
-    assert member_rules(JobRules(warmup_iterations=7)).max_profile_iterations > 10**9
-    assert member_rules(JobRules(warmup_iterations=7)).warmup_iterations == 7
-
-
 def test_a_plan_without_clocks_has_no_proof_block() -> None:
     run = JobRun().following(ClockPlan("tuned", PlanPurpose.TUNED))
 

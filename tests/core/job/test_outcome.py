@@ -114,14 +114,15 @@ def test_the_line_for_the_user_has_the_saving_with_its_interval_and_the_reason()
     line = outcome_line(tuned([80.0, 80.2, 79.9] * 4).job)
 
     assert line.startswith("20.0 % less energy (95 %: 20.0 % to 20.1 % less), ")
-    assert line.endswith("; 12 iterations under a plan")
+    cost = "cost so far: 0.0 s (0.00 %), the client's own not measured"
+    assert line.endswith(f"; 12 iterations under a plan; {cost}")
 
 
 def test_the_line_for_the_user_makes_no_claim_that_may_be_chance() -> None:
     line = outcome_line(tuned([90.0, 112.0, 99.0] * 4).job)
 
     assert line.startswith("no significant saving (95 %: ")
-    assert line.endswith("; 12 iterations under a plan: no saving beyond chance")
+    assert "; 12 iterations under a plan: no saving beyond chance; cost so far: 0.0 s" in line
 
 
 def test_savings_before_a_fall_back_count_and_its_reason_is_added() -> None:

@@ -16,8 +16,6 @@ class Faults:
     """Consecutive plans that the guard found too slow."""
     num_fallbacks: int = 0
     """Changes from a plan back to full speed, for any reason."""
-    is_profile_endless: bool = False
-    """Whether the last profiling exceeded its limit of iterations."""
     fell_back_at: int = 0
     """The first iteration after the last fall-back."""
     retry_at_iteration: int | None = None
@@ -51,12 +49,10 @@ class Faults:
     @property
     def is_profile_in_doubt(self) -> bool:
         """Whether the job's measured profile must be verified or measured again."""
-        return self.is_profile_endless or self.num_slow_plans >= self.rules.relearn_after_slow_plans
+        return self.num_slow_plans >= self.rules.relearn_after_slow_plans
 
     def relearning_reason(self, *, is_profiling_again: bool) -> str:
         """Return the log line for a profile in doubt."""
-        if self.is_profile_endless:
-            return "profiling did not end: profiling again, from the beginning"
         then = "profiling again" if is_profiling_again else "verifying the measured profile at full speed"
         were = "was" if self.num_slow_plans == 1 else "in a row were"
         return f"{count_text(self.num_slow_plans, 'plan')} {were} slow: {then}"
@@ -77,5 +73,4 @@ class Faults:
 
     def begin_anew(self) -> None:
         """Clear the doubts about the profile: a new one is measured."""
-        self.is_profile_endless = False
         self.num_slow_plans = 0

@@ -1,8 +1,8 @@
-"""Blocks of full-speed iterations: proof blocks between tuned iterations, relief blocks while a policy is slow.
+"""Blocks of full-speed iterations: proof blocks between tuned iterations, relief blocks while a target is not met.
 
 A proof block of a few iterations between tuned ones keeps the baseline current and measures the saving. The first one
 follows soon after the first tuned iterations, later ones keep within a budget, a share of all iterations. A relief
-block replaces a profiling plan, whose clocks are meant for one iteration, while the policy takes long to answer.
+block replaces a plan that is slower than a new target, until the policy has answered.
 """
 
 from dataclasses import dataclass
@@ -32,10 +32,6 @@ class FullSpeedBlocks:
     def begin_proof(self) -> None:
         """Charge a proof block to the budget."""
         self.num_proof_iterations += self.rules.proof_iterations
-
-    def is_relief_due(self, num_iterations_of_plan: int) -> bool:
-        """Return whether a profiling plan has run for too long without an answer of the policy."""
-        return not self.is_relieved and num_iterations_of_plan >= self.rules.relief_iterations
 
     def begin_relief(self) -> None:
         """Enter a relief block; it lasts until the policy answers or the job falls back."""

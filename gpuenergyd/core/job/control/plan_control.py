@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
+from gpuenergyd.core.job.control.experiments import Experiments, Terms
 from gpuenergyd.core.job.control.faults import Faults
 from gpuenergyd.core.job.control.full_speed_blocks import FullSpeedBlocks
 from gpuenergyd.core.job.control.policy_question import PolicyQuestion
@@ -19,6 +20,7 @@ from gpuenergyd.core.job.measurements.knowledge import JobKnowledge
 from gpuenergyd.core.job.measurements.rank_reports import RankReports
 from gpuenergyd.core.job.messages import Command, JobPhase, LeaseGpus, RestoreGpus, SendPlan
 from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.job.time_account import TimeAccount
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan, full_speed_plan
 from gpuenergyd.core.policy_api.policy import BaselineView
@@ -38,6 +40,10 @@ class PlanControlSnapshot:
     mixed_before: int
     blocks: FullSpeedBlocks
     guard: GuardWindow
+    account: TimeAccount | None = None
+    """None in the state of a daemon without time accounts."""
+    experiment_ends_at: int | None = None
+    """See `Experiments.ends_at`."""
 
 
 @dataclass(slots=True)
@@ -55,16 +61,18 @@ class PlanControl:
     mixed_before: int = 0
     """Iterations before this one may have run partly under a plan whose clocks were restored."""
     cut: PowerCut = field(default_factory=PowerCut)
+    experiments: Experiments = field(init=False)
 
     def __post_init__(self) -> None:
         self.blocks = FullSpeedBlocks(self.rules)
+        self.experiments = Experiments(self.rules, self.ranks, self.reports, self.knowledge)
 
     @property
     def current(self) -> ClockPlan:
         """The plan in force, or the one that will be at its first iteration."""
         return self.knowledge.plans.current
 
-    def follow(self, plan: ClockPlan, baseline: BaselineView | None) -> tuple[Command, ...]:
+    def follow(self, plan: ClockPlan, baseline: BaselineView | None, terms: Terms) -> tuple[Command, ...]:
         """Send a plan of the policy; lease the GPUs before its first clocks, restore them after a plan without any."""
         lease: tuple[Command, ...] = ()
         if plan.ranks and not self.has_lease:
@@ -76,13 +84,22 @@ class PlanControl:
         if target is not None and baseline is not None:
             target_s = target.iteration_time_s(baseline.iteration_time_s)
             self.knowledge.plans.record_target(plan.plan_id, target_s, is_forced=target.is_forced)
-        send = self._send(plan)
+        sent = self.send_on(plan, terms)
         restore = (self._restore(plan),) if not plan.ranks and self.has_lease else ()
-        return (*lease, send, *restore)
+        return (*lease, *sent, *restore)
 
-    def send_again(self, plan: ClockPlan) -> tuple[Command, ...]:
-        """Send the plan in force again after a relief block."""
-        return (self._send(plan),)
+    def send_on(self, plan: ClockPlan, terms: Terms) -> tuple[Command, ...]:
+        """Send a plan, or the one in force again: until it is replaced, or with full speed after its iterations."""
+        experiments = self.experiments
+        not_before = 0
+        if terms.num_iterations is not None:
+            not_before = experiments.account.next_experiment(self.knowledge.job_id, self._next_apply_at)
+        # Full speed after the last experiment is replaced by this plan if that is in time.
+        send = self._send(plan, after=0 if experiments.ends_at is not None else 1, not_before=not_before)
+        experiments.begun(terms, send.apply_at_iteration)
+        if terms.num_iterations is None:
+            return (send,)
+        return (send, self._send(self._full_speed_block("until the next experiment"), after=terms.num_iterations))
 
     def expect(self, target: PerformanceTarget | None) -> None:
         """Compare the next iterations with the target that the policy has answered for."""
@@ -98,6 +115,7 @@ class PlanControl:
             self.knowledge.add_plan(plan)
             stop = (self._send(plan), self._restore(plan))
         self.has_lease = False
+        self.experiments.ends_at = None
         self.blocks.end_relief()
         self.question.outdate()
         return stop
@@ -107,16 +125,6 @@ class PlanControl:
         return (RestoreGpus(self.ranks.gpu_uuids, reason),) if self.has_lease else ()
 
     # --- full-speed blocks ---
-
-    def relieve(self) -> tuple[Command, ...]:
-        """Run at full speed while the policy takes long: profiling clocks are meant for one iteration."""
-        plan = self.current
-        if not self.question.is_open or plan.purpose is not PlanPurpose.PROFILE:
-            return ()
-        if not self.blocks.is_relief_due(sum(o.plan_id == plan.plan_id for o in self.knowledge.iterations.kept)):
-            return ()
-        self.blocks.begin_relief()
-        return (self._send(self._full_speed_block("the policy has not answered yet")),)
 
     def prove(self, *, is_at_given_pace: bool) -> tuple[Command, ...]:
         """Run a proof block if one is due, and the plan in force again after it."""
@@ -204,9 +212,11 @@ class PlanControl:
         earlier = self.knowledge.plans.newest_fast_enough(target_s)
         if earlier is None:
             self.blocks.begin_relief()
+            self.experiments.ends_at = None
             return (self._send(self._full_speed_block("a straggler has recovered")),)
         self.knowledge.add_plan(earlier)
         self.guard.begin_plan()
+        self.experiments.ends_at = None
         send = self._send(earlier)
         self.guard.expect(target, since=self.knowledge.plans.last_apply_at)
         return (send,)
@@ -254,20 +264,29 @@ class PlanControl:
 
     def snapshot(self) -> PlanControlSnapshot:
         """Return all state."""
-        return PlanControlSnapshot(self.has_lease, self.mixed_before, self.blocks, self.guard)
+        experiments = self.experiments
+        return PlanControlSnapshot(
+            self.has_lease,
+            self.mixed_before,
+            self.blocks,
+            self.guard,
+            experiments.account.copy() if experiments.is_paying else None,
+            experiments.ends_at,
+        )
 
     def restore(self, snapshot: PlanControlSnapshot) -> None:
         """Replace all state, under this job's rules."""
         self.has_lease, self.mixed_before = snapshot.has_lease, snapshot.mixed_before
         self.blocks = replace(snapshot.blocks, rules=self.rules)
         self.guard = replace(snapshot.guard)
+        self.experiments.restore(snapshot.account, snapshot.experiment_ends_at)
 
     # --- inside ---
 
     def _send(
         self, plan: ClockPlan, *, after: int = 1, not_before: int = 0, num_iterations: int | None = None
     ) -> SendPlan:
-        return self.knowledge.plans.send(
+        send = self.knowledge.plans.send(
             plan,
             last_reported=self.reports.last_index,
             run_ahead=self.reports.run_ahead,
@@ -275,12 +294,15 @@ class PlanControl:
             not_before=not_before,
             num_iterations=num_iterations,
         )
+        self.experiments.sent(plan, send.apply_at_iteration)
+        return send
 
     @property
     def _is_settled(self) -> bool:
         """Whether a tuned plan is in force and followed."""
         is_followed = self.knowledge.plans.last_apply_at <= self.reports.last_index
-        return self.current.purpose is PlanPurpose.TUNED and self.has_lease and is_followed
+        is_lasting = self.experiments.ends_at is None
+        return self.current.purpose is PlanPurpose.TUNED and self.has_lease and is_followed and is_lasting
 
     @property
     def _next_apply_at(self) -> int:

@@ -88,10 +88,9 @@ def _verify_profile(
     baseline = baseline_view(knowledge.full_speed())
     if not faults.is_profile_in_doubt:
         return Recovery(baseline)
-    was_verified = faults.is_profile_endless or knowledge.previous_run is not None
-    known = None if was_verified else knowledge.run_until_now(before)
-    reason = faults.relearning_reason(is_profiling_again=known is None)
     is_stored_run_wrong = knowledge.previous_run is not None
+    known = None if is_stored_run_wrong else knowledge.run_until_now(before)
+    reason = faults.relearning_reason(is_profiling_again=known is None)
     purposes = knowledge.plans.purposes()
     knowledge.past_jobs = ()
     _keep_estimate(knowledge, old_baseline, until=faults.fell_back_at)

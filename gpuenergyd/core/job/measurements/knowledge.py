@@ -170,7 +170,14 @@ class JobKnowledge:
             self._plan_measurement = plan_id, figures
         return self._plan_measurement[1]
 
-    def view(self, ranks: JobRanks, target: PerformanceTarget, baseline: BaselineView | None) -> JobView | None:
+    def view(
+        self,
+        ranks: JobRanks,
+        target: PerformanceTarget,
+        baseline: BaselineView | None,
+        *,
+        affordable_s: float | None = None,
+    ) -> JobView | None:
         """Return the view of this job for its policy; None until there is a baseline."""
         if ranks.schedule is None or baseline is None:
             return None
@@ -190,6 +197,7 @@ class JobKnowledge:
             past_jobs=self.past_jobs,
             num_dp_ranks=ranks.description.num_dp_ranks,
             reorder=self.reordering.view(ranks.schedule.num_ranks, ranks.description.num_stage_ranks),
+            affordable_s=affordable_s,
         )
 
     def run_to_store(self) -> PreviousRun | None:

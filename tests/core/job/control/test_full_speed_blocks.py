@@ -1,4 +1,4 @@
-"""When proof blocks are due, within which budget, and how a relief block begins and ends."""
+"""When proof blocks are due, within which budget, and how a relief block ends."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 from gpuenergyd.core.job.control.full_speed_blocks import FullSpeedBlocks
 from gpuenergyd.core.job.rules import JobRules
 
-RULES = JobRules(proof_iterations=4, first_proof_after=8, proof_budget_ratio=0.1, relief_iterations=3)
+RULES = JobRules(proof_iterations=4, first_proof_after=8, proof_budget_ratio=0.1)
 
 
 @pytest.mark.parametrize(("num_tuned", "is_due"), [(7, False), (8, True)])
@@ -37,10 +37,8 @@ def test_profiling_from_the_beginning_keeps_the_budget_charged() -> None:
     assert (blocks.num_tuned_iterations, blocks.num_proof_iterations) == (0, 4)
 
 
-def test_relief_is_due_once_after_three_iterations_of_a_plan_and_ends_once() -> None:
+def test_a_relief_block_ends_once() -> None:
     blocks = FullSpeedBlocks(RULES)
 
-    assert [blocks.is_relief_due(number) for number in (2, 3)] == [False, True]
     blocks.begin_relief()
-    assert not blocks.is_relief_due(9)
     assert [blocks.end_relief(), blocks.end_relief()] == [True, False]

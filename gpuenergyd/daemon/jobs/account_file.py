@@ -1,4 +1,4 @@
-"""Slowdown accounts on disk, so that a job keeps its account when the daemon is killed and started again.
+"""Accounts of jobs on disk, so that a job keeps its account when the daemon is killed and started again.
 
 A daemon that stops normally hands its jobs over; after a kill the training processes register again as new jobs with
 new ids. So each account is saved together with the processes of its job: a process that is still running gets its
@@ -9,47 +9,52 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from gpuenergyd.atomic_file import replace_file
-from gpuenergyd.core.carbon.account import WorkSlot
-from gpuenergyd.core.carbon.slowdown_account import SlowdownAccount
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.gpu.process_identity import process_start_ticks, read_boot_id
 from gpuenergyd.wire.daemon_codec import decode, encode
 
 log = logging.getLogger(__name__)
 
-_VERSION = 1
+_VERSION = 2
 _MAX_BYTES = 64 * 2**20
 
 Process = tuple[int, int]
 """A pid and the start time in clock ticks since boot, since pids are reused."""
 
 
+Account = TypeVar("Account")
+
+
 @dataclass(frozen=True, slots=True)
-class SavedAccount:
+class SavedAccount(Generic[Account]):
     """The saved account of one job."""
 
     job_name: str
     processes: tuple[Process, ...]
-    account: SlowdownAccount
-    slots: tuple[WorkSlot, ...]
-    frontier: tuple[tuple[float, float], ...]
+    account: Account
 
 
 @dataclass(frozen=True, slots=True)
-class _FileContent:
+class FileContent(Generic[Account]):
+    """What is in an account file."""
+
     version: int
     boot_id: str
-    jobs: tuple[SavedAccount, ...]
+    jobs: tuple[SavedAccount[Account], ...]
 
 
-class AccountFile:
-    """The file and the accounts that the previous daemon left in it; file errors are logged, never raised."""
+class AccountFile(Generic[Account]):
+    """The file and the accounts that the previous daemon left in it; file errors are logged, never raised.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._unclaimed: tuple[SavedAccount, ...] = ()
+    `content_type` is that of the file with its kind of accounts, and `what` names them in messages.
+    """
+
+    def __init__(self, path: Path, content_type: type[FileContent[Account]], *, what: str) -> None:
+        self._path, self._content_type, self._what = path, content_type, what
+        self._unclaimed: tuple[SavedAccount[Account], ...] = ()
         self._is_read = False
         self._written: bytes = b""
 
@@ -57,20 +62,16 @@ class AccountFile:
         self._is_read = True
         try:
             with self._path.open("rb") as file:
-                saved = decode(file.read(_MAX_BYTES + 1), _FileContent, max_bytes=_MAX_BYTES)
+                saved = decode(file.read(_MAX_BYTES + 1), self._content_type, max_bytes=_MAX_BYTES)
         except FileNotFoundError:
             return
         except (OSError, ProtocolError) as error:
-            log.warning(
-                "cannot read saved slowdown accounts: %s: %s",
-                self._path,
-                error,
-            )
+            log.warning("cannot read saved %s: %s: %s", self._what, self._path, error)
             return
         if saved.version == _VERSION and saved.boot_id == read_boot_id():
             self._unclaimed = saved.jobs
 
-    def take_over(self, job_name: str, pids: Mapping[int, int]) -> SavedAccount | None:
+    def take_over(self, job_name: str, pids: Mapping[int, int]) -> Account | None:
         """Return and remove the saved account of the job that these processes (pid by rank) were in."""
         if not self._is_read:
             self._read()
@@ -78,10 +79,10 @@ class AccountFile:
         for saved in self._unclaimed:
             if saved.job_name == job_name and processes & set(saved.processes):
                 self._unclaimed = tuple(other for other in self._unclaimed if other is not saved)
-                return saved
+                return saved.account
         return None
 
-    def save(self, jobs: Iterable[SavedAccount]) -> None:
+    def save(self, jobs: Iterable[SavedAccount[Account]]) -> None:
         """Write the accounts of running jobs, and those whose processes have not registered again yet, if changed.
 
         The file is replaced atomically.
@@ -89,14 +90,14 @@ class AccountFile:
         if not self._is_read:
             self._read()
         unclaimed = tuple(saved for saved in self._unclaimed if any(is_alive(process) for process in saved.processes))
-        body = encode(_FileContent(_VERSION, read_boot_id(), (*unclaimed, *jobs)))
+        body = encode(FileContent(_VERSION, read_boot_id(), (*unclaimed, *jobs)))
         if body == self._written:
             return
         try:
             replace_file(self._path, body)
             self._written = body
         except OSError as error:
-            log.warning("cannot save slowdown accounts: %s: %s", self._path, error.strerror)
+            log.warning("cannot save %s: %s: %s", self._what, self._path, error.strerror)
 
 
 def running_processes(pids: Mapping[int, int]) -> tuple[Process, ...]:

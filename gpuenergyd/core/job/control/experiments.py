@@ -1,0 +1,246 @@
+"""Experiments of a job: what a plan may cost until it can be replaced, and whether the time account can pay that.
+
+A plan is an experiment until its own iterations have shown that it costs no more than the account earns meanwhile.
+Until then it may cost what the worst case of its clocks is (`core/pipeline/worst_case.py`), for as many iterations as
+it takes to replace it. Where the account cannot pay that, a plan runs for as few iterations as show what it costs, with
+full speed after them; so does every profiling plan. Where it cannot pay that either, the job waits at full speed.
+"""
+
+import math
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from gpuenergyd.core.job.description import JobRanks
+from gpuenergyd.core.job.issued_plans import ITERATIONS_AHEAD, SETTLING_ITERATIONS
+from gpuenergyd.core.job.measurements.knowledge import JobKnowledge
+from gpuenergyd.core.job.measurements.rank_reports import RankReports
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.job.time_account import TimeAccount
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
+from gpuenergyd.core.pipeline.worst_case import ClockTimes, RankSpeed, WorstCase
+from gpuenergyd.core.policy_api.policy import BaselineView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
+
+_UPPER_SIGMAS = 2.0
+"""Upper 95 % bound of a sum of iteration times, in its standard deviations."""
+_SHOWN_BY = 2
+"""Iterations of a plan from which on they say what it costs."""
+_NEWEST = 16
+_RESUMED_FOR = 16
+"""Iterations that the account must be able to pay before a plan that it could not pay any more is followed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On what terms a plan may run: for so many iterations, None: until it is replaced; `cost_s` is paid at most."""
+
+    num_iterations: int | None
+    cost_s: float
+    is_affordable: bool
+
+
+@dataclass(slots=True)
+class Experiments:
+    """What one job's plans may cost, and what it waits for until its account can pay it."""
+
+    rules: JobRules
+    ranks: JobRanks
+    reports: RankReports
+    knowledge: JobKnowledge
+    account: TimeAccount = field(init=False)
+    """Shared with the other replicas of the training on this host."""
+    ends_at: int | None = None
+    """The first iteration at full speed after the experiment that was sent last; None if its plan goes on."""
+    _awaited: tuple[float, PerformanceTarget] | None = None
+    """What the account must be able to pay before the policy is asked again, and for which target that holds."""
+    _times: ClockTimes = field(default_factory=ClockTimes)
+    _explained_s: dict[str, float] = field(default_factory=dict)
+    """By plan id, what an iteration under it can explain."""
+
+    def __post_init__(self) -> None:
+        self.account = TimeAccount(self.rules.account)
+
+    @property
+    def is_paying(self) -> bool:
+        """Whether plans of this job are paid from its account: not those of a member of a pipeline across hosts."""
+        return self.rules.is_guarding
+
+    @property
+    def is_running(self) -> bool:
+        """Whether iterations of an experiment have not been reported yet."""
+        return self.ends_at is not None and self.reports.last_index < self.ends_at - 1
+
+    # --- iterations ---
+
+    def observe(
+        self,
+        observation: IterationObservation,
+        purpose: PlanPurpose | None,
+        baseline: BaselineView | None,
+        target: PerformanceTarget,
+    ) -> None:
+        """Count an iteration in the account, and learn how long instructions take at its clocks."""
+        if observation.is_regular and purpose is not None:
+            self._times.add(observation, is_full_speed=purpose is PlanPurpose.BASELINE)
+        if not self.is_paying:
+            return
+        plan_id, is_full_speed = observation.plan_id, purpose is PlanPurpose.BASELINE
+        explained_s = 0.0 if is_full_speed or plan_id is None else self._explained_s.get(plan_id, 0.0)
+        self.account.add(
+            observation.iteration_index,
+            observation.iteration_time_s,
+            is_regular=observation.is_regular,
+            explained_s=explained_s,
+            permitted_ratio=0.0 if baseline is None else target.own.permitted_ratio(baseline.iteration_time_s),
+            owed_s=_owed_s(target),
+            sigma_s=0.0 if baseline is None else baseline.iteration_sigma_s,
+        )
+
+    # --- what plans may cost ---
+
+    def terms(self, plan: ClockPlan, baseline: BaselineView, target: PerformanceTarget) -> Terms:
+        """Return the terms of a plan that would be sent now."""
+        if not self.is_paying or not plan.ranks or (plan.purpose is PlanPurpose.BASELINE and not plan.orders):
+            return Terms(None, 0.0, is_affordable=True)
+        extra_s = self._extra_s(plan, baseline, target)
+        least = self._least_iterations(baseline, plan)
+        ahead = max(ITERATIONS_AHEAD + self.reports.run_ahead + 1, least)
+        first = self.reports.last_index + ITERATIONS_AHEAD + self.reports.run_ahead
+        earned_s = self._earned_s(baseline, target)
+        costs_s = {n: _most_s(n, extra_s, earned_s, baseline.iteration_sigma_s) for n in (ahead, least)}
+        left_s = {n: self.account.left_beside_s(self.knowledge.job_id, first, first + n - 1) for n in costs_s}
+        if plan.purpose is not PlanPurpose.PROFILE and costs_s[ahead] <= left_s[ahead]:
+            return Terms(None, costs_s[ahead], is_affordable=True)
+        return Terms(least, costs_s[least], is_affordable=costs_s[least] <= left_s[least])
+
+    def affordable_s(self, baseline: BaselineView, target: PerformanceTarget) -> float | None:
+        """Return what an iteration under a profiling plan may cost in the worst case; None: without a limit."""
+        if not self.is_paying:
+            return None
+        n = self._least_iterations(baseline)
+        chance_s = _UPPER_SIGMAS * baseline.iteration_sigma_s * math.sqrt(n)
+        return max(0.0, (self.account.left_s - chance_s) / n + self._earned_s(baseline, target))
+
+    def is_unpaid(self, plan: ClockPlan, baseline: BaselineView, target: PerformanceTarget) -> bool:
+        """Return whether the account cannot pay the plan in force until it could be replaced."""
+        if not self.is_paying:
+            return False
+        net_s = self._extra_s(plan, baseline, target) - self._earned_s(baseline, target)
+        ahead = ITERATIONS_AHEAD + self.reports.run_ahead
+        return self.account.balance_s < max(0.0, net_s) * ahead
+
+    def _least_iterations(self, baseline: BaselineView, plan: ClockPlan | None = None) -> int:
+        """Return for how many iterations a plan must run to show what it costs: clocks take effect late."""
+        latency_s = max(own.switch_latency_s for own in self.ranks.gpus.values())
+        least = self.rules.experiment_iterations + round(latency_s / baseline.iteration_time_s)
+        if plan is not None and (plan.power_limits_w or plan.power_profiles):
+            least += SETTLING_ITERATIONS
+        if plan is not None and plan.orders:  # another order takes effect late, and is seldom tried
+            least += ITERATIONS_AHEAD + 1
+        return least
+
+    # --- waiting ---
+
+    def wait_for(self, cost_s: float, target: PerformanceTarget) -> None:
+        """Ask the policy again when the account can pay this, or for another target."""
+        self._awaited = cost_s, target
+
+    def wait_to_resume(self, plan: ClockPlan, baseline: BaselineView, target: PerformanceTarget) -> None:
+        """Ask the policy again when the account can pay the plan for long enough."""
+        net_s = self._extra_s(plan, baseline, target) - self._earned_s(baseline, target)
+        self.wait_for(max(0.0, net_s) * _RESUMED_FOR, target)
+
+    def is_waiting(self, target: PerformanceTarget) -> bool:
+        """Return whether the job waits until its account can pay the next experiment."""
+        if self._awaited is not None and (self._awaited[1] != target or self.account.left_s >= self._awaited[0]):
+            self._awaited = None
+        return self._awaited is not None
+
+    @property
+    def awaited_s(self) -> float | None:
+        """What the account must be able to pay before the policy is asked again; None if it waits for nothing."""
+        return None if self._awaited is None else self._awaited[0]
+
+    # --- plans that are sent ---
+
+    def sent(self, plan: ClockPlan, from_index: int) -> None:
+        """Note from which iteration on a plan is in force."""
+        if not self.is_paying:
+            return
+        explained_s = 0.0
+        if plan.ranks and (plan.purpose is not PlanPurpose.BASELINE or plan.orders):
+            explained_s = self._explained_s.get(plan.plan_id, math.nan)
+            if math.isnan(explained_s):
+                graph = self.ranks.graph_in(plan.orders)
+                explained_s = self._worst_case(self._typical_time_s()).explained_s(plan, graph)
+                self._explained_s = dict([*self._explained_s.items(), (plan.plan_id, explained_s)][-64:])
+        self.account.plan_sent(self.knowledge.job_id, from_index, explained_s)
+
+    def begun(self, terms: Terms, from_index: int) -> None:
+        """Commit what the account may have to pay for a plan that was sent."""
+        num_iterations = terms.num_iterations or ITERATIONS_AHEAD + self.reports.run_ahead + 1
+        self.ends_at = None if terms.num_iterations is None else from_index + num_iterations
+        if terms.cost_s > 0:
+            self.account.commit(self.knowledge.job_id, from_index, from_index + num_iterations - 1, terms.cost_s)
+
+    def restore(self, account: TimeAccount | None, ends_at: int | None) -> None:
+        """Continue from the state of an earlier daemon; what the job waited for is asked for again."""
+        if account is not None:
+            self.account = account.copy()
+        self.ends_at = ends_at
+        purposes = self.knowledge.plans.purposes()
+        for observation in self.knowledge.iterations.kept:
+            if observation.is_regular and (purpose := purposes.get(observation.plan_id)) is not None:
+                self._times.add(observation, is_full_speed=purpose is PlanPurpose.BASELINE)
+
+    # --- inside ---
+
+    def _extra_s(self, plan: ClockPlan, baseline: BaselineView, target: PerformanceTarget) -> float:
+        """Return what an iteration under a plan takes, at most, beyond full speed and the pace that others set."""
+        full_s = max(baseline.iteration_time_s, _owed_s(target))
+        worst_s = self._worst_case(baseline.iteration_time_s).extra_s(plan, self.ranks.graph_in(plan.orders))
+        extra_s = max(0.0, baseline.iteration_time_s + worst_s - full_s)
+        newest = self.knowledge.iterations.regular_under(plan.plan_id)[-_NEWEST:]
+        if len(newest) < _SHOWN_BY:
+            return extra_s
+        chance_s = _UPPER_SIGMAS * baseline.iteration_sigma_s / math.sqrt(len(newest))
+        return max(0.0, fmean(own.own_time_s for own in newest) + chance_s - full_s)
+
+    def _earned_s(self, baseline: BaselineView, target: PerformanceTarget) -> float:
+        """Return what the account earns in an iteration."""
+        full_s = baseline.iteration_time_s
+        return full_s * (target.own.permitted_ratio(full_s) + self.account.pace_ratio)
+
+    def _typical_time_s(self) -> float:
+        return self.knowledge.iterations.typical(lambda own: own.iteration_time_s)
+
+    def _worst_case(self, iteration_time_s: float) -> WorstCase:
+        if (run := self.knowledge.previous_run) is None:
+            earlier = None
+        else:
+            earlier = ClockTimes()
+            for own in run.full_speed:
+                earlier.add(own, is_full_speed=True)
+            for own in run.profile:
+                earlier.add(own, is_full_speed=False)
+        self._times.earlier = earlier
+        return WorstCase(self.ranks.graph, self._times, rank_speeds(self.ranks), iteration_time_s)
+
+
+def rank_speeds(ranks: JobRanks) -> tuple[RankSpeed, ...]:
+    """Return what bounds the slowness of each rank of a job."""
+    return tuple(
+        RankSpeed(max(gpu.supported_sm_clocks_mhz), gpu.switch_latency_s, (gpu.power_limit_range_w or (0.0, None))[1])
+        for gpu in (ranks.gpus[r] for r in sorted(ranks.gpus))
+    )
+
+
+def _owed_s(target: PerformanceTarget) -> float:
+    return max(target.straggler_time_s or 0.0, target.power_time_s or 0.0)
+
+
+def _most_s(num_iterations: int, extra_s: float, earned_s: float, sigma_s: float) -> float:
+    """Return what iterations that each cost `extra_s` may cost in all, beyond what is earned meanwhile."""
+    net_s = num_iterations * (extra_s - earned_s)
+    return max(0.0, net_s + _UPPER_SIGMAS * sigma_s * math.sqrt(num_iterations)) if extra_s > earned_s else 0.0

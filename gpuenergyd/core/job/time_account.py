@@ -1,0 +1,361 @@
+"""Time account of one training: what the daemon may cost it, what it has cost so far, and what is left to spend.
+
+Theory of operation. Income is what the user permits, a small share of the time so far, and a second to begin with.
+Spending is counted for every iteration, whatever its purpose: its time minus full speed, as the blocks at full speed
+before and after it say (the line between them; the block before while none is after yet). Noise cancels, since what is
+faster than full speed counts too. An iteration is charged with at most what the clocks that were in force can explain,
+and the noise of iterations, and a disturbed one (evaluation, checkpoint) with what others under its plan have cost:
+stalls of the program's own code close no account.
+
+An experiment commits what it may cost at most before it begins, and is paid as its iterations are observed. Replicas
+that end each iteration together share one account. It learns from each which plans are in force from which iteration
+on, and counts an iteration once, as the first of them sees it: the slowest replica makes all of them as slow. So
+experiments of several replicas in the same iterations cost what the dearest one does. Replicas on several hosts tell
+each other what they have spent and committed, and each host commits at most its share of what is left; while one of
+them is silent, the others spend only their shares of the income.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median
+
+_NOISE_SIGMAS = 3.0
+"""Standard deviations of an iteration by which it may differ from what its plan explains."""
+_CHANGED_RATIO = 0.02
+"""Difference of two blocks at full speed beyond which the job has changed between them, at once: an iteration is then
+compared with the one that it fits, the slower one unless it was faster than that."""
+_MIN_BLOCK = 2
+"""Iterations of a block at full speed, without the first one, from which on it is a reference."""
+_BLOCK_KEPT = 32
+"""Newest iterations of a block at full speed whose median is its time."""
+_MAX_OPEN = 256
+"""Iterations since the last block at full speed that can still be revised by the next one."""
+_MAX_SPANS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class AccountRules:
+    """Income of a time account beyond what the user permits."""
+
+    income_ratio: float = 0.005
+    first_income_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class FullSpeed:
+    """Time of an iteration in a block at full speed, about one iteration."""
+
+    iteration_index: float
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class OpenIteration:
+    """An iteration whose full speed is not known for good."""
+
+    iteration_index: int
+    time_s: float
+    owed_s: float
+    """Pace that others set, at which no plan is the reason of the time: of a straggler, or of a power budget."""
+    explained_s: float
+    noise_s: float
+    is_disturbed: bool = False
+
+    def cost_s(self, full_speed_s: float) -> float:
+        """Return what the iteration has cost."""
+        excess_s = self.time_s - max(full_speed_s, self.owed_s)
+        return min(max(excess_s, -self.noise_s), self.explained_s + self.noise_s)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSpan:
+    """From which iteration on a job follows a plan, and what an iteration under it can explain beyond full speed."""
+
+    job_id: str
+    from_index: int
+    explained_s: float
+    """0 at full speed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commitment:
+    """What an experiment may still cost at most: iterations `first` to `last` of a job."""
+
+    job_id: str
+    first: int
+    last: int
+    cost_s: float
+
+    def part(self, first: int, last: int) -> "Commitment | None":
+        """Return what is committed for these iterations; None if that is nothing."""
+        first, last = max(first, self.first), min(last, self.last)
+        if first > last:
+            return None
+        share = (last - first + 1) / (self.last - self.first + 1)
+        return Commitment(self.job_id, first, last, share * self.cost_s)
+
+
+@dataclass(frozen=True, slots=True)
+class AccountTotals:
+    """Income and spending of a training so far, without what is still open; signed costs, in seconds."""
+
+    time_s: float = 0.0
+    permitted_s: float = 0.0
+    cost_s: float = 0.0
+    client_cost_s: float | None = None
+    num_iterations: int = 0
+    num_experiments: int = 0
+
+
+@dataclass(slots=True)
+class TimeAccount:
+    """Income and spending of one training; all times in seconds."""
+
+    rules: AccountRules = field(default_factory=AccountRules)
+    time_s: float = 0.0
+    """Iterations so far."""
+    permitted_s: float = 0.0
+    """What the user has permitted so far."""
+    num_iterations: int = 0
+    num_experiments: int = 0
+    client_cost_s: float | None = None
+    """What the clients have measured of themselves; None: not measured."""
+    num_hosts: int = 1
+    """Hosts whose replicas spend the same income."""
+    elsewhere_s: float | None = 0.0
+    """What replicas on other hosts have spent or committed; None while one of them is silent."""
+    last_index: int = -1
+    _closed_s: float = 0.0
+    _before: FullSpeed | None = None
+    _block: list[tuple[int, float]] = field(default_factory=list)
+    _open: list[OpenIteration] = field(default_factory=list)
+    _open_s: float = 0.0
+    """Cost of the open iterations as far as it is known."""
+    _spans: list[PlanSpan] = field(default_factory=list)
+    _commitments: list[Commitment] = field(default_factory=list)
+
+    # --- what is left ---
+
+    @property
+    def income_s(self) -> float:
+        """Income of the training so far."""
+        return self.permitted_s + self.rules.first_income_s + self.rules.income_ratio * self.time_s
+
+    @property
+    def cost_s(self) -> float:
+        """What the daemon has cost the training so far, on this host: at least nothing."""
+        return max(0.0, self._closed_s + self._open_s) + (self.client_cost_s or 0.0)
+
+    @property
+    def cost_ratio(self) -> float | None:
+        """The same as a share of the time at full speed; None before the first iteration."""
+        full_s = self.time_s - self.cost_s
+        return self.cost_s / full_s if self.num_iterations and full_s > 0 else None
+
+    @property
+    def balance_s(self) -> float:
+        """Income that is not spent yet; while another host is silent, what is left of this one's share."""
+        if self.elsewhere_s is None:
+            return self.permitted_s + (self.income_s - self.permitted_s) / self.num_hosts - self.cost_s
+        return self.income_s - self.cost_s - self.elsewhere_s
+
+    @property
+    def left_s(self) -> float:
+        """Income that is neither spent nor committed; of what is left, each host may commit its share."""
+        return self.balance_s / self.num_hosts - self._committed_s
+
+    @property
+    def spent_or_committed_s(self) -> float:
+        """What this host has spent, or may spend on experiments that have begun."""
+        return self.cost_s + self._committed_s
+
+    @property
+    def pace_ratio(self) -> float:
+        """Income per time, beyond what the user permits."""
+        return self.rules.income_ratio / self.num_hosts
+
+    def hear(self, num_hosts: int, elsewhere_s: float | None) -> None:
+        """Note how many hosts share the income, and what the others have spent of it; None: one of them is silent."""
+        self.num_hosts, self.elsewhere_s = num_hosts, elsewhere_s
+
+    # --- experiments ---
+
+    def left_beside_s(self, job_id: str, first: int, last: int) -> float:
+        """Return what an experiment in these iterations may cost: experiments of others at the same time are shared."""
+        return self.left_s + max(
+            (
+                own.cost_s
+                for own in self._commitments
+                if own.job_id != job_id and (own.first, own.last) == (first, last)
+            ),
+            default=0.0,
+        )
+
+    def next_experiment(self, job_id: str, not_before: int) -> int:
+        """Return the first iteration of another replica's experiment that can be shared, else `not_before`."""
+        own = {one.first for one in self._commitments if one.job_id == job_id}
+        shared = (one.first for one in self._commitments if one.first not in own)
+        return min((first for first in shared if first >= not_before), default=not_before)
+
+    def commit(self, job_id: str, first: int, last: int, cost_s: float) -> None:
+        """Commit what an experiment may cost."""
+        self.num_experiments += 1
+        self._commitments.append(Commitment(job_id, first, last, cost_s))
+
+    def plan_sent(self, job_id: str, from_index: int, explained_s: float) -> None:
+        """Note which plan a job follows from an iteration on; plans for later ones are replaced, and not paid."""
+        self._keep(lambda own: own if own.job_id != job_id else own.part(own.first, from_index - 1))
+        self._spans = [own for own in self._spans if own.job_id != job_id or own.from_index < from_index]
+        self._spans.append(PlanSpan(job_id, from_index, explained_s))
+        del self._spans[:-_MAX_SPANS]
+
+    def leave(self, job_id: str) -> None:
+        """Forget the plans of a job that has ended."""
+        self._spans = [own for own in self._spans if own.job_id != job_id]
+        self._keep(lambda own: own if own.job_id != job_id else None)
+
+    # --- iterations ---
+
+    def add(
+        self,
+        iteration_index: int,
+        time_s: float,
+        *,
+        is_regular: bool,
+        explained_s: float = 0.0,
+        permitted_ratio: float = 0.0,
+        owed_s: float = 0.0,
+        sigma_s: float = 0.0,
+    ) -> None:
+        """Count an iteration, once, whoever of the replicas tells it.
+
+        Args:
+            iteration_index: the number of the iteration, which all replicas know it by.
+            time_s: how long it took.
+            is_regular: whether it was undisturbed; at full speed it is then a reference.
+            explained_s: what the plan that the job followed in it can explain beyond full speed.
+            permitted_ratio: the slowdown that the user permits now.
+            owed_s: the pace that others set.
+            sigma_s: standard deviation of an iteration at full speed.
+        """
+        if iteration_index <= self.last_index:
+            return
+        self.last_index = iteration_index
+        self.num_iterations += 1
+        full_s = self._before.time_s if self._before is not None else time_s
+        explained_s = max(explained_s, self._explained_s(iteration_index))
+        self.time_s += min(time_s, full_s + explained_s + _NOISE_SIGMAS * sigma_s)
+        self.permitted_s += permitted_ratio * full_s
+        self._keep(lambda own: own.part(iteration_index + 1, own.last))
+        self._spans = self._without_past_spans(iteration_index)
+        if explained_s:
+            if len(self._block) >= _MIN_BLOCK:
+                self._end_block()
+            noise_s = _NOISE_SIGMAS * sigma_s
+            self._open.append(
+                OpenIteration(iteration_index, time_s, owed_s, explained_s, noise_s, is_disturbed=not is_regular)
+            )
+            if len(self._open) > _MAX_OPEN:
+                self._closed_s += self._cost_s(self._open[: _MAX_OPEN // 2], None)
+                self._open = self._open[_MAX_OPEN // 2 :]
+            self._open_s = self._cost_s(self._open, None)
+        elif is_regular:
+            self._block.append((iteration_index, time_s))
+            del self._block[:-_BLOCK_KEPT]
+            if len(self._block) >= _MIN_BLOCK:
+                self._open_s = self._cost_s(self._open, self._full_speed_of_block())
+
+    def add_client_cost(self, cost_s: float) -> None:
+        """Add what the clients have measured of themselves in one iteration, on the slowest rank."""
+        self.client_cost_s = (self.client_cost_s or 0.0) + cost_s
+
+    @property
+    def totals(self) -> "AccountTotals":
+        """What is kept of the account when its daemon is killed."""
+        cost_s = self._closed_s + self._open_s
+        counts = self.num_iterations, self.num_experiments
+        return AccountTotals(self.time_s, self.permitted_s, cost_s, self.client_cost_s, *counts)
+
+    def take_over(self, totals: "AccountTotals") -> None:
+        """Continue the account of the same training under an earlier daemon."""
+        self.time_s, self.permitted_s, self._closed_s = totals.time_s, totals.permitted_s, totals.cost_s
+        self.client_cost_s = totals.client_cost_s
+        self.num_iterations, self.num_experiments = totals.num_iterations, totals.num_experiments
+
+    def forget_iterations(self) -> None:
+        """Expect iterations from the first one on again: the training is begun anew, by other processes."""
+        self._closed_s, self._open_s = self._closed_s + self._open_s, 0.0
+        self._open, self._block, self._before, self.last_index = [], [], None, -1
+        self._spans, self._commitments = [], []
+
+    def copy(self) -> "TimeAccount":
+        """Return a copy that later iterations do not change."""
+        lists = {name: list(getattr(self, name)) for name in ("_block", "_open", "_spans", "_commitments")}
+        return replace(self, **lists)  # type: ignore[arg-type]
+
+    # --- inside ---
+
+    def _keep(self, part: Callable[[Commitment], Commitment | None]) -> None:
+        """Replace each commitment by the part of it that is still to be paid."""
+        self._commitments = [left for own in self._commitments if (left := part(own)) is not None]
+
+    def _explained_s(self, iteration_index: int) -> float:
+        """Return what plans in force in an iteration, or in the one before, can explain: clocks change within one."""
+        by_job: dict[str, list[PlanSpan]] = {}
+        for own in self._spans:
+            by_job.setdefault(own.job_id, []).append(own)
+        found = 0.0
+        for spans in by_job.values():
+            begun = [own for own in spans if own.from_index <= iteration_index]
+            in_force = begun[-1:] if begun and begun[-1].from_index < iteration_index else begun[-2:]
+            found = max([found, *(own.explained_s for own in in_force)])
+        return found
+
+    def _without_past_spans(self, iteration_index: int) -> list[PlanSpan]:
+        """Return the spans that the next iterations may still be in."""
+        latest: dict[str, list[int]] = {}
+        for own in self._spans:
+            if own.from_index <= iteration_index:
+                latest.setdefault(own.job_id, []).append(own.from_index)
+        return [own for own in self._spans if own.from_index >= min(latest.get(own.job_id, [0])[-2:])]
+
+    def _full_speed_of_block(self) -> FullSpeed:
+        return FullSpeed(fmean(index for index, _ in self._block), median(time_s for _, time_s in self._block))
+
+    def _end_block(self) -> None:
+        """Charge the iterations before a block at full speed for good."""
+        after = self._full_speed_of_block()
+        self._closed_s += self._cost_s(self._open, after)
+        self._before, self._block, self._open = after, [], []
+
+    def _cost_s(self, iterations: Sequence[OpenIteration], after: FullSpeed | None) -> float:
+        """Return what iterations have cost; a disturbed one, what others under its plan typically have."""
+        typical: dict[float, list[float]] = {}
+        for own in iterations:
+            if not own.is_disturbed:
+                typical.setdefault(own.explained_s, []).append(own.cost_s(self._full_speed_s(own, after)))
+        cost_s = sum(map(sum, typical.values()))
+        for own in (one for one in iterations if one.is_disturbed):
+            usual_s = median(typical[own.explained_s]) if own.explained_s in typical else own.explained_s
+            cost_s += min(own.cost_s(self._full_speed_s(own, after)), max(0.0, usual_s))
+        return cost_s
+
+    def _full_speed_s(self, own: OpenIteration, after: FullSpeed | None) -> float:
+        before = self._before or after
+        if before is None:
+            return own.time_s
+        if after is None or after.iteration_index <= before.iteration_index:
+            return before.time_s
+        if abs(after.time_s / before.time_s - 1) > _CHANGED_RATIO:
+            fitting = [known.time_s for known in (before, after) if known.time_s <= own.time_s + own.noise_s]
+            return max(fitting, default=min(before.time_s, after.time_s))
+        share = (own.iteration_index - before.iteration_index) / (after.iteration_index - before.iteration_index)
+        return before.time_s + min(max(share, 0.0), 1.0) * (after.time_s - before.time_s)
+
+    @property
+    def _committed_s(self) -> float:
+        """The sum of commitments; of those for the same iterations the largest counts."""
+        by_span: dict[tuple[int, int], float] = {}
+        for own in self._commitments:
+            by_span[own.first, own.last] = max(own.cost_s, by_span.get((own.first, own.last), 0.0))
+        return sum(by_span.values())

@@ -1,0 +1,169 @@
+"""The most that a plan may cost a pipeline: its iteration time if every instruction slows as much as its clock permits.
+
+Theory of operation. No instruction slows by more than its clock falls: at f it takes at most f_max / f times as long as
+at f_max. Where a job, or an earlier run of it, has measured an instruction at other clocks the bound is tighter: time
+is convex in 1 / f, so that the line between two measured clocks lies above it, and below the lowest one time grows at
+most as 1 / f. The longest path through the pipeline's graph with these times, minus that at full speed, is what an
+iteration costs at most. A clock that is raised only when its instruction begins is late by the latency of a switch, and
+a wait for data takes as long at any clock.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.graph import DependencyGraph, InstructionClass, InstructionKind
+from gpuenergyd.core.pipeline.plan import ClockPlan, RankClocks
+from gpuenergyd.core.pipeline.timeline import makespan_s
+
+_TIMES_KEPT = 8
+"""Newest times of a class at one clock whose median counts."""
+_AT_ONE_CLOCK_RATIO = 0.95
+"""Share of an instruction at its main clock from which on its time is one at that clock."""
+_POWER_PROFILE_RATIO = 1.25
+"""Slowdown that a workload power profile may cause; an assumption, published figures are below 10 %."""
+_SPLIT_RATIO = 0.6
+"""Time of an input or weight gradient that was never seen, as a share of its whole backward."""
+
+
+class ClockTimes:
+    """Times of the classes of a job's instructions: at full speed, and by clock.
+
+    Where this job has not measured a class below full speed, an `earlier` run stands in with its ratios.
+    """
+
+    def __init__(self) -> None:
+        self.earlier: ClockTimes | None = None
+        self._at_full_speed: dict[InstructionClass, deque[float]] = defaultdict(_times)
+        self._by_clock: dict[InstructionClass, dict[int, deque[float]]] = defaultdict(lambda: defaultdict(_times))
+
+    def add(self, observation: IterationObservation, *, is_full_speed: bool) -> None:
+        """Add the instructions of one iteration."""
+        for sample in observation.instruction_samples:
+            own, main = sample.instruction_class, sample.main_share
+            if is_full_speed:
+                self._at_full_speed[own].append(sample.time_s)
+            elif main.time_s >= _AT_ONE_CLOCK_RATIO * sample.time_s:
+                self._by_clock[own][main.sm_clock_mhz].append(sample.time_s)
+
+    def full_speed_s(self, own: InstructionClass) -> float | None:
+        """Return the time of a class at full speed; None if neither it was seen nor what it is a part of."""
+        if times_s := self._at_full_speed.get(own):
+            return median(times_s)
+        whole = InstructionClass(own.pp_rank, InstructionKind.B, own.chunk_index)
+        if own.kind in {InstructionKind.I, InstructionKind.W} and (times_s := self._at_full_speed.get(whole)):
+            return _SPLIT_RATIO * median(times_s)
+        return None
+
+    def most_ratio(self, own: InstructionClass, sm_clock_mhz: float, top_mhz: int) -> float:
+        """Return how many times as long as at full speed a class takes at a clock, at most."""
+        full_s = self.full_speed_s(own)
+        known = {mhz: median(times_s) for mhz, times_s in self._by_clock.get(own, {}).items() if mhz < top_mhz}
+        if sm_clock_mhz >= top_mhz:
+            return 1.0
+        if full_s is None or not known:
+            earlier = self.earlier
+            return top_mhz / sm_clock_mhz if earlier is None else earlier.most_ratio(own, sm_clock_mhz, top_mhz)
+        points = sorted((known | {top_mhz: full_s}).items())
+        k = bisect_left([mhz for mhz, _ in points], sm_clock_mhz)
+        high_mhz, high_s = points[k]
+        most_s = high_s * high_mhz / sm_clock_mhz
+        if k:
+            low_mhz, low_s = points[k - 1]
+            share = (1 / sm_clock_mhz - 1 / high_mhz) / (1 / low_mhz - 1 / high_mhz)
+            most_s = min(most_s, high_s + share * (low_s - high_s))
+        return max(1.0, most_s / full_s)
+
+
+def _times() -> deque[float]:
+    return deque(maxlen=_TIMES_KEPT)
+
+
+@dataclass(frozen=True, slots=True)
+class RankSpeed:
+    """What bounds the slowness of one rank: its highest clock and power limit, and the latency of a clock switch."""
+
+    top_mhz: int
+    switch_latency_s: float
+    top_power_w: float | None = None
+    """None if its power cannot be limited."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorstCase:
+    """What plans may cost one job."""
+
+    graph: DependencyGraph
+    times: ClockTimes
+    ranks: Sequence[RankSpeed]
+    iteration_time_s: float
+    """At full speed; all of it is taken for compute-bound while times of instructions are unknown."""
+
+    def extra_s(self, plan: ClockPlan, graph: DependencyGraph | None = None) -> float:
+        """Return what an iteration under a plan takes beyond full speed, at most; `graph` is that of its own orders."""
+        return self._extra_s(plan, graph or self.graph, self.times)
+
+    def explained_s(self, plan: ClockPlan, graph: DependencyGraph | None = None) -> float:
+        """Return the same whatever was measured at lower clocks, and if each call to set one takes as long as a switch.
+
+        What an iteration takes beyond that has another reason than the plan.
+        """
+        calls_s = max((len(own.changes) * self.ranks[own.pp_rank].switch_latency_s for own in plan.ranks), default=0.0)
+        return calls_s + self._extra_s(plan, graph or self.graph, None)
+
+    def _extra_s(self, plan: ClockPlan, graph: DependencyGraph, measured: ClockTimes | None) -> float:
+        before_s = [self.times.full_speed_s(own) for own in self.graph.classes]
+        now_s = [self.times.full_speed_s(own) for own in graph.classes]
+        speeds = _speeds(plan, graph, self.ranks)
+        if None in before_s or None in now_s:
+            return self.iteration_time_s * (max((1 / speed.ratio for speed in speeds), default=1.0) - 1.0)
+        durations_s = []
+        for own, class_index, speed in zip(graph.instructions, graph.class_of, speeds, strict=True):
+            rank = self.ranks[own.pp_rank]
+            is_clocked = not own.kind.is_wait or own.kind.waits_for_ranks
+            slower = 1 / speed.ratio if is_clocked else 1.0
+            if measured is not None and is_clocked:
+                mhz = rank.top_mhz * speed.ratio
+                slower = min(slower, measured.most_ratio(own.instruction_class, mhz, rank.top_mhz))
+            late_s = rank.switch_latency_s * (speed.ratio / speed.late_ratio - 1.0)
+            durations_s.append((now_s[class_index] or 0.0) * slower + late_s)
+        full_s = [before_s[k] or 0.0 for k in self.graph.class_of]
+        return max(0.0, makespan_s(graph, durations_s) - makespan_s(self.graph, full_s))
+
+
+@dataclass(frozen=True, slots=True)
+class _Speed:
+    """The least speed of one instruction as a share of full speed, and the one at which it may begin."""
+
+    ratio: float
+    late_ratio: float
+
+
+def _speeds(plan: ClockPlan, graph: DependencyGraph, ranks: Sequence[RankSpeed]) -> list[_Speed]:
+    """Return the speed of each instruction in node order: rank by rank, each in program order."""
+    plans = {own.pp_rank: own for own in plan.ranks}
+    nodes: dict[int, list[int]] = defaultdict(list)
+    for node, instruction in enumerate(graph.instructions):
+        nodes[instruction.pp_rank].append(node)
+    speeds = [_Speed(1.0, 1.0)] * len(graph.instructions)
+    for pp_rank, own in nodes.items():
+        if (clocks := plans.get(pp_rank)) is not None:
+            requested = {(change.instruction, change.sm_clock_mhz) for change in clocks.changes}
+            ratios = _ratios(clocks, ranks[pp_rank], len(own))
+            for k, node in enumerate(own):
+                before, ratio = ratios[k - 1], ratios[k]
+                is_late = before < ratio and (graph.instructions[node], clocks.sm_clocks_mhz[k]) in requested
+                speeds[node] = _Speed(ratio, before if is_late else ratio)
+    return speeds
+
+
+def _ratios(clocks: RankClocks, rank: RankSpeed, num_instructions: int) -> list[float]:
+    """Return the speed of the instructions of one rank under its clocks, power limit and power profile."""
+    most = 1.0 if clocks.power_profile is None else 1 / _POWER_PROFILE_RATIO
+    if clocks.power_limit_w is not None and rank.top_power_w:
+        most *= min(1.0, clocks.power_limit_w / rank.top_power_w)
+    wanted = clocks.sm_clocks_mhz[:num_instructions] or (None,) * num_instructions
+    return [most * min(1.0, (mhz or rank.top_mhz) / rank.top_mhz) for mhz in wanted]
