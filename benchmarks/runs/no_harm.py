@@ -12,8 +12,8 @@ run` starts the program; without, the program runs alone. The order within pairs
 A program writes a row for each step, with time, exact energy and loss; its time is the one between its first row and
 its last. Compared with the limits is by how much it is longer, beyond an allowance for its begin: (with - without -
 allowance) / without. The interval is Student's for the mean of the pairs, 95 %. A program whose interval lies wholly
-above the limit fails, and so does one whose losses differ, that ends with an error, or that leaves a clock lowered.
-Run it on a quiet host.
+above the limit fails, and so does one whose losses differ, that ends with an error, whose pauses run at lowered
+clocks, or that leaves a clock lowered. Run it on a quiet host.
 """
 
 import argparse
@@ -52,6 +52,9 @@ QUIET_LIMIT_RATIO, BUSY_LIMIT_RATIO = 0.005, 0.01
 """Permitted in addition to the permitted slowdown, after the allowance."""
 QUIET_ALLOWANCE_S, BUSY_ALLOWANCE_S = 1.0, 2.0
 LEAST_STEPS = 4
+_LEAST_PAUSE_RATIO = 0.01
+MAX_LOWERED_RATIO = 0.1
+"""Share of the works in pauses that may run at a lowered clock: until a gap that nothing marks is found."""
 _CONFIDENCE = 0.95
 _WAIT_LIMIT_S, _STOP_LIMIT_S = 60.0, 30.0
 _RUN_LIMIT_S = 1200.0
@@ -212,12 +215,21 @@ class Pairs:
             "longer_high_ratio": interval[1] if interval else None,
             "longer_spread_ratio": statistics.stdev(ratios) if len(ratios) > 1 else None,
             "steps_longer_ratio": statistics.median(b.steps_s / a.steps_s - 1 for a, b in pairs),
+            "pauses_longer_ratio": pauses_longer_ratio(pairs),
             "saved_ratio": statistics.median(1 - b.energy_j / a.energy_j for a, b in pairs),
             "paused": sum(run.num_paused for run in self.joined),
             "lowered_in_pauses": sum(run.num_lowered for run in self.joined),
             "is_met": not self.problems and (interval is None or interval[0] <= conditions.limit_ratio),
             "problems": self.problems,
         }
+
+
+def pauses_longer_ratio(pairs: Sequence[tuple[Run, Run]]) -> float | None:
+    """Return by how much longer the time between steps is, median of the pairs; None where there is hardly any."""
+    pauses_s = [(a.time_s - a.steps_s, b.time_s - b.steps_s) for a, b in pairs]
+    if any(before_s < _LEAST_PAUSE_RATIO * a.time_s for (a, _), (before_s, _) in zip(pairs, pauses_s, strict=True)):
+        return None
+    return statistics.median(after_s / before_s - 1 for before_s, after_s in pauses_s)
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
@@ -252,6 +264,7 @@ def main() -> int:
     conditions = Conditions(
         options.max_slowdown, options.busy, options.seed, options.steps_ratio, WorldKind(options.world)
     )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # programs and daemons end with this one
     chosen = [known[name] for name in options.only or known]
     skipped = {program.name: reason for program in chosen if (reason := reason_to_skip(program))}
     found = {program.name: Pairs() for program in chosen if program.name not in skipped}
@@ -313,9 +326,11 @@ def run_once(program: Program, conditions: Conditions, *, is_joined: bool) -> Ru
         problems = [f"exit status {status}"] if status else []
         problems += [f"{path.name} has a traceback" for path in folder.glob("*.log") if _TRACEBACK in _text(path)]
         problems += [f"GPU {uuid} is left with a clock lock" for uuid in locked]
+        run = read_rows(folder / "rows", program.num_ranks)
+        if run.num_lowered > MAX_LOWERED_RATIO * run.num_paused:
+            problems.append(f"{run.num_lowered} of {run.num_paused} works in pauses ran at a lowered clock")
         for path in sorted(folder.glob("*.log")) if problems else ():
             print(f"{path.name}:\n{_text(path)[-4000:]}", file=sys.stderr, flush=True)
-        run = read_rows(folder / "rows", program.num_ranks)
         return Run(run.time_s, run.steps_s, run.energy_j, run.losses, run.num_paused, run.num_lowered, tuple(problems))
 
 

@@ -64,6 +64,7 @@ def test_a_program_fails_only_if_its_whole_interval_lies_above_the_limit(no_harm
     half = 4.302653 * 0.002 / math.sqrt(3)
     assert (longer["longer_low_ratio"], longer["longer_high_ratio"]) == pytest.approx((0.03 - half, 0.03 + half))
     assert single["longer_low_ratio"] is None
+    assert single["pauses_longer_ratio"] == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +88,12 @@ def test_limit_allowance_and_field_follow_the_conditions(
 
 @pytest.mark.parametrize("problem", ["losses differ", "exit status 1"])
 def test_other_losses_or_an_error_fail_whatever_the_time(no_harm: Any, problem: str) -> None:
-    other = {"losses": (("0x1p+1",),)} if problem == "losses differ" else {"problems": (problem,)}
+    is_other = problem == "losses differ"
+    joined = run(
+        no_harm, 90.0, losses=(("0x1p+1" if is_other else "0x1p+0",),), problems=() if is_other else (problem,)
+    )
     found = no_harm.Pairs()
-    found.add(run(no_harm, 100.0), run(no_harm, 90.0, **other))
+    found.add(run(no_harm, 100.0), joined)
 
     figures = found.figures(no_harm.Conditions())
 

@@ -22,7 +22,7 @@ _NS_PER_S = 1e9
 
 @dataclass(slots=True)
 class GapWatch:
-    """Watches the reports of one rank; `raise_clock` is called once in each gap, and after each request within it."""
+    """Watches the reports of one rank; calls `raise_clock` in each gap and pause, and after each request within one."""
 
     raise_clock: Callable[[], None]
     _times_s: deque[float] = field(default_factory=lambda: deque(maxlen=_ITERATIONS_KEPT))
@@ -45,8 +45,8 @@ class GapWatch:
         if next_begin_ns:
             self._times_s.append((next_begin_ns - begin_ns) / _NS_PER_S)
             self._wait()
-        else:  # the client has requested full speed
-            self.stop()
+        else:  # the client has requested full speed, too, unless its request was dropped
+            self._gap_found()
 
     def requested(self) -> None:
         """Take a clock request of the rank: within a gap, the clock may be low again."""
@@ -66,5 +66,6 @@ class GapWatch:
             self._timer = asyncio.get_running_loop().call_later(limit_s, self._gap_found)
 
     def _gap_found(self) -> None:
-        self._timer, self._is_raised = None, True
+        self.stop()
+        self._is_raised = True
         self.raise_clock()

@@ -98,7 +98,7 @@ def test_nothing_is_raised_without_a_lease_or_after_the_rank_has_left() -> None:
     play(scenario)
 
 
-def test_iterations_in_time_and_pauses_of_the_program_raise_nothing() -> None:
+def test_iterations_in_time_raise_nothing_and_a_reported_pause_raises_at_once() -> None:
     raised: list[str] = []
 
     async def scenario() -> None:
@@ -106,11 +106,13 @@ def test_iterations_in_time_and_pauses_of_the_program_raise_nothing() -> None:
         for number in range(20):
             watch.reported(number * NS_PER_S, (number + 1) * NS_PER_S)
             await asyncio.sleep(1.0 if number % 5 else 1.5)
+        assert not raised
         watch.reported(20 * NS_PER_S, 0)
+        assert raised == ["gap"]
         await asyncio.sleep(30.0)
 
     play(scenario)
-    assert not raised
+    assert raised == ["gap"]
 
 
 def test_one_long_iteration_does_not_hide_the_next_gap() -> None:
