@@ -34,7 +34,7 @@ class PreparedPlan:
     token: bytes
     plan_id: str = ""
     full_speed_sm_clock_mhz: int = 0
-    """Maximum clock of the GPU, for members of a pipeline across hosts."""
+    """Maximum clock of the GPU: for pauses, and for iterations of a pipeline across hosts without an agreed plan."""
     order: tuple[OrderRow, ...] = ()
     """The rank's instructions under this plan; empty for the registered order."""
     training_id: str = ""
@@ -42,15 +42,7 @@ class PreparedPlan:
     is_full_speed: bool = False
     """Whether to request the maximum clock because no plan is agreed for this iteration."""
     changes: tuple[PlannedChange, ...] = ()
-    """All changes of `clocks`: for the timetable of a captured graph."""
-
-    @property
-    def highest_sm_clock_mhz(self) -> int:
-        """The highest clock that this plan requests; 0 if it requests none."""
-        return max(
-            (max(c.sm_clock_mhz, c.later_sm_clock_mhz, *(mhz for mhz, _ in c.further)) for c in self.clocks.values()),
-            default=0,
-        )
+    """All changes of `clocks`, in order: for the timetable of a captured graph."""
 
 
 NO_PLAN = PreparedPlan(plan_epoch=0, apply_at_iteration=0, clocks={}, token=b"")

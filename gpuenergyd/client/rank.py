@@ -168,6 +168,8 @@ class RankClient:
         self._sender = ClockSender()
         self._is_inert = rank.gpu_uuid is None
         self._is_in_iteration = self._is_in_capture = False
+        self._is_raised = False
+        """Whether a pause has requested full speed since the last iteration."""
         self._iteration_index = -1
         self._plan_epoch = 0
         self._recorded: RecordedIteration | None = None
@@ -342,7 +344,10 @@ class RankClient:
             is_followed = (self._sender.can_send or not plan.clocks) and not plan.is_full_speed
             self._plan_epoch = plan.plan_epoch if is_followed else 0
             if plan.is_full_speed:
-                self._request_highest(plan, plan.full_speed_sm_clock_mhz)
+                self._request(plan, plan.full_speed_sm_clock_mhz)
+            elif self._is_raised and plan.changes:  # what the iteration before would have left in force
+                self._request(plan, plan.changes[-1].sm_clock_mhz)
+            self._is_raised = False
             self._is_in_iteration = True
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
@@ -406,15 +411,15 @@ class RankClient:
             self._count_error()
 
     def pause(self) -> None:
-        """Mark a pause after an iteration (evaluation, checkpoint); it runs at the plan's highest clock."""
+        """Mark a pause after an iteration (evaluation, checkpoint); it runs at full speed, whatever the plan."""
         if self._is_inert:
             return
         try:
             self._queue_unqueued()
             self._queue_report(self._pop_finished())
-            highest_mhz = self._plan.highest_sm_clock_mhz
-            if highest_mhz:
-                self._request_highest(self._plan, highest_mhz)
+            if self._clocks and self._plan.full_speed_sm_clock_mhz:
+                self._request(self._plan, self._plan.full_speed_sm_clock_mhz)
+                self._is_raised = True
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
 
@@ -518,7 +523,7 @@ class RankClient:
         launched_index = max(self._iteration_index, self._plans.bound_until - 1)
         self._reporter.put(finished, launched_iteration_index=launched_index)
 
-    def _request_highest(self, plan: PreparedPlan, sm_clock_mhz: int) -> None:
+    def _request(self, plan: PreparedPlan, sm_clock_mhz: int) -> None:
         """Request a clock from the newest begin or end of an iteration on."""
         self._timer.call_when_reached(partial(self._sender.request, plan, PlannedClocks(sm_clock_mhz, 0, 0)))
 

@@ -31,5 +31,5 @@ class ReplayTimetables:
         replays = same_plan or [begins for _, begins in self._recent][-1:]
         entries = replay_timetable(plan.changes, replays, max_entries=MAX_LATER_CLOCKS)
         if not entries:
-            entries = (TimetableEntry(0, plan.highest_sm_clock_mhz),)
+            entries = (TimetableEntry(0, max(change.sm_clock_mhz for change in plan.changes)),)
         return tuple(TimedClock(mhz, begin_mono_ns + offset_ns) for offset_ns, mhz in entries)

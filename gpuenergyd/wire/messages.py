@@ -126,7 +126,7 @@ class PlanSlice:
     apply_at_iteration: int
     changes: tuple[ChangeRow, ...]
     full_speed_sm_clock_mhz: int = 0
-    """Clock that a member of a pipeline across hosts requests after the end of the plan's window; else 0."""
+    """The GPU's highest clock, which the rank requests in pauses, and after the end of a plan window."""
     order: tuple[OrderRow, ...] = ()
     """The rank's instructions under this plan; empty for the registered order."""
     training_id: str = ""

@@ -155,11 +155,12 @@ def test_plan_without_changes_sends_nothing(daemon: FakeDaemon) -> None:
     assert daemon.clock_requests.empty()
 
 
-def test_pause_reports_the_iteration_and_requests_the_highest_planned_clock(daemon: FakeDaemon) -> None:
+def test_a_pause_runs_at_full_speed_and_the_iteration_after_it_under_the_plan(daemon: FakeDaemon) -> None:
     client = make_client(daemon.socket_path)
     run_until_reported(client, daemon)
-    daemon.plans = [plan_slice(1, 0, [("F", 0, 0, 0, 1005)]), plan_slice(2, 0, [("F", 0, 0, 5, 1410)])]
-    while run_until_reported(client, daemon)["plan_epoch"] != 2:
+    low = plan_slice(1, 0, [("F", 0, 0, 0, 1005), ("B", 1, 0, 5, 1110)])
+    daemon.plans = [{**low, "full_speed_sm_clock_mhz": 1410}]
+    while run_until_reported(client, daemon)["plan_epoch"] != 1:
         pass
 
     def is_handed_over_by_a_pause() -> bool:
@@ -172,10 +173,14 @@ def test_pause_reports_the_iteration_and_requests_the_highest_planned_clock(daem
 
     wait_until(is_handed_over_by_a_pause)
     while (request := get(daemon.clock_requests).request).sm_clock_mhz != 1410:
-        assert request.sm_clock_mhz in {0, 1005}
+        assert request.sm_clock_mhz in {0, 1005, 1110}
+    run_iteration(client)
+    after = [get(daemon.clock_requests).request for _ in range(2)]
 
     client.release()
-    assert request.plan_epoch == 2
+    assert request.plan_epoch == 1
+    # What the iteration before the pause left in force, then the plan's own changes.
+    assert [each.sm_clock_mhz for each in after] == [1110, 1005]
 
 
 def test_failed_iteration_is_not_reported(daemon: FakeDaemon) -> None:

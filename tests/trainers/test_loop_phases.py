@@ -22,7 +22,7 @@ from gpuenergyd.client.phases.marks import MAX_PHASES  # noqa: E402  as above
 from gpuenergyd.client.phases.step_cycle import STEPS_WITHOUT_CYCLE, StepCycle  # noqa: E402  as above
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder  # noqa: E402  as above
 from gpuenergyd_trainers.loop import UnmarkedLoop  # noqa: E402  as above
-from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon  # noqa: E402  as above
+from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, plan_slice  # noqa: E402  as above
 from tests.support.virtual_device import VirtualDevice  # noqa: E402  as above
 from tests.support.waiting import wait_until  # noqa: E402  as above
 
@@ -457,6 +457,53 @@ def test_an_evaluation_between_iterations_is_a_pause(gpu: Gpu, daemon: FakeDaemo
     regular = reports[before_pause.index(False)]
     durations_ms = {row[0]: round((row[4] - row[3]) / 1e6) for row in regular["instructions"]}
     assert durations_ms.items() >= {"F": 50, "B": 90, "C": 40, "O": 20}.items()
+
+
+class _Wrapper(torch.nn.Module):  # type: ignore[name-defined, misc]  # torch is optional here
+    """Wraps a model as DistributedDataParallel does."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, rows: Any) -> Any:
+        """Return the output of the model."""
+        return self.module(rows)
+
+
+def evaluate_inside(model: Any) -> None:
+    with torch.no_grad():
+        model.module(torch.ones(2, 4))
+
+
+def read_state(model: Any) -> None:
+    model.module.state_dict()
+
+
+@pytest.mark.parametrize("interrupt", [evaluate_inside, read_state, torch.nn.Module.state_dict])
+def test_an_evaluation_or_a_checkpoint_of_the_wrapped_model_is_a_pause_at_full_speed(
+    gpu: Gpu, daemon: FakeDaemon, interrupt: Callable[[Any], Any]
+) -> None:
+    daemon.plans = [{**plan_slice(1, 0, [("F", 0, 0, 0, 900)]), "full_speed_sm_clock_mhz": 1410}]
+    model = _Wrapper(gpu.model())
+    with joined(daemon, gpu) as job:
+        train(job, gpu, daemon, model=model)
+        optimizer = gpu.optimizer(model)
+        requested_mhz: list[int] = []
+        while 900 not in requested_mhz:
+            with job.iteration():
+                plain_step(model, optimizer, torch.ones(2, 4))
+            gpu.device.sleep(1.0)
+            daemon.reports.get(timeout=WAIT_LIMIT_S)
+            requested_mhz += requests_of(daemon)
+        interrupt(model)
+        gpu.device.sleep(1.0)
+        wait_until(lambda: 1410 in requests_of(daemon))
+
+
+def requests_of(daemon: FakeDaemon) -> list[int]:
+    """Return the clocks that were requested since the last call."""
+    return [daemon.clock_requests.get().request.sm_clock_mhz for _ in range(daemon.clock_requests.qsize())]
 
 
 def test_hooks_leave_with_the_job(gpu: Gpu, daemon: FakeDaemon) -> None:

@@ -68,7 +68,7 @@ class CountingTimers:
         )
 
 
-def train(rank: int, socket_path: str | None, num_tp_ranks: int = 1) -> Any:
+def train(rank: int, socket_path: str | None, num_tp_ranks: int = 1, evaluates_with_gradients: bool = True) -> Any:  # noqa: FBT001, FBT002  passed on by position
     replace_cuda_calls()
     import megatron.core.parallel_state as state  # type: ignore[import-not-found]  # noqa: PLC0415  after the replacing
     from megatron.core.pipeline_parallel.schedules import (  # type: ignore[import-not-found]  # noqa: PLC0415
@@ -115,7 +115,8 @@ def train(rank: int, socket_path: str | None, num_tp_ranks: int = 1) -> Any:
     all_losses = []
     for step in range(8):
         is_evaluation = step == 4
-        all_losses.append(run(step, forward_only=is_evaluation))
+        with torch.set_grad_enabled(not is_evaluation or evaluates_with_gradients):
+            all_losses.append(run(step, forward_only=is_evaluation))
         if step not in {4, 5, 6}:  # the forgotten iteration of the evaluation is never reported
             pace.keep()
     result = all_losses, handle.is_attached, handle.num_errors, timers.calls
@@ -124,13 +125,14 @@ def train(rank: int, socket_path: str | None, num_tp_ranks: int = 1) -> Any:
     return *result, config.timers is timers
 
 
-def test_megatron_reports_1f1b_iterations_and_no_evaluations(tmp_path: Path) -> None:
+@pytest.mark.parametrize("evaluates_with_gradients", [True, False])
+def test_megatron_reports_1f1b_iterations_and_no_evaluations(tmp_path: Path, *, evaluates_with_gradients: bool) -> None:
     pytest.importorskip("megatron.core")
     alone = tmp_path / "alone"
     alone.mkdir()
-    plain = run_ranks(NUM_RANKS, alone, train, None)
+    plain = run_ranks(NUM_RANKS, alone, train, None, 1, evaluates_with_gradients)
     with FakeDaemon(tmp_path) as daemon:
-        joined = run_ranks(NUM_RANKS, tmp_path, train, daemon.socket_path)
+        joined = run_ranks(NUM_RANKS, tmp_path, train, daemon.socket_path, 1, evaluates_with_gradients)
         reports = [daemon.reports.get_nowait() for _ in range(daemon.reports.qsize())]
 
     planned = make_schedule("1f1b", NUM_RANKS, NUM_MICROBATCHES)
@@ -141,7 +143,9 @@ def test_megatron_reports_1f1b_iterations_and_no_evaluations(tmp_path: Path) -> 
         mine = [report for report in reports if daemon.tokens[report["rank_token"]] == rank]
         order = [(str(i.kind), i.microbatch_index, 0) for i in planned.orders[rank]]
         assert all([tuple(row[:3]) for row in report["instructions"]] == order for report in mine)
-        assert [report["next_begin_mono_ns"] == 0 for report in mine] == [False, False, False, False, True]
+        # Without gradients, an evaluation is known as one from its begin on: the iteration before it ends in a pause.
+        is_before_pause = [False, False, not evaluates_with_gradients, False, True]
+        assert [report["next_begin_mono_ns"] == 0 for report in mine] == is_before_pause
 
 
 def test_tensor_parallel_ranks_register_as_ranks_of_one_stage(tmp_path: Path) -> None:

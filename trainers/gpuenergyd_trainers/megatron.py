@@ -36,12 +36,15 @@ class ConfigHandle(Handle):
     """A Megatron configuration whose steps and instructions are marked."""
 
     def __init__(self, config: Any, num_microbatches: int, rank: OrderedRank) -> None:
+        import torch  # noqa: PLC0415  loaded already by the caller
+
         super().__init__(rank)
+        self._is_grad_enabled = torch.is_grad_enabled
         self._config = config
         self._active_rank = rank
         self._ramp_up = MicrobatchRampUp(rank, num_microbatches)
         self._original_timers = config.timers
-        self._is_in_step = False
+        self._is_in_step = self._is_evaluation = False
         self._num_backwards = 0
         self._wrapped += wrap_step_functions(
             config, rank.client, is_combined=_is_combined(config), on_backward=self._count_backward
@@ -68,6 +71,11 @@ class ConfigHandle(Handle):
         """Mark the begin of a step."""
         if self._is_in_step:  # the previous step raised
             self._active_rank.fail_step()
+        # Megatron's own evaluations run without gradients; another one shows at its end that it has no backwards.
+        self._is_evaluation = not self._is_grad_enabled()
+        if self._is_evaluation:
+            self._active_rank.pause()
+            return
         self._ramp_up.follow()
         self._is_in_step = True
         self._num_backwards = 0
@@ -75,6 +83,8 @@ class ConfigHandle(Handle):
 
     def end_step(self) -> None:
         """Mark the end of a step."""
+        if self._is_evaluation:
+            return
         self._is_in_step = False
         if self._num_backwards == 0:  # an evaluation
             self._active_rank.fail_step()

@@ -6,6 +6,8 @@ Which event marks what:
     the first gradient of that module's output is computed   a backward
     autograd has computed all gradients                      communication that nothing hides
     an optimizer of that module's parameters begins, ends    an optimizer step
+    that module, or the one that it wraps, runs without      a pause: an evaluation, a generation
+    gradients, or its state is read, between iterations      or a checkpoint
 
 DistributedDataParallel and FSDP2 wait for their gradients in callbacks that autograd calls after its computation. Ours
 is queued before theirs, so that the device reaches its event before it waits. Hence no hook of their communication is
@@ -100,7 +102,17 @@ class TorchPhases:
             module.register_forward_pre_hook(_ModuleHook(self._before_forward), prepend=True),
             module.register_forward_hook(_ModuleHook(self._after_forward), prepend=True),
         ]
+        wrapped = self._wrapped_by(module)
+        if wrapped is not module:  # evaluations often call it directly
+            self._root_handles.append(wrapped.register_forward_pre_hook(_ModuleHook(self._before_wrapped_forward)))
+        self._root_handles.append(wrapped.register_state_dict_pre_hook(_ModuleHook(self._before_checkpoint)))
         self._marks.forward_begins()
+
+    def _wrapped_by(self, module: Any) -> Any:
+        """Return the model inside DistributedDataParallel and its like; the module itself if there is none."""
+        wrapped = None if hasattr(module, "_orig_mod") else getattr(module, "module", None)
+        is_plain = isinstance(wrapped, self._torch.nn.Module) and getattr(wrapped, "_compiled_call_impl", None) is None
+        return wrapped if is_plain else module
 
     def _is_training(self, module: Any) -> bool:
         return bool(module.training) and bool(self._torch.is_grad_enabled())
@@ -151,6 +163,10 @@ class TorchPhases:
             self._marks.forward_begins()
         else:
             self._marks.pause()  # an evaluation, unless it is part of an iteration
+
+    def _before_wrapped_forward(self, module: Any, _args: Any) -> None:
+        if not self._torch.compiler.is_compiling() and not self._is_training(module):
+            self._marks.pause()
 
     def _after_forward(self, module: Any, _args: Any, output: Any) -> None:
         if self._torch.compiler.is_compiling() or not self._is_training(module):
@@ -214,7 +230,7 @@ class TorchPhases:
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self.after_step(optimizer)
 
-    def _before_checkpoint(self, _optimizer: Any) -> None:
+    def _before_checkpoint(self, *_: Any) -> None:
         self._marks.pause()
 
 

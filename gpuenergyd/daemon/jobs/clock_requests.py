@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.daemon.jobs.sessions import RankSession, RankSessions
 from gpuenergyd.daemon.ports import JobServices
@@ -46,7 +47,16 @@ class ClockRequests:
         gpu = self.services.gpus[session.gpu_uuid]
         gpu.requested_sm_clock_mhz = request.first_sm_clock_mhz
         self.services.worker.request_clock(session.gpu_uuid, request)
+        session.gaps.requested()
         return Admission.FORWARDED
+
+    def request_full_speed(self, session: RankSession) -> None:
+        """Request the highest clock of a rank whose next iteration is late; the rank's next request replaces it."""
+        plan_epoch, top_mhz = session.runner.delivery.last_epoch, max(session.supported_sm_clocks_mhz, default=0)
+        if Lever.CLOCKS in self.services.levers and session.runner.leases.accept(plan_epoch) and top_mhz:
+            self.services.gpus[session.gpu_uuid].requested_sm_clock_mhz = top_mhz
+            request = ClockRequest(top_mhz, time.monotonic_ns(), plan_epoch=plan_epoch)
+            self.services.worker.request_clock(session.gpu_uuid, request)
 
     def count_hostile(self) -> Admission:
         """Count a request that no well-behaved client sends."""

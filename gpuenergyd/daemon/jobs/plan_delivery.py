@@ -32,8 +32,6 @@ class PlanDelivery:
     ranks: JobRanks
     history: HistoryPort
     audit: AuditLog
-    is_windowed: bool = False
-    """Whether ranks follow a plan within plan windows, and return to the top clock between them."""
     last_epoch: int = 0
     """The epoch of the plan that was sent last."""
     training_id: str = ""
@@ -47,14 +45,13 @@ class PlanDelivery:
         self.last_epoch = command.plan_epoch
         for pp_rank, gpu in self.ranks.gpus.items():
             rows = tuple(change_row(change) for change in plan.changes_of(pp_rank))
-            top_mhz = gpu.supported_sm_clocks_mhz[0] if self.is_windowed else 0
             order = tuple(order_row(i) for i in plan.orders[pp_rank]) if plan.orders else ()
             plan_slice = PlanSlice(
                 plan.plan_id,
                 command.plan_epoch,
                 command.apply_at_iteration,
                 rows,
-                top_mhz,
+                max(gpu.supported_sm_clocks_mhz, default=0),
                 order,
                 self.training_id if order else "",
             )

@@ -133,7 +133,7 @@ class Jobs:
     """Returns what an operator has ordered for a job in an earlier daemon."""
 
     def __post_init__(self) -> None:
-        self.sessions = RankSessions(self._process_ended)
+        self.sessions = RankSessions(self._process_ended, self._is_late)
         self.clock_requests = ClockRequests(self.services, self.sessions)
 
     def __iter__(self) -> Iterator[JobRunner]:
@@ -264,6 +264,7 @@ class Jobs:
         runner = session.runner
         iteration = checked_iteration(report, session.pp_rank, session.stage_rank)
         session.captured = report.captured
+        session.gaps.reported(iteration.begin_ns, iteration.next_begin_ns)
         runner.last_report_mono_ns = time.monotonic_ns()
         if not runner.job.is_ended:
             runner.handle(RankReported(iteration))
@@ -476,6 +477,9 @@ class Jobs:
         return JobRunner(
             job, self.services, self.replicas, owner, self._job_ended, is_member=registration.is_pipeline_member
         )
+
+    def _is_late(self, session: RankSession) -> None:
+        self.clock_requests.request_full_speed(session)
 
     def _process_ended(self, session: RankSession, end: ProcessEnd) -> None:
         process = f"process {session.peer.pid} {end.text}".rstrip()

@@ -88,7 +88,7 @@ class JobRunner:
     def __post_init__(self) -> None:
         job, services = self.job, self.services
         self.audit = AuditLog(services.history, self.job_id)
-        self.delivery = PlanDelivery(job.ranks, services.history, self.audit, is_windowed=self.is_member)
+        self.delivery = PlanDelivery(job.ranks, services.history, self.audit)
         self.leases = JobLeases(services, self.owner, self.audit, self.delivery, self.handle, self._lease_changed)
         self.power_limits, self.power_profiles = (
             JobSettings(kind, job.ranks, self.owner, self.audit, lambda: self.leases.are_held, self.handle)

@@ -6,7 +6,9 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
+from gpuenergyd.daemon.jobs.gaps import GapWatch
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.daemon.runtime.process_end import ProcessEnd, process_end
@@ -27,6 +29,7 @@ class RankSession:
     supported_sm_clocks_mhz: frozenset[int]
     last_sequence: int = 0
     stage_rank: int = 0
+    gaps: GapWatch = field(init=False)
     captured: str = ""
     """How the clocks of the newest iteration were set if it was a replayed graph; else empty."""
 
@@ -43,9 +46,13 @@ class RankSession:
 
 @dataclass(slots=True)
 class RankSessions:
-    """All sessions, owned by the event loop; `on_end` is called when a process has ended without leaving its job."""
+    """All sessions, owned by the event loop.
+
+    `on_end` is called when a process has ended without leaving its job, `on_gap` when it is in a gap.
+    """
 
     on_end: Callable[[RankSession, ProcessEnd], None]
+    on_gap: Callable[[RankSession], None]
     _by_token: dict[bytes, RankSession] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[RankSession]:
@@ -54,6 +61,7 @@ class RankSessions:
     def add(self, session: RankSession) -> None:
         """Add a session, which owns its pidfd from now on."""
         self._by_token[session.token] = session
+        session.gaps = GapWatch(partial(self.on_gap, session))
         runner = session.runner
         runner.leases.pidfds[session.rank_index] = session.pidfd
         runner.pids[session.rank_index] = session.peer.pid
@@ -62,6 +70,7 @@ class RankSessions:
     def remove(self, session: RankSession) -> None:
         """Remove a session and close its pidfd."""
         if self._by_token.pop(session.token, None) is not None:
+            session.gaps.stop()
             session.runner.leases.pidfds.pop(session.rank_index, None)
             session.runner.pids.pop(session.rank_index, None)
             asyncio.get_running_loop().remove_reader(session.pidfd)
