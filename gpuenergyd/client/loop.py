@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gpuenergyd.client.environment import find_gpu_uuid, find_rank, find_run_key
+from gpuenergyd.client.lookout import DaemonLookout
 from gpuenergyd.client.loop_exchange import start_loop_exchange
 from gpuenergyd.client.phases.marks import MAX_PHASES, PhaseMarks
 from gpuenergyd.client.phases.torch_hooks import TorchPhases
@@ -25,7 +26,8 @@ LOOP_RANK = RankDescription(
 class LoopJob:
     """A training loop without a pipeline; each process is a pipeline of one rank, with its rank as `dp_rank`.
 
-    The GPU is searched until the third iteration, because many programs use CUDA only from the first one on.
+    It joins once a daemon is there. The GPU is searched until the third iteration, because many programs use CUDA only
+    from the first one on.
     """
 
     def __init__(
@@ -45,11 +47,13 @@ class LoopJob:
         self._timer = timer
         self._finds_phases = finds_phases
         self._registers_steps = registers_steps
+        self._begins_at_forward = begins_at_forward
         self._marks = PhaseMarks(begins_at_forward=begins_at_forward)
         self._hooks: TorchPhases | None = None
         self._client: RankClient | None = None
         self._stop_exchange: Callable[[], None] | None = None
         self._num_tries = 0
+        self._lookout = DaemonLookout(socket_path)
 
     def __enter__(self) -> Self:
         return self
@@ -57,15 +61,19 @@ class LoopJob:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._marks.end_learning()
+        self._leave()
+
+    def _leave(self) -> None:
         if self._hooks is not None:
             self._hooks.detach()
             self._hooks = None
-        self._marks.end_learning()
         if self._stop_exchange is not None:
             self._stop_exchange()
             self._stop_exchange = None
-        if self._client is not None:
-            self._client.release()
+        client, self._client = self._client, None
+        if client is not None:
+            client.release()
 
     def iteration(self) -> "LoopIteration":
         """Return a context manager around one iteration."""
@@ -77,8 +85,14 @@ class LoopJob:
         self._marks.pause()
 
     def join(self) -> bool:
-        """Join the job unless that has been done; return whether no further call is needed."""
-        if self._client is None:
+        """Join the job unless that has been done or no daemon is there; return whether it is joined."""
+        if self._client is not None and not self._client.is_unheard:
+            return True
+        if self._client is not None:
+            self._leave()
+            self._marks = PhaseMarks(begins_at_forward=self._begins_at_forward)
+            self._lookout.record_refusal()
+        if self._lookout.sees_daemon():
             self._client = self._try_to_join()
         return self._client is not None
 

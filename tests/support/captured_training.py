@@ -75,7 +75,7 @@ class ReplayedRank:
     def __init__(self, order: tuple[Instruction, ...], begin_ns: int, *, drift_ppm: float) -> None:
         self.device = VirtualDevice(drift_ppm=drift_ppm, host_ns=begin_ns)
         self._device_ms_per_ns = (1 + drift_ppm * 1e-6) / 1e6
-        self.recorder = DeviceRecorder(self.device, len(order), sleep=self._sleep)
+        self.recorder = DeviceRecorder(self.device, len(order), sleep=self._sleep, mono_s=lambda: 0.0)
         self.timetables = ReplayTimetables()
         self.graph = VirtualGraph()
         self.captured = self._capture([(str(k), m, c) for k, m, c in map(instruction_key, order)])

@@ -147,6 +147,9 @@ class VirtualDevice:
         event.at_ns = self._device_ns(host_ns)
         return Anchor(event, host_ns, self._bracket_ns)
 
+    def open_requests(self) -> None:
+        """Return None: events are to be asked."""
+
     def is_capturing(self) -> bool:
         """Return whether a graph is being captured."""
         return self.graphs.gate.is_capturing

@@ -123,6 +123,8 @@ class UnmarkedLoop:
         phases = self._job.phases if self._job is not None else None
         if phases is not None:
             phases.after_step(optimizer)
+        elif self._job is not None:
+            self._job.join()
         elif not self._is_decided:
             self._decide()
 

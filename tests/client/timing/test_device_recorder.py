@@ -24,7 +24,7 @@ class Program:
 
     def __init__(self, device: VirtualDevice, *, capacity: int = 16, num_buffers: int = 16) -> None:
         self.device = device
-        self.recorder = DeviceRecorder(device, capacity, num_buffers=num_buffers, sleep=device.sleep)
+        self.recorder = DeviceRecorder(device, capacity, num_buffers=num_buffers, sleep=device.sleep, mono_s=lambda: 0.0)
         self._previous: RecordedIteration | None = None
         self._known: queue.Queue[IterationTimes] = queue.Queue()
 
@@ -58,7 +58,11 @@ class Program:
 
     def next_times(self) -> IterationTimes:
         """Return the times of the next iteration that the recorder has reported."""
-        return self._known.get(timeout=WAIT_LIMIT_S)
+        while self._known.empty():
+            assert self.recorder.has_unread
+            self.device.sleep(0.001)
+            self.recorder.read_late()
+        return self._known.get()
 
     def _report(self, recorded: RecordedIteration) -> None:
         def put() -> None:
