@@ -18,29 +18,51 @@ from types import SimpleNamespace
 from typing import Any
 
 _CONTROL_EVERY_POLLS = 64
+_WORD_MASK = 0xFFFFFFFF
 _SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+
+
+class _ClockSocket:
+    """The socket to send on: the newest that the training process has passed."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._number = 0
+        self.is_open = True
+        self.newest: socket.socket | None = None
+
+    def take(self) -> None:
+        """Take what has been passed."""
+        with contextlib.suppress(BlockingIOError):
+            while self.is_open:
+                data, descriptors, _, _ = socket.recv_fds(self._control, 64, 16)
+                self.is_open = bool(data)
+                for descriptor in descriptors:
+                    self.newest = socket.socket(fileno=descriptor)
+                    self._number += 1
+
+    def is_outdated(self, number: int) -> bool:
+        """Return whether the socket of this number has not been taken yet."""
+        return self._number < number
 
 
 def watch(memory: mmap.mmap, control: socket.socket, layout: Any) -> None:
     """Send requests until the control socket is closed."""
     words = memoryview(memory).cast("I")
-    clock_socket: socket.socket | None = None
-    socket_number = num_polls = num_idle = 0
-    while not words[layout.SHALL_STOP]:
+    clock_socket = _ClockSocket(control)
+    num_polls = num_idle = 0
+    while clock_socket.is_open and not words[layout.SHALL_STOP]:
         num_polls += 1
-        if words[layout.SOCKET_NUMBER] != socket_number or num_polls % _CONTROL_EVERY_POLLS == 0:
-            with contextlib.suppress(BlockingIOError):
-                data, descriptors, _, _ = socket.recv_fds(control, 64, 16)
-                if not data:
-                    return
-                for descriptor in descriptors:
-                    clock_socket = socket.socket(fileno=descriptor)
-                socket_number = words[layout.SOCKET_NUMBER]
         num_idle += 1
-        while (due := (words[layout.SENT] + 1) & 0xFFFFFFFF) and words[layout.SENT] != words[layout.PUT]:
-            if (words[layout.REACHED] - due) & 0xFFFFFFFF >= 1 << 31:
+        if num_polls % _CONTROL_EVERY_POLLS == 0:
+            clock_socket.take()
+        while words[layout.SENT] != words[layout.PUT]:
+            due = (words[layout.SENT] + 1) & _WORD_MASK
+            if (words[layout.REACHED] - due) & _WORD_MASK >= 1 << 31:
                 break
-            _send(memory, words, layout, due, clock_socket)
+            if clock_socket.is_outdated(words[layout.SOCKET_NUMBER]):
+                clock_socket.take()
+            _send(memory, words, layout, due, clock_socket.newest)
             words[layout.SENT] = due
             num_idle = 0
         time.sleep(layout.POLL_S if num_idle < layout.IDLE_AFTER_POLLS else layout.IDLE_POLL_S)

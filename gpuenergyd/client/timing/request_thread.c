@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 static uint64_t now_ns(void) {
     struct timespec now;
@@ -47,6 +48,7 @@ static void *watch(void *mapped) {
         struct timespec pause = { 0, num_idle < IDLE_AFTER_POLLS ? COMPILED_POLL_NS : IDLE_POLL_NS };
         nanosleep(&pause, 0);
     }
+    if (words[SOCKET]) close((int)words[SOCKET]);
     munmap(mapped, MEMORY_BYTES);
     return 0;
 }

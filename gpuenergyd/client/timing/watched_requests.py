@@ -58,7 +58,9 @@ class _CompiledThread:
             os.close(self._held.pop(0))
 
     def close(self) -> None:
-        """Leave the descriptors open: the thread may be using them until it sees the end."""
+        """Close the earlier copy; the thread closes the one in use when it sees the end."""
+        for descriptor in self._held[:-1]:
+            os.close(descriptor)
 
 
 class _Process:
