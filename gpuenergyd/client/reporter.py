@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from gpuenergyd.client.connection import CONNECT_LIMIT_S, HttpConnection, close_descriptor, refusal_reason
 from gpuenergyd.client.environment import find_socket_path
@@ -84,8 +84,7 @@ class CircuitBreaker:
             self.closed_again_mono_s = now_mono_s + min(FIRST_PAUSE_S * 2.0**doublings, LONGEST_PAUSE_S)
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedIteration:
+class FinishedIteration(NamedTuple):
     """A finished iteration in the reporter's queue."""
 
     iteration_index: int
@@ -131,6 +130,8 @@ class Reporter:
         self._stopping = threading.Event()
         self._reported_mono_s = 0.0
         self._late_after_s = _LATE_AFTER_S
+        self._known_reply = b""
+        """The newest reply, if it had no plans."""
         self._retired_sockets: deque[socket.socket] = deque()
         self._pid = os.getpid()
         self.is_stranded = False
@@ -290,7 +291,10 @@ class Reporter:
         )
 
     def _take_reply(self, registered: RankRegistered, body: bytes) -> None:
+        if body == self._known_reply:
+            return
         decoded = decode_iteration_reply(body)
+        self._known_reply = b"" if decoded.plans else body
         plans = [prepare(plan, bytes.fromhex(registered.rank_token)) for plan in decoded.plans]
         if self._timer is not None and any(plan.clocks for plan in plans):
             self._timer.prepare_requests()

@@ -16,7 +16,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,6 @@ _DRIFT_AFTER_NS = 10_000_000_000
 _MAX_BRACKET_NS = 200_000
 """A wider anchor was interrupted by other work of the host and corrects nothing."""
 _CLOSE_POLL_S = 0.002
-_UNUSED: OrderRow = ("", -1, -1)
 
 
 class _EventBuffer:
@@ -55,7 +54,8 @@ class _EventBuffer:
         self.begins = [device.make_event() for _ in range(capacity)]
         self.ends = [device.make_event() for _ in range(capacity)]
         self.has_ended = bytearray(capacity)
-        self.keys: list[OrderRow] = []
+        self.keys: dict[int, OrderRow] = {}
+        """By slot; two threads may begin instructions at once."""
         self.number = 0
         self.follows = 0
         """Number of the iteration whose next begin is this one's begin; 0 for the first one and after a pause."""
@@ -71,8 +71,8 @@ class _EventBuffer:
 
     def timed_slots(self) -> list[int]:
         """Return the instructions that have ended, or that last until the end of the window."""
-        begun = zip(self.keys, self.has_ended, strict=False)
-        return [slot for slot, (key, has_ended) in enumerate(begun) if has_ended or key[0] == UNTIL_NEXT_BEGIN]
+        has_ended = self.has_ended
+        return [slot for slot, key in sorted(self.keys.items()) if has_ended[slot] or key[0] == UNTIL_NEXT_BEGIN]
 
     def times(self) -> IterationTimes:
         if self.known is None:
@@ -111,7 +111,7 @@ class DeviceRecorder:
         self._current: _EventBuffer | None = None
         self._capture: CapturedInstructions | None = None
         self._newest_mark: Any = None
-        self._keys = [_UNUSED] * (capacity + 1)
+        self._keys: dict[int, OrderRow] = {}
         self._next_slot = itertools.count().__next__
         self._numbers = itertools.count(1)
         self._unread: deque[tuple[_EventBuffer, Callable[[], None] | None]] = deque()
@@ -134,7 +134,7 @@ class DeviceRecorder:
 
     def begin_iteration(self, previous: RecordedIteration | None) -> None:
         """Mark the begin of an iteration; it directly follows `previous`, if that is not None."""
-        self._keys = [_UNUSED] * (self._capacity + 1)
+        self._keys = {}
         self._next_slot = itertools.count().__next__
         self._current = None
         if self._device.is_capturing():
@@ -208,13 +208,14 @@ class DeviceRecorder:
 
     def replay(self, captured: CapturedInstructions) -> None:
         """Take the instructions of the present iteration from a graph whose replay follows."""
-        self._keys[: len(captured.keys)] = captured.keys
+        self._keys.update(enumerate(captured.keys))
         if self._current is not None:
             self._current.reading = ReplayReading(captured, self._current.opening)
 
     def order(self) -> tuple[OrderRow, ...]:
         """Return the instructions begun in the present iteration, in order."""
-        return tuple(self._keys[: self._keys.index(_UNUSED)])
+        keys = self._keys
+        return tuple([keys[slot] for slot in sorted(keys)])
 
     def prepare_requests(self) -> None:
         """Prepare what sends requests when the device reaches them."""
@@ -331,14 +332,14 @@ class DeviceRecorder:
 
     def _compute_times(self, buffer: _EventBuffer) -> bool:
         """Compute the times of an iteration whose last event has completed; False if an instruction's are lost."""
-        keys = buffer.keys
+        keys: Mapping[int, OrderRow] = buffer.keys
         elapsed_ms, opening = self._device.elapsed_ms, buffer.opening
         closing_ns = round(elapsed_ms(opening, buffer.closing) * _NS_PER_MS)
         last = buffer.last
         last_ns = closing_ns if last is buffer.closing else round(elapsed_ms(opening, last) * _NS_PER_MS)
         if buffer.reading is not None:
             spans_ns = buffer.reading.spans_ns(closing_ns)
-            keys = buffer.reading.keys
+            keys = dict(enumerate(buffer.reading.keys))
         else:
             begins, ends = buffer.begins, buffer.ends
             spans_ns = [
