@@ -65,7 +65,8 @@ static void *write_values(void *unused) {
     for (;;) {
         while (num_done == num_put) pthread_cond_wait(&changed, &lock);
         unsigned slot = num_done % WRITES;
-        struct timespec until = { (time_t)(writes[slot].at_ns / 1000000000u), (long)(writes[slot].at_ns % 1000000000u) };
+        uint64_t at_ns = writes[slot].at_ns;
+        struct timespec until = { (time_t)(at_ns / 1000000000u), (long)(at_ns % 1000000000u) };
         pthread_mutex_unlock(&lock);
         clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, 0);
         *writes[slot].where = writes[slot].value;
@@ -156,5 +157,5 @@ class CompiledDevice:
     def make_node_event(self) -> None:
         """Return None: there are no graphs here."""
 
-    def node_ms(self, first: int, node: int) -> None:  # noqa: ARG002  the Protocol's signature
+    def node_ms(self, first: int, node: int) -> None:
         """Return None."""

@@ -2,8 +2,8 @@
 
     python benchmarks/runs/host_bound.py [--pairs 120] [--seconds 120] [--seed 1] [--json]
 
-Two programs on one core, launch-bound as small models on a large GPU are: a loop over 96 modules, 5 to 10 ms a step,
-and a one-stage 1F1B pipeline of torch.distributed.pipelining with 16 instructions a step. Their events come from
+Two programs on one core, launch-bound as small models on a large GPU are: a loop of 96 modules, 5 to 10 ms a step; and
+a one-stage 1F1B pipeline of torch.distributed.pipelining with 16 instructions a step. Their events come from
 `compiled_events.py`: they cost what CUDA's cost, and hold the interpreter's lock as torch does. Three arms: no daemon at
 the socket's path; a daemon that only observes; and one whose plan asks for six changes of clock inside each iteration
 of the pipeline, one for each iteration of the loop. That daemon is a scripted one in another process.
@@ -113,7 +113,7 @@ class LoopProgram:
     """A plain loop."""
 
     def __init__(self, device: CompiledDevice) -> None:
-        loop.loaded_cuda_device = lambda: device  # type: ignore[assignment,return-value]  # a double
+        setattr(loop, "loaded_cuda_device", lambda: device)  # noqa: B010  a double, which type checkers would refuse
         self._model = deep_model(MODULES)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4, foreach=False)
         self._batch = torch.randn(SEQUENCES, WIDTH)
@@ -156,7 +156,7 @@ class PipelineProgram:
     @contextmanager
     def joined(self, socket_path: str) -> Iterator[Callable[[], None]]:
         """Attach the schedule; yield the step in the job."""
-        timer = DeviceRecorder(self._device, 4 * MICROBATCHES + 1)  # type: ignore[arg-type]  # a double
+        timer = DeviceRecorder(self._device, 4 * MICROBATCHES + 1)
         handle = attach(self._schedule, job="host-bound", gpu_uuid=GPU_UUID, socket_path=socket_path, timer=timer,
                         run_key="r")  # fmt: skip
         try:
@@ -263,7 +263,7 @@ def main() -> int:
         print(f"not measured: {reason}", file=sys.stderr)
         return 0
     random.seed(options.seed)
-    quiet = logging.getLogger("gpuenergyd")  # it joins for each block
+    quiet = logging.getLogger("gpuenergyd")  # the client joins for each block
     quiet.setLevel(logging.INFO)
     quiet.addHandler(logging.NullHandler())
     torch.set_num_threads(1)
@@ -284,11 +284,16 @@ def main() -> int:
             result[arm] = figures
             show(arm, figures)
         dist.destroy_process_group()
-    worst = {arm: max(figures.values(), key=lambda each: float(each["wall"]["ratio"])) for arm, figures in result.items()}
+    worst = {
+        arm: max(figures.values(), key=lambda each: float(each["wall"]["ratio"])) for arm, figures in result.items()
+    }
     summary: dict[str, Any] = {}
     for arm, figures in worst.items():
         summary |= {f"{arm}_ratio": figures["wall"]["ratio"], f"{arm}_half_width": figures["wall"]["half_width"]}
-        summary |= {f"{arm}_pairs": figures["pairs"], f"{arm}_cpu_ratio": max(p["cpu"]["ratio"] for p in result[arm].values())}
+        summary |= {
+            f"{arm}_pairs": figures["pairs"],
+            f"{arm}_cpu_ratio": max(p["cpu"]["ratio"] for p in result[arm].values()),
+        }
     summary["is_met"] = all(worst[arm]["wall"]["ratio"] <= LIMITS[arm] for arm in worst)
     summary["load_average"] = round(os.getloadavg()[0], 1)
     if options.json:

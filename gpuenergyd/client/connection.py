@@ -40,7 +40,7 @@ class HttpConnection:
     def request_all(
         self, method: str, path: str, bodies: Sequence[bytes | None], *, limit_s: float
     ) -> list[tuple[int, bytes]]:
-        """Send requests at once and return the status and body of each reply; `limit_s` bounds each wait for the daemon.
+        """Send requests at once and return status and body of each reply; `limit_s` bounds each wait for the daemon.
 
         If the daemon has closed the idle connection, the requests are repeated once on a new one. A GET request is also
         repeated if a restarting daemon closes the connection without a reply.

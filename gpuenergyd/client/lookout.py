@@ -5,8 +5,8 @@ another socket takes its place, or after a while, in which its daemon may have b
 """
 
 import logging
-import os
 import stat
+from pathlib import Path
 from time import monotonic_ns
 
 from gpuenergyd.client.environment import find_socket_path
@@ -23,7 +23,7 @@ class DaemonLookout:
     def __init__(self, socket_path: str | None) -> None:
         self._socket_path = socket_path
         self._next_look_ns = 0
-        self._is_there = self._is_absence_told = False
+        self._is_there = self._is_absence_reported = False
         self._refused: tuple[int, int] | None = None
         self._refused_until_ns = 0
 
@@ -38,8 +38,8 @@ class DaemonLookout:
         path = find_socket_path(self._socket_path)
         found = _identity(path)
         self._is_there = found is not None and (found != self._refused or now_ns >= self._refused_until_ns)
-        if not self._is_there and not self._is_absence_told:
-            self._is_absence_told = True
+        if not self._is_there and not self._is_absence_reported:
+            self._is_absence_reported = True
             if found is None:  # a refusal has been told
                 logger.warning("gpuenergyd: no daemon at %s; training continues untuned", path)
         return self._is_there
@@ -48,13 +48,13 @@ class DaemonLookout:
         """Look for another daemon: nobody listens on this socket."""
         self._refused = _identity(find_socket_path(self._socket_path))
         self._refused_until_ns = monotonic_ns() + _TRY_AGAIN_AFTER_NS
-        self._is_there, self._is_absence_told = False, True
+        self._is_there, self._is_absence_reported = False, True
 
 
 def _identity(path: str) -> tuple[int, int] | None:
     """Return what tells this socket from its successors; None where there is no socket."""
     try:
-        status = os.stat(path)
+        status = Path(path).stat()
     except OSError:
         return None
     return (status.st_ino, status.st_ctime_ns) if stat.S_ISSOCK(status.st_mode) else None

@@ -509,7 +509,7 @@ class RankClient:
         finished = FinishedIteration(
             iteration_index=self._iteration_index,
             plan_epoch=self._plan_epoch,
-            num_records_dropped=self._take_num_dropped(),
+            num_records_dropped=self._pop_num_dropped(),
             num_client_errors=self._num_errors,
             captured=self._captured,
             recorded=recorded,
@@ -520,9 +520,9 @@ class RankClient:
         self._num_errors = 0
         return finished
 
-    def _take_num_dropped(self) -> int:
+    def _pop_num_dropped(self) -> int:
         num_dropped, self._sender.num_dropped = self._sender.num_dropped, 0
-        return num_dropped + (self._recorder.take_num_dropped() if self._recorder is not None else 0)
+        return num_dropped + (self._recorder.pop_num_dropped() if self._recorder is not None else 0)
 
     def _queue_unqueued(self) -> None:
         finished, self._unqueued = self._unqueued, None

@@ -265,7 +265,7 @@ class Reporter:
                 return
             if status != 200:
                 raise ProtocolError(f"HTTP {status}: {refusal_reason(body)}")
-            self._take_reply(registered, body)
+            self._apply_reply(registered, body)
         if self.clock_socket is None:
             self.clock_socket = self._connect_clock_socket(registered)
         self._record_success()
@@ -290,7 +290,7 @@ class Reporter:
             )
         )
 
-    def _take_reply(self, registered: RankRegistered, body: bytes) -> None:
+    def _apply_reply(self, registered: RankRegistered, body: bytes) -> None:
         if body == self._known_reply:
             return
         decoded = decode_iteration_reply(body)

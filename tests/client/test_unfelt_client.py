@@ -68,21 +68,22 @@ class Training:
         timer = DeviceRecorder(device, 16, sleep=device.sleep, mono_s=lambda: 0.0)
         self.job = LoopJob(rank, run_key="1", socket_path=socket_path, timer=timer)
 
-    def step(self) -> None:
-        """Run an iteration; the device has executed it before the next one."""
+    def step(self) -> bool:
+        """Run an iteration, which the device executes before the next one; return True."""
         with self.job.iteration():
             self.model(torch.ones(2, 4)).square().mean().backward()
             self._optimizer.step()
             self._optimizer.zero_grad()
             self.device.work(3.0)
         self.device.sleep(1.0)
+        return True
 
 
 def test_without_a_daemon_a_loop_has_no_thread_no_hook_and_no_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[str] = []
-    monkeypatch.setattr(lookout, "_identity", lambda path: looks.append(path))
+    monkeypatch.setattr(lookout, "_identity", looks.append)
     threads, hooks = threading.enumerate(), torch_hooks()
     training = Training(str(tmp_path / "none.sock"), VirtualDevice())
     with training.job:
@@ -102,7 +103,7 @@ def test_a_loop_joins_when_a_daemon_appears(tmp_path: Path, monkeypatch: pytest.
     with training.job:
         training.step()
         with FakeDaemon(tmp_path) as daemon:
-            wait_until(lambda: training.step() is None and not daemon.registrations.empty())
+            wait_until(lambda: training.step() and not daemon.registrations.empty())
 
 
 def test_a_loop_with_one_clock_keeps_one_hook_of_its_outermost_module(daemon: FakeDaemon) -> None:
@@ -110,7 +111,7 @@ def test_a_loop_with_one_clock_keeps_one_hook_of_its_outermost_module(daemon: Fa
     training = Training(daemon.socket_path, VirtualDevice())
     with training.job:
         training.step()
-        wait_until(lambda: training.step() is None and not daemon.registrations.empty())
+        wait_until(lambda: training.step() and not daemon.registrations.empty())
 
         assert torch_hooks() == hooks
         assert len(training.model._forward_pre_hooks) == 1
@@ -121,7 +122,7 @@ def test_a_loop_with_one_clock_keeps_one_hook_of_its_outermost_module(daemon: Fa
 def test_no_event_is_made_after_the_first_iterations(daemon: FakeDaemon) -> None:
     training = Training(daemon.socket_path, VirtualDevice())
     with training.job:
-        wait_until(lambda: training.step() is None and not daemon.registrations.empty())
+        wait_until(lambda: training.step() and not daemon.registrations.empty())
         num_events = training.device.num_events
         for _ in range(50):
             training.step()
@@ -190,7 +191,11 @@ class SignallingDevice(VirtualDevice):
         """Return what watches the memory."""
 
         def map_memory(_address: int, _size: int) -> Callable[[int], bool]:
-            return lambda number: self.launched.append(number) is None
+            def write(number: int) -> bool:
+                self.launched.append(number)
+                return True
+
+            return write
 
         self.requests = WatchedRequests(map_memory)
         return self.requests

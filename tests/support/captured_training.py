@@ -28,7 +28,7 @@ from gpuenergyd.gpu.drivers.device_model import (
 )
 from gpuenergyd.gpu.drivers.device_parameters import device_parameters
 from gpuenergyd.wire.messages import OrderRow, PlanSlice
-from tests.support.virtual_device import VirtualDevice, VirtualGraph, VirtualNodeEvent
+from tests.support.virtual_device import CalledRequest, VirtualDevice, VirtualGraph, VirtualNodeEvent
 from tests.support.virtual_training import VirtualTraining, Work
 from tests.support.waiting import LIMIT_S
 
@@ -121,7 +121,7 @@ class ReplayedRank:
                 self._known.put(times)
 
             self.recorder.call_when_known(recorded, put)
-        self.recorder.call_when_reached(lambda: self._known.put(None))
+        self.recorder.call_when_reached(CalledRequest(lambda: self._known.put(None)))
         self.recorder.replay(self.captured)
         self._set_durations(true)
         self.device.replay(self.graph)

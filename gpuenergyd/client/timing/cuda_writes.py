@@ -2,7 +2,7 @@
 
 `cuStreamWriteValue32` puts a write on a stream, as a kernel launch puts a kernel: it waits for nothing on the host, and
 on the GPU it comes after what was launched before. The functions are called with the interpreter's lock, as torch calls
-its own, since giving it back and taking it again would take longer. No GPU was at hand for tests: they use a double of
+its own, since releasing and acquiring it would take longer. No GPU was at hand for tests: they use a double of
 the library.
 """
 

@@ -17,7 +17,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
@@ -223,9 +222,9 @@ class DeviceRecorder:
             self._is_request_opened = True
             self._requests = self._device.open_requests()
 
-    def take_num_dropped(self) -> int:
+    def pop_num_dropped(self) -> int:
         """Return how many requests could not be sent since the last call."""
-        return 0 if self._requests is None else self._requests.take_num_dropped()
+        return 0 if self._requests is None else self._requests.pop_num_dropped()
 
     def call_at_begin(self, slot: int, act: PlannedRequest) -> None:
         """Send a request when the device reaches the begin of the instruction that has just been marked."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import NamedTuple, Protocol
 
+from gpuenergyd.client.timing.stream_requests import PlannedRequest
 from gpuenergyd.wire.messages import InstructionRow, OrderRow
 
 DEFAULT_CAPACITY = 4096
@@ -75,11 +76,11 @@ class InstructionTimer(Protocol):
         """Prepare what sends requests when the device reaches them; may take its time, on the reporter's thread."""
         ...
 
-    def call_at_begin(self, slot: int, act: "PlannedRequest") -> None:
+    def call_at_begin(self, slot: int, act: PlannedRequest) -> None:
         """Send a request when the device reaches the begin of an instruction that has just been marked."""
         ...
 
-    def call_when_reached(self, act: "PlannedRequest") -> None:
+    def call_when_reached(self, act: PlannedRequest) -> None:
         """Send a request when the device reaches what has been launched so far."""
         ...
 
@@ -91,7 +92,7 @@ class InstructionTimer(Protocol):
         ...
 
     def read_late(self) -> None:
-        """Read the times of iterations that have ended, after no mark was made for a while; on the reporter's thread."""
+        """Read the times of ended iterations, after no mark was made for a while; on the reporter's thread."""
         ...
 
     def reserve(self, capacity: int) -> None:
@@ -206,11 +207,11 @@ class HostRecorder:
     def read_late(self) -> None:
         """Do nothing: times are known at once."""
 
-    def call_at_begin(self, slot: int, act: "PlannedRequest") -> None:  # noqa: ARG002  the Protocol's signature
+    def call_at_begin(self, slot: int, act: PlannedRequest) -> None:  # noqa: ARG002  the Protocol's signature
         """Send a request at once."""
         act()
 
-    def call_when_reached(self, act: "PlannedRequest") -> None:
+    def call_when_reached(self, act: PlannedRequest) -> None:
         """Send a request at once."""
         act()
 

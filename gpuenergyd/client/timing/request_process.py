@@ -31,8 +31,8 @@ class _ClockSocket:
         self.is_open = True
         self.newest: socket.socket | None = None
 
-    def take(self) -> None:
-        """Take what has been passed."""
+    def acquire(self) -> None:
+        """Receive what has been passed."""
         with contextlib.suppress(BlockingIOError):
             while self.is_open:
                 data, descriptors, _, _ = socket.recv_fds(self._control, 64, 16)
@@ -42,7 +42,7 @@ class _ClockSocket:
                     self._number += 1
 
     def is_outdated(self, number: int) -> bool:
-        """Return whether the socket of this number has not been taken yet."""
+        """Return whether the socket of this number has not been received yet."""
         return self._number < number
 
 
@@ -55,13 +55,13 @@ def watch(memory: mmap.mmap, control: socket.socket, layout: Any) -> None:
         num_polls += 1
         num_idle += 1
         if num_polls % _CONTROL_EVERY_POLLS == 0:
-            clock_socket.take()
+            clock_socket.acquire()
         while words[layout.SENT] != words[layout.PUT]:
             due = (words[layout.SENT] + 1) & _WORD_MASK
             if (words[layout.REACHED] - due) & _WORD_MASK >= 1 << 31:
                 break
             if clock_socket.is_outdated(words[layout.SOCKET_NUMBER]):
-                clock_socket.take()
+                clock_socket.acquire()
             _send(memory, words, layout, due, clock_socket.newest)
             words[layout.SENT] = due
             num_idle = 0

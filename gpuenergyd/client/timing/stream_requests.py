@@ -39,7 +39,7 @@ class StreamRequests(Protocol):
         """
         ...
 
-    def take_num_dropped(self) -> int:
+    def pop_num_dropped(self) -> int:
         """Return how many requests could not be sent since the last call."""
         ...
 

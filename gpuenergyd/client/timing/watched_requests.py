@@ -63,7 +63,7 @@ class _CompiledThread:
             os.close(descriptor)
 
 
-class _Process:
+class _WatchingProcess:
     def __init__(self, memory_descriptor: int) -> None:
         self._control, theirs = socket.socketpair()
         self._control.setblocking(False)
@@ -102,7 +102,7 @@ class WatchedRequests:
         self._map_memory = map_memory
         self._write: StreamWrite | None = None
         self._socket: socket.socket | None = None
-        self._number = self._num_dropped = self._num_told = 0
+        self._number = self._num_dropped = self._num_reported = 0
         self._is_closed = False
         descriptor = os.memfd_create("gpuenergyd-requests")
         try:
@@ -161,10 +161,10 @@ class WatchedRequests:
         logger.info("gpuenergyd: the GPU cannot write its progress (%s); its events are asked instead", reason)
         return False
 
-    def take_num_dropped(self) -> int:
+    def pop_num_dropped(self) -> int:
         """Return how many requests could not be sent since the last call."""
         total = self._num_dropped + self._words[layout.DROPPED]
-        num_new, self._num_told = total - self._num_told, total
+        num_new, self._num_reported = total - self._num_reported, total
         return num_new
 
     def close(self) -> None:
@@ -180,4 +180,4 @@ def _start_watcher(memory_descriptor: int) -> _Watcher:
         return _CompiledThread(memory_descriptor)
     except NotCompiledError as error:
         logger.info("gpuenergyd: clock requests are sent by a process, not by a compiled thread: %s", error)
-    return _Process(memory_descriptor)
+    return _WatchingProcess(memory_descriptor)

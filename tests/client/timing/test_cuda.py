@@ -113,7 +113,12 @@ def run_iteration(recorder: DeviceRecorder, previous: Any, known: list[Any]) -> 
     """Run an iteration of one instruction; have the one before reported."""
     recorder.begin_iteration(previous)
     if previous is not None:
-        recorder.call_when_known(previous, lambda: (known.append(previous.times()), previous.free()))
+
+        def keep() -> None:
+            known.append(previous.times())
+            previous.free()
+
+        recorder.call_when_known(previous, keep)
     recorder.end(recorder.begin(("F", 0, 0)))
     recorded = recorder.end_iteration()
     assert recorded is not None

@@ -1,7 +1,7 @@
 """Requests that a GPU's writes into memory give the signal for: sent in time, by a compiled thread or a process."""
 
+import contextlib
 import itertools
-import os
 import shutil
 import socket
 import struct
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.client.timing import compiled_thread, cuda_writes
+from gpuenergyd.client.timing import cuda_writes
 from gpuenergyd.client.timing.compiled_thread import VARIABLE, NotCompiledError, start_compiled_thread
 from gpuenergyd.client.timing.cuda_writes import CudaCallError, map_memory
 from gpuenergyd.client.timing.request_memory import NUM_SLOTS, REACHED
@@ -33,7 +33,12 @@ class Stream:
 
     def map_memory(self, _address: int, _size: int) -> Callable[[int], bool]:
         """Return what launches a write."""
-        return lambda number: self.launched.append(number) is None
+
+        def write(number: int) -> bool:
+            self.launched.append(number)
+            return True
+
+        return write
 
 
 class Request:
@@ -68,6 +73,11 @@ def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
+def num_descriptors() -> int:
+    """Return how many files this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 @pytest.fixture(params=["compiled", "process"])
 def requests(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     if request.param == "compiled" and shutil.which("cc") is None:
@@ -77,10 +87,10 @@ def requests(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
     stream = Stream()
     made = WatchedRequests(stream.map_memory)
     assert made.is_compiled == (request.param == "compiled")
-    num_open = len(os.listdir("/proc/self/fd"))
+    num_open = num_descriptors()
     yield SimpleNamespace(made=made, stream=stream, reach=lambda number: made._words.__setitem__(REACHED, number))
     made.close()
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= num_open)
+    wait_until(lambda: num_descriptors() <= num_open)
 
 
 def test_requests_are_sent_in_order_once_the_stream_reaches_them(
@@ -125,8 +135,8 @@ def test_requests_beyond_the_memory_are_dropped_and_counted(
         assert requests.made.put(Request(1 + number, ours))
 
     assert len(requests.stream.launched) == NUM_SLOTS
-    assert requests.made.take_num_dropped() == 3
-    assert requests.made.take_num_dropped() == 0
+    assert requests.made.pop_num_dropped() == 3
+    assert requests.made.pop_num_dropped() == 0
     requests.reach(NUM_SLOTS)
     assert [decode_clock_request(theirs.recv(4096)).sequence for _ in range(NUM_SLOTS)] == list(range(1, NUM_SLOTS + 1))
 
@@ -143,7 +153,7 @@ def test_a_broken_socket_is_given_up_and_its_requests_are_counted(
 
     def is_counted() -> bool:
         nonlocal num_dropped
-        num_dropped += requests.made.take_num_dropped()
+        num_dropped += int(requests.made.pop_num_dropped())
         return num_dropped == 1
 
     wait_until(is_counted)
@@ -158,18 +168,20 @@ def test_a_full_socket_drops_requests_without_giving_it_up(
     ours, _ = sockets
     monkeypatch.setattr(Request, "num_given_up", 0)
     ours.setblocking(False)
-    with pytest.raises(BlockingIOError):
+    with contextlib.suppress(BlockingIOError):
         while True:
             ours.send(b"x" * DATAGRAM_BYTES)
     requests.made.put(Request(900, ours))
     requests.reach(1)
-    wait_until(lambda: requests.made.take_num_dropped() == 1)
+    wait_until(lambda: requests.made.pop_num_dropped() == 1)
     requests.made.put(Request(900, ours))
 
     assert Request.num_given_up == 0
 
 
-def test_a_device_that_refuses_is_asked_for_its_events_from_then_on(sockets: tuple[socket.socket, socket.socket]) -> None:
+def test_a_device_that_refuses_is_asked_for_its_events_from_then_on(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
     def refuse(_address: int, _size: int) -> Callable[[int], bool]:
         raise CudaCallError("cuMemHostRegister: error 801")
 
@@ -188,7 +200,7 @@ def test_the_compiled_thread_is_refused_from_a_folder_that_others_can_write(tmp_
 
 
 def test_without_a_compiler_there_is_no_compiled_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_thread.shutil, "which", lambda _name: None)
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
 
     with pytest.raises(NotCompiledError, match="there is no C compiler"):
         start_compiled_thread(0, {"XDG_CACHE_HOME": str(tmp_path)})
@@ -243,7 +255,7 @@ def test_a_refusal_of_cuda_is_named(name: str, function: str) -> None:
         map_memory(0x1000, 4096, lambda: 0, load=lambda _: Driver(**{name: 801}))
 
 
-def test_a_write_that_cuda_refuses_is_told() -> None:
+def test_a_write_that_cuda_refuses_is_reported() -> None:
     assert not map_memory(0x1000, 4096, lambda: 0, load=lambda _: Driver(write=801))(1)
 
 

@@ -99,7 +99,7 @@ class _RequestsInStream:
         self._stream.call(request)
         return True
 
-    def take_num_dropped(self) -> int:
+    def pop_num_dropped(self) -> int:
         """Return 0: the sender counts."""
         return 0
 
