@@ -198,7 +198,7 @@ PARTS = {
     "fleet_hosts.py": "the records of one simulated host of the fleet",
     "fleet_postgresql.py": "the PostgreSQL part of fleet.py",
     "fleet_prometheus.py": "the Prometheus part of fleet.py",
-    "paired_steps.py": "blocks of steps with an adapter on and off, for overhead.py, adapter_overhead.py and host_bound.py",
+    "paired_steps.py": "blocks with an adapter on and off, for overhead.py, adapter_overhead.py, host_bound.py",
     "insitu_model.py": "the model of one published iteration in replay_insitu.py",
     "learning_options.py": "options that learning.py, learning_ablation.py and past_jobs.py share",
     "insitu_plans.py": "reads the clocks of the published plans for replay_insitu.py",

@@ -1,12 +1,13 @@
 """Measures what the client costs a program whose interpreter is busy nearly all the time.
 
-    python benchmarks/runs/host_bound.py [--pairs 120] [--seconds 120] [--seed 1] [--json]
+    python benchmarks/runs/host_bound.py [--pairs N] [--seconds S] [--seed K] [--json]
 
 Two programs on one core, launch-bound as small models on a large GPU are: a loop of 96 modules, 5 to 10 ms a step; and
 a one-stage 1F1B pipeline of torch.distributed.pipelining with 16 instructions a step. Their events come from
-`compiled_events.py`: they cost what CUDA's cost, and hold the interpreter's lock as torch does. Three arms: no daemon at
-the socket's path; a daemon that only observes; and one whose plan asks for six changes of clock inside each iteration
-of the pipeline, one for each iteration of the loop. That daemon is a scripted one in another process.
+`compiled_events.py`: they cost what CUDA's cost, and hold the interpreter's lock as torch does. Three arms: no daemon
+at the socket's path; a daemon that only observes; and one whose plan asks for six changes of clock inside each
+iteration of the pipeline, one for each iteration of the loop. That daemon is a scripted one in another process.
+GPUENERGYD_COMPILED_THREAD=0 measures the third arm without the compiled thread.
 
 In one process, blocks of steps follow each other as plain, client, null, null, client, plain. The client joins before
 each of its blocks and leaves after it; both are not measured. The null blocks are plain ones: they show the resolution

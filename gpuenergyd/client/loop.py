@@ -62,9 +62,9 @@ class LoopJob:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._marks.end_learning()
-        self._leave()
+        self._leave(shall_wait=True)
 
-    def _leave(self) -> None:
+    def _leave(self, *, shall_wait: bool) -> None:
         if self._hooks is not None:
             self._hooks.detach()
             self._hooks = None
@@ -73,7 +73,7 @@ class LoopJob:
             self._stop_exchange = None
         client, self._client = self._client, None
         if client is not None:
-            client.release()
+            client.release(shall_wait=shall_wait)
 
     def iteration(self) -> "LoopIteration":
         """Return a context manager around one iteration."""
@@ -89,7 +89,7 @@ class LoopJob:
         if self._client is not None and not self._client.is_unheard:
             return True
         if self._client is not None:
-            self._leave()
+            self._leave(shall_wait=False)
             self._marks = PhaseMarks(begins_at_forward=self._begins_at_forward)
             self._lookout.record_refusal()
         if self._lookout.sees_daemon():

@@ -274,9 +274,11 @@ class RankClient:
         """Whether nobody listens on the daemon's socket, and nobody has since this rank began to join."""
         return self._reporter is not None and self._reporter.is_stranded
 
-    @property
-    def is_awake(self) -> bool:
-        """Whether a daemon is there, as of the last look; without one, nothing is marked."""
+    def _finds_daemon(self) -> bool:
+        """Return whether a daemon is there, as of the last look; without one, nothing is marked.
+
+        Starts the reporter where a daemon has appeared.
+        """
         if self._reporter is not None:
             if not self._reporter.is_stranded:
                 return True
@@ -296,7 +298,7 @@ class RankClient:
             self._order = tuple(order)
             num_microbatches = max([self._registration.num_microbatches, *(1 + row[1] for row in order)])
             self._registration = replace(self._registration, order=self._order, num_microbatches=num_microbatches)
-            _ = self.is_awake
+            self._finds_daemon()
         except Exception:  # noqa: BLE001  for instance no thread available: must not reach training
             self._count_error()
 
@@ -337,7 +339,7 @@ class RankClient:
         if self._is_inert:
             return False
         try:
-            if not self.is_awake:
+            if not self._finds_daemon():
                 return False
             self._is_cost_sampled = (self._iteration_index + 1) % _COST_SAMPLED_EVERY == 0
             begun_ns = perf_counter_ns() if self._is_cost_sampled else 0

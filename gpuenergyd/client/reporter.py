@@ -296,7 +296,7 @@ class Reporter:
         decoded = decode_iteration_reply(body)
         self._known_reply = b"" if decoded.plans else body
         plans = [prepare(plan, bytes.fromhex(registered.rank_token)) for plan in decoded.plans]
-        if self._timer is not None and any(plan.clocks for plan in plans):
+        if self._timer is not None and any(plan.clocks or plan.full_speed_sm_clock_mhz for plan in plans):
             self._timer.prepare_requests()
         self._plans.add(plans)
         if decoded.energy_per_gpu_j is not None:

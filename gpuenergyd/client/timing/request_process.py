@@ -7,6 +7,7 @@ ends when the training process closes its end of the control socket, as it does 
 
 import contextlib
 import mmap
+import os
 import runpy
 import signal
 import socket
@@ -51,10 +52,13 @@ def watch(memory: mmap.mmap, control: socket.socket, layout: Any) -> None:
     words = memoryview(memory).cast("I")
     clock_socket = _ClockSocket(control)
     num_polls = num_idle = 0
+    parent_pid = os.getppid()
     while clock_socket.is_open and not words[layout.SHALL_STOP]:
         num_polls += 1
         num_idle += 1
         if num_polls % _CONTROL_EVERY_POLLS == 0:
+            if os.getppid() != parent_pid:  # a process that it forked may hold the control socket open
+                return
             clock_socket.acquire()
         while words[layout.SENT] != words[layout.PUT]:
             due = (words[layout.SENT] + 1) & _WORD_MASK
