@@ -107,7 +107,9 @@ RUNS = (
         Kind.COMPUTED, is_usual=False, data=("carbon",)),
     Run("device-model", "device_model.py", _args("--json"), _args("--json"), 5, 120, Kind.COMPUTED, has_target=False,
         data=("gpu",)),
-    Run("client-cost", "client_cost.py", _args("--rounds 200 --json"), _args("--rounds 10 --json"), 3, 300),
+    Run("client-cost", "client_cost.py", _args("--rounds 200 --json"), _args("--rounds 10 --json"), 70, 600),
+    Run("host-bound", "host_bound.py", _args("--json"), _args("--pairs 1 --seconds 2 --only observe --json"), 720, 3600,
+        is_usual=False),
     Run("overhead", "overhead.py", _args("--pairs 20 --json"), _args("--pairs 3 --steps 2 --json"), 240, 900,
         has_target=False),
     Run("adapter-overhead", "adapter_overhead.py", _args("--json"),
@@ -194,6 +196,7 @@ RUNS = (
 )  # fmt: skip
 
 PARTS = {
+    "compiled_events.py": "events that cost what CUDA's cost, for host_bound.py",
     "carbon_prior.py": "fits the shipped forecast prior, and priors without one zone; measures nothing",
     "drawn_hosts.py": "draws the hosts with pipelines and loops of power_budget.py and grid_event.py",
     "daemon_instruments.py": "instruments that load.py adds to the daemon",
@@ -201,7 +204,7 @@ PARTS = {
     "fleet_hosts.py": "the records of one simulated host of the fleet",
     "fleet_postgresql.py": "the PostgreSQL part of fleet.py",
     "fleet_prometheus.py": "the Prometheus part of fleet.py",
-    "paired_steps.py": "blocks of steps with an adapter switched on and off, for overhead.py and adapter_overhead.py",
+    "paired_steps.py": "blocks with an adapter on and off, for overhead.py, adapter_overhead.py, host_bound.py",
     "insitu_model.py": "the model of one published iteration in replay_insitu.py",
     "learning_options.py": "options that learning.py, learning_ablation.py and past_jobs.py share",
     "insitu_plans.py": "reads the clocks of the published plans for replay_insitu.py",

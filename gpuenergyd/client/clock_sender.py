@@ -3,14 +3,37 @@
 import itertools
 import socket
 from time import monotonic_ns
+from typing import NamedTuple
 
 from gpuenergyd.client.plans import PlannedClocks, PreparedPlan
 from gpuenergyd.client.reporter import Reporter
 from gpuenergyd.client.timetables import ReplayTimetables
+from gpuenergyd.client.timing.stream_requests import Datagram
 from gpuenergyd.core.clock_request import TimedClock
 from gpuenergyd.wire.clock_request import pack_clock_request, pack_further_clocks
 
 _SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+
+
+class PlannedClockRequest(NamedTuple):
+    """The request of an instruction under a plan."""
+
+    sender: "ClockSender"
+    plan: PreparedPlan
+    clocks: PlannedClocks
+
+    def __call__(self) -> None:
+        """Send it now."""
+        self.sender.request(self.plan, self.clocks)
+
+    def datagram(self) -> Datagram | None:
+        """Return what is to be sent when the instruction begins; None if nothing can be sent."""
+        return self.sender.datagram(self.plan, self.clocks)
+
+    def give_up_socket(self) -> None:
+        """Connect anew for later requests."""
+        if self.sender.reporter is not None:
+            self.sender.reporter.retire_clock_socket()
 
 
 class ClockSender:
@@ -27,6 +50,18 @@ class ClockSender:
     def can_send(self) -> bool:
         """Whether the daemon takes requests."""
         return self.reporter is not None and self.reporter.clock_socket is not None
+
+    def datagram(self, plan: PreparedPlan, clocks: PlannedClocks) -> Datagram | None:
+        """Return the request for an instruction's clocks, to be sent when it begins; None without a socket."""
+        clock_socket = self.reporter.clock_socket if self.reporter is not None else None
+        if clock_socket is None:
+            self.num_dropped += 1
+            return None
+        sm_clock_mhz, later_sm_clock_mhz, later_delay_ns, further = clocks
+        data = self._pack(plan, sm_clock_mhz, later_sm_clock_mhz, 0, 0)
+        if further:
+            data += pack_further_clocks([TimedClock(mhz, delay_ns) for mhz, delay_ns in further], 0)
+        return Datagram(data, later_delay_ns if later_sm_clock_mhz else 0, clock_socket)
 
     def request(self, plan: PreparedPlan, clocks: PlannedClocks) -> None:
         """Request the clocks of an instruction that begins now."""

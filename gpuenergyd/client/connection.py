@@ -9,6 +9,7 @@ import json
 import os
 import re
 import socket
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -22,6 +23,7 @@ _CONTROL_LIMIT_S = 10.0
 _MAX_HEAD_BYTES = 65_536
 _RECEIVE_BYTES = 65_536
 _UNSENDABLE = re.compile(r"[^!-~]")
+_JSON_FIELDS = b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
 
 class HttpConnection:
@@ -32,23 +34,29 @@ class HttpConnection:
         self._socket: socket.socket | None = None
 
     def request(self, method: str, path: str, body: bytes | None = None, *, limit_s: float) -> tuple[int, bytes]:
-        """Return the status and body of a reply; `limit_s` bounds each wait for the daemon.
+        """Return the status and body of a reply, as `request_all` of one request."""
+        return self.request_all(method, path, (body,), limit_s=limit_s)[0]
 
-        If the daemon has closed the idle connection, the request is repeated once on a new one. A GET request is also
+    def request_all(
+        self, method: str, path: str, bodies: Sequence[bytes | None], *, limit_s: float
+    ) -> list[tuple[int, bytes]]:
+        """Send requests at once and return status and body of each reply; `limit_s` bounds each wait for the daemon.
+
+        If the daemon has closed the idle connection, the requests are repeated once on a new one. A GET request is also
         repeated if a restarting daemon closes the connection without a reply.
 
         Raises:
             OSError: no daemon listens on the socket, or there was no reply in time (TimeoutError).
-            ProtocolError: the reply is not valid HTTP or too large.
+            ProtocolError: a reply is not valid HTTP or too large.
         """
         was_open = self._socket is not None
         try:
-            return self._exchange(method, path, body, limit_s)
+            return self._exchange(method, path, bodies, limit_s)
         except ConnectionError as error:
             is_closed_unanswered = method == "GET" and not isinstance(error, ConnectionRefusedError)
             if not was_open and not is_closed_unanswered:
                 raise
-        return self._exchange(method, path, body, limit_s)
+        return self._exchange(method, path, bodies, limit_s)
 
     def close(self) -> None:
         """Close the connection; the next request opens a new one."""
@@ -61,12 +69,14 @@ class HttpConnection:
         if self._socket is not None:
             close_descriptor(self._socket)
 
-    def _exchange(self, method: str, path: str, body: bytes | None, limit_s: float) -> tuple[int, bytes]:
+    def _exchange(
+        self, method: str, path: str, bodies: Sequence[bytes | None], limit_s: float
+    ) -> list[tuple[int, bytes]]:
         try:
             if self._socket is None:
                 self._socket = _connect(self.socket_path)
             self._socket.settimeout(limit_s)
-            status, data, may_serve_another = exchange(self._socket, method, path, body)
+            replies, may_serve_another = exchange(self._socket, method, path, bodies)
         except OSError:
             self.close()
             raise
@@ -75,7 +85,7 @@ class HttpConnection:
             raise ProtocolError(f"invalid reply of the daemon: {error}") from None
         if not may_serve_another:
             self.close()
-        return status, data
+        return replies
 
 
 def _connect(socket_path: str) -> socket.socket:
@@ -97,34 +107,52 @@ def close_descriptor(held: socket.socket) -> None:
         os.close(descriptor)
 
 
-def exchange(connected: socket.socket, method: str, path: str, body: bytes | None) -> tuple[int, bytes, bool]:
-    """Send one request; return status, body, and whether the connection can be reused.
+def exchange(
+    connected: socket.socket, method: str, path: str, bodies: Sequence[bytes | None]
+) -> tuple[list[tuple[int, bytes]], bool]:
+    """Send requests at once; return status and body of each reply, and whether the connection can be reused.
+
+    After a reply that closes the connection, the remaining requests have no reply.
 
     Raises:
         OSError: the daemon closed the connection, or did not reply within the socket's timeout (TimeoutError).
-        ValueError: the reply is not valid HTTP, has no Content-Length, or is too large.
+        ValueError: a reply is not valid HTTP, has no Content-Length, or is too large.
     """
     if _UNSENDABLE.search(path):
         raise ValueError(f"path {path!r}: must be printable ASCII without spaces")
-    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n"
-    if body is not None:
-        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-    connected.sendall(f"{head}\r\n".encode() + (body or b""))
-    received = _receive(connected)
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n".encode()
+    connected.sendall(
+        b"".join(
+            [head + b"\r\n" if body is None else head + _JSON_FIELDS % len(body) + body for body in bodies],
+        )
+    )
+    received = bytearray()
+    replies: list[tuple[int, bytes]] = []
+    for _ in bodies:
+        status, data, may_serve_another = _receive_reply(connected, received)
+        replies.append((status, data))
+        if not may_serve_another:
+            return replies, False
+    if received:
+        raise ValueError(f"{count_text(len(received), 'byte')} beyond the reply's Content-Length")
+    return replies, True
+
+
+def _receive_reply(connected: socket.socket, received: bytearray) -> tuple[int, bytes, bool]:
+    """Take the next reply from what was received, and receive what is missing of it."""
     while (end := received.find(b"\r\n\r\n")) < 0:
         if len(received) > _MAX_HEAD_BYTES:
             raise ValueError(f"reply headers exceed {_MAX_HEAD_BYTES} bytes")
         received += _receive(connected)
-    status_line, *lines = received[:end].split(b"\r\n")
+    status_line, *lines = bytes(received[:end]).split(b"\r\n")
     status = _status(status_line)
     fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
-    length = _length(fields)
-    data = bytearray(received[end + 4 :])
-    while len(data) < length:
-        data += _receive(connected)
-    if len(data) > length:
-        raise ValueError(f"{count_text(len(data) - length, 'byte')} beyond the reply's Content-Length")
-    return status, bytes(data), fields.get(b"connection", b"").lower() != b"close"
+    reply_end = end + 4 + _length(fields)
+    while len(received) < reply_end:
+        received += _receive(connected)
+    data = bytes(received[end + 4 : reply_end])
+    del received[:reply_end]
+    return status, data, fields.get(b"connection", b"").lower() != b"close"
 
 
 def _receive(connected: socket.socket) -> bytes:

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gpuenergyd.client.environment import find_gpu_uuid, find_rank, find_run_key
+from gpuenergyd.client.lookout import DaemonLookout
 from gpuenergyd.client.loop_exchange import start_loop_exchange
 from gpuenergyd.client.phases.marks import MAX_PHASES, PhaseMarks
 from gpuenergyd.client.phases.step_cycle import StepCycle, StepTurn
@@ -26,7 +27,8 @@ LOOP_RANK = RankDescription(
 class LoopJob:
     """A training loop without a pipeline; each process is a pipeline of one rank, with its rank as `dp_rank`.
 
-    The GPU is searched until the third iteration, because many programs use CUDA only from the first one on.
+    It joins once a daemon is there. The GPU is searched until the third iteration, because many programs use CUDA only
+    from the first one on.
     """
 
     def __init__(
@@ -46,11 +48,13 @@ class LoopJob:
         self._timer = timer
         self._finds_phases = finds_phases
         self._registers_steps = registers_steps
+        self._cycle = cycle
         self._marks = PhaseMarks(cycle=cycle)
         self._hooks: TorchPhases | None = None
         self._client: RankClient | None = None
         self._stop_exchange: Callable[[], None] | None = None
         self._num_tries = 0
+        self._lookout = DaemonLookout(socket_path)
 
     def __enter__(self) -> Self:
         return self
@@ -58,15 +62,19 @@ class LoopJob:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._marks.end_learning()
+        self._leave(shall_wait=True)
+
+    def _leave(self, *, shall_wait: bool) -> None:
         if self._hooks is not None:
             self._hooks.detach()
             self._hooks = None
-        self._marks.end_learning()
         if self._stop_exchange is not None:
             self._stop_exchange()
             self._stop_exchange = None
-        if self._client is not None:
-            self._client.release()
+        client, self._client = self._client, None
+        if client is not None:
+            client.release(shall_wait=shall_wait)
 
     def iteration(self) -> "LoopIteration":
         """Return a context manager around one iteration."""
@@ -78,8 +86,14 @@ class LoopJob:
         self._marks.pause()
 
     def join(self) -> bool:
-        """Join the job unless that has been done; return whether no further call is needed."""
-        if self._client is None:
+        """Join the job unless that has been done or no daemon is there; return whether it is joined."""
+        if self._client is not None and not self._client.is_unheard:
+            return True
+        if self._client is not None:
+            self._leave(shall_wait=False)
+            self._marks = PhaseMarks(cycle=self._cycle)
+            self._lookout.record_refusal()
+        if self._lookout.sees_daemon():
             self._client = self._try_to_join()
         return self._client is not None
 
@@ -121,7 +135,8 @@ class LoopJob:
         self._marks.begin_turns(turn)
 
     def after_step(self, optimizer: Any) -> None:
-        """Take a step of an optimizer of a loop that marks nothing."""
+        """Take a step of an optimizer of a loop that marks nothing; join if a daemon has appeared."""
+        self.join()
         if self._hooks is not None:
             self._hooks.after_step(optimizer)
         else:

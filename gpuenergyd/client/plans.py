@@ -119,6 +119,8 @@ class PlanQueue:
         """Follow no plan any more; nothing to give up here."""
 
     def _follow_due(self, iteration_index: int) -> None:
+        if not self._future:
+            return
         due = [plan for plan in self._future if plan.apply_at_iteration <= iteration_index]
         if due:
             self._future = [plan for plan in self._future if plan.apply_at_iteration > iteration_index]

@@ -8,16 +8,17 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from time import monotonic_ns
+from time import monotonic_ns, perf_counter_ns
 
 from gpuenergyd.client.agreed_orders import AgreedOrderedPlans, OrderedPlans
-from gpuenergyd.client.clock_sender import ClockSender
+from gpuenergyd.client.clock_sender import ClockSender, PlannedClockRequest
 from gpuenergyd.client.environment import (
     find_allow_reorder,
     find_job_length,
     find_job_options,
     missing_gpu_reason,
 )
+from gpuenergyd.client.lookout import DaemonLookout
 from gpuenergyd.client.order_agreement import OpenRegister, OrderAgreement
 from gpuenergyd.client.order_register import OrderRegister
 from gpuenergyd.client.plans import NO_PLAN, AgreedPlans, PlannedClocks, PlanQueue, PreparedPlan
@@ -40,6 +41,8 @@ from gpuenergyd.wire.messages import OrderRow, RankRegistration
 
 logger = logging.getLogger("gpuenergyd.client")
 _RELEASE_LIMIT_NS = 1_000_000_000
+_COST_SAMPLED_EVERY = 16
+"""Iterations from one whose calls are timed to the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,9 +166,12 @@ class RankClient:
         self._begin, self._end = self._timer.begin, self._timer.end  # bound once: these run at every instruction
         self._plans = open_plans(rank) if agreed_plans is None else agreed_plans
         self._plan: PreparedPlan = NO_PLAN
-        self._clocks: Mapping[OrderRow, PlannedClocks] = NO_PLAN.clocks
+        self._requests: Mapping[OrderRow, PlannedClockRequest] = {}
+        """The current plan's requests, by instruction."""
         self._reporter: Reporter | None = None
         self._sender = ClockSender()
+        self._lookout = DaemonLookout(socket_path)
+        self._order: tuple[OrderRow, ...] = ()
         self._is_inert = rank.gpu_uuid is None
         self._is_in_iteration = self._is_in_capture = False
         self._is_raised = False
@@ -176,6 +182,9 @@ class RankClient:
         self._unqueued: FinishedIteration | None = None
         """The previous iteration, until the first instruction of this one has begun."""
         self._num_errors = 0
+        self._is_cost_sampled = False
+        self._cost_ns = 0
+        self._client_cost_s: float | None = None
         self.memory_bytes: tuple[int, ...] = ()
         """Memory to report with the next iterations, as in `IterationReport`; the adapter measures it."""
         self.reorder_refusal = rank.reorder_refusal
@@ -291,17 +300,48 @@ class RankClient:
         """Token that identifies this rank to the daemon; None while it is not registered."""
         return self._reporter.rank_token if self._reporter is not None else None
 
+    @property
+    def is_unheard(self) -> bool:
+        """Whether nobody listens on the daemon's socket, and nobody has since this rank began to join."""
+        return self._reporter is not None and self._reporter.is_stranded
+
+    def _finds_daemon(self) -> bool:
+        """Return whether a daemon is there, as of the last look; without one, nothing is marked.
+
+        Starts the reporter where a daemon has appeared.
+        """
+        if self._reporter is not None:
+            if not self._reporter.is_stranded:
+                return True
+            self._lookout.record_refusal()
+            self._reporter = self._sender.reporter = None
+        if not self._lookout.sees_daemon():
+            return False
+        if self._order:
+            self._start_reporter()
+        return True
+
     def register(self, order: Sequence[OrderRow]) -> None:
-        """Join the job with this order of instructions; returns at once."""
-        if self._is_inert or self._reporter is not None:
+        """Join the job with this order of instructions, once a daemon is there; returns at once."""
+        if self._is_inert or self._order:
             return
         try:
+            self._order = tuple(order)
             num_microbatches = max([self._registration.num_microbatches, *(1 + row[1] for row in order)])
-            registration = replace(self._registration, order=tuple(order), num_microbatches=num_microbatches)
-            self._reporter = Reporter(registration, self._plans, socket_path=self._socket_path, is_first=self._is_first)
-            self._sender.reporter = self._reporter
+            self._registration = replace(self._registration, order=self._order, num_microbatches=num_microbatches)
+            self._finds_daemon()
         except Exception:  # noqa: BLE001  for instance no thread available: must not reach training
             self._count_error()
+
+    def _start_reporter(self) -> None:
+        self._reporter = Reporter(
+            self._registration,
+            self._plans,
+            socket_path=self._socket_path,
+            is_first=self._is_first,
+            timer=self._timer,
+        )
+        self._sender.reporter = self._reporter
 
     def change_order(self, order: Sequence[OrderRow], *, num_microbatches: int) -> None:
         """Register again, with another number of microbatches, between two iterations; returns at once.
@@ -311,46 +351,58 @@ class RankClient:
         if self._is_inert:
             return
         try:
-            self._registration = replace(self._registration, num_microbatches=num_microbatches, order=tuple(order))
+            self._order = tuple(order)
+            self._registration = replace(self._registration, num_microbatches=num_microbatches, order=self._order)
             self._timer.reserve(2 * len(order) + 1)
             self._plans.clear()
-            self._plan, self._clocks = NO_PLAN, NO_PLAN.clocks
+            self._plan, self._requests = NO_PLAN, {}
             if self._reporter is not None:
                 self._reporter.register_again(self._registration)
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
 
-    def begin_iteration(self) -> None:
-        """Mark the begin of an iteration and switch to the plan that is due.
+    def begin_iteration(self) -> bool:
+        """Mark the begin of an iteration and switch to the plan that is due; return False if it is not followed.
 
         The report of the previous one is queued after the begin of the first instruction: the reporter's thread would
         else work on it while this one waits for Python's global lock to request the clock.
         """
         if self._is_inert:
-            return
+            return False
         try:
-            finished = self._pop_finished()
-            self._timer.begin_iteration(finished.recorded if finished is not None else None)
-            self._iteration_index += 1
-            self._captured = self._captured_always
-            self._queue_unqueued()
-            if self._reporter is None:  # its times may decide how this iteration is marked
-                self._queue_report(finished)
-            else:
-                self._unqueued = finished
-            plan = self._plans.plan_for(self._iteration_index)
-            self._plan = plan
-            self._clocks = plan.clocks
-            is_followed = (self._sender.can_send or not plan.clocks) and not plan.is_full_speed
-            self._plan_epoch = plan.plan_epoch if is_followed else 0
-            if plan.is_full_speed:
-                self._request(plan, plan.full_speed_sm_clock_mhz)
-            elif self._is_raised and plan.changes:  # what the iteration before would have left in force
-                self._request(plan, plan.changes[-1].sm_clock_mhz)
-            self._is_raised = False
-            self._is_in_iteration = True
+            if not self._finds_daemon():
+                return False
+            self._is_cost_sampled = (self._iteration_index + 1) % _COST_SAMPLED_EVERY == 0
+            begun_ns = perf_counter_ns() if self._is_cost_sampled else 0
+            self._begin_iteration()
+            if self._is_cost_sampled:
+                self._cost_ns = perf_counter_ns() - begun_ns
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
+        return True
+
+    def _begin_iteration(self) -> None:
+        finished = self._pop_finished()
+        self._timer.begin_iteration(finished.recorded if finished is not None else None)
+        self._iteration_index += 1
+        self._captured = self._captured_always
+        self._queue_unqueued()
+        if self._reporter is None:  # its times may decide how this iteration is marked
+            self._queue_report(finished)
+        else:
+            self._unqueued = finished
+        plan = self._plans.plan_for(self._iteration_index)
+        if plan is not self._plan:
+            self._requests = {key: PlannedClockRequest(self._sender, plan, own) for key, own in plan.clocks.items()}
+        self._plan = plan
+        is_followed = (self._sender.can_send or not plan.clocks) and not plan.is_full_speed
+        self._plan_epoch = plan.plan_epoch if is_followed else 0
+        if plan.is_full_speed:
+            self._request(plan, plan.full_speed_sm_clock_mhz)
+        elif self._is_raised and plan.changes:  # what the iteration before would have left in force
+            self._request(plan, plan.changes[-1].sm_clock_mhz)
+        self._is_raised = False
+        self._is_in_iteration = True
 
     def begin_capture(self) -> bool:
         """Have instructions marked in the graph that the program captures; return False if it captures none."""
@@ -387,6 +439,7 @@ class RankClient:
         """Mark the end of an iteration; return its instructions in order of begin."""
         if self._is_inert or not self._is_in_iteration:
             return ()
+        begun_ns = perf_counter_ns() if self._is_cost_sampled else 0
         try:
             self._is_in_iteration = False
             self._queue_unqueued()
@@ -395,6 +448,9 @@ class RankClient:
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
             return ()
+        if self._is_cost_sampled:
+            self._is_cost_sampled = False
+            self._client_cost_s = (self._cost_ns + perf_counter_ns() - begun_ns) / 1e9
         return order
 
     def abandon_iteration(self) -> None:
@@ -406,7 +462,7 @@ class RankClient:
             self._queue_unqueued()
             recorded = self._timer.end_iteration()
             if recorded is not None:
-                self._timer.call_when_reached(recorded.free)
+                self._timer.call_when_known(recorded, recorded.free)
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
 
@@ -417,7 +473,7 @@ class RankClient:
         try:
             self._queue_unqueued()
             self._queue_report(self._pop_finished())
-            if self._clocks and self._plan.full_speed_sm_clock_mhz:
+            if self._requests and self._plan.full_speed_sm_clock_mhz:
                 self._request(self._plan, self._plan.full_speed_sm_clock_mhz)
                 self._is_raised = True
         except Exception:  # noqa: BLE001  must not reach training
@@ -427,24 +483,31 @@ class RankClient:
         """Mark the begin of an instruction and request its planned clock; return its slot."""
         if not self._is_in_iteration and not self._is_in_capture:
             return NOT_RECORDED
+        begun_ns = perf_counter_ns() if self._is_cost_sampled else 0
         try:
             key = (kind, microbatch_index, chunk_index)
             slot = self._begin(key)
-            if key in self._clocks and not self._is_in_capture:
-                self._timer.call_at_begin(slot, partial(self._sender.request, self._plan, self._clocks[key]))
+            request = self._requests.get(key)
+            if request is not None and not self._is_in_capture:
+                self._timer.call_at_begin(slot, request)
             if self._unqueued is not None:
                 self._queue_unqueued()
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
             return NOT_RECORDED
+        if begun_ns:
+            self._cost_ns += perf_counter_ns() - begun_ns
         return slot
 
     def end_instruction(self, slot: int) -> None:
         """Mark the end of an instruction; a later call with the same slot overwrites it."""
+        begun_ns = perf_counter_ns() if self._is_cost_sampled else 0
         try:
             self._end(slot)
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
+        if begun_ns:
+            self._cost_ns += perf_counter_ns() - begun_ns
 
     def release(self, *, shall_wait: bool = True) -> None:
         """Report the last iteration and leave the job; waits at most one second with `shall_wait`."""
@@ -456,7 +519,7 @@ class RankClient:
             self._queue_report(self._pop_finished())
             self._is_inert = True
             self._is_in_iteration = False
-            self._plan, self._clocks = NO_PLAN, NO_PLAN.clocks
+            self._plan, self._requests = NO_PLAN, {}
             try:
                 self._timer.close(_seconds_until(give_up_mono_ns) / 2)
             finally:
@@ -471,7 +534,7 @@ class RankClient:
         self._is_inert = True
         self._is_in_iteration = False
         self._unqueued = None
-        self._plan, self._clocks = NO_PLAN, NO_PLAN.clocks
+        self._plan, self._requests = NO_PLAN, {}
         if self._reporter is not None:
             self._reporter.close_in_child()
 
@@ -482,16 +545,20 @@ class RankClient:
         finished = FinishedIteration(
             iteration_index=self._iteration_index,
             plan_epoch=self._plan_epoch,
-            num_records_dropped=self._sender.num_dropped,
+            num_records_dropped=self._pop_num_dropped(),
             num_client_errors=self._num_errors,
             captured=self._captured,
             recorded=recorded,
             memory_bytes=self.memory_bytes,
             reorder_refusal="" if self._registration.reorder_refusal else self.reorder_refusal,
+            client_cost_s=self._client_cost_s,
         )
-        self._sender.num_dropped = 0
         self._num_errors = 0
         return finished
+
+    def _pop_num_dropped(self) -> int:
+        num_dropped, self._sender.num_dropped = self._sender.num_dropped, 0
+        return num_dropped + (self._recorder.pop_num_dropped() if self._recorder is not None else 0)
 
     def _queue_unqueued(self) -> None:
         finished, self._unqueued = self._unqueued, None
@@ -516,7 +583,9 @@ class RankClient:
             recorded.free()
 
     def _report(self, finished: FinishedIteration) -> None:
-        assert self._reporter is not None
+        if self._reporter is None:  # its daemon has gone meanwhile
+            finished.recorded.free()
+            return
         if finished.captured == TIMETABLE:
             self._sender.timetables.add_replay(finished.plan_epoch, finished.recorded.times())
         # Iterations that are promised to other hosts are as good as launched: no plan can change them any more.
@@ -525,7 +594,8 @@ class RankClient:
 
     def _request(self, plan: PreparedPlan, sm_clock_mhz: int) -> None:
         """Request a clock from the newest begin or end of an iteration on."""
-        self._timer.call_when_reached(partial(self._sender.request, plan, PlannedClocks(sm_clock_mhz, 0, 0)))
+        clocks = PlannedClocks(sm_clock_mhz, 0, 0)
+        self._timer.call_when_reached(PlannedClockRequest(self._sender, plan, clocks))
 
     def _count_error(self) -> None:
         self._num_errors += 1

@@ -1,7 +1,8 @@
 """Reporter thread of a rank: registers the rank, reports iterations and receives plans over HTTP.
 
 The training thread only puts values on a non-blocking queue and reads attributes; failures of the daemon are handled
-here.
+here. Whatever this thread computes can delay a training thread that needs the interpreter all the time. So it sleeps
+for a while after it has reported, and then reports at once the iterations that have ended since.
 """
 
 import contextlib
@@ -12,21 +13,28 @@ import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from time import monotonic
+from typing import NamedTuple, TypeAlias
 
 from gpuenergyd.client.connection import CONNECT_LIMIT_S, HttpConnection, close_descriptor, refusal_reason
 from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.client.plans import PlanQueue, prepare
 from gpuenergyd.client.run_mark import delete_mark
-from gpuenergyd.client.timing.recorder import RecordedIteration
+from gpuenergyd.client.timing.recorder import InstructionTimer, IterationTimes, RecordedIteration
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import GpuEnergyError, ProtocolError
-from gpuenergyd.wire.client_codec import decode_iteration_reply, decode_registered, decode_released, encode
+from gpuenergyd.wire.client_codec import (
+    decode_iteration_reply,
+    decode_registered,
+    decode_released,
+    encode,
+    encode_iteration,
+)
 from gpuenergyd.wire.clock_request import TOKEN_BYTES
 from gpuenergyd.wire.messages import IterationReport, RankRegistered, RankRegistration, RankRelease
 
@@ -35,6 +43,13 @@ REPORT_LIMIT_S = 1.0
 """Only the reporter thread waits: on a busy host a reply may be late, and a lost reply loses a plan."""
 _RELEASE_LIMIT_S = 0.7
 """At the end; the daemon counts the last iterations before it replies."""
+REPORT_PERIOD_S = 0.1
+"""Iterations that are shorter are reported together."""
+_MAX_REPORTS = 64
+"""Of one exchange with the daemon."""
+_LATE_AFTER_S = 0.25
+_LATE_AFTER_ITERATIONS = 2.0
+"""A program that begins no iteration for this time, and this many times the last one's, has its last times read."""
 _MAX_RETIRED_SOCKETS = 4
 FAILURES_TO_OPEN = 3
 FIRST_PAUSE_S = 1.0
@@ -109,8 +124,7 @@ class DaemonSilence:
         return now_mono_s - began_mono_s if was_reported and began_mono_s is not None else None
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedIteration:
+class FinishedIteration(NamedTuple):
     """A finished iteration in the reporter's queue."""
 
     iteration_index: int
@@ -119,9 +133,13 @@ class FinishedIteration:
     num_client_errors: int
     captured: str
     recorded: RecordedIteration
-    """Its times are known."""
     memory_bytes: tuple[int, ...] = ()
     reorder_refusal: str = ""
+    client_cost_s: float | None = None
+
+
+_Reportable: TypeAlias = tuple[FinishedIteration, IterationTimes]
+_Queued: TypeAlias = _Reportable | RankRegistration | None
 
 
 class Reporter:
@@ -134,9 +152,11 @@ class Reporter:
         *,
         socket_path: str | None = None,
         is_first: bool = True,
+        timer: InstructionTimer | None = None,
         mono_s: Callable[[], float] = monotonic,
     ) -> None:
         self._registration = registration
+        self._timer = timer
         self._is_first = is_first
         self._mono_s = mono_s
         self._plans = plans
@@ -144,15 +164,22 @@ class Reporter:
         self._connection: HttpConnection | None = None
         self._breaker = CircuitBreaker()
         self._registered: RankRegistered | None = None
-        self._queue: queue.SimpleQueue[FinishedIteration | RankRegistration | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Queued] = queue.SimpleQueue()
         self._launched_iteration_index = -1
         self._silence = DaemonSilence()
         self._reported: set[str] = set()
         self._is_reachable = False
         self._joined_job_id: str | None = None
         self._is_stopping = False
+        self._stopping = threading.Event()
+        self._reported_mono_s = 0.0
+        self._late_after_s = _LATE_AFTER_S
+        self._known_reply = b""
+        """The newest reply, if it had no plans."""
         self._retired_sockets: deque[socket.socket] = deque()
         self._pid = os.getpid()
+        self.is_stranded = False
+        """Whether the thread has ended because nobody listens on the socket; not set once it has registered."""
         self.energy_per_gpu_j: float | None = None
         self.power_per_gpu_w: float | None = None
         self.reorder_refusal = ""
@@ -169,9 +196,14 @@ class Reporter:
         return registered.rank_token if registered is not None else None
 
     def put(self, iteration: FinishedIteration, *, launched_iteration_index: int) -> None:
-        """Queue a report and name the newest iteration that the program has launched; never blocks."""
+        """Queue a report and name the newest iteration that the program has launched; never blocks.
+
+        The memory of its records is free again at once.
+        """
+        times = iteration.recorded.times()
+        iteration.recorded.free()
         self._launched_iteration_index = launched_iteration_index
-        self._queue.put(iteration)
+        self._queue.put((iteration, times))
 
     def register_again(self, registration: RankRegistration) -> None:
         """Queue another registration of this rank, after the reports queued so far; never blocks."""
@@ -181,6 +213,7 @@ class Reporter:
         """Report queued iterations and leave the job; wait up to `limit_s` for that."""
         if self._pid == os.getpid():
             self._is_stopping = True
+            self._stopping.set()
             self._queue.put(None)
             if limit_s > 0:
                 self._thread.join(limit_s)
@@ -205,17 +238,52 @@ class Reporter:
 
     def _run(self) -> None:
         self._attempt(self._register)
-        while (queued := self._queue.get()) is not None:
+        is_open = True
+        while is_open and not self.is_stranded:
+            first = self._wait_for_first()
+            if isinstance(first, tuple):
+                self._stopping.wait(max(0.0, self._reported_mono_s + REPORT_PERIOD_S - monotonic()))
+            is_open = self._handle(first)
+        self._attempt(self._leave)
+        self._attempt(self._close)
+
+    def _wait_for_first(self) -> _Queued:
+        while True:
+            is_awaited = self._timer is not None and self._timer.has_unread
+            try:
+                return self._queue.get(timeout=self._late_after_s if is_awaited else None)
+            except queue.Empty:
+                if self._timer is not None:
+                    self._attempt(self._timer.read_late)
+
+    def _handle(self, first: _Queued) -> bool:
+        """Handle what is queued, in order; return False at its end."""
+        queued = first
+        iterations: list[_Reportable] = []
+        while queued is not None:
+            if isinstance(queued, tuple):
+                iterations.append(queued)
+            if iterations and (not isinstance(queued, tuple) or len(iterations) == _MAX_REPORTS):
+                self._report_all(iterations)
+                iterations = []
             if isinstance(queued, RankRegistration):
                 self._registration = queued
                 self._attempt(self._discard_registration)
-            if self._registered is None:
                 self._attempt(self._register)
-            if isinstance(queued, FinishedIteration):
-                self._attempt(partial(self._report, queued))
-            self._report_silence()
-        self._attempt(self._leave)
-        self._attempt(self._close)
+            try:
+                queued = self._queue.get_nowait()
+            except queue.Empty:
+                break
+        if iterations:
+            self._report_all(iterations)
+        self._report_silence()
+        return queued is not None
+
+    def _report_all(self, iterations: list[_Reportable]) -> None:
+        if self._registered is None:
+            self._attempt(self._register)
+        self._attempt(partial(self._report, iterations))
+        self._reported_mono_s = monotonic()
 
     def _attempt(self, act: Callable[[], None]) -> None:
         try:
@@ -223,46 +291,61 @@ class Reporter:
         except Exception as error:  # noqa: BLE001  must not end the thread
             self._record_failure(error)
 
-    def _report(self, iteration: FinishedIteration) -> None:
-        times = iteration.recorded.times()
-        iteration.recorded.free()
+    def _report(self, iterations: list[_Reportable]) -> None:
+        _, newest = iterations[-1]
+        newest_s = (newest.end_mono_ns - newest.begin_mono_ns) / 1e9
+        self._late_after_s = max(_LATE_AFTER_S, _LATE_AFTER_ITERATIONS * newest_s)
         registered = self._registered
         if registered is None:
             return
-        report = IterationReport(
-            rank_token=registered.rank_token,
-            iteration_index=iteration.iteration_index,
-            plan_epoch=iteration.plan_epoch,
-            begin_mono_ns=times.begin_mono_ns,
-            end_mono_ns=times.end_mono_ns,
-            next_begin_mono_ns=times.next_begin_mono_ns,
-            instructions=times.instructions,
-            num_records_dropped=iteration.num_records_dropped,
-            num_client_errors=iteration.num_client_errors,
-            launched_iteration_index=max(self._launched_iteration_index, iteration.iteration_index),
-            captured=iteration.captured,
-            memory_bytes=iteration.memory_bytes,
-            reorder_refusal=iteration.reorder_refusal,
-        )
-        reply = self._post("/v1/iterations", encode(report), REPORT_LIMIT_S)
-        if reply is None:
+        bodies = [self._encoded(registered, *one) for one in iterations]
+        replies = self._post_all("/v1/iterations", bodies, REPORT_LIMIT_S)
+        if not replies:
             return
-        status, body = reply
-        if status == 404:
-            logger.info("gpuenergyd: the daemon does not know this rank; registering again")
-            self._discard_registration()
-            self._register()
-        elif status != 200:
-            raise ProtocolError(f"HTTP {status}: {refusal_reason(body)}")
-        else:
-            token = bytes.fromhex(registered.rank_token)
-            decoded = decode_iteration_reply(body)
-            self._plans.add(prepare(plan, token) for plan in decoded.plans)
-            if decoded.energy_per_gpu_j is not None:
-                self.energy_per_gpu_j, self.power_per_gpu_w = decoded.energy_per_gpu_j, decoded.power_per_gpu_w
-            if self.clock_socket is None:
-                self.clock_socket = self._connect_clock_socket(registered)
-            self._record_success()
+        for status, body in replies:
+            if status == 404:
+                logger.info("gpuenergyd: the daemon does not know this rank; registering again")
+                self._discard_registration()
+                self._register()
+                return
+            if status != 200:
+                raise ProtocolError(f"HTTP {status}: {refusal_reason(body)}")
+            self._apply_reply(registered, body)
+        if self.clock_socket is None:
+            self.clock_socket = self._connect_clock_socket(registered)
+        self._record_success()
+
+    def _encoded(self, registered: RankRegistered, iteration: FinishedIteration, times: IterationTimes) -> bytes:
+        return encode_iteration(
+            IterationReport(
+                rank_token=registered.rank_token,
+                iteration_index=iteration.iteration_index,
+                plan_epoch=iteration.plan_epoch,
+                begin_mono_ns=times.begin_mono_ns,
+                end_mono_ns=times.end_mono_ns,
+                next_begin_mono_ns=times.next_begin_mono_ns,
+                instructions=times.instructions,
+                num_records_dropped=iteration.num_records_dropped,
+                num_client_errors=iteration.num_client_errors,
+                launched_iteration_index=max(self._launched_iteration_index, iteration.iteration_index),
+                captured=iteration.captured,
+                memory_bytes=iteration.memory_bytes,
+                reorder_refusal=iteration.reorder_refusal,
+                client_cost_s=iteration.client_cost_s,
+            )
+        )
+
+    def _apply_reply(self, registered: RankRegistered, body: bytes) -> None:
+        if body == self._known_reply:
+            return
+        decoded = decode_iteration_reply(body)
+        self._known_reply = b"" if decoded.plans else body
+        plans = [prepare(plan, bytes.fromhex(registered.rank_token)) for plan in decoded.plans]
+        if self._timer is not None and any(plan.clocks or plan.full_speed_sm_clock_mhz for plan in plans):
+            self._timer.prepare_requests()
+        self._plans.add(plans)
+        if decoded.energy_per_gpu_j is not None:
+            self.energy_per_gpu_j, self.power_per_gpu_w = decoded.energy_per_gpu_j, decoded.power_per_gpu_w
 
     def _register(self) -> None:
         socket_path = find_socket_path(self._socket_path_wanted)
@@ -300,9 +383,14 @@ class Reporter:
         return clock_socket
 
     def _post(self, path: str, body: bytes, limit_s: float) -> tuple[int, bytes] | None:
+        replies = self._post_all(path, (body,), limit_s)
+        return replies[0] if replies else None
+
+    def _post_all(self, path: str, bodies: Sequence[bytes], limit_s: float) -> list[tuple[int, bytes]]:
         if self._connection is None or not self._breaker.may_try(self._mono_s()):
-            return None
-        return self._connection.request("POST", path, body, limit_s=_RELEASE_LIMIT_S if self._is_stopping else limit_s)
+            return []
+        limit_s = _RELEASE_LIMIT_S if self._is_stopping else limit_s
+        return self._connection.request_all("POST", path, bodies, limit_s=limit_s)
 
     def _discard_registration(self) -> None:
         self._registered = None
@@ -327,6 +415,8 @@ class Reporter:
 
     def _record_failure(self, error: Exception) -> None:
         self._breaker.record_failure(self._mono_s())
+        is_unheard = isinstance(error, ConnectionRefusedError | FileNotFoundError)
+        self.is_stranded = self.is_stranded or (is_unheard and self._joined_job_id is None)
         if self._connection is not None:
             self._connection.close()
         self._is_reachable = False

@@ -18,10 +18,32 @@ from gpuenergyd.wire.messages import (
 _to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
-def encode(message: RankRegistration | IterationReport | RankRelease) -> bytes:
+def encode(message: RankRegistration | RankRelease) -> bytes:
     """Return the JSON body of a message."""
     body = {name: getattr(message, name) for name in message.__dataclass_fields__}
     return _to_json(body).encode()
+
+
+def encode_iteration(report: IterationReport) -> bytes:
+    """Return the JSON body of a report.
+
+    It is made while the training may wait for the interpreter, so the usual one is not sent through an encoder.
+    """
+    rows = ",".join([f'["{kind}",{m},{chunk},{begin},{end}]' for kind, m, chunk, begin, end in report.instructions])
+    cost = "null" if report.client_cost_s is None else f"{report.client_cost_s:.9f}"
+    return (
+        f'{{"rank_token":"{report.rank_token}","iteration_index":{report.iteration_index},'
+        f'"plan_epoch":{report.plan_epoch},"begin_mono_ns":{report.begin_mono_ns},"end_mono_ns":{report.end_mono_ns},'
+        f'"next_begin_mono_ns":{report.next_begin_mono_ns},"instructions":[{rows}],'
+        f'"num_records_dropped":{report.num_records_dropped},"num_client_errors":{report.num_client_errors},'
+        f'"launched_iteration_index":{report.launched_iteration_index},"captured":{_text(report.captured)},'
+        f'"memory_bytes":[{",".join(map(str, report.memory_bytes))}],'
+        f'"reorder_refusal":{_text(report.reorder_refusal)},"client_cost_s":{cost}}}'
+    ).encode()
+
+
+def _text(value: str) -> str:
+    return _to_json(value) if value else '""'
 
 
 def decode_registered(body: bytes) -> RankRegistered:

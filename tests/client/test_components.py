@@ -291,7 +291,8 @@ def reply_of(*pieces: bytes) -> tuple[int, bytes, bool]:
         for piece in pieces:
             theirs.sendall(piece)
         theirs.shutdown(socket.SHUT_WR)
-        return exchange(ours, "POST", "/v1/iterations", b"{}")
+        ((status, data),), may_serve_another = exchange(ours, "POST", "/v1/iterations", (b"{}",))
+        return status, data, may_serve_another
 
 
 def test_a_reply_in_any_number_of_segments_is_read() -> None:
@@ -318,6 +319,28 @@ def test_an_invalid_reply_is_an_error(reply: bytes, wrong: str) -> None:
         reply_of(reply)
 
 
+def test_requests_that_are_sent_at_once_have_a_reply_each() -> None:
+    ours, theirs = socket.socketpair()
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
+    with ours, theirs:
+        ours.settimeout(WAIT_LIMIT_S)
+        theirs.sendall(head % 2 + b"{}" + head % 0 + head % 5 + b"[1,2]")
+        replies = exchange(ours, "POST", "/v1/iterations", (b"1", b"22", b"333"))
+        sent = theirs.recv(4096)
+
+    assert replies == ([(200, b"{}"), (200, b""), (200, b"[1,2]")], True)
+    assert [part.partition(b"\r\n\r\n")[2] for part in sent.split(b"POST ")[1:]] == [b"1", b"22", b"333"]
+
+
+def test_replies_after_one_that_closes_the_connection_are_missing() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(WAIT_LIMIT_S)
+        theirs.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+        assert exchange(ours, "POST", "/v1/iterations", (b"1", b"2")) == ([(404, b"")], False)
+
+
 def test_an_incomplete_reply_is_a_lost_connection() -> None:
     with pytest.raises(ConnectionResetError):
         reply_of(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc")
@@ -326,7 +349,7 @@ def test_an_incomplete_reply_is_a_lost_connection() -> None:
 def test_a_path_with_unsafe_characters_is_rejected() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(ValueError, match="printable"):
-        exchange(ours, "GET", "/v1/status\r\nX: y", None)
+        exchange(ours, "GET", "/v1/status\r\nX: y", (None,))
 
 
 @pytest.mark.parametrize(("method", "is_answered"), [("GET", True), ("POST", False)])

@@ -310,8 +310,7 @@ def test_a_faulty_daemon_never_affects_the_training_thread(
         listener.listen()
         thread.start()
     client = make_client(socket_path)
-    for _ in range(50):
-        assert run_iteration(client) == ORDER
+    orders = {run_iteration(client) for _ in range(50)}
 
     client.release()
     if behaviour is not None:
@@ -321,6 +320,7 @@ def test_a_faulty_daemon_never_affects_the_training_thread(
         thread.join(WAIT_LIMIT_S)
     for opened in [listener, *held]:
         opened.close()
+    assert orders == {() if behaviour is None else ORDER}  # without a socket, nothing is marked
     assert forbid_waiting == []
     assert client.total_errors == 0
 
@@ -360,6 +360,14 @@ def test_internal_errors_are_counted_and_training_continues(daemon: FakeDaemon) 
             raise RuntimeError("broken")
 
         def end(self, slot: int) -> None:  # noqa: ARG002  the Protocol's signature
+            raise RuntimeError("broken")
+
+        has_unread = False
+
+        def read_late(self) -> None:
+            raise RuntimeError("broken")
+
+        def prepare_requests(self) -> None:
             raise RuntimeError("broken")
 
         def call_at_begin(self, slot: int, act: Callable[[], None]) -> None:  # noqa: ARG002  the Protocol's signature

@@ -28,7 +28,7 @@ from gpuenergyd.gpu.drivers.device_model import (
 )
 from gpuenergyd.gpu.drivers.device_parameters import device_parameters
 from gpuenergyd.wire.messages import OrderRow, PlanSlice
-from tests.support.virtual_device import VirtualDevice, VirtualGraph, VirtualNodeEvent
+from tests.support.virtual_device import CalledRequest, VirtualDevice, VirtualGraph, VirtualNodeEvent
 from tests.support.virtual_training import VirtualTraining, Work
 from tests.support.waiting import LIMIT_S
 
@@ -75,7 +75,7 @@ class ReplayedRank:
     def __init__(self, order: tuple[Instruction, ...], begin_ns: int, *, drift_ppm: float) -> None:
         self.device = VirtualDevice(drift_ppm=drift_ppm, host_ns=begin_ns)
         self._device_ms_per_ns = (1 + drift_ppm * 1e-6) / 1e6
-        self.recorder = DeviceRecorder(self.device, len(order), sleep=self._sleep)
+        self.recorder = DeviceRecorder(self.device, len(order), sleep=self._sleep, mono_s=lambda: 0.0)
         self.timetables = ReplayTimetables()
         self.graph = VirtualGraph()
         self.captured = self._capture([(str(k), m, c) for k, m, c in map(instruction_key, order)])
@@ -121,7 +121,7 @@ class ReplayedRank:
                 self._known.put(times)
 
             self.recorder.call_when_known(recorded, put)
-        self.recorder.call_when_reached(lambda: self._known.put(None))
+        self.recorder.call_when_reached(CalledRequest(lambda: self._known.put(None)))
         self.recorder.replay(self.captured)
         self._set_durations(true)
         self.device.replay(self.graph)

@@ -2,13 +2,30 @@
 
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple
 
 from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
 from gpuenergyd.client.timing.event_device import Anchor
 
 NS_PER_MS = 1_000_000
+
+
+class CalledRequest(NamedTuple):
+    """A request that calls a function of the test when it is due."""
+
+    act: Callable[[], object]
+
+    def __call__(self) -> None:
+        """Call the function."""
+        self.act()
+
+    def datagram(self) -> None:
+        """Return None: nothing can be sent in place of the call."""
+
+    def give_up_socket(self) -> None:
+        """Do nothing: there is none."""
 
 
 class VirtualEvent:
@@ -146,6 +163,9 @@ class VirtualDevice:
         host_ns = self.host_ns  # read once: another thread may sleep
         event.at_ns = self._device_ns(host_ns)
         return Anchor(event, host_ns, self._bracket_ns)
+
+    def open_requests(self) -> None:
+        """Return None: events are to be asked."""
 
     def is_capturing(self) -> bool:
         """Return whether a graph is being captured."""

@@ -77,6 +77,8 @@ class PhaseMarks:
         self._num_steps = 0
         self._has_phases = False
         self._has_seen_model = False
+        self.when_whole: Callable[[], None] = _do_nothing
+        """Called once no phases are marked any more."""
         self.num_errors = 0
         """Exceptions that were suppressed."""
 
@@ -91,6 +93,7 @@ class PhaseMarks:
     def register_whole(self) -> None:
         """Have one instruction per iteration from now on."""
         self._is_learning, self._is_whole, self._kept = False, True, frozenset(WHOLE_ITERATION)
+        self.when_whole()
         if self._client is not None:
             self._client.register(WHOLE_ITERATION)
 
@@ -265,6 +268,10 @@ class PhaseMarks:
         elif order is not None:
             self._is_learning, self._kept = False, frozenset(order)
             self._client.register(order)
+
+
+def _do_nothing() -> None:
+    """Be called where no hook is to be removed."""
 
 
 def kept_phases(iterations: list[IterationTimes]) -> tuple[OrderRow, ...] | None:

@@ -13,6 +13,9 @@ DistributedDataParallel and FSDP2 wait for their gradients in callbacks that aut
 is queued before theirs, so that the device reaches its event before it waits. Hence no hook of their communication is
 needed, and a program's own communication hook stays as it is.
 
+A hook of all modules makes every call of every module slow, so it is there only until the outermost module is known. A
+loop with one instruction per iteration keeps a hook before that module alone, which sees evaluations.
+
 The outermost module is the first that is called with gradients in an iteration; if an optimizer then steps that has
 none of its parameters, another is searched, except where a loop that marks nothing steps several optimizers in turn.
 Modules compiled in place (`module.compile()`) are left alone: torch would compile the hooks with them.
@@ -29,6 +32,8 @@ from gpuenergyd.client.phases.marks import PhaseMarks
 _MAX_OUTPUTS = 16
 """Tensors of an output that are watched for the begin of the backward."""
 _MAX_SEARCHES = 4
+_MAX_SEARCHED_CALLS = 20_000
+"""Calls of modules after which a program without a trained module is searched no longer."""
 
 
 class TorchPhases:
@@ -45,7 +50,7 @@ class TorchPhases:
         self._root: weakref.ref[Any] | None = None
         self._is_root_proven = self._is_first_module = False
         self._others: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._num_searches = 0
+        self._num_searches = self._num_searched_calls = 0
         self._search_handle: Any = None
         self._root_handles: list[Any] = []
         self._optimizers: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -53,6 +58,7 @@ class TorchPhases:
         self._checkpoint_handles: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         optimizers: Any = sys.modules["torch.optim.optimizer"]  # torch deletes the attributes of its modules
         self._handles: list[Any] = []
+        marks.when_whole = self._mark_whole_iterations
         if registers_steps:
             self._handles += [
                 optimizers.register_optimizer_step_pre_hook(self.before_step),
@@ -68,6 +74,15 @@ class TorchPhases:
         self._handles.clear()
         self._root_handles.clear()
         self._checkpoint_handles.clear()
+
+    def _mark_whole_iterations(self) -> None:
+        """Keep only the hooks that see evaluations and checkpoints: none after a forward, and none of optimizers."""
+        for handle in (*self._handles, *self._root_handles[1:2]):
+            handle.remove()
+        self._handles.clear()
+        del self._root_handles[1:2]
+        if self._root is not None:
+            self._stop_searching()
 
     # --- the outermost module ---
 
@@ -85,6 +100,9 @@ class TorchPhases:
     def _on_any_forward(self, module: Any, _args: Any) -> None:
         if self._torch.compiler.is_compiling():
             return
+        self._num_searched_calls += 1
+        if self._num_searched_calls == _MAX_SEARCHED_CALLS:
+            self._stop_searching()
         try:
             if module in self._others or not self._is_training(module) or not _is_trained(module):
                 return

@@ -9,6 +9,7 @@ the only public way of torch, are announced by two wrapped methods of that class
 The test suite has no GPU; it tests the logic against doubles.
 """
 
+import logging
 import sys
 import threading
 import time
@@ -18,7 +19,12 @@ from functools import wraps
 from typing import Any
 
 from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
+from gpuenergyd.client.timing.cuda_writes import map_memory
 from gpuenergyd.client.timing.event_device import Anchor
+from gpuenergyd.client.timing.stream_requests import StreamRequests
+from gpuenergyd.client.timing.watched_requests import StreamWrite, WatchedRequests
+
+logger = logging.getLogger("gpuenergyd.client")
 
 _ANCHOR_TRIES = 3
 _NARROW_BRACKET_NS = 50_000
@@ -35,6 +41,7 @@ class CudaDevice:
         self._cuda = torch.cuda
         self._device = torch.device(device)
         self._side_stream: Any = None
+        self._anchor_events: tuple[Any, ...] = ()
         self.graphs = captured_graphs
         _announce_captures(self._cuda.CUDAGraph)
 
@@ -58,9 +65,9 @@ class CudaDevice:
         """Complete an event now, on a stream without work; the best of a few tries if the host is busy."""
         if self._side_stream is None:  # not in the constructor: the program may be capturing a graph there
             self._side_stream = self._cuda.Stream(self._device)
+            self._anchor_events = tuple(self.make_event() for _ in range(_ANCHOR_TRIES))
         best: Anchor | None = None
-        for _ in range(_ANCHOR_TRIES):
-            event = self.make_event()
+        for event in self._anchor_events:
             before_ns = time.monotonic_ns()
             event.record(self._side_stream)
             event.synchronize()
@@ -71,6 +78,17 @@ class CudaDevice:
                 break
         assert best is not None
         return best
+
+    def open_requests(self) -> StreamRequests | None:
+        """Return what sends requests when the current stream reaches them; None if no watcher can be started."""
+        try:
+            return WatchedRequests(self._map_memory)
+        except OSError as error:
+            logger.info("gpuenergyd: no watcher of the GPU's progress (%s); its events are asked instead", error)
+            return None
+
+    def _map_memory(self, address: int, size: int) -> StreamWrite:
+        return map_memory(address, size, lambda: int(self._cuda.current_stream(self._device).cuda_stream))
 
     def is_capturing(self) -> bool:
         """Return whether the training thread captures a graph now: work is then recorded, not run."""

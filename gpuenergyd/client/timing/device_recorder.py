@@ -2,34 +2,35 @@
 
 Theory of operation. The program launches work, possibly several iterations ahead of the GPU. So events are recorded on
 the stream where an iteration begins, where each instruction begins and ends, and where the iteration ends. They are
-allocated once and reused. One thread follows the stream: it waits for the events in the order in which they were
-recorded, and does what was asked for at each: sends a clock request, or computes the times of an iteration. The
-training thread records events and never waits.
+allocated once and reused. The times of an iteration are read by the training thread at a later mark, once its last
+event has completed: one query tells. No thread asks for events meanwhile, because a thread that needs the interpreter
+delays a program that needs it all the time; only a program that makes no marks for a while has its last times read by
+the reporter's thread. Replays of captured graphs are different: see `stream_follower`.
 
 Events measure durations, not instants. Within an iteration, all times are durations since its begin, added to one
-instant, so that they are consistent. That instant is the end of the iteration before, corrected by an anchor: an event
-whose instant on the host's clock is known to a few microseconds, made anew for each report.
+instant, so that they are consistent. That instant is the end of the iteration before, corrected once a second by an
+anchor: an event whose instant on the host's clock is known to a few microseconds.
 """
 
-import contextlib
 import itertools
-import queue
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
 from gpuenergyd.client.timing.event_device import Anchor, EventDevice
 from gpuenergyd.client.timing.recorder import NOT_RECORDED, UNTIL_NEXT_BEGIN, IterationTimes, RecordedIteration
 from gpuenergyd.client.timing.replays import CapturedInstructions, ReplayReading
+from gpuenergyd.client.timing.stream_follower import StreamFollower
+from gpuenergyd.client.timing.stream_requests import PlannedRequest, StreamRequests
 from gpuenergyd.wire.messages import OrderRow
 
 NUM_BUFFERS = 16
 """Iterations that may be recorded and not yet reported; a program runs ahead by a few iterations at most."""
-_POLL_S = 0.001
 _NS_PER_MS = 1_000_000
+_ANCHOR_EVERY_NS = 1_000_000_000
 _CORRECTION_SHARE = 0.25
 """Share of the difference to a new anchor that corrects the host times of the next iteration: anchors are noisy."""
 _JUMP_NS = 1_000_000
@@ -37,22 +38,26 @@ _JUMP_NS = 1_000_000
 _DRIFT_AFTER_NS = 10_000_000_000
 _MAX_BRACKET_NS = 200_000
 """A wider anchor was interrupted by other work of the host and corrects nothing."""
-_UNUSED: OrderRow = ("", -1, -1)
+_CLOSE_POLL_S = 0.002
 
 
 class _EventBuffer:
     """Events of one iteration."""
 
     def __init__(self, device: EventDevice, capacity: int) -> None:
-        self.opening, self.closing, self.following = (device.make_event() for _ in range(3))
+        self.opening, self.closing = device.make_event(), device.make_event()
+        self.following: Any = None
+        """The event at which the next iteration begins: usually that one's opening."""
+        self.own_following: Any = None
+        """Where the next iteration may be read before this one, or is not recorded."""
         self.begins = [device.make_event() for _ in range(capacity)]
         self.ends = [device.make_event() for _ in range(capacity)]
         self.has_ended = bytearray(capacity)
-        self.keys: list[OrderRow] = []
+        self.keys: dict[int, OrderRow] = {}
+        """By slot; two threads may begin instructions at once."""
         self.number = 0
         self.follows = 0
         """Number of the iteration whose next begin is this one's begin; 0 for the first one and after a pause."""
-        self.has_following = False
         self.reading: ReplayReading | None = None
         """Where the iteration is the replay of a captured graph: then `begins` and `ends` are not used."""
         self.known: IterationTimes | None = None
@@ -61,12 +66,12 @@ class _EventBuffer:
     @property
     def last(self) -> Any:
         """The event at the end of the iteration's window."""
-        return self.following if self.has_following else self.closing
+        return self.closing if self.following is None else self.following
 
     def timed_slots(self) -> list[int]:
         """Return the instructions that have ended, or that last until the end of the window."""
-        begun = zip(self.keys, self.has_ended, strict=False)
-        return [slot for slot, (key, has_ended) in enumerate(begun) if has_ended or key[0] == UNTIL_NEXT_BEGIN]
+        has_ended = self.has_ended
+        return [slot for slot, key in sorted(self.keys.items()) if has_ended[slot] or key[0] == UNTIL_NEXT_BEGIN]
 
     def times(self) -> IterationTimes:
         if self.known is None:
@@ -75,7 +80,7 @@ class _EventBuffer:
 
     def free(self) -> None:
         self.has_ended[:] = bytes(len(self.has_ended))
-        self.has_following = False
+        self.following = None
         self.reading = None
         self.known = None
         self.is_free = True
@@ -94,25 +99,27 @@ class DeviceRecorder:
         *,
         num_buffers: int = NUM_BUFFERS,
         sleep: Callable[[float], None] = time.sleep,
+        mono_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._device = device
         self._capacity = capacity
         self._num_buffers = num_buffers
         self._sleep = sleep
+        self._mono_s = mono_s
         self._buffers: list[_EventBuffer] = []
         self._current: _EventBuffer | None = None
         self._capture: CapturedInstructions | None = None
         self._newest_mark: Any = None
-        self._keys = [_UNUSED] * (capacity + 1)
+        self._keys: dict[int, OrderRow] = {}
         self._next_slot = itertools.count().__next__
         self._numbers = itertools.count(1)
-        self._reached: queue.SimpleQueue[tuple[Any, Callable[[], None], ReplayReading | None] | None] = (
-            queue.SimpleQueue()
-        )
-        self._thread: threading.Thread | None = None
-        self._is_closed = False
+        self._unread: deque[tuple[_EventBuffer, Callable[[], None] | None]] = deque()
+        self._reading = threading.Lock()
+        self._follower = StreamFollower(device, sleep=sleep, mono_s=mono_s)
+        self._requests: StreamRequests | None = None
+        self._is_request_opened = False
         self._first_anchored_ns: int | None = None
-        self._device_ns = 0
+        self._device_ns = self._since_anchor_ns = 0
         self._last = (0, 0)  # number of the newest iteration with known times, and the end of its window
         self.drift_ppm: float | None = None
         """Drift of the device's clock against the host's, in parts per million; None in the first seconds."""
@@ -126,16 +133,18 @@ class DeviceRecorder:
 
     def begin_iteration(self, previous: RecordedIteration | None) -> None:
         """Mark the begin of an iteration; it directly follows `previous`, if that is not None."""
-        self._keys = [_UNUSED] * (self._capacity + 1)
+        self._keys = {}
         self._next_slot = itertools.count().__next__
         self._current = None
         if self._device.is_capturing():
             return
-        if isinstance(previous, _EventBuffer):
-            self._device.record(previous.following)
-            previous.has_following = True
-            self._newest_mark = previous.following
+        self._read()
         self._current = current = self._free_buffer()
+        if isinstance(previous, _EventBuffer) and (current is None or previous.reading is not None):
+            if previous.own_following is None:
+                previous.own_following = self._device.make_event()
+            self._device.record(previous.own_following)
+            self._newest_mark = previous.following = previous.own_following
         if current is None:
             return
         current.is_free = False
@@ -144,6 +153,8 @@ class DeviceRecorder:
         current.keys = self._keys
         self._device.record(current.opening)
         self._newest_mark = current.opening
+        if isinstance(previous, _EventBuffer) and previous.following is None:
+            previous.following = current.opening
 
     def begin(self, key: OrderRow) -> int:
         """Mark the begin of an instruction; while a graph is captured, in the graph if `begin_capture` was called."""
@@ -165,6 +176,8 @@ class DeviceRecorder:
         elif slot >= 0 and self._current is not None and not self._device.is_capturing():
             self._device.record(self._current.ends[slot])
             self._current.has_ended[slot] = 1
+            if self._unread:
+                self._read()
 
     def end_iteration(self) -> RecordedIteration | None:
         """Mark the end of the iteration; None if its begin was not recorded or a graph is being captured."""
@@ -172,12 +185,14 @@ class DeviceRecorder:
         if finished is None:
             return None
         if self._device.is_capturing():
-            self._when_reached(finished.opening, finished.free)
+            finished.following = finished.opening
+            self._unread.append((finished, None))
             return None
         self._device.record(finished.closing)
         self._newest_mark = finished.closing
         if finished.reading is not None:
-            self._when_reached(finished.closing, _do_nothing, finished.reading)
+            self._follower.put(finished.closing, _do_nothing, finished.reading)
+        self._read()
         return finished
 
     def begin_capture(self) -> bool:
@@ -192,23 +207,38 @@ class DeviceRecorder:
 
     def replay(self, captured: CapturedInstructions) -> None:
         """Take the instructions of the present iteration from a graph whose replay follows."""
-        self._keys[: len(captured.keys)] = captured.keys
+        self._keys.update(enumerate(captured.keys))
         if self._current is not None:
             self._current.reading = ReplayReading(captured, self._current.opening)
 
     def order(self) -> tuple[OrderRow, ...]:
         """Return the instructions begun in the present iteration, in order."""
-        return tuple(self._keys[: self._keys.index(_UNUSED)])
+        keys = self._keys
+        return tuple([keys[slot] for slot in sorted(keys)])
 
-    def call_at_begin(self, slot: int, act: Callable[[], None]) -> None:
-        """Have the timer's thread call `act` when the device reaches an instruction; never blocks."""
+    def prepare_requests(self) -> None:
+        """Prepare what sends requests when the device reaches them."""
+        if not self._is_request_opened:
+            self._is_request_opened = True
+            self._requests = self._device.open_requests()
+
+    def pop_num_dropped(self) -> int:
+        """Return how many requests could not be sent since the last call."""
+        return 0 if self._requests is None else self._requests.pop_num_dropped()
+
+    def call_at_begin(self, slot: int, act: PlannedRequest) -> None:
+        """Send a request when the device reaches the begin of the instruction that has just been marked."""
         if slot >= 0 and self._current is not None:
-            self._when_reached(self._current.begins[slot], act)
+            self._send_in_stream(self._current.begins[slot], act)
 
-    def call_when_reached(self, act: Callable[[], None]) -> None:
-        """Have the timer's thread call `act` when the device reaches the newest begin or end of an iteration."""
+    def call_when_reached(self, act: PlannedRequest) -> None:
+        """Send a request when the device reaches what has been launched so far."""
         if self._newest_mark is not None:
-            self._when_reached(self._newest_mark, act)
+            self._send_in_stream(self._newest_mark, act)
+
+    def _send_in_stream(self, event: Any, request: PlannedRequest) -> None:
+        if self._requests is None or self._device.is_capturing() or not self._requests.put(request):
+            self._follower.put(event, request)
 
     def call_with_instant(self, act: Callable[[int], None]) -> None:
         """As `call_when_reached`; `act` gets the instant of that begin or end, in ns of the host's monotonic clock."""
@@ -221,26 +251,56 @@ class DeviceRecorder:
             act(mono_ns)
 
         if event is not None:
-            self._when_reached(event, find_instant)
+            self._follower.put(event, find_instant)
 
     def call_when_known(self, recorded: RecordedIteration, act: Callable[[], None]) -> None:
-        """Have the timer's thread compute the times of an iteration when they are known, and then call `act`."""
+        """Call `act` once the times of an iteration are known: at a later mark, or when they are read late."""
         assert isinstance(recorded, _EventBuffer)
         buffer = recorded
+        if buffer.reading is None:
+            self._unread.append((buffer, act))
+            return
 
         def finish() -> None:
-            try:
-                is_read = self._compute_times(buffer)
-            except Exception:
-                buffer.free()
-                raise
-            if is_read:
-                act()
-            else:
-                self.num_unread_replays += 1
-                buffer.free()
+            with self._device.calls(), self._reading:
+                self._finish(buffer, act)
 
-        self._when_reached(buffer.last, finish)
+        self._follower.put(buffer.last, finish)
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether the times of iterations are to be read later."""
+        return bool(self._unread)
+
+    def read_late(self) -> None:
+        """Read the times of all iterations that have ended."""
+        with self._device.calls():
+            self._read()
+
+    def _read(self) -> None:
+        """Read the times of the iterations that have ended, in order, unless another thread does."""
+        if not self._unread or not self._reading.acquire(blocking=False):
+            return
+        try:
+            while self._unread and self._device.has_completed(self._unread[0][0].last):
+                self._finish(*self._unread.popleft())
+        finally:
+            self._reading.release()
+
+    def _finish(self, buffer: _EventBuffer, act: Callable[[], None] | None) -> None:
+        if act is None:  # it is left out
+            buffer.free()
+            return
+        try:
+            is_read = self._compute_times(buffer)
+        except Exception:
+            buffer.free()
+            raise
+        if is_read:
+            act()
+        else:
+            self.num_unread_replays += 1
+            buffer.free()
 
     def reserve(self, capacity: int) -> None:
         """Make room for iterations of this many instructions; buffers that are still read keep theirs."""
@@ -249,11 +309,16 @@ class DeviceRecorder:
             self._buffers = []
 
     def close(self, limit_s: float) -> None:
-        """End the thread once the device has reached all that was marked, or after `limit_s`."""
-        self._reached.put(None)
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(limit_s)
-        self._is_closed = True
+        """End the threads once the device has reached all that was marked, or after `limit_s`."""
+        give_up_s = self._mono_s() + limit_s
+        while self._unread and not self._device.graphs.gate.is_capturing:
+            self._read()
+            if not self._unread or self._mono_s() >= give_up_s:
+                break
+            self._sleep(_CLOSE_POLL_S)
+        self._follower.close(max(0.0, give_up_s - self._mono_s()))
+        if self._requests is not None:
+            self._requests.close()
 
     def _free_buffer(self) -> _EventBuffer | None:
         for buffer in self._buffers:
@@ -264,60 +329,53 @@ class DeviceRecorder:
         self._buffers.append(_EventBuffer(self._device, self._capacity))
         return self._buffers[-1]
 
-    def _when_reached(self, event: Any, act: Callable[[], None], reading: ReplayReading | None = None) -> None:
-        if self._is_closed:
-            return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._follow_stream, name="gpuenergyd-device-events", daemon=True)
-            self._thread.start()
-        self._reached.put((event, act, reading))
-
-    def _follow_stream(self) -> None:
-        while (entry := self._reached.get()) is not None:
-            event, act, reading = entry
-            with contextlib.suppress(Exception):  # this thread must not print tracebacks into a training run
-                while not self._is_closed and not self._has_completed(event, reading):
-                    self._sleep(_POLL_S)
-                if not self._is_closed:
-                    act()
-
-    def _has_completed(self, event: Any, reading: ReplayReading | None) -> bool:
-        with self._device.calls():
-            is_completed = self._device.has_completed(event)
-            if reading is not None:  # after the query: once the replay has ended, all its events have completed
-                reading.read(self._device)
-            return is_completed
-
     def _compute_times(self, buffer: _EventBuffer) -> bool:
         """Compute the times of an iteration whose last event has completed; False if an instruction's are lost."""
-        keys = buffer.keys
-        begun = buffer.timed_slots()
-        with self._device.calls():
-            after_ns = partial(_elapsed_ns, self._device, buffer.opening)
-            ends = [buffer.ends[slot] if buffer.has_ended[slot] else buffer.last for slot in begun]
-            spans_ns: list[tuple[int, int, int]] | None = [
-                (slot, after_ns(buffer.begins[slot]), after_ns(end)) for slot, end in zip(begun, ends, strict=True)
+        keys: Mapping[int, OrderRow] = buffer.keys
+        elapsed_ms, opening = self._device.elapsed_ms, buffer.opening
+        closing_ns = round(elapsed_ms(opening, buffer.closing) * _NS_PER_MS)
+        last = buffer.last
+        last_ns = closing_ns if last is buffer.closing else round(elapsed_ms(opening, last) * _NS_PER_MS)
+        if buffer.reading is not None:
+            spans_ns = buffer.reading.spans_ns(closing_ns)
+            keys = dict(enumerate(buffer.reading.keys))
+        else:
+            begins, ends = buffer.begins, buffer.ends
+            spans_ns = [
+                (
+                    slot,
+                    round(elapsed_ms(opening, begins[slot]) * _NS_PER_MS),
+                    round(elapsed_ms(opening, ends[slot]) * _NS_PER_MS) if buffer.has_ended[slot] else last_ns,
+                )
+                for slot in buffer.timed_slots()
             ]
-            closing_ns, last_ns = after_ns(buffer.closing), after_ns(buffer.last)
-            if buffer.reading is not None:
-                spans_ns = buffer.reading.spans_ns(closing_ns)
-                keys = buffer.reading.keys
-            anchor = self._device.make_anchor()
-            anchored_ns = anchor.mono_ns - _elapsed_ns(self._device, buffer.last, anchor.event)
-        number, begin_ns = self._last
-        if buffer.follows != number or not number:
-            begin_ns = anchored_ns - last_ns
-            self._first_anchored_ns, self._device_ns = None, 0
-        window_end_ns = max(begin_ns, self._corrected_ns(begin_ns + last_ns, anchored_ns, anchor))
-        self._measure_drift(last_ns, anchored_ns)
+        begin_ns, window_end_ns = self._find_window(buffer, last_ns)
         self._last = (buffer.number, window_end_ns)
         buffer.known = IterationTimes(
             begin_mono_ns=begin_ns,
             end_mono_ns=min(begin_ns + closing_ns, window_end_ns),
-            next_begin_mono_ns=window_end_ns if buffer.has_following else 0,
-            instructions=tuple((*keys[slot], begin_ns + b, begin_ns + e) for slot, b, e in spans_ns or ()),
+            next_begin_mono_ns=0 if buffer.following is None else window_end_ns,
+            instructions=tuple([(*keys[slot], begin_ns + b, begin_ns + e) for slot, b, e in spans_ns or ()]),
         )
         return spans_ns is not None
+
+    def _find_window(self, buffer: _EventBuffer, last_ns: int) -> tuple[int, int]:
+        """Return the begin and end of an iteration's window of this length on the host's clock."""
+        number, begin_ns = self._last
+        is_first = buffer.follows != number or not number
+        self._since_anchor_ns += last_ns
+        if not is_first and self._since_anchor_ns < _ANCHOR_EVERY_NS:
+            self._device_ns += last_ns
+            return begin_ns, begin_ns + last_ns
+        self._since_anchor_ns = 0
+        anchor = self._device.make_anchor()
+        anchored_ns = anchor.mono_ns - _elapsed_ns(self._device, buffer.last, anchor.event)
+        if is_first:
+            begin_ns = anchored_ns - last_ns
+            self._first_anchored_ns, self._device_ns = None, 0
+        window_end_ns = max(begin_ns, self._corrected_ns(begin_ns + last_ns, anchored_ns, anchor))
+        self._measure_drift(last_ns, anchored_ns)
+        return begin_ns, window_end_ns
 
     def _corrected_ns(self, expected_ns: int, anchored_ns: int, anchor: Anchor) -> int:
         """Return the host time of an event from its time by summed durations and its time by the newest anchor."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
+from gpuenergyd.client.timing.stream_requests import StreamRequests
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,13 @@ class EventDevice(Protocol):
 
     def make_anchor(self) -> Anchor:
         """Complete an event now, on a stream without work."""
+        ...
+
+    def open_requests(self) -> StreamRequests | None:
+        """Return what sends requests when the current stream reaches them; None if events have to be asked instead.
+
+        May take its time; not on the training thread.
+        """
         ...
 
     def is_capturing(self) -> bool:

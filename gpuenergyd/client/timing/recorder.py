@@ -5,6 +5,7 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import NamedTuple, Protocol
 
+from gpuenergyd.client.timing.stream_requests import PlannedRequest
 from gpuenergyd.wire.messages import InstructionRow, OrderRow
 
 DEFAULT_CAPACITY = 4096
@@ -43,9 +44,13 @@ class InstructionTimer(Protocol):
     """Timer of iterations and instructions on their device, called by the training thread.
 
     Instructions may be marked from several threads at once. A device may run behind the program that launches its work:
-    then marks are reached later, in the order in which they were made, and functions passed to the timer are called by
-    a thread of the timer, in that order.
+    then marks are reached later, in the order in which they were made.
     """
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether the times of iterations are to be read later."""
+        ...
 
     def begin_iteration(self, previous: RecordedIteration | None) -> None:
         """Mark the begin of an iteration; it directly follows `previous`, if that is not None."""
@@ -67,16 +72,27 @@ class InstructionTimer(Protocol):
         """Return the instructions of the current iteration in order of begin."""
         ...
 
-    def call_at_begin(self, slot: int, act: Callable[[], None]) -> None:
-        """Call `act` when the device reaches the begin of an instruction."""
+    def prepare_requests(self) -> None:
+        """Prepare what sends requests when the device reaches them; may take its time, on the reporter's thread."""
         ...
 
-    def call_when_reached(self, act: Callable[[], None]) -> None:
-        """Call `act` when the device reaches the newest begin or end of an iteration."""
+    def call_at_begin(self, slot: int, act: PlannedRequest) -> None:
+        """Send a request when the device reaches the begin of an instruction that has just been marked."""
+        ...
+
+    def call_when_reached(self, act: PlannedRequest) -> None:
+        """Send a request when the device reaches what has been launched so far."""
         ...
 
     def call_when_known(self, recorded: RecordedIteration, act: Callable[[], None]) -> None:
-        """Call `act` when the times of a recorded iteration are known: at the next begin, else at its end."""
+        """Call `act` when the times of a recorded iteration are known: at the next begin, else at its end.
+
+        The training thread calls it at a later mark, or `read_late` does.
+        """
+        ...
+
+    def read_late(self) -> None:
+        """Read the times of ended iterations, after no mark was made for a while; on the reporter's thread."""
         ...
 
     def reserve(self, capacity: int) -> None:
@@ -180,12 +196,23 @@ class HostRecorder:
         """Return the instructions of the current iteration in order of begin."""
         return self._current.order()
 
-    def call_at_begin(self, slot: int, act: Callable[[], None]) -> None:  # noqa: ARG002  the Protocol's signature
-        """Call `act` at once."""
+    @property
+    def has_unread(self) -> bool:
+        """Return False: times are known at once."""
+        return False
+
+    def prepare_requests(self) -> None:
+        """Do nothing: requests are sent at once."""
+
+    def read_late(self) -> None:
+        """Do nothing: times are known at once."""
+
+    def call_at_begin(self, slot: int, act: PlannedRequest) -> None:  # noqa: ARG002  the Protocol's signature
+        """Send a request at once."""
         act()
 
-    def call_when_reached(self, act: Callable[[], None]) -> None:
-        """Call `act` at once."""
+    def call_when_reached(self, act: PlannedRequest) -> None:
+        """Send a request at once."""
         act()
 
     def call_when_known(self, recorded: RecordedIteration, act: Callable[[], None]) -> None:  # noqa: ARG002  as above

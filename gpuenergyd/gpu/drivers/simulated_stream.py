@@ -55,7 +55,12 @@ class _Record:
     number: int
 
 
-_Operation: TypeAlias = InstructionWork | _Wait | _Send | _Record
+@dataclass(frozen=True, slots=True)
+class _Call:
+    act: Callable[[], None]
+
+
+_Operation: TypeAlias = InstructionWork | _Wait | _Send | _Record | _Call
 
 
 @dataclass(slots=True)
@@ -66,7 +71,7 @@ class _Progress:
     num_ended: int = 0
     reached_ns: int = 0
     """The end of the last instruction or wait."""
-    pending: deque[tuple[int, _Send | _Record]] = field(default_factory=deque)
+    pending: deque[tuple[int, _Send | _Record | _Call]] = field(default_factory=deque)
     """Operations that follow an instruction still running: the number of instructions that have to end before."""
 
 
@@ -150,6 +155,11 @@ class SimulatedStream:
             return
         with self._changed:
             self._put(_Send(signals, channel))
+
+    def call(self, act: Callable[[], None]) -> None:
+        """Have the stream's thread call a function, which must not wait, when the GPU has executed what came before."""
+        with self._changed:
+            self._put(_Call(act))
 
     def record(self, event: StreamEvent) -> None:
         """Record an event after what was launched before; recording it again forgets the earlier instant.
@@ -256,8 +266,10 @@ class SimulatedStream:
             return launched.least_remaining_s
         return None
 
-    def _complete(self, operation: _Send | _Record) -> None:
-        if isinstance(operation, _Send):
+    def _complete(self, operation: _Send | _Record | _Call) -> None:
+        if isinstance(operation, _Call):
+            operation.act()
+        elif isinstance(operation, _Send):
             operation.signals.send(operation.channel, self._progress.reached_ns)
         elif (
             isinstance(operation.event, GraphEvent) or self._event_numbers.get(id(operation.event)) == operation.number

@@ -22,9 +22,11 @@ class _Event:
     """The methods of torch.cuda.Event that the recorder uses; a stream without work completes it at once."""
 
     calls: ClassVar[list[tuple[str, bool]]] = []
+    num_made = 0
 
     def __init__(self, *, enable_timing: bool, external: bool = False) -> None:
         assert enable_timing
+        type(self).num_made += 1
         self.is_external = external
         self.at_s: float | None = None
 
@@ -107,39 +109,57 @@ def test_an_anchor_is_an_event_on_a_side_stream_between_two_instants_of_the_host
     assert torch.cuda.Event.calls[0][0] == "record on side stream"
 
 
-def test_a_step_never_synchronizes_the_device_on_the_training_thread(torch: Any) -> None:
-    recorder = DeviceRecorder(CudaDevice(torch, "cuda:0"), 4)
-    known = threading.Event()
-    recorder.begin_iteration(None)
+def run_iteration(recorder: DeviceRecorder, previous: Any, known: list[Any]) -> Any:
+    """Run an iteration of one instruction; have the one before reported."""
+    recorder.begin_iteration(previous)
+    if previous is not None:
+
+        def keep() -> None:
+            known.append(previous.times())
+            previous.free()
+
+        recorder.call_when_known(previous, keep)
     recorder.end(recorder.begin(("F", 0, 0)))
     recorded = recorder.end_iteration()
     assert recorded is not None
-    recorder.begin_iteration(recorded)
-    recorder.call_when_known(recorded, known.set)
+    return recorded
 
-    assert known.wait(WAIT_LIMIT_S)
+
+def test_steps_are_timed_without_another_thread_and_wait_for_the_device_once_a_second_at_most(torch: Any) -> None:
+    recorder, known = DeviceRecorder(CudaDevice(torch, "cuda:0"), 4), list[Any]()
+    recorded = run_iteration(recorder, None, known)
+    recorded = run_iteration(recorder, recorded, known)
+    of_first = [call for call, _ in torch.cuda.Event.calls]
+    num_events = torch.cuda.Event.num_made
+    for _ in range(8):
+        recorded = run_iteration(recorder, recorded, known)
     recorder.close(WAIT_LIMIT_S)
-    of_training = {call for call, is_main in torch.cuda.Event.calls if is_main}
-    assert of_training == {"record on current stream"}
-    assert len(recorded.times().instructions) == 1
+
+    later = [call for call, _ in torch.cuda.Event.calls[len(of_first) :]]
+    assert of_first.count("synchronize") == 1
+    assert "synchronize" not in later
+    assert all(is_main for _, is_main in torch.cuda.Event.calls)
+    assert torch.cuda.Event.num_made == num_events  # they are used again
+    assert [len(times.instructions) for times in known] == [1] * 9
 
 
-def test_no_thread_calls_cuda_while_the_program_captures_a_graph(torch: Any) -> None:
-    recorder = DeviceRecorder(CudaDevice(torch, "cuda:0"), 4)
-    reached = threading.Event()
+def test_a_late_reading_waits_until_the_program_has_captured_its_graph(torch: Any) -> None:
+    recorder, known = DeviceRecorder(CudaDevice(torch, "cuda:0"), 4), list[Any]()
+    recorded = run_iteration(recorder, None, known)
     graph = torch.cuda.CUDAGraph()
-    recorder.begin_iteration(None)
-    recorded = recorder.end_iteration()
-    assert recorded is not None
     graph.capture_begin()
     recorder.begin_iteration(recorded)
-    recorder.call_when_known(recorded, reached.set)
+    recorder.call_when_known(recorded, lambda: known.append(recorded.times()))
     num_calls = len(torch.cuda.Event.calls)
+    late = threading.Thread(target=recorder.read_late)
+    late.start()
+    late.join(0.05)
 
-    assert not reached.wait(0.05)
+    assert late.is_alive()
     assert len(torch.cuda.Event.calls) == num_calls
     graph.capture_end()
-    assert reached.wait(WAIT_LIMIT_S)
+    late.join(WAIT_LIMIT_S)
+    assert len(known) == 1
     recorder.close(WAIT_LIMIT_S)
 
 

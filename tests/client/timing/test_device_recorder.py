@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import IterationTimes, RecordedIteration
 from tests.support.examples import examples
-from tests.support.virtual_device import NS_PER_MS, VirtualDevice
+from tests.support.virtual_device import NS_PER_MS, CalledRequest, VirtualDevice
 from tests.support.waiting import LIMIT_S
 
 WAIT_LIMIT_S = LIMIT_S
@@ -24,7 +24,9 @@ class Program:
 
     def __init__(self, device: VirtualDevice, *, capacity: int = 16, num_buffers: int = 16) -> None:
         self.device = device
-        self.recorder = DeviceRecorder(device, capacity, num_buffers=num_buffers, sleep=device.sleep)
+        self.recorder = DeviceRecorder(
+            device, capacity, num_buffers=num_buffers, sleep=device.sleep, mono_s=lambda: 0.0
+        )
         self._previous: RecordedIteration | None = None
         self._known: queue.Queue[IterationTimes] = queue.Queue()
 
@@ -58,7 +60,11 @@ class Program:
 
     def next_times(self) -> IterationTimes:
         """Return the times of the next iteration that the recorder has reported."""
-        return self._known.get(timeout=WAIT_LIMIT_S)
+        while self._known.empty():
+            assert self.recorder.has_unread
+            self.device.sleep(0.001)
+            self.recorder.read_late()
+        return self._known.get()
 
     def _report(self, recorded: RecordedIteration) -> None:
         def put() -> None:
@@ -173,14 +179,14 @@ def test_functions_are_called_in_the_order_of_the_stream_when_the_device_reaches
         reached.put((name, (device.host_ns - zero_ns) / NS_PER_MS))
 
     program.begin_iteration()
-    program.recorder.call_when_reached(lambda: log_reached("full speed"))
+    program.recorder.call_when_reached(CalledRequest(lambda: log_reached("full speed")))
     device.work(50.0)
     low = program.recorder.begin(("F", 0, 0))
-    program.recorder.call_at_begin(low, lambda: log_reached("low clock"))
+    program.recorder.call_at_begin(low, CalledRequest(lambda: log_reached("low clock")))
     device.work(20.0)
     program.recorder.end(low)
     program.end_iteration()
-    program.recorder.call_when_reached(lambda: log_reached("highest clock"))
+    program.recorder.call_when_reached(CalledRequest(lambda: log_reached("highest clock")))
 
     calls = [reached.get(timeout=WAIT_LIMIT_S) for _ in range(3)]
     assert [name for name, _ in calls] == ["full speed", "low clock", "highest clock"]
@@ -281,7 +287,7 @@ def test_closing_waits_for_what_the_device_has_not_reached_and_ends_the_thread(p
     program.recorder.close(WAIT_LIMIT_S)
 
     assert worked_ms(program.next_times()) == pytest.approx([40.0])
-    program.recorder.call_when_reached(lambda: pytest.fail("called after the end"))
+    program.recorder.call_when_reached(CalledRequest(lambda: pytest.fail("called after the end")))
 
 
 def test_room_for_longer_iterations_is_made_while_earlier_ones_are_read() -> None:

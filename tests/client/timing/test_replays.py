@@ -25,7 +25,7 @@ class Program:
 
     def __init__(self, device: VirtualDevice, *steps_ms: tuple[float, float]) -> None:
         self.device = device
-        self.recorder = DeviceRecorder(device, 16, sleep=device.sleep)
+        self.recorder = DeviceRecorder(device, 16, sleep=device.sleep, mono_s=lambda: 0.0)
         self.known: queue.Queue[IterationTimes] = queue.Queue()
         self._previous: RecordedIteration | None = None
         self.graph = VirtualGraph()

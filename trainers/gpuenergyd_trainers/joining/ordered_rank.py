@@ -119,9 +119,7 @@ class OrderedRank:
         self.is_in_step = True
         self._num_steps += 1
         self._num_captures = self._captured_steps.num_captures
-        self._is_step_an_iteration = self.is_active and self._is_warm
-        if self._is_step_an_iteration:
-            self.client.begin_iteration()
+        self._is_step_an_iteration = self.is_active and self._is_warm and self.client.begin_iteration()
 
     def end_step(self) -> None:
         """End a training step, and check the instructions that it ran."""

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
 from gpuenergyd.client.timing.event_device import Anchor
 from gpuenergyd.client.timing.recorder import DEFAULT_CAPACITY, HostRecorder
+from gpuenergyd.client.timing.stream_requests import PlannedRequest, StreamRequests
 from gpuenergyd.gpu.drivers.simulated_stream import GraphEvent, SimulatedStream, StreamEvent
 
 _NS_PER_MS = 1e6
@@ -66,6 +67,10 @@ class SimulatedDevice:
         event = StreamEvent(before_ns)
         return Anchor(event, before_ns, self._mono_ns() - before_ns)
 
+    def open_requests(self) -> StreamRequests:
+        """Return what sends requests when the stream reaches them."""
+        return _RequestsInStream(self._stream)
+
     def is_capturing(self) -> bool:
         """Return whether a graph of the stream's work is being captured."""
         return self._stream.is_capturing
@@ -81,6 +86,25 @@ class SimulatedDevice:
     def node_ms(self, first: StreamEvent, node: GraphEvent) -> float | None:
         """Return the time from a completed event to the newest completion of a node's event."""
         return self.elapsed_ms(first, node) if node.mono_ns else None
+
+
+class _RequestsInStream:
+    """Requests that the stream's own thread sends, as a function of the host in a stream of CUDA would."""
+
+    def __init__(self, stream: SimulatedStream) -> None:
+        self._stream = stream
+
+    def put(self, request: PlannedRequest) -> bool:
+        """Have a request sent when the stream reaches what has been launched so far."""
+        self._stream.call(request)
+        return True
+
+    def pop_num_dropped(self) -> int:
+        """Return 0: the sender counts."""
+        return 0
+
+    def close(self) -> None:
+        """Do nothing: the stream belongs to the program."""
 
 
 class SimulatedGraph:

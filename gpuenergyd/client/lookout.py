@@ -1,0 +1,60 @@
+"""Looks for the daemon's socket now and then, so that a program without a daemon pays microseconds every few seconds.
+
+A daemon is there where its socket is. A socket on which nobody listens is one of a killed daemon: it counts again when
+another socket takes its place, or after a while, in which its daemon may have begun to listen.
+"""
+
+import logging
+import stat
+from pathlib import Path
+from time import monotonic_ns
+
+from gpuenergyd.client.environment import find_socket_path
+
+_LOOK_EVERY_NS = 2_000_000_000
+_TRY_AGAIN_AFTER_NS = 30_000_000_000
+
+logger = logging.getLogger("gpuenergyd.client")
+
+
+class DaemonLookout:
+    """Tells the training thread whether a daemon is there; never waits."""
+
+    def __init__(self, socket_path: str | None) -> None:
+        self._socket_path = socket_path
+        self._next_look_ns = 0
+        self._is_there = self._is_absence_reported = False
+        self._refused: tuple[int, int] | None = None
+        self._refused_until_ns = 0
+
+    def sees_daemon(self) -> bool:
+        """Return whether a daemon is there, as of the last look."""
+        if self._is_there:
+            return True
+        now_ns = monotonic_ns()
+        if now_ns < self._next_look_ns:
+            return False
+        self._next_look_ns = now_ns + _LOOK_EVERY_NS
+        path = find_socket_path(self._socket_path)
+        found = _identity(path)
+        self._is_there = found is not None and (found != self._refused or now_ns >= self._refused_until_ns)
+        if not self._is_there and not self._is_absence_reported:
+            self._is_absence_reported = True
+            if found is None:  # a refusal has been told
+                logger.warning("gpuenergyd: no daemon at %s; training continues untuned", path)
+        return self._is_there
+
+    def record_refusal(self) -> None:
+        """Look for another daemon: nobody listens on this socket."""
+        self._refused = _identity(find_socket_path(self._socket_path))
+        self._refused_until_ns = monotonic_ns() + _TRY_AGAIN_AFTER_NS
+        self._is_there, self._is_absence_reported = False, True
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Return what tells this socket from its successors; None where there is no socket."""
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return None
+    return (status.st_ino, status.st_ctime_ns) if stat.S_ISSOCK(status.st_mode) else None

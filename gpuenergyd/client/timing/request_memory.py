@@ -1,0 +1,25 @@
+"""Layout of the memory in which a GPU says how far it is, and in which the requests wait that are due there.
+
+Used by the training process, by `request_process`, which runs without this package, and by the compiled thread. Words
+are unsigned, of 32 bits, in the host's order of bytes. Requests have consecutive numbers from 1; each waits in the slot
+of its number until the GPU has written that number or a later one.
+"""
+
+NUM_SLOTS = 64
+SLOTS_OFFSET = 4096
+SLOT_BYTES = 1024
+MEMORY_BYTES = SLOTS_OFFSET + NUM_SLOTS * SLOT_BYTES
+REACHED, PUT, SENT, DROPPED, IS_BROKEN, SHALL_STOP, SOCKET_NUMBER, SOCKET = range(8)
+"""Words: the number that the GPU has written; the newest request put and sent; requests that could not be sent; whether
+the socket is broken; whether to end; how often the socket has changed; and its descriptor, for the compiled thread."""
+SLOT_HEAD = "=I4xQ"
+"""Length of the datagram, and delay in ns of its later clock after the sent instant, 0 without one."""
+SLOT_HEAD_BYTES = 16
+INSTANTS = "<QQ"
+"""Instants of the later clock and of sending, in a datagram; see `gpuenergyd.wire.clock_request`."""
+INSTANTS_OFFSET = 32
+POLL_S = 0.001
+COMPILED_POLL_S = 0.0005
+IDLE_POLL_S = 0.01
+"""Between two looks when nothing has been put for `IDLE_AFTER_POLLS` looks."""
+IDLE_AFTER_POLLS = 2000

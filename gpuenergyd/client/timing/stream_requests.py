@@ -1,0 +1,48 @@
+"""Requests that a device's stream gives the signal for: the Protocols of a request and of what sends it in time."""
+
+import socket
+from typing import NamedTuple, Protocol
+
+
+class Datagram(NamedTuple):
+    """A clock request whose instants are filled in when it is sent."""
+
+    data: bytes
+    later_delay_ns: int
+    """Delay of the later clock after the sent instant; 0 without one."""
+    clock_socket: socket.socket
+
+
+class PlannedRequest(Protocol):
+    """A request that is due when the device reaches a point of its stream."""
+
+    def __call__(self) -> None:
+        """Send it now."""
+        ...
+
+    def datagram(self) -> Datagram | None:
+        """Return what somebody else sends; None if nothing can be sent at present, which is counted."""
+        ...
+
+    def give_up_socket(self) -> None:
+        """Connect anew for later requests: the socket is broken."""
+        ...
+
+
+class StreamRequests(Protocol):
+    """Sends requests when a device's stream reaches them, without the interpreter of the training."""
+
+    def put(self, request: PlannedRequest) -> bool:
+        """Have a request sent when the stream reaches what has been launched so far; on the training thread.
+
+        Returns False if that is not possible, now or later.
+        """
+        ...
+
+    def pop_num_dropped(self) -> int:
+        """Return how many requests could not be sent since the last call."""
+        ...
+
+    def close(self) -> None:
+        """Send no more requests."""
+        ...

@@ -1,0 +1,249 @@
+"""What the client does to a training process: nothing without a daemon, and little with one."""
+
+import shutil
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuenergyd.client import lookout, reporter
+from gpuenergyd.client.loop import LOOP_RANK, LoopJob
+from gpuenergyd.client.rank import RankClient, RankDescription
+from gpuenergyd.client.timing.compiled_thread import VARIABLE
+from gpuenergyd.client.timing.device_recorder import DeviceRecorder
+from gpuenergyd.client.timing.request_memory import REACHED
+from gpuenergyd.client.timing.watched_requests import WatchedRequests
+from gpuenergyd.wire.messages import OrderRow
+from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, plan_slice
+from tests.support.virtual_device import VirtualDevice
+from tests.support.waiting import wait_until
+
+torch: Any = pytest.importorskip("torch", reason="torch is not installed")
+ORDER: tuple[OrderRow, ...] = (("F", 0, 0), ("F", 1, 0), ("B", 0, 0), ("B", 1, 0))
+RANK = RankDescription(job_name="gpt", run_key="1", gpu_uuid="GPU-1", schedule_name="gpipe", num_microbatches=2)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
+    with FakeDaemon(tmp_path) as fake:
+        yield fake
+
+
+def run_iteration(client: RankClient) -> tuple[OrderRow, ...]:
+    client.begin_iteration()
+    for row in ORDER:
+        client.end_instruction(client.begin_instruction(*row))
+    return client.end_iteration()
+
+
+def torch_hooks() -> list[Any]:
+    """Return torch's hooks of all modules and all optimizers."""
+    modules, optimizers = torch.nn.modules.module, sys.modules["torch.optim.optimizer"]
+    return [
+        hook
+        for hooks in (
+            modules._global_forward_pre_hooks,
+            modules._global_forward_hooks,
+            modules._global_backward_hooks,
+            optimizers._global_optimizer_pre_hooks,
+            optimizers._global_optimizer_post_hooks,
+        )
+        for hook in hooks.values()
+    ]
+
+
+class Training:
+    """A loop over a small model."""
+
+    def __init__(self, socket_path: str, device: VirtualDevice) -> None:
+        self.device = device
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        rank = replace(LOOP_RANK, job_name="loop", gpu_uuid="GPU-1")
+        timer = DeviceRecorder(device, 16, sleep=device.sleep, mono_s=lambda: 0.0)
+        self.job = LoopJob(rank, run_key="1", socket_path=socket_path, timer=timer)
+
+    def step(self) -> bool:
+        """Run an iteration, which the device executes before the next one; return True."""
+        with self.job.iteration():
+            self.model(torch.ones(2, 4)).square().mean().backward()
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+            self.device.work(3.0)
+        self.device.sleep(1.0)
+        return True
+
+
+def test_without_a_daemon_a_loop_has_no_thread_no_hook_and_no_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+    monkeypatch.setattr(lookout, "_identity", looks.append)
+    threads, hooks = threading.enumerate(), torch_hooks()
+    training = Training(str(tmp_path / "none.sock"), VirtualDevice())
+    with training.job:
+        for _ in range(20):
+            training.step()
+
+            assert threading.enumerate() == threads
+            assert torch_hooks() == hooks
+            assert not training.model._forward_pre_hooks
+    assert training.device.num_events == 0
+    assert len(looks) < 20
+
+
+def test_a_loop_joins_when_a_daemon_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookout, "_LOOK_EVERY_NS", 0)
+    training = Training(str(tmp_path / "daemon.sock"), VirtualDevice())
+    with training.job:
+        training.step()
+        with FakeDaemon(tmp_path) as daemon:
+            wait_until(lambda: training.step() and not daemon.registrations.empty())
+
+
+def test_a_loop_with_one_clock_keeps_one_hook_of_its_outermost_module(daemon: FakeDaemon) -> None:
+    hooks = torch_hooks()
+    training = Training(daemon.socket_path, VirtualDevice())
+    with training.job:
+        training.step()
+        wait_until(lambda: training.step() and not daemon.registrations.empty())
+
+        assert torch_hooks() == hooks
+        assert len(training.model._forward_pre_hooks) == 1
+        assert not training.model._forward_hooks
+    assert not training.model._forward_pre_hooks
+
+
+def test_no_event_is_made_after_the_first_iterations(daemon: FakeDaemon) -> None:
+    training = Training(daemon.socket_path, VirtualDevice())
+    with training.job:
+        wait_until(lambda: training.step() and not daemon.registrations.empty())
+        num_events = training.device.num_events
+        for _ in range(50):
+            training.step()
+
+    assert training.device.num_events == num_events
+
+
+def test_a_rank_joins_a_daemon_that_replaces_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookout, "_LOOK_EVERY_NS", 0)
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(tmp_path / "daemon.sock"))
+    client = RankClient(RANK, order=ORDER, socket_path=str(tmp_path / "daemon.sock"))
+    wait_until(lambda: client.is_unheard)
+    left = run_iteration(client)
+    with FakeDaemon(tmp_path) as daemon:
+        wait_until(lambda: run_iteration(client) == ORDER and not daemon.registrations.empty())
+        client.release()
+
+    assert left == ()
+    assert client.total_errors == 0
+
+
+def test_iterations_are_all_reported_with_fewer_wake_ups_than_iterations(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wake_ups: list[str] = []
+
+    class Counted(reporter.Reporter):
+        def _handle(self, first: Any) -> bool:
+            wake_ups.append("reports")
+            return super()._handle(first)
+
+    monkeypatch.setattr("gpuenergyd.client.rank.Reporter", Counted)
+    client = RankClient(RANK, order=ORDER, socket_path=daemon.socket_path)
+    wait_until(lambda: run_iteration(client) == ORDER and not daemon.reports.empty())
+    first, before = client.iteration_index, len(wake_ups)
+    for _ in range(300):
+        run_iteration(client)
+    client.release()
+    wait_until(lambda: not daemon.releases.empty())
+
+    reported = [daemon.reports.get()["iteration_index"] for _ in range(daemon.reports.qsize())]
+    assert reported[-300:] == list(range(first + 1, first + 301))
+    assert len(wake_ups) - before <= 150
+
+
+def test_the_cost_of_the_clients_calls_is_sampled_and_reported(daemon: FakeDaemon) -> None:
+    client = RankClient(RANK, order=ORDER, socket_path=daemon.socket_path)
+    for _ in range(3):
+        run_iteration(client)
+    client.release()
+    report = daemon.reports.get(timeout=WAIT_LIMIT_S)
+
+    assert 0.0 < report["client_cost_s"] < WAIT_LIMIT_S
+
+
+class SignallingDevice(VirtualDevice):
+    """A device that writes its progress where the test says that it has reached a request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: list[int] = []
+        self.requests: WatchedRequests | None = None
+
+    def open_requests(self) -> WatchedRequests:  # type: ignore[override]  # the other has none
+        """Return what watches the memory."""
+
+        def map_memory(_address: int, _size: int) -> Callable[[int], bool]:
+            def write(number: int) -> bool:
+                self.launched.append(number)
+                return True
+
+            return write
+
+        self.requests = WatchedRequests(map_memory)
+        return self.requests
+
+    def reach(self, number: int) -> None:
+        """Write a number."""
+        assert self.requests is not None
+        self.requests._words[REACHED] = number
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_requests_are_sent_when_the_gpu_reaches_their_instruction_with_and_without_the_compiled_thread(
+    daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_compiled: bool
+) -> None:
+    if is_compiled and shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(VARIABLE, "1" if is_compiled else "0")
+    device = SignallingDevice()
+    timer = DeviceRecorder(device, 16, sleep=device.sleep, mono_s=lambda: 0.0)
+    client = RankClient(RANK, order=ORDER, socket_path=daemon.socket_path, timer=timer)
+
+    def run() -> int:
+        run_iteration(client)
+        device.sleep(1.0)
+        return client.plan_epoch
+
+    wait_until(lambda: run() == 0 and not daemon.reports.empty())
+    daemon.plans = [plan_slice(1, 0, [("F", 1, 0, 0, 1200), ("B", 1, 0, 0, 990)])]
+    wait_until(lambda: run() == 1)
+    num_first = len(device.launched)
+    client.begin_iteration()
+    launched_at = []
+    for row in ORDER:
+        client.end_instruction(client.begin_instruction(*row))
+        launched_at.append(len(device.launched) - num_first)
+    client.end_iteration()
+    device.reach(device.launched[-1] - 1)
+    clocks = [daemon.clock_requests.get(timeout=WAIT_LIMIT_S).request.sm_clock_mhz for _ in device.launched[:-1]]
+    is_last_sent = not daemon.clock_requests.empty()
+    device.reach(device.launched[-1])
+    last = daemon.clock_requests.get(timeout=WAIT_LIMIT_S).request.sm_clock_mhz
+    client.release()
+
+    assert device.requests is not None
+    assert device.requests.is_compiled == is_compiled
+    assert launched_at == [0, 1, 1, 2]
+    assert clocks == ([1200, 990] * len(device.launched))[: len(clocks)]
+    assert not is_last_sent
+    assert last == 990
+    assert client.total_errors == 0
