@@ -107,7 +107,7 @@ RUNS = (
         Kind.COMPUTED, is_usual=False, data=("carbon",)),
     Run("device-model", "device_model.py", _args("--json"), _args("--json"), 5, 120, Kind.COMPUTED, has_target=False,
         data=("gpu",)),
-    Run("client-cost", "client_cost.py", _args("--rounds 200 --json"), _args("--rounds 10 --json"), 70, 600),
+    Run("client-cost", "client_cost.py", _args("--rounds 200 --json"), _args("--rounds 10 --json"), 3, 300),
     Run("host-bound", "host_bound.py", _args("--json"), _args("--pairs 1 --seconds 2 --only observe --json"), 720, 3600,
         is_usual=False),
     Run("overhead", "overhead.py", _args("--pairs 20 --json"), _args("--pairs 3 --steps 2 --json"), 240, 900,

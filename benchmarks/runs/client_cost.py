@@ -30,6 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from gpuenergyd.client import reporter
 from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd_trainers.torch_pipelining import attach
 from tests.client.fake_daemon import FakeDaemon, plan_slice, wait_for_report
@@ -48,6 +49,7 @@ def main() -> int:
     parser.add_argument("--instructions", type=int, default=64, help="per iteration")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    reporter.REPORT_PERIOD_S = 0.0  # each iteration is reported by itself
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +20,8 @@ from gpuenergyd.client.timing.recorder import InstructionTimer
 from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 
 _TRIES_TO_FIND_GPU = 3
+_NOT_FOLLOWED: AbstractContextManager[None] = nullcontext()
+"""An iteration before the loop has joined."""
 LOOP_RANK = RankDescription(
     job_name=None, run_key="", gpu_uuid=None, schedule_name=LOOP_SCHEDULE, num_microbatches=1, framework="loop"
 )
@@ -76,10 +79,9 @@ class LoopJob:
         if client is not None:
             client.release(shall_wait=shall_wait)
 
-    def iteration(self) -> "LoopIteration":
+    def iteration(self) -> AbstractContextManager[None]:
         """Return a context manager around one iteration."""
-        self.join()
-        return LoopIteration(self._marks)
+        return LoopIteration(self._marks) if self.join() else _NOT_FOLLOWED
 
     def pause(self) -> None:
         """Mark a pause after an iteration (evaluation, checkpoint), so that it does not count into the iteration."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic_ns, perf_counter_ns
+from typing import TypeVar
 
 from gpuenergyd.client.agreed_orders import AgreedOrderedPlans, OrderedPlans
 from gpuenergyd.client.clock_sender import ClockSender, PlannedClockRequest
@@ -41,6 +42,7 @@ from gpuenergyd.wire.messages import OrderRow, RankRegistration
 
 logger = logging.getLogger("gpuenergyd.client")
 _RELEASE_LIMIT_NS = 1_000_000_000
+T = TypeVar("T")
 _COST_SAMPLED_EVERY = 16
 """Iterations from one whose calls are timed to the next."""
 
@@ -483,31 +485,38 @@ class RankClient:
         """Mark the begin of an instruction and request its planned clock; return its slot."""
         if not self._is_in_iteration and not self._is_in_capture:
             return NOT_RECORDED
-        begun_ns = perf_counter_ns() if self._is_cost_sampled else 0
+        if self._is_cost_sampled:
+            return self._sample(partial(self.begin_instruction, kind, microbatch_index, chunk_index))
         try:
             key = (kind, microbatch_index, chunk_index)
             slot = self._begin(key)
-            request = self._requests.get(key)
-            if request is not None and not self._is_in_capture:
-                self._timer.call_at_begin(slot, request)
+            if key in self._requests and not self._is_in_capture:
+                self._timer.call_at_begin(slot, self._requests[key])
             if self._unqueued is not None:
                 self._queue_unqueued()
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
             return NOT_RECORDED
-        if begun_ns:
-            self._cost_ns += perf_counter_ns() - begun_ns
         return slot
 
     def end_instruction(self, slot: int) -> None:
         """Mark the end of an instruction; a later call with the same slot overwrites it."""
-        begun_ns = perf_counter_ns() if self._is_cost_sampled else 0
+        if self._is_cost_sampled:
+            self._sample(partial(self.end_instruction, slot))
+            return
         try:
             self._end(slot)
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
-        if begun_ns:
-            self._cost_ns += perf_counter_ns() - begun_ns
+
+    def _sample(self, call: Callable[[], T]) -> T:
+        """Add the time of a call to the cost of this iteration."""
+        self._is_cost_sampled = False
+        begun_ns = perf_counter_ns()
+        result = call()
+        self._cost_ns += perf_counter_ns() - begun_ns
+        self._is_cost_sampled = True
+        return result
 
     def release(self, *, shall_wait: bool = True) -> None:
         """Report the last iteration and leave the job; waits at most one second with `shall_wait`."""

@@ -5,6 +5,7 @@ changelog.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, assert_type
@@ -17,7 +18,7 @@ import gpuenergyd_trainers.megatron
 import gpuenergyd_trainers.torch_pipelining
 from gpuenergyd.carbon.sources.source import CarbonSource, SourceOptions, SourceReply
 from gpuenergyd.client.connection import DaemonClient
-from gpuenergyd.client.loop import LoopIteration, LoopJob
+from gpuenergyd.client.loop import LoopJob
 from gpuenergyd.core.carbon.intensity import CarbonSignal
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
@@ -50,7 +51,7 @@ def plain_loop(batches: Iterable[str]) -> None:
     with gpuenergyd.job("resnet") as job:
         assert_type(job, LoopJob)
         for _ in batches:
-            assert_type(job.iteration(), LoopIteration)
+            assert_type(job.iteration(), AbstractContextManager[None])
             with job.iteration():
                 pass
         job.pause()

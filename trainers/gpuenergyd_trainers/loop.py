@@ -5,11 +5,12 @@ Loops that mark nothing are joined by `gpuenergyd run`, from their optimizer ste
 
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import gpuenergyd
 from gpuenergyd.client.environment import find_gpu_uuid, missing_gpu_reason
-from gpuenergyd.client.loop import LoopIteration, LoopJob, unmarked_job
+from gpuenergyd.client.loop import LoopJob, unmarked_job
 from gpuenergyd.client.phases.step_cycle import STEPS_WITHOUT_CYCLE, StepCycle, StepTurn
 from gpuenergyd.client.rank import has_clients
 from gpuenergyd.client.run_mark import delete_mark, record_obstacle
@@ -74,7 +75,7 @@ class StepMarks:
             max_slowdown_ratio=max_slowdown_ratio,
             phases=phases,
         )
-        self._iteration: LoopIteration | None = None
+        self._iteration: AbstractContextManager[None] | None = None
 
     def begin(self) -> None:
         """Begin an iteration; one that never ended is discarded."""
