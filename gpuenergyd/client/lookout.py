@@ -41,7 +41,7 @@ class DaemonLookout:
         if not self._is_there and not self._is_absence_reported:
             self._is_absence_reported = True
             if found is None:  # a refusal has been told
-                logger.warning("gpuenergyd: no daemon at %s; training continues untuned", path)
+                logger.warning("gpuenergyd: no daemon at %s; training continues at full speed", path)
         return self._is_there
 
     def record_refusal(self) -> None:

@@ -242,7 +242,7 @@ class Reporter:
         while is_open and not self.is_stranded:
             first = self._wait_for_first()
             if isinstance(first, tuple):
-                self._stopping.wait(max(0.0, self._reported_mono_s + REPORT_PERIOD_S - monotonic()))
+                self._stopping.wait(max(0.0, self._reported_mono_s + REPORT_PERIOD_S - self._mono_s()))
             is_open = self._handle(first)
         self._attempt(self._leave)
         self._attempt(self._close)
@@ -283,7 +283,7 @@ class Reporter:
         if self._registered is None:
             self._attempt(self._register)
         self._attempt(partial(self._report, iterations))
-        self._reported_mono_s = monotonic()
+        self._reported_mono_s = self._mono_s()
 
     def _attempt(self, act: Callable[[], None]) -> None:
         try:

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from gpuenergyd.client.plans import PlanQueue
 from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.client.reporter import SILENCE_REPORTED_AFTER_S, FinishedIteration, Reporter
-from gpuenergyd.client.timing.recorder import IterationTimes
+from gpuenergyd.client.timing.recorder import HostRecorder
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.messages import RankRegistration
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
@@ -95,21 +94,18 @@ def test_a_job_that_ended_early_is_announced_once(daemon: FakeDaemon, capsys: py
     assert printed.splitlines()[-1] == "gpuenergyd: job gpt (job-1) ended while profiling, after 20 iterations"
 
 
-class GatedIteration:
-    """Times of an iteration, which the reporter's thread gets once the gate is open."""
+class IdleTimer(HostRecorder):
+    """A timer that knows when the reporter's thread has handled all that was queued, and waits for more."""
 
     def __init__(self) -> None:
-        self.is_reached, self.gate = threading.Event(), threading.Event()
+        super().__init__()
+        self.is_idle = threading.Event()
 
-    def times(self) -> IterationTimes:
-        """Return the times once the gate is open."""
-        self.is_reached.set()
-        assert self.gate.wait(WAIT_LIMIT_S)
-        now_ns = time.monotonic_ns()
-        return IterationTimes(now_ns, now_ns, now_ns, (("F", 0, 0, now_ns, now_ns),))
-
-    def free(self) -> None:
-        """Return the memory to no timer."""
+    @property
+    def has_unread(self) -> bool:
+        """Whether times are to be read late: never."""
+        self.is_idle.set()
+        return False
 
 
 class ReportingRank:
@@ -130,28 +126,29 @@ class ReportingRank:
             order=(("F", 0, 0),),
             gpu_uuid="GPU-1",
         )
+        self._timer = IdleTimer()
         self.reporter = Reporter(
-            registration, PlanQueue(), socket_path=daemon.socket_path, is_first=False, mono_s=lambda: self.now_s
+            registration,
+            PlanQueue(),
+            socket_path=daemon.socket_path,
+            is_first=False,
+            timer=self._timer,
+            mono_s=lambda: self.now_s,
         )
-        self._num_queued = 0
-        self._next = self._queue()
-
-    def _queue(self) -> GatedIteration:
-        iteration = GatedIteration()
-        self.reporter.put(FinishedIteration(self._num_queued, 0, 0, 0, "", iteration), launched_iteration_index=0)
-        self._num_queued += 1
-        assert iteration.is_reached.wait(WAIT_LIMIT_S)
-        return iteration
+        assert self._timer.is_idle.wait(WAIT_LIMIT_S)
 
     def report_after(self, seconds: float) -> None:
         """Have the clock go on and an iteration reported; return when the reporter has handled it."""
         self.now_s += seconds
-        self._next.gate.set()
-        self._next = self._queue()
+        self._timer.begin_iteration(None)
+        recorded = self._timer.end_iteration()
+        assert recorded is not None
+        self._timer.is_idle.clear()
+        self.reporter.put(FinishedIteration(0, 0, 0, 0, "", recorded), launched_iteration_index=0)
+        assert self._timer.is_idle.wait(WAIT_LIMIT_S)
 
     def close(self) -> None:
         """Leave the job."""
-        self._next.gate.set()
         self.reporter.stop(limit_s=WAIT_LIMIT_S)
 
 

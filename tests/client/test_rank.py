@@ -465,10 +465,7 @@ def test_absent_daemon_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureF
     client.release()
 
     (warning,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
-    assert warning == (
-        f"gpuenergyd: job gpt, rank 1: no daemon at {tmp_path / 'nobody.sock'} (No such file or directory);"
-        " training continues at full speed"
-    )
+    assert warning == f"gpuenergyd: no daemon at {tmp_path / 'nobody.sock'}; training continues at full speed"
 
 
 def test_an_unreachable_clock_socket_is_named_and_logged_once(

@@ -98,6 +98,11 @@ class PhaseMarks:
             self._client.register(WHOLE_ITERATION)
 
     @property
+    def follows_steps(self) -> bool:
+        """Whether nobody marks iterations: they end with steps of optimizers."""
+        return self._cycle is not None
+
+    @property
     def has_several_optimizers(self) -> bool:
         """Whether nobody marks iterations, and several optimizers take part in them."""
         return self._cycle is not None and self._cycle.num_optimizers > 1

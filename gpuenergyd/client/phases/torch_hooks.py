@@ -76,11 +76,14 @@ class TorchPhases:
         self._checkpoint_handles.clear()
 
     def _mark_whole_iterations(self) -> None:
-        """Keep only the hooks that see evaluations and checkpoints: none after a forward, and none of optimizers."""
-        for handle in (*self._handles, *self._root_handles[1:2]):
+        """Keep only the hooks that see evaluations and checkpoints, and the steps that end an unmarked iteration."""
+        for handle in self._root_handles[1:2]:
             handle.remove()
-        self._handles.clear()
         del self._root_handles[1:2]
+        if not self._marks.follows_steps:
+            for handle in self._handles:
+                handle.remove()
+            self._handles.clear()
         if self._root is not None:
             self._stop_searching()
 
