@@ -112,6 +112,8 @@ class IterationReport:
     """Memory that was free at the peak so far, that a microbatch takes, and of the whole GPU; empty if not measured."""
     reorder_refusal: str = ""
     """Why the rank takes no other order any more, for instance after it ran out of memory; empty if it does."""
+    client_cost_s: float | None = None
+    """Time that the client has cost the training thread in this iteration; None if it was not measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -302,6 +302,9 @@ class Job:
         )
         if whole is None:
             return refused
+        costs_s = [own.client_cost_s for own in whole.ranks if own.client_cost_s is not None]
+        if costs_s and self.account is not None:  # the slowest rank makes all of them as slow
+            self.account.add_client_cost(whole.iteration_index, max(costs_s))
         is_regular = whole.is_regular and not (
             self.knowledge.plans.is_settling(whole.iteration_index) or self.control.cut.touches(whole.iteration_index)
         )

@@ -125,6 +125,7 @@ class TimeAccount:
     elsewhere_s: float | None = 0.0
     """What replicas on other hosts have spent or committed; None while one of them is silent."""
     last_index: int = -1
+    _client_index: int = -1
     _closed_s: float = 0.0
     _before: FullSpeed | None = None
     _block: list[tuple[int, float]] = field(default_factory=list)
@@ -265,9 +266,11 @@ class TimeAccount:
             if len(self._block) >= _MIN_BLOCK:
                 self._open_s = self._cost_s(self._open, self._full_speed_of_block())
 
-    def add_client_cost(self, cost_s: float) -> None:
-        """Add what the clients have measured of themselves in one iteration, on the slowest rank."""
-        self.client_cost_s = (self.client_cost_s or 0.0) + cost_s
+    def add_client_cost(self, iteration_index: int, cost_s: float) -> None:
+        """Add what the clients have measured of themselves in one iteration, on the slowest rank; once for replicas."""
+        if iteration_index > self._client_index:
+            self._client_index = iteration_index
+            self.client_cost_s = (self.client_cost_s or 0.0) + cost_s
 
     @property
     def totals(self) -> "AccountTotals":
@@ -285,7 +288,8 @@ class TimeAccount:
     def forget_iterations(self) -> None:
         """Expect iterations from the first one on again: the training is begun anew, by other processes."""
         self._closed_s, self._open_s = self._closed_s + self._open_s, 0.0
-        self._open, self._block, self._before, self.last_index = [], [], None, -1
+        self._open, self._block, self._before = [], [], None
+        self.last_index = self._client_index = -1
         self._spans, self._commitments = [], []
 
     def copy(self) -> "TimeAccount":

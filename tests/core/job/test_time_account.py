@@ -88,8 +88,9 @@ def test_the_clients_own_cost_is_added_where_it_is_measured() -> None:
     account = account_with(*[1.0] * 4)
     assert account.client_cost_s is None
 
-    account.add_client_cost(0.002)
-    account.add_client_cost(0.003)
+    account.add_client_cost(0, 0.002)
+    account.add_client_cost(1, 0.003)
+    account.add_client_cost(1, 0.003)  # by another replica
 
     assert account.client_cost_s == account.cost_s == pytest.approx(0.005)
 
