@@ -272,7 +272,7 @@ class TimeAccount:
                 self._closed_s += self._cost_s(self._open[: _MAX_OPEN // 2], None)
                 self._open = self._open[_MAX_OPEN // 2 :]
             self._open_s = self._cost_s(self._open, None)
-        elif is_regular:
+        elif is_regular and not given_pace_s:  # at a straggler's pace, full speed is not seen
             self._block.append((iteration_index, time_s))
             del self._block[:-_BLOCK_KEPT]
             if len(self._block) >= _MIN_BLOCK:
