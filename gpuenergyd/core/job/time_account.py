@@ -17,15 +17,17 @@ them is silent, the others spend only their shares of the income.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, median
+from statistics import fmean, median, median_low
 
 _NOISE_SIGMAS = 3.0
 """Standard deviations of an iteration by which it may differ from what its plan explains."""
 _CHANGED_RATIO = 0.02
 """Difference of two blocks at full speed beyond which the job has changed between them, at once: an iteration is then
 compared with the one that it fits, the slower one unless it was faster than that."""
-_MIN_BLOCK = 2
-"""Iterations of a block at full speed, without the first one, from which on it is a reference."""
+_MIN_BLOCK = 3
+"""Iterations of a block at full speed, without the first one, from which on it is a reference, even if one stalled."""
+_MAX_NOISE_RATIO = 0.05
+"""Noise of an iteration that is believed, as a share of it."""
 _BLOCK_KEPT = 32
 """Newest iterations of a block at full speed whose median is its time."""
 _MAX_OPEN = 256
@@ -249,14 +251,14 @@ class TimeAccount:
         self.num_iterations += 1
         full_s = self._before.time_s if self._before is not None else time_s
         own_s, explained_s = explained_s, max(explained_s, self._explained_s(iteration_index))
-        self.time_s += min(time_s, full_s + explained_s + _NOISE_SIGMAS * sigma_s)
+        noise_s = min(_NOISE_SIGMAS * sigma_s, _MAX_NOISE_RATIO * full_s)
+        self.time_s += min(time_s, full_s + explained_s + noise_s)
         self.permitted_s += permitted_ratio * full_s
         self._keep(lambda own: own.part(iteration_index + 1, own.last))
         self._spans = self._without_past_spans(iteration_index)
         if explained_s:
             if len(self._block) >= _MIN_BLOCK:
                 self._end_block()
-            noise_s = _NOISE_SIGMAS * sigma_s
             self._open.append(
                 OpenIteration(
                     iteration_index,
@@ -336,7 +338,7 @@ class TimeAccount:
         return [own for own in self._spans if own.from_index >= min(latest.get(own.job_id, [0])[-2:])]
 
     def _full_speed_of_block(self) -> BlockTime:
-        return BlockTime(fmean(index for index, _ in self._block), median(time_s for _, time_s in self._block))
+        return BlockTime(fmean(index for index, _ in self._block), median_low(time_s for _, time_s in self._block))
 
     def _end_block(self) -> None:
         """Charge the iterations before a block at full speed for good."""

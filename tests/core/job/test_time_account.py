@@ -1,5 +1,6 @@
 """The time account: what counts as income and as cost, and that no policy can make a job spend more than it has."""
 
+import math
 import random
 from dataclasses import dataclass, field, replace
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpuenergyd.core.job.issued_plans import ITERATIONS_AHEAD
 from gpuenergyd.core.job.job import Job
-from gpuenergyd.core.job.messages import JobPhase, PolicyFailed, StragglerChanged
+from gpuenergyd.core.job.messages import PolicyFailed, StragglerChanged
 from gpuenergyd.core.job.rules import JobRules, member_rules
 from gpuenergyd.core.job.time_account import AccountRules, TimeAccount
 from gpuenergyd.core.pipeline.plan import PlanPurpose, baseline_plan
@@ -80,7 +81,9 @@ def test_iterations_before_a_change_of_the_job_are_compared_with_full_speed_befo
 
 
 def test_the_pace_that_others_set_costs_nothing() -> None:
-    account = account_with(*[1.0] * 4, *[1.2] * 4, explained_from=4, until=8, given_pace_s=1.19)
+    account = account_with(*[1.0] * 4)
+    for index in range(4, 8):
+        account.add(index, 1.2, is_regular=True, explained_s=0.5, given_pace_s=1.19)
 
     assert account.cost_s == pytest.approx(4 * 0.01)
 
@@ -318,5 +321,7 @@ def test_no_policy_noise_or_restart_overdraws_the_account(
             host.answer()
             host.run.pass_one(time_s)
 
-        assert cost_s <= income_s + _SURPRISE_S, (index, events)
-    assert any(host.run.job.phase is not JobPhase.BASELINE for host in hosts)
+        # What is measured under noise is known no better than the noise of so many iterations.
+        chance_s = 2 * noise_ratio * math.sqrt(index + 1)
+        assert cost_s <= income_s + _SURPRISE_S + chance_s, (index, events)
+    assert any(host.run.job.control.experiments.account.num_experiments for host in hosts)
