@@ -32,6 +32,7 @@ MAX_TAGS = 32
 MAX_NAME_CHARS = 64
 MAX_VALUE_CHARS = 256
 _MAX_TEXT_CHARS = 256
+MAX_CLIENT_COST_S = 3600.0
 
 
 def checked_order(registration: RankRegistration) -> tuple[Instruction, ...]:
@@ -175,6 +176,9 @@ def checked_iteration(report: IterationReport, pp_rank: int, stage_rank: int = 0
         raise ProtocolError(f"captured {report.captured!r} must be empty or one of {', '.join(sorted(CAPTURED))}")
     if not 0 <= report.iteration_index < 2**53:
         raise ProtocolError(f"iteration_index {report.iteration_index} must be in [0, 2**53)")
+    cost_s = report.client_cost_s
+    if cost_s is not None and not 0 <= cost_s <= MAX_CLIENT_COST_S:
+        raise ProtocolError(f"client_cost_s {cost_s} must be in [0, {MAX_CLIENT_COST_S:g}]")
     return RankIteration(
         pp_rank=pp_rank,
         iteration_index=report.iteration_index,
@@ -187,6 +191,7 @@ def checked_iteration(report: IterationReport, pp_rank: int, stage_rank: int = 0
         stage_rank=stage_rank,
         memory=_checked_memory(report.memory_bytes),
         reorder_refusal=printable_line(report.reorder_refusal)[:MAX_VALUE_CHARS],
+        client_cost_s=cost_s,
     )
 
 

@@ -3,6 +3,8 @@
 import pytest
 
 from gpuenergyd.core.job.messages import JobPhase
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.job.time_account import AccountRules
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.errors import UsageError
@@ -27,6 +29,7 @@ def train(
         max_slowdown_ratio=max_slowdown_ratio,
         seed=1,
         levers=levers,
+        rules=JobRules(account=AccountRules(first_income_s=60.0)),  # limits that are too slow are the guard's
         power_limit_range_w=(work.gpu.min_power_limit_w, work.gpu.default_power_limit_w),
     )
     run.run(60)

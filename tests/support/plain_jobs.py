@@ -4,6 +4,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
 from gpuenergyd.core.policy_api.policy import ClockPolicy, Lever
 from gpuenergyd.gpu.drivers.device_model import blocking_power_w, voltage_ratio
@@ -138,6 +139,7 @@ def loop_training(
     power_limit_range_w: tuple[float, float] | None = None,
     power_profiles: Mapping[int, tuple[float, float]] | None = None,
     num_dp_ranks: int = 1,
+    rules: JobRules | None = None,
 ) -> VirtualTraining:
     """Return the training of one loop, with noise."""
     gpu = work.gpu if isinstance(work, GpuLoopWork) else device_parameters("a100-sxm")
@@ -158,4 +160,5 @@ def loop_training(
         model_name=gpu.model_name,
         waiting_power_w=lambda mhz: blocking_power_w(gpu, mhz),
         seed=seed,
+        rules=rules or JobRules(),
     )

@@ -305,6 +305,9 @@ class Job:
         )
         if whole is None:
             return refused
+        costs_s = [own.client_cost_s for own in whole.ranks if own.client_cost_s is not None]
+        if costs_s and self.account is not None:  # the slowest rank makes all of them as slow
+            self.account.add_client_cost(whole.iteration_index, max(costs_s))
         is_regular = whole.is_regular and not (
             self.knowledge.plans.is_settling(whole.iteration_index) or self.control.cut.touches(whole.iteration_index)
         )
@@ -349,7 +352,7 @@ class Job:
         if event.observation.iteration_index < self.knowledge.changed_at:
             event = replace(event, observation=replace(event.observation, is_regular=False))
         record = self._record(event)
-        self.control.experiments.observe(record.observation, record.purpose, self.baseline, self._judged_by)
+        self.control.experiments.observe(record.observation, record.purpose, self.baseline, self._evaluated_for)
         return (record, *self._after_iteration(record.observation, record.purpose))
 
     def _record(self, event: IterationObserved) -> RecordIteration:
@@ -640,7 +643,7 @@ class Job:
         """Go back to full speed if the account cannot pay the plan in force any longer; a power budget is an order."""
         experiments, plan = self.control.experiments, self.current_plan
         is_in_force = self.control.has_lease and experiments.ends_at is None and not self.target.is_power_limited
-        if self.baseline is None or not is_in_force or not experiments.is_unpaid(plan, self.baseline, self._judged_by):
+        if self.baseline is None or not is_in_force or not self._is_unpaid:
             return ()
         account = experiments.account
         spent = f"{account.cost_s:.2g} of {account.income_s:.2g} s are spent"
@@ -648,7 +651,14 @@ class Job:
         return self._fall_back(f"at full speed until the time account has recovered: {spent}")
 
     @property
-    def _judged_by(self) -> PerformanceTarget:
+    def _is_unpaid(self) -> bool:
+        experiments, since = self.control.experiments, self.control.guard.since
+        return self.baseline is not None and experiments.is_unpaid(
+            self.current_plan, self.baseline, self._evaluated_for, since=since
+        )
+
+    @property
+    def _evaluated_for(self) -> PerformanceTarget:
         """The target that the plan in force was made, or kept, for."""
         return self.control.guard.target or self.target
 

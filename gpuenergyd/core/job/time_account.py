@@ -17,15 +17,17 @@ them is silent, the others spend only their shares of the income.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, median
+from statistics import fmean, median, median_low
 
 _NOISE_SIGMAS = 3.0
 """Standard deviations of an iteration by which it may differ from what its plan explains."""
 _CHANGED_RATIO = 0.02
 """Difference of two blocks at full speed beyond which the job has changed between them, at once: an iteration is then
 compared with the one that it fits, the slower one unless it was faster than that."""
-_MIN_BLOCK = 2
-"""Iterations of a block at full speed, without the first one, from which on it is a reference."""
+_MIN_BLOCK = 3
+"""Iterations of a block at full speed, without the first one, from which on it is a reference, even if one stalled."""
+_MAX_NOISE_RATIO = 0.05
+"""Noise of an iteration that is believed, as a share of it."""
 _BLOCK_KEPT = 32
 """Newest iterations of a block at full speed whose median is its time."""
 _MAX_OPEN = 256
@@ -42,7 +44,7 @@ class AccountRules:
 
 
 @dataclass(frozen=True, slots=True)
-class FullSpeed:
+class BlockTime:
     """Time of an iteration in a block at full speed, about one iteration."""
 
     iteration_index: float
@@ -55,15 +57,17 @@ class OpenIteration:
 
     iteration_index: int
     time_s: float
-    owed_s: float
+    given_pace_s: float
     """Pace that others set, at which no plan is the reason of the time: of a straggler, or of a power budget."""
     explained_s: float
     noise_s: float
     is_disturbed: bool = False
+    is_typical: bool = True
+    """Whether it ran under its plan from begin to end, so that it says what a disturbed one would have cost."""
 
     def cost_s(self, full_speed_s: float) -> float:
         """Return what the iteration has cost."""
-        excess_s = self.time_s - max(full_speed_s, self.owed_s)
+        excess_s = self.time_s - max(full_speed_s, self.given_pace_s)
         return min(max(excess_s, -self.noise_s), self.explained_s + self.noise_s)
 
 
@@ -125,8 +129,9 @@ class TimeAccount:
     elsewhere_s: float | None = 0.0
     """What replicas on other hosts have spent or committed; None while one of them is silent."""
     last_index: int = -1
+    _client_index: int = -1
     _closed_s: float = 0.0
-    _before: FullSpeed | None = None
+    _before: BlockTime | None = None
     _block: list[tuple[int, float]] = field(default_factory=list)
     _open: list[OpenIteration] = field(default_factory=list)
     _open_s: float = 0.0
@@ -156,7 +161,7 @@ class TimeAccount:
     def balance_s(self) -> float:
         """Income that is not spent yet; while another host is silent, what is left of this one's share."""
         if self.elsewhere_s is None:
-            return self.permitted_s + (self.income_s - self.permitted_s) / self.num_hosts - self.cost_s
+            return self.income_s / self.num_hosts - self.cost_s
         return self.income_s - self.cost_s - self.elsewhere_s
 
     @property
@@ -169,10 +174,12 @@ class TimeAccount:
         """What this host has spent, or may spend on experiments that have begun."""
         return self.cost_s + self._committed_s
 
-    @property
-    def pace_ratio(self) -> float:
-        """Income per time, beyond what the user permits."""
-        return self.rules.income_ratio / self.num_hosts
+    def earned_ratio(self, permitted_ratio: float) -> float:
+        """Return the income of this host per time at full speed."""
+        is_silent = self.elsewhere_s is None
+        return (permitted_ratio / self.num_hosts if is_silent else permitted_ratio) + (
+            self.rules.income_ratio / self.num_hosts
+        )
 
     def hear(self, num_hosts: int, elsewhere_s: float | None) -> None:
         """Note how many hosts share the income, and what the others have spent of it; None: one of them is silent."""
@@ -224,10 +231,10 @@ class TimeAccount:
         is_regular: bool,
         explained_s: float = 0.0,
         permitted_ratio: float = 0.0,
-        owed_s: float = 0.0,
+        given_pace_s: float = 0.0,
         sigma_s: float = 0.0,
     ) -> None:
-        """Count an iteration, once, whoever of the replicas tells it.
+        """Count an iteration, once, whichever replica reports it first.
 
         Args:
             iteration_index: the number of the iteration, which all replicas know it by.
@@ -235,7 +242,7 @@ class TimeAccount:
             is_regular: whether it was undisturbed; at full speed it is then a reference.
             explained_s: what the plan that the job followed in it can explain beyond full speed.
             permitted_ratio: the slowdown that the user permits now.
-            owed_s: the pace that others set.
+            given_pace_s: the pace that others set.
             sigma_s: standard deviation of an iteration at full speed.
         """
         if iteration_index <= self.last_index:
@@ -243,31 +250,41 @@ class TimeAccount:
         self.last_index = iteration_index
         self.num_iterations += 1
         full_s = self._before.time_s if self._before is not None else time_s
-        explained_s = max(explained_s, self._explained_s(iteration_index))
-        self.time_s += min(time_s, full_s + explained_s + _NOISE_SIGMAS * sigma_s)
+        own_s, explained_s = explained_s, max(explained_s, self._explained_s(iteration_index))
+        noise_s = min(_NOISE_SIGMAS * sigma_s, _MAX_NOISE_RATIO * full_s)
+        self.time_s += min(time_s, full_s + explained_s + noise_s)
         self.permitted_s += permitted_ratio * full_s
         self._keep(lambda own: own.part(iteration_index + 1, own.last))
         self._spans = self._without_past_spans(iteration_index)
         if explained_s:
             if len(self._block) >= _MIN_BLOCK:
                 self._end_block()
-            noise_s = _NOISE_SIGMAS * sigma_s
             self._open.append(
-                OpenIteration(iteration_index, time_s, owed_s, explained_s, noise_s, is_disturbed=not is_regular)
+                OpenIteration(
+                    iteration_index,
+                    time_s,
+                    given_pace_s,
+                    explained_s,
+                    noise_s,
+                    is_disturbed=not is_regular,
+                    is_typical=is_regular and explained_s == own_s,
+                )
             )
             if len(self._open) > _MAX_OPEN:
                 self._closed_s += self._cost_s(self._open[: _MAX_OPEN // 2], None)
                 self._open = self._open[_MAX_OPEN // 2 :]
             self._open_s = self._cost_s(self._open, None)
-        elif is_regular:
+        elif is_regular and not given_pace_s:  # at a straggler's pace, full speed is not seen
             self._block.append((iteration_index, time_s))
             del self._block[:-_BLOCK_KEPT]
             if len(self._block) >= _MIN_BLOCK:
                 self._open_s = self._cost_s(self._open, self._full_speed_of_block())
 
-    def add_client_cost(self, cost_s: float) -> None:
-        """Add what the clients have measured of themselves in one iteration, on the slowest rank."""
-        self.client_cost_s = (self.client_cost_s or 0.0) + cost_s
+    def add_client_cost(self, iteration_index: int, cost_s: float) -> None:
+        """Add what the clients have measured of themselves in one iteration, on the slowest rank; once for replicas."""
+        if iteration_index > self._client_index:
+            self._client_index = iteration_index
+            self.client_cost_s = (self.client_cost_s or 0.0) + cost_s
 
     @property
     def totals(self) -> "AccountTotals":
@@ -285,7 +302,8 @@ class TimeAccount:
     def forget_iterations(self) -> None:
         """Expect iterations from the first one on again: the training is begun anew, by other processes."""
         self._closed_s, self._open_s = self._closed_s + self._open_s, 0.0
-        self._open, self._block, self._before, self.last_index = [], [], None, -1
+        self._open, self._block, self._before = [], [], None
+        self.last_index = self._client_index = -1
         self._spans, self._commitments = [], []
 
     def copy(self) -> "TimeAccount":
@@ -319,8 +337,8 @@ class TimeAccount:
                 latest.setdefault(own.job_id, []).append(own.from_index)
         return [own for own in self._spans if own.from_index >= min(latest.get(own.job_id, [0])[-2:])]
 
-    def _full_speed_of_block(self) -> FullSpeed:
-        return FullSpeed(fmean(index for index, _ in self._block), median(time_s for _, time_s in self._block))
+    def _full_speed_of_block(self) -> BlockTime:
+        return BlockTime(fmean(index for index, _ in self._block), median_low(time_s for _, time_s in self._block))
 
     def _end_block(self) -> None:
         """Charge the iterations before a block at full speed for good."""
@@ -328,19 +346,20 @@ class TimeAccount:
         self._closed_s += self._cost_s(self._open, after)
         self._before, self._block, self._open = after, [], []
 
-    def _cost_s(self, iterations: Sequence[OpenIteration], after: FullSpeed | None) -> float:
+    def _cost_s(self, iterations: Sequence[OpenIteration], after: BlockTime | None) -> float:
         """Return what iterations have cost; a disturbed one, what others under its plan typically have."""
+        costs_s = [own.cost_s(self._full_speed_s(own, after)) for own in iterations]
         typical: dict[float, list[float]] = {}
-        for own in iterations:
-            if not own.is_disturbed:
-                typical.setdefault(own.explained_s, []).append(own.cost_s(self._full_speed_s(own, after)))
-        cost_s = sum(map(sum, typical.values()))
-        for own in (one for one in iterations if one.is_disturbed):
-            usual_s = median(typical[own.explained_s]) if own.explained_s in typical else own.explained_s
-            cost_s += min(own.cost_s(self._full_speed_s(own, after)), max(0.0, usual_s))
-        return cost_s
+        for own, cost_s in zip(iterations, costs_s, strict=True):
+            if own.is_typical:
+                typical.setdefault(own.explained_s, []).append(cost_s)
+        usual_s = {explained_s: max(0.0, median(known)) for explained_s, known in typical.items()}
+        return sum(
+            min(cost_s, usual_s.get(own.explained_s, own.explained_s)) if own.is_disturbed else cost_s
+            for own, cost_s in zip(iterations, costs_s, strict=True)
+        )
 
-    def _full_speed_s(self, own: OpenIteration, after: FullSpeed | None) -> float:
+    def _full_speed_s(self, own: OpenIteration, after: BlockTime | None) -> float:
         before = self._before or after
         if before is None:
             return own.time_s

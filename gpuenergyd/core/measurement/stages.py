@@ -40,6 +40,7 @@ def stage_iteration(reports: Sequence[RankIteration]) -> RankIteration:
         instructions=_one_after_the_other(sorted(latest.values(), key=lambda measured: measured.end_ns)),
         launched_iteration_index=max(report.launched_iteration_index for report in reports),
         stage_rank=0,
+        client_cost_s=max((own.client_cost_s for own in reports if own.client_cost_s is not None), default=None),
     )
 
 

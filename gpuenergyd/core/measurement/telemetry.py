@@ -228,6 +228,8 @@ class RankIteration:
     """Memory of the rank's GPU in this iteration; None if it was not measured."""
     reorder_refusal: str = ""
     """Why the rank takes no other order any more; empty if it does."""
+    client_cost_s: float | None = None
+    """Time that the client has cost the training thread in this iteration; None if it was not measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ _AT_ONE_CLOCK_RATIO = 0.95
 """Share of an instruction at its main clock from which on its time is one at that clock."""
 _POWER_PROFILE_RATIO = 1.25
 """Slowdown that a workload power profile may cause; an assumption, published figures are below 10 %."""
-_SPLIT_RATIO = 0.6
-"""Time of an input or weight gradient that was never seen, as a share of its whole backward."""
+_SPLIT_RATIO = 0.5
+"""Time of an input or weight gradient that was never seen, as a share of its whole backward: their sum is known."""
 
 
 class ClockTimes:
@@ -64,6 +64,9 @@ class ClockTimes:
         known = {mhz: median(times_s) for mhz, times_s in self._by_clock.get(own, {}).items() if mhz < top_mhz}
         if sm_clock_mhz >= top_mhz:
             return 1.0
+        if not known and own.kind in {InstructionKind.I, InstructionKind.W}:  # as their whole, a part of it each
+            whole = InstructionClass(own.pp_rank, InstructionKind.B, own.chunk_index)
+            return self.most_ratio(whole, sm_clock_mhz, top_mhz)
         if full_s is None or not known:
             earlier = self.earlier
             return top_mhz / sm_clock_mhz if earlier is None else earlier.most_ratio(own, sm_clock_mhz, top_mhz)

@@ -5,11 +5,11 @@ turn may use its share of what is affordable in the worst case. Of a kind, those
 longest at full speed; as many are lowered as can be paid. If not even one can, a milder level is tried.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, dependency_graph
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
-from gpuenergyd.core.pipeline.timeline import timeline
+from gpuenergyd.core.pipeline.timeline import Span, timeline
 from gpuenergyd.core.pipeline.worst_case import ClockTimes, RankSpeed, WorstCase
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.profiling.design import DesignPoint
@@ -29,29 +29,27 @@ def affordable_plan(
     worst = worst_case_of(view)
     if view.affordable_s is None or worst.extra_s(whole) <= _SPENT_RATIO * view.affordable_s:
         return whole
-    queues = _by_slack(worst)
+    queues = _queues(worst, held_ranks)
     if queues is None:
         return whole
-    turns = [(rank, kind) for rank, levels in enumerate(point.levels) for kind in levels]
-    turns = turns[first_turn % len(turns) :] + turns[: first_turn % len(turns)]
+    turns = list(queues)[first_turn % len(queues) :] + list(queues)[: first_turn % len(queues)]
     levels = [dict.fromkeys(own, 0) for own in point.levels]
     fast: set[Instruction] = set()
-    for turn, (rank, kind) in enumerate(turns, 1):
-        limit_s = _SPENT_RATIO * view.affordable_s * turn / len(turns)
-        queue = queues[rank, kind]
+    for number, (rank, kinds) in enumerate(turns, 1):
+        limit_s = _SPENT_RATIO * view.affordable_s * number / len(turns)
+        queue = queues[rank, kinds]
 
-        def cost_s(level: int, num_lowered: int) -> float:
-            levels[rank][kind] = level  # noqa: B023  called in this turn only
+        def cost_s(mildest: int, num_lowered: int) -> float:
+            for kind in kinds:  # noqa: B023  called in this turn only
+                levels[rank][kind] = min(mildest, point.levels[rank][kind])  # noqa: B023
             kept = fast.union(queue[num_lowered:])  # noqa: B023
             return worst.extra_s(plan_of(DesignPoint(tuple(levels)), kept))
 
-        fewest = len(queue) if rank in held_ranks else 1
-        wanted = point.levels[rank][kind]
-        level = next((k for k in range(wanted, 0, -1) if cost_s(k, fewest) <= limit_s), 0)
-        levels[rank][kind] = level
-        if level:
-            fast.update(queue[_most_lowered(lambda n: cost_s(level, n) <= limit_s, fewest, len(queue)) :])  # noqa: B023
-            levels[rank][kind] = level
+        wanted, fewest = max(point.levels[rank][kind] for kind in kinds), len(kinds)
+        mildest = next((k for k in range(wanted, 0, -1) if cost_s(k, fewest) <= limit_s), 0)
+        num_lowered = _most_lowered(lambda n: cost_s(mildest, n) <= limit_s, fewest, len(queue)) if mildest else 0  # noqa: B023
+        cost_s(mildest, num_lowered)
+        fast.update(queue[num_lowered:])
     return plan_of(DesignPoint(tuple(levels)), fast)
 
 
@@ -70,17 +68,41 @@ def worst_case_of(view: JobView) -> WorstCase:
     return WorstCase(dependency_graph(view.schedule), times, ranks, view.baseline.iteration_time_s)
 
 
-def _by_slack(worst: WorstCase) -> dict[tuple[int, InstructionKind], list[Instruction]] | None:
-    """Return the instructions of each kind on each rank, those that wait longest first; None without their times."""
+_Turn = tuple[int, tuple[InstructionKind, ...]]
+"""A rank, and the kinds of instruction whose clocks are lowered at once."""
+
+
+def _queues(worst: WorstCase, held_ranks: Collection[int]) -> dict[_Turn, list[Instruction]] | None:
+    """Return the instructions to lower in each turn, first those that wait longest; None without their times.
+
+    Where clocks are held, neighbours follow one another.
+    """
     graph = worst.graph
     times_s = [worst.times.full_speed_s(own) for own in graph.classes]
     if None in times_s:
         return None
-    spans = timeline(graph, [times_s[k] or 0.0 for k in graph.class_of]).spans
-    queues: dict[tuple[int, InstructionKind], list[Instruction]] = {}
-    for span in sorted(spans, key=lambda own: -own.slack_s):
-        queues.setdefault((span.instruction.pp_rank, span.instruction.kind), []).append(span.instruction)
+    spans = timeline(graph, [times_s[k] or 0.0 for k in graph.class_of]).spans_of_ranks()
+    queues: dict[_Turn, list[Instruction]] = {}
+    for rank, own in enumerate(spans):
+        kinds = tuple(dict.fromkeys(span.instruction.kind for span in own))
+        if rank in held_ranks:
+            queues[rank, kinds] = _around(own)
+            continue
+        for span in sorted(own, key=lambda one: -one.slack_s):
+            queues.setdefault((rank, (span.instruction.kind,)), []).append(span.instruction)
     return queues
+
+
+def _around(spans: Sequence[Span]) -> list[Instruction]:
+    """Return the instructions of a rank from the one that waits longest on, each next to those before it."""
+    first = last = max(range(len(spans)), key=lambda k: spans[k].slack_s)
+    found = [spans[first].instruction]
+    while len(found) < len(spans):
+        before_s = spans[first - 1].slack_s if first else -1.0
+        after_s = spans[last + 1].slack_s if last + 1 < len(spans) else -1.0
+        first, last = (first - 1, last) if before_s > after_s else (first, last + 1)
+        found.append(spans[first if before_s > after_s else last].instruction)
+    return found
 
 
 def _most_lowered(is_affordable: Callable[[int], bool], fewest: int, most: int) -> int:

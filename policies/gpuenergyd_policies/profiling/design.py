@@ -141,12 +141,12 @@ def profile_plan(
         clock_of = {
             kind: waiting_mhz.get(kind, levels_mhz[pp_rank])[level] for kind, level in point.levels[pp_rank].items()
         }
+        top_mhz, lowered = levels_mhz[pp_rank][0], [one for one in order if one not in fast]
+        lower_mhz = {one: clock_of[one.kind] for one in lowered}
         if pp_rank in held_ranks:
-            held = [clock for clock in clock_of.values() for _ in range(-(-len(order) // len(clock_of)))]
-            clocks = tuple(held[: len(order)])
-        else:
-            top_mhz = levels_mhz[pp_rank][0]
-            clocks = tuple(top_mhz if one in fast else clock_of[one.kind] for one in order)
+            held = [clock for clock in clock_of.values() for _ in range(-(-len(lowered) // len(clock_of)))]
+            lower_mhz = dict(zip(lowered, held, strict=False))
+        clocks = tuple(lower_mhz.get(one, top_mhz) for one in order)
         changes = tuple(
             ClockChange(instruction, 0.0, clock)
             for position, (instruction, clock) in enumerate(zip(order, clocks, strict=True))

@@ -1,5 +1,6 @@
 """The time account: what counts as income and as cost, and that no policy can make a job spend more than it has."""
 
+import math
 import random
 from dataclasses import dataclass, field, replace
 
@@ -7,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuenergyd.core.job.issued_plans import ITERATIONS_AHEAD
 from gpuenergyd.core.job.job import Job
-from gpuenergyd.core.job.messages import JobPhase, PolicyFailed, StragglerChanged
+from gpuenergyd.core.job.messages import PolicyFailed, StragglerChanged
 from gpuenergyd.core.job.rules import JobRules, member_rules
 from gpuenergyd.core.job.time_account import AccountRules, TimeAccount
 from gpuenergyd.core.pipeline.plan import PlanPurpose, baseline_plan
@@ -79,7 +81,9 @@ def test_iterations_before_a_change_of_the_job_are_compared_with_full_speed_befo
 
 
 def test_the_pace_that_others_set_costs_nothing() -> None:
-    account = account_with(*[1.0] * 4, *[1.2] * 4, explained_from=4, until=8, owed_s=1.19)
+    account = account_with(*[1.0] * 4)
+    for index in range(4, 8):
+        account.add(index, 1.2, is_regular=True, explained_s=0.5, given_pace_s=1.19)
 
     assert account.cost_s == pytest.approx(4 * 0.01)
 
@@ -88,13 +92,14 @@ def test_the_clients_own_cost_is_added_where_it_is_measured() -> None:
     account = account_with(*[1.0] * 4)
     assert account.client_cost_s is None
 
-    account.add_client_cost(0.002)
-    account.add_client_cost(0.003)
+    account.add_client_cost(0, 0.002)
+    account.add_client_cost(1, 0.003)
+    account.add_client_cost(1, 0.003)  # by another replica
 
     assert account.client_cost_s == account.cost_s == pytest.approx(0.005)
 
 
-def test_an_iteration_is_counted_once_whichever_replica_tells_it_first() -> None:
+def test_an_iteration_is_counted_once_whichever_replica_reports_it_first() -> None:
     account = TimeAccount()
     for index in range(4):
         account.add(index, 1.0, is_regular=True)
@@ -294,13 +299,13 @@ def test_no_policy_noise_or_restart_overdraws_the_account(
     draw = random.Random(seed)
     rules, target = JobRules(max_faults=1000), PerformanceTarget(slowdown_ratio)
     hosts = [_Host(rules, target, draw, compute_ratio) for _ in range(num_hosts)]
-    cost_s, income_s, floor_s, is_silent = 0.0, rules.account.first_income_s, 1.0, False
+    cost_s, income_s, floor_s, is_silent, left_at = 0.0, rules.account.first_income_s, 1.0, False, -10
     for index in range(200):
         event, stall_s = events.get(index), 0.0
         if event in {"restart", "kill"}:
             draw.choice(hosts).restart(is_killed=event == "kill")
         elif event == "straggler":
-            floor_s = 1.2 if floor_s == 1.0 else 1.0
+            floor_s, left_at = (1.2, -10) if floor_s == 1.0 else (1.0, index)
             for host in hosts:
                 host.run.feed(StragglerChanged(1.2 if floor_s > 1.0 else None, "a straggler"))
         stall_s, is_silent = (3.0 if event == "stall" else 0.0), is_silent ^ (event == "silence")
@@ -308,12 +313,15 @@ def test_no_policy_noise_or_restart_overdraws_the_account(
             for own, other in (hosts, hosts[::-1]):
                 own.hear(other, is_silent=is_silent)
         own_s = max(host.own_time_s() for host in hosts)
-        cost_s += max(0.0, own_s - floor_s)
+        # A straggler that leaves is a surprise: plans at its pace are followed for some iterations more.
+        cost_s += max(0.0, own_s - floor_s) if index > left_at + ITERATIONS_AHEAD + 1 else 0.0
         income_s += max(own_s, floor_s) * rules.account.income_ratio + slowdown_ratio * floor_s
         time_s = max(own_s, floor_s) * (1 + noise_ratio * draw.uniform(-1, 1)) + stall_s
         for host in hosts:
             host.answer()
             host.run.pass_one(time_s)
 
-        assert cost_s <= income_s + _SURPRISE_S, (index, events)
-    assert any(host.run.job.phase is not JobPhase.BASELINE for host in hosts)
+        # What is measured under noise is known no better than the noise of so many iterations.
+        chance_s = 2 * noise_ratio * math.sqrt(index + 1)
+        assert cost_s <= income_s + _SURPRISE_S + chance_s, (index, events)
+    assert any(host.run.job.control.experiments.account.num_experiments for host in hosts)

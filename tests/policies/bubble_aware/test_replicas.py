@@ -5,6 +5,7 @@ import pytest
 from gpuenergyd.core.job.issued_plans import PROOF_PLAN_ID
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.job.time_account import AccountRules
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd_policies.full_speed import FullSpeed
@@ -28,7 +29,9 @@ def replica(policy: ClockPolicy, *, slow_ratio: float = 1.0, scale: float = 1.0,
         work,
         policy,
         slowdown_of=lambda _, iteration: slow_ratio if SLOW_FROM <= iteration < SLOW_UNTIL else 1.0,
-        rules=JobRules(proof_iterations=0),
+        rules=JobRules(
+            proof_iterations=0, account=AccountRules(first_income_s=5.0)
+        ),  # a straggler that leaves costs time
         **others,  # type: ignore[arg-type]
     )
 

@@ -127,11 +127,11 @@ def test_fast_clock_reductions_preserve_savings_despite_slow_raises() -> None:
 def test_slower_clock_changes_lead_to_a_plan_with_more_lead_time() -> None:
     run = short_training(4, 8, switch_latency_s=0.006, assumed_latency_s=0.006)
     run.run(50)
-    run.switch_latency_s = 0.03
+    run.switch_latency_s = 0.02
     run.run(80)
 
     assert any("switch latency" in plan.reason for plan in run.job.knowledge.plans.kept)
-    assert run.calibrations[0].latency.raise_s == pytest.approx(0.03, abs=0.001)
+    assert run.calibrations[0].latency.raise_s == pytest.approx(0.02, abs=0.001)
     assert run.job.phase is JobPhase.TUNED
     saving, slowdown = saving_and_slowdown(run)
     assert slowdown < 0.003

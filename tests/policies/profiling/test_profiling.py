@@ -24,7 +24,6 @@ from gpuenergyd_policies.profiling.design import (
     design_points,
     kinds_of_ranks,
     profile_plan,
-    time_loss_ratio,
     wait_levels,
 )
 from gpuenergyd_policies.profiling.fit import FittedProfile, NotEnoughDataError, fit_profile
@@ -178,14 +177,6 @@ def test_an_iteration_at_full_speed_separates_two_blocks() -> None:
     assert [n for n, p in enumerate(points) if all(set(own.values()) == {0} for own in p.levels)][:2] == [5, 11]
 
 
-def test_a_design_point_costs_the_time_of_its_slowest_rank() -> None:
-    point = DesignPoint(({F: 0, B: 1}, {F: 1, B: 1}))
-    busy_s = {InstructionClass(r, kind): time_s for r in (0, 1) for kind, time_s in ((F, 1.0), (B, 2.0))}
-
-    assert time_loss_ratio(point, [(1400, 700)] * 2, busy_s) == pytest.approx(1.0)
-    assert time_loss_ratio(DesignPoint((point.levels[0],)), [(1400, 700)], busy_s) == pytest.approx(2 / 3)
-
-
 def test_a_profile_plan_fits_its_pipeline() -> None:
     schedule = one_forward_one_backward(3, 4)
     levels = [clock_levels(CLOCKS)] * 3
@@ -198,21 +189,17 @@ def test_a_profile_plan_fits_its_pipeline() -> None:
         assert rank.changes[0].instruction == schedule.orders[rank.pp_rank][0]
 
 
-def test_phases_that_wait_are_profiled_at_lower_clocks_and_cost_no_time() -> None:
+def test_phases_that_wait_are_profiled_at_lower_clocks() -> None:
     schedule = loop_schedule()
     (kinds,) = kinds_of_ranks(schedule)
     levels, waits = [clock_levels(CLOCKS)], [{kind: wait_levels(CLOCKS, 6, kind) for kind in kinds if kind.is_wait}]
     lowest = DesignPoint((dict.fromkeys(kinds, 5),))
-    busy_s = {InstructionClass(0, kind): 1.0 for kind in kinds}
 
     plan = profile_plan("p", lowest, schedule, levels, reason="test", wait_levels_mhz=waits)
 
     check_plan(plan, schedule, [CLOCKS])
     lowest_mhz = {InstructionKind.C: 420, InstructionKind.D: min(CLOCKS)}
     assert plan.ranks[0].sm_clocks_mhz == tuple(lowest_mhz.get(kind, levels[0][5]) for kind in kinds)
-    only_waits = DesignPoint(({kind: 5 if kind.is_wait else 0 for kind in kinds},))
-    assert time_loss_ratio(only_waits, levels, busy_s) == 0
-    assert time_loss_ratio(lowest, levels, busy_s) > 0
 
 
 @given(

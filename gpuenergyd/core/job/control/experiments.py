@@ -7,8 +7,9 @@ full speed after them; so does every profiling plan. Where it cannot pay that ei
 """
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median
 
 from gpuenergyd.core.job.description import JobRanks
 from gpuenergyd.core.job.issued_plans import ITERATIONS_AHEAD, SETTLING_ITERATIONS
@@ -89,11 +90,11 @@ class Experiments:
         explained_s = 0.0 if is_full_speed or plan_id is None else self._explained_s.get(plan_id, 0.0)
         self.account.add(
             observation.iteration_index,
-            observation.iteration_time_s,
+            _time_s(observation),
             is_regular=observation.is_regular,
             explained_s=explained_s,
             permitted_ratio=0.0 if baseline is None else target.own.permitted_ratio(baseline.iteration_time_s),
-            owed_s=_owed_s(target),
+            given_pace_s=_given_pace_s(target),
             sigma_s=0.0 if baseline is None else baseline.iteration_sigma_s,
         )
 
@@ -122,11 +123,14 @@ class Experiments:
         chance_s = _UPPER_SIGMAS * baseline.iteration_sigma_s * math.sqrt(n)
         return max(0.0, (self.account.left_s - chance_s) / n + self._earned_s(baseline, target))
 
-    def is_unpaid(self, plan: ClockPlan, baseline: BaselineView, target: PerformanceTarget) -> bool:
-        """Return whether the account cannot pay the plan in force until it could be replaced."""
+    def is_unpaid(self, plan: ClockPlan, baseline: BaselineView, target: PerformanceTarget, *, since: int) -> bool:
+        """Return whether the account cannot pay the plan in force until it could be replaced.
+
+        Its iterations before `since` were compared with another target.
+        """
         if not self.is_paying:
             return False
-        net_s = self._extra_s(plan, baseline, target) - self._earned_s(baseline, target)
+        net_s = self._extra_s(plan, baseline, target, since=since) - self._earned_s(baseline, target)
         ahead = ITERATIONS_AHEAD + self.reports.run_ahead
         return self.account.balance_s < max(0.0, net_s) * ahead
 
@@ -135,7 +139,7 @@ class Experiments:
         latency_s = max(own.switch_latency_s for own in self.ranks.gpus.values())
         least = self.rules.experiment_iterations + round(latency_s / baseline.iteration_time_s)
         if plan is not None and (plan.power_limits_w or plan.power_profiles):
-            least += SETTLING_ITERATIONS
+            least += SETTLING_ITERATIONS + _SHOWN_BY - 1
         if plan is not None and plan.orders:  # another order takes effect late, and is seldom tried
             least += ITERATIONS_AHEAD + 1
         return least
@@ -196,21 +200,23 @@ class Experiments:
 
     # --- inside ---
 
-    def _extra_s(self, plan: ClockPlan, baseline: BaselineView, target: PerformanceTarget) -> float:
+    def _extra_s(self, plan: ClockPlan, baseline: BaselineView, target: PerformanceTarget, *, since: int = 0) -> float:
         """Return what an iteration under a plan takes, at most, beyond full speed and the pace that others set."""
-        full_s = max(baseline.iteration_time_s, _owed_s(target))
+        full_s = max(baseline.iteration_time_s, _given_pace_s(target))
         worst_s = self._worst_case(baseline.iteration_time_s).extra_s(plan, self.ranks.graph_in(plan.orders))
         extra_s = max(0.0, baseline.iteration_time_s + worst_s - full_s)
-        newest = self.knowledge.iterations.regular_under(plan.plan_id)[-_NEWEST:]
+        newest = self.knowledge.iterations.regular_under(plan.plan_id, since=since)[-_NEWEST:]
         if len(newest) < _SHOWN_BY:
             return extra_s
+        if self.ranks.has_waits and (at_full_speed := self.knowledge.full_speed()[-_NEWEST:]):
+            full_s = max(median(_time_s(own) for own in at_full_speed), _given_pace_s(target))
         chance_s = _UPPER_SIGMAS * baseline.iteration_sigma_s / math.sqrt(len(newest))
-        return max(0.0, fmean(own.own_time_s for own in newest) + chance_s - full_s)
+        return max(0.0, fmean(_time_s(own) - own.waited_s for own in newest) + chance_s - full_s)
 
     def _earned_s(self, baseline: BaselineView, target: PerformanceTarget) -> float:
         """Return what the account earns in an iteration."""
         full_s = baseline.iteration_time_s
-        return full_s * (target.own.permitted_ratio(full_s) + self.account.pace_ratio)
+        return full_s * self.account.earned_ratio(target.own.permitted_ratio(full_s))
 
     def _typical_time_s(self) -> float:
         return self.knowledge.iterations.typical(lambda own: own.iteration_time_s)
@@ -236,7 +242,16 @@ def rank_speeds(ranks: JobRanks) -> tuple[RankSpeed, ...]:
     )
 
 
-def _owed_s(target: PerformanceTarget) -> float:
+def _time_s(observation: IterationObservation) -> float:
+    """Return the time of an iteration without the wait for data, which no clock makes longer."""
+    waits_s: dict[int, float] = defaultdict(float)
+    for sample in observation.instruction_samples:
+        if sample.kind.is_wait and not sample.kind.waits_for_ranks:
+            waits_s[sample.pp_rank] += sample.count * sample.time_s
+    return observation.iteration_time_s - (min(waits_s.values()) if len(waits_s) == len(observation.ranks) else 0.0)
+
+
+def _given_pace_s(target: PerformanceTarget) -> float:
     return max(target.straggler_time_s or 0.0, target.power_time_s or 0.0)
 
 
