@@ -248,7 +248,9 @@ def _time_s(observation: IterationObservation) -> float:
     for sample in observation.instruction_samples:
         if sample.kind.is_wait and not sample.kind.waits_for_ranks:
             waits_s[sample.pp_rank] += sample.count * sample.time_s
-    return observation.iteration_time_s - (min(waits_s.values()) if len(waits_s) == len(observation.ranks) else 0.0)
+    return observation.iteration_time_s - (
+        min(waits_s.values()) if waits_s and len(waits_s) == len(observation.ranks) else 0.0
+    )
 
 
 def _given_pace_s(target: PerformanceTarget) -> float:
