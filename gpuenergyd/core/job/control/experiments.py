@@ -2,8 +2,8 @@
 
 A plan is an experiment until its own iterations have shown that it costs no more than the account earns meanwhile.
 Until then it may cost what the worst case of its clocks is (`core/measurement/worst_case.py`), for as many iterations
-as it takes to replace it. Where the account cannot pay that, a plan runs for as few iterations as show what it costs, with
-full speed after them; so does every profiling plan. Where it cannot pay that either, the job waits at full speed.
+as it takes to replace it. Where the account cannot pay that, a plan runs for as few iterations as show what it costs,
+with full speed after them; so does every profiling plan. Where it cannot pay that either, the job waits at full speed.
 """
 
 import math
