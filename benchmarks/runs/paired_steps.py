@@ -7,7 +7,7 @@ from time import perf_counter, thread_time, thread_time_ns
 from typing import Any
 
 from gpuenergyd.client.rank import RankClient
-from gpuenergyd_trainers.joining.handle import Handle
+from gpuenergyd_trainers.joining.handle import Handle, WrappedAttribute
 
 ATTACHED, TIMED, PLAIN, NULL = "attached", "timed", "plain", "null"
 ARMS = (ATTACHED, TIMED, PLAIN, NULL)
@@ -27,7 +27,8 @@ class Switch:
     def __init__(self, handle: Handle, *, others: tuple[tuple[object, str], ...] = ()) -> None:
         """`others` are further attributes that the attachment has replaced: target and name."""
         self._handle = handle
-        self._places = [(w, w._target, w._name, w._wrapper) for w in handle._wrapped]  # noqa: SLF001  only needed here
+        wrapped = [w for w in handle._wrapped if isinstance(w, WrappedAttribute)]  # noqa: SLF001  only needed here
+        self._places = [(w, w._target, w._name, w._wrapper) for w in wrapped]  # noqa: SLF001  as above
         self._others = [(target, name, getattr(target, name)) for target, name in others]
         self._is_on = True
 

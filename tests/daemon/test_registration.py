@@ -81,8 +81,9 @@ def test_memory_and_refusals_are_taken_from_reports_and_registrations() -> None:
     "text", ["a\x1b[2J", "line one\ngpuenergyd: INFO: saved 99 %", "\x9b31mred", "gpt\u202etxt.exe"]
 )
 def test_names_with_control_characters_are_refused_in_one_printable_line(name: str, text: str) -> None:
+    changed: dict[str, Any] = {name: text}
     with pytest.raises(ProtocolError, match=f"{name} .*only printable characters") as refused:
-        check_texts(replace(registration(0), **{name: text}))
+        check_texts(replace(registration(0), **changed))
     assert str(refused.value).isprintable()
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.job.time_account import AccountRules
 from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation, RankEnergy
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.pipeline.reorder import ReorderOffer
@@ -81,7 +82,8 @@ class LedPipeline:
             levers=levers,
         )
         description = new_job(job_id="whole").description
-        self.leader = PipelineLeader(description, JobRules(), services, "own", 0, {}, self._spawn)
+        rules = JobRules(account=AccountRules(first_income_s=100.0))  # any plan can be paid
+        self.leader = PipelineLeader(description, rules, services, "own", 0, {}, self._spawn)
         self.are_facts_known = False
         self.index = 0
         self.plan_id: str | None = "baseline"

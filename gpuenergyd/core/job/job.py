@@ -353,7 +353,8 @@ class Job:
             event = replace(event, observation=replace(event.observation, is_regular=False))
         record = self._record(event)
         self.control.experiments.observe(record.observation, record.purpose, self.baseline, self._evaluated_for)
-        return (record, *self._after_iteration(record.observation, record.purpose))
+        ended = self.control.end_experiment(record.observation)
+        return (record, *ended, *self._after_iteration(record.observation, record.purpose))
 
     def _record(self, event: IterationObserved) -> RecordIteration:
         observation, purpose = self.knowledge.add(

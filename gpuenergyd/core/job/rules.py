@@ -41,6 +41,8 @@ class JobRules:
     """Income of the time account that pays for everything that slows the job."""
     experiment_iterations: int = 1
     """Iterations of an experiment, of which the last one runs at its clocks from begin to end."""
+    are_plans_queued: bool = True
+    """Whether ranks may be sent full speed together with an experiment that it follows."""
     pause_ratio: float = 0.05
     """A gap between iterations longer than usual by this share of an iteration is a pause (evaluation, checkpoint)."""
     foreign_orders: int = 3

@@ -226,7 +226,7 @@ class JobView:
     """Whether plans may bring orders of their own, and what memory there is for them."""
     affordable_s: float | None = None
     """Time beyond full speed that an iteration under the next profiling plan may cost in the worst case
-    (`core/pipeline/worst_case.py`); a dearer plan is not run before the job's time account can pay it. None: without a
+    (`core/measurement/worst_case.py`); a dearer plan is not run before the job's time account can pay it. None: no
     limit."""
 
     @property

@@ -50,8 +50,9 @@ from gpuenergyd.wire.patterns import to_blocks
 from gpuenergyd.wire.pipeline_messages import PipelineReply, PipelineReport, PostedPlan, StageFacts
 
 log = logging.getLogger(__name__)
-_EXPERIMENT_ITERATIONS = 4
-"""Plans come into force in windows that all hosts agree on: one that ended at once might never be followed."""
+_EXPERIMENT_ITERATIONS = 6
+"""Hosts agree on one plan at a time: full speed is sent when an experiment is seen, and followed some iterations later.
+"""
 
 
 @dataclass(slots=True)
@@ -84,7 +85,8 @@ class PipelineLeader:
     _target: TrainingTarget = field(init=False)
 
     def __post_init__(self) -> None:
-        self.job = Job(self.description, replace(self.rules, experiment_iterations=_EXPERIMENT_ITERATIONS))
+        own = replace(self.rules, experiment_iterations=_EXPERIMENT_ITERATIONS, are_plans_queued=False)
+        self.job = Job(self.description, own)
         self._parts = StageParts(self.description.num_pp_ranks, self.num_tp_ranks)
         self._audit = LeaderAudit(self.services.history, self.pipeline_id, self.leader_job_id)
         self._delivery = LeaderDelivery(self.job, self._audit)

@@ -15,7 +15,7 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import BaselineView, TargetDecision
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from gpuenergyd.daemon.jobs.account_file import AccountFile, FileContent, SavedAccount, running_processes
+from gpuenergyd.daemon.account_file import AccountFile, FileContent, SavedAccount, running_processes
 from gpuenergyd.daemon.ports import RunningJob
 
 log = logging.getLogger(__name__)

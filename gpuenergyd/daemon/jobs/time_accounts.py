@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpuenergyd.core.job.time_account import AccountTotals, TimeAccount
-from gpuenergyd.daemon.jobs.account_file import AccountFile, FileContent, SavedAccount, running_processes
+from gpuenergyd.daemon.account_file import AccountFile, FileContent, SavedAccount, running_processes
 from gpuenergyd.daemon.jobs.replicas import TrainingKey
 from gpuenergyd.daemon.ports import RunningJob
 

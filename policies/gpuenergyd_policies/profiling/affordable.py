@@ -7,10 +7,10 @@ longest at full speed; as many are lowered as can be paid. If not even one can, 
 
 from collections.abc import Callable, Collection, Sequence
 
+from gpuenergyd.core.measurement.worst_case import ClockTimes, RankSpeed, WorstCase
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, dependency_graph
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.pipeline.timeline import Span, timeline
-from gpuenergyd.core.pipeline.worst_case import ClockTimes, RankSpeed, WorstCase
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.profiling.design import DesignPoint
 

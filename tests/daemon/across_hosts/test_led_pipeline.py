@@ -63,7 +63,7 @@ def test_a_block_at_full_speed_is_the_same_on_all_hosts_and_the_interval_covers_
 
     async def run() -> None:
         with pipeline.virtual_time():
-            await pipeline.train(75)
+            await pipeline.train(100)
             leaders.append(pipeline.leader)
             await pipeline.close()
 
@@ -103,7 +103,7 @@ def test_a_second_run_of_the_pipeline_starts_from_the_profile_of_the_first() -> 
         await pipeline.close()
         memory.keep(pipeline.histories[0].records)
 
-    asyncio.run(run(pipelines[0], 50))
+    asyncio.run(run(pipelines[0], 90))
     asyncio.run(run(pipelines[1], 30))
     asyncio.run(run(other, 4))
 

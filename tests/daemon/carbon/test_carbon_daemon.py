@@ -180,7 +180,7 @@ def _saved_account(accounts: Path) -> dict[str, float]:
     if not accounts.exists():
         return {}
     jobs = json.loads(accounts.read_text())["jobs"]
-    return jobs[0]["account"] if jobs else {}
+    return jobs[0]["account"]["account"] if jobs else {}
 
 
 def _has_shifted(path: Path) -> bool:

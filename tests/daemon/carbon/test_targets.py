@@ -18,6 +18,8 @@ from gpuenergyd.core.carbon.intensity import HOUR, EmissionFactor, IntensityBasi
 from gpuenergyd.core.carbon.slowdown_account import JobLength
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import Event, JobPhase, ProfilingPermissionChanged
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.job.time_account import AccountRules
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import ClockPolicy, TargetDecision
@@ -255,7 +257,8 @@ def test_a_job_of_known_length_never_exceeds_its_permitted_time(tmp_path: Path, 
 def test_profiling_again_waits_until_the_budget_allows_it(tmp_path: Path) -> None:
     values = ([450.0] * 3 + [90.0] * 3) * 4 * (HISTORY_DAYS + 2)
     length = JobLength(hours=10 * 25.0 / 3600.0)
-    here = site(tmp_path, Uniform(), values, hour_s=25.0, length=length)
+    rich = {"rules": JobRules(account=AccountRules(first_income_s=60.0))}  # the slowdown budget is what pauses it
+    here = site(tmp_path, Uniform(), values, hour_s=25.0, length=length, pipeline=rich)
     job = here.following.job
 
     here.run_hours(4)
@@ -264,7 +267,7 @@ def test_profiling_again_waits_until_the_budget_allows_it(tmp_path: Path) -> Non
             job.knowledge.begin_anew(
                 None, lambda seen: job.knowledge.plans.purpose_of(seen.plan_id) is PlanPurpose.BASELINE
             )
-        here.run_hours(0.5)
+        here.run_hours(0.1)
 
     status = here.targets.status(here.following)["target"]
     assert status["slowdown_so_far_ratio"] <= BUDGET

@@ -1,9 +1,9 @@
 """Experiments of a job: what a plan may cost until it can be replaced, and whether the time account can pay that.
 
 A plan is an experiment until its own iterations have shown that it costs no more than the account earns meanwhile.
-Until then it may cost what the worst case of its clocks is (`core/pipeline/worst_case.py`), for as many iterations as
-it takes to replace it. Where the account cannot pay that, a plan runs for as few iterations as show what it costs, with
-full speed after them; so does every profiling plan. Where it cannot pay that either, the job waits at full speed.
+Until then it may cost what the worst case of its clocks is (`core/measurement/worst_case.py`), for as many iterations
+as it takes to replace it. Where the account cannot pay that, a plan runs for as few iterations as show what it costs,
+with full speed after them; so does every profiling plan. Where it cannot pay that either, the job waits at full speed.
 """
 
 import math
@@ -18,8 +18,8 @@ from gpuenergyd.core.job.measurements.rank_reports import RankReports
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.job.time_account import TimeAccount
 from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.measurement.worst_case import ClockTimes, RankSpeed, WorstCase
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
-from gpuenergyd.core.pipeline.worst_case import ClockTimes, RankSpeed, WorstCase
 from gpuenergyd.core.policy_api.policy import BaselineView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
@@ -53,6 +53,8 @@ class Experiments:
     """Shared with the other replicas of the training on this host."""
     ends_at: int | None = None
     """The first iteration at full speed after the experiment that was sent last; None if its plan goes on."""
+    is_open: bool = False
+    """Whether full speed after it has yet to be sent."""
     _awaited: tuple[float, PerformanceTarget] | None = None
     """What the account must be able to pay before the policy is asked again, and for which target that holds."""
     _times: ClockTimes = field(default_factory=ClockTimes)
@@ -185,6 +187,7 @@ class Experiments:
         """Commit what the account may have to pay for a plan that was sent."""
         num_iterations = terms.num_iterations or ITERATIONS_AHEAD + self.reports.run_ahead + 1
         self.ends_at = None if terms.num_iterations is None else from_index + num_iterations
+        self.is_open = self.ends_at is not None and not self.rules.are_plans_queued
         if terms.cost_s > 0:
             self.account.commit(self.knowledge.job_id, from_index, from_index + num_iterations - 1, terms.cost_s)
 
@@ -248,9 +251,8 @@ def _time_s(observation: IterationObservation) -> float:
     for sample in observation.instruction_samples:
         if sample.kind.is_wait and not sample.kind.waits_for_ranks:
             waits_s[sample.pp_rank] += sample.count * sample.time_s
-    return observation.iteration_time_s - (
-        min(waits_s.values()) if waits_s and len(waits_s) == len(observation.ranks) else 0.0
-    )
+    is_of_all = bool(waits_s) and len(waits_s) == len(observation.ranks)
+    return observation.iteration_time_s - (min(waits_s.values()) if is_of_all else 0.0)
 
 
 def _given_pace_s(target: PerformanceTarget) -> float:

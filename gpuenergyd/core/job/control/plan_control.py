@@ -95,11 +95,20 @@ class PlanControl:
         if terms.num_iterations is not None:
             not_before = experiments.account.next_experiment(self.knowledge.job_id, self._next_apply_at)
         # Full speed after the last experiment is replaced by this plan if that is in time.
-        send = self._send(plan, after=0 if experiments.ends_at is not None else 1, not_before=not_before)
+        is_replacing = experiments.ends_at is not None and self.rules.are_plans_queued
+        send = self._send(plan, after=0 if is_replacing else 1, not_before=not_before)
         experiments.begun(terms, send.apply_at_iteration)
-        if terms.num_iterations is None:
+        if terms.num_iterations is None or experiments.is_open:
             return (send,)
         return (send, self._send(self._full_speed_block("until the next experiment"), after=terms.num_iterations))
+
+    def end_experiment(self, observation: IterationObservation) -> tuple[Command, ...]:
+        """Send full speed after an experiment that was seen, where it could not be sent together with it."""
+        if not self.experiments.is_open or observation.plan_id != self.current.plan_id:
+            return ()
+        send = self._send(self._full_speed_block("until the next experiment"))
+        self.experiments.ends_at, self.experiments.is_open = send.apply_at_iteration, False
+        return (send,)
 
     def expect(self, target: PerformanceTarget | None) -> None:
         """Compare the next iterations with the target that the policy has answered for."""
@@ -115,7 +124,7 @@ class PlanControl:
             self.knowledge.add_plan(plan)
             stop = (self._send(plan), self._restore(plan))
         self.has_lease = False
-        self.experiments.ends_at = None
+        self.experiments.ends_at, self.experiments.is_open = None, False
         self.blocks.end_relief()
         self.question.outdate()
         return stop

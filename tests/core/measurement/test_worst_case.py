@@ -3,6 +3,7 @@
 import pytest
 
 from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation
+from gpuenergyd.core.measurement.worst_case import ClockTimes, RankSpeed, WorstCase
 from gpuenergyd.core.pipeline.graph import (
     Instruction,
     InstructionClass,
@@ -11,7 +12,6 @@ from gpuenergyd.core.pipeline.graph import (
     one_forward_one_backward,
 )
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPurpose, RankClocks
-from gpuenergyd.core.pipeline.worst_case import ClockTimes, RankSpeed, WorstCase
 
 F, B = InstructionKind.F, InstructionKind.B
 SCHEDULE = one_forward_one_backward(2, 4)
