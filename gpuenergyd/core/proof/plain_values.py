@@ -65,7 +65,7 @@ def _value(kind: Any, value: object, where: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return value  # written as an integer, and to be written so again
     if type(value) is not kind or (kind in {int, float} and not _is_number(value)):
-        raise ProofError(f"{where} is {_shown(value)}; expected a value of type {kind.__name__}")
+        raise ProofError(f"{where} is {_shown(value)}; expected a value of type {getattr(kind, '__name__', kind)}")
     return value
 
 
