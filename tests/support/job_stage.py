@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.job.time_account import AccountRules
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
 from gpuenergyd.core.policy_api.policy import JobView
@@ -197,7 +198,12 @@ class Stage:
                 observation_limit_s=0.0,
                 is_observing=is_observing,
             ),
-            rules=JobRules(warmup_iterations=0, baseline_iterations=2, fallback_iterations=3),
+            rules=JobRules(
+                warmup_iterations=0,
+                baseline_iterations=2,
+                fallback_iterations=3,
+                account=AccountRules(first_income_s=60.0),  # plans begin at once
+            ),
             default_policy="scripted",
             default_max_slowdown_ratio=0.0,
             policies=PolicyNames(lambda: ("scripted",)),

@@ -9,7 +9,7 @@ from typing import Any
 from gpuenergyd.carbon.sources.checking import RawValue, checked_reply, instant, part, read_rows, rows
 from gpuenergyd.carbon.sources.source import SourceOptions, SourceReply
 from gpuenergyd.carbon.sources.web import SourceError, SourceProblem, Web
-from gpuenergyd.core.carbon.intensity import CarbonSignal, EmissionFactor, SampleStatus, SignalKind
+from gpuenergyd.core.carbon.intensity import HOUR, CarbonSignal, EmissionFactor, SampleStatus, SignalKind
 from gpuenergyd.errors import CarbonDataError
 
 NAME = "neso"
@@ -59,8 +59,8 @@ def make(options: SourceOptions) -> Neso:
 
 def _value(now_at: datetime, row: Any) -> RawValue:
     begin, end = instant(NAME, part(NAME, row, "from")), instant(NAME, part(NAME, row, "to"))
-    if end - begin != _SLOT:
-        raise SourceError(SourceProblem.BAD_VALUE, f"{NAME}: interval {begin} to {end} is not half an hour")
+    if not timedelta() < end - begin <= HOUR:
+        raise SourceError(SourceProblem.BAD_VALUE, f"{NAME}: interval {begin} to {end} is not at most an hour")
     intensity = part(NAME, row, "intensity")
     actual, forecast = part(NAME, intensity, "actual"), part(NAME, intensity, "forecast")
     if actual is not None:

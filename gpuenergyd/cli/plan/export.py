@@ -29,7 +29,7 @@ def export_profile(job: RunningJobInput, path: Path) -> str:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
     fitted = job.fit.fitted
-    command = f"gpuenergyd plan {path} --target-s {fitted.deadline_s:.9g}"
+    command = f"gpuenergyd plan {path} --target-s {fitted.deadline_s!r}"
     if is_json:
         return command
     schedule = job.content.schedule

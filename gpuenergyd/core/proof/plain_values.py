@@ -6,6 +6,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ProofError
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ def read_rows(kind: type[T], rows: object, where: str) -> tuple[T, ...]:
     """
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # T is a dataclass
     if not isinstance(rows, list) or any(not isinstance(row, list) or len(row) != len(names) for row in rows):
-        raise ProofError(f"{where} is not a list of lists of {len(names)} values: {', '.join(names)}")
+        raise ProofError(f"{where} is not a list of lists of {count_text(len(names), 'value')}: {', '.join(names)}")
     hints = get_type_hints(kind)
     types = [hints[name] for name in names]
     return tuple(
