@@ -5,12 +5,12 @@ turn may use its share of what is affordable in the worst case. Of a kind, those
 longest at full speed; as many are lowered as can be paid. If not even one can, a milder level is tried.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 from gpuenergyd.core.measurement.worst_case import ClockTimes, RankSpeed, WorstCase
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, dependency_graph
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
-from gpuenergyd.core.pipeline.timeline import Span, timeline
+from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.profiling.design import DesignPoint
 
@@ -29,7 +29,7 @@ def affordable_plan(
     worst = worst_case_of(view)
     if view.affordable_s is None or worst.extra_s(whole) <= _SPENT_RATIO * view.affordable_s:
         return whole
-    queues = _queues(worst, held_ranks)
+    queues = _queues(worst, held_ranks, from_begin=first_turn % 2 == 0)
     if queues is None:
         return whole
     turns = list(queues)[first_turn % len(queues) :] + list(queues)[: first_turn % len(queues)]
@@ -72,10 +72,12 @@ _Turn = tuple[int, tuple[InstructionKind, ...]]
 """A rank, and the kinds of instruction whose clocks are lowered at once."""
 
 
-def _queues(worst: WorstCase, held_ranks: Collection[int]) -> dict[_Turn, list[Instruction]] | None:
+def _queues(
+    worst: WorstCase, held_ranks: Collection[int], *, from_begin: bool
+) -> dict[_Turn, list[Instruction]] | None:
     """Return the instructions to lower in each turn, first those that wait longest; None without their times.
 
-    Where clocks are held, neighbours follow one another.
+    Where clocks are held, those at the begin of the iteration come first, or those at its end: that takes two calls.
     """
     graph = worst.graph
     times_s = [worst.times.full_speed_s(own) for own in graph.classes]
@@ -86,23 +88,11 @@ def _queues(worst: WorstCase, held_ranks: Collection[int]) -> dict[_Turn, list[I
     for rank, own in enumerate(spans):
         kinds = tuple(dict.fromkeys(span.instruction.kind for span in own))
         if rank in held_ranks:
-            queues[rank, kinds] = _around(own)
+            queues[rank, kinds] = [span.instruction for span in (own if from_begin else reversed(own))]
             continue
         for span in sorted(own, key=lambda one: -one.slack_s):
             queues.setdefault((rank, (span.instruction.kind,)), []).append(span.instruction)
     return queues
-
-
-def _around(spans: Sequence[Span]) -> list[Instruction]:
-    """Return the instructions of a rank from the one that waits longest on, each next to those before it."""
-    first = last = max(range(len(spans)), key=lambda k: spans[k].slack_s)
-    found = [spans[first].instruction]
-    while len(found) < len(spans):
-        before_s = spans[first - 1].slack_s if first else -1.0
-        after_s = spans[last + 1].slack_s if last + 1 < len(spans) else -1.0
-        first, last = (first - 1, last) if before_s > after_s else (first, last + 1)
-        found.append(spans[first if before_s > after_s else last].instruction)
-    return found
 
 
 def _most_lowered(is_affordable: Callable[[int], bool], fewest: int, most: int) -> int:

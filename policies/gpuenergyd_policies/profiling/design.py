@@ -133,7 +133,7 @@ def profile_plan(
 
     On `held_ranks` the clocks of a point follow one another, each for an equal share of the iteration, instead of
     changing with the kind of instruction: where clocks take effect as late as instructions last, that is the only way
-    to see instructions at a clock.
+    to see instructions at a clock. Where some are fast, the others have one clock, for few calls.
     """
     ranks = []
     for pp_rank, order in enumerate(schedule.orders):
@@ -143,8 +143,9 @@ def profile_plan(
         }
         top_mhz, lowered = levels_mhz[pp_rank][0], [one for one in order if one not in fast]
         lower_mhz = {one: clock_of[one.kind] for one in lowered}
-        if pp_rank in held_ranks:
-            held = [clock for clock in clock_of.values() for _ in range(-(-len(lowered) // len(clock_of)))]
+        if pp_rank in held_ranks and lowered:
+            own = [clock_of[lowered[0].kind]] if len(lowered) < len(order) else list(clock_of.values())
+            held = [clock for clock in own for _ in range(-(-len(lowered) // len(own)))]
             lower_mhz = dict(zip(lowered, held, strict=False))
         clocks = tuple(lower_mhz.get(one, top_mhz) for one in order)
         changes = tuple(

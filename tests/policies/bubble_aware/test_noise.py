@@ -6,6 +6,8 @@ import pytest
 
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.outcome import OutcomeKind, find_outcome
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.job.time_account import AccountRules
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd_policies.bubble_aware.noise import Outlook
@@ -29,6 +31,7 @@ def training(noise_ratio: float, energy_noise_ratio: float) -> VirtualTraining:
         noise_ratio=noise_ratio,
         energy_noise_ratio=energy_noise_ratio,
         seed=3,
+        rules=JobRules(account=AccountRules(first_income_s=30.0)),  # the policy is to say that it is too noisy
     )
 
 

@@ -1,0 +1,61 @@
+"""What the shipped policies cost a training is within its time account, for replicas that share one as well."""
+
+from collections.abc import Callable
+
+import pytest
+
+from gpuenergyd.core.job.messages import JobPhase
+from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.policy_api.policy import ClockPolicy
+from gpuenergyd_policies.cost import Cost
+from gpuenergyd_policies.envelope import Envelope
+from gpuenergyd_policies.uniform import Uniform
+from tests.support.remembered_plans import RememberedBubbleAware
+from tests.support.virtual_replicas import VirtualReplicas
+from tests.support.virtual_training import A100Work, VirtualTraining, Work
+
+F, B = InstructionKind.F, InstructionKind.B
+
+
+def training(policy: ClockPolicy, *, seconds: float = 1.0, **options: object) -> VirtualTraining:
+    """Return an uneven pipeline whose iterations at full speed take about so many seconds."""
+    work: dict[tuple[int, InstructionKind], Work] = {}
+    for rank, share in enumerate((1.0, 0.93, 1.10)):
+        scale = share * seconds / 1.25
+        work[rank, F] = A100Work(0.0120 * scale, 0.0382 * scale, 0.25)
+        work[rank, B] = A100Work(0.0270 * scale, 0.0660 * scale, 0.27)
+    return VirtualTraining(one_forward_one_backward(3, 6), work, policy, noise_ratio=0.002, **options)  # type: ignore[arg-type]
+
+
+def lost_s(run: VirtualTraining) -> float:
+    """Return the time that was lost against the baseline, which is at full speed."""
+    assert run.job.baseline is not None
+    return sum(time_s - run.job.baseline.iteration_time_s for time_s, _, _ in run.history)
+
+
+@pytest.mark.parametrize("seconds", [0.2, 2.0])
+@pytest.mark.parametrize("policy", [RememberedBubbleAware, Uniform, Cost, Envelope])
+def test_no_shipped_policy_costs_more_than_the_account_has(policy: Callable[[], ClockPolicy], seconds: float) -> None:
+    run = training(policy(), seconds=seconds)
+
+    run.run(120)
+
+    account = run.job.account
+    assert account is not None
+    assert account.cost_s <= account.income_s
+    assert lost_s(run) <= account.income_s + 0.05 * seconds
+    assert account.num_experiments
+
+
+def test_replicas_share_an_account_and_pay_experiments_in_the_same_iterations_once() -> None:
+    replicas = [training(RememberedBubbleAware(), seed=seed) for seed in range(2)]
+    account = replicas[0].job.control.experiments.account
+    for number, own in enumerate(replicas):
+        own.job.control.experiments.account = account
+        own.job.knowledge.job_id = f"replica-{number}"
+
+    VirtualReplicas(tuple(replicas)).run(120)
+
+    assert [own.job.phase for own in replicas] == [JobPhase.TUNED] * 2
+    assert max(map(lost_s, replicas)) <= account.income_s + 0.05
+    assert 110 < account.num_iterations <= 120  # not once for each replica
