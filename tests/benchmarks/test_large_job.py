@@ -12,7 +12,7 @@ from tests.support.encoded_host import EncodedLargeJob
 from tests.support.large_job import JobSize, LargeJob
 
 SIZE = JobSize(num_pp_ranks=3, num_tp_ranks=2, num_dp_ranks=2, num_microbatches=6)
-MAX_ITERATIONS = 60
+MAX_ITERATIONS = 120
 NUM_TUNED = 3
 NUM_STEADY = 6
 
@@ -35,7 +35,7 @@ def trained(job: LargeJob) -> tuple[list[str], list[float]]:
 
 @pytest.mark.thorough
 def test_hosts_of_which_only_messages_exist_send_what_real_ones_do() -> None:
-    rules = JobRules(warmup_iterations=0, baseline_iterations=2)
+    rules = JobRules(warmup_iterations=0, baseline_iterations=2, account=AccountRules(first_income_s=60.0))
     options: Any = {"rules": rules, "policy": "uniform", "max_slowdown_ratio": 0.2}
 
     purposes, num_bytes = trained(EncodedLargeJob(SIZE, **options))
