@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from gpuenergyd.core.job.rules import JobRules
-from gpuenergyd.core.job.time_account import AccountRules
 from tests.support.encoded_host import EncodedLargeJob
 from tests.support.large_job import JobSize, LargeJob
 
 SIZE = JobSize(num_pp_ranks=3, num_tp_ranks=2, num_dp_ranks=2, num_microbatches=6)
-MAX_ITERATIONS = 120
+MAX_ITERATIONS = 60
 NUM_TUNED = 3
 NUM_STEADY = 6
 
@@ -35,7 +34,7 @@ def trained(job: LargeJob) -> tuple[list[str], list[float]]:
 
 @pytest.mark.thorough
 def test_hosts_of_which_only_messages_exist_send_what_real_ones_do() -> None:
-    rules = JobRules(warmup_iterations=0, baseline_iterations=2, account=AccountRules(first_income_s=60.0))
+    rules = JobRules(warmup_iterations=0, baseline_iterations=2)
     options: Any = {"rules": rules, "policy": "uniform", "max_slowdown_ratio": 0.2}
 
     purposes, num_bytes = trained(EncodedLargeJob(SIZE, **options))
@@ -48,10 +47,7 @@ def test_hosts_of_which_only_messages_exist_send_what_real_ones_do() -> None:
 
 def test_all_ranks_of_a_small_large_job_follow_one_plan_and_traffic_is_bounded() -> None:
     job = LargeJob(
-        SIZE,
-        rules=JobRules(warmup_iterations=0, baseline_iterations=2, account=AccountRules(first_income_s=60.0)),
-        policy="uniform",
-        max_slowdown_ratio=0.2,
+        SIZE, rules=JobRules(warmup_iterations=0, baseline_iterations=2), policy="uniform", max_slowdown_ratio=0.2
     )
 
     async def run() -> list[str]:

@@ -171,11 +171,12 @@ def _journal(path: Path) -> JournalFacts:
 
     try:
         journal = Journal(path)
-        is_of_this_boot, content = journal.is_of_this_boot, journal.read()
+        content = journal.read()
     except DamagedJournalError as error:
         return JournalFacts(str(path), damage=str(error))
     except JournalError as error:
         return JournalFacts(str(path), unreadable=str(error))
+    is_of_this_boot = journal.is_of_this_boot(content)
     if is_of_this_boot and content.is_incomplete:
         return JournalFacts(str(path), damage=f"the journal {path} lacks GPUs of a damaged one")
     entries = content.entries if is_of_this_boot else ()

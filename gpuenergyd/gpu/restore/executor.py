@@ -67,7 +67,7 @@ def restore_from_journal(
         for entry in reversed(content.entries)
         if driver in {None, entry.driver} and (gpu_uuids is None or entry.gpu_uuid in gpu_uuids)
     ]
-    if not journal.is_of_this_boot:
+    if not journal.is_of_this_boot(content):
         if not is_dry_run:
             journal.remove({entry.key for entry in wanted})
         detail = "the host was rebooted, which cleared the driver's settings; entry dropped"

@@ -68,10 +68,9 @@ class Journal:
         """The path of the journal."""
         return self._path
 
-    @property
-    def is_of_this_boot(self) -> bool:
-        """Whether the journal was written since the host booted; a reboot clears the driver's settings."""
-        return self.read().boot_id == self._boot_id()
+    def is_of_this_boot(self, content: JournalContent) -> bool:
+        """Return whether content was written since the host booted; a reboot clears the driver's settings."""
+        return content.boot_id == self._boot_id()
 
     def read(self) -> JournalContent:
         """Return the entries; a missing file has none.
@@ -202,6 +201,10 @@ class Journal:
             if known != content.foreign_locks_mhz:
                 self._write(dataclasses.replace(content, foreign_locks_mhz=known))
 
+    def entries_of_this_boot(self) -> tuple[JournalEntry, ...]:
+        """Return the entries made since the host booted; raise JournalError if the journal cannot be read."""
+        return self._of_this_boot().entries
+
     def foreign_locks_mhz(self) -> Mapping[str, int]:
         """Return the clock locks of other programs, which a reboot clears, by GPU; raise JournalError if unreadable."""
         return self._of_this_boot().foreign_locks_mhz
@@ -212,7 +215,8 @@ class Journal:
             content = self.read()
             kept = tuple(e for e in content.entries if e.key not in keys)
             if kept != content.entries:
-                self._write(dataclasses.replace(self._of_this_boot(), entries=kept))
+                left = dataclasses.replace(content, entries=kept)
+                self._write(left if kept else self._of_this_boot(left), boot_id=content.boot_id if kept else None)
 
     def holds(self, gpu_uuid: str, control: Control) -> bool:
         """Return whether an entry exists now; reads the file only when it has changed."""
@@ -254,13 +258,14 @@ class Journal:
             raise JournalError(f"cannot move {self._path} aside: {error.strerror}") from None
         return aside
 
-    def _of_this_boot(self) -> JournalContent:
+    def _of_this_boot(self, content: JournalContent | None = None) -> JournalContent:
         """Return the content; what was set before the host booted is gone."""
-        content = self.read()
-        return content if content.boot_id == self._boot_id() else JournalContent(self._boot_id(), ())
+        content = self.read() if content is None else content
+        return content if self.is_of_this_boot(content) else JournalContent(self._boot_id(), ())
 
-    def _write(self, content: JournalContent) -> None:
-        body = encode(dataclasses.replace(content, boot_id=self._boot_id()))
+    def _write(self, content: JournalContent, *, boot_id: str | None = None) -> None:
+        """Write content of this boot; with `boot_id`, what is left of another one: it must not pass for this one's."""
+        body = encode(dataclasses.replace(content, boot_id=boot_id or self._boot_id()))
         try:
             replace_file(self._path, body, owner=self._owner(), is_durable=True, is_locked=True)
         except OSError as error:

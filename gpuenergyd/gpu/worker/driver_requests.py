@@ -68,10 +68,8 @@ class DriverRequests:
 
     def _saved_power_limit_w(self, gpu_uuid: str) -> float | None:
         """Return the power limit that the journal holds for a restore; None without an entry."""
-        if not self.journal.is_of_this_boot:
-            return None
         key = (gpu_uuid, Control.POWER_LIMIT)
-        return next((entry.saved_value for entry in self.journal.read().entries if entry.key == key), None)
+        return next((entry.saved_value for entry in self.journal.entries_of_this_boot() if entry.key == key), None)
 
     def set_power_limit(self, request: SetPowerLimit) -> PowerLimit:
         """Set a power limit after journalling the present one; return the limit read back.

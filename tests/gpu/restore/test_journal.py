@@ -154,7 +154,8 @@ def test_entries_of_another_boot_are_dropped_by_the_next_lease(tmp_path: Path) -
     Journal(tmp_path / "j", boot_id=lambda: "before").add([entry("GPU-a")])
     now = Journal(tmp_path / "j", boot_id=lambda: "now")
 
-    assert not now.is_of_this_boot
+    assert not now.is_of_this_boot(now.read())
+    assert now.entries_of_this_boot() == ()
     now.add([entry("GPU-b")])
 
     assert [e.gpu_uuid for e in now.read().entries] == ["GPU-b"]

@@ -102,6 +102,20 @@ def test_change_of_an_earlier_boot_is_dropped_and_not_undone(host: SimulatedHost
     assert Journal(tmp_path / "journal.json").read().entries == ()
 
 
+def test_what_one_gpu_drops_of_an_earlier_boot_does_not_make_the_rest_ours(host: SimulatedHost, tmp_path: Path) -> None:
+    """GPUs are restored side by side, each from a journal that the others change meanwhile."""
+    Journal(tmp_path / "journal.json", boot_id=lambda: "before").add(_entries(host))
+    _lock_all(host, 900)
+    journal = Journal(tmp_path / "journal.json")
+
+    for identity in host.identities():
+        (outcome,) = restore_from_journal(journal, host, gpu_uuids={identity.gpu_uuid})
+        assert outcome.result is RestoreResult.FORGOTTEN
+
+    assert _locks(host) == [900, 900]
+    assert journal.read().entries == ()
+
+
 def test_damaged_journal_is_moved_aside_and_the_error_names_the_remedy(host: SimulatedHost, tmp_path: Path) -> None:
     (tmp_path / "journal.json").write_text("{")
     (tmp_path / "journal.json").chmod(0o600)

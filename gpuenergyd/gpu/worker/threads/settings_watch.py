@@ -91,10 +91,10 @@ class SettingsWatch:
 
     def _is_our_limit(self, gpu_uuid: str, power_limit_w: float | None) -> bool:
         """Return whether a power limit is, or may be, the one that the journal says was set by this worker."""
-        if power_limit_w is None or not self._journal.is_of_this_boot:
+        if power_limit_w is None:
             return False
         try:
-            entries = self._journal.read().entries
+            entries = self._journal.entries_of_this_boot()
         except JournalError:
             return False
         ours = [e.intended_value for e in entries if e.key == (gpu_uuid, Control.POWER_LIMIT)]
