@@ -137,14 +137,19 @@ class Experiments:
         return self.account.balance_s < max(0.0, net_s) * ahead
 
     def _least_iterations(self, baseline: BaselineView, plan: ClockPlan | None = None) -> int:
-        """Return for how many iterations a plan must run to show what it costs: clocks take effect late."""
+        """Return for how many iterations a plan must run to show what it costs.
+
+        Clocks take effect late, and energy is known as often as the counters have new values.
+        """
         latency_s = max(own.switch_latency_s for own in self.ranks.gpus.values())
         least = self.rules.experiment_iterations + round(latency_s / baseline.iteration_time_s)
+        period_s = self.knowledge.iterations.typical(_counter_period_s)
+        settling = max(0, round(period_s / baseline.iteration_time_s) - 1)
         if plan is not None and (plan.power_limits_w or plan.power_profiles):
-            least += SETTLING_ITERATIONS + _SHOWN_BY - 1
+            settling = max(settling, SETTLING_ITERATIONS + _SHOWN_BY - 1)
         if plan is not None and plan.orders:  # another order takes effect late, and is seldom tried
-            least += ITERATIONS_AHEAD + 1
-        return least
+            settling += ITERATIONS_AHEAD + 1
+        return least + settling
 
     # --- waiting ---
 
@@ -253,6 +258,10 @@ def _time_s(observation: IterationObservation) -> float:
             waits_s[sample.pp_rank] += sample.count * sample.time_s
     is_of_all = bool(waits_s) and len(waits_s) == len(observation.ranks)
     return observation.iteration_time_s - (min(waits_s.values()) if is_of_all else 0.0)
+
+
+def _counter_period_s(observation: IterationObservation) -> float | None:
+    return max((own.counter_period_s for own in observation.ranks if own.counter_period_s is not None), default=None)
 
 
 def _given_pace_s(target: PerformanceTarget) -> float:
