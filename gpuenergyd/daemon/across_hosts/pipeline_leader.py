@@ -50,7 +50,7 @@ from gpuenergyd.wire.patterns import to_blocks
 from gpuenergyd.wire.pipeline_messages import PipelineReply, PipelineReport, PostedPlan, StageFacts
 
 log = logging.getLogger(__name__)
-_EXPERIMENT_ITERATIONS = 6
+_EXPERIMENT_ITERATIONS = 8
 """Hosts agree on one plan at a time: full speed is sent when an experiment is seen, and followed some iterations later.
 """
 

@@ -16,7 +16,7 @@ from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.virtual_pipeline import VirtualPipeline
 
 NUM_STAGES = 3
-NUM_ITERATIONS = 100
+NUM_ITERATIONS = 60
 LATER = (("F", 0, 0), ("F", 1, 0), ("F", 2, 0), ("B", 0, 0), ("B", 1, 0), ("B", 2, 0))
 
 

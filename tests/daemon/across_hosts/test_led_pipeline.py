@@ -103,7 +103,7 @@ def test_a_second_run_of_the_pipeline_starts_from_the_profile_of_the_first() -> 
         await pipeline.close()
         memory.keep(pipeline.histories[0].records)
 
-    asyncio.run(run(pipelines[0], 90))
+    asyncio.run(run(pipelines[0], 50))
     asyncio.run(run(pipelines[1], 30))
     asyncio.run(run(other, 4))
 

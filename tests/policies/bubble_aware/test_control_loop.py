@@ -220,7 +220,7 @@ def test_a_profile_that_no_longer_holds_is_measured_again_within_the_budget() ->
         rules=JobRules(relearn_after_slow_plans=1, proof_iterations=0, account=AccountRules(first_income_s=6.0)),
     )
 
-    run.run(160)
+    run.run(110)
 
     reasons = [c.reason for c in run.commands if isinstance(c, RecordPhase)]
     assert "1 plan was slow: verifying the measured profile at full speed" in reasons

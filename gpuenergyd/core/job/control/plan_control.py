@@ -30,6 +30,8 @@ _FASTER_CHECK_DISTANCE = 16
 """Iterations after a full-speed block, or a return to full speed, of a job that is faster than expected before there
 may be a second one; each further one waits twice as long."""
 _MAX_DOUBLINGS = 6
+_SEEN_ITERATIONS = 3
+"""Iterations of an experiment after which full speed follows unless the policy has answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +105,14 @@ class PlanControl:
         return (send, self._send(self._full_speed_block("until the next experiment"), after=terms.num_iterations))
 
     def end_experiment(self, observation: IterationObservation) -> tuple[Command, ...]:
-        """Send full speed after an experiment that was seen, where it could not be sent together with it."""
-        if not self.experiments.is_open or observation.plan_id != self.current.plan_id:
+        """Send full speed after an experiment, where it could not be sent together with it.
+
+        Once the experiment was seen, the policy may replace it meanwhile.
+        """
+        plan_id = self.current.plan_id
+        if not self.experiments.is_open or observation.plan_id != plan_id:
+            return ()
+        if sum(own.plan_id == plan_id for own in self.knowledge.iterations.kept) < _SEEN_ITERATIONS:
             return ()
         send = self._send(self._full_speed_block("until the next experiment"))
         self.experiments.ends_at, self.experiments.is_open = send.apply_at_iteration, False
