@@ -37,6 +37,7 @@ COMMANDS_GIVE_UP_S = 90.0
 """Each restore starts a program, and waits for one that is under way; programs fail and hang, and are run again."""
 _COMMAND_TIMEOUT_S = 3.0
 _LOWERED_WITHIN_S = 60.0
+_TRIES_TO_HIT_LOWERED = 8
 """How long a trial waits for what it interrupts; whatever is the case then is interrupted, too."""
 _MAX_RESTORES = 20
 _ANY_MOMENT_RATIO = 0.15
@@ -141,13 +142,23 @@ class KillRig:
             self._restart_missing()
             # Also at moments of registration, measurement and full speed.
             is_any_moment = self.rng.random() < _ANY_MOMENT_RATIO
-            if not is_any_moment:
-                with contextlib.suppress(AssertionError):
-                    wait_until(lambda: bool(self.lowered()), _LOWERED_WITHIN_S)
-            time.sleep(self.rng.uniform(0.0, 0.06))
+            candidates = self._wait_a_while() if is_any_moment else self._wait_while_lowered()
             self.on_trial()
-            candidates = set() if is_any_moment else self.lowered()
             yield self._kill(victim, self.rng.choice(sorted(candidates) or range(NUM_GPUS)))
+
+    def _wait_a_while(self) -> set[int]:
+        time.sleep(self.rng.uniform(0.0, 0.06))
+        return set()
+
+    def _wait_while_lowered(self) -> set[int]:
+        """Return GPUs that have been lowered for a while; experiments last for an iteration, so it takes some tries."""
+        for _ in range(_TRIES_TO_HIT_LOWERED):
+            with contextlib.suppress(AssertionError):
+                wait_until(lambda: bool(self.lowered()), _LOWERED_WITHIN_S)
+            self._wait_a_while()
+            if lowered := self.lowered():
+                return lowered
+        return set()
 
     def time_bare_restore(self) -> float:
         """Return the time of the minimum that a restore needs: detect a process death, then one driver call."""
