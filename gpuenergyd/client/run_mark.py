@@ -1,4 +1,4 @@
-"""The mark of `gpuenergyd run`: a file that lasts until a rank of the program joins the daemon.
+"""Marker file of `gpuenergyd run`, deleted when a rank joins: one that is left tells that nothing has joined.
 
 The program's first process creates it if that is a Python process, and reports at its end that nothing has joined if
 the file is still there. The processes of ranks are its descendants and inherit the variable; they write into the file

@@ -194,7 +194,7 @@ def test_retry_after_is_honoured_and_a_long_one_is_passed_on(provider: Documente
         (b'{"error": "Bad Request", "message": "Invalid region: ATLANTIS"}', "Invalid region: ATLANTIS"),
         (b'{"status":"error","message":"Request unauthorized for zoneKey=FR"}', "Request unauthorized for zoneKey=FR"),
         (b'{"error": {"code": "API_KEY_INVALID", "message": "No such key."}}', "No such key."),
-        (b'{"errors": [{"detail": "one\\n\\u001b[2J\\u202etwo"}]}', "one [2J two"),
+        (b'{"errors": [{"detail": "one\\n\\u001b[2J\\u202etwo"}]}', r"one \x1b[2J\u202etwo"),
         (b"Forbidden\r\nfor now", "Forbidden for now"),
         (
             b"<a:Doc xmlns:a='b'><a:Reason><a:text>No data &amp; none later</a:text></a:Reason></a:Doc>",

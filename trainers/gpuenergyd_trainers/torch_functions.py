@@ -1,4 +1,4 @@
-"""Instructions that a program runs by functions of its own, registered with `schedule.register_custom_function`.
+"""Times instructions that a program replaces by its own functions, with `schedule.register_custom_function`.
 
 torch's runtime keeps these functions by computation type in a private dictionary and calls `function(action, context)`
 in place of its own code, as torchtitan's graph pipelines have it. A dictionary in its place marks each call, whenever

@@ -21,7 +21,7 @@ BIOMASS, GEOTHERMAL, HYDRO, MARINE, NUCLEAR, WIND, SOLAR = 230.0, 38.0, 24.0, 17
 lists as other plants, waste included (assumed)."""
 
 _MATTERS_RATIO = 0.05
-"""Share of the generation that may be missing or of unknown type; the true value then differs by 40 g/kWh at most."""
+"""Share of the generation that may be missing or of unknown type: it changes the mean by some 40 g/kWh at most."""
 _SHOWN_TYPES = 3
 _MAX_SLOTS = 20_000
 

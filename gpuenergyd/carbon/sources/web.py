@@ -23,6 +23,7 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 from gpuenergyd.carbon.fetched_file import SANDBOX_PROBLEM
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import CarbonSourceError
+from gpuenergyd.printable import printable_line
 
 _CHUNK_BYTES = 64 * 1024
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -275,8 +276,7 @@ def refusal_sentence(body: bytes, secrets: Iterable[str] = ()) -> str:
     for secret in secrets:
         if len(secret) >= _LEAST_SECRET_CHARS:
             text = text.replace(secret, "***")
-    printable = "".join(c if c.isprintable() else " " for c in text)
-    return shorten(printable, _MAX_SENTENCE_CHARS, placeholder=" ...")
+    return shorten(printable_line(" ".join(text.split())), _MAX_SENTENCE_CHARS, placeholder=" ...")
 
 
 def _reason_in(value: Any, depth: int) -> str:

@@ -1,4 +1,4 @@
-"""The cycle in which a loop steps its optimizers: one cycle is an iteration of a loop that marks none.
+"""Finds the repeating sequence of optimizer steps that makes an iteration of a loop that marks none, as of a GAN.
 
 Theory of operation. A loop with one optimizer steps it once per iteration. With several, an iteration is the shortest
 sequence of steps that has just run twice and in which every optimizer takes part: two steps of a GAN, six of one whose

@@ -1,7 +1,6 @@
-"""The compiled thread that sends clock requests: built with the host's C compiler where there is one, and kept.
+"""Builds the compiled thread that sends clock requests, with the host's C compiler, and keeps it in the user's cache.
 
-It is optional: without a compiler or a folder to keep it in, a process does the same. GPUENERGYD_COMPILED_THREAD=0
-does without it.
+It is optional: without a compiler or a cache folder, or with GPUENERGYD_COMPILED_THREAD=0, a process does the same.
 """
 
 import ctypes

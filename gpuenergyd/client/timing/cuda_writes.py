@@ -1,4 +1,4 @@
-"""Writes of a CUDA stream into the program's memory, by the driver's own functions.
+"""Lets a CUDA stream write numbers into host memory, by `cuStreamWriteValue32` of the driver's library.
 
 `cuStreamWriteValue32` puts a write on a stream, as a kernel launch puts a kernel: it waits for nothing on the host, and
 on the GPU it comes after what was launched before. The functions are called with the interpreter's lock, as torch calls

@@ -1,4 +1,4 @@
-"""Layout of the memory in which a GPU says how far it is, and in which the requests wait that are due there.
+"""Layout of the shared memory that holds the GPU's progress and the clock requests that wait for it.
 
 Used by the training process, by `request_process`, which runs without this package, and by the compiled thread. Words
 are unsigned, of 32 bits, in the host's order of bytes. Requests have consecutive numbers from 1; each waits in the slot

@@ -1,4 +1,4 @@
-"""Follows a device's stream by asking for its events: a thread for what no part of the device reports by itself.
+"""Thread that polls a device's events: the fallback where the GPU cannot write its progress into memory.
 
 Each query needs the interpreter, for which a launch-bound program makes every thread wait. So the pause between two
 queries is a multiple of the time that a query took, waiting included. Only replays of captured graphs, whose times are

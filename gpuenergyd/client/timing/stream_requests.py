@@ -1,4 +1,4 @@
-"""Requests that a device's stream gives the signal for: the Protocols of a request and of what sends it in time."""
+"""Clock requests that are sent when the GPU reaches an instruction: the Protocols of a request and of its sender."""
 
 import socket
 from typing import NamedTuple, Protocol

@@ -1,7 +1,7 @@
-"""Requests that are sent when the GPU has written their number into host memory; nobody asks for events.
+"""Sends clock requests when the GPU has written their number into host memory, without polling events.
 
 The training thread puts a request into memory that it shares with a watcher, and a write of the request's number on the
-stream, which takes a microsecond. The watcher looks at the memory, which needs no interpreter: it is a compiled thread
+stream. The watcher looks at the memory, which needs no interpreter: it is a compiled thread
 where one can be built, else a process of its own.
 """
 
@@ -84,7 +84,7 @@ class _WatchingProcess:
         words[layout.SOCKET_NUMBER] += 1
 
     def close(self) -> None:
-        """End the process, which takes microseconds at most."""
+        """End the process, without waiting for what it does."""
         self._control.close()
         self._process.kill()
         self._process.wait()

@@ -1,4 +1,4 @@
-"""The most that a plan may cost a pipeline: its iteration time if every instruction slows as much as its clock permits.
+"""Upper bound of a plan's slowdown: the iteration time if every instruction slows as much as its clock falls.
 
 Theory of operation. No instruction slows by more than its clock falls: at f it takes at most f_max / f times as long as
 at f_max. Where a job, or an earlier run of it, has measured an instruction at other clocks the bound is tighter: time

@@ -1,4 +1,4 @@
-"""Full speed in gaps: raises the clock of a rank whose next iteration is later than usual.
+"""Raises a rank's clock to full speed when its next iteration is later than usual, as in an unmarked evaluation.
 
 What a program does between two iterations, or in the middle of one, need not be marked as a pause: a generation with
 another model, a checkpoint, an evaluation by a submodule. Until its next report the rank would stay at the clock that

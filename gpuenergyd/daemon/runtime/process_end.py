@@ -1,4 +1,4 @@
-"""How a process ended that is no child of the daemon, as far as the kernel tells."""
+"""Exit status or signal of an ended process that is not a child of the daemon, as far as the kernel tells."""
 
 import errno
 import fcntl

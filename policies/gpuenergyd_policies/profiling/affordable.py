@@ -1,4 +1,4 @@
-"""Fits a design point into what the job's time account can pay: in instructions that wait anyway, it costs nothing.
+"""Limits a profiling plan to what the job's time account can pay, by lowering instructions with slack first.
 
 Theory of operation. Clocks are lowered kind by kind, in turns that begin with another rank in each iteration, and each
 turn may use its share of what is affordable in the worst case. Of a kind, those instructions come first that wait
