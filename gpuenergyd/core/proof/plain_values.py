@@ -1,4 +1,8 @@
-"""Reads dataclasses from the plain values of a stranger's JSON: every value has its type, and numbers are finite."""
+"""Reads dataclasses from the plain values of a stranger's JSON: every value has its type, and numbers are finite.
+
+The daemon's codec would do, but ignores unknown fields and turns integers into floats: a proof may have neither, since
+its verdict is compared byte for byte.
+"""
 
 import math
 from collections.abc import Mapping
