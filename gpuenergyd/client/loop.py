@@ -58,6 +58,8 @@ class LoopJob:
         self._stop_exchange: Callable[[], None] | None = None
         self._num_tries = 0
         self._lookout = DaemonLookout(socket_path)
+        self.has_given_way = False
+        """Whether another part of the process has taken the place of this loop, which marks nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -79,6 +81,10 @@ class LoopJob:
         if client is not None:
             client.release(shall_wait=shall_wait)
 
+    def _leave_to_another(self) -> None:
+        self.has_given_way = True
+        self._leave(shall_wait=True)
+
     def iteration(self) -> AbstractContextManager[None]:
         """Return a context manager around one iteration."""
         return LoopIteration(self._marks) if self.join() else _NOT_FOLLOWED
@@ -89,6 +95,8 @@ class LoopJob:
 
     def join(self) -> bool:
         """Join the job unless that has been done or no daemon is there; return whether it is joined."""
+        if self.has_given_way:
+            return False
         if self._client is not None and not self._client.is_unheard:
             return True
         if self._client is not None:
@@ -116,7 +124,13 @@ class LoopJob:
         )
         device = loaded_cuda_device() if gpu_uuid is not None else None
         timer = self._timer if device is None or self._timer else DeviceRecorder(device, capacity=MAX_PHASES)
-        client = RankClient(rank, socket_path=self._socket_path, timer=timer, learn_times=self._marks.learn_times)
+        client = RankClient(
+            rank,
+            socket_path=self._socket_path,
+            timer=timer,
+            learn_times=self._marks.learn_times,
+            give_way=self._leave_to_another if self._cycle is not None else None,
+        )
         self._marks.follow(client)
         self._hooks = self._find_phases() if client.is_managed and self._finds_phases else None
         if self._hooks is None:

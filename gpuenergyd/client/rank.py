@@ -128,8 +128,13 @@ class RankClient:
         timer: InstructionTimer | None = None,
         agreed_plans: AgreedPlans | None = None,
         learn_times: Callable[[IterationTimes], None] | None = None,
+        give_way: Callable[[], None] | None = None,
     ) -> None:
-        """Describe the rank; `learn_times` gets the times of the iterations before it registers, on any thread."""
+        """Describe the rank.
+
+        `learn_times` gets the times of the iterations before it registers, on any thread. `give_way` has this rank
+        leave its job when another part of the process joins on the same GPU; without it, the other one is ignored.
+        """
         length = find_job_length()
         options = find_job_options(rank.job_name, rank.policy, rank.max_slowdown_ratio)
         self._registration = RankRegistration(
@@ -162,6 +167,7 @@ class RankClient:
         self._socket_path = socket_path
         self._is_first = rank.is_first
         self._learn_times = learn_times
+        self._give_way = give_way
         self._timer: InstructionTimer = timer if timer is not None else HostRecorder()
         self._recorder = self._timer if isinstance(self._timer, DeviceRecorder) else None
         self._captured_always = self._captured = ONE_CLOCK if rank.is_replayed else ""
@@ -193,28 +199,38 @@ class RankClient:
         """Why this rank takes no other order."""
         self.total_errors = 0
         """Exceptions of this client that were suppressed so far."""
-        if rank.gpu_uuid is not None and (other := _client_on(rank.gpu_uuid)) is not None:
+        if not self._takes_gpu(rank):
             self._is_inert = True
-            logger.warning(
-                "gpuenergyd: job %s: this process is a rank of job %s on the same GPU already, which goes on; this one"
-                " is ignored",
-                options.job_name,
-                other.job_name,
-            )
-        elif rank.gpu_uuid is None:
-            logger.warning(
-                "gpuenergyd: job %s, rank %d: no GPU UUID (%s); training continues unmanaged",
-                options.job_name,
-                rank.dp_rank if rank.num_dp_ranks > 1 else rank.pp_rank,
-                missing_gpu_reason(),
-            )
-            delete_mark()
         elif not order:
             record_obstacle("the training ended before the instructions of its iterations were known")
         _live_clients.add(self)
         _release_at_end_of_child()
         if order:
             self.register(order)
+
+    def _takes_gpu(self, rank: RankDescription) -> bool:
+        """Return whether the rank has a GPU that is no other client's of this process; if not, tell the user why."""
+        if rank.gpu_uuid is None:
+            logger.warning(
+                "gpuenergyd: job %s, rank %d: no GPU UUID (%s); training continues unmanaged",
+                self.job_name,
+                rank.dp_rank if rank.num_dp_ranks > 1 else rank.pp_rank,
+                missing_gpu_reason(),
+            )
+            delete_mark()
+            return False
+        other = _client_on(rank.gpu_uuid)
+        if other is not None and other._give_way is not None:  # noqa: SLF001  of this class
+            other._give_way()  # noqa: SLF001  as above
+        elif other is not None:
+            logger.warning(
+                "gpuenergyd: job %s: this process is a rank of job %s on the same GPU already, which goes on; this one"
+                " is ignored",
+                self.job_name,
+                other.job_name,
+            )
+            return False
+        return True
 
     @property
     def order_agreement(self) -> OrderAgreement | None:

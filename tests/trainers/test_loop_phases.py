@@ -17,7 +17,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpuenergyd.client.loop import LOOP_RANK, LoopJob  # noqa: E402  after the skip
+import gpuenergyd  # noqa: E402  after the skip
+from gpuenergyd.client.loop import LOOP_RANK, LoopJob  # noqa: E402  as above
 from gpuenergyd.client.phases.marks import MAX_PHASES  # noqa: E402  as above
 from gpuenergyd.client.phases.step_cycle import STEPS_WITHOUT_CYCLE, StepCycle  # noqa: E402  as above
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder  # noqa: E402  as above
@@ -375,8 +376,8 @@ def unmarked_loop(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> Iterat
     try:
         yield loop
     finally:
-        assert loop._job is not None
-        loop._job.__exit__(None, None, None)
+        if loop._job is not None:
+            loop._job.__exit__(None, None, None)
         for own, kept in zip(hooks, before, strict=True):
             own.clear()
             own.update(kept)
@@ -399,6 +400,26 @@ def test_a_loop_is_joined_beside_other_hooks_of_its_optimizers(
 
     assert len(steps) == 12
     assert (registration["framework"], registration["order"][0]) == ("loop", ["F", 0, 0])
+
+
+@pytest.mark.parametrize("num_steps_before", [3, 12])
+def test_an_unmarked_loop_leaves_to_a_job_that_is_marked_later(
+    gpu: Gpu, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, num_steps_before: int
+) -> None:
+    model = gpu.model()
+    optimizer = gpu.optimizer(model)
+    with unmarked_loop(daemon, monkeypatch):
+        for _ in range(num_steps_before):
+            plain_step(model, optimizer, torch.ones(2, 4))
+        if num_steps_before == 12:
+            assert daemon.registrations.get(timeout=WAIT_LIMIT_S)["job_name"] != "marked"
+        with gpuenergyd.job("marked", gpu_uuid="GPU-1", socket_path=daemon.socket_path, phases=False) as job:
+            for _ in range(3):
+                with job.iteration():
+                    plain_step(model, optimizer, torch.ones(2, 4))
+
+    assert daemon.registrations.get(timeout=WAIT_LIMIT_S)["job_name"] == "marked"
+    daemon.releases.get(timeout=WAIT_LIMIT_S)
 
 
 def test_a_model_that_is_not_trained_is_no_phase(gpu: Gpu, daemon: FakeDaemon) -> None:

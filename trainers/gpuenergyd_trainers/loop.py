@@ -108,7 +108,8 @@ class StepMarks:
 class UnmarkedLoop:
     """A training loop that marks nothing, joined after its first optimizer steps unless something else has joined.
 
-    Its two hooks stay for good: torch raises if a hook of optimizers adds or removes one.
+    It leaves to what joins later on the same GPU, as a framework's trainer after a loop of the program's own. Its two
+    hooks stay for good: torch raises if a hook of optimizers adds or removes one.
     """
 
     def __init__(self, optimizers: Any) -> None:
@@ -126,7 +127,9 @@ class UnmarkedLoop:
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         try:
-            if self._job is not None:
+            if self._job is not None and self._job.has_given_way:
+                self._job = None
+            elif self._job is not None:
                 self._job.after_step(optimizer)
                 if self._cycle.num_without == STEPS_WITHOUT_CYCLE and not self._is_reported:
                     self._report_no_cycle()

@@ -169,6 +169,7 @@ def _run_in_virtual_time(
         while not demo.has_ended() and not (request.is_held and files.reason() is not None):
             files.show(progress)
             time.sleep(_LOOK_PERIOD_S)
+        files.show(progress)  # steps since the last look
         children.check()
         reason = files.reason() or ""
         if request.is_held:
