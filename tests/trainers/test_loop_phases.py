@@ -46,16 +46,9 @@ class Gpu:
 
     def optimizer(self, model: Any) -> Any:
         """Return an optimizer whose step takes time on the device."""
-        gpu = self
-
-        class Sgd(torch.optim.SGD):  # type: ignore[name-defined, misc]  # torch is optional here
-            def step(self, closure: Callable[[], Any] | None = None) -> Any:
-                """Step after the work of the device."""
-                result = super().step(closure)
-                gpu.device.work(O_MS)
-                return result
-
-        return Sgd(model.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.register_step_post_hook(lambda *_: self.device.work(O_MS))  # torch calls it before ours
+        return optimizer
 
 
 class _Timed(torch.nn.Module):  # type: ignore[name-defined, misc]  # as above
