@@ -50,6 +50,8 @@ _MAX_REPORTS = 64
 _LATE_AFTER_S = 0.25
 _LATE_AFTER_ITERATIONS = 2.0
 """A program that begins no iteration for this time, and this many times the last one's, has its last times read."""
+_LONGEST_WAIT_S = 30.0
+"""Of a program that begins no iteration: each look for its last times doubles the time to the next look."""
 _MAX_RETIRED_SOCKETS = 4
 FAILURES_TO_OPEN = 3
 FIRST_PAUSE_S = 1.0
@@ -248,13 +250,14 @@ class Reporter:
         self._attempt(self._close)
 
     def _wait_for_first(self) -> _Queued:
+        timer, wait_s = self._timer, self._late_after_s
         while True:
-            is_awaited = self._timer is not None and self._timer.has_unread
             try:
-                return self._queue.get(timeout=self._late_after_s if is_awaited else None)
+                return self._queue.get(timeout=wait_s if timer is not None and timer.reads_late else None)
             except queue.Empty:
-                if self._timer is not None:
-                    self._attempt(self._timer.read_late)
+                if timer is not None:
+                    self._attempt(timer.read_late)
+                wait_s = min(2.0 * wait_s, max(_LONGEST_WAIT_S, wait_s))
 
     def _handle(self, first: _Queued) -> bool:
         """Handle what is queued, in order; return False at its end."""

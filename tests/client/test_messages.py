@@ -102,8 +102,8 @@ class IdleTimer(HostRecorder):
         self.is_idle = threading.Event()
 
     @property
-    def has_unread(self) -> bool:
-        """Whether times are to be read late: never."""
+    def reads_late(self) -> bool:
+        """Whether times may become known without a mark: no."""
         self.is_idle.set()
         return False
 

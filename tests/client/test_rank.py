@@ -362,7 +362,7 @@ def test_internal_errors_are_counted_and_training_continues(daemon: FakeDaemon) 
         def end(self, slot: int) -> None:  # noqa: ARG002  the Protocol's signature
             raise RuntimeError("broken")
 
-        has_unread = False
+        reads_late = False
 
         def read_late(self) -> None:
             raise RuntimeError("broken")

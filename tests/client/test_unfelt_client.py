@@ -169,6 +169,34 @@ def test_iterations_are_all_reported_with_fewer_wake_ups_than_iterations(
     assert len(wake_ups) - before <= 150
 
 
+class WatchedRecorder(DeviceRecorder):
+    """A recorder that knows when the reporter's thread waits."""
+
+    def __init__(self, device: VirtualDevice) -> None:
+        super().__init__(device, 16, sleep=device.sleep, mono_s=lambda: 0.0)
+        self.is_awaited = threading.Event()
+
+    @property
+    def reads_late(self) -> bool:
+        """Whether times may become known without a mark."""
+        self.is_awaited.set()
+        return super().reads_late
+
+
+def test_the_last_iteration_before_a_long_pause_is_reported(daemon: FakeDaemon) -> None:
+    device = VirtualDevice()
+    recorder = WatchedRecorder(device)
+    client = RankClient(RANK, order=ORDER, socket_path=daemon.socket_path, timer=recorder)
+    assert recorder.is_awaited.wait(WAIT_LIMIT_S)  # before there is anything to wait for
+    run_iteration(client)
+    device.work(3.0)
+    client.pause()
+    device.sleep(1.0)
+
+    assert daemon.reports.get(timeout=WAIT_LIMIT_S)["iteration_index"] == 0
+    client.release()
+
+
 def test_the_cost_of_the_clients_calls_is_sampled_and_reported(daemon: FakeDaemon) -> None:
     client = RankClient(RANK, order=ORDER, socket_path=daemon.socket_path)
     for _ in range(3):

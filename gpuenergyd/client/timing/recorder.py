@@ -48,8 +48,8 @@ class InstructionTimer(Protocol):
     """
 
     @property
-    def has_unread(self) -> bool:
-        """Whether the times of iterations are to be read later."""
+    def reads_late(self) -> bool:
+        """Whether times may become known without a further mark, so that `read_late` has to look for them."""
         ...
 
     def begin_iteration(self, previous: RecordedIteration | None) -> None:
@@ -197,7 +197,7 @@ class HostRecorder:
         return self._current.order()
 
     @property
-    def has_unread(self) -> bool:
+    def reads_late(self) -> bool:
         """Return False: times are known at once."""
         return False
 

@@ -61,7 +61,7 @@ class Program:
     def next_times(self) -> IterationTimes:
         """Return the times of the next iteration that the recorder has reported."""
         while self._known.empty():
-            assert self.recorder.has_unread
+            assert self.recorder._unread
             self.device.sleep(0.001)
             self.recorder.read_late()
         return self._known.get()
