@@ -8,10 +8,10 @@ STAMP  := $(VENV)/.gpuenergyd-installed
 RIVAL  := $(VENV)/.rival-installed
 TESTS_COMPILED := $(VENV)/.tests-compiled
 REPORT ?= gpuenergyd-demo-report.html
-# Three workers for two cores, since some tests wait for other processes; to collect the tests and to load the policies
+# Four workers for two cores, since many tests wait for other processes; to collect the tests and to load the policies
 # takes 15 s of CPU time in each. A file runs on one worker, so that its module fixtures are set up once;
 # tests/conftest.py puts the longest files first.
-PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST_ARGS ?= -n 4 --dist loadfile --no-loadscope-reorder
 SAMPLE ?= 200
 SEED   ?= 1
 
@@ -51,9 +51,7 @@ pages: $(STAMP)  ## write the generated pages, pictures and figures of the docum
 docs: $(STAMP)  ## build the documentation site into build/docs/
 	$(BIN)/python -m docs.site build/docs
 
-# mypy and the tests run side by side.
-test: lint  ## checks and the usual tests: about 8 minutes on two cores
-	@$(MAKE) --no-print-directory --jobs=2 types layers spelling unit
+test: lint layers spelling unit  ## the quick checks and the usual tests: less than 8 minutes on two cores
 
 check: lint types pyright layers spelling  ## all static checks
 

@@ -110,6 +110,7 @@ def test_an_unknown_program_is_refused_with_the_known_ones() -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.thorough
 def test_a_short_pair_of_a_real_program_and_a_real_daemon() -> None:
     pytest.importorskip("torch")
     options = ("--only", "gan", "--pairs", "1", "--steps-ratio", "0.02", "--json")

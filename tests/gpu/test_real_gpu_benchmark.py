@@ -22,6 +22,7 @@ def test_it_only_reads() -> None:
     assert calls - reading <= {"nvmlInit", "nvmlShutdown"}
 
 
+@pytest.mark.thorough
 def test_it_measures_the_parameters_of_the_fake_driver(nvml_world: NvmlWorld) -> None:
     nvml_world.simulated.attach_process(nvml_world.gpus[0], os.getpid())
 

@@ -53,6 +53,7 @@ def test_the_same_sources_give_the_same_bytes(packages: tuple[Path, Path], tmp_p
     assert [digest(path) for path in again] == [digest(path) for path in packages]
 
 
+@pytest.mark.thorough
 def test_the_sdist_holds_what_a_build_needs_and_nothing_of_this_machine(packages: tuple[Path, Path]) -> None:
     with tarfile.open(packages[1]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -61,6 +62,7 @@ def test_the_sdist_holds_what_a_build_needs_and_nothing_of_this_machine(packages
     assert [name for name in names if name.startswith((".venv", ".git/", "dist/", "build/")) or ".pyc" in name] == []
 
 
+@pytest.mark.thorough
 def test_the_wheel_installs_without_dependencies_and_a_program_runs_with_it(
     packages: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -103,6 +105,7 @@ def test_lintian_finds_no_error(debian_package: Path) -> None:
     assert found.returncode == 0, found.stderr
 
 
+@pytest.mark.thorough
 @needs_dpkg
 def test_the_debian_package_holds_units_settings_pages_and_completions(debian_package: Path, tmp_path: Path) -> None:
     subprocess.run(["dpkg-deb", "--extract", str(debian_package), str(tmp_path)], check=True)
@@ -151,6 +154,7 @@ def test_the_debian_package_installs_makes_the_group_and_purges(debian_package: 
     assert not (root / "etc/gpuenergyd/config.toml").exists()
 
 
+@pytest.mark.thorough
 @needs_dpkg
 @pytest.mark.parametrize(("status_of_compiling", "complaint"), [(0, ""), (1, "the first plan compiles the planner\n")])
 def test_the_debian_package_compiles_the_planner_for_the_policy_host_once_its_user_exists(
@@ -174,6 +178,7 @@ def test_the_debian_package_compiles_the_planner_for_the_policy_host_once_its_us
     assert done.stderr.endswith(complaint)
 
 
+@pytest.mark.thorough
 @needs_dpkg
 @pytest.mark.parametrize(("upgraded_from", "is_reported"), [("", False), ("0.3.0-1", True), ("0.9.0-1", False)])
 def test_the_debian_package_reports_at_an_upgrade_from_0_3_that_the_daemon_only_observes(

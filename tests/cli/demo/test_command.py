@@ -180,7 +180,9 @@ def test_the_demo_shows_its_steps_in_order(finished: FinishedDemo) -> None:
     [
         # Daemon, worker, launcher and ranks.
         pytest.param(signal.SIGINT, 130, "baseline: ", 4, ("--real-time",), marks=pytest.mark.thorough),
-        (signal.SIGTERM, 143, "training a small GPT: ", 2, ("--real-time",)),  # daemon and worker
+        pytest.param(  # daemon and worker
+            signal.SIGTERM, 143, "training a small GPT: ", 2, ("--real-time",), marks=pytest.mark.thorough
+        ),
         (signal.SIGINT, 130, "baseline: ", 1, ()),  # all in one process
     ],
 )
@@ -272,6 +274,7 @@ def test_a_policy_without_a_plan_ends_with_its_reason_what_to_do_and_a_report(fo
 
 
 @pytest.mark.torch
+@pytest.mark.thorough
 def test_the_same_seed_gives_the_same_figures_to_the_last_digit(folder: Path, tmp_path: Path) -> None:
     def figures() -> Any:
         stdout, stderr = start(folder, "--json", "--out", str(tmp_path / "report.html"), *SHORT).communicate()

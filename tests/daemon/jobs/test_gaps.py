@@ -25,8 +25,9 @@ class _JumpingLoop(asyncio.SelectorEventLoop):
 
     def _run_once(self) -> None:
         own: Any = self
-        if not own._ready and own._scheduled:
-            self._now_s = max(self._now_s, own._scheduled[0]._when)
+        if not own._ready:
+            waiting = [handle._when for handle in own._scheduled if not handle._cancelled]
+            self._now_s = max(self._now_s, min(waiting, default=self._now_s))
         super()._run_once()  # type: ignore[misc]  # asyncio's own
 
 

@@ -23,6 +23,7 @@ def training(seed: int, *, least_median_s: float = 0.06) -> UnkindTraining:
     )
 
 
+@pytest.mark.thorough
 def test_clocks_are_held_while_profiling_and_the_job_gets_a_plan_that_is_on_time() -> None:
     run = training(seed=3)
     run.run(18)
