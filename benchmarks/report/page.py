@@ -19,7 +19,7 @@ SECTION_ORDER = (
     "restores", "sampling", "run-ahead",
     "captured", "slow-reads", "call-price", "latency-tails", "everything-unkind", "hanging-call", "carbon",
     "store", "fleet", "load", "two-hosts", "layouts", "plain-loops", "stragglers", "large-job", "demo",
-    "no-harm", "real-programs", "device-model", "proofs", "replay-insitu", "real-gpus", "tests",
+    "no-harm", "real-programs", "device-model", "claims", "proofs", "replay-insitu", "real-gpus", "tests",
 )  # fmt: skip
 
 

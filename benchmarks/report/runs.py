@@ -84,6 +84,8 @@ RUNS = (
         Kind.COMPUTED, is_usual=False, data=("profiles",)),
     Run("grid-event", "grid_event.py", _args("--seeds 2 --json"), _args("--seeds 1 --short --json"), 400, 5400,
         Kind.COMPUTED, is_usual=False, data=("profiles",)),
+    Run("claims", "claims.py", _args("--json"), _args("--jobs 11 --iterations 60 --json"), 1500, 5400, Kind.COMPUTED,
+        is_usual=False),
     Run("proofs", "proofs.py", _args("--json"), _args("--runs 3 --json"), 120, 1800, Kind.COMPUTED, is_usual=False),
     Run("clean-check", "clean_check.py", _args("--json"), _args("--proofs 1 --json"), 180, 1800, Kind.COMPUTED,
         is_usual=False),
