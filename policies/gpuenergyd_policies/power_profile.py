@@ -7,9 +7,13 @@ they still say nothing after `_UNDECIDED_ITERATIONS`, because then there is hard
 again until the job or the policy changes. While other programs have requested profiles, ours is not requested.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 
 from gpuenergyd.core.job.measurements.savings import Interval, MeasuredSaving, measured_saving
+from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.policy_api.policy import JobView, Lever
 from gpuenergyd.errors import UsageError
@@ -19,6 +23,8 @@ from gpuenergyd_policies.uniform_probe import Setting, setting_of, setting_plan
 _MAX_NUMBER = 254
 _UNDECIDED_ITERATIONS = 64
 """Iterations under the profile, with full-speed blocks between them, that must show a saving."""
+_SLOWER_AFTER, _CLEARLY_SLOWER_AT_SIGMA = 3, 3.0
+"""Iterations that may show that the profile is slower than permitted, and how clearly they must."""
 _TAKEN_BACK = "taken_back_in_generation"
 
 
@@ -52,8 +58,8 @@ class WorkloadPowerProfile:
         last = view.issued_plans[-1] if view.issued_plans else None
         if last is not None and last.figure(_TAKEN_BACK) == view.generation:
             return last
-        saving, num_tried, is_compared = self._measured(view)
-        if (reason := self._reason_to_take_back(view, saving, num_tried, is_compared=is_compared)) is not None:
+        saving, tried, is_compared = self._measured(view)
+        if (reason := self._reason_to_take_back(view, saving, tried, is_compared=is_compared)) is not None:
             taken_back = plan_at_full_speed(view, f"{self._setting} taken back: {reason}")
             return replace(taken_back, figures=((_TAKEN_BACK, float(view.generation)),))
         reason = f"{self._setting}, as given: {_result(saving) if is_compared else 'compared with full speed soon'}"
@@ -79,36 +85,50 @@ class WorkloadPowerProfile:
             return None
         return f"{self._setting} is not tried: another program has requested {', '.join(map(str, foreign))}"
 
-    def _measured(self, view: JobView) -> tuple[MeasuredSaving | None, int, bool]:
-        """Return the saving, the number of iterations under the profile, and whether full speed was measured since."""
+    def _measured(self, view: JobView) -> tuple[MeasuredSaving | None, list[IterationObservation], bool]:
+        """Return the saving, the iterations under the profile, and whether full speed was measured since."""
         ours = {plan.plan_id for plan in view.issued_plans if setting_of(plan) == self._setting}
         others = {plan.plan_id for plan in view.issued_plans if plan.ranks} - ours
         own = [o for o in view.observations if o.is_own and not o.waited_s]
         tried = [o for o in own if o.plan_id in ours]
         full_speed = [o for o in own if o.plan_id is not None and o.plan_id not in ours | others]
         is_compared = bool(tried) and any(o.iteration_index > tried[0].iteration_index for o in full_speed)
-        return measured_saving(full_speed, tried), len(tried), is_compared
+        return measured_saving(full_speed, tried), tried, is_compared
 
     def _reason_to_take_back(
-        self, view: JobView, saving: MeasuredSaving | None, num_tried: int, *, is_compared: bool
+        self,
+        view: JobView,
+        saving: MeasuredSaving | None,
+        tried: Sequence[IterationObservation],
+        *,
+        is_compared: bool,
     ) -> str | None:
-        if saving is None or not is_compared:
-            return None
         permitted_ratio = (
             view.target.iteration_time_s(view.baseline.iteration_time_s) / view.baseline.iteration_time_s - 1
         )
-        if saving.slowdown_ratio.low > permitted_ratio:
-            return f"{_percent(saving.slowdown_ratio)} slower; {100 * permitted_ratio:.3g} % is permitted"
-        saved = saving.saving_ratio
-        if saved is not None and saved.low > 0.0:
+        if not is_compared:
             return None
-        if saved is not None and saved.high <= 0.0:
-            return _result(saving)
-        if num_tried < _UNDECIDED_ITERATIONS:
+        if (slowdown_ratio := _least_slowdown(view, tried)) > permitted_ratio:
+            return f"at least {100 * slowdown_ratio:.1f} % slower; {100 * permitted_ratio:.3g} % is permitted"
+        if saving is None:
+            return None
+        saved = saving.saving_ratio
+        if saved is not None and (saved.low > 0.0 or saved.high <= 0.0):
+            return None if saved.low > 0.0 else _result(saving)
+        if len(tried) < _UNDECIDED_ITERATIONS:
             return None
         return (
             "the energy of its iterations is not measured" if saved is None else f"no saving shows: {_result(saving)}"
         )
+
+
+def _least_slowdown(view: JobView, tried: Sequence[IterationObservation]) -> float:
+    """Return by how much iterations are longer than at full speed, as a ratio, at least; 0 if they are too few."""
+    if len(tried) < _SLOWER_AFTER:
+        return 0.0
+    baseline_s = view.baseline.iteration_time_s
+    chance_s = _CLEARLY_SLOWER_AT_SIGMA * view.baseline.iteration_sigma_s / math.sqrt(len(tried))
+    return (median(o.own_time_s for o in tried) - chance_s) / baseline_s - 1.0
 
 
 def _result(saving: MeasuredSaving | None) -> str:

@@ -30,12 +30,13 @@ def test_the_plan_in_force_is_measured_after_its_first_iteration(tmp_path: Path)
     rows: list[tuple[float, float | None, str, PlanPurpose]] = [(1.0, 100.0, "baseline", PlanPurpose.BASELINE)] * 5
     rows += [(1.2, 95.0, "tuned-1", tuned)] * 9
     rows += [(1.5, 99.0, "tuned-2", tuned)] + [(1.01, 85.0, "tuned-2", tuned)] * 4
-    rows += [(1.0, 100.0, "proof", PlanPurpose.BASELINE)] + [(1.01, 85.0, "tuned-2", tuned)] * 2
+    for _ in range(2):
+        rows += [(1.0, 100.0, "proof", PlanPurpose.BASELINE)] * 3 + [(1.01, 85.0, "tuned-2", tuned)] * 8
 
     plan = report(tmp_path, rows).plan_in_force
 
     assert plan is not None
-    assert (plan.plan_id, plan.num_iterations) == ("tuned-2", 6)
+    assert (plan.plan_id, plan.num_iterations) == ("tuned-2", 20)
     assert plan.saving is not None
     assert plan.slowdown is not None
     assert plan.saving.estimate == pytest.approx(0.15)

@@ -30,9 +30,11 @@ class JobRules:
     proof_iterations: int = 4
     """Length of a proof block between tuned iterations; 0: no proof blocks."""
     first_proof_after: int = 8
-    """Tuned iterations before the first proof block, which separates drift since the baseline from a slow plan."""
+    """Tuned iterations before the first proof block."""
+    proof_distance_growth: float = 1.35
+    """Each distance between two proof blocks is this many times the one before, ..."""
     proof_budget_ratio: float = 0.01
-    """Share of all iterations for later proof blocks."""
+    """... until proof blocks are this share of the iterations."""
     max_faults: int = 6
     """Faults (findings of the guard, policy failures, lost control) beyond which the job stays at full speed."""
     refused_profiling_iterations: int = 64

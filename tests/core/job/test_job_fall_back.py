@@ -109,7 +109,7 @@ def test_a_faster_job_keeps_its_plan_while_full_speed_is_no_faster() -> None:
     faults = run.job.faults
     assert (faults.num_faults, faults.num_slow_plans, faults.num_fallbacks) == (0, 0, 0)
     assert run.job.phase is JobPhase.TUNED
-    assert [one.plan.plan_id for one in run.sent].count("proof") <= 2
+    assert [one.plan.plan_id for one in run.sent].count("proof") <= 3
 
 
 def test_a_plan_that_holds_a_faster_job_back_ends_without_a_fault() -> None:

@@ -1,6 +1,7 @@
 """When a job asks, what a plan that is answered leads to, and when its saving is proven, to the very iteration."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -219,7 +220,7 @@ def test_a_tuned_job_runs_at_full_speed_in_the_same_iterations_as_another_replic
         ("proof", APPLIED + 8),
         ("tuned", APPLIED + 12),
     ]
-    run.pass_until(APPLIED + 40)  # it was this job's first proof block too
+    run.pass_until(APPLIED + 16)  # it was this job's first proof block too
 
 
 @pytest.mark.parametrize(("tuned", "ahead"), [(3, 2), (-1, 12)])
@@ -232,13 +233,13 @@ def test_a_block_of_another_replica_is_not_joined_too_late_or_under_a_plan_that_
     assert run.feed(ReplicaBlockBegins(run.job.reports.last_index + ahead)) == ()
 
 
-def test_later_proof_blocks_keep_within_their_share_of_all_iterations() -> None:
-    """Eight iterations of proof are a tenth of eighty: the second block is sent after the eightieth."""
-    run = JobRun(JobRules(proof_budget_ratio=0.1)).following(plan())
+def test_later_proof_blocks_are_farther_apart_until_they_are_their_share_of_all_iterations() -> None:
+    """Blocks of four iterations after eight, sixteen and then always twenty tuned ones: a fifth of them."""
+    run = JobRun(JobRules(proof_distance_growth=2.0, proof_budget_ratio=0.2)).following(plan())
 
-    at = [run.first(SendPlan) for _ in range(3)]
+    at = [run.first(SendPlan) for _ in range(4)]
 
-    assert at == [21, 79, 119]
+    assert [later - earlier for earlier, later in pairwise(at)] == [4 + 16, 4 + 20, 4 + 20]
 
 
 @pytest.mark.parametrize(

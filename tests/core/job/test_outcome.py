@@ -21,15 +21,17 @@ def ended(run: JobRun) -> tuple[OutcomeKind, str]:
 
 
 def tuned(energies_j: list[float], baseline_j: float = 100.0) -> JobRun:
-    """Return a run with a baseline and then iterations of these energies under a plan."""
-    run = JobRun(NO_PROOF)
+    """Return a run with a baseline and then iterations of these energies under a plan, with proof blocks between."""
+    run = JobRun()
     for k in range(12):
         run.pass_one(1.0 + 0.0001 * (k % 3), energy_j=baseline_j + 0.1 * (k % 3))
     run.decide(plan())
     while run.index < APPLIED:
         run.pass_one(energy_j=baseline_j)
-    for energy_j in energies_j:
-        run.pass_one(1.0, energy_j=energy_j)
+    left = list(energies_j)
+    while left:
+        energy_j = baseline_j + 0.1 * (run.index % 3) if run.is_at_full_speed else left.pop(0)
+        run.pass_one(1.0 + 0.0001 * (run.index % 3), energy_j=energy_j)
     return run
 
 
@@ -97,9 +99,9 @@ def test_observe_mode_is_a_reason_for_no_saving() -> None:
 @pytest.mark.parametrize(
     ("energies_j", "kind", "reason"),
     [
-        ([80.0, 80.2, 79.9] * 4, OutcomeKind.SAVED, "12 iterations under a plan"),
-        ([120.0, 120.2, 119.9] * 4, OutcomeKind.USED_MORE, "12 iterations under a plan used more energy"),
-        ([90.0, 112.0, 99.0] * 4, OutcomeKind.NOT_SIGNIFICANT, "12 iterations under a plan: no saving beyond chance"),
+        ([80.0, 80.2, 79.9] * 8, OutcomeKind.SAVED, "24 iterations under a plan"),
+        ([120.0, 120.2, 119.9] * 8, OutcomeKind.USED_MORE, "24 iterations under a plan used more energy"),
+        ([90.0, 112.0, 99.0] * 8, OutcomeKind.NOT_SIGNIFICANT, "24 iterations under a plan: no saving beyond chance"),
         ([80.0], OutcomeKind.NOT_MEASURED, "1 iteration under a plan: too few to measure a saving"),
     ],
 )
@@ -111,25 +113,25 @@ def test_a_plan_saves_energy_only_beyond_chance(energies_j: list[float], kind: O
 
 
 def test_the_line_for_the_user_has_the_saving_with_its_interval_and_the_reason() -> None:
-    line = outcome_line(tuned([80.0, 80.2, 79.9] * 4).job)
+    line = outcome_line(tuned([80.0, 80.2, 79.9] * 8).job)
 
-    assert line.startswith("20.0 % less energy (95 %: 20.0 % to 20.1 % less), ")
+    assert line.startswith("20.1 % less energy (95 %: 19.9 % to 20.2 % less), ")
     cost = "cost so far: 0.0 s (0.00 %), the client's own not measured"
-    assert line.endswith(f"; 12 iterations under a plan; {cost}")
+    assert line.endswith(f"; 24 iterations under a plan; {cost}")
 
 
 def test_the_line_for_the_user_makes_no_claim_that_may_be_chance() -> None:
-    line = outcome_line(tuned([90.0, 112.0, 99.0] * 4).job)
+    line = outcome_line(tuned([90.0, 112.0, 99.0] * 8).job)
 
     assert line.startswith("no significant saving (95 %: ")
-    assert "; 12 iterations under a plan: no saving beyond chance; cost so far: 0.0 s" in line
+    assert "; 24 iterations under a plan: no saving beyond chance; cost so far: 0.0 s" in line
 
 
 def test_savings_before_a_fall_back_count_and_its_reason_is_added() -> None:
-    run = tuned([80.0, 80.2, 79.9] * 4)
+    run = tuned([80.0, 80.2, 79.9] * 8)
     run.feed(ControlLost("GPU-0 is lost"))
 
-    assert ended(run) == (OutcomeKind.SAVED, "12 iterations under a plan; then at full speed: GPU-0 is lost")
+    assert ended(run) == (OutcomeKind.SAVED, "24 iterations under a plan; then at full speed: GPU-0 is lost")
 
 
 def test_what_to_expect_depends_on_waiting_time_and_permitted_slowdown() -> None:

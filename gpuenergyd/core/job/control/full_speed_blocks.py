@@ -1,11 +1,12 @@
 """Blocks of full-speed iterations: proof blocks between tuned iterations, relief blocks while a target is not met.
 
-A proof block of a few iterations between tuned ones keeps the baseline current and measures the saving. The first one
-follows soon after the first tuned iterations, later ones keep within a budget, a share of all iterations. A relief
-block replaces a plan that is slower than a new target, until the policy has answered.
+A proof block of a few iterations between tuned ones keeps the baseline current, and is the middle of a bracket that
+measures the saving (`measurements.brackets`). The first ones follow soon, since nothing is claimed without several;
+then each distance is longer than the one before, until they are a small share of all iterations. A relief block
+replaces a plan that is slower than a new target, until the policy has answered.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpuenergyd.core.job.rules import JobRules
 
@@ -16,22 +17,27 @@ class FullSpeedBlocks:
 
     rules: JobRules
     num_tuned_iterations: int = 0
-    """Since the job was last profiled from the beginning."""
+    """Since the last proof block was sent, or since the job was last profiled from the beginning."""
     num_proof_iterations: int = 0
     is_relieved: bool = False
+    _distance: float = field(init=False)
+    """Tuned iterations before the next proof block."""
 
-    def is_proof_due(self, num_iterations: int) -> bool:
-        """Return whether the next proof block may begin, given the number of iterations so far."""
-        rules = self.rules
-        if not rules.proof_iterations:
-            return False
-        if self.num_proof_iterations == 0:
-            return self.num_tuned_iterations >= rules.first_proof_after
-        return self.num_proof_iterations + rules.proof_iterations <= rules.proof_budget_ratio * num_iterations
+    def __post_init__(self) -> None:
+        self._distance = self.rules.first_proof_after
+
+    @property
+    def is_proof_due(self) -> bool:
+        """Whether the next proof block may begin."""
+        return self.rules.proof_iterations > 0 and self.num_tuned_iterations >= self._distance
 
     def begin_proof(self) -> None:
-        """Charge a proof block to the budget."""
-        self.num_proof_iterations += self.rules.proof_iterations
+        """Count a proof block; the next one is farther away."""
+        rules = self.rules
+        self.num_proof_iterations += rules.proof_iterations
+        self.num_tuned_iterations = 0
+        longest = max(rules.first_proof_after, rules.proof_iterations / rules.proof_budget_ratio)
+        self._distance = min(longest, rules.proof_distance_growth * self._distance)
 
     def begin_relief(self) -> None:
         """Enter a relief block; it lasts until the policy answers or the job falls back."""
@@ -43,5 +49,6 @@ class FullSpeedBlocks:
         return was_relieved
 
     def begin_anew(self) -> None:
-        """Wait for new tuned iterations before the first proof block; the budget stays charged."""
+        """Begin with short distances between proof blocks again."""
         self.num_tuned_iterations = 0
+        self._distance = self.rules.first_proof_after

@@ -145,7 +145,7 @@ class PlanControl:
 
     def prove(self, *, is_at_given_pace: bool) -> tuple[Command, ...]:
         """Run a proof block if one is due, and the plan in force again after it."""
-        if is_at_given_pace or not self._is_settled or not self.blocks.is_proof_due(self.reports.num_iterations):
+        if is_at_given_pace or not self._is_settled or not self.blocks.is_proof_due:
             return ()
         self.blocks.begin_proof()
         return self._proof_block("proof of savings")

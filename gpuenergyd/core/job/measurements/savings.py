@@ -2,43 +2,26 @@
 
 Both come from iterations of the job itself: those at full speed (before the first plan, in proof blocks, after a
 fall-back) and those under a tuned plan. Because a job drifts, the baseline time comes from the newest full-speed block
-if that differs significantly from the older ones. Energy and saving come from a regression with linear drift.
+if that differs significantly from the older ones. The saving comes from brackets: see `brackets`.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from operator import mul
-from statistics import NormalDist, fmean, median
+from statistics import NormalDist, fmean, median, stdev
 from typing import TypeAlias
 
+from gpuenergyd.core.job.measurements.brackets import LEAST_BRACKETS, Bracket, LogPoint, complete_brackets, scatter
 from gpuenergyd.core.job.measurements.sensor_error import hidden_energy_error_ratio
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.robust import robust_sigma
 from gpuenergyd.core.policy_api.policy import BaselineView
-from gpuenergyd.count_text import count_text
 
 Point: TypeAlias = tuple[int, float, float | None]
 """One iteration: its index, its time in s, and its energy in J if that was measured."""
 
-_LogPoint: TypeAlias = tuple[int, float]
-"""The index of one iteration and the logarithm of its time or energy."""
-
 CONFIDENCE = 0.95
 _DIFFERS_AT_SIGMA = 2.5
-_FAR_AT_SIGMA = 4.0
-_MIN_POINTS = 3
-_VISIBLE_RATIO = 0.3
-"""Share of the spread of iterations that must remain beside tuned or not tuned for drift to be distinguished."""
-_WARM_AFTER_ITERATIONS = 15.0
-"""Time constant of warming: iterations take 0.1 to 10 s, a GPU 20 s (V100: measured, gridpilot) and its box minutes.
-The interval hardly depends on it: with 15, true constants of 5 to 60 iterations are covered alike."""
-_WARMTH_RATIO = 0.005
-"""Standard deviation of what warming changes (assumed): a kelvin adds 0.39 W to a V100 (measured, gridpilot)."""
-_UNDETERMINED_RATIO = 1e-6
-_MAX_DISTURBED_RATIO = 1 / 3
-"""More disturbed iterations than this share of the full-speed ones are a change of the job, not a disturbance."""
 
 
 def baseline_view(full_speed: Sequence[IterationObservation]) -> BaselineView:
@@ -119,30 +102,42 @@ def measured_saving(
 def saving_between(
     full_speed: Sequence[Point], *tuned: Sequence[Point], hidden_energy_error: float = 0.0
 ) -> MeasuredSaving | None:
-    """Return the measured saving, the mean over the tuned iterations of all plans, each a sequence of its own.
+    """Return the measured saving of a job from its brackets (`brackets`); None with fewer than two that hold.
 
-    None with fewer than three iterations on either side.
-
-    log(y) = level + effect of the plan + drift * iteration + warmth * exp(-iteration / tau) + noise, by least squares;
-    the interval is Student's. Each plan has an effect of its own: otherwise a plan that saves more than the one before
-    it would pass for drift. GPUs grow warm within the first iterations, by an amount with a prior: the interval
-    contains what cannot be distinguished from the saving. Full-speed iterations far from their median are left out: a
-    short disturbance must not pass for a saving. `hidden_energy_error` is the standard deviation of an error of the
-    ratio of energies that does not show in their scatter.
+    A bracket holds if its two spans agree in time and, where it was measured, in energy. `hidden_energy_error` is the
+    standard deviation of an error of the ratio of energies that does not show in their scatter.
     """
-    times = _effect([[(index, time_s) for index, time_s, _ in own] for own in (full_speed, *tuned)])
+    under_plans = [point for plan in tuned for point in plan]
+    in_time = complete_brackets(_logs(full_speed, 1), _logs(under_plans, 1))
+    in_energy = complete_brackets(_logs(full_speed, 2), _logs(under_plans, 2))
+    void = {b.block[0][0] for own in (in_time, in_energy) for b in own if b.is_void(scatter(own))}
+    times = _mean_effect([b for b in in_time if b.block[0][0] not in void])
+    energies = _mean_effect([b for b in in_energy if b.block[0][0] not in void], hidden_energy_error)
     if times is None:
         return None
-    energies = _effect(
-        [[(index, j) for index, _, j in own if j is not None] for own in (full_speed, *tuned)],
-        hidden_error=hidden_energy_error,
-    )
     return MeasuredSaving(
         saving_ratio=None if energies is None else Interval(-energies.estimate, -energies.high, -energies.low),
         slowdown_ratio=times,
         num_full_speed=len(full_speed),
-        num_tuned=sum(map(len, tuned)),
+        num_tuned=len(under_plans),
     )
+
+
+def _logs(points: Sequence[Point], column: int) -> list[LogPoint]:
+    return sorted((point[0], math.log(value)) for point in points if (value := point[column]) is not None)
+
+
+def _mean_effect(brackets: Sequence[Bracket], hidden_error: float = 0.0) -> Interval | None:
+    """Return the relative effect of plans with its interval; None with too few brackets."""
+    effects = [bracket.effect for bracket in brackets]
+    if len(effects) < LEAST_BRACKETS:
+        return None
+    middle = fmean(effects)
+    n, z = len(effects), NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
+    seen = student_quantile(0.5 + CONFIDENCE / 2, n - 1) * stdev(effects) / math.sqrt(n)
+    least = z * math.hypot(*(bracket.error(scatter(brackets)) for bracket in brackets)) / n
+    margin = math.hypot(max(seen, least), z * hidden_error)
+    return Interval(*(math.expm1(x) for x in (middle, middle - margin, middle + margin)))
 
 
 def saved_power_w(saving: MeasuredSaving | None, baseline: BaselineView | None) -> Interval | None:
@@ -190,127 +185,12 @@ def _differ(a: Sequence[float], b: Sequence[float]) -> bool:
     return abs(a_mean - b_mean) > _DIFFERS_AT_SIGMA * pooled * math.sqrt(1 / len(a) + 1 / len(b))
 
 
-def _effect(groups: Sequence[Sequence[tuple[int, float]]], *, hidden_error: float = 0.0) -> Interval | None:
-    """Return the relative effect of plans on a positive quantity; the first group is at full speed."""
-    full_speed, *plans = ([(index, math.log(value)) for index, value in group] for group in groups)
-    tuned = [point for plan in plans for point in plan]
-    if len(full_speed) < _MIN_POINTS or len(tuned) < _MIN_POINTS:
-        return None
-    effect, standard_error, degrees = _contrast(_undisturbed(full_speed, tuned), [plan for plan in plans if plan])
-    margin = student_quantile(0.5 + CONFIDENCE / 2, degrees) * math.hypot(standard_error, hidden_error)
-    return Interval(*(math.expm1(x) for x in (effect, effect - margin, effect + margin)))
-
-
-def _undisturbed(
-    full_speed: Sequence[tuple[int, float]], tuned: Sequence[tuple[int, float]]
-) -> Sequence[tuple[int, float]]:
-    """Return the full-speed iterations near their median, all of them if that leaves out too many."""
-    middle, tuned_middle = (median(y for _, y in side) for side in (full_speed, tuned))
-    distances = [abs(y - middle) for _, y in full_speed]
-    sigma = robust_sigma([*distances, *(abs(y - tuned_middle) for _, y in tuned)])
-    near = [point for point, distance in zip(full_speed, distances, strict=True) if distance <= _FAR_AT_SIGMA * sigma]
-    return near if len(near) >= max(3.0, (1.0 - _MAX_DISTURBED_RATIO) * len(full_speed)) else full_speed
-
-
-@dataclass(frozen=True, slots=True)
-class _DriftFit:
-    """Drift by least squares of differences within groups: columns, slopes, and their covariance per noise variance."""
-
-    columns: tuple[Callable[[int], float], ...]
-    slopes: tuple[float, ...]
-    covariance: tuple[tuple[float, ...], ...]
-    squares: float
-    """Sum of the squares left."""
-    degrees: int
-    """Degrees of freedom left."""
-
-
-def _contrast(full_speed: Sequence[_LogPoint], plans: Sequence[Sequence[_LogPoint]]) -> tuple[float, float, int]:
-    """Return (mean under plans minus mean at full speed, without drift; its standard error; degrees of freedom)."""
-    tuned = [point for plan in plans for point in plan]
-    groups = [full_speed, *plans]
-    if len(full_speed) + len(tuned) - len(groups) - 2 < _MIN_POINTS:
-        groups = [full_speed, tuned]
-    fit = _drift(groups, full_speed, tuned)
-    distances = [
-        fmean(column(index) for index, _ in tuned) - fmean(column(index) for index, _ in full_speed)
-        for column in fit.columns
-    ]
-    effect = fmean(y for _, y in tuned) - fmean(y for _, y in full_speed) - sum(map(mul, fit.slopes, distances))
-    variance = 1 / len(full_speed) + 1 / len(tuned)
-    variance += sum(x * sum(map(mul, row, distances)) for x, row in zip(distances, fit.covariance, strict=True))
-    return effect, math.sqrt(fit.squares / fit.degrees * variance), fit.degrees
-
-
-def _drift(
-    groups: Sequence[Sequence[_LogPoint]], full_speed: Sequence[_LogPoint], tuned: Sequence[_LogPoint]
-) -> _DriftFit:
-    """Return the drift; none if it is nearly collinear with being tuned: without proof blocks it is not visible."""
-    indices = _about_mean([index for index, _ in (*full_speed, *tuned)])
-    is_tuned = _about_mean([0.0] * len(full_speed) + [1.0] * len(tuned))
-    alike = _products(is_tuned, indices) ** 2
-    is_visible = alike <= (1 - _VISIBLE_RATIO) * _products(is_tuned, is_tuned) * _products(indices, indices)
-    linear = _fit_within(groups, (float,)) if is_visible else None
-    if linear is None or linear.degrees <= _MIN_POINTS:
-        return linear or _without_drift(groups)
-    begin = min(index for index, _ in (*full_speed, *tuned))
-    variance = linear.squares / linear.degrees
-    warmth = partial(_coldness, begin)
-    return _fit_within(groups, (float, warmth), prior=variance / _WARMTH_RATIO**2) or linear
-
-
-def _coldness(begin: int, index: int) -> float:
-    return math.exp(-(index - begin) / _WARM_AFTER_ITERATIONS)
-
-
-def _without_drift(groups: Sequence[Sequence[_LogPoint]]) -> _DriftFit:
-    y = [value for group in groups for value in _about_mean([v for _, v in group])]
-    return _DriftFit((), (), (), _products(y, y), len(y) - len(groups))
-
-
-def _fit_within(
-    groups: Sequence[Sequence[_LogPoint]], columns: tuple[Callable[[int], float], ...], *, prior: float = 0.0
-) -> _DriftFit | None:
-    """Return the slopes of one or two columns with a level for each group; None if they are undetermined.
-
-    `prior` is the variance of the noise over that of the second slope, which is zero on average.
-    """
-    y = [value for group in groups for value in _about_mean([v for _, v in group])]
-    x = [[value for group in groups for value in _about_mean([column(i) for i, _ in group])] for column in columns]
-    degrees = len(y) - len(groups) - len(columns)
-    match x:
-        case [a]:
-            saa = _products(a, a)
-            if saa <= 0.0:
-                return None
-            slopes: tuple[float, ...] = (_products(a, y) / saa,)
-            covariance: tuple[tuple[float, ...], ...] = ((1 / saa,),)
-        case [a, b]:
-            saa, sbb, sab, say, sby = (_products(*pair) for pair in ((a, a), (b, b), (a, b), (a, y), (b, y)))
-            sbb += prior
-            determinant = saa * sbb - sab * sab
-            if determinant <= _UNDETERMINED_RATIO * saa * sbb:
-                return None
-            slopes = ((say * sbb - sby * sab) / determinant, (sby * saa - say * sab) / determinant)
-            covariance = ((sbb / determinant, -sab / determinant), (-sab / determinant, saa / determinant))
-        case _:
-            raise ValueError(f"{count_text(len(columns), 'column')}; one or two are supported")
-    left = [value - sum(map(mul, slopes, row)) for value, *row in zip(y, *x, strict=True)]
-    return _DriftFit(columns, slopes, covariance, _products(left, left), degrees)
-
-
-def _about_mean(column: Sequence[float]) -> list[float]:
-    mean = fmean(column)
-    return [value - mean for value in column]
-
-
-def _products(a: Sequence[float], b: Sequence[float]) -> float:
-    total: float = sum(map(mul, a, b))
-    return total
-
-
 def student_quantile(probability: float, degrees: int) -> float:
-    """Return Student's t quantile by the Cornish-Fisher expansion (Abramowitz and Stegun, 26.7.5); degrees >= 3."""
+    """Return Student's t quantile: exact for one and two degrees, else by expansion (Abramowitz and Stegun, 26.7.5)."""
+    if degrees == 1:
+        return math.tan(math.pi * (probability - 0.5))
+    if degrees == 2:
+        return (2 * probability - 1) * math.sqrt(2 / (4 * probability * (1 - probability)))
     z = NormalDist().inv_cdf(probability)
     terms = (
         (z**3 + z) / 4,

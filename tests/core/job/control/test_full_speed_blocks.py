@@ -1,4 +1,4 @@
-"""When proof blocks are due, within which budget, and how a relief block ends."""
+"""When proof blocks are due, and how a relief block ends."""
 
 from dataclasses import replace
 
@@ -7,34 +7,49 @@ import pytest
 from gpuenergyd.core.job.control.full_speed_blocks import FullSpeedBlocks
 from gpuenergyd.core.job.rules import JobRules
 
-RULES = JobRules(proof_iterations=4, first_proof_after=8, proof_budget_ratio=0.1)
+RULES = JobRules(proof_iterations=4, first_proof_after=8, proof_distance_growth=1.5, proof_budget_ratio=0.1)
 
 
 @pytest.mark.parametrize(("num_tuned", "is_due"), [(7, False), (8, True)])
 def test_the_first_proof_block_is_due_after_eight_tuned_iterations(num_tuned: int, *, is_due: bool) -> None:
     blocks = FullSpeedBlocks(RULES, num_tuned_iterations=num_tuned)
 
-    assert blocks.is_proof_due(num_iterations=20) is is_due
+    assert blocks.is_proof_due is is_due
 
 
-@pytest.mark.parametrize(("num_iterations", "is_due"), [(79, False), (80, True)])
-def test_later_proof_blocks_keep_within_the_budget(num_iterations: int, *, is_due: bool) -> None:
-    blocks = FullSpeedBlocks(RULES, num_tuned_iterations=8)
-    blocks.begin_proof()
+def distances(blocks: FullSpeedBlocks, num_blocks: int) -> list[int]:
+    """Return the tuned iterations before each of the next proof blocks."""
+    found = []
+    for _ in range(num_blocks):
+        while not blocks.is_proof_due:
+            blocks.num_tuned_iterations += 1
+        found.append(blocks.num_tuned_iterations)
+        blocks.begin_proof()
+    return found
 
-    assert blocks.is_proof_due(num_iterations) is is_due
+
+def test_later_proof_blocks_are_farther_apart_until_they_are_their_share_of_the_iterations() -> None:
+    assert distances(FullSpeedBlocks(RULES), 6) == [8, 12, 18, 27, 40, 40]
+
+
+def test_a_job_of_a_million_iterations_has_its_share_of_blocks() -> None:
+    blocks = FullSpeedBlocks(RULES)
+    for _ in range(10_000):
+        blocks.begin_proof()
+        blocks.num_tuned_iterations = 40
+        assert blocks.is_proof_due or blocks.num_proof_iterations < 40
 
 
 def test_a_job_without_proof_blocks_has_none_due() -> None:
-    assert not FullSpeedBlocks(replace(RULES, proof_iterations=0), num_tuned_iterations=99).is_proof_due(10**6)
+    assert not FullSpeedBlocks(replace(RULES, proof_iterations=0), num_tuned_iterations=99).is_proof_due
 
 
-def test_profiling_from_the_beginning_keeps_the_budget_charged() -> None:
-    blocks = FullSpeedBlocks(RULES, num_tuned_iterations=8)
-    blocks.begin_proof()
+def test_profiling_from_the_beginning_brings_short_distances_back() -> None:
+    blocks = FullSpeedBlocks(RULES)
+    distances(blocks, 4)
     blocks.begin_anew()
 
-    assert (blocks.num_tuned_iterations, blocks.num_proof_iterations) == (0, 4)
+    assert distances(blocks, 2) == [8, 12]
 
 
 def test_a_relief_block_ends_once() -> None:
