@@ -19,7 +19,7 @@ from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.api import routes
 from gpuenergyd.daemon.api.connection_guard import ConnectionGuards
 from gpuenergyd.daemon.api.fair_queue import FairQueue
-from gpuenergyd.daemon.api.limits import ConnectionCounts, RequestRates
+from gpuenergyd.daemon.api.limits import ConnectionCounts
 from gpuenergyd.daemon.api.metrics import metrics_text
 from gpuenergyd.daemon.api.openapi import api_text
 from gpuenergyd.daemon.api.routes import ROUTES
@@ -34,6 +34,7 @@ from gpuenergyd.daemon.manual_leases.calibration import Calibrations
 from gpuenergyd.daemon.manual_leases.releases import GpuReleases
 from gpuenergyd.daemon.power.service import PowerService
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, open_pidfd, require_alive
+from gpuenergyd.daemon.runtime.user_rates import UserRates
 from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
 from gpuenergyd.daemon.zeusd.routes import ZeusdRoutes
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, ProtocolError, UsageError
@@ -140,7 +141,7 @@ class Server:
             self._open_peer,
             is_observing=jobs.services.is_observing,
         )
-        self._rates = RequestRates(limits.max_requests_per_s)
+        self._rates = UserRates(limits.max_requests_per_s, capacity=max(1.0, limits.max_requests_per_s))
         self._queue = FairQueue()
         self._guards = ConnectionGuards(ConnectionCounts(limits.max_connections), FRAME_LIMIT_S, _UNREAD_LIMIT_S)
         self._runner: web.AppRunner | None = None
@@ -337,6 +338,7 @@ class Server:
             wait_s = self._rates.wait_s(uid)
             if wait_s > 0:
                 return await self._refuse_flood(uid, wait_s)
+            self._rates.count(uid)
             await self._queue.wait(uid)
             return await _response(request, handler)
         finally:
