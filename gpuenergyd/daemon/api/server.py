@@ -339,8 +339,7 @@ class Server:
             if wait_s > 0:
                 return await self._refuse_flood(uid, wait_s)
             self._rates.count(uid)
-            await self._queue.wait(uid)
-            return await _response(request, handler)
+            return await self._queue.run(uid, lambda: _response(request, handler))
         finally:
             guard.end_request()
             if request.method != "GET" and request.path not in _FREQUENT_PATHS:
@@ -352,7 +351,9 @@ class Server:
         The delay and the queueing slow the flood down without delaying other users.
         """
         await asyncio.sleep(max(_REFUSAL_PAUSE_S, self._guards.counts.num_open(uid) / _REFUSALS_PER_USER_PER_S))
-        await self._queue.wait(uid)
+        return await self._queue.run(uid, lambda: self._flood_refusal(uid, wait_s))
+
+    async def _flood_refusal(self, uid: int, wait_s: float) -> web.Response:
         refusal = _error(429, f"uid {uid} sends more than {count_text(self._rates.rate_per_s, 'request')} per second")
         refusal.headers["Retry-After"] = f"{max(wait_s, 0.001):.3f}"  # never 0
         return refusal
