@@ -102,6 +102,7 @@ _DESCRIPTIONS = (
     "names and reasons from users contain control characters, line breaks or formulas",
     "a user fills the history with jobs, changes of jobs or large tags",
     "the daemon or the GPU worker gets no CPU time for seconds",
+    "a key, or the folder of locks, is open to other users",
 )
 _NOT_PROVOKED = {
     7: f"a sleeping call simulates one in uninterruptible sleep, {_NO_DRIVER}",
