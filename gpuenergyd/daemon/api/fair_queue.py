@@ -2,9 +2,10 @@
 
 Theory of operation. The requests that a turn starts may need `turn_s` of CPU time together, and the rest waits, so
 that a flood, of however many users, delays timers and other sockets by about one turn. Each user has a tag, the CPU
-time that its requests have used; the user with the lowest tag is next, in order of arrival. A user who was idle gets
-the tag of the request that started last: nobody saves up time, and nobody waits for what others used before
-(start-time fair queueing; Goyal, Vin and Cheng, 1996).
+time that its requests have used, divided by the user's weight; the user with the lowest tag is next. A user weighs more
+with each rank, since forty users without a GPU must not crowd out one who trains. A user who was idle gets the tag of
+the request that started last: nobody saves up time, and nobody waits for what others used before (start-time fair
+queueing; Goyal, Vin and Cheng, 1996).
 """
 
 import asyncio
@@ -36,6 +37,7 @@ class FairQueue:
 
     turn_s: float = TURN_S
     cpu_s: Callable[[], float] = time.thread_time
+    weight_of: Callable[[int], float] = lambda _: 1.0
     _users: dict[int, _User] = field(default_factory=dict)
     _num_waiting: int = 0
     _started_s: float = 0.0
@@ -56,7 +58,7 @@ class FairQueue:
         try:
             return await _Metered(handle(), self.cpu_s, charge)
         finally:
-            user.tag_s += used_s - expected_s
+            user.tag_s += (used_s - expected_s) / self.weight_of(uid)
             user.cost_s = used_s
             self._highest_tag_s = max(self._highest_tag_s, user.tag_s)
 
@@ -69,7 +71,7 @@ class FairQueue:
             self._schedule_turn()
             await future
         else:
-            self._start(user)
+            self._start(uid, user)
             self._schedule_turn()
         return user
 
@@ -85,9 +87,9 @@ class FairQueue:
     def _has_room_for(self, user: _User) -> bool:
         return self._started_s == 0.0 or self._started_s + user.cost_s <= self.turn_s
 
-    def _start(self, user: _User) -> None:
+    def _start(self, uid: int, user: _User) -> None:
         self._last_tag_s = max(self._last_tag_s, user.tag_s)
-        user.tag_s += user.cost_s
+        user.tag_s += user.cost_s / self.weight_of(uid)
         self._started_s += user.cost_s
 
     def _schedule_turn(self) -> None:
@@ -99,13 +101,14 @@ class FairQueue:
         self._is_turn_scheduled = False
         self._started_s = 0.0
         while self._num_waiting:
-            user = min((known for known in self._users.values() if known.waiting), key=lambda known: known.tag_s)
+            _, uid = min((known.tag_s, uid) for uid, known in self._users.items() if known.waiting)
+            user = self._users[uid]
             if not self._has_room_for(user):
                 break
             future = user.waiting.popleft()
             self._num_waiting -= 1
             if not future.done():  # else the client disconnected
-                self._start(user)
+                self._start(uid, user)
                 future.set_result(None)
         if self._started_s:
             self._schedule_turn()

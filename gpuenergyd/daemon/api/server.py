@@ -142,7 +142,7 @@ class Server:
             is_observing=jobs.services.is_observing,
         )
         self._rates = UserRates(limits.max_requests_per_s, capacity=max(1.0, limits.max_requests_per_s))
-        self._queue = FairQueue()
+        self._queue = FairQueue(weight_of=lambda uid: 1.0 + jobs.sessions.num_of_user(uid))
         self._guards = ConnectionGuards(ConnectionCounts(limits.max_connections), FRAME_LIMIT_S, _UNREAD_LIMIT_S)
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None

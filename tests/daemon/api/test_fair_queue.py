@@ -15,7 +15,8 @@ class Requests:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.queue = FairQueue(TURN_S, cpu_s=lambda: self.now_s)
+        self.weights = {99: 1.0}
+        self.queue = FairQueue(TURN_S, cpu_s=lambda: self.now_s, weight_of=lambda uid: self.weights.get(uid, 1.0))
         self.begun: list[str] = []
 
     def ask(self, uid: int, name: str, cost_s: float = 0.0) -> asyncio.Task[str]:
@@ -94,6 +95,19 @@ def test_users_get_equal_cpu_time_not_equal_numbers_of_requests() -> None:
 
     begun = requests.begun[:500]
     assert begun.count("cheap") / begun.count("dear") == pytest.approx(10, rel=0.2)
+
+
+@pytest.mark.fault(36)
+def test_a_user_with_ranks_gets_more_than_each_of_40_who_flood() -> None:
+    async def scenario(requests: Requests) -> None:
+        requests.weights[99] = 17.0
+        flood = [requests.ask(uid, "flood") for uid in range(40) for _ in range(20)]
+        ranks = [requests.ask(99, "rank") for _ in range(400)]
+        await asyncio.gather(*flood, *ranks)
+
+    begun = play(scenario).begun[40:440]
+
+    assert begun.count("rank") / len(begun) == pytest.approx(17 / 57, rel=0.2)
 
 
 def test_a_user_who_was_idle_has_not_saved_up_cpu_time() -> None:
