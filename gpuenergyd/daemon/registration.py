@@ -14,6 +14,7 @@ from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
 from gpuenergyd.core.pipeline.reorder import RankMemory, ReorderOffer
 from gpuenergyd.core.pipeline.timetable import CAPTURED
 from gpuenergyd.core.policy_api.target import slowdown_problem
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import JobError, ProtocolError
 from gpuenergyd.printable import printable_line
 from gpuenergyd.wire import PROTOCOL_VERSION
@@ -158,8 +159,8 @@ def checked_tags(tags: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]
     if (all_bytes := sum(sizes_bytes.values())) > MAX_TAGS_BYTES:
         largest = max(sizes_bytes, key=sizes_bytes.__getitem__)
         raise ProtocolError(
-            f"tags of {all_bytes} bytes, the largest of {sizes_bytes[largest]} is {largest!r}; at most {MAX_TAGS_BYTES}"
-            " bytes of names and values are accepted"
+            f"tags of {count_text(all_bytes, 'byte')}, the largest of {sizes_bytes[largest]} is {largest!r}; at most"
+            f" {count_text(MAX_TAGS_BYTES, 'byte')} of names and values are accepted"
         )
     if len(dict(tags)) < len(tags):
         raise ProtocolError("two tags have the same name")
