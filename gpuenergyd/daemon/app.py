@@ -143,6 +143,7 @@ class Daemon:
             policies=PolicyNames(),
             clock_socket_path=str(settings.clock_socket_path),
             max_ranks_per_user=settings.max_ranks_per_user,
+            max_jobs_per_user_per_h=settings.max_jobs_per_user_per_h,
             silence_limit_s=settings.silence_limit_s,
             policy_options=settings.policy_options,
             accounts=TimeAccounts(settings.time_accounts_path),
