@@ -131,13 +131,15 @@ NAMES = (
 )
 
 
-def from_rows(database: Path, key: str) -> dict[str, dict[str, float]]:
+def from_rows(database: Path, key: str) -> dict[str, dict[str, Any]]:
     """Return the quantities by an expression over minutes; an energy without any reading is missing."""
     with sqlite3.connect(database) as connection:
         connection.row_factory = sqlite3.Row
-        found = {row["key"]: dict(row) for row in connection.execute(EACH_MINUTE.format(key=key))}
+        found: dict[str, dict[str, Any]] = {
+            row["key"]: dict(row) for row in connection.execute(EACH_MINUTE.format(key=key))
+        }
     connection.close()
-    without = dict.fromkeys(("cost", "priced_energy_j", "unpriced_energy_j"))
+    without: dict[str, Any] = dict.fromkeys(("cost", "priced_energy_j", "unpriced_energy_j"))
     unknown = {key for key, values in found.items() if values["energy_j"] is values["estimated_j"] is None}
     return {key: values | without if key in unknown else values for key, values in found.items()}
 
@@ -153,7 +155,7 @@ def csv_rows(text: str) -> list[dict[str, Any]]:
     ]
 
 
-def assert_same(row: dict[str, Any], expected: dict[str, float], *, prefix: str = "") -> None:
+def assert_same(row: dict[str, Any], expected: dict[str, Any], *, prefix: str = "") -> None:
     for name in NAMES:
         shown = row[f"{prefix}{name}" if name in {"energy_j", "estimated_j", "missing_s"} else name]
         value = None if shown is None else float(shown)
