@@ -160,17 +160,26 @@ def groups_by_host(query: EnergyQuery, reports: Sequence[JobReport]) -> tuple[Gr
 
 def groups_by_day(query: EnergyQuery, *, zone: tzinfo | None) -> tuple[Group, ...]:
     """Return one group per day in a time zone; None: the zone of this host."""
-    days = _groups(
+    return _groups_by_period(query, zone, name=lambda at: _day(at, zone))
+
+
+def groups_by_month(query: EnergyQuery, *, zone: tzinfo | None) -> tuple[Group, ...]:
+    """Return one group per month in a time zone; None: the zone of this host."""
+    return _groups_by_period(query, zone, name=lambda at: at.astimezone(zone).strftime("%Y-%m"))
+
+
+def _groups_by_period(query: EnergyQuery, zone: tzinfo | None, *, name: Callable[[datetime], str]) -> tuple[Group, ...]:
+    periods = _groups(
         query.parts(by_time=True, zone=zone),
         query.rates,
-        name=lambda part: _day(part.started_at, zone) if part.started_at else "",
+        name=lambda part: name(part.started_at) if part.started_at else "",
     )
-    by_name = {day.name: day for day in days}
+    by_name = {period.name: period for period in periods}
     for row in query.history.host_energy(since=query.since, until=query.until):
-        day = by_name.get(_day(row.started_at, zone))
-        if day is not None:
-            day.host_energy_j = add_known(day.host_energy_j, row.energy_j)
-    return days
+        period = by_name.get(name(row.started_at))
+        if period is not None:
+            period.host_energy_j = add_known(period.host_energy_j, row.energy_j)
+    return periods
 
 
 def _day(at: datetime, zone: tzinfo | None) -> str:

@@ -15,6 +15,7 @@ from gpuenergyd.report.groups import (
     Group,
     groups_by_day,
     groups_by_gpu,
+    groups_by_month,
     groups_by_tag,
     groups_by_user,
 )
@@ -56,6 +57,16 @@ def test_gpus_and_days_add_up_to_the_same_energy(history: History) -> None:
     (day,) = by_day
     assert day.name == "2026-03-01"
     assert day.energy_j == pytest.approx(ALL_J)
+
+
+def test_a_month_begins_at_midnight_in_the_time_zone_of_the_report(history: History) -> None:
+    zone = timezone(timedelta(hours=-13))  # midnight one hour after the job
+
+    (february,) = groups_by_month(EnergyQuery(history), zone=zone)
+    (march,) = groups_by_month(EnergyQuery(history), zone=UTC)
+
+    assert (february.name, march.name) == ("2026-02", "2026-03")
+    assert february.energy_j == march.energy_j == pytest.approx(ALL_J)
 
 
 def test_idle_energy_belongs_to_no_job(history: History) -> None:
