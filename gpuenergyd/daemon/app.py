@@ -94,7 +94,7 @@ class Daemon:
         self.started_mono_s = time.monotonic()
         self._switching_file = SwitchingFile(settings.switch_latencies_path)
         host = f"{settings.host_name or gethostname()}:{settings.socket_path}"
-        self.gpus = Gpus(self._switching_file.read(), host=host)
+        self.gpus = Gpus(self._switching_file.read(), host=host, host_power_w=settings.carbon_host_power_w)
         start = process_launchers(settings, start_child)
         self.worker = GpuWorker(settings, start.worker, lambda: self)
         self.policy = PolicyClient(start.policy_host)
