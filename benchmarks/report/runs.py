@@ -195,6 +195,7 @@ RUNS = (
         _args("--demos 1 --load 0 --json"), 1500, 5400, is_usual=False),
     Run("floods", "load.py", _args("--compare --json"), _args("--compare --flood requests --seconds 3 --json"), 390,
         1200, is_usual=False),
+    Run("route-floods", "route_floods.py", _args("--json"), _args("--seconds 3 --ranks 4 --json"), 60, 300),
 )  # fmt: skip
 
 PARTS = {

@@ -156,11 +156,10 @@ def install() -> None:
 
 
 def disable_fair_queueing() -> None:
-    """Let every user start any number of requests per turn: the reference for `FairQueue`."""
+    """Let any number of requests start per turn: the reference for `FairQueue`."""
     from gpuenergyd.daemon.api import fair_queue  # noqa: PLC0415  as above
 
-    fair_queue.REQUESTS_PER_TURN = sys.maxsize
-    fair_queue.FairQueue.__init__.__defaults__ = (sys.maxsize, *fair_queue.FairQueue.__init__.__defaults__[1:])  # type: ignore[index]
+    fair_queue.FairQueue.__init__.__defaults__ = (math.inf, *fair_queue.FairQueue.__init__.__defaults__[1:])  # type: ignore[index]
 
 
 def profile_callbacks() -> None:

@@ -197,6 +197,7 @@ class Soak:
             policies=PolicyNames(lambda: ("same",)),
             clock_socket_path="/none",
             max_ranks_per_user=64,
+            max_jobs_per_user_per_h=1_000_000,
             silence_limit_s=60.0,
         )
         policy = Policy()

@@ -1,4 +1,4 @@
-"""API keys from files that only their owner can read; keys are never logged."""
+"""Keys from files that only their owner can read; keys are never logged."""
 
 import os
 import stat
@@ -20,14 +20,7 @@ def read_key(path: Path) -> str:
     except OSError as error:
         raise CarbonDataError(f"key file {path}: {error.strerror}") from None
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise CarbonDataError(f"key file {path} is not a regular file")
-        if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            mode = stat.S_IMODE(status.st_mode)
-            raise CarbonDataError(f"key file {path} has mode {mode:04o} and is readable by others; valid: 0600 or 0400")
-        if status.st_uid not in {os.geteuid(), 0}:
-            raise CarbonDataError(f"key file {path} belongs to uid {status.st_uid}; valid: the fetcher's user or root")
+        _require_private(path, os.fstat(descriptor))
         content = os.read(descriptor, _MAX_BYTES + 1)
     finally:
         os.close(descriptor)
@@ -35,3 +28,25 @@ def read_key(path: Path) -> str:
     if len(content) > _MAX_BYTES or not lines or not lines[0].isascii() or not lines[0].isprintable():
         raise CarbonDataError(f"key file {path} has no key; expected one line of printable ASCII characters")
     return lines[0]
+
+
+def require_private_key_file(path: Path) -> None:
+    """Check that a file which a library reads, a key in PEM, is one that only its owner can read.
+
+    Raises:
+        CarbonDataError: the file is missing, readable by others, or not a regular file.
+    """
+    try:
+        _require_private(path, path.stat())
+    except OSError as error:
+        raise CarbonDataError(f"key file {path}: {error.strerror}") from None
+
+
+def _require_private(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise CarbonDataError(f"key file {path} is not a regular file")
+    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        mode = stat.S_IMODE(status.st_mode)
+        raise CarbonDataError(f"key file {path} has mode {mode:04o} and is open to others; valid: 0600 or 0400")
+    if status.st_uid not in {os.geteuid(), 0}:
+        raise CarbonDataError(f"key file {path} belongs to uid {status.st_uid}; valid: uid {os.geteuid()} or root")

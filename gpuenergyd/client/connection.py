@@ -245,6 +245,11 @@ class DaemonClient:
     def _call(self, method: str, path: str, body: bytes | None) -> dict[str, Any]:
         try:
             status, data = self._connection.request(method, path, body, limit_s=self._limit_s)
+        except PermissionError as error:
+            raise DaemonNotRunningError(
+                f"uid {os.geteuid()} may not connect to {self._connection.socket_path} ({error.strerror}):"
+                " `gpuenergyd doctor` shows the group that may"
+            ) from None
         except OSError as error:
             raise DaemonNotRunningError(
                 f"no daemon answers on {self._connection.socket_path} ({error.strerror or error}); start it with"

@@ -382,7 +382,8 @@ class Reporter:
             clock_socket.setblocking(False)
         except OSError as error:
             clock_socket.close()
-            raise _ClockSocketError(f"clock socket {path}: {error.strerror or error}") from None
+            who = f" for uid {os.geteuid()}" if isinstance(error, PermissionError) else ""
+            raise _ClockSocketError(f"clock socket {path}: {error.strerror or error}{who}") from None
         return clock_socket
 
     def _post(self, path: str, body: bytes, limit_s: float) -> tuple[int, bytes] | None:

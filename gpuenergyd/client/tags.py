@@ -6,7 +6,7 @@ Never starts a process, uses the network or raises; unreadable values are left o
 import os
 import string
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from gpuenergyd.client.environment import find_world_size
@@ -14,6 +14,7 @@ from gpuenergyd.client.environment import find_world_size
 MAX_TAGS = 32
 MAX_NAME_CHARS = 64
 MAX_VALUE_CHARS = 256
+MAX_TAGS_BYTES = 4096
 
 OWN_TAGS_VARIABLE = "GPUENERGYD_TAGS"
 """Variable with the user's own tags, e.g. `team=vision,experiment=a7`."""
@@ -46,7 +47,8 @@ _COMMIT_DIGITS = (40, 64)
 def find_tags(environ: Mapping[str, str] | None = None, program: str | None = None) -> tuple[tuple[str, str], ...]:
     """Return tags by name, the user's own first; `program` is the file of the training program.
 
-    Names consist of lower-case letters, digits, `_`, `.` and `-`. Surplus tags are dropped, long values are cut.
+    Names consist of lower-case letters, digits, `_`, `.` and `-`. Surplus tags are dropped, long values are cut, and
+    what does not fit into 4096 bytes is dropped, too.
     """
     try:
         environ = os.environ if environ is None else environ
@@ -56,9 +58,18 @@ def find_tags(environ: Mapping[str, str] | None = None, program: str | None = No
             text = "".join(c if c.isprintable() else " " for c in value).strip()[:MAX_VALUE_CHARS]
             if text and is_tag_name(name):
                 found.setdefault(name, text)
-        return tuple(list(found.items())[:MAX_TAGS])
+        return tuple(_fitting(list(found.items())[:MAX_TAGS]))
     except Exception:  # noqa: BLE001  must not reach training
         return ()
+
+
+def _fitting(tags: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    left_bytes = MAX_TAGS_BYTES
+    for name, value in tags:
+        size_bytes = len(name.encode()) + len(value.encode())
+        if size_bytes <= left_bytes:
+            left_bytes -= size_bytes
+            yield name, value
 
 
 def is_tag_name(name: str) -> bool:

@@ -94,7 +94,7 @@ class Daemon:
         self.started_mono_s = time.monotonic()
         self._switching_file = SwitchingFile(settings.switch_latencies_path)
         host = f"{settings.host_name or gethostname()}:{settings.socket_path}"
-        self.gpus = Gpus(self._switching_file.read(), host=host)
+        self.gpus = Gpus(self._switching_file.read(), host=host, host_power_w=settings.carbon_host_power_w)
         start = process_launchers(settings, start_child)
         self.worker = GpuWorker(settings, start.worker, lambda: self)
         self.policy = PolicyClient(start.policy_host)
@@ -143,6 +143,7 @@ class Daemon:
             policies=PolicyNames(),
             clock_socket_path=str(settings.clock_socket_path),
             max_ranks_per_user=settings.max_ranks_per_user,
+            max_jobs_per_user_per_h=settings.max_jobs_per_user_per_h,
             silence_limit_s=settings.silence_limit_s,
             policy_options=settings.policy_options,
             accounts=TimeAccounts(settings.time_accounts_path),

@@ -14,6 +14,7 @@ from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
 from gpuenergyd.core.pipeline.reorder import RankMemory, ReorderOffer
 from gpuenergyd.core.pipeline.timetable import CAPTURED
 from gpuenergyd.core.policy_api.target import slowdown_problem
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import JobError, ProtocolError
 from gpuenergyd.printable import printable_line
 from gpuenergyd.wire import PROTOCOL_VERSION
@@ -31,6 +32,7 @@ _MAX_HOURS = 1e6
 MAX_TAGS = 32
 MAX_NAME_CHARS = 64
 MAX_VALUE_CHARS = 256
+MAX_TAGS_BYTES = 4096
 _MAX_TEXT_CHARS = 256
 MAX_CLIENT_COST_S = 3600.0
 
@@ -141,7 +143,7 @@ def checked_tags(tags: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]
     """Return the tags of a job sorted by name; their size is limited because the history database keeps them.
 
     Raises:
-        ProtocolError: there are too many tags, or one is unnamed, repeated, too long or not printable.
+        ProtocolError: there are too many or too large tags, or one is unnamed, repeated, too long or not printable.
     """
     if len(tags) > MAX_TAGS:
         raise ProtocolError(f"{len(tags)} tags; at most {MAX_TAGS} are accepted")
@@ -153,6 +155,13 @@ def checked_tags(tags: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]
             )
         if not (name.isprintable() and value.isprintable()):
             raise ProtocolError(f"tag {name!r}: only printable characters are accepted")
+    sizes_bytes = {name: len(name.encode()) + len(value.encode()) for name, value in tags}
+    if (all_bytes := sum(sizes_bytes.values())) > MAX_TAGS_BYTES:
+        largest = max(sizes_bytes, key=sizes_bytes.__getitem__)
+        raise ProtocolError(
+            f"tags of {count_text(all_bytes, 'byte')}, the largest of {sizes_bytes[largest]} is {largest!r}; at most"
+            f" {count_text(MAX_TAGS_BYTES, 'byte')} of names and values are accepted"
+        )
     if len(dict(tags)) < len(tags):
         raise ProtocolError("two tags have the same name")
     return tuple(sorted(tags))

@@ -182,6 +182,7 @@ class Settings(BaseSettings):
     power_floor_ratio: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
     power_ramp_w_per_s: float | None = Field(default=None, gt=0, le=MAX_BUDGET_W, allow_inf_nan=False)
     max_ranks_per_user: int = Field(default=1024, ge=1)
+    max_jobs_per_user_per_h: int = Field(default=2000, ge=1)
     max_requests_per_user_per_s: float = Field(default=2000.0, gt=0, allow_inf_nan=False)
     max_connections_per_user: int = Field(default=1024, ge=1)
 

@@ -1,40 +1,38 @@
 """Emissions and carbon savings of a job, computed from the history.
 
-The emissions of an iteration use the intensity of the hour in which it started (for a block of merged iterations, in
-which the block started), in its latest revision. Energy in hours of unknown intensity is not part of any sum.
+Emissions are those of all its energy (`energy_use`). What plans saved is known of tuned iterations: an iteration has
+the intensity of the hour in which it started (a block of merged iterations: in which the block started).
 """
 
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 from gpuenergyd.core.carbon.account import JobCarbon, WorkSlot, job_carbon
-from gpuenergyd.core.carbon.intensity import CarbonSignal, IntensitySample, SampleStatus, grams
+from gpuenergyd.core.carbon.intensity import CarbonSignal, IntensitySample
 from gpuenergyd.core.carbon.slowdown_account import charged_time_s
 from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, slowdown_text
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.count_text import count_text
+from gpuenergyd.report.energy_use import EnergyUse
 from gpuenergyd.report.formatting import grams_text, ratio_text, time_text
+from gpuenergyd.report.rates import Rates
 from gpuenergyd.store import History, JobSummary, StoredIntensity, TargetRecord
 from gpuenergyd.store.reading.iterations import Iterations
 from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
-
-_STATUS_ORDER = {status: rank for rank, status in enumerate(SampleStatus)}
 
 SAVED_GRAMS = ("saved_by_plan_g", "saved_by_frontier_g", "saved_by_timing_g")
 """The JSON values of the three parts of the emissions that a job saved."""
 
 NO_CARBON: Mapping[str, Any] = dict.fromkeys(
     (
-        *("carbon_g", "priced_energy_j", "unpriced_energy_j", "tuned_carbon_g", *SAVED_GRAMS),
+        *("tuned_carbon_g", *SAVED_GRAMS),
         *("carbon_zone", "carbon_source", "carbon_kind", "carbon_factor", "measured_intensity_ratio"),
         *("host_power_w", "total_slowdown_ratio", "profiling_slowdown_ratio", "num_targets", "is_grid_replayed"),
     )
 )
-"""The JSON values of a job without any known carbon intensity."""
+"""The JSON values of a job without any known carbon intensity, beside those of its energy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +40,10 @@ class CarbonReport:
     """Emissions of one job; `tuned` holds the savings of its tuned iterations, None without a frontier."""
 
     signal: CarbonSignal
-    carbon_g: float
-    """Emissions of all energy of known intensity, in every phase; includes the host if its power is configured."""
-    priced_j: float
-    unpriced_j: float
-    """GPU energy in hours of known and of unknown intensity."""
-    energy_j_by_status: tuple[tuple[SampleStatus, float], ...]
+    use: EnergyUse
+    """All its energy, with its emissions."""
     host_power_w: float
+    """Mean power that is assumed for the rest of its hosts: its GPUs' share."""
     tuned: JobCarbon | None
     targets: tuple[TargetRecord, ...]
     slowdown_ratio: float | None
@@ -59,12 +54,9 @@ class CarbonReport:
     """Whether a past trace was replayed: the emissions are not those of the day the job ran."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values by their JSON and CSV names."""
+        """Return all values by their JSON and CSV names, beside those of its energy."""
         savings = self.tuned.savings if self.tuned is not None else None
         return {
-            "carbon_g": self.carbon_g,
-            "priced_energy_j": self.priced_j,
-            "unpriced_energy_j": self.unpriced_j,
             "tuned_carbon_g": savings.actual_g if savings is not None else None,
             "saved_by_plan_g": self.tuned.saved_by_plan_g if self.tuned is not None else None,
             "saved_by_frontier_g": savings.saved_by_frontier_g if savings is not None else None,
@@ -84,8 +76,8 @@ class CarbonReport:
     @property
     def measured_ratio(self) -> float | None:
         """Share of energy with a measured intensity; the rest was estimated, forecast or fixed."""
-        measured_j = dict(self.energy_j_by_status).get(SampleStatus.MEASURED, 0.0)
-        return measured_j / self.priced_j if self.priced_j > 0 else None
+        priced_j, measured_j = self.use.priced_j, self.use.measured_intensity_j
+        return measured_j / priced_j if priced_j and measured_j is not None else None
 
     @property
     def saved_g(self) -> float | None:
@@ -100,11 +92,17 @@ class CarbonReport:
         """Return a summary for people, one sentence per line; without amounts where the saving may be chance."""
         signal = self.signal
         host = f"including {self.host_power_w:g} W assumed for the host" if self.host_power_w else "GPUs only"
-        unpriced = self.unpriced_j / (self.priced_j + self.unpriced_j) if self.unpriced_j else 0.0
+        use = self.use
+        unpriced = use.unpriced_j / use.used_j if use.unpriced_j and use.used_j else 0.0
         unknown = f"; intensity unknown for {100 * unpriced:.0f} % of the energy" if unpriced > 0.005 else ""
+        estimated = (
+            f"; {grams_text(use.estimated_carbon_g)} of it from estimated energy" if use.estimated_carbon_g else ""
+        )
         replayed = "; replayed trace" if self.is_replayed else ""
         grid = f"zone {signal.zone}, source {signal.source}, {signal.kind}, {signal.factor}"
-        lines = [f"carbon emissions: {grams_text(self.carbon_g)} ({host}); {grid}{unknown}{replayed}"]
+        notes = f"{estimated}{unknown}{replayed}"
+        emissions = f"carbon emissions: {grams_text(use.carbon_g)} ({host}); location-based"
+        lines = [f"{emissions}, {grid}{notes}"]
         if self.tuned is not None and not is_significant:
             lines.append(f"emissions saved in tuned iterations: {NOT_SIGNIFICANT}")
         elif self.tuned is not None:
@@ -132,79 +130,34 @@ class CarbonReport:
 def carbon_report(
     history: History,
     job: JobSummary,
+    use: EnergyUse,
+    rates: Rates,
     time_range: TimeRange = ALL_TIME,
-    known_intensities: Callable[[], Sequence[StoredIntensity]] | None = None,
 ) -> CarbonReport | None:
-    """Return the emissions of a job within a time range; None if no carbon intensity of its time is known.
-
-    `known_intensities` returns those of a longer time, so that reports on many jobs query them only once.
-    """
-    if known_intensities is None:
-        stored = history.intensities(since=job.started_at, until=job.ended_at)
-    else:
-        stored = tuple(row for row in known_intensities() if _is_within(row, job))
-    iterations = (
-        [row for row in history.all_iterations(job.job_id) if time_range.contains(row.started_at)] if stored else []
-    )
-    if not iterations:
+    """Return the emissions of a job, which used some energy within a time range; None if no intensity is known."""
+    grid = rates.grid_of(job.job_id)
+    if grid is None or use.carbon_g is None:
         return None
-    signal = Counter(row.signal for row in stored).most_common(1)[0][0]
-    known = [row for row in stored if row.signal == signal]
+    iterations = [row for row in history.all_iterations(job.job_id) if time_range.contains(row.started_at)]
     targets = history.targets(job.job_id)
     frontier = next((row.frontier for row in reversed(targets) if row.frontier), ())
-    host_power_w = targets[-1].host_power_w if targets else 0.0
-    priced = _priced(iterations, [row.host for row in known])
-    by_status: dict[SampleStatus, float] = {}
-    carbon_g = priced_j = unpriced_j = 0.0
-    for row, sample in priced:
-        if row.sum_energy_j is None:
-            continue
-        if sample is None:
-            unpriced_j += row.sum_energy_j
-            continue
-        priced_j += row.sum_energy_j
-        by_status[sample.status] = by_status.get(sample.status, 0.0) + row.sum_energy_j
-        total_j = row.sum_energy_j + host_power_w * row.measured_time_s
-        carbon_g += grams(total_j, sample.carbon_intensity_g_per_kwh)
+    priced = [(row, grid.at(row.started_at)) for row in iterations]
+    host_power_w = 0.0
+    if use.assumed_host_j is not None and use.gpu_time_s:
+        host_power_w = use.assumed_host_j / use.gpu_time_s * max(1, len(set(job.gpu_uuids)))
     full_speed = None
     if job.baseline_time_s is not None and job.baseline_energy_j is not None:
         full_speed = (job.baseline_time_s, job.baseline_energy_j)
     return CarbonReport(
-        signal=signal,
-        carbon_g=carbon_g,
-        priced_j=priced_j,
-        unpriced_j=unpriced_j,
-        energy_j_by_status=tuple(by_status.items()),
+        signal=grid.signal,
+        use=use,
         host_power_w=host_power_w,
         tuned=job_carbon(_slots(priced), frontier, host_power_w=host_power_w, baseline=full_speed),
         targets=targets,
         slowdown_ratio=slowdown_ratio(job, iterations, targets),
         profiling_ratio=slowdown_ratio(job, iterations, targets, PlanPurpose.PROFILE),
-        is_replayed=any(_is_replayed(row) for row in known),
+        is_replayed=any(_is_replayed(row) for row in grid.known),
     )
-
-
-def _is_within(row: StoredIntensity, job: JobSummary) -> bool:
-    valid = row.host
-    return valid.valid_to_at > job.started_at and (job.ended_at is None or valid.valid_from_at < job.ended_at)
-
-
-def _priced(
-    iterations: Sequence[Iterations], samples: Sequence[IntensitySample]
-) -> list[tuple[Iterations, IntensitySample | None]]:
-    """Return each iteration with the intensity at its start: the best status, then the latest revision."""
-    best: dict[datetime, IntensitySample] = {}
-    for sample in samples:
-        other = best.get(sample.valid_from_at)
-        if other is None or _STATUS_ORDER[sample.status] <= _STATUS_ORDER[other.status]:
-            best[sample.valid_from_at] = sample
-    begins = sorted(best)
-    priced: list[tuple[Iterations, IntensitySample | None]] = []
-    for row in iterations:
-        index = bisect_right(begins, row.started_at) - 1
-        latest = best[begins[index]] if index >= 0 else None
-        priced.append((row, latest if latest is not None and row.started_at < latest.valid_to_at else None))
-    return priced
 
 
 def _slots(priced: Sequence[tuple[Iterations, IntensitySample | None]]) -> list[WorkSlot]:

@@ -1,69 +1,119 @@
-"""Measured and estimated energy, unmeasured time and cost."""
+"""Every quantity of a report, defined once: energy, cost and emissions; docs/reference/quantities.md explains them."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, fields
 from typing import Any
 
+from gpuenergyd.core.carbon.intensity import grams
 from gpuenergyd.report.formatting import JOULES_PER_KWH
-from gpuenergyd.report.tariff import Tariff
+from gpuenergyd.report.rates import Rates
 from gpuenergyd.store.reading.energy_sums import EnergySum
 
 
 @dataclass(frozen=True, slots=True)
 class EnergyUse:
-    """A sum of attributed energy; an energy or cost is None, never 0, if there is nothing to sum."""
+    """A sum of attributed energy with its cost and emissions; each is None, never 0, if there is nothing to sum."""
 
     energy_j: float | None = None
-    """Measured energy."""
+    """Energy of GPUs that was measured, within iterations and between them."""
     estimated_j: float | None = None
-    """Energy estimated from power, or from the counter after a gap; not part of `energy_j`."""
+    """Energy of GPUs estimated from power, or from the counter after a gap; not part of `energy_j`."""
     measured_s: float = 0.0
     estimated_s: float = 0.0
     missing_s: float = 0.0
     """GPU time without readings: its energy is not part of any sum."""
     cost: float | None = None
-    """The cost of measured and estimated energy, in the currency of the tariff."""
+    """The cost of measured and estimated energy of GPUs, in the currency of the tariff."""
+    assumed_host_j: float | None = None
+    """Energy assumed for the rest of the hosts (`carbon_host_power_w`): part of emissions, not of energy and cost."""
+    carbon_g: float | None = None
+    """Emissions of measured, estimated and assumed energy in time of known carbon intensity, location-based."""
+    estimated_carbon_g: float | None = None
+    """The part of `carbon_g` that comes from estimated energy of GPUs."""
+    priced_j: float | None = None
+    unpriced_j: float | None = None
+    """Measured and estimated energy of GPUs in time of known and of unknown carbon intensity; together all of it."""
+    measured_intensity_j: float | None = None
+    """The part of `priced_j` whose carbon intensity was measured; of the rest it was estimated, forecast or fixed."""
 
-    def plus(self, part: EnergySum, tariff: Tariff | None = None) -> "EnergyUse":
-        """Return the sum with another part added, priced at the hour in which the part starts."""
-        used_j = add_known(part.energy_j, part.estimated_j)
-        cost = None
-        if tariff is not None and used_j is not None:
-            cost = used_j / JOULES_PER_KWH * tariff.price_per_kwh(part.started_at or datetime.now(tz=UTC))
-        return EnergyUse(
-            add_known(self.energy_j, part.energy_j),
-            add_known(self.estimated_j, part.estimated_j),
-            self.measured_s + part.measured_s,
-            self.estimated_s + part.estimated_s,
-            self.missing_s + part.missing_s,
-            add_known(self.cost, cost),
-        )
+    def plus(self, part: EnergySum, rates: Rates | None = None) -> "EnergyUse":
+        """Return the sum with another part added, priced at the time of the part."""
+        return self.with_use(use_of(part, rates or Rates()))
+
+    def with_use(self, other: "EnergyUse") -> "EnergyUse":
+        """Return the sum of two uses."""
+        return EnergyUse(*(_sum_of_values(getattr(self, name), getattr(other, name)) for name in _NAMES))
+
+    @property
+    def used_j(self) -> float | None:
+        """Measured and estimated energy of GPUs: what cost and emissions count."""
+        return add_known(self.energy_j, self.estimated_j)
+
+    @property
+    def gpu_time_s(self) -> float:
+        """GPU time, however it was measured."""
+        return self.measured_s + self.estimated_s + self.missing_s
 
     def to_dict(self) -> dict[str, Any]:
-        """Return energies and durations by name, without the cost."""
+        """Return energies and durations by name, without cost and emissions."""
         names = ("energy_j", "estimated_j", "measured_s", "estimated_s", "missing_s")
         return {name: getattr(self, name) for name in names}
 
+    def carbon_to_dict(self) -> dict[str, Any]:
+        """Return emissions, and the energy that they count and leave out, by their JSON and CSV names."""
+        return {
+            "carbon_g": self.carbon_g,
+            "estimated_carbon_g": self.estimated_carbon_g,
+            "priced_energy_j": self.priced_j,
+            "unpriced_energy_j": self.unpriced_j,
+            "assumed_host_j": self.assumed_host_j,
+        }
 
+
+_NAMES = tuple(field.name for field in fields(EnergyUse))
 NO_ENERGY = EnergyUse()
+
+
+def use_of(part: EnergySum, rates: Rates) -> EnergyUse:
+    """Return a part of attributed energy with its cost and emissions."""
+    used_j, host_j = add_known(part.energy_j, part.estimated_j), rates.assumed_host_j(part)
+    price = rates.price_per_kwh(part)
+    priced: dict[str, float | None] = {}
+    if rates.intensities:
+        mean = rates.intensity(part)
+        known_ratio = mean.known_ratio if mean is not None else 0.0
+        if used_j is not None:
+            priced = {"priced_j": known_ratio * used_j, "unpriced_j": (1.0 - known_ratio) * used_j}
+        if mean is not None:
+            intensity = mean.known_ratio * mean.carbon_intensity_g_per_kwh
+            all_j = add_known(used_j, host_j)
+            priced["carbon_g"] = None if all_j is None else grams(all_j, intensity)
+            priced["estimated_carbon_g"] = None if part.estimated_j is None else grams(part.estimated_j, intensity)
+            priced["measured_intensity_j"] = None if used_j is None else mean.measured_ratio * used_j
+    return EnergyUse(
+        energy_j=part.energy_j,
+        estimated_j=part.estimated_j,
+        measured_s=part.measured_s,
+        estimated_s=part.estimated_s,
+        missing_s=part.missing_s,
+        cost=None if price is None or used_j is None else used_j / JOULES_PER_KWH * price,
+        assumed_host_j=host_j,
+        **priced,
+    )
 
 
 def sum_of(uses: Iterable[EnergyUse]) -> EnergyUse:
     """Return the sum of several energies; what is missing in all of them is missing in the sum."""
     total = NO_ENERGY
     for use in uses:
-        total = EnergyUse(
-            add_known(total.energy_j, use.energy_j),
-            add_known(total.estimated_j, use.estimated_j),
-            total.measured_s + use.measured_s,
-            total.estimated_s + use.estimated_s,
-            total.missing_s + use.missing_s,
-            add_known(total.cost, use.cost),
-        )
+        total = total.with_use(use)
     return total
 
 
 def add_known(total: float | None, more: float | None) -> float | None:
     """Return the sum of two values of which either may be missing."""
     return total if more is None else (total or 0.0) + more
+
+
+def _sum_of_values(total: Any, more: Any) -> Any:
+    return total if more is None else more if total is None else total + more

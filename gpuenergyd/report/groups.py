@@ -5,11 +5,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
-from gpuenergyd.report.energy_use import NO_ENERGY, EnergyUse, add_known
+from gpuenergyd.report.energy_use import NO_ENERGY, EnergyUse, add_known, sum_of
 from gpuenergyd.report.job import JobReport
+from gpuenergyd.report.rates import Rates, read_rates
 from gpuenergyd.report.tariff import Tariff
 from gpuenergyd.store import History
 from gpuenergyd.store.reading.energy_sums import EnergySum
@@ -42,13 +43,13 @@ class Group:
         """Measured energy of jobs and idle time."""
         return add_known(self.by_jobs.energy_j, self.idle.energy_j)
 
-    def add(self, part: EnergySum, tariff: Tariff | None) -> None:
+    def add(self, part: EnergySum, rates: Rates) -> None:
         """Add a sum of attributed energy."""
         if part.job_id:
             self.job_ids.add(part.job_id)
-            self.by_jobs = self.by_jobs.plus(part, tariff)
+            self.by_jobs = self.by_jobs.plus(part, rates)
         else:
-            self.idle = self.idle.plus(part, tariff)
+            self.idle = self.idle.plus(part, rates)
 
     def add_saving(self, report: JobReport) -> None:
         """Add a job and its saving, or count it as left out."""
@@ -58,27 +59,34 @@ class Group:
 
     def to_dict(self, tariff: Tariff | None = None) -> dict[str, Any]:
         """Return all values by their JSON and CSV names; missing values are None."""
+        total = sum_of((self.by_jobs, self.idle))
         return {
             "group": self.name,
             "num_jobs": len(self.job_ids),
-            "energy_j": self.energy_j,
-            "job_energy_j": self.by_jobs.energy_j,
-            "idle_energy_j": self.idle.energy_j,
-            "estimated_j": add_known(self.by_jobs.estimated_j, self.idle.estimated_j),
-            "measured_s": self.by_jobs.measured_s + self.idle.measured_s,
-            "estimated_s": self.by_jobs.estimated_s + self.idle.estimated_s,
-            "missing_s": self.by_jobs.missing_s + self.idle.missing_s,
+            **energies_of(self.by_jobs, self.idle),
             "saved_energy_j": self.saved_energy_j,
             "num_not_significant": self.num_not_significant,
             "host_energy_j": self.host_energy_j,
+            **total.carbon_to_dict(),
             "price_per_kwh": tariff.flat_price_per_kwh if tariff is not None else None,
-            "cost": add_known(self.by_jobs.cost, self.idle.cost),
+            "cost": total.cost,
         }
 
 
-@dataclass(frozen=True, slots=True)
+def energies_of(by_jobs: EnergyUse, idle: EnergyUse) -> dict[str, Any]:
+    """Return energies and durations of jobs and idle GPUs together by their JSON and CSV names."""
+    total = sum_of((by_jobs, idle)).to_dict()
+    return {
+        "energy_j": total.pop("energy_j"),
+        "job_energy_j": by_jobs.energy_j,
+        "idle_energy_j": idle.energy_j,
+        **total,
+    }
+
+
+@dataclass(frozen=True)
 class EnergyQuery:
-    """The history, time range and tariff of a grouped report."""
+    """The history, time range and tariff of a grouped report (rates are cached, hence no slots)."""
 
     history: History
     since: datetime | None = None
@@ -87,22 +95,28 @@ class EnergyQuery:
     only_jobs: bool = False
     """Whether idle energy is left out: it is unrelated to a report on one job."""
 
+    @cached_property
+    def rates(self) -> Rates:
+        """What its energy is priced with."""
+        return read_rates(self.history, self.tariff, since=self.since, until=self.until)
+
     def parts(
         self, *, by_gpu: bool = False, by_host: bool = False, zone: tzinfo | None = UTC, by_time: bool = False
     ) -> Iterable[EnergySum]:
         """Return energy sums; by time in hours, and in minutes if a day of the time zone starts within the hour."""
-        has_periods = self.tariff is not None and self.tariff.periods != ()
+        rates = self.rates
 
         def is_split(hour: datetime) -> bool:
-            return _day(hour, zone) != _day(hour + _LAST_MINUTE, zone)
+            has_midnight = by_time and _day(hour, zone) != _day(hour + _LAST_MINUTE, zone)
+            return has_midnight or rates.is_split(hour)
 
         return self.history.energy_sums(
             since=self.since,
             until=self.until,
             by_gpu=by_gpu,
             by_host=by_host,
-            by_time=by_time or has_periods,
-            is_split=is_split if by_time else None,
+            by_time=by_time or rates.is_by_time,
+            is_split=is_split if by_time or rates.intensities else None,
         )
 
 
@@ -127,14 +141,14 @@ def groups_by_tag(query: EnergyQuery, reports: Sequence[JobReport], tag: str) ->
 
 def groups_by_gpu(query: EnergyQuery) -> tuple[Group, ...]:
     """Return one group per GPU."""
-    return _groups(query.parts(by_gpu=True), query.tariff, name=lambda part: part.gpu_uuid or "")
+    return _groups(query.parts(by_gpu=True), query.rates, name=lambda part: part.gpu_uuid or "")
 
 
 def groups_by_host(query: EnergyQuery, reports: Sequence[JobReport]) -> tuple[Group, ...]:
     """Return one group per host that shares the history, with the energy of its processors and memory."""
     reported = {report.summary.job_id for report in reports}
     parts = (part for part in query.parts(by_host=True) if not query.only_jobs or part.job_id in reported)
-    groups = {group.name: group for group in _groups(parts, query.tariff, name=lambda part: part.host or UNKNOWN_HOST)}
+    groups = {group.name: group for group in _groups(parts, query.rates, name=lambda part: part.host or UNKNOWN_HOST)}
     for report in reports:
         name = report.summary.host or UNKNOWN_HOST
         groups.setdefault(name, Group(name)).add_saving(report)
@@ -146,17 +160,26 @@ def groups_by_host(query: EnergyQuery, reports: Sequence[JobReport]) -> tuple[Gr
 
 def groups_by_day(query: EnergyQuery, *, zone: tzinfo | None) -> tuple[Group, ...]:
     """Return one group per day in a time zone; None: the zone of this host."""
-    days = _groups(
+    return _groups_by_period(query, zone, name=lambda at: _day(at, zone))
+
+
+def groups_by_month(query: EnergyQuery, *, zone: tzinfo | None) -> tuple[Group, ...]:
+    """Return one group per month in a time zone; None: the zone of this host."""
+    return _groups_by_period(query, zone, name=lambda at: at.astimezone(zone).strftime("%Y-%m"))
+
+
+def _groups_by_period(query: EnergyQuery, zone: tzinfo | None, *, name: Callable[[datetime], str]) -> tuple[Group, ...]:
+    periods = _groups(
         query.parts(by_time=True, zone=zone),
-        query.tariff,
-        name=lambda part: _day(part.started_at, zone) if part.started_at else "",
+        query.rates,
+        name=lambda part: name(part.started_at) if part.started_at else "",
     )
-    by_name = {day.name: day for day in days}
+    by_name = {period.name: period for period in periods}
     for row in query.history.host_energy(since=query.since, until=query.until):
-        day = by_name.get(_day(row.started_at, zone))
-        if day is not None:
-            day.host_energy_j = add_known(day.host_energy_j, row.energy_j)
-    return days
+        period = by_name.get(name(row.started_at))
+        if period is not None:
+            period.host_energy_j = add_known(period.host_energy_j, row.energy_j)
+    return periods
 
 
 def _day(at: datetime, zone: tzinfo | None) -> str:
@@ -171,18 +194,16 @@ def _groups_of_jobs(
     if not query.only_jobs:
         name_of[""] = IDLE_GROUP
     parts = (part for part in query.parts() if part.job_id in name_of)
-    groups = {group.name: group for group in _groups(parts, query.tariff, name=lambda part: name_of[part.job_id])}
+    groups = {group.name: group for group in _groups(parts, query.rates, name=lambda part: name_of[part.job_id])}
     for report in reports:
         groups.setdefault(name(report), Group(name(report))).add_saving(report)
     return tuple(groups[key] for key in sorted(groups, key=lambda key: (key == IDLE_GROUP, key)))
 
 
-def _groups(
-    parts: Iterable[EnergySum], tariff: Tariff | None, *, name: Callable[[EnergySum], str]
-) -> tuple[Group, ...]:
+def _groups(parts: Iterable[EnergySum], rates: Rates, *, name: Callable[[EnergySum], str]) -> tuple[Group, ...]:
     groups: dict[str, Group] = defaultdict(lambda: Group(""))
     for part in parts:
-        groups[name(part)].add(part, tariff)
+        groups[name(part)].add(part, rates)
     for key, group in groups.items():
         group.name = key
     return tuple(groups[key] for key in sorted(groups))

@@ -95,9 +95,11 @@ def tiles(report: JobReport) -> list[Tile]:
             found.append(Tile("energy per iteration", text.energy_text(job.baseline_energy_j), "at full speed"))
         if job.baseline_time_s is not None:
             found.append(Tile("iteration time", text.time_text(job.baseline_time_s), "at full speed"))
-    if job.energy_j is not None:
-        note = f"{count_text(job.num_measured_iterations, 'measured iteration')} in {text.time_text(job.duration_s)}"
-        found.append(Tile("energy used", text.energy_text(job.energy_j), note))
+    used = report.energy_use
+    if used.used_j is not None:
+        estimated = f", {text.energy_text(used.estimated_j)} of it estimated" if used.estimated_j else ""
+        note = f"by its GPUs in {text.time_text(job.duration_s)}{estimated}"
+        found.append(Tile("energy used", text.energy_text(used.used_j), note))
     return found
 
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from gpuenergyd.report.carbon import NO_CARBON, SAVED_GRAMS, CarbonReport, carbo
 from gpuenergyd.report.energy_use import NO_ENERGY, EnergyUse
 from gpuenergyd.report.formatting import energy_text
 from gpuenergyd.report.observed_iteration import ObservedIteration
+from gpuenergyd.report.rates import Rates, read_rates
 from gpuenergyd.report.tariff import Tariff
 from gpuenergyd.store import History, IterationRow, JobSummary, PlanRecord
 from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
@@ -103,6 +104,24 @@ class JobReport:
         """The cost of the measured and estimated energy, in the currency of the price."""
         return self.energy_use.cost
 
+    @property
+    def between_iterations_j(self) -> float | None:
+        """The measured and estimated energy that no iteration has: before, between and after iterations."""
+        used_j, within_j = self.energy_use.used_j, self.summary.iterations_energy_j
+        return used_j if used_j is None or within_j is None else used_j - within_j
+
+    @property
+    def adjusted_baseline_time_s(self) -> float | None:
+        """The iteration time at full speed beside the tuned iterations: what the slowdown compares them with."""
+        time_s, ratio = self.summary.iteration_time_s, self.summary.slowdown_ratio
+        return None if time_s is None or ratio is None else time_s / (1.0 + ratio)
+
+    @property
+    def adjusted_baseline_energy_j(self) -> float | None:
+        """The energy per iteration at full speed beside the tuned iterations: what the saving compares them with."""
+        energy_j, ratio = self.summary.energy_per_iteration_j, self.summary.saving_ratio
+        return None if energy_j is None or ratio is None or ratio >= 1.0 else energy_j / (1.0 - ratio)
+
     @cached_property
     def plan_in_force(self) -> PlanInForce | None:
         """Measurements of the last tuned plan only; None without a regular iteration."""
@@ -140,6 +159,7 @@ class JobReport:
             low, high = named.pop(f"{name}_interval") or (None, None)
             named |= {f"{name}_low_ratio": low, f"{name}_high_ratio": high}
         tags = dict(named.pop("tags"))
+        named |= {"energy_j": self.energy_use.energy_j, "regular_energy_j": self.summary.energy_j}
         carbon = dict(self.carbon.to_dict() if self.carbon is not None else NO_CARBON)
         if self.is_saving_left_out:  # an amount is a claim
             carbon |= dict.fromkeys(SAVED_GRAMS)
@@ -148,6 +168,9 @@ class JobReport:
             "energy_per_token_j": _per_token(self.summary.energy_per_iteration_j, tags),
             "baseline_energy_per_token_j": _per_token(self.summary.baseline_energy_j, tags),
             "is_saving_significant": self.summary.is_saving_significant,
+            "between_iterations_j": self.between_iterations_j,
+            "adjusted_baseline_time_s": self.adjusted_baseline_time_s,
+            "adjusted_baseline_energy_j": self.adjusted_baseline_energy_j,
             "saved_energy_j": self.saved_energy_j,
             "profiling_cost_j": self.profiling_cost_j,
             **{f"gpu_{name}": value for name, value in self.energy_use.to_dict().items()},
@@ -155,6 +178,7 @@ class JobReport:
             "counted_until": self.time_range.until,
             "price_per_kwh": self.price_per_kwh,
             "cost": self.cost,
+            **self.energy_use.carbon_to_dict(),
             **carbon,
             # Columns of their own, so that the table can be joined with the output of sacct.
             **{name: tags.get(name) for name in ("user", "slurm_job_id", "git_commit")},
@@ -188,17 +212,17 @@ def job_reports(
     """
     summaries = history.job_summaries(since=since, until=until, job=job, within_range_only=within_range_only)
     time_range = TimeRange(since, until) if within_range_only else ALL_TIME
-    used = _energy_use(history, summaries, tariff, time_range)
-    price = tariff.flat_price_per_kwh if tariff is not None else None
     first_start_at = min((summary.started_at for summary in summaries), default=None)
-    known_intensities = cache(partial(history.intensities, since=first_start_at))
+    rates = read_rates(history, tariff, since=first_start_at)
+    used = _energy_use(history, summaries, rates, time_range)
+    price = tariff.flat_price_per_kwh if tariff is not None else None
     return tuple(
         JobReport(
             summary,
             partial(history.iterations, summary.job_id),
-            used.get(summary.job_id, NO_ENERGY),
+            (use := used.get(summary.job_id, NO_ENERGY)),
             price,
-            partial(carbon_report, history, summary, time_range, known_intensities),
+            partial(carbon_report, history, summary, use, rates, time_range),
             ALL_TIME if time_range.contains_job(summary.started_at, summary.ended_at) else time_range,
             partial(_newest_advice, history, summary.job_id),
         )
@@ -213,7 +237,7 @@ def _newest_advice(history: History, job_id: str, action: str) -> str | None:
 
 
 def _energy_use(
-    history: History, summaries: Sequence[JobSummary], tariff: Tariff | None, time_range: TimeRange
+    history: History, summaries: Sequence[JobSummary], rates: Rates, time_range: TimeRange
 ) -> Mapping[str, EnergyUse]:
     if not summaries:
         return {}
@@ -222,12 +246,14 @@ def _energy_use(
     first_at = min(min(summary.started_at, summary.ended_at or summary.started_at) for summary in summaries)
     # The bucket of a job's start begins earlier.
     begin = first_at.replace(minute=0, second=0, microsecond=0)
-    has_periods = tariff is not None and tariff.periods != ()
     for part in history.energy_sums(
-        since=max(begin, time_range.since or begin), until=time_range.until, by_time=has_periods
+        since=max(begin, time_range.since or begin),
+        until=time_range.until,
+        by_time=rates.is_by_time,
+        is_split=rates.is_split if rates.intensities else None,
     ):
         if part.job_id:
-            used[part.job_id] = used[part.job_id].plus(part, tariff)
+            used[part.job_id] = used[part.job_id].plus(part, rates)
     return used
 
 

@@ -6,7 +6,7 @@ from math import hypot
 from typing import Any
 
 from gpuenergyd.count_text import count_text
-from gpuenergyd.report.energy_use import add_known
+from gpuenergyd.report.energy_use import add_known, sum_of
 from gpuenergyd.report.formatting import energy_text
 from gpuenergyd.report.job import JobReport
 
@@ -73,21 +73,20 @@ def totals_dict(reports: Sequence[JobReport]) -> dict[str, Any]:
     """Return the totals of a report by job by their JSON names; missing values are None."""
     total = saved_total(reports)
     low_j, high_j = total.interval_j or (None, None)
-    energy_j = carbon_g = saved_g = None
+    use = sum_of(report.energy_use for report in reports)
+    saved_g = None
     for report in reports:
-        energy_j = add_known(energy_j, report.energy_use.energy_j)
-        if report.carbon is not None:
-            carbon_g = add_known(carbon_g, report.carbon.carbon_g)
-            if report.summary.is_saving_significant:
-                saved_g = add_known(saved_g, report.carbon.saved_g)
+        if report.carbon is not None and report.summary.is_saving_significant:
+            saved_g = add_known(saved_g, report.carbon.saved_g)
     return {
         "num_jobs": len(reports),
-        "gpu_energy_j": energy_j,
+        "gpu_energy_j": use.energy_j,
+        "gpu_estimated_j": use.estimated_j,
         "saved_energy_j": total.saved_energy_j,
         "saved_energy_low_j": low_j,
         "saved_energy_high_j": high_j,
         "num_jobs_counted": total.num_counted,
         "num_not_significant": total.num_not_significant,
-        "carbon_g": carbon_g,
+        **use.carbon_to_dict(),
         "saved_carbon_g": saved_g,
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuenergyd.count_text import count_text
 from gpuenergyd.report.energy_use import NO_ENERGY, EnergyUse, add_known, sum_of
-from gpuenergyd.report.groups import IDLE_GROUP, EnergyQuery, user_name
+from gpuenergyd.report.groups import IDLE_GROUP, EnergyQuery, energies_of, user_name
 from gpuenergyd.report.job import JobReport
 from gpuenergyd.report.pipeline_savings import PipelineSaving, pipeline_savings
 from gpuenergyd.report.totals import saved_total, totals_dict
@@ -121,7 +121,8 @@ class TrainingReport:
             "num_gpus": len(_gpus(self.shares)) or None,
             "num_ranks": training.num_ranks or None,
             "world_size": training.world_size,
-            **_energies(by_jobs=self.use),
+            **energies_of(self.use, NO_ENERGY),
+            **self.use.carbon_to_dict(),
             **_savings(self.jobs.values(), self.measured),
             **dict(zip(("saving_ratio", "saving_low_ratio", "saving_high_ratio"), self.saving_ratios, strict=True)),
             "price_per_kwh": price_per_kwh,
@@ -159,6 +160,7 @@ class TrainingReport:
                     "num_jobs": len(job_ids),
                     "num_gpus": len(_gpus(shares)) or None,
                     **(use := sum_of(share.use for share in shares)).to_dict(),
+                    **use.carbon_to_dict(),
                     **(savings if is_whole else dict.fromkeys(savings)),
                     "cost": use.cost,
                 }
@@ -190,8 +192,8 @@ class TrainingsReport:
             for training in self.trainings
         ]
         if self.idle is not None:
-            idle = {"group": IDLE_GROUP, "num_jobs": 0, **_energies(idle=self.idle)}
-            prices = {"price_per_kwh": self.price_per_kwh, "cost": self.idle.cost}
+            idle = {"group": IDLE_GROUP, "num_jobs": 0, **energies_of(NO_ENERGY, self.idle)}
+            prices = {**self.idle.carbon_to_dict(), "price_per_kwh": self.price_per_kwh, "cost": self.idle.cost}
             rows.append({**dict.fromkeys(rows[0] if rows else ()), **idle, **prices})
         return rows
 
@@ -220,9 +222,9 @@ def trainings_report(query: EnergyQuery, reports: Sequence[JobReport]) -> Traini
     for part in query.parts(by_gpu=True):
         if part.job_id in by_id:
             key = part.job_id, part.gpu_uuid or ""
-            use_of[key] = use_of[key].plus(part, query.tariff)
+            use_of[key] = use_of[key].plus(part, query.rates)
         elif not part.job_id and not query.only_jobs:
-            idle = (idle or NO_ENERGY).plus(part, query.tariff)
+            idle = (idle or NO_ENERGY).plus(part, query.rates)
     gpus_of: dict[str, set[str]] = defaultdict(set)
     ranks = query.history.ranks(list(by_id))
     for job_id, gpu_uuid in (*use_of, *((rank.job_id, rank.gpu_uuid) for rank in ranks)):
@@ -261,34 +263,8 @@ def _gpus(shares: Iterable[GpuShare]) -> set[tuple[str | None, str]]:
     return {(share.host, share.gpu_uuid) for share in shares if share.gpu_uuid is not None}
 
 
-def _energies(*, by_jobs: EnergyUse = NO_ENERGY, idle: EnergyUse = NO_ENERGY) -> dict[str, Any]:
-    """Return energies and durations by the names of other groups."""
-    total = sum_of((by_jobs, idle)).to_dict()
-    return {
-        "energy_j": total.pop("energy_j"),
-        "job_energy_j": by_jobs.energy_j,
-        "idle_energy_j": idle.energy_j,
-        **total,
-    }
-
-
 def _savings(reports: Iterable[JobReport], measured: Sequence[JobReport]) -> dict[str, Any]:
-    """Return the savings of `measured` and the emissions of jobs by name; totals count only significant savings."""
-    known = tuple(reports)
-    by_jobs = totals_dict(known)
-    totals = {**totals_dict(measured), **{name: by_jobs[name] for name in ("carbon_g", "saved_carbon_g")}}
+    """Return the savings of `measured` by name, and the emissions that jobs saved; only significant savings count."""
+    totals = {**totals_dict(measured), "saved_carbon_g": totals_dict(tuple(reports))["saved_carbon_g"]}
     names = ("saved_energy_j", "saved_energy_low_j", "saved_energy_high_j", "num_jobs_counted", "num_not_significant")
-    return {
-        **{name: totals[name] for name in (*names, "carbon_g")},
-        "unpriced_energy_j": _unpriced_j(known) if totals["carbon_g"] is not None else None,
-        "saved_carbon_g": totals["saved_carbon_g"],
-    }
-
-
-def _unpriced_j(reports: Iterable[JobReport]) -> float | None:
-    """Return the energy of iterations whose emissions are not known; of a job without any known, that of all."""
-    unpriced_j: float | None = None
-    for report in reports:
-        of_job_j = report.summary.energy_j if report.carbon is None else report.carbon.unpriced_j
-        unpriced_j = add_known(unpriced_j, of_job_j)
-    return unpriced_j
+    return {name: totals[name] for name in (*names, "saved_carbon_g")}

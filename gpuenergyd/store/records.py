@@ -152,7 +152,8 @@ class RollupRecord(NamedTuple):
     """Energy, power and clock of one GPU in one time bucket for one job; an empty `job_id` means idle.
 
     `energy_j` was measured during `measured_s`, `estimated_j` estimated during `estimated_s`; for `missing_s` there is
-    no reading. One-second buckets are packed by minute. A named tuple, because a dataclass takes four times as long to
+    no reading. `assumed_host_j` is the GPU's share of the energy assumed for the rest of its host, None without any and
+    in one-second buckets, which are packed by minute. A named tuple, because a dataclass takes four times as long to
     create and reports read thousands of these.
     """
 
@@ -169,6 +170,7 @@ class RollupRecord(NamedTuple):
     measured_s: float = 0.0
     estimated_s: float = 0.0
     missing_s: float = 0.0
+    assumed_host_j: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +300,7 @@ def merge_rollups(parts: Sequence[RollupRecord]) -> RollupRecord:
         estimated_j=_known_sum(part.estimated_j for part in parts),
         measured_s=sum(part.measured_s for part in parts),
         estimated_s=sum(part.estimated_s for part in parts),
+        assumed_host_j=_known_sum(part.assumed_host_j for part in parts),
         missing_s=sum(part.missing_s for part in parts),
     )
 

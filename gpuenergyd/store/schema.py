@@ -173,6 +173,7 @@ gpu_rollups = Table(
     Column("measured_s", Float, nullable=False, server_default="0"),
     Column("estimated_s", Float, nullable=False, server_default="0"),
     Column("missing_s", Float, nullable=False, server_default="0"),
+    Column("assumed_host_j", Float),
     sqlite_with_rowid=False,
 )
 

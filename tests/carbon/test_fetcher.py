@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import threading
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -230,15 +231,26 @@ def test_the_fetcher_process_rejects_unknown_settings(
     assert "hunter2" not in printed.out + printed.err
 
 
-def test_a_key_is_read_only_from_a_file_that_others_cannot_read(tmp_path: Path) -> None:
+@pytest.mark.fault(62)
+def test_a_key_is_read_only_from_a_file_that_others_cannot_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "key"
     path.write_text("\n  abc123 \n")
-    path.chmod(0o644)
-    with pytest.raises(CarbonDataError, match="mode 0644"):
-        read_key(path)
+    for mode in (0o644, 0o640, 0o602):
+        path.chmod(mode)
+        with pytest.raises(CarbonDataError, match=f"has mode {mode:04o} and is open to others; valid: 0600 or 0400"):
+            read_key(path)
     path.chmod(0o600)
+    key = read_key(path)
+    if os.geteuid() == 0:
+        os.chown(path, 4242, -1)
+    owner = path.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(CarbonDataError, match=f"belongs to uid {owner}; valid: uid {owner + 1} or root"):
+        read_key(path)
 
-    assert read_key(path) == "abc123"
+    assert key == "abc123"
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"a\x00b", b"x" * 5000], ids=["empty", "blank", "binary", "long"])

@@ -94,13 +94,16 @@ def test_the_users_own_tags_come_first_and_invalid_names_are_left_out() -> None:
     assert find_tags(environ, "") == (("team", "vision"), ("user", "me"))
 
 
-def test_tags_are_limited_in_number_and_length_and_printable() -> None:
+def test_tags_are_limited_in_number_length_and_size_and_printable() -> None:
     own = ",".join(f"t{k}={'x' * 1000}" for k in range(100))
     tags = find_tags({"GPUENERGYD_TAGS": own, "SLURM_JOB_NAME": "a\nb\x1b[31m"}, "")
 
-    assert len(tags) == MAX_TAGS
+    many = find_tags({"GPUENERGYD_TAGS": ",".join(f"t{k}={k}" for k in range(100))}, "")
+
     assert {len(value) for _, value in tags} == {MAX_VALUE_CHARS}
+    assert len(tags) == 15, "as many as fit into 4096 bytes"
     assert checked_tags(tags) == tuple(sorted(tags))
+    assert len(many) == MAX_TAGS
     assert dict(find_tags({"SLURM_JOB_NAME": "a\nb\x1b[31m"}, "")) == {"slurm_job_name": "a b [31m"}
 
 

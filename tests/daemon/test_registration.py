@@ -119,6 +119,19 @@ def test_invalid_tags_are_refused_in_one_line(tags: list[tuple[str, str]], line:
         checked_tags(tags)
 
 
+@pytest.mark.fault(60)
+def test_tags_are_limited_in_bytes_and_the_largest_is_named() -> None:
+    tags = [(f"t{k}", "\N{GREEK SMALL LETTER ALPHA}" * 256) for k in range(7)]
+    fitting = checked_tags(tags)
+    with pytest.raises(ProtocolError) as refused:
+        checked_tags([*tags, ("big", "\N{GRINNING FACE}" * 256)])
+
+    assert len(fitting) == 7
+    assert str(refused.value) == (
+        "tags of 4625 bytes, the largest of 1027 is 'big'; at most 4096 bytes of names and values are accepted"
+    )
+
+
 def test_a_report_says_how_the_clocks_of_a_captured_graph_were_set_in_known_words() -> None:
     given = report("00", 0, 0, 0)
 

@@ -43,14 +43,16 @@ EXPLAIN = {
 REPORT_BY_JOB = {
     "": "jobs totals",
     "totals": (
-        "carbon_g gpu_energy_j num_jobs num_jobs_counted num_not_significant saved_carbon_g saved_energy_high_j"
-        " saved_energy_j saved_energy_low_j"
+        "assumed_host_j carbon_g estimated_carbon_g gpu_energy_j gpu_estimated_j num_jobs num_jobs_counted"
+        " num_not_significant"
+        " priced_energy_j saved_carbon_g saved_energy_high_j saved_energy_j saved_energy_low_j unpriced_energy_j"
     ),
     "jobs": (
-        "baseline_energy_j baseline_energy_per_token_j baseline_time_s"
+        "adjusted_baseline_energy_j adjusted_baseline_time_s assumed_host_j"
+        " baseline_energy_j baseline_energy_per_token_j baseline_time_s between_iterations_j"
         " carbon_factor carbon_g carbon_kind carbon_source carbon_zone cost cost_ratio cost_s"
         " counted_from counted_until dp_rank duration_s end_reason ended_at energy_j energy_per_iteration_j"
-        " energy_per_token_j git_commit"
+        " energy_per_token_j estimated_carbon_g git_commit iterations_energy_j regular_energy_j"
         " gpu_energy_j gpu_estimated_j gpu_estimated_s gpu_measured_s gpu_missing_s gpu_uuids host host_power_w"
         " is_grid_replayed is_saving_significant is_simulated iteration_time_s job_id job_name lower_bound_j"
         " max_slowdown_ratio"
@@ -67,8 +69,10 @@ REPORT_BY_JOB = {
     "jobs.tags": "git_commit slurm_job_id user",
 }
 TRAINING_PART = (
-    "carbon_g cost energy_j estimated_j estimated_s measured_s missing_s num_gpus num_jobs num_jobs_counted"
-    " num_not_significant saved_carbon_g saved_energy_high_j saved_energy_j saved_energy_low_j unpriced_energy_j"
+    "assumed_host_j carbon_g cost energy_j estimated_carbon_g estimated_j estimated_s measured_s missing_s num_gpus"
+    " num_jobs num_jobs_counted"
+    " num_not_significant priced_energy_j saved_carbon_g saved_energy_high_j saved_energy_j saved_energy_low_j"
+    " unpriced_energy_j"
 )
 REPORT_BY_TRAINING = {
     "": "groups",
@@ -85,8 +89,9 @@ REPORT_BY_TRAINING = {
 REPORT_BY_GROUP = {
     "": "groups",
     "groups": (
-        "cost energy_j estimated_j estimated_s group host_energy_j idle_energy_j job_energy_j measured_s missing_s"
-        " num_jobs num_not_significant price_per_kwh saved_energy_j"
+        "assumed_host_j carbon_g cost energy_j estimated_carbon_g estimated_j estimated_s group host_energy_j"
+        " idle_energy_j job_energy_j measured_s missing_s"
+        " num_jobs num_not_significant price_per_kwh priced_energy_j saved_energy_j unpriced_energy_j"
     ),
 }
 CARBON_NOW = {

@@ -1,4 +1,4 @@
-"""Merging iterations into blocks does not change the emissions of a job."""
+"""Merging iterations into blocks changes neither the emissions of a job nor its slowdown."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.core.carbon.intensity import EmissionFactor, SampleStatus, SignalKind
-from gpuenergyd.report.carbon import CarbonReport, carbon_report
+from gpuenergyd.report.carbon import CarbonReport
+from gpuenergyd.report.job import job_reports
 from gpuenergyd.store import open_history
-from gpuenergyd.store.records import IntensityRecord
+from gpuenergyd.store.records import IntensityRecord, RollupRecord
 from tests.store.maintenance.test_compaction import NOW, compact, write_long_job
 from tests.support.stored_history import write_records
 
@@ -18,10 +19,9 @@ BEGUN = NOW - timedelta(days=10)
 
 def reported(path: Path) -> CarbonReport:
     with open_history(path) as history:
-        (job,) = history.job_summaries()
-        report = carbon_report(history, job)
-    assert report is not None
-    return report
+        (job,) = job_reports(history)
+        assert job.carbon is not None
+    return job.carbon
 
 
 def test_compaction_keeps_the_emissions_of_a_long_job(tmp_path: Path) -> None:
@@ -31,6 +31,7 @@ def test_compaction_keeps_the_emissions_of_a_long_job(tmp_path: Path) -> None:
         begin = BEGUN + timedelta(hours=hour)
         write_records(
             path,
+            RollupRecord(3600, "GPU-0", begin, "j", 90.0 * 3600, 90.0, 90.0, 1410.0, 36_000, measured_s=3600.0),
             IntensityRecord(
                 "GB", "test", SignalKind.AVERAGE, EmissionFactor.DIRECT, SampleStatus.MEASURED,
                 begin, begin + timedelta(hours=1), begin, 100.0 + 300.0 * hour, NOW,
@@ -42,7 +43,7 @@ def test_compaction_keeps_the_emissions_of_a_long_job(tmp_path: Path) -> None:
 
     after = reported(path)
     assert num_single < NUM_ITERATIONS / 10
-    assert before.unpriced_j == 0
-    assert after.priced_j + after.unpriced_j == pytest.approx(before.priced_j)
-    assert after.carbon_g == pytest.approx(before.carbon_g, rel=0.06)  # a block is priced with the hour of its begin
+    assert before.use.unpriced_j == 0
+    assert after.use == before.use
+    assert before.use.carbon_g == pytest.approx(90.0 * 3600 * (100.0 + 400.0) / 3.6e6)
     assert after.slowdown_ratio == pytest.approx(before.slowdown_ratio)

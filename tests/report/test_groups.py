@@ -15,10 +15,12 @@ from gpuenergyd.report.groups import (
     Group,
     groups_by_day,
     groups_by_gpu,
+    groups_by_month,
     groups_by_tag,
     groups_by_user,
 )
 from gpuenergyd.report.job import job_reports
+from gpuenergyd.report.rates import Rates
 from gpuenergyd.report.tariff import Tariff, TariffPeriod
 from gpuenergyd.store import History, open_history
 from gpuenergyd.store.reading.energy_sums import EnergySum
@@ -55,6 +57,16 @@ def test_gpus_and_days_add_up_to_the_same_energy(history: History) -> None:
     (day,) = by_day
     assert day.name == "2026-03-01"
     assert day.energy_j == pytest.approx(ALL_J)
+
+
+def test_a_month_begins_at_midnight_in_the_time_zone_of_the_report(history: History) -> None:
+    zone = timezone(timedelta(hours=-13))  # midnight one hour after the job
+
+    (february,) = groups_by_month(EnergyQuery(history), zone=zone)
+    (march,) = groups_by_month(EnergyQuery(history), zone=UTC)
+
+    assert (february.name, march.name) == ("2026-02", "2026-03")
+    assert february.energy_j == march.energy_j == pytest.approx(ALL_J)
 
 
 def test_idle_energy_belongs_to_no_job(history: History) -> None:
@@ -121,7 +133,7 @@ def test_jobs_are_grouped_by_the_value_of_a_tag(history: History) -> None:
 
 def test_energy_and_cost_of_an_unmeasured_group_are_missing() -> None:
     group = Group("GPU-9")
-    group.add(part(None, missing_s=7.0), Tariff(0.3))
+    group.add(part(None, missing_s=7.0), Rates(Tariff(0.3)))
     figures = group.to_dict(Tariff(0.3))
 
     assert figures["energy_j"] is figures["idle_energy_j"] is figures["estimated_j"] is figures["cost"] is None
@@ -130,8 +142,8 @@ def test_energy_and_cost_of_an_unmeasured_group_are_missing() -> None:
 
 def test_estimated_energy_is_separate_from_measured_and_included_in_the_cost() -> None:
     group = Group("GPU-0")
-    group.add(part(1.8e6, job_id="j"), Tariff(0.25))
-    group.add(part(None, estimated_j=1.8e6), Tariff(0.25))
+    group.add(part(1.8e6, job_id="j"), Rates(Tariff(0.25)))
+    group.add(part(None, estimated_j=1.8e6), Rates(Tariff(0.25)))
     figures = group.to_dict(Tariff(0.25))
 
     assert (figures["energy_j"], figures["estimated_j"], figures["cost"]) == (1.8e6, 1.8e6, pytest.approx(0.25))
@@ -146,7 +158,7 @@ def test_each_hour_is_priced_at_its_own_tariff() -> None:
 
     used = EnergyUse()
     for at in hours:
-        used = used.plus(part(3.6e6, started_at=at), tariff)
+        used = used.plus(part(3.6e6, started_at=at), Rates(tariff))
 
     assert used.cost == pytest.approx(0.40 + 0.10 + 0.20)
 

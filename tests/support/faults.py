@@ -100,6 +100,9 @@ _DESCRIPTIONS = (
     "a grid's generation is published in part, with storage, or with plant types of unknown intensity",
     "the key of a carbon source is for tests, and its values are made up",
     "names and reasons from users contain control characters, line breaks or formulas",
+    "a user fills the history with jobs, changes of jobs or large tags",
+    "the daemon or the GPU worker gets no CPU time for seconds",
+    "a key, or the folder of locks, is open to other users",
 )
 _NOT_PROVOKED = {
     7: f"a sleeping call simulates one in uninterruptible sleep, {_NO_DRIVER}",

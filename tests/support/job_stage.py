@@ -209,6 +209,7 @@ class Stage:
             policies=PolicyNames(lambda: ("scripted",)),
             clock_socket_path="/clock",
             max_ranks_per_user=8,
+            max_jobs_per_user_per_h=1000,
             silence_limit_s=0.001,
         )
         self.tokens: list[str] = []

@@ -361,6 +361,7 @@ class LargeJob:
             policies=PolicyNames(lambda: (self.policy_name,)),
             clock_socket_path="/clock",
             max_ranks_per_user=self.size.num_tp_ranks,
+            max_jobs_per_user_per_h=1000,
             silence_limit_s=3600.0,
         )
 

@@ -104,6 +104,7 @@ def virtual_daemon(
         policies=PolicyNames(lambda: ("under-test",)),
         clock_socket_path="/clock",
         max_ranks_per_user=8,
+        max_jobs_per_user_per_h=1000,
         silence_limit_s=3600.0,
     )
 

@@ -20,7 +20,7 @@ def report(  # noqa: PLR0913  each option is a parameter
     group_by: Annotated[
         GroupBy,
         typer.Option(
-            metavar="job|training|user|host|gpu|day|tag",
+            metavar="job|training|user|host|gpu|day|month|tag",
             help="Group the figures by this; a tag, such as slurm_job_id, with --tag.",
         ),
     ] = GroupBy.JOB,

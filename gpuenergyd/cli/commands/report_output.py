@@ -43,7 +43,12 @@ class GroupBy(StrEnum):
     HOST = "host"
     GPU = "gpu"
     DAY = "day"
+    MONTH = "month"
     TAG = "tag"
+
+
+_WITHOUT_JOBS = frozenset({GroupBy.GPU, GroupBy.DAY, GroupBy.MONTH})
+"""Groupings that count whole GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +92,7 @@ def write_report(request: ReportRequest) -> int:
     job, group_by = request.job, request.group_by
     prices = _tariff(request.price_per_kwh, request.tariff)
     with open_history(request.database or _default_database()) as history:
-        has_jobs = group_by not in {GroupBy.GPU, GroupBy.DAY}
+        has_jobs = group_by not in _WITHOUT_JOBS
         reports = (
             job_reports(history, since=begin, until=end, job=job, tariff=prices, within_range_only=True)
             if has_jobs
@@ -151,7 +156,7 @@ def _check_options(request: ReportRequest) -> None:
         raise UsageError("--out needs --format json, csv or html; tables are printed to the terminal only")
     if group_by is not GroupBy.JOB and request.written_as is Format.HTML:
         raise UsageError("--format html is a report by job; --group-by needs --format table, json or csv")
-    if job is not None and group_by in {GroupBy.GPU, GroupBy.DAY}:
+    if job is not None and group_by in _WITHOUT_JOBS:
         raise UsageError(f"--group-by {group_by} counts whole GPUs and cannot be combined with --job")
     if tag is not None and group_by is not GroupBy.TAG:
         raise UsageError(f"--tag {tag} needs --group-by tag")
@@ -181,6 +186,8 @@ def _rows(query: "EnergyQuery", reports: "Sequence[JobReport]", request: ReportR
             found = groups.groups_by_gpu(query)
         case GroupBy.DAY:
             found = groups.groups_by_day(query, zone=None)
+        case GroupBy.MONTH:
+            found = groups.groups_by_month(query, zone=None)
         case _:
             assert_never(group_by)
     return [group.to_dict(query.tariff) for group in found]
@@ -245,7 +252,7 @@ def _print_table(reports: "Sequence[JobReport]", rows: list[dict[str, Any]], gro
 
     if not rows:
         people_console().print(
-            "no measurements in this period" if group_by in {GroupBy.DAY, GroupBy.GPU} else "no jobs in this period"
+            "no measurements in this period" if group_by in _WITHOUT_JOBS else "no jobs in this period"
         )
     elif group_by is GroupBy.TRAINING:
         from gpuenergyd.report.terminal.trainings import trainings_table  # noqa: PLC0415  as above

@@ -121,7 +121,9 @@ def _is_this_host(root: Path) -> bool:
 
 def _require_root_user(is_this_host: bool, name: str) -> None:
     if is_this_host and os.geteuid() != 0:
-        raise AccessError(f"{name} needs root: `sudo gpuenergyd {name}`; --dry-run works without")
+        raise AccessError(
+            f"{name} needs root, not uid {os.geteuid()}: `sudo gpuenergyd {name}`; --dry-run works without"
+        )
 
 
 def _compile_planner(command: Sequence[str]) -> None:

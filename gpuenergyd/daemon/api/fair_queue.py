@@ -1,38 +1,96 @@
-"""Fair queueing of requests: a few requests per user start in each iteration of the event loop."""
+"""Fair queueing of requests by CPU time: in each turn of the event loop those users go on who had least of it.
+
+Theory of operation. The requests that a turn starts may need `turn_s` of CPU time together, and the rest waits, so
+that a flood, of however many users, delays timers and other sockets by about one turn. Each user has a tag, the CPU
+time that its requests have used, divided by the user's weight; the user with the lowest tag is next. A user weighs more
+with each rank, since forty users without a GPU must not crowd out one who trains. A user who was idle gets the tag of
+the request that started last: nobody saves up time, and nobody waits for what others used before (start-time fair
+queueing; Goyal, Vin and Cheng, 1996).
+"""
 
 import asyncio
-from collections import Counter, deque
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-REQUESTS_PER_TURN = 4
+T = TypeVar("T")
+
+TURN_S = 0.004
+REQUEST_S = 0.0002
+"""CPU time of a request outside its handler: to parse it and to send the reply."""
+_MAX_KNOWN_USERS = 1024
+
+
+@dataclass(slots=True)
+class _User:
+    tag_s: float
+    cost_s: float = REQUEST_S
+    """Expected CPU time of the next request."""
+    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
 
 
 @dataclass(slots=True)
 class FairQueue:
-    """Starts a few requests of each user per turn of the event loop; further ones wait in order of arrival.
+    """Starts requests within a CPU time per turn of the event loop, and charges each to its user."""
 
-    Without it, many connections or pipelined requests of one user would all be answered in a single turn, and the
-    requests of other users would wait for all of them.
-    """
-
-    max_per_turn: int = REQUESTS_PER_TURN
-    _started: Counter[int] = field(default_factory=Counter)
-    _waiting: dict[int, deque[asyncio.Future[None]]] = field(default_factory=dict)
+    turn_s: float = TURN_S
+    cpu_s: Callable[[], float] = time.thread_time
+    weight_of: Callable[[int], float] = lambda _: 1.0
+    _users: dict[int, _User] = field(default_factory=dict)
+    _num_waiting: int = 0
+    _started_s: float = 0.0
+    """Expected CPU time of the requests that this turn has started."""
+    _last_tag_s: float = 0.0
+    _highest_tag_s: float = 0.0
     _is_turn_scheduled: bool = False
 
-    async def wait(self, uid: int) -> None:
-        """Wait until one more request of this user may start."""
-        queue = self._waiting.get(uid)
-        if queue is None and self._started[uid] < self.max_per_turn:
-            self._started[uid] += 1
+    async def run(self, uid: int, handle: Callable[[], Awaitable[T]]) -> T:
+        """Handle a request of a user once it is due; only its own steps are charged, not what it waits for."""
+        user = await self._turn_of(uid)
+        expected_s, used_s = user.cost_s, REQUEST_S
+
+        def charge(step_s: float) -> None:
+            nonlocal used_s
+            used_s += step_s
+
+        try:
+            return await _Metered(handle(), self.cpu_s, charge)
+        finally:
+            user.tag_s += (used_s - expected_s) / self.weight_of(uid)
+            user.cost_s = used_s
+            self._highest_tag_s = max(self._highest_tag_s, user.tag_s)
+
+    async def _turn_of(self, uid: int) -> _User:
+        user = self._user(uid)
+        if self._num_waiting or not self._has_room_for(user):
+            future = asyncio.get_running_loop().create_future()
+            user.waiting.append(future)
+            self._num_waiting += 1
             self._schedule_turn()
-            return
-        if queue is None:
-            queue = self._waiting[uid] = deque()
-        future = asyncio.get_running_loop().create_future()
-        queue.append(future)
-        self._schedule_turn()
-        await future
+            await future
+        else:
+            self._start(uid, user)
+            self._schedule_turn()
+        return user
+
+    def _user(self, uid: int) -> _User:
+        if len(self._users) > _MAX_KNOWN_USERS:
+            last_s = self._last_tag_s
+            self._users = {u: known for u, known in self._users.items() if known.waiting or known.tag_s > last_s}
+        user = self._users.setdefault(uid, _User(self._last_tag_s))
+        if not user.waiting:
+            user.tag_s = max(user.tag_s, self._last_tag_s)
+        return user
+
+    def _has_room_for(self, user: _User) -> bool:
+        return self._started_s == 0.0 or self._started_s + user.cost_s <= self.turn_s
+
+    def _start(self, uid: int, user: _User) -> None:
+        self._last_tag_s = max(self._last_tag_s, user.tag_s)
+        user.tag_s += user.cost_s / self.weight_of(uid)
+        self._started_s += user.cost_s
 
     def _schedule_turn(self) -> None:
         if not self._is_turn_scheduled:
@@ -41,14 +99,45 @@ class FairQueue:
 
     def _begin_turn(self) -> None:
         self._is_turn_scheduled = False
-        self._started.clear()
-        for uid, queue in list(self._waiting.items()):
-            while queue and self._started[uid] < self.max_per_turn:
-                future = queue.popleft()
-                if not future.done():  # else the client disconnected
-                    future.set_result(None)
-                    self._started[uid] += 1
-            if not queue:
-                del self._waiting[uid]
-        if self._started:
+        self._started_s = 0.0
+        while self._num_waiting:
+            _, uid = min((known.tag_s, uid) for uid, known in self._users.items() if known.waiting)
+            user = self._users[uid]
+            if not self._has_room_for(user):
+                break
+            future = user.waiting.popleft()
+            self._num_waiting -= 1
+            if not future.done():  # else the client disconnected
+                self._start(uid, user)
+                future.set_result(None)
+        if self._started_s:
             self._schedule_turn()
+        else:  # nobody waits, so what each has used no longer matters
+            self._last_tag_s = self._highest_tag_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Metered(Awaitable[T]):
+    """Awaits something, and passes on the CPU time of each of its steps."""
+
+    work: Awaitable[T]
+    cpu_s: Callable[[], float]
+    charge: Callable[[float], None]
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        steps = self.work.__await__()
+        thrown: BaseException | None = None
+        while True:
+            begin_s = self.cpu_s()
+            try:
+                pending = next(steps) if thrown is None else steps.throw(thrown)
+            except StopIteration as ended:
+                result: T = ended.value
+                return result
+            finally:
+                self.charge(self.cpu_s() - begin_s)
+            thrown = None
+            try:
+                yield pending
+            except BaseException as error:  # noqa: BLE001  thrown into the work
+                thrown = error

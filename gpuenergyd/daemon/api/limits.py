@@ -1,41 +1,7 @@
-"""Request rate and connection limits per user."""
+"""Connection limits per user."""
 
-import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
-
-_EXPIRY_S = 60.0
-_MAX_KNOWN_USERS = 1024
-
-
-@dataclass(slots=True)
-class _Bucket:
-    tokens: float
-    filled_at_s: float
-
-
-@dataclass(slots=True)
-class RequestRates:
-    """One token bucket per uid; a bucket holds the tokens of one second."""
-
-    rate_per_s: float
-    monotonic_s: Callable[[], float] = time.monotonic
-    _buckets: dict[int, _Bucket] = field(default_factory=dict)
-
-    def wait_s(self, uid: int) -> float:
-        """Count a request of a user; return 0 if it is within the rate, else the time until it would be."""
-        now_s = self.monotonic_s()
-        if len(self._buckets) > _MAX_KNOWN_USERS:
-            self._buckets = {u: b for u, b in self._buckets.items() if now_s - b.filled_at_s < _EXPIRY_S}
-        capacity = max(1.0, self.rate_per_s)
-        bucket = self._buckets.setdefault(uid, _Bucket(capacity, now_s))
-        bucket.tokens = min(capacity, bucket.tokens + (now_s - bucket.filled_at_s) * self.rate_per_s)
-        bucket.filled_at_s = now_s
-        if bucket.tokens >= 1.0:
-            bucket.tokens -= 1.0
-            return 0.0
-        return (1.0 - bucket.tokens) / self.rate_per_s
 
 
 @dataclass(slots=True)

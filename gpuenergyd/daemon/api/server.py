@@ -19,7 +19,7 @@ from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.api import routes
 from gpuenergyd.daemon.api.connection_guard import ConnectionGuards
 from gpuenergyd.daemon.api.fair_queue import FairQueue
-from gpuenergyd.daemon.api.limits import ConnectionCounts, RequestRates
+from gpuenergyd.daemon.api.limits import ConnectionCounts
 from gpuenergyd.daemon.api.metrics import metrics_text
 from gpuenergyd.daemon.api.openapi import api_text
 from gpuenergyd.daemon.api.routes import ROUTES
@@ -34,6 +34,7 @@ from gpuenergyd.daemon.manual_leases.calibration import Calibrations
 from gpuenergyd.daemon.manual_leases.releases import GpuReleases
 from gpuenergyd.daemon.power.service import PowerService
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, open_pidfd, require_alive
+from gpuenergyd.daemon.runtime.user_rates import UserRates
 from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
 from gpuenergyd.daemon.zeusd.routes import ZeusdRoutes
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, ProtocolError, UsageError
@@ -140,8 +141,8 @@ class Server:
             self._open_peer,
             is_observing=jobs.services.is_observing,
         )
-        self._rates = RequestRates(limits.max_requests_per_s)
-        self._queue = FairQueue()
+        self._rates = UserRates(limits.max_requests_per_s, capacity=max(1.0, limits.max_requests_per_s))
+        self._queue = FairQueue(weight_of=lambda uid: 1.0 + jobs.sessions.num_of_user(uid))
         self._guards = ConnectionGuards(ConnectionCounts(limits.max_connections), FRAME_LIMIT_S, _UNREAD_LIMIT_S)
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
@@ -337,8 +338,8 @@ class Server:
             wait_s = self._rates.wait_s(uid)
             if wait_s > 0:
                 return await self._refuse_flood(uid, wait_s)
-            await self._queue.wait(uid)
-            return await _response(request, handler)
+            self._rates.count(uid)
+            return await self._queue.run(uid, lambda: _response(request, handler))
         finally:
             guard.end_request()
             if request.method != "GET" and request.path not in _FREQUENT_PATHS:
@@ -350,7 +351,9 @@ class Server:
         The delay and the queueing slow the flood down without delaying other users.
         """
         await asyncio.sleep(max(_REFUSAL_PAUSE_S, self._guards.counts.num_open(uid) / _REFUSALS_PER_USER_PER_S))
-        await self._queue.wait(uid)
+        return await self._queue.run(uid, lambda: self._flood_refusal(uid, wait_s))
+
+    async def _flood_refusal(self, uid: int, wait_s: float) -> web.Response:
         refusal = _error(429, f"uid {uid} sends more than {count_text(self._rates.rate_per_s, 'request')} per second")
         refusal.headers["Retry-After"] = f"{max(wait_s, 0.001):.3f}"  # never 0
         return refusal

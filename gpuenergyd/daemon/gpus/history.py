@@ -17,6 +17,8 @@ class GpuHistory:
     """Converts samples of one GPU to records; an energy record follows once the energy of its interval is known."""
 
     gpu_uuid: str
+    host_power_w: float = 0.0
+    """The GPU's share of the power that is assumed for the rest of its host."""
     _attribution: EnergyAttribution = field(default_factory=EnergyAttribution)
 
     def records_of(self, sample: GpuSample, *, at: datetime, job_id: str, counter: EnergyCounter) -> Iterator[Record]:
@@ -59,4 +61,5 @@ class GpuHistory:
             measured_s=piece.measured_s,
             estimated_s=piece.estimated_s,
             missing_s=piece.missing_s,
+            assumed_host_j=self.host_power_w * (piece.measured_s + piece.estimated_s + piece.missing_s) or None,
         )

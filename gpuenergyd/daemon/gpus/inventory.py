@@ -81,12 +81,12 @@ class Gpu:
     """Name of the host for plans: GPUs of the same host share its driver."""
     refused: dict[str, RefusedValues] = field(default_factory=dict)
     """Readings of the driver that cannot be right, by the field that was unknown for them, since the daemon started."""
-    _history: GpuHistory = field(init=False)
+    history: GpuHistory = field(init=False)
     _forgotten_until_ns: int = 0
 
     def __post_init__(self) -> None:
         self.counter = EnergyCounter(max_power_w(self.identity))
-        self._history = GpuHistory(self.identity.gpu_uuid)
+        self.history = GpuHistory(self.identity.gpu_uuid)
         self.knobs = Knobs(self.identity.default_power_limit_w)
 
     @property
@@ -130,7 +130,7 @@ class Gpu:
             self.counter.forget_before(horizon_ns)
         job_id = self.claim.job_id if self.claim is not None and not self.claim.is_lease else ""
         return tuple(
-            self._history.records_of(sample, at=utc_at(sample.read_mono_ns), job_id=job_id, counter=self.counter)
+            self.history.records_of(sample, at=utc_at(sample.read_mono_ns), job_id=job_id, counter=self.counter)
         )
 
     def record_clock_change(self, change: ClockChangeReport) -> bool:
@@ -159,9 +159,9 @@ class Gpu:
 class Gpus:
     """All GPUs of this host, by UUID."""
 
-    def __init__(self, saved: Iterable[SavedSwitches] = (), *, host: str = "") -> None:
-        """Take the clock changes that earlier daemons measured, and the host's name for plans."""
-        self._host = host
+    def __init__(self, saved: Iterable[SavedSwitches] = (), *, host: str = "", host_power_w: float = 0.0) -> None:
+        """Take the clock changes that earlier daemons measured, the host's name for plans and its assumed power."""
+        self._host, self._host_power_w = host, host_power_w
         self._gpus: dict[str, Gpu] = {}
         self._switching_of_model: dict[_SwitchingKey, SwitchCalibration] = {}
         self._saved = list(saved)
@@ -213,6 +213,8 @@ class Gpus:
         for gpu_uuid in self._gpus.keys() - found.keys():
             gpu = self._gpus[gpu_uuid]
             gpu.health, gpu.detail = GpuHealth.LOST, "the driver no longer lists it"
+        for gpu_uuid in found:
+            self._gpus[gpu_uuid].history.host_power_w = self._host_power_w / len(found)
 
     def refresh(self, identity: GpuIdentity) -> None:
         """Replace what is known of a GPU that was away; its health is the worker's to report."""

@@ -121,7 +121,7 @@ class Operators:
             GpuNotFoundError: no such job runs.
             AccessError: the caller is neither an administrator nor the user of the job.
             UsageError: a value is out of range, or there is no such policy.
-            JobError: the job is led on another host, or has ended meanwhile.
+            JobError: the job is led on another host, has ended meanwhile, or is changed too often.
             GpuEnergyError: the order cannot be stored.
         """
         runner = self.jobs.runner(job_id)
@@ -130,6 +130,8 @@ class Operators:
             raise GpuNotFoundError(f"no job {job_id[:100]!r}; running: {running}")
         _require_right(runner, patch, peer, rules)
         _check_amounts(patch)
+        if is_counted := not rules.is_administrator(peer):
+            self.jobs.require_rate(peer.uid)
         ordered = self._ordered_job(runner)
         policy = None
         if patch.policy is not None:
@@ -138,6 +140,8 @@ class Operators:
                 raise UnknownPolicyError(f"policy {policy!r}: {error}")
         if runner.job.is_ended:
             raise JobError(f"job {job_id} has ended")
+        if is_counted:
+            self.jobs.rates.count(peer.uid)
         before = ordered.job.orders
         orders = OperatorOrders()
         if not patch.is_released:

@@ -5,6 +5,7 @@ Longer than 400 lines, since each of these changes the same tables of runners an
 
 import asyncio
 import logging
+import math
 import os
 import secrets
 import time
@@ -52,6 +53,7 @@ from gpuenergyd.daemon.registration import (
 )
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.daemon.runtime.process_end import ProcessEnd
+from gpuenergyd.daemon.runtime.user_rates import UserRates
 from gpuenergyd.errors import JobError
 from gpuenergyd.gpu.link.messages import (
     ClockChangeReport,
@@ -79,6 +81,7 @@ from gpuenergyd.wire.pipeline_messages import training_run_key
 log = logging.getLogger(__name__)
 
 _NS_PER_S = 1_000_000_000
+_S_PER_H = 3600
 LAST_COMMANDS_LIMIT_S = 5.0
 """Time limit for the last commands of jobs."""
 OUTCOME_LIMIT_S = 0.5
@@ -114,10 +117,13 @@ class Jobs:
     policies: PolicyNames
     clock_socket_path: str
     max_ranks_per_user: int
+    max_jobs_per_user_per_h: int
     silence_limit_s: float
     policy_options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Options of policies from the settings, by the name of the policy."""
     sessions: RankSessions = field(init=False)
+    rates: UserRates = field(init=False)
+    """How often each user may start a job or change one, since the history keeps both."""
     clock_requests: ClockRequests = field(init=False)
     _runners: dict[str, JobRunner] = field(default_factory=dict)
     _open: dict[JobKey, JobRunner] = field(default_factory=dict)
@@ -135,6 +141,7 @@ class Jobs:
     def __post_init__(self) -> None:
         self.sessions = RankSessions(self._process_ended, self._is_late)
         self.clock_requests = ClockRequests(self.services, self.sessions)
+        self.rates = UserRates(self.max_jobs_per_user_per_h / _S_PER_H, capacity=self.max_jobs_per_user_per_h)
 
     def __iter__(self) -> Iterator[JobRunner]:
         return iter(list(self._runners.values()))
@@ -142,6 +149,18 @@ class Jobs:
     def runner(self, job_id: str) -> JobRunner | None:
         """Return a job that has not ended."""
         return self._runners.get(job_id)
+
+    def require_rate(self, uid: int) -> None:
+        """Check that a user may start or change one more job now; `rates.count` counts it.
+
+        Raises:
+            JobError: not within the limit per hour.
+        """
+        if (wait_s := self.rates.wait_s(uid)) > 0:
+            raise JobError(
+                f"uid {uid} has started or changed {count_text(self.max_jobs_per_user_per_h, 'job')} within an hour,"
+                f" which is the limit (max_jobs_per_user_per_h); the next is possible in {math.ceil(wait_s)} s"
+            )
 
     # --- joining ---
 
@@ -151,7 +170,7 @@ class Jobs:
         Raises:
             ProtocolError, ScheduleError, TargetError, UnknownPolicyError: the registration is invalid.
             GpuNotFoundError: there is no such GPU.
-            JobError: the registration contradicts its job, or the GPU is in use by another one.
+            JobError: the registration contradicts its job, the GPU is in use by another one, or a limit is reached.
         """
         check_texts(registration)
         order = checked_order(registration)
@@ -161,7 +180,7 @@ class Jobs:
         key = (peer.uid, registration.job_name, registration.run_key, registration.dp_rank)
         runner = self._open.get(key)
         if runner is not None and (known := self._same_process(runner, registration, peer)) is not None:
-            self._reorder(runner, registration, order)
+            self._reorder(runner, registration, order, peer.uid)
             os.close(pidfd)
             return self._registered(known)
         if self.sessions.num_of_user(peer.uid) >= self.max_ranks_per_user:
@@ -170,6 +189,7 @@ class Jobs:
             )
         is_new = runner is None
         if runner is None:
+            self.require_rate(peer.uid)
             runner = self._runner_for(registration, peer)
         else:
             require_agreement(registration, self._registrations[runner.job_id])
@@ -184,6 +204,7 @@ class Jobs:
             gpu.claim = None
             raise
         if is_new:
+            self.rates.count(peer.uid)
             self.add(runner, registration, peer.uid)
             started_at = utc_at(runner.created_mono_ns)
             is_simulated = gpu.identity.is_simulated
@@ -431,11 +452,13 @@ class Jobs:
                 return session if session.gpu_uuid == registration.gpu_uuid else None
         return None
 
-    def _reorder(self, runner: JobRunner, registration: RankRegistration, order: tuple[Instruction, ...]) -> None:
+    def _reorder(
+        self, runner: JobRunner, registration: RankRegistration, order: tuple[Instruction, ...], uid: int
+    ) -> None:
         """Have a job follow a rank that registers again with another number of microbatches.
 
         Raises:
-            JobError: the registration contradicts its job otherwise.
+            JobError: the registration contradicts its job otherwise, or changes come too often.
         """
         ranks, first = runner.job.ranks, self._registrations[runner.job_id]
         index = ranks.description.rank_index(registration.pp_rank, registration.stage_rank)
@@ -443,6 +466,8 @@ class Jobs:
         if ranks.changed_ranks.get(index, now) == (registration.num_microbatches, order):
             return
         require_agreement(registration, replace(first, num_microbatches=registration.num_microbatches))
+        self.require_rate(uid)
+        self.rates.count(uid)
         event = RankChangedMicrobatches(
             registration.pp_rank, order, registration.num_microbatches, registration.stage_rank
         )

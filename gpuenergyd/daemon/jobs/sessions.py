@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,6 +55,7 @@ class RankSessions:
     on_end: Callable[[RankSession, ProcessEnd], None]
     on_gap: Callable[[RankSession], None]
     _by_token: dict[bytes, RankSession] = field(default_factory=dict)
+    _num_of_user: Counter[int] = field(default_factory=Counter)
 
     def __iter__(self) -> Iterator[RankSession]:
         return iter(list(self._by_token.values()))
@@ -61,6 +63,7 @@ class RankSessions:
     def add(self, session: RankSession) -> None:
         """Add a session, which owns its pidfd from now on."""
         self._by_token[session.token] = session
+        self._num_of_user[session.peer.uid] += 1
         session.gaps = GapWatch(partial(self.on_gap, session))
         runner = session.runner
         runner.leases.pidfds[session.rank_index] = session.pidfd
@@ -70,6 +73,7 @@ class RankSessions:
     def remove(self, session: RankSession) -> None:
         """Remove a session and close its pidfd."""
         if self._by_token.pop(session.token, None) is not None:
+            self._num_of_user[session.peer.uid] -= 1
             session.gaps.stop()
             session.runner.leases.pidfds.pop(session.rank_index, None)
             session.runner.pids.pop(session.rank_index, None)
@@ -83,7 +87,7 @@ class RankSessions:
 
     def num_of_user(self, uid: int) -> int:
         """Return the number of registered processes of a user."""
-        return sum(s.peer.uid == uid for s in self._by_token.values())
+        return self._num_of_user[uid]
 
     def of_token(self, token: bytes, peer: PeerCredentials) -> RankSession | None:
         """Return the session of a token if it belongs to the sender; None otherwise."""

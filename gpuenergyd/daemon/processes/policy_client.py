@@ -2,10 +2,8 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from gpuenergyd.core.pipeline.fitted import FittedPipeline
 from gpuenergyd.core.pipeline.plan import ClockPlan
@@ -17,6 +15,7 @@ from gpuenergyd.daemon.processes.policy_host import MAX_LINE_BYTES, PlanAnswer, 
 from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply
 from gpuenergyd.daemon.processes.view_delta import ViewSender
 from gpuenergyd.errors import GpuError, ProtocolError
+from gpuenergyd.silence import Silence
 from gpuenergyd.wire.daemon_codec import decode, encode
 
 log = logging.getLogger(__name__)
@@ -24,7 +23,6 @@ log = logging.getLogger(__name__)
 _MAX_WAIT_RATIO = 40.0
 """The longest wait for an answer, as a multiple of its time limit, however busy the host is."""
 _SHORTEST_WAIT_S = 0.05
-_NS_PER_S = 1e9
 
 _TIME_LIMIT_S = 30.0
 """Time limit of a request, after which the policy host is restarted and the job runs at full speed. Time that the host
@@ -160,26 +158,17 @@ class PolicyClient:
     ) -> PlanAnswer:
         """Return the answer, or raise TimeoutError if the host has had the CPU, or slept, for too long without it."""
         task = asyncio.ensure_future(exchange)
-        began_s, waited_before_s = time.monotonic(), self._cpu_wait_s(host)
+        silence = Silence(host.pid or self._unit_pid, _MAX_WAIT_RATIO)
         try:
             while True:
-                elapsed_s = time.monotonic() - began_s
-                left_s = limit_s - elapsed_s + (self._cpu_wait_s(host) - waited_before_s)
-                if left_s <= 0 or elapsed_s > _MAX_WAIT_RATIO * limit_s:
+                left_s = silence.left_s(limit_s)
+                if left_s <= 0:
                     raise TimeoutError
                 done, _ = await asyncio.wait({task}, timeout=max(left_s, _SHORTEST_WAIT_S))
                 if done:
                     return task.result()
         finally:
             task.cancel()
-
-    def _cpu_wait_s(self, host: PolicyChannel) -> float:
-        """Return for how long the policy host has waited for a CPU so far; 0 if that is unknown."""
-        pid = host.pid or self._unit_pid
-        try:
-            return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / _NS_PER_S
-        except (OSError, ValueError, IndexError):
-            return 0.0
 
     async def _exchange(self, host: PolicyChannel, request: PlanRequest, view: JobView | None) -> PlanAnswer:
         request_id, self._next_request_id = self._next_request_id, self._next_request_id + 1

@@ -20,6 +20,7 @@ as unconfirmed until the GPU has been seen above the lock.
 import contextlib
 import fcntl
 import os
+import pwd
 import shutil
 import stat
 import subprocess
@@ -44,6 +45,7 @@ _VERIFY_LIMIT_S = 2.0
 """Clocks take up to about a second to settle."""
 _VERIFY_PAUSE_S = 0.005
 _LOCK_PAUSE_S = 0.002
+_RUN = Path("/run")
 _TIMED_OUT = frozenset({124, 137, -9})
 _SAME_LIMIT_W = 1.0
 _MAX_ERROR_CHARS = 300
@@ -399,11 +401,10 @@ class CommandHost:
         Raises:
             DriverError: a command is still running after its time limit.
         """
-        folder = _lock_folder()
+        folder = lock_folder()
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
-                raise DriverError(f"{folder}: belongs to another user; remove it")
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _require_own_folder(folder)
             fd = os.open(folder / f"{gpu_uuid}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise DriverError(f"{folder}: {error.strerror}") from None
@@ -422,13 +423,36 @@ class CommandHost:
             os.close(fd)
 
 
-def _lock_folder() -> Path:
-    """Return the folder of the locks: in the runtime directory of a systemd unit, which the unit that restores shares.
+def lock_folder() -> Path:
+    """Return the folder of the locks, in one that other users cannot write to.
 
-    Each unit has a temporary folder of its own.
+    It is the runtime directory of a systemd unit, which the unit that restores shares, else that of the user, the same
+    in every environment.
     """
-    runtime_folder = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
-    return Path(runtime_folder or tempfile.gettempdir()) / f"gpuenergyd-commands-{os.geteuid()}"
+    uid = os.geteuid()
+    user_folder = _RUN / "user" / str(uid)
+    if runtime_folder := os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]:
+        place = Path(runtime_folder)
+    elif uid == 0:
+        place = _RUN
+    elif user_folder.is_dir():
+        place = user_folder
+    else:
+        place = Path(pwd.getpwuid(uid).pw_dir) / ".cache"
+    return place / f"gpuenergyd-commands-{uid}"
+
+
+def _require_own_folder(folder: Path) -> None:
+    """Check that no other user can use a folder, or raise DriverError."""
+    status = folder.lstat()
+    uid, mode = os.geteuid(), stat.S_IMODE(status.st_mode)
+    if not stat.S_ISDIR(status.st_mode):
+        raise DriverError(f"{folder}: not a folder; remove it")
+    if status.st_uid != uid or mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise DriverError(
+            f"{folder}: belongs to uid {status.st_uid} and has mode {mode:04o}; it must belong to uid {uid} and have"
+            " mode 0700"
+        )
 
 
 def _replaced(part: str, texts: Mapping[str, str]) -> str:

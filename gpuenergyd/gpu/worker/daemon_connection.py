@@ -1,6 +1,7 @@
 """Worker's end of the link to the daemon: one daemon at a time, non-blocking; datagrams that cannot be sent are queued.
 
-A daemon that sends nothing for `silence_limit_s` is treated as dead, even if its socket is open: the link is cut.
+A daemon that sends nothing for `silence_limit_s` is treated as dead, even if its socket is open: the link is cut. Time
+that it waits for a CPU does not count, and what it sent while this process waited for one is read first.
 """
 
 import contextlib
@@ -21,6 +22,7 @@ from gpuenergyd.gpu.link.messages import Message, Refused, Samples
 from gpuenergyd.gpu.link.peer_credentials import peer_pid, peer_uid
 from gpuenergyd.log_lines import write_log_line
 from gpuenergyd.service_manager import inherited_socket
+from gpuenergyd.silence import Silence
 
 _MAX_WAITING_DATAGRAMS = 2_000
 
@@ -54,7 +56,7 @@ class DaemonConnection:
         self._waiting: deque[bytes] = deque()
         self._guard = threading.Lock()
         self._silence_limit_s = silence_limit_s
-        self._received_mono_s = 0.0
+        self._silence = Silence(None)
         inherited = inherited_socket(None, socket.SOCK_SEQPACKET)
         self._is_socket_ours = inherited is None
         self._listener = inherited or _listen(path, predecessor_limit_s)
@@ -80,7 +82,7 @@ class DaemonConnection:
         for key, events in self._selector.select(timeout_s):
             key.data(events)
         self._flush()
-        if self._daemon is not None and time.monotonic() - self._received_mono_s > self._silence_limit_s:
+        if self._daemon is not None and self._silence.left_s(self._silence_limit_s) <= 0:
             log(f"no heartbeat from the daemon for {self._silence_limit_s:g} s; assuming it died")
             self._lose()
 
@@ -132,8 +134,7 @@ class DaemonConnection:
             connection.close()
             return
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        self._daemon = connection
-        self._received_mono_s = time.monotonic()
+        self._daemon, self._silence = connection, Silence(peer_pid(connection))
         self._selector.register(connection, selectors.EVENT_READ, self._receive)
 
     def _receive(self, events: int) -> None:
@@ -150,7 +151,7 @@ class DaemonConnection:
             if not datagram:
                 self._lose()
                 return
-            self._received_mono_s = time.monotonic()
+            self._silence.begin()
             try:
                 request_id, message = decode(datagram)
             except ProtocolError as error:

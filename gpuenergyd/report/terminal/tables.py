@@ -14,10 +14,10 @@ from gpuenergyd.count_text import count_text
 from gpuenergyd.report.formatting import (
     MISSING,
     cost_text,
-    difference_text,
     energy_text,
     estimate,
     fit_error_text,
+    grams_text,
     ratio_text,
     time_text,
 )
@@ -43,12 +43,14 @@ def jobs_table(reports: Sequence[JobReport]) -> RenderableType:
         table.add_row(
             name,
             iterations,
-            f"{time_text(job.baseline_time_s)}\n{time_text(job.iteration_time_s)}",
-            f"{energy_text(job.baseline_energy_j)}\n{energy_text(job.energy_per_iteration_j)}",
+            f"{time_text(_at_full_speed(report.adjusted_baseline_time_s, job.baseline_time_s))}\n"
+            f"{time_text(job.iteration_time_s)}",
+            f"{energy_text(_at_full_speed(report.adjusted_baseline_energy_j, job.baseline_energy_j))}\n"
+            f"{energy_text(job.energy_per_iteration_j)}",
             _saving_text(job),
             f"\n{slowdown_text(job.slowdown_ratio)}",
         )
-    notes = []
+    notes = [ADJUSTED_NOTE] if any(report.adjusted_baseline_time_s is not None for report in reports) else []
     simulated = sum(report.summary.is_simulated for report in reports)
     if simulated:
         which = "All" if simulated == len(reports) else f"{simulated} of {len(reports)}"
@@ -66,6 +68,15 @@ def jobs_table(reports: Sequence[JobReport]) -> RenderableType:
             f"{num_partial} of {count_text(len(reports), 'job')} are only partly within the time range. {_PARTIAL_NOTE}"
         )
     return Group(table, *(Text(note) for note in notes))
+
+
+ADJUSTED_NOTE = (
+    "Times and energies of the baseline are those of full speed beside the tuned iterations, adjusted for drift."
+)
+
+
+def _at_full_speed(adjusted: float | None, baseline: float | None) -> float | None:
+    return baseline if adjusted is None else adjusted
 
 
 def no_saving_reason(job: JobSummary) -> str | None:
@@ -101,11 +112,12 @@ def job_table(report: JobReport) -> RenderableType:
     job = report.summary
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("")
-    for name in ("baseline", "tuned", "change"):
+    for name in ("baseline", "adjusted", "tuned", "change"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_row(
         "iteration time",
         time_text(job.baseline_time_s),
+        time_text(report.adjusted_baseline_time_s),
         time_text(job.iteration_time_s),
         ratio_text(job.slowdown_ratio),
     )
@@ -115,18 +127,20 @@ def job_table(report: JobReport) -> RenderableType:
     table.add_row(
         "energy per iteration",
         energy_text(job.baseline_energy_j),
+        energy_text(report.adjusted_baseline_energy_j),
         energy_text(job.energy_per_iteration_j),
         change,
     )
     table.add_row(
         "iterations compared",
+        "",
         _count(job.num_compared_baseline_iterations),
         _count(job.num_compared_tuned_iterations),
     )
     if job.predicted_energy_j is not None:
-        table.add_row("predicted by the last plan (fit)", "", energy_text(job.predicted_energy_j))
+        table.add_row("predicted by the last plan (fit)", "", "", energy_text(job.predicted_energy_j))
     if job.lower_bound_j is not None:
-        table.add_row("lower bound of the last plan (fit)", "", energy_text(job.lower_bound_j))
+        table.add_row("lower bound of the last plan (fit)", "", "", energy_text(job.lower_bound_j))
     title = (
         f"{job.replica_name}: {job.schedule_name or MISSING}, {count_text(job.num_ranks, 'GPU')},"
         f" {count_text(job.num_microbatches, 'microbatch')},"
@@ -163,10 +177,10 @@ def _result_lines(report: JobReport) -> list[str]:
         lines.append(f"with more slowdown: {report.slowdown_advice}")
     if cost := time_cost(job):
         lines.append(f"cost so far: {cost}")
-    if report.profiling_cost_j is not None:
+    if report.profiling_cost_j is not None and report.profiling_cost_j > 0.0:
         lines.append(
             f"profiling: {count_text(job.num_profile_iterations, 'iteration')} used"
-            f" {difference_text(report.profiling_cost_j)} than"
+            f" {energy_text(report.profiling_cost_j)} more than"
             " the same number of baseline iterations"
         )
     return lines
@@ -205,12 +219,13 @@ _GROUP_COLUMNS: Sequence[tuple[str, str, Callable[[float | None], str]]] = (
     ("missing", "missing_s", time_text),
     ("saved", "saved_energy_j", energy_text),
     ("host", "host_energy_j", energy_text),
+    ("emissions", "carbon_g", grams_text),
     ("cost", "cost", cost_text),
 )
 _LONGEST_TAG = 40
 _WIDE = 500
 """Width in which every table fits."""
-_ONLY_WHERE_KNOWN = frozenset({"estimated_j", "missing_s", "saved_energy_j", "host_energy_j", "cost"})
+_ONLY_WHERE_KNOWN = frozenset({"estimated_j", "missing_s", "saved_energy_j", "host_energy_j", "carbon_g", "cost"})
 
 
 def groups_table(groups: Sequence[Mapping[str, Any]], *, by: str) -> RenderableType:

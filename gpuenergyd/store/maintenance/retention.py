@@ -1,4 +1,7 @@
-"""Deletes expired rows, the finest detail first, so that the history stays bounded; hourly rollups and jobs stay."""
+"""Deletes expired rows, the finest detail first, so that the history stays bounded.
+
+Hourly rollups and jobs have no age; above the size limit the oldest jobs that have ended go with all their rows.
+"""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -17,12 +20,17 @@ MINUTE_S = 60
 _MAX_PER_TRANSACTION = timedelta(hours=6)
 """The time span that one transaction deletes; bounds how long it blocks the writer."""
 
+_JOBS_AT_ONCE = 64
+"""Jobs that one transaction deletes above the size limit."""
+_OF_JOBS = tuple(table for table in schema.metadata.sorted_tables if "job_id" in table.c and table is not schema.models)
+"""The tables with rows of a job. Models are not the job's: later runs go on with them, and they have an age."""
+
 
 @dataclass(frozen=True, slots=True)
 class Retention:
     """How long each tier is stored, and the maximum database size in any case; 0 bytes means unlimited.
 
-    If the database is too large, the oldest samples are deleted first, then seconds, then timelines.
+    If the database is too large, the oldest samples are deleted first, then seconds, then timelines, then ended jobs.
     """
 
     samples: timedelta = timedelta(hours=48)
@@ -106,4 +114,15 @@ def _shrink(connection: Connection) -> bool:
         .limit(1)
         .scalar_subquery()
     )
-    return connection.execute(delete(spans).where(spans.c.job_id == first)).rowcount > 0
+    has_deleted_spans = connection.execute(delete(spans).where(spans.c.job_id == first)).rowcount > 0
+    return has_deleted_spans or _delete_oldest_jobs(connection)
+
+
+def _delete_oldest_jobs(connection: Connection) -> bool:
+    """Delete the jobs that ended first and everything that belongs to them; return whether there were any."""
+    jobs = schema.jobs
+    oldest = select(jobs.c.job_id).where(jobs.c.ended_at.is_not(None)).order_by(jobs.c.ended_at).limit(_JOBS_AT_ONCE)
+    job_ids = connection.execute(oldest).scalars().all()
+    for table in _OF_JOBS:
+        connection.execute(delete(table).where(table.c.job_id.in_(job_ids)))
+    return bool(job_ids)

@@ -9,7 +9,7 @@ from gpuenergyd.store.readers.reader import Reader
 
 _HOUR_S, _MINUTE_S = 3600, 60
 _ROUNDING_S = 0.001
-_AMOUNTS = ("energy_j", "estimated_j", "measured_s", "estimated_s", "missing_s")
+_AMOUNTS = ("energy_j", "estimated_j", "measured_s", "estimated_s", "missing_s", "assumed_host_j")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,10 @@ class EnergySum:
     measured_s: float
     estimated_s: float
     missing_s: float
+    assumed_host_j: float | None = None
+    """The GPUs' share of the energy assumed for the rest of their hosts; None if none was recorded."""
+    bucket_s: int | None = None
+    """The length of the bucket that begins at `started_at`; only by time."""
     host: str | None = None
     """The host of the GPU; None if a version wrote it that did not record hosts."""
 
@@ -78,7 +82,8 @@ def energy_sums(
         columns = ", ".join((*keys, *(f"sum({name}) AS {name}" for name in _AMOUNTS)))
         wanted = {"bucket_s = ?": bucket_s, "started_at >= ?": begin, "started_at < ?": end}
         rows = reader.select(columns, table, wanted, group_by=", ".join(keys))
-        return [EnergySum(**{"gpu_uuid": None, "started_at": None, **vars(row)}) for row in rows]
+        common = {"gpu_uuid": None, "started_at": None, "bucket_s": bucket_s if by_time else None}
+        return [EnergySum(**{**common, **vars(row)}) for row in rows]
 
     for bucket_s, begin, end in _parts(since, until):
         hours: dict[datetime, list[EnergySum]] = defaultdict(list)

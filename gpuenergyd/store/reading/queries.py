@@ -187,6 +187,22 @@ class History:
         with self._database.reading() as reader:
             return carbon_queries.intensities(reader, since, until, zone)
 
+    def job_spans(self) -> dict[str, tuple[datetime, datetime | None]]:
+        """Return start and end of every job; no end while it runs."""
+        with self._database.reading() as reader:
+            rows = reader.values(("job_id", "started_at", "ended_at"), "jobs", {})
+        return {job_id: (started_at, ended_at) for job_id, started_at, ended_at in rows}
+
+    def target_host_power_w(self) -> dict[str, float]:
+        """Return the power per GPU that targets assumed for the hosts of jobs, of jobs with such targets."""
+        of_jobs = (
+            "(SELECT job_id, max(host_power_w) AS host_power_w FROM targets WHERE host_power_w > 0 GROUP BY job_id) t"
+        )
+        columns = "t.job_id, max(t.host_power_w) / count(DISTINCT ranks.gpu_uuid) AS power_w"
+        with self._database.reading() as reader:
+            rows = reader.values(columns, f"{of_jobs} JOIN ranks ON ranks.job_id = t.job_id", {}, group_by="t.job_id")
+        return {row[0]: row[1] for row in rows}
+
     def forecasts(self, zone: str, since: datetime) -> tuple[CarbonForecast, ...]:
         """Return the forecasts of a zone issued since an instant of grid time, oldest first."""
         with self._database.reading() as reader:

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 class JobSummary:
     """The summary of one job; None means not measured or not available yet.
 
-    `energy_j` is the sum over the `num_measured_iterations` regular iterations whose energy is known. Baseline and
-    tuned values, saving and slowdown with their drift-corrected 95 % confidence intervals are the estimate that the
-    daemon showed last, over iterations since the job last changed. They are computed from the stored iterations if only
-    a part of the job is covered or a version without stored estimates recorded it. Predictions are those of the last
-    tuned plan.
+    `energy_j` is the sum over the `num_measured_iterations` regular iterations whose energy is known,
+    `iterations_energy_j` that over all iterations. Baseline and tuned values, saving and slowdown with their drift-
+    corrected 95 % confidence intervals are the estimate that the daemon showed last, over iterations since the job last
+    changed. They are computed from the stored iterations if only a part of the job is covered or a version without
+    stored estimates recorded it. Predictions are those of the last tuned plan.
     """
 
     job_id: str
@@ -79,6 +79,8 @@ class JobSummary:
     outcome: str | None = None
     """A `core.job.outcome.OutcomeKind`, or "unknown"; None while the job runs, or if its daemon recorded none."""
     outcome_reason: str | None = None
+    iterations_energy_j: float | None = None
+    """The energy of all iterations whose energy is known: regular, disturbed, for profiling."""
     run_key: str = ""
     """What the processes of one run have in common, see `store.reading.trainings`."""
     dp_rank: int = 0
@@ -184,6 +186,7 @@ def job_summary(job: Row, inputs: SummaryInputs, time_range: TimeRange = ALL_TIM
         num_measured_iterations=sum(each.num_measured for each in regular),
         duration_s=duration_s,
         energy_j=_sum(each.sum_energy_j for each in regular),
+        iterations_energy_j=_sum(each.sum_energy_j for each in in_range),
         num_baseline_iterations=baseline.num_iterations,
         num_tuned_iterations=tuned.num_iterations,
         num_profile_iterations=sum(each.num_iterations for each in profiled),

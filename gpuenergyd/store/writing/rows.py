@@ -267,6 +267,7 @@ def _sum_of_rollups(table: Table, new: Mapping[str, Any]) -> RowValues:
     merges: Mapping[str, Callable[[str], Any]] = {
         "energy_j": known_sum,
         "estimated_j": known_sum,
+        "assumed_host_j": known_sum,
         "mean_power_w": mean,
         "mean_sm_clock_mhz": mean,
         "max_power_w": larger,

@@ -69,7 +69,7 @@ def test_what_was_not_measured_is_missing_and_never_zero(tmp_path: Path, capsys:
     assert job["energy_j"] is job["saving_ratio"] is job["profiling_cost_j"] is job["saving_low_ratio"] is None
     assert job["slowdown_ratio"] is not None
     energy_row = next(line for line in table.splitlines() if "energy per iteration" in line)
-    assert energy_row.split() == ["energy", "per", "iteration", "-", "-", "-"]
+    assert energy_row.split() == ["energy", "per", "iteration", "-", "-", "-", "-"]
 
 
 def test_the_error_for_an_unknown_job_lists_the_jobs(database: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,7 +201,7 @@ def test_every_grouping_in_the_documents_has_groups(
         ),
         (["--group-by", "training", "--job", "nope"], "no job 'nope' in this period; jobs: gpt"),
         (["--group-by", "gpu", "--job", "gpt"], "cannot be combined with --job"),
-        (["--group-by", "moon"], "'job', 'training', 'user', 'host', 'gpu', 'day', 'tag'"),
+        (["--group-by", "moon"], "'job', 'training', 'user', 'host', 'gpu', 'day', 'month', 'tag'"),
         (["--group-by", "tag"], "needs --tag NAME; tags in this period: git_commit, slurm_job_id, user"),
         (["--group-by", "tag", "--tag", "team"], "no job has a tag 'team'; tags in this period: git_commit"),
         (["--tag", "user"], "needs --group-by tag"),

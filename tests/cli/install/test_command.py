@@ -184,7 +184,7 @@ def test_without_root_nothing_changes_and_the_error_names_sudo(
     assert run([command, *options]) == 1
 
     output = capsys.readouterr().err
-    assert f"{command} needs root: `sudo gpuenergyd {command}`" in output
+    assert f"{command} needs root, not uid {os.geteuid()}: `sudo gpuenergyd {command}`" in output
     assert output.count("\n") == 1
 
 

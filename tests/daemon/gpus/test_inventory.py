@@ -6,7 +6,8 @@ from gpuenergyd.core.pipeline.switching import ENOUGH, LatencyBasis
 from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.errors import GpuNotFoundError
 from gpuenergyd.gpu.device import GpuIdentity
-from gpuenergyd.gpu.link.messages import ClockChangeReport
+from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuSample
+from gpuenergyd.store.records import RollupRecord
 
 
 def change(gpu_uuid: str, number: int) -> ClockChangeReport:
@@ -33,3 +34,25 @@ def test_gpus_of_one_model_learn_switch_latencies_together_and_others_apart() ->
 def test_a_rank_on_an_instance_is_refused_with_a_sentence_about_mig() -> None:
     with pytest.raises(GpuNotFoundError, match=r"is a MIG instance: .* disable MIG"):
         Gpus()["MIG-7d3f1c2a-0c55-5f0f-9e0b-1f2e3d4c5b6a"]
+
+
+def _reading(gpu_uuid: str, second: int) -> GpuSample:
+    at_ns = 10**12 + second * 10**9
+    return GpuSample(gpu_uuid, at_ns, 100.0, 100.0 * second, at_ns, 1410, 40.0, is_power_capped=None)
+
+
+def test_each_gpu_records_its_share_of_the_power_assumed_for_the_host() -> None:
+    gpus = Gpus(host_power_w=300.0)
+    gpus.update(GpuIdentity(f"GPU-{k}", k, "A100", (1410,), is_simulated=True) for k in range(2))
+
+    records = [
+        record
+        for gpu in gpus
+        for k in range(20)
+        for record in gpu.record_sample(_reading(f"GPU-{gpu.identity.index}", k))
+    ]
+
+    hours = [record for record in records if isinstance(record, RollupRecord) and record.bucket_s == 3600]
+    seconds = sum(record.measured_s + record.estimated_s + record.missing_s for record in hours)
+    assert seconds > 20.0
+    assert sum(record.assumed_host_j or 0.0 for record in hours) == pytest.approx(150.0 * seconds)

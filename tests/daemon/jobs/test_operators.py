@@ -1,6 +1,7 @@
 """Operators' orders in the daemon: who may give them, what is audited, and what a later daemon still knows."""
 
 import asyncio
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import pytest
 from gpuenergyd.daemon.gpus.access import AccessRules
 from gpuenergyd.daemon.jobs.operators import Operators, OrderFile
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
-from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, UsageError
+from gpuenergyd.daemon.runtime.user_rates import UserRates
+from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, UsageError
 from gpuenergyd.store.records import ControlEventRecord
 from gpuenergyd.wire.messages import RankRelease
 from gpuenergyd.wire.operator_messages import JobPatch, JobPatched, decode_job_patch
-from tests.support.job_stage import ME, Stage, plan, play, settle
+from tests.support.job_stage import ME, Stage, plan, play, registration, settle
 
 RULES = AccessRules()
 
@@ -50,6 +52,26 @@ def test_a_paused_job_is_restored_and_each_order_is_audited(tmp_path: Path) -> N
             ("is_paused no", "is_paused yes"),
         ]
         assert {one.actor for one in audited} == {str(ME)}
+
+    play(scenario)
+
+
+def test_changes_by_the_user_of_a_job_are_limited_per_hour_and_those_of_administrators_are_not(tmp_path: Path) -> None:
+    host = Host(tmp_path, Stage(plan("tuned-1", 1200)))
+    host.stage.jobs.rates = UserRates(1 / 3600, capacity=2)
+    user = PeerCredentials(ME.pid, 4242, 4242)
+    administrator = PeerCredentials(ME.pid, 0, 0)
+
+    async def scenario() -> None:
+        pidfds = [os.pidfd_open(os.getpid()) for _ in range(2)]
+        job_id, _ = (host.stage.jobs.register(registration(r), user, pidfds[r]).job_id for r in range(2))
+        await host.change(job_id, JobPatch(max_slowdown_ratio=0.1), user)
+        with pytest.raises(JobError, match="uid 4242 has started or changed"):
+            await host.change(job_id, JobPatch(max_slowdown_ratio=0.2), user)
+        by_administrator = await host.change(job_id, JobPatch(priority=3), administrator)
+        await host.stage.jobs.close("test over")
+
+        assert by_administrator.changes == ("priority 0 -> 3",)
 
     play(scenario)
 

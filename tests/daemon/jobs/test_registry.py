@@ -14,6 +14,8 @@ from gpuenergyd.daemon.jobs.clock_requests import Admission
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
+from gpuenergyd.daemon.runtime.user_rates import UserRates
+from gpuenergyd.errors import JobError
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuHealthChange, GpuSample
 from gpuenergyd.store.records import (
     IterationRecord,
@@ -379,6 +381,63 @@ def test_a_request_for_an_unsupported_clock_or_an_unknown_plan_is_hostile() -> N
         assert stage.jobs.clock_requests.num_hostile == 3
         assert stage.worker.requested_clocks == []
         await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+@pytest.mark.fault(60)
+def test_a_user_starts_a_limited_number_of_jobs_per_hour_and_others_are_not_affected() -> None:
+    stage = Stage()
+    now = [0.0]
+    stage.jobs.max_jobs_per_user_per_h = 2
+    stage.jobs.rates = UserRates(2 / 3600, capacity=2, monotonic_s=lambda: now[0])
+
+    def start(run_key: str, peer: PeerCredentials = ME) -> str:
+        pidfd = os.pidfd_open(os.getpid())
+        try:
+            return stage.jobs.register(replace(registration(0), run_key=run_key), peer, pidfd).rank_token
+        except JobError as error:
+            os.close(pidfd)
+            return str(error)
+
+    async def scenario() -> None:
+        for run_key in ("1", "2"):
+            stage.jobs.release(RankRelease(start(run_key)), ME)
+            await settle()
+        now[0] = 100.0
+        refused = start("3")
+        stranger = PeerCredentials(ME.pid, ME.uid + 1, ME.gid)
+        stage.jobs.release(RankRelease(start("3", stranger)), stranger)
+        await settle()
+        now[0] = 1801.0
+        start("4")
+        jobs = [r.run_key for r in stage.history.records if isinstance(r, JobRecord)]
+        await stage.jobs.close("test over")
+
+        assert refused == (
+            f"uid {ME.uid} has started or changed 2 jobs within an hour, which is the limit (max_jobs_per_user_per_h);"
+            " the next is possible in 1700 s"
+        )
+        assert jobs == ["1", "2", "3", "4"]
+
+    play(scenario)
+
+
+def test_a_registration_that_is_refused_does_not_count_as_a_job() -> None:
+    stage = Stage()
+    stage.jobs.rates = UserRates(1 / 3600, capacity=2)
+
+    async def scenario() -> None:
+        stage.jobs.register(registration(0), ME, os.pidfd_open(os.getpid()))
+        for _ in range(3):
+            pidfd = os.pidfd_open(os.getpid())
+            with pytest.raises(JobError, match="GPU GPU-0 has been in use"):
+                stage.jobs.register(replace(registration(0), run_key="2"), ME, pidfd)
+            os.close(pidfd)
+        wait_s = stage.jobs.rates.wait_s(ME.uid)
+        await stage.jobs.close("test over")
+
+        assert wait_s == 0.0
 
     play(scenario)
 

@@ -1,16 +1,19 @@
 """The command driver: programs of an administrator that fail, lie, hang or die are found out and rolled back."""
 
 import os
+import pwd
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gpuenergyd.errors import DriverError, GpuError, GpuPermissionError, GpuUnsupportedError
+from gpuenergyd.gpu.drivers import command
 from gpuenergyd.gpu.drivers.command import CommandHost, read_commands
 from gpuenergyd.gpu.drivers.opening import open_driver
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
@@ -189,6 +192,53 @@ def test_who_restores_waits_for_a_command_of_a_killed_process(
     assert not commands.is_running("lock")
     assert world.locked_sm_clock_mhz(gpu_uuid) is None
     with_reset.close()
+
+
+def test_locks_are_in_no_folder_that_users_share(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(command, "_RUN", tmp_path / "run")
+    uid = os.getuid()
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    of_root = command.lock_folder()
+    monkeypatch.setattr(os, "geteuid", lambda: uid or 4242)
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_dir=str(home)))
+    without_session = command.lock_folder()
+    (tmp_path / "run" / "user" / str(uid or 4242)).mkdir(parents=True)
+    with_session = command.lock_folder()
+    monkeypatch.setenv("RUNTIME_DIRECTORY", "/run/gpuenergyd-gpu:/run/other")
+
+    name = f"gpuenergyd-commands-{uid or 4242}"
+    assert of_root == tmp_path / "run" / "gpuenergyd-commands-0"
+    assert without_session == home / ".cache" / name
+    assert with_session == tmp_path / "run" / "user" / str(uid or 4242) / name
+    assert command.lock_folder() == Path("/run/gpuenergyd-gpu") / name
+
+
+@pytest.mark.fault(62)
+def test_a_folder_of_locks_that_others_can_use_is_refused_and_no_command_runs(
+    host: CommandHost, commands: GpuCommands, gpu_uuid: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))
+    folder = tmp_path / f"gpuenergyd-commands-{os.geteuid()}"
+    commands.let("lock", "fails")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    folder.symlink_to(elsewhere)
+    with pytest.raises(DriverError, match=r"gpuenergyd-commands-.*: not a folder; remove it"):
+        host.lock_sm_clock(gpu_uuid, 1200)
+    folder.unlink()
+    folder.mkdir()
+    folder.chmod(0o770)
+
+    with pytest.raises(DriverError) as refused:
+        host.lock_sm_clock(gpu_uuid, 1200)
+
+    uid = os.geteuid()
+    assert str(refused.value).startswith(
+        f"{folder}: belongs to uid {uid} and has mode 0770; it must belong to uid {uid} and have mode 0700"
+    )
 
 
 def test_a_missing_command_is_a_missing_permission(tmp_path: Path, world: SimulatedHost, gpu_uuid: str) -> None:

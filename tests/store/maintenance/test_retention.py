@@ -5,10 +5,13 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
+from sqlalchemy import select
+
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
+from gpuenergyd.store import HistoryWriter, WriterOptions, open_history, schema
 from gpuenergyd.store.database import writing_engine
 from gpuenergyd.store.maintenance.retention import Retention, delete_expired, used_bytes
 from gpuenergyd.store.records import (
@@ -16,6 +19,7 @@ from gpuenergyd.store.records import (
     IterationRecord,
     JobEndRecord,
     JobRecord,
+    RankRecord,
     Record,
     RollupRecord,
     SampleRecord,
@@ -130,6 +134,47 @@ def test_each_tier_expires_at_its_age_and_hours_never(place: str) -> None:
     with open_history(place) as history:
         kept = [len(history.samples("GPU-a")), *(len(history.rollups(bucket_s=bucket_s)) for bucket_s in (1, 60, 3600))]
     assert kept == [1, 2, 3, 4]
+
+
+@pytest.mark.fault(60)
+def test_above_the_size_limit_the_oldest_ended_jobs_go_with_all_that_belongs_to_them(tmp_path: Path) -> None:
+    path = tmp_path / "history.sqlite3"
+    records: list[Record] = []
+    for k in range(400):
+        job_id, start = f"job-{k:03}", NOW - timedelta(hours=500 - k)
+        tags = tuple((f"t{n}", f"{k}" * 80) for n in range(12))
+        records += [
+            JobRecord(job_id, job_id, "1", 0, "p", "1f1b", "", True, 1, 1, 0.0, 0, start, tags=tags),
+            RankRecord(job_id, 0, "GPU-a", "A100", 1, 0, start),
+            IterationRecord(job_id, 0, start, 1.0, 1.0, "b", PlanPurpose.TUNED, is_regular=True),
+            ControlEventRecord(start, "phase", "daemon", job_id, None, "tuned"),
+            rollup(start, 3600)._replace(job_id=job_id),
+        ]
+        if k >= 10:  # the first ten run still
+            records.append(JobEndRecord(job_id, start + timedelta(minutes=5), "released"))
+    write_records(path, *records)
+    engine = writing_engine(path, busy_timeout_s=1)
+    with engine.begin() as connection:
+        while delete_expired(connection, NOW, KEPT):
+            pass  # summaries are stored
+        full = used_bytes(connection)
+        bounded = replace(KEPT, max_bytes=full // 2)
+        while delete_expired(connection, NOW, bounded):
+            pass
+        left = used_bytes(connection)
+        kept = set(connection.execute(select(schema.jobs.c.job_id)).scalars())
+        left_over = {
+            name: owners - kept
+            for name, table in schema.metadata.tables.items()
+            if "job_id" in table.c and (owners := set(connection.execute(select(table.c.job_id)).scalars()))
+        }
+    engine.dispose()
+
+    assert left <= full // 2
+    assert kept >= {f"job-{k:03}" for k in (*range(10), *range(350, 400))}
+    assert "job-010" not in kept
+    assert set(left_over) == {"jobs", "ranks", "iterations", "control_events", "gpu_rollups", "job_summaries"}
+    assert not any(left_over.values())
 
 
 def test_a_size_limit_deletes_detail_before_it_expires(tmp_path: Path) -> None:

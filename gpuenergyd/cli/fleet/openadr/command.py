@@ -25,7 +25,9 @@ def openadr(  # noqa: PLR0913  one parameter for each option
     cert: Annotated[
         Path | None, typer.Option("--cert", metavar="FILE", help="This site's certificate, PEM; signs messages too.")
     ] = None,
-    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Its private key, PEM.")] = None,
+    key: Annotated[
+        Path | None, typer.Option("--key", metavar="FILE", help="Its private key, PEM; must have mode 0600.")
+    ] = None,
     ca: Annotated[
         Path | None, typer.Option("--ca", metavar="FILE", help="Authorities of the server's certificate, PEM.")
     ] = None,

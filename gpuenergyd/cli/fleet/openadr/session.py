@@ -21,6 +21,7 @@ import aiohttp
 from openleadr import OpenADRClient
 from openleadr.utils import certificate_fingerprint
 
+from gpuenergyd.carbon.keys import require_private_key_file
 from gpuenergyd.errors import GpuEnergyError, UsageError
 
 MAX_REPLY_BYTES = 2**20
@@ -76,9 +77,11 @@ class VtnSession:
         """Read the certificates.
 
         Raises:
-            UsageError: a file cannot be read or is no certificate.
+            UsageError: a file cannot be read or is no certificate, or others can read the key.
         """
         check_access(access)
+        if access.key_path is not None:
+            require_private_key_file(access.key_path)
         self._access = access
         self._tls = _tls_context(access)
         cert, key = (None if path is None else str(path) for path in (access.cert_path, access.key_path))

@@ -19,6 +19,7 @@ pytest.importorskip("openleadr", reason="needs openleadr: pip install 'gpuenergy
 from openleadr.utils import certificate_fingerprint
 
 from gpuenergyd.cli.fleet.openadr.session import VtnAccess, VtnError, VtnSession
+from gpuenergyd.errors import UsageError
 from tests.support.openadr_server import PATH, OpenLeadrServer
 
 pytestmark = pytest.mark.filterwarnings("ignore:It is recommended to use web.AppKey")  # in openleadr's server
@@ -53,6 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
         )
         (found / f"{name}.key").write_bytes(text)
+        (found / f"{name}.key").chmod(0o600)
     return found
 
 
@@ -115,6 +117,18 @@ def test_without_proof_of_both_sides_nothing_is_taken(
         _listed(_access(vtn, folder, **changed))
 
     assert vtn.answers == []
+
+
+@pytest.mark.fault(62)
+def test_a_key_that_others_can_read_is_refused_with_its_mode(folder: Path, tmp_path: Path) -> None:
+    key = tmp_path / "site.key"
+    key.write_bytes((folder / "site.key").read_bytes())
+    key.chmod(0o640)
+
+    with pytest.raises(UsageError) as refused:
+        VtnSession(VtnAccess("https://127.0.0.1:1/x", "site", folder / "site.pem", key))
+
+    assert str(refused.value) == f"key file {key} has mode 0640 and is open to others; valid: 0600 or 0400"
 
 
 def test_the_fingerprint_that_the_operator_needs_is_known(folder: Path) -> None:

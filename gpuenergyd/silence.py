@@ -1,0 +1,55 @@
+"""Silence of another process, without the time in which it waited for a CPU: on a starved host it is not dead."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_NS_PER_S = 1e9
+_WAIT_READ_EVERY_S = 1.0
+
+
+def cpu_wait_s(pid: int) -> float:
+    """Return for how long the main thread of a process has waited for a CPU so far; 0 if that is unknown."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / _NS_PER_S
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+@dataclass(slots=True)
+class Silence:
+    """How long a process has not been heard, of which only the time counts in which it was not waiting for a CPU.
+
+    A process that hangs, is stopped or loops does not wait for a CPU; at least one part in `max_ratio` counts in any
+    case, so that it is noticed on a busy host, too.
+    """
+
+    pid: int | None
+    """None or 0 if it is unknown: then all time counts."""
+    max_ratio: float = 6.0
+    monotonic_s: Callable[[], float] = time.monotonic
+    cpu_wait_s: Callable[[int], float] = cpu_wait_s
+    _began_s: float = field(init=False)
+    _waited_before_s: float = field(init=False, default=0.0)
+    _read_at_s: float = field(init=False, default=float("-inf"))
+
+    def __post_init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from now: the process was heard."""
+        self._began_s = self.monotonic_s()
+        if self._began_s - self._read_at_s >= _WAIT_READ_EVERY_S:  # cheap for each of many messages
+            self._read_at_s, self._waited_before_s = self._began_s, self._waited_s()
+
+    def left_s(self, limit_s: float) -> float:
+        """Return how much longer the process may be silent; not positive if that was too long."""
+        elapsed_s = self.monotonic_s() - self._began_s
+        if elapsed_s < limit_s:
+            return limit_s - elapsed_s
+        waited_s = self._waited_s() - self._waited_before_s
+        return limit_s - max(elapsed_s - waited_s, elapsed_s / self.max_ratio)
+
+    def _waited_s(self) -> float:
+        return self.cpu_wait_s(self.pid) if self.pid else 0.0
