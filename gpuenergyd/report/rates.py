@@ -21,8 +21,9 @@ class MeanIntensity:
 
     carbon_intensity_g_per_kwh: float
     known_ratio: float
-    """The part of the span whose intensity is known, and the part whose intensity was measured."""
+    """The part of the span whose intensity is known."""
     measured_ratio: float
+    """The part of the span whose intensity was measured."""
 
 
 class Grid:

@@ -380,7 +380,7 @@ class _Resources(HTMLParser):
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the site as `make docs` does, a warning being an error."""
     target = tmp_path_factory.mktemp("docs") / "site"
-    subprocess.run([sys.executable, "-m", "docs.site", str(target)], cwd=ROOT, check=True, timeout=300)
+    subprocess.run([sys.executable, "-m", "docs.site", str(target)], cwd=ROOT, check=True, timeout=1200)
     return target
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
@@ -37,6 +38,8 @@ class Trial:
     is_whole_replica_slow: bool = True
     """Whether all stages of the replica are slower, or only the second half: of one host."""
     policy: Callable[[], ClockPolicy] = BubbleAware
+    rules: JobRules | None = None
+    """Of pipelines across hosts; None: the usual ones."""
 
     def slower(self, dp_rank: int, pp_rank: int, iteration: int) -> float:
         """Return how much slower a stage is in an iteration."""
@@ -110,7 +113,9 @@ def _run_whole(trial: Trial) -> Ran:
 
 
 async def _run_across(trial: Trial) -> Ran:
-    job = StragglingPipelines(trial.policy, seed=trial.seed, noise_ratio=trial.noise_ratio, slower=trial.slower)
+    job = StragglingPipelines(
+        trial.policy, seed=trial.seed, noise_ratio=trial.noise_ratio, slower=trial.slower, rules=trial.rules
+    )
     try:
         await job.run_iterations(trial.num_iterations)
     finally:

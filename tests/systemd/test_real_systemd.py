@@ -145,6 +145,7 @@ def test_a_restart_keeps_lease_and_plan_of_a_running_job(daemon: InstalledDaemon
         wait_until(lambda: (job := daemon.job()) is not None and job["num_iterations"] > after["num_iterations"])
 
 
+@pytest.mark.thorough
 def test_a_changed_mode_takes_effect_with_a_restart_of_the_daemon(daemon: InstalledDaemon) -> None:
     """Without that, the GPU worker, which outlives the restart, would refuse what the daemon may do now."""
 

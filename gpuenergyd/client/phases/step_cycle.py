@@ -7,7 +7,8 @@ a program that begins with an iteration keeps its own boundaries.
 
 Steps fall out, as when a loss scaler skips them. Such a step only costs its iteration: the cycle goes on at the
 optimizer that has stepped. If that happens in more than every fourth cycle, the cycle was none, and the next one has to
-repeat for twice as long. An optimizer that is new ends the cycle, unless it takes the turn of one that is gone.
+repeat for twice as long. Steps that fall out regularly, so that a longer sequence runs three times with the same gap,
+belong to that longer cycle. An optimizer that is new ends the cycle, unless it takes the turn of one that is gone.
 """
 
 from collections import deque
@@ -22,6 +23,8 @@ _STEPS_KEPT = 4 * LONGEST_CYCLE
 STEPS_WITHOUT_CYCLE = 192
 """Steps without a cycle after which a loop is worth a line to its user."""
 _MISSES_LIMIT, _MISSES_PER_CYCLE = 2.0, 0.25
+_LONGER_REPEATED = 3
+"""Times that a longer cycle must have run to take the place of one of which steps fall out."""
 
 
 class StepTurn(Enum):
@@ -97,16 +100,18 @@ class StepCycle:
                 self._cycle = ()
                 self._least_repeated = min(2 * max(self._least_repeated, 2 * length), _STEPS_KEPT)
                 return StepTurn.UNKNOWN
-            return StepTurn.MISSED
+            longer = self._find(length + 1, _LONGER_REPEATED)
+            return StepTurn.MISSED if longer is StepTurn.UNKNOWN else longer
         if self._position:
             return StepTurn.WITHIN
         self._num_misses = max(0.0, self._num_misses - _MISSES_PER_CYCLE)
         return StepTurn.LAST
 
-    def _find(self) -> StepTurn:
+    def _find(self, shortest: int = 1, times: int = 2) -> StepTurn:
+        """Begin the shortest cycle, of at least some steps, that has just run a number of times."""
         steps, active = list(self._recent), self._active()
-        for length in range(len(active), LONGEST_CYCLE + 1):
-            num_repeated = max(2 * length if len(active) > 1 else 1, self._least_repeated)
+        for length in range(max(shortest, len(active)), LONGEST_CYCLE + 1):
+            num_repeated = max(times * length if len(active) > 1 else 1, self._least_repeated)
             if num_repeated > len(steps):
                 break
             if set(steps[-length:]) == active and _repeats(steps, len(steps) - num_repeated, length):

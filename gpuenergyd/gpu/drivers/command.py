@@ -428,6 +428,9 @@ def lock_folder() -> Path:
 
     It is the runtime directory of a systemd unit, which the unit that restores shares, else that of the user, the same
     in every environment.
+
+    Raises:
+        DriverError: this user has none.
     """
     uid = os.geteuid()
     user_folder = _RUN / "user" / str(uid)
@@ -438,7 +441,12 @@ def lock_folder() -> Path:
     elif user_folder.is_dir():
         place = user_folder
     else:
-        place = Path(pwd.getpwuid(uid).pw_dir) / ".cache"
+        try:
+            place = Path(pwd.getpwuid(uid).pw_dir) / ".cache"
+        except KeyError:  # as in a container that is given a uid without a name
+            raise DriverError(
+                f"uid {uid} has no home folder for the locks of commands; set RUNTIME_DIRECTORY"
+            ) from None
     return place / f"gpuenergyd-commands-{uid}"
 
 

@@ -255,6 +255,7 @@ def test_a_training_that_fails_is_one_line_with_the_end_of_its_log(
     assert stderr.splitlines()[-1] == (f"gpuenergyd: {name} failed with exit code 1; see the end of its log above")
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 def test_a_policy_without_a_plan_ends_with_its_reason_what_to_do_and_a_report(folder: Path, tmp_path: Path) -> None:
     demo = start(

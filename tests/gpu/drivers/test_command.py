@@ -216,6 +216,23 @@ def test_locks_are_in_no_folder_that_users_share(monkeypatch: pytest.MonkeyPatch
     assert command.lock_folder() == Path("/run/gpuenergyd-gpu") / name
 
 
+def test_a_user_without_a_home_folder_gets_a_line_with_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
+    monkeypatch.setattr(command, "_RUN", tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+
+    with pytest.raises(
+        DriverError, match="uid 4242 has no home folder for the locks of commands; set RUNTIME_DIRECTORY"
+    ):
+        command.lock_folder()
+
+
 @pytest.mark.fault(62)
 def test_a_folder_of_locks_that_others_can_use_is_refused_and_no_command_runs(
     host: CommandHost, commands: GpuCommands, gpu_uuid: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -213,6 +213,7 @@ def test_each_fault_doubles_the_time_at_full_speed() -> None:
     assert [later - earlier for earlier, later in pairwise(between)] == [5, 10, 20]
 
 
+@pytest.mark.thorough
 def test_a_profile_that_no_longer_holds_is_measured_again_within_the_budget() -> None:
     run = training(
         RememberedBubbleAware(),

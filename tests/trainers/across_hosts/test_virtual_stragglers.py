@@ -2,10 +2,14 @@
 
 import pytest
 
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.job.time_account import AccountRules
 from gpuenergyd_policies.uniform import Uniform
 from tests.support.straggler_episodes import Trial, run_trial
 
 NOISE_RATIO = 0.005
+RICH = JobRules(account=AccountRules(first_income_s=60.0))
+"""Profiling and following are paid at once: with the usual account, this short a job cannot afford either."""
 
 
 @pytest.mark.thorough
@@ -21,6 +25,7 @@ def test_pipelines_across_hosts_follow_each_straggler_within_six_iterations_and_
         num_episodes=2,
         is_whole_replica_slow=slow_stages == "all",
         policy=Uniform,
+        rules=RICH,
     )
 
     ran = run_trial(trial)
