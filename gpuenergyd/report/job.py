@@ -286,7 +286,9 @@ def plan_in_force(history: History, report: JobReport) -> PlanRecord | None:
 
 
 def _points(rows: Sequence[IterationRow]) -> list["Point"]:
-    return [(row.iteration_index, row.iteration_time_s, row.energy_j) for row in rows]
+    from gpuenergyd.core.job.measurements.savings import Point  # noqa: PLC0415  the table of jobs needs none
+
+    return [Point(row.iteration_index, row.iteration_time_s, row.energy_j) for row in rows]
 
 
 def _typical(rows: Sequence[IterationRow]) -> IterationRow:

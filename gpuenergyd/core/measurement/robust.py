@@ -1,4 +1,4 @@
-"""Robust spread of measurements: one disturbed value does not widen it."""
+"""Robust middle and spread of measurements: one disturbed value changes neither."""
 
 from collections.abc import Iterable
 from statistics import median
@@ -10,3 +10,19 @@ _NORMAL_PER_MAD = 1.4826
 def robust_sigma(distances: Iterable[float]) -> float:
     """Return the standard deviation of normally distributed values from their absolute distances to the median."""
     return _NORMAL_PER_MAD * median(distances)
+
+
+def weighted_median(values: Iterable[tuple[float, int]]) -> float | None:
+    """Return the median of (value, weight) pairs, the mean of the two middle values if even; None without any."""
+    ordered = sorted((value, weight) for value, weight in values if weight > 0)
+    total = sum(weight for _, weight in ordered)
+    if not total:
+        return None
+    passed = 0
+    for k, (value, weight) in enumerate(ordered):
+        passed += weight
+        if 2 * passed > total:
+            return value
+        if 2 * passed == total:
+            return (value + ordered[k + 1][0]) / 2
+    raise AssertionError

@@ -1,17 +1,22 @@
 """Merges the iterations of long jobs into blocks, so that a month of training keeps reports fast and the history small.
 
 The first and last iterations of a job stay single, as do those with a stored timeline. Between them, consecutive
-iterations with the same plan and regularity become one row with sums and medians.
+iterations with the same plan and regularity become one row with sums and medians. Those beside a block at full speed,
+with which it is compared, are a row of their own: savings are computed from rows as from iterations.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from itertools import groupby
+from operator import itemgetter
 from statistics import median
 from typing import Any
 
 from sqlalchemy import Connection, delete, exists, func, insert, select
 
+from gpuenergyd.core.job.measurements.brackets import REACH
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store import schema
 
 BLOCK_ITERATIONS = 200
@@ -78,14 +83,35 @@ def _compact_job(connection: Connection, job_id: str, num_kept: int, *, at_most:
 
 
 def _blocks(rows: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    for _, alike in groupby(rows, key=lambda row: (row.plan_id, row.plan_purpose, row.is_regular)):
+    beside = _beside_full_speed(rows)
+    key = [(row.plan_id, row.plan_purpose, row.is_regular, at) for row, at in zip(rows, beside, strict=True)]
+    for _, alike in groupby(zip(key, rows, strict=True), key=itemgetter(0)):
         block: list[Any] = []
-        for row in alike:
+        for _, row in alike:
             if block and (len(block) == BLOCK_ITERATIONS or row.started_at - block[0].started_at >= BLOCK_LENGTH):
                 yield _block(block)
                 block = []
             block.append(row)
         yield _block(block)
+
+
+def _beside_full_speed(rows: Sequence[Any]) -> list[int]:
+    """Return 1 for each row that is compared with the block at full speed before it, -1 with the one after it, else 0."""
+    after = list(_distances(rows))
+    before = list(_distances(rows[::-1]))[::-1]
+    return [
+        0 if min(since, until) > REACH or not since else 1 if since < until else -1
+        for since, until in zip(after, before, strict=True)
+    ]
+
+
+def _distances(rows: Sequence[Any]) -> Iterator[float]:
+    """Yield the distance of each row, in iterations, to the last one at full speed so far."""
+    last = None
+    for row in rows:
+        if row.plan_purpose == PlanPurpose.BASELINE:
+            last = row.iteration_index
+        yield math.inf if last is None else abs(row.iteration_index - last)
 
 
 def _block(rows: Sequence[Any]) -> dict[str, Any]:

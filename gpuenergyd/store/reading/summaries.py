@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from gpuenergyd.core.job.replica_name import replica_name
+from gpuenergyd.core.measurement.robust import weighted_median
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store.encoding.compressed_json import decode_tags
 from gpuenergyd.store.readers.reader import Reader, Row
@@ -14,7 +15,7 @@ from gpuenergyd.store.reading.summary_inputs import SummaryInputs
 from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
 
 if TYPE_CHECKING:
-    from gpuenergyd.core.job.measurements.savings import Interval
+    from gpuenergyd.core.job.measurements.savings import Interval, Point
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +94,12 @@ class JobSummary:
 
     @property
     def is_saving_significant(self) -> bool | None:
-        """Whether the measured saving, of either sign, is beyond chance; None without a saving, or if that is unknown.
-
-        Without an interval, as for a part of a job whose iterations are stored in blocks, the job's outcome decides.
-        """
-        if self.saving_ratio is None:
-            return None
+        """Whether the measured saving, of either sign, is beyond chance; None without a measured saving."""
         if self.saving_interval is None:
-            return _IS_SIGNIFICANT.get(self.outcome or "")
+            return None
         return self.saving_interval[0] > 0.0 or self.saving_interval[1] < 0.0
 
 
-_IS_SIGNIFICANT = {"saved": True, "used_more": True, "not_significant": False, "nothing_to_save": False}
-"""By the outcome of a job."""
 JOB_VALUES = frozenset(
     {
         *("job_id", "job_name", "policy", "schedule_name", "is_simulated", "started_at", "ended_at", "end_reason"),
@@ -119,22 +113,6 @@ JOB_VALUES = frozenset(
 def job_values(job: Row) -> dict[str, Any]:
     """Return the fields of a summary that are columns of the jobs table."""
     return {**{name: getattr(job, name) for name in JOB_VALUES}, "tags": decode_tags(job.tags)}
-
-
-def weighted_median(values: Iterable[tuple[float, int]]) -> float | None:
-    """Return the median of (value, weight) pairs, the mean of the two middle values if even; None without any."""
-    ordered = sorted((value, weight) for value, weight in values if weight > 0)
-    total = sum(weight for _, weight in ordered)
-    if not total:
-        return None
-    passed = 0
-    for k, (value, weight) in enumerate(ordered):
-        passed += weight
-        if 2 * passed > total:
-            return value
-        if 2 * passed == total:
-            return (value + ordered[k + 1][0]) / 2
-    raise AssertionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +201,6 @@ def _computed_estimate(at_full_speed: Sequence[Iterations], under_plan: Sequence
     baseline, tuned = _medians(at_full_speed), _medians(under_plan)
     measured = saving_between(_points(at_full_speed), _points(under_plan))
     saving, slowdown = (measured.saving_ratio, measured.slowdown_ratio) if measured else (None, None)
-    # Without an interval, from a few aggregated iterations, the medians are all there is.
-    medians_saving = _change(baseline.energy_j, tuned.energy_j, sign=-1)
-    medians_slowdown = _change(baseline.iteration_time_s, tuned.iteration_time_s, sign=1)
     return {
         "baseline_time_s": baseline.iteration_time_s,
         "baseline_energy_j": baseline.energy_j,
@@ -233,8 +208,8 @@ def _computed_estimate(at_full_speed: Sequence[Iterations], under_plan: Sequence
         "iteration_time_s": tuned.iteration_time_s,
         "energy_per_iteration_j": tuned.energy_j,
         "num_compared_tuned_iterations": tuned.num_iterations,
-        "saving_ratio": saving.estimate if saving else medians_saving,
-        "slowdown_ratio": slowdown.estimate if slowdown else medians_slowdown,
+        "saving_ratio": saving.estimate if saving else None,
+        "slowdown_ratio": slowdown.estimate if slowdown else None,
         "saving_interval": _bounds(saving),
         "slowdown_interval": _bounds(slowdown),
     }
@@ -254,9 +229,11 @@ def _medians(iterations: Sequence[Iterations]) -> MedianIteration:
     )
 
 
-def _points(iterations: Sequence[Iterations]) -> list[tuple[int, float, float | None]]:
-    """Return (index, time, energy) for the savings statistics; a block is one point."""
-    return [(i.first_index + i.num_iterations // 2, i.median_time_s, i.median_energy_j) for i in iterations]
+def _points(iterations: Sequence[Iterations]) -> "list[Point]":
+    """Return the points for the savings statistics; a block is one."""
+    from gpuenergyd.core.job.measurements.savings import Point  # noqa: PLC0415  reports of ended jobs need no statistics
+
+    return [Point(i.first_index, i.median_time_s, i.median_energy_j, i.num_iterations) for i in iterations]
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

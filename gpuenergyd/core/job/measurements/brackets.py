@@ -15,14 +15,20 @@ narrower than the scatter of iterations makes it: few effects may agree by chanc
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import fmean, median
-from typing import TypeAlias
+from itertools import accumulate, pairwise
+from statistics import fmean
+from typing import NamedTuple
 
-from gpuenergyd.core.measurement.robust import robust_sigma
+from gpuenergyd.core.measurement.robust import robust_sigma, weighted_median
 
-LogPoint: TypeAlias = tuple[int, float]
-"""The index of one iteration and the logarithm of its time or energy."""
+
+class LogPoint(NamedTuple):
+    """An iteration, or consecutive ones that are stored as one row, and the logarithm of its (median) time or energy."""
+
+    index: int
+    value: float
+    num_iterations: int = 1
+
 
 LEAST_BRACKETS = 2
 _SPAN = 8
@@ -55,29 +61,30 @@ class Bracket:
 
     def error(self, sigma: float) -> float:
         """Return the standard error of the effect, as far as it comes from the scatter of single iterations."""
-        shares = 1 / len(self.block) + (1 / len(self.before) + 1 / len(self.after)) / 4
+        shares = 1 / _count(self.block) + (1 / _count(self.before) + 1 / _count(self.after)) / 4
         return sigma * _MEDIAN_ERROR * math.sqrt(shares)
 
     def is_void(self, sigma: float) -> bool:
         """Return whether the two spans differ beyond the scatter of single iterations."""
-        chance = sigma * _MEDIAN_ERROR * math.sqrt(1 / len(self.before) + 1 / len(self.after))
+        chance = sigma * _MEDIAN_ERROR * math.sqrt(1 / _count(self.before) + 1 / _count(self.after))
         return abs(_middle(self.before) - _middle(self.after)) > max(_TOLERATED, _VOID_AT_SIGMA * chance)
 
 
 def complete_brackets(full_speed: Sequence[LogPoint], tuned: Sequence[LogPoint]) -> list[Bracket]:
     """Return the complete brackets of a job, in order; both sequences are by iteration index."""
     runs = _runs(full_speed, tuned)
-    shares = [_SPAN if is_tuned else 0 for is_tuned, _ in runs]
     found = []
     for number, (is_tuned, block) in enumerate(runs):
         if is_tuned or number in {0, len(runs) - 1}:
             continue
         before, after = runs[number - 1][1], runs[number + 1][1]
-        is_shared = number > 2, number < len(runs) - 3
-        num_before = min(shares[number - 1], (len(before) + 1) // 2 if is_shared[0] else len(before))
-        num_after = min(shares[number + 1], len(after) // 2 if is_shared[1] else len(after))
-        bracket = Bracket(tuple(before[len(before) - num_before :]), tuple(block), tuple(after[:num_after]))
-        if min(len(bracket.before), len(block), len(bracket.after)) >= _LEAST_SIDE and _is_close(bracket):
+        if number > 2:  # the earlier half belongs to the block before
+            before = before[_half(before) :]
+        if number < len(runs) - 3:
+            after = after[: _half(after)]
+        bracket = Bracket(_nearest(before[::-1])[::-1], tuple(block), _nearest(after))
+        sides = (bracket.before, bracket.block, bracket.after)
+        if all(_count(side) >= _LEAST_SIDE for side in sides) and _is_close(sides):
             found.append(bracket)
     return found
 
@@ -85,29 +92,49 @@ def complete_brackets(full_speed: Sequence[LogPoint], tuned: Sequence[LogPoint])
 def scatter(brackets: Sequence[Bracket]) -> float:
     """Return the standard deviation of single iterations within blocks and spans."""
     distances = [
-        abs(value - _middle(side))
+        abs(point.value - _middle(side))
         for bracket in brackets
         for side in (bracket.before, bracket.block, bracket.after)
-        for _, value in side
+        for point in side
+        if point.num_iterations == 1
     ]
     return robust_sigma(distances) if distances else 0.0
 
 
 def _runs(full_speed: Sequence[LogPoint], tuned: Sequence[LogPoint]) -> list[tuple[bool, list[LogPoint]]]:
     """Return the iterations as runs at full speed and under plans by turns."""
-    ordered = sorted([(index, False, value) for index, value in full_speed] + [(i, True, value) for i, value in tuned])
     runs: list[tuple[bool, list[LogPoint]]] = []
-    for index, is_tuned, value in ordered:
+    for point, is_tuned in sorted([(point, False) for point in full_speed] + [(point, True) for point in tuned]):
         if not runs or runs[-1][0] is not is_tuned:
             runs.append((is_tuned, []))
-        runs[-1][1].append((index, value))
+        runs[-1][1].append(point)
     return runs
 
 
-def _is_close(bracket: Bracket) -> bool:
-    sides = (bracket.before, bracket.block, bracket.after)
-    return all(right[0][0] - left[-1][0] <= _LARGEST_GAP for left, right in pairwise(sides))
+def _half(run: Sequence[LogPoint]) -> int:
+    """Return how many points have their middle in the earlier half of the iterations of a run."""
+    ends = list(accumulate(point.num_iterations for point in run))
+    return sum(2 * end - point.num_iterations < ends[-1] for end, point in zip(ends, run, strict=True))
+
+
+def _nearest(run: Sequence[LogPoint]) -> tuple[LogPoint, ...]:
+    """Return the first points, until they are as many iterations as a span."""
+    ends = accumulate((point.num_iterations for point in run), initial=0)
+    return tuple(point for point, num_before in zip(run, ends, strict=False) if num_before < _SPAN)
+
+
+def _is_close(sides: Sequence[Sequence[LogPoint]]) -> bool:
+    return all(
+        right[0].index - (left[-1].index + left[-1].num_iterations - 1) <= _LARGEST_GAP
+        for left, right in pairwise(sides)
+    )
+
+
+def _count(points: Sequence[LogPoint]) -> int:
+    return sum(point.num_iterations for point in points)
 
 
 def _middle(points: Sequence[LogPoint]) -> float:
-    return median(value for _, value in points)
+    middle = weighted_median((point.value, point.num_iterations) for point in points)
+    assert middle is not None
+    return middle

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, median, stdev
-from typing import TypeAlias
+from typing import NamedTuple
 
 from gpuenergyd.core.job.measurements.brackets import LEAST_BRACKETS, Bracket, LogPoint, complete_brackets, scatter
 from gpuenergyd.core.job.measurements.sensor_error import hidden_energy_error_ratio
@@ -17,8 +17,15 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.robust import robust_sigma
 from gpuenergyd.core.policy_api.policy import BaselineView
 
-Point: TypeAlias = tuple[int, float, float | None]
-"""One iteration: its index, its time in s, and its energy in J if that was measured."""
+
+class Point(NamedTuple):
+    """An iteration, or consecutive ones that are stored as one row with their medians."""
+
+    index: int
+    time_s: float
+    energy_j: float | None
+    num_iterations: int = 1
+
 
 CONFIDENCE = 0.95
 _DIFFERS_AT_SIGMA = 2.5
@@ -93,8 +100,8 @@ def measured_saving(
     """Return the measured saving of a job's iterations, as `saving_between` computes it."""
     by_plan: dict[str | None, list[Point]] = {}
     for o in tuned:
-        by_plan.setdefault(o.plan_id, []).append((o.iteration_index, o.iteration_time_s, o.energy_j))
-    at_full_speed = [(o.iteration_index, o.iteration_time_s, o.energy_j) for o in full_speed]
+        by_plan.setdefault(o.plan_id, []).append(Point(o.iteration_index, o.iteration_time_s, o.energy_j))
+    at_full_speed = [Point(o.iteration_index, o.iteration_time_s, o.energy_j) for o in full_speed]
     hidden_ratio = math.hypot(hidden_energy_error_ratio(full_speed), hidden_energy_error_ratio(tuned))
     return saving_between(at_full_speed, *by_plan.values(), hidden_energy_error=hidden_ratio)
 
@@ -108,8 +115,8 @@ def saving_between(
     standard deviation of an error of the ratio of energies that does not show in their scatter.
     """
     under_plans = [point for plan in tuned for point in plan]
-    in_time = complete_brackets(_logs(full_speed, 1), _logs(under_plans, 1))
-    in_energy = complete_brackets(_logs(full_speed, 2), _logs(under_plans, 2))
+    in_time = complete_brackets(_log_times(full_speed), _log_times(under_plans))
+    in_energy = complete_brackets(_log_energies(full_speed), _log_energies(under_plans))
     void = {b.block[0][0] for own in (in_time, in_energy) for b in own if b.is_void(scatter(own))}
     times = _mean_effect([b for b in in_time if b.block[0][0] not in void])
     energies = _mean_effect([b for b in in_energy if b.block[0][0] not in void], hidden_energy_error)
@@ -123,8 +130,13 @@ def saving_between(
     )
 
 
-def _logs(points: Sequence[Point], column: int) -> list[LogPoint]:
-    return sorted((point[0], math.log(value)) for point in points if (value := point[column]) is not None)
+def _log_times(points: Sequence[Point]) -> list[LogPoint]:
+    return [LogPoint(point.index, math.log(point.time_s), point.num_iterations) for point in points]
+
+
+def _log_energies(points: Sequence[Point]) -> list[LogPoint]:
+    measured = ((point, energy_j) for point in points if (energy_j := point.energy_j))
+    return [LogPoint(point.index, math.log(energy_j), point.num_iterations) for point, energy_j in measured]
 
 
 def _mean_effect(brackets: Sequence[Bracket], hidden_error: float = 0.0) -> Interval | None:

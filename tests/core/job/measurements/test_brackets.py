@@ -4,13 +4,13 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from itertools import chain
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuenergyd.core.job.measurements.brackets import complete_brackets
+from gpuenergyd.core.job.measurements.brackets import LogPoint, complete_brackets
 from gpuenergyd.core.job.measurements.savings import (
     MeasuredSaving,
     Point,
@@ -36,9 +36,9 @@ def job(energy: Callable[[int], float], *, runs: Sequence[int] = RUNS) -> tuple[
     for number, length in enumerate(runs):
         for k in range(index, index + length):
             if number % 2:
-                tuned.append((k, 1.0, math.exp(energy(k) + EFFECT)))
+                tuned.append(Point(k, 1.0, math.exp(energy(k) + EFFECT)))
             elif k > index or not number:
-                full.append((k, 1.0, math.exp(energy(k))))
+                full.append(Point(k, 1.0, math.exp(energy(k))))
         index += length
     return full, tuned
 
@@ -109,13 +109,13 @@ def test_nothing_is_claimed_before_two_complete_brackets(num_runs: int) -> None:
     full, tuned = job(lambda _: 5.0, runs=RUNS[:num_runs])
     num_complete = (num_runs - 2) // 2
 
-    assert len(complete_brackets([p[:2] for p in full], [p[:2] for p in tuned])) == num_complete
+    assert len(complete_brackets([LogPoint(*p[:2]) for p in full], [LogPoint(*p[:2]) for p in tuned])) == num_complete
     assert (saving_between(full, tuned) is None) is (num_complete < 2)
 
 
 def test_energies_that_were_not_measured_are_missing_and_not_zero() -> None:
     full, tuned = job(lambda _: 5.0)
-    found = saving_between([(k, t, None) for k, t, _ in full], tuned)
+    found = saving_between([p._replace(energy_j=None) for p in full], tuned)
 
     assert found is not None
     assert found.saving_ratio is None
@@ -124,7 +124,11 @@ def test_energies_that_were_not_measured_are_missing_and_not_zero() -> None:
 
 def test_a_change_of_power_alone_makes_the_time_of_its_bracket_void_too() -> None:
     def time_and_energy(points: Sequence[Point]) -> list[Point]:
-        return [(k, 1.2 if 18 <= k < 22 else 1.0, j * (0.5 if k >= 20 else 1.0)) for k, _, j in points if j is not None]
+        return [
+            Point(k, 1.2 if 18 <= k < 22 else 1.0, j * (0.5 if k >= 20 else 1.0))
+            for k, _, j, _ in points
+            if j is not None
+        ]
 
     full, tuned = job(lambda index: 5.0 + 0.001 * (index % 2))
     found = saving_between(time_and_energy(full), time_and_energy(tuned))
@@ -135,12 +139,12 @@ def test_a_change_of_power_alone_makes_the_time_of_its_bracket_void_too() -> Non
 
 @given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=12), gaps=st.lists(st.integers(0, 3), max_size=12))
 def test_no_iteration_is_in_two_brackets(lengths: list[int], gaps: list[int]) -> None:
-    full: list[tuple[int, float]] = []
-    tuned: list[tuple[int, float]] = []
+    full: list[LogPoint] = []
+    tuned: list[LogPoint] = []
     index = 0
     for number, length in enumerate(lengths):
         index += gaps[number] if number < len(gaps) else 0
-        (tuned if number % 2 else full).extend((k, 0.0) for k in range(index, index + length))
+        (tuned if number % 2 else full).extend(LogPoint(k, 0.0) for k in range(index, index + length))
         index += length
     found = complete_brackets(full, tuned)
     used = list(chain.from_iterable((*b.before, *b.block, *b.after) for b in found))
@@ -150,6 +154,33 @@ def test_no_iteration_is_in_two_brackets(lengths: list[int], gaps: list[int]) ->
         assert set(bracket.block) <= set(full)
         assert {*bracket.before, *bracket.after} <= set(tuned)
         assert bracket.before[-1][0] < bracket.block[0][0] <= bracket.block[-1][0] < bracket.after[0][0]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_iterations_that_are_stored_as_one_row_count_as_what_they_are(seed: int) -> None:
+    draw = random.Random(seed)
+    full, tuned = job(lambda _: 5.0 + draw.gauss(0, 0.002), runs=(10, 30, 4, 30, 4, 30, 4, 30))
+    rows: list[list[Point]] = []
+    for point in tuned:
+        begins = not rows or point.index - rows[-1][-1].index > 1 or len(rows[-1]) >= draw.randint(1, 8)
+        rows = [*rows, [point]] if begins else [*rows[:-1], [*rows[-1], point]]
+    merged = [Point(row[0].index, 1.0, median(p.energy_j or 0.0 for p in row), len(row)) for row in rows]
+    singly, by_row = saving_between(full, tuned), saving_between(full, merged)
+
+    assert singly is not None
+    assert by_row is not None
+    assert singly.saving_ratio is not None
+    assert by_row.saving_ratio is not None
+    assert by_row.saving_ratio.estimate == pytest.approx(singly.saving_ratio.estimate, abs=0.003)
+
+
+def test_a_row_between_two_blocks_is_in_one_bracket() -> None:
+    full = [LogPoint(k, 0.0) for k in (10, 11, 12, 33, 34, 35)]
+    tuned = [LogPoint(k, -0.1) for k in range(10)] + [LogPoint(13, -0.1, 20)] + [LogPoint(k, -0.1) for k in range(36, 46)]
+    (bracket,) = complete_brackets([LogPoint(-1, 0.0), *full], [p for p in tuned if p.index >= 0])
+
+    assert bracket.block == tuple(full[3:])
+    assert bracket.before == (LogPoint(13, -0.1, 20),)
 
 
 def test_the_interval_contains_the_true_saving_in_95_percent_of_jobs_that_change() -> None:
@@ -174,7 +205,7 @@ def test_the_interval_contains_the_true_saving_in_95_percent_of_jobs_that_change
 
 def observed(points: Sequence[Point], plan_id: str) -> list[IterationObservation]:
     """Return points as observations."""
-    return [IterationObservation(k, plan_id, t, (), (RankEnergy(0, t, j, ()),)) for k, t, j in points]
+    return [IterationObservation(k, plan_id, t, (), (RankEnergy(0, t, j, ()),)) for k, t, j, _ in points]
 
 
 def test_observations_of_several_plans_count_together() -> None:
