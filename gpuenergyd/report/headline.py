@@ -27,29 +27,20 @@ class Tile:
     is_good: bool = False
 
 
-def headline(report: JobReport) -> str:  # noqa: PLR0911  one sentence per kind of job
+def headline(report: JobReport) -> str:
     """Return the saving and the change of speed in one sentence, or why no saving was measured."""
     job = report.summary
     if not job.num_tuned_iterations:
         return _without_plan(job)
-    is_unknown = job.saving_ratio is not None and job.is_saving_significant is None
-    has_enough = min(job.num_tuned_iterations, job.num_baseline_iterations) >= 3
-    if job.slowdown_ratio is None and has_enough:
+    if job.slowdown_ratio is None:
+        tuned = count_text(job.num_tuned_iterations, "tuned iteration")
         return (
-            "No saving is known yet: fewer than three of the"
-            f" {count_text(job.num_tuned_iterations, 'tuned iteration')} ran at the"
-            " job's own pace, without waiting for another replica."
-        )
-    if job.slowdown_ratio is None or (is_unknown and not has_enough):
-        return (
-            f"Too few iterations to measure a saving: {job.num_tuned_iterations} tuned,"
-            f" {job.num_baseline_iterations} at full speed; at least three of each are needed."
+            f"No saving is known: {tuned}, {job.num_baseline_iterations} at full speed, but fewer than two blocks at full"
+            " speed between tuned iterations at the job's own pace."
         )
     speed = speed_text(job.slowdown_ratio)
     if job.saving_ratio is None:
         return f"Energy was not measured, so no saving is known; iterations ran {speed}."
-    if is_unknown:
-        return f"No interval of the saving is known: single iterations are no longer stored. Iterations ran {speed}."
     if not job.is_saving_significant:
         return f"No significant saving; iterations ran {speed}."
     return f"{saving_text(job.saving_ratio)} per iteration, {speed}."
@@ -69,7 +60,7 @@ def evidence(report: JobReport) -> str:
     permitted = f" A slowdown of up to {percent:.3g} % was permitted." if percent else ""
     return (
         f"95 % confidence: {', '.join(spans)}. {count_text(job.num_compared_tuned_iterations, 'tuned iteration')}"
-        f" against {job.num_compared_baseline_iterations} at full speed, drift-corrected.{permitted}"
+        f" against {job.num_compared_baseline_iterations} at full speed beside them.{permitted}"
     )
 
 

@@ -3,7 +3,7 @@
 What a slowdown saves cannot be told from full speed (record 97). So a few iterations run at slower clocks, or under
 lower power limits, until one is as slow as the largest advised slowdown, then one near each advised one. All together
 they lose less than the time of one iteration. A loop that waits for memory all the time is not slower at a lower clock:
-such a setting is kept.
+such a setting is kept, and compared with full speed like any plan.
 """
 
 from collections.abc import Mapping
@@ -68,7 +68,7 @@ def plan_without_slowdown(view: JobView, reason: str) -> ClockPlan:
     if not free:
         return plan_at_full_speed(view, reason)
     setting = Setting(lever, min(free)[1])
-    why = f"{setting} on all GPUs takes no more time than full speed: this loop waits for memory"
+    why = f"{setting} on all GPUs took no more time than full speed in its trial: this loop seems to wait for memory"
     return with_advice(view, setting_plan(view, setting, PlanPurpose.TUNED, policy="advice", reason=why))
 
 

@@ -20,9 +20,9 @@ POLICIES = [BubbleAware, Uniform, Envelope]
 
 
 def loop(policy: ClockPolicy, **options: object) -> VirtualTraining:
-    """Return a loop of one instruction, trained for 60 iterations."""
+    """Return a loop of one instruction, trained for 80 iterations."""
     run = VirtualTraining(LOOP, {(0, F): A100Work(0.05, 0.2, 0.25)}, policy, noise_ratio=0.002, **options)  # type: ignore[arg-type]
-    run.run(60)
+    run.run(80)
     return run
 
 

@@ -80,19 +80,6 @@ def test_each_total_has_a_sentence(changes: list[dict[str, Any]], expected: str,
     assert saved_total(reports_with(*changes)).text() == expected
 
 
-@pytest.mark.parametrize(
-    ("outcome", "is_significant"), [("saved", True), ("used_more", True), ("not_significant", False), (None, None)]
-)
-def test_without_an_interval_the_outcome_of_the_job_decides(
-    outcome: str | None, *, is_significant: bool | None, reports_with: Reports
-) -> None:
-    (report,) = reports_with({"saving_ratio": 0.1, "saving_interval": None, "outcome": outcome})
-
-    assert report.summary.is_saving_significant is is_significant
-    assert (report.saved_energy_j is not None) is bool(is_significant)
-    assert saved_total([report]).interval_j is None
-
-
 def test_groups_add_significant_savings_and_count_the_others(history: History, reports_with: Reports) -> None:
     reports = reports_with(SAVED, CHANCE)
     query = EnergyQuery(history, only_jobs=True)

@@ -89,19 +89,15 @@ def test_a_summary_compares_a_job_with_its_own_baseline(writer: HistoryWriter, p
     assert (summary.num_tuned_iterations, summary.iteration_time_s) == (4, 1.01)
     assert summary.energy_per_iteration_j == 80.0
     assert (summary.num_profile_iterations, summary.profile_energy_j) == (1, 90.0)
-    assert summary.saving_ratio == pytest.approx(0.2, abs=1e-3)
-    assert summary.slowdown_ratio == pytest.approx(0.01, abs=5e-3)
+    assert (summary.saving_ratio, summary.slowdown_ratio) == (None, None)  # no block at full speed after the plan
     assert (summary.predicted_iteration_time_s, summary.predicted_energy_j, summary.lower_bound_j) == (1.0, 80.0, 79.5)
-    assert summary.saving_interval is not None
-    assert summary.saving_interval[0] < 0.2 < summary.saving_interval[1]
-
 
 def test_full_speed_blocks_between_tuned_iterations_belong_to_the_baseline(writer: HistoryWriter, place: str) -> None:
     proof = ClockPlan("proof", PlanPurpose.BASELINE)
     writer.write(job())
-    for index in range(40):
-        plan = None if index < 10 else (proof if 24 <= index < 28 else TUNED)
-        drift = 1.0 + 0.001 * index
+    for index in range(60):
+        plan = None if index < 10 else (proof if index in range(24, 28) or index in range(42, 46) else TUNED)
+        drift = 1.0 + 0.0002 * index
         energy_j = 100.0 if plan is not TUNED else 80.0
         writer.write(iteration(index, time_s=drift, energy_j=energy_j * drift, plan=plan))
     assert writer.flush(10)
@@ -109,8 +105,8 @@ def test_full_speed_blocks_between_tuned_iterations_belong_to_the_baseline(write
     with open_history(place) as history:
         (summary,) = history.job_summaries()
 
-    assert summary.num_baseline_iterations == 14
-    assert summary.num_tuned_iterations == 26
+    assert summary.num_baseline_iterations == 18
+    assert summary.num_tuned_iterations == 42
     assert summary.slowdown_interval is not None
     assert summary.saving_interval is not None
     assert summary.slowdown_interval == pytest.approx((0.0, 0.0), abs=1e-3)

@@ -73,7 +73,7 @@ def rollup(bucket_s: int, at: datetime, energy_j: float) -> dict[str, Any]:
 
 
 def iteration(index: int) -> dict[str, Any]:
-    is_tuned = index >= 5
+    is_tuned = index >= 6 and index % 10 < 8
     return {
         "job_id": "old-1",
         "iteration_index": index,
@@ -109,7 +109,7 @@ def write_history_of_0_1_0(connection: Connection) -> None:
         connection.execute(insert(held.tables[table]), list(rows))
 
     write("jobs", JOB)
-    write("iterations", *(iteration(index) for index in range(10)))
+    write("iterations", *(iteration(index) for index in range(60)))
     write("gpu_rollups", *(rollup(60, BEGIN + timedelta(minutes=minute), 60.0) for minute in range(120)))
     write("gpu_rollups", *(rollup(3600, BEGIN + timedelta(hours=hour), 3600.0) for hour in range(2)))
     write("job_figures", {"job_id": "old-1", "version": 1, "figures": '{"would_save_ratio": null}'})
@@ -187,7 +187,7 @@ def test_a_history_of_0_1_0_is_upgraded_and_keeps_its_data(place: str) -> None:
         plans = history.plans("old-1")
         (target,) = history.targets("old-1")
     assert (old.job_id, new.job_id) == ("old-1", "new-1")
-    assert (old.num_baseline_iterations, old.num_tuned_iterations, old.energy_j) == (5, 5, 900.0)
+    assert (old.num_baseline_iterations, old.num_tuned_iterations, old.energy_j) == (18, 42, 18 * 100.0 + 42 * 80.0)
     assert old.saving_ratio == pytest.approx(0.2)
     assert [(hour.started_at, hour.energy_j, hour.num_samples) for hour in hours] == [
         (BEGIN + timedelta(hours=number), 3600.0, 36_000) for number in range(2)
@@ -216,3 +216,22 @@ def test_a_history_of_a_version_before_0_1_0_is_refused_with_one_clear_error(pla
     assert "before 0.1.0 and cannot be upgraded" in str(writer.status().reason)
     with writing_engine(place, busy_timeout_s=5).connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM jobs").scalar() == 0
+
+
+def test_savings_of_a_regression_are_deleted_and_computed_from_brackets(place: str) -> None:
+    engine = writing_engine(place, busy_timeout_s=5)
+    with engine.begin() as connection:
+        write_history_of_0_1_0(connection)
+        migrate(connection)
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0013'")
+        held = MetaData()
+        held.reflect(connection)
+        wrong = {"job_id": "old-1", "since_iteration": 0, "baseline_time_s": 1.0, "saving_ratio": 0.5}
+        connection.execute(insert(held.tables["estimates"]), wrong)
+        connection.execute(insert(held.tables["job_summaries"]), {"job_id": "old-1", "version": 1, "summary": "{}"})
+        migrate(connection)
+    engine.dispose()
+
+    with open_history(place) as history:
+        (summary,) = history.job_summaries()
+    assert summary.saving_ratio == pytest.approx(0.2)

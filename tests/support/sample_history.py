@@ -68,6 +68,8 @@ def write_sample_history(
 ) -> Path:
     """Write the history of one ended job: 2 irregular, 10 baseline, 4 profiling and 12 tuned iterations.
 
+    Four of the baseline are in two blocks between the tuned ones.
+
     With a grid, a day of it passes in the job's 14 seconds, targets follow it, and days with and without gaps follow.
     """
     noise = random.Random(7)
@@ -94,17 +96,17 @@ def write_sample_history(
     )
     for rank in range(NUM_RANKS):
         writer.write(RankRecord(job_id, rank, f"GPU-{rank}", "A100", 100 + rank, 0, START))
-    writer.write(PlanRecord(job_id, 1, PROFILE, START + timedelta(seconds=6), 12))
-    writer.write(PlanRecord(job_id, 2, TUNED, START + timedelta(seconds=8), 16))
+    writer.write(PlanRecord(job_id, 1, PROFILE, START + timedelta(seconds=4), 8))
+    writer.write(PlanRecord(job_id, 2, TUNED, START + timedelta(seconds=6), 12))
     for index in range(28):
-        plan = None if index < 12 else PROFILE if index < 16 else TUNED
-        energy_j = {None: 100.0, PROFILE: 95.0, TUNED: 82.0}[plan] + noise.gauss(0.0, 0.5)
+        plan = None if index < 8 or index in {16, 17, 22, 23} else PROFILE if index < 12 else TUNED
+        energy_j = {None: 100.0, PROFILE: 95.0, TUNED: 82.0}[plan] + noise.gauss(0.0, 0.2)
         writer.write(
             IterationRecord(
                 job_id,
                 index,
                 START + timedelta(seconds=0.5 * index),
-                0.5 + noise.gauss(0.0, 0.001),
+                0.5 + noise.gauss(0.0, 0.0005),
                 energy_j if is_measured else None,
                 plan.plan_id if plan else BASELINE_PLAN_ID,
                 plan.purpose if plan else PlanPurpose.BASELINE,

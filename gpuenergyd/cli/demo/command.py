@@ -43,7 +43,7 @@ def demo(  # noqa: PLR0913  each option is a parameter
     ] = 10,
     tuned_iterations: Annotated[
         int, typer.Option(min=1, max=1000, metavar="N", help="Iterations under the plan.")
-    ] = 12,
+    ] = 40,
     policy: Annotated[
         str, typer.Option(metavar="NAME", help="Clock policy, see `gpuenergyd policies`.")
     ] = DEFAULT_POLICY,

@@ -60,7 +60,7 @@ def result_sentence(job: JobSummary, request: DemoRequest, *, reason: str) -> st
     """
     trained = f"gpuenergyd trained this pipeline on {request.gpus}"
     if job.saving_ratio is None or job.saving_interval is None or job.slowdown_ratio is None:
-        why = reason or "it takes three iterations at full speed and three under a plan"
+        why = reason or "it takes two blocks at full speed between iterations under a plan"
         return f"{trained}, without a measured saving: {why}. {_what_to_do(request)}"
     speed = speed_text(job.slowdown_ratio)
     than = "" if speed.startswith("at ") else " than at full speed"
@@ -77,7 +77,7 @@ def _what_to_do(request: DemoRequest) -> str:
         return "On a busy host times are noisy: try again without --real-time."
     if request.policy != DEFAULT_POLICY:
         return f"Try the default policy: leave out --policy {request.policy}."
-    return "Try more iterations, e.g. --tuned-iterations 40, or permit a slowdown, e.g. --max-slowdown 0.05."
+    return "Try more iterations, e.g. --tuned-iterations 80, or permit a slowdown, e.g. --max-slowdown 0.05."
 
 
 def json_figures(report: JobReport, out: Path, request: DemoRequest) -> dict[str, Any]:

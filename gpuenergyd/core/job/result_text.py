@@ -1,4 +1,8 @@
-"""The result of a job in words: savings and changes of speed with their confidence intervals."""
+"""The result of a job in words: savings and changes of speed with their confidence intervals.
+
+A lower clock makes no job faster: where iterations under plans took less time than those at full speed, they were no
+slower, and something else has changed.
+"""
 
 from collections.abc import Sequence
 
@@ -24,8 +28,8 @@ def saving_text(saving_ratio: float | None) -> str:
 
 
 def slowdown_text(slowdown_ratio: float | None) -> str:
-    """Return a change of iteration time in words: 0.5 % slower, 0.2 % faster."""
-    return _change_text(slowdown_ratio, "faster", "slower")
+    """Return a change of iteration time in words: 0.5 % slower, or no slower."""
+    return _no_slower(slowdown_ratio) or _change_text(slowdown_ratio, "", "slower")
 
 
 def saving_span_text(interval: _Ends) -> str:
@@ -35,8 +39,11 @@ def saving_span_text(interval: _Ends) -> str:
 
 
 def slowdown_span_text(interval: _Ends) -> str:
-    """Return an interval of slowdowns in words: 0.1 % to 0.4 % slower, 0.2 % faster to 0.1 % slower."""
-    return _span_text(*interval, "slower", "faster")
+    """Return an interval of slowdowns in words: 0.1 % to 0.4 % slower, at most 0.1 % slower, or no slower."""
+    low, high = interval
+    if low >= 0.0:
+        return _span_text(low, high, "slower", "")
+    return _no_slower(high) or f"at most {slowdown_text(high)}"
 
 
 def saving_with_interval(ratio: float, interval: _Ends | None, *, is_significant: bool | None) -> str:
@@ -84,6 +91,10 @@ def _span_text(low: float, high: float, above: str, below: str) -> str:
         return f"{-ends[0]:.1f} % {below} to {ends[1]:.1f} % {above}"
     near, far = sorted(abs(end) for end in ends)
     return f"{near:.1f} % to {far:.1f} % {below if ends[0] < 0 else above}"
+
+
+def _no_slower(ratio: float | None) -> str:
+    return "no slower" if ratio is not None and ratio < 0.0 else ""
 
 
 def _change_text(ratio: float | None, less: str, more: str) -> str:

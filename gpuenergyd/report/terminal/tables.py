@@ -90,17 +90,14 @@ def _saving_text(job: JobSummary) -> Text:
         return Text(f"{ratio_text(job.predicted_saving_ratio)}\npredicted (fit)")
     if job.saving_ratio is None:
         return Text(f"\n{MISSING}")
-    text = Text(ratio_text(job.saving_ratio) if job.is_saving_significant else _no_claim_text(job))
+    text = Text(ratio_text(job.saving_ratio) if job.is_saving_significant else _NO_CLAIM)
     if job.saving_interval is not None:
         low, high = (100 * end for end in job.saving_interval)
         text.append(f"\n{low:+.1f} to {high:+.1f} %", style="dim")
     return text
 
 
-def _no_claim_text(job: JobSummary) -> str:
-    return "not known" if job.is_saving_significant is None else "not significant"
-
-
+_NO_CLAIM = "not significant"
 SIMULATED_NOTE = (
     "Simulated GPUs: clocks, power, energy and stage times come from a device model; the training was real."
 )
@@ -119,11 +116,11 @@ def job_table(report: JobReport) -> RenderableType:
         time_text(job.baseline_time_s),
         time_text(report.adjusted_baseline_time_s),
         time_text(job.iteration_time_s),
-        ratio_text(job.slowdown_ratio),
+        slowdown_text(job.slowdown_ratio) if (job.slowdown_ratio or 0.0) < 0.0 else ratio_text(job.slowdown_ratio),
     )
     change = MISSING
     if job.saving_ratio is not None:
-        change = ratio_text(-job.saving_ratio) if job.is_saving_significant else _no_claim_text(job)
+        change = ratio_text(-job.saving_ratio) if job.is_saving_significant else _NO_CLAIM
     table.add_row(
         "energy per iteration",
         energy_text(job.baseline_energy_j),

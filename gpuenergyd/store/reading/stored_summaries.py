@@ -12,7 +12,7 @@ from gpuenergyd.store.reading.summaries import JOB_VALUES, JobSummary, job_summa
 from gpuenergyd.store.reading.summary_inputs import summary_inputs
 from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
 
-SUMMARY_VERSION = 1
+SUMMARY_VERSION = 2
 """To be raised when a field changes its meaning; changed names are detected without it."""
 _STORED_NAMES = [field.name for field in fields(JobSummary) if field.name not in JOB_VALUES]
 _TUPLES = ("gpu_uuids", "saving_interval", "slowdown_interval")

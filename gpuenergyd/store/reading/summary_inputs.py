@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gpuenergyd.core.job.measurements.brackets import REACH
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store.readers.reader import Reader, Row, epoch_us
 from gpuenergyd.store.reading.iterations import BLOCK_COLUMNS, ITERATION_COLUMNS, Iterations, block_of, single_of
@@ -16,14 +17,25 @@ from gpuenergyd.store.reading.time_range import TimeRange
 _MAX_JOBS_PER_QUERY = 250
 """Bounds the memory that a query takes."""
 _MIN_JOBS_TO_AGGREGATE = 16
-_NUM_SINGLE, _NUM_IN_SMALL_BLOCKS = 64, 1000
-_SMALL_BLOCK_ITERATIONS, _BLOCK_ITERATIONS = 8, 200
+_NUM_SINGLE, _BLOCK_ITERATIONS = 64, 200
+_WITH_FULL_SPEED = """(
+    SELECT *,
+        max(CASE WHEN plan_purpose = '{baseline}' THEN iteration_index END) OVER
+            (PARTITION BY job_id ORDER BY iteration_index) AS last_at_full_speed,
+        min(CASE WHEN plan_purpose = '{baseline}' THEN iteration_index END) OVER
+            (PARTITION BY job_id ORDER BY iteration_index DESC) AS next_at_full_speed
+    FROM iterations
+) AS beside""".format(baseline=PlanPurpose.BASELINE)
+"""Iterations with the indexes of the last and the next one at full speed."""
+_AFTER_IT = f"iteration_index - last_at_full_speed <= {REACH}"
+_BEFORE_IT = f"next_at_full_speed - iteration_index <= {REACH}"
+_IS_NEARER_TO_LAST = "iteration_index - last_at_full_speed < coalesce(next_at_full_speed, 4e18) - iteration_index"
 _BLOCK_OF_ITERATION = (
-    f"CASE WHEN iteration_index < {_NUM_SINGLE} OR plan_purpose = '{PlanPurpose.BASELINE}' THEN iteration_index"
-    f" WHEN iteration_index < {_NUM_IN_SMALL_BLOCKS} THEN iteration_index / {_SMALL_BLOCK_ITERATIONS} * "
-    f"{_SMALL_BLOCK_ITERATIONS} ELSE iteration_index / {_BLOCK_ITERATIONS} * {_BLOCK_ITERATIONS} END"
+    f"last_at_full_speed, CASE WHEN {_AFTER_IT} AND {_IS_NEARER_TO_LAST} THEN 1 WHEN {_BEFORE_IT} THEN 2 ELSE 0 END,"
+    f" CASE WHEN iteration_index < {_NUM_SINGLE} THEN iteration_index"
+    f" WHEN {_AFTER_IT} OR {_BEFORE_IT} THEN NULL ELSE iteration_index / {_BLOCK_ITERATIONS} END"
 )
-"""SQL expression of the first index of an iteration's block."""
+"""SQL expressions by which iterations are merged: those beside a block at full speed are rows of their own."""
 _PLAN_COLUMNS = (
     *("job_id", "purpose", "issued_at", "reason"),
     *("predicted_iteration_time_s", "predicted_energy_j", "lower_bound_j"),
@@ -90,8 +102,7 @@ def _read_aggregated_iterations(
 ) -> None:
     """Read iterations as blocks that PostgreSQL computes.
 
-    Those at full speed, which are few, and the first ones stay single, and the blocks after them are small: the
-    interval of a saving needs several points of each kind, in a short job too.
+    Those at full speed, which are few, and the first ones stay single: the scatter of iterations comes from them.
     """
     median = "percentile_cont(0.5) WITHIN GROUP (ORDER BY {0})"
     columns = (
@@ -105,5 +116,5 @@ def _read_aggregated_iterations(
         f"job_id, plan_id, plan_purpose, is_regular, {_BLOCK_OF_ITERATION}"
         f"{''.join(f', started_at < {epoch_us(at)}' for at in ends)}"
     )
-    for job_id, *values in reader.values(columns, "iterations", of_jobs, group_by=group_by):
+    for job_id, *values in reader.values(columns, _WITH_FULL_SPEED, of_jobs, group_by=group_by):
         inputs[job_id].iterations.append(block_of(values))

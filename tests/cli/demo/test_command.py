@@ -25,7 +25,7 @@ from tests.support.waiting import wait_until
 
 SHORT = (
     "--gpus", "2", "--microbatches", "2", "--policy", "uniform", "--max-slowdown", "0.2", "--baseline-iterations", "4",
-    "--tuned-iterations", "3",
+    "--tuned-iterations", "24",
 )  # fmt: skip
 
 FIGURES = {

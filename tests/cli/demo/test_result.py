@@ -60,14 +60,14 @@ def test_too_few_iterations_give_a_sentence_without_a_saving(job: JobSummary) ->
 
     sentence = result_sentence(unmeasured, REQUEST, reason="")
 
-    assert "without a measured saving: it takes three iterations at full speed and three under a plan." in sentence
+    assert "without a measured saving: it takes two blocks at full speed between iterations under a plan." in sentence
     assert "simulated" in sentence
 
 
 @pytest.mark.parametrize(
     ("changed", "advice"),
     [
-        ({}, "Try more iterations, e.g. --tuned-iterations 40, or permit a slowdown, e.g. --max-slowdown 0.05."),
+        ({}, "Try more iterations, e.g. --tuned-iterations 80, or permit a slowdown, e.g. --max-slowdown 0.05."),
         ({"policy": "uniform"}, "Try the default policy: leave out --policy uniform."),
         ({"is_in_virtual_time": False}, "On a busy host times are noisy: try again without --real-time."),
     ],

@@ -118,7 +118,7 @@ def test_an_answer_to_a_question_from_before_a_fall_back_is_ignored(answer: Poli
 
 
 def test_a_job_of_many_plans_keeps_the_last_epochs_and_their_iterations() -> None:
-    always_proving = JobRules(proof_budget_ratio=1.0)
+    always_proving = JobRules(first_proof_after=5, proof_budget_ratio=1.0, proof_distance_growth=1.0)
     run = VirtualTraining(SCHEDULE, WORK, _Asked(), max_slowdown_ratio=0.5, rules=always_proving)
     run.run(350)
 

@@ -258,9 +258,19 @@ def test_slices_say_what_another_target_than_the_registered_one_permits() -> Non
 
 
 def test_the_saving_of_the_whole_is_recorded_at_the_end_under_the_id_of_the_pipeline() -> None:
-    pipeline = LedPipeline()
-    asyncio.run(pipeline.train(ASKED + 4))
-    pipeline.leader.close()
+    async def run() -> LedPipeline:
+        pipeline = LedPipeline()
+        block_id, num_left = None, 0
+        for _ in range(ASKED + 60):
+            reply = await pipeline.train(1)
+            if reply.block is not None and reply.block[0] != block_id:
+                block_id, num_left = reply.block
+            if num_left:
+                pipeline.plan_id, num_left = "baseline", num_left - 1
+        pipeline.leader.close()
+        return pipeline
+
+    pipeline = asyncio.run(run())
 
     estimate = pipeline.history.events[-1]
     assert isinstance(estimate, EstimateRecord)

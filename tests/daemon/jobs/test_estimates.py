@@ -57,7 +57,7 @@ def reported(run: JobRun, path: Path) -> JobSummary:
 def test_a_report_shows_the_estimate_of_the_status(tmp_path: Path, phases: tuple[dict[str, Any], ...]) -> None:
     run = JobRun()
     for phase in phases:
-        drive(run, 60, **phase)
+        drive(run, 120, **phase)
     shown = run.job.estimate()
     assert shown is not None
     saving, slowdown = shown.ratios
@@ -92,7 +92,7 @@ def test_the_estimate_before_a_change_holds_until_the_saving_is_measured_again()
     assert shown.baseline_time_s == pytest.approx(1.0, rel=1e-3)
     assert shown.iteration_time_s == pytest.approx(1.0, rel=1e-3)
 
-    drive(run, 20, **CHANGED)
+    drive(run, 60, **CHANGED)
 
     after = run.job.estimate()
     assert after is not None

@@ -28,40 +28,39 @@ def test_an_instant_is_stored_to_the_microsecond() -> None:
     assert instant_from_us(None) is None
 
 
-def test_a_summary_of_a_time_range_compares_its_iterations_with_the_whole_jobs_baseline(
-    writer: HistoryWriter, place: str
-) -> None:
-    """Ten seconds at full speed, then ten tuned: each half counts its own iterations, and both refer to full speed."""
+def test_a_summary_of_a_time_range_compares_the_iterations_in_it(writer: HistoryWriter, place: str) -> None:
+    """A plan that saves 10 % first and 20 % later, with blocks at full speed in both halves."""
     writer.write(job())
-    for k in range(20):
-        is_tuned = k >= 10
+    for k in range(120):
+        is_tuned = k >= 10 and k % 20 < 16
         writer.write(
             IterationRecord(
                 "j1",
                 k,
                 START + timedelta(seconds=k),
                 1.0,
-                80.0 if is_tuned else 100.0,
+                (90.0 if k < 60 else 80.0) if is_tuned else 100.0,
                 "tuned-1" if is_tuned else BASELINE_PLAN_ID,
                 PlanPurpose.TUNED if is_tuned else PlanPurpose.BASELINE,
                 is_regular=True,
             )
         )
     assert writer.flush(20.0)
-    middle = START + timedelta(seconds=15)
+    middle = START + timedelta(seconds=60)
 
     with open_history(place) as history:
         (whole,) = history.job_summaries()
         (early,) = history.job_summaries(until=middle, within_range_only=True)
         (late,) = history.job_summaries(since=middle, within_range_only=True)
+        (too_late,) = history.job_summaries(since=START + timedelta(seconds=100), within_range_only=True)
         (all_of_it,) = history.job_summaries(since=START, within_range_only=True)
 
-    assert (whole.num_iterations, early.num_iterations, late.num_iterations) == (20, 15, 5)
-    assert (whole.energy_j, early.energy_j, late.energy_j) == (1800.0, 1400.0, 400.0)
-    assert (early.num_tuned_iterations, late.num_tuned_iterations) == (5, 5)
-    assert [own.num_baseline_iterations for own in (whole, early, late)] == [10, 10, 10]
+    assert (whole.num_iterations, early.num_iterations, late.num_iterations) == (120, 60, 60)
+    assert (early.num_tuned_iterations, late.num_tuned_iterations, too_late.num_tuned_iterations) == (38, 48, 16)
+    assert [own.num_baseline_iterations for own in (whole, early, late)] == [34, 34, 34]
     assert late.saving_ratio == pytest.approx(0.2)
-    assert (early.duration_s, late.duration_s) == (15.0, 5.0)
+    assert too_late.saving_ratio is None
+    assert (early.duration_s, late.duration_s) == (60.0, 60.0)
     assert all_of_it == whole
 
 

@@ -1,0 +1,12 @@
+"""Delete savings that earlier versions estimated by a regression: they are computed from the stored iterations anew."""
+
+from alembic import op
+
+revision = "0014"
+down_revision = "0013"
+
+
+def upgrade() -> None:
+    """Delete the estimates, and the stored summaries that contain them."""
+    op.execute("DELETE FROM estimates")
+    op.execute("DELETE FROM job_summaries")
