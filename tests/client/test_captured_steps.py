@@ -124,15 +124,12 @@ def test_a_replay_sends_one_request_with_all_clocks_of_the_plan(program: Capture
     start_replaying(program)
     changes = [("F", 0, 0, 0, 1410), ("F", 1, 0, 0, 1200), ("F", 1, 0, 8_000_000, 1305), ("B", 1, 0, 1_000_000, 1410)]
     daemon.plans = [plan_slice(7, 0, changes)]
-    while daemon.clock_requests.empty():
-        report = program.report()
-    num_reports = 0
-    while report["plan_epoch"] != 7 or num_reports < 2:
-        report, num_reports = program.report(), num_reports + 1
-    while not daemon.clock_requests.empty():
-        rank_request = daemon.clock_requests.get()
+    request: ClockRequest | None = None
+    while request is None or not request.later:  # on a busy machine a request may be late for all of them
+        program.report()
+        if not daemon.clock_requests.empty():
+            request = daemon.clock_requests.get().request
 
-    request: ClockRequest = rank_request.request
     assert request.plan_epoch == 7
     instants_ns = [clock.at_mono_ns for clock in request.later]
     assert instants_ns == sorted(instants_ns)
