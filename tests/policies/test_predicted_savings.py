@@ -45,7 +45,7 @@ def test_the_predicted_range_contains_the_saving_of_the_same_job_under_control(
 ) -> None:
     plan = policy.next_plan(observed_view(max_slowdown_ratio=max_slowdown_ratio))
     controlled = training(type(policy)(), max_slowdown_ratio=max_slowdown_ratio)
-    controlled.run(60)
+    controlled.run(100)
 
     saving = controlled.job.knowledge.saving()
     assert saving is not None

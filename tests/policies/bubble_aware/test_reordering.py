@@ -7,7 +7,9 @@ from statistics import median
 
 import pytest
 
+from gpuenergyd.core.job.issued_plans import PROOF_PLAN_ID
 from gpuenergyd.core.job.messages import JobPhase, RecordNotice
+from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import InstructionKind, Schedule, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.reorder import OrderAdvice, RankMemory, ReorderOffer, check_orders
@@ -137,6 +139,9 @@ def test_an_allowed_job_changes_its_order_by_itself_and_saves_what_was_advised(s
 
 def test_a_job_is_back_in_1f1b_three_iterations_after_split_backwards_became_expensive(settled: Ran) -> None:
     ran = deepcopy(settled)
+    while ran.rows[-1][2] != PROOF_PLAN_ID:
+        ran.run(1)
+    ran.run(JobRules().proof_iterations)  # the next block at full speed is far
     ran.training.work = works(1.5)
     slow_from = len(ran.rows)
     ran.run(8)

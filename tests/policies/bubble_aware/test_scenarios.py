@@ -1,5 +1,6 @@
 """Full-speed blocks and late clock changes in virtual time: savings are measured, and late clocks cost no time."""
 
+from itertools import groupby, pairwise
 from statistics import median
 
 import pytest
@@ -23,13 +24,13 @@ def training(**overrides: object) -> VirtualTraining:
     return VirtualTraining(one_forward_one_backward(4, 8), work, RememberedBubbleAware(), **overrides)  # type: ignore[arg-type]
 
 
-def test_a_short_full_speed_block_proves_the_saving() -> None:
+def test_short_full_speed_blocks_prove_the_saving() -> None:
     run = training(noise_ratio=0.003, energy_noise_ratio=0.02, seed=5)
     run.run(80)
 
     blocks = [plan for _, _, plan in run.history if plan == PROOF_PLAN_ID]
     saving = run.job.knowledge.saving()
-    assert len(blocks) == 4
+    assert len(blocks) == 3 * JobRules().proof_iterations
     assert saving is not None
     assert saving.saving_ratio is not None
     assert 0.10 < saving.saving_ratio.low < saving.saving_ratio.estimate < saving.saving_ratio.high < 0.19
@@ -37,12 +38,15 @@ def test_a_short_full_speed_block_proves_the_saving() -> None:
 
 
 @pytest.mark.thorough
-def test_full_speed_blocks_stay_within_their_budget() -> None:
-    run = training(rules=JobRules(proof_budget_ratio=0.02))
-    run.run(420)
+def test_full_speed_blocks_become_rarer_until_they_are_within_their_budget() -> None:
+    rules = JobRules(proof_budget_ratio=0.05)
+    run = training(rules=rules)
+    run.run(500)
 
-    blocks = sum(plan == PROOF_PLAN_ID for _, _, plan in run.history)
-    assert 4 < blocks <= 0.02 * 420 + 4
+    runs = [(plan, sum(1 for _ in own)) for plan, own in groupby(plan for _, _, plan in run.history)]
+    distances = [length for (plan, length), (then, _) in pairwise(runs) if then == PROOF_PLAN_ID and "tuned" in str(plan)]
+    assert distances[1:] == sorted(distances[1:]), "the first one begins with the plan, which may be replaced soon"
+    assert distances[-1] == rules.proof_iterations / rules.proof_budget_ratio
 
 
 def test_full_speed_blocks_can_be_off() -> None:
@@ -124,15 +128,14 @@ def test_fast_clock_reductions_preserve_savings_despite_slow_raises() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("late_s", "reason"), [(0.02, "switch latency"), (0.03, "the changed job")])
-def test_slower_clock_changes_lead_to_a_plan_with_more_lead_time(late_s: float, reason: str) -> None:
-    """Much later ones are slow enough for the guard: the job is planned anew before the policy has replanned."""
+@pytest.mark.parametrize("late_s", [0.02, 0.03])
+def test_slower_clock_changes_lead_to_a_plan_with_more_lead_time(late_s: float) -> None:
     run = short_training(4, 8, switch_latency_s=0.006, assumed_latency_s=0.006)
     run.run(50)
     run.switch_latency_s = late_s
     run.run(80)
 
-    assert any(reason in plan.reason for plan in run.job.knowledge.plans.kept)
+    assert any("switch latency" in plan.reason for plan in run.job.knowledge.plans.kept)
     assert run.calibrations[0].latency.raise_s == pytest.approx(late_s, abs=0.001)
     assert run.job.phase is JobPhase.TUNED
     saving, slowdown = saving_and_slowdown(run)
