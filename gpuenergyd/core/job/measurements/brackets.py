@@ -7,9 +7,10 @@ plan, are in no bracket.
 
 A bracket whose two spans differ beyond the scatter of iterations is void: something else has changed within it. Each
 bracket gives one effect, of medians, so that single stalls do not count. Between two blocks each iteration belongs to
-the nearer one, so that the effects are independent. The estimate is their mean, and the interval is Student's, from
-their own spread: what changes from bracket to bracket is in it, whatever its kind. It is never
-narrower than the scatter of iterations makes it: few effects may agree by chance.
+the nearer one, so that the effects are independent. The estimate is their mean, in which each counts as the iterations
+near its block, since what a plan saves may change, as where the GPU throttles. The interval is Student's, from the
+spread of the effects: what changes from bracket to bracket is in it, whatever its kind. It is never narrower than the
+scatter of iterations makes it: few effects may agree by chance.
 """
 
 import math
@@ -28,6 +29,11 @@ class LogPoint(NamedTuple):
     index: int
     value: float
     num_iterations: int = 1
+
+    @property
+    def last_index(self) -> int:
+        """The index of the last of the iterations."""
+        return self.index + self.num_iterations - 1
 
 
 LEAST_BRACKETS = 2
@@ -53,6 +59,8 @@ class Bracket:
     before: tuple[LogPoint, ...]
     block: tuple[LogPoint, ...]
     after: tuple[LogPoint, ...]
+    num_near: float
+    """Iterations, stored or not, that are nearer to this block than to others."""
 
     @property
     def effect(self) -> float:
@@ -78,11 +86,15 @@ def complete_brackets(full_speed: Sequence[LogPoint], tuned: Sequence[LogPoint])
         if is_tuned or number in {0, len(runs) - 1}:
             continue
         before, after = runs[number - 1][1], runs[number + 1][1]
+        begin, end = float(before[0].index), float(after[-1].last_index)
         if number > 2:  # the earlier half belongs to the block before
             before = before[_half(before) :]
+            begin = fmean((runs[number - 2][1][-1].last_index, block[0].index))
         if number < len(runs) - 3:
             after = after[: _half(after)]
-        bracket = Bracket(_nearest(before[::-1])[::-1], tuple(block), _nearest(after))
+            end = fmean((block[-1].last_index, runs[number + 2][1][0].index))
+        num_near = block[0].index - begin + end - block[-1].last_index
+        bracket = Bracket(_nearest(before[::-1])[::-1], tuple(block), _nearest(after), num_near)
         sides = (bracket.before, bracket.block, bracket.after)
         if all(_count(side) >= _LEAST_SIDE for side in sides) and _is_close(sides):
             found.append(bracket)
@@ -124,10 +136,7 @@ def _nearest(run: Sequence[LogPoint]) -> tuple[LogPoint, ...]:
 
 
 def _is_close(sides: Sequence[Sequence[LogPoint]]) -> bool:
-    return all(
-        right[0].index - (left[-1].index + left[-1].num_iterations - 1) <= _LARGEST_GAP
-        for left, right in pairwise(sides)
-    )
+    return all(right[0].index - left[-1].last_index <= _LARGEST_GAP for left, right in pairwise(sides))
 
 
 def _count(points: Sequence[LogPoint]) -> int:

@@ -8,7 +8,7 @@ if that differs significantly from the older ones. The saving comes from bracket
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, median, stdev
+from statistics import NormalDist, fmean, median
 from typing import NamedTuple
 
 from gpuenergyd.core.job.measurements.brackets import LEAST_BRACKETS, Bracket, LogPoint, complete_brackets, scatter
@@ -140,14 +140,23 @@ def _log_energies(points: Sequence[Point]) -> list[LogPoint]:
 
 
 def _mean_effect(brackets: Sequence[Bracket], hidden_error: float = 0.0) -> Interval | None:
-    """Return the relative effect of plans with its interval; None with too few brackets."""
+    """Return the relative effect of plans with its interval; None with too few brackets.
+
+    The variance of a mean with unequal weights is estimated from the weighted squares; its degrees of freedom are those
+    of as many equal weights as would give the same variance.
+    """
     effects = [bracket.effect for bracket in brackets]
     if len(effects) < LEAST_BRACKETS:
         return None
-    middle = fmean(effects)
-    n, z = len(effects), NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
-    seen = student_quantile(0.5 + CONFIDENCE / 2, n - 1) * stdev(effects) / math.sqrt(n)
-    least = z * math.hypot(*(bracket.error(scatter(brackets)) for bracket in brackets)) / n
+    total = math.fsum(bracket.num_near for bracket in brackets)
+    shares = [bracket.num_near / total for bracket in brackets]
+    middle = math.fsum(share * effect for share, effect in zip(shares, effects, strict=True))
+    squares = math.fsum(share**2 for share in shares)
+    spread = math.fsum((share * (effect - middle)) ** 2 for share, effect in zip(shares, effects, strict=True))
+    z, sigma = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2), scatter(brackets)
+    degrees = max(1, round(1 / squares) - 1)
+    seen = student_quantile(0.5 + CONFIDENCE / 2, degrees) * math.sqrt(spread / (1 - squares))
+    least = z * math.hypot(*(share * bracket.error(sigma) for share, bracket in zip(shares, brackets, strict=True)))
     margin = math.hypot(max(seen, least), z * hidden_error)
     return Interval(*(math.expm1(x) for x in (middle, middle - margin, middle + margin)))
 

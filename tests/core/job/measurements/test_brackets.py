@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from itertools import chain
-from statistics import fmean, median, stdev
+from statistics import median
 
 import pytest
 from hypothesis import given
@@ -52,7 +52,7 @@ def saving_of(energy: Callable[[int], float], *, runs: Sequence[int] = RUNS) -> 
 
 
 def test_saving_and_interval_come_from_the_effects_of_brackets() -> None:
-    """Three blocks at full speed after the first: the mean of three effects, with Student's interval of three."""
+    """Three blocks at full speed after the first: effects count as the iterations near their blocks."""
     level = {block: 0.001 * block for block in range(5)}  # by which a block at full speed is off
 
     def energy(index: int) -> float:
@@ -60,8 +60,11 @@ def test_saving_and_interval_come_from_the_effects_of_brackets() -> None:
         return 5.0 + next((off for at, off in own.items() if index in at), 0.0)
 
     effects = [EFFECT - level[k] for k in (1, 2, 4)]
-    margin = student_quantile(0.975, 2) * stdev(effects) / math.sqrt(3)
-    expected = [-math.expm1(x) for x in (fmean(effects) + margin, fmean(effects), fmean(effects) - margin)]
+    weights = [near / 61 for near in (9 + 7, 7 + 9, 9 + 20)]
+    mean = sum(weight * effect for weight, effect in zip(weights, effects, strict=True))
+    spread = sum((weight * (effect - mean)) ** 2 for weight, effect in zip(weights, effects, strict=True))
+    margin = student_quantile(0.975, 2) * math.sqrt(spread / (1 - sum(weight**2 for weight in weights)))
+    expected = [-math.expm1(x) for x in (mean + margin, mean, mean - margin)]
 
     assert saving_of(energy, runs=RUNS[:8]) == pytest.approx(expected)
 
