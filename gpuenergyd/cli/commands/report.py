@@ -13,7 +13,10 @@ def report(  # noqa: PLR0913  each option is a parameter
     *,
     since: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Start: 2026-11-21, 2026-11-21T08:00, or an age (30min, 24h, 7d, 4w)."),
+        typer.Option(
+            metavar="TIME",
+            help="Start: 2026-11-21, 2026-11-21T08:00, a month (2026-10), or an age (30min, 24h, 7d, 4w).",
+        ),
     ] = None,
     until: Annotated[str | None, typer.Option(metavar="TIME", help="End, exclusive; same formats as --since.")] = None,
     job: Annotated[str | None, typer.Option(metavar="JOB", help="Only this job, by id or name.")] = None,

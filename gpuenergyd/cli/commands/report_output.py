@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpuenergyd.store import History
 
 _AGE = re.compile(r"(\d+)(s|min|h|d|w)")
+_MONTH = re.compile(r"\d{4}-\d{2}")
 _AMBIGUOUS_AGE = re.compile(r"(\d+)m")
 _CLOCK_TOLERANCE = timedelta(minutes=2)
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -273,7 +274,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def instant(text: str | None, *, now: datetime, option: str) -> datetime | None:
-    """Return the instant of an option: ISO 8601 in local time, or an age before now.
+    """Return the instant of an option: ISO 8601 in local time, the begin of a month, or an age before now.
 
     Raises:
         UsageError: the text is neither, or out of range.
@@ -289,10 +290,11 @@ def instant(text: str | None, *, now: datetime, option: str) -> datetime | None:
         number = int(unclear[1])
         raise UsageError(f"{option} {text!r}: minutes are {number}min, months {30 * number}d")
     try:
-        return datetime.fromisoformat(text).astimezone(UTC)
+        return datetime.fromisoformat(f"{text}-01" if _MONTH.fullmatch(text) else text).astimezone(UTC)
     except (ValueError, OverflowError):
         raise UsageError(
-            f"{option} {text!r}: must be a date, a time such as 2026-11-21T08:00, or an age such as 30min, 24h or 7d"
+            f"{option} {text!r}: must be a date, a month such as 2026-10, a time such as 2026-11-21T08:00, or an age"
+            " such as 30min, 24h or 7d"
         ) from None
 
 

@@ -83,8 +83,9 @@ def test_an_empty_history_has_an_html_report(tmp_path: Path) -> None:
         ("--until 2m", "--until '2m': minutes are 2min, months 60d"),
         (
             "--since 5y",
-            "--since '5y': must be a date, a time such as 2026-11-21T08:00, or an age such as 30min, 24h or 7d",
+            "--since '5y': must be a date, a month such as 2026-10, a time such as 2026-11-21T08:00, or an age such as",
         ),
+        ("--until 2026-13", "--until '2026-13': must be a date, a month such as 2026-10, a time"),
         ("--since 2126-01-01", "--since 2126-01-01T00:00:00+00:00 is in the future"),
         ("--since 2126-01-01 --group-by day --format csv", "--since 2126-01-01T00:00:00+00:00 is in the future"),
         ("--job gpt --since 2026-03-05", "job 'gpt' did not run in this period; it started at 2026-03-01 12:00 UTC"),
@@ -147,6 +148,28 @@ def test_records_from_the_future_print_a_warning(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert len(json.loads(done.stdout)["jobs"]) == 1
     assert done.stderr.startswith(f"gpuenergyd: warning: the newest record, {later:%Y-%m-%d %H:%M} UTC, is later")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected_j"),
+    [
+        ("--since 2026-02", 500.0),
+        ("--since 2026-02 --until 2026-03", 200.0),
+        ("--until 2026-02", 100.0),
+        ("--since 2026-03 --until 2026-04", 300.0),
+    ],
+)
+def test_a_month_is_its_first_instant(arguments: str, expected_j: float, tmp_path: Path) -> None:
+    begins = (datetime(2026, 1, 31, 23, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC), datetime(2026, 3, 1, tzinfo=UTC))
+    rows = [
+        RollupRecord(3600, "GPU-0", at, "", 100.0 * number, 1.0, 1.0, 1410.0, 1, measured_s=60.0)
+        for number, at in enumerate(begins, start=1)
+    ]
+    database = write_records(tmp_path / "history.sqlite3", *rows)
+
+    done = report("--group-by", "gpu", "--json", *arguments.split(), database=database)
+
+    assert [group["energy_j"] for group in json.loads(done.stdout)["groups"]] == [expected_j]
 
 
 SACCT = """\
