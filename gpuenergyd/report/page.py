@@ -20,7 +20,8 @@ from gpuenergyd.report.charts.iterations import series_svg
 from gpuenergyd.report.charts.power import power_svg
 from gpuenergyd.report.charts.time_energy import plane_svg
 from gpuenergyd.report.charts.timeline import clock_scale, timelines_svg
-from gpuenergyd.report.groups import EnergyQuery, groups_by_day
+from gpuenergyd.report.group_keys import GroupBy
+from gpuenergyd.report.groups import EnergyQuery, grouped
 from gpuenergyd.report.headline import Tile, evidence, headline, tiles, time_cost
 from gpuenergyd.report.job import JobReport, before_and_after, plan_in_force
 from gpuenergyd.report.swing import swing_text
@@ -130,7 +131,7 @@ def _days(history: History | None, reports: Sequence[JobReport], made_at: dateti
         return _NO_CHART
     first = min(report.summary.started_at for report in reports).astimezone(made_at.tzinfo)
     query = EnergyQuery(history, since=first.replace(hour=0, minute=0, second=0, microsecond=0))
-    return _chart(partial(days_svg, groups_by_day(query, zone=made_at.tzinfo)))
+    return _chart(partial(days_svg, grouped(query, reports, [GroupBy.DAY], zone=made_at.tzinfo)))
 
 
 def _section(history: History, report: JobReport) -> JobSection:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuenergyd.count_text import count_text
 from gpuenergyd.report.energy_use import NO_ENERGY, EnergyUse, add_known, sum_of
-from gpuenergyd.report.groups import IDLE_GROUP, EnergyQuery, energies_of, user_name
+from gpuenergyd.report.groups import IDLE_GROUP, EnergyQuery, energies_of, training_name, user_name
 from gpuenergyd.report.job import JobReport
 from gpuenergyd.report.pipeline_savings import PipelineSaving, pipeline_savings
 from gpuenergyd.report.totals import saved_total, totals_dict
@@ -63,7 +63,7 @@ class TrainingReport:
     @property
     def name(self) -> str:
         """Its job name and when it started, in UTC."""
-        return f"{self.training.job_name} {self.training.started_at:%Y-%m-%d %H:%M}"
+        return training_name(self.training)
 
     @cached_property
     def measured(self) -> tuple[JobReport, ...]:

@@ -86,14 +86,13 @@ REPORT_BY_TRAINING = {
     "groups.by_replica": f"{TRAINING_PART} dp_rank",
     "groups.by_stage": f"{TRAINING_PART} pp_rank",
 }
-REPORT_BY_GROUP = {
-    "": "groups",
-    "groups": (
-        "assumed_host_j carbon_g cost energy_j estimated_carbon_g estimated_j estimated_s group host_energy_j"
-        " idle_energy_j job_energy_j measured_s missing_s"
-        " num_jobs num_not_significant price_per_kwh priced_energy_j saved_energy_j unpriced_energy_j"
-    ),
-}
+FIGURES_BY_GROUP = (
+    "assumed_host_j carbon_g cost energy_j estimated_carbon_g estimated_j estimated_s host_energy_j"
+    " idle_energy_j job_energy_j measured_s missing_s"
+    " num_jobs num_not_significant price_per_kwh priced_energy_j saved_energy_j unpriced_energy_j"
+)
+REPORT_BY_GROUP = {"": "groups", "groups": f"{FIGURES_BY_GROUP} group"}
+REPORT_BY_TWO_KEYS = {"": "groups", "groups": f"{FIGURES_BY_GROUP} user month"}
 CARBON_NOW = {
     "": (
         "age_s basis carbon_intensity_g_per_kwh factor is_stale kind num_forecast_samples num_samples rejected source"
@@ -212,6 +211,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         ("report --database history.sqlite3 --group-by training", REPORT_BY_TRAINING),
         ("report --database history.sqlite3 --group-by user", REPORT_BY_GROUP),
         ("report --database history.sqlite3 --group-by day", REPORT_BY_GROUP),
+        ("report --database history.sqlite3 --group-by user,month", REPORT_BY_TWO_KEYS),
         ("carbon now --zone GB --fixed 210", CARBON_NOW),
         ("carbon forecast GB_trace.csv", CARBON_FORECAST),
         (

@@ -5,6 +5,7 @@ import io
 import json
 import re
 import sqlite3
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -221,6 +222,48 @@ def test_groups(by: str, key: str, database: Path, capsys: pytest.CaptureFixture
     for values in expected.values():
         assert energy_text(values["energy_j"]) in table
         assert grams_text(values["carbon_g"]) in table
+        assert cost_text(values["cost"]) in table
+
+
+AT = "started_at / 1000000 - 30600, 'unixepoch'"
+"""The time of a minute 8.5 hours west of Greenwich, where a month begins half an hour after the first minute."""
+KEYS = {
+    "user": USER_OF_JOB,
+    "day": f"strftime('%Y-%m-%d', {AT})",
+    "month": f"strftime('%Y-%m', {AT})",
+    "gpu": "gpu_uuid",
+    "host": "'a'",
+    "job": "CASE job_id WHEN '' THEN '(idle)' ELSE job_id END",
+}
+
+
+@pytest.fixture
+def west_of_greenwich(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "WEST8:30")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("west_of_greenwich")
+@pytest.mark.parametrize("by", ["user,month", "day,gpu", "host,job", "user,day", "gpu,user", "month,host"])
+def test_groups_by_two_keys(by: str, database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = by.split(",")
+    expected = from_rows(database, " || '|' || ".join(KEYS[key] for key in keys))
+
+    groups = json.loads(reported(database, capsys, "--group-by", by, "--json"))["groups"]
+    as_csv = csv_rows(reported(database, capsys, "--group-by", by, "--format", "csv"))
+    table = reported(database, capsys, "--group-by", by)
+
+    for rows in (groups, as_csv):
+        assert [*rows[0]][:3] == [*keys, "num_jobs"]
+        assert {"|".join(row[key] for key in keys) for row in rows} == set(expected)
+        assert len(rows) == len(expected)
+        for row in rows:
+            assert_same(row, expected["|".join(row[key] for key in keys)])
+    assert table.splitlines()[1].split()[:2] == keys
+    for values in expected.values():
         assert cost_text(values["cost"]) in table
 
 

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from gpuenergyd.cli.commands.report_output import Format, GroupBy, ReportRequest, write_report
+from gpuenergyd.cli.commands.report_output import Format, ReportRequest, write_report
 from gpuenergyd.cli.options import DatabaseOption, JsonOption
+from gpuenergyd.report.group_keys import parse_group_keys
 
 
 def report(  # noqa: PLR0913  each option is a parameter
@@ -21,12 +22,12 @@ def report(  # noqa: PLR0913  each option is a parameter
     until: Annotated[str | None, typer.Option(metavar="TIME", help="End, exclusive; same formats as --since.")] = None,
     job: Annotated[str | None, typer.Option(metavar="JOB", help="Only this job, by id or name.")] = None,
     group_by: Annotated[
-        GroupBy,
+        str,
         typer.Option(
             metavar="job|training|user|host|gpu|day|month|tag",
-            help="Group the figures by this; a tag, such as slurm_job_id, with --tag.",
+            help="Group the figures by this, or by two such as user,month; a tag, such as slurm_job_id, with --tag.",
         ),
-    ] = GroupBy.JOB,
+    ] = "job",
     tag: Annotated[
         str | None, typer.Option(metavar="NAME", help="Tag to group by, with --group-by tag; e.g. git_commit.")
     ] = None,
@@ -53,13 +54,14 @@ def report(  # noqa: PLR0913  each option is a parameter
         gpuenergyd report --group-by training
         gpuenergyd report --group-by tag --tag slurm_job_id --format csv
         gpuenergyd report --group-by day --price-per-kwh 0.25
+        gpuenergyd report --group-by user,month --since 2026-10 --format csv
     """
     return write_report(
         ReportRequest(
             since=since,
             until=until,
             job=job,
-            group_by=group_by,
+            group_by=parse_group_keys(group_by),
             tag=tag,
             price_per_kwh=price_per_kwh,
             tariff=tariff,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from gpuenergyd.cli.output import json_text
 from gpuenergyd.errors import StoreError, UsageError
+from gpuenergyd.report.group_keys import WITHOUT_JOBS, GroupBy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,23 +36,6 @@ class Format(StrEnum):
     HTML = "html"
 
 
-class GroupBy(StrEnum):
-    """Grouping of the figures in a report."""
-
-    JOB = "job"
-    TRAINING = "training"
-    USER = "user"
-    HOST = "host"
-    GPU = "gpu"
-    DAY = "day"
-    MONTH = "month"
-    TAG = "tag"
-
-
-_WITHOUT_JOBS = frozenset({GroupBy.GPU, GroupBy.DAY, GroupBy.MONTH})
-"""Groupings that count whole GPUs."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportRequest:
     """Parsed options of `gpuenergyd report`; None where an option was not given."""
@@ -59,7 +43,8 @@ class ReportRequest:
     since: str | None = None
     until: str | None = None
     job: str | None = None
-    group_by: GroupBy = GroupBy.JOB
+    group_by: tuple[GroupBy, ...] = (GroupBy.JOB,)
+    """One key, or two."""
     tag: str | None = None
     price_per_kwh: float | None = None
     tariff: Path | None = None
@@ -93,7 +78,7 @@ def write_report(request: ReportRequest) -> int:
     job, group_by = request.job, request.group_by
     prices = _tariff(request.price_per_kwh, request.tariff)
     with open_history(request.database or _default_database()) as history:
-        has_jobs = group_by not in _WITHOUT_JOBS
+        has_jobs = not WITHOUT_JOBS.issuperset(group_by)
         reports = (
             job_reports(history, since=begin, until=end, job=job, tariff=prices, within_range_only=True)
             if has_jobs
@@ -155,43 +140,29 @@ def _check_options(request: ReportRequest) -> None:
     job, group_by, tag = request.job, request.group_by, request.tag
     if request.out is not None and request.written_as is Format.TABLE:
         raise UsageError("--out needs --format json, csv or html; tables are printed to the terminal only")
-    if group_by is not GroupBy.JOB and request.written_as is Format.HTML:
+    if group_by != (GroupBy.JOB,) and request.written_as is Format.HTML:
         raise UsageError("--format html is a report by job; --group-by needs --format table, json or csv")
-    if job is not None and group_by in _WITHOUT_JOBS:
-        raise UsageError(f"--group-by {group_by} counts whole GPUs and cannot be combined with --job")
-    if tag is not None and group_by is not GroupBy.TAG:
+    if job is not None and WITHOUT_JOBS.issuperset(group_by):
+        raise UsageError(f"--group-by {','.join(group_by)} counts whole GPUs and cannot be combined with --job")
+    if tag is not None and GroupBy.TAG not in group_by:
         raise UsageError(f"--tag {tag} needs --group-by tag")
 
 
 def _rows(query: "EnergyQuery", reports: "Sequence[JobReport]", request: ReportRequest) -> list[dict[str, Any]]:
     """Return the rows of the report, one mapping per row."""
     group_by, tag = request.group_by, request.tag
-    if group_by is GroupBy.JOB:
+    if group_by == (GroupBy.JOB,):
         return [each.to_dict() for each in reports]
-    if group_by is GroupBy.TRAINING:
+    if group_by == (GroupBy.TRAINING,):
         return _training_rows(query, reports, request)
-    from gpuenergyd.report import groups  # noqa: PLC0415  start fast
+    from gpuenergyd.report.groups import grouped  # noqa: PLC0415  start fast
 
-    match group_by:
-        case GroupBy.USER:
-            found = groups.groups_by_user(query, reports)
-        case GroupBy.TAG:
-            known = sorted({name for report in reports for name, _ in report.summary.tags})
-            if tag is None or (reports and tag not in known):
-                problem = "--group-by tag needs --tag NAME" if tag is None else f"no job has a tag {tag!r}"
-                raise UsageError(f"{problem}; tags in this period: {', '.join(known) or 'none'}")
-            found = groups.groups_by_tag(query, reports, tag)
-        case GroupBy.HOST:
-            found = groups.groups_by_host(query, reports)
-        case GroupBy.GPU:
-            found = groups.groups_by_gpu(query)
-        case GroupBy.DAY:
-            found = groups.groups_by_day(query, zone=None)
-        case GroupBy.MONTH:
-            found = groups.groups_by_month(query, zone=None)
-        case _:
-            assert_never(group_by)
-    return [group.to_dict(query.tariff) for group in found]
+    if GroupBy.TAG in group_by:
+        known = sorted({name for report in reports for name, _ in report.summary.tags})
+        if tag is None or (reports and tag not in known):
+            problem = "--group-by tag needs --tag NAME" if tag is None else f"no job has a tag {tag!r}"
+            raise UsageError(f"{problem}; tags in this period: {', '.join(known) or 'none'}")
+    return [group.to_dict(query.tariff) for group in grouped(query, reports, group_by, tag=tag or "")]
 
 
 def _training_rows(
@@ -214,9 +185,11 @@ def _training_rows(
     return found.rows(has_parts=request.written_as is Format.JSON or is_single_table)
 
 
-def _document(reports: "Sequence[JobReport]", rows: list[dict[str, Any]], group_by: GroupBy) -> dict[str, Any]:
+def _document(
+    reports: "Sequence[JobReport]", rows: list[dict[str, Any]], group_by: tuple[GroupBy, ...]
+) -> dict[str, Any]:
     """Return the JSON document of the report; one by job has totals if there are jobs."""
-    if group_by is not GroupBy.JOB:
+    if group_by != (GroupBy.JOB,):
         return {"groups": rows}
     if not reports:
         return {"jobs": rows}
@@ -247,19 +220,18 @@ def _unknown_job(history: "History", job: str, begin: datetime | None, end: date
     return f"no job {job!r} in this period; jobs: {', '.join(names) or 'none'}"
 
 
-def _print_table(reports: "Sequence[JobReport]", rows: list[dict[str, Any]], group_by: GroupBy) -> None:
+def _print_table(reports: "Sequence[JobReport]", rows: list[dict[str, Any]], group_by: tuple[GroupBy, ...]) -> None:
     from gpuenergyd.cli.output import people_console  # noqa: PLC0415  only tables need it
     from gpuenergyd.report.terminal.tables import groups_table, job_table, jobs_table  # noqa: PLC0415  Rich, only tables need it
 
     if not rows:
-        people_console().print(
-            "no measurements in this period" if group_by in _WITHOUT_JOBS else "no jobs in this period"
-        )
-    elif group_by is GroupBy.TRAINING:
+        is_of_gpus = WITHOUT_JOBS.issuperset(group_by)
+        people_console().print("no measurements in this period" if is_of_gpus else "no jobs in this period")
+    elif group_by == (GroupBy.TRAINING,):
         from gpuenergyd.report.terminal.trainings import trainings_table  # noqa: PLC0415  as above
 
         people_console().print(trainings_table(rows), crop=False)
-    elif group_by is not GroupBy.JOB:
+    elif group_by != (GroupBy.JOB,):
         people_console().print(groups_table(rows, by=group_by), crop=False)
     else:
         people_console().print(job_table(reports[0]) if len(reports) == 1 else jobs_table(reports))

@@ -228,15 +228,17 @@ _WIDE = 500
 _ONLY_WHERE_KNOWN = frozenset({"estimated_j", "missing_s", "saved_energy_j", "host_energy_j", "carbon_g", "cost"})
 
 
-def groups_table(groups: Sequence[Mapping[str, Any]], *, by: str) -> RenderableType:
-    """Return one row per group: measured energy of jobs and idle time, with estimates and missing time apart.
+def groups_table(groups: Sequence[Mapping[str, Any]], *, by: Sequence[str]) -> RenderableType:
+    """Return one row per group by one or two keys: measured energy of jobs and idle time, estimates, missing time.
 
     Names and the UUIDs of GPUs stay in one piece, so that they can be copied, also where the table is wider than the
     terminal; only values of tags may be long.
     """
     table = Table(box=box.SIMPLE, pad_edge=False)
-    is_tag = by == "tag"
-    table.add_column(by, overflow="fold", no_wrap=not is_tag, max_width=_LONGEST_TAG if is_tag else None)
+    for key in by:
+        is_tag = key == "tag"
+        table.add_column(key, overflow="fold", no_wrap=not is_tag, max_width=_LONGEST_TAG if is_tag else None)
+    labels = by if len(by) > 1 else ("group",)
     shown = [
         column
         for column in _GROUP_COLUMNS
@@ -245,7 +247,9 @@ def groups_table(groups: Sequence[Mapping[str, Any]], *, by: str) -> RenderableT
     for title in ("jobs", *(title for title, _, _ in shown)):
         table.add_column(title, justify="right", no_wrap=True)
     for row in groups:
-        table.add_row(row["group"], str(row["num_jobs"]), *(text(row[name]) for _, name, text in shown))
+        table.add_row(
+            *(row[label] for label in labels), str(row["num_jobs"]), *(text(row[name]) for _, name, text in shown)
+        )
     table.width = full_width(table)
     left_out = not_counted_text(sum(row["num_not_significant"] for row in groups))
     return Group(table, Text(f"saved: {left_out}")) if left_out else table

@@ -156,7 +156,7 @@ def test_faster_clocks_are_brighter() -> None:
 
 def day(name: str, *, jobs_j: float | None, idle_j: float | None, missing_s: float = 0.0) -> Group:
     return Group(
-        name,
+        {"group": name},
         by_jobs=EnergyUse(energy_j=jobs_j, measured_s=3600.0),
         idle=EnergyUse(energy_j=idle_j, estimated_j=idle_j, missing_s=missing_s),
     )
