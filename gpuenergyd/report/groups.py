@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from functools import cache, cached_property
 from typing import Any
 
-from gpuenergyd.report.energy_use import NO_ENERGY, EnergyUse, add_known, sum_of
+from gpuenergyd.quantities.energy_use import NO_ENERGY, EnergyUse, add_known, sum_of
+from gpuenergyd.quantities.rates import Rates, read_rates
+from gpuenergyd.quantities.tariff import Tariff
 from gpuenergyd.report.group_keys import PERIODS, WITHOUT_JOBS, GroupBy
 from gpuenergyd.report.job import JobReport
-from gpuenergyd.report.rates import Rates, read_rates
-from gpuenergyd.report.tariff import Tariff
 from gpuenergyd.store import History
 from gpuenergyd.store.reading.energy_sums import EnergySum
 from gpuenergyd.store.reading.trainings import Training, find_trainings
@@ -68,7 +68,7 @@ class Group:
         self.saved_energy_j = add_known(self.saved_energy_j, report.saved_energy_j)
         self.num_not_significant += report.is_saving_left_out
 
-    def to_dict(self, tariff: Tariff | None = None) -> dict[str, Any]:
+    def to_dict(self, rates: Rates | None = None) -> dict[str, Any]:
         """Return all values by their JSON and CSV names; missing values are None."""
         total = sum_of((self.by_jobs, self.idle))
         return {
@@ -79,7 +79,7 @@ class Group:
             "num_not_significant": self.num_not_significant,
             "host_energy_j": self.host_energy_j,
             **total.carbon_to_dict(),
-            "price_per_kwh": tariff.flat_price_per_kwh if tariff is not None else None,
+            **(rates or Rates()).to_dict(),
             "cost": total.cost,
         }
 
@@ -97,19 +97,20 @@ def energies_of(by_jobs: EnergyUse, idle: EnergyUse) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EnergyQuery:
-    """The history, time range and tariff of a grouped report (rates are cached, hence no slots)."""
+    """The history, time range, tariff and PUE of a grouped report (rates are cached, hence no slots)."""
 
     history: History
     since: datetime | None = None
     until: datetime | None = None
     tariff: Tariff | None = None
+    pue: float = 1.0
     only_jobs: bool = False
     """Whether idle energy is left out: it is unrelated to a report on one job."""
 
     @cached_property
     def rates(self) -> Rates:
         """What its energy is priced with."""
-        return read_rates(self.history, self.tariff, since=self.since, until=self.until)
+        return read_rates(self.history, self.tariff, pue=self.pue, since=self.since, until=self.until)
 
     def parts(
         self, *, by_gpu: bool = False, by_host: bool = False, zone: tzinfo | None = UTC, by_time: bool = False

@@ -9,12 +9,12 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
+from gpuenergyd.quantities.energy_use import NO_ENERGY, EnergyUse
+from gpuenergyd.quantities.rates import Rates, read_rates
+from gpuenergyd.quantities.tariff import Tariff
 from gpuenergyd.report.carbon import NO_CARBON, SAVED_GRAMS, CarbonReport, carbon_report
-from gpuenergyd.report.energy_use import NO_ENERGY, EnergyUse
 from gpuenergyd.report.formatting import energy_text
 from gpuenergyd.report.observed_iteration import ObservedIteration
-from gpuenergyd.report.rates import Rates, read_rates
-from gpuenergyd.report.tariff import Tariff
 from gpuenergyd.store import History, IterationRow, JobSummary, PlanRecord
 from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
 from gpuenergyd.store.records import ORDER_ADVICE, SLOWDOWN_ADVICE
@@ -44,7 +44,8 @@ class JobReport:
     read_iterations: Callable[[], tuple[IterationRow, ...]] = field(repr=False, compare=False)
     energy_use: EnergyUse = NO_ENERGY
     """The energy that its GPUs used for it, between iterations too."""
-    price_per_kwh: float | None = None
+    rates: Rates = field(default_factory=Rates, repr=False, compare=False)
+    """What its energy is priced with."""
     read_carbon: Callable[[], CarbonReport | None] = field(default=lambda: None, repr=False, compare=False)
     time_range: TimeRange = ALL_TIME
     """The part of the job that the values cover; charts always show the whole job."""
@@ -101,7 +102,7 @@ class JobReport:
 
     @property
     def cost(self) -> float | None:
-        """The cost of the measured and estimated energy, in the currency of the price."""
+        """The cost of the measured and estimated energy, in the currency of the tariff."""
         return self.energy_use.cost
 
     @property
@@ -176,7 +177,7 @@ class JobReport:
             **{f"gpu_{name}": value for name, value in self.energy_use.to_dict().items()},
             "counted_from": self.time_range.since,
             "counted_until": self.time_range.until,
-            "price_per_kwh": self.price_per_kwh,
+            **self.rates.to_dict(),
             "cost": self.cost,
             **self.energy_use.carbon_to_dict(),
             **carbon,
@@ -204,6 +205,7 @@ def job_reports(
     until: datetime | None = None,
     job: str | None = None,
     tariff: Tariff | None = None,
+    pue: float = 1.0,
     within_range_only: bool = False,
 ) -> tuple[JobReport, ...]:
     """Return reports on the jobs that ran in a time range, oldest first; `job` is the ID or name of a job.
@@ -213,15 +215,14 @@ def job_reports(
     summaries = history.job_summaries(since=since, until=until, job=job, within_range_only=within_range_only)
     time_range = TimeRange(since, until) if within_range_only else ALL_TIME
     first_start_at = min((summary.started_at for summary in summaries), default=None)
-    rates = read_rates(history, tariff, since=first_start_at)
+    rates = read_rates(history, tariff, pue=pue, since=first_start_at)
     used = _energy_use(history, summaries, rates, time_range)
-    price = tariff.flat_price_per_kwh if tariff is not None else None
     return tuple(
         JobReport(
             summary,
             partial(history.iterations, summary.job_id),
             (use := used.get(summary.job_id, NO_ENERGY)),
-            price,
+            rates,
             partial(carbon_report, history, summary, use, rates, time_range),
             ALL_TIME if time_range.contains_job(summary.started_at, summary.ended_at) else time_range,
             partial(_newest_advice, history, summary.job_id),

@@ -109,7 +109,7 @@ def _rendered(
         "energy": formatting.energy_text,
         "difference": formatting.difference_text,
         "clock": formatting.clock_text,
-        "cost": formatting.cost_text,
+        "cost_in": formatting.cost_text,
         "count_of": count_text,
         "instant": lambda at: at.astimezone(made_at.tzinfo).strftime("%Y-%m-%d %H:%M:%S"),
     }

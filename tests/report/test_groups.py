@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.report.energy_use import EnergyUse
+from gpuenergyd.quantities.energy_use import EnergyUse
+from gpuenergyd.quantities.rates import Rates
+from gpuenergyd.quantities.tariff import Tariff, TariffPeriod
 from gpuenergyd.report.group_keys import GroupBy
 from gpuenergyd.report.groups import IDLE_GROUP, UNTAGGED_GROUP, EnergyQuery, Group, grouped
 from gpuenergyd.report.job import job_reports
-from gpuenergyd.report.rates import Rates
-from gpuenergyd.report.tariff import Tariff, TariffPeriod
 from gpuenergyd.store import History, open_history
 from gpuenergyd.store.reading.energy_sums import EnergySum
 from gpuenergyd.store.records import RollupRecord
@@ -125,7 +125,7 @@ def test_jobs_are_grouped_by_the_value_of_a_tag(history: History) -> None:
 def test_energy_and_cost_of_an_unmeasured_group_are_missing() -> None:
     group = Group({"group": "GPU-9"})
     group.add(part(None, missing_s=7.0), Rates(Tariff(0.3)))
-    figures = group.to_dict(Tariff(0.3))
+    figures = group.to_dict(Rates(Tariff(0.3)))
 
     assert figures["energy_j"] is figures["idle_energy_j"] is figures["estimated_j"] is figures["cost"] is None
     assert figures["missing_s"] == 7.0
@@ -135,7 +135,7 @@ def test_estimated_energy_is_separate_from_measured_and_included_in_the_cost() -
     group = Group({"group": "GPU-0"})
     group.add(part(1.8e6, job_id="j"), Rates(Tariff(0.25)))
     group.add(part(None, estimated_j=1.8e6), Rates(Tariff(0.25)))
-    figures = group.to_dict(Tariff(0.25))
+    figures = group.to_dict(Rates(Tariff(0.25)))
 
     assert (figures["energy_j"], figures["estimated_j"], figures["cost"]) == (1.8e6, 1.8e6, pytest.approx(0.25))
 

@@ -33,7 +33,7 @@ from tests.support.stored_history import write_records
 
 BEGIN = datetime(2026, 3, 1, 8, 0, tzinfo=UTC)
 NUM_MINUTES = 180
-PRICE = 0.25
+PRICE, PUE = 0.25, 1.3
 OLD_HOST_W = 300.0
 UID = 600_000
 """No user of any host."""
@@ -117,10 +117,10 @@ EACH_MINUTE = f"""
              ORDER BY CASE status WHEN 'measured' THEN 0 ELSE 1 END LIMIT 1) AS g_per_kwh
         FROM gpu_rollups r WHERE bucket_s = 60)
     SELECT {{key}} AS key, sum(energy_j) AS energy_j, sum(estimated_j) AS estimated_j, sum(missing_s) AS missing_s,
-        sum(used_j) / 3.6e6 * {PRICE} AS cost, sum((used_j + host_j) / 3.6e6 * g_per_kwh) AS carbon_g,
+        {PUE} * sum(used_j) / 3.6e6 * {PRICE} AS cost, {PUE} * sum((used_j + host_j) / 3.6e6 * g_per_kwh) AS carbon_g,
         sum(CASE WHEN g_per_kwh IS NULL THEN 0 ELSE used_j END) AS priced_energy_j,
         sum(CASE WHEN g_per_kwh IS NULL THEN used_j ELSE 0 END) AS unpriced_energy_j,
-        sum(estimated_j / 3.6e6 * g_per_kwh) AS estimated_carbon_g, sum(host_j) AS assumed_host_j
+        {PUE} * sum(estimated_j / 3.6e6 * g_per_kwh) AS estimated_carbon_g, sum(host_j) AS assumed_host_j
     FROM minutes GROUP BY 1"""
 USER_OF_JOB = (
     "CASE job_id WHEN 'all-1' THEN 'uid 600000' WHEN 'old-1' THEN 'uid 600001'"
@@ -146,7 +146,8 @@ def from_rows(database: Path, key: str) -> dict[str, dict[str, Any]]:
 
 
 def reported(database: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert run(["report", "--database", str(database), "--price-per-kwh", str(PRICE), *arguments]) == 0
+    prices = ["--price-per-kwh", str(PRICE), "--currency", "EUR", "--pue", str(PUE)]
+    assert run(["report", "--database", str(database), *prices, *arguments]) == 0
     return capsys.readouterr().out
 
 
@@ -161,6 +162,7 @@ def assert_same(row: dict[str, Any], expected: dict[str, Any], *, prefix: str = 
         shown = row[f"{prefix}{name}" if name in {"energy_j", "estimated_j", "missing_s"} else name]
         value = None if shown is None else float(shown)
         assert value == (None if expected[name] is None else pytest.approx(expected[name])), name
+    assert (float(row["price_per_kwh"]), row["currency"], float(row["pue"])) == (PRICE, "EUR", PUE)
 
 
 def test_json_and_csv_by_job(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,6 +196,7 @@ def test_totals_are_the_sums_of_jobs(database: Path, capsys: pytest.CaptureFixtu
 
     for name in ("carbon_g", "estimated_carbon_g", "priced_energy_j", "unpriced_energy_j", "assumed_host_j"):
         assert totals[name] == pytest.approx(sum(values[name] or 0.0 for values in jobs))
+    assert totals["pue"] == PUE
 
 
 @pytest.mark.parametrize(
@@ -219,6 +222,8 @@ def test_groups(by: str, key: str, database: Path, capsys: pytest.CaptureFixture
         assert len(rows) == len(expected)
         for row in rows:
             assert_same(row, expected[row["group"].split(" 2026")[0]])
+    assert "cost (EUR)" in table
+    assert "emissions are location-based; emissions and cost with PUE 1.3" in table
     for values in expected.values():
         assert energy_text(values["energy_j"]) in table
         assert grams_text(values["carbon_g"]) in table
@@ -265,6 +270,7 @@ def test_groups_by_two_keys(by: str, database: Path, capsys: pytest.CaptureFixtu
     assert table.splitlines()[1].split()[:2] == keys
     for values in expected.values():
         assert cost_text(values["cost"]) in table
+    assert "cost (EUR)" in table
 
 
 def test_the_terminal_and_the_page_show_the_same(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -278,10 +284,13 @@ def test_the_terminal_and_the_page_show_the_same(database: Path, capsys: pytest.
         assert energy_text(values["energy_j"] + values["estimated_j"]) in page
         for text in (terminal, page):
             assert f"arbon emissions: {grams_text(values['carbon_g'])} (including" in text
+            assert "assumed for the host, PUE 1.3); location-based, " in text
             assert f"{grams_text(values['estimated_carbon_g'])} of it from estimated energy" in text
             unknown = values["unpriced_energy_j"] / (values["energy_j"] + values["estimated_j"])
             assert f"intensity unknown for {100 * unknown:.0f} % of the energy" in text
-            assert cost_text(values["cost"]) in text
+            assert cost_text(values["cost"], "EUR") in text
+        assert f"cost: {cost_text(values['cost'], 'EUR')} (PUE 1.3)" in terminal
+        assert f"at {PRICE} EUR per kWh, PUE 1.3: {cost_text(values['cost'], 'EUR')}." in page
 
 
 def documented_columns(heading: str) -> set[str]:

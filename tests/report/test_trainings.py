@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.report.energy_use import add_known
+from gpuenergyd.quantities.energy_use import add_known
+from gpuenergyd.quantities.tariff import Tariff
 from gpuenergyd.report.group_keys import GroupBy
 from gpuenergyd.report.groups import IDLE_GROUP, EnergyQuery, grouped
 from gpuenergyd.report.job import job_reports
-from gpuenergyd.report.tariff import Tariff
 from gpuenergyd.report.trainings import trainings_report
 from gpuenergyd.store import open_history
 from gpuenergyd.store.records import EstimateRecord, Record, RollupRecord, pipeline_id_of

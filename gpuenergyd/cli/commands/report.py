@@ -34,8 +34,18 @@ def report(  # noqa: PLR0913  each option is a parameter
     price_per_kwh: Annotated[
         float | None, typer.Option("--price-per-kwh", min=0.0, metavar="PRICE", help="Add cost at a flat price.")
     ] = None,
+    currency: Annotated[
+        str | None, typer.Option(metavar="LABEL", help="Label of costs at a flat price, such as EUR.")
+    ] = None,
     tariff: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Add cost from a TOML file of prices by hour and weekday.")
+    ] = None,
+    pue: Annotated[
+        float | None,
+        typer.Option(
+            metavar="RATIO",
+            help="Power usage effectiveness of the site, in cost and emissions [default: the daemon's `pue`].",
+        ),
     ] = None,
     output_format: Annotated[
         Format, typer.Option("--format", metavar="table|json|csv|html", help="Output format.")
@@ -53,7 +63,7 @@ def report(  # noqa: PLR0913  each option is a parameter
         gpuenergyd report --job gpt --format html --out report.html
         gpuenergyd report --group-by training
         gpuenergyd report --group-by tag --tag slurm_job_id --format csv
-        gpuenergyd report --group-by day --price-per-kwh 0.25
+        gpuenergyd report --group-by day --price-per-kwh 0.25 --currency EUR --pue 1.2
         gpuenergyd report --group-by user,month --since 2026-10 --format csv
     """
     return write_report(
@@ -64,7 +74,9 @@ def report(  # noqa: PLR0913  each option is a parameter
             group_by=parse_group_keys(group_by),
             tag=tag,
             price_per_kwh=price_per_kwh,
+            currency=currency,
             tariff=tariff,
+            pue=pue,
             output_format=output_format,
             out=out,
             database=database,

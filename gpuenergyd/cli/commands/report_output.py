@@ -15,9 +15,9 @@ from gpuenergyd.report.group_keys import WITHOUT_JOBS, GroupBy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpuenergyd.quantities.tariff import Tariff
     from gpuenergyd.report.groups import EnergyQuery
     from gpuenergyd.report.job import JobReport
-    from gpuenergyd.report.tariff import Tariff
     from gpuenergyd.store import History
 
 _AGE = re.compile(r"(\d+)(s|min|h|d|w)")
@@ -47,7 +47,9 @@ class ReportRequest:
     """One key, or two."""
     tag: str | None = None
     price_per_kwh: float | None = None
+    currency: str | None = None
     tariff: Path | None = None
+    pue: float | None = None
     output_format: Format = Format.TABLE
     out: Path | None = None
     database: str | None = None
@@ -76,17 +78,19 @@ def write_report(request: ReportRequest) -> int:
     _check_span(begin, end, now=now)
     _check_options(request)
     job, group_by = request.job, request.group_by
-    prices = _tariff(request.price_per_kwh, request.tariff)
-    with open_history(request.database or _default_database()) as history:
+    prices = _tariff(request)
+    database, pue = (request.database, 1.0) if request.database else _default_database()
+    pue = pue if request.pue is None else request.pue
+    with open_history(database) as history:
         has_jobs = not WITHOUT_JOBS.issuperset(group_by)
         reports = (
-            job_reports(history, since=begin, until=end, job=job, tariff=prices, within_range_only=True)
+            job_reports(history, since=begin, until=end, job=job, tariff=prices, pue=pue, within_range_only=True)
             if has_jobs
             else ()
         )
         if job is not None and not reports:
             raise UsageError(_unknown_job(history, job, begin, end))
-        query = EnergyQuery(history, begin, end, prices, only_jobs=job is not None)
+        query = EnergyQuery(history, begin, end, prices, pue, only_jobs=job is not None)
         rows = _rows(query, reports, request)
         for line in _clock_warnings(history, reports, now=now):
             sys.stderr.write(f"gpuenergyd: {line}\n")
@@ -146,6 +150,10 @@ def _check_options(request: ReportRequest) -> None:
         raise UsageError(f"--group-by {','.join(group_by)} counts whole GPUs and cannot be combined with --job")
     if tag is not None and GroupBy.TAG not in group_by:
         raise UsageError(f"--tag {tag} needs --group-by tag")
+    if request.pue is not None:
+        from gpuenergyd.quantities.tariff import check_pue  # noqa: PLC0415  only this option needs it
+
+        check_pue(request.pue, "--pue")
 
 
 def _rows(query: "EnergyQuery", reports: "Sequence[JobReport]", request: ReportRequest) -> list[dict[str, Any]]:
@@ -162,7 +170,7 @@ def _rows(query: "EnergyQuery", reports: "Sequence[JobReport]", request: ReportR
         if tag is None or (reports and tag not in known):
             problem = "--group-by tag needs --tag NAME" if tag is None else f"no job has a tag {tag!r}"
             raise UsageError(f"{problem}; tags in this period: {', '.join(known) or 'none'}")
-    return [group.to_dict(query.tariff) for group in grouped(query, reports, group_by, tag=tag or "")]
+    return [group.to_dict(query.rates) for group in grouped(query, reports, group_by, tag=tag or "")]
 
 
 def _training_rows(
@@ -198,14 +206,19 @@ def _document(
     return {"jobs": rows, "totals": totals_dict(reports)}
 
 
-def _tariff(price_per_kwh: float | None, path: Path | None) -> "Tariff | None":
-    if price_per_kwh is None and path is None:
-        return None
+def _tariff(request: ReportRequest) -> "Tariff | None":
+    price_per_kwh, path, currency = request.price_per_kwh, request.tariff, request.currency
     if price_per_kwh is not None and path is not None:
         raise UsageError("--price-per-kwh and --tariff both set a price; give only one")
-    from gpuenergyd.report.tariff import Tariff, read_tariff  # noqa: PLC0415  only costs need it
+    if currency is not None and price_per_kwh is None:
+        raise UsageError(f"--currency {currency} needs --price-per-kwh; a tariff file has the key currency")
+    if price_per_kwh is None and path is None:
+        return None
+    from gpuenergyd.quantities.tariff import Tariff, check_currency, read_tariff  # noqa: PLC0415  only costs need it
 
-    return Tariff(price_per_kwh) if price_per_kwh is not None else read_tariff(path or Path())
+    if currency is not None:
+        check_currency(currency, "--currency")
+    return Tariff(price_per_kwh, currency=currency) if price_per_kwh is not None else read_tariff(path or Path())
 
 
 def _unknown_job(history: "History", job: str, begin: datetime | None, end: datetime | None) -> str:
@@ -277,11 +290,12 @@ def _check_span(begin: datetime | None, end: datetime | None, *, now: datetime) 
         raise UsageError(f"--since {begin.isoformat()} is not before --until {end.isoformat()}")
 
 
-def _default_database() -> str:
+def _default_database() -> tuple[str, float]:
+    """Return the daemon's history and PUE."""
     from gpuenergyd.cli.daemon_files import find_database  # noqa: PLC0415  only the default needs it
 
-    url, origin = find_database()
-    path = url.removeprefix("sqlite:///")
+    found = find_database()
+    path = found.url.removeprefix("sqlite:///")
     if "://" not in path and not Path(path).exists():
-        raise StoreError(f"no history at {path}, {origin}; --database reads another one")
-    return url
+        raise StoreError(f"no history at {path}, {found.origin}; --database reads another one")
+    return found.url, found.pue

@@ -84,6 +84,7 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
         "driver": daemon.settings.driver,
         "mode": daemon.settings.mode,
         "mode_note": daemon.settings.mode_note,
+        "pue": daemon.settings.pue,
         "worker": {
             "pid": daemon.worker.pid,
             "sentinel_pid": daemon.worker.sentinel_pid,

@@ -18,6 +18,7 @@ from gpuenergyd.report.formatting import (
     estimate,
     fit_error_text,
     grams_text,
+    pricing_text,
     ratio_text,
     time_text,
 )
@@ -203,7 +204,8 @@ def _energy_lines(report: JobReport) -> list[str]:
         missing = f"; no readings for {time_text(used.missing_s)}" if used.missing_s else ""
         lines.append(f"total GPU energy: {energy_text(used.energy_j)} measured{estimated}{missing}")
     if report.cost is not None:
-        lines.append(f"cost: {cost_text(report.cost)}")
+        pue = f" (PUE {report.rates.pue:g})" if report.rates.pue != 1.0 else ""
+        lines.append(f"cost: {cost_text(report.cost, report.rates.currency)}{pue}")
     if report.is_partial:
         lines.append(f"The job is only partly within the time range. {_PARTIAL_NOTE}")
     if report.summary.is_simulated:
@@ -244,7 +246,7 @@ def groups_table(groups: Sequence[Mapping[str, Any]], *, by: Sequence[str]) -> R
         for column in _GROUP_COLUMNS
         if column[1] not in _ONLY_WHERE_KNOWN or any(row[column[1]] for row in groups)
     ]
-    for title in ("jobs", *(title for title, _, _ in shown)):
+    for title in ("jobs", *(column_title(title, groups) for title, _, _ in shown)):
         table.add_column(title, justify="right", no_wrap=True)
     for row in groups:
         table.add_row(
@@ -252,7 +254,14 @@ def groups_table(groups: Sequence[Mapping[str, Any]], *, by: Sequence[str]) -> R
         )
     table.width = full_width(table)
     left_out = not_counted_text(sum(row["num_not_significant"] for row in groups))
-    return Group(table, Text(f"saved: {left_out}")) if left_out else table
+    notes = (f"saved: {left_out}" if left_out else "", pricing_text(groups))
+    return Group(table, *(Text(note) for note in notes if note))
+
+
+def column_title(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the title of a column; that of costs names their currency if that has a name."""
+    currency = next((row["currency"] for row in rows if row.get("currency")), None)
+    return f"{title} ({currency})" if title == "cost" and currency else title
 
 
 def full_width(table: Table) -> int:
