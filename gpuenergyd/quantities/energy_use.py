@@ -52,6 +52,12 @@ class EnergyUse:
         """GPU time, however it was measured."""
         return self.measured_s + self.estimated_s + self.missing_s
 
+    def host_power_w(self, num_gpus: int) -> float | None:
+        """Return the mean power assumed for the rest of the hosts, the share of this many GPUs; None without any."""
+        if self.assumed_host_j is None or not self.gpu_time_s:
+            return None
+        return self.assumed_host_j / self.gpu_time_s * num_gpus
+
     def to_dict(self) -> dict[str, Any]:
         """Return energies and durations by name, without cost and emissions."""
         names = ("energy_j", "estimated_j", "measured_s", "estimated_s", "missing_s")

@@ -145,9 +145,7 @@ def carbon_report(
     targets = history.targets(job.job_id)
     frontier = next((row.frontier for row in reversed(targets) if row.frontier), ())
     priced = [(row, grid.at(row.started_at)) for row in iterations]
-    host_power_w = 0.0
-    if use.assumed_host_j is not None and use.gpu_time_s:
-        host_power_w = use.assumed_host_j / use.gpu_time_s * max(1, len(set(job.gpu_uuids)))
+    host_power_w = use.host_power_w(max(1, len(set(job.gpu_uuids)))) or 0.0
     full_speed = None
     if job.baseline_time_s is not None and job.baseline_energy_j is not None:
         full_speed = (job.baseline_time_s, job.baseline_energy_j)

@@ -1,6 +1,5 @@
 """The report data of one job: its summary, iterations, energy, carbon and plan in force."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -9,6 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
+from gpuenergyd.quantities.by_job import energy_by_job
 from gpuenergyd.quantities.energy_use import NO_ENERGY, EnergyUse
 from gpuenergyd.quantities.rates import Rates, read_rates
 from gpuenergyd.quantities.tariff import Tariff
@@ -216,7 +216,11 @@ def job_reports(
     time_range = TimeRange(since, until) if within_range_only else ALL_TIME
     first_start_at = min((summary.started_at for summary in summaries), default=None)
     rates = read_rates(history, tariff, pue=pue, since=first_start_at)
-    used = _energy_use(history, summaries, rates, time_range)
+    used: Mapping[str, EnergyUse] = {}
+    if summaries:
+        # If the clock was set back while a job ran, the job ends before it started.
+        first_at = min(min(summary.started_at, summary.ended_at or summary.started_at) for summary in summaries)
+        used = energy_by_job(history, rates, first_at=first_at, since=time_range.since, until=time_range.until)
     return tuple(
         JobReport(
             summary,
@@ -235,27 +239,6 @@ def _newest_advice(history: History, job_id: str, action: str) -> str | None:
     """Return the reason of a job's newest entry with an action; None without any."""
     found = [event.reason for event in history.control_events(job_id) if event.action == action]
     return found[-1] if found else None
-
-
-def _energy_use(
-    history: History, summaries: Sequence[JobSummary], rates: Rates, time_range: TimeRange
-) -> Mapping[str, EnergyUse]:
-    if not summaries:
-        return {}
-    used: dict[str, EnergyUse] = defaultdict(EnergyUse)
-    # If the clock was set back while a job ran, the job ends before it started.
-    first_at = min(min(summary.started_at, summary.ended_at or summary.started_at) for summary in summaries)
-    # The bucket of a job's start begins earlier.
-    begin = first_at.replace(minute=0, second=0, microsecond=0)
-    for part in history.energy_sums(
-        since=max(begin, time_range.since or begin),
-        until=time_range.until,
-        by_time=rates.is_by_time,
-        is_split=rates.is_split if rates.intensities else None,
-    ):
-        if part.job_id:
-            used[part.job_id] = used[part.job_id].plus(part, rates)
-    return used
 
 
 def before_and_after(history: History, report: JobReport) -> tuple[ObservedIteration, ...]:

@@ -16,6 +16,10 @@ import pytest
 from gpuenergyd.cli.main import run
 from gpuenergyd.core.carbon.intensity import EmissionFactor, IntensityBasis, SampleStatus, SignalKind
 from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.daemon.api.metrics import metrics_text
+from gpuenergyd.daemon.carbon.emissions import RunningEmissions
+from gpuenergyd.daemon.carbon.status import carbon_figures
+from gpuenergyd.quantities.energy_use import NO_ENERGY
 from gpuenergyd.report.formatting import cost_text, energy_text, grams_text
 from gpuenergyd.store.records import (
     EstimateRecord,
@@ -28,6 +32,7 @@ from gpuenergyd.store.records import (
     RollupRecord,
     TargetRecord,
 )
+from tests.daemon.api.test_metrics import STATUS
 from tests.support.sample_history import write_sample_history
 from tests.support.stored_history import write_records
 
@@ -291,6 +296,32 @@ def test_the_terminal_and_the_page_show_the_same(database: Path, capsys: pytest.
             assert cost_text(values["cost"], "EUR") in text
         assert f"cost: {cost_text(values['cost'], 'EUR')} (PUE 1.3)" in terminal
         assert f"at {PRICE} EUR per kWh, PUE 1.3: {cost_text(values['cost'], 'EUR')}." in page
+
+
+def test_status_and_metrics_of_a_running_job_are_the_same(database: Path) -> None:
+    """The daemon shows all energy of a job, not that of its iterations; a status of these jobs as if they still ran."""
+    expected = from_rows(database, "job_id")
+
+    uses = RunningEmissions(f"sqlite:///{database}", PUE).read([*JOBS, "unknown-1"])
+    fields = {job_id: carbon_figures(uses.get(job_id, NO_ENERGY), None) for job_id in (*JOBS, "unknown-1")}
+    running = [STATUS["jobs"][0] | {"job_id": job_id, "carbon": own} for job_id, own in fields.items()]
+    text = metrics_text(STATUS | {"jobs": running}).decode()
+
+    for job_id, of_job in expected.items():
+        if not job_id:
+            continue
+        shown = fields[job_id]
+        for name, field in (
+            *((name, name) for name in ("carbon_g", "estimated_carbon_g", "assumed_host_j")),
+            *(("priced_energy_j", "priced_j"), ("unpriced_energy_j", "unpriced_j")),
+        ):
+            value = of_job[name]
+            assert shown[field] == (None if value is None else pytest.approx(value)), (job_id, name)
+        for metric, field in (("carbon_grams", "carbon_g"), ("unpriced_joules", "unpriced_j")):
+            found = re.findall(rf'^gpuenergyd_job_{metric}{{job_id="{job_id}".*}} (.*)$', text, re.MULTILINE)
+            value = shown[field]
+            assert [float(number) for number in found] == ([] if value is None else [pytest.approx(value)])
+    assert set(fields["unknown-1"].values()) == {None}
 
 
 def documented_columns(heading: str) -> set[str]:

@@ -60,8 +60,9 @@ _JOB_GAUGES = (
 )
 _JOB_CARBON_GAUGES = (
     # No counter: a revised intensity changes the emissions of the past.
-    ("carbon_g", "carbon_grams", "Emissions of tuned iterations in hours of known intensity, as known now."),
-    ("unpriced_j", "unpriced_joules", "Energy used in hours of unknown carbon intensity."),
+    ("carbon_g", "carbon_grams", "Emissions of all energy of the job in time of known intensity, location-based."),
+    ("tuned_carbon_g", "tuned_carbon_grams", "Emissions of tuned iterations in hours of known intensity."),
+    ("unpriced_j", "unpriced_joules", "Energy of the job in time of unknown carbon intensity."),
 )
 _JOB_SAVED_CARBON_GAUGES = (
     ("saved_by_plan_g", "saved_by_plan_grams", "Emissions saved by the fastest plan against the baseline."),

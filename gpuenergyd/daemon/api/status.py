@@ -329,7 +329,7 @@ def _carbon(daemon: StatusSource, runner: RunningJob | None) -> dict[str, Any]:
     """Return target and emissions of a job; None for members of a pipeline: its leader has them for all."""
     if daemon.carbon is None or runner is None:
         return {"target": None, "carbon": None}
-    return daemon.carbon.targets.status(runner)
+    return daemon.carbon.job_status(runner)
 
 
 def _pipeline(daemon: StatusSource, runner: JobRunner) -> dict[str, Any] | None:

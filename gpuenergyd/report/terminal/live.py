@@ -379,16 +379,20 @@ def _target(job: Status) -> list[Text]:
     lines = [Text(f"target ({target['policy']}): {target_time}; {budget}; {target['reason']}")]
     if target["length_basis"] is not None:
         lines.append(Text(f"length of the job: {target['length_basis']}"))
-    if carbon is not None and carbon["carbon_g"] is not None and job["is_saving_significant"] is False:
-        emitted = grams_text(carbon["carbon_g"])
-        lines.append(Text(f"emissions of tuned iterations: {emitted}; {NOT_SIGNIFICANT}"))
-    elif carbon is not None and carbon["carbon_g"] is not None:
+    if carbon is None:
+        return lines
+    if carbon["carbon_g"] is not None:
+        lines.append(Text(f"carbon emissions so far: {grams_text(carbon['carbon_g'])}, location-based"))
+    tuned_g = carbon.get("tuned_carbon_g")
+    if tuned_g is not None and job["is_saving_significant"] is False:
+        lines.append(Text(f"emissions of tuned iterations: {grams_text(tuned_g)}; {NOT_SIGNIFICANT}"))
+    elif tuned_g is not None:
         by_plan, by_frontier, by_timing = (
             grams_text(carbon[f"saved_by_{what}_g"]) for what in ("plan", "frontier", "timing")
         )
         lines.append(
             Text(
-                f"emissions of tuned iterations: {grams_text(carbon['carbon_g'])}; saved {by_plan} without slowdown,"
+                f"emissions of tuned iterations: {grams_text(tuned_g)}; saved {by_plan} without slowdown,"
                 f" {by_frontier} by running slower, {by_timing} by timing"
             )
         )
