@@ -90,6 +90,13 @@ class JobReport:
         return self.summary.saving_ratio is not None and not self.summary.is_saving_significant
 
     @property
+    def has_shown_prediction(self) -> bool:
+        """Whether the last plan predicts less energy than full speed; a fit that lies above it is no plan."""
+        predicted_j, full_speed_j = self.summary.predicted_energy_j, self.adjusted_baseline_energy_j
+        full_speed_j = self.summary.baseline_energy_j if full_speed_j is None else full_speed_j
+        return predicted_j is not None and (full_speed_j is None or predicted_j < full_speed_j)
+
+    @property
     def profiling_cost_j(self) -> float | None:
         """The energy of profiling iterations minus that of as many baseline iterations; negative if they saved."""
         summary = self.summary

@@ -138,6 +138,7 @@ def _section(history: History, report: JobReport) -> JobSection:
     job = report.summary
     iterations = before_and_after(history, report)
     plan = plan_in_force(history, report)
+    predicted = plan if report.has_shown_prediction else None
     frontier = next((row.frontier for row in reversed(history.targets(job.job_id)) if row.frontier), ())
     allowed_s = None if job.baseline_time_s is None else job.baseline_time_s * (1.0 + job.max_slowdown_ratio)
     baseline_w = job.baseline_energy_j / job.baseline_time_s if job.baseline_energy_j and job.baseline_time_s else None
@@ -174,7 +175,7 @@ def _section(history: History, report: JobReport) -> JobSection:
         num_timelines=len(iterations),
         series=_chart(series),
         purposes={row.plan_purpose or "" if row.is_regular else "disturbed" for row in report.iterations},
-        plane=_chart(partial(plane_svg, report.iterations, plan, allowed_time_s=allowed_s, frontier=frontier)),
+        plane=_chart(partial(plane_svg, report.iterations, predicted, allowed_time_s=allowed_s, frontier=frontier)),
         has_frontier=len(frontier) > 1,
         intensity=_intensity(history, report),
         power=_chart(power),

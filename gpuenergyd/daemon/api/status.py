@@ -384,13 +384,12 @@ def _total_saved_power(runners: Jobs) -> dict[str, Any]:
 def _predicted_saving(runner: JobRunner) -> dict[str, Any]:
     """Return the predicted saving in observe mode and its basis; None in control mode."""
     plan = runner.prediction
-    predicted = plan.predicted if plan else None
-    baseline_j = predicted.baseline_energy_j if predicted else None
+    saving = plan.predicted_saving if plan else None
     return {
         "is_observing": runner.is_observing,
-        "predicted_saving_ratio": 1 - predicted.energy_j / baseline_j if predicted and baseline_j else None,
-        "predicted_saving_low_ratio": plan.figure("saving_low_ratio") if plan else None,
-        "predicted_saving_high_ratio": plan.figure("saving_high_ratio") if plan else None,
+        "predicted_saving_ratio": saving.ratio if saving else None,
+        "predicted_saving_low_ratio": saving.low_ratio if saving else None,
+        "predicted_saving_high_ratio": saving.high_ratio if saving else None,
         "predicted_saving_basis": plan.reason if plan else None,
     }
 

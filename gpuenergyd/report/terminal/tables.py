@@ -88,7 +88,8 @@ def no_saving_reason(job: JobSummary) -> str | None:
 def _saving_text(job: JobSummary) -> Text:
     """Return the measured saving above its 95 % interval, or the predicted one, marked as such."""
     if job.predicted_saving_ratio is not None:
-        return Text(f"{ratio_text(job.predicted_saving_ratio)}\npredicted (fit)")
+        ratio = job.predicted_saving_ratio
+        return Text(f"{ratio_text(ratio) if ratio else 'nothing to save'}\npredicted")
     if job.saving_ratio is None:
         return Text(f"\n{MISSING}")
     text = Text(ratio_text(job.saving_ratio) if job.is_saving_significant else _no_claim_text(job))
@@ -138,9 +139,9 @@ def job_table(report: JobReport) -> RenderableType:
         _count(job.num_compared_baseline_iterations),
         _count(job.num_compared_tuned_iterations),
     )
-    if job.predicted_energy_j is not None:
+    if report.has_shown_prediction:
         table.add_row("predicted by the last plan (fit)", "", "", energy_text(job.predicted_energy_j))
-    if job.lower_bound_j is not None:
+    if report.has_shown_prediction and job.lower_bound_j is not None:
         table.add_row("lower bound of the last plan (fit)", "", "", energy_text(job.lower_bound_j))
     title = (
         f"{job.replica_name}: {job.schedule_name or MISSING}, {count_text(job.num_ranks, 'GPU')},"

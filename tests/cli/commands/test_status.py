@@ -330,14 +330,16 @@ def test_status_shows_predicted_savings_with_their_basis() -> None:
         "predicted_saving_high_ratio": 0.19,
         "predicted_saving_basis": "assumed curves",
     }
-    unknown = reported | dict.fromkeys(
-        ("predicted_saving_ratio", "predicted_saving_low_ratio", "predicted_saving_high_ratio")
-    )
+    name, low = "predicted_saving_ratio", "predicted_saving_low_ratio"
+    unknown = reported | dict.fromkeys((name, low, "predicted_saving_high_ratio"))
 
     text, blank = (drawn(STATUS | {"jobs": [STATUS["jobs"][0] | job]}) for job in (reported, unknown))
 
-    assert "predicted saving: +12.0 % (+8.0 % to +19.0 %); assumed curves" in " ".join(text.split())
+    shown = " ".join(text.split())
+    assert "predicted saving: 12.0 % less energy (range: 8.0 % to 19.0 % less energy); assumed curves" in shown
     assert "predicted saving: unknown; assumed curves" in blank
+    nothing = drawn(STATUS | {"jobs": [STATUS["jobs"][0] | reported | {name: 0.0, low: 0.0}]})
+    assert "predicted saving: nothing to save beyond the error of the prediction (range:" in " ".join(nothing.split())
     assert "predicted saving" not in drawn(STATUS)
 
 
