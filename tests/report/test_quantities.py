@@ -303,9 +303,9 @@ def test_status_and_metrics_of_a_running_job_are_the_same(database: Path) -> Non
     expected = from_rows(database, "job_id")
 
     uses = RunningEmissions(f"sqlite:///{database}", PUE).read([*JOBS, "unknown-1"])
-    fields = {job_id: carbon_figures(uses.get(job_id, NO_ENERGY), None) for job_id in (*JOBS, "unknown-1")}
+    fields = {job_id: carbon_figures(uses.get(job_id, NO_ENERGY), None, PUE) for job_id in (*JOBS, "unknown-1")}
     running = [STATUS["jobs"][0] | {"job_id": job_id, "carbon": own} for job_id, own in fields.items()]
-    text = metrics_text(STATUS | {"jobs": running}).decode()
+    text = metrics_text(STATUS | {"jobs": running, "pue": PUE}).decode()
 
     for job_id, of_job in expected.items():
         if not job_id:
@@ -321,7 +321,8 @@ def test_status_and_metrics_of_a_running_job_are_the_same(database: Path) -> Non
             found = re.findall(rf'^gpuenergyd_job_{metric}{{job_id="{job_id}".*}} (.*)$', text, re.MULTILINE)
             value = shown[field]
             assert [float(number) for number in found] == ([] if value is None else [pytest.approx(value)])
-    assert set(fields["unknown-1"].values()) == {None}
+    assert {name for name, value in fields["unknown-1"].items() if value is not None} == {"pue"}
+    assert f"\ngpuenergyd_pue_ratio {PUE}\n" in text
 
 
 def documented_columns(heading: str) -> set[str]:

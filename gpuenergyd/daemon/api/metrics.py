@@ -107,6 +107,10 @@ class StatusCollector(Collector):
             "gpuenergyd_degraded", "1 if the status has degraded reasons.", float(status["is_degraded"])
         )
         yield GaugeMetricFamily("gpuenergyd_worker_up", "1 while a GPU worker runs.", status["worker"]["is_alive"])
+        pue = GaugeMetricFamily("gpuenergyd_pue_ratio", "Power usage effectiveness that emissions of jobs include.")
+        if status.get("pue") is not None:
+            pue.add_metric([], status["pue"])
+        yield pue
         saved = GaugeMetricFamily("gpuenergyd_saved_power_watts", "Power saved now by jobs with a significant saving.")
         if status.get("watts_saved_w") is not None:
             saved.add_metric([], status["watts_saved_w"])

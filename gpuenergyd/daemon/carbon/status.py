@@ -57,7 +57,7 @@ def target_figures(
     }
 
 
-def carbon_figures(use: EnergyUse, carbon: JobCarbon | None) -> dict[str, Any]:
+def carbon_figures(use: EnergyUse, carbon: JobCarbon | None, pue: float) -> dict[str, Any]:
     """Return the status fields of the emissions of all of a job's energy, and of its tuned iterations.
 
     Unknown values are None.
@@ -74,4 +74,5 @@ def carbon_figures(use: EnergyUse, carbon: JobCarbon | None) -> dict[str, Any]:
         "saved_by_frontier_g": savings.saved_by_frontier_g if savings is not None else None,
         "saved_by_timing_g": savings.saved_by_timing_g if savings is not None else None,
         "host_power_w": carbon.host_power_w if carbon is not None else None,
+        "pue": pue,
     }

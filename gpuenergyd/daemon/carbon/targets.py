@@ -339,5 +339,5 @@ class CarbonTargets:
         num_windows = self._num_windows(job.account)
         return {
             "target": target_figures(self._settings, runner, job, budget, num_windows, self._now()),
-            "carbon": carbon_figures(use, self.carbon_of(runner, use)),
+            "carbon": carbon_figures(use, self.carbon_of(runner, use), self._settings.pue),
         }

@@ -383,7 +383,8 @@ def _target(job: Status) -> list[Text]:
     if carbon is None:
         return lines
     if carbon["carbon_g"] is not None:
-        lines.append(Text(f"carbon emissions so far: {grams_text(carbon['carbon_g'])}, location-based"))
+        pue = f", PUE {carbon['pue']:g}" if carbon.get("pue", 1.0) != 1.0 else ""
+        lines.append(Text(f"carbon emissions so far: {grams_text(carbon['carbon_g'])}, location-based{pue}"))
     tuned_g = carbon.get("tuned_carbon_g")
     if tuned_g is not None and job["is_saving_significant"] is False:
         lines.append(Text(f"emissions of tuned iterations: {grams_text(tuned_g)}; {NOT_SIGNIFICANT}"))

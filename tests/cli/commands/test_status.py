@@ -343,6 +343,19 @@ def test_status_shows_predicted_savings_with_their_basis() -> None:
     assert "predicted saving" not in drawn(STATUS)
 
 
+@pytest.mark.parametrize(("pue", "named"), [(1.0, ""), (1.2, ", PUE 1.2")])
+def test_status_shows_all_emissions_apart_from_those_of_tuned_iterations(pue: float, named: str) -> None:
+    target: dict[str, Any] = dict.fromkeys(("permitted_time_s", "slowdown_so_far_ratio", "length_basis"))
+    target |= {"policy": "carbon", "budget_ratio": 0.02, "reason": "test"}
+    carbon: dict[str, Any] = {f"saved_by_{what}_g": 1.5 for what in ("plan", "frontier", "timing")}
+    carbon |= {"carbon_g": 1234.0, "tuned_carbon_g": 900.0, "pue": pue}
+    job = STATUS["jobs"][0] | {"target": target, "carbon": carbon, "is_saving_significant": True}
+
+    text = " ".join(drawn(STATUS | {"jobs": [job]}).split())
+
+    assert f"carbon emissions so far: 1.23 kg, location-based{named} emissions of tuned iterations: 900 g;" in text
+
+
 NOTICES = {
     "stage slower": "the job changed: B of rank 0 takes 1.100 times as long as before",
     "throttling": "plan 'tuned-1' takes 1.263 s per iteration, 1.258 s are allowed",
