@@ -5,7 +5,7 @@ A written page contains `<!-- generated: NAME -->` and `<!-- end -->`; the text 
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from statistics import median
 from typing import Any
@@ -164,7 +164,7 @@ def _forecasts() -> list[tuple[str, str, str, str]]:
     return [
         (
             "hours of the next day inside the 95 % interval of carbon forecasts, by zone",
-            f"{_percent(min(inside), 1)} to {_percent(max(inside), 1)} %",
+            f"{_range(inside, 1)} %",
             "carbon",
             data,
         ),
@@ -252,7 +252,7 @@ def _results() -> str:
         ),
         (
             "gain of perfect carbon timing that forecasts capture",
-            f"{_percent(min(captured), 0)} to {_percent(max(captured), 0)} % (median of zones)",
+            f"{_range(captured, 0)} % (median of zones)",
             "carbon",
             "measured grid data of 2024",
         ),
@@ -298,7 +298,7 @@ def _expected_savings() -> str:
 def _savings_by_workload() -> str:
     def span(workloads: Sequence[Workload], *, slowdown: float = 0.0, extra_inflight: str | None = None) -> str:
         savings = [saving_ratio(each, slowdown=slowdown, extra_inflight=extra_inflight) for each in workloads]
-        return f"{_percent(min(savings), 0)} to {_percent(max(savings), 0)} %"
+        return f"{_range(savings, 0)} %"
 
     rows = [
         ("pipeline with unequal stages", span(_UNEQUAL_PIPELINES), span(_UNEQUAL_PIPELINES, slowdown=0.05)),
@@ -320,7 +320,7 @@ def _savings_by_workload() -> str:
 
 def _model_error() -> str:
     errors = [row["mape_ratio"] for row in _figures("device-model") if row["table"].startswith("A100")]
-    return f"{_percent(min(errors), 1)} to {_percent(max(errors), 1)}"
+    return _range(errors, 1)
 
 
 @cache
@@ -351,6 +351,13 @@ def _percent(ratio: float, digits: int) -> str:
     return f"{100 * ratio:.{digits}f}"
 
 
+def _range(ratios: Iterable[float], digits: int) -> str:
+    """Return the range of ratios in per cent; one figure where both ends round to it."""
+    found = sorted(ratios)
+    low, high = _percent(found[0], digits), _percent(found[-1], digits)
+    return low if low == high else f"{low} to {high}"
+
+
 def _milliseconds(time_s: float) -> str:
     return f"{1e3 * time_s:.0f}"
 
@@ -361,7 +368,7 @@ def _signed(ratio: float) -> str:
 
 def _less(ratio: float, high: float | None = None) -> str:
     if high is not None:
-        return f"{_percent(ratio, 1)} to {_percent(high, 1)} % less"
+        return f"{_range((ratio, high), 1)} % less"
     return f"{_percent(ratio, 1)} % less" if ratio >= 0.0005 else "no saving"
 
 

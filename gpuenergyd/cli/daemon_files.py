@@ -1,4 +1,4 @@
-"""Paths of the running daemon's files: commands read what the daemon of the socket writes, not what defaults name."""
+"""The running daemon's files and PUE: commands use those of the daemon of the socket, not what defaults name."""
 
 import os
 from contextlib import closing
@@ -16,6 +16,7 @@ class DaemonFiles:
     is_running: bool = False
     history_path: Path | None = None
     journal_path: Path | None = None
+    pue: float = 1.0
 
     @property
     def described(self) -> str:
@@ -32,20 +33,35 @@ def find_daemon_files(socket: str | None = None) -> DaemonFiles:
     path = find_socket_path(socket)
     try:
         with closing(DaemonClient(path, limit_s=_LIMIT_S)) as client:
-            files = client.get_status().get("files") or {}
+            status = client.get_status()
     except GpuEnergyError:
         return DaemonFiles(path)
+    files = status.get("files") or {}
     history, journal = (Path(files[name]) if files.get(name) else None for name in ("history_path", "journal_path"))
-    return DaemonFiles(path, is_running=True, history_path=history, journal_path=journal)
+    pue = float(status.get("pue") or 1.0)  # older daemons have none
+    return DaemonFiles(path, is_running=True, history_path=history, journal_path=journal, pue=pue)
 
 
-def find_database(socket: str | None = None) -> tuple[str, str]:
-    """Return the history to read and why: GPUENERGYD_DATABASE_URL, the running daemon's, or the settings'."""
+@dataclass(frozen=True, slots=True)
+class FoundDatabase:
+    """The history that commands read unless told otherwise."""
+
+    url: str
+    origin: str
+    """What names it."""
+    pue: float
+    """Power usage effectiveness of the site, as the daemon has it."""
+
+
+def find_database(socket: str | None = None) -> FoundDatabase:
+    """Return the history to read: that of GPUENERGYD_DATABASE_URL, the running daemon's, or the settings'."""
     from gpuenergyd.daemon.settings import load_settings  # noqa: PLC0415  pydantic, only the default needs it
 
+    origin = "named by GPUENERGYD_DATABASE_URL"
     if not os.environ.get("GPUENERGYD_DATABASE_URL"):
         files = find_daemon_files(socket)
         if files.history_path is not None:
-            return str(files.history_path), f"named by the {files.described}"
-        return load_settings().database_url, f"named by the settings, {files.described}"
-    return load_settings().database_url, "named by GPUENERGYD_DATABASE_URL"
+            return FoundDatabase(str(files.history_path), f"named by the {files.described}", files.pue)
+        origin = f"named by the settings, {files.described}"
+    settings = load_settings()
+    return FoundDatabase(settings.database_url, origin, settings.pue)

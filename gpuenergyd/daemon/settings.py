@@ -26,6 +26,7 @@ from gpuenergyd.core.power.budget import MAX_BUDGET_W
 from gpuenergyd.daemon.settings_errors import nearest, reason_text, unknown_text
 from gpuenergyd.errors import UsageError
 from gpuenergyd.gpu.restore.policy import RestorePolicy
+from gpuenergyd.quantities.tariff import MAX_PUE
 
 SYSTEM_CONFIG_PATH = Path("/etc/gpuenergyd/config.toml")
 DEFAULT_CONFIG_PATH = Path(__file__).with_name("default_config.toml")
@@ -174,6 +175,7 @@ class Settings(BaseSettings):
     carbon_budget_ratio: float = Field(default=0.025, ge=0, le=MAX_SLOWDOWN_RATIO, allow_inf_nan=False)
     carbon_window_h: float = Field(default=72.0, gt=0, le=8784, allow_inf_nan=False)
     carbon_host_power_w: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False)
+    pue: float = Field(default=1.0, ge=1, le=MAX_PUE, allow_inf_nan=False)
     carbon_replay_from: AwareDatetime | None = None
     carbon_replay_hour_s: float = Field(default=3600.0, gt=0, le=3600, allow_inf_nan=False)
     power_budget_w: float | None = Field(default=None, gt=0, le=MAX_BUDGET_W, allow_inf_nan=False)

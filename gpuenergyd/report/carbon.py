@@ -15,9 +15,9 @@ from gpuenergyd.core.carbon.slowdown_account import charged_time_s
 from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, slowdown_text
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.count_text import count_text
-from gpuenergyd.report.energy_use import EnergyUse
+from gpuenergyd.quantities.energy_use import EnergyUse
+from gpuenergyd.quantities.rates import Rates
 from gpuenergyd.report.formatting import grams_text, ratio_text, time_text
-from gpuenergyd.report.rates import Rates
 from gpuenergyd.store import History, JobSummary, StoredIntensity, TargetRecord
 from gpuenergyd.store.reading.iterations import Iterations
 from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
@@ -44,6 +44,8 @@ class CarbonReport:
     """All its energy, with its emissions."""
     host_power_w: float
     """Mean power that is assumed for the rest of its hosts: its GPUs' share."""
+    pue: float
+    """Power usage effectiveness that all emissions include."""
     tuned: JobCarbon | None
     targets: tuple[TargetRecord, ...]
     slowdown_ratio: float | None
@@ -92,6 +94,7 @@ class CarbonReport:
         """Return a summary for people, one sentence per line; without amounts where the saving may be chance."""
         signal = self.signal
         host = f"including {self.host_power_w:g} W assumed for the host" if self.host_power_w else "GPUs only"
+        pue = f", PUE {self.pue:g}" if self.pue != 1.0 else ""
         use = self.use
         unpriced = use.unpriced_j / use.used_j if use.unpriced_j and use.used_j else 0.0
         unknown = f"; intensity unknown for {100 * unpriced:.0f} % of the energy" if unpriced > 0.005 else ""
@@ -101,7 +104,7 @@ class CarbonReport:
         replayed = "; replayed trace" if self.is_replayed else ""
         grid = f"zone {signal.zone}, source {signal.source}, {signal.kind}, {signal.factor}"
         notes = f"{estimated}{unknown}{replayed}"
-        emissions = f"carbon emissions: {grams_text(use.carbon_g)} ({host}); location-based"
+        emissions = f"carbon emissions: {grams_text(use.carbon_g)} ({host}{pue}); location-based"
         lines = [f"{emissions}, {grid}{notes}"]
         if self.tuned is not None and not is_significant:
             lines.append(f"emissions saved in tuned iterations: {NOT_SIGNIFICANT}")
@@ -142,9 +145,7 @@ def carbon_report(
     targets = history.targets(job.job_id)
     frontier = next((row.frontier for row in reversed(targets) if row.frontier), ())
     priced = [(row, grid.at(row.started_at)) for row in iterations]
-    host_power_w = 0.0
-    if use.assumed_host_j is not None and use.gpu_time_s:
-        host_power_w = use.assumed_host_j / use.gpu_time_s * max(1, len(set(job.gpu_uuids)))
+    host_power_w = use.host_power_w(max(1, len(set(job.gpu_uuids)))) or 0.0
     full_speed = None
     if job.baseline_time_s is not None and job.baseline_energy_j is not None:
         full_speed = (job.baseline_time_s, job.baseline_energy_j)
@@ -152,7 +153,8 @@ def carbon_report(
         signal=grid.signal,
         use=use,
         host_power_w=host_power_w,
-        tuned=job_carbon(_slots(priced), frontier, host_power_w=host_power_w, baseline=full_speed),
+        pue=rates.pue,
+        tuned=job_carbon(_slots(priced, rates.pue), frontier, host_power_w=host_power_w, baseline=full_speed),
         targets=targets,
         slowdown_ratio=slowdown_ratio(job, iterations, targets),
         profiling_ratio=slowdown_ratio(job, iterations, targets, PlanPurpose.PROFILE),
@@ -160,8 +162,8 @@ def carbon_report(
     )
 
 
-def _slots(priced: Sequence[tuple[Iterations, IntensitySample | None]]) -> list[WorkSlot]:
-    """Return the tuned work by intensity interval, oldest first."""
+def _slots(priced: Sequence[tuple[Iterations, IntensitySample | None]], pue: float) -> list[WorkSlot]:
+    """Return the tuned work by intensity interval, oldest first; intensities are those per kWh of the computers."""
     slots: list[WorkSlot] = []
     for row, sample in priced:
         if not row.is_regular or row.purpose is not PlanPurpose.TUNED or row.sum_energy_j is None:
@@ -170,7 +172,7 @@ def _slots(priced: Sequence[tuple[Iterations, IntensitySample | None]]) -> list[
         if not slots or slots[-1].begin_at != begin_at:
             slots.append(WorkSlot(begin_at, 0, 0.0, 0.0, None))
         joined = slots[-1].with_iterations(row.measured_time_s, row.sum_energy_j, num_iterations=row.num_measured)
-        intensity = sample.carbon_intensity_g_per_kwh if sample is not None else None
+        intensity = pue * sample.carbon_intensity_g_per_kwh if sample is not None else None
         slots[-1] = replace(joined, carbon_intensity_g_per_kwh=intensity)
     return slots
 

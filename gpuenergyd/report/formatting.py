@@ -1,6 +1,6 @@
 """Numbers as text for people: with units by size, ratios as percentages, and a dash for missing values."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -93,11 +93,23 @@ def difference_text(energy_j: float | None) -> str:
     return f"{energy_text(abs(energy_j))} {'less' if energy_j < 0 else 'more'}"
 
 
-def cost_text(cost: float | None) -> str:
-    """Return an amount of money in the currency of the price: 12.34, 0.000123."""
+def cost_text(cost: float | None, currency: str | None = None) -> str:
+    """Return an amount of money with its currency, if that has a name: 12.34, 0.000123 EUR."""
     if cost is None:
         return MISSING
-    return f"{cost:.2f}" if abs(cost) >= 0.995 or cost == 0 else f"{cost:.3g}"
+    amount = f"{cost:.2f}" if abs(cost) >= 0.995 or cost == 0 else f"{cost:.3g}"
+    return f"{amount} {currency}" if currency else amount
+
+
+def pricing_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the emissions and costs of a report's rows include, in one line; empty without any."""
+    has_emissions, has_cost = (any(row.get(name) for row in rows) for name in ("carbon_g", "cost"))
+    pue = max((row.get("pue") or 1.0 for row in rows), default=1.0)
+    notes = ["emissions are location-based"] if has_emissions else []
+    if pue != 1.0 and (has_emissions or has_cost):
+        what = "emissions and cost" if has_emissions and has_cost else "emissions" if has_emissions else "cost"
+        notes.append(f"{what} with PUE {pue:g}")
+    return "; ".join(notes)
 
 
 def power_text(power_w: float | None) -> str:

@@ -1,25 +1,30 @@
-"""Energy by user, tag, host, GPU or day. Every joule is counted once, for a job or as idle."""
+"""Energy by one or two keys, such as user and month. Every joule is counted once, for a job or as idle."""
 
 import pwd
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import cache, cached_property
 from typing import Any
 
-from gpuenergyd.report.energy_use import NO_ENERGY, EnergyUse, add_known, sum_of
+from gpuenergyd.quantities.energy_use import NO_ENERGY, EnergyUse, add_known, sum_of
+from gpuenergyd.quantities.rates import Rates, read_rates
+from gpuenergyd.quantities.tariff import Tariff
+from gpuenergyd.report.group_keys import PERIODS, WITHOUT_JOBS, GroupBy
 from gpuenergyd.report.job import JobReport
-from gpuenergyd.report.rates import Rates, read_rates
-from gpuenergyd.report.tariff import Tariff
 from gpuenergyd.store import History
 from gpuenergyd.store.reading.energy_sums import EnergySum
+from gpuenergyd.store.reading.trainings import Training, find_trainings
 
 IDLE_GROUP = "(idle)"
 """The group of idle energy in groups of jobs."""
 UNTAGGED_GROUP = "(none)"
 UNKNOWN_HOST = "(unknown)"
 """The group of energy written by versions that did not record hosts."""
+_OF_HOSTS = PERIODS | {GroupBy.HOST}
+"""Keys that the energy of a host's processors and memory has, too."""
+_OF_GPUS = WITHOUT_JOBS | {GroupBy.HOST}
+"""Keys that energy has without a job."""
 _LAST_MINUTE = timedelta(minutes=59)
 
 
@@ -27,7 +32,8 @@ _LAST_MINUTE = timedelta(minutes=59)
 class Group:
     """One row of a grouped report: the energy that jobs used and idle energy."""
 
-    name: str
+    labels: Mapping[str, str]
+    """Its value of the key as `group`, or its values of two keys by their names."""
     job_ids: set[str] = field(default_factory=set)
     by_jobs: EnergyUse = NO_ENERGY
     idle: EnergyUse = NO_ENERGY
@@ -37,6 +43,11 @@ class Group:
     """The number of jobs that this sum leaves out: their saving may be chance."""
     host_energy_j: float | None = None
     """Energy of the host's processors and memory, if measured; not part of any other sum."""
+
+    @property
+    def name(self) -> str:
+        """Its values of the keys."""
+        return ", ".join(self.labels.values())
 
     @property
     def energy_j(self) -> float | None:
@@ -57,18 +68,18 @@ class Group:
         self.saved_energy_j = add_known(self.saved_energy_j, report.saved_energy_j)
         self.num_not_significant += report.is_saving_left_out
 
-    def to_dict(self, tariff: Tariff | None = None) -> dict[str, Any]:
+    def to_dict(self, rates: Rates | None = None) -> dict[str, Any]:
         """Return all values by their JSON and CSV names; missing values are None."""
         total = sum_of((self.by_jobs, self.idle))
         return {
-            "group": self.name,
+            **self.labels,
             "num_jobs": len(self.job_ids),
             **energies_of(self.by_jobs, self.idle),
             "saved_energy_j": self.saved_energy_j,
             "num_not_significant": self.num_not_significant,
             "host_energy_j": self.host_energy_j,
             **total.carbon_to_dict(),
-            "price_per_kwh": tariff.flat_price_per_kwh if tariff is not None else None,
+            **(rates or Rates()).to_dict(),
             "cost": total.cost,
         }
 
@@ -86,19 +97,20 @@ def energies_of(by_jobs: EnergyUse, idle: EnergyUse) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EnergyQuery:
-    """The history, time range and tariff of a grouped report (rates are cached, hence no slots)."""
+    """The history, time range, tariff and PUE of a grouped report (rates are cached, hence no slots)."""
 
     history: History
     since: datetime | None = None
     until: datetime | None = None
     tariff: Tariff | None = None
+    pue: float = 1.0
     only_jobs: bool = False
     """Whether idle energy is left out: it is unrelated to a report on one job."""
 
     @cached_property
     def rates(self) -> Rates:
         """What its energy is priced with."""
-        return read_rates(self.history, self.tariff, since=self.since, until=self.until)
+        return read_rates(self.history, self.tariff, pue=self.pue, since=self.since, until=self.until)
 
     def parts(
         self, *, by_gpu: bool = False, by_host: bool = False, zone: tzinfo | None = UTC, by_time: bool = False
@@ -120,9 +132,38 @@ class EnergyQuery:
         )
 
 
-def groups_by_user(query: EnergyQuery, reports: Sequence[JobReport]) -> tuple[Group, ...]:
-    """Return one group per user and one of idle energy."""
-    return _groups_of_jobs(query, reports, name=lambda report: user_name(report.summary.uid))
+def grouped(
+    query: EnergyQuery,
+    reports: Sequence[JobReport],
+    keys: Sequence[GroupBy],
+    *,
+    tag: str = "",
+    zone: tzinfo | None = None,
+) -> tuple[Group, ...]:
+    """Return one group per combination of the values of one or two keys; days and months are those of a time zone.
+
+    Keys of jobs leave out the energy of jobs without a report. Savings are those of whole jobs, so groups by GPU, day
+    or month have none. `zone` None: the zone of this host.
+    """
+    found = _Grouping(query, reports, keys, tag, zone)
+    groups: dict[tuple[str, ...], Group] = {}
+
+    def group_of(names: tuple[str, ...]) -> Group:
+        labels = keys if len(keys) > 1 else ("group",)
+        return groups.setdefault(names, Group(dict(zip(labels, names, strict=True))))
+
+    for part in query.parts(
+        by_gpu=GroupBy.GPU in keys, by_host=GroupBy.HOST in keys, by_time=not PERIODS.isdisjoint(keys), zone=zone
+    ):
+        if (names := found.names_of_energy(part)) is not None:
+            group_of(names).add(part, query.rates)
+    for report in reports if WITHOUT_JOBS.isdisjoint(keys) else ():
+        group_of(found.names_of_job(report)).add_saving(report)
+    if {*keys} <= _OF_HOSTS and not query.only_jobs:
+        for row in query.history.host_energy(since=query.since, until=query.until):
+            if (group := groups.get(found.names_at(row.host, row.started_at))) is not None:
+                group.host_energy_j = add_known(group.host_energy_j, row.energy_j)
+    return tuple(groups[names] for names in sorted(groups, key=lambda names: [(n == IDLE_GROUP, n) for n in names]))
 
 
 @cache
@@ -134,76 +175,75 @@ def user_name(uid: int) -> str:
         return f"uid {uid}"
 
 
-def groups_by_tag(query: EnergyQuery, reports: Sequence[JobReport], tag: str) -> tuple[Group, ...]:
-    """Return one group per value of a tag, one of jobs without the tag and one of idle energy."""
-    return _groups_of_jobs(query, reports, name=lambda report: dict(report.summary.tags).get(tag, UNTAGGED_GROUP))
+def training_name(training: Training) -> str:
+    """Return the job name of a training and when it started, in UTC."""
+    return f"{training.job_name} {training.started_at:%Y-%m-%d %H:%M}"
 
 
-def groups_by_gpu(query: EnergyQuery) -> tuple[Group, ...]:
-    """Return one group per GPU."""
-    return _groups(query.parts(by_gpu=True), query.rates, name=lambda part: part.gpu_uuid or "")
+class _Grouping:
+    """The group of each part of energy, of each job, and of each hour of a host, by the keys of a report."""
+
+    def __init__(
+        self,
+        query: EnergyQuery,
+        reports: Sequence[JobReport],
+        keys: Sequence[GroupBy],
+        tag: str,
+        zone: tzinfo | None,
+    ) -> None:
+        self._keys, self._zone = keys, zone
+        self._only_jobs = query.only_jobs
+        trainings: dict[str, str] = {}
+        if GroupBy.TRAINING in keys:
+            ranks = query.history.ranks([report.summary.job_id for report in reports])
+            for training in find_trainings((report.summary for report in reports), ranks):
+                trainings |= {part.job.job_id: training_name(training) for part in training.parts}
+        self._names_of_job = {
+            report.summary.job_id: {
+                GroupBy.JOB: report.summary.job_id,
+                GroupBy.TRAINING: trainings.get(report.summary.job_id, ""),
+                GroupBy.USER: user_name(report.summary.uid),
+                GroupBy.TAG: dict(report.summary.tags).get(tag, UNTAGGED_GROUP),
+                GroupBy.HOST: report.summary.host or UNKNOWN_HOST,
+            }
+            for report in reports
+        }
+
+    def names_of_energy(self, part: EnergySum) -> tuple[str, ...] | None:
+        """Return the value of each key, None for energy that is in no group."""
+        of_job = self._names_of_job.get(part.job_id)
+        if of_job is None and (self._only_jobs or (part.job_id and not {*self._keys} <= _OF_GPUS)):
+            return None
+        names: list[str] = []
+        for key in self._keys:
+            match key:
+                case GroupBy.GPU:
+                    names.append(part.gpu_uuid or "")
+                case GroupBy.HOST:
+                    names.append(part.host or UNKNOWN_HOST)
+                case GroupBy.DAY | GroupBy.MONTH:
+                    names.append(_period(key, part.started_at, self._zone))
+                case _:
+                    names.append(IDLE_GROUP if of_job is None else of_job[key])
+        return tuple(names)
+
+    def names_of_job(self, report: JobReport) -> tuple[str, ...]:
+        """Return the value of each key for a whole job."""
+        of_job = self._names_of_job[report.summary.job_id]
+        return tuple(of_job[key] for key in self._keys)
+
+    def names_at(self, host: str, at: datetime) -> tuple[str, ...]:
+        """Return the value of each key for energy of a host as a whole."""
+        return tuple(
+            host or UNKNOWN_HOST if key is GroupBy.HOST else _period(key, at, self._zone) for key in self._keys
+        )
 
 
-def groups_by_host(query: EnergyQuery, reports: Sequence[JobReport]) -> tuple[Group, ...]:
-    """Return one group per host that shares the history, with the energy of its processors and memory."""
-    reported = {report.summary.job_id for report in reports}
-    parts = (part for part in query.parts(by_host=True) if not query.only_jobs or part.job_id in reported)
-    groups = {group.name: group for group in _groups(parts, query.rates, name=lambda part: part.host or UNKNOWN_HOST)}
-    for report in reports:
-        name = report.summary.host or UNKNOWN_HOST
-        groups.setdefault(name, Group(name)).add_saving(report)
-    for row in () if query.only_jobs else query.history.host_energy(since=query.since, until=query.until):
-        if (of_host := groups.get(row.host or UNKNOWN_HOST)) is not None:
-            of_host.host_energy_j = add_known(of_host.host_energy_j, row.energy_j)
-    return tuple(groups[name] for name in sorted(groups))
-
-
-def groups_by_day(query: EnergyQuery, *, zone: tzinfo | None) -> tuple[Group, ...]:
-    """Return one group per day in a time zone; None: the zone of this host."""
-    return _groups_by_period(query, zone, name=lambda at: _day(at, zone))
-
-
-def groups_by_month(query: EnergyQuery, *, zone: tzinfo | None) -> tuple[Group, ...]:
-    """Return one group per month in a time zone; None: the zone of this host."""
-    return _groups_by_period(query, zone, name=lambda at: at.astimezone(zone).strftime("%Y-%m"))
-
-
-def _groups_by_period(query: EnergyQuery, zone: tzinfo | None, *, name: Callable[[datetime], str]) -> tuple[Group, ...]:
-    periods = _groups(
-        query.parts(by_time=True, zone=zone),
-        query.rates,
-        name=lambda part: name(part.started_at) if part.started_at else "",
-    )
-    by_name = {period.name: period for period in periods}
-    for row in query.history.host_energy(since=query.since, until=query.until):
-        period = by_name.get(name(row.started_at))
-        if period is not None:
-            period.host_energy_j = add_known(period.host_energy_j, row.energy_j)
-    return periods
+def _period(key: GroupBy, at: datetime | None, zone: tzinfo | None) -> str:
+    if at is None:
+        return ""
+    return _day(at, zone) if key is GroupBy.DAY else at.astimezone(zone).strftime("%Y-%m")
 
 
 def _day(at: datetime, zone: tzinfo | None) -> str:
     return at.astimezone(zone).date().isoformat()
-
-
-def _groups_of_jobs(
-    query: EnergyQuery, reports: Sequence[JobReport], *, name: Callable[[JobReport], str]
-) -> tuple[Group, ...]:
-    """Return groups of jobs; the energy of a job without a report is in no group."""
-    name_of = {report.summary.job_id: name(report) for report in reports}
-    if not query.only_jobs:
-        name_of[""] = IDLE_GROUP
-    parts = (part for part in query.parts() if part.job_id in name_of)
-    groups = {group.name: group for group in _groups(parts, query.rates, name=lambda part: name_of[part.job_id])}
-    for report in reports:
-        groups.setdefault(name(report), Group(name(report))).add_saving(report)
-    return tuple(groups[key] for key in sorted(groups, key=lambda key: (key == IDLE_GROUP, key)))
-
-
-def _groups(parts: Iterable[EnergySum], rates: Rates, *, name: Callable[[EnergySum], str]) -> tuple[Group, ...]:
-    groups: dict[str, Group] = defaultdict(lambda: Group(""))
-    for part in parts:
-        groups[name(part)].add(part, rates)
-    for key, group in groups.items():
-        group.name = key
-    return tuple(groups[key] for key in sorted(groups))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from gpuenergyd.core.job.result_text import (
     NOT_SIGNIFICANT,
     cost_text,
+    predicted_saving_text,
     saving_span_text,
     saving_text,
     slowdown_span_text,
@@ -109,7 +110,8 @@ def speed_text(slowdown_ratio: float) -> str:
 def _without_plan(job: JobSummary) -> str:
     """Return what ran instead of tuned iterations."""
     if job.predicted_saving_ratio is not None:
-        saving = saving_text(job.predicted_saving_ratio)
+        interval = job.predicted_saving_low_ratio, job.predicted_saving_high_ratio
+        saving = predicted_saving_text(job.predicted_saving_ratio, interval)
         return f"Clocks were only observed. Predicted if they are set: {saving} ({job.predicted_saving_basis})."
     if not job.num_iterations:
         return "No iteration was measured."

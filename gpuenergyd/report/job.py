@@ -1,6 +1,5 @@
 """The report data of one job: its summary, iterations, energy, carbon and plan in force."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -9,12 +8,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
+from gpuenergyd.quantities.by_job import energy_by_job
+from gpuenergyd.quantities.energy_use import NO_ENERGY, EnergyUse
+from gpuenergyd.quantities.rates import Rates, read_rates
+from gpuenergyd.quantities.tariff import Tariff
 from gpuenergyd.report.carbon import NO_CARBON, SAVED_GRAMS, CarbonReport, carbon_report
-from gpuenergyd.report.energy_use import NO_ENERGY, EnergyUse
 from gpuenergyd.report.formatting import energy_text
 from gpuenergyd.report.observed_iteration import ObservedIteration
-from gpuenergyd.report.rates import Rates, read_rates
-from gpuenergyd.report.tariff import Tariff
 from gpuenergyd.store import History, IterationRow, JobSummary, PlanRecord
 from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
 from gpuenergyd.store.records import ORDER_ADVICE, SLOWDOWN_ADVICE
@@ -44,7 +44,8 @@ class JobReport:
     read_iterations: Callable[[], tuple[IterationRow, ...]] = field(repr=False, compare=False)
     energy_use: EnergyUse = NO_ENERGY
     """The energy that its GPUs used for it, between iterations too."""
-    price_per_kwh: float | None = None
+    rates: Rates = field(default_factory=Rates, repr=False, compare=False)
+    """What its energy is priced with."""
     read_carbon: Callable[[], CarbonReport | None] = field(default=lambda: None, repr=False, compare=False)
     time_range: TimeRange = ALL_TIME
     """The part of the job that the values cover; charts always show the whole job."""
@@ -89,6 +90,13 @@ class JobReport:
         return self.summary.saving_ratio is not None and not self.summary.is_saving_significant
 
     @property
+    def has_shown_prediction(self) -> bool:
+        """Whether the last plan predicts less energy than full speed; a fit that lies above it is no plan."""
+        predicted_j, full_speed_j = self.summary.predicted_energy_j, self.adjusted_baseline_energy_j
+        full_speed_j = self.summary.baseline_energy_j if full_speed_j is None else full_speed_j
+        return predicted_j is not None and (full_speed_j is None or predicted_j < full_speed_j)
+
+    @property
     def profiling_cost_j(self) -> float | None:
         """The energy of profiling iterations minus that of as many baseline iterations; negative if they saved."""
         summary = self.summary
@@ -101,7 +109,7 @@ class JobReport:
 
     @property
     def cost(self) -> float | None:
-        """The cost of the measured and estimated energy, in the currency of the price."""
+        """The cost of the measured and estimated energy, in the currency of the tariff."""
         return self.energy_use.cost
 
     @property
@@ -176,7 +184,7 @@ class JobReport:
             **{f"gpu_{name}": value for name, value in self.energy_use.to_dict().items()},
             "counted_from": self.time_range.since,
             "counted_until": self.time_range.until,
-            "price_per_kwh": self.price_per_kwh,
+            **self.rates.to_dict(),
             "cost": self.cost,
             **self.energy_use.carbon_to_dict(),
             **carbon,
@@ -204,6 +212,7 @@ def job_reports(
     until: datetime | None = None,
     job: str | None = None,
     tariff: Tariff | None = None,
+    pue: float = 1.0,
     within_range_only: bool = False,
 ) -> tuple[JobReport, ...]:
     """Return reports on the jobs that ran in a time range, oldest first; `job` is the ID or name of a job.
@@ -213,15 +222,18 @@ def job_reports(
     summaries = history.job_summaries(since=since, until=until, job=job, within_range_only=within_range_only)
     time_range = TimeRange(since, until) if within_range_only else ALL_TIME
     first_start_at = min((summary.started_at for summary in summaries), default=None)
-    rates = read_rates(history, tariff, since=first_start_at)
-    used = _energy_use(history, summaries, rates, time_range)
-    price = tariff.flat_price_per_kwh if tariff is not None else None
+    rates = read_rates(history, tariff, pue=pue, since=first_start_at)
+    used: Mapping[str, EnergyUse] = {}
+    if summaries:
+        # If the clock was set back while a job ran, the job ends before it started.
+        first_at = min(min(summary.started_at, summary.ended_at or summary.started_at) for summary in summaries)
+        used = energy_by_job(history, rates, first_at=first_at, since=time_range.since, until=time_range.until)
     return tuple(
         JobReport(
             summary,
             partial(history.iterations, summary.job_id),
             (use := used.get(summary.job_id, NO_ENERGY)),
-            price,
+            rates,
             partial(carbon_report, history, summary, use, rates, time_range),
             ALL_TIME if time_range.contains_job(summary.started_at, summary.ended_at) else time_range,
             partial(_newest_advice, history, summary.job_id),
@@ -234,27 +246,6 @@ def _newest_advice(history: History, job_id: str, action: str) -> str | None:
     """Return the reason of a job's newest entry with an action; None without any."""
     found = [event.reason for event in history.control_events(job_id) if event.action == action]
     return found[-1] if found else None
-
-
-def _energy_use(
-    history: History, summaries: Sequence[JobSummary], rates: Rates, time_range: TimeRange
-) -> Mapping[str, EnergyUse]:
-    if not summaries:
-        return {}
-    used: dict[str, EnergyUse] = defaultdict(EnergyUse)
-    # If the clock was set back while a job ran, the job ends before it started.
-    first_at = min(min(summary.started_at, summary.ended_at or summary.started_at) for summary in summaries)
-    # The bucket of a job's start begins earlier.
-    begin = first_at.replace(minute=0, second=0, microsecond=0)
-    for part in history.energy_sums(
-        since=max(begin, time_range.since or begin),
-        until=time_range.until,
-        by_time=rates.is_by_time,
-        is_split=rates.is_split if rates.intensities else None,
-    ):
-        if part.job_id:
-            used[part.job_id] = used[part.job_id].plus(part, rates)
-    return used
 
 
 def before_and_after(history: History, report: JobReport) -> tuple[ObservedIteration, ...]:

@@ -20,7 +20,8 @@ from gpuenergyd.report.charts.iterations import series_svg
 from gpuenergyd.report.charts.power import power_svg
 from gpuenergyd.report.charts.time_energy import plane_svg
 from gpuenergyd.report.charts.timeline import clock_scale, timelines_svg
-from gpuenergyd.report.groups import EnergyQuery, groups_by_day
+from gpuenergyd.report.group_keys import GroupBy
+from gpuenergyd.report.groups import EnergyQuery, grouped
 from gpuenergyd.report.headline import Tile, evidence, headline, tiles, time_cost
 from gpuenergyd.report.job import JobReport, before_and_after, plan_in_force
 from gpuenergyd.report.swing import swing_text
@@ -108,7 +109,7 @@ def _rendered(
         "energy": formatting.energy_text,
         "difference": formatting.difference_text,
         "clock": formatting.clock_text,
-        "cost": formatting.cost_text,
+        "cost_in": formatting.cost_text,
         "count_of": count_text,
         "instant": lambda at: at.astimezone(made_at.tzinfo).strftime("%Y-%m-%d %H:%M:%S"),
     }
@@ -130,13 +131,14 @@ def _days(history: History | None, reports: Sequence[JobReport], made_at: dateti
         return _NO_CHART
     first = min(report.summary.started_at for report in reports).astimezone(made_at.tzinfo)
     query = EnergyQuery(history, since=first.replace(hour=0, minute=0, second=0, microsecond=0))
-    return _chart(partial(days_svg, groups_by_day(query, zone=made_at.tzinfo)))
+    return _chart(partial(days_svg, grouped(query, reports, [GroupBy.DAY], zone=made_at.tzinfo)))
 
 
 def _section(history: History, report: JobReport) -> JobSection:
     job = report.summary
     iterations = before_and_after(history, report)
     plan = plan_in_force(history, report)
+    predicted = plan if report.has_shown_prediction else None
     frontier = next((row.frontier for row in reversed(history.targets(job.job_id)) if row.frontier), ())
     allowed_s = None if job.baseline_time_s is None else job.baseline_time_s * (1.0 + job.max_slowdown_ratio)
     baseline_w = job.baseline_energy_j / job.baseline_time_s if job.baseline_energy_j and job.baseline_time_s else None
@@ -173,7 +175,7 @@ def _section(history: History, report: JobReport) -> JobSection:
         num_timelines=len(iterations),
         series=_chart(series),
         purposes={row.plan_purpose or "" if row.is_regular else "disturbed" for row in report.iterations},
-        plane=_chart(partial(plane_svg, report.iterations, plan, allowed_time_s=allowed_s, frontier=frontier)),
+        plane=_chart(partial(plane_svg, report.iterations, predicted, allowed_time_s=allowed_s, frontier=frontier)),
         has_frontier=len(frontier) > 1,
         intensity=_intensity(history, report),
         power=_chart(power),

@@ -6,7 +6,7 @@ from math import hypot
 from typing import Any
 
 from gpuenergyd.count_text import count_text
-from gpuenergyd.report.energy_use import add_known, sum_of
+from gpuenergyd.quantities.energy_use import add_known, sum_of
 from gpuenergyd.report.formatting import energy_text
 from gpuenergyd.report.job import JobReport
 
@@ -88,5 +88,6 @@ def totals_dict(reports: Sequence[JobReport]) -> dict[str, Any]:
         "num_jobs_counted": total.num_counted,
         "num_not_significant": total.num_not_significant,
         **use.carbon_to_dict(),
+        "pue": reports[0].rates.pue if reports else 1.0,
         "saved_carbon_g": saved_g,
     }

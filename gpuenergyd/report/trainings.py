@@ -7,8 +7,9 @@ from functools import cached_property
 from typing import Any
 
 from gpuenergyd.count_text import count_text
-from gpuenergyd.report.energy_use import NO_ENERGY, EnergyUse, add_known, sum_of
-from gpuenergyd.report.groups import IDLE_GROUP, EnergyQuery, energies_of, user_name
+from gpuenergyd.quantities.energy_use import NO_ENERGY, EnergyUse, add_known, sum_of
+from gpuenergyd.quantities.rates import Rates
+from gpuenergyd.report.groups import IDLE_GROUP, EnergyQuery, energies_of, training_name, user_name
 from gpuenergyd.report.job import JobReport
 from gpuenergyd.report.pipeline_savings import PipelineSaving, pipeline_savings
 from gpuenergyd.report.totals import saved_total, totals_dict
@@ -63,7 +64,7 @@ class TrainingReport:
     @property
     def name(self) -> str:
         """Its job name and when it started, in UTC."""
-        return f"{self.training.job_name} {self.training.started_at:%Y-%m-%d %H:%M}"
+        return training_name(self.training)
 
     @cached_property
     def measured(self) -> tuple[JobReport, ...]:
@@ -101,7 +102,7 @@ class TrainingReport:
         low_j, high_j = total.interval_j
         return ratio, low_j / full_speed_j, high_j / full_speed_j
 
-    def to_dict(self, price_per_kwh: float | None = None) -> dict[str, Any]:
+    def to_dict(self, rates: Rates) -> dict[str, Any]:
         """Return the values of the training by their JSON and CSV names; missing values are None."""
         training, first = self.training, self.training.parts[0]
         hosts = {share.host for share in self.shares} - {None}
@@ -125,7 +126,7 @@ class TrainingReport:
             **self.use.carbon_to_dict(),
             **_savings(self.jobs.values(), self.measured),
             **dict(zip(("saving_ratio", "saving_low_ratio", "saving_high_ratio"), self.saving_ratios, strict=True)),
-            "price_per_kwh": price_per_kwh,
+            **rates.to_dict(),
             "cost": self.use.cost,
         }
 
@@ -180,20 +181,20 @@ class TrainingsReport:
     trainings: tuple[TrainingReport, ...]
     idle: EnergyUse | None
     """None if the report leaves it out, or if there is none."""
-    price_per_kwh: float | None = None
+    rates: Rates
 
     def rows(self, *, has_parts: bool = False) -> list[dict[str, Any]]:
         """Return one mapping per training, with or without its parts, and one of idle energy."""
         rows = [
             {
-                **training.to_dict(self.price_per_kwh),
+                **training.to_dict(self.rates),
                 **(training.parts_to_dict() if has_parts else {}),
             }
             for training in self.trainings
         ]
         if self.idle is not None:
             idle = {"group": IDLE_GROUP, "num_jobs": 0, **energies_of(NO_ENERGY, self.idle)}
-            prices = {**self.idle.carbon_to_dict(), "price_per_kwh": self.price_per_kwh, "cost": self.idle.cost}
+            prices = {**self.idle.carbon_to_dict(), **self.rates.to_dict(), "cost": self.idle.cost}
             rows.append({**dict.fromkeys(rows[0] if rows else ()), **idle, **prices})
         return rows
 
@@ -246,7 +247,7 @@ def trainings_report(query: EnergyQuery, reports: Sequence[JobReport]) -> Traini
             for training in found
         ),
         idle,
-        query.tariff.flat_price_per_kwh if query.tariff is not None else None,
+        query.rates,
     )
 
 

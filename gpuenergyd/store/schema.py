@@ -140,6 +140,9 @@ plans = Table(
     Column("predicted_energy_j", Float),
     Column("lower_bound_j", Float),
     Column("clocks", LargeBinary, nullable=False),
+    Column("predicted_saving_ratio", Float),
+    Column("predicted_saving_low_ratio", Float),
+    Column("predicted_saving_high_ratio", Float),
 )
 
 control_events = Table(

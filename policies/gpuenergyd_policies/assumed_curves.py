@@ -53,8 +53,7 @@ def assumed_profile(view: JobView, assumption: Assumption) -> PipelineProfile:
     Raises:
         InsufficientMeasurementsError: an instruction class has no time, or a GPU no energy.
     """
-    tuned = {plan.plan_id for plan in view.issued_plans if plan.purpose is not PlanPurpose.BASELINE}
-    seen = [o for o in view.observations if o.is_regular and o.plan_id not in tuned]
+    seen = full_speed_observations(view)
     times_s = _times_at_full_speed_s(seen)
     wanted = {i.instruction_class for order in view.schedule.orders for i in order}
     if wanted - times_s.keys():
@@ -69,6 +68,12 @@ def assumed_profile(view: JobView, assumption: Assumption) -> PipelineProfile:
                 power_w = own_waiting_w if key.kind.is_wait else working_w
                 classes[key] = _curve(gpu, times_s[key], power_w, assumption, is_wait=key.kind.is_wait)
     return PipelineProfile(classes, fmean(waiting_w))
+
+
+def full_speed_observations(view: JobView) -> list[IterationObservation]:
+    """Return the regular iterations at full speed."""
+    tuned = {plan.plan_id for plan in view.issued_plans if plan.purpose is not PlanPurpose.BASELINE}
+    return [o for o in view.observations if o.is_regular and o.plan_id not in tuned]
 
 
 def _times_at_full_speed_s(seen: list[IterationObservation]) -> dict[InstructionClass, float]:

@@ -1,14 +1,25 @@
 """Predicted plans and savings for GPUs whose clocks may not be set.
 
 The planner runs on assumed instead of measured curves. The plan is made for likely curves; plans for pessimistic and
-for optimistic curves give the range of its saving.
+for optimistic curves, widened by the error of the measured iteration time, give the range of its saving. Where that
+includes 0, and where no plan is better than full speed, full speed is predicted.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import sqrt
+from statistics import fmean, stdev
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction
-from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose, RankClocks, baseline_plan
+from gpuenergyd.core.pipeline.plan import (
+    SAVING_HIGH,
+    SAVING_LOW,
+    ClockPlan,
+    PlanPrediction,
+    PlanPurpose,
+    RankClocks,
+    baseline_plan,
+)
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.core.policy_api.policy import JobView
@@ -20,7 +31,9 @@ from gpuenergyd_policies.assumed_curves import (
     Assumption,
     InsufficientMeasurementsError,
     assumed_profile,
+    full_speed_observations,
 )
+from gpuenergyd_policies.full_speed import permits_no_slowdown, reason_for_full_speed
 from gpuenergyd_policies.observed_pipeline import observed_pipeline
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
@@ -30,20 +43,34 @@ from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 
 Planner = Callable[[DependencyGraph, PipelineProfile, float], dict[Instruction, int]]
 """A function from graph, profile and deadline to a clock for each instruction that meets the deadline."""
-SAVING_LOW, SAVING_HIGH = "saving_low_ratio", "saving_high_ratio"
-"""Figures of a predicted plan: its saving for pessimistic and for optimistic curves."""
+_STANDARD_ERRORS = 1.96
+"""Half of a 95 % interval."""
 
 
 def predicted_plan(view: JobView, planner: Planner) -> ClockPlan:
-    """Return the plan for likely curves and the range of its saving; the baseline plan without enough measurements."""
+    """Return the plan for likely curves and the range of its saving; the baseline plan without enough measurements.
+
+    Where nothing is certain to be saved, the plan leaves all clocks alone.
+    """
+    reason = reason_for_full_speed(view)
+    if reason is not None and not permits_no_slowdown(view):
+        return baseline_plan("predicted", reason=f"savings cannot be predicted: {reason}")
+    if reason is not None and view.baseline.energy_j is not None:
+        return _at_full_speed(view, view.baseline.energy_j, reason.partition(": ")[2])
     try:
         likely = _planned(view, planner, LIKELY)
         savings = [
             _saving_ratio(plan) for plan in (likely, *(_planned(view, planner, a) for a in (PESSIMISTIC, OPTIMISTIC)))
         ]
+        error_ratio = _error_ratio(view)
     except InsufficientMeasurementsError as error:
         return baseline_plan("predicted", reason=f"savings cannot be predicted: {error}")
-    return replace(likely, figures=((SAVING_LOW, min(savings)), (SAVING_HIGH, max(savings))))
+    low = max(0.0, min(savings) - error_ratio)
+    if low <= 0.0:
+        assert likely.predicted is not None
+        assert likely.predicted.baseline_energy_j is not None
+        likely = _at_full_speed(view, likely.predicted.baseline_energy_j, BASIS)
+    return replace(likely, figures=((SAVING_LOW, low), (SAVING_HIGH, max(savings) + error_ratio)))
 
 
 def cheapest_clocks(graph: DependencyGraph, profile: PipelineProfile, deadline_s: float) -> dict[Instruction, int]:
@@ -61,6 +88,21 @@ def cheapest_common_clock(
     fitting = [mhz for mhz in evaluated if evaluated[mhz].iteration_time_s <= deadline_s * (1 + 1e-9)]
     chosen: int = min(fitting, key=lambda mhz: evaluated[mhz].energy_j)
     return dict(zip(graph.instructions, [chosen] * len(graph.instructions), strict=True))
+
+
+def _at_full_speed(view: JobView, energy_j: float, reason: str) -> ClockPlan:
+    """Return full speed as the prediction."""
+    time_s = view.baseline.iteration_time_s
+    predicted = PlanPrediction(time_s, energy_j, baseline_time_s=time_s, baseline_energy_j=energy_j)
+    return ClockPlan("predicted", PlanPurpose.PREDICTED, predicted=predicted, reason=reason)
+
+
+def _error_ratio(view: JobView) -> float:
+    """Return the error of the mean iteration time at full speed, which a plan may take for time to spare."""
+    times_s = [o.iteration_time_s for o in full_speed_observations(view)]
+    if len(times_s) < 2:
+        raise InsufficientMeasurementsError("fewer than two iterations were measured at full speed")
+    return _STANDARD_ERRORS * stdev(times_s) / (fmean(times_s) * sqrt(len(times_s)))
 
 
 def _planned(view: JobView, planner: Planner, assumption: Assumption) -> ClockPlan:
@@ -95,4 +137,4 @@ def _planned(view: JobView, planner: Planner, assumption: Assumption) -> ClockPl
 def _saving_ratio(plan: ClockPlan) -> float:
     assert plan.predicted is not None
     assert plan.predicted.baseline_energy_j is not None
-    return 1 - plan.predicted.energy_j / plan.predicted.baseline_energy_j
+    return max(0.0, 1 - plan.predicted.energy_j / plan.predicted.baseline_energy_j)

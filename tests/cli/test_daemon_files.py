@@ -10,6 +10,7 @@ import pytest
 from gpuenergyd.cli.daemon_files import find_daemon_files
 from gpuenergyd.cli.main import run
 from tests.support.daemon_process import DaemonProcess, running_daemon
+from tests.support.sample_history import write_sample_history
 from tests.support.waiting import wait_until
 
 
@@ -52,6 +53,24 @@ def test_commands_read_the_files_of_the_daemon_on_the_socket(
     assert str(daemon.socket_path) in findings["socket"]
     assert files["history_path"] in findings["database"]
     assert files["world_path"] == str(daemon.world_path)
+
+
+def test_the_pue_of_the_settings_counts_for_the_daemons_history_only(
+    clean: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = write_sample_history(clean.parent / "state" / "history.sqlite3")
+    monkeypatch.setenv("GPUENERGYD_SOCKET", str(clean / "none.sock"))
+    monkeypatch.setenv("GPUENERGYD_PUE", "1.5")
+
+    def cost_and_pue(*arguments: str) -> tuple[float, float]:
+        assert run(["report", "--json", "--price-per-kwh", "1", *arguments]) == 0
+        (job,) = json.loads(capsys.readouterr().out)["jobs"]
+        return job["cost"], job["pue"]
+
+    cost, pue = cost_and_pue("--database", str(history))
+    assert pue == 1.0
+    assert cost_and_pue() == pytest.approx((1.5 * cost, 1.5))
+    assert cost_and_pue("--pue", "1.2") == pytest.approx((1.2 * cost, 1.2))
 
 
 def test_what_was_looked_at_is_named_if_nothing_is_found(

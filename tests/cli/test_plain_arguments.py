@@ -26,7 +26,6 @@ LEFT_TO_TYPER = [
     "report --since=1d",
     "report --job --json",
     "report --json=1",
-    "report --group-by moon",
     "report --format pdf",
     "report --price-per-kwh -1",
     "report --price-per-kwh nan",

@@ -152,6 +152,8 @@ def test_environment_variables_of_the_client_are_ignored(monkeypatch: pytest.Mon
         ("power_budget_w = -4", "power_budget_w = -4: must be greater than 0$"),
         ("max_slowdown_ratio = -0.1", r"config\.toml: max_slowdown_ratio = -0\.1: must be from 0 to 1"),
         ("max_slowdown_ratio = 1.5", r"config\.toml: max_slowdown_ratio = 1\.5: must be from 0 to 1"),
+        ("pue = 0.9", r"config\.toml: pue = 0\.9: must be from 1 to 5"),
+        ("pue = 120", r"config\.toml: pue = 120: must be from 1 to 5"),
         ("max_slowdown_ratio = nan", r"config\.toml: max_slowdown_ratio = nan: .*finite"),
         ('driver = "amd"', r"config\.toml: driver = 'amd': .*'nvml', 'simulated' or 'command'"),
         ('sample_period_s = "fast"', r"config\.toml: sample_period_s = 'fast'"),

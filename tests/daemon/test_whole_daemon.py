@@ -97,7 +97,8 @@ def test_an_observing_daemon_measures_and_changes_nothing(tmp_path: Path) -> Non
     assert job["predicted_saving_low_ratio"] <= job["predicted_saving_ratio"] <= job["predicted_saving_high_ratio"]
     assert "assumed" in job["predicted_saving_basis"] == summary.predicted_saving_basis
     assert (job["saving_ratio"], summary.saving_ratio) == (None, None)
-    assert summary.predicted_saving_ratio is not None
+    shown = ("predicted_saving_ratio", "predicted_saving_low_ratio", "predicted_saving_high_ratio")
+    assert [getattr(summary, name) for name in shown] == [job[name] for name in shown]
     assert summary.baseline_energy_j is not None
     assert daemon.is_as_found()
     assert b"--observe-only" in worker

@@ -4,11 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
-from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, check_plan
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import (
+    SAVING_HIGH,
+    SAVING_LOW,
+    ClockPlan,
+    PlanPrediction,
+    PlanPurpose,
+    PredictedSaving,
+    check_plan,
+)
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
 from gpuenergyd.errors import PlanError
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from gpuenergyd_policies.cost import Cost
 from gpuenergyd_policies.full_speed import FullSpeed
 from gpuenergyd_policies.uniform import Uniform
 from tests.support.virtual_training import A100Work, VirtualTraining, Work
@@ -57,6 +66,67 @@ def test_the_predicted_range_contains_the_saving_of_the_same_job_under_control(
     assert low <= predicted_saving_ratio(plan) <= high
     assert low <= saving.saving_ratio.estimate <= high
     assert "assumed" in plan.reason
+
+
+def test_nothing_is_saved_within_the_error_of_the_measured_times() -> None:
+    view = observed_view()
+    scattered = tuple(
+        replace(o, iteration_time_s=o.iteration_time_s * (1.5 if o.iteration_index % 2 else 0.5))
+        for o in view.observations
+    )
+
+    plan, certain = BubbleAware().next_plan(replace(view, observations=scattered)), BubbleAware().next_plan(view)
+
+    saving = plan.predicted_saving
+    assert saving is not None
+    assert (saving.ratio, saving.low_ratio) == (0.0, 0.0)
+    assert saving.high_ratio is not None
+    assert saving.high_ratio > 0.1
+    assert (plan.purpose, plan.ranks) == (PlanPurpose.PREDICTED, ())
+    assert certain.predicted_saving is not None
+    assert certain.predicted_saving.ratio > 0.05
+    assert certain.ranks != ()
+
+
+@pytest.mark.parametrize("policy", [BubbleAware(), Uniform(), Cost()])
+@pytest.mark.parametrize(
+    ("schedule", "reason"),
+    [
+        (Schedule("loop", 1, ((Instruction(0, F, 0),),)), "no slowdown permitted and one instruction per iteration"),
+        (Schedule("loop", 1, ((Instruction(0, F, 0), Instruction(0, B, 0)),)), "no slowdown permitted and no phase"),
+    ],
+)
+def test_a_loop_that_computes_all_the_time_has_nothing_to_save_at_the_same_speed(
+    policy: ClockPolicy, schedule: Schedule, reason: str
+) -> None:
+    work: dict[tuple[int, InstructionKind], Work] = {(0, kind): A100Work(0.02, 0.04, 0.25) for kind in (F, B)}
+    run = VirtualTraining(schedule, work, FullSpeed(), noise_ratio=0.01)
+    run.run(16)
+    view = run.job.view()
+    assert view is not None
+
+    plan = policy.next_plan(replace(view, can_set_clocks=False, issued_plans=()))
+
+    assert plan.predicted_saving == PredictedSaving(0.0, None, None)
+    assert plan.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("energy_j", "figures", "expected"),
+    [
+        (75.0, (), PredictedSaving(0.25, None, None)),
+        (103.4, (), PredictedSaving(0.0, None, None)),
+        (98.6, ((SAVING_LOW, -0.02), (SAVING_HIGH, 0.03)), PredictedSaving(0.0, 0.0, 0.03)),
+        (103.4, ((SAVING_LOW, -0.06), (SAVING_HIGH, -0.01)), PredictedSaving(0.0, 0.0, 0.0)),
+        (75.0, ((SAVING_LOW, 0.05), (SAVING_HIGH, 0.3)), PredictedSaving(0.25, 0.05, 0.3)),
+    ],
+)
+def test_no_prediction_is_worse_than_full_speed(
+    energy_j: float, figures: tuple[tuple[str, float], ...], expected: PredictedSaving
+) -> None:
+    predicted = PlanPrediction(1.0, energy_j, baseline_time_s=1.0, baseline_energy_j=100.0)
+
+    assert ClockPlan("p", PlanPurpose.PREDICTED, predicted=predicted, figures=figures).predicted_saving == expected
 
 
 def test_a_predicted_plan_meets_the_target() -> None:

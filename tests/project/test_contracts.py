@@ -44,13 +44,13 @@ REPORT_BY_JOB = {
     "": "jobs totals",
     "totals": (
         "assumed_host_j carbon_g estimated_carbon_g gpu_energy_j gpu_estimated_j num_jobs num_jobs_counted"
-        " num_not_significant"
+        " num_not_significant pue"
         " priced_energy_j saved_carbon_g saved_energy_high_j saved_energy_j saved_energy_low_j unpriced_energy_j"
     ),
     "jobs": (
         "adjusted_baseline_energy_j adjusted_baseline_time_s assumed_host_j"
         " baseline_energy_j baseline_energy_per_token_j baseline_time_s between_iterations_j"
-        " carbon_factor carbon_g carbon_kind carbon_source carbon_zone cost cost_ratio cost_s"
+        " carbon_factor carbon_g carbon_kind carbon_source carbon_zone cost cost_ratio cost_s currency pue"
         " counted_from counted_until dp_rank duration_s end_reason ended_at energy_j energy_per_iteration_j"
         " energy_per_token_j estimated_carbon_g git_commit iterations_energy_j regular_energy_j"
         " gpu_energy_j gpu_estimated_j gpu_estimated_s gpu_measured_s gpu_missing_s gpu_uuids host host_power_w"
@@ -60,7 +60,8 @@ REPORT_BY_JOB = {
         " num_compared_baseline_iterations num_compared_tuned_iterations num_experiments"
         " num_measured_profile_iterations num_microbatches num_profile_iterations num_ranks num_targets"
         " num_tuned_iterations outcome outcome_reason policy predicted_energy_j predicted_iteration_time_s"
-        " predicted_saving_basis predicted_saving_ratio price_per_kwh priced_energy_j profile_energy_j"
+        " predicted_saving_basis predicted_saving_high_ratio predicted_saving_low_ratio"
+        " predicted_saving_ratio price_per_kwh priced_energy_j profile_energy_j"
         " profiling_cost_j profiling_slowdown_ratio run_key saved_by_frontier_g saved_by_plan_g saved_by_timing_g"
         " saved_energy_j saving_high_ratio saving_low_ratio saving_ratio schedule_name since_iteration"
         " slowdown_high_ratio slowdown_low_ratio slowdown_ratio slurm_job_id started_at tags total_slowdown_ratio"
@@ -78,22 +79,21 @@ REPORT_BY_TRAINING = {
     "": "groups",
     "groups": (
         f"{TRAINING_PART} by_gpu by_host by_replica by_stage ended_at group idle_energy_j is_simulated job_energy_j"
-        " job_name num_hosts num_ranks num_replicas num_stages pipelines price_per_kwh run_key saving_high_ratio"
-        " saving_low_ratio saving_ratio started_at user world_size"
+        " currency job_name num_hosts num_ranks num_replicas num_stages pipelines price_per_kwh pue run_key"
+        " saving_high_ratio saving_low_ratio saving_ratio started_at user world_size"
     ),
     "groups.by_gpu": f"{TRAINING_PART} dp_rank gpu_uuid host pp_rank",
     "groups.by_host": f"{TRAINING_PART} host",
     "groups.by_replica": f"{TRAINING_PART} dp_rank",
     "groups.by_stage": f"{TRAINING_PART} pp_rank",
 }
-REPORT_BY_GROUP = {
-    "": "groups",
-    "groups": (
-        "assumed_host_j carbon_g cost energy_j estimated_carbon_g estimated_j estimated_s group host_energy_j"
-        " idle_energy_j job_energy_j measured_s missing_s"
-        " num_jobs num_not_significant price_per_kwh priced_energy_j saved_energy_j unpriced_energy_j"
-    ),
-}
+FIGURES_BY_GROUP = (
+    "assumed_host_j carbon_g cost currency energy_j estimated_carbon_g estimated_j estimated_s host_energy_j"
+    " idle_energy_j job_energy_j measured_s missing_s"
+    " num_jobs num_not_significant price_per_kwh priced_energy_j pue saved_energy_j unpriced_energy_j"
+)
+REPORT_BY_GROUP = {"": "groups", "groups": f"{FIGURES_BY_GROUP} group"}
+REPORT_BY_TWO_KEYS = {"": "groups", "groups": f"{FIGURES_BY_GROUP} user month"}
 CARBON_NOW = {
     "": (
         "age_s basis carbon_intensity_g_per_kwh factor is_stale kind num_forecast_samples num_samples rejected source"
@@ -118,7 +118,8 @@ DOCTOR = {"": "findings is_degraded", "findings": "detail fix level subject"}
 STATUS = {
     "": (
         "carbon clock_requests degraded_reasons driver ended_jobs files gpus host_energy is_degraded jobs"
-        " mode mode_note pid policy_host power store swing uptime_s version watts_saved_interval watts_saved_w worker"
+        " mode mode_note pid policy_host power pue store swing uptime_s version watts_saved_interval"
+        " watts_saved_w worker"
     ),
     "power": (
         "curve division end_at excess_w host_power_w is_cutting jobs least_w mean_w measured_w num_cuts over_s policy"
@@ -212,6 +213,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         ("report --database history.sqlite3 --group-by training", REPORT_BY_TRAINING),
         ("report --database history.sqlite3 --group-by user", REPORT_BY_GROUP),
         ("report --database history.sqlite3 --group-by day", REPORT_BY_GROUP),
+        ("report --database history.sqlite3 --group-by user,month", REPORT_BY_TWO_KEYS),
         ("carbon now --zone GB --fixed 210", CARBON_NOW),
         ("carbon forecast GB_trace.csv", CARBON_FORECAST),
         (

@@ -7,21 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.report.energy_use import EnergyUse
-from gpuenergyd.report.groups import (
-    IDLE_GROUP,
-    UNTAGGED_GROUP,
-    EnergyQuery,
-    Group,
-    groups_by_day,
-    groups_by_gpu,
-    groups_by_month,
-    groups_by_tag,
-    groups_by_user,
-)
+from gpuenergyd.quantities.energy_use import EnergyUse
+from gpuenergyd.quantities.rates import Rates
+from gpuenergyd.quantities.tariff import Tariff, TariffPeriod
+from gpuenergyd.report.group_keys import GroupBy
+from gpuenergyd.report.groups import IDLE_GROUP, UNTAGGED_GROUP, EnergyQuery, Group, grouped
 from gpuenergyd.report.job import job_reports
-from gpuenergyd.report.rates import Rates
-from gpuenergyd.report.tariff import Tariff, TariffPeriod
 from gpuenergyd.store import History, open_history
 from gpuenergyd.store.reading.energy_sums import EnergySum
 from gpuenergyd.store.records import RollupRecord
@@ -49,8 +40,8 @@ def history(tmp_path: Path) -> Iterator[History]:
 
 
 def test_gpus_and_days_add_up_to_the_same_energy(history: History) -> None:
-    by_gpu = groups_by_gpu(EnergyQuery(history))
-    by_day = groups_by_day(EnergyQuery(history), zone=UTC)
+    by_gpu = grouped(EnergyQuery(history), (), [GroupBy.GPU])
+    by_day = grouped(EnergyQuery(history), (), [GroupBy.DAY], zone=UTC)
 
     assert [group.name for group in by_gpu] == [f"GPU-{rank}" for rank in range(NUM_RANKS)]
     assert sum(group.energy_j or 0.0 for group in by_gpu) == pytest.approx(ALL_J)
@@ -62,15 +53,15 @@ def test_gpus_and_days_add_up_to_the_same_energy(history: History) -> None:
 def test_a_month_begins_at_midnight_in_the_time_zone_of_the_report(history: History) -> None:
     zone = timezone(timedelta(hours=-13))  # midnight one hour after the job
 
-    (february,) = groups_by_month(EnergyQuery(history), zone=zone)
-    (march,) = groups_by_month(EnergyQuery(history), zone=UTC)
+    (february,) = grouped(EnergyQuery(history), (), [GroupBy.MONTH], zone=zone)
+    (march,) = grouped(EnergyQuery(history), (), [GroupBy.MONTH], zone=UTC)
 
     assert (february.name, march.name) == ("2026-02", "2026-03")
     assert february.energy_j == march.energy_j == pytest.approx(ALL_J)
 
 
 def test_idle_energy_belongs_to_no_job(history: History) -> None:
-    first = groups_by_gpu(EnergyQuery(history))[0]
+    first = grouped(EnergyQuery(history), (), [GroupBy.GPU])[0]
 
     assert first.by_jobs.energy_j == pytest.approx(14 * 50.0)
     assert first.idle.energy_j == pytest.approx(2 * 60.0)
@@ -80,7 +71,7 @@ def test_idle_energy_belongs_to_no_job(history: History) -> None:
 def test_a_day_ends_at_midnight_in_the_time_zone_of_the_report(history: History) -> None:
     zone = timezone(timedelta(hours=12))  # the job began at its midnight, two idle seconds before
 
-    days = groups_by_day(EnergyQuery(history), zone=zone)
+    days = grouped(EnergyQuery(history), (), [GroupBy.DAY], zone=zone)
 
     assert [(day.name, day.idle.energy_j, day.job_ids) for day in days] == [
         ("2026-03-01", pytest.approx(2 * 60.0 * NUM_RANKS), set()),
@@ -89,7 +80,7 @@ def test_a_day_ends_at_midnight_in_the_time_zone_of_the_report(history: History)
 
 
 def test_a_time_range_excludes_other_samples(history: History) -> None:
-    groups = groups_by_gpu(EnergyQuery(history, until=START))
+    groups = grouped(EnergyQuery(history, until=START), (), [GroupBy.GPU])
 
     assert [group.energy_j for group in groups] == [pytest.approx(2 * 60.0)] * NUM_RANKS
 
@@ -97,7 +88,7 @@ def test_a_time_range_excludes_other_samples(history: History) -> None:
 def test_users_and_idle_time_add_up_to_the_energy_of_the_gpus(history: History) -> None:
     reports = job_reports(history)
 
-    user, idle = groups_by_user(EnergyQuery(history), reports)
+    user, idle = grouped(EnergyQuery(history), reports, [GroupBy.USER])
 
     assert (user.name, idle.name) == ("root", IDLE_GROUP)
     assert user.saved_energy_j == reports[0].saved_energy_j
@@ -109,13 +100,13 @@ def test_a_user_without_a_name_on_this_host_is_shown_by_uid(history: History) ->
     (report,) = job_reports(history)
     gone = replace(report, summary=replace(report.summary, uid=2_000_000_111))
 
-    (user,) = groups_by_user(EnergyQuery(history, only_jobs=True), [gone])
+    (user,) = grouped(EnergyQuery(history, only_jobs=True), [gone], [GroupBy.USER])
 
     assert user.name == "uid 2000000111"
 
 
 def test_one_jobs_user_is_not_charged_for_idle_time(history: History) -> None:
-    (user,) = groups_by_user(EnergyQuery(history, only_jobs=True), job_reports(history))
+    (user,) = grouped(EnergyQuery(history, only_jobs=True), job_reports(history), [GroupBy.USER])
 
     assert user.energy_j == pytest.approx(ALL_J - 2 * 60.0 * NUM_RANKS)
 
@@ -123,8 +114,8 @@ def test_one_jobs_user_is_not_charged_for_idle_time(history: History) -> None:
 def test_jobs_are_grouped_by_the_value_of_a_tag(history: History) -> None:
     reports = job_reports(history)
 
-    by_slurm = groups_by_tag(EnergyQuery(history), reports, "slurm_job_id")
-    by_team = groups_by_tag(EnergyQuery(history), reports, "team")
+    by_slurm = grouped(EnergyQuery(history), reports, [GroupBy.TAG], tag="slurm_job_id")
+    by_team = grouped(EnergyQuery(history), reports, [GroupBy.TAG], tag="team")
 
     assert [group.name for group in by_slurm] == ["4711", IDLE_GROUP]
     assert [group.name for group in by_team] == [UNTAGGED_GROUP, IDLE_GROUP]
@@ -132,19 +123,19 @@ def test_jobs_are_grouped_by_the_value_of_a_tag(history: History) -> None:
 
 
 def test_energy_and_cost_of_an_unmeasured_group_are_missing() -> None:
-    group = Group("GPU-9")
+    group = Group({"group": "GPU-9"})
     group.add(part(None, missing_s=7.0), Rates(Tariff(0.3)))
-    figures = group.to_dict(Tariff(0.3))
+    figures = group.to_dict(Rates(Tariff(0.3)))
 
     assert figures["energy_j"] is figures["idle_energy_j"] is figures["estimated_j"] is figures["cost"] is None
     assert figures["missing_s"] == 7.0
 
 
 def test_estimated_energy_is_separate_from_measured_and_included_in_the_cost() -> None:
-    group = Group("GPU-0")
+    group = Group({"group": "GPU-0"})
     group.add(part(1.8e6, job_id="j"), Rates(Tariff(0.25)))
     group.add(part(None, estimated_j=1.8e6), Rates(Tariff(0.25)))
-    figures = group.to_dict(Tariff(0.25))
+    figures = group.to_dict(Rates(Tariff(0.25)))
 
     assert (figures["energy_j"], figures["estimated_j"], figures["cost"]) == (1.8e6, 1.8e6, pytest.approx(0.25))
 
@@ -178,7 +169,7 @@ def test_hours_and_the_minutes_at_both_ends_cover_a_time_range_once(tmp_path: Pa
 
         def minutes(since: int, until: int) -> float | None:
             edge = begin + timedelta(minutes=since), begin + timedelta(minutes=until)
-            (group,) = groups_by_gpu(EnergyQuery(history, *edge))
+            (group,) = grouped(EnergyQuery(history, *edge), (), [GroupBy.GPU])
             return group.energy_j
 
         spans = [(0, 240), (30, 210), (30, 50), (60, 120), (59, 61), (5, 60), (60, 61)]
@@ -202,7 +193,7 @@ def test_a_day_that_starts_within_an_hour_uses_minutes_while_they_are_stored(
     write_records(path, *records)
 
     with open_history(path) as history:
-        days = groups_by_day(EnergyQuery(history), zone=timezone(timedelta(hours=5, minutes=30)))
+        days = grouped(EnergyQuery(history), (), [GroupBy.DAY], zone=timezone(timedelta(hours=5, minutes=30)))
 
     assert [(day.name, day.energy_j) for day in days] == [
         ("2026-03-01", first_day_j),
@@ -213,4 +204,4 @@ def test_a_day_that_starts_within_an_hour_uses_minutes_while_they_are_stored(
 def test_an_empty_history_has_no_groups(history: History) -> None:
     later = datetime(2026, 4, 1, tzinfo=UTC)
 
-    assert groups_by_gpu(EnergyQuery(history, since=later)) == ()
+    assert grouped(EnergyQuery(history, since=later), (), [GroupBy.GPU]) == ()

@@ -59,6 +59,13 @@ def test_a_saving_is_stated_with_the_change_of_speed_and_both_intervals(
          "No plan was applied, so nothing was saved: 10 iterations at full speed so far."),
         (NO_PLAN | {"predicted_saving_ratio": 0.12, "predicted_saving_basis": "assumed curves"},
          "Clocks were only observed. Predicted if they are set: 12.0 % less energy (assumed curves)."),
+        (NO_PLAN | {"predicted_saving_ratio": 0.12, "predicted_saving_low_ratio": 0.08,
+                    "predicted_saving_high_ratio": 0.19, "predicted_saving_basis": "assumed curves"},
+         ("Clocks were only observed. Predicted if they are set: 12.0 % less energy (range: 8.0 % to 19.0 % less"
+          " energy) (assumed curves).")),
+        (NO_PLAN | {"predicted_saving_ratio": 0.0, "predicted_saving_basis": "assumed curves"},
+         ("Clocks were only observed. Predicted if they are set: nothing to save beyond the error of the prediction"
+          " (assumed curves).")),
         (NO_PLAN | {"num_iterations": 0}, "No iteration was measured."),
     ],
 )  # fmt: skip

@@ -1,9 +1,12 @@
 """Every report says why a job saved nothing: the table, one job's details, JSON and the HTML page."""
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -21,6 +24,8 @@ from gpuenergyd.store.records import (
     JobRecord,
     JobResumedRecord,
 )
+from tests.support.sample_history import write_sample_history
+from tests.support.sample_status import sample_status
 from tests.support.stored_history import write_records
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -45,6 +50,25 @@ def text_of(rendered: object) -> str:
     console.print(rendered)
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
+
+
+@pytest.mark.parametrize(("predicted_j", "is_shown"), [(80.5, True), (100.0, False), (103.4, False)])
+def test_a_fit_above_full_speed_is_not_shown_as_a_plan(predicted_j: float, *, is_shown: bool, tmp_path: Path) -> None:
+    with open_history(write_sample_history(tmp_path / "history.sqlite3")) as history:
+        (sample,) = job_reports(history)
+        values: dict[str, Any] = {
+            "predicted_energy_j": predicted_j,
+            "lower_bound_j": 79.0,
+            "baseline_energy_j": 100.0,
+        }
+        report = replace(sample, summary=replace(sample.summary, **values, saving_ratio=None))
+        page = report_page(history, [report], made_at=NOON)
+    status = sample_status()
+    status["jobs"][0] |= {**values, "num_iterations_of_plan": 0, "predicted_iteration_time_s": 1.0}
+
+    for text in (text_of(job_table(report)), page, text_of(live.status_view(status))):
+        assert bool(re.search(r"predicted( by the last plan)? \(fit\)|prediction of the plan", text)) is is_shown
+        assert ("ower bound" in text) is is_shown
 
 
 def only_report(history: History) -> JobReport:

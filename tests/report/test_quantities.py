@@ -5,6 +5,7 @@ import io
 import json
 import re
 import sqlite3
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +16,10 @@ import pytest
 from gpuenergyd.cli.main import run
 from gpuenergyd.core.carbon.intensity import EmissionFactor, IntensityBasis, SampleStatus, SignalKind
 from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.daemon.api.metrics import metrics_text
+from gpuenergyd.daemon.carbon.emissions import RunningEmissions
+from gpuenergyd.daemon.carbon.status import carbon_figures
+from gpuenergyd.quantities.energy_use import NO_ENERGY
 from gpuenergyd.report.formatting import cost_text, energy_text, grams_text
 from gpuenergyd.store.records import (
     EstimateRecord,
@@ -27,12 +32,13 @@ from gpuenergyd.store.records import (
     RollupRecord,
     TargetRecord,
 )
+from tests.daemon.api.test_metrics import STATUS
 from tests.support.sample_history import write_sample_history
 from tests.support.stored_history import write_records
 
 BEGIN = datetime(2026, 3, 1, 8, 0, tzinfo=UTC)
 NUM_MINUTES = 180
-PRICE = 0.25
+PRICE, PUE = 0.25, 1.3
 OLD_HOST_W = 300.0
 UID = 600_000
 """No user of any host."""
@@ -116,10 +122,10 @@ EACH_MINUTE = f"""
              ORDER BY CASE status WHEN 'measured' THEN 0 ELSE 1 END LIMIT 1) AS g_per_kwh
         FROM gpu_rollups r WHERE bucket_s = 60)
     SELECT {{key}} AS key, sum(energy_j) AS energy_j, sum(estimated_j) AS estimated_j, sum(missing_s) AS missing_s,
-        sum(used_j) / 3.6e6 * {PRICE} AS cost, sum((used_j + host_j) / 3.6e6 * g_per_kwh) AS carbon_g,
+        {PUE} * sum(used_j) / 3.6e6 * {PRICE} AS cost, {PUE} * sum((used_j + host_j) / 3.6e6 * g_per_kwh) AS carbon_g,
         sum(CASE WHEN g_per_kwh IS NULL THEN 0 ELSE used_j END) AS priced_energy_j,
         sum(CASE WHEN g_per_kwh IS NULL THEN used_j ELSE 0 END) AS unpriced_energy_j,
-        sum(estimated_j / 3.6e6 * g_per_kwh) AS estimated_carbon_g, sum(host_j) AS assumed_host_j
+        {PUE} * sum(estimated_j / 3.6e6 * g_per_kwh) AS estimated_carbon_g, sum(host_j) AS assumed_host_j
     FROM minutes GROUP BY 1"""
 USER_OF_JOB = (
     "CASE job_id WHEN 'all-1' THEN 'uid 600000' WHEN 'old-1' THEN 'uid 600001'"
@@ -145,7 +151,8 @@ def from_rows(database: Path, key: str) -> dict[str, dict[str, Any]]:
 
 
 def reported(database: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert run(["report", "--database", str(database), "--price-per-kwh", str(PRICE), *arguments]) == 0
+    prices = ["--price-per-kwh", str(PRICE), "--currency", "EUR", "--pue", str(PUE)]
+    assert run(["report", "--database", str(database), *prices, *arguments]) == 0
     return capsys.readouterr().out
 
 
@@ -160,6 +167,7 @@ def assert_same(row: dict[str, Any], expected: dict[str, Any], *, prefix: str = 
         shown = row[f"{prefix}{name}" if name in {"energy_j", "estimated_j", "missing_s"} else name]
         value = None if shown is None else float(shown)
         assert value == (None if expected[name] is None else pytest.approx(expected[name])), name
+    assert (float(row["price_per_kwh"]), row["currency"], float(row["pue"])) == (PRICE, "EUR", PUE)
 
 
 def test_json_and_csv_by_job(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,6 +201,7 @@ def test_totals_are_the_sums_of_jobs(database: Path, capsys: pytest.CaptureFixtu
 
     for name in ("carbon_g", "estimated_carbon_g", "priced_energy_j", "unpriced_energy_j", "assumed_host_j"):
         assert totals[name] == pytest.approx(sum(values[name] or 0.0 for values in jobs))
+    assert totals["pue"] == PUE
 
 
 @pytest.mark.parametrize(
@@ -218,10 +227,55 @@ def test_groups(by: str, key: str, database: Path, capsys: pytest.CaptureFixture
         assert len(rows) == len(expected)
         for row in rows:
             assert_same(row, expected[row["group"].split(" 2026")[0]])
+    assert "cost (EUR)" in table
+    assert "emissions are location-based; emissions and cost with PUE 1.3" in table
     for values in expected.values():
         assert energy_text(values["energy_j"]) in table
         assert grams_text(values["carbon_g"]) in table
         assert cost_text(values["cost"]) in table
+
+
+AT = "started_at / 1000000 - 30600, 'unixepoch'"
+"""The time of a minute 8.5 hours west of Greenwich, where a month begins half an hour after the first minute."""
+KEYS = {
+    "user": USER_OF_JOB,
+    "day": f"strftime('%Y-%m-%d', {AT})",
+    "month": f"strftime('%Y-%m', {AT})",
+    "gpu": "gpu_uuid",
+    "host": "'a'",
+    "job": "CASE job_id WHEN '' THEN '(idle)' ELSE job_id END",
+}
+
+
+@pytest.fixture
+def west_of_greenwich(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "WEST8:30")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("west_of_greenwich")
+@pytest.mark.parametrize("by", ["user,month", "day,gpu", "host,job", "user,day", "gpu,user", "month,host"])
+def test_groups_by_two_keys(by: str, database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = by.split(",")
+    expected = from_rows(database, " || '|' || ".join(KEYS[key] for key in keys))
+
+    groups = json.loads(reported(database, capsys, "--group-by", by, "--json"))["groups"]
+    as_csv = csv_rows(reported(database, capsys, "--group-by", by, "--format", "csv"))
+    table = reported(database, capsys, "--group-by", by)
+
+    for rows in (groups, as_csv):
+        assert [*rows[0]][:3] == [*keys, "num_jobs"]
+        assert {"|".join(row[key] for key in keys) for row in rows} == set(expected)
+        assert len(rows) == len(expected)
+        for row in rows:
+            assert_same(row, expected["|".join(row[key] for key in keys)])
+    assert table.splitlines()[1].split()[:2] == keys
+    for values in expected.values():
+        assert cost_text(values["cost"]) in table
+    assert "cost (EUR)" in table
 
 
 def test_the_terminal_and_the_page_show_the_same(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,10 +289,40 @@ def test_the_terminal_and_the_page_show_the_same(database: Path, capsys: pytest.
         assert energy_text(values["energy_j"] + values["estimated_j"]) in page
         for text in (terminal, page):
             assert f"arbon emissions: {grams_text(values['carbon_g'])} (including" in text
+            assert "assumed for the host, PUE 1.3); location-based, " in text
             assert f"{grams_text(values['estimated_carbon_g'])} of it from estimated energy" in text
             unknown = values["unpriced_energy_j"] / (values["energy_j"] + values["estimated_j"])
             assert f"intensity unknown for {100 * unknown:.0f} % of the energy" in text
-            assert cost_text(values["cost"]) in text
+            assert cost_text(values["cost"], "EUR") in text
+        assert f"cost: {cost_text(values['cost'], 'EUR')} (PUE 1.3)" in terminal
+        assert f"at {PRICE} EUR per kWh, PUE 1.3: {cost_text(values['cost'], 'EUR')}." in page
+
+
+def test_status_and_metrics_of_a_running_job_are_the_same(database: Path) -> None:
+    """The daemon shows all energy of a job, not that of its iterations; a status of these jobs as if they still ran."""
+    expected = from_rows(database, "job_id")
+
+    uses = RunningEmissions(f"sqlite:///{database}", PUE).read([*JOBS, "unknown-1"])
+    fields = {job_id: carbon_figures(uses.get(job_id, NO_ENERGY), None, PUE) for job_id in (*JOBS, "unknown-1")}
+    running = [STATUS["jobs"][0] | {"job_id": job_id, "carbon": own} for job_id, own in fields.items()]
+    text = metrics_text(STATUS | {"jobs": running, "pue": PUE}).decode()
+
+    for job_id, of_job in expected.items():
+        if not job_id:
+            continue
+        shown = fields[job_id]
+        for name, field in (
+            *((name, name) for name in ("carbon_g", "estimated_carbon_g", "assumed_host_j")),
+            *(("priced_energy_j", "priced_j"), ("unpriced_energy_j", "unpriced_j")),
+        ):
+            value = of_job[name]
+            assert shown[field] == (None if value is None else pytest.approx(value)), (job_id, name)
+        for metric, field in (("carbon_grams", "carbon_g"), ("unpriced_joules", "unpriced_j")):
+            found = re.findall(rf'^gpuenergyd_job_{metric}{{job_id="{job_id}".*}} (.*)$', text, re.MULTILINE)
+            value = shown[field]
+            assert [float(number) for number in found] == ([] if value is None else [pytest.approx(value)])
+    assert {name for name, value in fields["unknown-1"].items() if value is not None} == {"pue"}
+    assert f"\ngpuenergyd_pue_ratio {PUE}\n" in text
 
 
 def documented_columns(heading: str) -> set[str]:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from gpuenergyd.report.groups import EnergyQuery, groups_by_tag, groups_by_user
+from gpuenergyd.report.group_keys import GroupBy
+from gpuenergyd.report.groups import EnergyQuery, grouped
 from gpuenergyd.report.job import TOKENS_TAG, JobReport, job_reports
 from gpuenergyd.report.terminal.tables import groups_table, job_table, jobs_table
 from gpuenergyd.report.totals import saved_total, totals_dict
@@ -84,13 +85,13 @@ def test_groups_add_significant_savings_and_count_the_others(history: History, r
     reports = reports_with(SAVED, CHANCE)
     query = EnergyQuery(history, only_jobs=True)
 
-    (user,) = groups_by_user(query, reports)
-    (tag,) = groups_by_tag(query, reports, "user")
+    (user,) = grouped(query, reports, [GroupBy.USER])
+    (tag,) = grouped(query, reports, [GroupBy.TAG], tag="user")
 
     for group in (user, tag):
         assert group.saved_energy_j == pytest.approx(0.18 * PER_RATIO_J)
         assert group.to_dict()["num_not_significant"] == 1
-    text = printed(groups_table([user.to_dict()], by="user"))
+    text = printed(groups_table([user.to_dict()], by=["user"]))
     assert "saved: 1 job is not counted: its saving is not significant." in text
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.report.energy_use import add_known
-from gpuenergyd.report.groups import IDLE_GROUP, EnergyQuery, groups_by_gpu
+from gpuenergyd.quantities.energy_use import add_known
+from gpuenergyd.quantities.tariff import Tariff
+from gpuenergyd.report.group_keys import GroupBy
+from gpuenergyd.report.groups import IDLE_GROUP, EnergyQuery, grouped
 from gpuenergyd.report.job import job_reports
-from gpuenergyd.report.tariff import Tariff
 from gpuenergyd.report.trainings import trainings_report
 from gpuenergyd.store import open_history
 from gpuenergyd.store.records import EstimateRecord, Record, RollupRecord, pipeline_id_of
@@ -88,7 +89,7 @@ def test_the_parts_of_a_training_add_up_exactly(tmp_path: Path) -> None:
     *trainings, idle = rows_of(tmp_path / "h.sqlite3", idle_minute(7.0), *records)
 
     with open_history(tmp_path / "h.sqlite3") as history:
-        everything_j = sum(group.energy_j or 0.0 for group in groups_by_gpu(EnergyQuery(history)))
+        everything_j = sum(group.energy_j or 0.0 for group in grouped(EnergyQuery(history), (), [GroupBy.GPU]))
     assert sorted(training["run_key"] for training in trainings) == sorted(drawn)
     for training in trainings:
         energies_j = drawn[training["run_key"]][1]

@@ -9,7 +9,8 @@ import pytest
 from sqlalchemy import func, select
 
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
-from gpuenergyd.report.groups import EnergyQuery, Group, groups_by_day, groups_by_host, groups_by_user
+from gpuenergyd.report.group_keys import GroupBy
+from gpuenergyd.report.groups import EnergyQuery, Group, grouped
 from gpuenergyd.report.job import job_reports
 from gpuenergyd.report.trainings import trainings_report
 from gpuenergyd.store import History, HistoryWriter, JobSummary, WriterOptions, open_history, schema
@@ -89,7 +90,7 @@ def group_figures(groups: tuple[Group, ...]) -> dict[str, tuple[float | None, ..
 
 
 def by_host(history: History) -> tuple[Group, ...]:
-    return groups_by_host(EnergyQuery(history), job_reports(history))
+    return grouped(EnergyQuery(history), job_reports(history), [GroupBy.HOST])
 
 
 def test_hosts_that_start_together_share_a_history_and_the_fleet_report_is_the_sum_of_theirs(
@@ -113,8 +114,8 @@ def test_hosts_that_start_together_share_a_history_and_the_fleet_report_is_the_s
             own_jobs |= {summary.job_id: summary for summary in history.job_summaries()}
     with open_history(fleet_url) as history:
         fleet = group_figures(by_host(history))
-        users = groups_by_user(EnergyQuery(history), job_reports(history))
-        (day,) = groups_by_day(EnergyQuery(history), zone=UTC)
+        users = grouped(EnergyQuery(history), job_reports(history), [GroupBy.USER])
+        (day,) = grouped(EnergyQuery(history), (), [GroupBy.DAY], zone=UTC)
         fleet_jobs = {summary.job_id: summary for summary in history.job_summaries()}
 
     assert set(fleet) == {f"host-{number}" for number in range(NUM_HOSTS)}

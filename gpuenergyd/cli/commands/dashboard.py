@@ -45,7 +45,11 @@ def dashboard(
         raise UsageError(f"--listen {listen!r}: must be an IP address, e.g. 127.0.0.1 or 0.0.0.0") from None
     if not is_loopback and not metrics:
         raise UsageError(f"--listen {listen} needs --metrics: the page is served on a loopback address only")
-    view = HistoryView(database or find_database(socket)[0])
+    if database is not None:
+        view = HistoryView(database)
+    else:
+        found = find_database(socket)
+        view = HistoryView(found.url, pue=found.pue)
     with DashboardServer(
         port,
         find_socket_path(socket),

@@ -45,6 +45,7 @@ class HistoryView:
 
     database: str
     shown_days: float = 7
+    pue: float = 1.0
     _lock: Lock = field(default_factory=Lock)
     _nonce: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     _rendered_mono_s: float = float("-inf")
@@ -66,7 +67,8 @@ class HistoryView:
         now = datetime.now(tz=UTC)
         try:
             with open_history(self.database) as history:
-                reports = job_reports(history, since=now - timedelta(days=self.shown_days))[-_NUM_JOBS:][::-1]
+                since = now - timedelta(days=self.shown_days)
+                reports = job_reports(history, since=since, pue=self.pue)[-_NUM_JOBS:][::-1]
                 return live_page(history, reports, made_at=now.astimezone(), nonce=self._nonce)
         except GpuEnergyError as error:
             return live_page(None, (), made_at=now.astimezone(), nonce=self._nonce, note=f"No history: {error}.")

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from gpuenergyd.cli.output import json_text
 from gpuenergyd.errors import StoreError, UsageError
+from gpuenergyd.report.group_keys import WITHOUT_JOBS, GroupBy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpuenergyd.quantities.tariff import Tariff
     from gpuenergyd.report.groups import EnergyQuery
     from gpuenergyd.report.job import JobReport
-    from gpuenergyd.report.tariff import Tariff
     from gpuenergyd.store import History
 
 _AGE = re.compile(r"(\d+)(s|min|h|d|w)")
+_MONTH = re.compile(r"\d{4}-\d{2}")
 _AMBIGUOUS_AGE = re.compile(r"(\d+)m")
 _CLOCK_TOLERANCE = timedelta(minutes=2)
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -34,23 +36,6 @@ class Format(StrEnum):
     HTML = "html"
 
 
-class GroupBy(StrEnum):
-    """Grouping of the figures in a report."""
-
-    JOB = "job"
-    TRAINING = "training"
-    USER = "user"
-    HOST = "host"
-    GPU = "gpu"
-    DAY = "day"
-    MONTH = "month"
-    TAG = "tag"
-
-
-_WITHOUT_JOBS = frozenset({GroupBy.GPU, GroupBy.DAY, GroupBy.MONTH})
-"""Groupings that count whole GPUs."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportRequest:
     """Parsed options of `gpuenergyd report`; None where an option was not given."""
@@ -58,10 +43,13 @@ class ReportRequest:
     since: str | None = None
     until: str | None = None
     job: str | None = None
-    group_by: GroupBy = GroupBy.JOB
+    group_by: tuple[GroupBy, ...] = (GroupBy.JOB,)
+    """One key, or two."""
     tag: str | None = None
     price_per_kwh: float | None = None
+    currency: str | None = None
     tariff: Path | None = None
+    pue: float | None = None
     output_format: Format = Format.TABLE
     out: Path | None = None
     database: str | None = None
@@ -90,17 +78,19 @@ def write_report(request: ReportRequest) -> int:
     _check_span(begin, end, now=now)
     _check_options(request)
     job, group_by = request.job, request.group_by
-    prices = _tariff(request.price_per_kwh, request.tariff)
-    with open_history(request.database or _default_database()) as history:
-        has_jobs = group_by not in _WITHOUT_JOBS
+    prices = _tariff(request)
+    database, pue = (request.database, 1.0) if request.database else _default_database()
+    pue = pue if request.pue is None else request.pue
+    with open_history(database) as history:
+        has_jobs = not WITHOUT_JOBS.issuperset(group_by)
         reports = (
-            job_reports(history, since=begin, until=end, job=job, tariff=prices, within_range_only=True)
+            job_reports(history, since=begin, until=end, job=job, tariff=prices, pue=pue, within_range_only=True)
             if has_jobs
             else ()
         )
         if job is not None and not reports:
             raise UsageError(_unknown_job(history, job, begin, end))
-        query = EnergyQuery(history, begin, end, prices, only_jobs=job is not None)
+        query = EnergyQuery(history, begin, end, prices, pue, only_jobs=job is not None)
         rows = _rows(query, reports, request)
         for line in _clock_warnings(history, reports, now=now):
             sys.stderr.write(f"gpuenergyd: {line}\n")
@@ -154,43 +144,33 @@ def _check_options(request: ReportRequest) -> None:
     job, group_by, tag = request.job, request.group_by, request.tag
     if request.out is not None and request.written_as is Format.TABLE:
         raise UsageError("--out needs --format json, csv or html; tables are printed to the terminal only")
-    if group_by is not GroupBy.JOB and request.written_as is Format.HTML:
+    if group_by != (GroupBy.JOB,) and request.written_as is Format.HTML:
         raise UsageError("--format html is a report by job; --group-by needs --format table, json or csv")
-    if job is not None and group_by in _WITHOUT_JOBS:
-        raise UsageError(f"--group-by {group_by} counts whole GPUs and cannot be combined with --job")
-    if tag is not None and group_by is not GroupBy.TAG:
+    if job is not None and WITHOUT_JOBS.issuperset(group_by):
+        raise UsageError(f"--group-by {','.join(group_by)} counts whole GPUs and cannot be combined with --job")
+    if tag is not None and GroupBy.TAG not in group_by:
         raise UsageError(f"--tag {tag} needs --group-by tag")
+    if request.pue is not None:
+        from gpuenergyd.quantities.tariff import check_pue  # noqa: PLC0415  only this option needs it
+
+        check_pue(request.pue, "--pue")
 
 
 def _rows(query: "EnergyQuery", reports: "Sequence[JobReport]", request: ReportRequest) -> list[dict[str, Any]]:
     """Return the rows of the report, one mapping per row."""
     group_by, tag = request.group_by, request.tag
-    if group_by is GroupBy.JOB:
+    if group_by == (GroupBy.JOB,):
         return [each.to_dict() for each in reports]
-    if group_by is GroupBy.TRAINING:
+    if group_by == (GroupBy.TRAINING,):
         return _training_rows(query, reports, request)
-    from gpuenergyd.report import groups  # noqa: PLC0415  start fast
+    from gpuenergyd.report.groups import grouped  # noqa: PLC0415  start fast
 
-    match group_by:
-        case GroupBy.USER:
-            found = groups.groups_by_user(query, reports)
-        case GroupBy.TAG:
-            known = sorted({name for report in reports for name, _ in report.summary.tags})
-            if tag is None or (reports and tag not in known):
-                problem = "--group-by tag needs --tag NAME" if tag is None else f"no job has a tag {tag!r}"
-                raise UsageError(f"{problem}; tags in this period: {', '.join(known) or 'none'}")
-            found = groups.groups_by_tag(query, reports, tag)
-        case GroupBy.HOST:
-            found = groups.groups_by_host(query, reports)
-        case GroupBy.GPU:
-            found = groups.groups_by_gpu(query)
-        case GroupBy.DAY:
-            found = groups.groups_by_day(query, zone=None)
-        case GroupBy.MONTH:
-            found = groups.groups_by_month(query, zone=None)
-        case _:
-            assert_never(group_by)
-    return [group.to_dict(query.tariff) for group in found]
+    if GroupBy.TAG in group_by:
+        known = sorted({name for report in reports for name, _ in report.summary.tags})
+        if tag is None or (reports and tag not in known):
+            problem = "--group-by tag needs --tag NAME" if tag is None else f"no job has a tag {tag!r}"
+            raise UsageError(f"{problem}; tags in this period: {', '.join(known) or 'none'}")
+    return [group.to_dict(query.rates) for group in grouped(query, reports, group_by, tag=tag or "")]
 
 
 def _training_rows(
@@ -213,9 +193,11 @@ def _training_rows(
     return found.rows(has_parts=request.written_as is Format.JSON or is_single_table)
 
 
-def _document(reports: "Sequence[JobReport]", rows: list[dict[str, Any]], group_by: GroupBy) -> dict[str, Any]:
+def _document(
+    reports: "Sequence[JobReport]", rows: list[dict[str, Any]], group_by: tuple[GroupBy, ...]
+) -> dict[str, Any]:
     """Return the JSON document of the report; one by job has totals if there are jobs."""
-    if group_by is not GroupBy.JOB:
+    if group_by != (GroupBy.JOB,):
         return {"groups": rows}
     if not reports:
         return {"jobs": rows}
@@ -224,14 +206,19 @@ def _document(reports: "Sequence[JobReport]", rows: list[dict[str, Any]], group_
     return {"jobs": rows, "totals": totals_dict(reports)}
 
 
-def _tariff(price_per_kwh: float | None, path: Path | None) -> "Tariff | None":
-    if price_per_kwh is None and path is None:
-        return None
+def _tariff(request: ReportRequest) -> "Tariff | None":
+    price_per_kwh, path, currency = request.price_per_kwh, request.tariff, request.currency
     if price_per_kwh is not None and path is not None:
         raise UsageError("--price-per-kwh and --tariff both set a price; give only one")
-    from gpuenergyd.report.tariff import Tariff, read_tariff  # noqa: PLC0415  only costs need it
+    if currency is not None and price_per_kwh is None:
+        raise UsageError(f"--currency {currency} needs --price-per-kwh; a tariff file has the key currency")
+    if price_per_kwh is None and path is None:
+        return None
+    from gpuenergyd.quantities.tariff import Tariff, check_currency, read_tariff  # noqa: PLC0415  only costs need it
 
-    return Tariff(price_per_kwh) if price_per_kwh is not None else read_tariff(path or Path())
+    if currency is not None:
+        check_currency(currency, "--currency")
+    return Tariff(price_per_kwh, currency=currency) if price_per_kwh is not None else read_tariff(path or Path())
 
 
 def _unknown_job(history: "History", job: str, begin: datetime | None, end: datetime | None) -> str:
@@ -246,19 +233,18 @@ def _unknown_job(history: "History", job: str, begin: datetime | None, end: date
     return f"no job {job!r} in this period; jobs: {', '.join(names) or 'none'}"
 
 
-def _print_table(reports: "Sequence[JobReport]", rows: list[dict[str, Any]], group_by: GroupBy) -> None:
+def _print_table(reports: "Sequence[JobReport]", rows: list[dict[str, Any]], group_by: tuple[GroupBy, ...]) -> None:
     from gpuenergyd.cli.output import people_console  # noqa: PLC0415  only tables need it
     from gpuenergyd.report.terminal.tables import groups_table, job_table, jobs_table  # noqa: PLC0415  Rich, only tables need it
 
     if not rows:
-        people_console().print(
-            "no measurements in this period" if group_by in _WITHOUT_JOBS else "no jobs in this period"
-        )
-    elif group_by is GroupBy.TRAINING:
+        is_of_gpus = WITHOUT_JOBS.issuperset(group_by)
+        people_console().print("no measurements in this period" if is_of_gpus else "no jobs in this period")
+    elif group_by == (GroupBy.TRAINING,):
         from gpuenergyd.report.terminal.trainings import trainings_table  # noqa: PLC0415  as above
 
         people_console().print(trainings_table(rows), crop=False)
-    elif group_by is not GroupBy.JOB:
+    elif group_by != (GroupBy.JOB,):
         people_console().print(groups_table(rows, by=group_by), crop=False)
     else:
         people_console().print(job_table(reports[0]) if len(reports) == 1 else jobs_table(reports))
@@ -273,7 +259,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def instant(text: str | None, *, now: datetime, option: str) -> datetime | None:
-    """Return the instant of an option: ISO 8601 in local time, or an age before now.
+    """Return the instant of an option: ISO 8601 in local time, the begin of a month, or an age before now.
 
     Raises:
         UsageError: the text is neither, or out of range.
@@ -289,10 +275,11 @@ def instant(text: str | None, *, now: datetime, option: str) -> datetime | None:
         number = int(unclear[1])
         raise UsageError(f"{option} {text!r}: minutes are {number}min, months {30 * number}d")
     try:
-        return datetime.fromisoformat(text).astimezone(UTC)
+        return datetime.fromisoformat(f"{text}-01" if _MONTH.fullmatch(text) else text).astimezone(UTC)
     except (ValueError, OverflowError):
         raise UsageError(
-            f"{option} {text!r}: must be a date, a time such as 2026-11-21T08:00, or an age such as 30min, 24h or 7d"
+            f"{option} {text!r}: must be a date, a month such as 2026-10, a time such as 2026-11-21T08:00, or an age"
+            " such as 30min, 24h or 7d"
         ) from None
 
 
@@ -303,11 +290,12 @@ def _check_span(begin: datetime | None, end: datetime | None, *, now: datetime) 
         raise UsageError(f"--since {begin.isoformat()} is not before --until {end.isoformat()}")
 
 
-def _default_database() -> str:
+def _default_database() -> tuple[str, float]:
+    """Return the daemon's history and PUE."""
     from gpuenergyd.cli.daemon_files import find_database  # noqa: PLC0415  only the default needs it
 
-    url, origin = find_database()
-    path = url.removeprefix("sqlite:///")
+    found = find_database()
+    path = found.url.removeprefix("sqlite:///")
     if "://" not in path and not Path(path).exists():
-        raise StoreError(f"no history at {path}, {origin}; --database reads another one")
-    return url
+        raise StoreError(f"no history at {path}, {found.origin}; --database reads another one")
+    return found.url, found.pue

@@ -269,7 +269,7 @@ def _store(database: str | None) -> "Iterator[FleetStore]":
     from gpuenergyd.cli.daemon_files import find_database  # noqa: PLC0415  start fast
     from gpuenergyd.store.fleet.store import FleetStore  # noqa: PLC0415  SQLAlchemy, help does not need it
 
-    store = FleetStore(database if database is not None else find_database()[0])
+    store = FleetStore(database if database is not None else find_database().url)
     try:
         yield store
     finally:

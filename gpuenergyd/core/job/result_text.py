@@ -54,6 +54,13 @@ def saving_with_interval(ratio: float, interval: _Ends | None, *, is_significant
     return saving_text(ratio) + span.replace(" energy)", ")")
 
 
+def predicted_saving_text(ratio: float, interval: tuple[float | None, float | None]) -> str:
+    """Return a predicted saving with its interval; nothing to save where that may be all."""
+    low, high = interval
+    span = f" (range: {saving_span_text((low, high))})" if low is not None and high is not None and high > 0.0 else ""
+    return (saving_text(ratio) if ratio > 0.0 else "nothing to save beyond the error of the prediction") + span
+
+
 def slowdown_with_interval(ratio: float, interval: _Ends | None) -> str:
     """Return a change of iteration time with its 95 % interval."""
     return slowdown_text(ratio) + (f" (95 %: {slowdown_span_text(interval)})" if interval else "")

@@ -61,6 +61,18 @@ class PlanPrediction:
     baseline_energy_j: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PredictedSaving:
+    """The saving that a plan predicts against full speed, never below 0; 0 where its own interval includes 0."""
+
+    ratio: float
+    low_ratio: float | None
+    high_ratio: float | None
+    """Ends of the interval; None if the policy gives none."""
+
+
+SAVING_LOW, SAVING_HIGH = "saving_low_ratio", "saving_high_ratio"
+"""Figures of a plan: the ends of the interval of the saving that it predicts."""
 _KNOWN_WITHIN_RATIO = 0.02
 """Half of an interval of savings that still has a figure in its middle."""
 
@@ -108,6 +120,21 @@ class ClockPlan:
     def figure(self, name: str) -> float | None:
         """Return the policy's number with this name; None if there is none."""
         return dict(self.figures).get(name)
+
+    @property
+    def predicted_saving(self) -> PredictedSaving | None:
+        """What the plan predicts to save; None if it predicts no energy at full speed to compare with.
+
+        Full speed is always possible, so nothing is predicted to be worse.
+        """
+        if self.predicted is None or not self.predicted.baseline_energy_j:
+            return None
+        ratio = max(0.0, 1.0 - self.predicted.energy_j / self.predicted.baseline_energy_j)
+        low, high = self.figure(SAVING_LOW), self.figure(SAVING_HIGH)
+        if low is None or high is None:
+            return PredictedSaving(ratio, None, None)
+        low, high = max(0.0, low), max(0.0, high)
+        return PredictedSaving(ratio if low > 0.0 else 0.0, low, high)
 
     def changes_of(self, pp_rank: int) -> tuple[ClockChange, ...]:
         """Return the clock changes of one rank; empty leaves its clock alone."""

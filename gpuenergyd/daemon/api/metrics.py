@@ -60,8 +60,9 @@ _JOB_GAUGES = (
 )
 _JOB_CARBON_GAUGES = (
     # No counter: a revised intensity changes the emissions of the past.
-    ("carbon_g", "carbon_grams", "Emissions of tuned iterations in hours of known intensity, as known now."),
-    ("unpriced_j", "unpriced_joules", "Energy used in hours of unknown carbon intensity."),
+    ("carbon_g", "carbon_grams", "Emissions of all energy of the job in time of known intensity, location-based."),
+    ("tuned_carbon_g", "tuned_carbon_grams", "Emissions of tuned iterations in hours of known intensity."),
+    ("unpriced_j", "unpriced_joules", "Energy of the job in time of unknown carbon intensity."),
 )
 _JOB_SAVED_CARBON_GAUGES = (
     ("saved_by_plan_g", "saved_by_plan_grams", "Emissions saved by the fastest plan against the baseline."),
@@ -106,6 +107,10 @@ class StatusCollector(Collector):
             "gpuenergyd_degraded", "1 if the status has degraded reasons.", float(status["is_degraded"])
         )
         yield GaugeMetricFamily("gpuenergyd_worker_up", "1 while a GPU worker runs.", status["worker"]["is_alive"])
+        pue = GaugeMetricFamily("gpuenergyd_pue_ratio", "Power usage effectiveness that emissions of jobs include.")
+        if status.get("pue") is not None:
+            pue.add_metric([], status["pue"])
+        yield pue
         saved = GaugeMetricFamily("gpuenergyd_saved_power_watts", "Power saved now by jobs with a significant saving.")
         if status.get("watts_saved_w") is not None:
             saved.add_metric([], status["watts_saved_w"])

@@ -84,6 +84,7 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
         "driver": daemon.settings.driver,
         "mode": daemon.settings.mode,
         "mode_note": daemon.settings.mode_note,
+        "pue": daemon.settings.pue,
         "worker": {
             "pid": daemon.worker.pid,
             "sentinel_pid": daemon.worker.sentinel_pid,
@@ -328,7 +329,7 @@ def _carbon(daemon: StatusSource, runner: RunningJob | None) -> dict[str, Any]:
     """Return target and emissions of a job; None for members of a pipeline: its leader has them for all."""
     if daemon.carbon is None or runner is None:
         return {"target": None, "carbon": None}
-    return daemon.carbon.targets.status(runner)
+    return daemon.carbon.job_status(runner)
 
 
 def _pipeline(daemon: StatusSource, runner: JobRunner) -> dict[str, Any] | None:
@@ -383,13 +384,12 @@ def _total_saved_power(runners: Jobs) -> dict[str, Any]:
 def _predicted_saving(runner: JobRunner) -> dict[str, Any]:
     """Return the predicted saving in observe mode and its basis; None in control mode."""
     plan = runner.prediction
-    predicted = plan.predicted if plan else None
-    baseline_j = predicted.baseline_energy_j if predicted else None
+    saving = plan.predicted_saving if plan else None
     return {
         "is_observing": runner.is_observing,
-        "predicted_saving_ratio": 1 - predicted.energy_j / baseline_j if predicted and baseline_j else None,
-        "predicted_saving_low_ratio": plan.figure("saving_low_ratio") if plan else None,
-        "predicted_saving_high_ratio": plan.figure("saving_high_ratio") if plan else None,
+        "predicted_saving_ratio": saving.ratio if saving else None,
+        "predicted_saving_low_ratio": saving.low_ratio if saving else None,
+        "predicted_saving_high_ratio": saving.high_ratio if saving else None,
         "predicted_saving_basis": plan.reason if plan else None,
     }
 

@@ -18,6 +18,7 @@ from gpuenergyd.core.carbon.intensity import (
 )
 from gpuenergyd.core.carbon.replay import TimingValue
 from gpuenergyd.core.carbon.skill import LiveSkill
+from gpuenergyd.daemon.carbon.emissions import RunningEmissions
 from gpuenergyd.daemon.carbon.feed import CarbonFeed
 from gpuenergyd.daemon.carbon.fetcher_process import CarbonFetcher
 from gpuenergyd.daemon.carbon.targets import CarbonTargets
@@ -70,6 +71,7 @@ class CarbonService:
         )
         self.feed = CarbonFeed(settings, self.grid, history, now)
         self.targets = CarbonTargets(settings, self.grid, self.feed, policy, history, now)
+        self._emissions = RunningEmissions(settings.database_url, settings.pue)
         # A policy host of its own: fitting a forecast takes seconds, for which plans would have to wait.
         self._forecaster = PolicyClient(start_host)
         is_child = settings.processes is Processes.CHILDREN and settings.needs_carbon_fetcher
@@ -93,6 +95,7 @@ class CarbonService:
             self._fetcher.start()
         period_s = min(max(self.grid.hour_s / _READS_PER_HOUR, _READ_PERIOD_S[0]), _READ_PERIOD_S[1])
         self._periodic.every(period_s, "carbon targets", self._update_targets)
+        self._periodic.every(period_s, "job emissions", self._update_emissions)
         self._periodic.every(period_s, "carbon forecast", self._update_forecast)
         self._periodic.start()
         if self._settings.needs_carbon_fetcher:
@@ -131,6 +134,9 @@ class CarbonService:
         await self.feed.read()
         await self.targets.decide(self._runners(), self.forecast)
         await self.targets.accounts.save(self._runners())
+
+    async def _update_emissions(self) -> None:
+        await self._emissions.update([runner.job_id for runner in self._runners()])
 
     async def _update_forecast(self) -> None:
         """Compute a new forecast when the value of another hour is known."""
@@ -238,6 +244,10 @@ class CarbonService:
             "replayed_hour_s": None if self.grid.is_real_time else self.grid.hour_s,
             "failures": self._periodic.failures,
         }
+
+    def job_status(self, runner: RunningJob) -> dict[str, Any]:
+        """Return target and emissions of a job for its status."""
+        return self.targets.status(runner, self._emissions.use_of(runner.job_id))
 
     def _fetch_message(self) -> str | None:
         if self._fetcher is not None and self._fetcher.refusal is not None:

@@ -10,17 +10,20 @@ from gpuenergyd.daemon.carbon.budget import JobBudget
 from gpuenergyd.daemon.carbon.feed import CarbonFeed
 from gpuenergyd.daemon.ports import RunningJob
 from gpuenergyd.daemon.settings import Settings
+from gpuenergyd.quantities.energy_use import EnergyUse
 
 
-def carbon_of(feed: CarbonFeed, runner: RunningJob, job: JobAccount, *, host_power_w: float) -> JobCarbon | None:
+def carbon_of(
+    feed: CarbonFeed, runner: RunningJob, job: JobAccount, *, host_power_w: float, pue: float
+) -> JobCarbon | None:
     """Return the emissions of a job's tuned iterations so far, at the intensities known now; None if there are none."""
     if not job.slots:
         return None
     baseline = runner.job.baseline
-    slots = [
-        replace(slot, carbon_intensity_g_per_kwh=feed.intensity_of_hour(hour_at))
-        for hour_at, slot in sorted(job.slots.items())
-    ]
+    slots = []
+    for hour_at, slot in sorted(job.slots.items()):
+        intensity = feed.intensity_of_hour(hour_at)
+        slots.append(replace(slot, carbon_intensity_g_per_kwh=None if intensity is None else pue * intensity))
     full_speed = None
     if baseline is not None and baseline.energy_j is not None:
         full_speed = (baseline.iteration_time_s, baseline.energy_j)
@@ -54,15 +57,22 @@ def target_figures(
     }
 
 
-def carbon_figures(carbon: JobCarbon | None) -> dict[str, Any]:
-    """Return the status fields of a job's emissions and savings; unknown values are None."""
+def carbon_figures(use: EnergyUse, carbon: JobCarbon | None, pue: float) -> dict[str, Any]:
+    """Return the status fields of the emissions of all of a job's energy, and of its tuned iterations.
+
+    Unknown values are None.
+    """
     savings = carbon.savings if carbon is not None else None
     return {
-        "carbon_g": savings.actual_g if savings is not None else None,
+        "carbon_g": use.carbon_g,
+        "estimated_carbon_g": use.estimated_carbon_g,
+        "priced_j": use.priced_j,
+        "unpriced_j": use.unpriced_j,
+        "assumed_host_j": use.assumed_host_j,
+        "tuned_carbon_g": savings.actual_g if savings is not None else None,
         "saved_by_plan_g": carbon.saved_by_plan_g if carbon is not None else None,
         "saved_by_frontier_g": savings.saved_by_frontier_g if savings is not None else None,
         "saved_by_timing_g": savings.saved_by_timing_g if savings is not None else None,
-        "priced_j": carbon.priced_j if carbon is not None else None,
-        "unpriced_j": carbon.unpriced_j if carbon is not None else None,
         "host_power_w": carbon.host_power_w if carbon is not None else None,
+        "pue": pue,
     }

@@ -36,6 +36,7 @@ from gpuenergyd.daemon.ports import HistoryPort, RunningJob, TargetPort
 from gpuenergyd.daemon.processes.carbon_queries import EncodedSeries, TargetQuery, TargetReply
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.settings import Settings
+from gpuenergyd.quantities.energy_use import NO_ENERGY, EnergyUse
 from gpuenergyd.store.records import TargetRecord
 
 log = logging.getLogger(__name__)
@@ -322,19 +323,21 @@ class CarbonTargets:
 
     # --- status ---
 
-    def carbon_of(self, runner: RunningJob) -> JobCarbon | None:
+    def carbon_of(self, runner: RunningJob, use: EnergyUse = NO_ENERGY) -> JobCarbon | None:
         """Return the emissions of a job's tuned iterations so far, at the intensities known now."""
         job = self.accounts.get(runner.job_id)
         if job is None or self._foreign_zones(runner):
             return None
-        return carbon_of(self._feed, runner, job, host_power_w=host_power_w(self._settings, runner))
+        host_w = use.host_power_w(len(runner.pids))
+        host_w = host_power_w(self._settings, runner) if host_w is None else host_w
+        return carbon_of(self._feed, runner, job, host_power_w=host_w, pue=self._settings.pue)
 
-    def status(self, runner: RunningJob) -> dict[str, Any]:
-        """Return the carbon fields of a job's status."""
+    def status(self, runner: RunningJob, use: EnergyUse = NO_ENERGY) -> dict[str, Any]:
+        """Return the carbon fields of a job's status, of a job that has used this energy."""
         job, baseline = self.accounts.get(runner.job_id) or JobAccount(), runner.job.baseline
         budget = self._budget(runner, job, baseline) if baseline is not None else None
         num_windows = self._num_windows(job.account)
         return {
             "target": target_figures(self._settings, runner, job, budget, num_windows, self._now()),
-            "carbon": carbon_figures(self.carbon_of(runner)),
+            "carbon": carbon_figures(use, self.carbon_of(runner, use), self._settings.pue),
         }

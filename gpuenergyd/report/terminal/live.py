@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpuenergyd.core.job.option_source import SOURCE_TEXTS
-from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, cost_text
+from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, cost_text, predicted_saving_text
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.timetable import ONE_CLOCK, TIMETABLE
 from gpuenergyd.count_text import count_text
@@ -21,7 +21,6 @@ from gpuenergyd.report.formatting import (
     energy_text,
     fit_error_text,
     grams_text,
-    interval_text,
     power_text,
     ratio_text,
     replica_name_of,
@@ -250,6 +249,9 @@ def _add_plan_rows(table: Table, job: Status) -> None:
     if (num_iterations := job["num_iterations_of_plan"]) and job["plan_purpose"] == PlanPurpose.TUNED:
         time, energy = time_text(job.get("plan_iteration_time_s")), energy_text(job.get("plan_energy_j"))
         table.add_row("plan in force", time, energy, _count(num_iterations))
+    predicted_j, full_speed_j = job["predicted_energy_j"], job["baseline_energy_j"]
+    if full_speed_j is not None and predicted_j >= full_speed_j:
+        return  # a fit that lies above full speed is no plan
     table.add_row(
         "  predicted (fit)", time_text(job["predicted_iteration_time_s"]), energy_text(job["predicted_energy_j"])
     )
@@ -335,9 +337,8 @@ def _predicted_saving(job: Mapping[str, Any]) -> list[Text]:
     basis = job["predicted_saving_basis"]
     if job["predicted_saving_ratio"] is None:
         return [Text(f"predicted saving: unknown; {basis}")]
-    low, high = job["predicted_saving_low_ratio"], job["predicted_saving_high_ratio"]
-    span = f" ({interval_text((low, high))})" if low is not None and high is not None else ""
-    return [Text(f"predicted saving: {ratio_text(job['predicted_saving_ratio'])}{span}; {basis}")]
+    interval = job["predicted_saving_low_ratio"], job["predicted_saving_high_ratio"]
+    return [Text(f"predicted saving: {predicted_saving_text(job['predicted_saving_ratio'], interval)}; {basis}")]
 
 
 def _order_advice(job: Mapping[str, Any]) -> list[Text]:
@@ -379,16 +380,21 @@ def _target(job: Status) -> list[Text]:
     lines = [Text(f"target ({target['policy']}): {target_time}; {budget}; {target['reason']}")]
     if target["length_basis"] is not None:
         lines.append(Text(f"length of the job: {target['length_basis']}"))
-    if carbon is not None and carbon["carbon_g"] is not None and job["is_saving_significant"] is False:
-        emitted = grams_text(carbon["carbon_g"])
-        lines.append(Text(f"emissions of tuned iterations: {emitted}; {NOT_SIGNIFICANT}"))
-    elif carbon is not None and carbon["carbon_g"] is not None:
+    if carbon is None:
+        return lines
+    if carbon["carbon_g"] is not None:
+        pue = f", PUE {carbon['pue']:g}" if carbon.get("pue", 1.0) != 1.0 else ""
+        lines.append(Text(f"carbon emissions so far: {grams_text(carbon['carbon_g'])}, location-based{pue}"))
+    tuned_g = carbon.get("tuned_carbon_g")
+    if tuned_g is not None and job["is_saving_significant"] is False:
+        lines.append(Text(f"emissions of tuned iterations: {grams_text(tuned_g)}; {NOT_SIGNIFICANT}"))
+    elif tuned_g is not None:
         by_plan, by_frontier, by_timing = (
             grams_text(carbon[f"saved_by_{what}_g"]) for what in ("plan", "frontier", "timing")
         )
         lines.append(
             Text(
-                f"emissions of tuned iterations: {grams_text(carbon['carbon_g'])}; saved {by_plan} without slowdown,"
+                f"emissions of tuned iterations: {grams_text(tuned_g)}; saved {by_plan} without slowdown,"
                 f" {by_frontier} by running slower, {by_timing} by timing"
             )
         )

@@ -18,6 +18,7 @@ from gpuenergyd.report.formatting import (
     estimate,
     fit_error_text,
     grams_text,
+    pricing_text,
     ratio_text,
     time_text,
 )
@@ -87,7 +88,8 @@ def no_saving_reason(job: JobSummary) -> str | None:
 def _saving_text(job: JobSummary) -> Text:
     """Return the measured saving above its 95 % interval, or the predicted one, marked as such."""
     if job.predicted_saving_ratio is not None:
-        return Text(f"{ratio_text(job.predicted_saving_ratio)}\npredicted (fit)")
+        ratio = job.predicted_saving_ratio
+        return Text(f"{ratio_text(ratio) if ratio else 'nothing to save'}\npredicted")
     if job.saving_ratio is None:
         return Text(f"\n{MISSING}")
     text = Text(ratio_text(job.saving_ratio) if job.is_saving_significant else _NO_CLAIM)
@@ -134,9 +136,9 @@ def job_table(report: JobReport) -> RenderableType:
         _count(job.num_compared_baseline_iterations),
         _count(job.num_compared_tuned_iterations),
     )
-    if job.predicted_energy_j is not None:
+    if report.has_shown_prediction:
         table.add_row("predicted by the last plan (fit)", "", "", energy_text(job.predicted_energy_j))
-    if job.lower_bound_j is not None:
+    if report.has_shown_prediction and job.lower_bound_j is not None:
         table.add_row("lower bound of the last plan (fit)", "", "", energy_text(job.lower_bound_j))
     title = (
         f"{job.replica_name}: {job.schedule_name or MISSING}, {count_text(job.num_ranks, 'GPU')},"
@@ -200,7 +202,8 @@ def _energy_lines(report: JobReport) -> list[str]:
         missing = f"; no readings for {time_text(used.missing_s)}" if used.missing_s else ""
         lines.append(f"total GPU energy: {energy_text(used.energy_j)} measured{estimated}{missing}")
     if report.cost is not None:
-        lines.append(f"cost: {cost_text(report.cost)}")
+        pue = f" (PUE {report.rates.pue:g})" if report.rates.pue != 1.0 else ""
+        lines.append(f"cost: {cost_text(report.cost, report.rates.currency)}{pue}")
     if report.is_partial:
         lines.append(f"The job is only partly within the time range. {_PARTIAL_NOTE}")
     if report.summary.is_simulated:
@@ -225,27 +228,38 @@ _WIDE = 500
 _ONLY_WHERE_KNOWN = frozenset({"estimated_j", "missing_s", "saved_energy_j", "host_energy_j", "carbon_g", "cost"})
 
 
-def groups_table(groups: Sequence[Mapping[str, Any]], *, by: str) -> RenderableType:
-    """Return one row per group: measured energy of jobs and idle time, with estimates and missing time apart.
+def groups_table(groups: Sequence[Mapping[str, Any]], *, by: Sequence[str]) -> RenderableType:
+    """Return one row per group by one or two keys: measured energy of jobs and idle time, estimates, missing time.
 
     Names and the UUIDs of GPUs stay in one piece, so that they can be copied, also where the table is wider than the
     terminal; only values of tags may be long.
     """
     table = Table(box=box.SIMPLE, pad_edge=False)
-    is_tag = by == "tag"
-    table.add_column(by, overflow="fold", no_wrap=not is_tag, max_width=_LONGEST_TAG if is_tag else None)
+    for key in by:
+        is_tag = key == "tag"
+        table.add_column(key, overflow="fold", no_wrap=not is_tag, max_width=_LONGEST_TAG if is_tag else None)
+    labels = by if len(by) > 1 else ("group",)
     shown = [
         column
         for column in _GROUP_COLUMNS
         if column[1] not in _ONLY_WHERE_KNOWN or any(row[column[1]] for row in groups)
     ]
-    for title in ("jobs", *(title for title, _, _ in shown)):
+    for title in ("jobs", *(column_title(title, groups) for title, _, _ in shown)):
         table.add_column(title, justify="right", no_wrap=True)
     for row in groups:
-        table.add_row(row["group"], str(row["num_jobs"]), *(text(row[name]) for _, name, text in shown))
+        table.add_row(
+            *(row[label] for label in labels), str(row["num_jobs"]), *(text(row[name]) for _, name, text in shown)
+        )
     table.width = full_width(table)
     left_out = not_counted_text(sum(row["num_not_significant"] for row in groups))
-    return Group(table, Text(f"saved: {left_out}")) if left_out else table
+    notes = (f"saved: {left_out}" if left_out else "", pricing_text(groups))
+    return Group(table, *(Text(note) for note in notes if note))
+
+
+def column_title(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the title of a column; that of costs names their currency if that has a name."""
+    currency = next((row["currency"] for row in rows if row.get("currency")), None)
+    return f"{title} ({currency})" if title == "cost" and currency else title
 
 
 def full_width(table: Table) -> int:

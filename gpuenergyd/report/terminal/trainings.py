@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpuenergyd.report.formatting import MISSING, cost_text, energy_text, grams_text, time_text
-from gpuenergyd.report.terminal.tables import SIMULATED_NOTE, full_width
+from gpuenergyd.report.formatting import MISSING, cost_text, energy_text, grams_text, pricing_text, time_text
+from gpuenergyd.report.terminal.tables import SIMULATED_NOTE, column_title, full_width
 from gpuenergyd.report.totals import not_counted_text
 
 _COUNTS = (("hosts", "num_hosts"), ("replicas", "num_replicas"), ("stages", "num_stages"), ("GPUs", "num_gpus"))
@@ -30,25 +30,30 @@ def trainings_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 
     A saving has its 95 % interval below it.
     """
-    tables = [_table("training", "group", rows, _COUNTS)]
+    cost = column_title("cost", rows)
+    tables = [_table("training", "group", rows, _COUNTS, cost)]
     for row in rows:
-        tables += [_table(title, name, row[parts], _COUNTS[-1:]) for title, parts, name in _PARTS if row.get(parts)]
+        tables += [
+            _table(title, name, row[parts], _COUNTS[-1:], cost) for title, parts, name in _PARTS if row.get(parts)
+        ]
     notes = []
     if left_out := not_counted_text(sum(row.get("num_not_significant") or 0 for row in rows)):
         notes.append(f"saved: {left_out}")
+    if pricing := pricing_text(rows):
+        notes.append(pricing)
     if any(row.get("is_simulated") for row in rows):
         notes.append(SIMULATED_NOTE)
     return Group(*tables, *(Text(note) for note in notes))
 
 
 def _table(
-    title: str, key: str, rows: Sequence[Mapping[str, Any]], counted: Sequence[tuple[str, str]]
+    title: str, key: str, rows: Sequence[Mapping[str, Any]], counted: Sequence[tuple[str, str]], cost: str
 ) -> RenderableType:
     """Return one row per mapping, which its value `key` names, with these counts and the amounts that are known."""
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column(title, no_wrap=True)
     shown = [column for column in _AMOUNTS if column[1] not in _ONLY_WHERE_KNOWN or any(r.get(column[1]) for r in rows)]
-    for name in (*(name for name, _ in counted), *(name for name, _, _ in shown)):
+    for name in (*(name for name, _ in counted), *(cost if name == "cost" else name for name, _, _ in shown)):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         counts = (MISSING if row.get(name) is None else str(row[name]) for _, name in counted)

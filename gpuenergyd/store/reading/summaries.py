@@ -62,7 +62,11 @@ class JobSummary:
     saving_interval: tuple[float, float] | None = None
     slowdown_interval: tuple[float, float] | None = None
     predicted_saving_ratio: float | None = None
-    """Predicted saving of a job whose clocks are only observed; None once a plan was applied."""
+    """Predicted saving of a job whose clocks are only observed; None once a plan was applied. 0: nothing beyond its
+    own error."""
+    predicted_saving_low_ratio: float | None = None
+    predicted_saving_high_ratio: float | None = None
+    """Ends of its interval; None if the policy gives none, or a version up to 0.3 recorded it."""
     predicted_saving_basis: str | None = None
     num_measured_profile_iterations: int = 0
     since_iteration: int = 0
@@ -145,11 +149,11 @@ def job_summary(job: Row, inputs: SummaryInputs, time_range: TimeRange = ALL_TIM
         estimate = _computed_estimate(at_full_speed, under_plan)
     profiled = [each for each in in_range if each.purpose is PlanPurpose.PROFILE]
     last_plan = inputs.tuned_plan
-    predicted_saving_ratio = predicted_saving_basis = None
-    if inputs.predicted_plan is not None and not tuned.num_iterations:
-        predicted_j = inputs.predicted_plan.predicted_energy_j
-        predicted_saving_ratio = _change(estimate["baseline_energy_j"], predicted_j, sign=-1)
-        predicted_saving_basis = inputs.predicted_plan.reason
+    prediction = inputs.predicted_plan if not tuned.num_iterations else None
+    predicted_saving_ratio = prediction.predicted_saving_ratio if prediction is not None else None
+    if prediction is not None and predicted_saving_ratio is None:  # written by a version up to 0.3
+        predicted_saving_ratio = _change(estimate["baseline_energy_j"], prediction.predicted_energy_j, sign=-1)
+        predicted_saving_ratio = None if predicted_saving_ratio is None else max(0.0, predicted_saving_ratio)
     begin_at = max(job.started_at, time_range.since or job.started_at)
     last_seen_at = begin_at
     if whole_job:
@@ -173,7 +177,9 @@ def job_summary(job: Row, inputs: SummaryInputs, time_range: TimeRange = ALL_TIM
         predicted_energy_j=last_plan.predicted_energy_j if last_plan else None,
         lower_bound_j=last_plan.lower_bound_j if last_plan else None,
         predicted_saving_ratio=predicted_saving_ratio,
-        predicted_saving_basis=predicted_saving_basis,
+        predicted_saving_low_ratio=prediction.predicted_saving_low_ratio if prediction is not None else None,
+        predicted_saving_high_ratio=prediction.predicted_saving_high_ratio if prediction is not None else None,
+        predicted_saving_basis=prediction.reason if prediction is not None else None,
         num_measured_profile_iterations=sum(each.num_measured for each in profiled),
         **estimate,
     )

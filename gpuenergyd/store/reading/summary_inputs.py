@@ -39,6 +39,7 @@ _BLOCK_OF_ITERATION = (
 _PLAN_COLUMNS = (
     *("job_id", "purpose", "issued_at", "reason"),
     *("predicted_iteration_time_s", "predicted_energy_j", "lower_bound_j"),
+    *("predicted_saving_ratio", "predicted_saving_low_ratio", "predicted_saving_high_ratio"),
 )
 
 

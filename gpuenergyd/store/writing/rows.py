@@ -197,7 +197,7 @@ def _fitting(reason: str) -> str:
 
 
 def _plan_row(record: PlanRecord) -> RowValues:
-    plan, predicted = record.plan, record.plan.predicted
+    plan, predicted, saving = record.plan, record.plan.predicted, record.plan.predicted_saving
     return {
         "job_id": record.job_id,
         "plan_epoch": record.plan_epoch,
@@ -210,6 +210,9 @@ def _plan_row(record: PlanRecord) -> RowValues:
         "predicted_energy_j": predicted.energy_j if predicted else None,
         "lower_bound_j": predicted.lower_bound_j if predicted else None,
         "clocks": encode_clocks(plan.ranks),
+        "predicted_saving_ratio": saving.ratio if saving else None,
+        "predicted_saving_low_ratio": saving.low_ratio if saving else None,
+        "predicted_saving_high_ratio": saving.high_ratio if saving else None,
     }
 
 

@@ -201,7 +201,7 @@ def test_every_grouping_in_the_documents_has_groups(
         ),
         (["--group-by", "training", "--job", "nope"], "no job 'nope' in this period; jobs: gpt"),
         (["--group-by", "gpu", "--job", "gpt"], "cannot be combined with --job"),
-        (["--group-by", "moon"], "'job', 'training', 'user', 'host', 'gpu', 'day', 'month', 'tag'"),
+        (["--group-by", "moon"], "valid: one of job, training, user, host, gpu, day, month, tag, or two"),
         (["--group-by", "tag"], "needs --tag NAME; tags in this period: git_commit, slurm_job_id, user"),
         (["--group-by", "tag", "--tag", "team"], "no job has a tag 'team'; tags in this period: git_commit"),
         (["--tag", "user"], "needs --group-by tag"),
@@ -250,7 +250,10 @@ def test_a_tariff_of_one_price_costs_what_the_price_costs(
     ("text", "message"),
     [
         ("price_per_kwh = -1", "invalid price_per_kwh -1; valid: a number >= 0"),
-        ("price = 1", "unknown key 'price'; valid: periods, price_per_kwh"),
+        ("price = 1", "unknown key 'price'; valid: currency, periods, price_per_kwh"),
+        ("price_per_kwh = 1\ncurrency = 'US $'", "currency 'US $': must be 1 to 8 printable characters without spaces"),
+        ("price_per_kwh = 1\ncurrency = ''", "currency '': must be 1 to 8 printable characters without spaces"),
+        ("price_per_kwh = 1\ncurrency = 978", "currency 978: must be 1 to 8 printable characters without spaces"),
         (
             "price_per_kwh = 1\n[[periods]]\nprice_per_kwh = 1\nto_hour = 25",
             "to_hour 25; valid: two different integers from 0 to 24",
@@ -261,7 +264,7 @@ def test_a_tariff_of_one_price_costs_what_the_price_costs(
         ),
         ("=", "is not valid TOML"),
     ],
-    ids=["negative", "key", "hour", "weekday", "toml"],
+    ids=["negative", "key", "space", "empty", "number", "hour", "weekday", "toml"],
 )
 def test_an_invalid_tariff_is_one_line_that_names_the_key(
     text: str, message: str, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

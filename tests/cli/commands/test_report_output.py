@@ -57,6 +57,8 @@ def test_uuids_and_names_stay_in_one_piece_in_a_narrow_terminal(tmp_path: Path) 
         ("--group-by user", "no jobs in this period"),
         ("--group-by day", "no measurements in this period"),
         ("--group-by gpu", "no measurements in this period"),
+        ("--group-by gpu,day", "no measurements in this period"),
+        ("--group-by user,day", "no jobs in this period"),
         ("--json", '{"jobs":[]}'),
         ("--group-by day --json", '{"groups":[]}'),
     ],
@@ -83,8 +85,29 @@ def test_an_empty_history_has_an_html_report(tmp_path: Path) -> None:
         ("--until 2m", "--until '2m': minutes are 2min, months 60d"),
         (
             "--since 5y",
-            "--since '5y': must be a date, a time such as 2026-11-21T08:00, or an age such as 30min, 24h or 7d",
+            "--since '5y': must be a date, a month such as 2026-10, a time such as 2026-11-21T08:00, or an age such as",
         ),
+        ("--until 2026-13", "--until '2026-13': must be a date, a month such as 2026-10, a time"),
+        (
+            "--group-by moon",
+            "--group-by 'moon': unknown key 'moon'; valid: one of job, training, user, host, gpu, day,",
+        ),
+        ("--group-by user,", "--group-by 'user,': unknown key ''; valid: one of job, training, user, host, gpu, day,"),
+        ("--group-by user,user", "--group-by 'user,user': the same key twice; valid: one of job, training, user,"),
+        (
+            "--group-by user,day,gpu",
+            "--group-by 'user,day,gpu': more than two keys; valid: one of job, training, user,",
+        ),
+        ("--group-by gpu,day --job gpt", "--group-by gpu,day counts whole GPUs and cannot be combined with --job"),
+        ("--group-by user,tag", "--group-by tag needs --tag NAME; tags in this period: git_commit, slurm_job_id, user"),
+        (
+            "--pue 0.9",
+            "--pue 0.9: must be from 1 to 5, the power of the site as a ratio of its computers'; 1.2 adds 20 %",
+        ),
+        ("--pue 120", "--pue 120: must be from 1 to 5"),
+        ("--pue nan", "--pue nan: must be from 1 to 5"),
+        ("--currency EUR", "--currency EUR needs --price-per-kwh; a tariff file has the key currency"),
+        ("--price-per-kwh 1 --currency euros/kWh", "--currency 'euros/kWh': must be 1 to 8 printable characters"),
         ("--since 2126-01-01", "--since 2126-01-01T00:00:00+00:00 is in the future"),
         ("--since 2126-01-01 --group-by day --format csv", "--since 2126-01-01T00:00:00+00:00 is in the future"),
         ("--job gpt --since 2026-03-05", "job 'gpt' did not run in this period; it started at 2026-03-01 12:00 UTC"),
@@ -147,6 +170,28 @@ def test_records_from_the_future_print_a_warning(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert len(json.loads(done.stdout)["jobs"]) == 1
     assert done.stderr.startswith(f"gpuenergyd: warning: the newest record, {later:%Y-%m-%d %H:%M} UTC, is later")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected_j"),
+    [
+        ("--since 2026-02", 500.0),
+        ("--since 2026-02 --until 2026-03", 200.0),
+        ("--until 2026-02", 100.0),
+        ("--since 2026-03 --until 2026-04", 300.0),
+    ],
+)
+def test_a_month_is_its_first_instant(arguments: str, expected_j: float, tmp_path: Path) -> None:
+    begins = (datetime(2026, 1, 31, 23, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC), datetime(2026, 3, 1, tzinfo=UTC))
+    rows = [
+        RollupRecord(3600, "GPU-0", at, "", 100.0 * number, 1.0, 1.0, 1410.0, 1, measured_s=60.0)
+        for number, at in enumerate(begins, start=1)
+    ]
+    database = write_records(tmp_path / "history.sqlite3", *rows)
+
+    done = report("--group-by", "gpu", "--json", *arguments.split(), database=database)
+
+    assert [group["energy_j"] for group in json.loads(done.stdout)["groups"]] == [expected_j]
 
 
 SACCT = """\

@@ -330,15 +330,30 @@ def test_status_shows_predicted_savings_with_their_basis() -> None:
         "predicted_saving_high_ratio": 0.19,
         "predicted_saving_basis": "assumed curves",
     }
-    unknown = reported | dict.fromkeys(
-        ("predicted_saving_ratio", "predicted_saving_low_ratio", "predicted_saving_high_ratio")
-    )
+    name, low = "predicted_saving_ratio", "predicted_saving_low_ratio"
+    unknown = reported | dict.fromkeys((name, low, "predicted_saving_high_ratio"))
 
     text, blank = (drawn(STATUS | {"jobs": [STATUS["jobs"][0] | job]}) for job in (reported, unknown))
 
-    assert "predicted saving: +12.0 % (+8.0 % to +19.0 %); assumed curves" in " ".join(text.split())
+    shown = " ".join(text.split())
+    assert "predicted saving: 12.0 % less energy (range: 8.0 % to 19.0 % less energy); assumed curves" in shown
     assert "predicted saving: unknown; assumed curves" in blank
+    nothing = drawn(STATUS | {"jobs": [STATUS["jobs"][0] | reported | {name: 0.0, low: 0.0}]})
+    assert "predicted saving: nothing to save beyond the error of the prediction (range:" in " ".join(nothing.split())
     assert "predicted saving" not in drawn(STATUS)
+
+
+@pytest.mark.parametrize(("pue", "named"), [(1.0, ""), (1.2, ", PUE 1.2")])
+def test_status_shows_all_emissions_apart_from_those_of_tuned_iterations(pue: float, named: str) -> None:
+    target: dict[str, Any] = dict.fromkeys(("permitted_time_s", "slowdown_so_far_ratio", "length_basis"))
+    target |= {"policy": "carbon", "budget_ratio": 0.02, "reason": "test"}
+    carbon: dict[str, Any] = {f"saved_by_{what}_g": 1.5 for what in ("plan", "frontier", "timing")}
+    carbon |= {"carbon_g": 1234.0, "tuned_carbon_g": 900.0, "pue": pue}
+    job = STATUS["jobs"][0] | {"target": target, "carbon": carbon, "is_saving_significant": True}
+
+    text = " ".join(drawn(STATUS | {"jobs": [job]}).split())
+
+    assert f"carbon emissions so far: 1.23 kg, location-based{named} emissions of tuned iterations: 900 g;" in text
 
 
 NOTICES = {

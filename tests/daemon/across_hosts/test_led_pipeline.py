@@ -271,5 +271,5 @@ def test_hosts_in_several_zones_get_a_constant_slowdown(tmp_path: Path) -> None:
 
     assert found["status"]["target"]["reason"].startswith("constant slowdown: its hosts are in several carbon zones")
     assert "XX, YY" in found["status"]["target"]["reason"]
-    assert found["status"]["carbon"]["carbon_g"] is None, "the leader's intensity is not that of all hosts"
+    assert found["status"]["carbon"]["tuned_carbon_g"] is None, "the leader's intensity is not that of all hosts"
     assert site.pipeline_targets() == [], "the registered target stays"

@@ -319,7 +319,7 @@ def test_a_price_signal_uses_the_same_budget_and_claims_no_emissions(tmp_path: P
     assert dear_s > cheap_s * 1.01
     assert status["target"]["slowdown_so_far_ratio"] <= BUDGET
     assert {record.unit for record in here.kept.targets()} == {"price_eur_per_mwh"}
-    assert status["carbon"]["carbon_g"] is None
+    assert status["carbon"]["tuned_carbon_g"] is None
 
 
 LIES = st.lists(

@@ -12,6 +12,7 @@ from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import InstructionKind, combined_chunk_index
 from gpuenergyd.core.pipeline.megatron_orders import COMBINED
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
+from gpuenergyd.quantities.energy_use import EnergyUse
 from gpuenergyd.report.charts.axes import Axis, elapsed_step, elapsed_text, energy_step, energy_tick, round_step
 from gpuenergyd.report.charts.carbon_intensity import IntensityStep, TargetStep, intensity_svg
 from gpuenergyd.report.charts.colours import ClockScale
@@ -19,7 +20,6 @@ from gpuenergyd.report.charts.daily_energy import days_svg
 from gpuenergyd.report.charts.power import power_svg
 from gpuenergyd.report.charts.time_energy import plane_svg
 from gpuenergyd.report.charts.timeline import timelines_svg
-from gpuenergyd.report.energy_use import EnergyUse
 from gpuenergyd.report.groups import Group
 from gpuenergyd.report.observed_iteration import ObservedIteration
 from gpuenergyd.store import IterationRow, PlanRecord
@@ -156,7 +156,7 @@ def test_faster_clocks_are_brighter() -> None:
 
 def day(name: str, *, jobs_j: float | None, idle_j: float | None, missing_s: float = 0.0) -> Group:
     return Group(
-        name,
+        {"group": name},
         by_jobs=EnergyUse(energy_j=jobs_j, measured_s=3600.0),
         idle=EnergyUse(energy_j=idle_j, estimated_j=idle_j, missing_s=missing_s),
     )

@@ -1,12 +1,10 @@
-"""Every quantity of a report, defined once: energy, cost and emissions; docs/reference/quantities.md explains them."""
+"""Every quantity, defined once: energy, cost and emissions; docs/reference/quantities.md explains them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from gpuenergyd.core.carbon.intensity import grams
-from gpuenergyd.report.formatting import JOULES_PER_KWH
-from gpuenergyd.report.rates import Rates
+from gpuenergyd.quantities.rates import Rates
 from gpuenergyd.store.reading.energy_sums import EnergySum
 
 
@@ -23,11 +21,11 @@ class EnergyUse:
     missing_s: float = 0.0
     """GPU time without readings: its energy is not part of any sum."""
     cost: float | None = None
-    """The cost of measured and estimated energy of GPUs, in the currency of the tariff."""
+    """The cost of measured and estimated energy of GPUs, in the currency of the tariff, PUE included."""
     assumed_host_j: float | None = None
     """Energy assumed for the rest of the hosts (`carbon_host_power_w`): part of emissions, not of energy and cost."""
     carbon_g: float | None = None
-    """Emissions of measured, estimated and assumed energy in time of known carbon intensity, location-based."""
+    """Emissions of measured, estimated and assumed energy in time of known intensity, location-based, PUE included."""
     estimated_carbon_g: float | None = None
     """The part of `carbon_g` that comes from estimated energy of GPUs."""
     priced_j: float | None = None
@@ -54,6 +52,12 @@ class EnergyUse:
         """GPU time, however it was measured."""
         return self.measured_s + self.estimated_s + self.missing_s
 
+    def host_power_w(self, num_gpus: int) -> float | None:
+        """Return the mean power assumed for the rest of the hosts, the share of this many GPUs; None without any."""
+        if self.assumed_host_j is None or not self.gpu_time_s:
+            return None
+        return self.assumed_host_j / self.gpu_time_s * num_gpus
+
     def to_dict(self) -> dict[str, Any]:
         """Return energies and durations by name, without cost and emissions."""
         names = ("energy_j", "estimated_j", "measured_s", "estimated_s", "missing_s")
@@ -77,7 +81,6 @@ NO_ENERGY = EnergyUse()
 def use_of(part: EnergySum, rates: Rates) -> EnergyUse:
     """Return a part of attributed energy with its cost and emissions."""
     used_j, host_j = add_known(part.energy_j, part.estimated_j), rates.assumed_host_j(part)
-    price = rates.price_per_kwh(part)
     priced: dict[str, float | None] = {}
     if rates.intensities:
         mean = rates.intensity(part)
@@ -85,10 +88,10 @@ def use_of(part: EnergySum, rates: Rates) -> EnergyUse:
         if used_j is not None:
             priced = {"priced_j": known_ratio * used_j, "unpriced_j": (1.0 - known_ratio) * used_j}
         if mean is not None:
-            intensity = mean.known_ratio * mean.carbon_intensity_g_per_kwh
             all_j = add_known(used_j, host_j)
-            priced["carbon_g"] = None if all_j is None else grams(all_j, intensity)
-            priced["estimated_carbon_g"] = None if part.estimated_j is None else grams(part.estimated_j, intensity)
+            priced["carbon_g"] = None if all_j is None else rates.emissions_g(all_j, mean)
+            estimated_j = part.estimated_j
+            priced["estimated_carbon_g"] = None if estimated_j is None else rates.emissions_g(estimated_j, mean)
             priced["measured_intensity_j"] = None if used_j is None else mean.measured_ratio * used_j
     return EnergyUse(
         energy_j=part.energy_j,
@@ -96,7 +99,7 @@ def use_of(part: EnergySum, rates: Rates) -> EnergyUse:
         measured_s=part.measured_s,
         estimated_s=part.estimated_s,
         missing_s=part.missing_s,
-        cost=None if price is None or used_j is None else used_j / JOULES_PER_KWH * price,
+        cost=None if used_j is None else rates.cost(part, used_j),
         assumed_host_j=host_j,
         **priced,
     )

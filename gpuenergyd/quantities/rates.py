@@ -1,13 +1,14 @@
-"""What energy is priced with: money by the tariff, emissions by the carbon intensity of its time."""
+"""What energy is priced with: money by the tariff, emissions by the carbon intensity of its time, both by the PUE."""
 
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from gpuenergyd.core.carbon.intensity import CarbonSignal, IntensitySample, SampleStatus
-from gpuenergyd.report.tariff import Tariff
+from gpuenergyd.core.carbon.intensity import JOULES_PER_KWH, CarbonSignal, IntensitySample, SampleStatus, grams
+from gpuenergyd.quantities.tariff import Tariff
 from gpuenergyd.store import History, StoredIntensity
 from gpuenergyd.store.reading.energy_sums import EnergySum
 
@@ -85,6 +86,8 @@ class Rates:
     """Start and end of each job: energy of an hour in which it began is priced from its start."""
     host_power_w: Mapping[str, float] = field(default_factory=dict[str, float])
     """Power assumed for the rest of the host, per GPU, of jobs whose energy was recorded without it."""
+    pue: float = 1.0
+    """Power usage effectiveness of the site: its energy for each joule of its computers, in cost and emissions."""
     now: datetime = field(default_factory=lambda: datetime.now(tz=UTC))
     _grids: dict[str, Grid | None] = field(default_factory=dict[str, "Grid | None"], repr=False, compare=False)
 
@@ -112,9 +115,25 @@ class Rates:
         grid = self.grid_of("")
         return grid is not None and grid.changes_within(hour)
 
-    def price_per_kwh(self, part: EnergySum) -> float | None:
-        """Return the price of the time at which a part begins, None without a tariff."""
-        return None if self.tariff is None else self.tariff.price_per_kwh(part.started_at or self.now)
+    @property
+    def currency(self) -> str | None:
+        """The label of costs, None if they have none."""
+        return None if self.tariff is None else self.tariff.currency
+
+    def cost(self, part: EnergySum, energy_j: float) -> float | None:
+        """Return the cost of energy at the time at which a part begins, PUE included; None without a tariff."""
+        if self.tariff is None:
+            return None
+        return self.pue * energy_j / JOULES_PER_KWH * self.tariff.price_per_kwh(part.started_at or self.now)
+
+    def emissions_g(self, energy_j: float, intensity: MeanIntensity) -> float:
+        """Return the emissions of energy in the part of its time whose intensity is known, PUE included."""
+        return self.pue * intensity.known_ratio * grams(energy_j, intensity.carbon_intensity_g_per_kwh)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what amounts rest on, by its JSON and CSV names."""
+        price = None if self.tariff is None else self.tariff.flat_price_per_kwh
+        return {"price_per_kwh": price, "currency": self.currency, "pue": self.pue}
 
     def intensity(self, part: EnergySum) -> MeanIntensity | None:
         """Return the mean intensity of the time of a part in which its job ran; None if it is unknown."""
@@ -135,8 +154,13 @@ class Rates:
 
 
 def read_rates(
-    history: History, tariff: Tariff | None = None, *, since: datetime | None = None, until: datetime | None = None
+    history: History,
+    tariff: Tariff | None = None,
+    *,
+    pue: float = 1.0,
+    since: datetime | None = None,
+    until: datetime | None = None,
 ) -> Rates:
     """Return what the energy of a time range is priced with."""
     stored = history.intensities(since=since, until=until)
-    return Rates(tariff, stored, history.job_spans() if stored else {}, history.target_host_power_w())
+    return Rates(tariff, stored, history.job_spans() if stored else {}, history.target_host_power_w(), pue)

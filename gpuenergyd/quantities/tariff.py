@@ -1,4 +1,4 @@
-"""Electricity prices: one price, or a file with prices by hour and weekday."""
+"""Electricity prices, one or a file of prices by hour and weekday, with a currency, and the PUE of a site."""
 
 import tomllib
 from dataclasses import dataclass
@@ -9,6 +9,9 @@ from typing import Any
 
 from gpuenergyd.errors import UsageError
 
+MAX_PUE = 5.0
+"""A larger ratio of a site's power to that of its computers is a mistake, such as a percentage."""
+_MAX_CURRENCY_CHARS = 8
 _WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
@@ -39,6 +42,8 @@ class Tariff:
     periods: tuple[TariffPeriod, ...] = ()
     zone: tzinfo | None = None
     """The time zone of the periods; None: the zone of this host."""
+    currency: str | None = None
+    """The label of amounts, such as EUR; None: amounts have none."""
 
     @property
     def flat_price_per_kwh(self) -> float | None:
@@ -55,7 +60,7 @@ class Tariff:
 
 
 def read_tariff(path: Path) -> Tariff:
-    """Return the tariff in a TOML file: `price_per_kwh` and tables `[[periods]]` with price, hours and weekdays.
+    """Return the tariff in a TOML file: `price_per_kwh`, `currency` and tables `[[periods]]` of prices.
 
     Raises:
         UsageError: the file cannot be read or is invalid; the message names the key.
@@ -66,11 +71,32 @@ def read_tariff(path: Path) -> Tariff:
         raise UsageError(f"cannot read the tariff {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}") from None
-    _require_known(path, values, {"price_per_kwh", "periods"})
+    _require_known(path, values, {"currency", "price_per_kwh", "periods"})
     periods = values.get("periods", [])
     if not isinstance(periods, list) or not all(isinstance(each, dict) for each in periods):
         raise UsageError(f"{path}: periods must be tables [[periods]]")
-    return Tariff(_price(path, values), tuple(_period(path, each) for each in periods))
+    currency = values.get("currency")
+    if currency is not None:
+        check_currency(currency, f"{path}: currency")
+    return Tariff(_price(path, values), tuple(_period(path, each) for each in periods), currency=currency)
+
+
+def check_currency(label: object, name: str) -> None:
+    """Raise UsageError, with the name of the value, unless it is a label that fits beside an amount."""
+    is_label = isinstance(label, str) and label.isprintable() and not any(char.isspace() for char in label)
+    if not is_label or not 1 <= len(str(label)) <= _MAX_CURRENCY_CHARS:
+        raise UsageError(
+            f"{name} {label!r}: must be 1 to {_MAX_CURRENCY_CHARS} printable characters without spaces, such as EUR"
+        )
+
+
+def check_pue(pue: float, name: str) -> None:
+    """Raise UsageError, with the name of the value, unless it is a possible power usage effectiveness."""
+    if not 1.0 <= pue <= MAX_PUE:
+        raise UsageError(
+            f"{name} {pue:g}: must be from 1 to {MAX_PUE:g}, the power of the site as a ratio of its computers'; 1.2"
+            " adds 20 %"
+        )
 
 
 def _period(path: Path, values: dict[str, Any]) -> TariffPeriod:
