@@ -36,8 +36,8 @@ def headline(report: JobReport) -> str:
     if job.slowdown_ratio is None:
         tuned = count_text(job.num_tuned_iterations, "tuned iteration")
         return (
-            f"No saving is known: {tuned}, {job.num_baseline_iterations} at full speed, but fewer than two blocks at full"
-            " speed between tuned iterations at the job's own pace."
+            f"No saving is known: {tuned}, {job.num_baseline_iterations} at full speed, but fewer than two blocks at"
+            " full speed between tuned iterations at the job's own pace."
         )
     speed = speed_text(job.slowdown_ratio)
     if job.saving_ratio is None:

@@ -18,6 +18,7 @@ NO_PLAN: dict[str, Any] = {
     "slowdown_interval": None, "iteration_time_s": None, "energy_per_iteration_j": None,
 }  # fmt: skip
 
+
 @pytest.fixture(scope="module")
 def report_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., JobReport]:
     path: Path = write_sample_history(tmp_path_factory.mktemp("history") / "history.sqlite3")

@@ -92,6 +92,7 @@ def test_a_summary_compares_a_job_with_its_own_baseline(writer: HistoryWriter, p
     assert (summary.saving_ratio, summary.slowdown_ratio) == (None, None)  # no block at full speed after the plan
     assert (summary.predicted_iteration_time_s, summary.predicted_energy_j, summary.lower_bound_j) == (1.0, 80.0, 79.5)
 
+
 def test_full_speed_blocks_between_tuned_iterations_belong_to_the_baseline(writer: HistoryWriter, place: str) -> None:
     proof = ClockPlan("proof", PlanPurpose.BASELINE)
     writer.write(job())

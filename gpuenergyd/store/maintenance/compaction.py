@@ -96,7 +96,7 @@ def _blocks(rows: Sequence[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _beside_full_speed(rows: Sequence[Any]) -> list[int]:
-    """Return 1 for each row that is compared with the block at full speed before it, -1 with the one after it, else 0."""
+    """Return 1 for rows that are compared with the block at full speed before them, -1 with the one after, else 0."""
     after = list(_distances(rows))
     before = list(_distances(rows[::-1]))[::-1]
     return [

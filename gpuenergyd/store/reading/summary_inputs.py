@@ -18,14 +18,14 @@ _MAX_JOBS_PER_QUERY = 250
 """Bounds the memory that a query takes."""
 _MIN_JOBS_TO_AGGREGATE = 16
 _NUM_SINGLE, _BLOCK_ITERATIONS = 64, 200
-_WITH_FULL_SPEED = """(
+_WITH_FULL_SPEED = f"""(
     SELECT *,
-        max(CASE WHEN plan_purpose = '{baseline}' THEN iteration_index END) OVER
+        max(CASE WHEN plan_purpose = '{PlanPurpose.BASELINE}' THEN iteration_index END) OVER
             (PARTITION BY job_id ORDER BY iteration_index) AS last_at_full_speed,
-        min(CASE WHEN plan_purpose = '{baseline}' THEN iteration_index END) OVER
+        min(CASE WHEN plan_purpose = '{PlanPurpose.BASELINE}' THEN iteration_index END) OVER
             (PARTITION BY job_id ORDER BY iteration_index DESC) AS next_at_full_speed
     FROM iterations
-) AS beside""".format(baseline=PlanPurpose.BASELINE)
+) AS beside"""  # noqa: S608  constants of this program
 """Iterations with the indexes of the last and the next one at full speed."""
 _AFTER_IT = f"iteration_index - last_at_full_speed <= {REACH}"
 _BEFORE_IT = f"next_at_full_speed - iteration_index <= {REACH}"

@@ -44,7 +44,9 @@ def test_full_speed_blocks_become_rarer_until_they_are_within_their_budget() -> 
     run.run(500)
 
     runs = [(plan, sum(1 for _ in own)) for plan, own in groupby(plan for _, _, plan in run.history)]
-    distances = [length for (plan, length), (then, _) in pairwise(runs) if then == PROOF_PLAN_ID and "tuned" in str(plan)]
+    distances = [
+        length for (plan, length), (then, _) in pairwise(runs) if then == PROOF_PLAN_ID and "tuned" in str(plan)
+    ]
     assert distances[1:] == sorted(distances[1:]), "the first one begins with the plan, which may be replaced soon"
     assert distances[-1] == rules.proof_iterations / rules.proof_budget_ratio
 

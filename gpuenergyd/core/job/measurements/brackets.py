@@ -24,16 +24,16 @@ from gpuenergyd.core.measurement.robust import robust_sigma, weighted_median
 
 
 class LogPoint(NamedTuple):
-    """An iteration, or consecutive ones that are stored as one row, and the logarithm of its (median) time or energy."""
+    """An iteration, or consecutive ones stored as one row, and the logarithm of its time or energy (their medians)."""
 
-    index: int
+    first_index: int
     value: float
     num_iterations: int = 1
 
     @property
     def last_index(self) -> int:
         """The index of the last of the iterations."""
-        return self.index + self.num_iterations - 1
+        return self.first_index + self.num_iterations - 1
 
 
 LEAST_BRACKETS = 2
@@ -86,14 +86,14 @@ def complete_brackets(full_speed: Sequence[LogPoint], tuned: Sequence[LogPoint])
         if is_tuned or number in {0, len(runs) - 1}:
             continue
         before, after = runs[number - 1][1], runs[number + 1][1]
-        begin, end = float(before[0].index), float(after[-1].last_index)
+        begin, end = float(before[0].first_index), float(after[-1].last_index)
         if number > 2:  # the earlier half belongs to the block before
             before = before[_half(before) :]
-            begin = fmean((runs[number - 2][1][-1].last_index, block[0].index))
+            begin = fmean((runs[number - 2][1][-1].last_index, block[0].first_index))
         if number < len(runs) - 3:
             after = after[: _half(after)]
-            end = fmean((block[-1].last_index, runs[number + 2][1][0].index))
-        num_near = block[0].index - begin + end - block[-1].last_index
+            end = fmean((block[-1].last_index, runs[number + 2][1][0].first_index))
+        num_near = block[0].first_index - begin + end - block[-1].last_index
         bracket = Bracket(_nearest(before[::-1])[::-1], tuple(block), _nearest(after), num_near)
         sides = (bracket.before, bracket.block, bracket.after)
         if all(_count(side) >= _LEAST_SIDE for side in sides) and _is_close(sides):
@@ -136,7 +136,7 @@ def _nearest(run: Sequence[LogPoint]) -> tuple[LogPoint, ...]:
 
 
 def _is_close(sides: Sequence[Sequence[LogPoint]]) -> bool:
-    return all(right[0].index - left[-1].last_index <= _LARGEST_GAP for left, right in pairwise(sides))
+    return all(right[0].first_index - left[-1].last_index <= _LARGEST_GAP for left, right in pairwise(sides))
 
 
 def _count(points: Sequence[LogPoint]) -> int:

@@ -21,7 +21,7 @@ from gpuenergyd.core.policy_api.policy import BaselineView
 class Point(NamedTuple):
     """An iteration, or consecutive ones that are stored as one row with their medians."""
 
-    index: int
+    first_index: int
     time_s: float
     energy_j: float | None
     num_iterations: int = 1
@@ -131,12 +131,12 @@ def saving_between(
 
 
 def _log_times(points: Sequence[Point]) -> list[LogPoint]:
-    return [LogPoint(point.index, math.log(point.time_s), point.num_iterations) for point in points]
+    return [LogPoint(point.first_index, math.log(point.time_s), point.num_iterations) for point in points]
 
 
 def _log_energies(points: Sequence[Point]) -> list[LogPoint]:
     measured = ((point, energy_j) for point in points if (energy_j := point.energy_j))
-    return [LogPoint(point.index, math.log(energy_j), point.num_iterations) for point, energy_j in measured]
+    return [LogPoint(point.first_index, math.log(energy_j), point.num_iterations) for point, energy_j in measured]
 
 
 def _mean_effect(brackets: Sequence[Bracket], hidden_error: float = 0.0) -> Interval | None:

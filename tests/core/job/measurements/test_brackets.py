@@ -165,9 +165,9 @@ def test_iterations_that_are_stored_as_one_row_count_as_what_they_are(seed: int)
     full, tuned = job(lambda _: 5.0 + draw.gauss(0, 0.002), runs=(10, 30, 4, 30, 4, 30, 4, 30))
     rows: list[list[Point]] = []
     for point in tuned:
-        begins = not rows or point.index - rows[-1][-1].index > 1 or len(rows[-1]) >= draw.randint(1, 8)
+        begins = not rows or point.first_index - rows[-1][-1].first_index > 1 or len(rows[-1]) >= draw.randint(1, 8)
         rows = [*rows, [point]] if begins else [*rows[:-1], [*rows[-1], point]]
-    merged = [Point(row[0].index, 1.0, median(p.energy_j or 0.0 for p in row), len(row)) for row in rows]
+    merged = [Point(row[0].first_index, 1.0, median(p.energy_j or 0.0 for p in row), len(row)) for row in rows]
     singly, by_row = saving_between(full, tuned), saving_between(full, merged)
 
     assert singly is not None
@@ -179,8 +179,10 @@ def test_iterations_that_are_stored_as_one_row_count_as_what_they_are(seed: int)
 
 def test_a_row_between_two_blocks_is_in_one_bracket() -> None:
     full = [LogPoint(k, 0.0) for k in (10, 11, 12, 33, 34, 35)]
-    tuned = [LogPoint(k, -0.1) for k in range(10)] + [LogPoint(13, -0.1, 20)] + [LogPoint(k, -0.1) for k in range(36, 46)]
-    (bracket,) = complete_brackets([LogPoint(-1, 0.0), *full], [p for p in tuned if p.index >= 0])
+    tuned = (
+        [LogPoint(k, -0.1) for k in range(10)] + [LogPoint(13, -0.1, 20)] + [LogPoint(k, -0.1) for k in range(36, 46)]
+    )
+    (bracket,) = complete_brackets([LogPoint(-1, 0.0), *full], [p for p in tuned if p.first_index >= 0])
 
     assert bracket.block == tuple(full[3:])
     assert bracket.before == (LogPoint(13, -0.1, 20),)
