@@ -152,8 +152,8 @@ def create_tables(connection: Connection) -> None:
     connection.execute(insert(revisions), {"version_num": SCHEMA_REVISION})
 
 
-def migrate(connection: Connection) -> None:
-    """Upgrade the schema of an earlier version to this version's, in the open transaction."""
+def migrate(connection: Connection, revision: str = "head") -> None:
+    """Upgrade the schema of an earlier version, to this version's or a revision before it, in the open transaction."""
     logging.getLogger("alembic").setLevel(logging.WARNING)  # before the import, which logs
     from alembic import command  # noqa: PLC0415  slow to import, needed only for an outdated schema
     from alembic.config import Config  # noqa: PLC0415  as above
@@ -162,7 +162,7 @@ def migrate(connection: Connection) -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    command.upgrade(config, revision)
 
 
 def _set_application_id(connection: Connection) -> None:

@@ -11,7 +11,7 @@ from tests.support.encoded_host import EncodedLargeJob
 from tests.support.large_job import JobSize, LargeJob
 
 SIZE = JobSize(num_pp_ranks=3, num_tp_ranks=2, num_dp_ranks=2, num_microbatches=6)
-MAX_ITERATIONS = 60
+MAX_ITERATIONS = 120
 NUM_TUNED = 3
 NUM_STEADY = 6
 

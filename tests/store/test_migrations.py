@@ -222,8 +222,7 @@ def test_savings_of_a_regression_are_deleted_and_computed_from_brackets(place: s
     engine = writing_engine(place, busy_timeout_s=5)
     with engine.begin() as connection:
         write_history_of_0_1_0(connection)
-        migrate(connection)
-        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0013'")
+        migrate(connection, "0013")
         held = MetaData()
         held.reflect(connection)
         wrong = {"job_id": "old-1", "since_iteration": 0, "baseline_time_s": 1.0, "saving_ratio": 0.5}
