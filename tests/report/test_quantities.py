@@ -138,13 +138,20 @@ NAMES = (
 
 
 def from_rows(database: Path, key: str) -> dict[str, dict[str, Any]]:
-    """Return the quantities by an expression over minutes; an energy without any reading is missing."""
+    """Return the quantities by an expression over minutes; energy without any reading is missing, as are prices of it.
+
+    Without any intensity nothing is said of emissions.
+    """
     with sqlite3.connect(database) as connection:
         connection.row_factory = sqlite3.Row
         found: dict[str, dict[str, Any]] = {
             row["key"]: dict(row) for row in connection.execute(EACH_MINUTE.format(key=key))
         }
+        (has_intensities,) = connection.execute("SELECT count(*) > 0 FROM intensities").fetchone()
     connection.close()
+    if not has_intensities:
+        nothing: dict[str, Any] = dict.fromkeys(("priced_energy_j", "unpriced_energy_j", "assumed_host_j"))
+        found = {name: values | nothing for name, values in found.items()}
     without: dict[str, Any] = dict.fromkeys(("cost", "priced_energy_j", "unpriced_energy_j"))
     unknown = {key for key, values in found.items() if values["energy_j"] is values["estimated_j"] is None}
     return {key: values | without if key in unknown else values for key, values in found.items()}

@@ -5,12 +5,14 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import venv
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import pytest
 from gpuenergyd.cli.main import run
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.core.job.result_text import saving_span_text, saving_text, slowdown_text
+from tests.report.test_quantities import assert_same, csv_rows, from_rows, reported
 from tests.support.thorough import thorough
 from tests.support.waiting import wait_until
 
@@ -96,6 +99,8 @@ class FinishedDemo:
     job: dict[str, Any]
     """The ended job, from the daemon's status while the demo was held."""
     is_virtual: bool
+    database: Path
+    """A copy of its history, made while it was held."""
 
 
 @pytest.fixture(scope="module", params=["virtual", *thorough("real")])
@@ -103,6 +108,7 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """Run a demo once for all tests that look at its result."""
     folder = Path(tempfile.mkdtemp(prefix="demo-"))
     report_path = tmp_path_factory.mktemp("demo") / "report.html"
+    database = report_path.with_name("history.sqlite3")
     arguments = (*SHORT, *(("--real-time",) if request.param == "real" else ()))
     with start(folder, "--hold", "--json", "--out", str(report_path), *arguments, PYTHONUNBUFFERED="1") as demo:
         assert demo.stdin is not None
@@ -116,6 +122,8 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
                 client = DaemonClient(str(next(folder.rglob("gpuenergyd.sock"))))
                 (ended,) = client.get_status()["ended_jobs"]
                 client.close()
+                with closing(sqlite3.connect(next(folder.rglob("history.sqlite3")))) as history:
+                    history.execute("VACUUM INTO ?", (str(database),))
                 demo.stdin.write("\n")
                 demo.stdin.close()
         stdout = demo.stdout.read()
@@ -123,7 +131,7 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     shutil.rmtree(folder)
     assert left_files == []
     assert left_processes == []
-    return FinishedDemo(demo.returncode, stdout, texts, report_path, ended, is_virtual=request.param == "virtual")
+    return FinishedDemo(demo.returncode, stdout, texts, report_path, ended, request.param == "virtual", database)
 
 
 @pytest.mark.torch
@@ -155,6 +163,20 @@ def test_a_held_demo_answers_with_the_figures_that_its_report_has(finished: Fini
     assert (figures["saving_ratio"], figures["slowdown_ratio"]) == (ended["saving_ratio"], ended["slowdown_ratio"])
     assert [figures["saving_low_ratio"], figures["saving_high_ratio"]] == ended["saving_interval"]
     assert (figures["baseline_energy_j"], figures["energy_j"]) == (ended["baseline_energy_j"], ended["energy_j"])
+
+
+@pytest.mark.torch
+def test_reports_of_the_demo_follow_from_its_rows(finished: FinishedDemo, capsys: pytest.CaptureFixture[str]) -> None:
+    expected, job_id = from_rows(finished.database, "job_id"), finished.job["job_id"]
+    with closing(sqlite3.connect(finished.database)) as history:
+        (within_j,) = history.execute("SELECT sum(energy_j) FROM iterations").fetchone()
+
+    for (row,) in (
+        json.loads(reported(finished.database, capsys, "--json"))["jobs"],
+        csv_rows(reported(finished.database, capsys, "--format", "csv")),
+    ):
+        assert_same(row, expected[job_id], prefix="gpu_")
+        assert float(row["iterations_energy_j"]) == pytest.approx(within_j)
 
 
 @pytest.mark.torch
