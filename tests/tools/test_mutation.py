@@ -128,7 +128,7 @@ def test_mutants_are_asked_in_a_copy_and_one_that_hangs_is_ended(
     source = ROOT / "gpuenergyd" / "core" / "job" / "measurements" / "savings.py"
     text = source.read_text(encoding="utf-8")
     mutant = a_mutant(1, path="gpuenergyd/core/job/measurements/savings.py")
-    tests = {"tests/core/job/measurements/test_savings.py": 10.0}
+    tests = {"tests/core/job/measurements/test_brackets.py": 10.0}
     changed = text.replace("CONFIDENCE / 2", "CONFIDENCE * 2")
 
     same = bench.test(mutant, text, tests)
@@ -143,7 +143,7 @@ def test_mutants_are_asked_in_a_copy_and_one_that_hangs_is_ended(
     assert changed != text
     assert same == again == (Verdict.SURVIVED, "")
     assert detected is Verdict.DETECTED
-    assert by.startswith("tests/core/job/measurements/test_savings.py::test_")
+    assert by.startswith("tests/core/job/measurements/test_brackets.py::test_")
     assert hung == spun == (Verdict.HUNG, "")
     assert (tmp_path / "tree" / source.relative_to(ROOT)).read_text(encoding="utf-8") == text
     assert source.read_text(encoding="utf-8") == text

@@ -21,7 +21,7 @@ import pytest
 
 from gpuenergyd.cli.main import run
 from gpuenergyd.client.connection import DaemonClient
-from gpuenergyd.core.job.result_text import saving_span_text, saving_text, slowdown_text
+from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, saving_span_text, saving_text, slowdown_text
 from tests.report.test_quantities import assert_same, csv_rows, from_rows, reported
 from tests.support.thorough import thorough
 from tests.support.waiting import wait_until
@@ -149,11 +149,13 @@ def test_the_demo_prints_its_figures_on_the_last_line_and_writes_a_report(finish
     report = finished.report_path.read_text(encoding="utf-8")
     assert report.count('<svg class="timeline"') == 2  # for desktops and for phones
     interval = saving_span_text((figures["saving_low_ratio"], figures["saving_high_ratio"]))
-    assert (
+    is_significant = finished.is_virtual or figures["saving_low_ratio"] > 0  # in real time, the host's load decides
+    sentence = (
         "gpuenergyd trained this pipeline on 2 simulated a100-sxm GPUs (late clocks, slow reads, stalls) with"
-        f" {saving_text(figures['saving_ratio'])} per iteration (95 % confidence interval: {interval}),"
-        f" {slowdown_text(figures['slowdown_ratio'])} than at full speed."
-    ) in finished.texts
+        f" {saving_text(figures['saving_ratio']) if is_significant else NOT_SIGNIFICANT} per iteration"
+        f" (95 % confidence interval: {interval}), {slowdown_text(figures['slowdown_ratio'])} than at full speed."
+    )
+    assert any(text.startswith(sentence) for text in finished.texts)
 
 
 @pytest.mark.torch

@@ -47,7 +47,8 @@ def ran(*numbers: int, num_tp_ranks: int = 1) -> list[Ran]:
             job = pipeline.leader.job
             assert job.description.num_microbatches == number
             assert all(len(set(plan_ids)) == 1 for plan_ids in pipeline.followed[before:]), "ranks followed two plans"
-            time_s, energy_j = pipeline.truth(pipeline.followed[-1][0])
+            tuned = [plan_ids[0] for plan_ids in pipeline.followed if plan_ids[0] != "baseline"]
+            time_s, energy_j = pipeline.truth(tuned[-1])
             baseline_s, baseline_j = pipeline.truth("baseline")
             profiled = job.knowledge.num_iterations_for[PlanPurpose.PROFILE]
             events = [r for history in pipeline.histories for r in history.records if isinstance(r, ControlEventRecord)]

@@ -70,7 +70,7 @@ def test_a_block_at_full_speed_is_the_same_on_all_hosts_and_the_interval_covers_
     asyncio.run(run())
 
     (job,) = (leader.job for leader in leaders)
-    assert [len(block) for block in blocks(pipeline)] == [JobRules().proof_iterations]
+    assert {len(block) for block in blocks(pipeline)} == {JobRules().proof_iterations}
     baseline, tuned = pipeline.truth("baseline"), pipeline.truth(pipeline.followed[-1][0])
     saving = job.knowledge.saving()
     assert saving is not None

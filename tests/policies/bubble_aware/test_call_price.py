@@ -4,6 +4,7 @@ from statistics import mean
 
 import pytest
 
+from gpuenergyd.core.job.issued_plans import PROOF_PLAN_ID
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd_policies.bubble_aware.model import fit_model
@@ -37,9 +38,9 @@ def learned(training: UnkindTraining) -> CallCost:
 
 def net(training: UnkindTraining, last: int = 20) -> tuple[float, float]:
     """Return saving and slowdown of the last iterations."""
+    tuned = [row for row in training.history[-last:] if row[2] != PROOF_PLAN_ID]
     (time_s, energy_j), (then_s, then_j) = (
-        (mean(t for t, _, _ in rows), mean(e for _, e, _ in rows))
-        for rows in (training.history[-last:], training.history[2:8])
+        (mean(t for t, _, _ in rows), mean(e for _, e, _ in rows)) for rows in (tuned, training.history[2:8])
     )
     return 1 - energy_j / then_j, time_s / then_s - 1
 

@@ -68,7 +68,7 @@ def test_a_noisy_job_stays_at_full_speed_and_is_profiled_again_and_planned_once_
     assert len(run.job.knowledge.plans.kept) == num_plans  # not profiled again soon
 
     run.noise_ratio, run.energy_noise_ratio = 0.003, 0.02
-    run.run(460)  # the slowdown budget paces the second profiling
+    run.run(560)  # the slowdown budget paces the second profiling
 
     saving = run.job.knowledge.saving()
     assert tuned_plans(run)

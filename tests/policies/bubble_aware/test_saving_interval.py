@@ -46,7 +46,7 @@ def test_the_measured_interval_of_the_saving_contains_the_true_saving() -> None:
     right = 0
     for seed in range(NUM_RUNS):
         run = training(seed, is_noisy=True)
-        run.run(60)
+        run.run(90)
         saving = run.job.knowledge.saving()
         assert saving is not None
         assert saving.saving_ratio is not None

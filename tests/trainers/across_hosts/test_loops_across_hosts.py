@@ -71,7 +71,9 @@ def test_ranks_of_a_loop_follow_a_slower_host(tmp_path: Path) -> None:
     def is_followed() -> bool:
         assert all(process.poll() is None for process in ranks), (tmp_path / "rank-0.log").read_text()[-2000:]
         faster = jobs_of(hosts, 0)
-        return len(faster) == RANKS_PER_HOST and all(job["straggler_time_s"] is not None for job in faster)
+        return len(faster) == RANKS_PER_HOST and all(
+            job["straggler_time_s"] is not None and job["straggler_time_s"] > 1.1 * job["own_time_s"] for job in faster
+        )
 
     os.environ.pop("LOCAL_RANK", None)
     try:
@@ -83,5 +85,4 @@ def test_ranks_of_a_loop_follow_a_slower_host(tmp_path: Path) -> None:
 
     for job in faster:
         assert job["straggler"] == "a replica elsewhere"
-        assert job["straggler_time_s"] > 1.1 * job["own_time_s"]
     assert all(job["straggler"] != "a replica elsewhere" for job in slower)

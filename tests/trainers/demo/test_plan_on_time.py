@@ -198,11 +198,11 @@ def test_the_demos_plan_is_on_time(streams: dict[str, list[Stream]]) -> None:
 
 
 @pytest.mark.thorough
-def test_waits_recorded_as_work_end_the_plan(streams: dict[str, list[Stream]]) -> None:
+def test_waits_recorded_as_work_leave_no_plan(streams: dict[str, list[Stream]]) -> None:
     moved: list[Stream] = [within_instructions(own) for own in streams["own"]]
     assert all(waits_within_instructions(own) for own in moved)
 
-    assert trained({"own": moved}).job.phase is JobPhase.FALLBACK
+    assert trained({"own": moved}).job.phase is not JobPhase.TUNED
 
 
 def within_instructions(stream: Stream) -> list[StreamOperation]:

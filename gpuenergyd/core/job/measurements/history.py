@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from gpuenergyd.core.job.issued_plans import Purposes
-from gpuenergyd.core.job.measurements.brackets import REACH
-from gpuenergyd.core.job.measurements.savings import MeasuredSaving, measured_saving
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 
@@ -27,16 +25,14 @@ class KeptIterations:
     def _most_dispensable(self, purposes: Purposes) -> int:
         """Return the index of the observation to drop: a tuned one, else one at full speed, of the older half.
 
-        Tuned ones in no bracket go first. The newer half stays because the guard judges a plan by its newest
-        iterations, however many ran at full speed before.
+        The newer half stays because the guard judges a plan by its newest iterations, however many ran at full speed
+        before.
         """
         older = [purposes.get(o.plan_id) for o in self.kept[: max(1, self.max_kept // 2)]]
         needed = {PlanPurpose.PROFILE, PlanPurpose.BASELINE}
-        tuned = [i for i, purpose in enumerate(older) if purpose not in needed]
-        at_full_speed = [i for i, purpose in enumerate(older) if purpose is PlanPurpose.BASELINE]
-        blocks = [self.kept[i].iteration_index for i in at_full_speed]
-        far = (i for i in tuned if all(abs(self.kept[i].iteration_index - block) > REACH for block in blocks))
-        return next(far, next(iter(tuned), next(iter(at_full_speed), 0)))
+        tuned = (i for i, purpose in enumerate(older) if purpose not in needed)
+        at_full_speed = (i for i, purpose in enumerate(older) if purpose is PlanPurpose.BASELINE)
+        return next(tuned, next(at_full_speed, 0))
 
     def at_full_speed(self, purposes: Purposes, *, since: int = 0) -> list[IterationObservation]:
         """Return the regular full-speed iterations without the first of each block, in which clocks still rise."""
@@ -62,12 +58,3 @@ class KeptIterations:
         """Return the median of a figure over the regular iterations that have it; 0 if none has."""
         known = [value for o in self.kept if o.is_regular and (value := figure(o)) is not None]
         return median(known) if known else 0.0
-
-    def saving(self, purposes: Purposes, *, until: int | None = None) -> MeasuredSaving | None:
-        """Return the measured saving of the tuned iterations before `until`; None while there are too few."""
-        at_full_speed = [o for o in self.at_full_speed(purposes) if not o.is_at_straggler_pace and not o.waited_s]
-        own = [o for o in self.kept if o.is_own and not o.waited_s]
-        tuned = [o for o in own if purposes.get(o.plan_id) is PlanPurpose.TUNED]
-        return measured_saving(
-            *([o for o in side if until is None or o.iteration_index < until] for side in (at_full_speed, tuned))
-        )

@@ -9,6 +9,7 @@ from gpuenergyd.core.distributed.pace import PaceEstimator
 from gpuenergyd.core.distributed.straggler_savings import StragglerSavingEstimator
 from gpuenergyd.core.job.description import JobRanks
 from gpuenergyd.core.job.issued_plans import IssuedPlans, IssuedPlansSnapshot
+from gpuenergyd.core.job.measurements.compared import ComparedIterations
 from gpuenergyd.core.job.measurements.history import KeptIterations
 from gpuenergyd.core.job.measurements.reordering import Reordering, ReorderingSnapshot
 from gpuenergyd.core.job.measurements.savings import MeasuredSaving, SavingEstimate
@@ -59,6 +60,7 @@ class JobKnowledge:
     max_kept: int
     plans: IssuedPlans = field(default_factory=IssuedPlans)
     iterations: KeptIterations = field(init=False)
+    compared: ComparedIterations = field(default_factory=ComparedIterations)
     previous_run: PreviousRun | None = None
     """The profile of an earlier run of this job, or of this run before the job changed."""
     past_jobs: tuple[PastJob, ...] = ()
@@ -116,7 +118,9 @@ class JobKnowledge:
             self.num_iterations_for[purpose] += 1
             if purpose is PlanPurpose.TUNED and observation.is_own:
                 self.tuned_figures.append((observation.iteration_time_s, observation.energy_j))
-        self.iterations.add(observation, self.plans.purposes())
+        purposes = self.plans.purposes()
+        self.iterations.add(observation, purposes)
+        self.compared.add(observation, purposes)
         self._iterations_changed()
         return observation, purpose
 
@@ -145,7 +149,7 @@ class JobKnowledge:
     def saving(self) -> MeasuredSaving | None:
         """Return the measured saving; None while there are too few iterations."""
         if self._saving is None:
-            self._saving = (self.iterations.saving(self.plans.purposes()),)
+            self._saving = (self.compared.saving(),)
         return self._saving[0]
 
     def tuned_medians(self) -> tuple[float | None, float | None]:
@@ -229,7 +233,7 @@ class JobKnowledge:
 
         With `until`, the saving is that of iterations before this one.
         """
-        saving = self.saving() if until is None else self.iterations.saving(self.plans.purposes(), until=until)
+        saving = self.saving() if until is None else self.compared.saving(until=until)
         if saving is None and self.estimate_before is not None:
             return self.estimate_before
         iteration_time_s, energy_j = self.tuned_medians()
@@ -246,6 +250,7 @@ class JobKnowledge:
         """Drop all measurements except the kept iterations and the given profile, so that the policy profiles again."""
         self.tuned_figures.clear()
         self.iterations.kept = [o for o in self.iterations.kept if is_kept(o)]
+        self.compared.keep(is_kept)
         self.plans.begin_anew()
         self.reordering.advice = None
         self.previous_run = previous_run
@@ -266,6 +271,7 @@ class JobKnowledge:
             self.begin_anew(self.run_until_now(self.full_speed()) or self.previous_run, lambda _: False)
         else:
             self.iterations.kept = profiled
+            self.compared = ComparedIterations()
             self._iterations_changed()
         self.pace = PaceEstimator()
         if self.previous_run is not None:
@@ -290,6 +296,7 @@ class JobKnowledge:
         """Replace all state but the estimators."""
         self.plans.restore(snapshot.plans)
         self.iterations.kept = list(snapshot.iterations)
+        self.compared.restore(snapshot.iterations, self.plans.purposes())
         self.previous_run, self.generation = snapshot.previous_run, snapshot.generation
         self.num_iterations_for = Counter(snapshot.num_iterations_for)
         self.tuned_figures.extend(snapshot.tuned_figures)

@@ -121,20 +121,3 @@ def test_figures_of_a_plan_count_a_new_iteration() -> None:
 
 def test_a_figure_that_no_iteration_has_is_zero() -> None:
     assert remembered("baseline").typical(lambda o: o.launch_gap_s) == 0.0
-
-
-def test_a_saving_is_measured_from_iterations_at_the_jobs_own_pace() -> None:
-    run = KeptIterations(100)
-    for index in range(24):
-        plan_id = "proof" if 4 <= index < 8 or 14 <= index < 18 else "tuned"
-        waited_s = 0.5 if index == 7 else 0.0
-        run.add(
-            IterationObservation(index, plan_id, 1.0 + index % 2 / 100, (), (), waited_s=waited_s,
-                                 is_at_straggler_pace=index in {13, 23}),
-            PURPOSES,
-        )  # fmt: skip
-
-    saving = run.saving(PURPOSES)
-
-    assert saving is not None
-    assert (saving.num_full_speed, saving.num_tuned) == (5, 14)
