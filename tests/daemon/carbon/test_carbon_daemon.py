@@ -141,8 +141,9 @@ def test_a_job_on_a_replayed_trace_is_slower_in_dirty_hours_and_its_report_shows
     assert report.carbon is not None
     (shown,) = (_carbon(job) for job in status["jobs"])
     assert 0 < shown["carbon_g"] <= figures["carbon_g"]
-    assert figures["saved_by_frontier_g"] is not None
-    assert figures["saved_by_timing_g"] is not None
+    emissions = report.carbon.to_dict()  # the row leaves amounts out if the last blocks made the saving uncertain again
+    assert emissions["saved_by_frontier_g"] is not None
+    assert emissions["saved_by_timing_g"] is not None
     assert figures["num_targets"] >= 2
     assert figures["is_grid_replayed"]
     (line,) = (line for line in report.carbon.lines() if "by choosing the hours" in line)
