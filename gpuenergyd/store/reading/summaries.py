@@ -23,8 +23,8 @@ class JobSummary:
     """The summary of one job; None means not measured or not available yet.
 
     `energy_j` is the sum over the `num_measured_iterations` regular iterations whose energy is known,
-    `iterations_energy_j` that over all iterations. Baseline and tuned values, saving and slowdown with their drift-
-    corrected 95 % confidence intervals are the estimate that the daemon showed last, over iterations since the job last
+    `iterations_energy_j` that over all iterations. Baseline and tuned values, saving and slowdown with their 95 %
+    confidence intervals are the estimate that the daemon showed last, over iterations since the job last
     changed. They are computed from the stored iterations if only a part of the job is covered or a version without
     stored estimates recorded it. Predictions are those of the last tuned plan.
     """

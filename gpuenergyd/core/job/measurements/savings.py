@@ -98,35 +98,33 @@ def measured_saving(
     full_speed: Sequence[IterationObservation], tuned: Sequence[IterationObservation]
 ) -> MeasuredSaving | None:
     """Return the measured saving of a job's iterations, as `saving_between` computes it."""
-    by_plan: dict[str | None, list[Point]] = {}
-    for o in tuned:
-        by_plan.setdefault(o.plan_id, []).append(Point(o.iteration_index, o.iteration_time_s, o.energy_j))
-    at_full_speed = [Point(o.iteration_index, o.iteration_time_s, o.energy_j) for o in full_speed]
+    at_full_speed, under_plans = (
+        [Point(o.iteration_index, o.iteration_time_s, o.energy_j) for o in side] for side in (full_speed, tuned)
+    )
     hidden_ratio = math.hypot(hidden_energy_error_ratio(full_speed), hidden_energy_error_ratio(tuned))
-    return saving_between(at_full_speed, *by_plan.values(), hidden_energy_error=hidden_ratio)
+    return saving_between(at_full_speed, under_plans, hidden_energy_error=hidden_ratio)
 
 
 def saving_between(
-    full_speed: Sequence[Point], *tuned: Sequence[Point], hidden_energy_error: float = 0.0
+    full_speed: Sequence[Point], tuned: Sequence[Point], *, hidden_energy_error: float = 0.0
 ) -> MeasuredSaving | None:
     """Return the measured saving of a job from its brackets (`brackets`); None with fewer than two that hold.
 
     A bracket holds if its two spans agree in time and, where it was measured, in energy. `hidden_energy_error` is the
     standard deviation of an error of the ratio of energies that does not show in their scatter.
     """
-    under_plans = [point for plan in tuned for point in plan]
-    in_time = complete_brackets(_log_times(full_speed), _log_times(under_plans))
-    in_energy = complete_brackets(_log_energies(full_speed), _log_energies(under_plans))
-    void = {b.block[0][0] for own in (in_time, in_energy) for b in own if b.is_void(scatter(own))}
-    times = _mean_effect([b for b in in_time if b.block[0][0] not in void])
-    energies = _mean_effect([b for b in in_energy if b.block[0][0] not in void], hidden_energy_error)
+    in_time = complete_brackets(_log_times(full_speed), _log_times(tuned))
+    in_energy = complete_brackets(_log_energies(full_speed), _log_energies(tuned))
+    void = {b.block[0].first_index for own in (in_time, in_energy) for b in own if b.is_void(scatter(own))}
+    times = _mean_effect([b for b in in_time if b.block[0].first_index not in void])
+    energies = _mean_effect([b for b in in_energy if b.block[0].first_index not in void], hidden_energy_error)
     if times is None:
         return None
     return MeasuredSaving(
         saving_ratio=None if energies is None else Interval(-energies.estimate, -energies.high, -energies.low),
         slowdown_ratio=times,
         num_full_speed=len(full_speed),
-        num_tuned=len(under_plans),
+        num_tuned=len(tuned),
     )
 
 
