@@ -50,7 +50,7 @@ class ReferencePolicy:
     def next_plan(self, view: JobView) -> ClockPlan:
         """Return the plan in force while it is measured, then the next one, and finally the best of them."""
         if not view.can_set_clocks or view.num_dp_ranks > 1:
-            return baseline_plan(reason="at full speed: this policy sets clocks, of jobs without other replicas")
+            return baseline_plan(reason="at full speed: clocks may not be set, or the loop has several processes")
         plan_ids, plans = plans_for_target(view)
         if plans and plans[-1].plan_id == plan_ids[-1]:
             return plans[-1]
