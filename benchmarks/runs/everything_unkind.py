@@ -1,6 +1,6 @@
 """Plans on GPUs that are unkind in every way at once, against the best plan under the same conditions.
 
-    python benchmarks/runs/everything_unkind.py [--jobs 50] [--seed 1] [--policy learning] [--json]
+    python benchmarks/runs/everything_unkind.py [--jobs 50] [--seed 1] [--policy learning|reference] [--json]
 
 Seeded random pipelines in virtual time on the parameters of six GPU models. Clocks take effect late, each target clock
 by a median of its own, one change in a hundred far later, and are reported too early; a set call takes the driver's
@@ -35,13 +35,14 @@ from gpuenergyd_policies.bubble_aware.from_plans import BubbleAwareFromPlans
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from tests.support.everything_unkind import best_result, conditions, result_of, training
 from tests.support.random_jobs import random_job
+from tests.support.reference_policy import ReferencePolicy
 
 NUM_ITERATIONS = 150
 MAX_ITERATIONS_TO_THE_PLAN = 40
 MAX_REGRET_MEAN_RATIO, MAX_REGRET_P95_RATIO = 0.015, 0.04
 MAX_SLOWDOWN_RATIO = 0.01
 MIN_COVERED_RATIO = 0.9
-POLICIES = {"bubble-aware": BubbleAware, "learning": BubbleAwareFromPlans}
+POLICIES = {"bubble-aware": BubbleAware, "learning": BubbleAwareFromPlans, "reference": ReferencePolicy}
 
 
 @dataclass(frozen=True, slots=True)

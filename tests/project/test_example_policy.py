@@ -1,4 +1,4 @@
-"""The documented policy package decides clocks when it is installed into an environment."""
+"""The policy packages of the examples decide clocks when they are installed into an environment."""
 
 import json
 import subprocess
@@ -13,12 +13,13 @@ from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "examples" / "one_step_down"
+REFERENCE_PACKAGE = ROOT / "examples" / "reference_policy"
 SECOND_HIGHEST_MHZ = 1395
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make an environment that sees this checkout, install the package into it with pip, and return its interpreter."""
+    """Make an environment that sees this checkout, install the packages into it, and return its interpreter."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
@@ -28,7 +29,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     seen = [ROOT, ROOT / "policies", ROOT / "trainers", *installed]
     (site / "checkout.pth").write_text("".join(f"{path}\n" for path in seen), encoding="utf-8")
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*pip, "--no-build-isolation", str(PACKAGE)], check=True, timeout=300)
+    subprocess.run([*pip, "--no-build-isolation", str(PACKAGE), str(REFERENCE_PACKAGE)], check=True, timeout=300)
     return python
 
 
@@ -38,14 +39,16 @@ def test_the_package_is_about_forty_lines() -> None:
     assert len(lines) <= 40
 
 
-def test_the_installed_package_is_listed_by_name(environment: Path) -> None:
+def test_the_installed_packages_are_listed_by_name(environment: Path) -> None:
     command = [str(environment), "-m", "gpuenergyd.cli.main", "policies", "--json"]
 
     listed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=environment.parent)
 
-    (row,) = [row for row in json.loads(listed.stdout)["policies"] if row["name"] == "one-step-down"]
-    assert row["is_usable"], row
-    assert (row["package"], row["version"]) == ("one-step-down", "1.0")
+    packages = {"one-step-down": "one-step-down", "reference": "reference-policy"}
+    rows = [row for row in json.loads(listed.stdout)["policies"] if row["name"] in packages]
+    assert all(row["is_usable"] for row in rows), rows
+    assert {row["name"]: row["package"] for row in rows} == packages
+    assert {row["version"] for row in rows} == {"1.0"}
 
 
 def test_a_daemon_applies_the_policy_of_the_package(environment: Path, tmp_path: Path) -> None:
