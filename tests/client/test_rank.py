@@ -353,7 +353,7 @@ def test_a_full_clock_socket_drops_requests_without_blocking(
 
 def test_internal_errors_are_counted_and_training_continues(daemon: FakeDaemon) -> None:
     class BrokenTimer:
-        def begin_iteration(self, previous: RecordedIteration | None) -> None:
+        def begin_iteration(self, previous: RecordedIteration | None, *, is_timed: bool) -> None:
             """Begin: it breaks at the first instruction."""
 
         def begin(self, key: OrderRow) -> int:  # noqa: ARG002  the Protocol's signature

@@ -61,7 +61,7 @@ class _EventBuffer:
         self.reading: ReplayReading | None = None
         """Where the iteration is the replay of a captured graph: then `begins` and `ends` are not used."""
         self.known: IterationTimes | None = None
-        self.is_free = True
+        self.is_free = self.is_timed = True
 
     @property
     def last(self) -> Any:
@@ -131,7 +131,7 @@ class DeviceRecorder:
         """The graphs that this process captures and replays."""
         return self._device.graphs
 
-    def begin_iteration(self, previous: RecordedIteration | None) -> None:
+    def begin_iteration(self, previous: RecordedIteration | None, *, is_timed: bool = True) -> None:
         """Mark the begin of an iteration; it directly follows `previous`, if that is not None."""
         self._keys = {}
         self._next_slot = itertools.count().__next__
@@ -147,7 +147,7 @@ class DeviceRecorder:
             self._newest_mark = previous.following = previous.own_following
         if current is None:
             return
-        current.is_free = False
+        current.is_free, current.is_timed = False, is_timed
         current.number = next(self._numbers)
         current.follows = previous.number if isinstance(previous, _EventBuffer) else 0
         current.keys = self._keys
@@ -164,18 +164,22 @@ class DeviceRecorder:
         if slot >= self._capacity:
             return NOT_RECORDED
         self._keys[slot] = key
-        if self._current is None:
+        current = self._current
+        if current is None:
             return NOT_RECORDED
-        self._device.record(self._current.begins[slot])
+        if current.is_timed:
+            self._device.record(current.begins[slot])
         return slot
 
     def end(self, slot: int) -> None:
         """Mark the end of an instruction; a later call for the same slot moves it."""
         if self._capture is not None:
             self._capture.end(slot)
-        elif slot >= 0 and self._current is not None and not self._device.is_capturing():
-            self._device.record(self._current.ends[slot])
-            self._current.has_ended[slot] = 1
+        elif slot >= 0 and (current := self._current) is not None and current.is_timed:
+            if self._device.is_capturing():
+                return
+            self._device.record(current.ends[slot])
+            current.has_ended[slot] = 1
             if self._unread:
                 self._read()
 
@@ -228,17 +232,21 @@ class DeviceRecorder:
 
     def call_at_begin(self, slot: int, act: PlannedRequest) -> None:
         """Send a request when the device reaches the begin of the instruction that has just been marked."""
-        if slot >= 0 and self._current is not None:
-            self._send_in_stream(self._current.begins[slot], act)
+        current = self._current
+        if slot < 0 or current is None or self._is_sent_in_stream(act):
+            return
+        if not current.is_timed:
+            self._device.record(current.begins[slot])
+        self._follower.put(current.begins[slot], act)
 
     def call_when_reached(self, act: PlannedRequest) -> None:
         """Send a request when the device reaches what has been launched so far."""
-        if self._newest_mark is not None:
-            self._send_in_stream(self._newest_mark, act)
+        if self._newest_mark is not None and not self._is_sent_in_stream(act):
+            self._follower.put(self._newest_mark, act)
 
-    def _send_in_stream(self, event: Any, request: PlannedRequest) -> None:
-        if self._requests is None or self._device.is_capturing() or not self._requests.put(request):
-            self._follower.put(event, request)
+    def _is_sent_in_stream(self, request: PlannedRequest) -> bool:
+        """Have a request sent when the stream reaches what has been launched so far; False if that is not possible."""
+        return self._requests is not None and not self._device.is_capturing() and self._requests.put(request)
 
     def call_with_instant(self, act: Callable[[int], None]) -> None:
         """As `call_when_reached`; `act` gets the instant of that begin or end, in ns of the host's monotonic clock."""
@@ -339,6 +347,8 @@ class DeviceRecorder:
         if buffer.reading is not None:
             spans_ns = buffer.reading.spans_ns(closing_ns)
             keys = dict(enumerate(buffer.reading.keys))
+        elif not buffer.is_timed:
+            spans_ns = []
         else:
             begins, ends = buffer.begins, buffer.ends
             spans_ns = [
