@@ -74,6 +74,7 @@ class ScriptedDaemon(FakeDaemon):
     def __init__(self, folder: Path, *, has_plan: bool) -> None:
         super().__init__(folder)
         self._has_plan = has_plan
+        self.takes_untimed = True
         for name in ("registrations", "reports", "releases", "clock_requests"):
             setattr(self, name, Nowhere())
 
