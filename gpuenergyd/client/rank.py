@@ -414,7 +414,8 @@ class RankClient:
         self._decide_timing(plan)
         self._timer.begin_iteration(finished.recorded if finished is not None else None, is_timed=self._timed.is_timed)
         self._captured = self._captured_always
-        self._queue_unqueued()
+        if self._unqueued is not None:
+            self._queue_unqueued()
         if self._reporter is None:  # its times may decide how this iteration is marked
             self._queue_report(finished)
         else:
@@ -436,10 +437,11 @@ class RankClient:
 
         All are as long as the daemon needs them: under what is new, and where they show waits.
         """
-        reporter, before = self._reporter, (self._plan, self._num_registrations)
-        self._num_registrations = reporter.num_registrations if reporter is not None else 0
-        is_new = before != (plan, self._num_registrations)
-        if is_new or reporter is None or not reporter.takes_untimed or self._has_waits:
+        reporter = self._reporter
+        num_registrations = reporter.num_registrations if reporter is not None and reporter.takes_untimed else 0
+        is_known = plan is self._plan and num_registrations == self._num_registrations
+        if not is_known or not num_registrations or self._has_waits:
+            self._num_registrations = num_registrations
             self._timed.restart(self._iteration_index)
         self._timed.begin(self._iteration_index)
 
@@ -482,7 +484,8 @@ class RankClient:
         begun_ns = perf_counter_ns() if self._is_cost_sampled else 0
         try:
             self._is_in_iteration = False
-            self._queue_unqueued()
+            if self._unqueued is not None:
+                self._queue_unqueued()
             order = self._timer.order()
             self._recorded = self._timer.end_iteration()
             expected = self._plan.order if self._plan_epoch and self._plan.order else self._order
@@ -522,7 +525,7 @@ class RankClient:
             self._count_error()
 
     def begin_instruction(self, kind: str, microbatch_index: int, chunk_index: int = 0) -> int:
-        """Mark the begin of an instruction and request its planned clock; return its slot."""
+        """Mark the begin of an instruction and request its planned clock; return the slot of its end, if any."""
         if not self._is_in_iteration and not self._is_in_capture:
             return NOT_RECORDED
         if self._is_cost_sampled:
@@ -537,10 +540,12 @@ class RankClient:
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
             return NOT_RECORDED
-        return slot
+        return slot if self._timed.is_timed or self._is_in_capture else NOT_RECORDED
 
     def end_instruction(self, slot: int) -> None:
         """Mark the end of an instruction; a later call with the same slot overwrites it."""
+        if slot == NOT_RECORDED:
+            return
         if self._is_cost_sampled:
             self._sample(partial(self.end_instruction, slot))
             return

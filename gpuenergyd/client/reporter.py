@@ -174,7 +174,8 @@ class Reporter:
         self._joined_job_id: str | None = None
         self._is_stopping = False
         self._stopping = threading.Event()
-        self._reported_mono_s = 0.0
+        self._is_often_called = False
+        """Whether iterations are so short that several are reported together."""
         self._late_after_s = _LATE_AFTER_S
         self._known_reply = b""
         """The newest reply, if it had no plans."""
@@ -242,10 +243,9 @@ class Reporter:
         self._attempt(self._register)
         is_open = True
         while is_open and not self.is_stranded:
-            first = self._wait_for_first()
-            if isinstance(first, tuple):
-                self._stopping.wait(max(0.0, self._reported_mono_s + REPORT_PERIOD_S - self._mono_s()))
-            is_open = self._handle(first)
+            if self._is_often_called:  # asleep, it is not woken by each iteration
+                self._stopping.wait(REPORT_PERIOD_S)
+            is_open = self._handle(self._wait_for_first())
         self._attempt(self._leave)
         self._attempt(self._close)
 
@@ -286,7 +286,6 @@ class Reporter:
         if self._registered is None:
             self._attempt(self._register)
         self._attempt(partial(self._report, iterations))
-        self._reported_mono_s = self._mono_s()
 
     def _attempt(self, act: Callable[[], None]) -> None:
         try:
@@ -297,6 +296,7 @@ class Reporter:
     def _report(self, iterations: list[_Reportable]) -> None:
         _, newest = iterations[-1]
         newest_s = (newest.end_mono_ns - newest.begin_mono_ns) / 1e9
+        self._is_often_called = newest_s < REPORT_PERIOD_S
         self._late_after_s = max(_LATE_AFTER_S, _LATE_AFTER_ITERATIONS * newest_s)
         registered = self._registered
         if registered is None:

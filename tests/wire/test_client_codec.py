@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuenergyd.client.reporter import joined
-from gpuenergyd.wire.client_codec import encode_iteration
 from gpuenergyd.wire import MAX_ITERATION_REPORT_BYTES
+from gpuenergyd.wire.client_codec import encode_iteration
 from gpuenergyd.wire.daemon_codec import decode, decode_one_or_several
 from gpuenergyd.wire.messages import IterationReport
 

@@ -3,9 +3,10 @@
 Theory of operation. The program launches work, possibly several iterations ahead of the GPU. So events are recorded on
 the stream where an iteration begins, where each instruction begins and ends, and where the iteration ends. They are
 allocated once and reused. The times of an iteration are read by the training thread at a later mark, once its last
-event has completed: one query tells. No thread asks for events meanwhile, because a thread that needs the interpreter
-delays a program that needs it all the time; only a program that makes no marks for a while has its last times read by
-the reporter's thread. Replays of captured graphs are different: see `stream_follower`.
+event has completed: one query tells. Those of short iterations are read together, which takes half the time: in
+between, a program displaces the code from the processor's caches. No thread asks for events meanwhile, because a thread
+that needs the interpreter delays a program that needs it all the time; only a program that makes no marks for a while
+has its last times read by the reporter's thread. Replays of captured graphs are different: see `stream_follower`.
 
 Events measure durations, not instants. Within an iteration, all times are durations since its begin, added to one
 instant, so that they are consistent. That instant is the end of the iteration before, corrected once a second by an
@@ -27,7 +28,9 @@ from gpuenergyd.client.timing.stream_follower import StreamFollower
 from gpuenergyd.client.timing.stream_requests import PlannedRequest, StreamRequests
 from gpuenergyd.wire.messages import OrderRow
 
-NUM_BUFFERS = 16
+_READ_TOGETHER, _READ_TOGETHER_NS = 8, 100_000_000
+"""Iterations whose times are read at once, if they take no longer than this together."""
+NUM_BUFFERS = 16 + _READ_TOGETHER
 """Iterations that may be recorded and not yet reported; a program runs ahead by a few iterations at most."""
 _NS_PER_MS = 1_000_000
 _ANCHOR_EVERY_NS = 1_000_000_000
@@ -79,7 +82,8 @@ class _EventBuffer:
         return self.known
 
     def free(self) -> None:
-        self.has_ended[:] = bytes(len(self.has_ended))
+        if self.is_timed:
+            self.has_ended[:] = bytes(len(self.has_ended))
         self.following = None
         self.reading = None
         self.known = None
@@ -114,6 +118,7 @@ class DeviceRecorder:
         self._next_slot = itertools.count().__next__
         self._numbers = itertools.count(1)
         self._unread: deque[tuple[_EventBuffer, Callable[[], None] | None]] = deque()
+        self._num_read_together = 1
         self._reading = threading.Lock()
         self._follower = StreamFollower(device, sleep=sleep, mono_s=mono_s)
         self._requests: StreamRequests | None = None
@@ -138,7 +143,8 @@ class DeviceRecorder:
         self._current = None
         if self._device.is_capturing():
             return
-        self._read()
+        if len(self._unread) >= self._num_read_together:
+            self._read()
         self._current = current = self._free_buffer()
         if isinstance(previous, _EventBuffer) and (current is None or previous.reading is not None):
             if previous.own_following is None:
@@ -175,12 +181,10 @@ class DeviceRecorder:
         """Mark the end of an instruction; a later call for the same slot moves it."""
         if self._capture is not None:
             self._capture.end(slot)
-        elif slot >= 0 and (current := self._current) is not None and current.is_timed:
-            if self._device.is_capturing():
-                return
+        elif slot >= 0 and (current := self._current) is not None and not self._device.is_capturing():
             self._device.record(current.ends[slot])
             current.has_ended[slot] = 1
-            if self._unread:
+            if len(self._unread) >= self._num_read_together:
                 self._read()
 
     def end_iteration(self) -> RecordedIteration | None:
@@ -196,7 +200,8 @@ class DeviceRecorder:
         self._newest_mark = finished.closing
         if finished.reading is not None:
             self._follower.put(finished.closing, _do_nothing, finished.reading)
-        self._read()
+        if len(self._unread) >= self._num_read_together:
+            self._read()
         return finished
 
     def begin_capture(self) -> bool:
@@ -359,6 +364,7 @@ class DeviceRecorder:
                 )
                 for slot in buffer.timed_slots()
             ]
+        self._num_read_together = min(1 + _READ_TOGETHER_NS // max(1, last_ns), _READ_TOGETHER)
         begin_ns, window_end_ns = self._find_window(buffer, last_ns)
         self._last = (buffer.number, window_end_ns)
         buffer.known = IterationTimes(

@@ -55,7 +55,8 @@ class InstructionTimer(Protocol):
     def begin_iteration(self, previous: RecordedIteration | None, *, is_timed: bool = True) -> None:
         """Mark the begin of an iteration; it directly follows `previous`, if that is not None.
 
-        Of one that is not timed, the times have no instructions; their order is known, and requests are sent.
+        Of one that is not timed, the times have no instructions, and no ends are marked; the order of instructions is
+        known, and requests are sent.
         """
         ...
 

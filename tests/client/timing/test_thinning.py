@@ -132,7 +132,8 @@ class Program:
                 if k in planned:
                     self.recorder.call_at_begin(slot, CalledRequest(partial(self.sent.append, (number, k))))
                 self.device.work(1.0)
-                self.recorder.end(slot)
+                if is_timed:
+                    self.recorder.end(slot)
             assert self.recorder.order() == ORDER
             self._previous = self.recorder.end_iteration()
         self.device.sleep(0.01)
