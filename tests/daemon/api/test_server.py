@@ -233,10 +233,10 @@ def test_several_iterations_are_reported_in_one_message(connection: HttpConnecti
     assert (status, json.loads(reply)["takes_several"]) == (200, True)
     _, body = connection.request("GET", "/v1/status", limit_s=LIMIT_S)
     assert json.loads(body)["jobs"][0]["num_iterations"] == 3
-    for wrong, told in (([], "0 reports"), ([{}], "malformed IterationReport"), ("x", "malformed IterationReport")):
+    for wrong, reason in (([], "0 reports"), ([{}], "malformed IterationReport"), ("x", "malformed IterationReport")):
         status, reply = connection.request("POST", "/v1/iterations", json.dumps(wrong).encode(), limit_s=LIMIT_S)
         assert status == 400
-        assert told in json.loads(reply)["error"]
+        assert reason in json.loads(reply)["error"]
 
 
 def test_metrics_are_served(daemon: DaemonProcess, connection: HttpConnection) -> None:

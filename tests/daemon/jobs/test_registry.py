@@ -531,8 +531,8 @@ def test_several_reports_of_a_rank_are_handled_in_order_and_get_one_reply() -> N
         assert await stage.jobs.handle_reports([replace(sent[0], rank_token="00" * 16)], ME) is None
         with pytest.raises(ProtocolError, match="must all be of one rank"):
             await stage.jobs.handle_reports([sent[0], report(stage.tokens[1], 1, 9, 0)], ME)
-        for several, told in (([], "0 reports"), (sent[:1] * 65, "65 reports")):
-            with pytest.raises(ProtocolError, match=f"{told} in a message; 1 to 64 are accepted"):
+        for several, what in (([], "0 reports"), (sent[:1] * 65, "65 reports")):
+            with pytest.raises(ProtocolError, match=f"{what} in a message; 1 to 64 are accepted"):
                 await stage.jobs.handle_reports(several, ME)
         await stage.jobs.close("test over")
 

@@ -230,7 +230,9 @@ def test_an_iteration_without_times_of_instructions_counts_like_any_other() -> N
 
     assert done is not None
     assert (done.is_regular, done.is_in_order, done.disturbance) == (True, True, None)
-    assert whole(reports, replace(untimed(0, 5), next_begin_ns=untimed(0, 5).end_ns + 90 * MS), untimed(1, 5)).pause_s
+    paused = whole(reports, replace(untimed(0, 5), next_begin_ns=untimed(0, 5).end_ns + 90 * MS), untimed(1, 5))
+    assert paused is not None
+    assert paused.pause_s
 
 
 def test_an_untimed_iteration_in_another_order_does_not_count() -> None:
