@@ -109,6 +109,26 @@ def test_an_anchor_is_an_event_on_a_side_stream_between_two_instants_of_the_host
     assert torch.cuda.Event.calls[0][0] == "record on side stream"
 
 
+@pytest.mark.parametrize("index", [0, None])
+def test_an_event_is_recorded_on_the_stream_that_is_current_then(torch: Any, index: int | None) -> None:
+    current, made = "first", list[str]()
+
+    def make_object(_device: object) -> str:
+        made.append(current)
+        return current
+
+    torch._C = SimpleNamespace(_cuda_getCurrentStream=lambda index: (current, index, 1))
+    torch.device = lambda name: SimpleNamespace(name=name, index=index)
+    torch.cuda.current_stream = make_object
+    device = CudaDevice(torch, "cuda:0")
+    for current in ("first", "first", "side", "side", "first"):  # noqa: B007  the lambdas return it
+        device.record(device.make_event())
+
+    recorded = [call for call, _ in torch.cuda.Event.calls]
+    assert recorded == [f"record on {stream}" for stream in ("first", "first", "side", "side", "first")]
+    assert len(made) == (5 if index is None else 3)
+
+
 def run_iteration(recorder: DeviceRecorder, previous: Any, known: list[Any]) -> Any:
     """Run an iteration of one instruction; have the one before reported."""
     recorder.begin_iteration(previous)
