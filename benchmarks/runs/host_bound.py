@@ -10,7 +10,9 @@ iteration of the pipeline, one for each iteration of the loop. That daemon is a 
 GPUENERGYD_COMPILED_THREAD=0 measures the third arm without the compiled thread.
 
 In one process, blocks of steps follow each other as plain, client, null, null, client, plain. The client joins before
-each of its blocks and leaves after it; both are not measured. The null blocks are plain ones: they show the resolution
+each of its blocks and leaves after it; both are not measured. Nor are the first steps after joining, in which the
+client learns the program and times all instructions: a block has the steady state of a program of minutes. What these
+first steps cost in all is printed beside it (`first_ms`). The null blocks are plain ones: they show the resolution
 of the host. A pair is the two client blocks against the two plain ones. Medians over the pairs have a bootstrap 95 %
 interval, of which half the width is given; an arm ends when that is 0.002 or after its limit of pairs or seconds. The
 figure of an arm is that of the program that the client costs more. `cpu` is the same for the CPU time of the training
@@ -32,6 +34,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -53,9 +56,9 @@ LIMITS = {"without_daemon": 1.001, "observe": 1.005, "control": 1.01}
 HALF_WIDTH = 0.002
 MIN_PAIRS = 8
 MODULES, WIDTH, SEQUENCES, MICROBATCHES = 96, 16, 4, 8
-SETTLING_STEPS = 8
-"""Steps before each block, in which the client learns the program and caches are filled."""
-BLOCK_S = 0.4
+SETTLING_STEPS, JOINING_STEPS = 8, 48
+"""Steps before each block in which caches are filled, and those after joining until the client is in a steady state."""
+BLOCK_S = 0.8
 CHANGES = [("F", 0, 0, 0, 1200), ("F", 3, 0, 0, 900), ("B", 2, 0, 0, 1100), ("F", 6, 0, 0, 1000),
            ("B", 5, 0, 0, 1300), ("B", 7, 0, 0, 900)]  # fmt: skip
 GPU_UUID = "GPU-0"
@@ -74,6 +77,7 @@ class ScriptedDaemon(FakeDaemon):
     def __init__(self, folder: Path, *, has_plan: bool) -> None:
         super().__init__(folder)
         self._has_plan = has_plan
+        self.takes_untimed = True
         for name in ("registrations", "reports", "releases", "clock_requests"):
             setattr(self, name, Nowhere())
 
@@ -189,6 +193,8 @@ class Pairs:
     null_cpu: list[float] = field(default_factory=list)
     plain: list[tuple[float, float]] = field(default_factory=list)
     """Wall and CPU time of plain blocks."""
+    joining_s: list[float] = field(default_factory=list)
+    """Wall time of the first steps after joining."""
 
     def figures(self, num_steps: int) -> dict[str, Any]:
         """Return medians with the half-widths of their intervals."""
@@ -197,6 +203,7 @@ class Pairs:
             **{name: spread(getattr(self, name)) for name in ("wall", "cpu", "null", "null_cpu")},
             "pairs": len(self.wall),
             "step_ms": round(1e3 * wall_s / len(self.plain) / num_steps, 3),
+            "first_ms": round(1e3 * (median(self.joining_s) - JOINING_STEPS * wall_s / len(self.plain) / num_steps), 1),
             "busy_ratio": round(cpu_s / wall_s, 3),
         }
 
@@ -226,8 +233,11 @@ def measure(program: Any, socket_path: str, *, max_pairs: int, limit_s: float) -
         joined: AbstractContextManager[Callable[[], None]]
         joined = program.joined(socket_path) if is_joined else contextlib.nullcontext(program.step)
         with joined as step:
-            for _ in range(SETTLING_STEPS):
+            began_s = time.perf_counter()
+            for _ in range(JOINING_STEPS if is_joined else SETTLING_STEPS):
                 step()
+            if is_joined:
+                pairs.joining_s.append(time.perf_counter() - began_s)
             wall_s, cpu_s = time.perf_counter(), time.thread_time()
             for _ in range(num_steps):
                 step()
@@ -254,7 +264,7 @@ def measure(program: Any, socket_path: str, *, max_pairs: int, limit_s: float) -
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pairs", type=int, default=120, help="at most, of each program in each arm")
-    parser.add_argument("--seconds", type=float, default=120.0, help="at most, of each program in each arm")
+    parser.add_argument("--seconds", type=float, default=240.0, help="at most, of each program in each arm")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="+", choices=LIMITS, default=list(LIMITS), help="arms")
     parser.add_argument("--json", action="store_true")
@@ -307,7 +317,7 @@ def show(arm: str, figures: dict[str, dict[str, Any]]) -> None:
         ratios = "; ".join(f"{key} {each[key]['ratio']:.4f} +- {each[key]['half_width']:.4f}" for key in
                            ("wall", "null", "cpu", "null_cpu"))  # fmt: skip
         print(f"{arm:<15} {name:<9} {ratios}; {each['pairs']} pairs, step {each['step_ms']:.2f} ms,"
-              f" busy {each['busy_ratio']:.2f}")  # fmt: skip
+              f" busy {each['busy_ratio']:.2f}, first {JOINING_STEPS} steps {each['first_ms']:+.0f} ms")  # fmt: skip
 
 
 if __name__ == "__main__":

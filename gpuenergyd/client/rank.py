@@ -30,12 +30,14 @@ from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import (
     NOT_RECORDED,
+    UNTIL_NEXT_BEGIN,
     HostRecorder,
     InstructionTimer,
     IterationTimes,
     RecordedIteration,
 )
 from gpuenergyd.client.timing.replays import CapturedInstructions
+from gpuenergyd.client.timing.thinning import TimedIterations
 from gpuenergyd.core.pipeline.timetable import ONE_CLOCK, TIMETABLE
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.messages import OrderRow, RankRegistration
@@ -43,8 +45,6 @@ from gpuenergyd.wire.messages import OrderRow, RankRegistration
 logger = logging.getLogger("gpuenergyd.client")
 _RELEASE_LIMIT_NS = 1_000_000_000
 T = TypeVar("T")
-_COST_SAMPLED_EVERY = 16
-"""Iterations from one whose calls are timed to the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,17 +182,19 @@ class RankClient:
         self._order: tuple[OrderRow, ...] = ()
         self._is_inert = rank.gpu_uuid is None
         self._is_in_iteration = self._is_in_capture = False
-        self._is_raised = False
-        """Whether a pause has requested full speed since the last iteration."""
+        self._is_raised = self._has_waits = False
+        """Whether a pause has requested full speed since the last iteration; whether waits for data have times."""
         self._iteration_index = -1
         self._plan_epoch = 0
         self._recorded: RecordedIteration | None = None
         self._unqueued: FinishedIteration | None = None
         """The previous iteration, until the first instruction of this one has begun."""
         self._num_errors = 0
-        self._is_cost_sampled = False
-        self._cost_ns = 0
-        self._client_cost_s: float | None = None
+        self._timed = TimedIterations()
+        self._num_registrations = 0
+        self._is_in_order: bool | None = None
+        """Of the newest iteration: as in `IterationReport`."""
+        self._is_cost_sampled, self._cost_ns = False, 0
         self.memory_bytes: tuple[int, ...] = ()
         """Memory to report with the next iterations, as in `IterationReport`; the adapter measures it."""
         self.reorder_refusal = rank.reorder_refusal
@@ -344,12 +346,16 @@ class RankClient:
         if self._is_inert or self._order:
             return
         try:
-            self._order = tuple(order)
+            self._set_order(order)
             num_microbatches = max([self._registration.num_microbatches, *(1 + row[1] for row in order)])
             self._registration = replace(self._registration, order=self._order, num_microbatches=num_microbatches)
             self._finds_daemon()
         except Exception:  # noqa: BLE001  for instance no thread available: must not reach training
             self._count_error()
+
+    def _set_order(self, order: Sequence[OrderRow]) -> None:
+        self._order = tuple(order)
+        self._has_waits = any(row[0] == UNTIL_NEXT_BEGIN for row in order)
 
     def _start_reporter(self) -> None:
         self._reporter = Reporter(
@@ -369,11 +375,12 @@ class RankClient:
         if self._is_inert:
             return
         try:
-            self._order = tuple(order)
+            self._set_order(order)
             self._registration = replace(self._registration, num_microbatches=num_microbatches, order=self._order)
             self._timer.reserve(2 * len(order) + 1)
             self._plans.clear()
             self._plan, self._requests = NO_PLAN, {}
+            self._timed.restart(self._iteration_index + 1)
             if self._reporter is not None:
                 self._reporter.register_again(self._registration)
         except Exception:  # noqa: BLE001  must not reach training
@@ -390,10 +397,11 @@ class RankClient:
         try:
             if not self._finds_daemon():
                 return False
-            self._is_cost_sampled = (self._iteration_index + 1) % _COST_SAMPLED_EVERY == 0
-            begun_ns = perf_counter_ns() if self._is_cost_sampled else 0
+            self._is_cost_sampled = False
+            begun_ns = perf_counter_ns()
             self._begin_iteration()
-            if self._is_cost_sampled:
+            if self._timed.is_measured:
+                self._is_cost_sampled = True
                 self._cost_ns = perf_counter_ns() - begun_ns
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
@@ -401,15 +409,17 @@ class RankClient:
 
     def _begin_iteration(self) -> None:
         finished = self._pop_finished()
-        self._timer.begin_iteration(finished.recorded if finished is not None else None)
         self._iteration_index += 1
+        plan = self._plans.plan_for(self._iteration_index)
+        self._decide_timing(plan)
+        self._timer.begin_iteration(finished.recorded if finished is not None else None, is_timed=self._timed.is_timed)
         self._captured = self._captured_always
-        self._queue_unqueued()
+        if self._unqueued is not None:
+            self._queue_unqueued()
         if self._reporter is None:  # its times may decide how this iteration is marked
             self._queue_report(finished)
         else:
             self._unqueued = finished
-        plan = self._plans.plan_for(self._iteration_index)
         if plan is not self._plan:
             self._requests = {key: PlannedClockRequest(self._sender, plan, own) for key, own in plan.clocks.items()}
         self._plan = plan
@@ -421,6 +431,19 @@ class RankClient:
             self._request(plan, plan.changes[-1].sm_clock_mhz)
         self._is_raised = False
         self._is_in_iteration = True
+
+    def _decide_timing(self, plan: PreparedPlan) -> None:
+        """Decide whether the instructions of the iteration that begins are timed.
+
+        All are as long as the daemon needs them: under what is new, and where they show waits.
+        """
+        reporter = self._reporter
+        num_registrations = reporter.num_registrations if reporter is not None and reporter.takes_untimed else 0
+        is_known = plan is self._plan and num_registrations == self._num_registrations
+        if not is_known or not num_registrations or self._has_waits:
+            self._num_registrations = num_registrations
+            self._timed.restart(self._iteration_index)
+        self._timed.begin(self._iteration_index)
 
     def begin_capture(self) -> bool:
         """Have instructions marked in the graph that the program captures; return False if it captures none."""
@@ -446,6 +469,7 @@ class RankClient:
             return
         try:
             self._captured = TIMETABLE
+            self._timed.is_timed = True
             self._recorder.replay(captured)
             if self._plan.changes:
                 self._recorder.call_with_instant(partial(self._sender.request_timetable, self._plan))
@@ -460,15 +484,18 @@ class RankClient:
         begun_ns = perf_counter_ns() if self._is_cost_sampled else 0
         try:
             self._is_in_iteration = False
-            self._queue_unqueued()
+            if self._unqueued is not None:
+                self._queue_unqueued()
             order = self._timer.order()
             self._recorded = self._timer.end_iteration()
+            expected = self._plan.order if self._plan_epoch and self._plan.order else self._order
+            self._is_in_order = None if self._timed.is_timed else order == expected
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
             return ()
         if self._is_cost_sampled:
             self._is_cost_sampled = False
-            self._client_cost_s = (self._cost_ns + perf_counter_ns() - begun_ns) / 1e9
+            self._timed.add_cost((self._cost_ns + perf_counter_ns() - begun_ns) / 1e9)
         return order
 
     def abandon_iteration(self) -> None:
@@ -498,7 +525,7 @@ class RankClient:
             self._count_error()
 
     def begin_instruction(self, kind: str, microbatch_index: int, chunk_index: int = 0) -> int:
-        """Mark the begin of an instruction and request its planned clock; return its slot."""
+        """Mark the begin of an instruction and request its planned clock; return the slot of its end, if any."""
         if not self._is_in_iteration and not self._is_in_capture:
             return NOT_RECORDED
         if self._is_cost_sampled:
@@ -513,10 +540,12 @@ class RankClient:
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
             return NOT_RECORDED
-        return slot
+        return slot if self._timed.is_timed or self._is_in_capture else NOT_RECORDED
 
     def end_instruction(self, slot: int) -> None:
         """Mark the end of an instruction; a later call with the same slot overwrites it."""
+        if slot == NOT_RECORDED:
+            return
         if self._is_cost_sampled:
             self._sample(partial(self.end_instruction, slot))
             return
@@ -576,7 +605,8 @@ class RankClient:
             recorded=recorded,
             memory_bytes=self.memory_bytes,
             reorder_refusal="" if self._registration.reorder_refusal else self.reorder_refusal,
-            client_cost_s=self._client_cost_s,
+            client_cost_s=self._timed.cost_s,
+            is_in_order=self._is_in_order,
         )
         self._num_errors = 0
         return finished
@@ -611,11 +641,15 @@ class RankClient:
         if self._reporter is None:  # its daemon has gone meanwhile
             finished.recorded.free()
             return
+        times = finished.recorded.times()
+        finished.recorded.free()
         if finished.captured == TIMETABLE:
-            self._sender.timetables.add_replay(finished.plan_epoch, finished.recorded.times())
+            self._sender.timetables.add_replay(finished.plan_epoch, times)
+        if times.next_begin_mono_ns:
+            self._timed.add_time((times.next_begin_mono_ns - times.begin_mono_ns) / 1e9)
         # Iterations that are promised to other hosts are as good as launched: no plan can change them any more.
         launched_index = max(self._iteration_index, self._plans.bound_until - 1)
-        self._reporter.put(finished, launched_iteration_index=launched_index)
+        self._reporter.put(finished, times, launched_iteration_index=launched_index)
 
     def _request(self, plan: PreparedPlan, sm_clock_mhz: int) -> None:
         """Request a clock from the newest begin or end of an iteration on."""

@@ -28,6 +28,7 @@ from gpuenergyd.client.run_mark import delete_mark
 from gpuenergyd.client.timing.recorder import InstructionTimer, IterationTimes, RecordedIteration
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import GpuEnergyError, ProtocolError
+from gpuenergyd.wire import MAX_ITERATION_REPORT_BYTES, MAX_REPORTS
 from gpuenergyd.wire.client_codec import (
     decode_iteration_reply,
     decode_registered,
@@ -45,8 +46,6 @@ _RELEASE_LIMIT_S = 0.7
 """At the end; the daemon counts the last iterations before it replies."""
 REPORT_PERIOD_S = 0.1
 """Iterations that are shorter are reported together."""
-_MAX_REPORTS = 64
-"""Of one exchange with the daemon."""
 _LATE_AFTER_S = 0.25
 _LATE_AFTER_ITERATIONS = 2.0
 """A program that begins no iteration for this time, and this many times the last one's, has its last times read."""
@@ -138,6 +137,7 @@ class FinishedIteration(NamedTuple):
     memory_bytes: tuple[int, ...] = ()
     reorder_refusal: str = ""
     client_cost_s: float | None = None
+    is_in_order: bool | None = None
 
 
 _Reportable: TypeAlias = tuple[FinishedIteration, IterationTimes]
@@ -174,7 +174,8 @@ class Reporter:
         self._joined_job_id: str | None = None
         self._is_stopping = False
         self._stopping = threading.Event()
-        self._reported_mono_s = 0.0
+        self._is_often_called = False
+        """Whether iterations are so short that several are reported together."""
         self._late_after_s = _LATE_AFTER_S
         self._known_reply = b""
         """The newest reply, if it had no plans."""
@@ -182,6 +183,11 @@ class Reporter:
         self._pid = os.getpid()
         self.is_stranded = False
         """Whether the thread has ended because nobody listens on the socket; not set once it has registered."""
+        self.num_registrations = 0
+        """How often the daemon has accepted this rank: another daemon knows nothing of what was measured before."""
+        self.takes_untimed = False
+        """Whether the daemon can do without the times of instructions in most iterations."""
+        self._takes_several = False
         self.energy_per_gpu_j: float | None = None
         self.power_per_gpu_w: float | None = None
         self.reorder_refusal = ""
@@ -197,13 +203,8 @@ class Reporter:
         registered = self._registered
         return registered.rank_token if registered is not None else None
 
-    def put(self, iteration: FinishedIteration, *, launched_iteration_index: int) -> None:
-        """Queue a report and name the newest iteration that the program has launched; never blocks.
-
-        The memory of its records is free again at once.
-        """
-        times = iteration.recorded.times()
-        iteration.recorded.free()
+    def put(self, iteration: FinishedIteration, times: IterationTimes, *, launched_iteration_index: int) -> None:
+        """Queue a report and name the newest iteration that the program has launched; never blocks."""
         self._launched_iteration_index = launched_iteration_index
         self._queue.put((iteration, times))
 
@@ -242,10 +243,9 @@ class Reporter:
         self._attempt(self._register)
         is_open = True
         while is_open and not self.is_stranded:
-            first = self._wait_for_first()
-            if isinstance(first, tuple):
-                self._stopping.wait(max(0.0, self._reported_mono_s + REPORT_PERIOD_S - self._mono_s()))
-            is_open = self._handle(first)
+            if self._is_often_called:  # asleep, it is not woken by each iteration
+                self._stopping.wait(REPORT_PERIOD_S)
+            is_open = self._handle(self._wait_for_first())
         self._attempt(self._leave)
         self._attempt(self._close)
 
@@ -266,7 +266,7 @@ class Reporter:
         while queued is not None:
             if isinstance(queued, tuple):
                 iterations.append(queued)
-            if iterations and (not isinstance(queued, tuple) or len(iterations) == _MAX_REPORTS):
+            if iterations and (not isinstance(queued, tuple) or len(iterations) == MAX_REPORTS):
                 self._report_all(iterations)
                 iterations = []
             if isinstance(queued, RankRegistration):
@@ -286,7 +286,6 @@ class Reporter:
         if self._registered is None:
             self._attempt(self._register)
         self._attempt(partial(self._report, iterations))
-        self._reported_mono_s = self._mono_s()
 
     def _attempt(self, act: Callable[[], None]) -> None:
         try:
@@ -297,11 +296,14 @@ class Reporter:
     def _report(self, iterations: list[_Reportable]) -> None:
         _, newest = iterations[-1]
         newest_s = (newest.end_mono_ns - newest.begin_mono_ns) / 1e9
+        self._is_often_called = newest_s < REPORT_PERIOD_S
         self._late_after_s = max(_LATE_AFTER_S, _LATE_AFTER_ITERATIONS * newest_s)
         registered = self._registered
         if registered is None:
             return
         bodies = [self._encoded(registered, *one) for one in iterations]
+        if self._takes_several:
+            bodies = joined(bodies)
         replies = self._post_all("/v1/iterations", bodies, REPORT_LIMIT_S)
         if not replies:
             return
@@ -335,6 +337,7 @@ class Reporter:
                 memory_bytes=iteration.memory_bytes,
                 reorder_refusal=iteration.reorder_refusal,
                 client_cost_s=iteration.client_cost_s,
+                is_in_order=iteration.is_in_order,
             )
         )
 
@@ -347,6 +350,7 @@ class Reporter:
         if self._timer is not None and any(plan.clocks or plan.full_speed_sm_clock_mhz for plan in plans):
             self._timer.prepare_requests()
         self._plans.add(plans)
+        self._takes_several, self.takes_untimed = decoded.takes_several, decoded.takes_untimed
         if decoded.energy_per_gpu_j is not None:
             self.energy_per_gpu_j, self.power_per_gpu_w = decoded.energy_per_gpu_j, decoded.power_per_gpu_w
 
@@ -366,6 +370,7 @@ class Reporter:
                 f"rank token of {count_text(len(registered.rank_token), 'character')}; expected {2 * TOKEN_BYTES}"
             )
         self._registered = registered
+        self.num_registrations += 1
         self.clock_socket = self._connect_clock_socket(registered)
         self._record_success()
 
@@ -398,6 +403,8 @@ class Reporter:
 
     def _discard_registration(self) -> None:
         self._registered = None
+        self._takes_several = self.takes_untimed = False
+        self._known_reply = b""
         self._plans.clear()
         self.retire_clock_socket()
         while len(self._retired_sockets) > _MAX_RETIRED_SOCKETS:
@@ -507,3 +514,17 @@ class Reporter:
             retired.close()
         if self._connection is not None:
             self._connection.close()
+
+
+def joined(reports: Sequence[bytes]) -> list[bytes]:
+    """Return the JSON of reports as few arrays, each within the limit of a message."""
+    arrays: list[bytes] = []
+    own: list[bytes] = []
+    size = 1
+    for report in reports:
+        if own and size + len(report) + 1 > MAX_ITERATION_REPORT_BYTES:
+            arrays.append(b"[" + b",".join(own) + b"]")
+            own, size = [], 1
+        own.append(report)
+        size += len(report) + 1
+    return [*arrays, b"[" + b",".join(own) + b"]"]

@@ -185,6 +185,10 @@ def checked_iteration(report: IterationReport, pp_rank: int, stage_rank: int = 0
         raise ProtocolError(f"captured {report.captured!r} must be empty or one of {', '.join(sorted(CAPTURED))}")
     if not 0 <= report.iteration_index < 2**53:
         raise ProtocolError(f"iteration_index {report.iteration_index} must be in [0, 2**53)")
+    if report.is_in_order is not None and (num_timed := len(report.instructions)):
+        raise ProtocolError(
+            f"is_in_order {str(report.is_in_order).lower()}: only for reports without instructions, got {num_timed}"
+        )
     cost_s = report.client_cost_s
     if cost_s is not None and not 0 <= cost_s <= MAX_CLIENT_COST_S:
         raise ProtocolError(f"client_cost_s {cost_s} must be in [0, {MAX_CLIENT_COST_S:g}]")
@@ -201,6 +205,7 @@ def checked_iteration(report: IterationReport, pp_rank: int, stage_rank: int = 0
         memory=_checked_memory(report.memory_bytes),
         reorder_refusal=printable_line(report.reorder_refusal)[:MAX_VALUE_CHARS],
         client_cost_s=cost_s,
+        is_in_order=report.is_in_order,
     )
 
 

@@ -31,6 +31,7 @@ def encode_iteration(report: IterationReport) -> bytes:
     """
     rows = ",".join([f'["{kind}",{m},{chunk},{begin},{end}]' for kind, m, chunk, begin, end in report.instructions])
     cost = "null" if report.client_cost_s is None else f"{report.client_cost_s:.9f}"
+    in_order = "" if report.is_in_order is None else f',"is_in_order":{str(report.is_in_order).lower()}'
     return (
         f'{{"rank_token":"{report.rank_token}","iteration_index":{report.iteration_index},'
         f'"plan_epoch":{report.plan_epoch},"begin_mono_ns":{report.begin_mono_ns},"end_mono_ns":{report.end_mono_ns},'
@@ -38,7 +39,7 @@ def encode_iteration(report: IterationReport) -> bytes:
         f'"num_records_dropped":{report.num_records_dropped},"num_client_errors":{report.num_client_errors},'
         f'"launched_iteration_index":{report.launched_iteration_index},"captured":{_text(report.captured)},'
         f'"memory_bytes":[{",".join(map(str, report.memory_bytes))}],'
-        f'"reorder_refusal":{_text(report.reorder_refusal)},"client_cost_s":{cost}}}'
+        f'"reorder_refusal":{_text(report.reorder_refusal)},"client_cost_s":{cost}{in_order}}}'
     ).encode()
 
 
@@ -78,6 +79,8 @@ def decode_iteration_reply(body: bytes) -> IterationReply:
             ),
             energy_per_gpu_j=_number(reply.get("energy_per_gpu_j")),
             power_per_gpu_w=_number(reply.get("power_per_gpu_w")),
+            takes_several=bool(reply.get("takes_several")),
+            takes_untimed=bool(reply.get("takes_untimed")),
         )
     except (TypeError, KeyError, ValueError) as error:
         raise ProtocolError(f"reply to an iteration report: {error!r}") from None

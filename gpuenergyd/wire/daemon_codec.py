@@ -1,7 +1,7 @@
 """Messages to JSON and back in the daemon: strict types, size limits, one-line errors."""
 
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Union
 
 import msgspec
 
@@ -41,23 +41,41 @@ def decode(body: bytes, message_type: type[T], *, max_bytes: int) -> T:
     Raises:
         ProtocolError: the body is too large, not JSON, or has a missing, wrongly typed or too long field.
     """
+    message: T = _decoded(body, message_type, message_type.__name__, max_bytes)
+    _check_strings(message)
+    return message
+
+
+def decode_one_or_several(body: bytes, message_type: type[T], *, max_bytes: int) -> tuple[T, ...]:
+    """Return the messages of an array, or the only one, as `decode`."""
+    form = Union[message_type, tuple[message_type, ...]]  # type: ignore[valid-type]  # noqa: UP007  made at run time
+    found: T | tuple[T, ...] = _decoded(body, form, message_type.__name__, max_bytes)
+    messages = found if isinstance(found, tuple) else (found,)
+    for message in messages:
+        _check_strings(message)
+    return messages
+
+
+def _decoded(body: bytes, form: Any, name: str, max_bytes: int) -> Any:
     if len(body) > max_bytes:
         raise ProtocolError(f"message of {len(body)} bytes; at most {max_bytes} are accepted")
-    decoder = _decoders.get(message_type)
+    decoder = _decoders.get(form)
     if decoder is None:
         with _building:
-            decoder = _decoders[message_type] = msgspec.json.Decoder(message_type)
+            decoder = _decoders[form] = msgspec.json.Decoder(form)
     try:
-        message: T = decoder.decode(body)
+        return decoder.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ProtocolError(f"malformed {message_type.__name__}: {error}") from None
+        raise ProtocolError(f"malformed {name}: {error}") from None
     except UnicodeDecodeError:
-        raise ProtocolError(f"malformed {message_type.__name__}: not UTF-8") from None
+        raise ProtocolError(f"malformed {name}: not UTF-8") from None
+
+
+def _check_strings(message: object) -> None:
     for name in getattr(message, "__dataclass_fields__", ()):
         value = getattr(message, name)
         if isinstance(value, str) and len(value) > MAX_STRING_CHARS:
             raise ProtocolError(f"{name}: {len(value)} characters; at most {MAX_STRING_CHARS} are accepted")
-    return message
 
 
 def json_schemas(*message_types: Any) -> dict[str, Any]:

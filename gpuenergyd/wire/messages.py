@@ -3,7 +3,7 @@
 HTTP/1.1 with JSON bodies on the daemon's Unix socket:
 
     POST /v1/ranks           RankRegistration -> RankRegistered
-    POST /v1/iterations      IterationReport  -> IterationReply
+    POST /v1/iterations      IterationReport, or an array of them  -> IterationReply
     POST /v1/pace            PaceReport       -> PaceReply
     POST /v1/release         RankRelease      -> ReleaseReply
     POST /v1/members         MemberQuery      -> MemberReport     pipelines across hosts: wire/pipeline_messages.py
@@ -113,8 +113,11 @@ class IterationReport:
     reorder_refusal: str = ""
     """Why the rank takes no other order any more, for instance after it ran out of memory; empty if it does."""
     client_cost_s: float | None = None
-    """Time that the training thread spends in the client's calls in an iteration, as in the newest one that was
-    sampled; None if none was."""
+    """Time that the training thread spends in the client's calls in an iteration, as in the newest one of its kind
+    that was sampled; None if none was."""
+    is_in_order: bool | None = None
+    """Of an iteration without `instructions`, because they were not timed: whether the rank ran those of its
+    registration, or of its plan, in that order. None: `instructions` are all that ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,10 @@ class IterationReply:
     """Energy of an iteration divided by the number of GPUs."""
     power_per_gpu_w: float | None = None
     """The same divided by the time of the iteration."""
+    takes_several: bool = False
+    """Whether one message may be an array of reports of this rank, in order."""
+    takes_untimed: bool = False
+    """Whether the daemon can do without the times of instructions in most iterations."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ def _at_full_speed(view: JobView) -> LoopAtFullSpeed:
     assert baseline.energy_j is not None
     power_w = baseline.energy_j / baseline.iteration_time_s / gpu.num_gpus
     limit_w = gpu.power_limit_range_w[1] if gpu.power_limit_range_w is not None else None
-    waits = [_waiting_s(seen) / seen.own_time_s for seen in view.observations if seen.is_regular]
+    waits = [_waiting_s(seen) / seen.own_time_s for seen in view.observations if seen.is_regular and seen.is_timed]
     return LoopAtFullSpeed(power_w, limit_w, 1 - min(median(waits), _MOST_WAITING) if waits else 1.0)
 
 

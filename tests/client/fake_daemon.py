@@ -38,8 +38,14 @@ class _RequestHandler(QuietHandler):
         self._answer(*self._fake.answer("GET", self.path, {}))
 
     def do_POST(self) -> None:  # noqa: N802  the name that http.server calls it by
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self._answer(*self._fake.answer("POST", self.path, body))
+        sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        bodies = sent if isinstance(sent, list) else [sent]
+        answers = [self._fake.answer("POST", self.path, body) for body in bodies]
+        status, last = next((answer for answer in answers if answer[0] != 200), answers[-1])
+        if "plans" in last:
+            last = {**last, "plans": [plan for _, answer in answers for plan in answer.get("plans", ())]}
+        self._fake.num_messages += 1
+        self._answer(status, last)
 
     def _answer(self, status: int, body: dict[str, Any]) -> None:
         self.send_json(json.dumps(body).encode(), status)
@@ -56,6 +62,9 @@ class FakeDaemon:
         self.releases: queue.Queue[dict[str, Any]] = queue.Queue()
         self.clock_requests: queue.Queue[RankClockRequest] = queue.Queue()
         self.joined_message = self.ended_message = ""
+        self.num_messages = 0
+        """POST requests so far."""
+        self.takes_several, self.takes_untimed = True, False
         self.plans: list[dict[str, Any]] = []
         self.figures: dict[str, float] = {}
         """What replies to reports tell of the newest measured iteration."""
@@ -139,7 +148,8 @@ class FakeDaemon:
                     with self._has_reported:
                         self._reported.add((self.tokens[body["rank_token"]], body["iteration_index"]))
                         self._has_reported.notify_all()
-                    return 200, {"plans": plans, **self.figures}
+                    takes = {"takes_several": self.takes_several, "takes_untimed": self.takes_untimed}
+                    return 200, {"plans": plans, **self.figures, **takes}
                 case "POST", "/v1/release":
                     self.releases.put(body)
                     return 200, {"message": self.ended_message} if self.ended_message else {}

@@ -143,8 +143,10 @@ class ReportingRank:
         self._timer.begin_iteration(None)
         recorded = self._timer.end_iteration()
         assert recorded is not None
+        times = recorded.times()
+        recorded.free()
         self._timer.is_idle.clear()
-        self.reporter.put(FinishedIteration(0, 0, 0, 0, "", recorded), launched_iteration_index=0)
+        self.reporter.put(FinishedIteration(0, 0, 0, 0, "", recorded), times, launched_iteration_index=0)
         assert self._timer.is_idle.wait(WAIT_LIMIT_S)
 
     def close(self) -> None:

@@ -145,9 +145,13 @@ def test_a_rank_joins_a_daemon_that_replaces_a_killed_one(tmp_path: Path, monkey
     assert client.total_errors == 0
 
 
-def test_iterations_are_all_reported_with_fewer_wake_ups_than_iterations(
-    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("takes_several", [True, False])
+def test_iterations_are_all_reported_with_fewer_wake_ups_and_messages_than_iterations(
+    daemon: FakeDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    takes_several: bool,  # noqa: FBT001  a parameter of the test
 ) -> None:
+    daemon.takes_several = takes_several
     wake_ups: list[str] = []
 
     class Counted(reporter.Reporter):
@@ -158,7 +162,7 @@ def test_iterations_are_all_reported_with_fewer_wake_ups_than_iterations(
     monkeypatch.setattr("gpuenergyd.client.rank.Reporter", Counted)
     client = RankClient(RANK, order=ORDER, socket_path=daemon.socket_path)
     wait_until(lambda: run_iteration(client) == ORDER and not daemon.reports.empty())
-    first, before = client.iteration_index, len(wake_ups)
+    first, before, num_messages = client.iteration_index, len(wake_ups), daemon.num_messages
     for _ in range(300):
         run_iteration(client)
     client.release()
@@ -167,6 +171,7 @@ def test_iterations_are_all_reported_with_fewer_wake_ups_than_iterations(
     reported = [daemon.reports.get()["iteration_index"] for _ in range(daemon.reports.qsize())]
     assert reported[-300:] == list(range(first + 1, first + 301))
     assert len(wake_ups) - before <= 150
+    assert (daemon.num_messages - num_messages <= 150) is takes_several
 
 
 class WatchedRecorder(DeviceRecorder):

@@ -63,6 +63,16 @@ def test_memory_out_of_range_is_refused_with_its_value(amounts: tuple[int, ...])
         checked_iteration(given, 0)
 
 
+def test_a_report_either_has_instructions_or_says_whether_they_ran_in_order() -> None:
+    now_ns = time.monotonic_ns()
+    given = IterationReport("t", 0, 0, now_ns, now_ns, now_ns, (), is_in_order=True)
+    assert checked_iteration(given, 0).is_in_order
+    assert not checked_iteration(given, 0).is_timed
+    assert checked_iteration(replace(given, is_in_order=None), 0).is_timed
+    with pytest.raises(ProtocolError, match="is_in_order true: only for reports without instructions, got 1"):
+        checked_iteration(replace(given, instructions=(("F", 0, 0, now_ns, now_ns),)), 0)
+
+
 def test_memory_and_refusals_are_taken_from_reports_and_registrations() -> None:
     now_ns = time.monotonic_ns()
     given = IterationReport("t", 0, 0, now_ns, now_ns, now_ns, (), memory_bytes=(1, 2, 3), reorder_refusal="x" * 1000)

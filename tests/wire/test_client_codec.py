@@ -1,10 +1,14 @@
 """Reports of iterations as the client encodes them, which uses no encoder: the daemon decodes the same values."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuenergyd.client.reporter import joined
+from gpuenergyd.wire import MAX_ITERATION_REPORT_BYTES
 from gpuenergyd.wire.client_codec import encode_iteration
-from gpuenergyd.wire.daemon_codec import decode
+from gpuenergyd.wire.daemon_codec import decode, decode_one_or_several
 from gpuenergyd.wire.messages import IterationReport
 
 counts = st.integers(0, 2**62)
@@ -25,6 +29,7 @@ reports = st.builds(
     memory_bytes=st.lists(counts, max_size=3).map(tuple),
     reorder_refusal=st.text(max_size=60),
     client_cost_s=st.none() | st.integers(0, 10**9).map(lambda ns: ns / 1e9),
+    is_in_order=st.none() | st.booleans(),
 )
 
 
@@ -37,3 +42,22 @@ def test_a_cost_that_was_not_measured_is_missing() -> None:
     report = IterationReport("00" * 16, 0, 0, 1, 2, 3, ())
 
     assert decode(encode_iteration(report), IterationReport, max_bytes=1 << 20).client_cost_s is None
+
+
+@given(st.lists(reports, min_size=1, max_size=5))
+def test_several_reports_in_one_message_are_decoded_as_they_were(sent: list[IterationReport]) -> None:
+    (body,) = joined([encode_iteration(one) for one in sent])
+
+    assert decode_one_or_several(body, IterationReport, max_bytes=1 << 20) == tuple(sent)
+    assert decode_one_or_several(encode_iteration(sent[0]), IterationReport, max_bytes=1 << 20) == (sent[0],)
+
+
+@given(st.lists(st.integers(1, MAX_ITERATION_REPORT_BYTES - 2), min_size=1, max_size=8))
+def test_reports_share_a_message_as_long_as_they_fit_into_it(sizes: list[int]) -> None:
+    sent = [b"1" * size for size in sizes]
+    bodies = joined(sent)
+
+    assert b",".join(body[1:-1] for body in bodies) == b",".join(sent)
+    assert all(len(body) <= MAX_ITERATION_REPORT_BYTES for body in bodies)
+    for body, after in pairwise(bodies):
+        assert len(body) + len(after.split(b",")[0]) > MAX_ITERATION_REPORT_BYTES

@@ -40,6 +40,9 @@ class CudaDevice:
     def __init__(self, torch: Any, device: Any) -> None:
         self._cuda = torch.cuda
         self._device = torch.device(device)
+        self._find_identity = getattr(getattr(torch, "_C", None), "_cuda_getCurrentStream", None)
+        self._known: tuple[Any, Any] = None, None
+        """The current stream as last seen: its identity, None if torch does not tell it, and torch's object of it."""
         self._side_stream: Any = None
         self._anchor_events: tuple[Any, ...] = ()
         self.graphs = captured_graphs
@@ -51,7 +54,16 @@ class CudaDevice:
 
     def record(self, event: Any) -> None:
         """Record an event on the current stream; on the training thread."""
-        event.record(self._cuda.current_stream(self._device))
+        event.record(self._current_stream())
+
+    def _current_stream(self) -> Any:
+        """Return the current stream; torch makes an object of it at each call, which is kept while it is the same."""
+        index = getattr(self._device, "index", None)
+        identity = None if self._find_identity is None or index is None else self._find_identity(index)
+        known = self._known
+        if identity is None or identity != known[0]:
+            known = self._known = identity, self._cuda.current_stream(self._device)
+        return known[1]
 
     def has_completed(self, event: Any) -> bool:
         """Return whether the device has reached an event."""
@@ -88,7 +100,7 @@ class CudaDevice:
             return None
 
     def _map_memory(self, address: int, size: int) -> StreamWrite:
-        return map_memory(address, size, lambda: int(self._cuda.current_stream(self._device).cuda_stream))
+        return map_memory(address, size, lambda: int(self._current_stream().cuda_stream))
 
     def is_capturing(self) -> bool:
         """Return whether the training thread captures a graph now: work is then recorded, not run."""

@@ -3,9 +3,10 @@
 Theory of operation. The program launches work, possibly several iterations ahead of the GPU. So events are recorded on
 the stream where an iteration begins, where each instruction begins and ends, and where the iteration ends. They are
 allocated once and reused. The times of an iteration are read by the training thread at a later mark, once its last
-event has completed: one query tells. No thread asks for events meanwhile, because a thread that needs the interpreter
-delays a program that needs it all the time; only a program that makes no marks for a while has its last times read by
-the reporter's thread. Replays of captured graphs are different: see `stream_follower`.
+event has completed: one query tells. Those of short iterations are read together, which takes half the time: in
+between, a program displaces the code from the processor's caches. No thread asks for events meanwhile, because a thread
+that needs the interpreter delays a program that needs it all the time; only a program that makes no marks for a while
+has its last times read by the reporter's thread. Replays of captured graphs are different: see `stream_follower`.
 
 Events measure durations, not instants. Within an iteration, all times are durations since its begin, added to one
 instant, so that they are consistent. That instant is the end of the iteration before, corrected once a second by an
@@ -27,7 +28,9 @@ from gpuenergyd.client.timing.stream_follower import StreamFollower
 from gpuenergyd.client.timing.stream_requests import PlannedRequest, StreamRequests
 from gpuenergyd.wire.messages import OrderRow
 
-NUM_BUFFERS = 16
+_READ_TOGETHER, _READ_TOGETHER_NS = 8, 100_000_000
+"""Iterations whose times are read at once, if they take no longer than this together."""
+NUM_BUFFERS = 16 + _READ_TOGETHER
 """Iterations that may be recorded and not yet reported; a program runs ahead by a few iterations at most."""
 _NS_PER_MS = 1_000_000
 _ANCHOR_EVERY_NS = 1_000_000_000
@@ -61,7 +64,7 @@ class _EventBuffer:
         self.reading: ReplayReading | None = None
         """Where the iteration is the replay of a captured graph: then `begins` and `ends` are not used."""
         self.known: IterationTimes | None = None
-        self.is_free = True
+        self.is_free = self.is_timed = True
 
     @property
     def last(self) -> Any:
@@ -79,7 +82,8 @@ class _EventBuffer:
         return self.known
 
     def free(self) -> None:
-        self.has_ended[:] = bytes(len(self.has_ended))
+        if self.is_timed:
+            self.has_ended[:] = bytes(len(self.has_ended))
         self.following = None
         self.reading = None
         self.known = None
@@ -114,6 +118,7 @@ class DeviceRecorder:
         self._next_slot = itertools.count().__next__
         self._numbers = itertools.count(1)
         self._unread: deque[tuple[_EventBuffer, Callable[[], None] | None]] = deque()
+        self._num_read_together = 1
         self._reading = threading.Lock()
         self._follower = StreamFollower(device, sleep=sleep, mono_s=mono_s)
         self._requests: StreamRequests | None = None
@@ -131,14 +136,15 @@ class DeviceRecorder:
         """The graphs that this process captures and replays."""
         return self._device.graphs
 
-    def begin_iteration(self, previous: RecordedIteration | None) -> None:
+    def begin_iteration(self, previous: RecordedIteration | None, *, is_timed: bool = True) -> None:
         """Mark the begin of an iteration; it directly follows `previous`, if that is not None."""
         self._keys = {}
         self._next_slot = itertools.count().__next__
         self._current = None
         if self._device.is_capturing():
             return
-        self._read()
+        if len(self._unread) >= self._num_read_together:
+            self._read()
         self._current = current = self._free_buffer()
         if isinstance(previous, _EventBuffer) and (current is None or previous.reading is not None):
             if previous.own_following is None:
@@ -147,7 +153,7 @@ class DeviceRecorder:
             self._newest_mark = previous.following = previous.own_following
         if current is None:
             return
-        current.is_free = False
+        current.is_free, current.is_timed = False, is_timed
         current.number = next(self._numbers)
         current.follows = previous.number if isinstance(previous, _EventBuffer) else 0
         current.keys = self._keys
@@ -164,19 +170,21 @@ class DeviceRecorder:
         if slot >= self._capacity:
             return NOT_RECORDED
         self._keys[slot] = key
-        if self._current is None:
+        current = self._current
+        if current is None:
             return NOT_RECORDED
-        self._device.record(self._current.begins[slot])
+        if current.is_timed:
+            self._device.record(current.begins[slot])
         return slot
 
     def end(self, slot: int) -> None:
         """Mark the end of an instruction; a later call for the same slot moves it."""
         if self._capture is not None:
             self._capture.end(slot)
-        elif slot >= 0 and self._current is not None and not self._device.is_capturing():
-            self._device.record(self._current.ends[slot])
-            self._current.has_ended[slot] = 1
-            if self._unread:
+        elif slot >= 0 and (current := self._current) is not None and not self._device.is_capturing():
+            self._device.record(current.ends[slot])
+            current.has_ended[slot] = 1
+            if len(self._unread) >= self._num_read_together:
                 self._read()
 
     def end_iteration(self) -> RecordedIteration | None:
@@ -192,7 +200,8 @@ class DeviceRecorder:
         self._newest_mark = finished.closing
         if finished.reading is not None:
             self._follower.put(finished.closing, _do_nothing, finished.reading)
-        self._read()
+        if len(self._unread) >= self._num_read_together:
+            self._read()
         return finished
 
     def begin_capture(self) -> bool:
@@ -228,17 +237,21 @@ class DeviceRecorder:
 
     def call_at_begin(self, slot: int, act: PlannedRequest) -> None:
         """Send a request when the device reaches the begin of the instruction that has just been marked."""
-        if slot >= 0 and self._current is not None:
-            self._send_in_stream(self._current.begins[slot], act)
+        current = self._current
+        if slot < 0 or current is None or self._is_sent_in_stream(act):
+            return
+        if not current.is_timed:
+            self._device.record(current.begins[slot])
+        self._follower.put(current.begins[slot], act)
 
     def call_when_reached(self, act: PlannedRequest) -> None:
         """Send a request when the device reaches what has been launched so far."""
-        if self._newest_mark is not None:
-            self._send_in_stream(self._newest_mark, act)
+        if self._newest_mark is not None and not self._is_sent_in_stream(act):
+            self._follower.put(self._newest_mark, act)
 
-    def _send_in_stream(self, event: Any, request: PlannedRequest) -> None:
-        if self._requests is None or self._device.is_capturing() or not self._requests.put(request):
-            self._follower.put(event, request)
+    def _is_sent_in_stream(self, request: PlannedRequest) -> bool:
+        """Have a request sent when the stream reaches what has been launched so far; False if that is not possible."""
+        return self._requests is not None and not self._device.is_capturing() and self._requests.put(request)
 
     def call_with_instant(self, act: Callable[[int], None]) -> None:
         """As `call_when_reached`; `act` gets the instant of that begin or end, in ns of the host's monotonic clock."""
@@ -339,6 +352,8 @@ class DeviceRecorder:
         if buffer.reading is not None:
             spans_ns = buffer.reading.spans_ns(closing_ns)
             keys = dict(enumerate(buffer.reading.keys))
+        elif not buffer.is_timed:
+            spans_ns = []
         else:
             begins, ends = buffer.begins, buffer.ends
             spans_ns = [
@@ -349,6 +364,7 @@ class DeviceRecorder:
                 )
                 for slot in buffer.timed_slots()
             ]
+        self._num_read_together = min(1 + _READ_TOGETHER_NS // max(1, last_ns), _READ_TOGETHER)
         begin_ns, window_end_ns = self._find_window(buffer, last_ns)
         self._last = (buffer.number, window_end_ns)
         buffer.known = IterationTimes(

@@ -52,8 +52,12 @@ class InstructionTimer(Protocol):
         """Whether times may become known without a further mark, so that `read_late` has to look for them."""
         ...
 
-    def begin_iteration(self, previous: RecordedIteration | None) -> None:
-        """Mark the begin of an iteration; it directly follows `previous`, if that is not None."""
+    def begin_iteration(self, previous: RecordedIteration | None, *, is_timed: bool = True) -> None:
+        """Mark the begin of an iteration; it directly follows `previous`, if that is not None.
+
+        Of one that is not timed, the times have no instructions, and no ends are marked; the order of instructions is
+        known, and requests are sent.
+        """
         ...
 
     def begin(self, key: OrderRow) -> int:
@@ -112,6 +116,7 @@ class _Buffer:
         "end_ns",
         "ended_ns",
         "is_free",
+        "is_timed",
         "keys",
         "next_begun_ns",
         "next_slot",
@@ -123,13 +128,15 @@ class _Buffer:
         self.begin_ns = [0] * capacity  # lists, since an array's items are converted at each access
         self.end_ns = [0] * capacity
         self.next_slot = itertools.count().__next__
-        self.is_free = True
+        self.is_free = self.is_timed = True
         self.begun_ns = self.ended_ns = self.next_begun_ns = 0
 
     def order(self) -> tuple[OrderRow, ...]:
         return tuple(self.keys[: self.keys.index(_UNUSED)])
 
     def times(self) -> IterationTimes:
+        if not self.is_timed:
+            return IterationTimes(self.begun_ns, self.ended_ns, self.next_begun_ns, ())
         marks = zip(self.keys[: self.keys.index(_UNUSED)], self.begin_ns, self.end_ns, strict=False)
         last_ns = self.next_begun_ns or self.ended_ns
         ended = [
@@ -159,9 +166,10 @@ class HostRecorder:
         self._buffers: list[_Buffer] = []
         self._current = self._next_of_new_buffers(capacity)
 
-    def begin_iteration(self, previous: RecordedIteration | None) -> None:
+    def begin_iteration(self, previous: RecordedIteration | None, *, is_timed: bool = True) -> None:
         """Mark the begin of an iteration; it directly follows `previous`, if that is not None."""
         self._current.begun_ns = now_ns = monotonic_ns()
+        self._current.is_timed = is_timed
         if isinstance(previous, _Buffer):
             previous.next_begun_ns = now_ns
 

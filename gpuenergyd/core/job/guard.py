@@ -117,10 +117,11 @@ def evaluate(
         chance_s = rules.certainty_sigma * baseline.iteration_sigma_s / math.sqrt(rules.windows[0])
         if measured_s < expected_s * (1 - rules.faster_ratio) - chance_s:
             return Finding.JOB_IS_FASTER, f"an iteration takes {measured_s:.4g} s, {expected_s:.4g} s were expected"
-    faster = _faster_instruction(recent, rules)
+    timed = [o for o in recent if o.is_timed]
+    faster = _faster_instruction(timed, rules)
     if faster is None:
         return None
-    num_ranks = len({sample.pp_rank for sample in recent[-1].instruction_samples})
+    num_ranks = len({sample.pp_rank for sample in timed[-1].instruction_samples})
     return Finding.STAGE_IS_FASTER if num_ranks > 1 else Finding.JOB_IS_FASTER, faster
 
 

@@ -48,7 +48,7 @@ def observe_iteration(
     """Return the observation and the spans of one iteration, given one report per stage; maps are keyed by pp_rank.
 
     Ranks may end an iteration after rank 0 has begun the next one: their last instructions in the reports of the
-    `previous` iteration are work in this window.
+    `previous` iteration are work in this window. What a GPU did is unknown where one of both was not timed.
     """
     window = iteration_window(next(rank for rank in ranks if rank.pp_rank == 0))
     samples: list[InstructionSample] = []
@@ -61,8 +61,8 @@ def observe_iteration(
         num_calls = [history.num_calls_between(m.begin_ns, m.end_ns) for m in rank.instructions]
         samples += _instruction_samples(rank, by_instruction, num_calls)
         with_call += _call_samples(rank, by_instruction, num_calls)
-        late = [m for before in previous if before.pp_rank == rank.pp_rank for m in before.instructions]
-        energies.append(_rank_energy(rank, late, window, history, counters[rank.pp_rank]))
+        before = [own for own in previous if own.pp_rank == rank.pp_rank]
+        energies.append(_rank_energy(rank, before, window, history, counters[rank.pp_rank]))
         spans += [_span(m, window, own) for m, own in zip(rank.instructions, by_instruction, strict=True)]
     latency_s, gap_s = _gaps(ranks, graph)
     observation = IterationObservation(
@@ -78,6 +78,7 @@ def observe_iteration(
         turnarounds_s=tuple(_turnaround_s(rank) for rank in ranks),
         lead_s=_lead_s(next(rank for rank in ranks if rank.pp_rank == 0)),
         busy_s=_busy_s(ranks, graph, clocks) if has_replicas else None,
+        is_timed=all(rank.is_timed for rank in ranks),
     )
     return observation, tuple(spans)
 
@@ -181,13 +182,29 @@ def _busy_s(ranks: Sequence[RankIteration], graph: DependencyGraph, clocks: Mapp
 
 def _rank_energy(
     rank: RankIteration,
-    late: Sequence[MeasuredInstruction],
+    previous: Sequence[RankIteration],
     window: IterationWindow,
     history: ClockRecord,
     counter: EnergyRecord,
 ) -> RankEnergy:
+    is_known = rank.is_timed and (rank.pp_rank == 0 or all(before.is_timed for before in previous))
+    period_s, phase = counter.phase(window.begin_ns) or (None, None)
+    return RankEnergy(
+        pp_rank=rank.pp_rank,
+        window_s=(window.end_ns - window.begin_ns) / _NS_PER_S,
+        energy_j=counter.energy_j(window.begin_ns, window.end_ns),
+        time_at=_time_at(rank, previous, window, history) if is_known else (),
+        counter_period_s=period_s,
+        counter_phase=phase,
+    )
+
+
+def _time_at(
+    rank: RankIteration, previous: Sequence[RankIteration], window: IterationWindow, history: ClockRecord
+) -> tuple[TimeAtClock, ...]:
     busy: dict[tuple[InstructionKind | None, int, int], int] = defaultdict(int)
     at = window.begin_ns  # work and waiting add up to the window: whatever lies outside of it belongs to another one
+    late = [measured for before in previous for measured in before.instructions]
     for measured in sorted([*late, *rank.instructions], key=lambda m: m.begin_ns):
         begin = min(max(at, measured.begin_ns), window.end_ns)
         end = min(max(begin, measured.end_ns), window.end_ns)
@@ -198,17 +215,9 @@ def _rank_energy(
         at = end
     for clock, duration_ns in history.clocks_between(at, window.end_ns):
         busy[None, 0, clock] += duration_ns
-    period_s, phase = counter.phase(window.begin_ns) or (None, None)
-    return RankEnergy(
-        pp_rank=rank.pp_rank,
-        window_s=(window.end_ns - window.begin_ns) / _NS_PER_S,
-        energy_j=counter.energy_j(window.begin_ns, window.end_ns),
-        time_at=tuple(
-            TimeAtClock(kind, clock, duration_ns / _NS_PER_S, chunk)
-            for (kind, chunk, clock), duration_ns in sorted(busy.items(), key=lambda i: (i[0][0] or "", *i[0][1:]))
-        ),
-        counter_period_s=period_s,
-        counter_phase=phase,
+    return tuple(
+        TimeAtClock(kind, clock, duration_ns / _NS_PER_S, chunk)
+        for (kind, chunk, clock), duration_ns in sorted(busy.items(), key=lambda i: (i[0][0] or "", *i[0][1:]))
     )
 
 

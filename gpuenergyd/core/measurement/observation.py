@@ -75,7 +75,10 @@ class TimeAtClock:
 
 @dataclass(frozen=True, slots=True)
 class RankEnergy:
-    """Energy of one rank's GPU in one iteration by its energy counter; `energy_j` is None if not measured."""
+    """Energy of one rank's GPU in one iteration by its energy counter; `energy_j` is None if not measured.
+
+    `time_at` adds up to the window; it is empty where the times of instructions are unknown.
+    """
 
     pp_rank: int
     window_s: float
@@ -117,6 +120,8 @@ class IterationObservation:
     """Whether a straggler among the replicas set the iteration time, which is then no measure of the job itself."""
     call_samples: tuple[CallSample, ...] = ()
     """Instructions in which a clock was set."""
+    is_timed: bool = True
+    """Whether its instructions were timed; else only its time and energy are known."""
 
     @property
     def is_own(self) -> bool:

@@ -230,6 +230,20 @@ class RankIteration:
     """Why the rank takes no other order any more; empty if it does."""
     client_cost_s: float | None = None
     """Time that the client has cost the training thread in this iteration; None if it was not measured."""
+    is_in_order: bool | None = None
+    """Whether the rank ran the expected instructions, in their order, where these were not timed; else None."""
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the instructions were timed."""
+        return self.is_in_order is None
+
+    def ran_in_order(self, order: tuple[Instruction, ...]) -> bool:
+        """Return whether the rank ran these instructions, in this order."""
+        if self.is_in_order is not None:
+            return self.is_in_order
+        ran = sorted(self.instructions, key=lambda measured: measured.begin_ns)
+        return tuple(measured.instruction for measured in ran) == order
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,9 +46,10 @@ def summarize_run(
     kept = [o for o in profile if o.is_regular and o.energy_j is not None][-MAX_PROFILE_ITERATIONS:]
     if not kept:
         return None
+    timed = [o for o in full_speed if o.is_timed]
     return PreviousRun(
         job_id=job_id,
-        full_speed=tuple(replace(o, plan_id=PREVIOUS_FULL_SPEED) for o in full_speed[:MAX_FULL_SPEED_ITERATIONS]),
+        full_speed=tuple(replace(o, plan_id=PREVIOUS_FULL_SPEED) for o in timed[:MAX_FULL_SPEED_ITERATIONS]),
         profile=tuple(replace(o, plan_id=PREVIOUS_PROFILE) for o in kept),
         figures=plan.figures,
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpuenergyd.daemon.api.routes import JSON_TYPE, ROUTES, Route
 from gpuenergyd.daemon.zeusd.openapi import zeusd_paths, zeusd_schemas
+from gpuenergyd.wire import MAX_REPORTS
 from gpuenergyd.wire.daemon_codec import encode, json_schemas
 
 _ERRORS = {
@@ -68,7 +69,10 @@ def _path(route: Route) -> dict[str, Any]:
         "responses": {"200": _content("Success.", schema, route.content_type), **errors},
     }
     if route.request is not None:
-        content = {JSON_TYPE: {"schema": _reference(route.request.__name__)}}
+        body: dict[str, Any] = _reference(route.request.__name__)
+        if route.takes_several:
+            body = {"oneOf": [body, {"type": "array", "items": body, "minItems": 1, "maxItems": MAX_REPORTS}]}
+        content = {JSON_TYPE: {"schema": body}}
         operation["requestBody"] = {"required": True, "content": content}
     if parameters := re.findall(r"{(\w+)}", route.path):
         operation["parameters"] = [

@@ -40,6 +40,8 @@ class Route:
     """Whether the request replaces what GET of the same path returns."""
     content_type: str = JSON_TYPE
     is_patch: bool = False
+    takes_several: bool = False
+    """Whether the request may be an array of messages."""
 
     @property
     def method(self) -> str:
@@ -51,7 +53,11 @@ class Route:
 
 RANKS = Route("/v1/ranks", "Register a training process as a rank of a job.", RankRegistration, RankRegistered)
 ITERATIONS = Route(
-    "/v1/iterations", "Report an iteration of a rank; the reply may contain a plan.", IterationReport, IterationReply
+    "/v1/iterations",
+    "Report an iteration of a rank, or an array of them; the reply may contain a plan.",
+    IterationReport,
+    IterationReply,
+    takes_several=True,
 )
 PACE = Route("/v1/pace", "Report the pace of replicas on other hosts.", PaceReport, PaceReply)
 RELEASE = Route(

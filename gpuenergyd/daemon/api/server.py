@@ -40,7 +40,7 @@ from gpuenergyd.daemon.zeusd.routes import ZeusdRoutes
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, ProtocolError, UsageError
 from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES, MAX_ITERATION_REPORT_BYTES, MAX_REPLY_BYTES
 from gpuenergyd.wire.calibration_messages import CalibrationRequest
-from gpuenergyd.wire.daemon_codec import decode, encode
+from gpuenergyd.wire.daemon_codec import decode, decode_one_or_several, encode
 from gpuenergyd.wire.maintenance_messages import GpuRelease, GpuReopen
 from gpuenergyd.wire.messages import (
     IterationReport,
@@ -82,7 +82,7 @@ _ERROR_STATUSES: tuple[tuple[type[GpuEnergyError], int], ...] = (
     (GpuEnergyError, 503),
 )
 """HTTP status by error class; the first match counts."""
-_LARGE_MESSAGES = frozenset({IterationReport, MemberPlan, PipelineReport})
+_LARGE_MESSAGES = frozenset({MemberPlan, PipelineReport})
 _PIPELINE_MESSAGES = frozenset({MemberPlan, MemberQuery, PipelineReport})
 """Messages whose refusal the status and the history show: ranks repeat them, and nobody reads a reply."""
 
@@ -154,7 +154,7 @@ class Server:
         jobs, members, changes = self._jobs, self._members, self._changes
         handlers = {
             routes.RANKS: self._register,
-            routes.ITERATIONS: self._rank_handler(IterationReport, jobs.handle_report),
+            routes.ITERATIONS: self._report_iterations,
             routes.PACE: self._rank_handler(PaceReport, jobs.handle_pace),
             routes.RELEASE: self._rank_handler(RankRelease, jobs.release_finally),
             routes.MEMBERS: self._rank_handler(MemberQuery, members.state),
@@ -223,6 +223,12 @@ class Server:
             return _error(404, _UNKNOWN_TOKEN) if reply is None else _json(reply)
 
         return respond
+
+    async def _report_iterations(self, request: web.Request) -> web.Response:
+        body = await self._raw_body(request, MAX_ITERATION_REPORT_BYTES)
+        reports = decode_one_or_several(body, IterationReport, max_bytes=MAX_ITERATION_REPORT_BYTES)
+        reply = await self._jobs.handle_reports(reports, self._peer(request))
+        return _error(404, _UNKNOWN_TOKEN) if reply is None else _json(reply)
 
     async def _register(self, request: web.Request) -> web.Response:
         registration = await self._body(request, RankRegistration, MAX_CONTROL_MESSAGE_BYTES)

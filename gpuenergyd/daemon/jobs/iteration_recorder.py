@@ -15,13 +15,14 @@ from gpuenergyd.daemon.ports import HistoryPort, IterationWatcher, ReplicasPort,
 from gpuenergyd.store.records import IterationRecord
 
 _TIMELINES_PER_PLAN = 12
-_TIMELINE_EVERY = 100
+_TIMELINE_EVERY = 96
+"""A multiple of the strides of `client/timing/thinning.py`, so that the iteration is a timed one."""
 _REPEAT_EVERY = 50
 
 
 @dataclass(slots=True)
 class TimelineSelection:
-    """Chooses the iterations whose timelines are stored: the first of each plan, and one in a hundred of all."""
+    """Chooses the iterations whose timelines are stored: the first of each plan, and one in 96 of all."""
 
     _num_of_plan: Counter[str | None] = field(default_factory=Counter)
 
@@ -48,7 +49,7 @@ class IterationRecorder:
     watcher: IterationWatcher | None = None
     """The carbon service; None for a member of a pipeline across hosts, whose leader counts for all."""
     timeline: tuple[int, tuple[ObservedSpan, ...]] | None = None
-    """The index and the spans of the last iteration."""
+    """The index and the spans of the last iteration whose instructions were timed."""
     _estimate_due_mono_ns: int = 0
     _timelines: TimelineSelection = field(default_factory=TimelineSelection)
 
@@ -57,7 +58,8 @@ class IterationRecorder:
         observation, began_at = command.observation, utc_at(command.began_mono_ns)
         if self.watcher is not None:
             self.watcher.iteration_done(self.runner, observation, command.purpose, began_at)
-        self.timeline = (observation.iteration_index, command.spans)
+        if command.spans:
+            self.timeline = (observation.iteration_index, command.spans)
         self.history.write(
             IterationRecord(
                 job_id=self.runner.job_id,
@@ -69,7 +71,7 @@ class IterationRecorder:
                 plan_purpose=command.purpose,
                 # At a straggler's pace the plan neither saves nor loses time.
                 is_regular=observation.is_own,
-                spans=command.spans if self._timelines.select(observation) else (),
+                spans=command.spans if command.spans and self._timelines.select(observation) else (),
             )
         )
         now_ns = time.monotonic_ns()

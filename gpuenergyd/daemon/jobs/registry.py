@@ -54,7 +54,7 @@ from gpuenergyd.daemon.registration import (
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.daemon.runtime.process_end import ProcessEnd
 from gpuenergyd.daemon.runtime.user_rates import UserRates
-from gpuenergyd.errors import JobError
+from gpuenergyd.errors import JobError, ProtocolError
 from gpuenergyd.gpu.link.messages import (
     ClockChangeReport,
     GpuHealth,
@@ -64,7 +64,7 @@ from gpuenergyd.gpu.link.messages import (
     LeaseOwner,
 )
 from gpuenergyd.store.records import RankRecord
-from gpuenergyd.wire import PROTOCOL_VERSION
+from gpuenergyd.wire import MAX_REPORTS, PROTOCOL_VERSION
 from gpuenergyd.wire.clock_request import TOKEN_BYTES
 from gpuenergyd.wire.messages import (
     IterationReply,
@@ -273,6 +273,26 @@ class Jobs:
 
     # --- messages of ranks ---
 
+    async def handle_reports(self, reports: Sequence[IterationReport], peer: PeerCredentials) -> IterationReply | None:
+        """Handle a rank's reports, oldest first, with other requests in between; reply to all as to one.
+
+        Raises:
+            ProtocolError: as `handle_report`, or the number of reports is out of range, or they are of several ranks.
+        """
+        if not 0 < len(reports) <= MAX_REPORTS:
+            raise ProtocolError(f"{count_text(len(reports), 'report')} in a message; 1 to {MAX_REPORTS} are accepted")
+        if len({report.rank_token for report in reports}) > 1:
+            raise ProtocolError("the reports of a message must all be of one rank")
+        reply: IterationReply | None = None
+        for report in reports:
+            before = reply.plans if reply is not None else ()
+            reply = self.handle_report(report, peer)
+            if reply is None:
+                return None
+            reply = replace(reply, plans=(*before, *reply.plans))
+            await asyncio.sleep(0)
+        return reply
+
     def handle_report(self, report: IterationReport, peer: PeerCredentials) -> IterationReply | None:
         """Handle a rank's report; return the plans that the rank has not received, None for an unknown token.
 
@@ -293,7 +313,15 @@ class Jobs:
                 setting.report(iteration)
             if runner.leases.is_suspended:
                 self.spawn(runner.resume())
-        return IterationReply(runner.delivery.reply_to(iteration), *runner.job.figures_per_gpu())
+        energy_j, power_w = runner.job.figures_per_gpu()
+        return IterationReply(
+            runner.delivery.reply_to(iteration),
+            energy_per_gpu_j=energy_j,
+            power_per_gpu_w=power_w,
+            takes_several=True,
+            # Waits for other replicas, or other hosts, show in the times of instructions only.
+            takes_untimed=not (runner.is_member or self.replicas.has_replicas(runner.job_id)),
+        )
 
     def handle_pace(self, report: PaceReport, peer: PeerCredentials) -> PaceReply | None:
         """Handle the pace of replicas on other hosts; return the pace of this one, None for an unknown token.

@@ -130,14 +130,14 @@ class Shares:
 
 
 def shares_of(observations: Sequence[IterationObservation], curves: Mapping[InstructionClass, TimeCurve]) -> Shares:
-    """Return the shares of all GPU iterations with a measured energy."""
+    """Return the shares of all GPU iterations with a measured energy and known instructions."""
     index_of: dict[WorkKey, int] = {}
     columns: list[tuple[float, ...]] = []
     energies: list[float] = []
     time_s_at: dict[tuple[InstructionClass, int], float] = {}
     for observation in observations:
         for rank in observation.ranks:
-            if rank.energy_j is None or not rank.energy_j > 0:
+            if rank.energy_j is None or not rank.energy_j > 0 or not rank.time_at:
                 continue
             for share in rank.time_at:
                 clock_mhz, amount, part = float(share.sm_clock_mhz), share.time_s * share.sm_clock_mhz, 0

@@ -109,6 +109,26 @@ def test_an_anchor_is_an_event_on_a_side_stream_between_two_instants_of_the_host
     assert torch.cuda.Event.calls[0][0] == "record on side stream"
 
 
+@pytest.mark.parametrize("index", [0, None])
+def test_an_event_is_recorded_on_the_stream_that_is_current_then(torch: Any, index: int | None) -> None:
+    current, made = "first", list[str]()
+
+    def make_object(_device: object) -> str:
+        made.append(current)
+        return current
+
+    torch._C = SimpleNamespace(_cuda_getCurrentStream=lambda index: (current, index, 1))
+    torch.device = lambda name: SimpleNamespace(name=name, index=index)
+    torch.cuda.current_stream = make_object
+    device = CudaDevice(torch, "cuda:0")
+    for current in ("first", "first", "side", "side", "first"):  # noqa: B007  the lambdas return it
+        device.record(device.make_event())
+
+    recorded = [call for call, _ in torch.cuda.Event.calls]
+    assert recorded == [f"record on {stream}" for stream in ("first", "first", "side", "side", "first")]
+    assert len(made) == (5 if index is None else 3)
+
+
 def run_iteration(recorder: DeviceRecorder, previous: Any, known: list[Any]) -> Any:
     """Run an iteration of one instruction; have the one before reported."""
     recorder.begin_iteration(previous)
@@ -130,6 +150,8 @@ def test_steps_are_timed_without_another_thread_and_wait_for_the_device_once_a_s
     recorded = run_iteration(recorder, None, known)
     recorded = run_iteration(recorder, recorded, known)
     of_first = [call for call, _ in torch.cuda.Event.calls]
+    for _ in range(12):  # their times are read together
+        recorded = run_iteration(recorder, recorded, known)
     num_events = torch.cuda.Event.num_made
     for _ in range(8):
         recorded = run_iteration(recorder, recorded, known)
@@ -140,7 +162,7 @@ def test_steps_are_timed_without_another_thread_and_wait_for_the_device_once_a_s
     assert "synchronize" not in later
     assert all(is_main for _, is_main in torch.cuda.Event.calls)
     assert torch.cuda.Event.num_made == num_events  # they are used again
-    assert [len(times.instructions) for times in known] == [1] * 9
+    assert [len(times.instructions) for times in known] == [1] * 21
 
 
 def test_a_late_reading_waits_until_the_program_has_captured_its_graph(torch: Any) -> None:

@@ -301,3 +301,22 @@ def test_room_for_longer_iterations_is_made_while_earlier_ones_are_read() -> Non
     counts = [len(program.next_times().instructions) for _ in range(2)]
     program.recorder.close(WAIT_LIMIT_S)
     assert counts == [2, 3]
+
+
+def test_times_of_short_iterations_are_read_together_and_those_of_long_ones_at_the_next_mark(
+    device: VirtualDevice, program: Program
+) -> None:
+    def unread_after(work_ms: float, num_iterations: int) -> list[int]:
+        unread = []
+        for _ in range(num_iterations):
+            program.launch((0.0, work_ms))
+            device.sleep(work_ms / 1000.0)
+            unread.append(len(program.recorder._unread))
+        return unread
+
+    unread_after(1.0, 20)
+    assert max(unread_after(1.0, 20)) == 7
+    unread_after(300.0, 10)
+    assert max(unread_after(300.0, 20)) <= 1
+    program.pause()
+    assert program._known.qsize() >= 60

@@ -44,11 +44,11 @@ class Program:
         assert captured is not None
         return captured
 
-    def replay(self) -> None:
+    def replay(self, *, is_timed: bool = True) -> None:
         """Replay the step as an iteration."""
         previous, self._previous = self._previous, None
         with self.device.launching():
-            self.recorder.begin_iteration(previous)
+            self.recorder.begin_iteration(previous, is_timed=is_timed)
             if previous is not None:
                 self._report(previous)
             self.recorder.replay(self.captured)
@@ -93,9 +93,13 @@ def program(device: VirtualDevice) -> Iterator[Program]:
     running.recorder.close(WAIT_LIMIT_S)
 
 
-def test_a_replay_is_timed_by_the_events_in_its_graph(program: Program) -> None:
+@pytest.mark.parametrize("is_timed", [True, False])
+def test_a_replay_is_timed_by_the_events_in_its_graph_whether_or_not_others_are(
+    program: Program,
+    is_timed: bool,  # noqa: FBT001  a parameter of the test
+) -> None:
     for _ in range(4):  # launched at once: the program is three replays ahead
-        program.replay()
+        program.replay(is_timed=is_timed)
     program.pause()
 
     reported = program.close()

@@ -1,6 +1,7 @@
 """Work and waiting of a rank add up to the window of the iteration, wherever its instructions lie."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -89,6 +90,41 @@ def test_work_of_the_previous_iteration_after_rank_0_went_on_belongs_to_this_win
 
     by_kind = {share.kind: share.time_s for share in observation.ranks[1].time_at}
     assert by_kind == pytest.approx({InstructionKind.F: 0.7, None: 0.3})
+
+    unknown, _ = observe_iteration(
+        ranks=ranks,
+        graph=dependency_graph(Schedule("any", 1, ((first,), order))),
+        clocks={0: ClockHistory(1410), 1: ClockHistory(1410)},
+        counters={0: EnergyCounter(), 1: EnergyCounter()},
+        plan_id="p",
+        is_regular=True,
+        previous=[replace(before, instructions=(), is_in_order=True)],
+    )
+    assert unknown.is_timed
+    assert unknown.ranks[0].time_at == observation.ranks[0].time_at
+    assert unknown.ranks[1].time_at == ()  # what it still did for the iteration before was not timed
+
+
+def test_an_untimed_iteration_has_its_time_and_energy_and_nothing_of_its_instructions() -> None:
+    begin_ns = 10_000 * MS
+    counter = EnergyCounter()
+    for k in range(3):
+        counter.record(begin_ns + (k - 1) * 1000 * MS, 100.0 * k)
+    first = Instruction(0, InstructionKind.F, 0)
+    rank = RankIteration(0, 0, 0, begin_ns, begin_ns + 900 * MS, begin_ns + 1000 * MS, (), is_in_order=True)
+    seen, spans = observe_iteration(
+        ranks=[rank],
+        graph=dependency_graph(Schedule("any", 1, ((first,),))),
+        clocks={0: ClockHistory(1410)},
+        counters={0: counter},
+        plan_id="p",
+        is_regular=True,
+        has_replicas=True,
+    )
+
+    assert (seen.iteration_time_s, seen.energy_j, seen.is_own, seen.is_timed) == (1.0, 100.0, True, False)
+    assert (seen.instruction_samples, seen.call_samples, seen.ranks[0].time_at, spans) == ((), (), (), ())
+    assert {seen.lead_s, seen.busy_s, seen.launch_gap_s, seen.communication_latency_s, *seen.turnarounds_s} == {None}
 
 
 def test_a_program_300_ms_ahead_of_its_gpu_books_neither_too_little_work_nor_waiting_twice() -> None:

@@ -225,6 +225,20 @@ def test_an_invalid_iteration_report_is_refused(
     assert wrong in answer["error"]
 
 
+def test_several_iterations_are_reported_in_one_message(connection: HttpConnection, token: str) -> None:
+    several = [report(token, iteration_index=k) for k in range(3)]
+    body = json.dumps(several).encode()
+    status, reply = connection.request("POST", "/v1/iterations", body, limit_s=LIMIT_S)
+
+    assert (status, json.loads(reply)["takes_several"]) == (200, True)
+    _, body = connection.request("GET", "/v1/status", limit_s=LIMIT_S)
+    assert json.loads(body)["jobs"][0]["num_iterations"] == 3
+    for wrong, reason in (([], "0 reports"), ([{}], "malformed IterationReport"), ("x", "malformed IterationReport")):
+        status, reply = connection.request("POST", "/v1/iterations", json.dumps(wrong).encode(), limit_s=LIMIT_S)
+        assert status == 400
+        assert reason in json.loads(reply)["error"]
+
+
 def test_metrics_are_served(daemon: DaemonProcess, connection: HttpConnection) -> None:
     status, body = connection.request("GET", "/v1/metrics", limit_s=LIMIT_S)
 

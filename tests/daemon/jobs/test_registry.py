@@ -1,5 +1,6 @@
 """Jobs and their processes against fakes: leases, plans, clock requests, restores and records, in order."""
 
+import asyncio
 import os
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.daemon.runtime.user_rates import UserRates
-from gpuenergyd.errors import JobError
+from gpuenergyd.errors import JobError, ProtocolError
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuHealthChange, GpuSample
 from gpuenergyd.store.records import (
     IterationRecord,
@@ -508,6 +509,85 @@ def test_policies_know_how_many_gpus_of_the_host_all_jobs_use() -> None:
         await settle()
         assert shares(first) == [2, 2]
         await stage.jobs.close("the test is over")
+
+    play(scenario)
+
+
+def test_several_reports_of_a_rank_are_handled_in_order_and_get_one_reply() -> None:
+    stage = Stage(plan("tuned-1", 1200))
+
+    async def scenario() -> None:
+        stage.join()
+        await stage.iterate(times=2)
+        (lost,), _ = await stage.iterate()
+        first = lost.apply_at_iteration
+        await stage.iterate(times=first - stage.next_index)
+        sent = [report(stage.tokens[0], 0, stage.next_index + k, 0) for k in range(3)]
+        reply = await stage.jobs.handle_reports(sent, ME)
+
+        assert reply is not None
+        assert reply.plans == (lost, lost, lost)
+        assert next(iter(stage.jobs)).job.reports.last_index == sent[-1].iteration_index
+        assert await stage.jobs.handle_reports([replace(sent[0], rank_token="00" * 16)], ME) is None
+        with pytest.raises(ProtocolError, match="must all be of one rank"):
+            await stage.jobs.handle_reports([sent[0], report(stage.tokens[1], 1, 9, 0)], ME)
+        for several, what in (([], "0 reports"), (sent[:1] * 65, "65 reports")):
+            with pytest.raises(ProtocolError, match=f"{what} in a message; 1 to 64 are accepted"):
+                await stage.jobs.handle_reports(several, ME)
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_other_requests_are_handled_between_several_reports() -> None:
+    stage = Stage(plan("tuned-1", 1200))
+    turns: list[int] = []
+
+    async def scenario() -> None:
+        stage.join()
+        sent = [report(stage.tokens[0], 0, k, 0) for k in range(20)]
+        handling = asyncio.create_task(stage.jobs.handle_reports(sent, ME))
+        while not handling.done():
+            turns.append(next(iter(stage.jobs)).job.reports.last_index)
+            await asyncio.sleep(0)
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+    assert len(set(turns)) >= 19
+
+
+def test_times_of_instructions_are_dispensable_unless_waits_for_others_show_in_them() -> None:
+    stage = Stage()
+    alone = replace(registration(0), num_pp_ranks=1, num_microbatches=1, order=(("F", 0, 0), ("B", 0, 0)))
+
+    async def scenario() -> None:
+        def takes_untimed(token: str, index: int) -> bool:
+            reply = stage.jobs.handle_report(report(token, 0, index, 0), ME)
+            assert reply is not None
+            assert reply.takes_several
+            return reply.takes_untimed
+
+        first = stage.jobs.register(alone, ME, os.pidfd_open(os.getpid())).rank_token
+        assert takes_untimed(first, 0)
+        replica = stage.jobs.register(replace(alone, dp_rank=1, gpu_uuid="GPU-1"), ME, os.pidfd_open(os.getpid()))
+        assert not takes_untimed(first, 1)
+        assert not takes_untimed(replica.rank_token, 0)
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_a_member_of_a_pipeline_across_hosts_times_all_instructions() -> None:
+    stage = Stage()
+    member = replace(registration(0), num_pp_ranks=1, is_pipeline_member=True)
+
+    async def scenario() -> None:
+        token = stage.jobs.register(member, ME, os.pidfd_open(os.getpid())).rank_token
+        reply = stage.jobs.handle_report(report(token, 0, 0, 0), ME)
+        assert reply is not None
+        assert not reply.takes_untimed
+        await stage.jobs.close("test over")
 
     play(scenario)
 

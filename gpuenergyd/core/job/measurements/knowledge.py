@@ -182,16 +182,22 @@ class JobKnowledge:
         *,
         affordable_s: float | None = None,
     ) -> JobView | None:
-        """Return the view of this job for its policy; None until there is a baseline."""
+        """Return the view of this job for its policy; None until there is a baseline.
+
+        A tuned plan is judged by the time and energy of its iterations; of others, untimed ones would show nothing.
+        """
         if ranks.schedule is None or baseline is None:
             return None
+        purposes = self.plans.purposes()
         return JobView(
             job_id=ranks.description.job_id,
             schedule=ranks.schedule,
             gpus=tuple(ranks.gpus[r] for r in range(ranks.schedule.num_ranks)),
             target=target,
             baseline=baseline,
-            observations=tuple(self.iterations.kept),
+            observations=tuple(
+                o for o in self.iterations.kept if o.is_timed or purposes.get(o.plan_id) is PlanPurpose.TUNED
+            ),
             issued_plans=tuple(self.plans.kept),
             num_dropped_plans=dict(self.plans.num_dropped),
             communication_latency_s=self.iterations.typical(lambda o: o.communication_latency_s),

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from gpuenergyd.core.job.rules import JobRules
@@ -128,11 +128,13 @@ class RankReports:
         is_warm = self.count(index)
         planned = {epoch: plan_orders(plan_id_of(epoch)) for epoch in {r.plan_epoch for r in reports.values()}}
         is_in_order = all(
-            _is_in_order(r, planned[r.plan_epoch][r.pp_rank] if planned[r.plan_epoch] else orders[r.pp_rank])
+            r.ran_in_order(planned[r.plan_epoch][r.pp_rank] if planned[r.plan_epoch] else orders[r.pp_rank])
             for r in reports.values()
         )
         self.num_foreign_orders = 0 if is_in_order else self.num_foreign_orders + 1
         in_order = [reports[r] for r in sorted(reports)]
+        if not all(r.is_timed for r in in_order):  # the times of some say nothing without those of the others
+            in_order = [replace(r, instructions=(), is_in_order=is_in_order) for r in in_order]
         first_of_stages = range(0, len(in_order), self.num_stage_ranks)
         ranks = tuple(stage_iteration(in_order[k : k + self.num_stage_ranks]) for k in first_of_stages)
         is_countable = (
@@ -178,8 +180,3 @@ class RankReports:
         noise_ns = min(_PAUSE_AT_SIGMA * scatter_ns, _MAX_NOISE_RATIO * iteration_ns)
         is_pause = gap_ns > usual_ns + max(self.rules.pause_ratio * iteration_ns, noise_ns)
         return (gap_ns - usual_ns) / _NS_PER_S if is_pause else None
-
-
-def _is_in_order(report: RankIteration, order: tuple[Instruction, ...]) -> bool:
-    ran = sorted(report.instructions, key=lambda measured: measured.begin_ns)
-    return tuple(measured.instruction for measured in ran) == order

@@ -40,7 +40,7 @@ def energies_seen(observations: Sequence[IterationObservation]) -> list[EnergySe
     by_plan: dict[tuple[str | None, int], list[RankEnergy]] = defaultdict(list)
     for observation in observations:
         for rank in observation.ranks if observation.is_regular else ():
-            if rank.energy_j is not None and rank.energy_j > 0 and rank.window_s > 0:
+            if rank.energy_j is not None and rank.energy_j > 0 and rank.time_at:
                 by_plan[observation.plan_id, rank.pp_rank].append(rank)
     noise = _noise_ratio(list(by_plan.values()))
     return [_mean_energy(members, noise) for members in by_plan.values()]

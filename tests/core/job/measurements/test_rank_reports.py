@@ -218,3 +218,41 @@ def test_gaps_that_scatter_as_on_a_busy_host_are_no_pauses_but_long_ones_are() -
 
     assert sum(pause_s is not None for pause_s in pauses[20:]) <= 1
     assert evaluation.pause_s is not None
+
+
+def untimed(rank: int, index: int, *, in_order: bool = True) -> RankIteration:
+    return replace(report(rank, index), instructions=(), is_in_order=in_order)
+
+
+def test_an_iteration_without_times_of_instructions_counts_like_any_other() -> None:
+    reports = warm()
+    done = whole(reports, untimed(0, 4), untimed(1, 4))
+
+    assert done is not None
+    assert (done.is_regular, done.is_in_order, done.disturbance) == (True, True, None)
+    paused = whole(reports, replace(untimed(0, 5), next_begin_ns=untimed(0, 5).end_ns + 90 * MS), untimed(1, 5))
+    assert paused is not None
+    assert paused.pause_s
+
+
+def test_an_untimed_iteration_in_another_order_does_not_count() -> None:
+    reports = warm()
+    done = whole(reports, untimed(0, 4), untimed(1, 4, in_order=False))
+
+    assert done is not None
+    assert (done.is_regular, done.is_in_order, reports.num_foreign_orders) == (False, False, 1)
+
+
+def test_times_of_some_ranks_are_left_out_where_others_have_none() -> None:
+    done = whole(warm(), report(0, 4), untimed(1, 4))
+
+    assert done is not None
+    assert done.is_regular
+    assert [(rank.instructions, rank.is_timed) for rank in done.ranks] == [((), False)] * 2
+
+
+def test_a_report_without_instructions_that_says_nothing_of_their_order_is_in_none() -> None:
+    done = whole(warm(), report(0, 4), replace(report(1, 4), instructions=()))
+
+    assert done is not None
+    assert not done.is_in_order

@@ -1,0 +1,68 @@
+"""Which iterations have their instructions timed: all that are new, then as few as keep the client's cost small.
+
+A rank decides by what it has measured of itself. Later iterations are timed where their index is a multiple of the
+stride; strides are multiples of each other, so ranks with different ones still time the same iterations.
+"""
+
+from collections import deque
+from statistics import median_low
+
+NEW_ITERATIONS = 16
+"""Iterations under a new registration or plan that are all timed."""
+STRIDES = (1, 4, 16)
+MOST_COST_RATIO = 0.0025
+"""Share of an iteration that the client may cost the training thread before fewer iterations are timed."""
+_COST_EVERY, _COST_AT = 16, 3
+"""Iterations whose calls are measured, and their remainder: one that no stride times, after another such one."""
+_COST_EVERY_NEW = 4
+_NEWEST = 5
+
+
+class TimedIterations:
+    """The iterations of one rank whose instructions are timed."""
+
+    def __init__(self) -> None:
+        self.is_timed = True
+        """Whether the instructions of the current iteration are timed."""
+        self.is_measured = False
+        """Whether the cost of the client's calls in the current iteration is measured."""
+        self.stride = 1
+        self._is_like_previous = False
+        self._new_until = NEW_ITERATIONS
+        self._costs_s: dict[bool, deque[float]] = {is_timed: deque(maxlen=_NEWEST) for is_timed in (True, False)}
+        self._times_s: deque[float] = deque(maxlen=_NEWEST)
+
+    def restart(self, iteration_index: int) -> None:
+        """Time all iterations for a while, from this one on."""
+        self._new_until = iteration_index + NEW_ITERATIONS
+
+    def begin(self, iteration_index: int) -> None:
+        """Decide about an iteration that begins."""
+        is_new = iteration_index < self._new_until
+        was_timed, self.is_timed = self.is_timed, is_new or iteration_index % self.stride == 0
+        self._is_like_previous = was_timed is self.is_timed
+        every, at = (_COST_EVERY_NEW, 0) if is_new else (_COST_EVERY, _COST_AT)
+        self.is_measured = iteration_index % every == at
+
+    def add_cost(self, cost_s: float) -> None:
+        """Take the cost of the current iteration, into which falls the reading of the times of the one before."""
+        if self._is_like_previous:
+            self._costs_s[self.is_timed].append(cost_s)
+            self.stride = self._best_stride()
+
+    def add_time(self, time_s: float) -> None:
+        """Take the time of an iteration."""
+        self._times_s.append(time_s)
+
+    @property
+    def cost_s(self) -> float | None:
+        """The newest cost of an iteration like the current one; None if none was measured."""
+        costs_s = self._costs_s[self.is_timed]
+        return costs_s[-1] if costs_s else None
+
+    def _best_stride(self) -> int:
+        """Return the smallest stride with which the client costs little enough; the largest one if none does."""
+        timed_s, untimed_s = (median_low(known) if (known := self._costs_s[kind]) else 0.0 for kind in (True, False))
+        most_s = MOST_COST_RATIO * median_low(self._times_s) if self._times_s else timed_s
+        fitting = (n for n in STRIDES if untimed_s + max(0.0, timed_s - untimed_s) / n <= most_s)
+        return next(fitting, STRIDES[-1])
