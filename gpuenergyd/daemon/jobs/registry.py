@@ -17,6 +17,7 @@ from typing import Any
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.measurements.savings import SavingEstimate
 from gpuenergyd.core.job.messages import (
+    JobPhase,
     OperatorOrdered,
     OrdersRefused,
     RankChangedMicrobatches,
@@ -319,9 +320,16 @@ class Jobs:
             energy_per_gpu_j=energy_j,
             power_per_gpu_w=power_w,
             takes_several=True,
-            # Waits for other replicas, or other hosts, show in the times of instructions only.
-            takes_untimed=not (runner.is_member or self.replicas.has_replicas(runner.job_id)),
+            takes_untimed=self._takes_untimed(runner),
         )
+
+    def _takes_untimed(self, runner: JobRunner) -> bool:
+        """Return whether a job can do without the times of most of its instructions.
+
+        Its first plan and its profile come from them. Waits for other replicas, or other hosts, show in them only.
+        """
+        is_alone = not (runner.is_member or self.replicas.has_replicas(runner.job_id))
+        return is_alone and runner.job.phase is JobPhase.TUNED
 
     def handle_pace(self, report: PaceReport, peer: PeerCredentials) -> PaceReply | None:
         """Handle the pace of replicas on other hosts; return the pace of this one, None for an unknown token.

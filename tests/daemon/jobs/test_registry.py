@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gpuenergyd.core.clock_request import ClockRequest, TimedClock
+from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose
 from gpuenergyd.daemon.jobs.clock_requests import Admission
@@ -557,7 +558,7 @@ def test_other_requests_are_handled_between_several_reports() -> None:
     assert len(set(turns)) >= 19
 
 
-def test_times_of_instructions_are_dispensable_unless_waits_for_others_show_in_them() -> None:
+def test_times_of_instructions_are_dispensable_once_planned_unless_waits_for_others_show_in_them() -> None:
     stage = Stage()
     alone = replace(registration(0), num_pp_ranks=1, num_microbatches=1, order=(("F", 0, 0), ("B", 0, 0)))
 
@@ -569,9 +570,12 @@ def test_times_of_instructions_are_dispensable_unless_waits_for_others_show_in_t
             return reply.takes_untimed
 
         first = stage.jobs.register(alone, ME, os.pidfd_open(os.getpid())).rank_token
-        assert takes_untimed(first, 0)
+        assert not takes_untimed(first, 0)
+        (job,) = (runner.job for runner in stage.jobs)
+        job.phase = JobPhase.TUNED
+        assert takes_untimed(first, 1)
         replica = stage.jobs.register(replace(alone, dp_rank=1, gpu_uuid="GPU-1"), ME, os.pidfd_open(os.getpid()))
-        assert not takes_untimed(first, 1)
+        assert not takes_untimed(first, 2)
         assert not takes_untimed(replica.rank_token, 0)
         await stage.jobs.close("test over")
 
