@@ -1,4 +1,4 @@
-"""Which iterations have their instructions timed: all that are new, then as few as keep the client's cost small.
+"""Chooses the iterations whose instructions are timed: the first ones of a plan, then few where timing is costly.
 
 A rank decides by what it has measured of itself. Later iterations are timed where their index is a multiple of the
 stride; strides are multiples of each other, so ranks with different ones still time the same iterations.
@@ -12,9 +12,10 @@ NEW_ITERATIONS = 16
 STRIDES = (1, 4, 16)
 MOST_COST_RATIO = 0.0025
 """Share of an iteration that the client may cost the training thread before fewer iterations are timed."""
-_COST_EVERY, _COST_AT = 16, 3
-"""Iterations whose calls are measured, and their remainder: one that no stride times, after another such one."""
-_COST_EVERY_NEW = 4
+_COST_EVERY, _COST_EVERY_NEW = 13, 3
+"""Iterations from one whose calls are measured to the next, and the same in new ones. The times of up to eight
+iterations are read in one of them. 13 has no factor in common with such groups or with strides, so that each place in
+them is measured as often as any other, and the account is charged with what reading costs on average."""
 _NEWEST = 5
 
 
@@ -41,8 +42,7 @@ class TimedIterations:
         is_new = iteration_index < self._new_until
         was_timed, self.is_timed = self.is_timed, is_new or iteration_index % self.stride == 0
         self._is_like_previous = was_timed is self.is_timed
-        every, at = (_COST_EVERY_NEW, 0) if is_new else (_COST_EVERY, _COST_AT)
-        self.is_measured = iteration_index % every == at
+        self.is_measured = iteration_index % (_COST_EVERY_NEW if is_new else _COST_EVERY) == 0
 
     def add_cost(self, cost_s: float) -> None:
         """Take the cost of the current iteration, into which falls the reading of the times of the one before."""

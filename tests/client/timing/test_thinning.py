@@ -85,6 +85,18 @@ def test_each_kind_of_iteration_has_its_own_cost() -> None:
     assert costs == [client.untimed_s, client.untimed_s, client.timed_s]
 
 
+@pytest.mark.parametrize("num_together", range(1, 9))
+def test_reading_several_iterations_at_once_counts_in_as_many_samples_as_it_takes_part_in(num_together: int) -> None:
+    timed, costs = TimedIterations(), []
+    for index in range(16, 16 + 104 * num_together):
+        timed.begin(index)
+        if timed.is_measured:
+            timed.add_cost(1.0 if index % num_together == 0 else 0.0)
+            costs.append(timed.cost_s)
+
+    assert costs.count(1.0) * num_together == len(costs)
+
+
 @given(st.lists(st.floats(0.0, 0.1), min_size=2, max_size=4), st.integers(0, 40))
 @settings(max_examples=examples(100))
 def test_ranks_time_the_same_iterations_as_far_as_each_times_any(costs_s: list[float], restarted_at: int) -> None:
