@@ -8,10 +8,10 @@ STAMP  := $(VENV)/.gpuenergyd-installed
 RIVAL  := $(VENV)/.rival-installed
 TESTS_COMPILED := $(VENV)/.tests-compiled
 REPORT ?= gpuenergyd-demo-report.html
-# Four workers for two cores, since many tests wait for other processes; to collect the tests and to load the policies
+# Six workers for two cores, since many tests wait for other processes; to collect the tests and to load the policies
 # takes 15 s of CPU time in each. A file runs on one worker, so that its module fixtures are set up once;
 # tests/conftest.py puts the longest files first.
-PYTEST_ARGS ?= -n 4 --dist loadfile --no-loadscope-reorder
+PYTEST_ARGS ?= -n 6 --dist loadfile --no-loadscope-reorder
 SAMPLE ?= 200
 SEED   ?= 1
 

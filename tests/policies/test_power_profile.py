@@ -8,6 +8,7 @@ from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.errors import UsageError
 from gpuenergyd_policies.power_profile import WorkloadPowerProfile
 from tests.support.plain_jobs import loop_training, random_gpu_work
+from tests.support.thorough import thorough
 from tests.support.virtual_training import VirtualTraining
 
 ALL = frozenset(Lever)
@@ -41,7 +42,7 @@ def is_requested(run: VirtualTraining) -> bool:
 
 
 @pytest.mark.parametrize("levers", [ALL, frozenset({Lever.POWER_PROFILES})])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, *thorough(1, 2, 3, 4)])
 def test_a_profile_that_saves_within_the_permitted_slowdown_is_kept(levers: frozenset[Lever], seed: int) -> None:
     run = train(SAVES, levers=levers, seed=seed)
 
@@ -62,7 +63,7 @@ def test_a_profile_that_saves_within_the_permitted_slowdown_is_kept(levers: froz
     ("number", "reason"),
     [(SLOW, "slower; 3 % is permitted"), (COSTS, "taken back: saves -"), (NOTHING, "no saving shows")],
 )
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, *thorough(1, 2, 3, 4)])
 def test_a_profile_that_does_not_win_is_taken_back_for_good_with_the_reason(
     number: int, reason: str, seed: int
 ) -> None:

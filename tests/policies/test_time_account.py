@@ -47,6 +47,7 @@ def test_no_shipped_policy_costs_more_than_the_account_has(policy: Callable[[], 
     assert account.num_experiments
 
 
+@pytest.mark.thorough
 def test_replicas_share_an_account_and_pay_experiments_in_the_same_iterations_once() -> None:
     replicas = [training(RememberedBubbleAware(), seed=seed) for seed in range(2)]
     account = replicas[0].job.control.experiments.account

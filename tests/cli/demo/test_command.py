@@ -312,6 +312,7 @@ def test_the_same_seed_gives_the_same_figures_to_the_last_digit(folder: Path, tm
     assert first == second
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 @pytest.mark.kill
 def test_a_worker_that_is_killed_in_virtual_time_leaves_no_clock_lock(folder: Path, tmp_path: Path) -> None:
@@ -385,6 +386,7 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> FaultyPlugins:
     return FaultyPlugins(str(environment / "bin" / "python"), packages)
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 def test_a_policy_that_crashes_is_the_reason_for_no_saving_with_its_exception_file_and_line(
     folder: Path, tmp_path: Path, plugins: FaultyPlugins

@@ -45,6 +45,7 @@ def net(training: UnkindTraining, last: int = 20) -> tuple[float, float]:
     return 1 - energy_j / then_j, time_s / then_s - 1
 
 
+@pytest.mark.thorough
 def test_a_stall_of_3_ms_at_each_call_is_learned_and_costs_no_time() -> None:
     training = trained(0.003, reported_early_s=0.004)
     saving, slowdown = net(training)

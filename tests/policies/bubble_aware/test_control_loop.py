@@ -63,6 +63,7 @@ def test_bubble_aware_saves_energy_at_the_same_speed() -> None:
     assert slowdown < 0.001
 
 
+@pytest.mark.thorough
 def test_bubble_aware_holds_up_under_noise_and_uneven_switch_latency() -> None:
     run = training(RememberedBubbleAware(), noise_ratio=0.003, latency_spread_ratio=0.5, seed=3)
 
@@ -104,6 +105,7 @@ class _Forgetful:
         return BubbleAware().next_plan(view)
 
 
+@pytest.mark.thorough
 def test_bubble_aware_keeps_no_state() -> None:
     remembering, forgetting = training(BubbleAware()), training(_Forgetful())
 
@@ -123,6 +125,7 @@ def test_profiling_tries_one_design_point_per_iteration_and_stops_when_it_knows_
     assert 6 <= len(plans) <= 15
 
 
+@pytest.mark.thorough
 def test_all_ranks_run_at_full_speed_while_waiting_for_the_last_profiling_points() -> None:
     run = training(RememberedBubbleAware(), energy_noise_ratio=0.2)
 
@@ -239,6 +242,7 @@ def test_a_profile_that_no_longer_holds_is_measured_again_within_the_budget() ->
     assert not any(plan_id.startswith(("profile", "tuned")) and "@" not in plan_id for plan_id in kept)
 
 
+@pytest.mark.thorough
 def test_a_plan_that_meets_its_target_cancels_earlier_faults() -> None:
     slow = (range(30, 34), range(60, 64))
 

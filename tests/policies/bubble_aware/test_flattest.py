@@ -15,6 +15,7 @@ from tests.policies.bubble_aware.test_reordering import training as reorderable
 from tests.support.remembered_plans import RememberedBubbleAware
 
 
+@pytest.mark.thorough
 def test_the_flattest_plan_swings_less_in_the_same_time_and_hardly_more_energy() -> None:
     found = []
     for policy in (RememberedBubbleAware(), BubbleAware(flattest="true")):

@@ -64,6 +64,7 @@ def test_a_plan_is_evaluated_against_the_target_it_was_made_for() -> None:
     assert run.job.faults.num_faults == 0
 
 
+@pytest.mark.thorough
 def test_the_frontier_of_a_pipeline_agrees_with_measured_iterations() -> None:
     policy = RememberedBubbleAware()
     run = training(policy)

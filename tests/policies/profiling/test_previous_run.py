@@ -74,6 +74,7 @@ def test_a_run_keeps_the_iterations_that_its_plan_was_made_from(first: VirtualTr
     assert model.figures == first.job.current_plan.figures
 
 
+@pytest.mark.thorough
 def test_a_second_run_of_a_known_job_reaches_its_plan_within_six_iterations(
     first: VirtualTraining, model: PreviousRun
 ) -> None:
@@ -132,6 +133,7 @@ def test_a_job_with_another_power_draw_is_profiled_again(model: PreviousRun) -> 
     assert len(profiled(run)) >= 6
 
 
+@pytest.mark.thorough
 def test_a_previous_run_whose_plans_are_slow_is_discarded_and_the_job_profiled_within_budget(
     model: PreviousRun,
 ) -> None:

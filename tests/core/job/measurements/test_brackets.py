@@ -188,6 +188,7 @@ def test_a_row_between_two_blocks_is_in_one_bracket() -> None:
     assert bracket.before == (LogPoint(13, -0.1, 20),)
 
 
+@pytest.mark.thorough
 def test_the_interval_contains_the_true_saving_in_95_percent_of_jobs_that_change() -> None:
     """Loads that come and go, drift and noise: what changes between brackets is in their spread."""
     covered = 0

@@ -62,6 +62,7 @@ def test_plans_are_never_later_than_1f1b_hold_no_more_than_fits_and_cost_what_th
     assert replay.energy_j <= plain.energy_j * (1 + 2e-3)
 
 
+@pytest.mark.thorough
 def test_splitting_and_memory_each_save_energy_at_the_same_iteration_time() -> None:
     profile = split_profile([1.0, 1.0, 1.0, 1.05])
     deadline_s = full_speed_time_s(profile, 4, 12)

@@ -87,6 +87,7 @@ def test_the_search_is_repeatable() -> None:
     assert plans[0] == plans[1]
 
 
+@pytest.mark.thorough
 def test_more_segments_save_no_less() -> None:
     profile = forward_backward_profile([1.0, 1.1, 0.9])
     graph = dependency_graph(one_forward_one_backward(3, 8))
