@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import logging
 import os
+import select
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -105,7 +106,21 @@ class RankSessions:
         return self.of_token(token, peer)
 
     def _ended(self, session: RankSession) -> None:
-        end = process_end(session.peer.pid, session.pidfd)
+        """Handle the end of a process, after those of its job that were killed: others fail since these are gone."""
+        ends = [(own, process_end(own.peer.pid, own.pidfd)) for own in self._with_ended_ones(session)]
+        for own, end in sorted(ends, key=lambda each: not each[1].is_killed):
+            if own.token in self._by_token:  # the end of one may have ended the job
+                self._has_ended(own, end)
+
+    def _with_ended_ones(self, session: RankSession) -> list[RankSession]:
+        """Return the session and those of the same job whose processes have ended, too."""
+        ended = select.poll()
+        for own in self.of_job(session.runner.job_id):
+            ended.register(own.pidfd, select.POLLIN)
+        pidfds = {pidfd for pidfd, _ in ended.poll(0)}
+        return [own for own in self.of_job(session.runner.job_id) if own is session or own.pidfd in pidfds]
+
+    def _has_ended(self, session: RankSession, end: ProcessEnd) -> None:
         what = f"{'failed' if end.is_failure else 'ended without leaving the job'}: its process {end.text}"
         log.info(
             "job %s: %s %s (%s)",

@@ -24,6 +24,8 @@ class ProcessEnd:
     """What it did, as in: process 12 was killed by SIGKILL; empty if that is not known."""
     is_failure: bool
     """Whether it was killed, or exited with another status than 0."""
+    is_killed: bool = False
+    """Whether a signal ended it: no process that it waited for can be the reason."""
 
 
 def process_end(pid: int, pidfd: int) -> ProcessEnd:
@@ -35,7 +37,7 @@ def process_end(pid: int, pidfd: int) -> ProcessEnd:
         return ProcessEnd("", is_failure=False)
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        return ProcessEnd(f"was killed by {_signal_name(-code)}", is_failure=True)
+        return ProcessEnd(f"was killed by {_signal_name(-code)}", is_failure=True, is_killed=True)
     return ProcessEnd(f"exited with status {code}", is_failure=code != 0)
 
 

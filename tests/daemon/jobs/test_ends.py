@@ -1,5 +1,6 @@
 """How ranks leave, in the words of the log, the history and the last message: real clients and a real daemon."""
 
+import asyncio
 import json
 import os
 import re
@@ -7,10 +8,15 @@ import select
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from gpuenergyd.cli.main import run
+from gpuenergyd.daemon.jobs.runner import JobRunner
+from gpuenergyd.daemon.jobs.sessions import RankSession, RankSessions
+from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.daemon.runtime.process_end import ProcessEnd, process_end
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.drivers.world_kinds import WorldKind
@@ -132,7 +138,7 @@ def test_the_iterations_of_the_last_line_are_those_of_the_report_and_replicas_ha
     ("program", "end"),
     [
         ("import sys; sys.exit(3)", ProcessEnd("exited with status 3", is_failure=True)),
-        ("import os; os.kill(os.getpid(), 9)", ProcessEnd("was killed by SIGKILL", is_failure=True)),
+        ("import os; os.kill(os.getpid(), 9)", ProcessEnd("was killed by SIGKILL", is_failure=True, is_killed=True)),
     ],
 )
 def test_the_status_of_an_ended_process_is_found_where_the_kernel_keeps_it(
@@ -147,3 +153,39 @@ def test_the_status_of_an_ended_process_is_found_where_the_kernel_keeps_it(
         os.close(pidfd)
 
     assert found in ([end, ProcessEnd("", is_failure=False)] if is_reaped else [end])  # Linux before 6.15 forgets it
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_processes_that_have_ended_the_killed_one_is_the_reason(first: int) -> None:
+    """Ranks fail when a peer is gone; a busy daemon sees both ends at once."""
+    programs = ("import sys; sys.exit(1)", "import os; os.kill(os.getpid(), 9)")
+    processes = [subprocess.Popen([sys.executable, "-c", program]) for program in programs]
+    pidfds = [os.pidfd_open(process.pid) for process in processes]
+    for pidfd in pidfds:
+        select.select([pidfd], [], [])
+    ended: list[tuple[int, ProcessEnd]] = []
+    all_ended = asyncio.Event()
+
+    def on_end(session: RankSession, end: ProcessEnd) -> None:
+        ended.append((session.pp_rank, end))
+        if len(ended) == len(processes):
+            all_ended.set()
+
+    sessions = RankSessions(on_end, lambda _session: None)
+    description = SimpleNamespace(rank_index=lambda rank, _: rank, rank_name=lambda rank, _: f"rank {rank}")
+    leases = SimpleNamespace(pidfds={})
+    runner = SimpleNamespace(job=SimpleNamespace(description=description), job_id="job-1", leases=leases, pids={})
+
+    async def both_end() -> None:
+        for rank in (first, 1 - first):
+            peer = PeerCredentials(pid=processes[rank].pid, uid=0, gid=0)
+            sessions.add(
+                RankSession(bytes([rank]), cast("JobRunner", runner), rank, "GPU-1", peer, pidfds[rank], frozenset())
+            )
+        await all_ended.wait()
+
+    asyncio.run(both_end())
+    for process in processes:
+        process.wait()
+
+    assert [(rank, end.text) for rank, end in ended] == [(1, "was killed by SIGKILL"), (0, "exited with status 1")]
