@@ -1,4 +1,4 @@
-"""Sessions of registered training processes: identified by token, watched by pidfd."""
+"""Registered training processes: each is known by its token, and watched until it ends."""
 
 import asyncio
 import hmac
@@ -106,21 +106,17 @@ class RankSessions:
         return self.of_token(token, peer)
 
     def _ended(self, session: RankSession) -> None:
-        """Handle the end of a process, after those of its job that were killed: others fail since these are gone."""
-        ends = [(own, process_end(own.peer.pid, own.pidfd)) for own in self._with_ended_ones(session)]
-        for own, end in sorted(ends, key=lambda each: not each[1].is_killed):
-            if own.token in self._by_token:  # the end of one may have ended the job
-                self._has_ended(own, end)
-
-    def _with_ended_ones(self, session: RankSession) -> list[RankSession]:
-        """Return the session and those of the same job whose processes have ended, too."""
+        """Handle the end of a process, after those of its job that cannot be due to it."""
         ended = select.poll()
-        for own in self.of_job(session.runner.job_id):
-            ended.register(own.pidfd, select.POLLIN)
-        pidfds = {pidfd for pidfd, _ in ended.poll(0)}
-        return [own for own in self.of_job(session.runner.job_id) if own is session or own.pidfd in pidfds]
+        ranks = {own.pidfd: own for own in self.of_job(session.runner.job_id)}
+        for pidfd in ranks:
+            ended.register(pidfd, select.POLLIN)
+        ends = [(ranks[pidfd], process_end(ranks[pidfd].peer.pid, pidfd)) for pidfd, _ in ended.poll(0)]
+        for own, end in sorted(ends, key=lambda each: not each[1].is_cause):
+            if own.token in self._by_token:  # the end of one may have ended the job
+                self._end(own, end)
 
-    def _has_ended(self, session: RankSession, end: ProcessEnd) -> None:
+    def _end(self, session: RankSession, end: ProcessEnd) -> None:
         what = f"{'failed' if end.is_failure else 'ended without leaving the job'}: its process {end.text}"
         log.info(
             "job %s: %s %s (%s)",

@@ -14,6 +14,8 @@ _GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
 """`PIDFD_GET_INFO`; since Linux 6.15 it tells the end of a process that its parent has waited for."""
 _EXIT_CODE_FIELD = 49
 """Number of the exit code among the fields of /proc/PID/stat that follow the name."""
+_AFTER_ANOTHER = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGABRT}
+"""Signals that launchers send to the other ranks once one has failed, and that libraries raise when a peer is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +26,8 @@ class ProcessEnd:
     """What it did, as in: process 12 was killed by SIGKILL; empty if that is not known."""
     is_failure: bool
     """Whether it was killed, or exited with another status than 0."""
-    is_killed: bool = False
-    """Whether a signal ended it: no process that it waited for can be the reason."""
+    is_cause: bool = False
+    """Whether the end of another process of its job cannot be the reason: it crashed, or was killed by SIGKILL."""
 
 
 def process_end(pid: int, pidfd: int) -> ProcessEnd:
@@ -37,7 +39,8 @@ def process_end(pid: int, pidfd: int) -> ProcessEnd:
         return ProcessEnd("", is_failure=False)
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        return ProcessEnd(f"was killed by {_signal_name(-code)}", is_failure=True, is_killed=True)
+        is_cause = -code not in _AFTER_ANOTHER
+        return ProcessEnd(f"was killed by {_signal_name(-code)}", is_failure=True, is_cause=is_cause)
     return ProcessEnd(f"exited with status {code}", is_failure=code != 0)
 
 

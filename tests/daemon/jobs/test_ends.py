@@ -138,7 +138,8 @@ def test_the_iterations_of_the_last_line_are_those_of_the_report_and_replicas_ha
     ("program", "end"),
     [
         ("import sys; sys.exit(3)", ProcessEnd("exited with status 3", is_failure=True)),
-        ("import os; os.kill(os.getpid(), 9)", ProcessEnd("was killed by SIGKILL", is_failure=True, is_killed=True)),
+        ("import os; os.kill(os.getpid(), 9)", ProcessEnd("was killed by SIGKILL", is_failure=True, is_cause=True)),
+        ("import os; os.kill(os.getpid(), 15)", ProcessEnd("was killed by SIGTERM", is_failure=True)),
     ],
 )
 def test_the_status_of_an_ended_process_is_found_where_the_kernel_keeps_it(
@@ -156,9 +157,9 @@ def test_the_status_of_an_ended_process_is_found_where_the_kernel_keeps_it(
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_of_two_processes_that_have_ended_the_killed_one_is_the_reason(first: int) -> None:
-    """Ranks fail when a peer is gone; a busy daemon sees both ends at once."""
-    programs = ("import sys; sys.exit(1)", "import os; os.kill(os.getpid(), 9)")
+def test_of_two_processes_that_have_ended_the_one_that_was_killed_first_is_the_reason(first: int) -> None:
+    """Launchers terminate the other ranks when one is gone; a busy daemon sees both ends at once."""
+    programs = ("import os; os.kill(os.getpid(), 15)", "import os; os.kill(os.getpid(), 9)")
     processes = [subprocess.Popen([sys.executable, "-c", program]) for program in programs]
     pidfds = [os.pidfd_open(process.pid) for process in processes]
     for pidfd in pidfds:
@@ -188,4 +189,4 @@ def test_of_two_processes_that_have_ended_the_killed_one_is_the_reason(first: in
     for process in processes:
         process.wait()
 
-    assert [(rank, end.text) for rank, end in ended] == [(1, "was killed by SIGKILL"), (0, "exited with status 1")]
+    assert [(rank, end.text) for rank, end in ended] == [(1, "was killed by SIGKILL"), (0, "was killed by SIGTERM")]
