@@ -158,12 +158,6 @@ class VirtualPipeline(LargeJob):
             energy_j += a100_waiting_power_w(CLOCKS_MHZ[0]) * max(0.0, iteration_s - busy_s)
         return iteration_s, energy_j * self.size.num_tp_ranks
 
-    def num_profiled(self) -> int:
-        """Return how many iterations ran under profiling plans."""
-        plans = self.leader.job.knowledge.plans
-        purposes = (plans.purpose_of(plans.id_of(self.leader._delivery.epoch_of(ids[0]))) for ids in self.followed)
-        return sum(purpose is not None and purpose.value == "profile" for purpose in purposes)
-
     def virtual_time(self) -> AbstractContextManager[None]:
         """Let the leader date iterations in virtual time, and name jobs alike in each run."""
         return leaders_in_virtual_time(lambda: self.now_s)
@@ -171,10 +165,7 @@ class VirtualPipeline(LargeJob):
 
 @contextmanager
 def leaders_in_virtual_time(now_s: Callable[[], float]) -> Iterator[None]:
-    """Let leaders date iterations, and replicas their messages, in virtual time; jobs are numbered.
-
-    Which clocks are profiled follows from a job's id, which is random otherwise.
-    """
+    """Let leaders date iterations, and replicas their messages, in virtual time; jobs are numbered."""
     numbers = count(1)
     clock = SimpleNamespace(monotonic_ns=lambda: round(now_s() * 1e9), monotonic=now_s)
     with (

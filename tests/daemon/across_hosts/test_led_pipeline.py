@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gpuenergyd.core.carbon.intensity import HOUR
-from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
@@ -86,35 +85,6 @@ def test_a_block_at_full_speed_is_the_same_on_all_hosts_and_the_interval_covers_
     assert pipeline.leaders() == [], "the pipeline has ended with the job of its leading rank"
     members = [runner.outcome() for host in pipeline.hosts for runner in host.members.jobs]
     assert members == []
-
-
-@pytest.mark.thorough
-def test_a_second_run_of_the_pipeline_starts_from_the_profile_of_the_first() -> None:
-    memory = KeptRuns()
-    pipelines = [
-        VirtualPipeline(NUM_STAGES, RememberedBubbleAware(), previous_runs=memory, noise_seed=k) for k in range(2)
-    ]
-    other = VirtualPipeline(NUM_STAGES, RememberedBubbleAware(), previous_runs=memory, num_tp_ranks=2)
-    phases = []
-
-    async def run(pipeline: VirtualPipeline, num_iterations: int) -> None:
-        await pipeline.train(num_iterations)
-        phases.append((pipeline.leader.job.phase, pipeline.num_profiled()))
-        await pipeline.close()
-        memory.keep(pipeline.histories[0].records)
-
-    asyncio.run(run(pipelines[0], 50))
-    asyncio.run(run(pipelines[1], 30))
-    asyncio.run(run(other, 4))
-
-    (first, num_profiled), (second, num_profiled_again), _ = phases
-    assert (first, second) == (JobPhase.TUNED, JobPhase.TUNED)
-    assert num_profiled > 0
-    assert num_profiled_again == 0
-    assert memory.asked[0] == memory.asked[1] != memory.asked[2], "another number of ranks is another job"
-    recalls = [r for r in pipelines[1].histories[0].records if getattr(r, "action", "") == "recall"]
-    assert len(recalls) == 1
-    assert not any(isinstance(r, PreviousRunRecord) for history in pipelines[0].histories[1:] for r in history.records)
 
 
 def test_iterations_wait_until_the_previous_run_is_known() -> None:
