@@ -115,7 +115,7 @@ bench: $(STAMP) $(RIVAL)  ## run all benchmarks (an hour at most) and write docs
 bench-planner: $(STAMP)  ## time the planner on pipelines of growing size
 	$(BIN)/python benchmarks/runs/planner.py
 
-bench-profiling: $(STAMP)  ## compare online profiling with EnvPipe's and a full sweep: iterations, regret, slowdown
+bench-profiling: $(STAMP)  ## compare plans with EnvPipe's and those of a full sweep: iterations, regret, slowdown
 	$(BIN)/python benchmarks/runs/profiling.py
 
 bench-carbon: $(STAMP)  ## forecast skill and captured share of the timing gain, per zone

@@ -3,7 +3,7 @@
     python benchmarks/runs/call_price.py [--stalls-ms 0 1 3 10] [--scales 1.0 0.3] [--seed 0] [--json]
 
 A pipeline of four stages in virtual time, whose driver stops the work of a GPU at each set call. The policy
-bubble-aware profiles it and learns the price. It is compared with itself, restricted to plans with 1, 2, 4, 8 or 12
+bubble-aware learns the price. It is compared with itself, restricted to plans with 1, 2, 4, 8 or 12
 segments, and with the best such plan from exact knowledge of the price, the latency and all times and energies. Savings
 and slowdowns are those of the virtual GPUs, calls included.
 """
@@ -23,7 +23,7 @@ from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd_policies.bubble_aware.candidates import Candidates
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
-from gpuenergyd_policies.profiling.calls import CallCost
+from gpuenergyd_policies.learning.calls import CallCost
 from tests.support.perfect_knowledge import WAITING_CLOCKS_MHZ, Informed, true_profile
 from tests.support.unkind_training import TargetLatencies, UnkindDriver, UnkindTraining
 from tests.support.virtual_training import a100_stages

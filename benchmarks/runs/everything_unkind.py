@@ -1,6 +1,6 @@
 """Plans on GPUs that are unkind in every way at once, against the best plan under the same conditions.
 
-    python benchmarks/runs/everything_unkind.py [--jobs 50] [--seed 1] [--policy learning|reference] [--json]
+    python benchmarks/runs/everything_unkind.py [--jobs 50] [--seed 1] [--policy reference] [--json]
 
 Seeded random pipelines in virtual time on the parameters of six GPU models. Clocks take effect late, each target clock
 by a median of its own, one change in a hundred far later, and are reported too early; a set call takes the driver's
@@ -19,6 +19,7 @@ import math
 import os
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,23 +27,28 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from threadpoolctl import threadpool_limits
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.report.printing import print_figures
 from gpuenergyd.core.job.outcome import find_outcome
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
-from gpuenergyd_policies.bubble_aware.from_plans import BubbleAwareFromPlans
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from tests.support.everything_unkind import best_result, conditions, result_of, training
 from tests.support.random_jobs import random_job
 from tests.support.reference_policy import ReferencePolicy
 
 NUM_ITERATIONS = 150
-MAX_ITERATIONS_TO_THE_PLAN = 40
-MAX_REGRET_MEAN_RATIO, MAX_REGRET_P95_RATIO = 0.015, 0.04
-MAX_SLOWDOWN_RATIO = 0.01
+MAX_ITERATIONS_TO_THE_PLAN, MAX_LAST_LEARNED_ITERATION = 40, 60
+MAX_REGRET_MEAN_RATIO, MAX_REGRET_P95_RATIO = 0.01, 0.03
+MAX_SLOWDOWN_RATIO = 0.008
+MAX_SLOWDOWN_OF_BEST_RATIO = 0.01
+"""Of the best plan that energies are compared with."""
 MIN_COVERED_RATIO = 0.9
-POLICIES = {"bubble-aware": BubbleAware, "learning": BubbleAwareFromPlans, "reference": ReferencePolicy}
+POLICIES = {"bubble-aware": BubbleAware, "reference": ReferencePolicy}
+LEARNED = ("first plan", "learned from")
+"""How the reasons of plans begin that were made from what is known of the curves, not to correct a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,9 @@ class Job:
     num_ranks: int
     num_microbatches: int
     iterations_to_the_plan: int | None
-    """From the first iteration that is not at full speed to the first tuned one."""
+    """From when the baseline is known to the first tuned iteration."""
+    last_learned_iteration: int | None
+    """From when the baseline is known to the first iteration under the last plan that was learned."""
     num_plans: int
     saving_ratio: float
     """Of the last plan, without noise, under the conditions of the job."""
@@ -76,7 +84,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     jobs = []
-    with ProcessPoolExecutor(options.processes) as pool:
+    # More threads do not speed up such small matrices, and take CPU from each other.
+    with ProcessPoolExecutor(options.processes, initializer=threadpool_limits, initargs=(1,)) as pool:
         seeds = range(1000 * options.seed, 1000 * options.seed + options.jobs)
         for job in pool.map(partial(run, policy=options.policy), seeds):
             jobs.append(job)
@@ -88,13 +97,12 @@ def main() -> int:
 
 def summary(jobs: list[Job]) -> dict[str, Any]:
     """Return the figures of all jobs."""
-    to_the_plan = [math.inf if job.iterations_to_the_plan is None else job.iterations_to_the_plan for job in jobs]
-    p95 = _quantile(to_the_plan, 0.95)
     known = [job.is_covered for job in jobs if job.is_covered is not None]
     return {
         "num_jobs": len(jobs),
         "num_with_plan": sum(job.iterations_to_the_plan is not None for job in jobs),
-        "iterations_p95": None if math.isinf(p95) else p95,
+        "iterations_p95": _late_quantile([job.iterations_to_the_plan for job in jobs], 0.95),
+        "last_learned_iteration_p95": _late_quantile([job.last_learned_iteration for job in jobs], 0.95),
         "regret_mean_ratio": mean(job.regret_ratio for job in jobs),
         "regret_p95_ratio": _quantile([job.regret_ratio for job in jobs], 0.95),
         "slowdown_p99_ratio": _quantile([job.slowdown_ratio for job in jobs], 0.99),
@@ -105,10 +113,13 @@ def summary(jobs: list[Job]) -> dict[str, Any]:
 
 def is_met(figures: dict[str, Any]) -> bool:
     """Return whether all targets are met."""
-    iterations, covered = figures["iterations_p95"], figures["covered_ratio"]
+    iterations, learned = figures["iterations_p95"], figures["last_learned_iteration_p95"]
+    covered = figures["covered_ratio"]
     return (
         iterations is not None
         and iterations <= MAX_ITERATIONS_TO_THE_PLAN
+        and learned is not None
+        and learned <= MAX_LAST_LEARNED_ITERATION
         and figures["regret_mean_ratio"] <= MAX_REGRET_MEAN_RATIO
         and figures["regret_p95_ratio"] <= MAX_REGRET_P95_RATIO
         and figures["slowdown_p99_ratio"] <= MAX_SLOWDOWN_RATIO
@@ -123,25 +134,27 @@ def run(seed: int, policy: str = "bubble-aware") -> Job:
     under = conditions(job.model, seed, job.schedule.num_ranks)
     trained = training(job, under, POLICIES[policy]())
     seen: dict[str, ClockPlan] = {}
+    begins = 0
     try:
         for _ in range(NUM_ITERATIONS):
             trained.run(1)
+            begins += trained.job.baseline is None
             seen[trained.job.current_plan.plan_id] = trained.job.current_plan
     finally:
         trained.close()
     state, history = trained.job, trained.history
     plans = [plan_id or "baseline" for _, _, plan_id in history]
-    begins = next((k for k, plan_id in enumerate(plans) if plan_id != "baseline"), len(plans))
     tuned = [k for k, plan_id in enumerate(plans) if plan_id.startswith("tuned")]
     first = tuned[0] if tuned else None
-    best = best_result(job, under, max_slowdown_ratio=MAX_SLOWDOWN_RATIO)
+    learned = [plans.index(name) for name, plan in seen.items() if name in plans and plan.reason.startswith(LEARNED)]
+    best = best_result(job, under, max_slowdown_ratio=MAX_SLOWDOWN_OF_BEST_RATIO)
     measured = state.knowledge.saving()
     counted = Counter(plans[k] for k in tuned[-measured.num_tuned :]) if measured is not None else Counter()
     has_plan = state.current_plan.purpose is PlanPurpose.TUNED
     results = {name: result_of(job, under, seen[name]) for name in {*counted, *plans[-1:] * has_plan}}
     ours = results.get(plans[-1]) if has_plan else None
     energy_j = ours.energy_j if ours is not None else best.full_speed_energy_j
-    if ours is not None and ours.slowdown_ratio <= MAX_SLOWDOWN_RATIO:
+    if ours is not None and ours.slowdown_ratio <= MAX_SLOWDOWN_OF_BEST_RATIO:
         best = min(best, ours, key=lambda own: own.energy_j)
     interval, is_covered = None, None
     if measured is not None and measured.saving_ratio is not None and counted:
@@ -156,6 +169,7 @@ def run(seed: int, policy: str = "bubble-aware") -> Job:
         num_ranks=job.schedule.num_ranks,
         num_microbatches=job.schedule.num_microbatches,
         iterations_to_the_plan=None if first is None else first - begins,
+        last_learned_iteration=max(learned) - begins if learned else None,
         num_plans=len({plans[k] for k in tuned}),
         saving_ratio=float(1 - energy_j / best.full_speed_energy_j),
         best_saving_ratio=float(best.saving_ratio),
@@ -167,7 +181,13 @@ def run(seed: int, policy: str = "bubble-aware") -> Job:
     )
 
 
-def _quantile(values: list[float], share: float) -> float:
+def _late_quantile(iterations: Sequence[int | None], share: float) -> int | None:
+    """Return the quantile of iterations, of which those without never came."""
+    found = _quantile([math.inf if own is None else own for own in iterations], share)
+    return None if math.isinf(found) else round(found)
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
 

@@ -89,11 +89,10 @@ def summary(job: LargeJob) -> dict[str, Any]:
         "bytes_per_other_host_per_iteration_max": max(
             (max(host.bytes_of_iteration[-NUM_STEADY:]) for host in following), default=0
         ),
-        "bytes_per_host_per_iteration_while_profiling_max": max(max(host.bytes_of_iteration) for host in job.hosts),
+        "bytes_per_host_in_any_iteration_max": max(max(host.bytes_of_iteration) for host in job.hosts),
         "leader_cpu_s_per_iteration": leader_cpu_s,
         "time_to_plan_s": job.policy.answer_s[first] if first is not None else None,
         "time_to_plan_cpu_s": job.policy.answer_cpu_s[first] if first is not None else None,
-        "time_to_profiling_plan_max_s": max(job.policy.answer_s[:first], default=None) if first else None,
         "plan_gap_to_bound_ratio": plan_gap_ratio,
         "predicted_saving_ratio": 1 - predicted.energy_j / predicted.baseline_energy_j
         if predicted and predicted.baseline_energy_j

@@ -8,9 +8,9 @@ each clock, 2 % in the energy of a rank in an iteration, and a spread among stag
 same family of models is left out; with `--unknown-gpu` all that it learned from any table. With `--formulas` the truth
 is drawn from formulas on six GPU models instead, every table another one.
 
-Compared are this project's plans, each made from all iterations before; profiling on six fixed levels and the fit of
-version 0.1.0; EnvPipe's procedure; and a full sweep. The regret of a plan is its energy on the true table above that of
-the best plan of equal time. Switch latencies, drift and communication are not part of it (simulated, no GPU).
+Compared are this project's plans, each made from all iterations before, EnvPipe's procedure, and a full sweep. The
+regret of a plan is its energy on the true table above that of the best plan of equal time. Switch latencies, drift and
+communication are not part of it (simulated, no GPU).
 """
 
 import json
@@ -32,18 +32,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from learning_options import parser_of, tables_of
 
 from tests.support.learning_jobs import LearningJob
-from tests.support.learning_methods import Method, Outcome, Variant, envpipe, full_sweep, ours, v0_1
+from tests.support.learning_methods import Method, Outcome, Variant, envpipe, full_sweep, ours
 from tests.support.learning_tables import KEPT_ASIDE, TrueTable, formula_table
 from tests.support.measured_tables import path_of
 
-MAX_REGRET_RATIOS = {3: (0.012, 0.025), 6: (0.008, 0.02)}
+MAX_REGRET_RATIOS = {3: (0.01, 0.022), 6: (0.006, 0.016)}
 """Mean and 95th percentile of the regret, by number of replans."""
 MORE_REPLANS_OF_UNKNOWN_GPUS = 2
 USUAL_SPREAD_RATIO = 0.01
 """With stages that differ by more, only the slowdown has a target."""
-AT_THE_SAME_ITERATION = {1: 0, 3: 1}
-"""By number of our replans, the plan of 0.1.0 that is ready meanwhile: after six and after twelve iterations."""
-MAX_SLOWDOWN_RATIO, MAX_LOST_ITERATIONS = 0.01, 0.3
+MAX_SLOWDOWN_RATIO, MAX_LOST_ITERATIONS = 0.008, 0.2
+MAX_SLOWDOWN_OF_UNEVEN_RATIO = 0.01
+"""Of every single plan."""
 COVERED_RATIOS = (0.85, 0.97)
 
 
@@ -55,7 +55,7 @@ class Options:
     spread_ratio: float
     num_replans: int
     is_gpu_known: bool
-    methods: tuple[str, ...] = ("ours", "v0_1", "envpipe", "full_sweep")
+    methods: tuple[str, ...] = ("ours", "envpipe", "full_sweep")
 
 
 def run(table: TrueTable, number: int, options: Options) -> dict[str, Outcome]:
@@ -64,7 +64,6 @@ def run(table: TrueTable, number: int, options: Options) -> dict[str, Outcome]:
     known = Variant(is_prior_learned=options.is_gpu_known, num_replans=options.num_replans)
     methods: dict[str, Method] = {
         "ours": partial(ours, variant=known),
-        "v0_1": v0_1,
         "envpipe": envpipe,
         "full_sweep": full_sweep,
     }
@@ -94,10 +93,10 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def is_met(ours: dict[str, Any], v0_1: dict[str, Any], options: Options) -> bool:
+def is_met(ours: dict[str, Any], options: Options) -> bool:
     """Return whether our plans meet all targets; with fewer replans than the targets name, the last plan must."""
     if options.spread_ratio > USUAL_SPREAD_RATIO:
-        return bool(ours["slowdown_max_ratio"] <= MAX_SLOWDOWN_RATIO)
+        return bool(ours["slowdown_max_ratio"] <= MAX_SLOWDOWN_OF_UNEVEN_RATIO)
     more = 0 if options.is_gpu_known else MORE_REPLANS_OF_UNKNOWN_GPUS
     means, p95s = ours["regret_mean_ratio_by_plan"], ours["regret_p95_ratio_by_plan"]
     low, high = COVERED_RATIOS
@@ -107,10 +106,6 @@ def is_met(ours: dict[str, Any], v0_1: dict[str, Any], options: Options) -> bool
             means[min(number + more, len(means) - 1)] <= mean_ratio
             and p95s[min(number + more, len(p95s) - 1)] <= p95_ratio
             for number, (mean_ratio, p95_ratio) in MAX_REGRET_RATIOS.items()
-        )
-        and all(
-            means[min(number + more, len(means) - 1)] <= v0_1["regret_mean_ratio_by_plan"][theirs]
-            for number, theirs in AT_THE_SAME_ITERATION.items()
         )
         and ours["slowdown_p99_ratio"] <= MAX_SLOWDOWN_RATIO
         and ours["time_lost_iterations"] <= MAX_LOST_ITERATIONS
@@ -167,7 +162,7 @@ def main() -> int:
         if members
     }
     result["kept_aside"] = sorted(t.name for t in tables if t.family in KEPT_ASIDE)
-    status = 0 if is_met(result["ours"], result["v0_1"], options) else 1
+    status = 0 if is_met(result["ours"], options) else 1
     if arguments.json:
         print(json.dumps(result))
         return status

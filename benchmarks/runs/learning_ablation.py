@@ -27,18 +27,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from learning_options import parser_of, tables_of
 
-from gpuenergyd_policies.profiling.prior import job_curves
-from gpuenergyd_policies.profiling.prior.curves import Structure
-from gpuenergyd_policies.profiling.prior.shape import FloatArray
+from gpuenergyd_policies.learning import job_curves
+from gpuenergyd_policies.learning.curves import Structure
+from gpuenergyd_policies.learning.shape import FloatArray
 from tests.support.learning_jobs import LearningJob
-from tests.support.learning_methods import Outcome, Variant, ours, v0_1
+from tests.support.learning_methods import Outcome, Variant, ours
 from tests.support.learning_plans import Choice
 from tests.support.learning_tables import TrueTable
 from tests.support.measured_tables import path_of
 
 AS_IT_IS = "as it is"
 WITHOUT_PHYSICS = "without physics in beliefs"
-FIT, FIT_WITHOUT_RESIDUAL = "0.1.0's profiling", "0.1.0's profiling without its residual"
 VARIANTS = {
     AS_IT_IS: Variant(),
     "without learned prior": Variant(is_prior_learned=False),
@@ -53,7 +52,6 @@ VARIANTS = {
     "without experiments after the first plan": Variant(choice=Choice(has_experiments=False)),
     "without more time for experiments after kept plans": Variant(choice=Choice(experiment_late_ratio=0.0)),
     "with Thompson sampling of powers": Variant(choice=Choice(is_thompson=True)),
-    "after six slow probes": Variant(num_probes=6),
 }
 REPLANS = (0, 1, 3, 6)
 
@@ -72,8 +70,6 @@ class Task:
 def outcome_of(task: Task) -> Outcome:
     """Return what the variant does on the job."""
     job = LearningJob(task.table, task.job_seed)
-    if task.name in {FIT, FIT_WITHOUT_RESIDUAL}:
-        return v0_1(job, has_residual=task.name == FIT)
     own = VARIANTS[task.name]
     is_learned = own.is_prior_learned and task.is_gpu_known
     variant = replace(own, is_prior_learned=is_learned, num_replans=task.num_replans, is_noise_common=True)
@@ -116,12 +112,12 @@ def main() -> int:
     parser = parser_of(__doc__, path_of("profiles") / "insitu")
     parser.add_argument("--jobs", type=int, default=16, help="jobs in all, two at least; tables take turns")
     parser.add_argument("--replans", type=int, default=6, help="plans after the first one")
-    parser.add_argument("--only", action="append", choices=[*VARIANTS, FIT, FIT_WITHOUT_RESIDUAL], default=None)
+    parser.add_argument("--only", action="append", choices=VARIANTS, default=None)
     arguments = parser.parse_args()
     tables = tables_of(parser, arguments.tables)
     if arguments.jobs < 2:
         parser.error(f"--jobs {arguments.jobs}: at least 2, as errors are those over jobs")
-    names = [AS_IT_IS, *(own for own in arguments.only or [*VARIANTS, FIT, FIT_WITHOUT_RESIDUAL] if own != AS_IT_IS)]
+    names = [AS_IT_IS, *(own for own in arguments.only or VARIANTS if own != AS_IT_IS)]
     task = partial(Task, is_gpu_known=not arguments.unknown_gpu, num_replans=arguments.replans)
     tasks = [
         task(tables[k % len(tables)], 1000 * arguments.seed + k, name) for k in range(arguments.jobs) for name in names
@@ -134,10 +130,7 @@ def main() -> int:
         "seed": arguments.seed,
         "jobs": arguments.jobs,
         "is_gpu_known": not arguments.unknown_gpu,
-        "variants": {
-            name: summary(own, of[FIT if name == FIT_WITHOUT_RESIDUAL and FIT in of else AS_IT_IS])
-            for name, own in of.items()
-        },
+        "variants": {name: summary(own, of[AS_IT_IS]) for name, own in of.items()},
     }
     if arguments.json:
         print(json.dumps(result))

@@ -31,7 +31,7 @@ from tests.support.daemon_process import DaemonProcess
 from tests.support.phase_ranks import NUM_RANKS, gpu_uuids, launcher_environment, run_ranks
 
 FIRST_STEP = 130
-"""Before it the ranks are profiled, and their plans settle."""
+"""Before it the plans of the ranks settle."""
 SLOW_RANK, OTHER_RANK = 1, 0
 MOST_STEPS_TO_FOLLOW, MOST_STEPS_TO_LEAVE = 6, 4
 PRODUCT_RULES = {name: getattr(JobRules(), name) for name in ("warmup_iterations", "baseline_iterations")}

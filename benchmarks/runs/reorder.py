@@ -5,7 +5,7 @@
 Real torch training of the demo's GPT on four gloo processes and four simulated A100s in the unkind world, under a real
 daemon, with no slowdown allowed. Three runs with equal data:
 
-- `allowed`: attached with `allow_reorder=True`. The job measures full speed, profiles, plans clocks in 1F1B, tries
+- `allowed`: attached with `allow_reorder=True`. The job measures full speed, plans clocks in 1F1B, tries
   split backwards and changes its order by itself. From iteration `--expensive-from` on, input and weight gradients take
   half as long again; it must be back in 1F1B within three iterations.
 - `advised`: attached without permission. Nothing but clocks may change; the advice must be within two percentage points
@@ -204,11 +204,7 @@ def run_attached(case: Case, folder: Path) -> dict[str, Any]:
         "advice": advice[-1].reason if advice else None,
         "advised_saving_ratio": float(advice[0].after) if advice else None,
         "iterations_back": back,
-        "plans": [
-            f"{row.apply_at_iteration}: {row.plan.plan_id}, {row.plan.reason}"
-            for row in plans
-            if not row.plan.plan_id.startswith("profile")
-        ],
+        "plans": [f"{row.apply_at_iteration}: {row.plan.plan_id}, {row.plan.reason}" for row in plans],
     }
 
 

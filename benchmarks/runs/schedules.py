@@ -4,7 +4,7 @@
 
 Real torch training of the demo's GPT on four gloo processes and four simulated A100s, under a real daemon, with no
 slowdown allowed. One run alternates baseline blocks (nothing attached, original clocks) with blocks in which `attach`
-has joined, profiled and planned. Saving and slowdown compare the planned iterations with the baseline blocks before and
+has joined and planned. Saving and slowdown compare the planned iterations with the baseline blocks before and
 after them, measured with the simulated GPUs' own counters and the host's clock, not by the daemon. Each figure is the
 median over iterations with a bootstrap 95 % confidence interval.
 

@@ -32,7 +32,7 @@ _REFERENCE = {
 }
 _PAGES_WITH_PARTS = (
     "../README.md", "index.md", "results.md", "explanation/expected-savings.md", "readers/trainer-authors.md",
-    "explanation/comparison.md", "reference/job-states.md",
+    "explanation/comparison.md", "explanation/learning.md", "reference/job-states.md",
 )  # fmt: skip
 NOTICE = "<!-- Generated from the code: `python -m docs.site.generated`. A test fails on edits here. -->\n\n"
 

@@ -7,8 +7,7 @@ from benchmarks.report.results import read_result
 from docs.site.markdown import table
 
 _METHODS = {
-    "ours": "plans as experiments (policy `learning`)",
-    "v0_1": "six, then twelve profiling iterations (`bubble-aware`)",
+    "ours": "plans as experiments (`bubble-aware`)",
     "envpipe": "EnvPipe's procedure",
     "full_sweep": "a sweep of all clocks, as Perseus makes it",
 }

@@ -25,9 +25,10 @@ from gpuenergyd.store.records import (
 
 START = datetime(2026, 3, 2, 9, 0, 0, tzinfo=UTC)
 NUM_GPUS = 4
-_NUM_WARMUP, _NUM_BASELINE, _NUM_PROFILE, _NUM_TUNED = 2, 30, 36, 140
-_PROFILED = ((1.00, 0.975), (1.01, 0.955), (1.03, 0.93), (1.05, 0.91), (1.08, 0.905), (1.12, 0.90))
-"""Time and energy of the plans that profiling tries, relative to full speed."""
+_NUM_WARMUP, _NUM_BASELINE, _NUM_LEARNED = 2, 30, 36
+_NUM_BLOCKS, _NUM_IN_BLOCK, _NUM_BETWEEN_BLOCKS = 4, 6, 24
+_LEARNED_FROM = ((1.000, 0.955), (1.004, 0.93), (1.002, 0.915), (1.001, 0.905), (1.001, 0.90), (1.000, 0.895))
+"""Time and energy of the first plans, relative to full speed."""
 _NUM_HOURS = 24
 _SHARE_PERMITTED = 0.05
 
@@ -39,14 +40,17 @@ _Step: TypeAlias = tuple[ClockPlan | None, float, float]
 
 
 def pipeline_job() -> Iterator[Record]:
-    """Yield a job of the example pipeline: baseline, profiling and its plan, and a week of energy after it."""
+    """Yield a job of the example pipeline: baseline, plans with blocks at full speed, and a week of energy after it."""
     before, after, plan = planned_iterations()
-    tuned = _tuned_plan(plan.iteration_time_s, plan.energy_j, plan.lower_bound_j, plan.baseline_energy_j)
+    energy_j, bound_j, full_j = plan.energy_j, plan.lower_bound_j, plan.baseline_energy_j
+    tuned = _tuned_plan(plan.iteration_time_s, energy_j, bound_j, full_j, len(_LEARNED_FROM))
     steps = _steps(plan.baseline_time_s, plan.baseline_energy_j)
-    steps += [(tuned, plan.iteration_time_s, plan.energy_j)] * _NUM_TUNED
+    under_plan: list[_Step] = [(tuned, plan.iteration_time_s, plan.energy_j)] * _NUM_BETWEEN_BLOCKS
+    at_full_speed: list[_Step] = [(None, plan.baseline_time_s, plan.baseline_energy_j)] * _NUM_IN_BLOCK
+    steps += [*under_plan, *at_full_speed] * _NUM_BLOCKS + under_plan
 
     def spans(step: ClockPlan | None) -> tuple[ObservedSpan, ...]:
-        return () if step is not None and step.purpose is PlanPurpose.PROFILE else (after if step else before).spans
+        return (after if step else before).spans
 
     yield from _job("gpt-2.6b", steps, spans, schedule_name="1f1b", num_microbatches=6)
     yield from _week_after()
@@ -73,7 +77,11 @@ def carbon_job() -> Iterator[Record]:
         slower = max(0.0, min(1.0, (intensity - 180.0) / 110.0)) * _SHARE_PERMITTED
         k = 100 * slower
         tuned = _tuned_plan(
-            time_s * (1 + slower), energy_j * (1 - 0.085 * k / (k + 4)), None, plan.baseline_energy_j, hour
+            time_s * (1 + slower),
+            energy_j * (1 - 0.085 * k / (k + 4)),
+            None,
+            plan.baseline_energy_j,
+            len(_LEARNED_FROM) + hour,
         )
         predicted = tuned.predicted
         assert predicted is not None
@@ -96,7 +104,7 @@ def carbon_job() -> Iterator[Record]:
         at_s = end_s
 
     def spans(step: ClockPlan | None) -> tuple[ObservedSpan, ...]:
-        return () if step is not None and step.purpose is PlanPurpose.PROFILE else (after if step else before).spans
+        return (after if step else before).spans
 
     yield from _job(
         "carbon", steps, spans, schedule_name="1f1b", num_microbatches=6, max_slowdown_ratio=_SHARE_PERMITTED
@@ -106,17 +114,18 @@ def carbon_job() -> Iterator[Record]:
 
 
 def _steps(time_s: float, energy_j: float) -> list[_Step]:
-    """Return warm-up, baseline and profiling."""
+    """Return warm-up, baseline and the plans from which curves are learned."""
     steps: list[_Step] = [(None, time_s, energy_j)] * (_NUM_WARMUP + _NUM_BASELINE)
-    for k in range(_NUM_PROFILE):
-        number = k * len(_PROFILED) // _NUM_PROFILE
-        slower, less = _PROFILED[number]
-        steps.append((ClockPlan(f"try-{number + 1}", PlanPurpose.PROFILE), time_s * slower, energy_j * less))
+    for k in range(_NUM_LEARNED):
+        number = k * len(_LEARNED_FROM) // _NUM_LEARNED
+        slower, less = _LEARNED_FROM[number]
+        plan = _tuned_plan(time_s * slower, energy_j * less, None, energy_j, number)
+        steps.append((plan, time_s * slower, energy_j * less))
     return steps
 
 
 def _tuned_plan(
-    time_s: float, energy_j: float, lower_bound_j: float | None, baseline_j: float, number: int = 0
+    time_s: float, energy_j: float, lower_bound_j: float | None, baseline_j: float, number: int
 ) -> ClockPlan:
     predicted = PlanPrediction(time_s, energy_j, lower_bound_j, time_s, baseline_j)
     return ClockPlan(f"tuned-{number + 1}", PlanPurpose.TUNED, predicted=predicted, reason="slack on 3 of 4 stages")

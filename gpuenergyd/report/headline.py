@@ -128,4 +128,4 @@ def _next_step(job: JobSummary) -> str:
         return ""
     if job.schedule_name == LOOP_SCHEDULE and job.max_slowdown_ratio == 0:
         return "A loop without pipeline stages has no waiting time to use; it saves only with a permitted slowdown."
-    return "" if job.ended_at is not None else "A plan follows after profiling."
+    return "" if job.ended_at is not None else "A plan follows after the baseline."

@@ -11,7 +11,7 @@ from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.store import HistoryWriter, WriterOptions
-from gpuenergyd_policies.bubble_aware.from_plans import BubbleAwareFromPlans
+from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.full_speed import FullSpeed
 from tests.support.job_stage import FakeWorker, settle
 from tests.support.virtual_daemon import (
@@ -58,7 +58,7 @@ def test_a_job_with_other_microbatches_gets_the_curves_of_the_one_before(tmp_pat
     url = f"sqlite:///{database}"
     history = HistoryWriter(url, WriterOptions(reserve_bytes=0))
     history.start()
-    policy = PolicyInProcess(BubbleAwareFromPlans)
+    policy = PolicyInProcess(BubbleAware)
     found: list[tuple[PastJob, ...]] = []
     job_ids: list[str] = []
 

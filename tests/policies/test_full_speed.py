@@ -70,10 +70,10 @@ def test_a_loop_on_one_gpu_saves_within_its_permitted_slowdown(policy: type[Cloc
     assert saving.saving_ratio.low > 0.05
 
 
-def test_a_pipeline_without_permitted_slowdown_is_profiled() -> None:
+def test_a_pipeline_without_permitted_slowdown_is_planned() -> None:
     schedule = one_forward_one_backward(2, 4)
     work = {(rank, kind): A100Work(0.01, 0.04 * (1 + rank), 0.25) for rank in range(2) for kind in InstructionKind}
     run = VirtualTraining(schedule, work, BubbleAware())
     run.run(20)
 
-    assert PlanPurpose.PROFILE in purposes(run)
+    assert purposes(run) == {PlanPurpose.TUNED}

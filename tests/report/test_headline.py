@@ -86,7 +86,7 @@ def test_a_saving_that_may_be_chance_has_no_amount(report_with: Callable[..., Jo
 
 
 def test_a_job_without_a_plan_says_what_it_needs(report_with: Callable[..., JobReport]) -> None:
-    assert evidence(report_with(**NO_PLAN, ended_at=None)) == "A plan follows after profiling."
+    assert evidence(report_with(**NO_PLAN, ended_at=None)) == "A plan follows after the baseline."
     assert evidence(report_with(**NO_PLAN, schedule_name="loop")) == (
         "A loop without pipeline stages has no waiting time to use; it saves only with a permitted slowdown."
     )

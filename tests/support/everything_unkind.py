@@ -24,7 +24,7 @@ from gpuenergyd.gpu.drivers.device_parameters import DeviceParameters
 from gpuenergyd.gpu.drivers.world_kinds import WorldKind, parameters_in
 from gpuenergyd_policies.bubble_aware import candidates
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
-from gpuenergyd_policies.profiling.calls import CallCost
+from gpuenergyd_policies.learning.calls import CallCost
 from tests.support.perfect_knowledge import Informed
 from tests.support.random_jobs import COMMUNICATION_LATENCY_S, TrueJob
 from tests.support.slow_sampling import SlowlyReadTraining

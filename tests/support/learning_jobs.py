@@ -23,9 +23,9 @@ from gpuenergyd.core.pipeline.graph import (
     one_forward_one_backward,
 )
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd_policies.learning.seen import ClassAtFullSpeed
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_clocks
-from gpuenergyd_policies.profiling.prior.seen import ClassAtFullSpeed
 from tests.support.learning_tables import TrueTable
 
 TIME_NOISE_RATIO = 0.004

@@ -1,30 +1,24 @@
-"""Ways to find a plan for a job whose truth is a measured table: ours, those of 0.1.0 and of EnvPipe, a full sweep."""
+"""Ways to find a plan for a job whose truth is a measured table: ours, EnvPipe's and a full sweep."""
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean
-from unittest.mock import patch
 
 import numpy as np
 
 from gpuenergyd.core.measurement.observation import IterationObservation
-from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
+from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
-from gpuenergyd.core.policy_api.policy import GpuView
+from gpuenergyd_policies.learning.curves import WHOLE, Structure
+from gpuenergyd_policies.learning.evidence import energies_seen, times_seen
+from gpuenergyd_policies.learning.job_curves import FittedCurves, fit_curves
+from gpuenergyd_policies.learning.published import prior_for
+from gpuenergyd_policies.learning.seen import Waiting
+from gpuenergyd_policies.learning.shape import GENERIC
 from gpuenergyd_policies.planning.envpipe import plan_envelope, valleys
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation
-from gpuenergyd_policies.profiling import fit
-from gpuenergyd_policies.profiling.design import LEVEL_RATIOS, design_points
-from gpuenergyd_policies.profiling.power import PowerFit, WorkKey
-from gpuenergyd_policies.profiling.prior.curves import WHOLE, Structure
-from gpuenergyd_policies.profiling.prior.evidence import energies_seen, times_seen
-from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, fit_curves
-from gpuenergyd_policies.profiling.prior.published import prior_for
-from gpuenergyd_policies.profiling.prior.seen import Waiting
-from gpuenergyd_policies.profiling.prior.shape import GENERIC
-from gpuenergyd_policies.profiling.residual import Residual
 from tests.support.learning_jobs import ENERGY_NOISE_RATIO, NUM_BASELINE_ITERATIONS, TIME_NOISE_RATIO, LearningJob
 from tests.support.learning_plans import Choice, fastest_allowed, next_clocks
 
@@ -45,7 +39,6 @@ class Variant:
     is_prior_learned: bool = True
     structure: Structure = WHOLE
     choice: Choice = ALL_PARTS
-    num_probes: int = 0
     num_replans: int = 6
     is_noise_common: bool = False
     """Whether errors of measurement follow from iteration, class and clock, so that variants differ by themselves."""
@@ -72,8 +65,6 @@ def ours(job: LearningJob, variant: Variant) -> Outcome:
     draw = np.random.default_rng([job.seed, 3])
     noise = None if variant.is_noise_common else draw
     seen = _baseline_iterations(job, noise)
-    probes = [_probe(job, number) for number in range(variant.num_probes)]
-    seen += [job.observed(own, f"probe-{k}", 1000 + k, noise) for k, own in enumerate(probes)]
     prior = GENERIC
     if variant.is_prior_learned:
         prior = prior_for(job.table.gpu, without_families=[job.table.family])
@@ -90,44 +81,12 @@ def ours(job: LearningJob, variant: Variant) -> Outcome:
             energies_seen(seen),
             waiting,
             structure=variant.structure,
-            want_draws=variant.choice.needs_draws,
         )
         covered.append(_covered_ratio(job, fitted))
         clocks = next_clocks(job, fitted, results, num_plans=variant.num_replans + 1, choice=variant.choice, draw=draw)
         results.append(job.result(clocks))
         seen.append(job.observed(results[-1], f"tuned-{number}", NUM_BASELINE_ITERATIONS + number, noise))
-    return _outcome(job, probes, results, began_s, mean(covered))
-
-
-def v0_1(job: LearningJob, *, has_residual: bool = True) -> Outcome:
-    """Run six, then six more iterations of the profiling design at fixed levels, and plan from the fit after each six.
-
-    A clock that the table lacks for a class is replaced by the nearest one that it has.
-    """
-    if not has_residual:
-        with patch.object(fit, "fit_residual", _no_residual):
-            return v0_1(job)
-    began_s = time.process_time()
-    draw = np.random.default_rng([job.seed, 4])
-    seen = _baseline_iterations(job, draw)[:2]
-    probes = [_probe(job, number) for number in range(12)]
-    results = []
-    supported = sorted({o.sm_clock_mhz for own in job.truth.classes.values() for o in own.options}, reverse=True)
-    gpus = [
-        GpuView(f"GPU-{r}", job.table.gpu, tuple(supported), 0.0, job.truth.blocking_power_w)
-        for r in range(job.graph.num_ranks)
-    ]
-    for k, probe in enumerate(probes):
-        seen.append(job.observed(probe, f"probe-{k}", len(seen), draw))
-        if k + 1 in {6, 12}:
-            believed = _only_listed(job, fit.fit_profile(seen, gpus).profile)
-            results.append(job.result(fastest_allowed(job, believed)))
-    return _outcome(job, probes, results, began_s, None)
-
-
-def _no_residual(_: PowerFit, clocks_of: Mapping[WorkKey, Sequence[int]]) -> Residual:
-    zero = {work: np.zeros(len(clocks)) for work, clocks in clocks_of.items()}
-    return Residual(zero, zero)
+    return _outcome(job, [], results, began_s, mean(covered))
 
 
 def full_sweep(job: LearningJob) -> Outcome:
@@ -197,17 +156,6 @@ def _covered_ratio(job: LearningJob, fitted: FittedCurves) -> float:
     return float(np.mean(hits))
 
 
-def _probe(job: LearningJob, number: int) -> PlanEvaluation:
-    """Return the iteration of one point of the profiling design of version 0.1.0."""
-    kinds = [(InstructionKind.F, InstructionKind.B)] * job.graph.num_ranks
-    point = design_points(kinds, len(LEVEL_RATIOS), seed=str(job.seed))[number]
-    clocks = {}
-    for key, own in job.truth.classes.items():
-        ratio = LEVEL_RATIOS[point.levels[key.pp_rank][key.kind]]
-        clocks[key] = round(ratio * own.at_max_clock.sm_clock_mhz)
-    return job.result(_clocks_near(job, clocks))
-
-
 def _clocks_near(job: LearningJob, wanted: dict[InstructionClass, int]) -> list[int]:
     near = {
         key: min((o.sm_clock_mhz for o in job.truth[key].options), key=lambda c: abs(c - clock))
@@ -223,14 +171,6 @@ def _listed(job: LearningJob, clocks: Sequence[int]) -> list[int]:
         for i, clock in zip(job.graph.instructions, clocks, strict=True)
         for top in [job.truth[i.instruction_class].at_max_clock.sm_clock_mhz]
     ]
-
-
-def _only_listed(job: LearningJob, believed: PipelineProfile) -> PipelineProfile:
-    classes = {}
-    for key, own in believed.classes.items():
-        listed = {o.sm_clock_mhz for o in job.truth[key].options}
-        classes[key] = InstructionProfile(tuple(o for o in own.options if o.sm_clock_mhz in listed))
-    return PipelineProfile(classes, job.truth.blocking_power_w)
 
 
 def _outcome(

@@ -15,15 +15,15 @@ from gpuenergyd.core.pipeline.learned_curves import LearnedCurves
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import GpuView
+from gpuenergyd_policies.learning.doubt import powers_within_doubt
+from gpuenergyd_policies.learning.evidence import energies_seen, times_seen
+from gpuenergyd_policies.learning.job_curves import FittedCurves, fit_curves
+from gpuenergyd_policies.learning.published import prior_for
+from gpuenergyd_policies.learning.relatives import Relative, relatives_of
+from gpuenergyd_policies.learning.seen import ClassAtFullSpeed, Waiting
+from gpuenergyd_policies.learning.shape import GENERIC, CurvePrior
+from gpuenergyd_policies.learning.summary import summary_of
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation
-from gpuenergyd_policies.profiling.prior.doubt import powers_within_doubt
-from gpuenergyd_policies.profiling.prior.evidence import energies_seen, times_seen
-from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves, fit_curves
-from gpuenergyd_policies.profiling.prior.published import prior_for
-from gpuenergyd_policies.profiling.prior.relatives import Relative, relatives_of
-from gpuenergyd_policies.profiling.prior.seen import ClassAtFullSpeed, Waiting
-from gpuenergyd_policies.profiling.prior.shape import GENERIC, CurvePrior
-from gpuenergyd_policies.profiling.prior.summary import summary_of
 from tests.support.learning_jobs import MAX_MICROBATCHES, NUM_BASELINE_ITERATIONS, LearningJob
 from tests.support.learning_plans import Choice, next_clocks
 from tests.support.learning_tables import TrueTable
@@ -210,7 +210,6 @@ def _fitted(
         times_seen(seen),
         energies_seen(seen),
         waiting,
-        want_draws=True,
         relatives=relatives,
     )
 

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
-from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
-from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_clocks
-from gpuenergyd_policies.profiling.prior.best_known import (
+from gpuenergyd_policies.learning.best_known import (
     EXPERIMENT_LATE_RATIO,
     KnownPlan,
     believed_frontier,
@@ -16,9 +14,11 @@ from gpuenergyd_policies.profiling.prior.best_known import (
     is_experiment,
     is_kept,
 )
-from gpuenergyd_policies.profiling.prior.doubt import limit_of, within_doubt
-from gpuenergyd_policies.profiling.prior.job_curves import FittedCurves
-from gpuenergyd_policies.profiling.prior.risk import MAX_LATE_RATIO, caution_within_risk
+from gpuenergyd_policies.learning.doubt import limit_of, within_doubt
+from gpuenergyd_policies.learning.job_curves import FittedCurves
+from gpuenergyd_policies.learning.risk import MAX_LATE_RATIO, caution_within_risk
+from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
+from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_clocks
 from tests.support.learning_jobs import LearningJob
 
 

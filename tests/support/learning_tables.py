@@ -19,8 +19,8 @@ import numpy as np
 
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
-from gpuenergyd_policies.profiling.design import LOWEST_RATIO
-from gpuenergyd_policies.profiling.prior.shape import GENERIC, features, fitted_coefficients
+from gpuenergyd_policies.learning.of_job import LOWEST_RATIO
+from gpuenergyd_policies.learning.shape import GENERIC, features, fitted_coefficients
 from tests.support.random_jobs import random_job
 
 F, B = InstructionKind.F, InstructionKind.B

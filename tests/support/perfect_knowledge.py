@@ -11,7 +11,7 @@ from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.bubble_aware.model import PipelineModel
 from gpuenergyd_policies.bubble_aware.planning import plan_from_model
-from gpuenergyd_policies.profiling.calls import CallCost
+from gpuenergyd_policies.learning.calls import CallCost
 from tests.support.virtual_training import CLOCKS_MHZ, VirtualTraining, a100_waiting_power_w
 
 LOWEST_CLOCK_RATIO = 0.5

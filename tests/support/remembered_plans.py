@@ -1,7 +1,7 @@
 """The bubble-aware policy with plans remembered for views seen before in this test process.
 
 The policy decides from the view alone (a test of the control loop checks it), and many virtual trainings are equal
-until something happens to them. Their profiling and first plan are then computed once.
+until something happens to them. Their first plans are then computed once.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 
-_MAX_OBSERVATIONS = 45
+_MAX_OBSERVATIONS = 60
 """Views of more iterations are not compared: the comparison would cost more than most of their plans."""
 _MAX_PARTS = 20_000
 """Parts of views whose digests are kept."""

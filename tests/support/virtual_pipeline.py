@@ -19,7 +19,7 @@ from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
 from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.jobs import new_job, training_budget
 from gpuenergyd.daemon.jobs.registry import Jobs
-from gpuenergyd.daemon.ports import IterationWatcher, PolicyPort, PreviousRunPort
+from gpuenergyd.daemon.ports import IterationWatcher, PastJobPort, PolicyPort, PreviousRunPort
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.store.records import Record
@@ -86,6 +86,7 @@ class VirtualPipeline(LargeJob):
         max_slowdown_ratio: float = 0.0,
         rules: JobRules | None = None,
         previous_runs: PreviousRunPort | None = None,
+        past_jobs: PastJobPort | None = None,
         watcher: IterationWatcher | None = None,
         zones: tuple[str | None, ...] = (),
         noise_seed: int = 0,
@@ -94,7 +95,7 @@ class VirtualPipeline(LargeJob):
         super().__init__(size, rules=rules, policy="under-test", max_slowdown_ratio=max_slowdown_ratio)
         self.random = random.Random(noise_seed)
         self.policy = PolicyHere(policy)
-        self.previous_runs = previous_runs
+        self.previous_runs, self.past_jobs = previous_runs, past_jobs
         self.watcher = watcher
         self.zones = zones or (None,) * num_pp_ranks
         self.histories: list[KeptRecords] = []
@@ -119,6 +120,7 @@ class VirtualPipeline(LargeJob):
             gpus=gpus,
             history=self.histories[-1],
             previous_runs=self.previous_runs,
+            past_jobs=self.past_jobs,
             watcher=self.watcher if number == 0 else None,
             carbon_zone=self.zones[number],
         )
@@ -158,12 +160,6 @@ class VirtualPipeline(LargeJob):
             energy_j += a100_waiting_power_w(CLOCKS_MHZ[0]) * max(0.0, iteration_s - busy_s)
         return iteration_s, energy_j * self.size.num_tp_ranks
 
-    def num_profiled(self) -> int:
-        """Return how many iterations ran under profiling plans."""
-        plans = self.leader.job.knowledge.plans
-        purposes = (plans.purpose_of(plans.id_of(self.leader._delivery.epoch_of(ids[0]))) for ids in self.followed)
-        return sum(purpose is not None and purpose.value == "profile" for purpose in purposes)
-
     def virtual_time(self) -> AbstractContextManager[None]:
         """Let the leader date iterations in virtual time, and name jobs alike in each run."""
         return leaders_in_virtual_time(lambda: self.now_s)
@@ -171,10 +167,7 @@ class VirtualPipeline(LargeJob):
 
 @contextmanager
 def leaders_in_virtual_time(now_s: Callable[[], float]) -> Iterator[None]:
-    """Let leaders date iterations, and replicas their messages, in virtual time; jobs are numbered.
-
-    Which clocks are profiled follows from a job's id, which is random otherwise.
-    """
+    """Let leaders date iterations, and replicas their messages, in virtual time; jobs are numbered."""
     numbers = count(1)
     clock = SimpleNamespace(monotonic_ns=lambda: round(now_s() * 1e9), monotonic=now_s)
     with (

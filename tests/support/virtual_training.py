@@ -147,7 +147,7 @@ class VirtualTraining:
     work_of: Callable[[Instruction], Work] | None = None
     """What single instructions are, where the chunks of a rank differ; then `work` is not asked."""
     slow_factor_when_tuned: float = 1.0
-    """A pipeline that lies: everything takes this much longer below the top clock than profiling showed."""
+    """A pipeline that lies: everything takes this much longer below the top clock than its first iterations showed."""
 
     thinking_iterations: int = 0
     """How many iterations the policy takes to answer."""

@@ -95,7 +95,7 @@ def demo(  # noqa: PLR0913  each option is a parameter
 ) -> int:
     """Train on simulated GPUs and report the saving.
 
-    Runs a small GPT in a real torch pipeline under a private daemon: baseline, profiling, tuned iterations, report. The
+    Runs a small GPT in a real torch pipeline under a private daemon: baseline, plans that learn, report. The
     last line is the result in one sentence. Time is simulated, too: the load of this host does not change the result.
 
     Examples:

@@ -16,7 +16,7 @@ DEFAULT_POLICY = "bubble-aware"
 _SLOWEST_STAGE_S = 0.18
 """Upper bound on the time of one microbatch on the slowest stage, forward and backward, with 2 to 8 stages."""
 
-_MAX_CORRECTIONS_RATIO = 5
+_MAX_CORRECTIONS_RATIO = 2
 """Stop after this many times the requested planned iterations, even if the last plan is still new."""
 
 _MAX_PLANNING_ITERATIONS = 8

@@ -19,6 +19,8 @@ _HOUR_S = 3600
 
 def main() -> None:
     """Run the demo and end this process."""
+    # As in the policy host: threads of the linear algebra libraries only cost CPU time. numpy reads this when imported.
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     set_handler, real_mono_ns = signal.signal, time.monotonic_ns
     # A full hour, so that minutes and hours of the history begin at the same iteration in every run.
     utc_s = int(time.time()) // _HOUR_S * _HOUR_S - _HOUR_S

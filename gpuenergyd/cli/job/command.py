@@ -29,7 +29,8 @@ def set_(
     *,
     name: JobArgument,
     policy: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Policy, with options as in cost:eta=0.7; it profiles anew.")
+        str | None,
+        typer.Option(metavar="NAME", help="Policy, with options as in cost:eta=0.7; it begins with the baseline."),
     ] = None,
     max_slowdown: Annotated[
         float | None,

@@ -139,7 +139,7 @@ def check_is_tuned(job: Mapping[str, Any], arm: Arm, num_iterations: int) -> Non
 
     Raises:
         ProofError: its plans have failed too often, its clocks may not be set, or its policy has kept it at full speed
-            for long, for instance because it is too noisy.
+            for long, for instance because its time account pays no plan.
     """
     is_kept = (
         job["phase"] == JobPhase.TUNED

@@ -34,7 +34,7 @@ _LISTED_LIMIT_S = 2.0
 class JobBlocks:
     """Orders one running job to follow the arms in turn, and withdraws its orders at the end of the `with` block.
 
-    A resumed job keeps what its policy has profiled if full speed has not changed; another policy profiles anew.
+    A resumed job keeps what its policy has learned if full speed has not changed; another policy begins again.
 
     Raises:
         UsageError: no such job runs, several have the name, or it is under an operator's orders already.

@@ -88,7 +88,7 @@ class PaceEstimator:
             )
             if purpose is not PlanPurpose.PROFILE:  # the slowness of its clocks is still being learned
                 self._estimate(samples, graph, usual_s)
-        if purpose is PlanPurpose.PROFILE:
+        if purpose in {PlanPurpose.PROFILE, PlanPurpose.TUNED}:
             # Last, so that no sample is scaled by its own slowness.
             self._slowness.learn(samples)
         return observed

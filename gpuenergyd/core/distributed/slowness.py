@@ -1,6 +1,6 @@
 """Slowness of clocks: how much longer the instructions of a class take at a clock than at full speed.
 
-Learned from profiling: a time at a clock over the time at full speed just before. A GPU that becomes slower or faster
+Learned from plans: a time at a clock over the time at full speed just before. A GPU that becomes slower or faster
 in between (a straggler that begins or ends) would be mistaken for an effect of the clock, and its replica for a
 straggler under each plan with that clock. Therefore a reading counts only if it is physically possible, agrees with
 those of neighbouring clocks, and the next time at full speed agrees with the one before.

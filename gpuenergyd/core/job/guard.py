@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median, median_low
@@ -15,6 +15,8 @@ from gpuenergyd.core.policy_api.policy import BaselineView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 _CHANGED_AT_SIGMA = 2.5
+_LEAST_BEFORE = 2
+"""Iterations under earlier plans that an instruction at the same clock is compared with."""
 _MEDIAN_PER_MEAN_ERROR = 1.2533
 """Standard error of a median over that of a mean, for a normal distribution."""
 
@@ -96,19 +98,31 @@ def evaluate(
     target: PerformanceTarget,
     rules: GuardRules,
     *,
+    before: Sequence[IterationObservation] = (),
+    at_full_speed: Sequence[IterationObservation] = (),
     is_prediction_outdated: bool = False,
 ) -> tuple[Finding, str] | None:
-    """Return a finding about a plan with its log line, or None; `recent` are its regular iterations, newest last."""
+    """Return a finding about a plan with its log line, or None; `recent` are its regular iterations, newest last.
+
+    `before` are iterations under the plans directly before it for the same target, which count where the plan itself is
+    late from its first iteration on; `at_full_speed` are those of the baseline.
+    """
     target_s = target.iteration_time_s(baseline.iteration_time_s)
     times_s = [o.own_time_s for o in recent]
-    checks = [(min(times_s[-rules.gross_iterations :], default=0.0), rules.gross_iterations, rules.gross_ratio)]
-    for n in rules.windows:
-        middle = median_low if n == min(rules.windows) else median
-        checks.append((middle(times_s[-n:]) if times_s else 0.0, n, rules.budget_ratio))
-    for measured_s, num_iterations, budget_ratio in checks:
+    earlier_s = [o.own_time_s for o in before]
+    checks: list[tuple[Callable[[Sequence[float]], float], int, float]] = [
+        (min, rules.gross_iterations, rules.gross_ratio)
+    ]
+    shortest = min(rules.windows)
+    checks += [(median_low if n == shortest else median, n, rules.budget_ratio) for n in rules.windows]
+    for typical, num_iterations, budget_ratio in checks:
         chance_s = rules.certainty_sigma * baseline.iteration_sigma_s / math.sqrt(num_iterations)
         allowed_s = target_s * (1 + budget_ratio)
-        if len(times_s) >= num_iterations and measured_s > allowed_s + chance_s:
+        window_s = times_s[-num_iterations:]
+        if 0 < len(window_s) < num_iterations and min(window_s) > allowed_s:
+            window_s = [*earlier_s, *window_s][-num_iterations:]
+        if len(window_s) >= num_iterations and typical(window_s) > allowed_s + chance_s:
+            measured_s = typical(window_s)
             line = f"plan {plan.plan_id!r} takes {measured_s:.4g} s per iteration, {allowed_s:.4g} s are allowed"
             return Finding.TOO_SLOW, line
     if len(times_s) >= rules.windows[0] and plan.predicted is not None and not is_prediction_outdated:
@@ -118,24 +132,31 @@ def evaluate(
         if measured_s < expected_s * (1 - rules.faster_ratio) - chance_s:
             return Finding.JOB_IS_FASTER, f"an iteration takes {measured_s:.4g} s, {expected_s:.4g} s were expected"
     timed = [o for o in recent if o.is_timed]
-    faster = _faster_instruction(timed, rules)
+    newest = [*(o for o in before if o.is_timed), *timed]
+    faster = _faster_instruction(timed, newest, rules)
+    faster = faster or _above_full_speed(newest[-rules.windows[0] :], at_full_speed, rules)
     if faster is None:
         return None
-    num_ranks = len({sample.pp_rank for sample in timed[-1].instruction_samples})
+    num_ranks = len({sample.pp_rank for sample in newest[-1].instruction_samples})
     return Finding.STAGE_IS_FASTER if num_ranks > 1 else Finding.JOB_IS_FASTER, faster
 
 
-def _faster_instruction(recent: Sequence[IterationObservation], rules: GuardRules) -> str | None:
+def _faster_instruction(
+    recent: Sequence[IterationObservation], newest: Sequence[IterationObservation], rules: GuardRules
+) -> str | None:
     """Return the log line for a kind of instruction that became faster under a plan; None if none did.
 
     The iteration time may be unchanged: a stage that has become faster waits for the stages that were slowed for it.
+    Under a plan that is too new to say, instructions are compared with the same ones at the same clock under the plans
+    before it, which `newest` contains, too.
     """
     num_last = rules.windows[0]
     at_least, at_most = rules.first_iterations
     # In the first iteration clocks are still changing.
     first = recent[1:-num_last][:at_most]
     if len(first) < at_least:
-        return None
+        has_plans_before = len(newest) > len(recent)
+        return _faster_at_the_same_clock(newest[:-num_last], newest[-num_last:], rules) if has_plans_before else None
     then = [_mean_times_s(observation) for observation in first]
     last = [_mean_times_s(observation) for observation in recent[-num_last:]]
     for what in then[0]:
@@ -146,6 +167,58 @@ def _faster_instruction(recent: Sequence[IterationObservation], rules: GuardRule
         if is_faster and _is_faster_at_some_clock(what, first, recent, rules):
             return f"{what} takes {slowest_s / time_s:.3f} times as long as when the plan began"
     return None
+
+
+def _faster_at_the_same_clock(
+    first: Sequence[IterationObservation], last: Sequence[IterationObservation], rules: GuardRules
+) -> str | None:
+    """Return the log line for a kind of instruction that became faster at a clock; None if none did."""
+    num_last = rules.windows[0]
+    then, now = _all_times_at_clocks_s(first), _all_times_at_clocks_s(last)
+    for what, mhz in then.keys() & now.keys():
+        then_s, now_s = then[what, mhz], now[what, mhz]
+        if len(then_s) < _LEAST_BEFORE or len(now_s) < num_last:
+            continue
+        ratio = max(now_s) / median(then_s)
+        if ratio < 1 - rules.faster_instruction_ratio and not _may_be_chance(then_s, now_s):
+            return f"{what} takes {ratio:.3f} times as long as when the plan began"
+    return None
+
+
+def _above_full_speed(
+    last: Sequence[IterationObservation], at_full_speed: Sequence[IterationObservation], rules: GuardRules
+) -> str | None:
+    """Return the log line for a kind of instruction that runs at a higher clock than at full speed; None if none does.
+
+    What limited the clock of its GPU at full speed, as heat does, has gone.
+    """
+    if len(last) < rules.windows[0]:
+        return None
+    full_speed_mhz = _highest_clocks_mhz(at_full_speed)
+    clocks_mhz = [_highest_clocks_mhz([observation]) for observation in last]
+    for what, top_mhz in full_speed_mhz.items():
+        least_mhz = min(own.get(what, 0) for own in clocks_mhz)
+        if least_mhz > (1 + rules.faster_instruction_ratio) * top_mhz:
+            return f"{what} runs at {least_mhz} MHz, above the {top_mhz} MHz of full speed"
+    return None
+
+
+def _highest_clocks_mhz(observations: Sequence[IterationObservation]) -> dict[str, int]:
+    """Return the highest clock at which each kind of instruction ran from begin to end."""
+    found: dict[str, int] = defaultdict(int)
+    for sample in (own for observation in observations for own in observation.instruction_samples):
+        if len(sample.shares) == 1 and not sample.kind.is_wait:
+            found[_name(sample)] = max(found[_name(sample)], sample.shares[0].sm_clock_mhz)
+    return found
+
+
+def _all_times_at_clocks_s(observations: Sequence[IterationObservation]) -> dict[tuple[str, int], list[float]]:
+    """Return the times of each kind of instruction at each clock that it ran at from begin to end."""
+    times_s: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for sample in (own for observation in observations for own in observation.instruction_samples):
+        if len(sample.shares) == 1 and not sample.kind.is_wait:
+            times_s[_name(sample), sample.shares[0].sm_clock_mhz].append(sample.time_s)
+    return times_s
 
 
 def _is_faster_at_some_clock(

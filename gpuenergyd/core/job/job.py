@@ -447,7 +447,7 @@ class Job:
     def _ask(self) -> tuple[Command, ...]:
         if self.control.question.is_open or self.ranks.changed_ranks or (view := self.view()) is None:
             return ()
-        if self.control.experiments.is_waiting(self.target):
+        if self.control.experiments.is_waiting(self.target) or self.control.is_checking_full_speed:
             return ()
         self.control.question.ask(view.target)
         return (AskPolicy(view),)
@@ -458,9 +458,11 @@ class Job:
         self.advice = plan.advice or self.advice
         if plan.learned is None:
             return self._follow(plan)
-        # Curves that no GPU has, of a broken sensor or policy, are not for later jobs.
-        store = (StoreCurves(plan.learned),) if problem_of_curves(plan.learned) is None else ()
-        return (*store, *self._follow(replace(plan, learned=None)))
+        following = replace(plan, learned=None)
+        if problem_of_curves(plan.learned) is not None:  # no GPU has them: of a broken sensor or policy
+            return self._follow(following)
+        self.knowledge.learned = plan.learned
+        return (StoreCurves(plan.learned), *self._follow(following))
 
     def _follow(self, plan: ClockPlan) -> tuple[Command, ...]:
         """Follow a plan of the policy, unless it is refused."""
@@ -607,7 +609,7 @@ class Job:
             self.knowledge.estimate_before = before
         purposes = self.knowledge.plans.purposes()
         self.knowledge.begin_anew(None, lambda o: purposes.get(o.plan_id) is PlanPurpose.BASELINE)
-        self.knowledge.past_jobs, self.advice = (), ()
+        self.knowledge.past_jobs, self.knowledge.curves_before, self.advice = (), None, ()
         self.faults.redeem()
         self.faults.begin_anew()
         self.control.has_changed()

@@ -15,6 +15,7 @@ from gpuenergyd.core.carbon.intensity import CarbonForecast, HourlySeries, Inten
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.fitted import FittedPipeline
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, InstructionKind, Schedule
+from gpuenergyd.core.pipeline.learned_curves import LearnedCurves
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPurpose
 from gpuenergyd.core.pipeline.power_swing import PlannedSwing
 from gpuenergyd.core.pipeline.profile import PipelineProfile
@@ -211,6 +212,8 @@ class JobView:
     """Iterations of a previous run of this job; the policy checks at full speed whether they still apply."""
     past_jobs: tuple[PastJob, ...] = ()
     """Curves of earlier jobs of this user, or imported, on the GPU model of this job; newest first."""
+    curves_before: LearnedCurves | None = None
+    """Curves that this job has shown before it last changed."""
     num_dropped_plans: Mapping[PlanPurpose, int] = field(default_factory=dict)
     """Number of plans of each purpose that were left out of `issued_plans`."""
     num_dp_ranks: int = 1

@@ -135,7 +135,7 @@ class PolicyHost:
             return PlanAnswer(request.request_id, error=f"policy {request.policy} shows no fitted profile")
         fitted: object = fit(view)
         if fitted is None:
-            error = f"policy {request.policy} has fitted no profile yet: the job has not been profiled"
+            error = f"policy {request.policy} has fitted no profile yet: the job has no plan yet"
             return PlanAnswer(request.request_id, error=error)
         if not isinstance(fitted, FittedPipeline):
             return PlanAnswer(request.request_id, error=f"fitted() returned {type(fitted).__name__}")

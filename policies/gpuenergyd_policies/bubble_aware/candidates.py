@@ -99,6 +99,8 @@ class Candidates:
     is_forced: bool
     is_flattest: bool = False
     """Whether of the candidates of nearly the least energy the one whose power swings least is wanted."""
+    search_share: float = 1.0
+    """Share of the usual search for segments."""
 
     def best(self, max_segments: Sequence[int] | None = None) -> Candidate:
         """Return the candidate with the fewest clock changes, or the least swing, among those of nearly least energy.
@@ -192,7 +194,7 @@ class Candidates:
                 max_segments=limit,
                 latency=self.model.latencies,
                 forced=self.is_forced,
-                steps=TUNING.segment_search_steps,
+                steps=round(self.search_share * TUNING.segment_search_steps),
             )
             if plan is not None:
                 clock_of = dict(zip(self.model.graph.instructions, plan.sm_clocks_mhz, strict=True))

@@ -10,12 +10,12 @@ from statistics import median
 
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd.count_text import count_text
 from gpuenergyd_policies.bubble_aware.model import FittedJob
 from gpuenergyd_policies.bubble_aware.order_choice import SplitShares, plan_in_order
 from gpuenergyd_policies.bubble_aware.planning import Figure, raise_latency_s, tuned_plan
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
-from gpuenergyd_policies.profiling.fit import NotEnoughDataError
-from gpuenergyd_policies.profiling.previous_run import with_previous_run
+from gpuenergyd_policies.learning.seen import NotEnoughDataError
 
 _MEDIAN_PER_MEAN_ERROR = 1.2533
 """Standard error of a median over that of a mean, for a normal distribution."""
@@ -71,9 +71,14 @@ class PlanOutcome:
         return not self.measured_s
 
     @property
-    def is_unverified(self) -> bool:
-        """Whether the plan carries extra caution because the job had just changed."""
-        return bool(self.plan.figure(Figure.UNVERIFIED))
+    def is_learning(self) -> bool:
+        """Whether the next plan is still one to learn from."""
+        return self.number <= TUNING.num_learning_plans
+
+    @property
+    def is_too_new_to_learn(self) -> bool:
+        """Whether more iterations of a plan that is learned from are worth waiting for."""
+        return len(self.measured_s) < TUNING.min_iterations_to_learn and not self.is_far_late
 
     @property
     def late_s(self) -> float:
@@ -141,7 +146,12 @@ class PlanOutcome:
 
     @property
     def has_new_latency(self) -> bool:
-        """Whether clock changes take clearly more or less time than the plan assumed."""
+        """Whether clock changes take clearly more or less time than the plan assumed; soon only where it is late.
+
+        The first estimates at clocks that no plan had used before move by more than that.
+        """
+        if len(self.measured_s) < TUNING.min_iterations_to_keep_budget and not self.is_slow:
+            return False
         assumed_s = self.plan.figure(Figure.SWITCH_LATENCY) or 0.0
         return abs(self.raise_latency_s - assumed_s) > TUNING.new_latency_ratio * assumed_s
 
@@ -187,7 +197,7 @@ def _keep(outcome: PlanOutcome) -> ClockPlan:
 
 
 def _replan(outcome: PlanOutcome, why: str, *, caution_ratio: float | None = None) -> ClockPlan:
-    view, plan = with_previous_run(outcome.view), outcome.plan
+    view, plan = outcome.view, outcome.plan
     caution_ratio = outcome.caution_ratio if caution_ratio is None else caution_ratio
     job = FittedJob(view)
     if not plan.orders:
@@ -211,8 +221,10 @@ def _resume(outcome: PlanOutcome) -> ClockPlan:
     return _replan(outcome, "replanned after full speed")
 
 
-def _drop_extra_caution(outcome: PlanOutcome) -> ClockPlan:
-    return _replan(outcome, "replanned: the first tuned iterations show the changed job below the maximum clock")
+def _learn(outcome: PlanOutcome) -> ClockPlan:
+    """Return the next plan to learn from, whatever order ran before."""
+    why = f"learned from {count_text(outcome.number - 1, 'plan')}; the last was {outcome.deviation}"
+    return tuned_plan(FittedJob(outcome.view), caution_ratio=None, number=outcome.number, why=why)
 
 
 def _replan_for_latency(outcome: PlanOutcome) -> ClockPlan:
@@ -254,9 +266,10 @@ def _loosen_if_beneficial(outcome: PlanOutcome) -> ClockPlan:
 
 CORRECTIONS: tuple[tuple[Callable[[PlanOutcome], bool], Callable[[PlanOutcome], ClockPlan]], ...] = (
     (lambda outcome: outcome.has_new_target, _replan_for_target),
+    (lambda outcome: outcome.is_learning and outcome.is_in_force and outcome.is_too_new_to_learn, _keep),
+    (lambda outcome: outcome.is_learning and outcome.is_in_force, _learn),
     (lambda outcome: outcome.is_too_new, _keep),
     (lambda outcome: outcome.is_unmeasured, _resume),
-    (lambda outcome: outcome.is_unverified, _drop_extra_caution),
     (lambda outcome: outcome.is_as_planned, _keep),
     (lambda outcome: outcome.has_new_latency, _replan_for_latency),
     (lambda outcome: outcome.must_change, _adjust_caution),

@@ -28,17 +28,15 @@ from gpuenergyd_policies.bubble_aware.cheaper_waits import with_cheaper_waits
 from gpuenergyd_policies.bubble_aware.model import FittedJob, PipelineModel
 from gpuenergyd_policies.bubble_aware.tried_plans import more_time_ratio, new_or_tried
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
-from gpuenergyd_policies.bubble_aware.waits import is_flat
+from gpuenergyd_policies.learning.doubt import limit_of, towards, within_doubt
+from gpuenergyd_policies.learning.of_job import LearnedProfile
+from gpuenergyd_policies.learning.risk import MAX_LATE_RATIO, caution_within_risk
+from gpuenergyd_policies.learning.seen import NotEnoughDataError
 from gpuenergyd_policies.planning.frontier import SolvedPlan, min_iteration_time_s, solve
 from gpuenergyd_policies.planning.large import TOO_LARGE
 from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.planning.switching.requests import longest_lead_s
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching
-from gpuenergyd_policies.profiling.fit import NotEnoughDataError
-from gpuenergyd_policies.profiling.prior.doubt import limit_of, towards, within_doubt
-from gpuenergyd_policies.profiling.prior.of_job import LearnedProfile
-from gpuenergyd_policies.profiling.prior.risk import MAX_LATE_RATIO, caution_within_risk
-from gpuenergyd_policies.profiling.rescaling import under_ceilings
 
 _LEAST_SHARE_OF_WAIT = 0.5
 """Of a wait, so much is planned for at least, whatever the caution."""
@@ -48,8 +46,6 @@ class Figure(StrEnum):
     """Figures of a tuned plan, from which its successors start."""
 
     CAUTION = "caution_ratio"
-    UNVERIFIED = "unverified_ratio"
-    """Extra caution of a plan for a job that has just changed, until its own iterations are measured."""
     SWITCH_LATENCY = "switch_latency_s"
     """The longest latency of a change to a faster clock that the plan was made with."""
     TARGET = "target_time_ratio"
@@ -62,37 +58,23 @@ class Figure(StrEnum):
     """The newest iteration observed when a plan with an order of its own was made."""
 
 
-def tuned_plan(
-    job: FittedJob, *, caution_ratio: float | None, number: int, why: str, unverified_ratio: float = 0.0
-) -> ClockPlan:
+def tuned_plan(job: FittedJob, *, caution_ratio: float | None, number: int, why: str) -> ClockPlan:
     """Return a plan for the target from the iterations of a job; the baseline plan where they are too few.
 
-    The caution is `caution_ratio` plus `unverified_ratio`. Without a `caution_ratio` it follows from profiling: by how
-    much its iterations exceed the model, plus a share of the noise, all of which a plan without slack suffers.
+    Without a `caution_ratio` the plan is one to learn from: its caution is a share of the noise, all of which a plan
+    without slack suffers, and a plan that ran before may be better.
     """
     view = job.view
     try:
         fitted, model = job.fitted, job.model
     except NotEnoughDataError as error:
-        return baseline_plan(view.plan_id(f"unprofiled-{view.num_issued()}"), reason=f"cannot plan: {error}")
-    margin, is_learned = None, isinstance(fitted, LearnedProfile) and caution_ratio is None
-    if isinstance(fitted, LearnedProfile):
-        more_ratio = more_time_ratio(view, model, number=number, target_figure=Figure.TARGET) if is_learned else 0.0
-        margin = _margin(view, model, fitted, more_ratio)
-    plan = plan_from_model(
-        view,
-        model,
-        caution_ratio=caution_ratio,
-        number=number,
-        why=why,
-        unverified_ratio=unverified_ratio,
-        margin=margin,
-    )
-    if isinstance(fitted, LearnedProfile):
-        plan = replace(plan, learned=fitted.learned, reason=why + fitted.relatives_text)
-    if not is_learned:
-        return plan
-    return new_or_tried(view, model, plan, number=number, target_figure=Figure.TARGET)
+        return baseline_plan(view.plan_id(f"unplanned-{view.num_issued()}"), reason=f"cannot plan: {error}")
+    is_to_learn = caution_ratio is None
+    more_ratio = more_time_ratio(view, model, number=number, target_figure=Figure.TARGET) if is_to_learn else 0.0
+    margin = _margin(view, model, fitted, more_ratio)
+    plan = plan_from_model(view, model, caution_ratio=caution_ratio, number=number, why=why, margin=margin)
+    plan = replace(plan, learned=fitted.learned, reason=why + fitted.relatives_text)
+    return new_or_tried(view, model, plan, number=number, target_figure=Figure.TARGET) if is_to_learn else plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +96,7 @@ def _margin(view: JobView, model: PipelineModel, fitted: LearnedProfile, more_ra
         slower = fitted.curves.profile(caution_sigmas=TUNING.learned_caution_of_large)
         if fitted.doubted is not None:
             slower = towards(slower, fitted.doubted.profile(), TUNING.doubt_of_large)
-        return Margin(under_ceilings(slower, view))
+        return Margin(slower, more_ratio)
     deadline_s = view.target.iteration_time_s(view.baseline.iteration_time_s) - model.bias_s
     random = np.random.default_rng(view.num_issued())
     limit_ratio = MAX_LATE_RATIO - more_ratio
@@ -131,7 +113,7 @@ def _margin(view: JobView, model: PipelineModel, fitted: LearnedProfile, more_ra
             deadline_s=deadline_s,
             random=random,
         )
-    return Margin(under_ceilings(slower, view), more_ratio)
+    return Margin(slower, more_ratio)
 
 
 def plan_from_model(
@@ -141,7 +123,6 @@ def plan_from_model(
     caution_ratio: float | None,
     number: int,
     why: str,
-    unverified_ratio: float = 0.0,
     max_segments: Sequence[int] | None = None,
     margin: Margin | None = None,
 ) -> ClockPlan:
@@ -152,11 +133,10 @@ def plan_from_model(
     """
     target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
     if caution_ratio is None:
-        noise_s = TUNING.caution_of_noise * view.baseline.iteration_sigma_s
-        caution_ratio = (max(0.0, model.profiling_excess_s(view)) + noise_s) / target_s
+        caution_ratio = TUNING.caution_of_noise * view.baseline.iteration_sigma_s / target_s
     caution_ratio = min(max(caution_ratio, 0.0), TUNING.max_caution_ratio)
-    profile, caution_of_all_ratio = margin.slower if margin else model.profile, caution_ratio + unverified_ratio
-    cautious = _with_caution(profile, caution_of_all_ratio, waits_end_earlier_s=caution_of_all_ratio * target_s)
+    profile = margin.slower if margin else model.profile
+    cautious = _with_caution(profile, caution_ratio, waits_end_earlier_s=caution_ratio * target_s)
     waits = [i.instruction_class for i in model.graph.instructions if i.kind.is_wait]
     cut_s = sum(profile[key].at_max_clock.time_s - cautious[key].at_max_clock.time_s for key in waits)
     shortest_s = min_iteration_time_s(model.graph, cautious)
@@ -181,10 +161,11 @@ def plan_from_model(
         lower_bound_j,
         is_forced=view.target.fills_time,
         is_flattest=view.is_flattest,
+        search_share=TUNING.soon_replaced_share if number < TUNING.num_learning_plans else 1.0,
     )
     chosen = candidates.best(max_segments)
     if not view.is_flattest:
-        margin_s = caution_of_all_ratio * target_s + TUNING.margin_of_waits_sigma * view.baseline.iteration_sigma_s
+        margin_s = caution_ratio * target_s + TUNING.margin_of_waits_sigma * view.baseline.iteration_sigma_s
         chosen = with_cheaper_waits(model, cautious, chosen, margin_s=margin_s)
     return ClockPlan(
         plan_id=view.plan_id(f"tuned-{number}"),
@@ -203,7 +184,6 @@ def plan_from_model(
         reason=why,
         figures=(
             (Figure.CAUTION, caution_ratio),
-            (Figure.UNVERIFIED, unverified_ratio),
             (Figure.SWITCH_LATENCY, raise_latency_s(view, chosen.changes)),
             (Figure.TARGET, target_s / view.baseline.iteration_time_s),
             (Figure.CALL_STALL, model.calls.stall_s),
@@ -270,7 +250,7 @@ def _with_caution(profile: PipelineProfile, caution_ratio: float, *, waits_end_e
     classes = {}
     for key, own in profile.classes.items():
         top = own.at_max_clock
-        if is_flat(key, own):
+        if key.kind.is_wait and own.options[-1].time_s == top.time_s:
             share = max(1 - waits_end_earlier_s / top.time_s, _LEAST_SHARE_OF_WAIT)
             options = [replace(o, time_s=o.time_s * share, energy_j=o.energy_j * share) for o in own.options]
         else:

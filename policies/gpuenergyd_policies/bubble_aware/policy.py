@@ -1,38 +1,39 @@
 """The bubble-aware policy: the plan after each iteration of a job.
 
-Three steps, each decided from the view alone, so that a restarted policy host continues where the last one stopped:
-profile (one design point per iteration), plan (exact frontier at the target, rounded to supported clocks, with changes
-to faster clocks requested ahead of need), correct (a plan that measures slow is followed by one with more caution).
+Every plan is a measurement, from the first iteration after the baseline. The first plan comes from a prior over time
+and power curves and from past jobs like this one, cautious by its own uncertainty; each plan's iterations update the
+belief, and the next plan is made from it (see `learning`). Plans are solved on the exact frontier at the target,
+rounded to supported clocks, with changes to faster clocks requested ahead of need. After a few plans learning is over,
+and a plan that measures slow is followed by one with more caution. All is decided from the view alone, so that a
+restarted policy host continues where the last one stopped. What a job has learned goes to later jobs with each new
+plan, and once more when its last plan has run for a while.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gpuenergyd.core.pipeline.fitted import FittedPipeline, fitted_rows
-from gpuenergyd.core.pipeline.graph import Instruction
-from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan, full_speed_plan
-from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
+from gpuenergyd.core.policy_api.past_jobs import PastJob
+from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView, PriorView
+from gpuenergyd.core.policy_api.previous_run import PROVEN_ITERATIONS
 from gpuenergyd_policies.advice_trials import plan_without_slowdown
-from gpuenergyd_policies.bubble_aware.model import FittedJob, fit_model, fit_quality, was_profiled
-from gpuenergyd_policies.bubble_aware.noise import last_noisy_plan, plan_while_noisy, since_noise, trusted_plan
-from gpuenergyd_policies.bubble_aware.planning import Figure, tuned_plan
+from gpuenergyd_policies.bubble_aware.correction import PlanOutcome
+from gpuenergyd_policies.bubble_aware.model import FittedJob, fit_model
+from gpuenergyd_policies.bubble_aware.planning import tuned_plan
 from gpuenergyd_policies.bubble_aware.reordering import next_tuned_plan
 from gpuenergyd_policies.bubble_aware.slowdown_advice import with_slowdown_advice
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.flags import flags_of
 from gpuenergyd_policies.full_speed import reason_for_full_speed
+from gpuenergyd_policies.learning.seen import NotEnoughDataError
+from gpuenergyd_policies.learning.shown import prior_view
 from gpuenergyd_policies.planning.kernel_cache import prepare_kernels
 from gpuenergyd_policies.predicted_savings import cheapest_clocks, predicted_plan
-from gpuenergyd_policies.profiling.affordable import affordable_plan
-from gpuenergyd_policies.profiling.design import DesignPoint, clock_levels, profile_plan
-from gpuenergyd_policies.profiling.fit import NotEnoughDataError
-from gpuenergyd_policies.profiling.previous_run import with_previous_run
-from gpuenergyd_policies.profiling.procedure import Design, NoProfilingStep, held_ranks
-from gpuenergyd_policies.profiling.rescaling import change_of
 
 
 class BubbleAware:
-    """Profiles every stage online, plans on the exact frontier, and corrects the plan from measured iterations.
+    """Learns curves from its own plans, plans on the exact frontier, and corrects the plan from measured iterations.
 
     With `bubble-aware:flattest=true`, of the plans of nearly the least energy the one whose power swings least is run.
     With `bubble-aware:trials=false`, a plain loop that permits no slowdown never runs a slower iteration.
@@ -46,7 +47,14 @@ class BubbleAware:
         """
         flags = flags_of("bubble-aware", options, {"flattest": False, "trials": True})
         self._is_flattest, self._may_try = flags["flattest"], flags["trials"]
+        self._summarized: set[str] = set()
+        """Plans under whose iterations the curves were summarized; a new policy host does it once more."""
         self._frontiers: dict[bool, tuple[tuple[int, str], tuple[FrontierPoint, ...]]] = {}
+
+    @staticmethod
+    def prior(gpu_model_name: str, past_jobs: Sequence[PastJob]) -> PriorView:
+        """Return what is believed of a GPU model's curves, given past jobs of one user."""
+        return prior_view(gpu_model_name, past_jobs)
 
     @staticmethod
     def prepare(announce: Callable[[str], None]) -> str | None:
@@ -62,10 +70,9 @@ class BubbleAware:
         return self._frontier(view, until_slowest=True)
 
     def _frontier(self, view: JobView, *, until_slowest: bool) -> tuple[FrontierPoint, ...]:
-        view = with_previous_run(since_noise(view))
         if all(plan.purpose is not PlanPurpose.TUNED for plan in view.issued_plans):
             return ()
-        num_learned = view.num_issued(PlanPurpose.PROFILE if was_profiled(view) else PlanPurpose.TUNED)
+        num_learned = min(view.num_issued(PlanPurpose.TUNED), TUNING.num_learning_plans)
         key = (num_learned, f"{view.baseline.iteration_time_s:.3g}")
         known = self._frontiers.get(until_slowest)
         if known is None or known[0] != key:
@@ -77,7 +84,6 @@ class BubbleAware:
 
     def fitted(self, view: JobView) -> FittedPipeline | None:
         """Return the fitted profile with the job's latencies; None before the first plan."""
-        view = with_previous_run(since_noise(view))
         try:
             model = fit_model(view)
         except NotEnoughDataError:
@@ -95,91 +101,34 @@ class BubbleAware:
         )
 
     def next_plan(self, view: JobView) -> ClockPlan:
-        """Return the next profiling plan, the tuned plan, or its correction, for loops with advice on the slowdown."""
+        """Return the first plan, the next one, or the one in force, for loops with advice on the slowdown."""
         view = replace(view, is_flattest=self._is_flattest, may_try=self._may_try)
         return with_slowdown_advice(view, self._next_plan(view))
 
     def _next_plan(self, view: JobView) -> ClockPlan:
-        levels_mhz = tuple(clock_levels(gpu.supported_sm_clocks_mhz) for gpu in view.gpus)
-        if min(len(own) for own in levels_mhz) < 2:
+        if min(len(gpu.supported_sm_clocks_mhz) for gpu in view.gpus) < 2:
             last = view.issued_plans[-1] if view.issued_plans else None
             return last or baseline_plan(reason="a GPU of this job has a single clock")
         if not view.can_set_clocks:
             return predicted_plan(view, cheapest_clocks)
         if (reason := reason_for_full_speed(view)) is not None:
             return plan_without_slowdown(view, reason)
-        if (noisy := plan_while_noisy(view)) is not None:
-            return noisy
-        view = since_noise(view)
         tuned = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED]
         if tuned:
-            return self._next_after(view, tuned[-1])
-        return _plan_from_previous_run(view) or self._first_plan(view)
+            return self._with_curves(view, next_tuned_plan(view))
+        return tuned_plan(
+            FittedJob(view), caution_ratio=None, number=1, why="first plan, from the prior and the baseline"
+        )
 
-    def _next_after(self, view: JobView, plan: ClockPlan) -> ClockPlan:  # noqa: ARG002  another policy needs the plan
-        return next_tuned_plan(view)
-
-    def _first_plan(self, view: JobView) -> ClockPlan:
-        return _next_profiling_plan(view, [clock_levels(gpu.supported_sm_clocks_mhz) for gpu in view.gpus])
-
-
-def _plan_from_previous_run(view: JobView) -> ClockPlan | None:
-    """Return a first plan from the profile of a previous run; None without one, or if it no longer holds."""
-    known = with_previous_run(view)
-    if view.previous_run is None or known is view:
-        return None
-    why = f"planned from job {view.previous_run.job_id}, whose times at full speed still hold"
-    change, unverified_ratio = change_of(view), 0.0
-    if change is not None:
-        why = "planned from the iterations before the job changed, rescaled to its present times at full speed"
-        unverified_ratio = max(TUNING.caution_of_change * change.largest_ratio, TUNING.min_change_caution_ratio)
-        unverified_ratio = min(unverified_ratio, TUNING.max_change_caution_ratio)
-    caution_ratio = view.previous_run.figure(Figure.CAUTION)
-    job = FittedJob(known)
-    return tuned_plan(job, caution_ratio=caution_ratio, number=1, why=why, unverified_ratio=unverified_ratio)
-
-
-def _next_profiling_plan(view: JobView, levels_mhz: Sequence[Sequence[int]]) -> ClockPlan:
-    """Return the next design point, the first tuned plan once enough is known, or a plan to wait with."""
-    noisy = last_noisy_plan(view)
-    design = Design(view, levels_mhz, after="" if noisy is None else noisy.plan_id.partition("@")[0])
-    job = FittedJob(view)
-    step = design.next_step(lambda: fit_quality(job))
-    match step:
-        case NoProfilingStep.DONE:
-            known = with_previous_run(view)
-            planned = job if known is view else FittedJob(known)
-            plan = tuned_plan(planned, caution_ratio=None, number=1, why="first plan from the profile")
-            return trusted_plan(job, plan)
-        case NoProfilingStep.WAIT:
-            return _waiting_plan(view)
-        case _:
-            held = held_ranks(view)
-
-            def plan_of(point: DesignPoint, fast: Collection[Instruction]) -> ClockPlan:
-                return profile_plan(
-                    design.plan_id(step),
-                    point,
-                    view.schedule,
-                    levels_mhz,
-                    reason=design.reason(step),
-                    held_ranks=held,
-                    wait_levels_mhz=design.wait_levels_mhz,
-                    fast=fast,
-                )
-
-            point = design.points[step.number]
-            return affordable_plan(view, point, plan_of, first_turn=step.number, held_ranks=held)
-
-
-def _waiting_plan(view: JobView) -> ClockPlan:
-    """Return a plan at full speed, for the time until the last design points are measured."""
-    last = view.issued_plans[-1] if view.issued_plans else baseline_plan()
-    reason = "waiting for the last profiling points"
-    if last.purpose is PlanPurpose.PROFILE:
-        clocks_mhz = [gpu.supported_sm_clocks_mhz for gpu in view.gpus]
-        plan_id = view.plan_id(f"planning-{view.num_issued()}")
-        return full_speed_plan(plan_id, view.schedule, clocks_mhz, reason=reason)
-    if last.ranks:
-        return last
-    return baseline_plan(view.plan_id("waiting"), reason=reason)
+    def _with_curves(self, view: JobView, plan: ClockPlan) -> ClockPlan:
+        """Return the plan; where it stays in force, with the curves until now once it has run for a while."""
+        is_kept = plan.purpose is PlanPurpose.TUNED and plan.plan_id == view.issued_plans[-1].plan_id
+        if not is_kept or plan.plan_id in self._summarized:
+            return plan
+        if len(PlanOutcome.of(view, plan).measured_s) < PROVEN_ITERATIONS:
+            return plan
+        self._summarized.add(plan.plan_id)
+        try:
+            return replace(plan, learned=FittedJob(view).fitted.learned)
+        except NotEnoughDataError:
+            return plan

@@ -27,8 +27,7 @@ from gpuenergyd_policies.bubble_aware.order_choice import (
 )
 from gpuenergyd_policies.bubble_aware.planning import Figure
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
-from gpuenergyd_policies.profiling.fit import NotEnoughDataError
-from gpuenergyd_policies.profiling.previous_run import with_previous_run
+from gpuenergyd_policies.learning.seen import NotEnoughDataError
 
 _TRIAL = "split-trial"
 HELD_UP = "not used, since another rank or replica of the training stays in 1F1B"
@@ -85,7 +84,7 @@ def _chosen(view: JobView, plain: ClockPlan, trial: Sequence[IterationObservatio
     """
     num_ranks = view.schedule.num_ranks
     try:
-        model = fit_model(with_previous_run(view))
+        model = fit_model(view)
     except NotEnoughDataError:
         return None
     shares = measured_shares(trial, model.profile, num_ranks) if trial else SplitShares.assumed(num_ranks)

@@ -21,13 +21,12 @@ from gpuenergyd_policies.advice import (
     ADVISED_EVERY,
     ADVISED_EVERY_AT_FIRST,
     advised_slowdowns,
-    can_advise,
+    can_be_advised,
     with_advice,
 )
-from gpuenergyd_policies.bubble_aware.model import fitted_profile
+from gpuenergyd_policies.bubble_aware.model import FittedJob
 from gpuenergyd_policies.bubble_aware.planning import Figure
-from gpuenergyd_policies.profiling.fit import NotEnoughDataError
-from gpuenergyd_policies.profiling.previous_run import with_previous_run
+from gpuenergyd_policies.learning.seen import NotEnoughDataError
 
 _LEAST_MEASURED = 6
 """Iterations of the plan in force before there is advice."""
@@ -43,7 +42,7 @@ _Step = tuple[float, float]
 
 def with_slowdown_advice(view: JobView, plan: ClockPlan) -> ClockPlan:
     """Return a plan for a loop with advice, where it is time for it."""
-    if plan.purpose is PlanPurpose.PROFILE or not view.can_set_clocks or not can_advise(view):
+    if plan.purpose is PlanPurpose.PROFILE or not view.can_set_clocks or not can_be_advised(view):
         return plan
     if view.is_plain_loop:
         return with_advice(view, plan)
@@ -53,7 +52,7 @@ def with_slowdown_advice(view: JobView, plan: ClockPlan) -> ClockPlan:
     if plan.purpose is not PlanPurpose.TUNED or len(measured) < _LEAST_MEASURED or not is_due:
         return plan
     try:
-        fitted = fitted_profile(with_previous_run(view))
+        fitted = FittedJob(view).fitted
     except NotEnoughDataError:
         return plan
     random = np.random.default_rng(view.num_issued())

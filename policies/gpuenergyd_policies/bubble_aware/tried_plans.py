@@ -8,9 +8,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware.model import PipelineModel
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
-from gpuenergyd_policies.planning.large import TOO_LARGE
-from gpuenergyd_policies.planning.switching.simulation import simulate_switching
-from gpuenergyd_policies.profiling.prior.best_known import (
+from gpuenergyd_policies.learning.best_known import (
     EXPERIMENT_LATE_RATIO,
     KnownPlan,
     believed_frontier,
@@ -18,6 +16,8 @@ from gpuenergyd_policies.profiling.prior.best_known import (
     is_experiment,
     is_kept,
 )
+from gpuenergyd_policies.planning.large import TOO_LARGE
+from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 
 
 def more_time_ratio(view: JobView, model: PipelineModel, *, number: int, target_figure: str) -> float:

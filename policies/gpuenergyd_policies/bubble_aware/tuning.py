@@ -11,8 +11,8 @@ class Tuning:
 
     max_fitted_full_speed_iterations: int = 24
     """The cost of a fit grows with the cube of its iterations; these are spread evenly over the job."""
-    max_fitted_profiling_iterations: int = 60
-    """More than a complete profiling run needs, repetitions of disturbed points included."""
+    max_fitted_planned_iterations: int = 60
+    """The newest iterations under plans."""
 
     max_segments: tuple[int, ...] = (4, 8, 12)
     """Clock segments per rank and iteration: limits to evaluate, in addition to a plan without a limit."""
@@ -40,10 +40,8 @@ class Tuning:
     """Least lengths of segments, in typical latencies, to which a plan with too many calls is merged."""
     segment_search_steps: int = 30_000 if IS_COMPILED else 800
     """Steps of the local search for segments; without numba, as many as fit into the same time."""
-    rounds_of_short_pipeline: int = 2
-    """Microbatches per rank of the short pipeline that stands for a large one in estimates of regret."""
-    min_simulated_iterations: int = 3
-    """Profiling iterations that are compared with the model, however large the pipeline is."""
+    soon_replaced_share: float = 0.2
+    """Share of that search for plans that are learned from, of which each runs for a few iterations."""
     fewer_switches_ratio: float = 0.002
     """Extra energy accepted for fewer clock changes: each may be late, and changes on one host queue up."""
 
@@ -88,26 +86,6 @@ class Tuning:
     again when the next plan is late too. A plan without slack never looks fast, so full caution would stay for good."""
     outlier_caution_ratio: float = 0.005
     """Extra caution after such an outlier."""
-
-    caution_of_change: float = 0.1
-    """Caution per relative change of time at full speed: the more a job has changed, the less is known of its times at
-    lower clocks. It applies until the first iterations of the new plan are measured."""
-    min_change_caution_ratio: float = 0.003
-    """Lower limit of that caution, as a share of instruction time."""
-    max_change_caution_ratio: float = 0.03
-    """Upper limit of that caution, as a share of instruction time."""
-
-    doubtful_slowdown_ratio: float = 0.03
-    """Slowdown beyond the permitted one that the measurements may leave possible; with more, the plan is not applied.
-    It is 0.01 where instructions scatter by up to 10 %, 0.02 to 0.05 at 20 %, and 0.03 to 0.06 at 30 %."""
-    doubtful_saving_ratio: float = 0.08
-    """Half the width of a range of savings that contains zero, beyond which the plan is not applied."""
-    min_noisy_iterations: int = 32
-    """Iterations at full speed of a job that was too noisy, before its noise is looked at again."""
-    fallen_noise_ratio: float = 1 / 3
-    """Share of its former scatter to which a job that was too noisy must fall to be profiled again."""
-    noisy_iterations: int = 512
-    """Iterations after which it is profiled again in any case; each time twice as many."""
 
     settled_iterations: int = 8
     """Iterations of a plan in 1F1B before another order is considered."""

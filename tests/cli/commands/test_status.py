@@ -363,7 +363,7 @@ NOTICES = {
     "recovered": "straggler recovered: gpt-2 now takes 1.7 s, this replica 1.703 s",
     "evaluation": "2.5 s passed between iterations 49 and 50 (evaluation, checkpoint, waiting for others): left alone",
     "batch": "the job changed: an iteration takes 1.400 times as long as before",
-    "lying policy": "2 plans in a row were slow: profiling again",
+    "lying policy": "2 plans in a row were slow: beginning again",
     "orders": "3 iterations in a row ran other instructions, or in another order, than were registered",
     "endless profiling": "still profiling after 120 iterations",
 }

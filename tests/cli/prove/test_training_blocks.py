@@ -161,14 +161,14 @@ def test_a_job_that_its_policy_keeps_at_full_speed_ends_the_block(changes: dict[
     job = {
         "is_given_up": False,
         "phase": "tuned",
-        "phase_reason": "too noisy to plan for",
+        "phase_reason": "the time account pays no plan",
         "plan_id": "tuned-1",
         "plan_purpose": "tuned",
         "num_iterations_of_plan": 100,
     }
 
     if stays:
-        with pytest.raises(ProofError, match="arm 'tuned': the job stays at full speed: too noisy to plan for"):
+        with pytest.raises(ProofError, match="arm 'tuned': the job stays at full speed: the time account pays no plan"):
             check_is_tuned(job | changes, Arm("tuned", "uniform"), 5)
     else:
         check_is_tuned(job | changes, Arm("tuned", "uniform"), 5)

@@ -48,9 +48,9 @@ def profiled(made: PaceEstimator, clock_mhz: int, slowness: float) -> None:
 
 
 def tuned(made: PaceEstimator, clock_mhz: int, slowness: float) -> float | None:
-    """Return the own time after an iteration of a tuned plan, forgetting what was known before."""
+    """Return the own time after an iteration that teaches nothing, forgetting what was known before."""
     made.own_time_s = None
-    made.observe(iteration(at_clock(clock_mhz, slowness), BUSY_S * slowness), PlanPurpose.TUNED, GRAPH)
+    made.observe(iteration(at_clock(clock_mhz, slowness), BUSY_S * slowness), None, GRAPH)
     return made.own_time_s
 
 
@@ -163,6 +163,15 @@ def test_below_the_lowest_measured_clock_own_time_is_not_estimated() -> None:
 
     assert tuned(made, LOW - 15, 1.6) is None
     assert tuned(made, TOP + 15, 1.0) is None
+
+
+def test_the_first_iteration_of_a_tuned_plan_teaches_its_clocks() -> None:
+    made = gauge()
+
+    made.observe(iteration(at_clock(LOW, 1.6), BUSY_S * 1.6), PlanPurpose.TUNED, GRAPH)
+
+    assert tuned(made, LOW, 1.6) == pytest.approx(1.0)
+    assert tuned(made, LOW, 1.6 * 1.2) == pytest.approx(1.2 * BUSY_S + OVERHEAD_S)
 
 
 def test_slowness_beyond_the_ratio_of_clocks_is_an_outlier() -> None:

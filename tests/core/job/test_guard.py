@@ -228,3 +228,52 @@ def test_few_times_that_agree_by_chance_show_no_change_of_times_that_scatter(
     """Four times that happen to agree look certain; how much they scatter is known from the many before."""
     now = _full_speed([1.06, 1.061, 1.06, 1.059])
     assert (what_changed(_full_speed(before_s), now, at_least_ratio=0.02) is not None) is is_change
+
+
+@pytest.mark.parametrize(
+    ("before_s", "times_s", "stopped"),
+    [
+        ([1.02] * 3, [1.02], True),  # four iterations, whatever their plans
+        ([1.02] * 3, [1.0], False),  # the new plan may be on time
+        ([1.02] * 8, [1.0, 1.02, 1.02], False),
+        ([1.2], [1.06], True),
+        ([1.02] * 2, [1.02], False),
+        ([1.02] * 4, [], False),  # nothing is known of the new plan yet
+    ],
+)
+def test_a_plan_that_is_late_from_its_begin_counts_with_the_late_ones_before_it(
+    before_s: list[float], times_s: list[float], *, stopped: bool
+) -> None:
+    found = evaluate(
+        iterations(times_s),
+        PLAN,
+        BaselineView(1.0, None, 10),
+        PerformanceTarget(),
+        RULES,
+        before=iterations(before_s),
+    )
+
+    assert (found is not None and found[0] is Finding.TOO_SLOW) is stopped
+
+
+@pytest.mark.parametrize(("clock", "is_faster"), [(1200, True), (1100, False)])
+def test_an_instruction_is_compared_with_itself_at_the_same_clock_under_the_plan_before(
+    clock: int, *, is_faster: bool
+) -> None:
+    before = [iteration(k, 1.0, sample(0.10, clock=clock)) for k in range(5)]
+    recent = [iteration(5 + k, 1.0, sample(0.09)) for k in range(4)]
+
+    found = evaluate(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES, before=before)
+
+    assert (found is not None and found[0] is Finding.JOB_IS_FASTER) is is_faster
+
+
+@pytest.mark.parametrize(("clock", "is_found"), [(1290, True), (1215, False), (1200, False)])
+def test_a_clock_above_that_of_full_speed_shows_that_its_limit_has_gone(clock: int, *, is_found: bool) -> None:
+    recent = [iteration(k, 1.0, sample(0.1, clock=clock), sample(0.1, rank=1)) for k in range(4)]
+    full_speed = [iteration(k, 1.0, sample(0.1), sample(0.1, rank=1)) for k in range(8)]
+
+    found = evaluate(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES, at_full_speed=full_speed)
+
+    line = f"F of rank 0 runs at {clock} MHz, above the 1200 MHz of full speed"
+    assert found == ((Finding.STAGE_IS_FASTER, line) if is_found else None)

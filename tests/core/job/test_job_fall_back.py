@@ -250,7 +250,7 @@ def test_after_two_slow_plans_in_a_row_the_profile_is_measured_again() -> None:
             break
 
     assert kinds(commands) == ["RecordPhase", "AskPolicy"]
-    assert run.job.phase_reason == "2 plans in a row were slow: profiling again"
+    assert run.job.phase_reason == "2 plans in a row were slow: beginning again"
     assert (asked_view(commands).view.generation, run.job.faults.num_faults) == (1, 2)
 
 

@@ -58,10 +58,10 @@ def test_the_baseline_is_ten_iterations_at_full_speed() -> None:
     assert view.baseline.energy_j == job.observations[-1].energy_j
 
 
-def test_bubble_aware_profiles_plans_and_saves_energy_on_it() -> None:
+def test_bubble_aware_learns_from_plans_and_saves_energy_on_it() -> None:
     job = SimulatedJob(SCHEDULE)
 
-    plan = job.run_policy(BubbleAware(), 30)
+    plan = job.run_policy(BubbleAware(), 60)
 
     last = job.observations[-1]
     assert plan.purpose is PlanPurpose.TUNED
@@ -74,7 +74,7 @@ def test_bubble_aware_profiles_plans_and_saves_energy_on_it() -> None:
 def test_a_looser_plan_that_saves_hardly_more_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     job, policy = SimulatedJob(one_forward_one_backward(2, 4), max_slowdown_ratio=0.9), BubbleAware()
     computed: list[object] = []
-    plan = job.run_policy(policy, 24)
+    plan = job.run_policy(policy, 40)
     adjust = correction._adjust_caution
 
     def counted(outcome: correction.PlanOutcome) -> ClockPlan:

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from gpuenergyd.core.carbon.intensity import HOUR
-from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
-from gpuenergyd.daemon.jobs.previous_runs import unpacked
-from gpuenergyd.store.records import EstimateRecord, PreviousRunRecord, Record
+from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
+from gpuenergyd.store import HistoryWriter, WriterOptions
+from gpuenergyd.store.records import EstimateRecord
 from gpuenergyd_policies.uniform import Uniform
 from tests.support.carbon_host import HISTORY_DAYS, HOST_POWER_W, CarbonHost
 from tests.support.remembered_plans import RememberedBubbleAware
@@ -37,12 +38,6 @@ class KeptRuns:
         """Return the stored run."""
         self.asked.append(signature)
         return self.runs.get(signature)
-
-    def keep(self, records: Sequence[Record]) -> None:
-        """Store what a leader has recorded."""
-        for record in records:
-            if isinstance(record, PreviousRunRecord) and record.model:
-                self.runs[record.signature] = unpacked(record.model)
 
 
 def blocks(pipeline: VirtualPipeline) -> list[range]:
@@ -88,35 +83,6 @@ def test_a_block_at_full_speed_is_the_same_on_all_hosts_and_the_interval_covers_
     assert members == []
 
 
-@pytest.mark.thorough
-def test_a_second_run_of_the_pipeline_starts_from_the_profile_of_the_first() -> None:
-    memory = KeptRuns()
-    pipelines = [
-        VirtualPipeline(NUM_STAGES, RememberedBubbleAware(), previous_runs=memory, noise_seed=k) for k in range(2)
-    ]
-    other = VirtualPipeline(NUM_STAGES, RememberedBubbleAware(), previous_runs=memory, num_tp_ranks=2)
-    phases = []
-
-    async def run(pipeline: VirtualPipeline, num_iterations: int) -> None:
-        await pipeline.train(num_iterations)
-        phases.append((pipeline.leader.job.phase, pipeline.num_profiled()))
-        await pipeline.close()
-        memory.keep(pipeline.histories[0].records)
-
-    asyncio.run(run(pipelines[0], 50))
-    asyncio.run(run(pipelines[1], 30))
-    asyncio.run(run(other, 4))
-
-    (first, num_profiled), (second, num_profiled_again), _ = phases
-    assert (first, second) == (JobPhase.TUNED, JobPhase.TUNED)
-    assert num_profiled > 0
-    assert num_profiled_again == 0
-    assert memory.asked[0] == memory.asked[1] != memory.asked[2], "another number of ranks is another job"
-    recalls = [r for r in pipelines[1].histories[0].records if getattr(r, "action", "") == "recall"]
-    assert len(recalls) == 1
-    assert not any(isinstance(r, PreviousRunRecord) for history in pipelines[0].histories[1:] for r in history.records)
-
-
 def test_iterations_wait_until_the_previous_run_is_known() -> None:
     class SlowMemory(KeptRuns):
         """Answers when it is told to."""
@@ -143,6 +109,36 @@ def test_iterations_wait_until_the_previous_run_is_known() -> None:
     before, after = asyncio.run(run())
     assert before == 0
     assert after >= 4, "iterations reported meanwhile are not lost"
+
+
+@pytest.mark.thorough
+def test_a_second_run_of_the_pipeline_starts_from_the_curves_of_the_first(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'history.sqlite3'}"
+    history = HistoryWriter(url, WriterOptions(reserve_bytes=0))
+    history.start()
+    known: list[tuple[PastJob, ...]] = []
+    savings_j: list[list[float]] = []
+
+    async def run(noise_seed: int) -> None:
+        past_jobs = PastJobStore(url, history)
+        pipeline = VirtualPipeline(NUM_STAGES, RememberedBubbleAware(), past_jobs=past_jobs, noise_seed=noise_seed)
+        await pipeline.train(60 if not known else 16)
+        known.append(pipeline.leader.job.knowledge.past_jobs)
+        plan_ids = dict.fromkeys(plan_ids[0] for plan_ids in pipeline.followed)
+        savings_j.append([pipeline.truth("baseline")[1] - pipeline.truth(own)[1] for own in plan_ids][1:])
+        await pipeline.close()
+        for record in pipeline.histories[0].records:
+            history.write(record)
+        history.flush(10.0)
+
+    asyncio.run(run(0))
+    asyncio.run(run(1))
+    history.close(10.0)
+
+    assert known[0] == ()
+    assert [past.learned.num_stages for past in known[1]] == [NUM_STAGES]
+    first, second = savings_j
+    assert second[0] > 0.85 * first[-1] > first[0]
 
 
 class Site(CarbonHost):

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -382,12 +382,9 @@ def test_an_uninformative_signal_leads_to_a_constant_slowdown(tmp_path: Path, va
     assert len(times_s) <= 3
 
 
-@pytest.mark.parametrize("policy", [Uniform, RememberedBubbleAware])
-def test_a_job_too_short_for_profiling_is_refused_it_with_the_reason(
-    tmp_path: Path, policy: Callable[[], ClockPolicy]
-) -> None:
+def test_a_job_too_short_for_profiling_is_refused_it_with_the_reason(tmp_path: Path) -> None:
     here = site(
-        tmp_path, policy(), [200.0] * 24 * 12, length=JobLength(num_iterations=55), pipeline={"thinking_iterations": 1}
+        tmp_path, Uniform(), [200.0] * 24 * 12, length=JobLength(num_iterations=55), pipeline={"thinking_iterations": 1}
     )
     job = here.following.job
 

@@ -1,4 +1,4 @@
-"""A ramp-up of the batch size in virtual time: planned for each number of microbatches, without profiling again."""
+"""A ramp-up of the batch size in virtual time: planned again for each number of microbatches."""
 
 from statistics import fmean
 
@@ -22,10 +22,6 @@ def _training(num_microbatches: int, **options: object) -> VirtualTraining:
     return VirtualTraining(schedule, a100_stages(WEIGHTS), RememberedBubbleAware(), **options)  # type: ignore[arg-type]
 
 
-def _num_profiled(training: VirtualTraining) -> int:
-    return training.job.knowledge.num_iterations_for[PlanPurpose.PROFILE]
-
-
 def _mean_tuned_j(training: VirtualTraining, *, last: int) -> float:
     return fmean(energy_j for _, energy_j, plan_id in training.history[-last:] if plan_id != PROOF_PLAN_ID)
 
@@ -39,13 +35,11 @@ def of_eight() -> VirtualTraining:
 
 
 @pytest.mark.parametrize(("noise_ratio", "steps"), [(0.0, (8,)), *thorough((0.0, (6, 8)), (0.004, (6, 8)))])
-def test_a_tuned_job_is_planned_again_for_each_number_of_microbatches_without_profiling(
+def test_a_tuned_job_is_planned_again_for_each_number_of_microbatches(
     of_eight: VirtualTraining, noise_ratio: float, steps: tuple[int, ...]
 ) -> None:
     training = _training(4, noise_ratio=noise_ratio, seed=3)
     training.run(NUM_ITERATIONS)
-    num_profiled = _num_profiled(training)
-    assert num_profiled > 0
     slowest = 0.0
     for num_microbatches in steps:
         assert training.job.phase is JobPhase.TUNED
@@ -57,7 +51,6 @@ def test_a_tuned_job_is_planned_again_for_each_number_of_microbatches_without_pr
         times_s = [time_s for time_s, *_ in training.history[-NUM_ITERATIONS:]]
         slowest = max(slowest, sum(times_s) / len(times_s) / training.job.baseline.iteration_time_s - 1)
 
-    assert _num_profiled(training) == num_profiled
     assert training.job.phase is JobPhase.TUNED
     assert training.job.current_plan.purpose is PlanPurpose.TUNED
     assert slowest < 0.01
@@ -66,20 +59,6 @@ def test_a_tuned_job_is_planned_again_for_each_number_of_microbatches_without_pr
     estimate = training.job.estimate()
     assert estimate is not None
     assert estimate.saving is not None
-
-
-@pytest.mark.thorough
-def test_a_change_while_profiling_keeps_what_was_profiled(of_eight: VirtualTraining) -> None:
-    training = _training(4)
-    while _num_profiled(training) < 4:
-        training.run(1)
-
-    training.change_schedule(one_forward_one_backward(len(WEIGHTS), 8))
-    training.run(NUM_ITERATIONS)
-
-    assert training.job.phase is JobPhase.TUNED
-    assert _num_profiled(training) <= _num_profiled(of_eight) + 3  # those under way when it changed are repeated
-    assert _mean_tuned_j(training, last=10) == pytest.approx(_mean_tuned_j(of_eight, last=10), rel=0.004)
 
 
 def test_the_job_is_at_full_speed_until_all_ranks_have_changed() -> None:

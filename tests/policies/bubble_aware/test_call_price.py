@@ -9,7 +9,7 @@ from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd_policies.bubble_aware.model import fit_model
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
-from gpuenergyd_policies.profiling.calls import CallCost
+from gpuenergyd_policies.learning.calls import CallCost
 from tests.support.unkind_training import TargetLatencies, UnkindDriver, UnkindTraining
 from tests.support.virtual_training import a100_stages
 

@@ -12,7 +12,7 @@ from tests.support.captured_training import CapturedTraining, demo_work, waiting
 from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.virtual_training import VirtualTraining
 
-NUM_ITERATIONS = 50
+NUM_ITERATIONS = 80
 CONDITIONS: dict[str, Any] = {
     "noise_ratio": 0.003,
     "switch_latency_s": 0.014,

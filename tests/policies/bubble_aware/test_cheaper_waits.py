@@ -16,9 +16,9 @@ from gpuenergyd_policies.bubble_aware.candidates import Candidate, Candidates
 from gpuenergyd_policies.bubble_aware.cheaper_waits import with_cheaper_waits
 from gpuenergyd_policies.bubble_aware.model import PipelineModel
 from gpuenergyd_policies.bubble_aware.planning import _with_caution
+from gpuenergyd_policies.learning.calls import CallCost
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching
-from gpuenergyd_policies.profiling.calls import CallCost
 from tests.policies.planning.orders.cases import split_profile
 from tests.support.examples import examples
 

@@ -9,8 +9,8 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.bubble_aware.correction import PlanOutcome
-from gpuenergyd_policies.bubble_aware.from_plans import BubbleAwareFromPlans
 from gpuenergyd_policies.bubble_aware.planning import Figure
+from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from tests.support.random_jobs import random_job
 
@@ -23,7 +23,7 @@ LONG = 1 + TUNING.min_iterations_to_keep_budget
 @pytest.fixture(scope="module")
 def job() -> tuple[JobView, ClockPlan]:
     """A job with a plan in force."""
-    run = random_job(3006).training(BubbleAwareFromPlans(), JobRules())
+    run = random_job(3006).training(BubbleAware(), JobRules())
     run.run(16)
     view = run.job.view()
     assert view is not None

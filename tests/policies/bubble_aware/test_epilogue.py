@@ -47,7 +47,7 @@ def training(after_last_s: tuple[float, float]) -> VirtualTraining:
 def test_an_epilogue_makes_no_iteration_longer(after_last_s: tuple[float, float], needed_saving: float | None) -> None:
     """With an epilogue of 0.15 s rank 0 still has slack; with 0.5 s it sets the pace, and nothing can be saved."""
     run = training(after_last_s)
-    run.run(48)
+    run.run(96)
 
     baseline, plan_id = run.job.baseline, run.job.current_plan.plan_id
     assert run.job.phase is JobPhase.TUNED

@@ -5,7 +5,6 @@ from statistics import mean
 import pytest
 
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
-from gpuenergyd_policies.bubble_aware.from_plans import BubbleAwareFromPlans
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from tests.support.everything_unkind import best_result, conditions, result_of, training
 from tests.support.random_jobs import random_job
@@ -35,7 +34,7 @@ def test_a_job_gets_a_plan_near_the_best_under_the_same_conditions_and_an_honest
 def plan_after(num_iterations: int, seed: int) -> ClockPlan:
     """Return the plan in force after some iterations of a job whose policy learns from plans."""
     job = random_job(seed)
-    run = training(job, conditions(job.model, seed, job.schedule.num_ranks), BubbleAwareFromPlans())
+    run = training(job, conditions(job.model, seed, job.schedule.num_ranks), BubbleAware())
     try:
         run.run(num_iterations)
     finally:

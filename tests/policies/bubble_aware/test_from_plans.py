@@ -5,7 +5,7 @@ from statistics import mean
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import dependency_graph
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
-from gpuenergyd_policies.bubble_aware.from_plans import BubbleAwareFromPlans
+from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
 from tests.support.random_jobs import COMMUNICATION_LATENCY_S, TrueJob, random_job
@@ -28,7 +28,7 @@ def regret_ratio(job: TrueJob, plan: ClockPlan) -> float:
 
 def test_the_first_plan_follows_the_baseline_and_later_ones_are_near_the_best() -> None:
     job = random_job(3006)
-    run = job.training(BubbleAwareFromPlans(), JobRules())
+    run = job.training(BubbleAware(), JobRules())
     issued: dict[str, ClockPlan] = {}
     for _ in range(40):
         run.run(1)

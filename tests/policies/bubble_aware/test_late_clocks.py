@@ -24,17 +24,14 @@ def training(seed: int, *, least_median_s: float = 0.06) -> UnkindTraining:
 
 
 @pytest.mark.thorough
-def test_clocks_are_held_while_profiling_and_the_job_gets_a_plan_that_is_on_time() -> None:
+def test_a_job_whose_clocks_are_later_than_assumed_learns_plans_that_are_on_time() -> None:
     run = training(seed=3)
-    run.run(18)
-    profiling = [plan for plan in run.job.knowledge.plans.kept if plan.purpose is PlanPurpose.PROFILE]
-    run.run(42)
+    run.run(90)
 
-    assert max(len(rank.changes) for plan in profiling[-4:] for rank in plan.ranks) <= 2
     assert any(plan.purpose is PlanPurpose.TUNED for plan in run.job.knowledge.plans.kept)
     tuned = [(time_s, energy_j) for time_s, energy_j, plan_id in run.history if (plan_id or "").startswith("tuned")]
     full_speed_s, full_speed_j = (sum(values) / 6 for values in list(zip(*run.history[2:8], strict=True))[:2])
-    assert sum(time_s for time_s, _ in tuned) < 1.01 * full_speed_s * len(tuned)
+    assert sum(time_s for time_s, _, _ in run.history[2:]) < 1.01 * full_speed_s * len(run.history[2:])
     assert sum(energy_j for _, energy_j in tuned) < 0.93 * full_speed_j * len(tuned)
 
 

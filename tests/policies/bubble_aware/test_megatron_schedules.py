@@ -33,7 +33,7 @@ def test_an_uneven_pipeline_saves_within_one_percent_of_time(schedule: Schedule)
     run = VirtualTraining(
         schedule, {}, BubbleAware(), work_of=work_of, switch_latency_s=0.014, waiting_power_w=a100_waiting_power_w
     )
-    run.run(48)
+    run.run(80)
 
     tuned = [(time_s, energy_j) for time_s, energy_j, plan_id in run.history if plan_id == run.job.current_plan.plan_id]
     full_speed = [(time_s, energy_j) for time_s, energy_j, _ in run.history[BASELINE]]

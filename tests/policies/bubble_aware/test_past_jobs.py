@@ -11,7 +11,7 @@ from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.past_jobs import PastJob
-from gpuenergyd_policies.bubble_aware.from_plans import BubbleAwareFromPlans
+from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_clocks
 from tests.support.past_jobs import LEARNED_AT, LIES, changed
 from tests.support.random_jobs import COMMUNICATION_LATENCY_S, TrueJob, random_job
@@ -43,7 +43,7 @@ class Run:
 
 
 def trained(job: TrueJob, past_jobs: Sequence[PastJob] = (), *, num_iterations: int = 75) -> Run:
-    run = job.training(BubbleAwareFromPlans(), JobRules())
+    run = job.training(BubbleAware(), JobRules())
     run.feed(PastJobsFound(tuple(past_jobs)))
     issued: dict[str, ClockPlan] = {}
     for _ in range(num_iterations):

@@ -16,7 +16,7 @@ from tests.support.thorough import thorough
 def test_the_loop_follows_the_time_and_draws_the_predicted_power(slowdown: float) -> None:
     policy = RememberedBubbleAware()
     run = training(policy)
-    run.run(45)
+    run.run(60)
     assert run.job.phase is JobPhase.TUNED
     assert run.job.baseline is not None
     view = run.job.view()
@@ -50,9 +50,9 @@ def test_the_loop_follows_the_time_and_draws_the_predicted_power(slowdown: float
 
 def test_iterations_under_a_cut_are_no_fault_of_the_plan() -> None:
     run = training(RememberedBubbleAware())
-    run.run(45)
+    run.run(60)
     plan_id = run.job.current_plan.plan_id
-    run.slowdown_of = lambda _rank, iteration: 1.3 if 45 <= iteration < 65 else 1.0
+    run.slowdown_of = lambda _rank, iteration: 1.3 if 60 <= iteration < 80 else 1.0
 
     run.feed(PowerCutChanged(is_cut=True))
     run.run(20)

@@ -15,7 +15,7 @@ from tests.support.virtual_replicas import ReplicasOnHosts, VirtualReplicas
 from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
 F, B = InstructionKind.F, InstructionKind.B
-SLOW_FROM, SLOW_UNTIL = 32, 52
+SLOW_FROM, SLOW_UNTIL = 88, 108
 
 
 def replica(

@@ -9,6 +9,7 @@ from gpuenergyd.core.job.issued_plans import PROOF_PLAN_ID
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.thorough import thorough
 from tests.support.virtual_training import A100Work, VirtualTraining, Work
@@ -44,10 +45,13 @@ def test_full_speed_blocks_become_rarer_until_they_are_within_their_budget() -> 
     run.run(500)
 
     runs = [(plan, sum(1 for _ in own)) for plan, own in groupby(plan for _, _, plan in run.history)]
+    learned = {f"tuned-{number}" for number in range(1, TUNING.num_learning_plans + 1)}
     distances = [
-        length for (plan, length), (then, _) in pairwise(runs) if then == PROOF_PLAN_ID and "tuned" in str(plan)
+        length
+        for (plan, length), (then, _) in pairwise(runs)
+        if then == PROOF_PLAN_ID and "tuned" in str(plan) and plan not in learned
     ]
-    assert distances[1:] == sorted(distances[1:]), "the first one begins with the plan, which may be replaced soon"
+    assert distances == sorted(distances), "plans that are learned from are replaced soon"
     assert distances[-1] == rules.proof_iterations / rules.proof_budget_ratio
 
 
@@ -87,9 +91,9 @@ def test_clocks_25_ms_late_cost_no_time_and_at_most_a_quarter_of_the_saving(
     num_ranks: int, num_microbatches: int
 ) -> None:
     late = short_training(num_ranks, num_microbatches, switch_latency_s=0.025, assumed_latency_s=0.05)
-    late.run(48)
+    late.run(100)
     ideal = short_training(num_ranks, num_microbatches, switch_latency_s=0.0)
-    ideal.run(48)
+    ideal.run(100)
 
     saving, slowdown = saving_and_slowdown(late)
     ideal_saving, _ = saving_and_slowdown(ideal)
@@ -118,9 +122,9 @@ def test_uneven_late_clocks_under_noise_cost_no_significant_time() -> None:
 @pytest.mark.thorough
 def test_fast_clock_reductions_preserve_savings_despite_slow_raises() -> None:
     slow = short_training(4, 8, switch_latency_s=0.025, assumed_latency_s=0.025)
-    slow.run(40)
+    slow.run(100)
     quick = short_training(4, 8, switch_latency_s=0.025, lower_latency_s=0.004, assumed_latency_s=0.025)
-    quick.run(40)
+    quick.run(100)
 
     learned = quick.calibrations[0].latency
     assert learned.lower_s == pytest.approx(0.004, abs=0.001)
@@ -133,7 +137,7 @@ def test_fast_clock_reductions_preserve_savings_despite_slow_raises() -> None:
 @pytest.mark.parametrize("late_s", [0.02, 0.03])
 def test_slower_clock_changes_lead_to_a_plan_with_more_lead_time(late_s: float) -> None:
     run = short_training(4, 8, switch_latency_s=0.006, assumed_latency_s=0.006)
-    run.run(50)
+    run.run(90)
     run.switch_latency_s = late_s
     run.run(80)
 

@@ -53,7 +53,7 @@ class Faults:
 
     def relearning_reason(self, *, is_profiling_again: bool) -> str:
         """Return the log line for a profile in doubt."""
-        then = "profiling again" if is_profiling_again else "verifying the measured profile at full speed"
+        then = "beginning again" if is_profiling_again else "verifying the measured profile at full speed"
         were = "was" if self.num_slow_plans == 1 else "in a row were"
         return f"{count_text(self.num_slow_plans, 'plan')} {were} slow: {then}"
 

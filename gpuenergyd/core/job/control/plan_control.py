@@ -63,6 +63,8 @@ class PlanControl:
     mixed_before: int = 0
     """Iterations before this one may have run partly under a plan whose clocks were restored."""
     cut: PowerCut = field(default_factory=PowerCut)
+    block_at: int = 0
+    """The first iteration of the newest block at full speed."""
     experiments: Experiments = field(init=False)
 
     def __post_init__(self) -> None:
@@ -164,19 +166,24 @@ class PlanControl:
     def check_full_speed(self, reason: str, *, is_at_given_pace: bool) -> tuple[Command, ...]:
         """Run a full-speed block and the plan in force again after it: the job is faster than expected.
 
-        The block keeps the baseline current. Under one plan each further block waits twice as long.
+        The block keeps the baseline current. Under one plan each further block waits twice as long. If a block is about
+        to begin anyway, that one is taken.
         """
         guard, plans, last = self.guard, self.knowledge.plans, self.reports.last_index
-        is_due = last >= max(guard.next_faster_check_at, plans.last_apply_at)
-        if not is_due or is_at_given_pace or not self.has_lease:
+        is_soon = last < self.block_at
+        if last < guard.next_faster_check_at or is_at_given_pace or not self.has_lease:
             return ()
-        block, again = self._proof_block(reason)
-        guard.checked_from = block.apply_at_iteration
+        if not is_soon and last < plans.last_apply_at:
+            return ()
+        self.question.outdate()  # the answer would be made for the full speed that is in doubt
+        sent = () if is_soon else self._proof_block(reason)
+        guard.checked_from = self.block_at
         guard.since = plans.last_apply_at
         guard.next_faster_check_at = guard.since + _FASTER_CHECK_DISTANCE * 2**guard.num_faster_checks
         guard.num_faster_checks += 1
-        self.blocks.begin_proof()
-        return block, again
+        if sent:
+            self.blocks.begin_proof()
+        return sent
 
     def may_return_to_full_speed(self) -> bool:
         """Return whether the job may go back to full speed because it is faster than expected, and count that.
@@ -258,6 +265,8 @@ class PlanControl:
                 baseline,
                 self.guard.target or target,
                 self.rules.guard,
+                before=self._under_plans_before(),
+                at_full_speed=self.knowledge.full_speed(),
                 is_prediction_outdated=self.guard.num_faster_checks > 0,
             )
         if finding is None and len(recent) >= self.rules.redeeming_iterations:
@@ -270,6 +279,26 @@ class PlanControl:
                 why = f"full speed is faster, {full_speed}, than when plan {self.current.plan_id!r} was made"
                 return Finding.FULL_SPEED_IS_FASTER, why
         return finding
+
+    def _under_plans_before(self) -> list[IterationObservation]:
+        """Return the newest regular iterations under the tuned plans before the one in force, for the same target."""
+        plans, purposes = self.knowledge.plans, self.knowledge.plans.purposes()
+        found: list[IterationObservation] = []
+        target_s = plans.target_when_made_s(self.current.plan_id)
+        for observation in reversed(self.knowledge.iterations.kept):
+            plan_id = observation.plan_id
+            if plan_id == self.current.plan_id and not found:
+                continue
+            is_alike = plan_id is not None and plans.target_when_made_s(plan_id) == target_s
+            if (
+                purposes.get(plan_id) is not PlanPurpose.TUNED
+                or not is_alike
+                or len(found) == max(self.rules.guard.windows)
+            ):
+                break
+            if observation.is_regular:
+                found.append(observation)
+        return found[::-1]
 
     def _meets(self, target_s: float, recent: Sequence[IterationObservation], baseline: BaselineView) -> bool:
         """Return whether the plan in force is not too slow for a target."""
@@ -335,6 +364,7 @@ class PlanControl:
         if not_before is None and self.ranks.description.num_dp_ranks > 1:
             not_before = self._next_apply_at + 1
         block = self._send(self._full_speed_block(reason), not_before=not_before or 0, num_iterations=num_iterations)
+        self.block_at = block.apply_at_iteration
         return block, self._send(plan, after=num_iterations)
 
     def _full_speed_block(self, reason: str) -> ClockPlan:

@@ -50,6 +50,7 @@ def recover(
     faults.num_faults = 0
     _keep_estimate(knowledge, old_baseline, until=since)
     knowledge.changed_at = since
+    knowledge.keep_curves()
     _begin_anew(knowledge, faults, knowledge.run_until_now(before), lambda o: o.iteration_index >= since)
     return Recovery(baseline_view(full_speed), f"the job changed: {change}")
 
@@ -92,7 +93,7 @@ def _verify_profile(
     known = None if is_stored_run_wrong else knowledge.run_until_now(before)
     reason = faults.relearning_reason(is_profiling_again=known is None)
     purposes = knowledge.plans.purposes()
-    knowledge.past_jobs = ()
+    knowledge.past_jobs, knowledge.curves_before = (), None
     _keep_estimate(knowledge, old_baseline, until=faults.fell_back_at)
     _begin_anew(knowledge, faults, known, lambda o: purposes.get(o.plan_id) is PlanPurpose.BASELINE)
     return Recovery(baseline, reason, is_stored_run_wrong=is_stored_run_wrong)

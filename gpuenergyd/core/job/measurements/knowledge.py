@@ -15,6 +15,7 @@ from gpuenergyd.core.job.measurements.reordering import Reordering, ReorderingSn
 from gpuenergyd.core.job.measurements.savings import MeasuredSaving, SavingEstimate
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import DependencyGraph
+from gpuenergyd.core.pipeline.learned_curves import LearnedCurves
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import BaselineView, JobView
@@ -40,6 +41,8 @@ class KnowledgeSnapshot:
     estimate_before: SavingEstimate | None = None
     reordering: ReorderingSnapshot = field(default_factory=ReorderingSnapshot)
     past_jobs: tuple[PastJob, ...] = ()
+    learned: LearnedCurves | None = None
+    curves_before: LearnedCurves | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,10 @@ class JobKnowledge:
     """The profile of an earlier run of this job, or of this run before the job changed."""
     past_jobs: tuple[PastJob, ...] = ()
     """Curves of earlier jobs, until plans made from them were slow."""
+    learned: LearnedCurves | None = None
+    """Curves that the job has shown since it last changed, as its policy said with its newest plan."""
+    curves_before: LearnedCurves | None = None
+    """Curves that it had shown when it last changed."""
     generation: int = 0
     """How often the job was profiled from the beginning again."""
     pace: PaceEstimator = field(default_factory=PaceEstimator)
@@ -205,6 +212,7 @@ class JobKnowledge:
             generation=self.generation,
             previous_run=self.previous_run,
             past_jobs=self.past_jobs,
+            curves_before=self.curves_before,
             num_dp_ranks=ranks.description.num_dp_ranks,
             reorder=self.reordering.view(ranks.schedule.num_ranks, ranks.description.num_stage_ranks),
             affordable_s=affordable_s,
@@ -252,6 +260,10 @@ class JobKnowledge:
             saving=saving,
         )
 
+    def keep_curves(self) -> None:
+        """Keep the curves that the job has shown until now for its plans after a change."""
+        self.curves_before = self.learned or self.curves_before
+
     def begin_anew(self, previous_run: PreviousRun | None, is_kept: Callable[[IterationObservation], bool]) -> None:
         """Drop all measurements except the kept iterations and the given profile, so that the policy profiles again."""
         self.tuned_figures.clear()
@@ -259,7 +271,7 @@ class JobKnowledge:
         self.compared.keep(is_kept)
         self.plans.begin_anew()
         self.reordering.advice = None
-        self.previous_run = previous_run
+        self.previous_run, self.learned = previous_run, None
         self.generation += 1
         self._iterations_changed()
 
@@ -272,6 +284,7 @@ class JobKnowledge:
         if baseline is not None and (before := self.estimate(baseline)).saving is not None:
             self.estimate_before = before
         self.changed_at = first_iteration
+        self.keep_curves()
         profiled = self.profiled()
         if any(plan.purpose is PlanPurpose.TUNED for plan in self.plans.kept):
             self.begin_anew(self.run_until_now(self.full_speed()) or self.previous_run, lambda _: False)
@@ -296,6 +309,8 @@ class JobKnowledge:
             estimate_before=self.estimate_before,
             reordering=self.reordering.snapshot(),
             past_jobs=self.past_jobs,
+            learned=self.learned,
+            curves_before=self.curves_before,
         )
 
     def restore(self, snapshot: KnowledgeSnapshot) -> None:
@@ -309,4 +324,5 @@ class JobKnowledge:
         self.changed_at, self.estimate_before = snapshot.changed_at, snapshot.estimate_before
         self.reordering.restore(snapshot.reordering)
         self.past_jobs = snapshot.past_jobs
+        self.learned, self.curves_before = snapshot.learned, snapshot.curves_before
         self._iterations_changed()

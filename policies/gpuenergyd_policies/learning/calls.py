@@ -1,0 +1,50 @@
+"""What setting a clock costs a training: how long a call stops the GPU, and how late the clock takes effect.
+
+Both are found with the curves of times (see `seen.time_evidence`): raises and reductions show a delay with opposite
+signs, and a stop alike. Each counts only if it is clearly different from zero.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from gpuenergyd_policies.learning.curves import WHOLE, CurveModel
+from gpuenergyd_policies.learning.deviations import TIME
+from gpuenergyd_policies.learning.seen import CallKind, ClassAtFullSpeed, TimeSeen, time_evidence
+
+CALLS_SIGMA_S = (0.003, 0.03)
+"""Standard deviations, before anything is measured, of the time that a call stops a GPU, and of the delay: drivers
+were seen to stop work for up to some milliseconds, and clocks to take effect up to 0.1 s later than reported."""
+_SIGNIFICANT_SIGMAS = 3.0
+_MIN_STALL_RATIO = 0.0005
+"""Least stall worth a correction, as a share of the median instruction's time."""
+_MIN_ROWS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CallCost:
+    """Time for which a call stops the GPU's work, and time from the report of a clock until its effect."""
+
+    stall_s: float = 0.0
+    delay_s: float = 0.0
+
+    @property
+    def is_none(self) -> bool:
+        """Whether calls cost nothing and reports are exact."""
+        return self.stall_s == 0.0 and self.delay_s == 0.0
+
+
+def call_cost(classes: Sequence[ClassAtFullSpeed], times: Sequence[TimeSeen], of_time: CurveModel) -> CallCost:
+    """Return the cost of calls; none where too few instructions show it."""
+    model = CurveModel(of_time.prior, TIME, WHOLE)
+    seen = time_evidence(classes, times, model, calls_sigma_s=CALLS_SIGMA_S)
+    if sum(calls is not CallKind.NONE for _, _, calls in seen.rows) < _MIN_ROWS:
+        return CallCost()
+    amounts_s, errors_s = model.amounts(seen.observed, seen.evidence, seen.calls, np.array(CALLS_SIGMA_S))
+    (stall_s, delay_s), (of_stall_s, of_delay_s) = amounts_s.tolist(), errors_s.tolist()
+    least_s = max(_SIGNIFICANT_SIGMAS * of_stall_s, _MIN_STALL_RATIO * median(own.time_s for own in classes))
+    return CallCost(
+        stall_s if stall_s >= least_s else 0.0, delay_s if abs(delay_s) >= _SIGNIFICANT_SIGMAS * of_delay_s else 0.0
+    )

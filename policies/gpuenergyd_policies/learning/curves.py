@@ -1,0 +1,144 @@
+"""The Bayesian curve model: time and power of every instruction class over the clock, shared across stages and kinds.
+
+Theory of operation. Relative to full speed, log time and log power are a mean shape (see `shape`) plus deviations of
+the job, of the kind, of the stage and of the class, smooth in the clock and zero at the maximum (see `deviations`),
+plus deviations of single clocks (see `single_clocks`). Times of instructions observe log time directly; the energy of a
+GPU in an iteration observes a weighted mean of log powers, linearized at the present estimate. Given the sizes of the
+deviations, which are estimated too (see `sizes`), all are Gaussian, and the posterior is exact linear algebra.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gpuenergyd_policies.learning.deviations import Deviations, Points, smooth_parts, smooth_variances
+from gpuenergyd_policies.learning.shape import Coefficients, FloatArray
+from gpuenergyd_policies.learning.single_clocks import SingleClocks
+from gpuenergyd_policies.learning.sizes import Factors, Sized, solved
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Measured log ratios: `values = weights @ curve + noise`, with the covariance of the noise."""
+
+    weights: FloatArray
+    values: FloatArray
+    noise: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The parts of a curve model; without one, for comparison."""
+
+    are_pooled: bool = True
+    """Whether classes share deviations; without, every class is on its own."""
+    can_widen: bool = True
+    """Whether factors are estimated; without, all are 1."""
+    are_clocks_shared: bool = True
+    """Whether single clocks have a deviation that all stages share."""
+    are_tails_heavy: bool = True
+    """Whether deviations of single clocks have a variance of their own each."""
+
+
+WHOLE = Structure()
+"""With all parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Posterior:
+    """Gaussian belief about a curve at points, with the factors that it was found with."""
+
+    mean: FloatArray
+    sigma: FloatArray
+    single: FloatArray
+    """The part of the mean by which single clocks were measured to be off the curve through their neighbours."""
+    factors: Factors
+    covariance: FloatArray | None
+    """None unless asked for: it takes most of the time."""
+    explained: FloatArray
+    """The misfit of the evidence from the prior, weighted by its precision."""
+    evidence_score: float
+    """Log probability of the evidence under the prior with these factors, up to a constant."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurveModel:
+    """The prior of one curve, time or power, as a Gaussian process over points."""
+
+    prior: Coefficients
+    deviations: Deviations
+    structure: Structure = WHOLE
+
+    def posterior(
+        self, wanted: Points, observed: Points, evidence: Evidence, *, want_covariance: bool = False
+    ) -> Posterior:
+        """Return the belief about the curve at the wanted points, given evidence on the observed ones."""
+        pairs = self._smooth(observed, observed)
+        sized = self._sized(wanted, observed, evidence, pairs)
+        if self.structure.can_widen and len(evidence.values):
+            sized = sized.with_best_sizes()
+        factors, root = sized.factors, sized.root()
+        of_singles = sized.across()
+        with_observed = pairs if wanted is observed else self._smooth(wanted, observed)
+        across = factors.scaled(with_observed) @ evidence.weights.T + of_singles
+        shares, white = solved(root, across.T), solved(root, sized.misfit)
+        explained: FloatArray = np.asarray(np.linalg.solve(root.T, white), dtype=np.float64)
+        mean, single = self._mean(wanted) + across @ explained, of_singles @ explained
+        if not want_covariance:
+            variance = factors.scaled(smooth_variances(self.deviations, self.prior.sigma, wanted))
+            variance = variance + sized.of_each_wanted() - np.sum(np.square(shares), axis=0)
+            sigma = np.sqrt(np.maximum(variance, 0.0))
+            return Posterior(mean, sigma, single, factors, None, explained, sized.score())
+        covariance = factors.scaled(self._smooth(wanted, wanted)) + sized.among_wanted() - shares.T @ shares
+        sigma = np.sqrt(np.maximum(np.diag(covariance), 0.0))
+        return Posterior(mean, sigma, single, factors, covariance, explained, sized.score())
+
+    def amounts(
+        self, observed: Points, evidence: Evidence, columns: FloatArray, sigma: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return amounts whose effects on the values are `columns`, and their errors; the noise contains them.
+
+        Without any evidence they would be 0 with the standard deviations `sigma`.
+        """
+        sized = self._sized(observed, observed, evidence, self._smooth(observed, observed)).with_best_sizes()
+        root = sized.root()
+        across, white = solved(root, columns * sigma), solved(root, sized.misfit)
+        left = 1 - np.sum(np.square(across), axis=0)
+        return np.asarray(sigma * (across.T @ white)), np.asarray(sigma * np.sqrt(np.maximum(left, 0.0)))
+
+    def left_out(self, observed: Points, evidence: Evidence, factors: Factors) -> tuple[FloatArray, FloatArray]:
+        """Return by how much each value is off what all others let expect, and the standard deviation of that.
+
+        The sizes of deviations are the assumed ones times the factors.
+        """
+        sized = replace(self._sized(observed, observed, evidence, self._smooth(observed, observed)), factors=factors)
+        inverse = solved(sized.root(), np.eye(len(evidence.values)))
+        precision = inverse.T @ inverse
+        variance = 1 / np.diag(precision)
+        return np.asarray(precision @ sized.misfit * variance), np.sqrt(variance)
+
+    def _sized(
+        self, wanted: Points, observed: Points, evidence: Evidence, pairs: tuple[FloatArray, FloatArray, FloatArray]
+    ) -> Sized:
+        """Return the evidence with the sizes that are assumed; `pairs` are the smooth parts of observed points."""
+        weights, own = evidence.weights, self.structure
+        return Sized(
+            smooth=tuple(weights @ part @ weights.T for part in pairs),
+            noise=evidence.noise,
+            misfit=evidence.values - weights @ self._mean(observed),
+            singles=tuple(
+                SingleClocks.of(
+                    wanted, observed, weights, are_of_kinds=are_of_kinds, are_tails_heavy=own.are_tails_heavy
+                )
+                for are_of_kinds in (False, True)
+            ),
+            scales=(self.deviations.single_class, self.deviations.single_kind),
+            factors=Factors(single_kind=1.0 if own.are_clocks_shared else 0.0),
+            are_tails_heavy=own.are_tails_heavy,
+        )
+
+    def _mean(self, points: Points) -> FloatArray:
+        return np.asarray(points.shape @ np.array(self.prior.mean), dtype=np.float64)
+
+    def _smooth(self, a: Points, b: Points) -> tuple[FloatArray, FloatArray, FloatArray]:
+        return smooth_parts(self.deviations, self.prior.sigma, a, b, are_pooled=self.structure.are_pooled)

@@ -1,0 +1,249 @@
+"""Curves of a running job: belief about the time and power of each class at each clock, and profiles drawn from it.
+
+Evidence is what any plan shows: the times of instructions at the clocks that they ran at, and the energy of each GPU in
+an iteration. No iteration is run for its own sake.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuenergyd.core.pipeline.graph import InstructionClass
+from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
+from gpuenergyd.core.pipeline.waiting import WaitingPower
+from gpuenergyd_policies.learning.checks import AGREEING_FACTOR, factors_of, without_contradictions
+from gpuenergyd_policies.learning.curves import WHOLE, CurveModel, Evidence, Posterior, Structure
+from gpuenergyd_policies.learning.deviations import POWER, TIME
+from gpuenergyd_policies.learning.relatives import (
+    Relative,
+    power_of_relatives,
+    time_of_relatives,
+    with_relatives,
+)
+from gpuenergyd_policies.learning.seen import (
+    ClassAtFullSpeed,
+    EnergySeen,
+    TimeSeen,
+    Waiting,
+    points_of,
+    power_evidence,
+    reference_powers_w,
+    time_evidence,
+)
+from gpuenergyd_policies.learning.shape import CurvePrior, FloatArray
+from gpuenergyd_policies.learning.stages_before import with_stages_before
+from gpuenergyd_policies.learning.waits import WaitingPhase
+
+_MAX_WAITING_SHIFT = 0.7
+"""In log power, by which measurements may move the assumed power while waiting: a factor of two."""
+_MAX_WAITING_EXPONENT = 3.0
+"""Of the clock, which the power while waiting is proportional to a power of: clock times squared voltage."""
+
+_CLEARLY_OFF_SIGMAS = 2.0
+"""Standard deviations by which a single clock must be off the curve for its measurement to overrule physics."""
+
+
+@dataclass(frozen=True, slots=True)
+class FittedCurves:
+    """Belief about all classes; entries of the arrays are classes in order, each with its clocks, maximum first."""
+
+    classes: tuple[ClassAtFullSpeed, ...]
+    time: Posterior
+    """Log time relative to the maximum clock."""
+    power: Posterior
+    """Log power relative to `reference_w` of the rank."""
+    reference_w: Mapping[int, float]
+    waiting_w: float
+    """While waiting at the maximum clock."""
+    waiting_exponent: float = 0.0
+    """Of the clock, which the power while waiting is proportional to a power of."""
+    waits: tuple[WaitingPhase, ...] = ()
+    """Phases of a training loop that wait, and are not among the classes."""
+    doubts: tuple[tuple[float, float], ...] = ()
+    """By relative, the factors on its distance by its time and its power: 1 where it agrees; the larger one counts."""
+    has_lower_clocks: bool = False
+    """Whether the job itself has shown times below the maximum clock."""
+    has_trusted_relatives: bool = False
+    """Whether a past job that agrees was measured on this job's GPUs; then all others were, too."""
+
+    @property
+    def has_agreeing_relatives(self) -> bool:
+        """Whether a past job agrees with all that is known of this one."""
+        return any(max(own) <= AGREEING_FACTOR for own in self.doubts)
+
+    def profile(self, *, caution_sigmas: float = 0.0) -> PipelineProfile:
+        """Return the mean profile, times below the maximum clock longer by some standard deviations."""
+        at_max = self._is_max()
+        log_time = self.time.mean + np.where(at_max, 0.0, caution_sigmas * self.time.sigma)
+        return self._profile(log_time, self.power.mean, where="mean curve")
+
+    def drawn(self, random: np.random.Generator) -> PipelineProfile:
+        """Return a profile drawn from the belief."""
+        drawn = [own.mean + _root(own) @ random.standard_normal(len(own.mean)) for own in self._both()]
+        return self._profile(drawn[0], drawn[1], where="drawn curve")
+
+    def drawn_times_s(self, num_draws: int, random: np.random.Generator) -> FloatArray:
+        """Return times of all entries in draws, shape (draws, entries)."""
+        root = _root(self.time)
+        draws = self.time.mean + random.standard_normal((num_draws, len(root))) @ root.T
+        times_s = np.repeat([own.time_s for own in self.classes], self._lengths())
+        waits_s = np.repeat([own.time_s for own in self.waits], [len(own.clocks_mhz) for own in self.waits])
+        return np.stack(
+            [np.concatenate([np.exp(self._physical(draw, is_time=True)) * times_s, waits_s]) for draw in draws]
+        )
+
+    def index_of(self) -> dict[tuple[InstructionClass, int], int]:
+        """Return the entry of each class at each clock, in draws; those of waits come last."""
+        of_classes = [(own.key, clock) for own in self.classes for clock in own.clocks_mhz]
+        of_waits = [(own.key, clock) for own in self.waits for clock in own.clocks_mhz]
+        return {entry: k for k, entry in enumerate([*of_classes, *of_waits])}
+
+    @property
+    def waiting_power(self) -> WaitingPower:
+        """The power of a waiting GPU at all clocks that plans may use."""
+        clocks_of = [*(own.clocks_mhz for own in self.classes), *(own.clocks_mhz for own in self.waits)]
+        clocks = sorted({clock for clocks in clocks_of for clock in clocks})
+        return WaitingPower(tuple(clocks), tuple(self._waiting_w(clock, clocks[-1]) for clock in clocks))
+
+    def _waiting_w(self, sm_clock_mhz: int, max_mhz: int) -> float:
+        return self.waiting_w * math.exp(self.waiting_exponent * math.log(sm_clock_mhz / max_mhz))
+
+    def _both(self) -> tuple[Posterior, Posterior]:
+        return self.time, self.power
+
+    def _lengths(self) -> list[int]:
+        return [len(own.clocks_mhz) for own in self.classes]
+
+    def _is_max(self) -> FloatArray:
+        return np.concatenate([np.arange(length) == 0 for length in self._lengths()])
+
+    def _physical(self, values: FloatArray, *, is_time: bool) -> FloatArray:
+        """Return the values of every class made monotone below the bend: times rise, power falls as the clock falls.
+
+        Time rises no faster than 1 / clock: an instruction needs at most as many clock cycles as at a higher clock.
+        Above the bend neither holds: a GPU at its power cap may be faster at a clock that it need not vary. Nor does
+        either hold of single clocks that are clearly off the curve: they are as they were measured.
+        """
+        belief = self.time if is_time else self.power
+        single = np.where(np.abs(belief.single) > _CLEARLY_OFF_SIGMAS * belief.sigma, belief.single, 0.0)
+        found, begin = values - single, 0
+        for own in self.classes:
+            part = slice(begin, begin + len(own.clocks_mhz))
+            if is_time:
+                found[part] -= found[begin]
+            clocks = np.array(own.clocks_mhz, dtype=np.float64)
+            found[part] = _monotone(found[part], clocks, own.full_speed_mhz, is_time=is_time)
+            begin += len(clocks)
+        return found + single
+
+    def _profile(self, log_time: FloatArray, log_power: FloatArray, *, where: str) -> PipelineProfile:
+        time_ratio = np.exp(self._physical(log_time, is_time=True))
+        power_ratio = np.exp(self._physical(log_power, is_time=False))
+        classes, begin = {}, 0
+        for own in self.classes:
+            part = slice(begin, begin + len(own.clocks_mhz))
+            times_s = own.time_s * time_ratio[part]
+            energies_j = self.reference_w[own.key.pp_rank] * power_ratio[part] * times_s
+            options = map(ClockOption, own.clocks_mhz, times_s.tolist(), energies_j.tolist())
+            name = f"{where} of {own.key.kind} on rank {own.key.pp_rank}"
+            classes[own.key] = instruction_profile(list(options), where=name)
+            begin += len(own.clocks_mhz)
+        for wait in self.waits:
+            powers_w = [self._waiting_w(clock, wait.clocks_mhz[0]) for clock in wait.clocks_mhz]
+            of_wait = [
+                ClockOption(clock, wait.time_s, power_w * wait.time_s)
+                for clock, power_w in zip(wait.clocks_mhz, powers_w, strict=True)
+            ]
+            classes[wait.key] = instruction_profile(of_wait, where=f"{where} of {wait.key.kind}")
+        return PipelineProfile(classes, self.waiting_w)
+
+
+def fit_curves(
+    classes: Sequence[ClassAtFullSpeed],
+    prior: CurvePrior,
+    times: Sequence[TimeSeen],
+    energies: Sequence[EnergySeen],
+    waiting: Waiting,
+    *,
+    structure: Structure = WHOLE,
+    relatives: Sequence[Relative] = (),
+    calls_sigma_s: tuple[float, float] = (0.0, 0.0),
+) -> FittedCurves:
+    """Return the belief about the curves of a job from its iterations so far, at least those at full speed.
+
+    Past jobs like it are evidence too; for `calls_sigma_s` see `time_evidence`.
+
+    Raises:
+        NotEnoughDataError: a rank has no measured energy at full speed.
+    """
+    wanted = points_of(classes, [(k, clock) for k, own in enumerate(classes) for clock in own.clocks_mhz])
+    of_time, of_power = CurveModel(prior.time, TIME, structure), CurveModel(prior.power, POWER, structure)
+    of_times = time_evidence(classes, times, of_time, calls_sigma_s=calls_sigma_s)
+    observed, evidence = of_times.observed, of_times.evidence
+    reference_w = reference_powers_w(classes, energies, waiting)
+    seen = power_evidence(classes, energies, waiting, reference_w, of_power)
+    has_lower_clocks = len(evidence.values) > 0
+    reported, powers = time_of_relatives(relatives, classes), power_of_relatives(relatives, classes)
+    by_time = factors_of(of_time, observed, evidence, reported)
+    if not has_lower_clocks:
+        by_time = without_contradictions(reported, by_time)
+    by_power = factors_of(of_power, seen.observed, seen.evidence, powers)
+    factors = tuple(map(max, by_time, by_power))
+    observed, evidence = with_relatives(observed, evidence, reported, factors)
+    if factors and factors[0] <= AGREEING_FACTOR:
+        observed, evidence = with_stages_before(of_time, observed, evidence, relatives[0], classes)
+    time = of_time.posterior(wanted, observed, evidence, want_covariance=True)
+    observed, evidence = with_relatives(seen.observed, seen.evidence, powers, factors)
+    power = of_power.posterior(wanted, observed, evidence, want_covariance=True)
+    off = waiting.sigma_ratio**2 * float(seen.waiting[:, 0] @ power.explained[: len(seen.waiting)])
+    waiting_w = waiting.power_w * math.exp(min(max(off, -_MAX_WAITING_SHIFT), _MAX_WAITING_SHIFT))
+    steeper = waiting.exponent_sigma**2 * float(seen.waiting[:, 1] @ power.explained[: len(seen.waiting)])
+    exponent = min(max(waiting.exponent + steeper, 0.0), _MAX_WAITING_EXPONENT)
+    doubts = tuple(zip(by_time, by_power, strict=True))
+    return FittedCurves(
+        tuple(classes),
+        time,
+        power,
+        reference_w,
+        waiting_w,
+        exponent,
+        waiting.phases,
+        doubts,
+        has_lower_clocks,
+        any(own.is_trusted and factor <= AGREEING_FACTOR for own, factor in zip(relatives, factors, strict=True)),
+    )
+
+
+def curves_before(
+    classes: Sequence[ClassAtFullSpeed], prior: CurvePrior, relatives: Sequence[Relative]
+) -> tuple[Posterior, Posterior]:
+    """Return the belief about time and power of classes at their clocks before they have run."""
+    wanted = points_of(classes, [(k, clock) for k, own in enumerate(classes) for clock in own.clocks_mhz])
+    nothing = points_of(classes, []), Evidence(np.zeros((0, 0)), np.zeros(0), np.zeros((0, 0)))
+    of_time, of_power = CurveModel(prior.time, TIME), CurveModel(prior.power, POWER)
+    by_time, by_power = time_of_relatives(relatives, classes), power_of_relatives(relatives, classes)
+    of_each = without_contradictions(by_time, factors_of(of_time, *nothing, by_time))
+    factors = tuple(map(max, of_each, factors_of(of_power, *nothing, by_power)))
+    times, of_times = with_relatives(*nothing, by_time, factors)
+    powers, of_powers = with_relatives(*nothing, by_power, factors)
+    return of_time.posterior(wanted, times, of_times), of_power.posterior(wanted, powers, of_powers)
+
+
+def _monotone(values: FloatArray, clocks_mhz: FloatArray, full_speed_mhz: float, *, is_time: bool) -> FloatArray:
+    """Return the values of one class, maximum clock first, as physics permits below its clock at full speed."""
+    bend = min(len(clocks_mhz) - 1, int(np.sum(clocks_mhz > full_speed_mhz)))
+    above, below = values[:bend], values[bend:]
+    if not is_time:
+        return np.concatenate([above, np.minimum.accumulate(below)])
+    cycles = np.log(clocks_mhz / clocks_mhz[0])
+    rising = np.concatenate([above, np.maximum.accumulate(below)])
+    return np.asarray(np.minimum.accumulate(rising + cycles) - cycles, dtype=np.float64)
+
+
+def _root(belief: Posterior) -> FloatArray:
+    if belief.covariance is None:
+        raise ValueError("no draws: the belief has no covariance")
+    jitter = 1e-9 + 1e-9 * float(np.trace(belief.covariance)) / max(1, len(belief.covariance))
+    return np.asarray(np.linalg.cholesky(belief.covariance + jitter * np.eye(len(belief.covariance))), dtype=np.float64)

@@ -1,0 +1,214 @@
+"""Fits time and power over the clock for one job, from the prior of its GPU model and from all its iterations.
+
+The clock at which a GPU really runs is not reported per instruction, so whether a power cap limits full speed shows
+only in times at lower clocks: of several bends per kind of instruction the most probable one is taken. Before any plan
+has run, full speed counts as the maximum clock, which overestimates times and is on the safe side.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import fmean, median, median_low
+
+import numpy as np
+
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
+from gpuenergyd.core.pipeline.learned_curves import LearnedCurves
+from gpuenergyd.core.pipeline.profile import PipelineProfile
+from gpuenergyd.core.policy_api.past_jobs import PastJob
+from gpuenergyd.core.policy_api.policy import GpuView
+from gpuenergyd_policies.learning.calls import CALLS_SIGMA_S, CallCost, call_cost
+from gpuenergyd_policies.learning.checks import AGREEING_FACTOR
+from gpuenergyd_policies.learning.curves import CurveModel, Structure
+from gpuenergyd_policies.learning.deviations import TIME
+from gpuenergyd_policies.learning.doubt import powers_within_doubt
+from gpuenergyd_policies.learning.evidence import energies_seen, times_seen
+from gpuenergyd_policies.learning.job_curves import FittedCurves, fit_curves
+from gpuenergyd_policies.learning.outliers import without_outliers
+from gpuenergyd_policies.learning.published import prior_for
+from gpuenergyd_policies.learning.relatives import Relative, relatives_of
+from gpuenergyd_policies.learning.seen import (
+    ClassAtFullSpeed,
+    NotEnoughDataError,
+    TimeSeen,
+    Waiting,
+    time_evidence,
+)
+from gpuenergyd_policies.learning.summary import summary_of
+from gpuenergyd_policies.learning.waits import waits_seen
+
+LOWEST_RATIO = 0.55
+"""Lowest clock of an instruction, as a share of the maximum clock; lower ones cost more time than they save energy."""
+BEND_RATIOS = (1.0, 0.96, 0.92, 0.88, 0.84, 0.80)
+"""Full-speed clocks tried, as shares of the maximum clock."""
+_BEND_SIGMA = 0.12
+"""Of the log of that share: measured ones are 0.84 to 1."""
+_WAITING_SIGMA_RATIO = 0.1
+_ASSUMED_WAITING_SIGMA_RATIO = 0.3
+_WAITING_EXPONENT, _WAITING_EXPONENT_SIGMA = 0.5, 0.5
+"""Waiting power falls with the clock on a V100 (84 W at 1530 MHz, 52 W at 945), and was published as constant."""
+_STATIC_POWER_W, _WAITING_SHARE = 50.0, 0.1
+_AS_ASSUMED = Structure(can_widen=False, are_tails_heavy=False)
+"""Bends are compared under the same sizes of deviations."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedProfile:
+    """The profile of a job's curves, what calls cost it, and the belief that other probable profiles are drawn from."""
+
+    profile: PipelineProfile
+    calls: CallCost
+    curves: FittedCurves
+    doubted: FittedCurves | None = None
+    """The belief without past jobs; None if none is like this one."""
+    learned: LearnedCurves | None = None
+    """What the job itself has shown, for later jobs."""
+    relatives: tuple[Relative, ...] = ()
+
+    @property
+    def relatives_text(self) -> str:
+        """How many past jobs are like this one and agree with it, as the end of a sentence; empty without any."""
+        num, num_agreeing = len(self.relatives), sum(max(own) <= AGREEING_FACTOR for own in self.curves.doubts)
+        if not num:
+            return ""
+        return f"; {num_agreeing} of {num} past job{'' if num == 1 else 's'} like it agree{'s' if num == 1 else ''}"
+
+    def drawn(self, random: np.random.Generator) -> PipelineProfile:
+        """Return a profile drawn from the belief."""
+        return self.curves.drawn(random)
+
+
+def learned_profile(
+    at_full_speed: Sequence[IterationObservation],
+    planned: Sequence[IterationObservation],
+    gpus: Sequence[GpuView],
+    past_jobs: Sequence[PastJob] = (),
+    curves_before: LearnedCurves | None = None,
+) -> LearnedProfile:
+    """Return the profile from iterations at full speed and under plans; `gpus[r]` belongs to rank r.
+
+    Past jobs that are like this one are evidence too, and so are its own curves before it changed.
+
+    Raises:
+        NotEnoughDataError: a class has no time at full speed, or a rank no energy.
+    """
+    everything = sorted([*at_full_speed, *planned], key=lambda observation: observation.iteration_index)
+    waits = waits_seen(everything, gpus)
+    classes = _classes_at_full_speed(at_full_speed, gpus, waits)
+    times = [own for own in times_seen(everything) if own.key in {c.key for c in classes}]
+    model_name = gpus[0].model_name if len({gpu.model_name for gpu in gpus}) == 1 else ""
+    prior = prior_for(model_name)
+    of_time = CurveModel(prior.time, TIME, _AS_ASSUMED)
+    energies = energies_seen(everything, waits)
+    waiting = replace(_waiting(at_full_speed, gpus), phases=tuple(waits.values()))
+    times = without_outliers(times, _with_every_bend(classes), of_time, calls_sigma_s=CALLS_SIGMA_S)
+    plain = _with_bends(classes, times, of_time)
+    calls = call_cost(plain, times, of_time)
+    fit = partial(
+        fit_curves,
+        prior=prior,
+        times=times,
+        energies=energies,
+        waiting=waiting,
+        calls_sigma_s=(0.0, 0.0) if calls.is_none else CALLS_SIGMA_S,
+    )
+    alone = fit(plain)
+    learned = summary_of(alone, times, gpus)
+    power_w = fmean(alone.reference_w[rank] / gpu.num_gpus for rank, gpu in enumerate(gpus))
+    uuids = {gpu.gpu_uuid for gpu in gpus}
+    relatives = relatives_of(past_jobs, classes, model_name, power_w, uuids, curves_before=curves_before)
+    if not relatives:
+        return LearnedProfile(alone.profile(), calls, alone, learned=learned)
+    related = plain if _has_lower_clocks(times, classes) else _with_bends_of(relatives[0], classes)
+    curves = fit(related, relatives=relatives)
+    curves = powers_within_doubt(curves, alone)
+    return LearnedProfile(curves.profile(), calls, curves, doubted=alone, learned=learned, relatives=relatives)
+
+
+def _classes_at_full_speed(
+    observations: Sequence[IterationObservation], gpus: Sequence[GpuView], waits: Collection[InstructionClass]
+) -> list[ClassAtFullSpeed]:
+    times_s: dict[InstructionClass, list[float]] = {}
+    clocks_mhz: dict[InstructionClass, list[int]] = {}
+    for sample in (s for o in observations if o.is_regular for s in o.instruction_samples):
+        if sample.instruction_class in waits:
+            continue
+        times_s.setdefault(sample.instruction_class, []).append(sample.time_s)
+        clocks_mhz.setdefault(sample.instruction_class, []).append(sample.main_share.sm_clock_mhz)
+    missing = sorted(set(range(len(gpus))) - {key.pp_rank for key in times_s})
+    if missing:
+        raise NotEnoughDataError(f"ranks {missing} have no timed instructions")
+    found = []
+    for key, own_s in sorted(times_s.items()):
+        clocks, reached_mhz = gpus[key.pp_rank].supported_sm_clocks_mhz, median_low(clocks_mhz[key])
+        # Clocks that the GPU does not reach are one setting: the maximum, so that it is faster as soon as it can be.
+        usable = tuple(c for c in clocks if c >= LOWEST_RATIO * clocks[0] and (c < reached_mhz or c == clocks[0]))
+        found.append(ClassAtFullSpeed(key, usable, median(own_s), float(reached_mhz)))
+    return found
+
+
+def _with_bends(
+    classes: list[ClassAtFullSpeed], times: Sequence[TimeSeen], of_time: CurveModel
+) -> list[ClassAtFullSpeed]:
+    """Return the classes with the most probable full-speed clock of each kind, where the maximum was reported."""
+    if not _has_lower_clocks(times, classes):
+        return classes
+    chosen: dict[tuple[InstructionKind, int], float] = {(c.key.kind, c.key.chunk_index): 1.0 for c in classes}
+    for kind in chosen:
+        scores = {ratio: _score(_bent(classes, {**chosen, kind: ratio}), times, of_time) for ratio in BEND_RATIOS}
+        penalties = {ratio: 0.5 * (float(np.log(ratio)) / _BEND_SIGMA) ** 2 for ratio in BEND_RATIOS}
+        chosen[kind] = max(BEND_RATIOS, key=lambda ratio: scores[ratio] - penalties[ratio])
+    return _bent(classes, chosen)
+
+
+def _with_every_bend(classes: Sequence[ClassAtFullSpeed]) -> list[list[ClassAtFullSpeed]]:
+    kinds = {(own.key.kind, own.key.chunk_index) for own in classes}
+    return [_bent(classes, dict.fromkeys(kinds, ratio)) for ratio in BEND_RATIOS]
+
+
+def _has_lower_clocks(times: Sequence[TimeSeen], classes: Sequence[ClassAtFullSpeed]) -> bool:
+    return any(clock < own.clocks_mhz[0] for seen in times for clock, _ in seen.shares for own in classes[:1])
+
+
+def _with_bends_of(relative: Relative, classes: list[ClassAtFullSpeed]) -> list[ClassAtFullSpeed]:
+    """Return the classes with the full-speed clocks of a past job, before their own times show them."""
+    known_mhz = {curve.kind: curve.full_speed_mhz for curve in relative.learned.curves}
+    return [
+        replace(own, full_speed_mhz=min(own.full_speed_mhz, known_mhz.get(own.key.kind, own.full_speed_mhz)))
+        for own in classes
+    ]
+
+
+def _bent(
+    classes: Sequence[ClassAtFullSpeed], ratio_of: Mapping[tuple[InstructionKind, int], float]
+) -> list[ClassAtFullSpeed]:
+    return [
+        replace(own, full_speed_mhz=min(own.full_speed_mhz, own.clocks_mhz[0] * ratio))
+        for own in classes
+        for ratio in [ratio_of[own.key.kind, own.key.chunk_index]]
+    ]
+
+
+def _score(classes: Sequence[ClassAtFullSpeed], times: Sequence[TimeSeen], of_time: CurveModel) -> float:
+    seen = time_evidence(classes, times, of_time, calls_sigma_s=CALLS_SIGMA_S, num_rounds=2)
+    return of_time.posterior(seen.observed, seen.observed, seen.evidence).evidence_score
+
+
+def _waiting(observations: Sequence[IterationObservation], gpus: Sequence[GpuView]) -> Waiting:
+    """Return the published waiting power, else static power and a tenth of the rest of the mean power."""
+    known = [gpu.blocking_power_w for gpu in gpus if gpu.blocking_power_w is not None]
+    if len(known) == len(gpus):
+        return Waiting(fmean(known), _WAITING_SIGMA_RATIO, _WAITING_EXPONENT, _WAITING_EXPONENT_SIGMA)
+    powers_w = [
+        rank.energy_j / rank.window_s
+        for observation in observations
+        for rank in observation.ranks
+        if rank.energy_j is not None and rank.window_s > 0
+    ]
+    if not powers_w:
+        raise NotEnoughDataError("no energy was measured at full speed")
+    mean_w = fmean(powers_w)
+    static_w = min(_STATIC_POWER_W * fmean(gpu.num_gpus for gpu in gpus), 0.5 * mean_w)
+    assumed_w = static_w + _WAITING_SHARE * (mean_w - static_w)
+    return Waiting(assumed_w, _ASSUMED_WAITING_SIGMA_RATIO, _WAITING_EXPONENT, _WAITING_EXPONENT_SIGMA)

@@ -1,0 +1,57 @@
+"""The prior as people read it: what a job on a GPU model would start from, given the past jobs of its user."""
+
+import math
+from collections.abc import Sequence
+
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
+from gpuenergyd.core.policy_api.past_jobs import PastJob
+from gpuenergyd.core.policy_api.policy import PriorCurve, PriorPoint, PriorView
+from gpuenergyd_policies.learning.curves import Posterior
+from gpuenergyd_policies.learning.job_curves import curves_before
+from gpuenergyd_policies.learning.published import prior_for
+from gpuenergyd_policies.learning.relatives import relatives_of
+from gpuenergyd_policies.learning.seen import ClassAtFullSpeed
+
+CLOCK_RATIOS = (1.0, 0.9, 0.8, 0.7, 0.6)
+_ASSUMED_TOP_MHZ = 1000
+"""Stands for the maximum clock where no past job names it: the prior only knows clocks relative to it."""
+
+
+def prior_view(gpu_model_name: str, past_jobs: Sequence[PastJob]) -> PriorView:
+    """Return the prior of a job on a GPU model that is like the newest of the past jobs on it."""
+    own = [job for job in past_jobs if job.learned.gpu_model_name == gpu_model_name]
+    classes = _classes_like(own[0]) if own else _assumed_classes()
+    relatives = relatives_of(own, classes, gpu_model_name, own[0].learned.power_w) if own else ()
+    prior = prior_for(gpu_model_name)
+    time, power = curves_before(classes, prior, relatives)
+    curves = []
+    for k, of_class in enumerate(classes):
+        first = k * len(CLOCK_RATIOS)
+        points = [_point(time, power, first + j, ratio) for j, ratio in enumerate(CLOCK_RATIOS)]
+        curves.append(PriorCurve(of_class.key.kind, tuple(points)))
+    return PriorView(gpu_model_name, prior.basis, len(relatives), tuple(curves))
+
+
+def _classes_like(job: PastJob) -> list[ClassAtFullSpeed]:
+    top = job.learned.max_sm_clock_mhz
+    clocks = tuple(round(ratio * top) for ratio in CLOCK_RATIOS)
+    return [
+        ClassAtFullSpeed(InstructionClass(0, curve.kind), clocks, curve.time_s, curve.full_speed_mhz)
+        for curve in sorted(job.learned.curves, key=lambda own: own.kind)
+    ]
+
+
+def _assumed_classes() -> list[ClassAtFullSpeed]:
+    clocks = tuple(round(ratio * _ASSUMED_TOP_MHZ) for ratio in CLOCK_RATIOS)
+    kinds = (InstructionKind.B, InstructionKind.F)
+    return [ClassAtFullSpeed(InstructionClass(0, kind), clocks, 1.0, float(_ASSUMED_TOP_MHZ)) for kind in kinds]
+
+
+def _point(time: Posterior, power: Posterior, k: int, clock_ratio: float) -> PriorPoint:
+    return PriorPoint(
+        clock_ratio,
+        math.exp(float(time.mean[k])),
+        float(time.sigma[k]),
+        math.exp(float(power.mean[k])),
+        float(power.sigma[k]),
+    )
