@@ -2,10 +2,10 @@
 
 Theory of operation. The requests that a turn starts may need `turn_s` of CPU time together, and the rest waits, so
 that a flood, of however many users, delays timers and other sockets by about one turn. Each user has a tag, the CPU
-time that its requests have used, divided by the user's weight; the user with the lowest tag is next. A user weighs more
-with each rank, since forty users without a GPU must not crowd out one who trains. A user who was idle gets the tag of
-the request that started last: nobody saves up time, and nobody waits for what others used before (start-time fair
-queueing; Goyal, Vin and Cheng, 1996).
+time that its requests have used, divided by the user's weight; the user with the lowest tag is next. A user weighs as
+much as it has ranks, and all users without a rank together as much as one: forty of them must not crowd out one who
+trains. A user who was idle gets the tag of the request that started last: nobody saves up time, and nobody waits for
+what others used before (start-time fair queueing; Goyal, Vin and Cheng, 1996).
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-TURN_S = 0.004
+TURN_S = 0.001
 REQUEST_S = 0.0002
 """CPU time of a request outside its handler: to parse it and to send the reply."""
 _MAX_KNOWN_USERS = 1024
@@ -37,9 +37,11 @@ class FairQueue:
 
     turn_s: float = TURN_S
     cpu_s: Callable[[], float] = time.thread_time
-    weight_of: Callable[[int], float] = lambda _: 1.0
+    num_ranks_of: Callable[[int], int] = lambda _: 0
     _users: dict[int, _User] = field(default_factory=dict)
     _num_waiting: int = 0
+    _num_without_ranks: int = 1
+    """Users without a rank that waited when this turn began, at least one."""
     _started_s: float = 0.0
     """Expected CPU time of the requests that this turn has started."""
     _last_tag_s: float = 0.0
@@ -58,7 +60,7 @@ class FairQueue:
         try:
             return await _Metered(handle(), self.cpu_s, charge)
         finally:
-            user.tag_s += (used_s - expected_s) / self.weight_of(uid)
+            user.tag_s += (used_s - expected_s) / self._weight_of(uid)
             user.cost_s = used_s
             self._highest_tag_s = max(self._highest_tag_s, user.tag_s)
 
@@ -89,8 +91,11 @@ class FairQueue:
 
     def _start(self, uid: int, user: _User) -> None:
         self._last_tag_s = max(self._last_tag_s, user.tag_s)
-        user.tag_s += user.cost_s / self.weight_of(uid)
+        user.tag_s += user.cost_s / self._weight_of(uid)
         self._started_s += user.cost_s
+
+    def _weight_of(self, uid: int) -> float:
+        return float(self.num_ranks_of(uid)) or 1.0 / self._num_without_ranks
 
     def _schedule_turn(self) -> None:
         if not self._is_turn_scheduled:
@@ -100,6 +105,8 @@ class FairQueue:
     def _begin_turn(self) -> None:
         self._is_turn_scheduled = False
         self._started_s = 0.0
+        waiting = [uid for uid, known in self._users.items() if known.waiting]
+        self._num_without_ranks = max(1, sum(not self.num_ranks_of(uid) for uid in waiting))
         while self._num_waiting:
             _, uid = min((known.tag_s, uid) for uid, known in self._users.items() if known.waiting)
             user = self._users[uid]

@@ -142,7 +142,7 @@ class Server:
             is_observing=jobs.services.is_observing,
         )
         self._rates = UserRates(limits.max_requests_per_s, capacity=max(1.0, limits.max_requests_per_s))
-        self._queue = FairQueue(weight_of=lambda uid: 1.0 + jobs.sessions.num_of_user(uid))
+        self._queue = FairQueue(num_ranks_of=jobs.sessions.num_of_user)
         self._guards = ConnectionGuards(ConnectionCounts(limits.max_connections), FRAME_LIMIT_S, _UNREAD_LIMIT_S)
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
@@ -339,16 +339,20 @@ class Server:
         if guard is None:
             return _error(400, "the client disconnected")
         guard.begin_request()
+        is_refused = False
         try:
             uid = guard.peer.uid
             wait_s = self._rates.wait_s(uid)
             if wait_s > 0:
+                is_refused = True
                 return await self._refuse_flood(uid, wait_s)
             self._rates.count(uid)
-            return await self._queue.run(uid, lambda: _response(request, handler))
+            response = await self._queue.run(uid, lambda: _response(request, handler))
+            is_refused = 400 <= response.status < 500
+            return response
         finally:
             guard.end_request()
-            if request.method != "GET" and request.path not in _FREQUENT_PATHS:
+            if not is_refused and request.method != "GET" and request.path not in _FREQUENT_PATHS:
                 self._status.invalidate()  # a client that has changed something can read it back
 
     async def _refuse_flood(self, uid: int, wait_s: float) -> web.Response:

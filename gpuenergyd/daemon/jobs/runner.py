@@ -134,7 +134,7 @@ class JobRunner:
     @property
     def is_observing(self) -> bool:
         """Whether clocks may not be set: the daemon only observes, or one of the job's GPUs cannot be controlled."""
-        gpus = [self.services.gpus.get(gpu_uuid) for gpu_uuid in self.job.ranks.gpu_uuids]
+        gpus = (self.services.gpus.get(gpu.gpu_uuid) for gpu in self.job.ranks.own_gpus.values())
         return self.services.is_observing or any(gpu and gpu.health in _NOT_CONTROLLED for gpu in gpus)
 
     @property
@@ -161,8 +161,9 @@ class JobRunner:
     def outcome(self) -> Outcome:
         """Return the outcome of the job, so far or at its end."""
         waits_for = self.services.policy.activity
-        found = find_outcome(self.job, is_member=self.is_member, is_observing=self._is_predicting, waits_for=waits_for)
-        if self._is_predicting and not self.is_observing:
+        is_predicting = self._is_predicting
+        found = find_outcome(self.job, is_member=self.is_member, is_observing=is_predicting, waits_for=waits_for)
+        if is_predicting and not self.is_observing:
             levers = " and ".join(sorted(lever.replace("-", " ") for lever in self.services.levers))
             reason = f"policy {self.job.description.policy} cannot plan with {levers} alone: it only predicts"
             return Outcome(found.kind, reason)

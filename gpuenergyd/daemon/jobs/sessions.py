@@ -56,6 +56,7 @@ class RankSessions:
     on_end: Callable[[RankSession, ProcessEnd], None]
     on_gap: Callable[[RankSession], None]
     _by_token: dict[bytes, RankSession] = field(default_factory=dict)
+    _by_job: dict[str, list[RankSession]] = field(default_factory=dict)
     _num_of_user: Counter[int] = field(default_factory=Counter)
 
     def __iter__(self) -> Iterator[RankSession]:
@@ -64,6 +65,9 @@ class RankSessions:
     def add(self, session: RankSession) -> None:
         """Add a session, which owns its pidfd from now on."""
         self._by_token[session.token] = session
+        of_job = self._by_job.setdefault(session.runner.job_id, [])
+        of_job.append(session)
+        of_job.sort(key=lambda own: own.rank_index)
         self._num_of_user[session.peer.uid] += 1
         session.gaps = GapWatch(partial(self.on_gap, session))
         runner = session.runner
@@ -75,6 +79,10 @@ class RankSessions:
         """Remove a session and close its pidfd."""
         if self._by_token.pop(session.token, None) is not None:
             self._num_of_user[session.peer.uid] -= 1
+            job_id = session.runner.job_id
+            self._by_job[job_id].remove(session)
+            if not self._by_job[job_id]:
+                del self._by_job[job_id]
             session.gaps.stop()
             session.runner.leases.pidfds.pop(session.rank_index, None)
             session.runner.pids.pop(session.rank_index, None)
@@ -83,8 +91,7 @@ class RankSessions:
 
     def of_job(self, job_id: str) -> tuple[RankSession, ...]:
         """Return the sessions of a job, by rank."""
-        of_job = [s for s in self._by_token.values() if s.runner.job_id == job_id]
-        return tuple(sorted(of_job, key=lambda s: s.rank_index))
+        return tuple(self._by_job.get(job_id, ()))
 
     def num_of_user(self, uid: int) -> int:
         """Return the number of registered processes of a user."""

@@ -22,6 +22,7 @@ from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, Gpus
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
 from gpuenergyd.daemon.manual_leases.leases import LeaseHolder
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, require_alive
+from gpuenergyd.daemon.runtime.shared_reads import SharedReads
 from gpuenergyd.daemon.settings import REFUSED_IN_OBSERVE
 from gpuenergyd.daemon.zeusd.parameters import BadParameterError, Parameters
 from gpuenergyd.daemon.zeusd.requests import ZeusdChange, ZeusdChanges
@@ -50,8 +51,12 @@ class ZeusdRoutes:
     proof_of_use: ProofOfUse
     open_peer: OpenPeer
     is_observing: bool = False
+    _snapshots: SharedReads[GpuSnapshot] = field(init=False)
     _pci_addresses: dict[str, str] = field(default_factory=dict)
     _streams: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._snapshots = SharedReads(self.changes.worker.snapshot)
 
     def add_to(self, app: web.Application) -> None:
         """Add the routes to an application."""
@@ -96,7 +101,7 @@ class ZeusdRoutes:
         gpu_uuid = gpu.identity.gpu_uuid
         if gpu_uuid not in self._pci_addresses:
             try:
-                found = (await self.changes.worker.snapshot(gpu_uuid)).details.pci_address
+                found = (await self._snapshots.value(gpu_uuid)).details.pci_address
             except GpuEnergyError:
                 return None
             if found is None:
@@ -146,7 +151,7 @@ class ZeusdRoutes:
 
         async def respond(request: web.Request) -> web.Response:
             async def read(gpu: Gpu) -> object:
-                return value(await self.changes.worker.snapshot(gpu.identity.gpu_uuid))
+                return value(await self._snapshots.value(gpu.identity.gpu_uuid))
 
             found, problem = await _for_each(self._selected_gpus(Parameters(request.query)), read)
             return _json(wrap({str(index): each for index, each in found.items()})) if problem is None else problem

@@ -1,6 +1,7 @@
 """Fair queueing: a flood, of one user or of many, does not delay the requests of another."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -15,8 +16,8 @@ class Requests:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.weights = {99: 1.0}
-        self.queue = FairQueue(TURN_S, cpu_s=lambda: self.now_s, weight_of=lambda uid: self.weights.get(uid, 1.0))
+        self.num_ranks: Counter[int] = Counter()
+        self.queue = FairQueue(TURN_S, cpu_s=lambda: self.now_s, num_ranks_of=lambda uid: self.num_ranks[uid])
         self.begun: list[str] = []
 
     def ask(self, uid: int, name: str, cost_s: float = 0.0) -> asyncio.Task[str]:
@@ -98,16 +99,17 @@ def test_users_get_equal_cpu_time_not_equal_numbers_of_requests() -> None:
 
 
 @pytest.mark.fault(36)
-def test_a_user_with_ranks_gets_more_than_each_of_40_who_flood() -> None:
+@pytest.mark.parametrize("num_ranks", [1, 16])
+def test_all_users_without_a_rank_together_weigh_as_much_as_one_rank(num_ranks: int) -> None:
     async def scenario(requests: Requests) -> None:
-        requests.weights[99] = 17.0
+        requests.num_ranks[99] = num_ranks
         flood = [requests.ask(uid, "flood") for uid in range(40) for _ in range(20)]
         ranks = [requests.ask(99, "rank") for _ in range(400)]
         await asyncio.gather(*flood, *ranks)
 
     begun = play(scenario).begun[40:440]
 
-    assert begun.count("rank") / len(begun) == pytest.approx(17 / 57, rel=0.2)
+    assert begun.count("rank") / len(begun) == pytest.approx(num_ranks / (num_ranks + 1), rel=0.2)
 
 
 def test_a_user_who_was_idle_has_not_saved_up_cpu_time() -> None:

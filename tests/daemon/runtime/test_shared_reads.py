@@ -1,0 +1,60 @@
+"""Concurrent requests share a read, and none gets a value from before it asked."""
+
+import asyncio
+
+import pytest
+
+from gpuenergyd.daemon.runtime.shared_reads import SharedReads
+
+
+class Counter:
+    """A value that changes while it is read."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.num_reads = 0
+        self.fails = False
+        self.is_reading = asyncio.Event()
+
+    async def read(self, key: str) -> str:
+        """Take two turns to return the value at the begin."""
+        self.num_reads += 1
+        self.is_reading.set()
+        found = f"{key}{self.value}"
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        if self.fails:
+            raise OSError(found)
+        return found
+
+
+@pytest.mark.fault(36)
+def test_a_hundred_requests_cost_two_reads_and_see_what_changed_before_them() -> None:
+    async def run() -> None:
+        counter = Counter()
+        reads = SharedReads(counter.read)
+        early = asyncio.create_task(reads.value("a"))
+        await counter.is_reading.wait()
+        counter.value = 1
+        late = [asyncio.create_task(reads.value("a")) for _ in range(100)]
+        other = asyncio.create_task(reads.value("b"))
+        late[0].cancel()
+
+        assert await asyncio.gather(early, *late[1:], other) == ["a0", *["a1"] * 99, "b1"]
+        assert counter.num_reads == 3
+
+    asyncio.run(run())
+
+
+def test_an_error_reaches_each_request_and_the_next_one_reads_again() -> None:
+    async def run() -> None:
+        counter = Counter()
+        counter.fails = True
+        reads = SharedReads(counter.read)
+        found = await asyncio.gather(reads.value("a"), reads.value("a"), return_exceptions=True)
+        counter.fails = False
+
+        assert [type(each) for each in found] == [OSError, OSError]
+        assert await reads.value("a") == "a0"
+
+    asyncio.run(run())
