@@ -1,15 +1,19 @@
 """Predicted plans and savings for GPUs whose clocks may not be set.
 
-The planner runs on assumed instead of measured curves. The plan is made for likely curves; plans for pessimistic and
-for optimistic curves, widened by the error of the measured iteration time, give the range of its saving. Where that
-includes 0, and where no plan is better than full speed, full speed is predicted.
+The planner runs on the belief that a first plan is made from: published curves, past jobs like this one, and the
+iterations at full speed. The plan is made for the mean curves; plans for curves drawn from the belief, widened by the
+error of the measured iteration time, give the range of its saving. Where the saving is within that error, and where
+no plan is better than full speed, full speed is predicted.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import sqrt
 from statistics import fmean, stdev
 
+import numpy as np
+
+from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction
 from gpuenergyd.core.pipeline.plan import (
     SAVING_HIGH,
@@ -23,17 +27,9 @@ from gpuenergyd.core.pipeline.plan import (
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd_policies.assumed_curves import (
-    BASIS,
-    LIKELY,
-    OPTIMISTIC,
-    PESSIMISTIC,
-    Assumption,
-    InsufficientMeasurementsError,
-    assumed_profile,
-    full_speed_observations,
-)
 from gpuenergyd_policies.full_speed import permits_no_slowdown, reason_for_full_speed
+from gpuenergyd_policies.learning.of_job import learned_profile
+from gpuenergyd_policies.learning.seen import NotEnoughDataError
 from gpuenergyd_policies.observed_pipeline import observed_pipeline
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
@@ -43,14 +39,19 @@ from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 
 Planner = Callable[[DependencyGraph, PipelineProfile, float], dict[Instruction, int]]
 """A function from graph, profile and deadline to a clock for each instruction that meets the deadline."""
+BASIS = "measured at full speed only; lower clocks assumed from published curves of data-centre GPUs"
 _STANDARD_ERRORS = 1.96
 """Half of a 95 % interval."""
+_NUM_DRAWS, _RANGE = 24, (0.025, 0.975)
+"""Curves drawn from the belief, and the quantiles of their savings that bound the range."""
+_NUM_ITERATIONS = 24
+"""The newest iterations at full speed, as in a fit for a plan."""
 
 
 def predicted_plan(view: JobView, planner: Planner) -> ClockPlan:
     """Return the plan for likely curves and the range of its saving; the baseline plan without enough measurements.
 
-    Where nothing is certain to be saved, the plan leaves all clocks alone.
+    Where no more is saved than times may be wrong by, the plan leaves all clocks alone.
     """
     reason = reason_for_full_speed(view)
     if reason is not None and not permits_no_slowdown(view):
@@ -58,19 +59,23 @@ def predicted_plan(view: JobView, planner: Planner) -> ClockPlan:
     if reason is not None and view.baseline.energy_j is not None:
         return _at_full_speed(view, view.baseline.energy_j, reason.partition(": ")[2])
     try:
-        likely = _planned(view, planner, LIKELY)
-        savings = [
-            _saving_ratio(plan) for plan in (likely, *(_planned(view, planner, a) for a in (PESSIMISTIC, OPTIMISTIC)))
-        ]
-        error_ratio = _error_ratio(view)
-    except InsufficientMeasurementsError as error:
+        seen = _at_full_speed_seen(view)
+        fitted = learned_profile(seen, (), view.gpus, view.past_jobs)
+        error_ratio = _error_ratio(seen)
+    except NotEnoughDataError as error:
         return baseline_plan("predicted", reason=f"savings cannot be predicted: {error}")
-    low = max(0.0, min(savings) - error_ratio)
-    if low <= 0.0:
+    basis = BASIS + fitted.relatives_text
+    likely = replace(_planned(view, planner, fitted.profile), reason=basis)
+    saving_ratio = _saving_ratio(likely)
+    drawn = fitted.drawn(_NUM_DRAWS, np.random.default_rng(0))
+    savings = [saving_ratio, *(_saving_ratio(_planned(view, planner, own)) for own in drawn)]
+    low, high = (float(own) for own in np.quantile(savings, _RANGE))
+    if saving_ratio <= error_ratio:
         assert likely.predicted is not None
         assert likely.predicted.baseline_energy_j is not None
-        likely = _at_full_speed(view, likely.predicted.baseline_energy_j, BASIS)
-    return replace(likely, figures=((SAVING_LOW, low), (SAVING_HIGH, max(savings) + error_ratio)))
+        likely, low = _at_full_speed(view, likely.predicted.baseline_energy_j, basis), 0.0
+    low, high = max(0.0, min(low, saving_ratio) - error_ratio), max(high, saving_ratio) + error_ratio
+    return replace(likely, figures=((SAVING_LOW, low), (SAVING_HIGH, high)))
 
 
 def cheapest_clocks(graph: DependencyGraph, profile: PipelineProfile, deadline_s: float) -> dict[Instruction, int]:
@@ -97,16 +102,25 @@ def _at_full_speed(view: JobView, energy_j: float, reason: str) -> ClockPlan:
     return ClockPlan("predicted", PlanPurpose.PREDICTED, predicted=predicted, reason=reason)
 
 
-def _error_ratio(view: JobView) -> float:
-    """Return the error of the mean iteration time at full speed, which a plan may take for time to spare."""
-    times_s = [o.iteration_time_s for o in full_speed_observations(view)]
+def _at_full_speed_seen(view: JobView) -> list[IterationObservation]:
+    """Return the newest regular iterations at full speed."""
+    tuned = {plan.plan_id for plan in view.issued_plans if plan.purpose is not PlanPurpose.BASELINE}
+    return [o for o in view.observations if o.is_regular and o.plan_id not in tuned][-_NUM_ITERATIONS:]
+
+
+def _error_ratio(seen: Sequence[IterationObservation]) -> float:
+    """Return the error of the mean iteration time at full speed, which a plan may take for time to spare.
+
+    Raises:
+        NotEnoughDataError: fewer than two iterations were measured.
+    """
+    times_s = [o.iteration_time_s for o in seen]
     if len(times_s) < 2:
-        raise InsufficientMeasurementsError("fewer than two iterations were measured at full speed")
+        raise NotEnoughDataError("fewer than two iterations were measured at full speed")
     return _STANDARD_ERRORS * stdev(times_s) / (fmean(times_s) * sqrt(len(times_s)))
 
 
-def _planned(view: JobView, planner: Planner, assumption: Assumption) -> ClockPlan:
-    profile = assumed_profile(view, assumption)
+def _planned(view: JobView, planner: Planner, profile: PipelineProfile) -> ClockPlan:
     observed = observed_pipeline(view, profile)
     graph, bias_s = observed.graph, observed.bias_s
     full_speed = baseline(graph, profile)
@@ -130,7 +144,6 @@ def _planned(view: JobView, planner: Planner, assumption: Assumption) -> ClockPl
             baseline_time_s=view.baseline.iteration_time_s,
             baseline_energy_j=full_speed.energy_j + waiting_j,
         ),
-        reason=BASIS,
     )
 
 

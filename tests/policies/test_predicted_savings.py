@@ -1,9 +1,11 @@
 """Predicted savings where clocks may not be set: the range contains the saving of the same job under control."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
+from gpuenergyd.core.job.messages import StoreCurves
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import (
     SAVING_HIGH,
@@ -14,6 +16,7 @@ from gpuenergyd.core.pipeline.plan import (
     PredictedSaving,
     check_plan,
 )
+from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
 from gpuenergyd.errors import PlanError
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
@@ -23,6 +26,8 @@ from gpuenergyd_policies.uniform import Uniform
 from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
 F, B = InstructionKind.F, InstructionKind.B
+MODEL = "NVIDIA A100-SXM4-40GB"
+"""With published curves."""
 
 
 def training(policy: ClockPolicy, **overrides: object) -> VirtualTraining:
@@ -39,7 +44,8 @@ def observed_view(**overrides: object) -> JobView:
     run.run(16)
     view = run.job.view()
     assert view is not None
-    return replace(view, can_set_clocks=False, issued_plans=())
+    gpus = tuple(replace(gpu, model_name=MODEL) for gpu in view.gpus)
+    return replace(view, gpus=gpus, can_set_clocks=False, issued_plans=())
 
 
 def predicted_saving_ratio(plan: ClockPlan) -> float:
@@ -66,6 +72,25 @@ def test_the_predicted_range_contains_the_saving_of_the_same_job_under_control(
     assert low <= predicted_saving_ratio(plan) <= high
     assert low <= saving.saving_ratio.estimate <= high
     assert "assumed" in plan.reason
+
+
+def test_the_range_is_wider_where_nothing_is_published_and_narrower_with_a_past_job() -> None:
+    view = observed_view()
+    unknown = replace(view, gpus=tuple(replace(gpu, model_name="B999") for gpu in view.gpus))
+    controlled = training(BubbleAware(), model_name="B999")
+    controlled.run(60)
+    learned = [command.learned for command in controlled.commands if isinstance(command, StoreCurves)]
+    known = replace(unknown, past_jobs=(PastJob("before", "gpt", datetime(2026, 11, 1, tzinfo=UTC), learned[-1]),))
+
+    widths = []
+    for own in (unknown, view, known):
+        saving = BubbleAware().next_plan(own).predicted_saving
+        assert saving is not None
+        assert saving.low_ratio is not None
+        assert saving.high_ratio is not None
+        widths.append(saving.high_ratio - saving.low_ratio)
+
+    assert widths == sorted(widths, reverse=True)
 
 
 def test_nothing_is_saved_within_the_error_of_the_measured_times() -> None:
@@ -144,7 +169,7 @@ def test_no_saving_is_predicted_without_energy_measurements() -> None:
     plan = BubbleAware().next_plan(replace(view, observations=tuple(blind)))
 
     assert plan.predicted is None
-    assert plan.reason == "savings cannot be predicted: no energy was measured on rank 0"
+    assert plan.reason == "savings cannot be predicted: no energy was measured at full speed"
 
 
 def test_a_predicted_plan_is_never_executed() -> None:
@@ -163,7 +188,7 @@ def test_no_saving_is_predicted_without_instruction_times(policy: ClockPolicy) -
     plan = policy.next_plan(replace(view, observations=untimed))
 
     assert plan.ranks == ()
-    assert "savings cannot be predicted: some instructions have not been timed" in plan.reason
+    assert "savings cannot be predicted: ranks [0, 1, 2, 3] have no timed instructions" in plan.reason
 
 
 def test_a_gpu_with_a_single_clock_is_not_controlled() -> None:

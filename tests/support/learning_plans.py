@@ -73,7 +73,7 @@ def next_clocks(
             job.graph, believed, doubted, limit=limit_of(fitted), deadline_s=deadline_s, random=draw
         )
     if choice.is_thompson:
-        believed = _with_energies_of(believed, fitted.drawn(draw))
+        believed = _with_energies_of(believed, *fitted.drawn(1, draw))
     clocks = fastest_allowed(job, believed, more_ratio=more_ratio)
     if not choice.keeps_best_known or not before or is_unknown:
         return clocks

@@ -201,7 +201,7 @@ class JobView:
     """Median time between two instructions of one rank if the second one's input was ready."""
     can_set_clocks: bool = True
     """False if clocks may not be set (mode observe, MIG, missing privilege). The policy then returns a plan of purpose
-    `PREDICTED`, from the run at full speed and from assumed curves or a previous run, unless it sets something else."""
+    `PREDICTED`, from the run at full speed and from published curves or past jobs, unless it sets something else."""
     can_set_power_limits: bool = False
     """Whether plans may limit the power of GPUs that have a `power_limit_range_w`."""
     can_set_power_profiles: bool = False

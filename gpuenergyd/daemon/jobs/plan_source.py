@@ -96,6 +96,8 @@ class PredictionOnly:
     num_iterations: Callable[[], int]
     plan: ClockPlan | None = None
     """The last prediction; a plan without a prediction gives the reason in its place."""
+    _asked_at: int = 0
+    """Iterations of the job when the policy was asked last."""
     _task: asyncio.Task[None] | None = None
 
     @property
@@ -103,8 +105,14 @@ class PredictionOnly:
         """Whether the policy is computing a prediction."""
         return self._task is not None and not self._task.done()
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the job has run twice as long as at the last prediction: it takes a second of CPU time."""
+        return self.num_iterations() >= 2 * self._asked_at
+
     def ask(self, view: JobView) -> None:
         """Ask the policy for a prediction in a task of its own; the question of the job stays open."""
+        self._asked_at = self.num_iterations()
         self._task = asyncio.create_task(self._predict(view), name=f"prediction of job {self.job_id}")
 
     async def close(self) -> None:
@@ -169,7 +177,9 @@ class PermittedPlans:
 
     def ask_again(self, view: JobView | None) -> None:
         """Ask an open question again: the prediction may be better by now, or clocks may be set."""
-        if self._is_unanswered and not self.prediction.is_busy and view is not None:
+        if not self._is_unanswered or self.prediction.is_busy or view is None:
+            return
+        if self.prediction.is_due or self._permitted(view) is not None:
             self.ask(view)
 
     def resume(self, _current: ClockPlan) -> None:

@@ -56,7 +56,7 @@ def with_slowdown_advice(view: JobView, plan: ClockPlan) -> ClockPlan:
     except NotEnoughDataError:
         return plan
     random = np.random.default_rng(view.num_issued())
-    profiles = [fitted.profile, *(fitted.drawn(random) for _ in range(_NUM_DRAWS))]
+    profiles = [fitted.profile, *fitted.drawn(_NUM_DRAWS, random)]
     return replace(plan, advice=_advice(view, plan, measured, [_steps(view, own) for own in profiles]))
 
 

@@ -79,10 +79,12 @@ class FittedCurves:
         log_time = self.time.mean + np.where(at_max, 0.0, caution_sigmas * self.time.sigma)
         return self._profile(log_time, self.power.mean, where="mean curve")
 
-    def drawn(self, random: np.random.Generator) -> PipelineProfile:
-        """Return a profile drawn from the belief."""
-        drawn = [own.mean + _root(own) @ random.standard_normal(len(own.mean)) for own in self._both()]
-        return self._profile(drawn[0], drawn[1], where="drawn curve")
+    def drawn(self, num_draws: int, random: np.random.Generator) -> tuple[PipelineProfile, ...]:
+        """Return profiles drawn from the belief."""
+        times, powers = (
+            own.mean + random.standard_normal((num_draws, len(own.mean))) @ _root(own).T for own in self._both()
+        )
+        return tuple(self._profile(*drawn, where="drawn curve") for drawn in zip(times, powers, strict=True))
 
     def drawn_times_s(self, num_draws: int, random: np.random.Generator) -> FloatArray:
         """Return times of all entries in draws, shape (draws, entries)."""

@@ -74,9 +74,9 @@ class LearnedProfile:
             return ""
         return f"; {num_agreeing} of {num} past job{'' if num == 1 else 's'} like it agree{'s' if num == 1 else ''}"
 
-    def drawn(self, random: np.random.Generator) -> PipelineProfile:
-        """Return a profile drawn from the belief."""
-        return self.curves.drawn(random)
+    def drawn(self, num_draws: int, random: np.random.Generator) -> tuple[PipelineProfile, ...]:
+        """Return profiles drawn from the belief."""
+        return self.curves.drawn(num_draws, random)
 
 
 def learned_profile(

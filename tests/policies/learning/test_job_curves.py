@@ -69,7 +69,7 @@ some_clocks = st.lists(st.sampled_from(CLOCKS[1:]), min_size=0, max_size=4, uniq
 @given(share=shares, exponent=exponents, clocks=some_clocks, seed=st.integers(0, 10))
 @settings(max_examples=examples(25), deadline=None)
 def test_draws_are_positive_and_monotone(share: float, exponent: float, clocks: list[int], seed: int) -> None:
-    drawn = fitted(share, exponent, clocks).drawn(np.random.default_rng(seed))
+    (drawn,) = fitted(share, exponent, clocks).drawn(1, np.random.default_rng(seed))
 
     for own in drawn.classes.values():
         for faster, slower in zip(own.options, own.options[1:], strict=False):
