@@ -12,7 +12,7 @@ import numpy as np
 
 from gpuenergyd_policies.learning.curves import WHOLE, CurveModel
 from gpuenergyd_policies.learning.deviations import TIME
-from gpuenergyd_policies.learning.seen import CallKind, ClassAtFullSpeed, TimeSeen, time_evidence
+from gpuenergyd_policies.learning.seen import CallKind, ClassAtFullSpeed, TimeSeen, time_evidence, time_rows
 
 CALLS_SIGMA_S = (0.003, 0.03)
 """Standard deviations, before anything is measured, of the time that a call stops a GPU, and of the delay: drivers
@@ -39,9 +39,10 @@ class CallCost:
 def call_cost(classes: Sequence[ClassAtFullSpeed], times: Sequence[TimeSeen], of_time: CurveModel) -> CallCost:
     """Return the cost of calls; none where too few instructions show it."""
     model = CurveModel(of_time.prior, TIME, WHOLE)
-    seen = time_evidence(classes, times, model, calls_sigma_s=CALLS_SIGMA_S)
-    if sum(calls is not CallKind.NONE for _, _, calls in seen.rows) < _MIN_ROWS:
+    rows = time_rows(classes, times, has_calls=True)
+    if sum(calls is not CallKind.NONE for _, _, calls in rows.rows) < _MIN_ROWS:
         return CallCost()
+    seen = time_evidence(classes, rows, model, calls_sigma_s=CALLS_SIGMA_S)
     amounts_s, errors_s = model.amounts(seen.observed, seen.evidence, seen.calls, np.array(CALLS_SIGMA_S))
     (stall_s, delay_s), (of_stall_s, of_delay_s) = amounts_s.tolist(), errors_s.tolist()
     least_s = max(_SIGNIFICANT_SIGMAS * of_stall_s, _MIN_STALL_RATIO * median(own.time_s for own in classes))

@@ -31,6 +31,7 @@ from gpuenergyd_policies.learning.seen import (
     power_evidence,
     reference_powers_w,
     time_evidence,
+    time_rows,
 )
 from gpuenergyd_policies.learning.shape import CurvePrior, FloatArray
 from gpuenergyd_policies.learning.stages_before import with_stages_before
@@ -182,7 +183,8 @@ def fit_curves(
     """
     wanted = points_of(classes, [(k, clock) for k, own in enumerate(classes) for clock in own.clocks_mhz])
     of_time, of_power = CurveModel(prior.time, TIME, structure), CurveModel(prior.power, POWER, structure)
-    of_times = time_evidence(classes, times, of_time, calls_sigma_s=calls_sigma_s)
+    rows = time_rows(classes, times, has_calls=any(calls_sigma_s))
+    of_times = time_evidence(classes, rows, of_time, calls_sigma_s=calls_sigma_s)
     observed, evidence = of_times.observed, of_times.evidence
     reference_w = reference_powers_w(classes, energies, waiting)
     seen = power_evidence(classes, energies, waiting, reference_w, of_power)

@@ -31,9 +31,11 @@ from gpuenergyd_policies.learning.relatives import Relative, relatives_of
 from gpuenergyd_policies.learning.seen import (
     ClassAtFullSpeed,
     NotEnoughDataError,
+    TimeRows,
     TimeSeen,
     Waiting,
     time_evidence,
+    time_rows,
 )
 from gpuenergyd_policies.learning.summary import summary_of
 from gpuenergyd_policies.learning.waits import waits_seen
@@ -154,9 +156,10 @@ def _with_bends(
     """Return the classes with the most probable full-speed clock of each kind, where the maximum was reported."""
     if not _has_lower_clocks(times, classes):
         return classes
+    rows = time_rows(classes, times, has_calls=True)
     chosen: dict[tuple[InstructionKind, int], float] = {(c.key.kind, c.key.chunk_index): 1.0 for c in classes}
     for kind in chosen:
-        scores = {ratio: _score(_bent(classes, {**chosen, kind: ratio}), times, of_time) for ratio in BEND_RATIOS}
+        scores = {ratio: _score(_bent(classes, {**chosen, kind: ratio}), rows, of_time) for ratio in BEND_RATIOS}
         penalties = {ratio: 0.5 * (float(np.log(ratio)) / _BEND_SIGMA) ** 2 for ratio in BEND_RATIOS}
         chosen[kind] = max(BEND_RATIOS, key=lambda ratio: scores[ratio] - penalties[ratio])
     return _bent(classes, chosen)
@@ -190,8 +193,8 @@ def _bent(
     ]
 
 
-def _score(classes: Sequence[ClassAtFullSpeed], times: Sequence[TimeSeen], of_time: CurveModel) -> float:
-    seen = time_evidence(classes, times, of_time, calls_sigma_s=CALLS_SIGMA_S, num_rounds=2)
+def _score(classes: Sequence[ClassAtFullSpeed], rows: TimeRows, of_time: CurveModel) -> float:
+    seen = time_evidence(classes, rows, of_time, calls_sigma_s=CALLS_SIGMA_S, num_rounds=2)
     return of_time.posterior(seen.observed, seen.observed, seen.evidence).evidence_score
 
 

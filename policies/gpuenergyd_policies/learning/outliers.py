@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpuenergyd_policies.learning.curves import CurveModel, Evidence
-from gpuenergyd_policies.learning.seen import ClassAtFullSpeed, TimeRow, TimeSeen, time_evidence
+from gpuenergyd_policies.learning.seen import ClassAtFullSpeed, TimeRow, TimeRows, TimeSeen, time_evidence, time_rows
 from gpuenergyd_policies.learning.sizes import Factors
 
 _MIN_RATIO, _MIN_SIGMAS = 0.1, 5.0
@@ -34,25 +34,26 @@ def without_outliers(
 
     `possible` are the same classes with other clocks at full speed: times that one of them explains are kept.
     """
-    dropped = set.intersection(*(_outliers(times, classes, of_time, calls_sigma_s) for classes in possible))
+    rows = time_rows(possible[0], times, has_calls=any(calls_sigma_s))
+    dropped = set.intersection(*(_outliers(rows, classes, of_time, calls_sigma_s) for classes in possible))
     return [own for own in times if own.row not in dropped]
 
 
 def _outliers(
-    times: Sequence[TimeSeen],
+    rows: TimeRows,
     classes: Sequence[ClassAtFullSpeed],
     of_time: CurveModel,
     calls_sigma_s: tuple[float, float],
 ) -> set[TimeRow]:
     """Return the rows of outliers, the worst found first and left out of the next comparison."""
-    seen = time_evidence(classes, times, of_time, calls_sigma_s=calls_sigma_s, num_rounds=1)
-    rows, observed, evidence = seen.rows, seen.observed, seen.evidence
-    kept = np.arange(len(rows))
-    for _ in range(math.ceil(_MAX_SHARE * len(rows))):
+    seen = time_evidence(classes, rows, of_time, calls_sigma_s=calls_sigma_s, num_rounds=1)
+    observed, evidence = seen.observed, seen.evidence
+    kept = np.arange(len(rows.rows))
+    for _ in range(math.ceil(_MAX_SHARE * len(rows.rows))):
         own = Evidence(evidence.weights[kept], evidence.values[kept], evidence.noise[np.ix_(kept, kept)])
         off, sigma = of_time.left_out(observed, own, _FACTORS)
         surprise = np.where(np.abs(off) > _MIN_RATIO, np.abs(off) / sigma, 0.0)
         if surprise.max() <= _MIN_SIGMAS:
             break
         kept = np.delete(kept, int(np.argmax(surprise)))
-    return set(rows) - {rows[k] for k in kept.tolist()}
+    return set(rows.rows) - {rows.rows[k] for k in kept.tolist()}

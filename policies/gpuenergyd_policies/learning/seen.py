@@ -6,7 +6,7 @@ GPU's energy without waiting is a sum of times and powers: linear in log powers.
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -147,8 +147,60 @@ def points_of(classes: Sequence[ClassAtFullSpeed], entries: Sequence[tuple[int, 
 
 
 @dataclass(frozen=True, slots=True)
+class TimeRows:
+    """Means of times, weighted by precision: one row per class, clocks and kind of calls, in order of first sight.
+
+    Nothing in it depends on clocks at full speed, so that several of these can be compared on the same rows.
+    """
+
+    rows: tuple[TimeRow, ...]
+    points: tuple[tuple[int, float], ...]
+    """(index of the class, clock in MHz) of each column of `spent`."""
+    spent: FloatArray
+    """Time at each point, as a share of the class's time at full speed."""
+    variances: FloatArray
+    """Of the relative error of each row."""
+    call_points: tuple[tuple[int, float], ...]
+    """The same for the columns of `calls_from` and `calls_to`."""
+    calls_from: FloatArray
+    """Calls per instruction that find the GPU at each point."""
+    calls_to: FloatArray
+    """Calls per instruction after which it is there."""
+
+
+def time_rows(classes: Sequence[ClassAtFullSpeed], times: Sequence[TimeSeen], *, has_calls: bool) -> TimeRows:
+    """Return the rows of times; of those at the maximum clock only with `has_calls`, and where calls were made."""
+    own_index = {own.key: k for k, own in enumerate(classes)}
+    members: dict[TimeRow, list[TimeSeen]] = defaultdict(list)
+    for seen in times:
+        if min(seen.clocks_mhz) < classes[own_index[seen.key]].clocks_mhz[0] or (has_calls and seen.calls):
+            members[seen.row].append(seen)
+    column = _numbered((own_index[key], clock) for key, clocks, _ in members for clock in clocks)
+    calls = ((own_index[seen.key], call) for own in members.values() for seen in own for call in seen.calls)
+    of_call = _numbered((index, clock) for index, call in calls for clock in (call.before_mhz, call.after_mhz))
+    spent, variances = np.zeros((len(members), len(column))), np.zeros(len(members))
+    calls_from, calls_to = np.zeros((len(members), len(of_call))), np.zeros((len(members), len(of_call)))
+    for row, ((key, _, _), own) in enumerate(members.items()):
+        index = own_index[key]
+        total = sum(seen.sigma_ratio**-2 for seen in own)
+        variances[row] = 1 / total
+        for seen in own:
+            weight = seen.sigma_ratio**-2 / total
+            for clock, time_s in seen.shares:
+                spent[row, column[index, clock]] += weight * time_s / classes[index].time_s
+            for call in seen.calls:
+                calls_from[row, of_call[index, call.before_mhz]] += weight * call.count
+                calls_to[row, of_call[index, call.after_mhz]] += weight * call.count
+    return TimeRows(tuple(members), tuple(column), spent, variances, tuple(of_call), calls_from, calls_to)
+
+
+def _numbered(points: Iterable[tuple[int, float]]) -> dict[tuple[int, float], int]:
+    return {point: number for number, point in enumerate(dict.fromkeys(points))}
+
+
+@dataclass(frozen=True, slots=True)
 class TimeEvidence:
-    """Times as evidence on log times, one row per class and set of clocks, in the order in which they were first seen.
+    """Rows of times as evidence on log times.
 
     `calls[:, 0]` is the change of each value per second that a call stops the GPU, `calls[:, 1]` per second that clocks
     take effect later than reported.
@@ -156,51 +208,34 @@ class TimeEvidence:
 
     observed: Points
     evidence: Evidence
-    rows: tuple[TimeRow, ...]
     calls: FloatArray
 
 
 def time_evidence(
     classes: Sequence[ClassAtFullSpeed],
-    times: Sequence[TimeSeen],
+    rows: TimeRows,
     of_time: CurveModel,
     *,
     calls_sigma_s: tuple[float, float] = (0.0, 0.0),
     num_rounds: int = _ROUNDS,
 ) -> TimeEvidence:
-    """Return the means of times, weighted by precision; of those at the maximum clock only what calls made of them.
+    """Return rows of times as evidence; of those at the maximum clock only what calls made of them counts.
 
     An instruction at one clock takes t. In one whose clock changes, sum(share_j / t(j)) = 1 + n S / t(before)
     + D (1 / t(after) - 1 / t(before)), with n calls that each stop the GPU for S, and clocks that take effect D later
     than they are reported: linear in log times where the belief from the values is, and in S and D. `calls_sigma_s` are
     the standard deviations of the belief about S and D; zero where calls are known to cost nothing.
     """
-    own_index = {own.key: k for k, own in enumerate(classes)}
-    sums: dict[TimeRow, list[tuple[float, list[float], tuple[float, float]]]] = defaultdict(list)
-    of_calls = _CallEffects(classes, of_time)
-    for seen in times:
-        index = own_index[seen.key]
-        if min(seen.clocks_mhz) < classes[index].clocks_mhz[0] or (seen.calls and any(calls_sigma_s)):
-            shares_s = [time_s for _, time_s in seen.shares]
-            sums[seen.row].append((seen.sigma_ratio**-2, shares_s, of_calls.per_second(index, seen.calls)))
-    column: dict[tuple[int, float], int] = {}
-    for key, clocks, _ in sums:
-        for clock in clocks:
-            column.setdefault((own_index[key], clock), len(column))
-    spent, calls, variances = np.zeros((len(sums), len(column))), np.zeros((len(sums), 2)), []
-    for row, ((key, clocks, _), members) in enumerate(sums.items()):
-        weights = np.array([weight for weight, _, _ in members])
-        mean_s = weights @ np.array([shares for _, shares, _ in members]) / weights.sum()
-        for clock, time_s in zip(clocks, mean_s.tolist(), strict=True):
-            spent[row, column[own_index[key], clock]] = time_s / classes[own_index[key]].time_s
-        calls[row] = weights @ np.array([effects for _, _, effects in members]) / weights.sum()
-        variances.append(1 / weights.sum())
-    observed = points_of(classes, list(column))
+    prior, spent = np.array(of_time.prior.mean), rows.spent
+    times_s = np.array([classes[index].time_s for index, _ in rows.call_points])
+    per_second = np.exp(-points_of(classes, rows.call_points).shape @ prior) / times_s
+    calls = np.stack([rows.calls_from @ per_second, (rows.calls_to - rows.calls_from) @ per_second], axis=-1)
+    observed = points_of(classes, rows.points)
     by_calls = calls * np.array(calls_sigma_s)
-    noise = np.diag(np.array(variances, dtype=np.float64).reshape(-1)) + by_calls @ by_calls.T
-    is_mixed = any(len(clocks) > 1 for _, clocks, _ in sums)
-    curve = observed.shape @ np.array(of_time.prior.mean)
-    evidence = Evidence(spent, np.zeros(len(sums)), noise)
+    noise = np.diag(rows.variances) + by_calls @ by_calls.T
+    is_mixed = any(len(clocks) > 1 for _, clocks, _ in rows.rows)
+    curve = observed.shape @ prior
+    evidence = Evidence(spent, np.zeros(len(spent)), noise)
     for number in range(num_rounds if is_mixed else 1):
         progress = spent * np.exp(-curve)
         total = progress.sum(axis=1)
@@ -208,31 +243,7 @@ def time_evidence(
         evidence = Evidence(weights, np.log(total) + weights @ curve, noise)
         if is_mixed and number < num_rounds - 1:
             curve = of_time.posterior(observed, observed, evidence).mean
-    return TimeEvidence(observed, evidence, tuple(sums), calls)
-
-
-class _CallEffects:
-    """How calls change the time of an instruction; the times at both clocks are those of the mean curve."""
-
-    def __init__(self, classes: Sequence[ClassAtFullSpeed], of_time: CurveModel) -> None:
-        self._classes, self._of_time = classes, of_time
-        self._time_s: dict[tuple[int, int], float] = {}
-
-    def per_second(self, index: int, calls: Sequence[CallSeen]) -> tuple[float, float]:
-        """Return the change of log time per second of stall, and of delay."""
-        stall, delay = 0.0, 0.0
-        for call in calls:
-            before_s, after_s = self._at(index, call.before_mhz), self._at(index, call.after_mhz)
-            stall += call.count / before_s
-            delay += call.count * (1 / after_s - 1 / before_s)
-        return stall, delay
-
-    def _at(self, index: int, sm_clock_mhz: int) -> float:
-        key = index, sm_clock_mhz
-        if key not in self._time_s:
-            (feature,) = points_of(self._classes, [key]).shape
-            self._time_s[key] = self._classes[index].time_s * math.exp(float(feature @ self._of_time.prior.mean))
-        return self._time_s[key]
+    return TimeEvidence(observed, evidence, calls)
 
 
 def reference_powers_w(
