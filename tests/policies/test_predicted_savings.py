@@ -54,6 +54,7 @@ def predicted_saving_ratio(plan: ClockPlan) -> float:
     return 1 - plan.predicted.energy_j / plan.predicted.baseline_energy_j
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("policy", "max_slowdown_ratio"), [(BubbleAware(), 0.0), (Uniform(), 0.1)])
 def test_the_predicted_range_contains_the_saving_of_the_same_job_under_control(
     policy: ClockPolicy, max_slowdown_ratio: float
@@ -74,6 +75,7 @@ def test_the_predicted_range_contains_the_saving_of_the_same_job_under_control(
     assert "assumed" in plan.reason
 
 
+@pytest.mark.thorough
 def test_the_range_is_wider_where_nothing_is_published_and_narrower_with_a_past_job() -> None:
     view = observed_view()
     unknown = replace(view, gpus=tuple(replace(gpu, model_name="B999") for gpu in view.gpus))

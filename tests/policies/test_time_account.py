@@ -11,6 +11,7 @@ from gpuenergyd_policies.cost import Cost
 from gpuenergyd_policies.envelope import Envelope
 from gpuenergyd_policies.uniform import Uniform
 from tests.support.remembered_plans import RememberedBubbleAware
+from tests.support.thorough import thorough
 from tests.support.virtual_replicas import VirtualReplicas
 from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
@@ -33,7 +34,7 @@ def lost_s(run: VirtualTraining) -> float:
     return sum(time_s - run.job.baseline.iteration_time_s for time_s, _, _ in run.history)
 
 
-@pytest.mark.parametrize("seconds", [0.2, 2.0])
+@pytest.mark.parametrize("seconds", [0.2, *thorough(2.0)])
 @pytest.mark.parametrize("policy", [RememberedBubbleAware, Uniform, Cost, Envelope])
 def test_no_shipped_policy_costs_more_than_the_account_has(policy: Callable[[], ClockPolicy], seconds: float) -> None:
     run = training(policy(), seconds=seconds)

@@ -151,6 +151,7 @@ def test_a_forward_and_a_backward_without_a_common_clock_cannot_be_combined(tabl
         _run(apart, "--microbatches", "8", "--schedule", "combined-1f1b")
 
 
+@pytest.mark.thorough
 def test_a_chosen_order_fits_in_memory_and_is_compared_with_1f1b_its_own_speed_and_any_order(table: Path) -> None:
     common = (table, "--microbatches", "12", "--blocking-power-w", "60")
     plain = plan_figures(*common)

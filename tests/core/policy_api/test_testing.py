@@ -58,6 +58,7 @@ def test_the_baseline_is_ten_iterations_at_full_speed() -> None:
     assert view.baseline.energy_j == job.observations[-1].energy_j
 
 
+@pytest.mark.thorough
 def test_bubble_aware_learns_from_plans_and_saves_energy_on_it() -> None:
     job = SimulatedJob(SCHEDULE)
 

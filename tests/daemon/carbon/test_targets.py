@@ -294,6 +294,7 @@ def test_an_unknown_length_is_reported_with_its_assumption_and_a_deadline_ends_s
     assert run.job.target == PerformanceTarget(0.0)
 
 
+@pytest.mark.thorough
 def test_a_job_without_a_pipeline_frontier_uses_its_uniform_clock_curve(tmp_path: Path) -> None:
     values = ([100.0] * 6 + [600.0] * 6) * 2 * (HISTORY_DAYS + 2)
     here = site(tmp_path, Uniform(), values, carbon_window_h=24.0)
@@ -337,6 +338,7 @@ LIES = st.lists(
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=examples(4), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(LIES, st.floats(0.0, 0.2))
 def test_no_policy_reply_can_exceed_the_budget_of_a_window(

@@ -115,6 +115,7 @@ def settle_times_s(host: SimulatedHost, clock: Clock, sm_clock_mhz: int, count: 
     return times_s
 
 
+@pytest.mark.thorough
 def test_settling_has_tails_and_a_median_of_its_own_at_each_target(host_of: Any, clock: Clock) -> None:
     tails: Any = {"settle_tail_ratio": 0.05, "settle_tail_min_s": 0.2, "settle_tail_max_s": 0.4}
     host = host_of(replace(EXACT, settle_mean_s=0.01, settle_target_spread=1.0, **tails))

@@ -34,6 +34,7 @@ def of_eight() -> VirtualTraining:
     return training
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("noise_ratio", "steps"), [(0.0, (8,)), *thorough((0.0, (6, 8)), (0.004, (6, 8)))])
 def test_a_tuned_job_is_planned_again_for_each_number_of_microbatches(
     of_eight: VirtualTraining, noise_ratio: float, steps: tuple[int, ...]

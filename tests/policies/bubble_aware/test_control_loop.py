@@ -88,6 +88,7 @@ def test_prediction_and_bound_agree_with_measurements() -> None:
     assert predicted.iteration_time_s == pytest.approx(run.history[-1][0], rel=0.002)
 
 
+@pytest.mark.thorough
 def test_a_permitted_slowdown_saves_more_and_is_not_exceeded() -> None:
     run = training(RememberedBubbleAware(), max_slowdown_ratio=0.05)
 
@@ -115,6 +116,7 @@ def test_bubble_aware_keeps_no_state() -> None:
     assert forgetting.history == remembering.history
 
 
+@pytest.mark.thorough
 def test_a_pipeline_slower_than_predicted_is_corrected_to_the_target() -> None:
     run = training(RememberedBubbleAware(), slow_factor_when_tuned=1.012)
 
@@ -334,6 +336,7 @@ def test_lost_control_reverts_to_full_speed_and_retries_later() -> None:
     assert sum(isinstance(c, LeaseGpus) for c in run.commands) == 2
 
 
+@pytest.mark.thorough
 def test_a_new_target_leads_to_a_new_plan() -> None:
     run = training(RememberedBubbleAware())
     run.run(60)

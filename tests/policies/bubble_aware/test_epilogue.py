@@ -41,6 +41,7 @@ def training(after_last_s: tuple[float, float]) -> VirtualTraining:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("after_last_s", "needed_saving"), [((0.15, 0.0), 0.06), ((0.5, 0.0), None), ((0.0, 0.3), 0.06)]
 )

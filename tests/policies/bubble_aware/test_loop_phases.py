@@ -49,6 +49,7 @@ def test_waiting_phases_are_slowed_without_a_permitted_slowdown(num_microbatches
     assert slowdown_ratio < 0.005
 
 
+@pytest.mark.thorough
 def test_two_percent_more_time_saves_eight_percent_of_the_energy() -> None:
     run = VirtualLoop(policy=BubbleAware(), max_slowdown_ratio=0.02, noise_ratio=0.003, seed=1)
     run.run(120)
@@ -83,6 +84,7 @@ def test_a_wait_that_is_cut_short_by_late_clocks_ends_at_full_speed_after_a_corr
     assert slowdown_ratio < 0.004
 
 
+@pytest.mark.thorough
 def test_a_longer_wait_for_data_is_not_charged_to_the_plan() -> None:
     run = VirtualLoop(policy=BubbleAware(), noise_ratio=0.003, seed=2)
     run.run(80)

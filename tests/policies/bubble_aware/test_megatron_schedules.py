@@ -16,6 +16,7 @@ LAST_RANK_RATIO = 1.3
 BASELINE = slice(2, 12)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "schedule",
     [

@@ -12,6 +12,7 @@ from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.thorough import thorough
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("slowdown", [1.6, *thorough(1.12)])
 def test_the_loop_follows_the_time_and_draws_the_predicted_power(slowdown: float) -> None:
     policy = RememberedBubbleAware()

@@ -115,6 +115,7 @@ def settled() -> Ran:
     return ran
 
 
+@pytest.mark.thorough
 def test_an_allowed_job_changes_its_order_by_itself_and_saves_what_was_advised(settled: Ran) -> None:
     allowed, advised = settled, Ran(training(allow=False))
     advised.run(len(allowed.rows))
@@ -201,6 +202,7 @@ def test_the_order_holds_no_more_microbatches_than_fit_at_any_instant() -> None:
         assert memory(capacity_bytes)(rank, schedule).free_bytes >= 0.05 * capacity_bytes
 
 
+@pytest.mark.thorough
 def test_a_rank_that_ran_out_of_memory_ends_the_order_for_good(settled: Ran) -> None:
     ran = deepcopy(settled)
     ran.training.job.knowledge.reordering.barred = "a GPU ran out of memory in another order than 1F1B"
@@ -210,6 +212,7 @@ def test_a_rank_that_ran_out_of_memory_ends_the_order_for_good(settled: Ran) -> 
     assert "ran out of memory" in ran.advice.refusal
 
 
+@pytest.mark.thorough
 def test_too_little_memory_left_in_an_order_ends_it(settled: Ran) -> None:
     ran = deepcopy(settled)
     ran.training.memory_of = lambda _rank, _schedule: RankMemory(GIB, 4 * GIB, ROOMY)
@@ -219,6 +222,7 @@ def test_too_little_memory_left_in_an_order_ends_it(settled: Ran) -> None:
     assert "too little memory was left" in ran.advice.refusal
 
 
+@pytest.mark.thorough
 def test_a_job_whose_order_cannot_change_gets_no_advice() -> None:
     ran = Ran(training(allow=True, refusal="the pipeline is on several hosts"))
     ran.run(60)

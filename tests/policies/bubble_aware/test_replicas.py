@@ -104,6 +104,7 @@ def test_replicas_that_differ_share_the_permitted_slowdown_of_the_training() -> 
     assert max(own_ratio, shared_ratio) <= 1.06
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("together", [VirtualReplicas, ReplicasOnHosts])
 def test_a_replica_slowed_by_its_plan_is_no_straggler(together: type[VirtualReplicas]) -> None:
     permitted, other = replica(RememberedBubbleAware(), max_slowdown_ratio=0.1), replica(FullSpeed())
@@ -141,6 +142,7 @@ def test_a_straggler_from_the_start_is_followed_and_its_wait_is_not_in_the_basel
     assert fast.job.target.straggler_time_s == pytest.approx(slow.job.baseline.iteration_time_s, rel=0.01)
 
 
+@pytest.mark.thorough
 def test_iterations_at_straggler_pace_count_neither_as_faults_nor_as_savings() -> None:
     proof = {"proof_iterations": JobRules().proof_iterations}
     slow, fast = replica(FullSpeed(), slow_ratio=1.5, **proof), replica(RememberedBubbleAware(), **proof)

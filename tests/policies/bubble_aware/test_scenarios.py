@@ -25,6 +25,7 @@ def training(**overrides: object) -> VirtualTraining:
     return VirtualTraining(one_forward_one_backward(4, 8), work, RememberedBubbleAware(), **overrides)  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 def test_short_full_speed_blocks_prove_the_saving() -> None:
     run = training(noise_ratio=0.003, energy_noise_ratio=0.02, seed=5)
     run.run(80)
@@ -55,6 +56,7 @@ def test_full_speed_blocks_become_rarer_until_they_are_within_their_budget() -> 
     assert distances[-1] == rules.proof_iterations / rules.proof_budget_ratio
 
 
+@pytest.mark.thorough
 def test_full_speed_blocks_can_be_off() -> None:
     run = training(rules=JobRules(proof_iterations=0))
     run.run(60)

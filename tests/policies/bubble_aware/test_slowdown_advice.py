@@ -27,6 +27,7 @@ def _loop(seed: int, max_slowdown_ratio: float, num_dp_ranks: int = 1) -> Virtua
     )
 
 
+@pytest.mark.thorough
 def test_a_loop_with_waits_is_advised_by_its_own_phases() -> None:
     advised, permitted = _loop(1, 0.0), _loop(101, 0.02)
     advised.run(70)

@@ -16,6 +16,7 @@ def saving_and_energy_j(run: VirtualTraining) -> tuple[float, float]:
     return 1 - energy_j / baseline.energy_j, baseline.energy_j
 
 
+@pytest.mark.thorough
 def test_equal_ranks_of_a_stage_save_as_much_as_one() -> None:
     runs = [short_training(4, 8, num_stage_ranks=number) for number in (1, 4)]
     for run in runs:

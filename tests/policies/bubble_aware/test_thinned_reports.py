@@ -56,6 +56,7 @@ def trained(weights: tuple[float, ...], seed: int, strides: tuple[int, ...], aft
     return training
 
 
+@pytest.mark.thorough
 @given(
     st.sampled_from([(1.0,), (1.0, 0.8), (0.8, 1.0, 0.9)]),
     st.integers(0, 1000),

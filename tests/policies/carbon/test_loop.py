@@ -28,6 +28,7 @@ def last_slowdown(run: VirtualTraining, num: int = 6) -> float:
     return median(time_s for time_s, _, _ in run.history[-num:]) / run.job.baseline.iteration_time_s - 1
 
 
+@pytest.mark.thorough
 def test_a_plan_follows_a_moving_target_without_a_fault() -> None:
     run = training(RememberedBubbleAware(), max_slowdown_ratio=0.02)
     run.run(35)

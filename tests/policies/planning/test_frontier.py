@@ -361,6 +361,7 @@ def test_gpt3_reaches_the_known_saving_at_full_speed(gpu: str, at_least: float, 
     assert 1 - solved.lower_bound_j / full_speed.energy_j == pytest.approx(bound, abs=1e-4)
 
 
+@pytest.mark.thorough
 def test_gpt3_optimum_and_best_known_plans_are_reached_at_every_slowdown() -> None:
     for gpu in ("a100-sxm", "a40"):
         graph, profile = gpt3(gpu, 32)

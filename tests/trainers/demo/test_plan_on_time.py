@@ -181,6 +181,7 @@ def test_streams_wait_for_receives_outside_of_instructions(streams: dict[str, li
         assert num_received in {NUM_MICROBATCHES, 2 * NUM_MICROBATCHES}
 
 
+@pytest.mark.thorough
 def test_a_stream_runs_weight_gradients_before_it_waits_for_what_was_posted_before_them(
     streams: dict[str, list[Stream]],
 ) -> None:
@@ -191,6 +192,7 @@ def test_a_stream_runs_weight_gradients_before_it_waits_for_what_was_posted_befo
                 assert before[-1][1] in {"I", "W"}, "a wait lies between an input gradient and its weight gradient"
 
 
+@pytest.mark.thorough
 def test_the_demos_plan_is_on_time(streams: dict[str, list[Stream]]) -> None:
     saving, slowdown = outcome(trained(streams))
 
