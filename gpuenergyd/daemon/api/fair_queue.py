@@ -1,4 +1,4 @@
-"""Fair queueing of requests by CPU time: in each turn of the event loop those users go on who had least of it.
+"""Fair queueing of requests: each turn of the event loop serves the users who have used the least CPU time.
 
 Theory of operation. The requests that a turn starts may need `turn_s` of CPU time together, and the rest waits, so
 that a flood, of however many users, delays timers and other sockets by about one turn. Each user has a tag, the CPU

@@ -1,4 +1,4 @@
-"""Caching of expensive responses: rebuilt per request at low rates, reused for a second at most under load."""
+"""Caching of expensive responses: built for each request, or reused for 0.2 s under load."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ T = TypeVar("T")
 CPU_SHARE = 0.05
 """Share of one CPU core up to which a response is rebuilt for each request."""
 BURST_S = 0.1
-LIFETIME_S = 1.0
+LIFETIME_S = 0.2
 
 
 @dataclass(slots=True)

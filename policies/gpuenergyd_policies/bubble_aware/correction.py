@@ -1,4 +1,4 @@
-"""Replaces a tuned plan if its measured iterations are late or early, or its clocks take effect late.
+"""Decides what follows a plan: the next one to learn from, a corrected one if it is late or early, or itself.
 
 `CORRECTIONS` is an ordered table of conditions and actions; the first condition that holds decides.
 """

@@ -1,4 +1,4 @@
-"""Phases of a training loop that wait for other ranks or for data: how long, and down to which clock it stays so.
+"""How long a training loop waits for gradients or data, and below which clock such a wait gets longer.
 
 Such a phase takes the same time at every clock, until a low one shows that something computes in it after all: the
 kernels of a collective may become the limit. It draws what a waiting GPU draws.

@@ -1,4 +1,4 @@
-"""Recovery after a fall-back: measures the baseline again, and decides whether the job's profile still holds."""
+"""Recovery after a fall-back: measures the baseline again, and decides whether what was learned still holds."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
