@@ -136,6 +136,31 @@ def test_while_clocks_may_not_be_set_the_question_stays_open_and_is_asked_again(
     assert [view.can_set_clocks for view in host.views] == [False, True]
 
 
+def test_a_prediction_is_repeated_once_the_job_has_run_twice_as_long() -> None:
+    host = FakePolicy([TUNED] * 4)
+    num_iterations = 12
+    asked_at: list[int] = []
+
+    async def scenario() -> None:
+        nonlocal num_iterations
+        prediction = PredictionOnly("j", lambda: "scripted", host, FakeHistory(), lambda: num_iterations)
+        tuning = PolicyHostPlans("j", lambda: "scripted", host, lambda _: None)
+        source = PermittedPlans(tuning, prediction, frozenset)
+        source.ask(a_view())
+        await settle()
+        for num_iterations in range(12, 60):
+            before = len(host.views)
+            source.ask_again(a_view())
+            await settle()
+            if len(host.views) > before:
+                asked_at.append(num_iterations)
+        await source.close()
+
+    asyncio.run(scenario())
+
+    assert asked_at == [24, 48]
+
+
 def test_a_member_waits_at_full_speed_until_its_leader_posts_a_plan() -> None:
     events: list[Event] = []
     source = PostedPlans(lambda: True, events.append)
