@@ -28,7 +28,7 @@ from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.full_speed import permits_no_slowdown, reason_for_full_speed
-from gpuenergyd_policies.learning.of_job import learned_profile
+from gpuenergyd_policies.learning.of_job import learned_profile, newest_at_full_speed
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
 from gpuenergyd_policies.observed_pipeline import observed_pipeline
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
@@ -44,8 +44,6 @@ _STANDARD_ERRORS = 1.96
 """Half of a 95 % interval."""
 _NUM_DRAWS, _RANGE = 24, (0.025, 0.975)
 """Curves drawn from the belief, and the quantiles of their savings that bound the range."""
-_NUM_ITERATIONS = 24
-"""The newest iterations at full speed, as in a fit for a plan."""
 
 
 def predicted_plan(view: JobView, planner: Planner) -> ClockPlan:
@@ -59,7 +57,7 @@ def predicted_plan(view: JobView, planner: Planner) -> ClockPlan:
     if reason is not None and view.baseline.energy_j is not None:
         return _at_full_speed(view, view.baseline.energy_j, reason.partition(": ")[2])
     try:
-        seen = _at_full_speed_seen(view)
+        seen = newest_at_full_speed(view)
         fitted = learned_profile(seen, (), view.gpus, view.past_jobs)
         error_ratio = _error_ratio(seen)
     except NotEnoughDataError as error:
@@ -100,12 +98,6 @@ def _at_full_speed(view: JobView, energy_j: float, reason: str) -> ClockPlan:
     time_s = view.baseline.iteration_time_s
     predicted = PlanPrediction(time_s, energy_j, baseline_time_s=time_s, baseline_energy_j=energy_j)
     return ClockPlan("predicted", PlanPurpose.PREDICTED, predicted=predicted, reason=reason)
-
-
-def _at_full_speed_seen(view: JobView) -> list[IterationObservation]:
-    """Return the newest regular iterations at full speed."""
-    tuned = {plan.plan_id for plan in view.issued_plans if plan.purpose is not PlanPurpose.BASELINE}
-    return [o for o in view.observations if o.is_regular and o.plan_id not in tuned][-_NUM_ITERATIONS:]
 
 
 def _error_ratio(seen: Sequence[IterationObservation]) -> float:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.profile import PipelineProfile
@@ -13,7 +12,7 @@ from gpuenergyd.core.pipeline.waiting import WaitingPower
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.learning.calls import CallCost
-from gpuenergyd_policies.learning.of_job import LearnedProfile, learned_profile
+from gpuenergyd_policies.learning.of_job import LearnedProfile, learned_profile, newest_at_full_speed
 from gpuenergyd_policies.observed_pipeline import observed_pipeline
 from gpuenergyd_policies.planning.frontier import frontier
 
@@ -94,7 +93,7 @@ class FittedJob:
         tuned = {plan.plan_id for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED and not plan.orders}
         planned = [o for o in view.observations if o.is_regular and o.is_timed and o.plan_id in tuned]
         newest = planned[-TUNING.max_fitted_planned_iterations :]
-        return learned_profile(_at_full_speed(view), newest, view.gpus, view.past_jobs, view.curves_before)
+        return learned_profile(newest_at_full_speed(view), newest, view.gpus, view.past_jobs, view.curves_before)
 
     @cached_property
     def model(self) -> PipelineModel:
@@ -110,10 +109,3 @@ def fit_model(view: JobView) -> PipelineModel:
         NotEnoughDataError: the iterations do not determine a profile.
     """
     return FittedJob(view).model
-
-
-def _at_full_speed(view: JobView) -> list[IterationObservation]:
-    """Return the newest iterations at full speed."""
-    others = {plan.plan_id for plan in view.issued_plans if plan.purpose is not PlanPurpose.BASELINE or plan.orders}
-    full_speed = [o for o in view.observations if o.is_regular and o.is_timed and o.plan_id not in others]
-    return full_speed[-TUNING.max_fitted_full_speed_iterations :]

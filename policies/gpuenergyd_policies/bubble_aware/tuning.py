@@ -9,8 +9,6 @@ from gpuenergyd_policies.planning.compiled import IS_COMPILED
 class Tuning:
     """Constants of fitting, planning and correcting; a ratio refers to the quantity named in its description."""
 
-    max_fitted_full_speed_iterations: int = 24
-    """The cost of a fit grows with the cube of its iterations; these are spread evenly over the job."""
     max_fitted_planned_iterations: int = 60
     """The newest iterations under plans."""
 

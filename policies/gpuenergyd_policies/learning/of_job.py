@@ -15,9 +15,10 @@ import numpy as np
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.learned_curves import LearnedCurves
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.policy_api.past_jobs import PastJob
-from gpuenergyd.core.policy_api.policy import GpuView
+from gpuenergyd.core.policy_api.policy import GpuView, JobView
 from gpuenergyd_policies.learning.calls import CALLS_SIGMA_S, CallCost, call_cost
 from gpuenergyd_policies.learning.checks import AGREEING_FACTOR
 from gpuenergyd_policies.learning.curves import CurveModel, Structure
@@ -40,6 +41,8 @@ from gpuenergyd_policies.learning.seen import (
 from gpuenergyd_policies.learning.summary import summary_of
 from gpuenergyd_policies.learning.waits import waits_seen
 
+MAX_FULL_SPEED_ITERATIONS = 24
+"""The newest ones at full speed: the cost of a fit grows with the cube of its iterations."""
 LOWEST_RATIO = 0.55
 """Lowest clock of an instruction, as a share of the maximum clock; lower ones cost more time than they save energy."""
 BEND_RATIOS = (1.0, 0.96, 0.92, 0.88, 0.84, 0.80)
@@ -126,6 +129,13 @@ def learned_profile(
     curves = fit(related, relatives=relatives)
     curves = powers_within_doubt(curves, alone)
     return LearnedProfile(curves.profile(), calls, curves, doubted=alone, learned=learned, relatives=relatives)
+
+
+def newest_at_full_speed(view: JobView) -> list[IterationObservation]:
+    """Return the newest timed iterations of a job at full speed and in its own order of instructions."""
+    others = {plan.plan_id for plan in view.issued_plans if plan.purpose is not PlanPurpose.BASELINE or plan.orders}
+    full_speed = [o for o in view.observations if o.is_regular and o.is_timed and o.plan_id not in others]
+    return full_speed[-MAX_FULL_SPEED_ITERATIONS:]
 
 
 def _classes_at_full_speed(
