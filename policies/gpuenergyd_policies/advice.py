@@ -1,7 +1,7 @@
 """Advice on the permitted slowdown: what a plain training loop would save if it were permitted more.
 
-At full speed the advice is a range, that of all curves that are possible. Once other clocks or power limits were
-measured, in this run or in an earlier one of the same job, it is what the curves near the measurements agree on.
+At full speed the advice is a range, that of all curves that are possible. Once the job has measured other clocks or
+power limits, it is what the curves near the measurements agree on.
 Policies measure some for a few iterations, also for a loop that permits no slowdown (`advice_trials`).
 """
 
@@ -98,7 +98,7 @@ def _steps(view: JobView) -> Steps:
 
 
 def _measured_points(view: JobView) -> list[MeasuredPoint]:
-    """Return the settings that were measured in this run, else those of an earlier run of the job."""
+    """Return the settings that were measured."""
     baseline_s, baseline_j = view.baseline.iteration_time_s, view.baseline.energy_j
     assert baseline_j is not None
     energy_sigma = _scatter_ratio(view) * math.sqrt(max(1, view.baseline.num_iterations))
@@ -110,32 +110,6 @@ def _measured_points(view: JobView) -> list[MeasuredPoint]:
             errors = _errors(time_sigma, energy_sigma, seen.num_iterations)
             slowdown = seen.median_time_s / baseline_s - 1
             points.append(MeasuredPoint(slowdown, seen.energy_j / baseline_j, *errors))
-    return points or _previous_points(view, time_sigma, energy_sigma)
-
-
-def previous_slowdowns(view: JobView) -> list[float]:
-    """Return the slowdowns of the clocks that an earlier run of the job measured."""
-    return [point.slowdown_ratio for point in _previous_points(view, 0.0, 0.0)]
-
-
-def _previous_points(view: JobView, time_sigma: float, energy_sigma: float) -> list[MeasuredPoint]:
-    """Return the clocks that an earlier run of the job measured."""
-    run, top_mhz = view.previous_run, view.gpus[0].supported_sm_clocks_mhz[0]
-    energies_j = [o.energy_j for o in run.full_speed if o.energy_j is not None] if run is not None else []
-    if run is None or not energies_j:
-        return []
-    full_speed_s, full_speed_j = median(o.own_time_s for o in run.full_speed), median(energies_j)
-    by_clock: dict[int, list[IterationObservation]] = {}
-    for seen in run.profile:
-        clocks = {sample.main_share.sm_clock_mhz for sample in seen.instruction_samples}
-        if len(clocks) == 1 and clocks != {top_mhz} and seen.energy_j is not None:
-            by_clock.setdefault(clocks.pop(), []).append(seen)
-    points = []
-    for own in by_clock.values():
-        slowdown = median(o.own_time_s for o in own) / full_speed_s - 1
-        energy = median(o.energy_j for o in own if o.energy_j is not None) / full_speed_j
-        errors = _errors(time_sigma, energy_sigma, len(own))
-        points.append(MeasuredPoint(slowdown, energy, *errors))
     return points
 
 

@@ -10,13 +10,7 @@ from collections.abc import Mapping
 
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView, Lever
-from gpuenergyd_policies.advice import (
-    ADVISED_SLOWDOWNS,
-    MEASURED_UP_TO,
-    can_be_advised,
-    previous_slowdowns,
-    with_advice,
-)
+from gpuenergyd_policies.advice import ADVISED_SLOWDOWNS, MEASURED_UP_TO, can_be_advised, with_advice
 from gpuenergyd_policies.full_speed import permits_no_slowdown, plan_at_full_speed
 from gpuenergyd_policies.uniform_probe import (
     ClockMeasurement,
@@ -85,13 +79,12 @@ def _next_level(view: JobView, levels: list[int], slowdowns: Mapping[int, float]
     issued = {setting.value for plan in view.issued_plans if (setting := setting_of(plan)) is not None}
     if len(issued - {levels[0]}) >= _MOST_ISSUED:
         return None
-    known = [*slowdowns.values(), *(previous_slowdowns(view) if len(slowdowns) == 1 else [])]
-    if max(known) < needed:
+    if max(slowdowns.values()) < needed:
         lowest = min(slowdowns)
         coarse = [min(levels, key=lambda own: abs(own - ratio * levels[0])) for ratio in LEVEL_RATIOS]
         return next((level for level in coarse if level < lowest and level not in issued), None)
     for wanted in _BETWEEN:
-        if not any(_NEAR[0] * wanted <= slowdown <= _NEAR[1] * wanted for slowdown in known):
+        if not any(_NEAR[0] * wanted <= slowdown <= _NEAR[1] * wanted for slowdown in slowdowns.values()):
             level = _level_at(wanted, levels, slowdowns)
             if level is not None and level not in issued:
                 return level

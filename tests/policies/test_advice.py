@@ -2,7 +2,6 @@
 
 import pytest
 
-from gpuenergyd.core.job.messages import PreviousRunFound, StoreRun
 from gpuenergyd.core.job.outcome import OutcomeKind, find_outcome, outcome_line
 from gpuenergyd.core.job.result_text import advice_text
 from gpuenergyd.core.pipeline.graph import Instruction, Schedule
@@ -86,22 +85,6 @@ def test_a_cost_of_time_is_never_advised_to_save_energy() -> None:
 
     assert savings[0] < 0.01
     assert savings[1] > 0.03
-
-
-def test_a_run_that_was_permitted_more_makes_the_advice_measured() -> None:
-    before = loop_training(Uniform(), random_loop_work(1), max_slowdown_ratio=0.05, seed=101)
-    before.run(110)
-    stored = [command.run for command in before.commands if isinstance(command, StoreRun)]
-    assert stored
-    assert stored[-1] is not None
-    now = loop_training(Uniform(), random_loop_work(1), max_slowdown_ratio=0.0, seed=1)
-    now.feed(PreviousRunFound(stored[-1]))
-
-    now.run(24)
-
-    assert not now.slices
-    assert all(advice.is_measured for advice in now.job.advice)
-    assert abs(now.job.advice[-1].saving_ratio - _saving_of(before)) <= 0.02
 
 
 def test_the_outcome_of_a_loop_says_the_saving_of_more_slowdown() -> None:
