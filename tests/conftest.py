@@ -67,7 +67,6 @@ LONGEST_FILES = (
     "policies/bubble_aware/test_disturbances.py",
     "trainers/across_hosts/test_two_hosts.py",
     "daemon/across_hosts/test_training_budget.py",
-    "daemon/jobs/test_previous_runs.py",
     "store/writing/test_kills.py",
     "trainers/test_parallel_phases.py",
     "trainers/across_hosts/test_virtual_stragglers.py",

@@ -35,7 +35,6 @@ PUBLIC_MODULES = {
         "gpuenergyd.core.pipeline.timeline",
         "gpuenergyd.core.pipeline.switching",
         "gpuenergyd.core.carbon.intensity",
-        "gpuenergyd.core.policy_api.previous_run",
     ),
     "For carbon sources": ("gpuenergyd.carbon.sources.source",),
     "For experiments on simulated GPUs": (

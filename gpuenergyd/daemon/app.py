@@ -29,7 +29,6 @@ from gpuenergyd.daemon.handover.jobs import hand_over_jobs, take_over_job
 from gpuenergyd.daemon.jobs.fits import JobFits
 from gpuenergyd.daemon.jobs.operators import Operators, OrderFile
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
-from gpuenergyd.daemon.jobs.previous_runs import PreviousRunStore
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.jobs.time_accounts import TimeAccounts
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
@@ -131,7 +130,6 @@ class Daemon:
                 is_observing=settings.is_observing,
                 levers=frozenset(settings.levers),
                 watcher=self.carbon.targets if self.carbon is not None else None,
-                previous_runs=PreviousRunStore(settings.database_url),
                 past_jobs=past_jobs,
                 carbon_zone=self.carbon.feed.zone if self.carbon is not None else None,
             ),

@@ -19,13 +19,11 @@ from gpuenergyd.core.job.messages import (
     SendPlan,
     StoreCurves,
     StoreOrderRefusal,
-    StoreRun,
 )
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import JobView, Lever
-from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.processes.carbon_queries import TargetQuery, TargetReply
@@ -267,19 +265,15 @@ class IterationWatcher(Protocol):
         ...
 
 
-class PreviousRunPort(Protocol):
-    """The store of earlier runs of jobs."""
-
-    async def recall(self, signature: str) -> PreviousRun | None:
-        """Return the last run with a signature; None if there is none or it cannot be read."""
-        ...
-
-
 class PastJobPort(Protocol):
-    """The store of the curves that jobs left."""
+    """The store of what jobs left."""
 
     async def recall(self, uid: int, gpu_model_name: str) -> tuple[PastJob, ...]:
         """Return past jobs of a user on a GPU model, and imported ones, newest first; empty if they cannot be read."""
+        ...
+
+    async def order_refusal(self, signature: str) -> str | None:
+        """Return why jobs with a signature must not run another order; None if they may, or it cannot be read."""
         ...
 
 
@@ -351,17 +345,13 @@ class AuditPort(Protocol):
 
 
 class RunStorePort(Protocol):
-    """The previous run of a job and past jobs like it, and what this one leaves for the next."""
+    """What a job gets from earlier ones, and what it leaves for later ones."""
 
     async def recall(self) -> None:
-        """Look them up; what is found arrives as the events `PreviousRunFound` and `PastJobsFound`."""
+        """Look it up; what is found arrives as the events `PastJobsFound` and `OrdersRefused`."""
         ...
 
-    async def store(self, command: StoreRun) -> None:
-        """Store the profile of this run, or delete the stored one."""
-        ...
-
-    async def store_refusal(self, command: StoreOrderRefusal) -> None:
+    def store_refusal(self, command: StoreOrderRefusal) -> None:
         """Remember that no later run may run another order of instructions."""
         ...
 
@@ -395,5 +385,4 @@ class JobServices:
     watcher: IterationWatcher | None = None
     carbon_zone: str | None = None
     """Zone of this host's carbon intensities; None without any."""
-    previous_runs: PreviousRunPort | None = None
     past_jobs: PastJobPort | None = None

@@ -258,8 +258,8 @@ class TargetRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class PreviousRunRecord:
-    """Measurements of a run, reused by the next run with the same `signature`; an empty `model` deletes them."""
+class PastJobRecord:
+    """What a job left for later ones, by its key `signature`; an empty `model` deletes it."""
 
     signature: str
     job_id: str
@@ -283,7 +283,7 @@ Record = (
     | EstimatesWithdrawn
     | ForecastRecord
     | TargetRecord
-    | PreviousRunRecord
+    | PastJobRecord
 )
 
 

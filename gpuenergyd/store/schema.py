@@ -299,7 +299,8 @@ models = Table(
     Column("learned_at", UtcInstant, nullable=False),
     Column("model", LargeBinary, nullable=False),
 )
-"""Measurements of previous runs by job signature; `daemon.jobs.previous_runs` encodes `model`."""
+"""What jobs left for later ones; `daemon.jobs.past_jobs` encodes `model`. Versions up to 0.3.0 also stored measurements
+of whole runs, which are not read any more and expire."""
 
 fleet = Table(
     "fleet",

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.policy_api.past_jobs import PastJob
-from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.store import HistoryWriter, WriterOptions
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
@@ -16,7 +15,7 @@ from gpuenergyd_policies.full_speed import FullSpeed
 from tests.support.job_stage import FakeWorker, settle
 from tests.support.virtual_daemon import (
     LATENCY_S,
-    CountingMemory,
+    CountingPastJobs,
     DaemonTraining,
     PolicyInProcess,
     until,
@@ -45,8 +44,8 @@ def num_stored(database: Path) -> int:
         return int(connection.execute(query).fetchone()[0])
 
 
-def has_answered(memory: CountingMemory, num_answers: int) -> bool:
-    return memory.num_answers >= num_answers
+def has_answered(past_jobs: CountingPastJobs, num_answers: int) -> bool:
+    return len(past_jobs.read_for) >= num_answers
 
 
 def has_past_jobs(runner: JobRunner) -> bool:
@@ -63,16 +62,14 @@ def test_a_job_with_other_microbatches_gets_the_curves_of_the_one_before(tmp_pat
     job_ids: list[str] = []
 
     async def scenario() -> None:
-        memory = CountingMemory(url)
-        jobs = virtual_daemon(
-            policy, FakeWorker(), history, memory, len(RANK_SHARES), past_jobs=PastJobStore(url, history)
-        )
+        past_jobs = CountingPastJobs(url, history)
+        jobs = virtual_daemon(policy, FakeWorker(), history, past_jobs, len(RANK_SHARES))
         begin_s: float | None = None
         for run_key, num_microbatches in (("1", 6), ("2", 9)):
             training = job(num_microbatches)
             runner = training.join(jobs, run_key, begin_s)
             job_ids.append(runner.job_id)
-            await until(partial(has_answered, memory, int(run_key)))
+            await until(partial(has_answered, past_jobs, int(run_key)))
             await runner.idle(LIMIT_S)  # no iteration is observed before the history has answered what it knows
             if run_key == "2":
                 await until(partial(has_past_jobs, runner))

@@ -73,7 +73,7 @@ REPLACED_MODULES = {
     "keeping": "lease_handover",
     "local": "recent_dynamics",
     "merging": "merge",
-    "model_memory": "previous_run",
+    "model_memory": "past_jobs",
     "own": "zone_model",
     "parts": "pipeline_member",
     "peers": "peer_credentials",

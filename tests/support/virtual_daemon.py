@@ -1,4 +1,4 @@
-"""A training in virtual time whose job lives in a daemon's real shell: jobs, history, memory of earlier runs, policy.
+"""A training in virtual time whose job lives in a daemon's real shell: jobs, history, past jobs, policy.
 
 Only the GPU worker is faked, and time: what each iteration took and cost is arithmetic, put where the worker's readings
 would be. So nothing depends on how busy the host is.
@@ -15,10 +15,10 @@ from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.measurement.telemetry import RankIteration
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan
+from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
-from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.daemon.gpus.inventory import Gpus
-from gpuenergyd.daemon.jobs.previous_runs import PreviousRunStore
+from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.ports import HistoryPort, JobServices, PastJobPort, WorkerPort
@@ -60,26 +60,26 @@ class PolicyInProcess:
         self._policies.pop(job_id, None)
 
 
-class CountingMemory(PreviousRunStore):
-    """The memory of earlier runs, which counts how often it has answered: until then no iteration is observed."""
+@dataclass(frozen=True)
+class CountingPastJobs(PastJobStore):
+    """The past jobs of a history, which keep whom they were read for: until then no iteration is observed."""
 
-    num_answers = 0
+    read_for: list[int] = field(default_factory=list)
 
-    async def recall(self, signature: str) -> PreviousRun | None:
-        """Return what the last run showed."""
+    async def recall(self, uid: int, gpu_model_name: str) -> tuple[PastJob, ...]:
+        """Return past jobs."""
         try:
-            return await super().recall(signature)
+            return await super().recall(uid, gpu_model_name)
         finally:
-            self.num_answers += 1
+            self.read_for.append(uid)
 
 
 def virtual_daemon(
     policy: PolicyInProcess,
     worker: WorkerPort,
     history: HistoryPort,
-    models: PreviousRunStore,
+    past_jobs: PastJobPort,
     num_gpus: int,
-    past_jobs: PastJobPort | None = None,
 ) -> Jobs:
     """Return the jobs of a daemon with so many GPUs of one model."""
     gpus = Gpus()
@@ -93,7 +93,6 @@ def virtual_daemon(
         history=history,
         gpus=gpus,
         observation_limit_s=60.0,
-        previous_runs=models,
         past_jobs=past_jobs,
     )
     return Jobs(

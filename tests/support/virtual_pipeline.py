@@ -19,7 +19,7 @@ from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
 from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.jobs import new_job, training_budget
 from gpuenergyd.daemon.jobs.registry import Jobs
-from gpuenergyd.daemon.ports import IterationWatcher, PastJobPort, PolicyPort, PreviousRunPort
+from gpuenergyd.daemon.ports import IterationWatcher, PastJobPort, PolicyPort
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.store.records import Record
@@ -85,7 +85,6 @@ class VirtualPipeline(LargeJob):
         num_microbatches: int = 6,
         max_slowdown_ratio: float = 0.0,
         rules: JobRules | None = None,
-        previous_runs: PreviousRunPort | None = None,
         past_jobs: PastJobPort | None = None,
         watcher: IterationWatcher | None = None,
         zones: tuple[str | None, ...] = (),
@@ -95,7 +94,7 @@ class VirtualPipeline(LargeJob):
         super().__init__(size, rules=rules, policy="under-test", max_slowdown_ratio=max_slowdown_ratio)
         self.random = random.Random(noise_seed)
         self.policy = PolicyHere(policy)
-        self.previous_runs, self.past_jobs = previous_runs, past_jobs
+        self.past_jobs = past_jobs
         self.watcher = watcher
         self.zones = zones or (None,) * num_pp_ranks
         self.histories: list[KeptRecords] = []
@@ -119,7 +118,6 @@ class VirtualPipeline(LargeJob):
             jobs.services,
             gpus=gpus,
             history=self.histories[-1],
-            previous_runs=self.previous_runs,
             past_jobs=self.past_jobs,
             watcher=self.watcher if number == 0 else None,
             carbon_zone=self.zones[number],

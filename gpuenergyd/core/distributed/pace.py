@@ -17,7 +17,6 @@ from gpuenergyd.core.measurement.observation import InstructionSample, Iteration
 from gpuenergyd.core.pipeline.graph import DependencyGraph, InstructionClass
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.timeline import makespan_s
-from gpuenergyd.core.policy_api.previous_run import PreviousRun
 
 _USUAL_SHARE = 5
 """The usual time between instructions is the lower quintile of the observed ones: waits come on top."""
@@ -43,14 +42,6 @@ class PaceEstimator:
         """Usual time of an iteration without a running instruction, waits for other replicas excluded."""
         known = sorted(self._overheads_s)
         return known[len(known) // _USUAL_SHARE] if known else None
-
-    def learn_from(self, run: PreviousRun) -> None:
-        """Learn the slowness of each clock from a previous run."""
-        for observation in run.full_speed:
-            self._slowness.learn_full_speed(observation.instruction_samples)
-        for observation in run.profile:
-            self._slowness.learn(observation.instruction_samples)
-        self._slowness.forget_full_speed()
 
     def observe(
         self,

@@ -68,11 +68,6 @@ class ClockSlowness:
                 known.append(slowness)
                 self._unconfirmed.setdefault(key, []).append(main.sm_clock_mhz)
 
-    def forget_full_speed(self) -> None:
-        """Forget the times at full speed: they were those of a previous run."""
-        self._full_speed_s.clear()
-        self._unconfirmed.clear()
-
     def at(self, key: InstructionClass, sm_clock_mhz: int) -> float | None:
         """Return the ratio of the time at a clock to that at full speed; None outside the measured clocks."""
         return self._at(key, sm_clock_mhz, except_mhz=0)

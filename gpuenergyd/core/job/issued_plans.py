@@ -4,7 +4,6 @@ A job lives for weeks and each new target may need a new plan, so the number of 
 
 - the newest plans, because a late report may name one of their epochs;
 - the plans of iterations that are still kept, because a policy takes an iteration of an unknown plan for full speed;
-- the proven plan, or else the first tuned one, because a later run starts from it;
 - the newest tuned plan in the registered order, because a job may have to return to that order at any time.
 
 Of the others the oldest is dropped first, and profiling plans last, because a policy finds in them what it has tried.
@@ -47,7 +46,6 @@ class IssuedPlansSnapshot:
 
     kept: tuple[ClockPlan, ...]
     num_dropped: dict[PlanPurpose, int]
-    proven_id: str | None
     last_apply_at: int
     id_of_epoch: dict[int, str]
     target_when_made_s: dict[str, float]
@@ -64,8 +62,6 @@ class IssuedPlans:
     kept: list[ClockPlan] = field(default_factory=list)
     num_dropped: dict[PlanPurpose, int] = field(default_factory=dict)
     """Number of dropped plans by purpose, since the job was last profiled from the beginning."""
-    proven_id: str | None = None
-    """The last plan that ran long enough, without a finding of the guard, to confirm its profile."""
     last_apply_at: int = 0
     """The first iteration of the plan that was sent last."""
     _id_of_epoch: dict[int, str] = field(default_factory=lambda: {0: BASELINE_PLAN_ID})
@@ -182,12 +178,6 @@ class IssuedPlans:
         tuned = (plan for plan in reversed(self.kept) if plan.purpose is PlanPurpose.TUNED)
         return next((plan for plan in tuned if self.is_fast_enough(plan, target_s)), None)
 
-    def proven_or_first_tuned(self) -> ClockPlan | None:
-        """Return the proven plan, else the first tuned one: later plans follow changes of the job since then."""
-        tuned = [plan for plan in self.kept if plan.purpose is PlanPurpose.TUNED]
-        first = tuned[0] if tuned else None
-        return next((plan for plan in tuned if plan.plan_id == self.proven_id), first)
-
     def begin_anew(self) -> None:
         """Drop every plan but those at full speed: the job is profiled from the beginning."""
         self.kept = [plan for plan in self.kept if plan.purpose is PlanPurpose.BASELINE]
@@ -201,7 +191,6 @@ class IssuedPlans:
         return IssuedPlansSnapshot(
             kept=tuple(self.kept),
             num_dropped=dict(self.num_dropped),
-            proven_id=self.proven_id,
             last_apply_at=self.last_apply_at,
             id_of_epoch=dict(self._id_of_epoch),
             target_when_made_s=dict(self._target_when_made_s),
@@ -214,7 +203,7 @@ class IssuedPlans:
     def restore(self, snapshot: IssuedPlansSnapshot) -> None:
         """Replace all state."""
         self.kept, self.num_dropped = list(snapshot.kept), dict(snapshot.num_dropped)
-        self.proven_id, self.last_apply_at = snapshot.proven_id, snapshot.last_apply_at
+        self.last_apply_at = snapshot.last_apply_at
         self._id_of_epoch = dict(snapshot.id_of_epoch)
         self._target_when_made_s = dict(snapshot.target_when_made_s)
         self._for_straggler = set(snapshot.for_straggler)
@@ -225,8 +214,6 @@ class IssuedPlans:
         """Drop one plan: one that was issued again later, else by the order in this module's docstring."""
         num_times = Counter(plan.plan_id for plan in self.kept)
         needed = {*needed_ids, *(plan.plan_id for plan in self.kept[-_NEWEST_KEPT:])}
-        if (representative := self.proven_or_first_tuned()) is not None:
-            needed.add(representative.plan_id)
         plain = (plan.plan_id for plan in reversed(self.kept) if plan.purpose is PlanPurpose.TUNED and not plan.orders)
         needed.update(itertools.islice(plain, 1))
         free = [i for i, plan in enumerate(self.kept) if num_times[plan.plan_id] > 1 or plan.plan_id not in needed]

@@ -48,7 +48,6 @@ from gpuenergyd.core.job.messages import (
     PolicyFailed,
     PowerCutChanged,
     PowerTargetChanged,
-    PreviousRunFound,
     ProfilingPermissionChanged,
     RankChangedMicrobatches,
     RankJoined,
@@ -62,7 +61,6 @@ from gpuenergyd.core.job.messages import (
     StageMemoryChanged,
     StoreCurves,
     StoreOrderRefusal,
-    StoreRun,
     StragglerChanged,
     TargetChanged,
 )
@@ -220,9 +218,6 @@ class Job:
                 return self._fall_back(reason, is_fault=True) if self.control.question.accept_answer() else ()
             case GpuViewChanged():
                 self.ranks.update_gpu(event.pp_rank, event.gpu, stage_rank=event.stage_rank)
-                return ()
-            case PreviousRunFound():
-                self.knowledge.recall(event.run, is_for_policy=self.phase in _BEFORE_PROFILING)
                 return ()
             case PastJobsFound():
                 self.knowledge.past_jobs = event.jobs if self.phase in _BEFORE_PROFILING else ()
@@ -411,11 +406,9 @@ class Job:
         self.control.blocks.num_tuned_iterations += purpose is PlanPurpose.TUNED
         if stopped := self._guard() or self._stop_if_unpaid():
             return stopped
-        run = self.knowledge.run_to_store()
-        store = (StoreRun(run),) if run is not None else ()
         if self.control.is_checking_full_speed:  # a new plan now would make the block's result unknown
-            return store
-        return (*store, *(self.control.prove(is_at_given_pace=self._is_at_given_pace) or self._ask()))
+            return ()
+        return self.control.prove(is_at_given_pace=self._is_at_given_pace) or self._ask()
 
     def _after_fallback_iteration(self, observation: IterationObservation) -> tuple[Command, ...]:
         is_waiting = self.control.experiments.is_waiting(self.target)
@@ -433,8 +426,7 @@ class Job:
         self.control.has_changed()
         self.phase_reason = recovery.reason
         self.notices.add(recovery.reason, self.num_iterations)
-        delete = (StoreRun(None),) if recovery.is_stored_run_wrong else ()
-        return (*delete, RecordPhase(self.phase, recovery.reason), *self._ask())
+        return (RecordPhase(self.phase, recovery.reason), *self._ask())
 
     # --- policy and target ---
 
@@ -608,7 +600,7 @@ class Job:
         if (before := self.estimate()) is not None and before.saving is not None:
             self.knowledge.estimate_before = before
         purposes = self.knowledge.plans.purposes()
-        self.knowledge.begin_anew(None, lambda o: purposes.get(o.plan_id) is PlanPurpose.BASELINE)
+        self.knowledge.begin_anew(lambda o: purposes.get(o.plan_id) is PlanPurpose.BASELINE)
         self.knowledge.past_jobs, self.knowledge.curves_before, self.advice = (), None, ()
         self.faults.redeem()
         self.faults.begin_anew()

@@ -12,7 +12,6 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.pipeline.reorder import OrderAdvice, RankMemory, ReorderOffer
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import GpuView, JobView
-from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 
@@ -111,13 +110,6 @@ class GpuViewChanged:
     pp_rank: int
     gpu: GpuView
     stage_rank: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PreviousRunFound:
-    """The history database holds an earlier run of this job."""
-
-    run: PreviousRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +222,6 @@ Event = (
     | PlanDecided
     | PolicyFailed
     | GpuViewChanged
-    | PreviousRunFound
     | PastJobsFound
     | ControlLost
     | ProfilingPermissionChanged
@@ -324,13 +315,6 @@ class RecordNotice:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreRun:
-    """Store the profile of this run for the next one, in place of the stored one; None deletes it."""
-
-    run: PreviousRun | None
-
-
-@dataclass(frozen=True, slots=True)
 class StoreOrderRefusal:
     """Remember for all later runs why the job must not run another order of instructions."""
 
@@ -360,7 +344,6 @@ Command = (
     | RecordIteration
     | RecordPhase
     | RecordNotice
-    | StoreRun
     | StoreOrderRefusal
     | StoreCurves
     | EndJob

@@ -1,11 +1,11 @@
 """Upper bound of a plan's slowdown: the iteration time if every instruction slows as much as its clock falls.
 
 Theory of operation. No instruction slows by more than its clock falls: at f it takes at most f_max / f times as long as
-at f_max. Where a job, or an earlier run of it, has measured an instruction at other clocks the bound is tighter: time
-is convex in 1 / f, so that the line between two measured clocks lies above it, and below the lowest one time grows at
-most as 1 / f. The longest path through the pipeline's graph with these times, minus that at full speed, is what an
-iteration costs at most. A clock that is raised only when its instruction begins is late by the latency of a switch, and
-a wait for data takes as long at any clock.
+at f_max. Where a job has measured an instruction at other clocks the bound is tighter: time is convex in 1 / f, so that
+the line between two measured clocks lies above it, and below the lowest one time grows at most as 1 / f. The longest
+path through the pipeline's graph with these times, minus that at full speed, is what an iteration costs at most. A
+clock that is raised only when its instruction begins is late by the latency of a switch, and a wait for data takes as
+long at any clock.
 """
 
 from bisect import bisect_left
@@ -30,13 +30,9 @@ _SPLIT_RATIO = 0.5
 
 
 class ClockTimes:
-    """Times of the classes of a job's instructions: at full speed, and by clock.
-
-    Where this job has not measured a class below full speed, an `earlier` run stands in with its ratios.
-    """
+    """Times of the classes of a job's instructions: at full speed, and by clock."""
 
     def __init__(self) -> None:
-        self.earlier: ClockTimes | None = None
         self._at_full_speed: dict[InstructionClass, deque[float]] = defaultdict(_times)
         self._by_clock: dict[InstructionClass, dict[int, deque[float]]] = defaultdict(lambda: defaultdict(_times))
 
@@ -68,8 +64,7 @@ class ClockTimes:
             whole = InstructionClass(own.pp_rank, InstructionKind.B, own.chunk_index)
             return self.most_ratio(whole, sm_clock_mhz, top_mhz)
         if full_s is None or not known:
-            earlier = self.earlier
-            return top_mhz / sm_clock_mhz if earlier is None else earlier.most_ratio(own, sm_clock_mhz, top_mhz)
+            return top_mhz / sm_clock_mhz
         points = sorted((known | {top_mhz: full_s}).items())
         k = bisect_left([mhz for mhz, _ in points], sm_clock_mhz)
         high_mhz, high_s = points[k]

@@ -22,7 +22,6 @@ from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.reorder import OrderAdvice, RankMemory
 from gpuenergyd.core.pipeline.switching import SwitchLatency, constant_latency
 from gpuenergyd.core.policy_api.past_jobs import PastJob
-from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 
@@ -208,8 +207,6 @@ class JobView:
     """Whether plans may request workload power profiles of GPUs that offer any."""
     generation: int = 0
     """Number of times that profiling has started over; part of plan ids, so that none is used twice."""
-    previous_run: PreviousRun | None = None
-    """Iterations of a previous run of this job; the policy checks at full speed whether they still apply."""
     past_jobs: tuple[PastJob, ...] = ()
     """Curves of earlier jobs of this user, or imported, on the GPU model of this job; newest first."""
     curves_before: LearnedCurves | None = None

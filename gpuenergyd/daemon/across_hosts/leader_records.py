@@ -1,4 +1,4 @@
-"""What a leader records of a whole pipeline: its saving, its carbon account, and its profile for later runs."""
+"""What a leader records of a whole pipeline: its saving, its carbon account, and its curves for later jobs."""
 
 import time
 from collections.abc import Callable, Coroutine
@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from gpuenergyd.core.job.messages import RecordIteration, StoreCurves, StoreOrderRefusal, StoreRun
+from gpuenergyd.core.job.messages import RecordIteration, StoreCurves, StoreOrderRefusal
 from gpuenergyd.daemon.gpus.inventory import utc_at
 from gpuenergyd.daemon.jobs.audit_log import AuditLog
+from gpuenergyd.daemon.jobs.earlier_runs import JobRuns
 from gpuenergyd.daemon.jobs.estimates import ESTIMATE_EVERY_NS, estimate_record
-from gpuenergyd.daemon.jobs.previous_runs import JobRuns
 from gpuenergyd.daemon.ports import JobServices, RunningJob
 
 
@@ -45,7 +45,7 @@ class LeaderIterations:
 
 @dataclass(slots=True)
 class LeaderRuns:
-    """The profile of an earlier run of the whole pipeline; iterations wait until it has been looked up."""
+    """Past jobs like the whole pipeline; iterations wait until they have been looked up."""
 
     runner: RunningJob
     services: JobServices
@@ -62,8 +62,8 @@ class LeaderRuns:
         self._runs = JobRuns(self.runner, self.services, audit, self.uid, facts)
 
     async def recall(self) -> None:
-        """Look the previous run up in the background: a training process waits for the reply to its report."""
-        if self.services.previous_runs is None and self.services.past_jobs is None:
+        """Look past jobs up in the background: a training process waits for the reply to its report."""
+        if self.services.past_jobs is None:
             self.is_recalled = True
         else:
             self.spawn(self._recall())
@@ -74,13 +74,9 @@ class LeaderRuns:
         finally:
             self.is_recalled = True
 
-    async def store(self, command: StoreRun) -> None:
-        """Store the profile of this run, or delete the stored one."""
-        await self._runs.store(command)
-
-    async def store_refusal(self, command: StoreOrderRefusal) -> None:
+    def store_refusal(self, command: StoreOrderRefusal) -> None:
         """Remember that no later run may run another order of instructions."""
-        await self._runs.store_refusal(command)
+        self._runs.store_refusal(command)
 
     def store_curves(self, command: StoreCurves) -> None:
         """Store what the whole pipeline has shown of its curves."""

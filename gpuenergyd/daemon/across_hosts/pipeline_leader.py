@@ -172,7 +172,6 @@ class PipelineLeader:
             "baseline_time_s": job.baseline.iteration_time_s if job.baseline is not None else None,
             "baseline_energy_j": job.baseline.energy_j if job.baseline is not None else None,
             "saving": estimate.saving if estimate is not None else None,
-            "is_from_previous_run": knowledge.previous_run is not None,
             "own_time_s": knowledge.pace.own_time_s,
             "straggler_time_s": job.target.straggler_time_s,
             "straggler_reason": self.straggler_reason,

@@ -108,7 +108,7 @@ class CarbonTargets:
         """
         full_s, refusal = baseline.iteration_time_s, None
         job.num_profiled += profiled is not None
-        if not job.num_profiled and not job.is_taken_over and runner.job.knowledge.previous_run is None:
+        if not job.num_profiled and not job.is_taken_over:
             refusal = profiling_refusal(job.account, budget, full_s)
         elif (
             profiled is not None

@@ -18,7 +18,6 @@ from gpuenergyd.core.job.messages import (
     SendPlan,
     StoreCurves,
     StoreOrderRefusal,
-    StoreRun,
 )
 from gpuenergyd.daemon.ports import (
     AuditPort,
@@ -68,14 +67,12 @@ class CommandExecutor:
             case RecordPhase():
                 self.audit.record_phase(command)
                 if command.phase is JobPhase.WARMUP:
-                    # The first iterations wait to be observed until the previous run is known.
+                    # The first iterations wait to be observed until past jobs are known.
                     await self.runs.recall()
             case RecordNotice():
                 self.audit.record_notice(command)
-            case StoreRun():
-                await self.runs.store(command)
             case StoreOrderRefusal():
-                await self.runs.store_refusal(command)
+                self.runs.store_refusal(command)
             case StoreCurves():
                 self.runs.store_curves(command)
             case EndJob():

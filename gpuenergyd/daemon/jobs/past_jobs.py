@@ -1,9 +1,9 @@
-"""Past jobs: curves that jobs left, stored by user and GPU model in the table of earlier runs, and read for later jobs.
+"""Past jobs: curves that jobs left, stored by user and GPU model, and refusals of other orders; read for later jobs.
 
 The key of a row names its owner, so that no user's jobs are planned from, or shown, what another user's program
 reported; only what an administrator imports holds for all users of the host. A job with the name and number of stages
 of an earlier one replaces it. A user has 256 rows per GPU model, so that they cannot grow in number; imported jobs,
-whose number the administrator decides, have one each.
+whose number the administrator decides, have one each. Refusals have the signature of their job as key.
 """
 
 import asyncio
@@ -14,15 +14,18 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from gpuenergyd.core.policy_api.past_jobs import PastJob, problem_of
 from gpuenergyd.daemon.gpus.inventory import utc_at
 from gpuenergyd.daemon.ports import HistoryPort
 from gpuenergyd.errors import GpuEnergyError, UsageError
 from gpuenergyd.store import open_history
-from gpuenergyd.store.records import PreviousRunRecord
+from gpuenergyd.store.records import PastJobRecord
 from gpuenergyd.wire.daemon_codec import decode, encode
 from gpuenergyd.wire.past_job_messages import MAX_IMPORTED, OwnedPastJob
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +40,23 @@ _PREFIX = "past"
 _ALL_USERS = "all"
 
 
-def past_job_record(job: PastJob, uid: int | None) -> PreviousRunRecord:
+def past_job_record(job: PastJob, uid: int | None) -> PastJobRecord:
     """Return the record of a past job of a user; None: of all users of this host."""
-    return PreviousRunRecord(_key(job, uid), job.job_id, utc_at(time.monotonic_ns()), zlib.compress(encode(job)))
+    return PastJobRecord(_key(job, uid), job.job_id, utc_at(time.monotonic_ns()), zlib.compress(encode(job)))
+
+
+@dataclass(frozen=True, slots=True)
+class _OrderRefusal:
+    """Why a job must not run another order of instructions, and which job has found that out."""
+
+    job_id: str
+    order_refusal: str
+
+
+def order_refusal_record(signature: str, job_id: str, reason: str) -> PastJobRecord:
+    """Return the record that keeps jobs with a signature from running another order of instructions."""
+    blob = zlib.compress(encode(_OrderRefusal(job_id, reason)))
+    return PastJobRecord(signature, job_id, utc_at(time.monotonic_ns()), blob)
 
 
 def _key(job: PastJob, uid: int | None) -> str:
@@ -55,14 +72,20 @@ def _prefix(uid: int | None, gpu_model_name: str | None = None) -> str:
     return owner if gpu_model_name is None else f"{owner}{hashlib.sha256(gpu_model_name.encode()).hexdigest()[:16]}:"
 
 
-def _owned(record: PreviousRunRecord) -> OwnedPastJob | None:
-    """Return the past job of a record; None for one that is damaged, or that another version wrote."""
-    owner = record.signature.split(":")[1]
+def _decoded(record: PastJobRecord, form: type[T]) -> T | None:
     try:
         stream = zlib.decompressobj()
-        job = decode(stream.decompress(record.model, _MAX_BYTES), PastJob, max_bytes=_MAX_BYTES)
+        return decode(stream.decompress(record.model, _MAX_BYTES), form, max_bytes=_MAX_BYTES)
     except (zlib.error, GpuEnergyError) as error:
         log.info("past job %s cannot be read: %s", record.job_id, error)
+        return None
+
+
+def _owned(record: PastJobRecord) -> OwnedPastJob | None:
+    """Return the past job of a record; None for one that is damaged, or that another version wrote."""
+    owner = record.signature.split(":")[1]
+    job = _decoded(record, PastJob)
+    if job is None:
         return None
     if (problem := problem_of(job)) is not None:
         log.info("past job %s is not used: %s", record.job_id, problem)
@@ -88,6 +111,16 @@ class PastJobStore:
             return ()
         # Two names may have the same short key.
         return tuple(own.job for own in found if own.job.learned.gpu_model_name == gpu_model_name)
+
+    async def order_refusal(self, signature: str) -> str | None:
+        """Return why jobs with a signature must not run another order; None if they may, or it cannot be read."""
+        try:
+            records = await asyncio.to_thread(self._records, signature)
+        except (GpuEnergyError, OSError) as error:
+            log.info("no refusal of orders can be read: %s", error)
+            return None
+        refusal = _decoded(records[0], _OrderRefusal) if records else None
+        return f"{refusal.order_refusal} (in job {refusal.job_id})" if refusal is not None else None
 
     async def of_user(self, uid: int) -> tuple[OwnedPastJob, ...]:
         """Return the past jobs of a user and the imported ones, newest first.
@@ -130,7 +163,7 @@ class PastJobStore:
         records = await asyncio.to_thread(self._records, prefix)
         now = utc_at(time.monotonic_ns())
         for record in records:
-            self.history.write(PreviousRunRecord(record.signature, "", now, b""))
+            self.history.write(PastJobRecord(record.signature, "", now, b""))
         return len(records)
 
     def _read(self, prefixes: Sequence[str], limit: int) -> tuple[OwnedPastJob, ...]:
@@ -146,6 +179,6 @@ class PastJobStore:
                 found.append(own)
         return tuple(found)
 
-    def _records(self, prefix: str) -> tuple[PreviousRunRecord, ...]:
+    def _records(self, prefix: str) -> tuple[PastJobRecord, ...]:
         with open_history(self.path_or_url) as history:
             return history.past_jobs(prefix)

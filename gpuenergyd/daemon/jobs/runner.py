@@ -25,6 +25,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.daemon.gpus.inventory import Gpu, utc_at
 from gpuenergyd.daemon.jobs.audit_log import DAEMON, AuditLog
+from gpuenergyd.daemon.jobs.earlier_runs import JobRuns, MemberRuns
 from gpuenergyd.daemon.jobs.executor import CommandExecutor
 from gpuenergyd.daemon.jobs.iteration_observer import IterationObserver
 from gpuenergyd.daemon.jobs.iteration_recorder import IterationRecorder
@@ -32,7 +33,6 @@ from gpuenergyd.daemon.jobs.leases import JobLeases, LeasesSnapshot
 from gpuenergyd.daemon.jobs.plan_delivery import DeliverySnapshot, PlanDelivery
 from gpuenergyd.daemon.jobs.plan_settings import JobSettings, PlanPowerLimits, PlanPowerProfiles, PlanSettingSnapshot
 from gpuenergyd.daemon.jobs.plan_source import JobPlans, PermittedPlans, PolicyHostPlans, PostedPlans, PredictionOnly
-from gpuenergyd.daemon.jobs.previous_runs import JobRuns, MemberRuns
 from gpuenergyd.daemon.ports import JobServices, ReplicasPort
 from gpuenergyd.gpu.link.messages import GpuHealth, LeaseOwner
 from gpuenergyd.store.records import SLOWDOWN_ADVICE, JobEndRecord

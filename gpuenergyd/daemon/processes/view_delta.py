@@ -14,7 +14,6 @@ from gpuenergyd.core.pipeline.graph import Schedule
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import GpuView, JobView
-from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ProtocolError
 
@@ -35,10 +34,8 @@ class ViewDifference:
     plan_numbers: tuple[int, ...]
     has_schedule: bool
     has_gpus: bool
-    has_previous_run: bool = True
-    """Whether `reduced` contains the previous run; otherwise the one sent before applies."""
     has_past_jobs: bool = True
-    """The same of past jobs."""
+    """Whether `reduced` contains the past jobs; otherwise those sent before apply."""
 
 
 @dataclass(slots=True)
@@ -73,7 +70,6 @@ class ViewSender:
     _plans: _Numbered[ClockPlan] = field(default_factory=_Numbered[ClockPlan])
     _schedule: Schedule | None = None
     _gpus: tuple[GpuView, ...] | None = None
-    _previous_run: PreviousRun | None = None
     _past_jobs: tuple[PastJob, ...] = ()
 
     def difference(self, view: JobView) -> ViewDifference:
@@ -82,10 +78,9 @@ class ViewSender:
         plan_numbers, new_plans = self._plans.number(view.issued_plans)
         has_schedule = view.schedule is not self._schedule
         has_gpus = view.gpus != self._gpus
-        has_previous_run = view.previous_run is not self._previous_run
         has_past_jobs = view.past_jobs is not self._past_jobs
         self._schedule, self._gpus = view.schedule, view.gpus
-        self._previous_run, self._past_jobs = view.previous_run, view.past_jobs
+        self._past_jobs = view.past_jobs
         return ViewDifference(
             reduced=replace(
                 view,
@@ -93,14 +88,12 @@ class ViewSender:
                 issued_plans=new_plans,
                 schedule=view.schedule if has_schedule else _NO_SCHEDULE,
                 gpus=view.gpus if has_gpus else (),
-                previous_run=view.previous_run if has_previous_run else None,
                 past_jobs=view.past_jobs if has_past_jobs else (),
             ),
             observation_numbers=observation_numbers,
             plan_numbers=plan_numbers,
             has_schedule=has_schedule,
             has_gpus=has_gpus,
-            has_previous_run=has_previous_run,
             has_past_jobs=has_past_jobs,
         )
 
@@ -113,7 +106,6 @@ class ViewReceiver:
     _plans: dict[int, ClockPlan] = field(default_factory=dict)
     _schedule: Schedule | None = None
     _gpus: tuple[GpuView, ...] = ()
-    _previous_run: PreviousRun | None = None
     _past_jobs: tuple[PastJob, ...] = ()
 
     def view(self, difference: ViewDifference) -> JobView:
@@ -127,8 +119,6 @@ class ViewReceiver:
             self._schedule = reduced.schedule
         if difference.has_gpus:
             self._gpus = reduced.gpus
-        if difference.has_previous_run:
-            self._previous_run = reduced.previous_run
         if difference.has_past_jobs:
             self._past_jobs = reduced.past_jobs
         if self._schedule is None:
@@ -141,7 +131,6 @@ class ViewReceiver:
             issued_plans=tuple(self._plans[number] for number in difference.plan_numbers),
             schedule=self._schedule,
             gpus=self._gpus,
-            previous_run=self._previous_run,
             past_jobs=self._past_jobs,
         )
 

@@ -24,8 +24,8 @@ from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
 from gpuenergyd.store.records import (
     ControlEventRecord,
     EstimateRecord,
+    PastJobRecord,
     PlanRecord,
-    PreviousRunRecord,
     RankRecord,
     RollupRecord,
     SampleRecord,
@@ -219,23 +219,17 @@ class History:
         with self._database.reading() as reader:
             return carbon_queries.targets(reader, job_id)
 
-    def previous_run(self, signature: str) -> bytes | None:
-        """Return the encoded measurements of the last run with a signature, None if there are none."""
-        with self._database.reading() as reader:
-            model = reader.first_value("model", "models", {"signature = ?": signature})
-        return bytes(model) if model else None
-
-    def past_jobs(self, key_prefix: str, *, limit: int | None = None) -> tuple[PreviousRunRecord, ...]:
-        """Return the newest encoded curves of past jobs whose key begins like this, without deleted ones."""
+    def past_jobs(self, key_prefix: str, *, limit: int | None = None) -> tuple[PastJobRecord, ...]:
+        """Return the newest encoded records of past jobs whose key begins like this, without deleted ones."""
         with self._database.reading() as reader:
             rows = reader.select(
-                column_names(PreviousRunRecord),
+                column_names(PastJobRecord),
                 "models",
                 {"signature LIKE ?": key_prefix + "%", "length(model) > ?": 0},
                 order_by="learned_at DESC, signature",
                 limit=limit,
             )
-        return tuple(PreviousRunRecord(r.signature, r.job_id, r.learned_at, bytes(r.model)) for r in rows)
+        return tuple(PastJobRecord(r.signature, r.job_id, r.learned_at, bytes(r.model)) for r in rows)
 
 
 def open_history(path_or_url: str | Path, *, has_no_writer: bool = False) -> History:

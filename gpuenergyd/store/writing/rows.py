@@ -31,8 +31,8 @@ from gpuenergyd.store.records import (
     JobEndRecord,
     JobRecord,
     JobResumedRecord,
+    PastJobRecord,
     PlanRecord,
-    PreviousRunRecord,
     RankRecord,
     Record,
     RollupRecord,
@@ -183,7 +183,7 @@ def _row(record: Record, host: str) -> tuple[str, RowValues]:  # noqa: C901, PLR
         case ForecastRecord(forecast=forecast):
             row = {name: getattr(forecast, name) for name in ("zone", "model", "issued_at", "unit")}
             return "forecasts", {**row, "hours": encode_hours(forecast.hours)}
-        case PreviousRunRecord():
+        case PastJobRecord():
             return "models", _fields(record)
         case JobEndRecord() | JobResumedRecord() | SampleRecord() | EstimatesWithdrawn():
             raise TypeError(f"{type(record).__name__} has no row of its own")

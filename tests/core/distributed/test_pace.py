@@ -11,7 +11,6 @@ from gpuenergyd.core.distributed.pace import PaceEstimator
 from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation
 from gpuenergyd.core.pipeline.graph import InstructionKind, dependency_graph, gpipe
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.core.policy_api.previous_run import PreviousRun
 
 GRAPH = dependency_graph(gpipe(2, 2))
 TOP, LOW = 1400, 700
@@ -272,16 +271,6 @@ def test_a_missing_instruction_leaves_own_time_unchanged() -> None:
     made.observe(iteration(at_clock(TOP, 2.0)[:3]), PlanPurpose.TUNED, GRAPH)
 
     assert made.own_time_s == pytest.approx(1.0)
-
-
-def test_slowness_is_learned_from_a_previous_run_and_full_speed_is_not() -> None:
-    made = PaceEstimator()
-    slow = iteration(at_clock(LOW, 1.6))
-    made.learn_from(PreviousRun("j", (iteration(at_clock(TOP)),) * 3, (slow,)))
-
-    assert tuned(made, LOW, 1.6) == pytest.approx(1.0)
-    profiled(made, 1000, 1.2)  # against no full speed of this run: not learned
-    assert tuned(made, 1000, 1.0 + 0.4 * 0.6) == pytest.approx(1.0)
 
 
 def test_full_speed_is_the_highest_clock_with_its_newest_times() -> None:

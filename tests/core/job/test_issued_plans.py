@@ -33,8 +33,6 @@ def test_the_number_of_kept_plans_is_bounded_and_needed_plans_are_kept() -> None
         plans.add(plan, remembered)
         plans.record_target(plan.plan_id, 1.0, is_forced=rng.random() < 0.5)
         issued.append(plan)
-        if plan.purpose is PlanPurpose.TUNED and rng.random() < 0.1:
-            plans.proven_id = plan.plan_id
         remembered = rng.sample([*remembered, plan.plan_id], k=min(MAX_REMEMBERED, len(remembered) + 1))
 
         assert len(plans.kept) <= MAX_PLANS_KEPT
@@ -43,7 +41,6 @@ def test_the_number_of_kept_plans_is_bounded_and_needed_plans_are_kept() -> None
         known = plans.purposes()
         assert all(known[plan_id] is plans.purpose_of(plan_id) for plan_id in remembered[-3:])
         assert set(remembered) | {own.plan_id for own in issued[-NEWEST:]} <= known.keys()
-        assert plans.proven_id is None or plans.by_id(plans.proven_id) is not None
         assert len(plans._target_when_made_s) <= MAX_PLANS_KEPT
         assert len(plans._for_straggler) <= MAX_PLANS_KEPT
 
@@ -54,7 +51,8 @@ def test_profiling_plans_are_dropped_last() -> None:
     for plan in [*tried, *(tuned(number) for number in range(2000))]:
         plans.add(plan, ())
 
-    assert plans.kept[:41] == [*tried, tuned(0)]
+    assert plans.kept[:40] == tried
+    assert tuned(0) not in plans.kept
 
 
 def test_the_newest_plan_in_the_registered_order_is_kept_however_many_follow_in_another_one() -> None:
@@ -63,7 +61,6 @@ def test_the_newest_plan_in_the_registered_order_is_kept_however_many_follow_in_
         plans.add(plan, ())
     for number in range(2, 2000):
         plans.add(replace(tuned(number), orders=SCHEDULE.orders), ())
-        plans.proven_id = f"tuned-{number}"
 
     assert plans.by_id("tuned-0") is None
     assert plans.by_id("tuned-1") == tuned(1)
@@ -127,7 +124,7 @@ def test_no_plan_of_a_kept_iteration_is_dropped() -> None:
 def test_before_the_first_plan_full_speed_is_in_force_under_epoch_0() -> None:
     plans = IssuedPlans()
 
-    assert (plans.current.plan_id, plans.last_apply_at, plans.proven_or_first_tuned()) == ("baseline", 0, None)
+    assert (plans.current.plan_id, plans.last_apply_at) == ("baseline", 0)
     assert (plans.id_of(0), plans.id_of(1), plans.id_of(None)) == ("baseline", None, None)
     assert plans.purpose_of("baseline") is PlanPurpose.BASELINE
     assert plans.purpose_of(None) is None
@@ -183,19 +180,6 @@ def test_the_newest_tuned_plan_that_is_fast_enough_is_found() -> None:
     ]
 
 
-def test_the_proven_plan_represents_the_job_or_else_the_first_tuned_one() -> None:
-    plans = IssuedPlans()
-    plans.add(ClockPlan("probe", PlanPurpose.PROFILE), ())
-    plans.proven_id = "probe"
-    assert plans.proven_or_first_tuned() is None
-    for number in (1, 2):
-        plans.add(tuned(number), ())
-
-    assert plans.proven_or_first_tuned() == tuned(1)
-    plans.proven_id = "tuned-2"
-    assert plans.proven_or_first_tuned() == tuned(2)
-
-
 def test_profiling_from_the_beginning_keeps_the_count_of_dropped_full_speed_plans_only() -> None:
     plans = IssuedPlans(num_dropped={PlanPurpose.BASELINE: 2, PlanPurpose.TUNED: 5})
     plans.record_target("tuned-1", 1.0, is_forced=True)
@@ -217,7 +201,7 @@ def test_the_oldest_unneeded_plan_is_dropped_first() -> None:
     assert len(plans.kept) == MAX_PLANS_KEPT
     plans.record_target("tuned-2", 1.0, is_forced=True)
 
-    plans.add(tuned(MAX_PLANS_KEPT), ("tuned-1",))
+    plans.add(tuned(MAX_PLANS_KEPT), ("tuned-0", "tuned-1"))
 
     assert [plan.plan_id for plan in plans.kept[:3]] == ["tuned-0", "tuned-1", "tuned-3"]
     assert plans.num_dropped == {PlanPurpose.TUNED: 1}

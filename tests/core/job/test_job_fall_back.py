@@ -9,17 +9,14 @@ from gpuenergyd.core.job.messages import (
     JobPhase,
     PlanDecided,
     PolicyFailed,
-    PreviousRunFound,
     ProfilingPermissionChanged,
     RecordPhase,
     SendPlan,
-    StoreRun,
     TargetChanged,
 )
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.job.time_account import AccountRules
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from tests.support.job_run import FIRST_ASKED, PROFILING, JobRun, asked_view, kinds, plan
 
@@ -254,23 +251,6 @@ def test_after_two_slow_plans_in_a_row_the_profile_is_measured_again() -> None:
     assert (asked_view(commands).view.generation, run.job.faults.num_faults) == (1, 2)
 
 
-def test_a_previous_run_that_does_not_hold_is_deleted() -> None:
-    run = JobRun(JobRules(proof_iterations=0, relearn_after_slow_plans=1))
-    run.feed(PreviousRunFound(PreviousRun("earlier", (), ())))
-    run.following(plan("tuned-1"))
-    run.fall()
-    run.answered_late()
-
-    for _ in range(60):
-        commands = run.pass_one()
-        if commands:
-            break
-
-    assert kinds(commands) == ["StoreRun", "RecordPhase", "AskPolicy"]
-    assert commands[0] == StoreRun(None)
-    assert run.job.knowledge.previous_run is None
-
-
 def test_many_good_iterations_of_one_plan_clear_a_fault() -> None:
     run = JobRun(JobRules(proof_iterations=0, redeeming_iterations=10)).following(plan("tuned-1"))
     run.fall()
@@ -305,44 +285,6 @@ def test_iterations_since_a_fall_back_do_not_describe_the_job_before_it() -> Non
     run.first(AskPolicy, time_s=1.2)
 
     assert run.job.phase_reason == "the job changed: an iteration takes 1.200 times as long as before"
-
-
-def profiled_then_tuned() -> JobRun:
-    """Return a run that profiled one iteration with its energy, and follows a tuned plan made from it."""
-    run = JobRun(JobRules(proof_iterations=0)).asked()
-    run.decide(plan("probe", PlanPurpose.PROFILE))
-    run.pass_until(FIRST_ASKED + 3)
-    run.pass_one(energy_j=50.0)
-    run.decide(plan())
-    run.pass_until(FIRST_ASKED + 7)
-    return run
-
-
-def test_a_changed_job_keeps_its_profile_for_its_shape() -> None:
-    run = profiled_then_tuned()
-    run.fall()
-    run.answered_late()
-
-    run.first(AskPolicy, time_s=1.2)
-
-    known = run.job.knowledge.previous_run
-    assert known is not None
-    assert known.is_of_this_run
-    assert (known.figures, len(known.profile)) == ((("own", 7.0),), 1)
-
-
-def test_a_changed_job_that_never_profiled_keeps_its_previous_run_with_its_own_figures() -> None:
-    run = JobRun(JobRules(proof_iterations=0))
-    run.feed(PreviousRunFound(PreviousRun("earlier", (), (), figures=(("own", 1.0),))))
-    run.following(plan())
-    run.fall()
-    run.answered_late()
-
-    run.first(AskPolicy, time_s=1.2)
-
-    known = run.job.knowledge.previous_run
-    assert known is not None
-    assert (known.job_id, known.figures, known.is_of_this_run) == ("earlier", (("own", 7.0),), True)
 
 
 @pytest.mark.parametrize(("full_speed_s", "num_faults"), [(1.015, 0), (1.0, 1)])

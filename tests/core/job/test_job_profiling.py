@@ -1,19 +1,16 @@
 """How long a job is profiled and what is kept of that."""
 
-import pytest
-
 from gpuenergyd.core.job.messages import (
     AskPolicy,
     JobPhase,
-    PreviousRunFound,
     ProfilingPermissionChanged,
+    RankChangedMicrobatches,
     RecordPhase,
-    StoreRun,
 )
 from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockPlan, RankClocks, constant_clock_changes
 from gpuenergyd.core.pipeline.reorder import split_in_place
-from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from tests.support.job_run import APPLIED, CLOCKS, PROFILING, SCHEDULE, JobRun, kinds, plan, sends
 
 # --- profiling ---
@@ -104,30 +101,17 @@ def test_a_refusal_of_profiling_does_not_stop_a_tuned_plan() -> None:
 # --- what is kept ---
 
 
-def test_the_profile_of_a_plan_is_stored_after_eight_iterations() -> None:
-    run = JobRun(JobRules(proof_iterations=0))
-    run.feed(PreviousRunFound(PreviousRun("earlier", (), (), figures=(("own", 1.0),))))
-    run.following(plan())
-
-    at = run.first(StoreRun)
-
-    assert at == APPLIED + 7
-    assert run.job.knowledge.plans.proven_id == "tuned"
-    with pytest.raises(AssertionError, match="no StoreRun"):
-        run.first(StoreRun, limit=30)
-
-
-def test_a_stored_run_holds_its_profile_and_the_figures_of_its_plan() -> None:
-    run = JobRun(JobRules(proof_iterations=0)).asked()
+def test_iterations_that_profiled_another_number_of_microbatches_are_dropped() -> None:
+    """A policy would compare their times with full speed in the new number, which takes longer at every clock."""
+    run = JobRun().asked()
     run.decide(plan("p-1", PROFILING))
-    run.pass_until(APPLIED)
-    run.pass_one(energy_j=50.0)
-    run.decide(plan())
-    for _ in range(20):
-        kept = [one for one in run.pass_one() if isinstance(one, StoreRun)]
-        if kept:
-            break
+    run.pass_until(APPLIED + 2)
+    assert "p-1" in {seen.plan_id for seen in run.job.knowledge.iterations.kept}
 
-    assert kept[0].run is not None
-    assert (kept[0].run.figures, len(kept[0].run.profile)) == ((("own", 7.0),), 1)
-    assert {o.plan_id for o in kept[0].run.full_speed} == {"previous-full-speed"}
+    orders = one_forward_one_backward(2, 8).orders
+    for rank, order in enumerate(orders):
+        run.feed(RankChangedMicrobatches(rank, order, 8))
+
+    assert run.job.phase is JobPhase.BASELINE
+    assert run.job.knowledge.iterations.kept == []
+    assert run.job.knowledge.generation == 1

@@ -14,7 +14,6 @@ from gpuenergyd.core.job.messages import (
     JobPhase,
     LeaseGpus,
     MergedIterationObserved,
-    PreviousRunFound,
     RankJoined,
     RankLost,
     RankReleased,
@@ -27,7 +26,6 @@ from gpuenergyd.core.job.rules import JobRules, member_rules
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.policy_api.policy import GpuView
-from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from tests.support.job_run import (
     APPLIED,
@@ -103,18 +101,6 @@ def test_the_policy_sees_new_gpu_measurements_of_joined_ranks_only() -> None:
 
     assert [gpu.switch_latency_s for gpu in asked_view(returned[-1]).view.gpus] == [0.01, 0.5]
     assert sorted(run.job.ranks.gpus) == [0, 1]
-
-
-@pytest.mark.parametrize(("index", "is_taken"), [(0, True), (5, True), (11, True), (13, False)])
-def test_a_previous_run_is_used_only_until_the_policy_has_begun(index: int, *, is_taken: bool) -> None:
-    run, model = JobRun(), PreviousRun("earlier", (), ())
-    for _ in range(index):
-        run.pass_one()
-        run.decide(plan()) if run.job.control.question.is_open else None
-
-    run.feed(PreviousRunFound(model))
-
-    assert (run.job.knowledge.previous_run is model) is is_taken
 
 
 def test_at_most_one_question_is_open() -> None:

@@ -68,13 +68,6 @@ def test_what_was_measured_makes_the_bound_tighter_between_and_below_its_clocks(
     assert times.most_ratio(InstructionClass(1, InstructionKind.W), 700, 1400) == pytest.approx(1.2)
 
 
-def test_an_earlier_run_stands_in_with_its_ratios() -> None:
-    times = worst_case().times
-    times.earlier = worst_case((1, B, 700, 0.3)).times
-
-    assert times.most_ratio(InstructionClass(1, B), 700, 1400) == pytest.approx(1.5)
-
-
 def test_a_clock_that_is_raised_at_the_begin_of_an_instruction_is_late() -> None:
     second = SCHEDULE.orders[1][1]
     lost_s = worst_case(latency_s=0.02).extra_s(plan(1400, 700, only=second))

@@ -1,8 +1,7 @@
-"""A pipeline across hosts has the guarantees of one on a single host: blocks, interval, model memory, carbon target."""
+"""A pipeline across hosts has the guarantees of one on a single host: blocks, interval, past jobs, carbon target."""
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from gpuenergyd.core.carbon.intensity import HOUR
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.policy_api.past_jobs import PastJob
-from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.store import HistoryWriter, WriterOptions
@@ -20,24 +18,11 @@ from gpuenergyd.store.records import EstimateRecord
 from gpuenergyd_policies.uniform import Uniform
 from tests.support.carbon_host import HISTORY_DAYS, HOST_POWER_W, CarbonHost
 from tests.support.remembered_plans import RememberedBubbleAware
-from tests.support.virtual_pipeline import FIRST_AT, VirtualPipeline, at
+from tests.support.virtual_pipeline import FIRST_AT, KeptRecords, VirtualPipeline, at
 
 NUM_STAGES = 3
 MISS_RATIO = 0.001
 BUDGET = 0.05
-
-
-@dataclass
-class KeptRuns:
-    """The model memory of the leader's host."""
-
-    runs: dict[str, PreviousRun] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
-
-    async def recall(self, signature: str) -> PreviousRun | None:
-        """Return the stored run."""
-        self.asked.append(signature)
-        return self.runs.get(signature)
 
 
 def blocks(pipeline: VirtualPipeline) -> list[range]:
@@ -83,24 +68,23 @@ def test_a_block_at_full_speed_is_the_same_on_all_hosts_and_the_interval_covers_
     assert members == []
 
 
-def test_iterations_wait_until_the_previous_run_is_known() -> None:
-    class SlowMemory(KeptRuns):
-        """Answers when it is told to."""
-
+def test_iterations_wait_until_past_jobs_are_known(tmp_path: Path) -> None:
+    async def run() -> tuple[int, int]:
         may_answer = asyncio.Event()
 
-        async def recall(self, signature: str) -> PreviousRun | None:
-            """Wait."""
-            await self.may_answer.wait()
-            return await super().recall(signature)
+        class SlowPastJobs(PastJobStore):
+            """Answers when it is told to."""
 
-    async def run() -> tuple[int, int]:
-        memory = SlowMemory()
-        memory.may_answer = asyncio.Event()
-        pipeline = VirtualPipeline(NUM_STAGES, RememberedBubbleAware(), previous_runs=memory)
+            async def recall(self, uid: int, gpu_model_name: str) -> tuple[PastJob, ...]:
+                """Wait."""
+                await may_answer.wait()
+                return await super().recall(uid, gpu_model_name)
+
+        past_jobs = SlowPastJobs(tmp_path / "history.sqlite3", KeptRecords())
+        pipeline = VirtualPipeline(NUM_STAGES, RememberedBubbleAware(), past_jobs=past_jobs)
         await pipeline.train(4)
         before = pipeline.leader.job.num_iterations
-        memory.may_answer.set()
+        may_answer.set()
         await pipeline.train(2)
         after = pipeline.leader.job.num_iterations
         await pipeline.close()

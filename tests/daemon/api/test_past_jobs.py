@@ -14,7 +14,7 @@ from gpuenergyd.cli.output import json_text
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.daemon.jobs.past_jobs import past_job_record
 from gpuenergyd.store.readers.reader import epoch_us
-from gpuenergyd.store.records import PreviousRunRecord
+from gpuenergyd.store.records import PastJobRecord
 from gpuenergyd.wire import MAX_ITERATION_REPORT_BYTES
 from gpuenergyd.wire.past_job_messages import FILE_FORMAT, PastJobFile
 from tests.support.client_process import client_process, daemon_for_everybody, needs_root
@@ -50,7 +50,7 @@ def has_history(daemon: DaemonProcess) -> bool:
         return False
 
 
-def store(daemon: DaemonProcess, rows: Sequence[PreviousRunRecord]) -> None:
+def store(daemon: DaemonProcess, rows: Sequence[PastJobRecord]) -> None:
     """Let the history hold these rows and no others."""
     with sqlite3.connect(daemon.database_path, timeout=LIMIT_S) as connection:
         connection.execute("DELETE FROM models")

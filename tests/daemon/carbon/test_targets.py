@@ -264,9 +264,7 @@ def test_profiling_again_waits_until_the_budget_allows_it(tmp_path: Path) -> Non
     here.run_hours(4)
     while not here.targets.status(here.following)["target"]["is_length_reached"]:
         if job.phase is JobPhase.TUNED:  # simulates a changed job
-            job.knowledge.begin_anew(
-                None, lambda seen: job.knowledge.plans.purpose_of(seen.plan_id) is PlanPurpose.BASELINE
-            )
+            job.knowledge.begin_anew(lambda seen: job.knowledge.plans.purpose_of(seen.plan_id) is PlanPurpose.BASELINE)
         here.run_hours(0.1)
 
     status = here.targets.status(here.following)["target"]

@@ -1,4 +1,4 @@
-"""Each command of a job goes through its own port, and the previous run is looked up at warm-up."""
+"""Each command of a job goes through its own port, and past jobs are looked up at warm-up."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -17,7 +17,6 @@ from gpuenergyd.core.job.messages import (
     SendPlan,
     StoreCurves,
     StoreOrderRefusal,
-    StoreRun,
 )
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.learned_curves import LearnedCurves
@@ -63,10 +62,7 @@ class _Ports:
     def store_curves(self, command: StoreCurves) -> None:
         self.calls.append(("store_curves", command))
 
-    async def store(self, command: StoreRun) -> None:
-        self.calls.append(("store", command))
-
-    async def store_refusal(self, command: StoreOrderRefusal) -> None:
+    def store_refusal(self, command: StoreOrderRefusal) -> None:
         self.calls.append(("store_refusal", command))
 
     async def end(self, command: EndJob) -> None:
@@ -105,7 +101,6 @@ def test_each_command_goes_through_its_own_port() -> None:
         "record": RecordIteration(IterationObservation(0, None, 1.0, (), ()), None, 0, ()),
         "record_phase": RecordPhase(JobPhase.TUNED, "why"),
         "record_notice": RecordNotice("why"),
-        "store": StoreRun(None),
         "store_refusal": StoreOrderRefusal("why"),
         "store_curves": StoreCurves(LearnedCurves("A100", 1410, 4, 300.0, ())),
         "end": EndJob("why"),
@@ -115,7 +110,7 @@ def test_each_command_goes_through_its_own_port() -> None:
     assert executed(AskPolicy(view)) == [("ask", view)]
 
 
-def test_the_previous_run_is_looked_up_when_the_warm_up_begins() -> None:
+def test_past_jobs_are_looked_up_when_the_warm_up_begins() -> None:
     command = RecordPhase(JobPhase.WARMUP, "all ranks joined")
 
     assert executed(command) == [("record_phase", command), ("recall", None)]

@@ -11,7 +11,7 @@ from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.daemon.jobs.past_jobs import NUM_SLOTS, PastJobStore, past_job_record
 from gpuenergyd.errors import UsageError
 from gpuenergyd.store import open_history
-from gpuenergyd.store.records import PreviousRunRecord, Record
+from gpuenergyd.store.records import PastJobRecord, Record
 from gpuenergyd.wire.past_job_messages import MAX_IMPORTED
 from tests.support.past_jobs import changed, past_job, sure
 from tests.support.stored_history import write_records
@@ -31,7 +31,7 @@ class Written:
         self.records.append(record)
 
 
-def stored(tmp_path: Path, *records: PreviousRunRecord) -> PastJobStore:
+def stored(tmp_path: Path, *records: PastJobRecord) -> PastJobStore:
     return PastJobStore(write_records(tmp_path / "history.sqlite3", *records), Written())
 
 
@@ -83,7 +83,7 @@ def test_gpus_are_kept_for_own_past_jobs_and_removed_from_imported_ones(tmp_path
     job = replace(past_job("own"), gpu_uuids=("GPU-1",))
     history = Written()
     PastJobStore(tmp_path / "history.sqlite3", history).import_for_all([replace(job, job_name="imported")])
-    imported = [own for own in history.records if isinstance(own, PreviousRunRecord)]
+    imported = [own for own in history.records if isinstance(own, PastJobRecord)]
     store = stored(tmp_path, past_job_record(job, ALICE), *imported)
 
     found = {own.job_name: own for own in asyncio.run(store.recall(ALICE, "A100"))}
@@ -134,7 +134,7 @@ def test_forgetting_deletes_own_past_jobs_and_with_all_users_everything(tmp_path
 )
 def test_a_damaged_row_is_left_out(tmp_path: Path, blob: bytes) -> None:
     good = past_job_record(past_job("good"), ALICE)
-    bad = PreviousRunRecord(good.signature.rpartition(":")[0] + ":999", "bad", good.learned_at, blob)
+    bad = PastJobRecord(good.signature.rpartition(":")[0] + ":999", "bad", good.learned_at, blob)
 
     assert names(asyncio.run(stored(tmp_path, good, bad).recall(ALICE, "A100"))) == ["good"]
 

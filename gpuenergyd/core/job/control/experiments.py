@@ -230,15 +230,6 @@ class Experiments:
         return self.knowledge.iterations.typical(lambda own: own.iteration_time_s)
 
     def _worst_case(self, iteration_time_s: float) -> WorstCase:
-        if (run := self.knowledge.previous_run) is None:
-            earlier = None
-        else:
-            earlier = ClockTimes()
-            for own in run.full_speed:
-                earlier.add(own, is_full_speed=True)
-            for own in run.profile:
-                earlier.add(own, is_full_speed=False)
-        self._times.earlier = earlier
         return WorstCase(self.ranks.graph, self._times, rank_speeds(self.ranks), iteration_time_s)
 
 

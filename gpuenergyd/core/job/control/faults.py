@@ -48,14 +48,13 @@ class Faults:
 
     @property
     def is_profile_in_doubt(self) -> bool:
-        """Whether the job's measured profile must be verified or measured again."""
+        """Whether what was learned of the job must be dropped and measured again."""
         return self.num_slow_plans >= self.rules.relearn_after_slow_plans
 
-    def relearning_reason(self, *, is_profiling_again: bool) -> str:
+    def relearning_reason(self) -> str:
         """Return the log line for a profile in doubt."""
-        then = "beginning again" if is_profiling_again else "verifying the measured profile at full speed"
         were = "was" if self.num_slow_plans == 1 else "in a row were"
-        return f"{count_text(self.num_slow_plans, 'plan')} {were} slow: {then}"
+        return f"{count_text(self.num_slow_plans, 'plan')} {were} slow: beginning again"
 
     def find_slow(self, plan_id: str) -> None:
         """Count a plan that the guard found too slow."""

@@ -11,18 +11,15 @@ from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import BaselineView
-from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The new baseline, and the reason for which the policy begins anew; None if the profile still holds."""
+    """The new baseline, and the reason for which the policy begins anew; None if what was learned still holds."""
 
     baseline: BaselineView
     reason: str | None = None
-    is_stored_run_wrong: bool = False
-    """Whether the profile of an earlier run must not be used again."""
 
 
 def recover(
@@ -30,9 +27,9 @@ def recover(
 ) -> Recovery | None:
     """Return the job's recovery, None while its full speed is not stable; drops measurements that no longer hold.
 
-    If full speed has changed, so has the job: its profile is kept for its shape. If it has not and the profile is in
-    doubt, the profile is verified once against full speed, and the next time dropped. A plan that was slow is no fault
-    if full speed is as slow by now: on a busy host iterations become longer for a while, whatever the clocks.
+    If full speed has changed, so has the job: its curves are kept for their shape. If it has not and what was learned
+    is in doubt, all of it is dropped. A plan that was slow is no fault if full speed is as slow by now: on a busy host
+    iterations become longer for a while, whatever the clocks.
     """
     since = faults.fell_back_at
     full_speed = knowledge.full_speed(since=since)
@@ -44,14 +41,14 @@ def recover(
         if _was_host_slow(knowledge, faults, full_speed, rules, target):
             faults.excuse()
         faults.slow_plan_id = None
-        return _verify_profile(knowledge, faults, before, old_baseline)
+        return _drop_what_is_in_doubt(knowledge, faults, old_baseline)
     if not is_settled(full_speed, rules):
         return None
     faults.num_faults = 0
     _keep_estimate(knowledge, old_baseline, until=since)
     knowledge.changed_at = since
     knowledge.keep_curves()
-    _begin_anew(knowledge, faults, knowledge.run_until_now(before), lambda o: o.iteration_index >= since)
+    _begin_anew(knowledge, faults, lambda o: o.iteration_index >= since)
     return Recovery(baseline_view(full_speed), f"the job changed: {change}")
 
 
@@ -83,20 +80,16 @@ def is_settled(full_speed: Sequence[IterationObservation], rules: JobRules) -> b
     return what_changed(recent[:half], recent[-half:], at_least_ratio=rules.settled_ratio) is None
 
 
-def _verify_profile(
-    knowledge: JobKnowledge, faults: Faults, before: Sequence[IterationObservation], old_baseline: BaselineView
-) -> Recovery:
+def _drop_what_is_in_doubt(knowledge: JobKnowledge, faults: Faults, old_baseline: BaselineView) -> Recovery:
     baseline = baseline_view(knowledge.full_speed())
     if not faults.is_profile_in_doubt:
         return Recovery(baseline)
-    is_stored_run_wrong = knowledge.previous_run is not None
-    known = None if is_stored_run_wrong else knowledge.run_until_now(before)
-    reason = faults.relearning_reason(is_profiling_again=known is None)
+    reason = faults.relearning_reason()
     purposes = knowledge.plans.purposes()
     knowledge.past_jobs, knowledge.curves_before = (), None
     _keep_estimate(knowledge, old_baseline, until=faults.fell_back_at)
-    _begin_anew(knowledge, faults, known, lambda o: purposes.get(o.plan_id) is PlanPurpose.BASELINE)
-    return Recovery(baseline, reason, is_stored_run_wrong=is_stored_run_wrong)
+    _begin_anew(knowledge, faults, lambda o: purposes.get(o.plan_id) is PlanPurpose.BASELINE)
+    return Recovery(baseline, reason)
 
 
 def _keep_estimate(knowledge: JobKnowledge, old_baseline: BaselineView, *, until: int) -> None:
@@ -106,11 +99,6 @@ def _keep_estimate(knowledge: JobKnowledge, old_baseline: BaselineView, *, until
         knowledge.estimate_before = before
 
 
-def _begin_anew(
-    knowledge: JobKnowledge,
-    faults: Faults,
-    known: PreviousRun | None,
-    is_kept: Callable[[IterationObservation], bool],
-) -> None:
-    knowledge.begin_anew(known, is_kept)
+def _begin_anew(knowledge: JobKnowledge, faults: Faults, is_kept: Callable[[IterationObservation], bool]) -> None:
+    knowledge.begin_anew(is_kept)
     faults.begin_anew()

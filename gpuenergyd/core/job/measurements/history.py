@@ -1,4 +1,4 @@
-"""Keeps a limited number of a job's measured iterations and selects some: at full speed, profiling, under one plan."""
+"""Keeps a limited number of a job's measured iterations and selects some: at full speed, under one plan."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -45,10 +45,6 @@ class KeptIterations:
             if o.is_regular and o.iteration_index >= since and not is_first_of_block and is_at_full_speed:
                 found.append(o)
         return found
-
-    def that_profiled(self, purposes: Purposes) -> list[IterationObservation]:
-        """Return the iterations under profiling plans."""
-        return [o for o in self.kept if purposes.get(o.plan_id) is PlanPurpose.PROFILE]
 
     def regular_under(self, plan_id: str, *, since: int = 0) -> list[IterationObservation]:
         """Return the regular iterations under one plan."""

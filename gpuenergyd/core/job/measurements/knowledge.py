@@ -1,7 +1,7 @@
-"""All that was measured of one job: its plans, iterations, pace and saving, and the profile of an earlier run."""
+"""All that was measured of one job: its plans, iterations, pace and saving, and curves that it may start from."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -19,7 +19,6 @@ from gpuenergyd.core.pipeline.learned_curves import LearnedCurves
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import BaselineView, JobView
-from gpuenergyd.core.policy_api.previous_run import PROVEN_ITERATIONS, PreviousRun, summarize_run
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 _TUNED_FIGURES_KEPT = 512
@@ -33,7 +32,6 @@ class KnowledgeSnapshot:
 
     plans: IssuedPlansSnapshot
     iterations: tuple[IterationObservation, ...]
-    previous_run: PreviousRun | None
     generation: int
     num_iterations_for: dict[PlanPurpose, int]
     tuned_figures: tuple[tuple[float, float | None], ...]
@@ -64,8 +62,6 @@ class JobKnowledge:
     plans: IssuedPlans = field(default_factory=IssuedPlans)
     iterations: KeptIterations = field(init=False)
     compared: ComparedIterations = field(default_factory=ComparedIterations)
-    previous_run: PreviousRun | None = None
-    """The profile of an earlier run of this job, or of this run before the job changed."""
     past_jobs: tuple[PastJob, ...] = ()
     """Curves of earlier jobs, until plans made from them were slow."""
     learned: LearnedCurves | None = None
@@ -134,12 +130,6 @@ class JobKnowledge:
     def _iterations_changed(self) -> None:
         self._saving = self._plan_measurement = None
 
-    def recall(self, run: PreviousRun, *, is_for_policy: bool) -> None:
-        """Use an earlier run to estimate the pace and, if the policy has not begun yet, as its profile."""
-        self.pace.learn_from(run)
-        if is_for_policy:
-            self.previous_run = run
-
     def add_plan(self, plan: ClockPlan) -> None:
         """Add a plan before it is sent."""
         self.plans.add(plan, (o.plan_id for o in self.iterations.kept))
@@ -147,11 +137,6 @@ class JobKnowledge:
     def full_speed(self, *, since: int = 0) -> list[IterationObservation]:
         """Return the regular full-speed iterations."""
         return self.iterations.at_full_speed(self.plans.purposes(), since=since)
-
-    def profiled(self) -> list[IterationObservation]:
-        """Return the iterations under profiling plans in the registered order."""
-        profiled = self.iterations.that_profiled(self.plans.purposes())
-        return [o for o in profiled if not self.plans.orders_of(o.plan_id)]
 
     def saving(self) -> MeasuredSaving | None:
         """Return the measured saving; None while there are too few iterations."""
@@ -210,37 +195,12 @@ class JobKnowledge:
             communication_latency_s=self.iterations.typical(lambda o: o.communication_latency_s),
             launch_gap_s=self.iterations.typical(lambda o: o.launch_gap_s),
             generation=self.generation,
-            previous_run=self.previous_run,
             past_jobs=self.past_jobs,
             curves_before=self.curves_before,
             num_dp_ranks=ranks.description.num_dp_ranks,
             reorder=self.reordering.view(ranks.schedule.num_ranks, ranks.description.num_stage_ranks),
             affordable_s=affordable_s,
         )
-
-    def run_to_store(self) -> PreviousRun | None:
-        """Return the profile of this run, once, when the plan in force has run for long enough; None otherwise.
-
-        A run that was planned from an earlier one, and did not profile, passes that one on.
-        """
-        plan = self.plans.current
-        if plan.purpose is not PlanPurpose.TUNED or plan.plan_id == self.plans.proven_id:
-            return None
-        if len(self.iterations.regular_under(plan.plan_id)) < PROVEN_ITERATIONS:
-            return None
-        self.plans.proven_id = plan.plan_id
-        run = summarize_run(self.job_id, self.full_speed(), self.profiled(), plan)
-        if run is None and self.previous_run is not None:
-            run = replace(self.previous_run, figures=plan.figures, is_of_this_run=False)
-        return run
-
-    def run_until_now(self, full_speed: Sequence[IterationObservation]) -> PreviousRun | None:
-        """Return the profile of this run; marked, so that a policy uses its ratios but not its absolute times."""
-        plan = self.plans.proven_or_first_tuned()
-        if plan is None:
-            return None
-        run = summarize_run(self.job_id, full_speed, self.profiled(), plan) or self.previous_run
-        return None if run is None else replace(run, figures=plan.figures, is_of_this_run=True)
 
     def estimate(self, baseline: BaselineView, *, until: int | None = None) -> SavingEstimate:
         """Return the estimate since the last change, or the one before while the saving is not yet measured again.
@@ -264,44 +224,31 @@ class JobKnowledge:
         """Keep the curves that the job has shown until now for its plans after a change."""
         self.curves_before = self.learned or self.curves_before
 
-    def begin_anew(self, previous_run: PreviousRun | None, is_kept: Callable[[IterationObservation], bool]) -> None:
-        """Drop all measurements except the kept iterations and the given profile, so that the policy profiles again."""
+    def begin_anew(self, is_kept: Callable[[IterationObservation], bool]) -> None:
+        """Drop all measurements except the kept iterations, so that the policy begins again."""
         self.tuned_figures.clear()
         self.iterations.kept = [o for o in self.iterations.kept if is_kept(o)]
         self.compared.keep(is_kept)
         self.plans.begin_anew()
         self.reordering.advice = None
-        self.previous_run, self.learned = previous_run, None
+        self.learned = None
         self.generation += 1
         self._iterations_changed()
 
     def change_schedule(self, baseline: BaselineView | None, *, first_iteration: int) -> None:
-        """Drop what holds for one number of microbatches only: iteration times, and plans.
-
-        Times and energies of instructions stay: in a profile of this run, or, while there is no tuned plan, in its
-        iterations under profiling plans.
-        """
+        """Drop what holds for one number of microbatches only: iterations, and plans; curves stay."""
         if baseline is not None and (before := self.estimate(baseline)).saving is not None:
             self.estimate_before = before
         self.changed_at = first_iteration
         self.keep_curves()
-        profiled = self.profiled()
-        if any(plan.purpose is PlanPurpose.TUNED for plan in self.plans.kept):
-            self.begin_anew(self.run_until_now(self.full_speed()) or self.previous_run, lambda _: False)
-        else:
-            self.iterations.kept = profiled
-            self.compared = ComparedIterations()
-            self._iterations_changed()
+        self.begin_anew(lambda _: False)
         self.pace = PaceEstimator()
-        if self.previous_run is not None:
-            self.pace.learn_from(self.previous_run)
 
     def snapshot(self) -> KnowledgeSnapshot:
         """Return a copy of all state but the estimators."""
         return KnowledgeSnapshot(
             plans=self.plans.snapshot(),
             iterations=tuple(self.iterations.kept),
-            previous_run=self.previous_run,
             generation=self.generation,
             num_iterations_for=dict(self.num_iterations_for),
             tuned_figures=tuple(self.tuned_figures),
@@ -318,7 +265,7 @@ class JobKnowledge:
         self.plans.restore(snapshot.plans)
         self.iterations.kept = list(snapshot.iterations)
         self.compared.restore(snapshot.iterations, self.plans.purposes())
-        self.previous_run, self.generation = snapshot.previous_run, snapshot.generation
+        self.generation = snapshot.generation
         self.num_iterations_for = Counter(snapshot.num_iterations_for)
         self.tuned_figures.extend(snapshot.tuned_figures)
         self.changed_at, self.estimate_before = snapshot.changed_at, snapshot.estimate_before

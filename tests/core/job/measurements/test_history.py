@@ -90,7 +90,6 @@ def test_iterations_of_one_plan_are_selected_since_an_index() -> None:
     assert indices(run.regular_under("tuned", since=2)) == [2, 3]
     assert indices(run.regular_under("tuned", since=3)) == [3]
     assert indices(run.regular_under("tuned")) == [0, 2, 3]
-    assert indices(run.that_profiled(PURPOSES)) == [4]
 
 
 def test_medians_of_a_plan_are_those_of_its_newest_iterations() -> None:

@@ -82,7 +82,7 @@ def test_advice_ends_with_the_measurements_that_it_was_computed_from() -> None:
     run.pass_one()
     run.decide(replace(plan(), order_advice=ADVICE))
 
-    run.job.knowledge.begin_anew(None, lambda _: True)
+    run.job.knowledge.begin_anew(lambda _: True)
 
     assert run.job.knowledge.reordering.advice is None
 
