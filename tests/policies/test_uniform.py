@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.measurement.observation import IterationObservation, RankEnergy
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, check_plan
@@ -15,6 +16,7 @@ from gpuenergyd.errors import TargetError
 from gpuenergyd_policies import full_speed, uniform
 from gpuenergyd_policies.full_speed import FullSpeed
 from gpuenergyd_policies.uniform import Uniform
+from tests.support.virtual_training import VirtualTraining, a100_stages
 
 F, B = InstructionKind.F, InstructionKind.B
 CLOCKS_MHZ = tuple(range(1400, 400, -50))
@@ -238,3 +240,21 @@ def test_uniform_keeps_full_speed_without_a_common_clock() -> None:
 
     assert plan.ranks == ()
     assert "no clock in common" in plan.reason
+
+
+def test_a_batch_that_grows_while_clocks_are_measured_makes_no_plan_too_slow() -> None:
+    """A clock measured with four microbatches takes less time than full speed with sixteen, which says nothing."""
+    run = VirtualTraining(
+        one_forward_one_backward(4, 4), a100_stages((1.0, 0.85, 0.9, 1.2)), Uniform(), max_slowdown_ratio=0.02, seed=1
+    )
+    run.run(20)
+    assert run.job.phase is JobPhase.PROFILING
+    run.change_schedule(one_forward_one_backward(4, 16))
+
+    run.run(60)
+
+    baseline, plan = run.job.baseline, run.job.current_plan
+    assert baseline is not None
+    times_s = [seen.iteration_time_s for seen in run.job.knowledge.iterations.kept if seen.plan_id == plan.plan_id]
+    assert (run.job.phase, plan.purpose) == (JobPhase.TUNED, PlanPurpose.TUNED)
+    assert max(times_s) <= 1.02 * baseline.iteration_time_s
