@@ -10,10 +10,14 @@ A rank's first instruction waits for input from earlier ranks, so that part of i
 before the next start may include a wait for other ranks (as in gradient clipping), so a low quantile over many
 iterations counts, in some of which the rank was itself the last. An epilogue is never longer than the time the rank has
 left at full speed: its only effect is that the rank finishes no later than at full speed.
+
+Some programs record waits as part of an instruction, such as a receive within a forward. The graph then counts each
+wait twice, as work and as a dependency, and a rank needs more time in the graph than the iterations took.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 from statistics import median
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph, dependency_graph
@@ -23,6 +27,9 @@ from gpuenergyd.core.policy_api.policy import JobView
 
 LEAST_SHARE = 0.1
 """The quantile of measured turnarounds that counts: the minimum itself would be an outlier."""
+MAX_EXCESS_RATIO = 0.02
+"""A rank may need so much more time in the graph than iterations take, beyond noise: latencies are estimates."""
+_STANDARD_ERRORS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,21 @@ def observed_pipeline(view: JobView, profile: PipelineProfile) -> ObservedPipeli
     full_speed = _at_full_speed(graph, profile)
     bias_s = view.baseline.iteration_time_s - full_speed.iteration_time_s
     return ObservedPipeline(graph.with_epilogues(_rank_epilogues_s(view, full_speed, bias_s)), bias_s)
+
+
+def contradiction(view: JobView, graph: DependencyGraph, profile: PipelineProfile) -> str | None:
+    """Return in words that a rank's instructions need longer than whole iterations at full speed; None if none does."""
+    baseline, full_speed = view.baseline, _at_full_speed(graph, profile)
+    noise_ratio = baseline.iteration_sigma_s / baseline.iteration_time_s / sqrt(max(1, baseline.num_iterations))
+    spans_s = {r: own[-1].end_s - own[0].start_s for r, own in enumerate(full_speed.spans_of_ranks()) if own}
+    slowest = max(spans_s, key=spans_s.__getitem__)
+    excess_ratio = spans_s[slowest] / baseline.iteration_time_s - 1
+    if excess_ratio <= MAX_EXCESS_RATIO + _STANDARD_ERRORS * noise_ratio:
+        return None
+    return (
+        f"by the schedule, the measured instructions of rank {slowest} take {excess_ratio:.1%} longer than iterations;"
+        " their times seem to include waits for other ranks"
+    )
 
 
 def graph_in_order(view: JobView, profile: PipelineProfile, bias_s: float) -> DependencyGraph:

@@ -30,7 +30,7 @@ from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.full_speed import permits_no_slowdown, reason_for_full_speed
 from gpuenergyd_policies.learning.of_job import learned_profile, newest_at_full_speed
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
-from gpuenergyd_policies.observed_pipeline import observed_pipeline
+from gpuenergyd_policies.observed_pipeline import contradiction, observed_graph, observed_pipeline
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
 from gpuenergyd_policies.planning.problem import Effort
@@ -62,6 +62,8 @@ def predicted_plan(view: JobView, planner: Planner) -> ClockPlan:
         error_ratio = _error_ratio(seen)
     except NotEnoughDataError as error:
         return baseline_plan("predicted", reason=f"savings cannot be predicted: {error}")
+    if (reason := contradiction(view, observed_graph(view), fitted.profile)) is not None:
+        return baseline_plan("predicted", reason=f"savings cannot be predicted: {reason}")
     basis = BASIS + fitted.relatives_text
     likely = replace(_planned(view, planner, fitted.profile), reason=basis)
     saving_ratio = _saving_ratio(likely)

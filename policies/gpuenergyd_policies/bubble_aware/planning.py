@@ -28,10 +28,12 @@ from gpuenergyd_policies.bubble_aware.cheaper_waits import with_cheaper_waits
 from gpuenergyd_policies.bubble_aware.model import FittedJob, PipelineModel
 from gpuenergyd_policies.bubble_aware.tried_plans import more_time_ratio, new_or_tried
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
+from gpuenergyd_policies.full_speed import plan_at_full_speed
 from gpuenergyd_policies.learning.doubt import limit_of, towards, within_doubt
 from gpuenergyd_policies.learning.of_job import LearnedProfile
 from gpuenergyd_policies.learning.risk import MAX_LATE_RATIO, caution_within_risk
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
+from gpuenergyd_policies.observed_pipeline import contradiction
 from gpuenergyd_policies.planning.frontier import SolvedPlan, min_iteration_time_s, solve
 from gpuenergyd_policies.planning.large import TOO_LARGE
 from gpuenergyd_policies.planning.problem import Effort
@@ -55,7 +57,7 @@ class Figure(StrEnum):
     CLOCK_DELAY = "clock_delay_s"
     """How much later than reported clocks take effect, as learned from this job."""
     DECIDED_AFTER = "decided_after_iteration"
-    """The newest iteration observed when a plan with an order of its own was made."""
+    """The newest iteration observed when a plan with an order of its own, or none at all, was decided on."""
 
 
 def tuned_plan(job: FittedJob, *, caution_ratio: float | None, number: int, why: str) -> ClockPlan:
@@ -68,13 +70,29 @@ def tuned_plan(job: FittedJob, *, caution_ratio: float | None, number: int, why:
     try:
         fitted, model = job.fitted, job.model
     except NotEnoughDataError as error:
-        return baseline_plan(view.plan_id(f"unplanned-{view.num_issued()}"), reason=f"cannot plan: {error}")
+        return plan_at_full_speed(view, f"cannot plan: {error}")
+    if number == 1 and (reason := contradiction(view, model.graph, model.profile)) is not None:
+        return _refusal(view, reason)
     is_to_learn = caution_ratio is None
     more_ratio = more_time_ratio(view, model, number=number, target_figure=Figure.TARGET) if is_to_learn else 0.0
     margin = _margin(view, model, fitted, more_ratio)
     plan = plan_from_model(view, model, caution_ratio=caution_ratio, number=number, why=why, margin=margin)
     plan = replace(plan, learned=fitted.learned, reason=why + fitted.relatives_text)
     return new_or_tried(view, model, plan, number=number, target_figure=Figure.TARGET) if is_to_learn else plan
+
+
+def refusal_in_force(view: JobView) -> ClockPlan | None:
+    """Return the newest plan if it is a refusal to plan, until twice as many iterations have run; else None."""
+    last = view.issued_plans[-1] if view.issued_plans else None
+    decided_after = None if last is None or last.ranks or last.orders else last.figure(Figure.DECIDED_AFTER)
+    is_due = decided_after is None or view.observations[-1].iteration_index >= 2 * decided_after
+    return None if is_due else last
+
+
+def _refusal(view: JobView, reason: str) -> ClockPlan:
+    index = view.observations[-1].iteration_index
+    plan = baseline_plan(view.plan_id(f"refused-after-{index}"), reason=f"cannot plan: {reason}")
+    return replace(plan, figures=((Figure.DECIDED_AFTER, index),))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView, PriorView
 from gpuenergyd_policies.advice_trials import plan_without_slowdown
 from gpuenergyd_policies.bubble_aware.correction import PlanOutcome
 from gpuenergyd_policies.bubble_aware.model import FittedJob, fit_model
-from gpuenergyd_policies.bubble_aware.planning import tuned_plan
+from gpuenergyd_policies.bubble_aware.planning import refusal_in_force, tuned_plan
 from gpuenergyd_policies.bubble_aware.reordering import next_tuned_plan
 from gpuenergyd_policies.bubble_aware.slowdown_advice import with_slowdown_advice
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
@@ -118,7 +118,7 @@ class BubbleAware:
         tuned = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED]
         if tuned:
             return self._with_curves(view, next_tuned_plan(view))
-        return tuned_plan(
+        return refusal_in_force(view) or tuned_plan(
             FittedJob(view), caution_ratio=None, number=1, why="first plan, from the prior and the baseline"
         )
 

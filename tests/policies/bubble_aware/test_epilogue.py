@@ -10,7 +10,7 @@ from gpuenergyd.core.pipeline.graph import Instruction, InstructionClass, Instru
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
-from gpuenergyd_policies.observed_pipeline import observed_pipeline
+from gpuenergyd_policies.observed_pipeline import contradiction, observed_pipeline
 from tests.support.virtual_training import A100Work, VirtualTraining
 
 F, I, W = InstructionKind.F, InstructionKind.I, InstructionKind.W  # noqa: E741  torch's own name
@@ -116,3 +116,19 @@ def test_without_observations_there_is_no_epilogue(view: JobView) -> None:
     blind = replace(view, observations=tuple(replace(o, turnarounds_s=(), lead_s=None) for o in view.observations))
 
     assert epilogues_s(blind) == [0.0, 0.0]
+
+
+def test_a_rank_cannot_work_longer_than_an_iteration_takes_beyond_noise(view: JobView) -> None:
+    """Rank 1 works for 1.6 s, which overlaps the begin of rank 0's next iteration."""
+    graph = observed_pipeline(view, profile()).graph
+
+    def found(iteration_time_s: float, sigma_s: float) -> str | None:
+        baseline = replace(view.baseline, iteration_time_s=iteration_time_s, iteration_sigma_s=sigma_s)
+        return contradiction(replace(view, baseline=baseline), graph, profile())
+
+    assert view.baseline.num_iterations == 12
+    assert found(1.6, 0.0) is None
+    text = found(1.6 / 1.05, 0.03)
+    assert text is not None
+    assert text.startswith("by the schedule, the measured instructions of rank 1 take 5.0% longer than iterations")
+    assert found(1.6 / 1.05, 0.06) is None, "within three standard errors of 12 iterations"
