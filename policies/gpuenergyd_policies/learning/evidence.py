@@ -12,7 +12,7 @@ from gpuenergyd_policies.learning.seen import CallSeen, EnergySeen, TimeSeen, Ti
 TIME_NOISE_RATIO = 0.003
 """Of one instruction's time, and of the mean of any number of them: iterations have errors in common."""
 _MIN_SHARE_RATIO = 0.03
-"""Shares of an instruction's time below this count as time at its other clocks."""
+"""Shares of an instruction's time below this tell nothing of their clocks: their progress is that of the prior."""
 _ENERGY_NOISE_RATIO = 0.02
 _MIN_ENERGY_NOISE_RATIO = 0.003
 _MIN_FOR_NOISE = 4
@@ -27,11 +27,18 @@ def times_seen(observations: Iterable[IterationObservation]) -> list[TimeSeen]:
         for sample in observation.instruction_samples if observation.is_regular else ():
             if not sample.time_s > 0:
                 continue
-            kept = [s for s in sample.shares if s.time_s >= _MIN_SHARE_RATIO * sample.time_s]
-            rest = sample.time_s / sum(s.time_s for s in kept)
-            shares = tuple(sorted((s.sm_clock_mhz, s.time_s * rest) for s in kept))
+            shares = sorted((s.sm_clock_mhz, s.time_s) for s in sample.shares)
+            least_s = _MIN_SHARE_RATIO * sample.time_s
             sigma = TIME_NOISE_RATIO * math.sqrt(1 + 1 / max(1, sample.count))
-            found.append(TimeSeen(sample.instruction_class, shares, sigma, _calls_in(sample, observation)))
+            found.append(
+                TimeSeen(
+                    sample.instruction_class,
+                    tuple(share for share in shares if share[1] >= least_s),
+                    sigma,
+                    _calls_in(sample, observation),
+                    tuple(share for share in shares if 0 < share[1] < least_s),
+                )
+            )
     return found
 
 

@@ -67,6 +67,8 @@ class TimeSeen:
     """(clock in MHz, time in s), more than one if the clock changed during the instructions."""
     sigma_ratio: float
     calls: tuple[CallSeen, ...] = ()
+    short_shares: tuple[tuple[int, float], ...] = ()
+    """The same for clocks at which so little time was spent that it tells nothing of them."""
 
     @property
     def clocks_mhz(self) -> tuple[int, ...]:
@@ -160,6 +162,9 @@ class TimeRows:
     """Time at each point, as a share of the class's time at full speed."""
     variances: FloatArray
     """Of the relative error of each row."""
+    short_points: tuple[tuple[int, float], ...]
+    short: FloatArray
+    """The same as `points` and `spent` for clocks at which little time was spent."""
     call_points: tuple[tuple[int, float], ...]
     """The same for the columns of `calls_from` and `calls_to`."""
     calls_from: FloatArray
@@ -176,9 +181,13 @@ def time_rows(classes: Sequence[ClassAtFullSpeed], times: Sequence[TimeSeen], *,
         if min(seen.clocks_mhz) < classes[own_index[seen.key]].clocks_mhz[0] or (has_calls and seen.calls):
             members[seen.row].append(seen)
     column = _numbered((own_index[key], clock) for key, clocks, _ in members for clock in clocks)
+    column_of_short = _numbered(
+        (own_index[seen.key], clock) for own in members.values() for seen in own for clock, _ in seen.short_shares
+    )
     calls = ((own_index[seen.key], call) for own in members.values() for seen in own for call in seen.calls)
     of_call = _numbered((index, clock) for index, call in calls for clock in (call.before_mhz, call.after_mhz))
     spent, variances = np.zeros((len(members), len(column))), np.zeros(len(members))
+    short = np.zeros((len(members), len(column_of_short)))
     calls_from, calls_to = np.zeros((len(members), len(of_call))), np.zeros((len(members), len(of_call)))
     for row, ((key, _, _), own) in enumerate(members.items()):
         index = own_index[key]
@@ -188,10 +197,22 @@ def time_rows(classes: Sequence[ClassAtFullSpeed], times: Sequence[TimeSeen], *,
             weight = seen.sigma_ratio**-2 / total
             for clock, time_s in seen.shares:
                 spent[row, column[index, clock]] += weight * time_s / classes[index].time_s
+            for clock, time_s in seen.short_shares:
+                short[row, column_of_short[index, clock]] += weight * time_s / classes[index].time_s
             for call in seen.calls:
                 calls_from[row, of_call[index, call.before_mhz]] += weight * call.count
                 calls_to[row, of_call[index, call.after_mhz]] += weight * call.count
-    return TimeRows(tuple(members), tuple(column), spent, variances, tuple(of_call), calls_from, calls_to)
+    return TimeRows(
+        tuple(members),
+        tuple(column),
+        spent,
+        variances,
+        tuple(column_of_short),
+        short,
+        tuple(of_call),
+        calls_from,
+        calls_to,
+    )
 
 
 def _numbered(points: Iterable[tuple[int, float]]) -> dict[tuple[int, float], int]:
@@ -224,7 +245,8 @@ def time_evidence(
     An instruction at one clock takes t. In one whose clock changes, sum(share_j / t(j)) = 1 + n S / t(before)
     + D (1 / t(after) - 1 / t(before)), with n calls that each stop the GPU for S, and clocks that take effect D later
     than they are reported: linear in log times where the belief from the values is, and in S and D. `calls_sigma_s` are
-    the standard deviations of the belief about S and D; zero where calls are known to cost nothing.
+    the standard deviations of the belief about S and D; zero where calls are known to cost nothing. Progress in short
+    shares is that of the prior.
     """
     prior, spent = np.array(of_time.prior.mean), rows.spent
     times_s = np.array([classes[index].time_s for index, _ in rows.call_points])
@@ -233,12 +255,13 @@ def time_evidence(
     observed = points_of(classes, rows.points)
     by_calls = calls * np.array(calls_sigma_s)
     noise = np.diag(rows.variances) + by_calls @ by_calls.T
-    is_mixed = any(len(clocks) > 1 for _, clocks, _ in rows.rows)
+    in_short = rows.short @ np.exp(-points_of(classes, rows.short_points).shape @ prior)
+    is_mixed = any(len(clocks) > 1 for _, clocks, _ in rows.rows) or bool(rows.short_points)
     curve = observed.shape @ prior
     evidence = Evidence(spent, np.zeros(len(spent)), noise)
     for number in range(num_rounds if is_mixed else 1):
         progress = spent * np.exp(-curve)
-        total = progress.sum(axis=1)
+        total = progress.sum(axis=1) + in_short
         weights = progress / total[:, None]
         evidence = Evidence(weights, np.log(total) + weights @ curve, noise)
         if is_mixed and number < num_rounds - 1:
