@@ -248,6 +248,9 @@ class SwitchCalibration:
     num_unseen: int = 0
     _switches: deque[ObservedSwitch] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _num_new: int = 0
+    _num_contradicting: int = 0
+    _num_since_contradicted: int = 0
+    """Changes since the first one of those that contradict in a row."""
     _estimates: tuple[SwitchEstimate, ...] | None = None
 
     @property
@@ -276,6 +279,7 @@ class SwitchCalibration:
         self._switches.append(switch)
         self._estimates = None
         self._num_new += 1
+        self._forget_contradicted(switch)
         is_enough = self.num_seen + self.num_unseen >= ENOUGH
         basis = LatencyBasis.MEASURED if is_enough else LatencyBasis.MEASURED_EARLIER
         is_first = self.latency.basis is not basis
@@ -288,6 +292,28 @@ class SwitchCalibration:
             return False
         self.latency = latency
         return True
+
+    def _forget_contradicted(self, switch: ObservedSwitch) -> None:
+        """Forget all changes before those in a row that took far more, or far less, time than known of their clock."""
+        known = (t for t in self.latency.targets if t.sm_clock_mhz == switch.to_sm_clock_mhz)
+        own = next((t for t in known if t.direction is switch.direction), None)
+        self._num_since_contradicted += self._num_contradicting > 0
+        if own is None:
+            return
+        is_slower = switch.latency_s > _FAR_RATIO * own.late_s
+        is_faster = switch.settle_high_s is not None and _FAR_RATIO * switch.latency_s < own.typical_s
+        if not (is_slower or is_faster):
+            self._num_contradicting = self._num_since_contradicted = 0
+            return
+        self._num_contradicting += 1
+        if self._num_contradicting < ENOUGH:
+            return
+        kept = list(self._switches)[-1 - self._num_since_contradicted :]
+        self._switches.clear()
+        self._switches.extend(kept)
+        self.latency = replace(self.latency, targets=(), regions=())
+        self._num_contradicting = self._num_since_contradicted = 0
+        self._num_new = len(kept)
 
     def estimates(self) -> tuple[SwitchEstimate, ...]:
         """Return the statistics of each direction, then by regions; empty before the first change."""

@@ -119,11 +119,15 @@ class PlanOutcome:
         return median(before_s) - median(self.measured_s) > TUNING.certainty_of_budget_sigma * self._error_s
 
     def _settled_s(self, plan: ClockPlan) -> tuple[float, ...]:
-        """Return the times of a tuned plan for this target with less caution; empty if it ran only shortly."""
+        """Return the times of a tuned plan for this target with less caution; empty if it ran only shortly.
+
+        One made before clock changes became slower or faster says nothing.
+        """
         other = PlanOutcome.of(self.view, plan)
         is_bolder = plan.purpose is PlanPurpose.TUNED and other.caution_ratio < self.caution_ratio
         has_settled = len(other.measured_s) >= TUNING.min_iterations_to_keep_budget
-        return other.measured_s if is_bolder and has_settled and not other.has_new_target else ()
+        is_alike = not other.has_new_target and not _differs(other.assumed_latency_s, self.assumed_latency_s)
+        return other.measured_s if is_bolder and has_settled and is_alike else ()
 
     @property
     def is_far_late(self) -> bool:
@@ -150,10 +154,15 @@ class PlanOutcome:
 
         The first estimates at clocks that no plan had used before move by more than that.
         """
-        if len(self.measured_s) < TUNING.min_iterations_to_keep_budget and not self.is_slow:
+        is_young = len(self.measured_s) < TUNING.min_iterations_to_keep_budget
+        if is_young and self.is_in_force and not self.is_slow:
             return False
-        assumed_s = self.plan.figure(Figure.SWITCH_LATENCY) or 0.0
-        return abs(self.raise_latency_s - assumed_s) > TUNING.new_latency_ratio * assumed_s
+        return _differs(self.raise_latency_s, self.assumed_latency_s)
+
+    @property
+    def assumed_latency_s(self) -> float:
+        """The longest latency of changes to faster clocks that the plan was made with."""
+        return self.plan.figure(Figure.SWITCH_LATENCY) or 0.0
 
     @property
     def is_as_planned(self) -> bool:
@@ -184,6 +193,10 @@ class PlanOutcome:
     @property
     def _noise_s(self) -> float:
         return self.view.baseline.iteration_sigma_s / math.sqrt(len(self.measured_s))
+
+
+def _differs(latency_s: float, assumed_s: float) -> bool:
+    return abs(latency_s - assumed_s) > TUNING.new_latency_ratio * assumed_s
 
 
 def corrected_plan(view: JobView, plan: ClockPlan) -> ClockPlan:
@@ -229,7 +242,7 @@ def _learn(outcome: PlanOutcome) -> ClockPlan:
 
 def _replan_for_latency(outcome: PlanOutcome) -> ClockPlan:
     """Return a plan with new lead times and the same caution: late iterations may come from late clock changes."""
-    assumed_s = outcome.plan.figure(Figure.SWITCH_LATENCY) or 0.0
+    assumed_s = outcome.assumed_latency_s
     latency = f"switch latency {1000 * outcome.raise_latency_s:.3g} ms (assumed {1000 * assumed_s:.3g})"
     return _replan(outcome, f"replanned: {outcome.deviation}; {latency}")
 

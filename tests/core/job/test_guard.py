@@ -172,6 +172,20 @@ def test_more_time_at_a_higher_clock_is_not_a_faster_instruction() -> None:
     assert evaluate(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES) is None
 
 
+@pytest.mark.parametrize(("last_s", "is_faster"), [((0.05, 0.045), False), ((0.02, 0.05), True)])
+def test_an_instruction_whose_clock_changes_on_its_way_is_compared_by_cycles(
+    last_s: tuple[float, float], *, is_faster: bool
+) -> None:
+    """At 900 MHz it took 0.1 s, or 90 million cycles; 0.05 s there and 0.045 s at 1200 MHz are 99 million."""
+    mixed = InstructionSample(0, F, (ClockShare(900, last_s[0]), ClockShare(1200, last_s[1])), 4)
+    recent = [iteration(k, 1.0, sample(0.1, clock=900)) for k in range(6)]
+    recent += [iteration(9 + k, 1.0, mixed) for k in range(4)]
+
+    found = evaluate(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES)
+
+    assert (found is not None) is is_faster
+
+
 def test_a_missing_instruction_is_not_a_faster_one() -> None:
     recent = [iteration(k, 1.0, sample(0.1)) for k in range(6)] + [iteration(9 + k, 1.0) for k in range(4)]
 

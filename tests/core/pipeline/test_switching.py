@@ -153,6 +153,30 @@ def test_small_changes_of_the_estimate_are_not_reported() -> None:
     assert any(learning.observe(switch(1410, 900, settle_s=0.050)) for _ in range(400))
 
 
+@pytest.mark.parametrize("then_s", [0.080, 0.005])
+def test_changes_in_a_row_that_contradict_what_is_known_replace_it(then_s: float) -> None:
+    learning = calibration()
+    for _ in range(200):
+        learning.observe(switch(1410, 900, settle_s=0.020))
+        learning.observe(switch(900, 1410, settle_s=0.020))
+
+    for _ in range(ENOUGH + 4):
+        learning.observe(switch(1410, 900, settle_s=then_s))
+        learning.observe(switch(900, 1410, settle_s=then_s))
+
+    assert learning.latency.raise_s == pytest.approx(then_s + 0.0045, abs=0.001)
+    assert all(own.late_s == pytest.approx(then_s + 0.0045, abs=0.001) for own in learning.latency.targets)
+
+
+def test_rare_long_changes_and_clocks_that_are_new_contradict_nothing() -> None:
+    learning = calibration()
+    for k in range(400):
+        learning.observe(switch(1410, 900, settle_s=0.3 if k % 8 == 0 else 0.020))
+        learning.observe(switch(900, 1200 + k % 8, settle_s=0.1))
+
+    assert len(learning.switches) == 800
+
+
 def test_a_quantile_does_not_depend_on_later_changes() -> None:
     seen = [ObservedSwitch(1410, 900, 0.0, 0.0, s / 1000, s / 1000) for s in range(1, 8)]
     unseen = [ObservedSwitch(1410, 900, 0.0, 0.0, 0.1, None)] * 3
