@@ -356,6 +356,7 @@ class Server:
             guard.end_request()
             if not is_refused and request.method != "GET" and request.path not in _UNSEEN_PATHS:
                 self._status.invalidate()  # a client that has changed something can read it back
+                self._zeusd.declare_change()
 
     async def _refuse_flood(self, uid: int, wait_s: float) -> web.Response:
         """Refuse a request above the user's rate, after a delay that grows with the user's connections.
