@@ -72,6 +72,8 @@ class JobRanks:
     _graph: DependencyGraph | None = None
     _planned: tuple[Orders, DependencyGraph] | None = None
     """The graph of the last orders that a plan brought."""
+    _waits: tuple[Mapping[int, tuple[Instruction, ...]], bool] | None = field(default=None, compare=False)
+    """The orders that were last searched for phases that wait, and whether there are any."""
 
     @property
     def graph(self) -> DependencyGraph:
@@ -96,7 +98,10 @@ class JobRanks:
     @property
     def has_waits(self) -> bool:
         """Whether the job has phases that wait for gradients or data."""
-        return any(instruction.kind.is_wait for order in self.orders.values() for instruction in order)
+        if self._waits is None or self._waits[0] is not self.orders:
+            instructions = (instruction for order in self.orders.values() for instruction in order)
+            self._waits = self.orders, any(instruction.kind.is_wait for instruction in instructions)
+        return self._waits[1]
 
     @property
     def num_hosts(self) -> int:

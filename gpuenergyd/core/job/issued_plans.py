@@ -31,6 +31,7 @@ _NEWEST_KEPT = 2 * _EPOCHS_KEPT
 """Plans whose iterations may still be unreported, or wait for the GPUs' energy counters."""
 MAX_PLANS_KEPT = 384
 """More than `_NEWEST_KEPT` and one for each iteration that a job keeps."""
+_BASELINE_PLAN = baseline_plan()
 _SAME_TIME_RATIO = 1e-3
 SETTLING_ITERATIONS = 2
 """Iterations from the first one under another power limit or profile on that do not count: they are set while it runs,
@@ -81,7 +82,7 @@ class IssuedPlans:
     @property
     def current(self) -> ClockPlan:
         """The plan in force, or the one that will be at its first iteration."""
-        return self.kept[-1] if self.kept else baseline_plan()
+        return self.kept[-1] if self.kept else _BASELINE_PLAN
 
     def by_id(self, plan_id: str | None) -> ClockPlan | None:
         """Return a kept plan; None if there is none with this id."""

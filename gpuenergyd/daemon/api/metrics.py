@@ -1,15 +1,17 @@
 """`GET /v1/metrics`: the daemon's status in Prometheus' text format, in base units; unknown values are omitted."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from socket import gethostname
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 _HERTZ_PER_MHZ = 1e6
+_GO_EXPONENT_FROM = 1e6
 
 _Row = tuple[Mapping[str, Any], list[str]]
 """Status fields of one object, and its label values."""
@@ -91,6 +93,15 @@ _POWER_COUNTERS = (
     ("num_cuts", "power_cuts", "Times that clocks were lowered at once, because of measured power."),
     ("over_s", "power_over_budget_seconds", "Time above the power budget."),
 )
+
+
+class _Labels(dict[str, str]):
+    """Labels that all samples of an object share."""
+
+    @cached_property
+    def text(self) -> str:
+        """The labels in braces."""
+        return _label_text(tuple(self.items()))
 
 
 class StatusCollector(Collector):
@@ -220,12 +231,12 @@ def _gauges(
     factor: float = 1.0,
 ) -> Iterator[Metric]:
     """Yield one gauge per (status key, metric name, help text); unknown values are omitted."""
+    shared = [(fields, _Labels(zip(labels, values, strict=True))) for fields, values in rows]
     for key, name, text in gauges:
         gauge = GaugeMetricFamily(f"gpuenergyd_{kind}_{name}", text, labels=labels)
-        for fields, values in rows:
-            value = fields.get(key)
-            if value is not None:
-                gauge.add_metric(values, value * factor)
+        gauge.samples = [
+            Sample(gauge.name, own, value * factor) for fields, own in shared if (value := fields.get(key)) is not None
+        ]
         yield gauge
 
 
@@ -303,10 +314,17 @@ def metrics_text(status: Mapping[str, Any]) -> bytes:
         name = f"{family.name}_total" if family.type == "counter" else family.name
         lines.append(f"# HELP {name} {family.documentation}\n# TYPE {name} {family.type}\n")
         for sample in family.samples:
-            lines.append(sample.name + _label_text(tuple(sample.labels.items())))
-            number = floatToGoString(sample.value)  # type: ignore[no-untyped-call]  # the library left it untyped
-            lines.append(f" {number}\n")
+            labels = sample.labels
+            text = labels.text if isinstance(labels, _Labels) else _label_text(tuple(labels.items()))
+            lines.append(f"{sample.name}{text} {_number_text(sample.value)}\n")
     return "".join(lines).encode()
+
+
+def _number_text(value: float) -> str:
+    """Return a number as Go writes it: as Python does below a million."""
+    if -_GO_EXPONENT_FROM < value < _GO_EXPONENT_FROM:
+        return repr(float(value))
+    return str(floatToGoString(value))  # type: ignore[no-untyped-call]  # the library left it untyped
 
 
 @lru_cache(maxsize=4096)

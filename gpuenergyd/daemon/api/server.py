@@ -64,8 +64,10 @@ FRAME_LIMIT_S = 2.0
 """Time limit of a request's header, and then of its body."""
 _UNREAD_LIMIT_S = 5.0
 """Time after which a client that does not read its responses is disconnected, once they fill the socket."""
-_FREQUENT_PATHS = frozenset({routes.ITERATIONS.path, routes.PACE.path})
-"""Paths of the training loop; their requests do not invalidate the status snapshot."""
+_UNSEEN_PATHS = frozenset(
+    {routes.ITERATIONS.path, routes.PACE.path, routes.PAST_JOB_IMPORT.path, routes.PAST_JOB_FORGET.path}
+)
+"""Paths whose requests do not invalidate the status snapshot: of the training loop, and of what no status shows."""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LINGER_LIMIT_S = 0.2
 """Time to keep reading after an early response, so that the sender can receive it."""
@@ -352,8 +354,9 @@ class Server:
             return response
         finally:
             guard.end_request()
-            if not is_refused and request.method != "GET" and request.path not in _FREQUENT_PATHS:
+            if not is_refused and request.method != "GET" and request.path not in _UNSEEN_PATHS:
                 self._status.invalidate()  # a client that has changed something can read it back
+                self._zeusd.declare_change()
 
     async def _refuse_flood(self, uid: int, wait_s: float) -> web.Response:
         """Refuse a request above the user's rate, after a delay that grows with the user's connections.

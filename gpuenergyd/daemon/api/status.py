@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -35,6 +34,7 @@ from gpuenergyd.gpu.device import GpuDetails
 from gpuenergyd.gpu.link.messages import USABLE_HEALTH, GpuHealth
 from gpuenergyd.store import WriterStatus
 from gpuenergyd.store.database import sqlite_path
+from gpuenergyd.wire.daemon_codec import plain
 from gpuenergyd.wire.messages import RankRegistration
 
 _NS_PER_S = 1e9
@@ -103,8 +103,8 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
         "jobs": [_job(runner, daemon) for runner in daemon.jobs],
         "ended_jobs": [_ended_job(ended) for ended in reversed(daemon.jobs.ended)],
         **_total_saved_power(daemon.jobs),
-        "power": asdict(daemon.power.state()),
-        "swing": None if (swing := swing_state(daemon.power.swings.meter)) is None else asdict(swing),
+        "power": plain(daemon.power.state()),
+        "swing": plain(swing_state(daemon.power.swings.meter)),
         "carbon": daemon.carbon.status() if daemon.carbon is not None else None,
         "clock_requests": {
             "num_stale": daemon.jobs.clock_requests.num_stale,
@@ -163,7 +163,7 @@ def _gpu(gpu: Gpu, lease: ManualLease | None) -> dict[str, Any]:
         "total_energy_j": sample.total_energy_j if sample else None,
         "temperature_celsius": sample.temperature_celsius if sample else None,
         "reading_age_s": _age_s(sample.read_mono_ns) if sample else None,
-        "refused_readings": [asdict(refused) for refused in gpu.refused.values()],
+        "refused_readings": plain(tuple(gpu.refused.values())),
         **_knobs(gpu),
         "switching": _switching(gpu.switching),
         "job_id": gpu.claim.job_id if gpu.claim and not gpu.claim.is_lease else None,
@@ -213,7 +213,7 @@ def _switching(calibration: SwitchCalibration) -> dict[str, Any]:
         "num_seen": calibration.num_seen,
         "num_unseen": calibration.num_unseen,
         "num_earlier": calibration.num_earlier,
-        "seen": [asdict(estimate) for estimate in calibration.estimates()],
+        "seen": plain(calibration.estimates()),
     }
 
 
@@ -239,6 +239,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
     registration = daemon.jobs.registration(runner.job_id)
     outcome = runner.outcome()
     saved_w = _saved_power_w(runner)
+    sessions = daemon.jobs.sessions.of_job(runner.job_id)
     return {
         "job_id": runner.job_id,
         "job_name": job.description.job_name,
@@ -255,13 +256,13 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "expectation": expectation(job, is_member=runner.is_member),
         "outcome": outcome.kind,
         "outcome_reason": outcome.reason,
-        "advice": [asdict(own) for own in job.advice],
+        "advice": plain(job.advice),
         "advice_text": outcome.advice or None,
         "schedule": job.description.schedule_name,
         "num_ranks": job.description.num_ranks,
         "num_stage_ranks": job.description.num_stage_ranks,
         "num_microbatches": job.description.num_microbatches,
-        "captured": next((s.captured for s in daemon.jobs.sessions.of_job(runner.job_id) if s.captured), None),
+        "captured": next((s.captured for s in sessions if s.captured), None),
         "num_iterations": job.num_iterations,
         "plan_id": plan.plan_id,
         "plan_purpose": plan.purpose,
@@ -280,7 +281,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "max_slowdown_source": _option_source(job, registration, "max_slowdown_ratio"),
         "priority": job.description.priority,
         "is_paused": job.is_paused,
-        "orders": asdict(job.orders),
+        "orders": plain(job.orders),
         "predicted_iteration_time_s": predicted.iteration_time_s if predicted else None,
         "predicted_energy_j": predicted.energy_j if predicted else None,
         "lower_bound_j": predicted.lower_bound_j if predicted else None,
@@ -303,7 +304,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
                 "pid": s.peer.pid,
                 "uid": s.peer.uid,
             }
-            for s in daemon.jobs.sessions.of_job(runner.job_id)
+            for s in sessions
         ],
     }
 

@@ -141,8 +141,9 @@ class JobRunner:
     def prediction(self) -> ClockPlan | None:
         """The predicted savings of a job whose clocks may not be set; None for any other."""
         plans = self.plans
-        is_predicting = isinstance(plans, PermittedPlans) and (self.is_observing or plans.is_predicting)
-        return plans.prediction.plan if isinstance(plans, PermittedPlans) and is_predicting else None
+        if not isinstance(plans, PermittedPlans) or plans.prediction.plan is None:
+            return None
+        return plans.prediction.plan if plans.is_predicting or self.is_observing else None
 
     @property
     def forbidden_lever(self) -> Lever | None:

@@ -1,6 +1,7 @@
 """Reads that concurrent requests share: one at a time per key, whatever the number of requests."""
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,10 @@ class SharedReads(Generic[T]):
     """Reads a value by key; a request joins the read that has not begun yet, so that it sees every earlier change."""
 
     read: Callable[[str], Awaitable[T]]
+    monotonic_s: Callable[[], float] = time.monotonic
+    _last: dict[str, tuple[T, float]] = field(default_factory=dict)
+    """The values that were read last, and when they began to be."""
+    _num_changes: int = 0
     _waiting: dict[str, asyncio.Task[T]] = field(default_factory=dict)
     _running: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
 
@@ -25,7 +30,26 @@ class SharedReads(Generic[T]):
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(task)
 
+    async def recent_value(self, key: str, max_age_s: float) -> T:
+        """Return a value read at most this long ago and after every change that was declared, or read after this call.
+
+        Raises what the read raises.
+        """
+        last = self._last.get(key)
+        if last is not None and self.monotonic_s() - last[1] <= max_age_s:
+            return last[0]
+        return await self.value(key)
+
+    def declare_change(self) -> None:
+        """Use no value that was read before this call."""
+        self._last.clear()
+        self._num_changes += 1
+
     async def _read_next(self, key: str) -> T:
         async with self._running[key]:
             del self._waiting[key]
-            return await self.read(key)
+            begin_s, num_changes = self.monotonic_s(), self._num_changes
+            value = await self.read(key)
+            if num_changes == self._num_changes:
+                self._last[key] = value, begin_s
+            return value

@@ -33,6 +33,8 @@ from gpuenergyd.wire.daemon_codec import encode
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+_SETTINGS_AGE_S = 0.2
+"""Age up to which settings that were read are used again: that of a status under load."""
 _POLL_S = 0.05
 _KEEP_ALIVE_S = 10.0
 _WRITE_LIMIT_S = 5.0
@@ -58,6 +60,10 @@ class ZeusdRoutes:
     def __post_init__(self) -> None:
         self._snapshots = SharedReads(self.changes.worker.snapshot)
 
+    def declare_change(self) -> None:
+        """Show no setting that was read before this call."""
+        self._snapshots.declare_change()
+
     def add_to(self, app: web.Application) -> None:
         """Add the routes to an application."""
         get, post = app.router.add_get, app.router.add_post
@@ -73,9 +79,9 @@ class ZeusdRoutes:
         post("/gpu/reset_locked_clocks", self._changing(lambda _: ZeusdChange(is_clock_reset=True)))
         get("/gpu/get_cumulative_energy", self._reading(_energy))
         get("/gpu/get_power", self._reading(_power, lambda found: {"timestamp_ms": _now_ms(), "power_mw": found}))
-        get("/gpu/get_power_limit", self._reading(_power_limit_reading))
-        get("/gpu/get_power_limit_constraints", self._reading(_power_limit_range))
-        get("/gpu/get_persistence_mode", self._reading(_persistence_reading))
+        get("/gpu/get_power_limit", self._reading(_power_limit_reading, max_age_s=_SETTINGS_AGE_S))
+        get("/gpu/get_power_limit_constraints", self._reading(_power_limit_range, max_age_s=_SETTINGS_AGE_S))
+        get("/gpu/get_persistence_mode", self._reading(_persistence_reading, max_age_s=_SETTINGS_AGE_S))
         get("/gpu/stream_power", self._stream_power, allow_head=False)
         for path in ("get_cumulative_energy", "get_power", "stream_power"):
             get(f"/cpu/{path}", _refusing("API group cpu-read is not enabled: this daemon provides no CPU readings"))
@@ -146,12 +152,18 @@ class ZeusdRoutes:
         self,
         value: Callable[[GpuSnapshot], object],
         wrap: Callable[[Mapping[str, object]], object] = lambda found: found,
+        *,
+        max_age_s: float = 0.0,
     ) -> Handler:
-        """Return a handler that reads each GPU and returns the values by GPU index."""
+        """Return a handler that reads each GPU and returns the values by GPU index, all read after the request.
+
+        With `max_age_s`, values may have been read that long before it.
+        """
 
         async def respond(request: web.Request) -> web.Response:
             async def read(gpu: Gpu) -> object:
-                return value(await self._snapshots.value(gpu.identity.gpu_uuid))
+                uuid, reads = gpu.identity.gpu_uuid, self._snapshots
+                return value(await (reads.recent_value(uuid, max_age_s) if max_age_s else reads.value(uuid)))
 
             found, problem = await _for_each(self._selected_gpus(Parameters(request.query)), read)
             return _json(wrap({str(index): each for index, each in found.items()})) if problem is None else problem

@@ -58,3 +58,38 @@ def test_an_error_reaches_each_request_and_the_next_one_reads_again() -> None:
         assert await reads.value("a") == "a0"
 
     asyncio.run(run())
+
+
+def test_a_recent_value_is_used_again_until_it_is_too_old_or_a_change_is_declared() -> None:
+    async def run() -> None:
+        counter, now_s = Counter(), 5.0
+        reads = SharedReads(counter.read, monotonic_s=lambda: now_s)
+        assert await reads.recent_value("a", 0.2) == "a0"
+        counter.value = 1
+        now_s = 5.125
+
+        assert await reads.recent_value("a", 0.2) == "a0"
+        assert await reads.value("a") == "a1"
+        counter.value = 2
+        reads.declare_change()
+        assert await reads.recent_value("a", 0.2) == "a2"
+        counter.value = 3
+        now_s = 5.5
+        assert await reads.recent_value("a", 0.2) == "a3"
+
+    asyncio.run(run())
+
+
+def test_a_value_from_before_a_change_is_not_used_after_it() -> None:
+    async def run() -> None:
+        counter = Counter()
+        reads = SharedReads(counter.read, monotonic_s=lambda: 5.0)
+        early = asyncio.create_task(reads.recent_value("a", 0.2))
+        await counter.is_reading.wait()
+        counter.value = 1
+        reads.declare_change()
+
+        assert await early == "a0"
+        assert await reads.recent_value("a", 0.2) == "a1"
+
+    asyncio.run(run())
