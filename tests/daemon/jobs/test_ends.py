@@ -125,7 +125,9 @@ def test_the_iterations_of_the_last_line_are_those_of_the_report_and_replicas_ha
     run(["report", "--database", str(daemon.database_path)])
     table = capsys.readouterr().out
 
-    (number,) = re.findall(r"\) ended .*, after (\d+) iterations", printed)
+    found = re.search(r"\) ended .*, after (\d+) iterations", printed)
+    assert found is not None, printed
+    number = found[1]
     assert int(number) == job["num_iterations"] > 0
     assert f"after {number} iterations" in job["outcome_reason"]
     assert (status["job_name"], status["replica_name"]) == ("ddp", "ddp rank 0")
