@@ -65,11 +65,6 @@ def estimate(interval: "Interval | None") -> float | None:
     return None if interval is None else interval.estimate
 
 
-def interval_text(interval: tuple[float, float] | None) -> str:
-    """Return an interval of ratios: +11.0 % to +12.1 %."""
-    return MISSING if interval is None else f"{ratio_text(interval[0])} to {ratio_text(interval[1])}"
-
-
 def fit_error_text(measured_j: float | None, lower_bound_j: float | None) -> str:
     """Return why a measured energy is below a lower bound, which holds for the fitted profile; empty if it is not."""
     if measured_j is None or lower_bound_j is None or measured_j >= lower_bound_j:

@@ -20,7 +20,7 @@ import numpy as np
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
 from gpuenergyd_policies.learning.of_job import LOWEST_RATIO
-from gpuenergyd_policies.learning.shape import GENERIC, features, fitted_coefficients
+from gpuenergyd_policies.learning.shape import GENERIC, Coefficients, FloatArray, features
 from tests.support.random_jobs import random_job
 
 F, B = InstructionKind.F, InstructionKind.B
@@ -155,3 +155,12 @@ def coefficients_of(table: TrueTable) -> tuple[tuple[float, float, float], tuple
         fitted_coefficients(design, np.concatenate(times), GENERIC.time),
         fitted_coefficients(design, np.concatenate(powers), GENERIC.power),
     )
+
+
+def fitted_coefficients(at: FloatArray, values: FloatArray, generic: Coefficients) -> tuple[float, float, float]:
+    """Return the coefficients of measured log ratios, weakly drawn to the generic ones where clocks do not tell."""
+    precision = np.diag(1e-4 / np.square(np.array(generic.sigma)))
+    left = at.T @ at + precision * len(at)
+    right = at.T @ values + precision @ np.array(generic.mean) * len(at)
+    first, second, third = np.linalg.solve(left, right).tolist()
+    return first, second, third

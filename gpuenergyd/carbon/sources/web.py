@@ -59,16 +59,6 @@ class SourceProblem(StrEnum):
     SANDBOX = SANDBOX_PROBLEM
 
 
-_TEMPORARY = frozenset(
-    {
-        SourceProblem.RATE_LIMITED,
-        SourceProblem.SERVER_ERROR,
-        SourceProblem.TIMEOUT,
-        SourceProblem.UNREACHABLE,
-    }
-)
-
-
 class SourceError(CarbonSourceError):
     """Failure of a source, with its kind and the provider's Retry-After."""
 

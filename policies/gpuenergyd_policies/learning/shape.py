@@ -87,14 +87,6 @@ def pooled(curves: Sequence[tuple[Sequence[float], Sequence[float]]], *, basis: 
     return CurvePrior(found[0], found[1], basis)
 
 
-def fitted_coefficients(at: FloatArray, values: FloatArray, generic: Coefficients) -> tuple[float, float, float]:
-    """Return the coefficients of measured log ratios, weakly drawn to the generic ones where clocks do not tell."""
-    precision = np.diag(1e-4 / np.square(np.array(generic.sigma)))
-    left = at.T @ at + precision * len(at)
-    right = at.T @ values + precision @ np.array(generic.mean) * len(at)
-    return _triple(np.asarray(np.linalg.solve(left, right), dtype=np.float64))
-
-
 def _triple(values: FloatArray) -> tuple[float, float, float]:
     a, b, c = (float(v) for v in values)
     return a, b, c

@@ -3,14 +3,11 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile
 from gpuenergyd.core.pipeline.timeline import Timeline, iteration_energy_j, timeline
 from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflineRequest
 from gpuenergyd.errors import UsageError
-from gpuenergyd_policies.planning.makespans import Makespans
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,42 +49,6 @@ def evaluate_clocks(graph: DependencyGraph, profile: PipelineProfile, sm_clocks_
     chosen = list(zip(graph.class_of, sm_clocks_mhz, strict=True))
     option_of = {(c, sm_clock_mhz): profile[graph.classes[c]].at_clock(sm_clock_mhz) for c, sm_clock_mhz in set(chosen)}
     return evaluate_options(graph, profile, map(option_of.__getitem__, chosen))
-
-
-class FixedClocks:
-    """Clocks for every node of a graph, to be evaluated on several profiles.
-
-    Returns what `evaluate_clocks` and `baseline` return, without a timeline and many times as fast.
-    """
-
-    def __init__(self, graph: DependencyGraph, sm_clocks_mhz: Sequence[int] | None) -> None:
-        """Prepare these clocks, one per node; with None, the maximum clock of each instruction class."""
-        self._num_ranks = graph.num_ranks
-        self._makespans = Makespans(graph)
-        clocks_mhz = sm_clocks_mhz if sm_clocks_mhz is not None else [None] * len(graph.instructions)
-        place_of: dict[tuple[int, int | None], int] = {}
-        self._place = np.array(
-            [place_of.setdefault(own, len(place_of)) for own in zip(graph.class_of, clocks_mhz, strict=True)],
-            dtype=np.int64,
-        )
-        self._wanted = [(graph.classes[c], sm_clock_mhz) for c, sm_clock_mhz in place_of]
-
-    def time_and_energy(self, profile: PipelineProfile) -> tuple[float, float]:
-        """Return the seconds and joules of an iteration, waiting included; each clock must have been measured."""
-        chosen = [
-            profile[key].at_max_clock if sm_clock_mhz is None else profile[key].at_clock(sm_clock_mhz)
-            for key, sm_clock_mhz in self._wanted
-        ]
-        durations_s = np.array([option.time_s for option in chosen])[self._place]
-        iteration_time_s = self._makespans.of(durations_s)
-        energy_j = iteration_energy_j(
-            energies_j=np.array([option.energy_j for option in chosen])[self._place].tolist(),
-            durations_s=durations_s.tolist(),
-            iteration_time_s=iteration_time_s,
-            num_ranks=self._num_ranks,
-            blocking_power_w=profile.blocking_power_w,
-        )
-        return iteration_time_s, energy_j
 
 
 def baseline(graph: DependencyGraph, profile: PipelineProfile) -> PlanEvaluation:
