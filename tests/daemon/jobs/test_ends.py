@@ -32,11 +32,16 @@ from gpuenergyd.client.rank import RankClient
 
 def main():
     with job("ddp", phases=False) as own:
-        for number in range(10_000):
-            with own.iteration():
-                time.sleep(0.002)
-            if number > 20 and own._client.rank_token is not None:
-                break
+        train(own)
+
+def train(own):
+    num_joined = 0
+    for number in range(10_000):
+        with own.iteration():
+            time.sleep(0.002)
+        num_joined += own._client.rank_token is not None
+        if number > 20 and num_joined > 4:
+            break
 
 def end_without_leaving():
     RankClient.release = lambda self, **_: None
@@ -52,11 +57,7 @@ PROGRAMS = {
     + """
 def forgets_to_leave():
     globals()["own"] = job("ddp", phases=False)
-    for number in range(10_000):
-        with own.iteration():
-            time.sleep(0.002)
-        if number > 20 and own._client.rank_token is not None:
-            break
+    train(own)
 
 if __name__ == "__main__":
     import multiprocessing
