@@ -173,8 +173,8 @@ def _steps(status: Status, baseline: int, tuned: int) -> list[tuple[str, int, in
         waited = counts["baseline"] - baseline
         steps.insert(1, (f"planning ({job['policy']})", waited, None, True))
     if phase == "tuned" and job["plan_purpose"] == "tuned" and not job.get("target"):
-        # The demo ends after enough iterations of one plan; its first is not counted.
-        steps[2] = ("tuned", min(max(0, job["num_iterations_of_plan"] - 1), tuned), tuned, True)
+        # The demo ends after enough iterations of one plan; its first is not counted. Each plan improves the next one.
+        steps[2] = (f"tuned ({job['plan_id']})", min(max(0, job["num_iterations_of_plan"] - 1), tuned), tuned, True)
     if phase == "fallback":
         steps.append(("full speed again", max(0, counts["baseline"] - baseline), None, True))
     return steps

@@ -107,7 +107,7 @@ def test_a_run_with_slow_iterations_and_a_daemon_that_answers_late_is_never_sile
 def test_each_phase_names_its_iterations_and_the_saving_so_far() -> None:
     recorder = Recorder()
     measured = {"baseline_time_s": 1.75, "baseline_energy_j": 5000.0}
-    plan = {"plan_purpose": "tuned", "num_iterations_of_plan": 6, "num_tuned_iterations": 20}
+    plan = {"plan_id": "tuned-7", "plan_purpose": "tuned", "num_iterations_of_plan": 6, "num_tuned_iterations": 20}
     saved = {
         "saving_ratio": 0.123, "saving_interval": [0.118, 0.129], "slowdown_ratio": 0.001, "is_saving_significant": True
     }  # fmt: skip
@@ -128,7 +128,7 @@ def test_each_phase_names_its_iterations_and_the_saving_so_far() -> None:
         "baseline: 3 of 10 iterations, full speed: 1.750 s and 5000.0 J",
         "planning (bubble-aware): 1 iteration, full speed: 1.750 s and 5000.0 J",
         "profiling: 4 iterations, full speed: 1.750 s and 5000.0 J",
-        "tuned: 5 of 12 iterations: 12.3 % less energy (95 %: 11.8 % to 12.9 % less), 0.1 % slower so far",
+        "tuned (tuned-7): 5 of 12 iterations: 12.3 % less energy (95 %: 11.8 % to 12.9 % less), 0.1 % slower so far",
         "full speed again: 2 iterations; the plan is too slow",
     ]
 
