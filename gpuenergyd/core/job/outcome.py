@@ -137,7 +137,7 @@ def _under_plans(job: Job, num_tuned: int, *, is_member: bool) -> Outcome:  # no
     if job.knowledge.straggler_saving.saving is not None and (ratio is None or ratio.low <= 0):
         return Outcome(OutcomeKind.SAVED, f"{ran}, part of them at the pace of a slower replica")
     if saving is None:
-        return Outcome(OutcomeKind.NOT_MEASURED, f"{ran}: too few to measure a saving")
+        return Outcome(OutcomeKind.NOT_MEASURED, f"{ran}: too few comparable blocks at full speed to measure a saving")
     if ratio is None:
         return Outcome(OutcomeKind.NOT_MEASURED, f"{ran}, but their energy is not known")
     if ratio.low > 0:

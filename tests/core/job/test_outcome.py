@@ -102,7 +102,11 @@ def test_observe_mode_is_a_reason_for_no_saving() -> None:
         ([80.0, 80.2, 79.9] * 8, OutcomeKind.SAVED, "24 iterations under a plan"),
         ([120.0, 120.2, 119.9] * 8, OutcomeKind.USED_MORE, "24 iterations under a plan used more energy"),
         ([90.0, 112.0, 99.0] * 8, OutcomeKind.NOT_SIGNIFICANT, "24 iterations under a plan: no saving beyond chance"),
-        ([80.0], OutcomeKind.NOT_MEASURED, "1 iteration under a plan: too few to measure a saving"),
+        (
+            [80.0],
+            OutcomeKind.NOT_MEASURED,
+            "1 iteration under a plan: too few comparable blocks at full speed to measure a saving",
+        ),
     ],
 )
 def test_a_plan_saves_energy_only_beyond_chance(energies_j: list[float], kind: OutcomeKind, reason: str) -> None:
