@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.daemon_process import ROOT, DaemonProcess, training
 from tests.support.processes import child_pids
+from tests.support.stopping import stop_while_lowered
 from tests.support.waiting import LIMIT_S, wait_until
 
 SLURM = ROOT / "deploy" / "slurm"
@@ -60,8 +61,7 @@ def test_the_epilog_restores_only_without_a_running_daemon(tmp_path: Path) -> No
 
             # Kill all processes, the restore sentinel before the worker, so that none is left to restore.
             worker = daemon.status()["worker"]
-            os.kill(daemon.pid, signal.SIGSTOP)
-            wait_until(daemon.is_lowered)
+            stop_while_lowered(daemon)
             others = [pid for pid in child_pids(daemon.pid) if pid not in worker.values()]
             for pid in (worker["sentinel_pid"], worker["pid"], *others):
                 os.kill(pid, signal.SIGKILL)

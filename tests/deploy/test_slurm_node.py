@@ -12,14 +12,14 @@ from tests.deploy.test_slurm import SLURM, prefix_of
 from tests.support.daemon_process import ROOT, DaemonProcess
 from tests.support.processes import child_pids
 from tests.support.slurm_node import needs_slurm, slurm_node
+from tests.support.stopping import stop_while_lowered
 from tests.support.waiting import LIMIT_S, wait_until
 
 
 def kill_every_process_of(daemon: DaemonProcess) -> None:
     """Kill the restore sentinel before the worker, so that no process is left to restore."""
     worker = daemon.status()["worker"]
-    os.kill(daemon.pid, signal.SIGSTOP)
-    wait_until(daemon.is_lowered)
+    stop_while_lowered(daemon)
     others = [pid for pid in child_pids(daemon.pid) if pid not in worker.values()]
     for pid in (worker["sentinel_pid"], worker["pid"], *others, daemon.pid):
         os.kill(pid, signal.SIGKILL)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from tests.support.daemon_process import DaemonProcess
 from tests.support.waiting import wait_until
 
 _FREE_WITHIN_S = 1.0
@@ -35,6 +36,17 @@ def stop_between_driver_calls(pids: Sequence[int], *world_paths: Path) -> None:
     finally:
         for host in hosts:
             host.close()
+
+
+def stop_while_lowered(daemon: DaemonProcess) -> None:
+    """Stop a daemon (SIGSTOP) at a moment at which it keeps a GPU lowered; its worker keeps what was requested."""
+    while True:
+        wait_until(daemon.is_lowered)
+        os.kill(daemon.pid, signal.SIGSTOP)
+        wait_until(lambda: _is_stopped(daemon.pid))
+        if daemon.is_lowered():
+            return
+        os.kill(daemon.pid, signal.SIGCONT)  # a block at full speed had just begun
 
 
 def _look_at_all(hosts: Sequence[SimulatedHost]) -> None:
