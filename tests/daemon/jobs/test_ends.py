@@ -114,7 +114,8 @@ def test_a_rank_has_left_ended_or_failed_as_its_process_did(tmp_path: Path, how:
 def test_the_iterations_of_the_last_line_are_those_of_the_report_and_replicas_have_their_rank(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with running_daemon(tmp_path, kind=WorldKind.KIND) as daemon:
+    # The job is measuring its baseline however many iterations the program runs until it has joined.
+    with running_daemon(tmp_path, kind=WorldKind.KIND, baseline_iterations=10_000) as daemon:
         printed = run_program(daemon, tmp_path, "leaves", RANK="0", WORLD_SIZE="2")
         end_of(daemon)
         status = daemon.status()["ended_jobs"][0]
