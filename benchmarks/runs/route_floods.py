@@ -33,7 +33,8 @@ CONNECTIONS_PER_UID = 8
 MAX_CPU_RATIO = 0.5
 LOST = ("does not answer", "no heartbeat from the daemon", "did not answer within", "did not reply to Ping")
 FLOODER = f"""
-import json, os, select, socket, sys, time
+import json, os, select, signal, socket, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell started this in the background
 path, num_uids, frames = sys.argv[1], int(sys.argv[2]), [f.encode() for f in json.loads(sys.argv[3])]
 sockets = {{}}
 poller = select.epoll()
