@@ -47,6 +47,7 @@ def test_a_job_runs_from_registration_to_report(
         with training(daemon, arguments=("--microbatches", "8", "--policy", policy)) as run:
             job = daemon.wait_for_phase("tuned", timeout_s=300)
             wait_until_lowered(daemon)
+            wait_until(lambda: bool(daemon.status()["jobs"][0][f"num_{first}_iterations"]))
             assert run.finish() == 0
         wait_until(lambda: daemon.job() is None)
         wait_until(daemon.is_as_found)
