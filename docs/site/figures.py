@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.report.results import read_result
 from docs.site.carbon_rivals import carbon_rivals
-from docs.site.corrections import corrections
+from docs.site.decisions import decisions
 from docs.site.expected_savings import SLOWDOWNS, WORKLOADS, Workload, saving_ratio
 from docs.site.job_states import phases_and_transitions
 from docs.site.learning_rivals import learning_rivals
@@ -49,7 +49,7 @@ def parts() -> Mapping[str, Callable[[], str]]:
         "phases and transitions": phases_and_transitions,
         "learning and rivals": learning_rivals,
         "carbon forecasts": carbon_rivals,
-        "corrections": corrections,
+        "decisions": decisions,
     }
 
 

@@ -21,11 +21,13 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import mean, median
 
+from gpuenergyd.core.measurement.robust import MEDIAN_PER_MEAN_ERROR, NORMAL_PER_MAD
+
 _KEPT_READINGS = 16
 """Readings of a replica that its scatter is estimated from."""
 _MIN_DIFFERENCES = 3
 """Differences of successive readings below which a scatter is not known, and counts as none."""
-_NORMAL_PER_MEDIAN = 1.4826 / math.sqrt(2)
+_NORMAL_PER_MEDIAN = NORMAL_PER_MAD / math.sqrt(2)
 """Standard deviation over the median absolute difference of two readings, for a normal distribution."""
 _AT_SIGMA = 4.0
 """Distance of a reading, in standard deviations of the scatter, beyond which it is no noise."""
@@ -36,7 +38,7 @@ _SUSPECT_SIGMA = 2.0
 _ENTER_MEANS = (2, 4, 8)
 """Numbers of readings whose mean may show a straggler: few are soon there, many show it in noise."""
 _MEDIAN_READINGS = 8
-_MEDIAN_SIGMA = 1.2533 / math.sqrt(_MEDIAN_READINGS)
+_MEDIAN_SIGMA = MEDIAN_PER_MEAN_ERROR / math.sqrt(_MEDIAN_READINGS)
 """Standard error of the median of that number of readings over their standard deviation."""
 _SHORT_READINGS = 12
 """A straggler that recovers within this number of readings was probably noise."""

@@ -8,7 +8,7 @@ from enum import StrEnum
 from statistics import median, median_low
 
 from gpuenergyd.core.measurement.observation import InstructionSample, IterationObservation
-from gpuenergyd.core.measurement.robust import robust_sigma
+from gpuenergyd.core.measurement.robust import MEDIAN_PER_MEAN_ERROR, robust_sigma
 from gpuenergyd.core.pipeline.graph import chunk_name
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import BaselineView
@@ -17,8 +17,6 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 _CHANGED_AT_SIGMA = 2.5
 _LEAST_BEFORE = 2
 """Iterations under earlier plans that an instruction at the same clock is compared with."""
-_MEDIAN_PER_MEAN_ERROR = 1.2533
-"""Standard error of a median over that of a mean, for a normal distribution."""
 
 
 class Finding(StrEnum):
@@ -289,7 +287,7 @@ def _may_be_chance(before_s: Sequence[float], now_s: Sequence[float]) -> bool:
     Few times do not know their own scatter, which is therefore the larger one of both sets.
     """
     scatter = max(_scatter_ratio(before_s), _scatter_ratio(now_s))
-    sigma = _MEDIAN_PER_MEAN_ERROR * scatter * math.sqrt(1 / len(before_s) + 1 / len(now_s))
+    sigma = MEDIAN_PER_MEAN_ERROR * scatter * math.sqrt(1 / len(before_s) + 1 / len(now_s))
     return abs(median(now_s) / median(before_s) - 1) <= _CHANGED_AT_SIGMA * sigma
 
 

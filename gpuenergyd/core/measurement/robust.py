@@ -3,13 +3,15 @@
 from collections.abc import Iterable
 from statistics import median
 
-_NORMAL_PER_MAD = 1.4826
+NORMAL_PER_MAD = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
+MEDIAN_PER_MEAN_ERROR = 1.2533
+"""Standard error of a median over that of a mean, for a normal distribution."""
 
 
 def robust_sigma(distances: Iterable[float]) -> float:
     """Return the standard deviation of normally distributed values from their absolute distances to the median."""
-    return _NORMAL_PER_MAD * median(distances)
+    return NORMAL_PER_MAD * median(distances)
 
 
 def weighted_median(values: Iterable[tuple[float, int]]) -> float | None:

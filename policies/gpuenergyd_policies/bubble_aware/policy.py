@@ -4,31 +4,27 @@ Every plan is a measurement, from the first iteration after the baseline. The fi
 and power curves and from past jobs like this one, cautious by its own uncertainty; each plan's iterations update the
 belief, and the next plan is made from it (see `learning`). Plans are solved on the exact frontier at the target,
 rounded to supported clocks, with changes to faster clocks requested ahead of need. After a few plans learning is over,
-and a plan that measures slow is followed by one with more caution. All is decided from the view alone, so that a
-restarted policy host continues where the last one stopped. What a job has learned goes to later jobs with each new
-plan, and once more when its last plan has run for a while.
+and a plan that measures slow is followed by one with more caution (see `decisions`). What a job has learned goes to
+later jobs with each new plan, and once more when its last plan has run for a while.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gpuenergyd.core.pipeline.fitted import FittedPipeline, fitted_rows
-from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView, PriorView
-from gpuenergyd_policies.advice_trials import plan_without_slowdown
-from gpuenergyd_policies.bubble_aware.correction import PlanOutcome
+from gpuenergyd_policies.bubble_aware.decisions import decide
 from gpuenergyd_policies.bubble_aware.model import FittedJob, fit_model
-from gpuenergyd_policies.bubble_aware.planning import refusal_in_force, tuned_plan
-from gpuenergyd_policies.bubble_aware.reordering import next_tuned_plan
+from gpuenergyd_policies.bubble_aware.outcome import PlanOutcome
+from gpuenergyd_policies.bubble_aware.planning import Figure
 from gpuenergyd_policies.bubble_aware.slowdown_advice import with_slowdown_advice
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.flags import flags_of
-from gpuenergyd_policies.full_speed import reason_for_full_speed
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
 from gpuenergyd_policies.learning.shown import prior_view
 from gpuenergyd_policies.planning.kernel_cache import prepare_kernels
-from gpuenergyd_policies.predicted_savings import cheapest_clocks, predicted_plan
 
 PROVEN_ITERATIONS = 8
 """Iterations of one plan after which the curves are summarized once more for later jobs."""
@@ -105,26 +101,12 @@ class BubbleAware:
     def next_plan(self, view: JobView) -> ClockPlan:
         """Return the first plan, the next one, or the one in force, for loops with advice on the slowdown."""
         view = replace(view, is_flattest=self._is_flattest, may_try=self._may_try)
-        return with_slowdown_advice(view, self._next_plan(view))
-
-    def _next_plan(self, view: JobView) -> ClockPlan:
-        if min(len(gpu.supported_sm_clocks_mhz) for gpu in view.gpus) < 2:
-            last = view.issued_plans[-1] if view.issued_plans else None
-            return last or baseline_plan(reason="a GPU of this job has a single clock")
-        if not view.can_set_clocks:
-            return predicted_plan(view, cheapest_clocks)
-        if (reason := reason_for_full_speed(view)) is not None:
-            return plan_without_slowdown(view, reason)
-        tuned = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED]
-        if tuned:
-            return self._with_curves(view, next_tuned_plan(view))
-        return refusal_in_force(view) or tuned_plan(
-            FittedJob(view), caution_ratio=None, number=1, why="first plan, from the prior and the baseline"
-        )
+        return with_slowdown_advice(view, self._with_curves(view, decide(view)))
 
     def _with_curves(self, view: JobView, plan: ClockPlan) -> ClockPlan:
         """Return the plan; where it stays in force, with the curves until now once it has run for a while."""
-        is_kept = plan.purpose is PlanPurpose.TUNED and plan.plan_id == view.issued_plans[-1].plan_id
+        is_planned = plan.figure(Figure.CAUTION) is not None
+        is_kept = is_planned and bool(view.issued_plans) and plan.plan_id == view.issued_plans[-1].plan_id
         if not is_kept or plan.plan_id in self._summarized:
             return plan
         if len(PlanOutcome.of(view, plan).measured_s) < PROVEN_ITERATIONS:

@@ -10,7 +10,7 @@ from gpuenergyd.core.pipeline.schedules import interleaved
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
 from gpuenergyd.core.policy_api.testing import A100_SM_CLOCKS_MHZ, SimulatedJob, job_view, pipeline_profile
 from gpuenergyd.errors import PlanError
-from gpuenergyd_policies.bubble_aware import correction
+from gpuenergyd_policies.bubble_aware import decisions
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.full_speed import FullSpeed
 
@@ -76,14 +76,14 @@ def test_a_looser_plan_that_saves_hardly_more_is_computed_once(monkeypatch: pyte
     job, policy = SimulatedJob(one_forward_one_backward(2, 4), max_slowdown_ratio=0.9), BubbleAware()
     computed: list[object] = []
     plan = job.run_policy(policy, 40)
-    adjust = correction._adjust_caution
+    adjust = decisions._with_adjusted_caution
 
-    def counted(outcome: correction.PlanOutcome) -> ClockPlan:
+    def counted(outcome: decisions.PlanOutcome) -> ClockPlan:
         computed.append(outcome)
         return adjust(outcome)
 
-    correction._not_worth_loosening.clear()
-    monkeypatch.setattr(correction, "_adjust_caution", counted)
+    decisions._not_worth_loosening.clear()
+    monkeypatch.setattr(decisions, "_with_adjusted_caution", counted)
 
     assert job.run_policy(policy, 6).plan_id == plan.plan_id
     assert len(computed) == 1

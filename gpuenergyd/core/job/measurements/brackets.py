@@ -20,7 +20,7 @@ from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import NamedTuple
 
-from gpuenergyd.core.measurement.robust import robust_sigma, weighted_median
+from gpuenergyd.core.measurement.robust import MEDIAN_PER_MEAN_ERROR, robust_sigma, weighted_median
 
 
 class LogPoint(NamedTuple):
@@ -48,8 +48,6 @@ REACH = _SPAN + _LARGEST_GAP
 _VOID_AT_SIGMA = 3.5
 _TOLERATED = 0.005
 """Spans may always differ by this, as a slow drift makes them: at most half of it is the error of a bracket."""
-_MEDIAN_ERROR = 1.2533
-"""Standard error of the median over that of the mean, of normal noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +68,11 @@ class Bracket:
     def error(self, sigma: float) -> float:
         """Return the standard error of the effect, as far as it comes from the scatter of single iterations."""
         shares = 1 / _count(self.block) + (1 / _count(self.before) + 1 / _count(self.after)) / 4
-        return sigma * _MEDIAN_ERROR * math.sqrt(shares)
+        return sigma * MEDIAN_PER_MEAN_ERROR * math.sqrt(shares)
 
     def is_void(self, sigma: float) -> bool:
         """Return whether the two spans differ beyond the scatter of single iterations."""
-        chance = sigma * _MEDIAN_ERROR * math.sqrt(1 / _count(self.before) + 1 / _count(self.after))
+        chance = sigma * MEDIAN_PER_MEAN_ERROR * math.sqrt(1 / _count(self.before) + 1 / _count(self.after))
         return abs(_middle(self.before) - _middle(self.after)) > max(_TOLERATED, _VOID_AT_SIGMA * chance)
 
 

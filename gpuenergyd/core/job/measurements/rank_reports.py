@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.measurement.robust import robust_sigma
 from gpuenergyd.core.measurement.stages import stage_iteration
 from gpuenergyd.core.measurement.telemetry import RankIteration
 from gpuenergyd.core.pipeline.graph import Instruction
@@ -18,8 +19,6 @@ _MAX_RUN_AHEAD = 32
 """More is not believed: driver and program bound their queues."""
 _RUN_AHEAD_OVER = 64
 """Reports over which the largest run-ahead counts."""
-_NORMAL_PER_MAD = 1.4826
-"""Standard deviation of a normal distribution over its median absolute deviation."""
 _PAUSE_AT_SIGMA = 4.0
 """Excess of a gap over the usual one, in standard deviations of the gaps, below which it is noise of a busy host."""
 _MAX_NOISE_RATIO = 0.25
@@ -174,7 +173,7 @@ class RankReports:
     def _pause_s(self, rank_0: RankIteration) -> float | None:
         gap_ns = rank_0.next_begin_ns - rank_0.end_ns
         usual_ns = median(self._gaps_ns) if self._gaps_ns else gap_ns
-        scatter_ns = _NORMAL_PER_MAD * median(abs(gap - usual_ns) for gap in self._gaps_ns) if self._gaps_ns else 0.0
+        scatter_ns = robust_sigma(abs(gap - usual_ns) for gap in self._gaps_ns) if self._gaps_ns else 0.0
         self._gaps_ns.append(gap_ns)
         iteration_ns = rank_0.end_ns - rank_0.begin_ns
         noise_ns = min(_PAUSE_AT_SIGMA * scatter_ns, _MAX_NOISE_RATIO * iteration_ns)

@@ -1,24 +1,14 @@
-"""Decides what follows a plan: the next one to learn from, a corrected one if it is late or early, or itself.
-
-`CORRECTIONS` is an ordered table of conditions and actions; the first condition that holds decides.
-"""
+"""What the measured iterations of a plan show: whether it is too new to be evaluated, late, or early."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
+from gpuenergyd.core.measurement.robust import MEDIAN_PER_MEAN_ERROR
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd.count_text import count_text
-from gpuenergyd_policies.bubble_aware.model import FittedJob
-from gpuenergyd_policies.bubble_aware.order_choice import SplitShares, plan_in_order
-from gpuenergyd_policies.bubble_aware.planning import Figure, raise_latency_s, tuned_plan
+from gpuenergyd_policies.bubble_aware.planning import Figure, raise_latency_s
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
-from gpuenergyd_policies.learning.seen import NotEnoughDataError
-
-_MEDIAN_PER_MEAN_ERROR = 1.2533
-"""Standard error of a median over that of a mean, for a normal distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,16 +155,6 @@ class PlanOutcome:
         return self.plan.figure(Figure.SWITCH_LATENCY) or 0.0
 
     @property
-    def is_as_planned(self) -> bool:
-        """Whether the plan is in force and needs no change."""
-        return self.is_in_force and not (self.is_slow or self.is_fast or self.has_new_latency)
-
-    @property
-    def must_change(self) -> bool:
-        """Whether another plan is needed whatever it saves."""
-        return self.is_slow or not self.is_in_force
-
-    @property
     def deviation(self) -> str:
         """The deviation from the target as text."""
         return f"{abs(1000 * self.late_s):.3g} ms {'over' if self.late_s >= 0 else 'under'} the target"
@@ -188,7 +168,7 @@ class PlanOutcome:
         """Standard error of the lateness: of the median of the plan's iterations, and of the baseline's."""
         num_baseline = max(1, self.view.baseline.num_iterations)
         share = 1 / len(self.measured_s) + 1 / num_baseline
-        return _MEDIAN_PER_MEAN_ERROR * self.view.baseline.iteration_sigma_s * math.sqrt(share)
+        return MEDIAN_PER_MEAN_ERROR * self.view.baseline.iteration_sigma_s * math.sqrt(share)
 
     @property
     def _noise_s(self) -> float:
@@ -197,96 +177,3 @@ class PlanOutcome:
 
 def _differs(latency_s: float, assumed_s: float) -> bool:
     return abs(latency_s - assumed_s) > TUNING.new_latency_ratio * assumed_s
-
-
-def corrected_plan(view: JobView, plan: ClockPlan) -> ClockPlan:
-    """Return the plan that follows a tuned plan; the same plan while it needs no correction."""
-    outcome = PlanOutcome.of(view, plan)
-    return next(act(outcome) for condition, act in CORRECTIONS if condition(outcome))
-
-
-def _keep(outcome: PlanOutcome) -> ClockPlan:
-    return outcome.plan
-
-
-def _replan(outcome: PlanOutcome, why: str, *, caution_ratio: float | None = None) -> ClockPlan:
-    view, plan = outcome.view, outcome.plan
-    caution_ratio = outcome.caution_ratio if caution_ratio is None else caution_ratio
-    job = FittedJob(view)
-    if not plan.orders:
-        return tuned_plan(job, caution_ratio=caution_ratio, number=outcome.number, why=why)
-    try:
-        model = job.model
-    except NotEnoughDataError:
-        return plan
-    shares = SplitShares.of(plan, view.schedule.num_ranks)
-    chosen = plan_in_order(
-        view, model, plan.orders, shares, caution_ratio=caution_ratio, number=outcome.number, why=why, plain=None
-    )
-    return replace(chosen.plan, order_advice=None)
-
-
-def _replan_for_target(outcome: PlanOutcome) -> ClockPlan:
-    return _replan(outcome, f"replanned: the target is {outcome.target_s:.4g} s now")
-
-
-def _resume(outcome: PlanOutcome) -> ClockPlan:
-    return _replan(outcome, "replanned after full speed")
-
-
-def _learn(outcome: PlanOutcome) -> ClockPlan:
-    """Return the next plan to learn from, whatever order ran before."""
-    why = f"learned from {count_text(outcome.number - 1, 'plan')}; the last was {outcome.deviation}"
-    return tuned_plan(FittedJob(outcome.view), caution_ratio=None, number=outcome.number, why=why)
-
-
-def _replan_for_latency(outcome: PlanOutcome) -> ClockPlan:
-    """Return a plan with new lead times and the same caution: late iterations may come from late clock changes."""
-    assumed_s = outcome.assumed_latency_s
-    latency = f"switch latency {1000 * outcome.raise_latency_s:.3g} ms (assumed {1000 * assumed_s:.3g})"
-    return _replan(outcome, f"replanned: {outcome.deviation}; {latency}")
-
-
-def _adjust_caution(outcome: PlanOutcome) -> ClockPlan:
-    late_ratio = outcome.late_s / outcome.target_s
-    is_outlier = outcome.late_s >= TUNING.outlier_ratio * outcome.target_s
-    extra_ratio = TUNING.outlier_caution_ratio if is_outlier else TUNING.caution_gain * late_ratio
-    return _replan(outcome, f"replanned: {outcome.deviation}", caution_ratio=outcome.caution_ratio + extra_ratio)
-
-
-_not_worth_loosening: dict[tuple[object, ...], None] = {}
-"""Plans whose looser successor saves hardly more, with what that was computed from: nothing is computed again at each
-iteration. Only for speed: another process finds the same."""
-_MAX_NOT_WORTH = 64
-_SAME_LATENESS_DIGITS = 3
-
-
-def _loosen_if_beneficial(outcome: PlanOutcome) -> ClockPlan:
-    plan, view = outcome.plan, outcome.view
-    key = (plan, view.baseline, view.target, round(outcome.late_s / outcome.target_s, _SAME_LATENESS_DIGITS))
-    if key in _not_worth_loosening:
-        return plan
-    candidate = _adjust_caution(outcome)
-    assert plan.predicted is not None
-    max_energy_j = (1 - TUNING.min_loosening_gain_ratio) * plan.predicted.energy_j
-    if candidate.predicted is not None and candidate.predicted.energy_j < max_energy_j:
-        return candidate
-    _not_worth_loosening[key] = None
-    if len(_not_worth_loosening) > _MAX_NOT_WORTH:
-        del _not_worth_loosening[next(iter(_not_worth_loosening))]
-    return plan
-
-
-CORRECTIONS: tuple[tuple[Callable[[PlanOutcome], bool], Callable[[PlanOutcome], ClockPlan]], ...] = (
-    (lambda outcome: outcome.has_new_target, _replan_for_target),
-    (lambda outcome: outcome.is_learning and outcome.is_in_force and outcome.is_too_new_to_learn, _keep),
-    (lambda outcome: outcome.is_learning and outcome.is_in_force, _learn),
-    (lambda outcome: outcome.is_too_new, _keep),
-    (lambda outcome: outcome.is_unmeasured, _resume),
-    (lambda outcome: outcome.is_as_planned, _keep),
-    (lambda outcome: outcome.has_new_latency, _replan_for_latency),
-    (lambda outcome: outcome.must_change, _adjust_caution),
-    (lambda outcome: outcome.is_fast, _loosen_if_beneficial),
-)
-"""Conditions and actions, in order of precedence. One always holds: a plan in force without any of the causes for
-change is as planned."""

@@ -1,0 +1,309 @@
+"""Decides what follows each iteration of a job: an ordered table of conditions and actions, the first that holds.
+
+All is decided from the view alone, so that a restarted policy host continues where the last one stopped.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
+from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd.count_text import count_text
+from gpuenergyd_policies.advice_trials import plan_without_slowdown
+from gpuenergyd_policies.bubble_aware.model import FittedJob
+from gpuenergyd_policies.bubble_aware.order_choice import SplitShares, plan_in_order
+from gpuenergyd_policies.bubble_aware.outcome import PlanOutcome
+from gpuenergyd_policies.bubble_aware.planning import refusal_in_force, tuned_plan
+from gpuenergyd_policies.bubble_aware.reordering import OtherOrder
+from gpuenergyd_policies.bubble_aware.tuning import TUNING
+from gpuenergyd_policies.full_speed import reason_for_full_speed
+from gpuenergyd_policies.learning.seen import NotEnoughDataError
+from gpuenergyd_policies.predicted_savings import cheapest_clocks, predicted_plan
+
+
+class Situation:
+    """A job after an iteration, as conditions and actions see it; each part is computed once, when it is asked for."""
+
+    def __init__(self, view: JobView) -> None:
+        self.view = view
+        self.tuned = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED]
+
+    @property
+    def last(self) -> ClockPlan:
+        """The newest plan; the baseline plan if none was issued."""
+        return self.view.issued_plans[-1] if self.view.issued_plans else baseline_plan()
+
+    @cached_property
+    def refusal(self) -> ClockPlan | None:
+        """The newest plan, if it refuses to plan and it is too early to try again."""
+        return refusal_in_force(self.view)
+
+    @cached_property
+    def reason_for_full_speed(self) -> str | None:
+        """Why this job is not worth planning, or cannot be."""
+        return reason_for_full_speed(self.view)
+
+    @cached_property
+    def plain(self) -> ClockPlan:
+        """The newest tuned plan in the schedule's own order, if there is any."""
+        return next((plan for plan in reversed(self.tuned) if not plan.orders), self.tuned[-1])
+
+    @cached_property
+    def outcome(self) -> PlanOutcome:
+        """The plan that may be corrected, with its iterations: the newest one, in whatever order."""
+        has_order = self.last.orders and self.last.purpose is PlanPurpose.TUNED
+        return PlanOutcome.of(self.view, self.last if has_order else self.plain)
+
+    @cached_property
+    def order(self) -> OtherOrder:
+        """The steps towards another order of instructions than the schedule's own, and back."""
+        return OtherOrder(self.view, self.plain)
+
+    @property
+    def has_order(self) -> bool:
+        """Whether the newest plan has an order of its own: a trial, or a tuned plan."""
+        return bool(self.last.orders)
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether the newest plan is the trial of another order."""
+        return self.has_order and self.last.purpose is PlanPurpose.PROFILE
+
+    @cached_property
+    def looser(self) -> ClockPlan | None:
+        """A plan with less caution, where the newest one is early and the looser one saves clearly more."""
+        return _looser(self.outcome) if self.outcome.is_fast else None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One line of the table: if the condition holds, the action gives the plan."""
+
+    when: str
+    """The condition as the documents state it, in terms of the newest plan unless it says otherwise."""
+    holds: Callable[[Situation], bool]
+    then: str
+    """The action as the documents state it."""
+    plan: Callable[[Situation], ClockPlan]
+
+
+def decide(view: JobView) -> ClockPlan:
+    """Return the plan that follows the newest iteration; the plan in force where nothing changes."""
+    now = Situation(view)
+    return next(decision.plan(now) for decision in DECISIONS if decision.holds(now))
+
+
+def _keep(now: Situation) -> ClockPlan:
+    return now.outcome.plan
+
+
+def _keep_last(now: Situation) -> ClockPlan:
+    return now.last
+
+
+def _stay_at_one_clock(now: Situation) -> ClockPlan:
+    return now.last if now.view.issued_plans else baseline_plan(reason="a GPU of this job has a single clock")
+
+
+def _predict(now: Situation) -> ClockPlan:
+    return predicted_plan(now.view, cheapest_clocks)
+
+
+def _run_at_full_speed(now: Situation) -> ClockPlan:
+    assert now.reason_for_full_speed is not None
+    return plan_without_slowdown(now.view, now.reason_for_full_speed)
+
+
+def _plan_first(now: Situation) -> ClockPlan:
+    why = "first plan, from the prior and the baseline"
+    return tuned_plan(FittedJob(now.view), caution_ratio=None, number=1, why=why)
+
+
+def _learn(now: Situation) -> ClockPlan:
+    """Return the next plan to learn from, whatever order ran before."""
+    outcome = now.outcome
+    why = f"learned from {count_text(outcome.number - 1, 'plan')}; the last was {outcome.deviation}"
+    return tuned_plan(FittedJob(now.view), caution_ratio=None, number=outcome.number, why=why)
+
+
+def _replan_for_target(now: Situation) -> ClockPlan:
+    return _replan(now.outcome, f"replanned: the target is {now.outcome.target_s:.4g} s now")
+
+
+def _resume(now: Situation) -> ClockPlan:
+    return _replan(now.outcome, "replanned after full speed")
+
+
+def _replan_for_latency(now: Situation) -> ClockPlan:
+    """Return a plan with new lead times and the same caution: late iterations may come from late clock changes."""
+    outcome = now.outcome
+    latency = f"switch latency {1000 * outcome.raise_latency_s:.3g} ms (assumed {1000 * outcome.assumed_latency_s:.3g})"
+    return _replan(outcome, f"replanned: {outcome.deviation}; {latency}")
+
+
+def _add_caution(now: Situation) -> ClockPlan:
+    return _with_adjusted_caution(now.outcome)
+
+
+def _loosen(now: Situation) -> ClockPlan:
+    assert now.looser is not None
+    return now.looser
+
+
+DECISIONS: tuple[Decision, ...] = (
+    Decision(
+        "a GPU of the job has a single clock",
+        lambda now: min(len(gpu.supported_sm_clocks_mhz) for gpu in now.view.gpus) < 2,
+        "keep the last plan, at first full speed",
+        _stay_at_one_clock,
+    ),
+    Decision(
+        "the daemon only observes",
+        lambda now: not now.view.can_set_clocks,
+        "predict what clocks would save",
+        _predict,
+    ),
+    Decision(
+        "the job is a loop that computes all the time, and no slowdown is permitted",
+        lambda now: now.reason_for_full_speed is not None,
+        "full speed, or a common clock that costs no time",
+        _run_at_full_speed,
+    ),
+    Decision(
+        "planning was refused, and the job has not run twice as long since",
+        lambda now: now.refusal is not None,
+        "full speed",
+        _keep_last,
+    ),
+    Decision("there was no plan yet", lambda now: not now.tuned, "plan from prior and baseline", _plan_first),
+    Decision(
+        "it has another order, and a rank refuses or does not run it, memory is tight, or split backwards are slow",
+        lambda now: now.has_order and bool(now.order.reason_to_end(now.last)),
+        "return to the plan in 1F1B",
+        lambda now: now.order.ended(now.last),
+    ),
+    Decision(
+        f"it is a trial of split backwards, with fewer than {TUNING.trial_iterations} iterations measured",
+        lambda now: now.is_trial and now.order.is_trial_short(now.last),
+        "keep it",
+        _keep_last,
+    ),
+    Decision(
+        "it is a trial of split backwards",
+        lambda now: now.is_trial,
+        f"plan order and clocks together, if that saves {100 * TUNING.least_gain_of_order:g} % more than 1F1B",
+        lambda now: now.order.after_trial(now.last),
+    ),
+    Decision(
+        "the target has moved: another permitted slowdown, a straggler, a power budget",
+        lambda now: now.outcome.has_new_target,
+        "plan for the new target",
+        _replan_for_target,
+    ),
+    Decision(
+        f"it is in force as one of the first {TUNING.num_learning_plans - 1}, with fewer than"
+        f" {TUNING.min_iterations_to_learn} iterations measured, unless it is {100 * TUNING.far_late_ratio:g} % late",
+        lambda now: now.outcome.is_learning and now.outcome.is_in_force and now.outcome.is_too_new_to_learn,
+        "keep it",
+        _keep,
+    ),
+    Decision(
+        f"it is in force as one of the first {TUNING.num_learning_plans - 1}",
+        lambda now: now.outcome.is_learning and now.outcome.is_in_force,
+        "plan from the belief that its iterations have updated",
+        _learn,
+    ),
+    Decision(
+        f"it is in force, with fewer than {TUNING.min_iterations_to_tighten} iterations measured",
+        lambda now: now.outcome.is_too_new,
+        "keep it",
+        _keep,
+    ),
+    Decision(
+        "the job is back at full speed, and no iteration of the plan was measured",
+        lambda now: now.outcome.is_unmeasured,
+        "plan again with the same caution",
+        _resume,
+    ),
+    Decision(
+        "clocks change clearly faster or slower than planned",
+        lambda now: now.outcome.has_new_latency,
+        "plan again with new lead times and the same caution",
+        _replan_for_latency,
+    ),
+    Decision(
+        "it is late, or the job is back at full speed",
+        lambda now: now.outcome.is_slow or not now.outcome.is_in_force,
+        f"plan with more caution, in proportion; beyond {100 * TUNING.outlier_ratio:g} %, a passing disturbance,"
+        " with hardly more",
+        _add_caution,
+    ),
+    Decision(
+        f"it is early, and less caution saves at least {100 * TUNING.min_loosening_gain_ratio:g} % more",
+        lambda now: now.looser is not None,
+        "plan with less caution",
+        _loosen,
+    ),
+    Decision(
+        "it is in 1F1B and has settled, and another order has not been considered",
+        lambda now: not now.has_order and now.order.is_to_be_considered,
+        "keep it, and compute what another order would save",
+        lambda now: now.order.considered(),
+    ),
+    Decision(
+        "it is in 1F1B and has settled, and another order may be tried",
+        lambda now: not now.has_order and now.order.is_trial_due,
+        "measure split backwards at full speed, if they are permitted and there is memory",
+        lambda now: now.order.trial_or_refusal(),
+    ),
+    Decision("otherwise", lambda _: True, "keep it", _keep),
+)
+
+
+def _replan(outcome: PlanOutcome, why: str, *, caution_ratio: float | None = None) -> ClockPlan:
+    view, plan = outcome.view, outcome.plan
+    caution_ratio = outcome.caution_ratio if caution_ratio is None else caution_ratio
+    job = FittedJob(view)
+    if not plan.orders:
+        return tuned_plan(job, caution_ratio=caution_ratio, number=outcome.number, why=why)
+    try:
+        model = job.model
+    except NotEnoughDataError:
+        return plan
+    shares = SplitShares.of(plan, view.schedule.num_ranks)
+    chosen = plan_in_order(
+        view, model, plan.orders, shares, caution_ratio=caution_ratio, number=outcome.number, why=why, plain=None
+    )
+    return replace(chosen.plan, order_advice=None)
+
+
+def _with_adjusted_caution(outcome: PlanOutcome) -> ClockPlan:
+    late_ratio = outcome.late_s / outcome.target_s
+    is_outlier = outcome.late_s >= TUNING.outlier_ratio * outcome.target_s
+    extra_ratio = TUNING.outlier_caution_ratio if is_outlier else TUNING.caution_gain * late_ratio
+    return _replan(outcome, f"replanned: {outcome.deviation}", caution_ratio=outcome.caution_ratio + extra_ratio)
+
+
+_not_worth_loosening: dict[tuple[object, ...], None] = {}
+"""Plans whose looser successor saves hardly more, with what that was computed from: nothing is computed again at each
+iteration. Only for speed: another process finds the same."""
+_MAX_NOT_WORTH = 64
+_SAME_LATENESS_DIGITS = 3
+
+
+def _looser(outcome: PlanOutcome) -> ClockPlan | None:
+    """Return a plan with less caution; None if it saves hardly more."""
+    plan, view = outcome.plan, outcome.view
+    key = (plan, view.baseline, view.target, round(outcome.late_s / outcome.target_s, _SAME_LATENESS_DIGITS))
+    if key in _not_worth_loosening:
+        return None
+    candidate = _with_adjusted_caution(outcome)
+    assert plan.predicted is not None
+    max_energy_j = (1 - TUNING.min_loosening_gain_ratio) * plan.predicted.energy_j
+    if candidate.predicted is not None and candidate.predicted.energy_j < max_energy_j:
+        return candidate
+    _not_worth_loosening[key] = None
+    if len(_not_worth_loosening) > _MAX_NOT_WORTH:
+        del _not_worth_loosening[next(iter(_not_worth_loosening))]
+    return None
