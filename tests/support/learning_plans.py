@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
-from gpuenergyd_policies.learning.best_known import (
+from gpuenergyd_policies.bubble_aware.best_known import (
     EXPERIMENT_LATE_RATIO,
     KnownPlan,
     believed_frontier,

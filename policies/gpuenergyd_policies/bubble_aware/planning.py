@@ -23,10 +23,10 @@ from gpuenergyd.core.pipeline.plan import (
 from gpuenergyd.core.pipeline.power_swing import SwingFigure, swing_of
 from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile, with_waiting_power
 from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd_policies.bubble_aware.best_known import more_time_ratio, new_or_tried
 from gpuenergyd_policies.bubble_aware.candidates import Candidate, Candidates, wave_of_clocks
 from gpuenergyd_policies.bubble_aware.cheaper_waits import with_cheaper_waits
 from gpuenergyd_policies.bubble_aware.model import FittedJob, PipelineModel
-from gpuenergyd_policies.bubble_aware.tried_plans import more_time_ratio, new_or_tried
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.full_speed import plan_at_full_speed
 from gpuenergyd_policies.learning.doubt import limit_of, towards, within_doubt

@@ -1,21 +1,20 @@
 """Advice on the permitted slowdown for loops whose phases are planned: from their plan and their fitted profile.
 
 The plan in force has a measured saving at its permitted slowdown. What more slowdown adds is read from the fitted time
-and energy of each phase, in profiles drawn from the fit: phases of one rank run one after the other, so that the
-cheapest way to spend more time is to lower, again and again, the clock that saves most for it.
+and energy of each phase, in profiles drawn from the fit.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from statistics import fmean, median, pstdev
 
 import numpy as np
 
 from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.graph import DependencyGraph, dependency_graph
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, SavingAdvice
-from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile
+from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.advice import (
     ADVISED_EVERY,
@@ -27,6 +26,8 @@ from gpuenergyd_policies.advice import (
 from gpuenergyd_policies.bubble_aware.model import FittedJob
 from gpuenergyd_policies.bubble_aware.planning import Figure
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
+from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
+from gpuenergyd_policies.planning.problem import Effort
 
 _LEAST_MEASURED = 6
 """Iterations of the plan in force before there is advice."""
@@ -36,8 +37,6 @@ _LEAST_ERROR_RATIO = 0.003
 _ERROR_OF_ADDED = 0.1
 """Standard error of what a further slowdown adds, as a share of it: plans switch clocks late, and keep caution."""
 _INTERVAL_AT_SIGMA = 1.645
-_Step = tuple[float, float]
-"""Time added and energy saved by lowering the clock of one phase."""
 
 
 def with_slowdown_advice(view: JobView, plan: ClockPlan) -> ClockPlan:
@@ -56,26 +55,26 @@ def with_slowdown_advice(view: JobView, plan: ClockPlan) -> ClockPlan:
     except NotEnoughDataError:
         return plan
     random = np.random.default_rng(view.num_issued())
-    profiles = [fitted.profile, *fitted.drawn(_NUM_DRAWS, random)]
-    return replace(plan, advice=_advice(view, plan, measured, [_steps(view, own) for own in profiles]))
+    return replace(plan, advice=_advice(view, plan, measured, [fitted.profile, *fitted.drawn(_NUM_DRAWS, random)]))
 
 
 def _advice(
-    view: JobView, plan: ClockPlan, measured: Sequence[IterationObservation], curves: Sequence[Sequence[_Step]]
+    view: JobView, plan: ClockPlan, measured: Sequence[IterationObservation], profiles: Sequence[PipelineProfile]
 ) -> tuple[SavingAdvice, ...]:
-    """Return the advice; the first of `curves` is the most probable one."""
+    """Return the advice; the first of the profiles is the most probable one."""
     baseline_j = view.baseline.energy_j
     assert baseline_j is not None
     energies_j = [o.energy_j for o in measured if o.energy_j is not None]
     saving = 1 - median(energies_j) / baseline_j
     error = math.hypot(_LEAST_ERROR_RATIO, pstdev(energies_j) / baseline_j / math.sqrt(len(energies_j)))
     caution_ratio = plan.figure(Figure.CAUTION) or 0.0
-    permitted = view.target.max_slowdown_ratio
+    graph, permitted_ratio = dependency_graph(view.schedule), view.target.max_slowdown_ratio
+    at_present_j = [_least_energy_j(view, graph, own, permitted_ratio - caution_ratio) for own in profiles]
     found = []
     for ratio in advised_slowdowns(view):
         added = [
-            (_saved_j(own, ratio - caution_ratio, view) - _saved_j(own, permitted - caution_ratio, view)) / baseline_j
-            for own in curves
+            (present_j - _least_energy_j(view, graph, own, ratio - caution_ratio)) / baseline_j
+            for own, present_j in zip(profiles, at_present_j, strict=True)
         ]
         spread = max(pstdev(added[1:]), _ERROR_OF_ADDED * abs(fmean(added)))
         half = _INTERVAL_AT_SIGMA * math.hypot(error, spread)
@@ -84,36 +83,8 @@ def _advice(
     return tuple(found)
 
 
-def _saved_j(steps: Sequence[_Step], slowdown_ratio: float, view: JobView) -> float:
-    """Return what the steps save that fit into a slowdown, the last one in part."""
-    left_s, saved_j = max(0.0, slowdown_ratio) * view.baseline.iteration_time_s, 0.0
-    for added_s, own_j in steps:
-        if added_s > left_s:
-            return saved_j + own_j * left_s / added_s
-        left_s, saved_j = left_s - added_s, saved_j + own_j
-    return saved_j
-
-
-def _steps(view: JobView, profile: PipelineProfile) -> list[_Step]:
-    """Return the steps of all phases of an iteration, those first that save most for their time."""
-    (order,) = view.schedule.orders
-    steps = [step for instruction in order for step in _steps_of(profile[instruction.instruction_class])]
-    return sorted(steps, key=lambda step: -step[1] / max(step[0], 1e-12))
-
-
-def _steps_of(options: InstructionProfile) -> list[_Step]:
-    """Return the steps along the lower convex hull of time and energy, from the highest clock on."""
-    top = options.at_max_clock
-    hull = [(top.time_s, top.energy_j)]
-    for point in sorted((o.time_s, o.energy_j) for o in options.options):
-        if point[1] >= hull[-1][1]:
-            continue
-        while len(hull) > 1 and _is_above(hull[-2], hull[-1], point):
-            hull.pop()
-        hull.append((max(point[0], top.time_s), point[1]))
-    return [(slow_s - fast_s, fast_j - slow_j) for (fast_s, fast_j), (slow_s, slow_j) in pairwise(hull)]
-
-
-def _is_above(a: _Step, b: _Step, c: _Step) -> bool:
-    """Return whether the middle one of three points is not below the line through the others."""
-    return (b[1] - a[1]) * (c[0] - a[0]) >= (c[1] - a[1]) * (b[0] - a[0])
+def _least_energy_j(view: JobView, graph: DependencyGraph, profile: PipelineProfile, slowdown_ratio: float) -> float:
+    """Return the least energy of the phases in so much more time, the last of their clocks lowered in part."""
+    more_s = max(0.0, slowdown_ratio) * view.baseline.iteration_time_s
+    deadline_s = min_iteration_time_s(graph, profile) + more_s
+    return solve(graph, profile, deadline_s=deadline_s, effort=Effort.QUICK).lower_bound_j

@@ -7,10 +7,9 @@ import pytest
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd_policies.bubble_aware.best_known import EXPERIMENT_LATE_RATIO, more_time_ratio
 from gpuenergyd_policies.bubble_aware.model import PipelineModel
-from gpuenergyd_policies.bubble_aware.tried_plans import more_time_ratio
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
-from gpuenergyd_policies.learning.best_known import EXPERIMENT_LATE_RATIO
 from gpuenergyd_policies.learning.risk import MAX_LATE_RATIO
 from gpuenergyd_policies.planning.large import TOO_LARGE
 

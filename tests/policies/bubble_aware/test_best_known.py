@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuenergyd_policies.learning.best_known import (
+from gpuenergyd_policies.bubble_aware.best_known import (
     NUM_EXPERIMENTS,
     SAME_SHARE,
     BelievedFrontier,
