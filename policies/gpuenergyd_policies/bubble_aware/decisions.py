@@ -31,8 +31,9 @@ class Situation:
 
     @property
     def last(self) -> ClockPlan:
-        """The newest plan; the baseline plan if none was issued."""
-        return self.view.issued_plans[-1] if self.view.issued_plans else baseline_plan()
+        """The newest plan; before any, full speed for GPUs without a choice of clocks."""
+        none = baseline_plan(reason="a GPU of this job has a single clock")
+        return self.view.issued_plans[-1] if self.view.issued_plans else none
 
     @cached_property
     def refusal(self) -> ClockPlan | None:
@@ -94,45 +95,15 @@ def decide(view: JobView) -> ClockPlan:
     return next(decision.plan(now) for decision in DECISIONS if decision.holds(now))
 
 
-def _keep(now: Situation) -> ClockPlan:
-    return now.outcome.plan
-
-
-def _keep_last(now: Situation) -> ClockPlan:
-    return now.last
-
-
-def _stay_at_one_clock(now: Situation) -> ClockPlan:
-    return now.last if now.view.issued_plans else baseline_plan(reason="a GPU of this job has a single clock")
-
-
-def _predict(now: Situation) -> ClockPlan:
-    return predicted_plan(now.view, cheapest_clocks)
-
-
-def _run_at_full_speed(now: Situation) -> ClockPlan:
-    assert now.reason_for_full_speed is not None
-    return plan_without_slowdown(now.view, now.reason_for_full_speed)
-
-
-def _plan_first(now: Situation) -> ClockPlan:
-    why = "first plan, from the prior and the baseline"
-    return tuned_plan(FittedJob(now.view), caution_ratio=None, number=1, why=why)
-
-
 def _learn(now: Situation) -> ClockPlan:
-    """Return the next plan to learn from, whatever order ran before."""
     outcome = now.outcome
     why = f"learned from {count_text(outcome.number - 1, 'plan')}; the last was {outcome.deviation}"
-    return tuned_plan(FittedJob(now.view), caution_ratio=None, number=outcome.number, why=why)
+    return _learned_plan(now, outcome.number, why)
 
 
-def _replan_for_target(now: Situation) -> ClockPlan:
-    return _replan(now.outcome, f"replanned: the target is {now.outcome.target_s:.4g} s now")
-
-
-def _resume(now: Situation) -> ClockPlan:
-    return _replan(now.outcome, "replanned after full speed")
+def _learned_plan(now: Situation, number: int, why: str) -> ClockPlan:
+    """Return a plan to learn from, whatever order ran before."""
+    return tuned_plan(FittedJob(now.view), caution_ratio=None, number=number, why=why)
 
 
 def _replan_for_latency(now: Situation) -> ClockPlan:
@@ -142,41 +113,37 @@ def _replan_for_latency(now: Situation) -> ClockPlan:
     return _replan(outcome, f"replanned: {outcome.deviation}; {latency}")
 
 
-def _add_caution(now: Situation) -> ClockPlan:
-    return _with_adjusted_caution(now.outcome)
-
-
-def _loosen(now: Situation) -> ClockPlan:
-    assert now.looser is not None
-    return now.looser
-
-
 DECISIONS: tuple[Decision, ...] = (
     Decision(
         "a GPU of the job has a single clock",
         lambda now: min(len(gpu.supported_sm_clocks_mhz) for gpu in now.view.gpus) < 2,
         "keep the last plan, at first full speed",
-        _stay_at_one_clock,
+        lambda now: now.last,
     ),
     Decision(
         "the daemon only observes",
         lambda now: not now.view.can_set_clocks,
         "predict what clocks would save",
-        _predict,
+        lambda now: predicted_plan(now.view, cheapest_clocks),
     ),
     Decision(
         "the job is a loop that computes all the time, and no slowdown is permitted",
         lambda now: now.reason_for_full_speed is not None,
         "full speed, or a common clock that costs no time",
-        _run_at_full_speed,
+        lambda now: plan_without_slowdown(now.view, now.reason_for_full_speed or ""),
     ),
     Decision(
         "planning was refused, and the job has not run twice as long since",
         lambda now: now.refusal is not None,
         "full speed",
-        _keep_last,
+        lambda now: now.last,
     ),
-    Decision("there was no plan yet", lambda now: not now.tuned, "plan from prior and baseline", _plan_first),
+    Decision(
+        "there was no plan yet",
+        lambda now: not now.tuned,
+        "plan from the prior and the baseline",
+        lambda now: _learned_plan(now, 1, "first plan, from the prior and the baseline"),
+    ),
     Decision(
         "it has another order, and a rank refuses or does not run it, memory is tight, or split backwards are slow",
         lambda now: now.has_order and bool(now.order.reason_to_end(now.last)),
@@ -187,7 +154,7 @@ DECISIONS: tuple[Decision, ...] = (
         f"it is a trial of split backwards, with fewer than {TUNING.trial_iterations} iterations measured",
         lambda now: now.is_trial and now.order.is_trial_short(now.last),
         "keep it",
-        _keep_last,
+        lambda now: now.last,
     ),
     Decision(
         "it is a trial of split backwards",
@@ -199,14 +166,14 @@ DECISIONS: tuple[Decision, ...] = (
         "the target has moved: another permitted slowdown, a straggler, a power budget",
         lambda now: now.outcome.has_new_target,
         "plan for the new target",
-        _replan_for_target,
+        lambda now: _replan(now.outcome, f"replanned: the target is {now.outcome.target_s:.4g} s now"),
     ),
     Decision(
         f"it is in force as one of the first {TUNING.num_learning_plans - 1}, with fewer than"
         f" {TUNING.min_iterations_to_learn} iterations measured, unless it is {100 * TUNING.far_late_ratio:g} % late",
         lambda now: now.outcome.is_learning and now.outcome.is_in_force and now.outcome.is_too_new_to_learn,
         "keep it",
-        _keep,
+        lambda now: now.outcome.plan,
     ),
     Decision(
         f"it is in force as one of the first {TUNING.num_learning_plans - 1}",
@@ -218,13 +185,13 @@ DECISIONS: tuple[Decision, ...] = (
         f"it is in force, with fewer than {TUNING.min_iterations_to_tighten} iterations measured",
         lambda now: now.outcome.is_too_new,
         "keep it",
-        _keep,
+        lambda now: now.outcome.plan,
     ),
     Decision(
         "the job is back at full speed, and no iteration of the plan was measured",
         lambda now: now.outcome.is_unmeasured,
         "plan again with the same caution",
-        _resume,
+        lambda now: _replan(now.outcome, "replanned after full speed"),
     ),
     Decision(
         "clocks change clearly faster or slower than planned",
@@ -237,13 +204,13 @@ DECISIONS: tuple[Decision, ...] = (
         lambda now: now.outcome.is_slow or not now.outcome.is_in_force,
         f"plan with more caution, in proportion; beyond {100 * TUNING.outlier_ratio:g} %, a passing disturbance,"
         " with hardly more",
-        _add_caution,
+        lambda now: _with_adjusted_caution(now.outcome),
     ),
     Decision(
         f"it is early, and less caution saves at least {100 * TUNING.min_loosening_gain_ratio:g} % more",
         lambda now: now.looser is not None,
         "plan with less caution",
-        _loosen,
+        lambda now: now.looser or now.outcome.plan,
     ),
     Decision(
         "it is in 1F1B and has settled, and another order has not been considered",
@@ -257,7 +224,7 @@ DECISIONS: tuple[Decision, ...] = (
         "measure split backwards at full speed, if they are permitted and there is memory",
         lambda now: now.order.trial_or_refusal(),
     ),
-    Decision("otherwise", lambda _: True, "keep it", _keep),
+    Decision("otherwise", lambda _: True, "keep it", lambda now: now.outcome.plan),
 )
 
 

@@ -1,4 +1,4 @@
-"""The table of decisions: the first condition that holds decides, and keeping a plan is cheap to follow and to compute."""
+"""The table of decisions: the first condition that holds decides, and keeping a plan is easy to follow."""
 
 import sys
 from pathlib import Path
