@@ -14,6 +14,7 @@ an earlier one in a few instructions only teaches as little as the same one, and
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import median
 
 import numpy as np
@@ -22,12 +23,13 @@ from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd_policies.bubble_aware.figures import Figure
 from gpuenergyd_policies.bubble_aware.model import PipelineModel
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.large import TOO_LARGE
 from gpuenergyd_policies.planning.problem import Effort
-from gpuenergyd_policies.planning.switching.simulation import simulate_switching
+from gpuenergyd_policies.planning.switching.simulation import SimulatedIteration, simulate_switching
 
 NUM_EXPERIMENTS = 3
 """First plans that are applied in any case: until then the belief changes more than plans differ."""
@@ -98,61 +100,67 @@ def is_kept(plans: Sequence[Sequence[int | None]]) -> bool:
     return any(sum(a == b for a, b in zip(latest, own, strict=True)) >= least for own in comparable)
 
 
-def more_time_ratio(view: JobView, model: PipelineModel, *, number: int, target_figure: str) -> float:
-    """Return by how much plan `number` may exceed the target: as an experiment after a plan that was kept."""
-    target_ratio = view.target.iteration_time_s(view.baseline.iteration_time_s) / view.baseline.iteration_time_s
-    was_kept = _was_kept(_tried(view, _measured_s(view), target_ratio, target_figure))
-    if len(model.graph.instructions) > TOO_LARGE or not was_kept:
-        return 0.0
-    is_applied = is_experiment(number, num_plans=TUNING.num_learning_plans, was_kept=was_kept)
-    return EXPERIMENT_LATE_RATIO if is_applied else 0.0
+class TriedPlans:
+    """The plans of a job for its present target that ran, oldest first, beside what the model now says of them."""
 
+    def __init__(self, view: JobView, model: PipelineModel) -> None:
+        self._model = model
+        self._target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
+        self._measured_s = _measured_s(view)
+        target_ratio = self._target_s / view.baseline.iteration_time_s
+        self._plans = [
+            plan
+            for plan in view.issued_plans
+            if plan.purpose is PlanPurpose.TUNED
+            and plan.plan_id in self._measured_s
+            and not plan.orders
+            and abs((plan.figure(Figure.TARGET) or 0.0) - target_ratio) <= TUNING.target_moved_ratio
+        ]
+        self._was_kept = is_kept([[mhz for rank in plan.ranks for mhz in rank.sm_clocks_mhz] for plan in self._plans])
 
-def new_or_tried(view: JobView, model: PipelineModel, new: ClockPlan, *, number: int, target_figure: str) -> ClockPlan:
-    """Return plan `number`, or one for the same target that ran and is better, under the new plan's name.
+    def is_experiment(self, number: int) -> bool:
+        """Return whether plan `number` is applied whatever ran before it."""
+        return is_experiment(number, num_plans=TUNING.num_learning_plans, was_kept=self._was_kept)
 
-    Lateness that the model misses (clocks that take effect late, other couplings of the ranks) is that of the plans
-    that ran: the new one is expected to have the median of it.
-    """
-    measured_s = _measured_s(view)
-    target_ratio = new.figure(target_figure)
-    tried = [] if target_ratio is None else _tried(view, measured_s, target_ratio, target_figure)
-    if is_experiment(number, num_plans=TUNING.num_learning_plans, was_kept=_was_kept(tried)):
-        return new
-    if not tried or new.predicted is None or len(model.graph.instructions) > TOO_LARGE:
-        return new
-    target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
-    known, excesses_s = [], []
-    for plan in tried:
-        changes = tuple(plan.changes_of(r) for r in range(model.graph.num_ranks))
-        simulated = simulate_switching(model.graph, model.profile, changes, latency=model.latencies)
-        excesses_s.append(measured_s[plan.plan_id] - simulated.iteration_time_s - model.bias_s)
-        known.append(KnownPlan(simulated.energy_j + model.bias_energy_j, measured_s[plan.plan_id] - target_s))
-    expected_s = new.predicted.iteration_time_s + max(0.0, median(excesses_s))
-    frontier = believed_frontier(model.graph, model.profile, deadline_s=target_s - model.bias_s)
-    chosen = best_known([KnownPlan(new.predicted.energy_j, expected_s - target_s), *known], frontier)
-    if chosen == 0:
-        return new
-    kept = tried[chosen - 1]
-    why = f"{new.reason}; {kept.plan_id} is still the best plan known"
-    return replace(kept, plan_id=new.plan_id, reason=why, learned=new.learned)
+    @cached_property
+    def _simulated(self) -> list[SimulatedIteration]:
+        """The iteration of each plan by the model; none in large pipelines, where that takes too long."""
+        model = self._model
+        if len(model.graph.instructions) > TOO_LARGE:
+            return []
+        changes = [tuple(plan.changes_of(r) for r in range(model.graph.num_ranks)) for plan in self._plans]
+        return [simulate_switching(model.graph, model.profile, own, latency=model.latencies) for own in changes]
 
+    def more_time_ratio(self, number: int) -> float:
+        """Return by how much plan `number` may exceed the target: as an experiment after a plan that was kept."""
+        is_longer = self._simulated and self._was_kept and self.is_experiment(number)
+        return EXPERIMENT_LATE_RATIO if is_longer else 0.0
 
-def _tried(view: JobView, measured_s: Mapping[str, float], target_ratio: float, target_figure: str) -> list[ClockPlan]:
-    """Return the plans for a target that were measured, oldest first."""
-    return [
-        plan
-        for plan in view.issued_plans
-        if plan.purpose is PlanPurpose.TUNED
-        and plan.plan_id in measured_s
-        and not plan.orders
-        and abs((plan.figure(target_figure) or 0.0) - target_ratio) <= TUNING.target_moved_ratio
-    ]
+    def best(self, new: ClockPlan, number: int) -> ClockPlan:
+        """Return plan `number`, or one of those that ran if it is better, under the new plan's name.
 
-
-def _was_kept(tried: Sequence[ClockPlan]) -> bool:
-    """Return whether the latest plan is nearly one that had run before."""
-    return is_kept([[mhz for rank in plan.ranks for mhz in rank.sm_clocks_mhz] for plan in tried])
+        Lateness that the model misses (clocks that take effect late, other couplings of the ranks) is that of the plans
+        that ran: the new one is expected to have the median of it.
+        """
+        model = self._model
+        if self.is_experiment(number) or not self._simulated or new.predicted is None:
+            return new
+        known = [
+            KnownPlan(own.energy_j + model.bias_energy_j, self._measured_s[plan.plan_id] - self._target_s)
+            for plan, own in zip(self._plans, self._simulated, strict=True)
+        ]
+        excesses_s = [
+            self._measured_s[plan.plan_id] - own.iteration_time_s - model.bias_s
+            for plan, own in zip(self._plans, self._simulated, strict=True)
+        ]
+        expected_s = new.predicted.iteration_time_s + max(0.0, median(excesses_s))
+        frontier = believed_frontier(model.graph, model.profile, deadline_s=self._target_s - model.bias_s)
+        chosen = best_known([KnownPlan(new.predicted.energy_j, expected_s - self._target_s), *known], frontier)
+        if chosen == 0:
+            return new
+        kept = self._plans[chosen - 1]
+        why = f"{new.reason}; {kept.plan_id} is still the best plan known"
+        return replace(kept, plan_id=new.plan_id, reason=why, learned=new.learned)
 
 
 def _measured_s(view: JobView) -> Mapping[str, float]:

@@ -26,8 +26,9 @@ from gpuenergyd.core.pipeline.reorder import (
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.errors import ScheduleError, TargetError
+from gpuenergyd_policies.bubble_aware.figures import Figure
 from gpuenergyd_policies.bubble_aware.model import PipelineModel
-from gpuenergyd_policies.bubble_aware.planning import Figure, plan_from_model
+from gpuenergyd_policies.bubble_aware.planning import plan_from_model
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.observed_pipeline import graph_in_order
 from gpuenergyd_policies.planning.flat.orders import flattest_order

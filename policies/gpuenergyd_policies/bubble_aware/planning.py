@@ -7,7 +7,6 @@ iteration, so that the clock is high again in time.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cache
 
 import numpy as np
@@ -23,9 +22,10 @@ from gpuenergyd.core.pipeline.plan import (
 from gpuenergyd.core.pipeline.power_swing import SwingFigure, swing_of
 from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile, with_waiting_power
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd_policies.bubble_aware.best_known import more_time_ratio, new_or_tried
+from gpuenergyd_policies.bubble_aware.best_known import TriedPlans
 from gpuenergyd_policies.bubble_aware.candidates import Candidate, Candidates, wave_of_clocks
 from gpuenergyd_policies.bubble_aware.cheaper_waits import with_cheaper_waits
+from gpuenergyd_policies.bubble_aware.figures import Figure
 from gpuenergyd_policies.bubble_aware.model import FittedJob, PipelineModel
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.full_speed import plan_at_full_speed
@@ -44,22 +44,6 @@ _LEAST_SHARE_OF_WAIT = 0.5
 """Of a wait, so much is planned for at least, whatever the caution."""
 
 
-class Figure(StrEnum):
-    """Figures of a tuned plan, from which its successors start."""
-
-    CAUTION = "caution_ratio"
-    SWITCH_LATENCY = "switch_latency_s"
-    """The longest latency of a change to a faster clock that the plan was made with."""
-    TARGET = "target_time_ratio"
-    """The target that the plan was made for, in baseline iteration times."""
-    CALL_STALL = "call_stall_s"
-    """For how long a call that sets a clock stops the GPU's work, as learned from this job."""
-    CLOCK_DELAY = "clock_delay_s"
-    """How much later than reported clocks take effect, as learned from this job."""
-    DECIDED_AFTER = "decided_after_iteration"
-    """The newest iteration observed when a plan with an order of its own, or none at all, was decided on."""
-
-
 def tuned_plan(job: FittedJob, *, caution_ratio: float | None, number: int, why: str) -> ClockPlan:
     """Return a plan for the target from the iterations of a job; the baseline plan where they are too few.
 
@@ -73,12 +57,11 @@ def tuned_plan(job: FittedJob, *, caution_ratio: float | None, number: int, why:
         return plan_at_full_speed(view, f"cannot plan: {error}")
     if number == 1 and (reason := contradiction(view, model.graph, model.profile)) is not None:
         return _refusal(view, reason)
-    is_to_learn = caution_ratio is None
-    more_ratio = more_time_ratio(view, model, number=number, target_figure=Figure.TARGET) if is_to_learn else 0.0
-    margin = _margin(view, model, fitted, more_ratio)
+    tried = TriedPlans(view, model) if caution_ratio is None else None
+    margin = _margin(view, model, fitted, 0.0 if tried is None else tried.more_time_ratio(number))
     plan = plan_from_model(view, model, caution_ratio=caution_ratio, number=number, why=why, margin=margin)
     plan = replace(plan, learned=fitted.learned, reason=why + fitted.relatives_text)
-    return new_or_tried(view, model, plan, number=number, target_figure=Figure.TARGET) if is_to_learn else plan
+    return plan if tried is None else tried.best(plan, number)
 
 
 def refusal_in_force(view: JobView) -> ClockPlan | None:

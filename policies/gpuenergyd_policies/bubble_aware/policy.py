@@ -16,9 +16,9 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView, PriorView
 from gpuenergyd_policies.bubble_aware.decisions import decide
+from gpuenergyd_policies.bubble_aware.figures import Figure
 from gpuenergyd_policies.bubble_aware.model import FittedJob, fit_model
 from gpuenergyd_policies.bubble_aware.outcome import PlanOutcome
-from gpuenergyd_policies.bubble_aware.planning import Figure
 from gpuenergyd_policies.bubble_aware.slowdown_advice import with_slowdown_advice
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.flags import flags_of

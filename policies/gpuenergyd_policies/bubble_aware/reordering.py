@@ -15,6 +15,7 @@ from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
 from gpuenergyd.core.pipeline.reorder import OrderAdvice, is_plain_1f1b, split_in_place
 from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd_policies.bubble_aware.figures import Figure
 from gpuenergyd_policies.bubble_aware.model import fit_model
 from gpuenergyd_policies.bubble_aware.order_choice import (
     ChosenOrder,
@@ -24,7 +25,6 @@ from gpuenergyd_policies.bubble_aware.order_choice import (
     memory_refusal,
     no_better_order,
 )
-from gpuenergyd_policies.bubble_aware.planning import Figure
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
 

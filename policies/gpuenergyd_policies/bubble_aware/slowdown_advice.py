@@ -23,8 +23,8 @@ from gpuenergyd_policies.advice import (
     can_be_advised,
     with_advice,
 )
+from gpuenergyd_policies.bubble_aware.figures import Figure
 from gpuenergyd_policies.bubble_aware.model import FittedJob
-from gpuenergyd_policies.bubble_aware.planning import Figure
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.problem import Effort

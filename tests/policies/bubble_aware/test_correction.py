@@ -8,8 +8,8 @@ from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd_policies.bubble_aware.figures import Figure
 from gpuenergyd_policies.bubble_aware.outcome import PlanOutcome
-from gpuenergyd_policies.bubble_aware.planning import Figure
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from tests.support.random_jobs import random_job

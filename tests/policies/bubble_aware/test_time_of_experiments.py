@@ -7,7 +7,8 @@ import pytest
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd_policies.bubble_aware.best_known import EXPERIMENT_LATE_RATIO, more_time_ratio
+from gpuenergyd_policies.bubble_aware import best_known
+from gpuenergyd_policies.bubble_aware.best_known import EXPERIMENT_LATE_RATIO, TriedPlans
 from gpuenergyd_policies.bubble_aware.model import PipelineModel
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.learning.risk import MAX_LATE_RATIO
@@ -16,7 +17,18 @@ from gpuenergyd_policies.planning.large import TOO_LARGE
 KEPT, OTHER = (1410, 1200), (1410, 1110)
 
 
-def more(*clocks: tuple[int, ...], number: int, num_instructions: int = 16, target_ratio: float = 1.0) -> float:
+@pytest.fixture(autouse=True)
+def _simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the model say that every plan takes one second."""
+    monkeypatch.setattr(best_known, "simulate_switching", lambda *_, **__: SimpleNamespace(iteration_time_s=1.0))
+
+
+def more(
+    *clocks: tuple[int, ...],
+    number: int,
+    num_instructions: int = 16,
+    target_ratio: float = 1.0,
+) -> float:
     """Return the extra time of plan `number` after plans with these clocks for the target of equal time."""
     plans = [
         SimpleNamespace(
@@ -25,6 +37,7 @@ def more(*clocks: tuple[int, ...], number: int, num_instructions: int = 16, targ
             orders=(),
             ranks=(SimpleNamespace(sm_clocks_mhz=own),),
             figure=lambda _name: target_ratio,
+            changes_of=lambda _rank: (),
         )
         for k, own in enumerate(clocks)
     ]
@@ -39,8 +52,9 @@ def more(*clocks: tuple[int, ...], number: int, num_instructions: int = 16, targ
         issued_plans=plans,
         observations=observations,
     )
-    model = SimpleNamespace(graph=SimpleNamespace(instructions=range(num_instructions)))
-    return more_time_ratio(cast("JobView", view), cast("PipelineModel", model), number=number, target_figure="target")
+    graph = SimpleNamespace(instructions=range(num_instructions), num_ranks=1)
+    model = SimpleNamespace(graph=graph, profile=None, latencies=(), bias_s=0.0)
+    return TriedPlans(cast("JobView", view), cast("PipelineModel", model)).more_time_ratio(number)
 
 
 @pytest.mark.parametrize("clocks", [(KEPT, KEPT), (KEPT, OTHER, KEPT)])
