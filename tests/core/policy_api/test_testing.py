@@ -11,6 +11,7 @@ from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
 from gpuenergyd.core.policy_api.testing import A100_SM_CLOCKS_MHZ, SimulatedJob, job_view, pipeline_profile
 from gpuenergyd.errors import PlanError
 from gpuenergyd_policies.bubble_aware import decisions
+from gpuenergyd_policies.bubble_aware.outcome import PlanOutcome
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.full_speed import FullSpeed
 
@@ -78,7 +79,7 @@ def test_a_looser_plan_that_saves_hardly_more_is_computed_once(monkeypatch: pyte
     plan = job.run_policy(policy, 40)
     adjust = decisions._with_adjusted_caution
 
-    def counted(outcome: decisions.PlanOutcome) -> ClockPlan:
+    def counted(outcome: PlanOutcome) -> ClockPlan:
         computed.append(outcome)
         return adjust(outcome)
 
