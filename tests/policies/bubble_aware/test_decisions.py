@@ -19,13 +19,13 @@ def _plan_and_files(policy: BubbleAware, view: JobView) -> tuple[ClockPlan, set[
     """Return the next plan, and the files of the policies that were run for it."""
     files = set()
 
-    def note(frame: FrameType, _event: str, _arg: object) -> None:
+    def record(frame: FrameType, _event: str, _arg: object) -> None:
         path = Path(frame.f_code.co_filename)
         if "gpuenergyd_policies" in path.parts:
             files.add(path.name)
 
     before = sys.getprofile()
-    sys.setprofile(note)
+    sys.setprofile(record)
     try:
         plan = policy.next_plan(view)
     finally:
