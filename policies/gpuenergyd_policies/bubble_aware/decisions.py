@@ -151,7 +151,8 @@ DECISIONS: tuple[Decision, ...] = (
         lambda now: now.order.ended(now.last),
     ),
     Decision(
-        f"it is a trial of split backwards, with fewer than {count_text(TUNING.trial_iterations, 'measured iteration')}",
+        "it is a trial of split backwards, with fewer than"
+        f" {count_text(TUNING.trial_iterations, 'measured iteration')}",
         lambda now: now.is_trial and now.order.is_trial_short(now.last),
         "keep it",
         lambda now: now.last,
@@ -170,7 +171,8 @@ DECISIONS: tuple[Decision, ...] = (
     ),
     Decision(
         f"it is in force as one of the first {TUNING.num_learning_plans - 1}, with fewer than"
-        f" {count_text(TUNING.min_iterations_to_learn, 'measured iteration')}, unless it is {100 * TUNING.far_late_ratio:g} % late",
+        f" {count_text(TUNING.min_iterations_to_learn, 'measured iteration')}, unless it is"
+        f" {100 * TUNING.far_late_ratio:g} % late",
         lambda now: now.outcome.is_learning and now.outcome.is_in_force and now.outcome.is_too_new_to_learn,
         "keep it",
         lambda now: now.outcome.plan,
