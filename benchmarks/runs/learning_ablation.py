@@ -28,7 +28,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from learning_options import parser_of, tables_of
 
 from gpuenergyd_policies.learning import job_curves
-from gpuenergyd_policies.learning.curves import Structure
 from gpuenergyd_policies.learning.shape import FloatArray
 from tests.support.learning_jobs import LearningJob
 from tests.support.learning_methods import Outcome, Variant, ours
@@ -41,10 +40,6 @@ WITHOUT_PHYSICS = "without physics in beliefs"
 VARIANTS = {
     AS_IT_IS: Variant(),
     "without learned prior": Variant(is_prior_learned=False),
-    "without sharing among stages and kinds": Variant(structure=Structure(are_pooled=False)),
-    "without deviations of single clocks that stages share": Variant(structure=Structure(are_clocks_shared=False)),
-    "without heavy tails of single clocks": Variant(structure=Structure(are_tails_heavy=False)),
-    "without widening by surprise": Variant(structure=Structure(can_widen=False)),
     WITHOUT_PHYSICS: Variant(),
     "without caution": Variant(choice=Choice(caution_sigmas=0.0)),
     "with half a standard deviation of caution always": Variant(choice=Choice(caution_sigmas=0.5)),

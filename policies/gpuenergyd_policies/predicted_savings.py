@@ -1,6 +1,6 @@
 """Predicted plans and savings for GPUs whose clocks may not be set.
 
-The planner runs on the belief that a first plan is made from: published curves, past jobs like this one, and the
+The planner runs on the belief that a first plan is made from: published curves, a past job of the same work, and the
 iterations at full speed. The plan is made for the mean curves; plans for curves drawn from the belief, widened by the
 error of the measured iteration time, give the range of its saving. Where the saving is within that error, and where
 no plan is better than full speed, full speed is predicted.
@@ -28,7 +28,7 @@ from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.full_speed import permits_no_slowdown, reason_for_full_speed
-from gpuenergyd_policies.learning.of_job import learned_profile, newest_at_full_speed
+from gpuenergyd_policies.learning.job_profile import learned_profile, newest_at_full_speed
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
 from gpuenergyd_policies.observed_pipeline import contradiction, observed_graph, observed_pipeline
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
@@ -64,7 +64,7 @@ def predicted_plan(view: JobView, planner: Planner) -> ClockPlan:
         return baseline_plan("predicted", reason=f"savings cannot be predicted: {error}")
     if (reason := contradiction(view, observed_graph(view), fitted.profile)) is not None:
         return baseline_plan("predicted", reason=f"savings cannot be predicted: {reason}")
-    basis = BASIS + fitted.relatives_text
+    basis = BASIS + fitted.past_jobs_text
     likely = replace(_planned(view, planner, fitted.profile), reason=basis)
     saving_ratio = _saving_ratio(likely)
     drawn = fitted.drawn(_NUM_DRAWS, np.random.default_rng(0))

@@ -11,7 +11,6 @@ import numpy as np
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
-from gpuenergyd_policies.learning.curves import WHOLE, Structure
 from gpuenergyd_policies.learning.evidence import energies_seen, times_seen
 from gpuenergyd_policies.learning.job_curves import FittedCurves, fit_curves
 from gpuenergyd_policies.learning.published import prior_for
@@ -37,7 +36,6 @@ class Variant:
     """What is left out or changed, for an ablation."""
 
     is_prior_learned: bool = True
-    structure: Structure = WHOLE
     choice: Choice = ALL_PARTS
     num_replans: int = 6
     is_noise_common: bool = False
@@ -80,7 +78,6 @@ def ours(job: LearningJob, variant: Variant) -> Outcome:
             times_seen(seen),
             energies_seen(seen),
             waiting,
-            structure=variant.structure,
         )
         covered.append(_covered_ratio(job, fitted))
         clocks = next_clocks(job, fitted, results, num_plans=variant.num_replans + 1, choice=variant.choice, draw=draw)

@@ -15,11 +15,10 @@ from gpuenergyd.core.pipeline.learned_curves import LearnedCurves
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import GpuView
-from gpuenergyd_policies.learning.doubt import powers_within_doubt
 from gpuenergyd_policies.learning.evidence import energies_seen, times_seen
 from gpuenergyd_policies.learning.job_curves import FittedCurves, fit_curves
+from gpuenergyd_policies.learning.past_jobs import PastCurves, same_work
 from gpuenergyd_policies.learning.published import prior_for
-from gpuenergyd_policies.learning.relatives import Relative, relatives_of
 from gpuenergyd_policies.learning.seen import ClassAtFullSpeed, Waiting
 from gpuenergyd_policies.learning.shape import GENERIC, CurvePrior
 from gpuenergyd_policies.learning.summary import summary_of
@@ -91,8 +90,8 @@ class Run:
     job: LearningJob
     results: tuple[PlanEvaluation, ...]
     learned: LearnedCurves | None
-    doubts: tuple[tuple[tuple[float, float], ...], ...] = ()
-    """By plan, the factors on the distances of its relatives."""
+    agreed: tuple[bool, ...] = ()
+    """By plan, whether a past job agreed with the job."""
 
     @property
     def saving_ratios(self) -> tuple[float, ...]:
@@ -171,7 +170,7 @@ def run_job(
     prior = prior_for(job.table.gpu, without_families=[job.table.family]) if is_gpu_known else GENERIC
     seen = [job.observed(job.baseline, "baseline", k, draw) for k in range(NUM_BASELINE_ITERATIONS)]
     results: list[PlanEvaluation] = []
-    doubts: list[tuple[tuple[float, float], ...]] = []
+    agreed: list[bool] = []
     learned = None
     gpus = [GpuView(uuid, job.table.gpu, job.classes[0].clocks_mhz, 0.0) for uuid in gpu_uuids_of(job)]
     for number in range(num_plans):
@@ -179,28 +178,20 @@ def run_job(
         if number == num_plans - 1:
             learned = summary_of(_fitted(job, prior, seen, (), job.classes_at_all_clocks), times_seen(seen), gpus)
         power_w = float(np.mean(list(alone.reference_w.values())))
-        relatives = relatives_of(past_jobs, job.classes, job.table.gpu, power_w, gpu_uuids_of(job))
-        fitted = powers_within_doubt(_fitted(job, prior, seen, relatives), alone) if relatives else alone
-        doubts.append(fitted.doubts)
-        clocks = next_clocks(
-            job,
-            fitted,
-            results,
-            num_plans=num_plans,
-            choice=Choice(),
-            draw=draw,
-            doubted=alone if relatives else None,
-        )
+        past = same_work(past_jobs, job.classes, job.table.gpu, power_w, gpu_uuids_of(job))
+        fitted = _fitted(job, prior, seen, past).within_reach_of(alone) if past else alone
+        agreed.append(fitted.past is not None)
+        clocks = next_clocks(job, fitted, results, num_plans=num_plans, choice=Choice(), draw=draw)
         results.append(job.result(clocks))
         seen.append(job.observed(results[-1], f"tuned-{number}", len(seen), draw))
-    return Run(job, tuple(results), learned, tuple(doubts))
+    return Run(job, tuple(results), learned, tuple(agreed))
 
 
 def _fitted(
     job: LearningJob,
     prior: CurvePrior,
     seen: Sequence[IterationObservation],
-    relatives: Sequence[Relative],
+    past: Sequence[PastCurves],
     classes: Sequence[ClassAtFullSpeed] = (),
 ) -> FittedCurves:
     waiting = Waiting(job.truth.blocking_power_w, _WAITING_SIGMA_RATIO)
@@ -210,7 +201,7 @@ def _fitted(
         times_seen(seen),
         energies_seen(seen),
         waiting,
-        relatives=relatives,
+        past=past,
     )
 
 

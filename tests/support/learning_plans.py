@@ -14,7 +14,6 @@ from gpuenergyd_policies.bubble_aware.best_known import (
     is_experiment,
     is_kept,
 )
-from gpuenergyd_policies.learning.doubt import limit_of, within_doubt
 from gpuenergyd_policies.learning.job_curves import FittedCurves
 from gpuenergyd_policies.learning.risk import MAX_LATE_RATIO, caution_within_risk
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
@@ -50,12 +49,8 @@ def next_clocks(
     num_plans: int,
     choice: Choice,
     draw: np.random.Generator,
-    doubted: FittedCurves | None = None,
 ) -> Sequence[int]:
-    """Return the clocks of the next of `num_plans`: a new plan, or one of those before if it is better.
-
-    `doubted` is the belief without past jobs.
-    """
+    """Return the clocks of the next of `num_plans`: a new plan, or one of those before if it is better."""
     mean_profile = fitted.profile()
     deadline_s = baseline(job.graph, mean_profile).iteration_time_s
     ran = [tuple(own.sm_clocks_mhz) for own in before]
@@ -68,10 +63,6 @@ def next_clocks(
         caution = caution_within_risk(job.graph, fitted, deadline_s=deadline_s, random=draw, max_late_ratio=limit)
         sigmas, late_ratio = caution.sigmas, caution.mean_late_ratio
     believed = fitted.profile(caution_sigmas=sigmas)
-    if doubted is not None:
-        believed = within_doubt(
-            job.graph, believed, doubted, limit=limit_of(fitted), deadline_s=deadline_s, random=draw
-        )
     if choice.is_thompson:
         believed = _with_energies_of(believed, *fitted.drawn(1, draw))
     clocks = fastest_allowed(job, believed, more_ratio=more_ratio)

@@ -19,7 +19,7 @@ import numpy as np
 
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
-from gpuenergyd_policies.learning.of_job import LOWEST_RATIO
+from gpuenergyd_policies.learning.job_profile import LOWEST_RATIO
 from gpuenergyd_policies.learning.shape import GENERIC, Coefficients, FloatArray, features
 from tests.support.random_jobs import random_job
 

@@ -339,7 +339,7 @@ class PriorCurve:
 
 @dataclass(frozen=True, slots=True)
 class PriorView:
-    """What a job on a GPU model would start from: published curves, and past jobs like it."""
+    """What a job on a GPU model would start from: published curves, and a past job of the same work."""
 
     gpu_model_name: str
     basis: str

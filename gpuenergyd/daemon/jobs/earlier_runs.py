@@ -1,7 +1,7 @@
 """What a job gets from earlier ones, and leaves for later ones: curves, and why its order must not change.
 
-Curves are those of past jobs like it. The refusal of other orders is looked up by a signature, which holds all that is
-known of a job before it runs, its user included: no job is planned from what another user's program reported.
+Curves are those of past jobs on its GPU model. The refusal of other orders is looked up by a signature, which holds all
+that is known of a job before it runs, its user included: no job is planned from what another user's program reported.
 """
 
 import asyncio

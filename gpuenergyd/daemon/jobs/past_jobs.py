@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 NUM_SLOTS = 256
 MAX_RECALLED = 32
-"""Newest past jobs that a job gets; the policy uses those most like it."""
+"""Newest past jobs that a job gets; the policy uses the newest that did the same work."""
 MAX_LISTED = 1024
 _MAX_BYTES = 65_536
 _MAX_LISTED_BYTES = 3 * 2**20

@@ -12,7 +12,7 @@ from gpuenergyd.core.pipeline.waiting import WaitingPower
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.learning.calls import CallCost
-from gpuenergyd_policies.learning.of_job import LearnedProfile, learned_profile, newest_at_full_speed
+from gpuenergyd_policies.learning.job_profile import LearnedProfile, learned_profile, newest_at_full_speed
 from gpuenergyd_policies.observed_pipeline import observed_pipeline
 from gpuenergyd_policies.planning.frontier import frontier
 

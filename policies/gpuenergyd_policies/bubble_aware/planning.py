@@ -29,8 +29,7 @@ from gpuenergyd_policies.bubble_aware.figures import Figure
 from gpuenergyd_policies.bubble_aware.model import FittedJob, PipelineModel
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.full_speed import plan_at_full_speed
-from gpuenergyd_policies.learning.doubt import limit_of, towards, within_doubt
-from gpuenergyd_policies.learning.of_job import LearnedProfile
+from gpuenergyd_policies.learning.job_profile import LearnedProfile
 from gpuenergyd_policies.learning.risk import MAX_LATE_RATIO, caution_within_risk
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
 from gpuenergyd_policies.observed_pipeline import contradiction
@@ -60,7 +59,7 @@ def tuned_plan(job: FittedJob, *, caution_ratio: float | None, number: int, why:
     tried = TriedPlans(view, model) if caution_ratio is None else None
     margin = _margin(view, model, fitted, 0.0 if tried is None else tried.more_time_ratio(number))
     plan = plan_from_model(view, model, caution_ratio=caution_ratio, number=number, why=why, margin=margin)
-    plan = replace(plan, learned=fitted.learned, reason=why + fitted.relatives_text)
+    plan = replace(plan, learned=fitted.learned, reason=why + fitted.past_jobs_text)
     return plan if tried is None else tried.best(plan, number)
 
 
@@ -89,32 +88,16 @@ class Margin:
 
 
 def _margin(view: JobView, model: PipelineModel, fitted: LearnedProfile, more_ratio: float) -> Margin:
-    """Return as little caution as the belief about times permits, which is more where a plan has more time.
-
-    What rests on past jobs is limited by what the belief without them expects.
-    """
+    """Return as little caution as the belief about times permits, which is more where a plan has more time."""
     if len(model.graph.instructions) > TOO_LARGE:
-        slower = fitted.curves.profile(caution_sigmas=TUNING.learned_caution_of_large)
-        if fitted.doubted is not None:
-            slower = towards(slower, fitted.doubted.profile(), TUNING.doubt_of_large)
-        return Margin(slower, more_ratio)
+        return Margin(fitted.curves.profile(caution_sigmas=TUNING.learned_caution_of_large), more_ratio)
     deadline_s = view.target.iteration_time_s(view.baseline.iteration_time_s) - model.bias_s
     random = np.random.default_rng(view.num_issued())
     limit_ratio = MAX_LATE_RATIO - more_ratio
     caution = caution_within_risk(
         model.graph, fitted.curves, deadline_s=deadline_s, random=random, max_late_ratio=limit_ratio
     )
-    slower = fitted.curves.profile(caution_sigmas=caution.sigmas)
-    if fitted.doubted is not None:
-        slower = within_doubt(
-            model.graph,
-            slower,
-            fitted.doubted,
-            limit=limit_of(fitted.curves),
-            deadline_s=deadline_s,
-            random=random,
-        )
-    return Margin(slower, more_ratio)
+    return Margin(fitted.curves.profile(caution_sigmas=caution.sigmas), more_ratio)
 
 
 def plan_from_model(

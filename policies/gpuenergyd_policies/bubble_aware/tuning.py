@@ -63,8 +63,6 @@ class Tuning:
     learned_caution_of_large: float = 0.5
     """Standard deviations of its times that a plan learned from plans keeps as margin in a large pipeline, where trying
     several would take too long."""
-    doubt_of_large: float = 0.5
-    """Share of the way from times that rest on past jobs to those without them, in a large pipeline: as above."""
     num_learning_plans: int = 7
     """Plans until learning from plans is over: on measured tables later ones hardly gain."""
     min_iterations_to_learn: int = 3

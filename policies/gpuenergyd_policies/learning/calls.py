@@ -10,7 +10,7 @@ from statistics import median
 
 import numpy as np
 
-from gpuenergyd_policies.learning.curves import WHOLE, CurveModel
+from gpuenergyd_policies.learning.curves import CurveModel
 from gpuenergyd_policies.learning.deviations import TIME
 from gpuenergyd_policies.learning.seen import CallKind, ClassAtFullSpeed, TimeSeen, time_evidence, time_rows
 
@@ -38,7 +38,7 @@ class CallCost:
 
 def call_cost(classes: Sequence[ClassAtFullSpeed], times: Sequence[TimeSeen], of_time: CurveModel) -> CallCost:
     """Return the cost of calls; none where too few instructions show it."""
-    model = CurveModel(of_time.prior, TIME, WHOLE)
+    model = CurveModel(of_time.prior, TIME)
     rows = time_rows(classes, times, has_calls=True)
     if sum(calls is not CallKind.NONE for _, _, calls in rows.rows) < _MIN_ROWS:
         return CallCost()

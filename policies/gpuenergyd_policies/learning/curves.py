@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuenergyd_policies.learning.deviations import Deviations, Points, smooth_parts, smooth_variances
+from gpuenergyd_policies.learning.deviations import Deviations, Points, smooth_parts
 from gpuenergyd_policies.learning.shape import Coefficients, FloatArray
 from gpuenergyd_policies.learning.single_clocks import SingleClocks
 from gpuenergyd_policies.learning.sizes import Factors, Sized, solved
@@ -27,24 +27,6 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Structure:
-    """The parts of a curve model; without one, for comparison."""
-
-    are_pooled: bool = True
-    """Whether classes share deviations; without, every class is on its own."""
-    can_widen: bool = True
-    """Whether factors are estimated; without, all are 1."""
-    are_clocks_shared: bool = True
-    """Whether single clocks have a deviation that all stages share."""
-    are_tails_heavy: bool = True
-    """Whether deviations of single clocks have a variance of their own each."""
-
-
-WHOLE = Structure()
-"""With all parts."""
-
-
-@dataclass(frozen=True, slots=True)
 class Posterior:
     """Gaussian belief about a curve at points, with the factors that it was found with."""
 
@@ -53,8 +35,7 @@ class Posterior:
     single: FloatArray
     """The part of the mean by which single clocks were measured to be off the curve through their neighbours."""
     factors: Factors
-    covariance: FloatArray | None
-    """None unless asked for: it takes most of the time."""
+    covariance: FloatArray
     explained: FloatArray
     """The misfit of the evidence from the prior, weighted by its precision."""
     evidence_score: float
@@ -67,15 +48,14 @@ class CurveModel:
 
     prior: Coefficients
     deviations: Deviations
-    structure: Structure = WHOLE
+    are_sizes_estimated: bool = True
+    """Whether the sizes of deviations are those that explain the evidence best; without, the assumed ones."""
 
-    def posterior(
-        self, wanted: Points, observed: Points, evidence: Evidence, *, want_covariance: bool = False
-    ) -> Posterior:
+    def posterior(self, wanted: Points, observed: Points, evidence: Evidence) -> Posterior:
         """Return the belief about the curve at the wanted points, given evidence on the observed ones."""
         pairs = self._smooth(observed, observed)
         sized = self._sized(wanted, observed, evidence, pairs)
-        if self.structure.can_widen and len(evidence.values):
+        if self.are_sizes_estimated and len(evidence.values):
             sized = sized.with_best_sizes()
         factors, root = sized.factors, sized.root()
         of_singles = sized.across()
@@ -84,12 +64,8 @@ class CurveModel:
         shares, white = solved(root, across.T), solved(root, sized.misfit)
         explained: FloatArray = np.asarray(np.linalg.solve(root.T, white), dtype=np.float64)
         mean, single = self._mean(wanted) + across @ explained, of_singles @ explained
-        if not want_covariance:
-            variance = factors.scaled(smooth_variances(self.deviations, self.prior.sigma, wanted))
-            variance = variance + sized.of_each_wanted() - np.sum(np.square(shares), axis=0)
-            sigma = np.sqrt(np.maximum(variance, 0.0))
-            return Posterior(mean, sigma, single, factors, None, explained, sized.score())
-        covariance = factors.scaled(self._smooth(wanted, wanted)) + sized.among_wanted() - shares.T @ shares
+        prior = pairs if wanted is observed else self._smooth(wanted, wanted)
+        covariance = factors.scaled(prior) + sized.among_wanted() - shares.T @ shares
         sigma = np.sqrt(np.maximum(np.diag(covariance), 0.0))
         return Posterior(mean, sigma, single, factors, covariance, explained, sized.score())
 
@@ -121,24 +97,20 @@ class CurveModel:
         self, wanted: Points, observed: Points, evidence: Evidence, pairs: tuple[FloatArray, FloatArray, FloatArray]
     ) -> Sized:
         """Return the evidence with the sizes that are assumed; `pairs` are the smooth parts of observed points."""
-        weights, own = evidence.weights, self.structure
+        weights = evidence.weights
         return Sized(
             smooth=tuple(weights @ part @ weights.T for part in pairs),
             noise=evidence.noise,
             misfit=evidence.values - weights @ self._mean(observed),
             singles=tuple(
-                SingleClocks.of(
-                    wanted, observed, weights, are_of_kinds=are_of_kinds, are_tails_heavy=own.are_tails_heavy
-                )
-                for are_of_kinds in (False, True)
+                SingleClocks.of(wanted, observed, weights, are_of_kinds=are_of_kinds) for are_of_kinds in (False, True)
             ),
             scales=(self.deviations.single_class, self.deviations.single_kind),
-            factors=Factors(single_kind=1.0 if own.are_clocks_shared else 0.0),
-            are_tails_heavy=own.are_tails_heavy,
+            factors=Factors(),
         )
 
     def _mean(self, points: Points) -> FloatArray:
         return np.asarray(points.shape @ np.array(self.prior.mean), dtype=np.float64)
 
     def _smooth(self, a: Points, b: Points) -> tuple[FloatArray, FloatArray, FloatArray]:
-        return smooth_parts(self.deviations, self.prior.sigma, a, b, are_pooled=self.structure.are_pooled)
+        return smooth_parts(self.deviations, self.prior.sigma, a, b)

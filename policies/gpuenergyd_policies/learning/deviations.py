@@ -96,53 +96,43 @@ class Points:
         return features(self.clock_mhz, self.full_speed_mhz, self.max_mhz)
 
     @property
+    def along(self) -> FloatArray:
+        """How far each clock is below the maximum, in log clock."""
+        return np.asarray(self.shape[:, 0] + self.shape[:, 2], dtype=np.float64)
+
+    @property
     def is_below_max(self) -> FloatArray:
         """1 below the maximum clock, 0 at it."""
         return (self.clock_mhz < self.max_mhz).astype(np.float64)
 
 
 def smooth_parts(
-    own: Deviations, of_job: Sequence[float], a: Points, b: Points, *, are_pooled: bool
+    own: Deviations, of_job: Sequence[float], a: Points, b: Points
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return the covariances of the smooth deviations of the job, of stages, and of all others between points.
 
-    `of_job` are the standard deviations of the job's coefficients; `are_pooled` whether classes share deviations.
+    `of_job` are the standard deviations of the job's coefficients.
     """
     same_stage = a.stage[:, None] == b.stage[None, :]
     same_kind = a.kind[:, None] == b.kind[None, :]
     same_class = same_stage & same_kind
     at_a, at_b = a.shape, b.shape
-    along_a, along_b = at_a[:, 0] + at_a[:, 2], at_b[:, 0] + at_b[:, 2]
-    near = np.exp(-0.5 * np.square((along_a[:, None] - along_b[None, :]) / _LENGTH))
-    smooth = near * np.outer(along_a, along_b)
+    smooth = closeness(a.along, b.along) * np.outer(a.along, b.along)
     shifted = np.outer(_below_bend(at_a), _below_bend(at_b))
     level = 1.0 if own.level_kind else np.outer(a.is_below_max, b.is_below_max)
     job = _product(at_a, at_b, of_job) + own.smooth_job**2 * smooth + own.cap_job**2 * shifted
     kind = same_kind * (_product(at_a, at_b, own.kind) + own.smooth_kind**2 * smooth + own.level_kind**2)
     both = same_kind * np.outer(a.separate, b.separate)
     kind = kind + both * (_product(at_a, at_b, own.separate) + own.level_separate**2)
-    if not are_pooled:
-        job, kind = job * same_class, kind * same_class
     stage = same_stage * _product(at_a, at_b, own.stage) + same_class * (
         _product(at_a, at_b, own.instruction_class) + own.cap_class**2 * shifted
     )
     return job, stage, kind + own.level_class**2 * level * same_class
 
 
-def smooth_variances(
-    own: Deviations, of_job: Sequence[float], points: Points
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the diagonals of `smooth_parts` of points with themselves."""
-    at = points.shape
-    along = np.square(at[:, 0] + at[:, 2])
-    shifted = np.square(_below_bend(at))
-    squares = np.square(at)
-    job = squares @ np.square(np.array(of_job)) + own.smooth_job**2 * along + own.cap_job**2 * shifted
-    stage = squares @ (np.square(own.stage) + np.square(own.instruction_class)) + own.cap_class**2 * shifted
-    kind = squares @ np.square(own.kind) + own.smooth_kind**2 * along + own.level_kind**2
-    kind = kind + points.separate * (squares @ np.square(own.separate) + own.level_separate**2)
-    level = own.level_class**2 * (np.ones_like(along) if own.level_kind else points.is_below_max)
-    return job, stage, kind + level
+def closeness(a: FloatArray, b: FloatArray) -> FloatArray:
+    """Return the correlation of smooth deviations between clocks so far below the maximum."""
+    return np.asarray(np.exp(-0.5 * np.square((a[:, None] - b[None, :]) / _LENGTH)), dtype=np.float64)
 
 
 def _product(at_a: FloatArray, at_b: FloatArray, sigma: Sequence[float]) -> FloatArray:

@@ -6,21 +6,19 @@ an iteration. No iteration is run for its own sake.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
 from gpuenergyd.core.pipeline.waiting import WaitingPower
-from gpuenergyd_policies.learning.checks import AGREEING_FACTOR, factors_of, without_contradictions
-from gpuenergyd_policies.learning.curves import WHOLE, CurveModel, Evidence, Posterior, Structure
+from gpuenergyd_policies.learning.curves import CurveModel, Posterior
 from gpuenergyd_policies.learning.deviations import POWER, TIME
-from gpuenergyd_policies.learning.relatives import (
-    Relative,
-    power_of_relatives,
-    time_of_relatives,
-    with_relatives,
+from gpuenergyd_policies.learning.past_jobs import (
+    OwnEvidence,
+    PastCurves,
+    posteriors,
 )
 from gpuenergyd_policies.learning.seen import (
     ClassAtFullSpeed,
@@ -34,7 +32,6 @@ from gpuenergyd_policies.learning.seen import (
     time_rows,
 )
 from gpuenergyd_policies.learning.shape import CurvePrior, FloatArray
-from gpuenergyd_policies.learning.stages_before import with_stages_before
 from gpuenergyd_policies.learning.waits import WaitingPhase
 
 _MAX_WAITING_SHIFT = 0.7
@@ -62,23 +59,29 @@ class FittedCurves:
     """Of the clock, which the power while waiting is proportional to a power of."""
     waits: tuple[WaitingPhase, ...] = ()
     """Phases of a training loop that wait, and are not among the classes."""
-    doubts: tuple[tuple[float, float], ...] = ()
-    """By relative, the factors on its distance by its time and its power: 1 where it agrees; the larger one counts."""
-    has_lower_clocks: bool = False
-    """Whether the job itself has shown times below the maximum clock."""
-    has_trusted_relatives: bool = False
-    """Whether a past job that agrees was measured on this job's GPUs; then all others were, too."""
-
-    @property
-    def has_agreeing_relatives(self) -> bool:
-        """Whether a past job agrees with all that is known of this one."""
-        return any(max(own) <= AGREEING_FACTOR for own in self.doubts)
+    past: PastCurves | None = None
+    """The past job that was evidence too."""
 
     def profile(self, *, caution_sigmas: float = 0.0) -> PipelineProfile:
         """Return the mean profile, times below the maximum clock longer by some standard deviations."""
         at_max = self._is_max()
         log_time = self.time.mean + np.where(at_max, 0.0, caution_sigmas * self.time.sigma)
         return self._profile(log_time, self.power.mean, where="mean curve")
+
+    def within_reach_of(self, alone: "FittedCurves") -> "FittedCurves":
+        """Return these curves, no faster than a past job may make them, and of hardly more power than without it.
+
+        A plan that lowers no clock, since that is said to save nothing, would never measure that it does.
+        """
+        if self.past is None:
+            return self
+        most = alone.power.mean + alone.power.sigma
+        least = alone.time.mean - self.past.max_faster_sigmas * alone.time.sigma
+        return replace(
+            self,
+            time=replace(self.time, mean=np.maximum(self.time.mean, least)),
+            power=replace(self.power, mean=np.minimum(self.power.mean, most)),
+        )
 
     def drawn(self, num_draws: int, random: np.random.Generator) -> tuple[PipelineProfile, ...]:
         """Return profiles drawn from the belief."""
@@ -170,69 +173,30 @@ def fit_curves(
     energies: Sequence[EnergySeen],
     waiting: Waiting,
     *,
-    structure: Structure = WHOLE,
-    relatives: Sequence[Relative] = (),
+    past: Sequence[PastCurves] = (),
     calls_sigma_s: tuple[float, float] = (0.0, 0.0),
 ) -> FittedCurves:
     """Return the belief about the curves of a job from its iterations so far, at least those at full speed.
 
-    Past jobs like it are evidence too; for `calls_sigma_s` see `time_evidence`.
+    Past jobs that agree with these are evidence too; for `calls_sigma_s` see `time_evidence`.
 
     Raises:
         NotEnoughDataError: a rank has no measured energy at full speed.
     """
     wanted = points_of(classes, [(k, clock) for k, own in enumerate(classes) for clock in own.clocks_mhz])
-    of_time, of_power = CurveModel(prior.time, TIME, structure), CurveModel(prior.power, POWER, structure)
+    of_time, of_power = CurveModel(prior.time, TIME), CurveModel(prior.power, POWER)
     rows = time_rows(classes, times, has_calls=any(calls_sigma_s))
     of_times = time_evidence(classes, rows, of_time, calls_sigma_s=calls_sigma_s)
-    observed, evidence = of_times.observed, of_times.evidence
     reference_w = reference_powers_w(classes, energies, waiting)
     seen = power_evidence(classes, energies, waiting, reference_w, of_power)
-    has_lower_clocks = len(evidence.values) > 0
-    reported, powers = time_of_relatives(relatives, classes), power_of_relatives(relatives, classes)
-    by_time = factors_of(of_time, observed, evidence, reported)
-    if not has_lower_clocks:
-        by_time = without_contradictions(reported, by_time)
-    by_power = factors_of(of_power, seen.observed, seen.evidence, powers)
-    factors = tuple(map(max, by_time, by_power))
-    observed, evidence = with_relatives(observed, evidence, reported, factors)
-    if factors and factors[0] <= AGREEING_FACTOR:
-        observed, evidence = with_stages_before(of_time, observed, evidence, relatives[0], classes)
-    time = of_time.posterior(wanted, observed, evidence, want_covariance=True)
-    observed, evidence = with_relatives(seen.observed, seen.evidence, powers, factors)
-    power = of_power.posterior(wanted, observed, evidence, want_covariance=True)
+    times_alone = OwnEvidence(of_time, of_times.observed, of_times.evidence)
+    powers_alone = OwnEvidence(of_power, seen.observed, seen.evidence)
+    used, time, power = posteriors(wanted, past, classes, times_alone, powers_alone)
     off = waiting.sigma_ratio**2 * float(seen.waiting[:, 0] @ power.explained[: len(seen.waiting)])
     waiting_w = waiting.power_w * math.exp(min(max(off, -_MAX_WAITING_SHIFT), _MAX_WAITING_SHIFT))
     steeper = waiting.exponent_sigma**2 * float(seen.waiting[:, 1] @ power.explained[: len(seen.waiting)])
     exponent = min(max(waiting.exponent + steeper, 0.0), _MAX_WAITING_EXPONENT)
-    doubts = tuple(zip(by_time, by_power, strict=True))
-    return FittedCurves(
-        tuple(classes),
-        time,
-        power,
-        reference_w,
-        waiting_w,
-        exponent,
-        waiting.phases,
-        doubts,
-        has_lower_clocks,
-        any(own.is_trusted and factor <= AGREEING_FACTOR for own, factor in zip(relatives, factors, strict=True)),
-    )
-
-
-def curves_before(
-    classes: Sequence[ClassAtFullSpeed], prior: CurvePrior, relatives: Sequence[Relative]
-) -> tuple[Posterior, Posterior]:
-    """Return the belief about time and power of classes at their clocks before they have run."""
-    wanted = points_of(classes, [(k, clock) for k, own in enumerate(classes) for clock in own.clocks_mhz])
-    nothing = points_of(classes, []), Evidence(np.zeros((0, 0)), np.zeros(0), np.zeros((0, 0)))
-    of_time, of_power = CurveModel(prior.time, TIME), CurveModel(prior.power, POWER)
-    by_time, by_power = time_of_relatives(relatives, classes), power_of_relatives(relatives, classes)
-    of_each = without_contradictions(by_time, factors_of(of_time, *nothing, by_time))
-    factors = tuple(map(max, of_each, factors_of(of_power, *nothing, by_power)))
-    times, of_times = with_relatives(*nothing, by_time, factors)
-    powers, of_powers = with_relatives(*nothing, by_power, factors)
-    return of_time.posterior(wanted, times, of_times), of_power.posterior(wanted, powers, of_powers)
+    return FittedCurves(tuple(classes), time, power, reference_w, waiting_w, exponent, waiting.phases, past=used)
 
 
 def _monotone(values: FloatArray, clocks_mhz: FloatArray, full_speed_mhz: float, *, is_time: bool) -> FloatArray:
@@ -247,7 +211,5 @@ def _monotone(values: FloatArray, clocks_mhz: FloatArray, full_speed_mhz: float,
 
 
 def _root(belief: Posterior) -> FloatArray:
-    if belief.covariance is None:
-        raise ValueError("no draws: the belief has no covariance")
     jitter = 1e-9 + 1e-9 * float(np.trace(belief.covariance)) / max(1, len(belief.covariance))
     return np.asarray(np.linalg.cholesky(belief.covariance + jitter * np.eye(len(belief.covariance))), dtype=np.float64)

@@ -30,21 +30,17 @@ class SingleClocks:
     weights: FloatArray
     """Of each deviation that was seen (column) in each value of the evidence (row)."""
     variances: FloatArray
-    """Of the deviations that were seen."""
-    unseen: float
-    """Variance of all others."""
+    """Of the deviations that were seen; that of all others is `_UNSEEN`."""
 
     @classmethod
-    def of(
-        cls, wanted: Points, observed: Points, weights: FloatArray, *, are_of_kinds: bool, are_tails_heavy: bool
-    ) -> "SingleClocks":
+    def of(cls, wanted: Points, observed: Points, weights: FloatArray, *, are_of_kinds: bool) -> "SingleClocks":
         """Return the deviations of classes, or of kinds, in the evidence `weights @ observed`."""
         number: dict[tuple[float, ...], int] = {}
         of_observed = _numbered(observed, number, are_of_kinds=are_of_kinds)
         member = (of_observed[:, None] == np.arange(len(number))[None, :]).astype(np.float64)
         variances = np.ones(len(number))
         of_wanted = _numbered(wanted, number, are_of_kinds=are_of_kinds)
-        return cls(of_wanted, weights @ member, variances, _UNSEEN if are_tails_heavy else 1.0)
+        return cls(of_wanted, weights @ member, variances)
 
     def of_evidence(self) -> FloatArray:
         """Return the covariance of the evidence."""
@@ -56,16 +52,10 @@ class SingleClocks:
         column = np.where(self.of_wanted < len(self.variances), self.of_wanted, -1)
         return np.asarray(seen[:, column].T, dtype=np.float64)
 
-    def of_each_wanted(self) -> FloatArray:
-        """Return the variance at each wanted point."""
-        all_known = np.append(self.variances, [self.unseen, 0.0])
-        number = np.minimum(self.of_wanted, len(self.variances))
-        return np.asarray(all_known[number], dtype=np.float64)
-
     def among_wanted(self) -> FloatArray:
         """Return the covariance of the wanted points."""
-        same = self.of_wanted[:, None] == self.of_wanted[None, :]
-        return np.asarray(same * self.of_each_wanted()[None, :], dtype=np.float64)
+        of_each = np.append(self.variances, [_UNSEEN, 0.0])[np.minimum(self.of_wanted, len(self.variances))]
+        return np.asarray((self.of_wanted[:, None] == self.of_wanted[None, :]) * of_each, dtype=np.float64)
 
     def with_better_variances(self, root: FloatArray, white: FloatArray, scale: float) -> "SingleClocks":
         """Return more probable variances.

@@ -35,12 +35,11 @@ class Factors:
     stage: float = 1.0
     single_class: float = 1.0
     single_kind: float = 1.0
-    """0: there are no deviations that all stages share."""
 
     @property
     def log_penalty(self) -> float:
         """How improbable these factors are beforehand."""
-        logs = [np.log(value) for value in (self.job, self.stage, self.single_class, self.single_kind) if value]
+        logs = np.log([self.job, self.stage, self.single_class, self.single_kind])
         return float(np.sum(np.square(logs))) / (2 * _LOG_FACTOR_SIGMA**2)
 
     def scaled(self, smooth: Sequence[FloatArray]) -> FloatArray:
@@ -63,13 +62,10 @@ class Sized:
     scales: tuple[float, float]
     """Of these, before factors."""
     factors: Factors
-    are_tails_heavy: bool
 
     def with_best_sizes(self) -> "Sized":
         """Return the evidence with its most probable factors and variances of single clocks."""
         found = self.with_best_factors()
-        if not self.are_tails_heavy:
-            return found
         for _ in range(_ROUNDS):
             found = found.with_better_variances()
         return found.with_best_factors()
@@ -89,10 +85,6 @@ class Sized:
     def across(self) -> FloatArray:
         """Return the covariance of wanted points with the evidence by deviations of single clocks."""
         return self._sum([own.across() for own in self.singles])
-
-    def of_each_wanted(self) -> FloatArray:
-        """Return the variance of deviations of single clocks at each wanted point."""
-        return self._sum([own.of_each_wanted() for own in self.singles])
 
     def among_wanted(self) -> FloatArray:
         """Return the covariance of deviations of single clocks among wanted points."""
@@ -120,7 +112,7 @@ class Sized:
         """Return the evidence with more probable variances of single clocks."""
         root, white = self.root(), self.white()
         better = [
-            own.with_better_variances(root, white, scale) if scale else own
+            own.with_better_variances(root, white, scale)
             for own, scale in zip(self.singles, self._factored_scales, strict=True)
         ]
         return replace(self, singles=tuple(better))
@@ -131,8 +123,8 @@ class Sized:
         scores: dict[Factors, float] = {}
         best = self.factors
         for _ in range(_ROUNDS):
-            for name in (name for name in _STEPS if getattr(best, name)):
-                tried = [replace(best, **{name: step}) for step in _STEPS[name]]
+            for name, steps in _STEPS.items():
+                tried = [replace(best, **{name: step}) for step in steps]
                 for factors in tried:
                     if factors not in scores:
                         scores[factors] = self._score(self._root(of_singles, factors)) - factors.log_penalty

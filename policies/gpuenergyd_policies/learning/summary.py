@@ -33,7 +33,7 @@ _DIGITS = 5
 def summary_of(fitted: FittedCurves, times: Sequence[TimeSeen], gpus: Sequence[GpuView]) -> LearnedCurves | None:
     """Return what a job has shown; None if no plan has lowered a clock, or its GPUs are of several models.
 
-    The belief must have been found without past jobs, and with its covariance.
+    The belief must have been found without past jobs.
     """
     tops = {own.clocks_mhz[0] for own in fitted.classes}
     tried = _tried_clocks(fitted, times)
@@ -114,8 +114,6 @@ def _stages(fitted: FittedCurves, kind: InstructionKind, clocks: Sequence[int]) 
 
 def _stage_deviations(belief: Posterior, entries: Sequence[int]) -> tuple[tuple[float, float], ...]:
     """Return the difference of each entry from the mean of all, with its standard error."""
-    if belief.covariance is None:
-        raise ValueError("the belief has no covariance")
     from_mean = np.eye(len(entries)) - 1 / len(entries)
     deviations = from_mean @ belief.mean[list(entries)]
     covariance = from_mean @ belief.covariance[np.ix_(entries, entries)] @ from_mean.T
@@ -126,7 +124,5 @@ def _stage_deviations(belief: Posterior, entries: Sequence[int]) -> tuple[tuple[
 
 def _mean_of(belief: Posterior, entries: Sequence[int]) -> tuple[float, float]:
     """Return mean and standard deviation of the mean of entries."""
-    if belief.covariance is None:
-        raise ValueError("the belief has no covariance")
     own = belief.covariance[np.ix_(entries, entries)]
     return float(np.mean(belief.mean[list(entries)])), math.sqrt(max(0.0, float(np.mean(own))))

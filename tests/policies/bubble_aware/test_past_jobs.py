@@ -74,8 +74,10 @@ def first_run() -> Run:
     return trained(random_job(SEED))
 
 
-def left_behind() -> PastJob:
-    return PastJob("first-1", "first", LEARNED_AT, first_run().stored[-1].learned)
+def left_behind(*, is_imported: bool = False) -> PastJob:
+    """Return the first run as the daemon stores it, or as a file holds it, without the GPUs that it was measured on."""
+    learned, gpu_uuids = first_run().stored[-1].learned, () if is_imported else ("GPU-0", "GPU-1")
+    return PastJob("first-1", "first", LEARNED_AT, learned, is_imported, gpu_uuids)
 
 
 def changed_job() -> TrueJob:
@@ -113,7 +115,7 @@ def test_a_changed_job_starts_near_its_last_plan_from_its_relative() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("lie", LIES)
 def test_a_lie_costs_no_more_than_the_budget_and_is_forgotten_within_eight_plans(lie: str) -> None:
-    liars = [changed(left_behind(), LIES[lie], name=f"liar-{k}") for k in range(4)]
+    liars = [changed(left_behind(is_imported=True), LIES[lie], name=f"liar-{k}") for k in range(4)]
 
     deceived = trained(changed_job(), liars)
 

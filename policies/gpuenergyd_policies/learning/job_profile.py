@@ -19,16 +19,15 @@ from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import GpuView, JobView
+from gpuenergyd.count_text import count_text
 from gpuenergyd_policies.learning.calls import CALLS_SIGMA_S, CallCost, call_cost
-from gpuenergyd_policies.learning.checks import AGREEING_FACTOR
-from gpuenergyd_policies.learning.curves import CurveModel, Structure
+from gpuenergyd_policies.learning.curves import CurveModel
 from gpuenergyd_policies.learning.deviations import TIME
-from gpuenergyd_policies.learning.doubt import powers_within_doubt
 from gpuenergyd_policies.learning.evidence import energies_seen, times_seen
 from gpuenergyd_policies.learning.job_curves import FittedCurves, fit_curves
 from gpuenergyd_policies.learning.outliers import without_outliers
+from gpuenergyd_policies.learning.past_jobs import same_work
 from gpuenergyd_policies.learning.published import prior_for
-from gpuenergyd_policies.learning.relatives import Relative, relatives_of
 from gpuenergyd_policies.learning.seen import (
     ClassAtFullSpeed,
     NotEnoughDataError,
@@ -54,8 +53,6 @@ _ASSUMED_WAITING_SIGMA_RATIO = 0.3
 _WAITING_EXPONENT, _WAITING_EXPONENT_SIGMA = 0.5, 0.5
 """Waiting power falls with the clock on a V100 (84 W at 1530 MHz, 52 W at 945), and was published as constant."""
 _STATIC_POWER_W, _WAITING_SHARE = 50.0, 0.1
-_AS_ASSUMED = Structure(can_widen=False, are_tails_heavy=False)
-"""Bends are compared under the same sizes of deviations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +62,19 @@ class LearnedProfile:
     profile: PipelineProfile
     calls: CallCost
     curves: FittedCurves
-    doubted: FittedCurves | None = None
-    """The belief without past jobs; None if none is like this one."""
     learned: LearnedCurves | None = None
     """What the job itself has shown, for later jobs."""
-    relatives: tuple[Relative, ...] = ()
+    num_past_jobs: int = 0
+    """Past jobs of the same work, whether they agree with this one or not."""
 
     @property
-    def relatives_text(self) -> str:
-        """How many past jobs are like this one and agree with it, as the end of a sentence; empty without any."""
-        num, num_agreeing = len(self.relatives), sum(max(own) <= AGREEING_FACTOR for own in self.curves.doubts)
-        if not num:
+    def past_jobs_text(self) -> str:
+        """Whether a past job of the same work counts, as the end of a sentence; empty without any."""
+        if not self.num_past_jobs:
             return ""
-        return f"; {num_agreeing} of {num} past job{'' if num == 1 else 's'} like it agree{'s' if num == 1 else ''}"
+        if self.curves.past is None:
+            return f"; {count_text(self.num_past_jobs, 'past job')} of the same work contradicted"
+        return "; with the curves of a past job of the same work"
 
     def drawn(self, num_draws: int, random: np.random.Generator) -> tuple[PipelineProfile, ...]:
         """Return profiles drawn from the belief."""
@@ -93,7 +90,7 @@ def learned_profile(
 ) -> LearnedProfile:
     """Return the profile from iterations at full speed and under plans; `gpus[r]` belongs to rank r.
 
-    Past jobs that are like this one are evidence too, and so are its own curves before it changed.
+    Past jobs that agree with it are evidence too, and so are its own curves before it changed.
 
     Raises:
         NotEnoughDataError: a class has no time at full speed, or a rank no energy.
@@ -104,7 +101,7 @@ def learned_profile(
     times = [own for own in times_seen(everything) if own.key in {c.key for c in classes}]
     model_name = gpus[0].model_name if len({gpu.model_name for gpu in gpus}) == 1 else ""
     prior = prior_for(model_name)
-    of_time = CurveModel(prior.time, TIME, _AS_ASSUMED)
+    of_time = CurveModel(prior.time, TIME, are_sizes_estimated=False)
     energies = energies_seen(everything, waits)
     waiting = replace(_waiting(at_full_speed, gpus), phases=tuple(waits.values()))
     times = without_outliers(times, _with_every_bend(classes), of_time, calls_sigma_s=CALLS_SIGMA_S)
@@ -122,13 +119,11 @@ def learned_profile(
     learned = summary_of(alone, times, gpus)
     power_w = fmean(alone.reference_w[rank] / gpu.num_gpus for rank, gpu in enumerate(gpus))
     uuids = {gpu.gpu_uuid for gpu in gpus}
-    relatives = relatives_of(past_jobs, classes, model_name, power_w, uuids, curves_before=curves_before)
-    if not relatives:
+    past = same_work(past_jobs, classes, model_name, power_w, uuids, curves_before=curves_before)
+    if not past:
         return LearnedProfile(alone.profile(), calls, alone, learned=learned)
-    related = plain if _has_lower_clocks(times, classes) else _with_bends_of(relatives[0], classes)
-    curves = fit(related, relatives=relatives)
-    curves = powers_within_doubt(curves, alone)
-    return LearnedProfile(curves.profile(), calls, curves, doubted=alone, learned=learned, relatives=relatives)
+    curves = fit(plain, past=past).within_reach_of(alone)
+    return LearnedProfile(curves.profile(), calls, curves, learned=learned, num_past_jobs=len(past))
 
 
 def newest_at_full_speed(view: JobView) -> list[IterationObservation]:
@@ -182,15 +177,6 @@ def _with_every_bend(classes: Sequence[ClassAtFullSpeed]) -> list[list[ClassAtFu
 
 def _has_lower_clocks(times: Sequence[TimeSeen], classes: Sequence[ClassAtFullSpeed]) -> bool:
     return any(clock < own.clocks_mhz[0] for seen in times for clock, _ in seen.shares for own in classes[:1])
-
-
-def _with_bends_of(relative: Relative, classes: list[ClassAtFullSpeed]) -> list[ClassAtFullSpeed]:
-    """Return the classes with the full-speed clocks of a past job, before their own times show them."""
-    known_mhz = {curve.kind: curve.full_speed_mhz for curve in relative.learned.curves}
-    return [
-        replace(own, full_speed_mhz=min(own.full_speed_mhz, known_mhz.get(own.key.kind, own.full_speed_mhz)))
-        for own in classes
-    ]
 
 
 def _bent(

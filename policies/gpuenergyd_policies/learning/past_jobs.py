@@ -1,0 +1,220 @@
+"""A past job as evidence: the curves that an earlier run of the same work showed on this GPU model.
+
+Theory of operation. A past job is used only if it did the same work: it took as long at full speed, at the same power,
+within 3 %. Other work on the same GPU model tells no more than published curves do. The past job's curve is that of
+this job plus a deviation: what any job is assumed to deviate from its prior by (see `deviations`), times a grade.
+
+The grade is 0.1 if the daemon measured the past job for this user on one of this job's GPUs, so that only a program of
+this user can have reported wrong times; they may be shorter than without the past job by 1.5 standard deviations.
+Otherwise a file that somebody imported may be made up: the grade is 1, so that the remaining uncertainty makes plans
+cautious, and times may be shorter by half a standard deviation.
+
+A past job that contradicts the prior or this job's own measurements is not used: one of its curves is steeper or
+flatter over the clock than these permit, by 2.5 standard deviations.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields, replace
+from statistics import fmean
+
+import numpy as np
+from scipy.linalg import block_diag
+
+from gpuenergyd.core.pipeline.learned_curves import KindCurve, LearnedCurves
+from gpuenergyd.core.policy_api.past_jobs import PastJob
+from gpuenergyd_policies.learning.curves import CurveModel, Evidence, Posterior
+from gpuenergyd_policies.learning.deviations import Points, closeness, smooth_parts
+from gpuenergyd_policies.learning.seen import ClassAtFullSpeed, points_of
+from gpuenergyd_policies.learning.shape import FloatArray
+
+_MAX_LOG_RATIO = 0.03
+"""Difference in log time and log power at full speed of the same work: three times the error of their measurement."""
+_MAX_SIGMAS = 2.5
+_SINGLE_CLOCK_SIGMA = 0.005
+"""Scatter of single clocks between jobs of grade 1."""
+
+_MAX_STAGES = 4
+"""Stages whose mean stands for that of all: more take long to compute, and differ little."""
+
+
+@dataclass(frozen=True, slots=True)
+class PastCurves:
+    """Curves of a past job, or of this one before it changed."""
+
+    learned: LearnedCurves
+    is_measured_here: bool
+    """Whether the daemon measured them for this user on one of this job's GPUs."""
+
+    @property
+    def grade(self) -> float:
+        """Size of its deviation from this job, in that of a job from its prior."""
+        return 0.1 if self.is_measured_here else 1.0
+
+    @property
+    def max_faster_sigmas(self) -> float:
+        """By how much times may be shorter than without it, in standard deviations of these."""
+        return 1.5 if self.is_measured_here else 0.5
+
+
+def same_work(
+    past_jobs: Sequence[PastJob],
+    classes: Sequence[ClassAtFullSpeed],
+    gpu_model_name: str,
+    power_w: float,
+    gpu_uuids: Collection[str],
+    *,
+    curves_before: LearnedCurves | None = None,
+) -> list[PastCurves]:
+    """Return the past jobs of the same work: those measured here first, then the newest first.
+
+    `classes` and `power_w`, of a GPU at full speed, describe the job; `curves_before` are its own before it changed.
+    """
+    candidates = [PastCurves(job.learned, job.was_measured_on_one_of(gpu_uuids)) for job in past_jobs]
+    if curves_before is not None:
+        candidates.insert(0, PastCurves(curves_before, is_measured_here=True))
+    top = {own.clocks_mhz[0] for own in classes}
+    found = [
+        own
+        for own in candidates
+        if own.learned.gpu_model_name == gpu_model_name
+        and top == {own.learned.max_sm_clock_mhz}
+        and _is_same_work(own.learned, classes, power_w)
+    ]
+    return sorted(found, key=lambda own: not own.is_measured_here)
+
+
+def _is_same_work(learned: LearnedCurves, classes: Sequence[ClassAtFullSpeed], power_w: float) -> bool:
+    """Return whether GPUs draw as much, and either each stage or all stages together take as long, in every kind."""
+    before_s = {curve.kind: curve.time_s for curve in learned.curves}
+    if before_s.keys() != {own.key.kind for own in classes}:
+        return False
+    num_stages = 1 + max(own.key.pp_rank for own in classes)
+    logs = [math.log(fmean(own.time_s for own in classes if own.key.kind is k) / before_s[k]) for k in before_s]
+    differences = [[log - expected for log in logs] for expected in (0.0, math.log(learned.num_stages / num_stages))]
+    least = min(max(map(abs, own)) for own in differences)
+    return max(least, abs(math.log(power_w / learned.power_w))) <= _MAX_LOG_RATIO
+
+
+@dataclass(frozen=True, slots=True)
+class OwnEvidence:
+    """What a job's own measurements show of one curve, time or power, and the model that it is evidence in."""
+
+    model: CurveModel
+    observed: Points
+    evidence: Evidence
+
+    def posterior(self, wanted: Points, past: tuple[Points, Evidence] | None = None) -> Posterior:
+        """Return the belief about the curve at points, from this and a past job."""
+        observed, evidence = self.observed, self.evidence
+        if past is not None:
+            pairs = [(getattr(observed, own.name), getattr(past[0], own.name)) for own in fields(Points)]
+            observed = Points(*map(np.concatenate, pairs))
+            evidence = Evidence(
+                block_diag(evidence.weights, past[1].weights),
+                np.concatenate([evidence.values, past[1].values]),
+                block_diag(evidence.noise, past[1].noise),
+            )
+        return self.model.posterior(wanted, observed, evidence)
+
+
+def posteriors(
+    wanted: Points,
+    past: Sequence[PastCurves],
+    classes: Sequence[ClassAtFullSpeed],
+    time: OwnEvidence,
+    power: OwnEvidence,
+) -> tuple[PastCurves | None, Posterior, Posterior]:
+    """Return the first past job that contradicts neither time nor power, and the belief about both with it."""
+    curves = (time, True), (power, False)
+    for own in past:
+        if not any(_contradicts(own, classes, curve, is_time=is_time) for curve, is_time in curves):
+            of_time, of_power = (
+                curve.posterior(wanted, _past_evidence(own, classes, curve.model, is_time=is_time))
+                for curve, is_time in curves
+            )
+            return own, of_time, of_power
+    return None, time.posterior(wanted), power.posterior(wanted)
+
+
+def _contradicts(past: PastCurves, classes: Sequence[ClassAtFullSpeed], own: OwnEvidence, *, is_time: bool) -> bool:
+    """Return whether a curve of a past job is steeper or flatter than the belief without it permits.
+
+    Single clocks that are off any curve hardly move a slope.
+    """
+    observed, reported = _past_evidence(replace(past, is_measured_here=True), classes, own.model, is_time=is_time)
+    if not len(reported.values):
+        return False
+    belief = own.posterior(observed)
+    misfit = reported.values - reported.weights @ belief.mean
+    covariance = reported.weights @ belief.covariance @ reported.weights.T + reported.noise
+    at, along = np.argmax(reported.weights, axis=1), reported.weights @ observed.along
+    _, curve = np.unique(np.stack([observed.kind[at], observed.stage[at]]), axis=1, return_inverse=True)
+    slopes = (np.where(curve.reshape(-1) == k, along, 0.0) for k in range(curve.max() + 1))
+    return any(abs(slope @ misfit) > _MAX_SIGMAS * math.sqrt(slope @ covariance @ slope) for slope in slopes)
+
+
+def _past_evidence(
+    past: PastCurves, classes: Sequence[ClassAtFullSpeed], model: CurveModel, *, is_time: bool
+) -> tuple[Points, Evidence]:
+    """Return what a past job says about log times, or powers, relative to full speed."""
+    rows = [row for curve in past.learned.curves for row in _rows_of(curve, classes, is_time=is_time)]
+    entries = sorted({(k, row.clock_mhz) for row in rows for k in row.shares})
+    weights = np.zeros((len(rows), len(entries)))
+    for number, row in enumerate(rows):
+        for k, share in row.shares.items():
+            weights[number, entries.index((k, row.clock_mhz))] = share
+    observed = points_of(classes, entries)
+    of_job, of_stage, others = smooth_parts(model.deviations, model.prior.sigma, observed, observed)
+    kind, stage, along = weights @ observed.kind, weights @ observed.stage, weights @ observed.along
+    sigma, stage_sigma = np.array([(row.sigma, row.stage_sigma) for row in rows]).reshape(-1, 2).T
+    of_stage_errors = np.outer(stage_sigma, stage_sigma) * (stage[:, None] == stage[None, :])
+    errors = np.outer(sigma, sigma) + of_stage_errors
+    errors = errors * closeness(along, along) * (kind[:, None] == kind[None, :])
+    between = past.grade**2 * (weights @ (of_job + of_stage + others) @ weights.T)
+    noise = errors + between + _SINGLE_CLOCK_SIGMA**2 * past.grade * np.eye(len(rows))
+    return observed, Evidence(weights, np.array([row.value for row in rows]), noise)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    clock_mhz: int
+    shares: dict[int, float]
+    """Of classes, by index, whose mean the value is."""
+    value: float
+    sigma: float
+    """Error that all rows of a curve have in common at near clocks."""
+    stage_sigma: float = 0.0
+
+
+def _rows_of(curve: KindCurve, classes: Sequence[ClassAtFullSpeed], *, is_time: bool) -> list[_Row]:
+    """Return the rows of one curve: the mean of all stages by clock, or one of each stage where that is known.
+
+    Stages are compared where all of them do as much work as before: a stage of twice the layers is two stages before,
+    and its curve the mean of theirs.
+    """
+    own = [k for k, of_class in enumerate(classes) if of_class.key.kind is curve.kind]
+    if any(classes[k].full_speed_mhz < (1 - _MAX_LOG_RATIO) * curve.full_speed_mhz for k in own):
+        return []  # a power cap that it had not bends the curve
+    some, work_s = own[:: math.ceil(len(own) / _MAX_STAGES)], sum(classes[k].time_s for k in own)
+    found, deviations_at = [], {at.sm_clock_mhz: at.deviations for at in curve.stages}
+    for point in curve.points[1:] if is_time else curve.points:  # at the maximum clock a time ratio is 1 by definition
+        value = math.log(point.time_ratio if is_time else point.power_ratio)
+        sigma = point.time_sigma_ratio if is_time else point.power_sigma_ratio
+        before = np.array(deviations_at.get(point.sm_clock_mhz, ())).reshape(-1, 2) if is_time else np.zeros((0, 2))
+        if not len(before) or abs(math.log(work_s / (len(before) * curve.time_s))) > _MAX_LOG_RATIO:
+            found.append(_Row(point.sm_clock_mhz, dict.fromkeys(some, 1 / len(some)), value, sigma))
+            continue
+        num = min(len(before), len(own))
+        for part_before, part in zip(_parts(num, len(before)), _parts(num, len(own)), strict=True):
+            shares = {k: share for k, share in zip(own, part.tolist(), strict=True) if share}
+            deviation, error = part_before @ before[:, 0], np.linalg.norm(part_before * before[:, 1])
+            found.append(_Row(point.sm_clock_mhz, shares, value + float(deviation), sigma, float(error)))
+    return found
+
+
+def _parts(num: int, num_stages: int) -> FloatArray:
+    """Return the share of each stage in each of `num` equal parts of the layers, shape (num, stages)."""
+    part, stage = np.arange(num)[:, None] / num, np.arange(num_stages)[None, :] / num_stages
+    common = np.minimum(part + 1 / num, stage + 1 / num_stages) - np.maximum(part, stage)
+    return np.asarray(num * np.maximum(0.0, common), dtype=np.float64)
