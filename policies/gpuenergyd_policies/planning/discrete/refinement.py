@@ -38,7 +38,7 @@ NO_PRICE = 0
 """A sweep takes its snapshot at T*, which windows do not need, at once when waiting has this price."""
 
 
-class PlanWindow(NamedTuple):
+class OperationWindow(NamedTuple):
     """Operations `first` to `last` in the rounder's order, of which those of microbatches in a range are free."""
 
     first: int
@@ -48,13 +48,13 @@ class PlanWindow(NamedTuple):
 
 
 def refine(
-    rounder: Rounder, network: FlowNetwork, plan: RoundedPlan, deadline_s: float, windows: Sequence[PlanWindow]
+    rounder: Rounder, network: FlowNetwork, plan: RoundedPlan, deadline_s: float, windows: Sequence[OperationWindow]
 ) -> RoundedPlan:
     """Return a plan with at most the same effective energy that still meets the deadline."""
     longest = max((window.last - window.first for window in windows), default=0)
     pipeline, memory = working_memory(rounder, network, deadline_s, longest)
     best, trial = ints(plan.options[rounder.order]), rounder.trial
-    columns = np.array(windows, dtype=np.int64).reshape(-1, len(PlanWindow._fields)).T
+    columns = np.array(windows, dtype=np.int64).reshape(-1, len(OperationWindow._fields)).T
     cost_j = refine_windows(Windows(*map(ints, columns)), SEED, pipeline, best, trial, memory)
     makespan_s = rounder.makespan_s(trial.finish)
     if makespan_s > deadline_s:  # cannot happen; a plan late by a rounding error would break the guarantee
@@ -112,7 +112,7 @@ def working_memory(
     return pipeline, window
 
 
-def windows_of_passes(rounder: Rounder, passes: Sequence[tuple[bool, int]]) -> list[PlanWindow]:
+def windows_of_passes(rounder: Rounder, passes: Sequence[tuple[bool, int]]) -> list[OperationWindow]:
     """Return the windows of all passes, which overlap by half; later passes are shifted against earlier ones.
 
     A window of microbatches is the stretch of time in which they run.
@@ -133,7 +133,7 @@ def windows_of_passes(rounder: Rounder, passes: Sequence[tuple[bool, int]]) -> l
                 continue
             if kind is BY_MICROBATCH:
                 stretch = int(begins[first:last].min()), int(ends[first:last].max())
-                windows.append(PlanWindow(*stretch, first, last))
+                windows.append(OperationWindow(*stretch, first, last))
             else:
-                windows.append(PlanWindow(first, last, 0, num_microbatches))
+                windows.append(OperationWindow(first, last, 0, num_microbatches))
     return windows
