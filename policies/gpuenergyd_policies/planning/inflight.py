@@ -16,9 +16,8 @@ from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError
 from gpuenergyd_policies.planning.frontier import SolvedPlan, solve
-from gpuenergyd_policies.planning.orders.choice import FINALISTS
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
-from gpuenergyd_policies.planning.orders.search import ranked_shapes
+from gpuenergyd_policies.planning.orders.search import FINALISTS, ranked_shapes
 
 MOST_SHAPES = 100
 """Shapes that are compared."""

@@ -6,7 +6,7 @@ from gpuenergyd.core.pipeline.graph import DependencyGraph, dependency_graph, on
 from gpuenergyd.core.pipeline.schedules import zero_bubble_h1
 from gpuenergyd_policies.planning import frontier, large
 from gpuenergyd_policies.planning.compiled import IS_COMPILED
-from gpuenergyd_policies.planning.discrete.refinement import PlanWindow, windows_of_passes
+from gpuenergyd_policies.planning.discrete.refinement import OperationWindow, windows_of_passes
 from gpuenergyd_policies.planning.discrete.rounding import Rounder
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.large import LargePipeline
@@ -95,7 +95,7 @@ def test_windows_of_a_prompt_plan_stay_small_with_many_stages(monkeypatch: pytes
     rounded = pipeline.rounder.round_plan(middle, deadline_s, slack_share=1.0, hull_first=False)
     sizes: dict[bool, set[int]] = {True: set(), False: set()}
 
-    def recorded(rounder: Rounder, passes: tuple[tuple[bool, int], ...]) -> list[PlanWindow]:
+    def recorded(rounder: Rounder, passes: tuple[tuple[bool, int], ...]) -> list[OperationWindow]:
         sizes[is_prompt].update(size for _, size in passes)
         return windows_of_passes(rounder, passes)
 

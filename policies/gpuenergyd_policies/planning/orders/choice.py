@@ -15,7 +15,7 @@ from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.frontier import SolvedPlan, solve
 from gpuenergyd_policies.planning.orders.bound import AnyOrderBound, any_order_bound, is_no_cheaper
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
-from gpuenergyd_policies.planning.orders.search import MOST_LONG_WORK, MOST_WORK, ranked_shapes
+from gpuenergyd_policies.planning.orders.search import FINALISTS, MOST_LONG_WORK, MOST_WORK, ranked_shapes
 from gpuenergyd_policies.planning.orders.shape import RankShape, repaired, shaped_schedule
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 
@@ -25,8 +25,6 @@ SHORT_ROUNDS = ((12, 2), (1, 4))
 """Microbatches per rank with which orders of longer pipelines are compared, by the least number of ranks."""
 DEEP_PIPELINE = 24
 """Ranks from which a pipeline counts as deep."""
-FINALISTS = 3
-"""Orders that are solved with real clocks."""
 FINALISTS_OF_MANY = 12
 """The same where all orders of nearly the least energy are wanted."""
 

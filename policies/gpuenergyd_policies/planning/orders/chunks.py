@@ -17,9 +17,10 @@ from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError, TargetError
 from gpuenergyd_policies.planning.frontier import Effort, SolvedPlan, solve
 from gpuenergyd_policies.planning.orders.bound import AnyOrderBound
-from gpuenergyd_policies.planning.orders.choice import FINALISTS, OrderPlan, candidates
+from gpuenergyd_policies.planning.orders.choice import OrderPlan, candidates
 from gpuenergyd_policies.planning.orders.load import load_bound_j, shared_load
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
+from gpuenergyd_policies.planning.orders.search import FINALISTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from gpuenergyd_policies.planning.orders.shape import (
 MOST_WORK, MOST_LONG_WORK = 50_000, 15_000
 """Instructions of all orders that are compared while shapes are searched, for short and for long pipelines; limits the
 time of planning."""
+FINALISTS = 3
+"""Orders that are then solved with real clocks."""
 FEWEST_STARTS = 4
 """Starting points that are compared in any case."""
 

@@ -14,7 +14,7 @@ from gpuenergyd_policies.planning.discrete.refinement import (
     BY_TIME,
     FULL_PASSES,
     SEED,
-    PlanWindow,
+    OperationWindow,
     refine,
     windows_of_passes,
     working_memory,
@@ -80,7 +80,7 @@ class _CutWindow:
         self.best = ints(plan.options[rounder.order])
         first, last = sorted(round(share * (n - 1)) for share in ends)
         most = int(rounder.microbatches.max())
-        self.own = PlanWindow(first, last + 1, int(rng.integers(0, most + 1)), most + 1)
+        self.own = OperationWindow(first, last + 1, int(rng.integers(0, most + 1)), most + 1)
         self.whole, self.window = working_memory(rounder, problem.network, self.deadline_s, n)
         self.trial = rounder.trial
         for values in self.trial:  # left over from an earlier window
