@@ -50,9 +50,9 @@ class ClockMeasurement:
     energy_j: float | None
     rank_energies_j: tuple[float | None, ...]
     times_s: Mapping[InstructionClass, float]
-    median_time_s: float = 0.0
+    median_time_s: float
     """Median time of an iteration, as baselines have it."""
-    num_iterations: int = 0
+    num_iterations: int
 
 
 def common_clocks_mhz(view: JobView) -> list[int]:

@@ -16,7 +16,6 @@ from gpuenergyd.core.pipeline.fitted import FittedPipeline, fitted_rows
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView, PriorView
-from gpuenergyd_policies.advice_trials import plan_without_slowdown
 from gpuenergyd_policies.bubble_aware.correction import PlanOutcome
 from gpuenergyd_policies.bubble_aware.model import FittedJob, fit_model
 from gpuenergyd_policies.bubble_aware.planning import refusal_in_force, tuned_plan
@@ -29,6 +28,7 @@ from gpuenergyd_policies.learning.seen import NotEnoughDataError
 from gpuenergyd_policies.learning.shown import prior_view
 from gpuenergyd_policies.planning.kernel_cache import prepare_kernels
 from gpuenergyd_policies.predicted_savings import cheapest_clocks, predicted_plan
+from gpuenergyd_policies.setting_plans import plan_without_slowdown
 
 PROVEN_ITERATIONS = 8
 """Iterations of one plan after which the curves are summarized once more for later jobs."""

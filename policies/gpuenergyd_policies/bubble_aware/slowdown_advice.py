@@ -21,18 +21,16 @@ from gpuenergyd_policies.advice import (
     ADVISED_EVERY,
     ADVISED_EVERY_AT_FIRST,
     advised_slowdowns,
-    can_be_advised,
     with_advice,
 )
 from gpuenergyd_policies.bubble_aware.model import FittedJob
 from gpuenergyd_policies.bubble_aware.planning import Figure
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
+from gpuenergyd_policies.setting_search import LEAST_ENERGY_ERROR, can_be_advised
 
 _LEAST_MEASURED = 6
 """Iterations of the plan in force before there is advice."""
 _NUM_DRAWS = 16
-_LEAST_ERROR_RATIO = 0.003
-"""Standard error of a measured energy that repetition does not show."""
 _ERROR_OF_ADDED = 0.1
 """Standard error of what a further slowdown adds, as a share of it: plans switch clocks late, and keep caution."""
 _INTERVAL_AT_SIGMA = 1.645
@@ -68,7 +66,7 @@ def _advice(
     assert baseline_j is not None
     energies_j = [o.energy_j for o in measured if o.energy_j is not None]
     saving = 1 - median(energies_j) / baseline_j
-    error = math.hypot(_LEAST_ERROR_RATIO, pstdev(energies_j) / baseline_j / math.sqrt(len(energies_j)))
+    error = math.hypot(LEAST_ENERGY_ERROR, pstdev(energies_j) / baseline_j / math.sqrt(len(energies_j)))
     caution_ratio = plan.figure(Figure.CAUTION) or 0.0
     permitted = view.target.max_slowdown_ratio
     found = []
