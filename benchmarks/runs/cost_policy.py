@@ -39,9 +39,9 @@ from gpuenergyd.gpu.drivers.device_model import (
 )
 from gpuenergyd.gpu.drivers.device_parameters import DeviceParameters, device_parameters
 from gpuenergyd_policies.objective import FloatArray, Objective
-from gpuenergyd_policies.setting_curves import LoopAtFullSpeed, MeasuredPoint, possible_curves
+from gpuenergyd_policies.setting_curves import LoopAtFullSpeed, MeasuredPoint, StandardErrors, possible_curves
 from gpuenergyd_policies.setting_search import MAX_PROBES, SettingSearch
-from gpuenergyd_policies.uniform_probe import Setting
+from gpuenergyd_policies.uniform_settings import Setting
 from tests.support.measured_tables import path_of
 
 OBJECTIVES: Mapping[str, Callable[[float], Objective]] = {
@@ -52,7 +52,8 @@ OBJECTIVES: Mapping[str, Callable[[float], Objective]] = {
     "energy-delay": lambda _: Objective(delay_exponent=1.0),
     "energy-delay-squared": lambda _: Objective(delay_exponent=2.0),
 }
-TIME_NOISE_RATIO, ENERGY_NOISE_RATIO = 0.003, 0.01
+ERRORS = StandardErrors(time=0.003, energy=0.01)
+"""Of a measured setting, relative to its values."""
 REGRET_TARGET_RATIO = 0.01
 NUM_FINE = 40
 _PLANS, _MEASUREMENTS_OF_PLAN = 4, 7
@@ -206,14 +207,13 @@ def search(
         setting: MeasuredPoint(
             own.time_s / full_speed.time_s,
             own.energy_j / full_speed.energy_j,
-            TIME_NOISE_RATIO / math.sqrt(own.num_measurements),
-            ENERGY_NOISE_RATIO / math.sqrt(own.num_measurements),
+            StandardErrors(*(error / math.sqrt(own.num_measurements) for error in ERRORS)),
         )
         for setting, own in probes.items()
     }
     settings = tuple(Setting(lever, level) for lever, levels in workload.levels.items() for level in levels)
     loop = LoopAtFullSpeed(full_speed.energy_j / full_speed.time_s, workload.max_power_w, 1.0)
-    known = possible_curves(settings, loop).given(points, full_speed=(TIME_NOISE_RATIO, ENERGY_NOISE_RATIO))
+    known = possible_curves(settings, loop).given(points, full_speed=ERRORS)
 
     def cost(times: FloatArray, energies: FloatArray) -> FloatArray:
         return objective.costs(times * full_speed.time_s, energies * full_speed.energy_j)
@@ -244,9 +244,7 @@ def outcome(
 
 def noisy(probe: Probe, rng: random.Random) -> Probe:
     """Return a measurement."""
-    return Probe(
-        probe.time_s * (1 + rng.gauss(0, TIME_NOISE_RATIO)), probe.energy_j * (1 + rng.gauss(0, ENERGY_NOISE_RATIO))
-    )
+    return Probe(probe.time_s * (1 + rng.gauss(0, ERRORS.time)), probe.energy_j * (1 + rng.gauss(0, ERRORS.energy)))
 
 
 def public_workloads() -> list[Workload]:

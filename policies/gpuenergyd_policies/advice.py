@@ -2,7 +2,7 @@
 
 Of each possible curve (`setting_curves`) it is the saving of the setting that the policy would choose. At full speed
 that is a wide range; once the job has measured other clocks or power limits, it is what the curves that are left agree
-on. Policies measure some for a few iterations, also for a loop that permits no slowdown (`advice_trials`).
+on. Policies measure some for a few iterations, also for a loop that permits no slowdown (`setting_plans`).
 """
 
 from dataclasses import replace
@@ -12,14 +12,9 @@ import numpy as np
 from gpuenergyd.core.pipeline.plan import ClockPlan, SavingAdvice
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.setting_curves import Cost
-from gpuenergyd_policies.setting_search import (
-    ADVISED_SLOWDOWNS,
-    can_be_advised,
-    curves_of,
-    errors,
-    measured_points,
-    settings_of,
-)
+from gpuenergyd_policies.setting_measurements import curves_of, measured_points, standard_errors
+from gpuenergyd_policies.setting_search import ADVISED_SLOWDOWNS, can_be_advised
+from gpuenergyd_policies.uniform_settings import settings_of
 
 ADVISED_EVERY_AT_FIRST, ADVISED_EVERY = 4, 64
 """Iterations between two pieces of advice, since each takes milliseconds; the daemon keeps the last one."""
@@ -28,12 +23,16 @@ MEASURED_UP_TO = 0.9
 _LATE_SIGMAS = 1.5
 """Scatters of iteration times by which a setting may be slower and still be taken for fast enough, at most."""
 _ENDS = (0.05, 0.5, 0.95)
+"""Quantiles of the saving that advice gives: its 90 % interval, with the median between."""
 
 
 def can_advise(view: JobView) -> bool:
     """Return whether a job can be advised, and it is time to say so."""
-    if not can_be_advised(view):
-        return False
+    return can_be_advised(view) and is_time_to_review(view)
+
+
+def is_time_to_review(view: JobView) -> bool:
+    """Return whether advice, and a setting that was chosen, are reviewed after this iteration."""
     last_index = view.observations[-1].iteration_index if view.observations else 0
     return last_index % (ADVISED_EVERY if last_index > ADVISED_EVERY else ADVISED_EVERY_AT_FIRST) == 0
 
@@ -55,13 +54,14 @@ def with_advice(view: JobView, plan: ClockPlan, *, cost: Cost | None = None) -> 
         return plan
     points = measured_points(view, settings)
     slowest_ratio = max((own.time_ratio - 1 for own in points.values()), default=0.0)
-    curves, own_errors = curves_of(view, settings, points), errors(view, view.baseline.num_iterations)
-    random = np.random.default_rng(len(points))
+    curves = curves_of(view, settings, points)
+    random, num_curves = np.random.default_rng(len(points)), len(curves.logs)
     late_ratio = _LATE_SIGMAS * view.baseline.iteration_sigma_s / view.baseline.iteration_time_s
+    error_of_later_saving = standard_errors(view, view.baseline.num_iterations).energy
     found = []
     for ratio in advised_slowdowns(view):
-        saved = curves.savings(ratio + late_ratio * random.uniform(0, 1, len(curves.logs)), cost)
-        saved += own_errors[1] * random.standard_normal(len(saved))  # of the later saving
+        saved = curves.savings(ratio + late_ratio * random.uniform(0, 1, num_curves), cost)
+        saved += error_of_later_saving * random.standard_normal(num_curves)
         low, middle, high = map(float, np.quantile(saved, _ENDS))
         found.append(SavingAdvice(ratio, middle, low, high, is_measured=slowest_ratio >= MEASURED_UP_TO * ratio))
     return replace(plan, advice=tuple(found))

@@ -14,8 +14,9 @@ from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_speed
 from gpuenergyd_policies.objective import FloatArray, objective_of
 from gpuenergyd_policies.predicted_savings import cheapest_common_clock, predicted_plan
-from gpuenergyd_policies.setting_plans import search_plan
-from gpuenergyd_policies.setting_search import energy_at_full_speed, settings_of
+from gpuenergyd_policies.setting_measurements import energy_at_full_speed
+from gpuenergyd_policies.setting_plans import Goal, search_plan
+from gpuenergyd_policies.uniform_settings import settings_of
 
 
 class Cost:
@@ -44,8 +45,13 @@ class Cost:
 
         if (reason := reason_for_full_speed(view)) is not None:
             return plan_at_full_speed(view, reason, cost=cost)
-        otherwise = f"full speed has the least cost: {objective}"
-        return search_plan(view, settings, policy="cost", cost=cost, least=f"cost ({objective})", otherwise=otherwise)
+        goal = Goal(
+            policy="cost",
+            least=f"cost ({objective})",
+            otherwise=f"full speed has the least cost: {objective}",
+            cost=cost,
+        )
+        return search_plan(view, settings, goal)
 
 
 def _max_power_w(view: JobView, energy_j: float) -> float:

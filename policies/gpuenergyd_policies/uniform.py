@@ -15,8 +15,8 @@ from gpuenergyd_policies.flags import flags_of
 from gpuenergyd_policies.full_speed import reason_for_full_speed
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_options, unproven_plan
 from gpuenergyd_policies.predicted_savings import cheapest_common_clock, predicted_plan
-from gpuenergyd_policies.setting_plans import plan_without_slowdown, search_plan
-from gpuenergyd_policies.setting_search import settings_of
+from gpuenergyd_policies.setting_plans import Goal, plan_without_slowdown, search_plan
+from gpuenergyd_policies.uniform_settings import settings_of
 
 
 class Uniform:
@@ -45,14 +45,13 @@ class Uniform:
             return plan_without_slowdown(view, reason)
         target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
         lever = "clock" if view.can_set_clocks else "power limit"
-        return search_plan(
-            view,
-            settings,
+        goal = Goal(
             policy="uniform",
             least="energy that meets the target",
             otherwise=f"no uniform {lever} meets the target of {target_s:.6g} s with less energy than the baseline",
             by_fastest=True,
         )
+        return search_plan(view, settings, goal)
 
 
 def plan_offline(request: OfflineRequest) -> OfflinePlan:

@@ -1,7 +1,7 @@
 """The cost policy: settings chosen by Zeus's cost and by energy-delay products, under clocks, power limits or both."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -15,12 +15,13 @@ from gpuenergyd.core.policy_api.policy import JobView, Lever
 from gpuenergyd.core.policy_api.testing import job_view
 from gpuenergyd.daemon.processes.plugins import load_policy, policy_options
 from gpuenergyd.errors import UnknownPolicyError, UsageError
+from gpuenergyd_policies.advice import ADVISED_EVERY_AT_FIRST
 from gpuenergyd_policies.cost import Cost
 from gpuenergyd_policies.objective import FloatArray, Objective, objective_of
-from gpuenergyd_policies.setting_curves import LoopAtFullSpeed, MeasuredPoint, possible_curves
+from gpuenergyd_policies.setting_curves import LoopAtFullSpeed, MeasuredPoint, StandardErrors, possible_curves
 from gpuenergyd_policies.setting_search import MAX_PROBES, SettingSearch
 from gpuenergyd_policies.uniform import Uniform
-from gpuenergyd_policies.uniform_probe import Setting, common_power_limits_w
+from gpuenergyd_policies.uniform_settings import Setting, common_power_limits_w, setting_of
 from tests.support.examples import examples
 
 LOOP = Schedule("loop", 1, ((Instruction(0, InstructionKind.F, 0),),))
@@ -129,6 +130,20 @@ def test_cost_keeps_its_choice_once_it_is_tuned() -> None:
     assert "0.5 * energy + 0.5 * 400 W * time" in plan.reason
 
 
+def test_cost_leaves_a_setting_that_turns_out_too_slow() -> None:
+    loop = _Loop(0.05, CLOCKS_ONLY)
+    plan = loop.run(Cost(eta="1"))
+    loop.plans.append(plan)
+
+    while len(loop.observations) <= 10 * ADVISED_EVERY_AT_FIRST:
+        time_s = 1.1 * _at_clock(1410)[0]
+        energy = RankEnergy(0, time_s, 0.9 * time_s * TOP_POWER_W, ())
+        loop.observations.append(IterationObservation(len(loop.observations), plan.plan_id, time_s, (), (energy,)))
+
+    then = loop.run(Cost(eta="1"))
+    assert setting_of(then) != setting_of(plan)
+
+
 def test_nothing_slower_than_permitted_is_run_without_a_permitted_slowdown() -> None:
     for policy in (Cost(), Uniform(trials="false")):
         loop = _Loop(0.0, BOTH)
@@ -184,11 +199,7 @@ def test_search_is_nearly_exact_on_smooth_curves(
 
     levels = [mhz for mhz in CLOCKS_MHZ if mhz >= 560]
     objective = Objective(eta, max_power_w=400.0)
-    probes: dict[int, tuple[float, float]] = {}
-    while (
-        setting := (search := _search(objective, levels, at(1410), probes)).next_setting(_clocks(probes))
-    ) is not None:
-        probes[setting.value] = at(setting.value)
+    search, probes = _searched(objective, levels, at)
 
     best = search.best()
     cost = objective.cost(*at(best.value if best else 1410))
@@ -213,7 +224,7 @@ def _search(
     """Return the search after clocks were measured, by their times and energies."""
     time_s, energy_j = full_speed
     points = {
-        Setting(Lever.CLOCKS, mhz): MeasuredPoint(own_s / time_s, own_j / energy_j, *errors)
+        Setting(Lever.CLOCKS, mhz): MeasuredPoint(own_s / time_s, own_j / energy_j, StandardErrors(*errors))
         for mhz, (own_s, own_j) in probes.items()
     }
     curves = possible_curves(_clocks(levels), LoopAtFullSpeed(energy_j / time_s, None, 1.0))
@@ -222,7 +233,24 @@ def _search(
         return objective.costs(times * time_s, energies * energy_j)
 
     permitted = [setting for setting, own in points.items() if own.time_ratio <= longest_ratio]
-    return SettingSearch(curves.given(points, full_speed=errors), cost, permitted, longest_ratio)
+    return SettingSearch(curves.given(points, full_speed=StandardErrors(*errors)), cost, permitted, longest_ratio)
+
+
+def _searched(
+    objective: Objective,
+    levels: list[int],
+    at: Callable[[int], tuple[float, float]],
+    *,
+    longest_ratio: float = math.inf,
+) -> tuple[SettingSearch, dict[int, tuple[float, float]]]:
+    """Return the search when measuring is complete, and the time and energy of each clock that it measured."""
+    probes: dict[int, tuple[float, float]] = {}
+    while True:
+        search = _search(objective, levels, at(levels[0]), probes, longest_ratio=longest_ratio)
+        setting = search.next_setting(_clocks(probes))
+        if setting is None:
+            return search, probes
+        probes[setting.value] = at(setting.value)
 
 
 @pytest.mark.parametrize(
@@ -276,14 +304,9 @@ def test_a_plan_in_force_is_kept_for_small_differences_of_cost() -> None:
 @given(st.floats(0.0, 0.6), st.floats(0.02, 0.3))
 @settings(max_examples=examples(40), deadline=None)
 def test_no_setting_is_measured_that_must_be_far_too_slow(memory_ratio: float, permitted: float) -> None:
-    levels, full = [mhz for mhz in CLOCKS_MHZ if mhz >= 570], _at_clock(1410, memory_ratio)
-    probes: dict[int, tuple[float, float]] = {}
-    while (
-        setting := _search(Objective(1.0), levels, full, probes, longest_ratio=1 + permitted).next_setting(
-            _clocks(probes)
-        )
-    ) is not None:
-        probes[setting.value] = _at_clock(setting.value, memory_ratio)
+    levels = [mhz for mhz in CLOCKS_MHZ if mhz >= 570]
 
-    slowest = max((time_s for time_s, _ in probes.values()), default=0.0) / full[0]
+    _, probes = _searched(Objective(1.0), levels, lambda mhz: _at_clock(mhz, memory_ratio), longest_ratio=1 + permitted)
+
+    slowest = max((time_s for time_s, _ in probes.values()), default=0.0) / _at_clock(1410, memory_ratio)[0]
     assert slowest <= 1 + 4 * permitted

@@ -10,14 +10,15 @@ from gpuenergyd_policies.setting_curves import (
     FloatArray,
     LoopAtFullSpeed,
     MeasuredPoint,
+    StandardErrors,
     possible_curves,
 )
-from gpuenergyd_policies.uniform_probe import Setting
+from gpuenergyd_policies.uniform_settings import Setting
 from tests.support.examples import examples
 
 CLOCKS = tuple(Setting(Lever.CLOCKS, mhz) for mhz in range(2000, 800, -10))
 LIMITS = tuple(Setting(Lever.POWER_LIMITS, watts) for watts in range(400, 95, -5))
-ERRORS = (0.001, 0.003)
+ERRORS = StandardErrors(0.001, 0.003)
 _ratios = st.floats(0.0, 1.0)
 
 
@@ -64,7 +65,7 @@ def test_up_to_the_slowest_measured_point_the_saving_is_known_within_two_points(
     for clock in (0.985, 0.94, 0.9):
         slowdown = share * (1 / clock - 1)
         energy = _truth(share, dynamic, knee, top, slowdown)[0] * (1 + 0.003 * random.standard_normal())
-        points[Setting(Lever.CLOCKS, round(2000 * clock))] = MeasuredPoint(1 + slowdown, energy, *ERRORS)
+        points[Setting(Lever.CLOCKS, round(2000 * clock))] = MeasuredPoint(1 + slowdown, energy, ERRORS)
     curves = possible_curves(CLOCKS, _loop()).given(points, full_speed=ERRORS)
 
     for ratio in (0.01, 0.02, 0.05):
@@ -77,7 +78,7 @@ def test_a_measured_power_limit_is_met_by_the_curves_and_tells_of_its_neighbours
     prior = possible_curves(LIMITS, _loop(380.0, 400.0))
     at, near = (prior.settings.index(Setting(Lever.POWER_LIMITS, watts)) for watts in (300, 310))
 
-    curves = prior.given({prior.settings[at]: MeasuredPoint(1.1, 0.88, *ERRORS)}, full_speed=ERRORS)
+    curves = prior.given({prior.settings[at]: MeasuredPoint(1.1, 0.88, ERRORS)}, full_speed=ERRORS)
 
     assert abs(curves.times[:, at].mean() - 1.1) < 0.003
     assert abs(curves.energies[:, at].mean() - 0.88) < 0.006
@@ -85,7 +86,7 @@ def test_a_measured_power_limit_is_met_by_the_curves_and_tells_of_its_neighbours
 
 
 def test_measurements_that_no_possible_curve_explains_still_leave_many() -> None:
-    far = {CLOCKS[10]: MeasuredPoint(1.02, 0.4, *ERRORS)}
+    far = {CLOCKS[10]: MeasuredPoint(1.02, 0.4, ERRORS)}
     curves = possible_curves(CLOCKS, _loop()).given(far, full_speed=ERRORS)
 
     assert len(np.unique(curves.logs[:, -1])) >= 50
@@ -95,7 +96,7 @@ def test_measurements_that_no_possible_curve_explains_still_leave_many() -> None
 def test_settings_that_are_not_among_those_of_the_curves_change_nothing() -> None:
     curves = possible_curves(CLOCKS, _loop())
 
-    assert curves.given({LIMITS[1]: MeasuredPoint(1.1, 0.5, *ERRORS)}, full_speed=ERRORS) is curves
+    assert curves.given({LIMITS[1]: MeasuredPoint(1.1, 0.5, ERRORS)}, full_speed=ERRORS) is curves
 
 
 def test_coarse_settings_leave_a_part_of_the_slowdown_unused() -> None:

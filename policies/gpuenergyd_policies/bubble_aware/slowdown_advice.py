@@ -26,7 +26,8 @@ from gpuenergyd_policies.advice import (
 from gpuenergyd_policies.bubble_aware.model import FittedJob
 from gpuenergyd_policies.bubble_aware.planning import Figure
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
-from gpuenergyd_policies.setting_search import LEAST_ENERGY_ERROR, can_be_advised
+from gpuenergyd_policies.setting_measurements import LEAST_ENERGY_ERROR
+from gpuenergyd_policies.setting_search import can_be_advised
 
 _LEAST_MEASURED = 6
 """Iterations of the plan in force before there is advice."""
