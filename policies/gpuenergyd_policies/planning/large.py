@@ -13,9 +13,8 @@ from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.timeline import makespan_s
 from gpuenergyd_policies.planning.averaging import AveragedPrices, FlowAveraging
-from gpuenergyd_policies.planning.discrete.refinement import num_windows, refine
+from gpuenergyd_policies.planning.discrete.refinement import BY_TIME, refine, windows_of_passes
 from gpuenergyd_policies.planning.discrete.rounding import LATE, MIDDLE, RoundedPlan, Rounder
-from gpuenergyd_policies.planning.discrete.window_kernels import BY_TIME
 from gpuenergyd_policies.planning.exact.network import flow_network
 from gpuenergyd_policies.planning.exact.tables import FloatArray, PlanningTables, planning_tables
 
@@ -93,30 +92,28 @@ class LargePipeline:
         window = LEAST_WINDOW if is_prompt else whole
         largest = LARGEST_WINDOW * window // whole
         network = flow_network(self.graph, self.tables, thin_tolerance=WINDOW_TOLERANCE)
-        of_windows = partial(refine, self.rounder, network, self.tables, self.graph, deadline_s=deadline_s)
+        of_windows = partial(refine, self.rounder, network, deadline_s=deadline_s)
         bound_j = plan.cost_j - excess_j
         for is_end in (False, True):
             size, number, gain_j = window, 0, excess_j
             while gain_j >= WORTH_GROWING * excess_j > 0.0:
-                passes = ((BY_TIME, size),)
-                last = num_windows(self.graph, passes) - 1
-                if number > last:
+                windows = windows_of_passes(self.rounder, ((BY_TIME, size),))
+                if number >= len(windows):
                     break
                 before_j = plan.cost_j
-                plan = of_windows(plan, passes=passes, only=[last - number if is_end else number])
+                plan = of_windows(plan, windows=[windows[-1 - number if is_end else number]])
                 gain_j = before_j - plan.cost_j
                 if size * GROWTH <= largest:
                     size *= GROWTH
                 else:
                     number += 1
-        passes = ((BY_TIME, window),)
-        inner = list(range(2, num_windows(self.graph, passes) - 2, 2))  # windows overlap by half
+        inner = windows_of_passes(self.rounder, ((BY_TIME, window),))[2:-2:2]  # windows overlap by half
         sampled = inner[:: max(1, len(inner) // NUM_SAMPLED)]
-        first = of_windows(plan, passes=passes, only=sampled)
+        first = of_windows(plan, windows=sampled)
         gain_j = (plan.cost_j - first.cost_j) * len(inner) / max(1, len(sampled))
         if gain_j < WORTH_REFINING * window / whole * (plan.cost_j - bound_j):
             return first
-        return of_windows(first, passes=passes, only=sorted(set(inner) - set(sampled)))
+        return of_windows(first, windows=sorted(set(inner) - set(sampled)))
 
     def least_energy_time_s(self, found: AveragedPrices) -> float:
         """Return T* from prices for a deadline beyond it."""

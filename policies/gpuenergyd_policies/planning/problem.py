@@ -13,7 +13,13 @@ from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.errors import TargetError
-from gpuenergyd_policies.planning.discrete.refinement import FEW_PASSES, FULL_PASSES, LIGHT_PASSES, refine
+from gpuenergyd_policies.planning.discrete.refinement import (
+    FEW_PASSES,
+    FULL_PASSES,
+    LIGHT_PASSES,
+    refine,
+    windows_of_passes,
+)
 from gpuenergyd_policies.planning.discrete.rounding import EARLY, LATE, MIDDLE, RoundedPlan, Rounder
 from gpuenergyd_policies.planning.exact.certificate import cost_lower_bounds_j
 from gpuenergyd_policies.planning.exact.network import FlowNetwork, flow_network
@@ -133,16 +139,9 @@ class PlanningProblem:
         if gap <= NARROW_GAP:
             return plan
         is_thorough = gap > WIDE_GAP or self.rounder.num_operations <= SMALL_PIPELINE
-        passes = FULL_PASSES if is_thorough else LIGHT_PASSES
-        return refine(
-            self.rounder,
-            self.thinned(WINDOW_TOLERANCE).network,
-            self.tables,
-            self.graph,
-            plan,
-            deadline_s,
-            passes=FEW_PASSES if effort is Effort.BRIEF else passes,
-        )
+        sizes = FULL_PASSES if is_thorough else LIGHT_PASSES
+        windows = windows_of_passes(self.rounder, FEW_PASSES if effort is Effort.BRIEF else sizes)
+        return refine(self.rounder, self.thinned(WINDOW_TOLERANCE).network, plan, deadline_s, windows)
 
 
 def require_possible(deadline_s: float, min_time_s: float) -> None:

@@ -206,7 +206,7 @@ def test_kernel_files_import_only_the_standard_library_and_kernel_files() -> Non
     root = Path(compiled.__file__).parents[2]
     kernels = {".".join(path.relative_to(root).with_suffix("").parts) for path in compiled.kernel_files()}
 
-    assert len(kernels) == 9
+    assert len(kernels) == 10
     for path in compiled.kernel_files():
         if path.name == "compiled.py":
             continue

@@ -1,15 +1,13 @@
 """Plans of large pipelines: on time, above a proven bound, and nearly as good as the exact sweep's."""
 
-from typing import Any
-
 import pytest
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.schedules import zero_bubble_h1
 from gpuenergyd_policies.planning import frontier, large
 from gpuenergyd_policies.planning.compiled import IS_COMPILED
-from gpuenergyd_policies.planning.discrete.refinement import refine
-from gpuenergyd_policies.planning.discrete.rounding import RoundedPlan
+from gpuenergyd_policies.planning.discrete.refinement import PlanWindow, windows_of_passes
+from gpuenergyd_policies.planning.discrete.rounding import Rounder
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.large import LargePipeline
 from gpuenergyd_policies.planning.plan_evaluation import evaluate_clocks
@@ -97,11 +95,11 @@ def test_windows_of_a_prompt_plan_stay_small_with_many_stages(monkeypatch: pytes
     rounded = pipeline.rounder.round_plan(middle, deadline_s, slack_share=1.0, hull_first=False)
     sizes: dict[bool, set[int]] = {True: set(), False: set()}
 
-    def recorded(*args: Any, passes: tuple[tuple[int, int], ...], **others: Any) -> RoundedPlan:
+    def recorded(rounder: Rounder, passes: tuple[tuple[bool, int], ...]) -> list[PlanWindow]:
         sizes[is_prompt].update(size for _, size in passes)
-        return refine(*args, passes=passes, **others)
+        return windows_of_passes(rounder, passes)
 
-    monkeypatch.setattr(large, "refine", recorded)
+    monkeypatch.setattr(large, "windows_of_passes", recorded)
     for is_prompt in (True, False):
         refined = pipeline.refined(rounded, deadline_s, excess_j=1e-9, is_prompt=is_prompt)
         assert refined.makespan_s <= deadline_s

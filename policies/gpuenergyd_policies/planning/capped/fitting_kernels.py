@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from gpuenergyd_policies.planning.compiled import compiled
-from gpuenergyd_policies.planning.discrete.window_kernels import next_random
+from gpuenergyd_policies.planning.pseudo_random import next_random
 
 ROUNDING = 1e-12
 """Relative difference of times or powers that are equal."""
@@ -148,16 +148,18 @@ def improve(
         guide[v] = work.choice[v]
     for _ in range(num_moves):
         random = next_random(random)
-        r = (random >> 8) % num_ranks
+        r = random % num_ranks
         random = next_random(random)
-        length = first[r + 1] - first[r]
-        begin = first[r] + (random >> 8) % length
+        begin = first[r] + random % (first[r + 1] - first[r])
         random = next_random(random)
-        count = 1 << ((random >> 8) % 4)
-        step = 1 + ((random >> 11) & 1)
-        by = 1 if (random >> 12) & 1 else -1
-        if (random >> 13) & 3 == 0:
-            by *= 4
+        count = 1 << random % 10 // 3
+        random = next_random(random)
+        step = 1 + random % 2
+        random = next_random(random)
+        by = 1 if random % 3 else 3
+        random = next_random(random)
+        if random % 2:
+            by = -by
         end = min(first[r + 1], begin + count * step)
         for v in range(begin, end, step):
             guide[v] = min(max(guide[v] + by, 0), start[v + 1] - start[v] - 1)

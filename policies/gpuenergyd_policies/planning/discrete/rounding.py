@@ -21,7 +21,13 @@ import numpy as np
 from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.timeline import earliest_starts_s
 from gpuenergyd_policies.planning.compiled import floats, ints
-from gpuenergyd_policies.planning.discrete.rounding_kernels import GraphArrays, OptionArrays, Rounding, round_down
+from gpuenergyd_policies.planning.discrete.rounding_kernels import (
+    GraphArrays,
+    OfferedOptions,
+    OptionArrays,
+    Rounding,
+    round_down,
+)
 from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray, PlanningTables
 
 EARLY, MIDDLE, LATE = 0.0, 0.5, 1.0
@@ -59,6 +65,9 @@ class Rounder:
         starts_s = np.array(earliest_starts_s(graph, tables.fastest_s.tolist()))
         self.order: IntArray = np.argsort(starts_s, kind="stable")
         """Nodes by the time they can begin, which is a topological order."""
+        self.microbatches: IntArray = np.array([i.microbatch_index for i in graph.instructions], dtype=np.int64)[
+            self.order
+        ]
         position = np.empty(n, dtype=np.int64)
         position[self.order] = np.arange(n)
         nodes = self.order.tolist()
@@ -72,28 +81,25 @@ class Rounder:
             succ=ints(after.start),
             succ_node=ints(position[after.nodes]),
             succ_latency=floats(after.latencies_s),
-            release=floats(np.zeros(n)),
             due=floats(np.zeros(n)),
         )
         class_of = tables.class_of[self.order]
-        last = ints(tables.start[class_of + 1] - 1)
-        self.options = OptionArrays(
-            low=ints(tables.start[class_of]),
-            high=last,
-            last=last,
-            hull_low=ints(tables.hull_start[class_of]),
-            hull_high=ints(tables.hull_start[class_of + 1] - 1),
-            hull_options=ints(tables.hull_options),
-            times=floats(tables.times_s),
-            costs=floats(tables.costs_j),
+        low, high = ints(tables.start[class_of]), ints(tables.start[class_of + 1] - 1)
+        self.options = OptionArrays(low, high, high, times=floats(tables.times_s), costs=floats(tables.costs_j))
+        hull_start = tables.hull_start
+        self.offered = (
+            OfferedOptions(low, high, ints(np.arange(len(tables.times_s)))),
+            OfferedOptions(ints(hull_start[class_of]), ints(hull_start[class_of + 1] - 1), ints(tables.hull_options)),
         )
+        """Either all options are offered to rounding, or the hull's vertices only."""
         self._epilogues_s: FloatArray = np.array(graph.epilogues_s)[self.order]
-        self._result = Rounding(
+        self.trial = Rounding(
             choice=ints(np.zeros(n)),
             finish=floats(np.zeros(n)),
             latest=floats(np.zeros(n)),
             latest_fast=floats(np.zeros(n)),
         )
+        """Working memory of rounding and refinement."""
 
     def due_by(self, deadline_s: float) -> GraphArrays:
         """Return the graph with this deadline, shortened by the rounding error of floating-point sums along a path."""
@@ -112,14 +118,15 @@ class Rounder:
         With `hull_first` only hull vertices are chosen at first; all options compete for the slack left.
         """
         cost_j = round_down(
+            0,
             self.num_operations,
             self.due_by(deadline_s),
             self.options,
+            self.offered[hull_first],
             floats(durations_s[self.order]),
             slack_share,
-            hull_first,
-            self._result,
+            self.trial,
         )
         options = np.empty(self.num_operations, dtype=np.int64)
-        options[self.order] = self._result.choice
-        return RoundedPlan(options, cost_j, self.makespan_s(self._result.finish))
+        options[self.order] = self.trial.choice
+        return RoundedPlan(options, cost_j, self.makespan_s(self.trial.finish))

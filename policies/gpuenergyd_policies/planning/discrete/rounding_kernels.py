@@ -1,17 +1,22 @@
-"""Compiled kernel of rounding: durations to options in one walk over a graph, then absorption of the time left."""
+"""Compiled kernels of rounding: durations to options in one walk over a graph, then absorption of the time left.
+
+They work on a stretch of operations from `first` to `last`, the latter excluded, in a topological order, so that the
+stretch holds all paths between its operations. The plan around it stays as it is: before the stretch its finishes are
+given, behind it its choice, durations and latest finishes.
+"""
 
 from typing import NamedTuple
 
 from gpuenergyd_policies.planning.compiled import compiled
+from gpuenergyd_policies.planning.pseudo_random import RANDOM_MODULUS, next_random
 
 MAX_ABSORB_SWEEPS = 8
 
 
 class GraphArrays(NamedTuple):
-    """A graph, or a window cut out of one, with operations numbered in topological order.
+    """A graph with operations numbered in topological order, none of which may end after `due`.
 
-    Neighbours of v are at pred[v]:pred[v + 1] and succ[v]:succ[v + 1]. No operation begins before `release` or ends
-    after `due`.
+    Neighbours of v are at pred[v]:pred[v + 1] and succ[v]:succ[v + 1].
     """
 
     pred: list[int]
@@ -20,25 +25,28 @@ class GraphArrays(NamedTuple):
     succ: list[int]
     succ_node: list[int]
     succ_latency: list[float]
-    release: list[float]
     due: list[float]
 
 
 class OptionArrays(NamedTuple):
-    """Options of operations: low[v] to high[v] when rounding, up to last[v] when absorbing.
+    """Options of operation v: low[v] to high[v] when rounding, up to last[v] when absorbing, fastest first.
 
-    Hull vertices of v are hull_options[hull_low[v]] to hull_options[hull_high[v]]. Positions count through the
-    options of all classes.
+    Positions count through the options of all classes.
     """
 
     low: list[int]
     high: list[int]
     last: list[int]
-    hull_low: list[int]
-    hull_high: list[int]
-    hull_options: list[int]
     times: list[float]
     costs: list[float]
+
+
+class OfferedOptions(NamedTuple):
+    """Options that rounding may choose at first: of v, if it has a choice, options[low[v]] to options[high[v]]."""
+
+    low: list[int]
+    high: list[int]
+    options: list[int]
 
 
 class Rounding(NamedTuple):
@@ -47,79 +55,30 @@ class Rounding(NamedTuple):
     choice: list[int]
     finish: list[float]
     latest: list[float]
+    """With later operations as long as wanted or chosen."""
     latest_fast: list[float]
+    """With later operations at their fastest."""
 
 
 @compiled
-def round_down(  # noqa: C901, PLR0912  one walk over the graph with two binary searches in it
-    n: int,
+def round_down(  # noqa: C901, PLR0912  one walk back over the stretch, two forward
+    first: int,
+    last: int,
     graph: GraphArrays,
     options: OptionArrays,
+    offered: OfferedOptions,
     durations: list[float],
     slack_share: float,
-    on_hull: bool,  # noqa: FBT001  kernels take everything by position
-    result: Rounding,
+    plan: Rounding,
 ) -> float:
-    """Round durations down to options, absorb the time left, and return the cost.
+    """Round durations down to options that are offered, absorb the time left, and return the stretch's cost.
 
     Operations aim to finish at this share of their slack: 0 is the earliest finish, 1 the latest.
     """
-    pred, pred_node, pred_latency, _, _, _, release, _ = graph
-    low, high, _, hull_low, hull_high, hull_options, times, costs = options
-    choice, finish, latest, latest_fast = result
-    _find_latest_finishes(n, graph, options, durations, result)
-    if slack_share < 1.0:
-        # earliest finishes with the continuous durations, then the point between
-        for v in range(n):
-            begin = release[v]
-            for k in range(pred[v], pred[v + 1]):
-                begin = max(begin, finish[pred_node[k]] + pred_latency[k])
-            finish[v] = begin + durations[v]
-        for v in range(n):
-            latest[v] = finish[v] + slack_share * (latest[v] - finish[v])
-    for v in range(n):
-        begin = release[v]
-        for k in range(pred[v], pred[v + 1]):
-            begin = max(begin, finish[pred_node[k]] + pred_latency[k])
-        limit = min(latest[v], latest_fast[v])
-        # binary search for the slowest option that ends by the limit
-        left, right = low[v], high[v]
-        if on_hull and left < right:
-            left, right = hull_low[v], hull_high[v]
-            while left < right:
-                middle = (left + right + 1) >> 1
-                if begin + times[hull_options[middle]] <= limit:
-                    left = middle
-                else:
-                    right = middle - 1
-            left = hull_options[left]
-        else:
-            while left < right:
-                middle = (left + right + 1) >> 1
-                if begin + times[middle] <= limit:
-                    left = middle
-                else:
-                    right = middle - 1
-        choice[v] = left
-        finish[v] = begin + times[left]
-    for _ in range(MAX_ABSORB_SWEEPS):
-        if not _absorb(n, graph, options, result):
-            break
-    cost = 0.0
-    for v in range(n):
-        cost += costs[choice[v]]
-    return cost
-
-
-@compiled
-def _find_latest_finishes(
-    n: int, graph: GraphArrays, options: OptionArrays, durations: list[float], result: Rounding
-) -> None:
-    """Compute latest finishes: `latest` with the continuous durations, `latest_fast` with all later ones fastest."""
-    _, _, _, succ, succ_node, succ_latency, _, due = graph
-    low, _, _, _, _, _, times, _ = options
-    _, _, latest, latest_fast = result
-    for v in range(n - 1, -1, -1):
+    pred, pred_node, pred_latency, succ, succ_node, succ_latency, due = graph
+    low, high, _, times, costs = options
+    choice, finish, latest, latest_fast = plan
+    for v in range(last - 1, first - 1, -1):
         slow = fast = due[v]
         for k in range(succ[v], succ[v + 1]):
             w = succ_node[k]
@@ -127,29 +86,77 @@ def _find_latest_finishes(
             fast = min(fast, latest_fast[w] - times[low[w]] - succ_latency[k])
         latest[v] = slow
         latest_fast[v] = fast
+    if slack_share < 1.0:
+        for v in range(first, last):
+            begin = 0.0
+            for k in range(pred[v], pred[v + 1]):
+                begin = max(begin, finish[pred_node[k]] + pred_latency[k])
+            finish[v] = begin + durations[v]
+            latest[v] = finish[v] + slack_share * (latest[v] - finish[v])
+    for v in range(first, last):
+        begin = 0.0
+        for k in range(pred[v], pred[v + 1]):
+            begin = max(begin, finish[pred_node[k]] + pred_latency[k])
+        limit = min(latest[v], latest_fast[v])
+        option = low[v]
+        if option < high[v]:
+            # binary search for the slowest option that ends by the limit
+            left, right = offered.low[v], offered.high[v]
+            while left < right:
+                middle = (left + right + 1) >> 1
+                if begin + times[offered.options[middle]] <= limit:
+                    left = middle
+                else:
+                    right = middle - 1
+            option = offered.options[left]
+        choice[v] = option
+        finish[v] = begin + times[option]
+    for _ in range(MAX_ABSORB_SWEEPS):
+        is_changed, _ = absorb(first, last, graph, options, plan, -1, RANDOM_MODULUS, 1)
+        if not is_changed:
+            break
+    cost = 0.0
+    for v in range(first, last):
+        cost += costs[choice[v]]
+    return cost
 
 
 @compiled
-def _absorb(n: int, graph: GraphArrays, options: OptionArrays, result: Rounding) -> bool:
-    """Slow operations down into the slack of the current choice; return whether any changed."""
-    pred, pred_node, pred_latency, succ, succ_node, succ_latency, release, due = graph
-    _, _, last, _, _, _, times, _ = options
-    choice, finish, latest, _ = result
-    for v in range(n - 1, -1, -1):
+def absorb(
+    first: int,
+    last: int,
+    graph: GraphArrays,
+    options: OptionArrays,
+    plan: Rounding,
+    fixed: int,
+    odds: int,
+    random: int,
+) -> tuple[bool, int]:
+    """Slow operations down into the slack of the current choice; return whether any changed, and the random state.
+
+    Each takes its slack with these odds, of RANDOM_MODULUS; the one that is `fixed` keeps its option.
+    """
+    pred, pred_node, pred_latency, succ, succ_node, succ_latency, due = graph
+    _, _, last_option, times, _ = options
+    choice, finish, latest, _ = plan
+    for v in range(last - 1, first - 1, -1):
         slow = due[v]
         for k in range(succ[v], succ[v + 1]):
             w = succ_node[k]
             slow = min(slow, latest[w] - times[choice[w]] - succ_latency[k])
         latest[v] = slow
-    changed = False
-    for v in range(n):
-        begin = release[v]
+    is_changed = False
+    for v in range(first, last):
+        begin = 0.0
         for k in range(pred[v], pred[v + 1]):
             begin = max(begin, finish[pred_node[k]] + pred_latency[k])
         option = choice[v]
-        while option < last[v] and begin + times[option + 1] <= latest[v]:
-            option += 1
-            changed = True
-        choice[v] = option
+        if option < last_option[v] and begin + times[option + 1] <= latest[v] and v != fixed:
+            random = next_random(random)
+            if random < odds:
+                while option < last_option[v] and begin + times[option + 1] <= latest[v]:
+                    option += 1
+                choice[v] = option
+                is_changed = True
         finish[v] = begin + times[option]
-    return changed
+    return is_changed, random

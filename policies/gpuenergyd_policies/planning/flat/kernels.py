@@ -8,11 +8,10 @@ import math
 from typing import NamedTuple
 
 from gpuenergyd_policies.planning.compiled import compiled
-from gpuenergyd_policies.planning.discrete.window_kernels import next_random
+from gpuenergyd_policies.planning.pseudo_random import RANDOM_MODULUS, next_random
 
 _MOVED_RATIO = 1e-12
 """Begins and ends that move by less, relative to the period, have not moved."""
-_RANDOM_RANGE = 1 << 22
 
 
 class FlatGraph(NamedTuple):
@@ -165,23 +164,25 @@ def flatten(  # noqa: C901, PLR0912, PLR0915  one move after the other
     for move in range(num_moves):
         first, changed_cost = n, 0.0
         random = next_random(random)
-        both = (random >> 8) & 1
+        num_parts = 1 + random % 2
         random = next_random(random)
-        size = 1 + ((random >> 8) & 3) * ((random >> 10) & 1) * ((random >> 11) & 3)
-        by = 1 if (random >> 13) & 1 else -1
+        size = 1 if random % 3 else 1 + random // 3 % 10
+        random = next_random(random)
+        step = size if random % 2 else -size
         number = 0
-        for part in range(1 + both):
+        for _ in range(num_parts):
+            step = -step
             random = next_random(random)
-            r = (random >> 8) % num_ranks
+            r = random % num_ranks
             length = graph.rank_first[r + 1] - graph.rank_first[r]
             if length == 0:
                 continue
             random = next_random(random)
-            at = graph.rank_first[r] + (random >> 8) % length
+            at = graph.rank_first[r] + random % length
             random = next_random(random)
-            stride = 1 + ((random >> 8) & 1)
-            count = 1 << ((random >> 9) & 3) if (random >> 11) & 1 else 1
-            step = by * size if part == 0 else -by * size
+            stride = 1 + random % 2
+            random = next_random(random)
+            count = 1 if random % 2 else 1 << random // 2 % 10 // 3
             for k in range(at, min(graph.rank_first[r + 1], at + count * stride), stride):
                 v = graph.rank_nodes[k]
                 option = min(max(choice[v] + step, 0), start[v + 1] - start[v] - 1)
@@ -210,7 +211,7 @@ def flatten(  # noqa: C901, PLR0912, PLR0915  one move after the other
                     add_rectangle(band, state, powers[start[v] + choice[v]], begin[v], end[v], limits.period)
             found = swing(band, state)
             random = next_random(random)
-            chance = ((random >> 8) % _RANDOM_RANGE + 0.5) / _RANDOM_RANGE
+            chance = random / RANDOM_MODULUS
             warmth = heat * present * (1.0 - move / num_moves)
             is_kept = found <= present or (warmth > 0.0 and chance < math.exp((present - found) / warmth))
             if is_kept:

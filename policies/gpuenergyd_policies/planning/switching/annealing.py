@@ -8,6 +8,7 @@ import math
 from typing import NamedTuple
 
 from gpuenergyd_policies.planning.compiled import compiled
+from gpuenergyd_policies.planning.pseudo_random import RANDOM_MODULUS, next_random
 
 OVERTIME_PRICE_GROWTH = 100.0
 """Factor by which time beyond the deadline gets more expensive from start to end."""
@@ -15,8 +16,6 @@ COOLING = 0.01
 """Final temperature, as a share of the initial one."""
 MAX_PENDING = 8
 """Reductions of a rank under way at once; a further one replaces the last."""
-RANDOM_FACTOR, RANDOM_MODULUS = 48271, 2147483647
-"""The generator `minstd` of Park and Miller."""
 
 
 class Pipeline(NamedTuple):
@@ -116,9 +115,9 @@ def anneal(pipeline: Pipeline, segments: Segments, best: Segments, goal: Anneali
             late = max(0.0, makespan - goal.deadline)
         else:
             spent, late = cost, overtime
-        random = random * RANDOM_FACTOR % RANDOM_MODULUS
+        random = next_random(random)
         increase = spent + price * late - cost - price * overtime if cost < math.inf else -1.0
-        if increase <= 0.0 or random / 2147483647.0 < math.exp(-increase / limit):
+        if increase <= 0.0 or random / RANDOM_MODULUS < math.exp(-increase / limit):
             cost = spent
             overtime = late
             if late <= 0.0 and spent < best_cost:
@@ -153,11 +152,11 @@ def _move(pipeline: Pipeline, segments: Segments, work: Iteration, random: int) 
     bounds, clocks = segments
     num_ranks = len(pipeline.first) - 1
     num_segments = len(clocks) // num_ranks
-    random = random * RANDOM_FACTOR % RANDOM_MODULUS
+    random = next_random(random)
     pick = random % (num_ranks * num_segments * 3)
     r = pick // 3 // num_segments
     k = pick // 3 % num_segments
-    random = random * RANDOM_FACTOR % RANDOM_MODULUS
+    random = next_random(random)
     shift = random % 4 + 1
     if random // 4 % 2:
         shift = -shift
@@ -183,12 +182,12 @@ def _move(pipeline: Pipeline, segments: Segments, work: Iteration, random: int) 
     other_before = 0
     is_changed = False
     if pick % 3 == 2:  # one faster, another slower
-        random = random * RANDOM_FACTOR % RANDOM_MODULUS
+        random = next_random(random)
         other = random % (num_ranks * num_segments)
         if other == c:
             other = -1
         else:
-            random = random * RANDOM_FACTOR % RANDOM_MODULUS
+            random = next_random(random)
             back = random % 4 + 1
             if moved > before:
                 back = -back

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuenergyd.core.pipeline.timeline import timeline
-from gpuenergyd_policies.planning.discrete.refinement import FULL_PASSES, LIGHT_PASSES, refine
+from gpuenergyd_policies.planning.discrete.refinement import FULL_PASSES, LIGHT_PASSES, refine, windows_of_passes
 from gpuenergyd_policies.planning.discrete.rounding import EARLY, LATE, MIDDLE
 from gpuenergyd_policies.planning.discrete.rounding_kernels import MAX_ABSORB_SWEEPS
 from gpuenergyd_policies.planning.problem import make_problem
@@ -152,14 +152,14 @@ def test_no_single_instruction_of_a_rounded_plan_could_be_slower(pipeline: Pipel
 @settings(max_examples=examples(40), deadline=None)
 @given(pipeline=random_pipelines(), fraction=st.floats(0.0, 1.0), passes=st.sampled_from([LIGHT_PASSES, FULL_PASSES]))
 def test_refinement_meets_the_deadline_and_never_costs_more(
-    pipeline: Pipeline, fraction: float, passes: tuple[tuple[int, int], ...]
+    pipeline: Pipeline, fraction: float, passes: tuple[tuple[bool, int], ...]
 ) -> None:
     graph, _ = pipeline
     problem = make_problem(*pipeline)
     deadline_s = problem.min_time_s + fraction * (problem.slowest_time_s - problem.min_time_s)
     plan = problem.rounder.round_plan(problem.tables.fastest_s, deadline_s, slack_share=LATE, hull_first=True)
 
-    better = refine(problem.rounder, problem.network, problem.tables, graph, plan, deadline_s, passes=passes)
+    better = refine(problem.rounder, problem.network, plan, deadline_s, windows_of_passes(problem.rounder, passes))
 
     assert better.cost_j <= plan.cost_j * (1 + 1e-12) + 1e-9
     assert better.cost_j == pytest.approx(problem.tables.costs_j[better.options].sum(), abs=1e-9)
@@ -175,6 +175,6 @@ def test_refinement_closes_most_of_a_poor_plans_gap() -> None:
     sweep = problem.sweep(np.array([deadline_s]), stop_early=True)
     bound_j = problem.cost_bounds_j(sweep, np.array([0]), np.array([deadline_s]))[0]
 
-    better = refine(problem.rounder, problem.network, problem.tables, graph, poor, deadline_s)
+    better = refine(problem.rounder, problem.network, poor, deadline_s, windows_of_passes(problem.rounder, FULL_PASSES))
 
     assert better.cost_j - bound_j <= 0.3 * (poor.cost_j - bound_j)
