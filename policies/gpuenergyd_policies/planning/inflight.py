@@ -3,27 +3,22 @@
 Theory of operation. With balanced stages plain 1F1B has no slack: the round trip of a microbatch through the later
 stages takes exactly as long as the microbatches in flight need. Each further microbatch in flight on stage s adds slack
 to that loop, and lower clocks turn slack into energy savings. More is not always better: beyond about twice the plain
-number, draining the pipeline at the end costs more than the slack saves. So a local search starts from vectors
-proportional to the distance from the last stage, and changes single stages and prefixes of stages by one while that
-lowers the optimum of the relaxation, which is smoother and faster to compute than a rounded plan.
+number, draining the pipeline at the end costs more than the slack saves. Orders are shapes with whole backwards (see
+`orders/shape`), which `orders/search` compares by their relaxation.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpuenergyd.core.pipeline.graph import DependencyGraph, Schedule, dependency_graph, one_forward_one_backward
+from gpuenergyd.core.pipeline.graph import DependencyGraph, Schedule, one_forward_one_backward
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.count_text import count_text
-from gpuenergyd.errors import ScheduleError, TargetError
-from gpuenergyd_policies.planning.frontier import Effort, SolvedPlan, solve
-
-PROPORTIONS = (0.5, 1.0, 1.5, 2.0, 2.5)
-"""Starting points: extra microbatches per stage of distance from the last one."""
-SEARCH_TOLERANCE = 2e-3
-"""Tolerance for leaving out points of hulls while vectors of extra microbatches are compared."""
-FINALISTS = 3
-MAX_SOLVES = 100
+from gpuenergyd.errors import ScheduleError
+from gpuenergyd_policies.planning.frontier import SolvedPlan, solve
+from gpuenergyd_policies.planning.orders.choice import FINALISTS
+from gpuenergyd_policies.planning.orders.relaxation import OrderTask
+from gpuenergyd_policies.planning.orders.search import MOST_WORK, ranked_shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,78 +90,20 @@ def plan_inflight(
     Raises:
         TargetError: even plain 1F1B cannot meet the deadline.
     """
-    limits = [max(0, num_microbatches - (num_ranks - r)) for r in range(num_ranks)]
-    limits[-1] = 0
-    if caps is not None:
-        limits = [min(limit, cap) for limit, cap in zip(limits, caps, strict=True)]
-
-    def graph_of(extra: Sequence[int]) -> tuple[Schedule, DependencyGraph]:
-        schedule = one_forward_one_backward(num_ranks, num_microbatches, extra)
-        return schedule, dependency_graph(schedule, communication_latency_s=communication_latency_s)
-
-    def relaxed_energy_j(extra: tuple[int, ...]) -> float:
-        try:
-            return solve(
-                graph_of(extra)[1],
-                profile,
-                deadline_s=deadline_s,
-                forced=forced,
-                thin_tolerance=SEARCH_TOLERANCE,
-                effort=Effort.QUICK,
-            ).lower_bound_j
-        except TargetError:
-            return float("inf")
+    extra_limits = [num_microbatches] * (num_ranks - 1) if caps is None else list(caps[:-1])
+    limits = [min(num_microbatches, num_ranks - r + extra) for r, extra in enumerate([*extra_limits, 0])]
+    task = OrderTask(
+        num_microbatches, profile, deadline_s, tuple(limits), forced, communication_latency_s, keeps_whole=True
+    )
+    ranked = ranked_shapes(task, try_whole=True, most_work=MOST_WORK)
 
     def full(extra: tuple[int, ...]) -> InflightPlan:
-        schedule, graph = graph_of(extra)
+        schedule = one_forward_one_backward(num_ranks, num_microbatches, extra)
+        graph = task.graph(schedule)
         return InflightPlan(schedule, graph, solve(graph, profile, deadline_s=deadline_s, forced=forced))
 
-    ranked = _search(limits, relaxed_energy_j)
-    plans = [full(extra) for extra in ranked[:FINALISTS]]
+    plans = [
+        full(tuple(max(0, own.num_ahead - (num_ranks - r)) for r, own in enumerate(shape)))
+        for shape, _ in ranked[:FINALISTS]
+    ]
     return min(plans, key=lambda plan: plan.solved.energy_j) if plans else full((0,) * num_ranks)
-
-
-def _search(limits: Sequence[int], cost: Callable[[tuple[int, ...]], float]) -> list[tuple[int, ...]]:
-    """Return the vectors that can meet the deadline, cheapest first."""
-    num_ranks = len(limits)
-    known: dict[tuple[int, ...], float] = {}
-
-    def costed(extra: tuple[int, ...]) -> float:
-        if extra not in known:
-            known[extra] = cost(extra)
-        return known[extra]
-
-    best = (0,) * num_ranks
-    costed(best)
-    for proportion in PROPORTIONS:
-        start = _repaired([round(proportion * (num_ranks - 1 - r)) for r in range(num_ranks)], limits)
-        if costed(start) < known[best]:
-            best = start
-    improved = True
-    while improved and len(known) < MAX_SOLVES:
-        improved = False
-        for neighbour in _neighbours(best, limits):
-            if len(known) >= MAX_SOLVES:
-                break
-            if neighbour not in known and costed(neighbour) < known[best]:
-                best = neighbour
-                improved = True
-    return sorted((extra for extra in known if known[extra] < float("inf")), key=lambda extra: (known[extra], extra))
-
-
-def _neighbours(extra: tuple[int, ...], limits: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield vectors one step away: one rank, or all ranks up to it, with one microbatch more or less."""
-    num_ranks = len(extra)
-    for last in reversed(range(num_ranks - 1)):
-        for step in (1, -1):
-            for first in (last, 0) if last else (last,):
-                moved = [k + step if first <= r <= last else k for r, k in enumerate(extra)]
-                yield _repaired(moved, limits)
-
-
-def _repaired(extra: Sequence[int], limits: Sequence[int]) -> tuple[int, ...]:
-    """Clip to the limits, and limit each rank to one more than the rank before it, since other orders deadlock."""
-    result = [max(0, min(k, limit)) for k, limit in zip(extra, limits, strict=True)]
-    for r in range(len(result) - 1):
-        result[r + 1] = min(result[r + 1], result[r] + 1)
-    return tuple(result)

@@ -32,6 +32,8 @@ class OrderTask:
     communication_latency_s: Callable[[int, int], float] | float = 0.0
     keeps_exchange: bool = False
     """Whether forwards and backwards must keep 1F1B's sequence, so that only weight gradients may move."""
+    keeps_whole: bool = False
+    """Whether backwards must stay whole and each rank hold at least 1F1B's microbatches, so that it may hold more."""
 
     def graph(self, schedule: Schedule) -> DependencyGraph:
         """Return the dependency graph of an order; raise ScheduleError if it deadlocks."""

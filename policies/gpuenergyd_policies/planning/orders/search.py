@@ -72,10 +72,12 @@ def ranked_shapes(task: OrderTask, *, try_whole: bool, most_work: int) -> list[t
 
 
 def _fits(task: OrderTask, shape: OrderShape) -> bool:
-    """Return whether a shape keeps 1F1B's sequence of forwards and backwards, where that is required."""
-    if not task.keeps_exchange:
-        return True
-    return all(own.num_ahead == len(shape) - r for r, own in enumerate(shape))
+    """Return whether a shape keeps what the task requires of 1F1B."""
+    plain = [len(shape) - r for r in range(len(shape))]
+    if task.keeps_whole:
+        least = (min(own, task.num_microbatches) for own in plain)
+        return all(not own.is_split and own.num_ahead >= number for own, number in zip(shape, least, strict=True))
+    return not task.keeps_exchange or [own.num_ahead for own in shape] == plain
 
 
 @dataclass(frozen=True, slots=True)
