@@ -17,12 +17,9 @@ from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError, TargetError
 from gpuenergyd_policies.planning.frontier import Effort, SolvedPlan, solve
 from gpuenergyd_policies.planning.orders.bound import AnyOrderBound
-from gpuenergyd_policies.planning.orders.choice import OrderPlan, candidates
+from gpuenergyd_policies.planning.orders.choice import FINALISTS, OrderPlan, candidates
 from gpuenergyd_policies.planning.orders.load import load_bound_j, shared_load
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
-
-FINALISTS = 3
-"""Orders that are solved with all effort."""
 
 
 @dataclass(frozen=True, slots=True)
