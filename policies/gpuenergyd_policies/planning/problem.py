@@ -23,7 +23,13 @@ from gpuenergyd_policies.planning.discrete.rounding import EARLY, LATE, MIDDLE, 
 from gpuenergyd_policies.planning.exact.certificate import cost_lower_bounds_j
 from gpuenergyd_policies.planning.exact.network import FlowNetwork, flow_network
 from gpuenergyd_policies.planning.exact.sweep import Sweep, sweep_frontier
-from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray, PlanningTables, planning_tables
+from gpuenergyd_policies.planning.exact.tables import (
+    HULL_TOLERANCE,
+    FloatArray,
+    IntArray,
+    PlanningTables,
+    planning_tables,
+)
 
 DEADLINE_ROUNDING_RATIO = 1e-12
 """Relative tolerance below T_min, for sums of the same times in another order."""
@@ -33,8 +39,6 @@ SLOWEST_MARGIN_RATIO = 1e-9
 """Margin beyond T_slow with which rounding still reaches every slowest option."""
 LARGE_PIPELINE = 4096
 """Number of instructions from which long hulls are thinned by default."""
-WINDOW_TOLERANCE = 1e-3
-"""Thinning tolerance for large pipelines and for windows in refinement."""
 LATER_RATIOS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02)
 """Later deadlines whose optimal durations are rounded too, since they often round better."""
 SMALL_PIPELINE = 160
@@ -140,7 +144,7 @@ class PlanningProblem:
         is_thorough = gap > WIDE_GAP or self.rounder.num_operations <= SMALL_PIPELINE
         is_light = effort is Effort.BRIEF or not is_thorough
         windows = windows_of_passes(self.rounder, LIGHT_PASSES if is_light else FULL_PASSES)
-        return refine(self.rounder, self.thinned(WINDOW_TOLERANCE).network, plan, deadline_s, windows)
+        return refine(self.rounder, self.thinned(HULL_TOLERANCE).network, plan, deadline_s, windows)
 
 
 def require_possible(deadline_s: float, min_time_s: float) -> None:
@@ -166,7 +170,7 @@ def make_problem(
         ProfileError: a class of the graph was not measured.
     """
     if thin_tolerance is None:
-        thin_tolerance = WINDOW_TOLERANCE if len(graph.instructions) >= LARGE_PIPELINE else 0.0
+        thin_tolerance = HULL_TOLERANCE if len(graph.instructions) >= LARGE_PIPELINE else 0.0
     tables = planning_tables(graph, profile)
     return PlanningProblem(
         graph=graph,

@@ -38,7 +38,7 @@ def test_a_deadline_is_limited_to_the_range_from_t_min_to_t_slow() -> None:
 
 def test_the_bound_is_the_cost_of_the_cheapest_options_at_the_prices_minus_the_deadlines_price() -> None:
     problem = make_problem(*HAND_MADE)
-    edges = len(problem.network.edge_tail)
+    edges = len(problem.network.arrays.tail)
     prices_w = np.array([[50.0, 50.0], [20.0, 20.0], [10.0, 10.0], [0.0, 0.0], [50.0, 10.0]])
 
     bounds_j = cost_lower_bounds_j(
@@ -64,7 +64,7 @@ def test_the_bound_is_the_cost_of_the_cheapest_options_at_the_prices_minus_the_d
 def test_flow_over_a_latency_adds_to_the_bound() -> None:
     graph, profile = plain_pipeline(2, 1, latency_s=0.25)
     problem = make_problem(graph, profile)
-    n, edges = len(graph.instructions), len(problem.network.edge_tail)
+    n, edges = len(graph.instructions), len(problem.network.arrays.tail)
     given = {"prices_w": np.zeros((1, n)), "values_w": np.zeros(1), "deadlines_s": np.ones(1)}
 
     without, with_flow = (
