@@ -84,7 +84,7 @@ class _CutWindow:
         self.whole, self.window = working_memory(rounder, problem.network, self.deadline_s, n)
         self.trial = rounder.trial
         for values in self.trial:  # left over from an earlier window
-            values[:] = floats(np.full(n, 7.0)) if values is not self.trial.choice else ints(np.full(n, 7))
+            values[:] = np.full(n, 7) if values is self.trial.choice else np.full(n, 7.0)
         _find_latest_finishes(self.whole, self.best, self.trial, self.window)
         _find_finishes(0, first, self.whole, self.best, self.trial)
         self.cost_j = free_window(*self.own, self.whole, self.best, self.window)
