@@ -20,7 +20,9 @@ from gpuenergyd_policies.planning.orders.bound import AnyOrderBound
 from gpuenergyd_policies.planning.orders.choice import OrderPlan, candidates
 from gpuenergyd_policies.planning.orders.load import load_bound_j, shared_load
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
-from gpuenergyd_policies.planning.orders.search import FINALISTS
+
+FINALISTS = 3
+"""Orders that are solved with all effort."""
 
 
 @dataclass(frozen=True, slots=True)
