@@ -28,7 +28,7 @@ from tests.support.waiting import wait_until
 
 SHORT = (
     "--gpus", "2", "--microbatches", "2", "--policy", "uniform", "--max-slowdown", "0.2", "--baseline-iterations", "4",
-    "--tuned-iterations", "24",
+    "--tuned-iterations", "40",
 )  # fmt: skip
 
 FIGURES = {

@@ -33,6 +33,7 @@ from gpuenergyd.daemon.settings import load_settings
 from gpuenergyd.report.carbon import slowdown_ratio
 from gpuenergyd.store import open_history
 from gpuenergyd.store.records import IntensityRecord, IterationRecord, JobRecord, Record, TargetRecord
+from gpuenergyd_policies.envelope import Envelope
 from gpuenergyd_policies.targets import CarbonTarget
 from gpuenergyd_policies.uniform import Uniform
 from tests.policies.bubble_aware.test_control_loop import training
@@ -257,8 +258,9 @@ def test_a_job_of_known_length_never_exceeds_its_permitted_time(tmp_path: Path, 
 def test_profiling_again_waits_until_the_budget_allows_it(tmp_path: Path) -> None:
     values = ([450.0] * 3 + [90.0] * 3) * 4 * (HISTORY_DAYS + 2)
     length = JobLength(hours=10 * 25.0 / 3600.0)
+    # `envelope` measures slow clocks one after the other, which the budget cannot pay again and again.
     rich = {"rules": JobRules(account=AccountRules(first_income_s=60.0))}  # the slowdown budget is what pauses it
-    here = site(tmp_path, Uniform(), values, hour_s=25.0, length=length, pipeline=rich)
+    here = site(tmp_path, Envelope(), values, hour_s=25.0, length=length, pipeline=rich)
     job = here.following.job
 
     here.run_hours(4)
