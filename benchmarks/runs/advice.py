@@ -29,15 +29,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpuenergyd.core.pipeline.plan import SavingAdvice
-from gpuenergyd.core.policy_api.policy import ClockPolicy
-from gpuenergyd_policies.advice import ADVISED_SLOWDOWNS
+from gpuenergyd.core.policy_api.policy import ClockPolicy, Lever
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
-from gpuenergyd_policies.loop_curves import LoopAtFullSpeed, Steps, possible_curves
+from gpuenergyd_policies.setting_curves import LoopAtFullSpeed, possible_curves
+from gpuenergyd_policies.setting_search import ADVISED_SLOWDOWNS
 from gpuenergyd_policies.uniform import Uniform
-from gpuenergyd_policies.uniform_probe import setting_of
+from gpuenergyd_policies.uniform_settings import Setting, setting_of
 from tests.support.measured_tables import path_of
 from tests.support.plain_jobs import MEMORY_SHARES, GpuLoopWork, loop_training, random_gpu_work
 from tests.support.virtual_loop import DataParallelLoops, VirtualLoop, loop_schedule, random_phase_work
@@ -52,6 +54,8 @@ POLICIES: dict[str, Callable[..., ClockPolicy]] = {"uniform": Uniform, "bubble-a
 SWEEPS = "gpu/zeus_nsdi23_power_limit_sweeps.csv"
 _SWEEP_ENERGY_ERROR = 0.01
 """Standard error of an energy of the sweeps: one run per point (assumed)."""
+_FINE_CLOCKS = tuple(Setting(Lever.CLOCKS, level) for level in range(2000, 800, -10))
+"""So fine that no slowdown is left unused."""
 _ADVISED_AFTER, _TRAINED = 68, 130
 """Iterations of a run that is advised, and of one with the option."""
 
@@ -199,10 +203,13 @@ def on_sweeps() -> dict[str, list[Comparison]]:
             for limit_w, own in sorted(by_limit.items(), reverse=True)
         ]
         limit_w, full_s, full_j = points[0]
-        curves = possible_curves(LoopAtFullSpeed(full_j / full_s, limit_w))
+        curves = possible_curves(_FINE_CLOCKS, LoopAtFullSpeed(full_j / full_s, limit_w, 1.0))
+        random = np.random.default_rng(0)
         for ratio in ADVISED_SLOWDOWNS:
-            belief = curves.saving(ratio, steps=Steps(), energy_error=_SWEEP_ENERGY_ERROR)
-            advice = SavingAdvice(ratio, belief.median, belief.low, belief.high, is_measured=False)
+            predicted = curves.savings(np.full(len(curves.logs), ratio))
+            predicted += _SWEEP_ENERGY_ERROR * random.standard_normal(len(predicted))
+            low, middle, high = map(float, np.quantile(predicted, (0.05, 0.5, 0.95)))
+            advice = SavingAdvice(ratio, middle, low, high, is_measured=False)
             saved = _saved_on_hull([(t / full_s, e / full_j) for _, t, e in points], ratio)
             found[gpu].append(_comparison(FULL_SPEED, advice, saved))
     return found

@@ -39,8 +39,8 @@ from gpuenergyd.core.job.measurements.savings import Interval
 from gpuenergyd.core.job.result_text import slowdown_text
 from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
-from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd_policies.uniform_probe import uniform_plan
+from gpuenergyd.core.policy_api.policy import JobView, Lever
+from gpuenergyd_policies.uniform_settings import Setting, setting_plan
 from tests.support.plain_jobs import LOOP, LoopWork, random_loop_work
 from tests.support.virtual_training import CLOCKS_MHZ, VirtualTraining, a100_waiting_power_w
 
@@ -187,9 +187,8 @@ class OneClock:
 
     def next_plan(self, view: JobView) -> ClockPlan:
         """Return the plan."""
-        return uniform_plan(
-            view, self.sm_clock_mhz, PlanPurpose.TUNED, policy="one", reason="the plan of the benchmark"
-        )
+        setting = Setting(Lever.CLOCKS, self.sm_clock_mhz)
+        return setting_plan(view, setting, PlanPurpose.TUNED, policy="one", reason="the plan of the benchmark")
 
 
 @dataclass(slots=True)

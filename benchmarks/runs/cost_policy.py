@@ -18,6 +18,7 @@ Needs the checkout and the tables.
 import argparse
 import csv
 import json
+import math
 import random
 import sys
 from collections import defaultdict
@@ -37,9 +38,10 @@ from gpuenergyd.gpu.drivers.device_model import (
     working_power_w,
 )
 from gpuenergyd.gpu.drivers.device_parameters import DeviceParameters, device_parameters
-from gpuenergyd_policies.cost_search import MAX_PROBES, CostSearch, Probe
-from gpuenergyd_policies.objective import Objective
-from gpuenergyd_policies.uniform_probe import Setting
+from gpuenergyd_policies.objective import FloatArray, Objective
+from gpuenergyd_policies.setting_curves import LoopAtFullSpeed, MeasuredPoint, StandardErrors, possible_curves
+from gpuenergyd_policies.setting_search import MAX_PROBES, SettingSearch
+from gpuenergyd_policies.uniform_settings import Setting
 from tests.support.measured_tables import path_of
 
 OBJECTIVES: Mapping[str, Callable[[float], Objective]] = {
@@ -50,13 +52,23 @@ OBJECTIVES: Mapping[str, Callable[[float], Objective]] = {
     "energy-delay": lambda _: Objective(delay_exponent=1.0),
     "energy-delay-squared": lambda _: Objective(delay_exponent=2.0),
 }
-TIME_NOISE_RATIO, ENERGY_NOISE_RATIO = 0.003, 0.01
+ERRORS = StandardErrors(time=0.003, energy=0.01)
+"""Of a measured setting, relative to its values."""
 REGRET_TARGET_RATIO = 0.01
 NUM_FINE = 40
 _PLANS, _MEASUREMENTS_OF_PLAN = 4, 7
 """Plans that follow each other at most, and what the iterations of one are worth, in measurements of a setting."""
 _FINE_MODELS = ("a100-sxm", "a40", "v100-sxm2", "h100-sxm")
 _ZEUS_STEP_W = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Time and energy of an iteration at one setting, as means of so many measurements."""
+
+    time_s: float
+    energy_j: float
+    num_measurements: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +180,10 @@ def summary(outcomes: Sequence[tuple[str, Outcome, Outcome]]) -> dict[str, float
 def run_cost(workload: Workload, objective: Objective, rng: random.Random) -> Outcome:
     """Search as policy `cost` does; what it chose is then measured on and on, as its plan runs."""
     full_speed = noisy(workload.table[workload.full_speed], rng)
-    search = CostSearch(objective, workload.levels, full_speed)
     probes: dict[Setting, Probe] = {}
-    while (setting := search.next_setting(probes)) is not None:
+    while (setting := search(workload, objective, full_speed, probes).next_setting(probes)) is not None:
         probes[setting] = noisy(workload.table[setting], rng)
-    chosen = search.best(probes)[0]
+    chosen = search(workload, objective, full_speed, probes).best()
     for _ in range(_PLANS):
         if chosen is None:
             break
@@ -182,10 +193,32 @@ def run_cost(workload: Workload, objective: Objective, rng: random.Random) -> Ou
         probes[before] = Probe(
             fmean(own.time_s for own in all_of_it), fmean(own.energy_j for own in all_of_it), len(all_of_it)
         )
-        chosen = search.best(probes, current=before)[0]
+        chosen = search(workload, objective, full_speed, probes).best(current=before)
         if chosen == before:
             break
     return outcome(workload, objective, chosen or workload.full_speed, probes)
+
+
+def search(
+    workload: Workload, objective: Objective, full_speed: Probe, probes: Mapping[Setting, Probe]
+) -> SettingSearch:
+    """Return the search after what was measured."""
+    points = {
+        setting: MeasuredPoint(
+            own.time_s / full_speed.time_s,
+            own.energy_j / full_speed.energy_j,
+            StandardErrors(*(error / math.sqrt(own.num_measurements) for error in ERRORS)),
+        )
+        for setting, own in probes.items()
+    }
+    settings = tuple(Setting(lever, level) for lever, levels in workload.levels.items() for level in levels)
+    loop = LoopAtFullSpeed(full_speed.energy_j / full_speed.time_s, workload.max_power_w, 1.0)
+    known = possible_curves(settings, loop).given(points, full_speed=ERRORS)
+
+    def cost(times: FloatArray, energies: FloatArray) -> FloatArray:
+        return objective.costs(times * full_speed.time_s, energies * full_speed.energy_j)
+
+    return SettingSearch(known, cost, tuple(points))
 
 
 def run_zeus(workload: Workload, objective: Objective, rng: random.Random) -> Outcome:
@@ -211,9 +244,7 @@ def outcome(
 
 def noisy(probe: Probe, rng: random.Random) -> Probe:
     """Return a measurement."""
-    return Probe(
-        probe.time_s * (1 + rng.gauss(0, TIME_NOISE_RATIO)), probe.energy_j * (1 + rng.gauss(0, ENERGY_NOISE_RATIO))
-    )
+    return Probe(probe.time_s * (1 + rng.gauss(0, ERRORS.time)), probe.energy_j * (1 + rng.gauss(0, ERRORS.energy)))
 
 
 def public_workloads() -> list[Workload]:

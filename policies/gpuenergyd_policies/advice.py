@@ -1,50 +1,38 @@
 """Advice on the permitted slowdown: what a plain training loop would save if it were permitted more.
 
-At full speed the advice is a range, that of all curves that are possible. Once the job has measured other clocks or
-power limits, it is what the curves near the measurements agree on.
-Policies measure some for a few iterations, also for a loop that permits no slowdown (`advice_trials`).
+Of each possible curve (`setting_curves`) it is the saving of the setting that the policy would choose. At full speed
+that is a wide range; once the job has measured other clocks or power limits, it is what the curves that are left agree
+on. Policies measure some for a few iterations, also for a loop that permits no slowdown (`setting_plans`).
 """
 
-import math
 from dataclasses import replace
-from itertools import pairwise
-from statistics import fmean, median
 
-from gpuenergyd.core.measurement.observation import IterationObservation
-from gpuenergyd.core.measurement.robust import robust_sigma
-from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
-from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, SavingAdvice
-from gpuenergyd.core.policy_api.policy import JobView, Lever
-from gpuenergyd_policies.loop_curves import Cost, LoopAtFullSpeed, MeasuredPoint, Steps, possible_curves, weighed
-from gpuenergyd_policies.uniform_probe import Setting, setting_measurements
+import numpy as np
 
-ADVISED_SLOWDOWNS = (0.01, 0.02, 0.05)
+from gpuenergyd.core.pipeline.plan import ClockPlan, SavingAdvice
+from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd_policies.setting_curves import Cost
+from gpuenergyd_policies.setting_measurements import curves_of, measured_points, standard_errors
+from gpuenergyd_policies.setting_search import ADVISED_SLOWDOWNS, can_be_advised
+from gpuenergyd_policies.uniform_settings import settings_of
+
 ADVISED_EVERY_AT_FIRST, ADVISED_EVERY = 4, 64
 """Iterations between two pieces of advice, since each takes milliseconds; the daemon keeps the last one."""
-_LEAST_TIME_ERROR, _LEAST_ENERGY_ERROR = 0.001, 0.003
-"""Standard errors of a measured setting that repetition does not show: temperature, other programs."""
-_LEAST_FOR_SCATTER = 3
 MEASURED_UP_TO = 0.9
 """Advice is measured up to a slowdown of which a slower setting, or one nearly as slow, was measured."""
-_STEPS_NEAR_TOP = 10
-_MOST_WAITING = 0.9
-_LIMIT_STEP_RATIO = 0.01
-"""Time between two power limits that are tried, typically."""
-
-
-def can_be_advised(view: JobView) -> bool:
-    """Return whether a job is a loop whose saving by more slowdown the options would claim.
-
-    Data-parallel ranks without phases are not planned together, so that no option would claim anything.
-    """
-    is_loop = view.is_plain_loop or view.schedule.name == LOOP_SCHEDULE
-    return is_loop and not (view.is_plain_loop and view.num_dp_ranks > 1) and view.baseline.energy_j is not None
+_LATE_SIGMAS = 1.5
+"""Scatters of iteration times by which a setting may be slower and still be taken for fast enough, at most."""
+_ENDS = (0.05, 0.5, 0.95)
+"""Quantiles of the saving that advice gives: its 90 % interval, with the median between."""
 
 
 def can_advise(view: JobView) -> bool:
     """Return whether a job can be advised, and it is time to say so."""
-    if not can_be_advised(view):
-        return False
+    return can_be_advised(view) and is_time_to_review(view)
+
+
+def is_time_to_review(view: JobView) -> bool:
+    """Return whether advice, and a setting that was chosen, are reviewed after this iteration."""
     last_index = view.observations[-1].iteration_index if view.observations else 0
     return last_index % (ADVISED_EVERY if last_index > ADVISED_EVERY else ADVISED_EVERY_AT_FIRST) == 0
 
@@ -61,71 +49,19 @@ def with_advice(view: JobView, plan: ClockPlan, *, cost: Cost | None = None) -> 
     """
     if not can_advise(view) or not (view.can_set_clocks or view.can_set_power_limits):
         return plan
-    points = _measured_points(view)
-    curves = weighed(possible_curves(_at_full_speed(view)), points)
-    slowest = max((own.slowdown_ratio for own in points), default=0.0)
-    # Once for this full speed, and once for the one that the later saving will be measured against.
-    energy_error = math.sqrt(2) * math.hypot(_LEAST_ENERGY_ERROR, _scatter_ratio(view))
-    steps = _steps(view)
+    settings = settings_of(view, with_limits=cost is not None)
+    if not settings:
+        return plan
+    points = measured_points(view, settings)
+    slowest_ratio = max((own.time_ratio - 1 for own in points.values()), default=0.0)
+    curves = curves_of(view, settings, points)
+    random, num_curves = np.random.default_rng(len(points)), len(curves.logs)
+    late_ratio = _LATE_SIGMAS * view.baseline.iteration_sigma_s / view.baseline.iteration_time_s
+    error_of_later_saving = standard_errors(view, view.baseline.num_iterations).energy
     found = []
     for ratio in advised_slowdowns(view):
-        own = curves.saving(ratio, steps=steps, energy_error=energy_error, cost=cost)
-        is_measured = slowest >= MEASURED_UP_TO * ratio
-        found.append(SavingAdvice(ratio, own.median, own.low, own.high, is_measured=is_measured))
+        saved = curves.savings(ratio + late_ratio * random.uniform(0, 1, num_curves), cost)
+        saved += error_of_later_saving * random.standard_normal(num_curves)
+        low, middle, high = map(float, np.quantile(saved, _ENDS))
+        found.append(SavingAdvice(ratio, middle, low, high, is_measured=slowest_ratio >= MEASURED_UP_TO * ratio))
     return replace(plan, advice=tuple(found))
-
-
-def _at_full_speed(view: JobView) -> LoopAtFullSpeed:
-    baseline, (gpu, *_) = view.baseline, view.gpus
-    assert baseline.energy_j is not None
-    power_w = baseline.energy_j / baseline.iteration_time_s / gpu.num_gpus
-    limit_w = gpu.power_limit_range_w[1] if gpu.power_limit_range_w is not None else None
-    waits = [_waiting_s(seen) / seen.own_time_s for seen in view.observations if seen.is_regular and seen.is_timed]
-    return LoopAtFullSpeed(power_w, limit_w, 1 - min(median(waits), _MOST_WAITING) if waits else 1.0)
-
-
-def _waiting_s(seen: IterationObservation) -> float:
-    return sum(sample.time_s * sample.count for sample in seen.instruction_samples if sample.kind.is_wait)
-
-
-def _steps(view: JobView) -> Steps:
-    time_sigma = view.baseline.iteration_sigma_s / view.baseline.iteration_time_s
-    if not view.can_set_clocks:
-        return Steps(time_ratio=_LIMIT_STEP_RATIO, time_sigma=time_sigma)
-    clocks_mhz = view.gpus[0].supported_sm_clocks_mhz[: _STEPS_NEAR_TOP + 1]
-    ratios = [1 - slow / fast for fast, slow in pairwise(clocks_mhz)]
-    return Steps(clock_ratio=fmean(ratios) if ratios else 0.0, time_sigma=time_sigma)
-
-
-def _measured_points(view: JobView) -> list[MeasuredPoint]:
-    """Return the settings that were measured."""
-    baseline_s, baseline_j = view.baseline.iteration_time_s, view.baseline.energy_j
-    assert baseline_j is not None
-    energy_sigma = _scatter_ratio(view) * math.sqrt(max(1, view.baseline.num_iterations))
-    time_sigma = view.baseline.iteration_sigma_s / baseline_s
-    points = []
-    top_mhz = view.gpus[0].supported_sm_clocks_mhz[0]
-    for setting, seen in setting_measurements(view).items():
-        if seen.energy_j is not None and setting != Setting(Lever.CLOCKS, top_mhz):
-            errors = _errors(time_sigma, energy_sigma, seen.num_iterations)
-            slowdown = seen.median_time_s / baseline_s - 1
-            points.append(MeasuredPoint(slowdown, seen.energy_j / baseline_j, *errors))
-    return points
-
-
-def _errors(time_sigma: float, energy_sigma: float, num_iterations: int) -> tuple[float, float]:
-    """Return the standard errors of the medians over iterations."""
-    root = math.sqrt(num_iterations)
-    return math.hypot(_LEAST_TIME_ERROR, time_sigma / root), math.hypot(_LEAST_ENERGY_ERROR, energy_sigma / root)
-
-
-def _scatter_ratio(view: JobView) -> float:
-    """Return the standard error of the median energy at full speed, relative to it."""
-    tuned = {plan.plan_id for plan in view.issued_plans if plan.purpose is not PlanPurpose.BASELINE}
-    seen = [o.energy_j for o in view.observations if o.is_regular and o.plan_id not in tuned]
-    energies_j = [energy_j for energy_j in seen if energy_j is not None]
-    if len(energies_j) < _LEAST_FOR_SCATTER:
-        return 0.0
-    middle = median(energies_j)
-    sigma = robust_sigma(abs(energy_j - middle) for energy_j in energies_j)
-    return sigma / middle / math.sqrt(len(energies_j))

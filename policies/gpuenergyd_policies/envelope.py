@@ -6,13 +6,15 @@ slower than the target, its clocks are raised; they are never lowered.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from gpuenergyd.core.pipeline.graph import dependency_graph, one_forward_one_backward
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.graph import InstructionClass, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, baseline_plan
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
-from gpuenergyd.core.policy_api.policy import JobView, OfflinePlan, OfflineRequest
+from gpuenergyd.core.policy_api.policy import JobView, Lever, OfflinePlan, OfflineRequest
 from gpuenergyd.errors import TargetError, UsageError
 from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_speed
 from gpuenergyd_policies.observed_pipeline import observed_graph
@@ -29,7 +31,10 @@ from gpuenergyd_policies.planning.envpipe import (
 from gpuenergyd_policies.planning.inflight import requested_caps
 from gpuenergyd_policies.planning.plan_evaluation import baseline, rank_orders, require_plain
 from gpuenergyd_policies.planning.switching.requests import clock_changes
-from gpuenergyd_policies.uniform_probe import ClockMeasurement, clock_measurements, common_clocks_mhz, uniform_plan
+from gpuenergyd_policies.setting_measurements import iterations_by_setting
+from gpuenergyd_policies.uniform_settings import Setting, common_clocks_mhz, setting_plan
+
+_IterationsByClock = Mapping[int, Sequence[IterationObservation]]
 
 LOWEST_CLOCK_RATIO = 0.55
 """Lowest clock measured, as a share of the highest; the published planner uses about the same."""
@@ -49,12 +54,13 @@ class Envelope:
             return baseline_plan(reason="the GPUs of this job have no clock in common")
         if (reason := reason_for_full_speed(view)) is not None:
             return plan_at_full_speed(view, reason)
-        measured = clock_measurements(view)
+        by_setting = iterations_by_setting(view)
+        measured = {setting.value: own for setting, own in by_setting.items() if setting.lever is Lever.CLOCKS}
         for mhz in _clocks_to_try(clocks_mhz):
             if mhz not in measured:
-                return uniform_plan(
-                    view, mhz, PlanPurpose.PROFILE, policy="envelope", reason=f"measuring {mhz} MHz on all GPUs"
-                )
+                setting = Setting(Lever.CLOCKS, mhz)
+                reason = f"measuring {setting} on all GPUs"
+                return setting_plan(view, setting, PlanPurpose.PROFILE, policy="envelope", reason=reason)
         valleys_mhz = _measured_valleys(measured, len(view.gpus))
         if valleys_mhz is None:
             return baseline_plan(reason="no clock of least energy is known: no energy was measured")
@@ -71,11 +77,16 @@ def _clocks_to_try(clocks_mhz: Sequence[int]) -> list[int]:
     return [clocks_mhz[0], *coarse]
 
 
-def _measured_valleys(measured: Mapping[int, ClockMeasurement], num_ranks: int) -> tuple[int, ...] | None:
+def _measured_valleys(measured: _IterationsByClock, num_ranks: int) -> tuple[int, ...] | None:
+    """Return the clock of least energy of each rank; None if there is a rank without energies."""
     result = []
     for rank in range(num_ranks):
-        energies = [(trial.rank_energies_j[rank], mhz) for mhz, trial in measured.items()]
-        known = [(energy_j, mhz) for energy_j, mhz in energies if energy_j is not None]
+        known = []
+        for mhz, iterations in measured.items():
+            own = [energy for seen in iterations for energy in seen.ranks if energy.pp_rank == rank]
+            energies_j = [energy.energy_j for energy in own if energy.energy_j is not None]
+            if energies_j:
+                known.append((median(energies_j), mhz))
         if not known:
             return None
         result.append(min(known)[1])
@@ -83,7 +94,7 @@ def _measured_valleys(measured: Mapping[int, ClockMeasurement], num_ranks: int) 
 
 
 def _tuned_plan(
-    view: JobView, measured: Mapping[int, ClockMeasurement], valleys_mhz: Sequence[int], clocks_mhz: Sequence[int]
+    view: JobView, measured: _IterationsByClock, valleys_mhz: Sequence[int], clocks_mhz: Sequence[int]
 ) -> ClockPlan:
     tuned = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED]
     num_issued = view.num_issued(PlanPurpose.TUNED)
@@ -120,22 +131,30 @@ def _tuned_plan(
     )
 
 
-def _time_profile(measured: Mapping[int, ClockMeasurement], clocks_mhz: Sequence[int]) -> PipelineProfile:
+def _time_profile(measured: _IterationsByClock, clocks_mhz: Sequence[int]) -> PipelineProfile:
     """Return times at every clock down to the lowest measured, linearly interpolated; energies are zero."""
+    options: dict[InstructionClass, list[ClockOption]] = defaultdict(list)
+    for mhz in sorted(measured, reverse=True):
+        for key, time_s in _times_at(mhz, measured[mhz]).items():
+            options[key].append(ClockOption(mhz, time_s, 0.0))
     classes = {}
-    for key in {key for trial in measured.values() for key in trial.times_s}:
-        known = InstructionProfile(
-            tuple(
-                ClockOption(mhz, measured[mhz].times_s[key], 0.0)
-                for mhz in sorted(measured, reverse=True)
-                if key in measured[mhz].times_s
-            )
-        )
+    for key, own in options.items():
+        known = InstructionProfile(tuple(own))
         lowest_mhz = known.options[-1].sm_clock_mhz
         classes[key] = InstructionProfile(
             tuple(ClockOption(mhz, known.interpolated(mhz).time_s, 0.0) for mhz in clocks_mhz if mhz >= lowest_mhz)
         )
     return PipelineProfile(classes, blocking_power_w=0.0)
+
+
+def _times_at(sm_clock_mhz: int, iterations: Sequence[IterationObservation]) -> dict[InstructionClass, float]:
+    """Return the median times of the instructions that ran at a clock."""
+    times_s: dict[InstructionClass, list[float]] = defaultdict(list)
+    for seen in iterations:
+        for sample in seen.instruction_samples:
+            if sample.main_share.sm_clock_mhz == sm_clock_mhz:
+                times_s[sample.instruction_class].append(sample.time_s)
+    return {key: median(known) for key, known in times_s.items()}
 
 
 def plan_offline(request: OfflineRequest) -> OfflinePlan:

@@ -9,6 +9,7 @@ from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.advice import with_advice
 from gpuenergyd_policies.planning.plan_evaluation import baseline, unproven_plan
+from gpuenergyd_policies.setting_curves import Cost
 
 
 class FullSpeed:
@@ -42,11 +43,14 @@ def permits_no_slowdown(view: JobView) -> bool:
     return view.target.iteration_time_s(view.baseline.iteration_time_s) <= view.baseline.iteration_time_s
 
 
-def plan_at_full_speed(view: JobView, reason: str) -> ClockPlan:
-    """Return a plan that leaves all clocks alone; the last plan, with the reason, if that one does already."""
+def plan_at_full_speed(view: JobView, reason: str, *, cost: Cost | None = None) -> ClockPlan:
+    """Return a plan that leaves all clocks alone; the last plan, with the reason, if that one does already.
+
+    It has advice where there is any, by the `cost` that the policy minimizes.
+    """
     last = view.issued_plans[-1] if view.issued_plans else baseline_plan()
     plan_id = view.plan_id(f"full-speed-after-{view.num_issued()}") if last.ranks else last.plan_id
-    return with_advice(view, baseline_plan(plan_id, reason=reason))
+    return with_advice(view, baseline_plan(plan_id, reason=reason), cost=cost)
 
 
 def plan_offline(request: OfflineRequest) -> OfflinePlan:

@@ -39,12 +39,6 @@ class Objective:
             return np.asarray(energies_j * times_s**self.delay_exponent, dtype=np.float64)
         return np.asarray(self.eta * energies_j + (1 - self.eta) * self.max_power_w * times_s, dtype=np.float64)
 
-    def elasticities(self, time_s: float, energy_j: float) -> tuple[float, float]:
-        """Return the relative change of the cost per relative change of time, at the same power, and of power."""
-        if self.delay_exponent is not None:
-            return 1 + self.delay_exponent, 1.0
-        return 1.0, self.eta * energy_j / max(self.cost(time_s, energy_j), 1e-300)
-
     def __str__(self) -> str:
         """Return the cost as a formula."""
         if self.delay_exponent is not None:

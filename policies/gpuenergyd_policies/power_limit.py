@@ -8,7 +8,8 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.policy_api.policy import JobView, Lever
 from gpuenergyd.errors import UsageError
 from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_speed
-from gpuenergyd_policies.uniform_probe import Setting, lever_measurements, setting_plan
+from gpuenergyd_policies.setting_measurements import setting_measurements
+from gpuenergyd_policies.uniform_settings import Setting, setting_plan
 
 _MAX_W = 5000
 
@@ -45,10 +46,10 @@ class EqualPowerLimit:
         if (reason := reason_for_full_speed(view)) is not None:
             return plan_at_full_speed(view, reason)
         target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
-        measured = lever_measurements(view, Lever.POWER_LIMITS).get(limit_w)
-        if measured is not None and measured.iteration_time_s > target_s:
-            too_slow = f"a limit of {limit_w} W takes {measured.iteration_time_s:.6g} s; target {target_s:.6g} s"
+        setting = Setting(Lever.POWER_LIMITS, limit_w)
+        measured = setting_measurements(view).get(setting)
+        if measured is not None and measured.fastest_time_s > target_s:
+            too_slow = f"a limit of {limit_w} W takes {measured.fastest_time_s:.6g} s; target {target_s:.6g} s"
             return plan_at_full_speed(view, too_slow)
         reason = f"a limit of {limit_w} W on each GPU, as given"
-        setting = Setting(Lever.POWER_LIMITS, limit_w)
         return setting_plan(view, setting, PlanPurpose.TUNED, policy="power-limit", reason=reason)

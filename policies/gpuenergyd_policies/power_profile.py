@@ -18,7 +18,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.policy_api.policy import JobView, Lever
 from gpuenergyd.errors import UsageError
 from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_speed
-from gpuenergyd_policies.uniform_probe import Setting, setting_of, setting_plan
+from gpuenergyd_policies.uniform_settings import Setting, setting_of, setting_plan
 
 _MAX_NUMBER = 254
 _UNDECIDED_ITERATIONS = 64

@@ -7,9 +7,9 @@ from gpuenergyd.core.job.result_text import advice_text
 from gpuenergyd.core.pipeline.graph import Instruction, Schedule
 from gpuenergyd.core.pipeline.plan import SavingAdvice
 from gpuenergyd.core.policy_api.policy import ClockPolicy, Lever
-from gpuenergyd_policies.advice import ADVISED_SLOWDOWNS
 from gpuenergyd_policies.cost import Cost
 from gpuenergyd_policies.full_speed import FullSpeed
+from gpuenergyd_policies.setting_search import ADVISED_SLOWDOWNS
 from gpuenergyd_policies.uniform import Uniform
 from tests.support.plain_jobs import MEMORY_SHARES, loop_training, random_gpu_work, random_loop_work
 from tests.support.thorough import thorough

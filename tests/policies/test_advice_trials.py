@@ -6,8 +6,8 @@ from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.outcome import OutcomeKind, find_outcome
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import ClockPolicy, Lever
-from gpuenergyd_policies.advice_trials import MOST_LOST_ITERATIONS
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from gpuenergyd_policies.setting_search import MOST_LOST_ITERATIONS
 from gpuenergyd_policies.uniform import Uniform
 from tests.support.plain_jobs import MEMORY_SHARES, GpuLoopWork, loop_training, random_gpu_work
 from tests.support.thorough import thorough

@@ -1,6 +1,7 @@
 """The cost policy: settings chosen by Zeus's cost and by energy-delay products, under clocks, power limits or both."""
 
 import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -14,11 +15,13 @@ from gpuenergyd.core.policy_api.policy import JobView, Lever
 from gpuenergyd.core.policy_api.testing import job_view
 from gpuenergyd.daemon.processes.plugins import load_policy, policy_options
 from gpuenergyd.errors import UnknownPolicyError, UsageError
+from gpuenergyd_policies.advice import ADVISED_EVERY_AT_FIRST
 from gpuenergyd_policies.cost import Cost
-from gpuenergyd_policies.cost_search import MAX_PROBES, CostSearch, Probe
-from gpuenergyd_policies.objective import Objective, objective_of
+from gpuenergyd_policies.objective import FloatArray, Objective, objective_of
+from gpuenergyd_policies.setting_curves import LoopAtFullSpeed, MeasuredPoint, StandardErrors, possible_curves
+from gpuenergyd_policies.setting_search import MAX_PROBES, SettingSearch
 from gpuenergyd_policies.uniform import Uniform
-from gpuenergyd_policies.uniform_probe import Setting, common_power_limits_w
+from gpuenergyd_policies.uniform_settings import Setting, common_power_limits_w, setting_of
 from tests.support.examples import examples
 
 LOOP = Schedule("loop", 1, ((Instruction(0, InstructionKind.F, 0),),))
@@ -127,6 +130,20 @@ def test_cost_keeps_its_choice_once_it_is_tuned() -> None:
     assert "0.5 * energy + 0.5 * 400 W * time" in plan.reason
 
 
+def test_cost_leaves_a_setting_that_turns_out_too_slow() -> None:
+    loop = _Loop(0.05, CLOCKS_ONLY)
+    plan = loop.run(Cost(eta="1"))
+    loop.plans.append(plan)
+
+    while len(loop.observations) <= 10 * ADVISED_EVERY_AT_FIRST:
+        time_s = 1.1 * _at_clock(1410)[0]
+        energy = RankEnergy(0, time_s, 0.9 * time_s * TOP_POWER_W, ())
+        loop.observations.append(IterationObservation(len(loop.observations), plan.plan_id, time_s, (), (energy,)))
+
+    then = loop.run(Cost(eta="1"))
+    assert setting_of(then) != setting_of(plan)
+
+
 def test_nothing_slower_than_permitted_is_run_without_a_permitted_slowdown() -> None:
     for policy in (Cost(), Uniform(trials="false")):
         loop = _Loop(0.0, BOTH)
@@ -176,26 +193,64 @@ def test_limits_begin_near_the_power_at_full_speed() -> None:
 def test_search_is_nearly_exact_on_smooth_curves(
     exponent: float, memory_ratio: float, static_ratio: float, eta: float
 ) -> None:
-    def at(mhz: int) -> Probe:
+    def at(mhz: int) -> tuple[float, float]:
         time_s = memory_ratio + (1 - memory_ratio) * 1410 / mhz
-        return Probe(time_s, time_s * 400 * (static_ratio + (1 - static_ratio) * (mhz / 1410) ** exponent))
+        return time_s, time_s * 400 * (static_ratio + (1 - static_ratio) * (mhz / 1410) ** exponent)
 
     levels = [mhz for mhz in CLOCKS_MHZ if mhz >= 560]
     objective = Objective(eta, max_power_w=400.0)
-    search = CostSearch(objective, {Lever.CLOCKS: levels}, at(1410))
-    probes: dict[Setting, Probe] = {}
-    while (setting := search.next_setting(probes)) is not None:
-        probes[setting] = at(setting.value)
+    search, probes = _searched(objective, levels, at)
 
-    best, _ = search.best(probes)
-    cost = objective.cost(*_pair(at(best.value if best else 1410)))
-    least = min(objective.cost(*_pair(at(mhz))) for mhz in levels)
+    best = search.best()
+    cost = objective.cost(*at(best.value if best else 1410))
+    least = min(objective.cost(*at(mhz)) for mhz in levels)
     assert len(probes) <= MAX_PROBES
     assert cost <= least * 1.01
 
 
-def _pair(probe: Probe) -> tuple[float, float]:
-    return probe.time_s, probe.energy_j
+def _clocks(probes: Iterable[int]) -> tuple[Setting, ...]:
+    return tuple(Setting(Lever.CLOCKS, mhz) for mhz in probes)
+
+
+def _search(
+    objective: Objective,
+    levels: Iterable[int],
+    full_speed: tuple[float, float],
+    probes: Mapping[int, tuple[float, float]],
+    *,
+    longest_ratio: float = math.inf,
+    errors: tuple[float, float] = (0.003, 0.01),
+) -> SettingSearch:
+    """Return the search after clocks were measured, by their times and energies."""
+    time_s, energy_j = full_speed
+    points = {
+        Setting(Lever.CLOCKS, mhz): MeasuredPoint(own_s / time_s, own_j / energy_j, StandardErrors(*errors))
+        for mhz, (own_s, own_j) in probes.items()
+    }
+    curves = possible_curves(_clocks(levels), LoopAtFullSpeed(energy_j / time_s, None, 1.0))
+
+    def cost(times: FloatArray, energies: FloatArray) -> FloatArray:
+        return objective.costs(times * time_s, energies * energy_j)
+
+    permitted = [setting for setting, own in points.items() if own.time_ratio <= longest_ratio]
+    return SettingSearch(curves.given(points, full_speed=StandardErrors(*errors)), cost, permitted, longest_ratio)
+
+
+def _searched(
+    objective: Objective,
+    levels: list[int],
+    at: Callable[[int], tuple[float, float]],
+    *,
+    longest_ratio: float = math.inf,
+) -> tuple[SettingSearch, dict[int, tuple[float, float]]]:
+    """Return the search when measuring is complete, and the time and energy of each clock that it measured."""
+    probes: dict[int, tuple[float, float]] = {}
+    while True:
+        search = _search(objective, levels, at(levels[0]), probes, longest_ratio=longest_ratio)
+        setting = search.next_setting(_clocks(probes))
+        if setting is None:
+            return search, probes
+        probes[setting.value] = at(setting.value)
 
 
 @pytest.mark.parametrize(
@@ -226,37 +281,32 @@ def test_options_follow_the_name_of_a_policy() -> None:
     assert isinstance(load_policy("cost:delay_exponent=2"), Cost)
 
 
-def test_the_cost_of_zeus_and_its_elasticities() -> None:
+def test_the_cost_of_zeus() -> None:
     objective = Objective(0.25, max_power_w=300.0)
 
     assert objective.cost(2.0, 100.0) == 0.25 * 100 + 0.75 * 300 * 2
-    by_time, by_power = objective.elasticities(2.0, 100.0)
-    assert by_time == 1.0
-    assert math.isclose(by_power, 25 / 475)
     assert Objective(delay_exponent=2.0).cost(2.0, 100.0) == 400.0
-    assert Objective(delay_exponent=2.0).elasticities(2.0, 100.0) == (3.0, 1.0)
 
 
 def test_a_plan_in_force_is_kept_for_small_differences_of_cost() -> None:
-    levels = {Lever.CLOCKS: [1410, 1200, 1185]}
-    search = CostSearch(Objective(1.0), levels, Probe(1.0, 100.0))
-    near, nearer = Setting(Lever.CLOCKS, 1200), Setting(Lever.CLOCKS, 1185)
-    probes = {near: Probe(1.1, 80.02, 8.0), nearer: Probe(1.11, 80.0, 8.0)}
+    near, nearer = _clocks([1200, 1185])
 
-    assert search.best(probes, current=near)[0] == near
-    assert search.best(probes, current=nearer)[0] == nearer
-    assert search.best({**probes, nearer: Probe(1.11, 76.0, 8.0)}, current=near)[0] == nearer
+    def best(energy_j: float, current: Setting) -> Setting | None:
+        probes = {1200: (1.1, 80.02), 1185: (1.11, energy_j)}
+        search = _search(Objective(1.0), [1410, 1200, 1185], (1.0, 100.0), probes, errors=(0.00001, 0.0001))
+        return search.best(current=current)
+
+    assert best(80.0, near) == near
+    assert best(80.0, nearer) == nearer
+    assert best(76.0, near) == nearer
 
 
 @given(st.floats(0.0, 0.6), st.floats(0.02, 0.3))
 @settings(max_examples=examples(40), deadline=None)
 def test_no_setting_is_measured_that_must_be_far_too_slow(memory_ratio: float, permitted: float) -> None:
-    loop_levels = [mhz for mhz in CLOCKS_MHZ if mhz >= 570]
-    full = Probe(*_at_clock(1410, memory_ratio))
-    search = CostSearch(Objective(1.0), {Lever.CLOCKS: loop_levels}, full, longest_s=(1 + permitted) * full.time_s)
-    probes: dict[Setting, Probe] = {}
-    while (setting := search.next_setting(probes)) is not None:
-        probes[setting] = Probe(*_at_clock(setting.value, memory_ratio))
+    levels = [mhz for mhz in CLOCKS_MHZ if mhz >= 570]
 
-    slowest = max(own.time_s for own in probes.values()) / full.time_s
+    _, probes = _searched(Objective(1.0), levels, lambda mhz: _at_clock(mhz, memory_ratio), longest_ratio=1 + permitted)
+
+    slowest = max((time_s for time_s, _ in probes.values()), default=0.0) / _at_clock(1410, memory_ratio)[0]
     assert slowest <= 1 + 4 * permitted

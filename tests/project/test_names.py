@@ -62,7 +62,7 @@ REPLACED_NAMES = {
     "term": "plan_window",
     "term_giver": "PlanWindowGrantor",
     "term_keeper": "PlanWindowFollower",
-    "trials": "uniform_probe",
+    "trials": "uniform_settings",
     "worth": "timing_value",
 }
 """Whole names of modules, classes and functions with their replacements."""

@@ -41,7 +41,7 @@ class LoopWork:
 
 
 def random_loop_work(seed: int, compute_shares: tuple[float, float] = (0.7, 1.0)) -> LoopWork:
-    """Return the work of one job; ranges are those of published fits, see `assumed_curves`."""
+    """Return the work of one job; ranges are those of published fits, see `setting_curves`."""
     rng = random.Random(seed)
     return LoopWork(
         time_at_top_s=rng.uniform(0.2, 0.6),

@@ -10,7 +10,6 @@ from functools import cached_property
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.count_text import count_text
-from gpuenergyd_policies.advice_trials import plan_without_slowdown
 from gpuenergyd_policies.bubble_aware.model import FittedJob
 from gpuenergyd_policies.bubble_aware.order_choice import SplitShares, plan_in_order
 from gpuenergyd_policies.bubble_aware.outcome import PlanOutcome
@@ -20,6 +19,7 @@ from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.full_speed import reason_for_full_speed
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
 from gpuenergyd_policies.predicted_savings import cheapest_clocks, predicted_plan
+from gpuenergyd_policies.setting_plans import plan_without_slowdown
 
 
 class Situation:

@@ -20,7 +20,6 @@ from gpuenergyd_policies.advice import (
     ADVISED_EVERY,
     ADVISED_EVERY_AT_FIRST,
     advised_slowdowns,
-    can_be_advised,
     with_advice,
 )
 from gpuenergyd_policies.bubble_aware.figures import Figure
@@ -28,12 +27,12 @@ from gpuenergyd_policies.bubble_aware.model import FittedJob
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.problem import Effort
+from gpuenergyd_policies.setting_measurements import LEAST_ENERGY_ERROR
+from gpuenergyd_policies.setting_search import can_be_advised
 
 _LEAST_MEASURED = 6
 """Iterations of the plan in force before there is advice."""
 _NUM_DRAWS = 16
-_LEAST_ERROR_RATIO = 0.003
-"""Standard error of a measured energy that repetition does not show."""
 _ERROR_OF_ADDED = 0.1
 """Standard error of what a further slowdown adds, as a share of it: plans switch clocks late, and keep caution."""
 _INTERVAL_AT_SIGMA = 1.645
@@ -66,7 +65,7 @@ def _advice(
     assert baseline_j is not None
     energies_j = [o.energy_j for o in measured if o.energy_j is not None]
     saving = 1 - median(energies_j) / baseline_j
-    error = math.hypot(_LEAST_ERROR_RATIO, pstdev(energies_j) / baseline_j / math.sqrt(len(energies_j)))
+    error = math.hypot(LEAST_ENERGY_ERROR, pstdev(energies_j) / baseline_j / math.sqrt(len(energies_j)))
     caution_ratio = plan.figure(Figure.CAUTION) or 0.0
     graph, permitted_ratio = dependency_graph(view.schedule), view.target.max_slowdown_ratio
     at_present_j = [_least_energy_j(view, graph, own, permitted_ratio - caution_ratio) for own in profiles]

@@ -1,0 +1,152 @@
+"""What a job has measured of settings that are the same on all its GPUs, also relative to full speed.
+
+Nothing is kept between calls: plans and iterations of the view say which settings were measured, and with what result.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.measurement.robust import robust_sigma
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
+from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd_policies.setting_curves import Curves, LoopAtFullSpeed, MeasuredPoint, StandardErrors, possible_curves
+from gpuenergyd_policies.uniform_settings import Setting, setting_of
+
+ITERATIONS_PER_SETTING = 2
+"""Undisturbed iterations that a measurement of one setting needs."""
+LEAST_TIME_ERROR, LEAST_ENERGY_ERROR = 0.001, 0.003
+"""Standard errors of a measured setting that repetition does not show: temperature, other programs."""
+_LEAST_FOR_SCATTER = 3
+"""Iterations at full speed from which their scatter is known."""
+_LEAST_WORKING_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class SettingMeasurement:
+    """Time and energy of the undisturbed iterations at one setting."""
+
+    fastest_time_s: float
+    """Time of the fastest iteration: a disturbance only makes an iteration longer."""
+    median_time_s: float
+    """Median time of an iteration, as baselines have it."""
+    energy_j: float | None
+    """Median energy of an iteration; None if it was not measured."""
+    num_iterations: int
+
+
+def iterations_by_setting(view: JobView) -> dict[Setting, list[IterationObservation]]:
+    """Return the undisturbed iterations at each setting that has enough of them."""
+    settings = {plan.plan_id: setting for plan in view.issued_plans if (setting := setting_of(plan)) is not None}
+    found: dict[Setting, list[IterationObservation]] = {}
+    for seen in view.observations:
+        if seen.is_regular and seen.plan_id in settings:
+            found.setdefault(settings[seen.plan_id], []).append(seen)
+    return {setting: own for setting, own in found.items() if len(own) >= ITERATIONS_PER_SETTING}
+
+
+def setting_measurements(view: JobView) -> dict[Setting, SettingMeasurement]:
+    """Return the measurements of all settings with enough undisturbed iterations."""
+    return {setting: _measurement(own) for setting, own in iterations_by_setting(view).items()}
+
+
+def _measurement(iterations: Collection[IterationObservation]) -> SettingMeasurement:
+    times_s = [seen.own_time_s for seen in iterations]
+    energies_j = [seen.energy_j for seen in iterations if seen.energy_j is not None]
+    return SettingMeasurement(min(times_s), median(times_s), median(energies_j) if energies_j else None, len(times_s))
+
+
+def setting_being_measured(view: JobView) -> Setting | None:
+    """Return the setting of the last plan, if that is a measurement with too few iterations so far."""
+    last = view.issued_plans[-1] if view.issued_plans else None
+    setting = setting_of(last) if last is not None and last.purpose is PlanPurpose.PROFILE else None
+    return None if setting in iterations_by_setting(view) else setting
+
+
+def profiled_settings(view: JobView) -> set[Setting]:
+    """Return the settings that plans have measured since profiling began."""
+    plans = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.PROFILE and is_current(view, plan)]
+    return {setting for plan in plans if (setting := setting_of(plan)) is not None}
+
+
+def is_current(view: JobView, plan: ClockPlan) -> bool:
+    """Return whether a plan is one of those since profiling began."""
+    return view.plan_id(plan.plan_id.partition("@")[0]) == plan.plan_id
+
+
+def lost_iterations(view: JobView) -> float:
+    """Return the time that measurements of settings have lost, in iterations at full speed."""
+    measuring = {plan.plan_id for plan in view.issued_plans if plan.purpose is PlanPurpose.PROFILE}
+    lost = (o.own_time_s / view.baseline.iteration_time_s - 1 for o in view.observations if o.plan_id in measuring)
+    return sum(max(0.0, own) for own in lost)
+
+
+def is_full_speed(setting: Setting, settings: Collection[Setting]) -> bool:
+    """Return whether this is the highest setting of its lever."""
+    return setting == next(own for own in settings if own.lever is setting.lever)
+
+
+def energy_at_full_speed(view: JobView, settings: Collection[Setting]) -> float | None:
+    """Return the energy of the baseline; a short one may have none, which is then measured as a setting."""
+    if view.baseline.energy_j is not None:
+        return view.baseline.energy_j
+    tops = [setting for setting in settings if is_full_speed(setting, settings)]
+    measured = setting_measurements(view)
+    energies_j = (measured[top].energy_j for top in tops if top in measured)
+    return next((energy_j for energy_j in energies_j if energy_j is not None), None)
+
+
+def measured_points(
+    view: JobView, settings: Collection[Setting], *, by_fastest: bool = False
+) -> dict[Setting, MeasuredPoint]:
+    """Return the settings slower than full speed that were measured, relative to full speed.
+
+    Times are medians or, `by_fastest`, those of the fastest iterations.
+    """
+    baseline_s, baseline_j = view.baseline.iteration_time_s, energy_at_full_speed(view, settings)
+    points = {}
+    for setting, seen in setting_measurements(view).items():
+        if setting in settings and not is_full_speed(setting, settings) and seen.energy_j and baseline_j:
+            time_s = seen.fastest_time_s if by_fastest else seen.median_time_s
+            errors = standard_errors(view, seen.num_iterations)
+            points[setting] = MeasuredPoint(time_s / baseline_s, seen.energy_j / baseline_j, errors)
+    return points
+
+
+def standard_errors(view: JobView, num_iterations: int) -> StandardErrors:
+    """Return those of the median time and energy of so many iterations, by the scatter of all at full speed."""
+    planned = {plan.plan_id for plan in view.issued_plans if plan.purpose is not PlanPurpose.BASELINE}
+    full_speed = [seen for seen in view.observations if seen.is_regular and seen.plan_id not in planned]
+    baseline_sigma = view.baseline.iteration_sigma_s / view.baseline.iteration_time_s
+    time_sigma = max(baseline_sigma, _relative_sigma([seen.own_time_s for seen in full_speed]))
+    energy_sigma = _relative_sigma([seen.energy_j for seen in full_speed if seen.energy_j is not None])
+    root = math.sqrt(max(1, num_iterations))
+    return StandardErrors(
+        math.hypot(LEAST_TIME_ERROR, time_sigma / root), math.hypot(LEAST_ENERGY_ERROR, energy_sigma / root)
+    )
+
+
+def _relative_sigma(values: Sequence[float]) -> float:
+    """Return the standard deviation relative to the median; 0 if the values are too few to tell."""
+    if len(values) < _LEAST_FOR_SCATTER:
+        return 0.0
+    middle = median(values)
+    return robust_sigma(abs(value - middle) for value in values) / middle
+
+
+def curves_of(view: JobView, settings: tuple[Setting, ...], points: Mapping[Setting, MeasuredPoint]) -> Curves:
+    """Return the curves that are possible after what was measured; the energy at full speed must be known."""
+    energy_j = energy_at_full_speed(view, settings)
+    assert energy_j is not None
+    power_w = energy_j / view.baseline.iteration_time_s / sum(gpu.num_gpus for gpu in view.gpus)
+    range_w = view.gpus[0].power_limit_range_w
+    waits = [_waiting_s(seen) / seen.own_time_s for seen in view.observations if seen.is_regular and seen.is_timed]
+    working_share = max(_LEAST_WORKING_SHARE, 1 - median(waits)) if waits else 1.0
+    loop = LoopAtFullSpeed(power_w, None if range_w is None else range_w[1], working_share)
+    return possible_curves(settings, loop).given(points, full_speed=standard_errors(view, view.baseline.num_iterations))
+
+
+def _waiting_s(seen: IterationObservation) -> float:
+    return sum(sample.time_s * sample.count for sample in seen.instruction_samples if sample.kind.is_wait)
