@@ -18,7 +18,7 @@ from gpuenergyd.core.pipeline.graph import (
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j, makespan_s
 from gpuenergyd.core.policy_api.policy import FrontierPoint
-from gpuenergyd_policies.planning.averaging import LONG, QUICK_STEPS, AveragedPrices
+from gpuenergyd_policies.planning.averaging import QUICK_STEPS
 from gpuenergyd_policies.planning.discrete.rounding import RoundedPlan
 from gpuenergyd_policies.planning.exact.sweep import Sweep
 from gpuenergyd_policies.planning.exact.tables import FloatArray
@@ -50,8 +50,6 @@ ROUGH_TOLERANCE = 1e-2
 """Thinning tolerance of the first sweep, which locates T* roughly."""
 LARGE_POINTS = 16
 """Points of the frontier of a large pipeline."""
-MISFIT_RATIO = 0.02
-"""Gap of a rounded large plan above which the flow of a shorter pipeline is taken to fit badly."""
 NEIGHBOURS = 2
 """Distance, in plans, of the later deadline whose durations are rounded too, since they often round better."""
 
@@ -221,6 +219,31 @@ def solved_plan(
     plan = problem.best_rounding(durations, wanted_s, forced=forced, effort=effort)
     if effort is not Effort.QUICK:
         plan = problem.improved(plan, wanted_s, cost_bound_j=bound_j, effort=effort)
+    waiting_w = problem.tables.idle_power_w
+    return _as_solved(
+        problem,
+        plan,
+        lower_bound_j=bound_j + waiting_w * plan.makespan_s if forced else problem.energy_bound_j(sweep, row, wanted_s),
+        deadline_s=wanted_s,
+        fractional_durations_s=tuple(sweep.durations_s[row].tolist()),
+        prices_w=tuple(sweep.prices_w[row].tolist()),
+        price_w=float(sweep.snapshot_prices_w[row]),
+        min_energy_time_s=least_s,
+    )
+
+
+def _as_solved(
+    problem: PlanningProblem | LargePipeline,
+    plan: RoundedPlan,
+    *,
+    lower_bound_j: float,
+    deadline_s: float,
+    fractional_durations_s: tuple[float, ...],
+    prices_w: tuple[float, ...],
+    price_w: float,
+    min_energy_time_s: float,
+) -> SolvedPlan:
+    """Return a rounded plan with its clocks and its energy."""
     tables = problem.tables
     durations_s, energies_j = tables.times_s[plan.options].tolist(), tables.energies_j[plan.options].tolist()
     return SolvedPlan(
@@ -235,15 +258,13 @@ def solved_plan(
             num_ranks=tables.num_ranks,
             blocking_power_w=tables.blocking_power_w,
         ),
-        lower_bound_j=bound_j + tables.idle_power_w * plan.makespan_s
-        if forced
-        else problem.energy_bound_j(sweep, row, wanted_s),
-        deadline_s=wanted_s,
-        fractional_durations_s=tuple(sweep.durations_s[row].tolist()),
-        prices_w=tuple(sweep.prices_w[row].tolist()),
-        price_w=float(sweep.snapshot_prices_w[row]),
+        lower_bound_j=lower_bound_j,
+        deadline_s=deadline_s,
+        fractional_durations_s=fractional_durations_s,
+        prices_w=prices_w,
+        price_w=price_w,
         min_time_s=problem.min_time_s,
-        min_energy_time_s=least_s,
+        min_energy_time_s=min_energy_time_s,
         slowest_time_s=problem.slowest_time_s,
     )
 
@@ -252,12 +273,11 @@ def _solve_large(pipeline: LargePipeline, deadline_s: float, *, forced: bool, ef
     require_possible(deadline_s, pipeline.min_time_s)
     wanted_s = useful_s(deadline_s, pipeline.min_time_s, pipeline.slowest_time_s)
     num_steps = QUICK_STEPS if effort is Effort.QUICK else None
-    found, end_s, plan = _rounded_prices(pipeline, wanted_s, forced=forced, num_steps=num_steps, begins_short=None)
-    is_long = len(pipeline.graph.instructions) >= LONG
-    if is_long and _gap_ratio(pipeline, found, plan, wanted_s, forced=forced) > MISFIT_RATIO:
-        again = _rounded_prices(pipeline, wanted_s, forced=forced, num_steps=num_steps, begins_short=False)
-        if again[0].cost_bound_j > found.cost_bound_j:
-            found, end_s, plan = again
+    found = pipeline.prices(wanted_s, forced=forced, num_steps=num_steps)
+    end_s = wanted_s
+    if not forced and not found.is_limited:
+        end_s = min(wanted_s, pipeline.least_energy_time_s(found))
+    plan = pipeline.rounded(found.durations_s, end_s, forced=forced)
     idle_w = pipeline.tables.idle_power_w
     # A second never has a lower price than waiting, so that the bound holds for plans that end earlier, too.
     lower_bound_j = found.cost_bound_j + idle_w * wanted_s
@@ -267,48 +287,16 @@ def _solve_large(pipeline: LargePipeline, deadline_s: float, *, forced: bool, ef
     excess_j = plan.cost_j - found.cost_bound_j
     if effort is not Effort.QUICK and excess_j > REFINED_GAP * bound_j:
         plan = pipeline.refined(plan, wanted_s, excess_j=excess_j, is_prompt=effort is Effort.PROMPT)
-    tables = pipeline.tables
-    durations_s, energies_j = tables.times_s[plan.options].tolist(), tables.energies_j[plan.options].tolist()
-    return SolvedPlan(
-        sm_clocks_mhz=tuple(tables.sm_clocks_mhz[plan.options].tolist()),
-        durations_s=tuple(durations_s),
-        energies_j=tuple(energies_j),
-        iteration_time_s=plan.makespan_s,
-        energy_j=iteration_energy_j(
-            energies_j=energies_j,
-            durations_s=durations_s,
-            iteration_time_s=plan.makespan_s,
-            num_ranks=tables.num_ranks,
-            blocking_power_w=tables.blocking_power_w,
-        ),
+    return _as_solved(
+        pipeline,
+        plan,
         lower_bound_j=found.cost_bound_j + idle_w * plan.makespan_s if forced else lower_bound_j,
         deadline_s=wanted_s,
         fractional_durations_s=tuple(found.durations_s.tolist()),
         prices_w=tuple(found.prices_w.tolist()),
         price_w=found.price_w,
-        min_time_s=pipeline.min_time_s,
         min_energy_time_s=least_s,
-        slowest_time_s=pipeline.slowest_time_s,
     )
-
-
-def _rounded_prices(
-    pipeline: LargePipeline, deadline_s: float, *, forced: bool, num_steps: int | None, begins_short: bool | None
-) -> tuple[AveragedPrices, float, RoundedPlan]:
-    """Return prices for a deadline, the deadline limited to T*, and the plan that is rounded from them."""
-    found = pipeline.prices(deadline_s, forced=forced, num_steps=num_steps, begins_short=begins_short)
-    if not forced and not found.is_limited:
-        deadline_s = min(deadline_s, pipeline.least_energy_time_s(found))
-    return found, deadline_s, pipeline.rounded(found.durations_s, deadline_s, forced=forced)
-
-
-def _gap_ratio(
-    pipeline: LargePipeline, found: AveragedPrices, plan: RoundedPlan, deadline_s: float, *, forced: bool
-) -> float:
-    """Return how far a rounded plan's energy lies above the bound."""
-    idle_w = pipeline.tables.idle_power_w
-    end_s = deadline_s if forced else plan.makespan_s
-    return (plan.cost_j + idle_w * end_s) / (found.cost_bound_j + idle_w * deadline_s) - 1
 
 
 def _large_frontier(pipeline: LargePipeline, num_points: int) -> Frontier:

@@ -17,7 +17,10 @@ from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError
 from gpuenergyd_policies.planning.frontier import SolvedPlan, solve
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
-from gpuenergyd_policies.planning.orders.search import FINALISTS, MOST_WORK, ranked_shapes
+from gpuenergyd_policies.planning.orders.search import FINALISTS, ranked_shapes
+
+MOST_SHAPES = 100
+"""Shapes that are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,8 @@ def plan_inflight(
     task = OrderTask(
         num_microbatches, profile, deadline_s, tuple(limits), forced, communication_latency_s, keeps_whole=True
     )
-    ranked = ranked_shapes(task, try_whole=True, most_work=MOST_WORK)
+    size = 3 * num_ranks * num_microbatches
+    ranked = ranked_shapes(task, try_whole=True, most_work=MOST_SHAPES * size)
 
     def full(extra: tuple[int, ...]) -> InflightPlan:
         schedule = one_forward_one_backward(num_ranks, num_microbatches, extra)

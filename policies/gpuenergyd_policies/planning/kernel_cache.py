@@ -33,9 +33,8 @@ def compile_kernels() -> None:
     simulate_switching(graph, profile, ((),) * num_stages, latency=latency_s)
     plan_segments(graph, profile, solved, deadline_s=deadline_s, max_segments=2, latency=latency_s)
     flat_plan(graph, profile, solved, search_steps=100)
-    long = dependency_graph(one_forward_one_backward(num_stages, 8 * num_stages))
     CappedProblem(graph, profile).plan(1.5 * num_stages * _OPTIONS[-1].energy_j / _OPTIONS[-1].time_s)
-    LargePipeline.of(long, profile).prices(10 * deadline_s, forced=False, num_steps=1, begins_short=True)
+    LargePipeline.of(graph, profile).prices(deadline_s, forced=False, num_steps=1)
 
 
 def prepare_kernels(announce: Callable[[str], None]) -> str | None:

@@ -62,12 +62,9 @@ class LargePipeline:
             makespan_s(graph, tables.slowest_s.tolist()),
         )
 
-    def prices(
-        self, deadline_s: float, *, forced: bool, num_steps: int | None = None, begins_short: bool | None = None
-    ) -> AveragedPrices:
+    def prices(self, deadline_s: float, *, forced: bool, num_steps: int | None = None) -> AveragedPrices:
         """Return prices for a deadline; with `forced` the time until then passes anyway."""
-        averaging = FlowAveraging(self.graph, self.tables, self.rounder, deadline_s, forced=forced)
-        return averaging.prices(num_steps, begins_short=begins_short)
+        return FlowAveraging(self.graph, self.tables, self.rounder, deadline_s, forced=forced).prices(num_steps)
 
     def rounded(self, durations_s: FloatArray, deadline_s: float, *, forced: bool) -> RoundedPlan:
         """Return the cheapest of four roundings whose makespan is at most the deadline."""

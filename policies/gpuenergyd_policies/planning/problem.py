@@ -14,7 +14,6 @@ from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.discrete.refinement import (
-    FEW_PASSES,
     FULL_PASSES,
     LIGHT_PASSES,
     refine,
@@ -139,8 +138,8 @@ class PlanningProblem:
         if gap <= NARROW_GAP:
             return plan
         is_thorough = gap > WIDE_GAP or self.rounder.num_operations <= SMALL_PIPELINE
-        sizes = FULL_PASSES if is_thorough else LIGHT_PASSES
-        windows = windows_of_passes(self.rounder, FEW_PASSES if effort is Effort.BRIEF else sizes)
+        is_light = effort is Effort.BRIEF or not is_thorough
+        windows = windows_of_passes(self.rounder, LIGHT_PASSES if is_light else FULL_PASSES)
         return refine(self.rounder, self.thinned(WINDOW_TOLERANCE).network, plan, deadline_s, windows)
 
 

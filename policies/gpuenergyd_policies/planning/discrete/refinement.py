@@ -31,7 +31,6 @@ FULL_PASSES = (
     *((BY_MICROBATCH, 256), (BY_MICROBATCH, 128), (BY_MICROBATCH, 64)),
     *((BY_MICROBATCH, 256), (BY_MICROBATCH, 128), (BY_TIME, 96), (BY_TIME, 32)),
 )
-FEW_PASSES = ((BY_MICROBATCH, 256), (BY_MICROBATCH, 128), (BY_TIME, 96))
 LIGHT_PASSES = ((BY_MICROBATCH, 64), (BY_TIME, 96))
 """Passes over the pipeline with half-overlapping windows: how windows are cut, and free operations in each."""
 SEED = 1

@@ -22,15 +22,6 @@ class PricedGraph(NamedTuple):
     slopes: list[float]
 
 
-class TimedGraph(NamedTuple):
-    """A graph with nodes in topological order, predecessors of v at pred[v]:pred[v + 1]."""
-
-    pred: list[int]
-    pred_node: list[int]
-    pred_latency: list[float]
-    epilogue: list[float]
-
-
 class Averages(NamedTuple):
     """Working memory and result by node: price, mean duration, hull vertex, begin, finish, charge of one step."""
 
@@ -40,8 +31,6 @@ class Averages(NamedTuple):
     begin: list[float]
     finish: list[float]
     charge: list[float]
-    edge: list[float]
-    """Flow by edge; without any elements it is not recorded."""
 
 
 @compiled
@@ -65,10 +54,9 @@ def average_flows(  # noqa: C901, PLR0912  one walk forward over the graph, one 
     of it; the tolerance falls with the square root of the steps.
     """
     pred, pred_node, pred_latency, epilogue, first, last, times, slopes = graph
-    price, duration, vertex, begin, finish, charge, edge = averages
+    price, duration, vertex, begin, finish, charge = averages
     n = len(first)
     flow, flow_latency = known
-    num_recorded = len(edge)
     for step in range(steps[0], steps[1]):
         makespan = -1.0
         share = 2.0 / (step + 2.0)
@@ -96,8 +84,6 @@ def average_flows(  # noqa: C901, PLR0912  one walk forward over the graph, one 
             charge[v] = 1.0 - late / near if late < near else 0.0
             weight += charge[v]
         latency = 0.0
-        for e in range(num_recorded):
-            edge[e] *= 1.0 - share
         for v in range(n):
             charge[v] *= charged / weight
             latency += charge[v] * epilogue[v]
@@ -117,44 +103,9 @@ def average_flows(  # noqa: C901, PLR0912  one walk forward over the graph, one 
                     part = own * (1.0 - late / near) / weight
                     charge[pred_node[e]] += part
                     latency += part * pred_latency[e]
-                    if num_recorded > 0:
-                        edge[e] += part
         flow = (1.0 - share) * flow + charged
         flow_latency = (1.0 - share) * flow_latency + latency
     return flow, flow_latency
-
-
-@compiled
-def divide_flow(graph: PricedGraph, weight: list[float], price: list[float]) -> float:
-    """Turn flow that ends at each node, in `price`, into the flow through it, and return its latency.
-
-    The flow of a node divides among its predecessors in proportion to the weights of its edges.
-    """
-    pred, pred_node, pred_latency, _, _, _, _, _ = graph
-    latency = 0.0
-    for v in range(len(pred) - 2, -1, -1):
-        total = 0.0
-        for e in range(pred[v], pred[v + 1]):
-            total += weight[e]
-        for e in range(pred[v], pred[v + 1]):
-            part = price[v] * weight[e] / total
-            price[pred_node[e]] += part
-            latency += part * pred_latency[e]
-    return latency
-
-
-@compiled
-def find_finishes(graph: TimedGraph, durations: list[float], finish: list[float]) -> float:
-    """Compute the earliest finish of every node with these durations, and return the makespan."""
-    pred, pred_node, pred_latency, epilogue = graph
-    makespan = 0.0
-    for v in range(len(pred) - 1):
-        start = 0.0
-        for e in range(pred[v], pred[v + 1]):
-            start = max(start, finish[pred_node[e]] + pred_latency[e])
-        finish[v] = start + durations[v]
-        makespan = max(makespan, finish[v] + epilogue[v])
-    return makespan
 
 
 @compiled

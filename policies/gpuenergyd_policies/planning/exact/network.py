@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph
-from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray, PlanningTables, thinned
+from gpuenergyd_policies.planning.exact.tables import FloatArray, HullChain, IntArray, PlanningTables, under_hull
 
 MICROWATTS = 1e6
 JITTER_TICKS = 17
@@ -47,7 +47,7 @@ class FlowNetwork:
 
 
 def flow_network(graph: DependencyGraph, tables: PlanningTables, *, thin_tolerance: float) -> FlowNetwork:
-    """Return the network of a graph; thinning removes hull vertices worth less than `thin_tolerance` of the energy."""
+    """Return the network of a graph; hulls are approximated to within `thin_tolerance` of the energy."""
     n = len(graph.instructions)
     edges = [(u, v, latency) for v in range(n) for u, latency in graph.predecessors[v]]
     edges += [(n, v, 0.0) for v in range(n) if not graph.predecessors[v]]
@@ -63,14 +63,15 @@ def flow_network(graph: DependencyGraph, tables: PlanningTables, *, thin_toleran
     )
     is_dependency = (tail < n) & (head < n)
     ticks = np.rint(latency_s / tick_s).astype(np.int64)
-    ticks += np.where(is_dependency, edge_hash(tail, head) % JITTER_TICKS, 0)
+    ticks += np.where(is_dependency, (tail * 7 + head * 13) % JITTER_TICKS, 0)
 
     class_first, class_last = [], []
     all_ticks: list[int] = []
     all_slopes: list[int] = []
     for table in tables.tables:
-        hull = thinned(table, thin_tolerance)
-        level_ticks, slopes = integer_hull(table.times_s[hull], table.costs_j[hull], tick_s)
+        hull = HullChain(table.times_s[table.hull], table.costs_j[table.hull])
+        chain = under_hull(hull, thin_tolerance * float(table.energies_j[table.hull].min()))
+        level_ticks, slopes = integer_hull(chain.times_s, chain.costs_j, tick_s)
         class_first.append(len(all_ticks))
         all_ticks += level_ticks
         all_slopes += slopes
@@ -121,10 +122,3 @@ def integer_hull(times_s: FloatArray, costs_j: FloatArray, tick_s: float) -> tup
     while len(kept) >= 2 and slope_uw(kept[-2], kept[-1]) <= 0:
         kept.pop()
     return [tick for tick, _ in kept], [*(slope_uw(a, b) for a, b in pairwise(kept)), 0]
-
-
-def edge_hash(tail: IntArray, head: IntArray) -> IntArray:
-    """Return a hash of each edge's ends, the same in every run."""
-    mixed = tail * 2654435761 + head * 40503 + 12345
-    mixed = (mixed ^ (mixed >> 15)) * 2246822519 % (1 << 31)
-    return (mixed ^ (mixed >> 13)) & ((1 << 31) - 1)

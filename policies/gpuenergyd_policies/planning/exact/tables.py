@@ -6,6 +6,7 @@ that set, rounding all of it.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,16 @@ from gpuenergyd.core.pipeline.profile import PipelineProfile
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
+
 LONG_HULL = 16
-"""Hulls up to this many vertices are never thinned, since that would save no time."""
+"""Hulls up to this many vertices stay as they are: coarse ones need each vertex, and fewer would save no time."""
+
+
+class HullChain(NamedTuple):
+    """Vertices (time, effective energy) of a convex falling chain, fastest first."""
+
+    times_s: FloatArray
+    costs_j: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +111,28 @@ def planning_tables(graph: DependencyGraph, profile: PipelineProfile) -> Plannin
     )
 
 
-def thinned(table: ClassTable, tolerance_ratio: float) -> IntArray:
-    """Return hull vertices whose chords lie at most `tolerance_ratio` of the least energy above the full hull."""
-    hull = table.hull
-    if len(hull) <= LONG_HULL or tolerance_ratio <= 0:
+def under_hull(hull: HullChain, allowed_j: float) -> HullChain:
+    """Return a convex chain at most so far below a hull, made of few of the lines through its neighbouring vertices.
+
+    It begins and ends with the hull. Bounds that are found with it hold, whatever was left out.
+    """
+    times, costs = hull
+    if len(times) <= LONG_HULL or allowed_j <= 0:
         return hull
-    allowed_j = tolerance_ratio * float(table.energies_j[hull].min())
-    times, costs = table.times_s[hull], table.costs_j[hull]
-    kept = [0]
-    while kept[-1] < len(hull) - 1:
-        left = kept[-1]
-        right = left + 1
-        while right + 1 < len(hull):
-            far = right + 1
-            slope = (costs[far] - costs[left]) / (times[far] - times[left])
-            chord = costs[left] + slope * (times[left:far] - times[left])
-            if np.max(chord - costs[left:far]) > allowed_j:
+    slopes_w = np.diff(costs) / np.diff(times)
+    at_zero_j = costs[:-1] - slopes_w * times[:-1]
+    corners_s, corners_j = [float(times[0])], [float(costs[0])]
+    kept = 0
+    while kept < len(slopes_w) - 1:
+        best = kept + 1
+        for other in range(kept + 1, len(slopes_w)):
+            # where the kept line meets a later one, the chain lies farthest below the hull
+            corner_s = float((at_zero_j[other] - at_zero_j[kept]) / (slopes_w[kept] - slopes_w[other]))
+            corner_j = float(at_zero_j[kept] + slopes_w[kept] * corner_s)
+            if float(np.interp(corner_s, times, costs)) - corner_j > allowed_j and other > kept + 1:
                 break
-            right = far
-        kept.append(right)
-    return hull[np.array(kept, dtype=np.int64)]
+            best, found = other, (corner_s, corner_j)
+        corners_s.append(found[0])
+        corners_j.append(found[1])
+        kept = best
+    return HullChain(np.array([*corners_s, times[-1]]), np.array([*corners_j, costs[-1]]))

@@ -1,8 +1,8 @@
 """Choice of the order of instructions together with the clocks, under a memory limit per rank.
 
 - `shape`: the family of orders that is searched, described by a few numbers per rank.
-- `relaxation`: the least energy of one order, and the price of each of its order constraints.
-- `search`: the search over orders, guided by these prices.
+- `relaxation`: the least energy of one order.
+- `search`: the search over orders.
 - `bound`: a lower bound over any order that fits in memory.
 - `choice`: the plan of `gpuenergyd plan --schedule auto`.
 """

@@ -27,9 +27,8 @@ from scipy.sparse import coo_array, csr_array
 
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.profile import PipelineProfile
-from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray
+from gpuenergyd_policies.planning.exact.tables import FloatArray, HullChain, IntArray, under_hull
 from gpuenergyd_policies.planning.orders.load import load_bound_j, stage_loads
-from gpuenergyd_policies.planning.orders.under_hull import UnderHull, under_hull
 
 KINDS = (InstructionKind.F, InstructionKind.I, InstructionKind.W)
 MOST_CELLS, FEW_CELLS = 1200, 400
@@ -41,6 +40,8 @@ MOST_RANKS = 32
 MOST_ROUNDS = 8
 MOST_NEW_WINDOWS = 600
 """Windows that are added in each round, those violated most."""
+_HULL_TOLERANCE = 2e-4
+"""How far hulls are under-estimated at most, as a share of the least energy of the class."""
 _VIOLATED_S = 1e-6
 _SETTLED_RATIO = 1e-6
 
@@ -330,24 +331,26 @@ class _Program:
         return between_s - window_s, is_ordered
 
 
-def _hulls(profile: PipelineProfile, rank: int) -> tuple[list[UnderHull], UnderHull | None]:
+def _hulls(profile: PipelineProfile, rank: int) -> tuple[list[HullChain], HullChain | None]:
     """Return the hulls of forward, input and weight gradient, and of the whole backward if it is an alternative.
 
     Where splitting was not measured, the whole backward counts as an input gradient whose weight gradient is free.
     """
-    power_w = profile.blocking_power_w
-    whole = InstructionClass(rank, InstructionKind.B)
-    if InstructionClass(rank, InstructionKind.I) not in profile.classes:
-        nothing = UnderHull(np.zeros(1), np.zeros(1))
-        return [
-            under_hull(profile[InstructionClass(rank, KINDS[0])], power_w),
-            under_hull(profile[whole], power_w),
-            nothing,
-        ], None
-    hulls = [under_hull(profile[InstructionClass(rank, kind)], power_w) for kind in KINDS]
+    whole, *parts = (InstructionClass(rank, kind) for kind in (InstructionKind.B, *KINDS))
+    if parts[1] not in profile.classes:
+        nothing = HullChain(np.zeros(1), np.zeros(1))
+        return [_hull(profile, parts[0]), _hull(profile, whole), nothing], None
+    hulls = [_hull(profile, key) for key in parts]
     if whole not in profile.classes or is_no_cheaper(profile, rank):
         return hulls, None
-    return hulls, under_hull(profile[whole], power_w)
+    return hulls, _hull(profile, whole)
+
+
+def _hull(profile: PipelineProfile, key: InstructionClass) -> HullChain:
+    options = profile[key].lower_hull(profile.blocking_power_w)
+    times_s = np.array([option.time_s for option in options])
+    costs_j = np.array([option.effective_energy_j(profile.blocking_power_w) for option in options])
+    return under_hull(HullChain(times_s, costs_j), _HULL_TOLERANCE * min(option.energy_j for option in options))
 
 
 def is_no_cheaper(profile: PipelineProfile, rank: int) -> bool:

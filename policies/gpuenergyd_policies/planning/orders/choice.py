@@ -14,19 +14,13 @@ from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.frontier import SolvedPlan, solve
 from gpuenergyd_policies.planning.orders.bound import AnyOrderBound, any_order_bound, is_no_cheaper
-from gpuenergyd_policies.planning.orders.relaxation import OrderTask, RelaxedOrder
-from gpuenergyd_policies.planning.orders.search import (
-    FINALISTS,
-    MOST_LONG_WORK,
-    MOST_WORK,
-    ranked_shapes,
-    swapped,
-)
+from gpuenergyd_policies.planning.orders.relaxation import OrderTask
+from gpuenergyd_policies.planning.orders.search import FINALISTS, MOST_LONG_WORK, MOST_WORK, ranked_shapes
 from gpuenergyd_policies.planning.orders.shape import RankShape, repaired, shaped_schedule
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 
 SHORT_PIPELINE = 1_600
-"""Instructions up to which orders are compared with all microbatches, and neighbours swapped."""
+"""Instructions up to which orders are compared with all microbatches."""
 SHORT_ROUNDS = ((12, 2), (1, 4))
 """Microbatches per rank with which orders of longer pipelines are compared, by the least number of ranks."""
 DEEP_PIPELINE = 24
@@ -106,9 +100,6 @@ def candidates(task: OrderTask, finalists: int = FINALISTS) -> list[Schedule]:
     ranked = ranked_shapes(short, try_whole=try_whole, most_work=MOST_WORK if short is task else MOST_LONG_WORK)
     shapes = [repaired(shape, task.limits) for shape, _ in ranked[:finalists]]
     schedules = [shaped_schedule(shape, task.num_microbatches) for shape in dict.fromkeys(shapes)]
-    if ranked and short is task:
-        best: RelaxedOrder = swapped(task, ranked[0][1])
-        schedules.insert(0, best.schedule)
     plain = tuple(RankShape(num_ranks - r, num_ranks - r, is_split=False) for r in range(num_ranks))
     if try_whole and repaired(plain, task.limits) == plain:
         schedules.append(shaped_schedule(plain, task.num_microbatches))

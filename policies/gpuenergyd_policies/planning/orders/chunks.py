@@ -20,9 +20,7 @@ from gpuenergyd_policies.planning.orders.bound import AnyOrderBound
 from gpuenergyd_policies.planning.orders.choice import OrderPlan, candidates
 from gpuenergyd_policies.planning.orders.load import load_bound_j, shared_load
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
-
-FINALISTS = 3
-"""Orders that are solved with all effort."""
+from gpuenergyd_policies.planning.orders.search import FINALISTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,13 @@ Theory of operation. A GPU runs one instruction at a time, so its work fits betw
 iteration. With one stage per GPU, a stage begins when the first forward has passed all stages before it. Where stages
 may be placed at will, all work fits on all GPUs together. What that costs at least is read off the hulls of forward and
 backward, a backward being whole, split, or any mixture, as if clocks could be mixed at will. Memory and waiting for one
-another are ignored, which loosens the bound. It is a convex function of the iteration time, and its tangents are bounds
-for all iteration times, so that plans that end before the deadline are covered.
+another are ignored, which loosens the bound. Plans that end before the deadline are covered: the energy is a convex
+function of the iteration time, whose least value counts.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,33 +18,15 @@ from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile
 from gpuenergyd_policies.planning.exact.tables import FloatArray
 
-_STEPS = 60
-"""Bisections for the iteration time of least energy."""
 _Points = list[tuple[float, float]]
 """Vertices (time, effective energy) of a convex chain, fastest first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Work that must fit on some GPUs within an iteration, as a convex chain of its total time and effective energy."""
+class Load(NamedTuple):
+    """Work that must fit on some GPUs: a convex chain of iteration times and the least effective energy in each."""
 
-    times_s: FloatArray
+    iteration_times_s: FloatArray
     costs_j: FloatArray
-    num_gpus: int
-    fill_s: float
-    """Time from the begin of the iteration in which these GPUs have nothing to do."""
-
-    def cost_and_slope(self, iteration_time_s: float) -> tuple[float, float]:
-        """Return the least effective energy in an iteration time and its change per second; both may be infinite."""
-        available_s = self.num_gpus * (iteration_time_s - self.fill_s)
-        k = int(np.searchsorted(self.times_s, available_s, side="right"))
-        if k == 0:
-            return np.inf, -np.inf
-        if k == len(self.times_s):
-            return float(self.costs_j[-1]), 0.0
-        slope_w = float((self.costs_j[k] - self.costs_j[k - 1]) / (self.times_s[k] - self.times_s[k - 1]))
-        cost_j = float(self.costs_j[k - 1]) + slope_w * (available_s - float(self.times_s[k - 1]))
-        return cost_j, self.num_gpus * slope_w
 
 
 def stage_loads(profile: PipelineProfile, num_microbatches: int) -> list[Load]:
@@ -73,38 +55,17 @@ def load_bound_j(loads: Sequence[Load], waiting_w: float, deadline_s: float, *, 
 
     `waiting_w` is what all GPUs together draw while they wait. Infinity if no plan is that fast.
     """
-
-    def tangent(iteration_time_s: float) -> tuple[float, float]:
-        parts = [load.cost_and_slope(iteration_time_s) for load in loads]
-        cost_j, slope_w = sum(cost for cost, _ in parts), sum(slope for _, slope in parts)
-        return cost_j + waiting_w * iteration_time_s, slope_w + waiting_w
-
-    value_j, slope_w = tangent(deadline_s)
-    if forced or slope_w <= 0.0 or not np.isfinite(value_j):
-        return float(value_j)
-    # Between a time where the energy falls and one where it rises, a mean of both tangents is level.
-    fast_s = max(load.fill_s + float(load.times_s[0]) / load.num_gpus for load in loads)
-    slow_s = deadline_s
-    fast_j, fast_w = tangent(fast_s)
-    if not fast_w < 0.0:
-        return float(fast_j)
-    for _ in range(_STEPS):
-        middle_s = 0.5 * (fast_s + slow_s)
-        middle_j, middle_w = tangent(middle_s)
-        if middle_w < 0.0:
-            fast_s, fast_j, fast_w = middle_s, middle_j, middle_w
-        else:
-            slow_s, value_j, slope_w = middle_s, middle_j, middle_w
-    if not np.isfinite(fast_w):
-        return float(value_j)
-    share = slope_w / (slope_w - fast_w)
-    return float(share * (fast_j - fast_w * fast_s) + (1.0 - share) * (value_j - slope_w * slow_s))
+    # The energy is convex and linear between vertices, so that it is least at one of them or at the deadline.
+    vertices_s = np.concatenate([load.iteration_times_s for load in loads])
+    ends_s = np.array([deadline_s]) if forced else np.append(vertices_s[vertices_s < deadline_s], deadline_s)
+    costs_j = [np.interp(ends_s, load.iteration_times_s, load.costs_j, left=np.inf) for load in loads]
+    return float(np.min(np.sum(costs_j, axis=0) + waiting_w * ends_s))
 
 
 def _load(chains: Sequence[_Points], num_times: int, num_gpus: int, fill_s: float) -> Load:
     total = _sum_of(chains)
     times_s, costs_j = (num_times * np.array(values) for values in zip(*total, strict=True))
-    return Load(times_s, costs_j, num_gpus, fill_s)
+    return Load(fill_s + times_s / num_gpus, costs_j)
 
 
 def _stage_chains(profile: PipelineProfile, rank: int, chunk: int) -> tuple[_Points, _Points]:

@@ -1,11 +1,11 @@
-"""The least energy of one order with clocks that may be mixed at will, and what each of its order constraints costs."""
+"""The least energy of one order with clocks that may be mixed at will."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
-from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, Schedule, dependency_graph
+from gpuenergyd.core.pipeline.graph import DependencyGraph, Schedule, dependency_graph
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.errors import ScheduleError
 from gpuenergyd_policies.planning.averaging import QUICK_STEPS
@@ -48,10 +48,6 @@ class RelaxedOrder:
     energy_j: float
     min_time_s: float = float("inf")
     """Iteration time at the fastest clocks; infinite for orders that deadlock."""
-    prices_w: Mapping[tuple[Instruction, Instruction], float] = field(default_factory=dict)
-    """Price of each pair of instructions that run one after the other on a rank: what a second less between them saves.
-    An order in which all pairs with a price keep their direction needs at least as much energy."""
-    durations_s: Mapping[Instruction, float] = field(default_factory=dict)
 
     def is_better(self, other: "RelaxedOrder") -> bool:
         """Return whether this order needs less energy, or is faster while neither meets the deadline."""
@@ -61,7 +57,7 @@ class RelaxedOrder:
 
 
 def relaxed(task: OrderTask, schedule: Schedule) -> RelaxedOrder:
-    """Return an order with its relaxed energy and prices; above `TOO_LARGE` instructions without prices."""
+    """Return an order with its relaxed energy."""
     try:
         graph = task.graph(schedule)
     except ScheduleError:
@@ -80,21 +76,7 @@ def relaxed(task: OrderTask, schedule: Schedule) -> RelaxedOrder:
         if problem.is_beyond_least_energy(sweep, 0):
             wanted_s, row = max(problem.min_time_s, sweep.min_energy_time_s), 1
         energy_j = problem.energy_bound_j(sweep, row, wanted_s)
-    instructions = graph.instructions
-    prices_w = {}
-    edge_prices_w = sweep.edge_prices_w[row]
-    tails, heads = problem.network.edge_tail, problem.network.edge_head
-    for e in np.flatnonzero((edge_prices_w > 0) & (heads == tails + 1) & (heads < len(instructions))).tolist():
-        u, v = instructions[int(tails[e])], instructions[int(heads[e])]
-        if u.pp_rank == v.pp_rank:
-            prices_w[u, v] = float(edge_prices_w[e])
-    return RelaxedOrder(
-        schedule,
-        energy_j,
-        problem.min_time_s,
-        prices_w,
-        dict(zip(instructions, sweep.durations_s[row].tolist(), strict=True)),
-    )
+    return RelaxedOrder(schedule, energy_j, problem.min_time_s)
 
 
 def _averaged(task: OrderTask, schedule: Schedule, graph: DependencyGraph) -> RelaxedOrder:

@@ -14,7 +14,7 @@ from math import ceil
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
 
-PROPORTIONS = (1.0, 1.5, 2.0, 0.8, 2.5)
+PROPORTIONS = (1.0, 1.5, 2.0, 0.8, 2.5, 3.0, 3.5)
 """Starting points: forwards ahead of the first backward, relative to 1F1B's; fewer suffice for split backwards."""
 F, B, I, W = InstructionKind.F, InstructionKind.B, InstructionKind.I, InstructionKind.W  # noqa: E741  torch's own names
 

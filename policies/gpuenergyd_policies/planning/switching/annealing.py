@@ -14,6 +14,8 @@ OVERTIME_PRICE_GROWTH = 100.0
 """Factor by which time beyond the deadline gets more expensive from start to end."""
 COOLING = 0.01
 """Final temperature, as a share of the initial one."""
+MOST_STEPS = 4
+"""Positions by which a move changes a boundary or a clock at most."""
 MAX_PENDING = 8
 """Reductions of a rank under way at once; a further one replaces the last."""
 
@@ -74,42 +76,27 @@ class Annealing(NamedTuple):
     seed: int
 
 
-class Move(NamedTuple):
-    """A change of segments and the values to restore if it is rejected; indices are -1 where nothing changed."""
-
-    rank: int
-    bound: int
-    bound_before: int
-    clock: int
-    clock_before: int
-    other_clock: int
-    other_clock_before: int
-    changes_nodes: bool
-    """False where no node's clock changed: between segments of the same clock, or in an empty segment."""
-
-
 @compiled
-def anneal(pipeline: Pipeline, segments: Segments, best: Segments, goal: Annealing, work: Iteration) -> float:
-    """Anneal segments in place, write the cheapest that keep the deadline to `best`, and return their cost."""
-    num_ranks = len(pipeline.first) - 1
-    for r in range(num_ranks):
-        fill_clocks(pipeline, segments, work, r)
+def anneal(
+    pipeline: Pipeline, segments: Segments, kept: Segments, best: Segments, goal: Annealing, work: Iteration
+) -> float:
+    """Anneal `kept`, try moves on `segments`, write the cheapest in time to `best`, and return their cost."""
+    fill_clocks(pipeline, segments, work)
     random = goal.seed * 2654435761 % RANDOM_MODULUS + 1
     cost = math.inf
     overtime = 0.0
     best_cost = math.inf
     spent = math.inf
     late = 0.0
-    move = Move(0, -1, 0, -1, 0, -1, 0, False)
     for step in range(-1, goal.steps):
         share = max(step, 0) / goal.steps
         price = goal.overtime_price * OVERTIME_PRICE_GROWTH**share
         limit = goal.temperature * COOLING**share
         if step >= 0:
-            move, random = _move(pipeline, segments, work, random)
-            if move.bound < 0 and move.clock < 0:
+            is_moved, random = _move(pipeline, segments, random)
+            if not is_moved:
                 continue
-        if step < 0 or move.changes_nodes:
+        if fill_clocks(pipeline, segments, work) or step < 0:
             makespan, energy, time = run_iteration(pipeline, work)
             spent = energy - goal.blocking_power * time + goal.waiting_power * makespan
             late = max(0.0, makespan - goal.deadline)
@@ -120,35 +107,45 @@ def anneal(pipeline: Pipeline, segments: Segments, best: Segments, goal: Anneali
         if increase <= 0.0 or random / RANDOM_MODULUS < math.exp(-increase / limit):
             cost = spent
             overtime = late
+            _copy(segments, kept)
             if late <= 0.0 and spent < best_cost:
                 best_cost = spent
-                for i in range(len(segments.bounds)):
-                    best.bounds[i] = segments.bounds[i]
-                for i in range(len(segments.clocks)):
-                    best.clocks[i] = segments.clocks[i]
+                _copy(segments, best)
         else:
-            _undo(pipeline, segments, work, move)
+            _copy(kept, segments)
+            fill_clocks(pipeline, segments, work)
     return best_cost
 
 
 @compiled
-def fill_clocks(pipeline: Pipeline, segments: Segments, work: Iteration, r: int) -> bool:
-    """Write the clocks of one rank's segments to its nodes; return whether any of them changed."""
+def _copy(source: Segments, target: Segments) -> None:
+    for i in range(len(source.bounds)):
+        target.bounds[i] = source.bounds[i]
+    for i in range(len(source.clocks)):
+        target.clocks[i] = source.clocks[i]
+
+
+@compiled
+def fill_clocks(pipeline: Pipeline, segments: Segments, work: Iteration) -> bool:
+    """Write the clocks of all segments to their nodes; return whether any of them changed."""
     is_changed = False
-    num_segments = len(segments.clocks) // (len(pipeline.first) - 1)
-    for k in range(num_segments):
-        bound = r * (num_segments + 1) + k
-        clock = segments.clocks[r * num_segments + k]
-        for node in range(pipeline.first[r] + segments.bounds[bound], pipeline.first[r] + segments.bounds[bound + 1]):
-            if work.planned[node] != clock:
-                work.planned[node] = clock
-                is_changed = True
+    num_ranks = len(pipeline.first) - 1
+    num_segments = len(segments.clocks) // num_ranks
+    for r in range(num_ranks):
+        first = pipeline.first[r]
+        for k in range(num_segments):
+            bound = r * (num_segments + 1) + k
+            clock = segments.clocks[r * num_segments + k]
+            for node in range(first + segments.bounds[bound], first + segments.bounds[bound + 1]):
+                if work.planned[node] != clock:
+                    work.planned[node] = clock
+                    is_changed = True
     return is_changed
 
 
 @compiled
-def _move(pipeline: Pipeline, segments: Segments, work: Iteration, random: int) -> tuple[Move, int]:
-    """Move one boundary or one clock by up to four steps, or two clocks in opposite directions."""
+def _move(pipeline: Pipeline, segments: Segments, random: int) -> tuple[bool, int]:
+    """Move one boundary or one clock by up to four steps, or two clocks in opposite directions; return whether."""
     bounds, clocks = segments
     num_ranks = len(pipeline.first) - 1
     num_segments = len(clocks) // num_ranks
@@ -157,60 +154,32 @@ def _move(pipeline: Pipeline, segments: Segments, work: Iteration, random: int) 
     r = pick // 3 // num_segments
     k = pick // 3 % num_segments
     random = next_random(random)
-    shift = random % 4 + 1
-    if random // 4 % 2:
+    shift = random % MOST_STEPS + 1
+    if random // MOST_STEPS % 2:
         shift = -shift
-    nothing = Move(r, -1, 0, -1, 0, -1, 0, False)
     if pick % 3 == 0:
         b = r * (num_segments + 1) + k
-        before = bounds[b]
         if k == 0:
-            return nothing, random
-        moved = min(max(before + shift, bounds[b - 1]), bounds[b + 1])
-        if moved == before:
-            return nothing, random
-        bounds[b] = moved
-        is_changed = fill_clocks(pipeline, segments, work, r)
-        return Move(r, b, before, -1, 0, -1, 0, is_changed), random
+            return False, random
+        before = bounds[b]
+        bounds[b] = min(max(before + shift, bounds[b - 1]), bounds[b + 1])
+        return bounds[b] != before, random
     c = r * num_segments + k
     before = clocks[c]
-    moved = min(max(before + shift, 0), pipeline.num_clocks[r] - 1)
-    if moved == before:
-        return nothing, random
-    clocks[c] = moved
-    other = -1
-    other_before = 0
-    is_changed = False
+    clocks[c] = min(max(before + shift, 0), pipeline.num_clocks[r] - 1)
+    if clocks[c] == before:
+        return False, random
     if pick % 3 == 2:  # one faster, another slower
         random = next_random(random)
         other = random % (num_ranks * num_segments)
-        if other == c:
-            other = -1
-        else:
+        if other != c:
             random = next_random(random)
-            back = random % 4 + 1
-            if moved > before:
+            back = random % MOST_STEPS + 1
+            if clocks[c] > before:
                 back = -back
-            other_rank = other // num_segments
-            other_before = clocks[other]
-            clocks[other] = min(max(other_before + back, 0), pipeline.num_clocks[other_rank] - 1)
-            is_changed = fill_clocks(pipeline, segments, work, other_rank)
-    is_changed = fill_clocks(pipeline, segments, work, r) or is_changed
-    return Move(r, -1, 0, c, before, other, other_before, is_changed), random
-
-
-@compiled
-def _undo(pipeline: Pipeline, segments: Segments, work: Iteration, move: Move) -> None:
-    """Restore the segments from before a move."""
-    if move.bound >= 0:
-        segments.bounds[move.bound] = move.bound_before
-    else:
-        segments.clocks[move.clock] = move.clock_before
-    if move.other_clock >= 0:
-        segments.clocks[move.other_clock] = move.other_clock_before
-        num_segments = len(segments.clocks) // (len(pipeline.first) - 1)
-        fill_clocks(pipeline, segments, work, move.other_clock // num_segments)
-    fill_clocks(pipeline, segments, work, move.rank)
+            most = pipeline.num_clocks[other // num_segments] - 1
+            clocks[other] = min(max(clocks[other] + back, 0), most)
+    return True, random
 
 
 @compiled

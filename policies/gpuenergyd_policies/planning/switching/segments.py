@@ -208,9 +208,8 @@ class SegmentSearch:
 
     def anneal(self, start: Segments, goal: Annealing) -> Segments | None:
         """Return the cheapest segments found from this start that meet the deadline, None if there are none."""
-        best = Segments(ints(start.bounds), ints(start.clocks))
-        current = Segments(ints(np.array(start.bounds)), ints(np.array(start.clocks)))
-        cost_j = anneal(self._pipeline, current, best, goal, self._work)
+        best, kept, current = (Segments(*(ints(np.array(values)) for values in start)) for _ in range(3))
+        cost_j = anneal(self._pipeline, current, kept, best, goal, self._work)
         return best if cost_j < math.inf else None
 
     def iteration(self, clocks: Sequence[int]) -> tuple[list[float], tuple[float, float, float]]:
@@ -222,8 +221,7 @@ class SegmentSearch:
     def plan(self, segments: Segments) -> SegmentedPlan:
         """Return segments as a plan with its clock changes and their simulation."""
         graph = self._graph
-        for r in range(graph.num_ranks):
-            fill_clocks(self._pipeline, segments, self._work, r)
+        fill_clocks(self._pipeline, segments, self._work)
         clocks = list(self._work.planned)
         finish_s, _ = self.iteration(clocks)
         durations_s = [0.0] * len(finish_s)

@@ -1,51 +1,40 @@
-"""The planner's tables: clock options per node, and thinned hulls."""
+"""The planner's tables: clock options per node, and hulls of fewer vertices."""
 
 import numpy as np
 import pytest
 
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
-from gpuenergyd_policies.planning.exact.tables import LONG_HULL, ClassTable, planning_tables, thinned
+from gpuenergyd_policies.planning.exact.tables import LONG_HULL, HullChain, planning_tables, under_hull
 
 
-def curve(num: int, bend: float = 1.0) -> ClassTable:
-    """Return a class whose hull is all of its options: times from 1 to 2 s, convex falling energies."""
+def curve(num: int) -> HullChain:
+    """Return a hull with times from 1 to 2 s and convex falling energies."""
     times = np.linspace(1.0, 2.0, num)
-    costs = 100.0 * times**-bend
-    return ClassTable(np.arange(num), times, costs + 5.0, costs, np.arange(num))
+    return HullChain(times, 100.0 / times)
 
 
-def rise_j(table: ClassTable, kept: np.ndarray) -> float:
-    """Return how far the kept vertices' chords rise above the hull."""
-    line = np.interp(table.times_s[table.hull], table.times_s[kept], table.costs_j[kept])
-    return float(np.max(line - table.costs_j[table.hull]))
+@pytest.mark.parametrize("allowed_j", [0.005, 0.05, 0.5, 5.0])
+def test_an_under_estimate_of_a_hull_stays_within_the_tolerance(allowed_j: float) -> None:
+    hull = curve(60)
+
+    below = under_hull(hull, allowed_j)
+
+    assert (below.times_s[0], below.times_s[-1]) == (1.0, 2.0)
+    assert (below.costs_j[0], below.costs_j[-1]) == (hull.costs_j[0], hull.costs_j[-1])
+    at_corners_j = np.interp(below.times_s, hull.times_s, hull.costs_j)
+    assert np.all(at_corners_j - below.costs_j <= allowed_j + 1e-12)
+    assert np.all(np.interp(hull.times_s, below.times_s, below.costs_j) <= hull.costs_j + 1e-12)
+    slopes_w = np.diff(below.costs_j) / np.diff(below.times_s)
+    assert np.all(np.diff(slopes_w) > 0)
 
 
-@pytest.mark.parametrize("tolerance_ratio", [1e-4, 1e-3, 1e-2, 0.1])
-def test_a_thinned_hull_stays_within_the_tolerance(tolerance_ratio: float) -> None:
-    table = curve(60)
-    allowed_j = tolerance_ratio * 55.0
-
-    kept = thinned(table, tolerance_ratio)
-
-    assert (kept[0], kept[-1]) == (0, 59)
-    assert rise_j(table, kept) <= allowed_j
-    assert len(kept) < 60
-    for dropped in range(1, len(kept) - 1):  # and none could be spared
-        assert rise_j(table, np.delete(kept, dropped)) > allowed_j / 4
-
-
-def test_more_tolerance_keeps_fewer_vertices() -> None:
-    counts = [len(thinned(curve(60), ratio)) for ratio in (0.0, 1e-4, 1e-3, 1e-2, 1.0)]
+def test_more_tolerance_keeps_fewer_vertices_and_none_keeps_all() -> None:
+    counts = [len(under_hull(curve(60), allowed_j).times_s) for allowed_j in (0.0, 0.005, 0.05, 0.5, 10.0)]
 
     assert counts == sorted(set(counts), reverse=True)
-    assert (counts[0], counts[-1]) == (60, 2)
-
-
-def test_short_hulls_and_zero_tolerance_are_not_thinned() -> None:
-    assert len(thinned(curve(LONG_HULL), 1.0)) == LONG_HULL
-    assert len(thinned(curve(LONG_HULL + 1), 1.0)) == 2
-    assert len(thinned(curve(60), 0.0)) == 60
+    assert (counts[0], counts[-1]) == (60, 3)
+    assert len(under_hull(curve(LONG_HULL), 10.0).times_s) == LONG_HULL
 
 
 def test_options_of_all_classes_are_concatenated() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,12 +19,12 @@ from gpuenergyd.core.pipeline.graph import (
 )
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
 from gpuenergyd.errors import ScheduleError, TargetError
+from gpuenergyd_policies.planning.exact.tables import HullChain, under_hull
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.orders import bound as bound_module
 from gpuenergyd_policies.planning.orders.bound import any_order_bound, cell_starts
 from gpuenergyd_policies.planning.orders.choice import plan_order
 from gpuenergyd_policies.planning.orders.load import load_bound_j, shared_load, stage_loads
-from gpuenergyd_policies.planning.orders.under_hull import under_hull
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 from tests.policies.planning.orders.cases import POWER_W, full_speed_time_s, split_profile
 from tests.policies.planning.pipelines import tables
@@ -195,7 +196,8 @@ def test_deep_pipelines_are_bounded_by_their_loads() -> None:
 @given(tables())
 def test_under_estimates_of_hulls_lie_at_or_below_them(profile: InstructionProfile) -> None:
     hull = profile.lower_hull(POWER_W)
-    below = under_hull(profile, POWER_W)
+    times_s, costs_j = np.array([(o.time_s, o.effective_energy_j(POWER_W)) for o in hull]).T
+    below = under_hull(HullChain(times_s, costs_j), 2e-4 * min(o.energy_j for o in hull))
 
     assert below.times_s[0] == hull[0].time_s
     assert below.times_s[-1] == hull[-1].time_s
