@@ -97,7 +97,7 @@ class Case:
         number, profile = self.num_microbatches, self.request(schedule=schedule).profile
         bound = any_order_bound(profile, [number] * NUM_STAGES, number, time_s, num_cells=MOST_CELLS)
         assert bound is not None
-        return 1 - bound.energy_j / energy_j
+        return 1 - bound / energy_j
 
     def frontier(self) -> list[tuple[float, float]]:
         """Return times and energies of plain 1F1B plans, from the fastest to the one with the lowest energy."""

@@ -8,6 +8,7 @@ slower than the target, its clocks are raised; they are never lowered.
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 from gpuenergyd.core.measurement.observation import IterationObservation
@@ -29,7 +30,7 @@ from gpuenergyd_policies.planning.envpipe import (
     valleys,
 )
 from gpuenergyd_policies.planning.inflight import requested_caps
-from gpuenergyd_policies.planning.plan_evaluation import baseline, rank_orders, require_plain
+from gpuenergyd_policies.planning.plan_evaluation import baseline, require_plain, unproven_plan
 from gpuenergyd_policies.planning.switching.requests import clock_changes
 from gpuenergyd_policies.setting_measurements import iterations_by_setting
 from gpuenergyd_policies.uniform_settings import Setting, common_clocks_mhz, setting_plan
@@ -167,7 +168,6 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
     began_cpu_s = time.process_time()
     profile = request.profile
     require_plain(request)
-    reference = baseline(request.baseline_graph, profile)
     mode, step_mhz = _mode(request.options), _step_mhz(request.options)
     valleys_mhz = valleys(request.graph, profile, profiled_clocks(profile))
     graph, extra_inflight = request.graph, tuple[int, ...]()
@@ -184,25 +184,15 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
             communication_latency_s=float(request.options.get("communication_latency_s", "0")),
         )
     planned: EnvelopePlan = plan_envelope(graph, profile, valleys_mhz, mode=mode, step_mhz=step_mhz)
-    own = baseline(graph, profile)
     target_s = request.target.iteration_time_s(baseline(request.graph, profile).iteration_time_s)
     if planned.evaluation.iteration_time_s > target_s:
         raise TargetError(
             f"target {target_s:.6g} s: policy envelope in mode {mode} takes {planned.evaluation.iteration_time_s:.6g} s"
         )
-    return OfflinePlan(
-        orders=rank_orders(graph),
-        sm_clocks_mhz=dict(zip(graph.instructions, planned.evaluation.sm_clocks_mhz, strict=True)),
-        baseline_time_s=reference.iteration_time_s,
-        baseline_energy_j=reference.energy_j,
-        iteration_time_s=planned.evaluation.iteration_time_s,
-        energy_j=planned.evaluation.energy_j,
-        lower_bound_j=None,
-        solve_cpu_s=time.process_time() - began_cpu_s,
-        extra_inflight=extra_inflight,
-        own_order_time_s=own.iteration_time_s,
-        own_order_energy_j=own.energy_j,
+    plan = unproven_plan(
+        replace(request, graph=graph), planned.evaluation, solve_cpu_s=time.process_time() - began_cpu_s
     )
+    return replace(plan, extra_inflight=extra_inflight)
 
 
 def _mode(options: Mapping[str, str]) -> EnvelopeMode:

@@ -15,7 +15,6 @@ Some programs record waits as part of an instruction, such as a receive within a
 wait twice, as work and as a dependency, and a rank needs more time in the graph than the iterations took.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import median
@@ -101,14 +100,9 @@ def _rank_epilogues_s(view: JobView, full_speed: Timeline, bias_s: float) -> lis
 def _turnaround_s(view: JobView, pp_rank: int) -> float | None:
     """Return the time from a rank's last instruction to its next iteration start; None where it was never measured."""
     seen_s = sorted(
-        turnaround_s
+        own_s
         for o in view.observations
-        if o.is_own and not o.waited_s
-        for turnaround_s in _of_rank(o.turnarounds_s, pp_rank)
+        if o.is_own and not o.waited_s and pp_rank < len(o.turnarounds_s)
+        if (own_s := o.turnarounds_s[pp_rank]) is not None
     )
     return seen_s[int(LEAST_SHARE * len(seen_s))] if seen_s else None
-
-
-def _of_rank(turnarounds_s: Sequence[float | None], pp_rank: int) -> list[float]:
-    found = turnarounds_s[pp_rank] if pp_rank < len(turnarounds_s) else None
-    return [] if found is None else [found]

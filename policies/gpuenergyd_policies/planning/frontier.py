@@ -29,7 +29,6 @@ from gpuenergyd_policies.planning.problem import (
     PlanningProblem,
     later_deadlines_s,
     make_problem,
-    require_possible,
     useful_s,
 )
 
@@ -43,6 +42,7 @@ __all__ = (
     "solve",
     "solve_with_frontier",
     "solved_plan",
+    "tiny_pipeline",
     "warm_up",
 )
 
@@ -124,8 +124,7 @@ def solve(
     if len(graph.instructions) > TOO_LARGE:
         return _solve_large(LargePipeline.of(graph, profile), deadline_s, forced=forced, effort=effort)
     problem = make_problem(graph, profile, thin_tolerance)
-    problem.require_possible(deadline_s)
-    wanted_s = problem.useful_s(deadline_s)
+    wanted_s = useful_s(deadline_s, problem.min_time_s, problem.slowest_time_s)
     deadlines_s = later_deadlines_s(wanted_s) if effort is not Effort.QUICK else np.array([wanted_s])
     sweep = problem.sweep(deadlines_s, stop_early=True)
     return solved_plan(problem, sweep, deadlines_s, forced=forced, effort=effort)
@@ -171,8 +170,7 @@ def solve_with_frontier(
         TargetError: the deadline is below T_min.
     """
     problem = make_problem(graph, profile, thin_tolerance)
-    problem.require_possible(deadline_s)
-    wanted = later_deadlines_s(problem.useful_s(deadline_s))
+    wanted = later_deadlines_s(useful_s(deadline_s, problem.min_time_s, problem.slowest_time_s))
     spread = _spread_deadlines_s(problem, num_points, until_slowest=False)
     sweep = problem.sweep(np.concatenate([wanted, spread]), stop_early=False)
     return (
@@ -189,10 +187,15 @@ def min_iteration_time_s(graph: DependencyGraph, profile: PipelineProfile) -> fl
 
 def warm_up() -> None:
     """Load or compile the kernels ahead of the first plan."""
+    solve(*tiny_pipeline(1, 1), deadline_s=0.23)
+
+
+def tiny_pipeline(num_stages: int, num_microbatches: int) -> tuple[DependencyGraph, PipelineProfile]:
+    """Return a made-up pipeline, to call kernels ahead of the first plan."""
     options = (ClockOption(3, 0.1, 3.0), ClockOption(2, 0.15, 1.8), ClockOption(1, 0.2, 1.0))
-    kinds = (InstructionKind.F, InstructionKind.B)
-    profile = PipelineProfile({InstructionClass(0, kind): InstructionProfile(options) for kind in kinds}, 1.0)
-    solve(dependency_graph(one_forward_one_backward(1, 1)), profile, deadline_s=0.23)
+    keys = [InstructionClass(s, kind) for s in range(num_stages) for kind in (InstructionKind.F, InstructionKind.B)]
+    profile = PipelineProfile(dict.fromkeys(keys, InstructionProfile(options)), 1.0)
+    return dependency_graph(one_forward_one_backward(num_stages, num_microbatches)), profile
 
 
 def solved_plan(
@@ -270,7 +273,6 @@ def _as_solved(
 
 
 def _solve_large(pipeline: LargePipeline, deadline_s: float, *, forced: bool, effort: Effort) -> SolvedPlan:
-    require_possible(deadline_s, pipeline.min_time_s)
     wanted_s = useful_s(deadline_s, pipeline.min_time_s, pipeline.slowest_time_s)
     num_steps = QUICK_STEPS if effort is Effort.QUICK else None
     found = pipeline.prices(wanted_s, forced=forced, num_steps=num_steps)
@@ -319,7 +321,8 @@ def _spread_deadlines_s(problem: PlanningProblem, num_points: int, *, until_slow
     least_s = max(problem.min_time_s, roughly.min_energy_time_s)
     num_fast = (num_points + 1) // 2 if until_slowest else num_points
     fast = problem.min_time_s + (least_s - problem.min_time_s) * np.linspace(0, 1, num_fast, endpoint=False) ** 1.5
-    slow = np.linspace(least_s, problem.useful_s(np.inf), num_points - num_fast + 1)[1:]
+    slowest_s = useful_s(np.inf, problem.min_time_s, problem.slowest_time_s)
+    slow = np.linspace(least_s, slowest_s, num_points - num_fast + 1)[1:]
     return np.concatenate([fast, slow])
 
 

@@ -8,32 +8,24 @@ import time
 from collections.abc import Callable
 from functools import cache
 
-from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
-from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd_policies.planning.capped.plan import CappedProblem
 from gpuenergyd_policies.planning.compiled import COMPILE_CLOCK, IS_COMPILED, NO_CACHE_FOLDER, cache_folder
 from gpuenergyd_policies.planning.flat.plan import flat_plan
-from gpuenergyd_policies.planning.frontier import solve
+from gpuenergyd_policies.planning.frontier import solve, tiny_pipeline
 from gpuenergyd_policies.planning.large import LargePipeline
 from gpuenergyd_policies.planning.switching.segments import plan_segments
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching
-
-_OPTIONS = (ClockOption(3, 0.1, 3.0), ClockOption(2, 0.15, 1.8), ClockOption(1, 0.2, 1.0))
 
 
 def compile_kernels() -> None:
     """Plan a tiny pipeline in the ways that together call every kernel."""
     num_stages, deadline_s, latency_s = 2, 1.0, 0.01
-    kinds = (InstructionKind.F, InstructionKind.B)
-    profile = PipelineProfile(
-        {InstructionClass(s, kind): InstructionProfile(_OPTIONS) for s in range(num_stages) for kind in kinds}, 1.0
-    )
-    graph = dependency_graph(one_forward_one_backward(num_stages, 4))
+    graph, profile = tiny_pipeline(num_stages, 2 * num_stages)
     solved = solve(graph, profile, deadline_s=deadline_s)
     simulate_switching(graph, profile, ((),) * num_stages, latency=latency_s)
     plan_segments(graph, profile, solved, deadline_s=deadline_s, max_segments=2, latency=latency_s)
     flat_plan(graph, profile, solved, search_steps=100)
-    CappedProblem(graph, profile).plan(1.5 * num_stages * _OPTIONS[-1].energy_j / _OPTIONS[-1].time_s)
+    CappedProblem(graph, profile).plan(15.0)
     LargePipeline.of(graph, profile).prices(deadline_s, forced=False, num_steps=1)
 
 

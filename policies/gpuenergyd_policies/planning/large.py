@@ -16,7 +16,7 @@ from gpuenergyd_policies.planning.averaging import AveragedPrices, FlowAveraging
 from gpuenergyd_policies.planning.discrete.refinement import BY_TIME, refine, windows_of_passes
 from gpuenergyd_policies.planning.discrete.rounding import LATE, MIDDLE, RoundedPlan, Rounder
 from gpuenergyd_policies.planning.exact.network import flow_network
-from gpuenergyd_policies.planning.exact.tables import FloatArray, PlanningTables, planning_tables
+from gpuenergyd_policies.planning.exact.tables import HULL_TOLERANCE, FloatArray, PlanningTables, planning_tables
 
 TOO_LARGE = 8_000
 """Number of instructions above which the exact sweep takes longer than a job should wait for a plan."""
@@ -32,8 +32,6 @@ WORTH_REFINING = 0.1
 """Share of the gap that refinement should close, judged by the first windows, to go on with all of them."""
 REFINED_GAP = 1e-3
 """Gap of a rounded plan to its bound, as a share of the energy, above which windows are re-optimized."""
-WINDOW_TOLERANCE = 1e-3
-"""Thinning tolerance of windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ class LargePipeline:
         whole = max(LEAST_WINDOW, WINDOW_PER_RANK * self.graph.num_ranks)
         window = LEAST_WINDOW if is_prompt else whole
         largest = LARGEST_WINDOW * window // whole
-        network = flow_network(self.graph, self.tables, thin_tolerance=WINDOW_TOLERANCE)
+        network = flow_network(self.graph, self.tables, thin_tolerance=HULL_TOLERANCE)
         of_windows = partial(refine, self.rounder, network, deadline_s=deadline_s)
         bound_j = plan.cost_j - excess_j
         for is_end in (False, True):

@@ -174,13 +174,12 @@ def _chosen_order(request: OfflineRequest, deadline_s: float) -> tuple["OrderPla
     Where the flattest plan is wanted, it is the flattest order of those of nearly the least energy.
     """
     chosen = _cheapest_order(request, deadline_s)
-    bound_j = None if chosen.any_order is None else chosen.any_order.energy_j
     if not request.is_flattest:
-        return chosen, bound_j, None
+        return chosen, chosen.any_order_j, None
     from gpuenergyd_policies.planning.flat.orders import flattest_order  # noqa: PLC0415  start fast
 
     found = flattest_order(chosen)
-    return found.order, bound_j, found.flat
+    return found.order, chosen.any_order_j, found.flat
 
 
 def _cheapest_order(request: OfflineRequest, deadline_s: float) -> "OrderPlan":

@@ -20,10 +20,15 @@ from gpuenergyd_policies.planning.discrete.refinement import (
     windows_of_passes,
 )
 from gpuenergyd_policies.planning.discrete.rounding import EARLY, LATE, MIDDLE, RoundedPlan, Rounder
-from gpuenergyd_policies.planning.exact.certificate import cost_lower_bounds_j
 from gpuenergyd_policies.planning.exact.network import FlowNetwork, flow_network
 from gpuenergyd_policies.planning.exact.sweep import Sweep, sweep_frontier
-from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray, PlanningTables, planning_tables
+from gpuenergyd_policies.planning.exact.tables import (
+    HULL_TOLERANCE,
+    FloatArray,
+    IntArray,
+    PlanningTables,
+    planning_tables,
+)
 
 DEADLINE_ROUNDING_RATIO = 1e-12
 """Relative tolerance below T_min, for sums of the same times in another order."""
@@ -33,8 +38,6 @@ SLOWEST_MARGIN_RATIO = 1e-9
 """Margin beyond T_slow with which rounding still reaches every slowest option."""
 LARGE_PIPELINE = 4096
 """Number of instructions from which long hulls are thinned by default."""
-WINDOW_TOLERANCE = 1e-3
-"""Thinning tolerance for large pipelines and for windows in refinement."""
 LATER_RATIOS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02)
 """Later deadlines whose optimal durations are rounded too, since they often round better."""
 SMALL_PIPELINE = 160
@@ -71,14 +74,6 @@ class PlanningProblem:
     def thinned(self, tolerance_ratio: float) -> "PlanningProblem":
         """Return the same problem with hulls thinned for the sweep; bounds and rounding keep all options."""
         return replace(self, network=flow_network(self.graph, self.tables, thin_tolerance=tolerance_ratio))
-
-    def require_possible(self, deadline_s: float) -> None:
-        """Check a deadline; raise TargetError if it is below T_min."""
-        require_possible(deadline_s, self.min_time_s)
-
-    def useful_s(self, deadline_s: float) -> float:
-        """Return the deadline limited to [T_min, T_slow], plus a margin with which rounding reaches T_slow."""
-        return useful_s(deadline_s, self.min_time_s, self.slowest_time_s)
 
     def sweep(self, deadlines_s: FloatArray, *, stop_early: bool) -> Sweep:
         """Return optimal flows and durations at these deadlines, and at T* as the last row."""
@@ -140,20 +135,50 @@ class PlanningProblem:
         is_thorough = gap > WIDE_GAP or self.rounder.num_operations <= SMALL_PIPELINE
         is_light = effort is Effort.BRIEF or not is_thorough
         windows = windows_of_passes(self.rounder, LIGHT_PASSES if is_light else FULL_PASSES)
-        return refine(self.rounder, self.thinned(WINDOW_TOLERANCE).network, plan, deadline_s, windows)
+        return refine(self.rounder, self.thinned(HULL_TOLERANCE).network, plan, deadline_s, windows)
 
 
-def require_possible(deadline_s: float, min_time_s: float) -> None:
-    """Check a deadline; raise TargetError if it is below T_min."""
+def cost_lower_bounds_j(
+    tables: PlanningTables,
+    network: FlowNetwork,
+    *,
+    prices_w: FloatArray,
+    edge_prices_w: FloatArray,
+    values_w: FloatArray,
+    deadlines_s: FloatArray,
+) -> FloatArray:
+    """Return, for each row of prices, a lower bound on the effective energy of plans that meet that row's deadline.
+
+    By weak LP duality, for any flow x >= 0 from source to sink of value F, and any plan with makespan at most T,
+
+        sum_i cost_i >= sum_i min_k (cost_ik + x_i * time_ik) + sum_e x_e * latency_e - F * T.
+
+    The bound is evaluated on the original tables and latencies, not on the rounded and thinned ones of the sweep, so it
+    is valid for any flow: a worse flow gives a weaker bound, never an invalid one.
+    """
+    bounds = edge_prices_w @ network.edge_latency_s - values_w * deadlines_s
+    for index, table in enumerate(tables.tables):
+        members = np.flatnonzero(tables.class_of == index)
+        times, costs = table.times_s[table.hull], table.costs_j[table.hull]
+        slopes = -np.diff(costs) / np.diff(times)
+        prices = prices_w[:, members]
+        # cost + price * time is convex over the hull: its least vertex is where the slope falls below the price
+        vertex = np.searchsorted(-slopes, -prices.ravel()).reshape(prices.shape)
+        bounds += (costs[vertex] + prices * times[vertex]).sum(axis=1)
+    return bounds
+
+
+def useful_s(deadline_s: float, min_time_s: float, slowest_time_s: float) -> float:
+    """Return the deadline limited to [T_min, T_slow], plus a margin with which rounding reaches T_slow.
+
+    Raises:
+        TargetError: the deadline is below T_min.
+    """
     if not deadline_s >= min_time_s * (1.0 - DEADLINE_ROUNDING_RATIO):
         raise TargetError(
             f"iteration time {deadline_s:.6g} s cannot be met: with every instruction at its fastest clock it is"
             f" T_min = {min_time_s!r} s"
         )
-
-
-def useful_s(deadline_s: float, min_time_s: float, slowest_time_s: float) -> float:
-    """Return the deadline limited to [T_min, T_slow], plus a margin with which rounding reaches T_slow."""
     return max(min_time_s, min(deadline_s, slowest_time_s * (1.0 + SLOWEST_MARGIN_RATIO)))
 
 
@@ -166,7 +191,7 @@ def make_problem(
         ProfileError: a class of the graph was not measured.
     """
     if thin_tolerance is None:
-        thin_tolerance = WINDOW_TOLERANCE if len(graph.instructions) >= LARGE_PIPELINE else 0.0
+        thin_tolerance = HULL_TOLERANCE if len(graph.instructions) >= LARGE_PIPELINE else 0.0
     tables = planning_tables(graph, profile)
     return PlanningProblem(
         graph=graph,

@@ -1,6 +1,7 @@
 """Pipelines for planner tests: random ones, the shared instances, and the optimum from an independent LP solver."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from gpuenergyd.core.pipeline.graph import (
 )
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
 from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
+from gpuenergyd_policies.planning.exact.network import FlowNetwork
+from gpuenergyd_policies.planning.exact.sweep_kernels import NetworkArrays
 
 SHARED = Path(__file__).parents[3].parent / "shared" / "data"
 F, B = InstructionKind.F, InstructionKind.B
@@ -146,3 +149,8 @@ def gpt3(gpu: str, num_microbatches: int, extra_inflight: tuple[int, ...] = ()) 
     power_w = {"a100-sxm": 83.64, "a40": 70.38}[gpu]
     schedule = one_forward_one_backward(8, num_microbatches, extra_inflight)
     return dependency_graph(schedule), PipelineProfile(table.classes, power_w)
+
+
+def kernel_arrays(network: FlowNetwork) -> Any:
+    """Return the arrays of a network as numpy's, whether or not kernels are compiled."""
+    return NetworkArrays(*map(np.asarray, network.arrays))

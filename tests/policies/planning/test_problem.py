@@ -10,10 +10,9 @@ from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, Pi
 from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import ScheduleError, TargetError
-from gpuenergyd_policies.planning.exact.certificate import cost_lower_bounds_j
 from gpuenergyd_policies.planning.frontier import frontier
 from gpuenergyd_policies.planning.inflight import requested_caps
-from gpuenergyd_policies.planning.problem import Effort, later_deadlines_s, make_problem
+from gpuenergyd_policies.planning.problem import Effort, cost_lower_bounds_j, later_deadlines_s, make_problem, useful_s
 from tests.policies.planning.pipelines import B, F, plain_pipeline
 
 OPTIONS = (ClockOption(900, 1.0, 100.0), ClockOption(600, 1.5, 80.0), ClockOption(300, 2.5, 70.0))
@@ -28,17 +27,17 @@ def test_a_deadline_is_limited_to_the_range_from_t_min_to_t_slow() -> None:
     problem = make_problem(*HAND_MADE)
 
     assert (problem.min_time_s, problem.slowest_time_s) == (2.0, 5.0)
-    assert problem.useful_s(1.0) == 2.0
-    assert problem.useful_s(3.0) == 3.0
-    assert problem.useful_s(9.0) == pytest.approx(5.0 * (1 + 1e-9), rel=1e-15)
-    problem.require_possible(2.0 * (1 - 1e-13))
+    ends_s = problem.min_time_s, problem.slowest_time_s
+    assert useful_s(2.0 * (1 - 1e-13), *ends_s) == 2.0
+    assert useful_s(3.0, *ends_s) == 3.0
+    assert useful_s(9.0, *ends_s) == pytest.approx(5.0 * (1 + 1e-9), rel=1e-15)
     with pytest.raises(TargetError, match=r"1\.999"):
-        problem.require_possible(1.999)
+        useful_s(1.999, *ends_s)
 
 
 def test_the_bound_is_the_cost_of_the_cheapest_options_at_the_prices_minus_the_deadlines_price() -> None:
     problem = make_problem(*HAND_MADE)
-    edges = len(problem.network.edge_tail)
+    edges = len(problem.network.arrays.tail)
     prices_w = np.array([[50.0, 50.0], [20.0, 20.0], [10.0, 10.0], [0.0, 0.0], [50.0, 10.0]])
 
     bounds_j = cost_lower_bounds_j(
@@ -64,7 +63,7 @@ def test_the_bound_is_the_cost_of_the_cheapest_options_at_the_prices_minus_the_d
 def test_flow_over_a_latency_adds_to_the_bound() -> None:
     graph, profile = plain_pipeline(2, 1, latency_s=0.25)
     problem = make_problem(graph, profile)
-    n, edges = len(graph.instructions), len(problem.network.edge_tail)
+    n, edges = len(graph.instructions), len(problem.network.arrays.tail)
     given = {"prices_w": np.zeros((1, n)), "values_w": np.zeros(1), "deadlines_s": np.ones(1)}
 
     without, with_flow = (

@@ -69,16 +69,17 @@ def working_memory(
 ) -> tuple[PipelineArrays, Window]:
     """Return a pipeline with its deadline, and memory for windows of at most `longest` operations."""
     n, order = rounder.num_operations, rounder.order
-    most_edges = len(network.edge_tail) + 2 * longest
+    arrays = network.arrays
+    most_edges = len(arrays.tail) + 2 * longest
     rows = len(LATER_SPANS) + 1
     option_ticks = np.maximum(1, np.rint(np.asarray(rounder.options.times) / network.tick_s).astype(np.int64))
     pipeline = PipelineArrays(
         graph=rounder.due_by(deadline_s),
         options=rounder.options,
         offered=rounder.offered,
-        first_vertex=ints(network.first_level[order]),
-        last_vertex=ints(network.last_level[order]),
-        single_vertex=len(network.level_ticks),
+        first_vertex=ints(np.asarray(arrays.first)[order]),
+        last_vertex=ints(np.asarray(arrays.last)[order]),
+        single_vertex=len(arrays.ticks),
         microbatches=ints(rounder.microbatches),
         deadline=deadline_s,
         tick_s=network.tick_s,
@@ -89,8 +90,8 @@ def working_memory(
         network=NetworkArrays(
             first=ints(np.zeros(longest)),
             last=ints(np.zeros(longest)),
-            ticks=ints(np.concatenate([network.level_ticks, option_ticks])),
-            slope=ints(np.concatenate([network.level_slope_uw, np.zeros_like(option_ticks)])),
+            ticks=ints(np.concatenate([arrays.ticks, option_ticks])),
+            slope=ints(np.concatenate([arrays.slope, np.zeros_like(option_ticks)])),
             tail=ints(np.zeros(most_edges)),
             head=ints(np.zeros(most_edges)),
             latency=ints(np.zeros(most_edges)),

@@ -14,7 +14,6 @@ Deadlines are shortened by a few units in the last place, so that the guarantee 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 
@@ -43,18 +42,11 @@ class RoundedPlan:
     makespan_s: float
 
 
-class _Neighbours(NamedTuple):
-    """The neighbours of all nodes: those of node i are start[i]:start[i + 1]."""
-
-    start: IntArray
-    nodes: IntArray
-    latencies_s: FloatArray
-
-
-def _neighbours(rows: Sequence[Sequence[tuple[int, float]]]) -> _Neighbours:
+def _neighbours(rows: Sequence[Sequence[tuple[int, float]]]) -> tuple[IntArray, IntArray, FloatArray]:
+    """Return the neighbours of all nodes with their latencies in seconds: those of node i are start[i]:start[i + 1]."""
     start = np.cumsum([0, *map(len, rows)])
     flat = np.fromiter(chain.from_iterable(chain.from_iterable(rows)), dtype=np.float64).reshape(-1, 2)
-    return _Neighbours(start, flat[:, 0].astype(np.int64), flat[:, 1])
+    return start, flat[:, 0].astype(np.int64), flat[:, 1]
 
 
 class Rounder:
@@ -71,16 +63,16 @@ class Rounder:
         position = np.empty(n, dtype=np.int64)
         position[self.order] = np.arange(n)
         nodes = self.order.tolist()
-        before = _neighbours([graph.predecessors[v] for v in nodes])
-        after = _neighbours([graph.successors[v] for v in nodes])
+        pred, pred_node, pred_latency_s = _neighbours([graph.predecessors[v] for v in nodes])
+        succ, succ_node, succ_latency_s = _neighbours([graph.successors[v] for v in nodes])
         self.num_operations = n
         self.graph = GraphArrays(
-            pred=ints(before.start),
-            pred_node=ints(position[before.nodes]),
-            pred_latency=floats(before.latencies_s),
-            succ=ints(after.start),
-            succ_node=ints(position[after.nodes]),
-            succ_latency=floats(after.latencies_s),
+            pred=ints(pred),
+            pred_node=ints(position[pred_node]),
+            pred_latency=floats(pred_latency_s),
+            succ=ints(succ),
+            succ_node=ints(position[succ_node]),
+            succ_latency=floats(succ_latency_s),
             due=floats(np.zeros(n)),
         )
         class_of = tables.class_of[self.order]

@@ -1,1 +1,1 @@
-"""The exact time-energy frontier: tables, flow network, sweep and certificate."""
+"""The exact time-energy frontier: tables, flow network and sweep."""

@@ -11,7 +11,9 @@ from itertools import pairwise
 import numpy as np
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph
-from gpuenergyd_policies.planning.exact.tables import FloatArray, HullChain, IntArray, PlanningTables, under_hull
+from gpuenergyd_policies.planning.compiled import ints
+from gpuenergyd_policies.planning.exact.sweep_kernels import NetworkArrays
+from gpuenergyd_policies.planning.exact.tables import FloatArray, HullChain, PlanningTables, under_hull
 
 MICROWATTS = 1e6
 JITTER_TICKS = 17
@@ -23,27 +25,12 @@ MAX_KEY = 2**62
 
 @dataclass(frozen=True, slots=True)
 class FlowNetwork:
-    """Integer flow network: nodes 2i and 2i + 1 are begin and end of operation i, n and n + 1 are source and sink.
-
-    Edges are sorted by tail. Levels of operation i, fastest first, are first_level[i] to last_level[i], with slope 0
-    on the last.
-    """
+    """Integer flow network as kernel arrays, with the length of a tick and the true latency of each edge."""
 
     num_operations: int
     tick_s: float
-    first_level: IntArray
-    last_level: IntArray
-    level_ticks: IntArray
-    level_slope_uw: IntArray
-    edge_tail: IntArray
-    edge_head: IntArray
-    edge_ticks: IntArray
     edge_latency_s: FloatArray
-    successors_start: IntArray
-    predecessors_start: IntArray
-    predecessor_edges: IntArray
-    order: IntArray
-    """Operations in topological order."""
+    arrays: NetworkArrays
 
 
 def flow_network(graph: DependencyGraph, tables: PlanningTables, *, thin_tolerance: float) -> FlowNetwork:
@@ -77,22 +64,20 @@ def flow_network(graph: DependencyGraph, tables: PlanningTables, *, thin_toleran
         all_slopes += slopes
         class_last.append(len(all_ticks) - 1)
     by_head = np.argsort(head, kind="stable")
-    return FlowNetwork(
-        num_operations=n,
-        tick_s=tick_s,
-        first_level=np.array(class_first, dtype=np.int64)[tables.class_of],
-        last_level=np.array(class_last, dtype=np.int64)[tables.class_of],
-        level_ticks=np.array(all_ticks, dtype=np.int64),
-        level_slope_uw=np.array(all_slopes, dtype=np.int64),
-        edge_tail=tail,
-        edge_head=head,
-        edge_ticks=ticks,
-        edge_latency_s=latency_s,
-        successors_start=np.searchsorted(tail, np.arange(n + 3)),
-        predecessors_start=np.searchsorted(head[by_head], np.arange(n + 3)),
-        predecessor_edges=by_head,
-        order=np.array(graph.topological_order, dtype=np.int64),
+    arrays = NetworkArrays(
+        first=ints(np.array(class_first, dtype=np.int64)[tables.class_of]),
+        last=ints(np.array(class_last, dtype=np.int64)[tables.class_of]),
+        ticks=ints(all_ticks),
+        slope=ints(all_slopes),
+        tail=ints(tail),
+        head=ints(head),
+        latency=ints(ticks),
+        succ=ints(np.searchsorted(tail, np.arange(n + 3))),
+        pred=ints(np.searchsorted(head[by_head], np.arange(n + 3))),
+        pred_edges=ints(by_head),
+        order=ints(graph.topological_order),
     )
+    return FlowNetwork(n, tick_s, latency_s, arrays)
 
 
 def tick_length_s(*, shortest_s: float, longest_s: float, num_nodes: int) -> float:

@@ -21,7 +21,6 @@ import numpy as np
 from gpuenergyd_policies.planning.compiled import ints
 from gpuenergyd_policies.planning.exact.network import MICROWATTS, FlowNetwork
 from gpuenergyd_policies.planning.exact.sweep_kernels import (
-    NetworkArrays,
     Search,
     SweepRequest,
     SweepSnapshots,
@@ -66,7 +65,7 @@ def sweep_frontier(
 
     Deadlines below T_min get the snapshot at T_min. With `stop_early` the sweep ends after the last of them.
     """
-    n, m = network.num_operations, len(network.edge_tail)
+    n, m = network.num_operations, len(network.edge_latency_s)
     tick_s = network.tick_s
     # Rounding and jitter move T_min by a few microseconds at most: shift all deadlines with it.
     shift = longest_path_ticks(network) - round(min_time_s / tick_s)
@@ -82,7 +81,7 @@ def sweep_frontier(
     breakpoint_ticks, breakpoint_prices, least_energy_ticks, augmentations = sweep_down(
         n,
         m,
-        network_arrays(network),
+        network.arrays,
         sweep_state(n, m),
         SweepRequest(ints(wanted[by_time]), round(idle_power_w * MICROWATTS), stop_early),
         out,
@@ -105,33 +104,16 @@ def sweep_frontier(
 def longest_path_ticks(network: FlowNetwork) -> int:
     """Return T_min of the network in ticks, jitter included."""
     n = network.num_operations
+    first, _, level_ticks, _, tails, _, edge_ticks, _, start, edges, order = (
+        np.asarray(part).tolist() for part in network.arrays
+    )
     finish = [0] * (n + 2)
-    ticks = network.level_ticks[network.first_level].tolist()
-    tails, edge_ticks = network.edge_tail.tolist(), network.edge_ticks.tolist()
-    edges, start = network.predecessor_edges.tolist(), network.predecessors_start.tolist()
-    for v in [*network.order.tolist(), n + 1]:
+    for v in [*order, n + 1]:
         begin = 0
         for e in edges[start[v] : start[v + 1]]:
             begin = max(begin, finish[tails[e]] + edge_ticks[e])
-        finish[v] = begin + (ticks[v] if v < n else 0)
+        finish[v] = begin + (level_ticks[first[v]] if v < n else 0)
     return finish[n + 1]
-
-
-def network_arrays(network: FlowNetwork) -> NetworkArrays:
-    """Return a network as kernel arrays."""
-    return NetworkArrays(
-        first=ints(network.first_level),
-        last=ints(network.last_level),
-        ticks=ints(network.level_ticks),
-        slope=ints(network.level_slope_uw),
-        tail=ints(network.edge_tail),
-        head=ints(network.edge_head),
-        latency=ints(network.edge_ticks),
-        succ=ints(network.successors_start),
-        pred=ints(network.predecessors_start),
-        pred_edges=ints(network.predecessor_edges),
-        order=ints(network.order),
-    )
 
 
 def sweep_state(num_operations: int, num_edges: int) -> SweepState:

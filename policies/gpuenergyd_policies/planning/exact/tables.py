@@ -18,6 +18,8 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 
+HULL_TOLERANCE = 1e-3
+"""How far hulls are approximated for windows and large pipelines, as a share of the least energy of the class."""
 LONG_HULL = 16
 """Hulls up to this many vertices stay as they are: coarse ones need each vertex, and fewer would save no time."""
 

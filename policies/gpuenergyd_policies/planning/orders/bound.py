@@ -16,9 +16,7 @@ and are added where a solution violates them. The bound is recomputed from the m
 duality, so that it holds whatever the tolerance of the solver.
 """
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,16 +44,6 @@ _VIOLATED_S = 1e-6
 _SETTLED_RATIO = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class AnyOrderBound:
-    """Proven lower bound over all orders within the memory limits, waiting charged to the end of each plan."""
-
-    energy_j: float
-    is_grouped: bool
-    """Whether microbatches were grouped, or only loads considered, which loosens the bound."""
-    solve_cpu_s: float
-
-
 def any_order_bound(
     profile: PipelineProfile,
     limits: Sequence[int],
@@ -65,24 +53,20 @@ def any_order_bound(
     communication_latency_s: float = 0.0,
     forced: bool = False,
     num_cells: int | None = None,
-) -> AnyOrderBound | None:
-    """Return the bound for plans that meet a deadline, None if the solver fails.
+) -> float | None:
+    """Return a proven lower bound, waiting charged to the end of each plan, for plans that meet a deadline.
 
     Without input and weight gradients in the profile it is for whole backwards only. With `forced` the time until the
-    deadline passes anyway. `num_cells` limits cells instead of the default: more are tighter and take longer.
+    deadline passes anyway. None if the solver fails. `num_cells` limits cells instead of the default: more are tighter
+    and take longer.
     """
-    began_s = time.process_time()
     if len(limits) > MOST_RANKS:
         waiting_w = profile.blocking_power_w * len(limits)
-        load_j = load_bound_j(stage_loads(profile, num_microbatches), waiting_w, deadline_s, forced=forced)
-        return AnyOrderBound(load_j, True, time.process_time() - began_s)
+        return load_bound_j(stage_loads(profile, num_microbatches), waiting_w, deadline_s, forced=forced)
     if num_cells is None:
         num_cells = MOST_CELLS if 3 * len(limits) * num_microbatches <= MANY_INSTRUCTIONS else FEW_CELLS
     program = _Program(profile, limits, num_microbatches, deadline_s, communication_latency_s, num_cells, forced=forced)
-    energy_j = program.bound_j()
-    if energy_j is None:
-        return None
-    return AnyOrderBound(energy_j, program.num_cells < num_microbatches, time.process_time() - began_s)
+    return program.bound_j()
 
 
 def cell_starts(num_microbatches: int, num_cells: int) -> IntArray:

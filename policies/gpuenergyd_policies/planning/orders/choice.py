@@ -13,7 +13,7 @@ from gpuenergyd.core.pipeline.graph import DependencyGraph, Schedule, one_forwar
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.frontier import SolvedPlan, solve
-from gpuenergyd_policies.planning.orders.bound import AnyOrderBound, any_order_bound, is_no_cheaper
+from gpuenergyd_policies.planning.orders.bound import any_order_bound, is_no_cheaper
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 from gpuenergyd_policies.planning.orders.search import FINALISTS, MOST_LONG_WORK, MOST_WORK, ranked_shapes
 from gpuenergyd_policies.planning.orders.shape import RankShape, repaired, shaped_schedule
@@ -36,7 +36,7 @@ class OrderPlan:
     schedule: Schedule
     graph: DependencyGraph
     solved: SolvedPlan
-    any_order: AnyOrderBound | None
+    any_order_j: float | None
     profile: PipelineProfile
     """With the classes of the schedule's chunks."""
     near: "tuple[OrderPlan, ...]" = ()
@@ -86,10 +86,10 @@ def plan_order(
         for other, of_other, plan in others
         if near_ratio > 0 and plan.energy_j <= most_j
     )
-    bound = any_order_bound(
+    bound_j = any_order_bound(
         profile, limits, num_microbatches, deadline_s, communication_latency_s=communication_latency_s, forced=forced
     )
-    return OrderPlan(schedule, graph, solved, bound, profile, near)
+    return OrderPlan(schedule, graph, solved, bound_j, profile, near)
 
 
 def candidates(task: OrderTask, finalists: int = FINALISTS) -> list[Schedule]:

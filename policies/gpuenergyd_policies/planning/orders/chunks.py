@@ -6,7 +6,6 @@ are searched as for one stage per GPU and then run chunk by chunk. Stages far ap
 well. What fits in memory is solved with real clocks, and the cheapest plan is chosen.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,7 +15,6 @@ from gpuenergyd.core.pipeline.schedules import SCHEDULES, in_a_row, make_schedul
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError, TargetError
 from gpuenergyd_policies.planning.frontier import Effort, SolvedPlan, solve
-from gpuenergyd_policies.planning.orders.bound import AnyOrderBound
 from gpuenergyd_policies.planning.orders.choice import OrderPlan, candidates
 from gpuenergyd_policies.planning.orders.load import load_bound_j, shared_load
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
@@ -83,11 +81,9 @@ def plan_chunk_order(
         for one in found[:FINALISTS]
     ]
     best = min(finalists, key=charged_j)
-    began_s = time.process_time()
     load = shared_load(profile, len(limits), plain.num_microbatches)
     bound_j = load_bound_j([load], profile.blocking_power_w * len(limits), deadline_s, forced=forced)
-    bound = AnyOrderBound(bound_j, True, time.process_time() - began_s)
-    return OrderPlan(best.schedule, task.graph(best.schedule), best.solved, bound, best.profile)
+    return OrderPlan(best.schedule, task.graph(best.schedule), best.solved, bound_j, best.profile)
 
 
 def _schedules(plain: Schedule, task: OrderTask) -> Iterator[Schedule]:

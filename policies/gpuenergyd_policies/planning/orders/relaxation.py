@@ -3,14 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Schedule, dependency_graph
 from gpuenergyd.core.pipeline.profile import PipelineProfile
-from gpuenergyd.errors import ScheduleError
-from gpuenergyd_policies.planning.averaging import QUICK_STEPS
-from gpuenergyd_policies.planning.large import TOO_LARGE, LargePipeline
-from gpuenergyd_policies.planning.problem import make_problem
+from gpuenergyd.errors import ScheduleError, TargetError
+from gpuenergyd_policies.planning.frontier import Effort, min_iteration_time_s, solve
 
 LEAST_GAIN_RATIO = 2e-6
 """Relative gain below which another order counts as equal."""
@@ -42,9 +38,8 @@ class OrderTask:
 
 @dataclass(frozen=True, slots=True)
 class RelaxedOrder:
-    """An order and the least energy that the relaxation of its clocks needs; infinite if it misses the deadline."""
+    """The least energy that the relaxation of an order's clocks needs; infinite if it misses the deadline."""
 
-    schedule: Schedule
     energy_j: float
     min_time_s: float = float("inf")
     """Iteration time at the fastest clocks; infinite for orders that deadlock."""
@@ -57,34 +52,22 @@ class RelaxedOrder:
 
 
 def relaxed(task: OrderTask, schedule: Schedule) -> RelaxedOrder:
-    """Return an order with its relaxed energy."""
+    """Return an order's relaxed energy."""
     try:
         graph = task.graph(schedule)
     except ScheduleError:
-        return RelaxedOrder(schedule, float("inf"))
-    if len(graph.instructions) > TOO_LARGE:
-        return _averaged(task, schedule, graph)
-    problem = make_problem(graph, task.profile, SEARCH_TOLERANCE)
-    if problem.min_time_s > task.deadline_s:
-        return RelaxedOrder(schedule, float("inf"), problem.min_time_s)
-    wanted_s, row = problem.useful_s(task.deadline_s), 0
-    sweep = problem.sweep(np.array([wanted_s]), stop_early=True)
-    if task.forced:
-        cost_j = float(problem.cost_bounds_j(sweep, np.array([0]), np.array([wanted_s]))[0])
-        energy_j = cost_j + problem.tables.idle_power_w * task.deadline_s
-    else:
-        if problem.is_beyond_least_energy(sweep, 0):
-            wanted_s, row = max(problem.min_time_s, sweep.min_energy_time_s), 1
-        energy_j = problem.energy_bound_j(sweep, row, wanted_s)
-    return RelaxedOrder(schedule, energy_j, problem.min_time_s)
-
-
-def _averaged(task: OrderTask, schedule: Schedule, graph: DependencyGraph) -> RelaxedOrder:
-    """Return the energy of mean durations of a large pipeline, whose makespan exceeds the deadline only a little."""
-    pipeline = LargePipeline.of(graph, task.profile)
-    if pipeline.min_time_s > task.deadline_s:
-        return RelaxedOrder(schedule, float("inf"), pipeline.min_time_s)
-    deadline_s = min(task.deadline_s, pipeline.slowest_time_s)
-    found = pipeline.prices(deadline_s, forced=task.forced, num_steps=QUICK_STEPS)
-    energy_j = found.cost_bound_j + pipeline.tables.idle_power_w * deadline_s
-    return RelaxedOrder(schedule, energy_j, pipeline.min_time_s)
+        return RelaxedOrder(float("inf"))
+    try:
+        solved = solve(
+            graph,
+            task.profile,
+            deadline_s=task.deadline_s,
+            forced=task.forced,
+            thin_tolerance=SEARCH_TOLERANCE,
+            effort=Effort.QUICK,
+        )
+    except TargetError:
+        return RelaxedOrder(float("inf"), min_iteration_time_s(graph, task.profile))
+    left_s = task.deadline_s - solved.iteration_time_s if task.forced else 0.0
+    energy_j = solved.lower_bound_j + task.profile.blocking_power_w * graph.num_ranks * left_s
+    return RelaxedOrder(energy_j, solved.min_time_s)

@@ -9,7 +9,7 @@ ZB-H2. It runs without deadlock if and only if no rank runs fewer forwards ahead
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
@@ -93,31 +93,26 @@ def starting_shapes(limits: Sequence[int], num_microbatches: int, *, try_whole: 
 
 def neighbours(shape: OrderShape, limits: Sequence[int], *, try_whole: bool) -> Iterator[OrderShape]:
     """Yield shapes one step away: a rank, or all ranks up to or from it, with one number changed by one."""
-    changes = [(1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1)]
+    steps = [(1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1)]
+    changes = [(ahead, held, False, False) for ahead, held in steps] + [(0, 0, True, False)]
+    if try_whole:
+        changes.append((0, 0, False, True))
     num_ranks = len(shape)
     seen = {shape}
     for r in reversed(range(num_ranks)):
         for ranks in dict.fromkeys((range(r, r + 1), range(r + 1), range(r, num_ranks))):
-            moved = [
-                [
-                    replace(own, num_ahead=max(1, own.num_ahead + ahead), num_held=own.num_held + held)
+            for ahead, held, flips_weight, flips_split in changes:
+                moved = [
+                    RankShape(
+                        max(1, own.num_ahead + ahead),
+                        own.num_held + held,
+                        is_split=own.is_split != flips_split,
+                        runs_weight_first=own.runs_weight_first != flips_weight,
+                    )
                     if k in ranks
                     else own
                     for k, own in enumerate(shape)
                 ]
-                for ahead, held in changes
-            ]
-            moved.append(
-                [
-                    replace(own, runs_weight_first=not own.runs_weight_first) if k in ranks else own
-                    for k, own in enumerate(shape)
-                ]
-            )
-            if try_whole:
-                moved.append(
-                    [replace(own, is_split=not own.is_split) if k in ranks else own for k, own in enumerate(shape)]
-                )
-            for candidate in moved:
-                if (fitting := repaired(candidate, limits)) not in seen:
+                if (fitting := repaired(moved, limits)) not in seen:
                     seen.add(fitting)
                     yield fitting

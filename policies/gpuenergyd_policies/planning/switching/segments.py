@@ -9,7 +9,8 @@ The search starts from the cheapest segmentation under the dual prices of the co
 clock c costs energy - blocking power * time + price_i * time, and a dynamic program over (instruction, segments so far,
 clock) finds the best K segments of each rank on its own. Since ranks interact, simulated annealing over clocks and
 boundaries follows (Kirkpatrick et al. 1983), with a penalty for overtime that grows while the temperature falls; a
-fixed seed makes it repeatable. The result is simulated again by independent code and must meet the deadline.
+fixed seed makes it repeatable. The last restart begins with the best segments so far, at a lower temperature. The
+result is simulated again by independent code and must meet the deadline.
 """
 
 import math
@@ -40,6 +41,8 @@ from gpuenergyd_policies.planning.switching.simulation import SimulatedIteration
 
 _ROUNDING = 1e-9
 RESTARTS = 3
+LAST_COOLER = 4
+"""How much lower the temperature is of the last restart, which begins with the best segments so far."""
 SEED = 1
 """Restarts use consecutive seeds; a fixed one gives the same plan for the same input."""
 STEPS = 250_000 if IS_COMPILED else 800
@@ -88,15 +91,18 @@ def plan_segments(
     full_speed_j = search.full_speed_j
     fastest_s = min(full_speed.simulated.iteration_time_s, deadline_s)
     late_s = 0.0
+    start = at_prices = search.cheapest_at(solved.prices_w)
+    temperature_j = TEMPERATURE_RATIO * max(full_speed_j - solved.energy_j, 1e-3 * full_speed_j)
     for restart in range(RESTARTS):
+        is_last = restart == RESTARTS - 1
         found = search.anneal(
-            search.cheapest_at(solved.prices_w),
+            start if is_last else at_prices,
             Annealing(
                 blocking_power=profile.blocking_power_w,
                 waiting_power=0.0 if forced else idle_power_w,
                 deadline=max(deadline_s - late_s, fastest_s) * (1 + _ROUNDING),
                 overtime_price=max(solved.price_w, idle_power_w),
-                temperature=TEMPERATURE_RATIO * max(full_speed_j - solved.energy_j, 1e-3 * full_speed_j),
+                temperature=temperature_j / LAST_COOLER if is_last else temperature_j,
                 steps=steps,
                 seed=SEED + restart,
             ),
@@ -107,7 +113,7 @@ def plan_segments(
         meets_deadline = plan.simulated.iteration_time_s <= deadline_s * (1 + 2 * _ROUNDING)
         late_s += max(0.0, plan.simulated.iteration_time_s - deadline_s)
         if meets_deadline and (best is None or plan.simulated.energy_j < best.simulated.energy_j):
-            best = plan
+            best, start = plan, found
     return best
 
 

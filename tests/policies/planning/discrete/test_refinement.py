@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuenergyd.core.pipeline.timeline import timeline
-from gpuenergyd_policies.planning.compiled import floats, ints
+from gpuenergyd_policies.planning.compiled import ints
 from gpuenergyd_policies.planning.discrete.refinement import (
     BY_MICROBATCH,
     BY_TIME,

@@ -14,9 +14,9 @@ from gpuenergyd_policies.planning.exact.network import (
     integer_hull,
     tick_length_s,
 )
-from gpuenergyd_policies.planning.exact.sweep import longest_path_ticks, network_arrays
+from gpuenergyd_policies.planning.exact.sweep import longest_path_ticks
 from gpuenergyd_policies.planning.exact.tables import planning_tables
-from tests.policies.planning.pipelines import B, F, Pipeline, plain_pipeline, random_pipelines
+from tests.policies.planning.pipelines import B, F, Pipeline, kernel_arrays, plain_pipeline, random_pipelines
 from tests.support.examples import examples
 
 
@@ -51,25 +51,31 @@ def test_four_dependent_operations_become_a_network_with_source_and_sink() -> No
 
     assert network.num_operations == 4
     assert network.tick_s == 1e-9
-    edges = list(zip(network.edge_tail.tolist(), network.edge_head.tolist(), strict=True))
+    edges = list(zip(kernel_arrays(network).tail.tolist(), kernel_arrays(network).head.tolist(), strict=True))
     assert edges == sorted([*_edges(graph), (4, 0), (1, 5)])
     latency_of = dict(zip(edges, network.edge_latency_s.tolist(), strict=True))
-    ticks_of = dict(zip(edges, network.edge_ticks.tolist(), strict=True))
+    ticks_of = dict(zip(edges, kernel_arrays(network).latency.tolist(), strict=True))
     assert latency_of[0, 2] == latency_of[3, 1] == 0.002
     assert ticks_of[4, 0] == ticks_of[1, 5] == 0
     for tail, head in _edges(graph):
         scatter = ticks_of[tail, head] - round(latency_of[tail, head] * 1e9)
         assert scatter == (tail * 7 + head * 13) % JITTER_TICKS
-    chains = [network.level_ticks[network.first_level[v] : network.last_level[v] + 1].tolist() for v in range(4)]
+    chains = [
+        kernel_arrays(network).ticks[kernel_arrays(network).first[v] : kernel_arrays(network).last[v] + 1].tolist()
+        for v in range(4)
+    ]
     assert chains == [
         [10_000_000, 15_000_000],
         [20_000_000, 24_000_000, 30_000_000],
         [11_000_000],
         [21_000_000, 31_000_000],
     ]
-    slopes = [network.level_slope_uw[network.first_level[v] : network.last_level[v] + 1].tolist() for v in range(4)]
+    slopes = [
+        kernel_arrays(network).slope[kernel_arrays(network).first[v] : kernel_arrays(network).last[v] + 1].tolist()
+        for v in range(4)
+    ]
     assert slopes == [[200_000_000, 0], [500_000_000, 166_666_667, 0], [0], [100_000_000, 0]]
-    assert [network.order.tolist().index(v) for v in (0, 2, 3, 1)] == [0, 1, 2, 3]
+    assert [kernel_arrays(network).order.tolist().index(v) for v in (0, 2, 3, 1)] == [0, 1, 2, 3]
     fastest = 10_000_000 + 11_000_000 + 21_000_000 + 20_000_000
     assert longest_path_ticks(network) == fastest + sum(ticks_of.values()) - ticks_of[0, 1]
 
@@ -82,12 +88,12 @@ def test_every_edge_is_found_from_both_its_ends(pipeline: Pipeline) -> None:
 
     network = flow_network(graph, planning_tables(graph, profile), thin_tolerance=0.0)
 
-    tails, heads = network.edge_tail.tolist(), network.edge_head.tolist()
+    tails, heads = kernel_arrays(network).tail.tolist(), kernel_arrays(network).head.tolist()
     assert tails == sorted(tails)
     for v in range(n + 2):
-        after = range(network.successors_start[v], network.successors_start[v + 1])
+        after = range(kernel_arrays(network).succ[v], kernel_arrays(network).succ[v + 1])
         assert list(after) == [e for e, tail in enumerate(tails) if tail == v]
-        before = network.predecessor_edges[network.predecessors_start[v] : network.predecessors_start[v + 1]]
+        before = kernel_arrays(network).pred_edges[kernel_arrays(network).pred[v] : kernel_arrays(network).pred[v + 1]]
         assert before.tolist() == [e for e, head in enumerate(heads) if head == v]
     inner = [(u, v) for u, v in zip(tails, heads, strict=True) if u < n and v < n]
     assert sorted(inner) == sorted(_edges(graph))
@@ -97,18 +103,9 @@ def test_every_edge_is_found_from_both_its_ends(pipeline: Pipeline) -> None:
     latencies_s = network.edge_latency_s.tolist()
     ends = [(u, epilogue_s) for u, v, epilogue_s in zip(tails, heads, latencies_s, strict=True) if v == n + 1]
     assert ends == [(u, graph.epilogues_s[u]) for u in range(n) if graph.epilogues_s[u] or not graph.successors[u]]
-    scatter = network.edge_ticks - np.rint(network.edge_latency_s / network.tick_s)
+    scatter = kernel_arrays(network).latency - np.rint(network.edge_latency_s / network.tick_s)
     assert scatter.min() >= 0
     assert scatter.max() < JITTER_TICKS
-    kernel = network_arrays(network)
-    assert [list(part) for part in kernel] == [
-        part.tolist()
-        for part in (
-            *(network.first_level, network.last_level, network.level_ticks, network.level_slope_uw),
-            *(network.edge_tail, network.edge_head, network.edge_ticks),
-            *(network.successors_start, network.predecessors_start, network.predecessor_edges, network.order),
-        )
-    ]
 
 
 def test_a_tolerance_drops_levels_but_no_ends_of_long_hulls() -> None:
@@ -120,12 +117,12 @@ def test_a_tolerance_drops_levels_but_no_ends_of_long_hulls() -> None:
 
     whole, thin = (flow_network(graph, tables, thin_tolerance=ratio) for ratio in (0.0, 0.01))
 
-    sizes = [(network.last_level - network.first_level + 1).tolist() for network in (whole, thin)]
+    sizes = [(kernel_arrays(network).last - kernel_arrays(network).first + 1).tolist() for network in (whole, thin)]
     assert sizes[0][0] == 40
     assert 2 <= sizes[1][0] < 20
     assert sizes[0][1] == sizes[1][1]
-    for ends in ("first_level", "last_level"):
-        whole_ticks, thin_ticks = (network.level_ticks[getattr(network, ends)].tolist() for network in (whole, thin))
+    for ends in ("first", "last"):
+        whole_ticks, thin_ticks = (own.ticks[getattr(own, ends)].tolist() for own in map(kernel_arrays, (whole, thin)))
         assert whole_ticks == thin_ticks
 
 

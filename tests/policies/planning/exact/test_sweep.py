@@ -12,7 +12,7 @@ from gpuenergyd_policies.planning.exact.network import FlowNetwork
 from gpuenergyd_policies.planning.exact.sweep import Sweep
 from gpuenergyd_policies.planning.exact.tables import FloatArray
 from gpuenergyd_policies.planning.problem import PlanningProblem, make_problem
-from tests.policies.planning.pipelines import Pipeline, plain_pipeline, random_pipelines
+from tests.policies.planning.pipelines import Pipeline, kernel_arrays, plain_pipeline, random_pipelines
 from tests.support.examples import examples
 
 UNLIMITED = float("inf")
@@ -25,14 +25,21 @@ def _deadlines_s(problem: PlanningProblem, fractions: list[float]) -> FloatArray
 
 
 def _edges(network: FlowNetwork) -> list[tuple[int, int, int]]:
-    return list(zip(network.edge_tail.tolist(), network.edge_head.tolist(), network.edge_ticks.tolist(), strict=True))
+    return list(
+        zip(
+            kernel_arrays(network).tail.tolist(),
+            kernel_arrays(network).head.tolist(),
+            kernel_arrays(network).latency.tolist(),
+            strict=True,
+        )
+    )
 
 
 def _makespan_ticks(network: FlowNetwork, ticks: list[int]) -> int:
     """Return the makespan of these durations in ticks."""
     n = network.num_operations
     finish = {n: 0}
-    for v in [*network.order.tolist(), n + 1]:
+    for v in [*kernel_arrays(network).order.tolist(), n + 1]:
         begin = max(finish[tail] + latency for tail, head, latency in _edges(network) if head == v)
         finish[v] = begin + (ticks[v] if v < n else 0)
     return finish[n + 1]
@@ -40,8 +47,8 @@ def _makespan_ticks(network: FlowNetwork, ticks: list[int]) -> int:
 
 def _levels(network: FlowNetwork, v: int) -> tuple[list[int], list[int]]:
     """Return ticks, fastest first, and slopes of an operation's chain."""
-    chain = slice(network.first_level[v], network.last_level[v] + 1)
-    return network.level_ticks[chain].tolist(), network.level_slope_uw[chain].tolist()
+    chain = slice(kernel_arrays(network).first[v], kernel_arrays(network).last[v] + 1)
+    return kernel_arrays(network).ticks[chain].tolist(), kernel_arrays(network).slope[chain].tolist()
 
 
 def _fair_prices_uw(network: FlowNetwork, v: int, ticks: int) -> tuple[float, float]:
@@ -92,7 +99,7 @@ def _check_snapshot(problem: PlanningProblem, sweep: Sweep, row: int) -> int:
 def _shift_ticks(problem: PlanningProblem) -> int:
     """Return how much longer T_min is in the network than in the tables."""
     network = problem.network
-    fastest = network.level_ticks[network.first_level].tolist()
+    fastest = kernel_arrays(network).ticks[kernel_arrays(network).first].tolist()
     return _makespan_ticks(network, fastest) - round(problem.min_time_s / network.tick_s)
 
 
@@ -112,8 +119,8 @@ def test_every_snapshot_is_optimal_and_at_its_deadline(
     sweep = problem.sweep(deadlines_s, stop_early=stop_early)
 
     assert len(sweep.durations_s) == len(deadlines_s) + 1
-    slow = _makespan_ticks(network, network.level_ticks[network.last_level].tolist())
-    fast = _makespan_ticks(network, network.level_ticks[network.first_level].tolist())
+    slow = _makespan_ticks(network, kernel_arrays(network).ticks[kernel_arrays(network).last].tolist())
+    fast = _makespan_ticks(network, kernel_arrays(network).ticks[kernel_arrays(network).first].tolist())
     for row, deadline_s in enumerate(deadlines_s):
         wanted = min(max(round(deadline_s / network.tick_s) + shift, fast), slow)
         assert _check_snapshot(problem, sweep, row) == wanted
@@ -133,7 +140,10 @@ def test_breakpoints_sum_up_to_the_cost_of_every_snapshot(pipeline: Pipeline, fr
     ticks = np.rint(sweep.durations_s[0] / network.tick_s).astype(int).tolist()
     makespan = _makespan_ticks(network, ticks)
 
-    slowest, fastest = (network.level_ticks[level].tolist() for level in (network.last_level, network.first_level))
+    slowest, fastest = (
+        kernel_arrays(network).ticks[level].tolist()
+        for level in (kernel_arrays(network).last, kernel_arrays(network).first)
+    )
     assert times[0] == _makespan_ticks(network, slowest)
     assert times[-1] == _makespan_ticks(network, fastest)
     assert times.tolist() == sorted(set(times.tolist()), reverse=True)
