@@ -153,4 +153,5 @@ def gpt3(gpu: str, num_microbatches: int, extra_inflight: tuple[int, ...] = ()) 
 
 def kernel_arrays(network: FlowNetwork) -> Any:
     """Return the arrays of a network as numpy's, whether or not kernels are compiled."""
-    return NetworkArrays(*map(np.asarray, network.arrays))
+    arrays: Any = map(np.asarray, network.arrays)
+    return NetworkArrays(*arrays)
