@@ -22,8 +22,8 @@ from scipy.interpolate import PchipInterpolator
 from gpuenergyd.cli.carbon.files import read_frontier, read_traces
 from gpuenergyd.core.carbon.intensity import HourlySeries
 from gpuenergyd.core.carbon.replay import ReplayRequest, ZoneReplay
-from gpuenergyd_policies.carbon.features import filled_history
 from gpuenergyd_policies.carbon.forecast import skill_against_naive
+from gpuenergyd_policies.carbon.history import filled_history
 from gpuenergyd_policies.carbon.pooled_prior import read_prior
 from gpuenergyd_policies.carbon.replay import issue_forecasts, replay
 

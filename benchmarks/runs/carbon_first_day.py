@@ -26,8 +26,8 @@ from carbon import SHARED, TEST_FROM_AT, zones_in
 
 from gpuenergyd.carbon.fetched_file import KEPT_HISTORY
 from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries
-from gpuenergyd_policies.carbon.features import Array, FilledHistory, Origins, filled_history, targets
 from gpuenergyd_policies.carbon.forecast import ZoneForecaster, naive_forecasts
+from gpuenergyd_policies.carbon.history import Array, FilledHistory, Origins, filled_history, targets
 from gpuenergyd_policies.carbon.pooled_prior import PooledPrior, shipped_prior
 
 FETCHED_DAYS = (KEPT_HISTORY.days, 35, 8)
@@ -81,16 +81,11 @@ class IssuedDays:
         self.num_inside += int(((low <= truth) & (truth <= high)).sum())
 
 
-def seen_until(history: FilledHistory, begin: int, end: int) -> FilledHistory:
-    """Return a part of a history."""
-    return FilledHistory(history.first_hour_at + begin * HOUR, history.values[begin:end], history.is_filled[begin:end])
-
-
 def issue_warm(history: FilledHistory, first: int, days: Origins, prior: PooledPrior) -> IssuedDays:
     """Forecast the days by a forecaster that is refitted every day, as in issue_forecasts."""
     issued, forecaster = IssuedDays(), ZoneForecaster(prior=prior)
     for day in range(first, int(days[-1]) + 1, 24):
-        seen = seen_until(history, 0, day + NUM_EVALUATED_HOURS)
+        seen = history.part(0, day + NUM_EVALUATED_HOURS)
         forecaster.refit(seen, day)
         if day in days:
             issued.add(forecaster, seen, day)
@@ -102,7 +97,7 @@ def issue_first_days(history: FilledHistory, days: Origins, fetched_days: int, p
     issued = IssuedDays()
     for day in days:
         begin = max(0, int(day) - 24 * fetched_days)
-        seen, origin = seen_until(history, begin, int(day) + NUM_EVALUATED_HOURS), int(day) - begin
+        seen, origin = history.part(begin, int(day) + NUM_EVALUATED_HOURS), int(day) - begin
         forecaster = ZoneForecaster(prior=prior)
         forecaster.refit(seen, origin)
         issued.add(forecaster, seen, origin)

@@ -1,6 +1,6 @@
 """Measures the coverage of forecast intervals by zone and by single month, beside an interval that does not adapt.
 
-    python benchmarks/runs/carbon_interval.py [TRACES_FOLDER] [--networks 3] [--json]
+    python benchmarks/runs/carbon_interval.py [TRACES_FOLDER] [--json]
 
 Judged on months that chose nothing of the interval (its constants are from 2022 and 2023 of Electricity Maps): 2024 of
 Electricity Maps' zones with the shipped prior, and July 2021 to December 2022 of CarbonCast's with a prior fitted to
@@ -31,8 +31,8 @@ from carbon_published import FROM_AT as CARBONCAST_FROM_AT
 
 from gpuenergyd.cli.carbon.files import read_traces
 from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries
-from gpuenergyd_policies.carbon.features import WEEK_HOURS, Array, FilledHistory, Origins, filled_history
 from gpuenergyd_policies.carbon.forecast import RECORD_HOURS
+from gpuenergyd_policies.carbon.history import WEEK_HOURS, Array, FilledHistory, Origins, filled_history
 from gpuenergyd_policies.carbon.pooled_prior import PooledPrior
 from gpuenergyd_policies.carbon.replay import IssuedTable, issue_forecasts
 
@@ -164,7 +164,6 @@ def summary(ratios: Iterable[float]) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", type=Path, nargs="?", default=SHARED / "carbon")
-    parser.add_argument("--networks", type=int, default=3, help="networks of the prior, as of the shipped one")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     newer = zones_in(options.traces, None)
@@ -172,7 +171,7 @@ def main() -> int:
     if not newer or not older:
         print(f"no traces in {options.traces}", file=sys.stderr)
         return 1
-    prior = fit_prior(options.traces, options.networks)
+    prior = fit_prior(options.traces)
     with threadpool_limits(1):
         zones = [measure(trace, "Electricity Maps", TEST_FROM_AT, None) for trace in newer]
         zones += [measure(trace, "CarbonCast", CARBONCAST_FROM_AT, prior) for trace in older]
@@ -181,7 +180,7 @@ def main() -> int:
     shuffles = [cast("list[list[float]]", zone.pop("shuffled_months")) for zone in zones]
     drawn = [summary(r for zone in shuffles for r in zone[k]) for k in range(NUM_SHUFFLES)]
     shuffled = {name: float(np.mean([each[name] for each in drawn])) for name in drawn[0]}
-    found = {"num_networks": options.networks, "zones": zones, "months": months, "shuffled_months": shuffled}
+    found = {"zones": zones, "months": months, "shuffled_months": shuffled}
     if options.json:
         print(json.dumps(found))
     else:

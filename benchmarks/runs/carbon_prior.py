@@ -1,59 +1,39 @@
-"""Fits the pooled prior that ships with the policies: a ridge and three small networks on traces of many zones.
+"""Fits the pooled prior that ships with the policies: a ridge regression on traces of many zones.
 
     python benchmarks/runs/carbon_prior.py TRACES_FOLDER --out FILE.npz [--leave-out ZONE] [--until 2024-01-01]
 
 TRACES_FOLDER holds `ZONE_SOURCE_YEAR.csv` files, hourly, `timestamp_utc,carbon_intensity_g_per_kwh`. --leave-out
-excludes a zone, to measure the skill of the prior for zones that it was not fitted on. A network takes half a minute or
-more; --networks-from reuses those that the same command fitted before with the same traces.
+excludes a zone, to measure the skill of the prior for zones that it was not fitted on.
 """
 
 import argparse
 import csv
 from collections import defaultdict
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from gpuenergyd_policies.carbon.features import (
+from gpuenergyd_policies.carbon.history import (
+    DAY_HOURS,
     NUM_TARGET_HOURS,
+    WEEK_DAYS,
     WEEK_HOURS,
     Array,
     FilledHistory,
-    crossed_shape_features,
-    shape_features,
     targets,
 )
-from gpuenergyd_policies.carbon.recent_dynamics import dynamics_features
+from gpuenergyd_policies.carbon.pooled_prior import prior_features
 
-HIDDEN = 192
-EPOCHS = 6
-BATCH = 512
-NUM_NETWORKS = 3
-RIDGE_WEIGHT = 0.35
+CHUNK_ROWS = 4096
+NUM_HIDDEN = 1500
+PENALTY_RATIO = 1e-4
+"""Penalty on a coefficient, relative to its feature's sum of squares."""
+MARGIN_RATIO = 0.975
+"""Quantile of the margins until a zone's own errors are known: those of other zones vary."""
 SKIPPED_YEARS = {("KR", "2021")}
 """A year of nearly constant values, which would bias the fit towards persistence."""
-
-
-class Network(torch.nn.Module):
-    """Two hidden layers with a parallel linear path, which is initially the whole model."""
-
-    def __init__(self, num_features: int) -> None:
-        super().__init__()
-        self.l = torch.nn.Linear(num_features, NUM_TARGET_HOURS)
-        self.a = torch.nn.Linear(num_features, HIDDEN)
-        self.b = torch.nn.Linear(HIDDEN, HIDDEN)
-        self.c = torch.nn.Linear(HIDDEN, NUM_TARGET_HOURS)
-        self.dropout = torch.nn.Dropout(0.1)
-        torch.nn.init.zeros_(self.c.weight)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return corrections of the naive forecast."""
-        hidden = self.dropout(torch.nn.functional.gelu(self.a(x), approximate="tanh"))
-        hidden = self.dropout(torch.nn.functional.gelu(self.b(hidden), approximate="tanh"))
-        result: torch.Tensor = self.l(x) + self.c(hidden)
-        return result
 
 
 def read_histories(folder: Path, until: datetime, leave_out: str | None) -> list[FilledHistory]:
@@ -72,66 +52,47 @@ def read_histories(folder: Path, until: datetime, leave_out: str | None) -> list
     histories = []
     for hours in rows.values():
         values = np.array([hours[at] for at in sorted(hours)])
-        histories.append(FilledHistory(min(hours), values, np.zeros(len(values), dtype=bool)))
+        histories.append(FilledHistory(min(hours), values))
     return histories
 
 
-def training_data(histories: list[FilledHistory]) -> tuple[Array, Array, Array, Array]:
-    """Return shape features, dynamics features, corrections of the naive forecast, and each zone's weight per hour."""
-    features, local, corrections, weights = [], [], [], []
+def random_projection() -> Array:
+    """Return weights of hidden features: of the last two days, the mean day and the variation, with an offset each."""
+    generator = np.random.default_rng(0)
+    of_hours = np.zeros((WEEK_HOURS, NUM_HIDDEN))
+    of_hours[-2 * DAY_HOURS :] = generator.normal(size=(2 * DAY_HOURS, NUM_HIDDEN))
+    of_hours += np.tile(generator.normal(size=(DAY_HOURS, NUM_HIDDEN)), (WEEK_DAYS, 1)) / WEEK_DAYS
+    of_variation = generator.normal(size=(1, NUM_HIDDEN))
+    offsets = generator.uniform(-1.0, 1.0, (1, NUM_HIDDEN))
+    of_weekdays = np.repeat(of_variation + offsets * np.sqrt(3 * DAY_HOURS), WEEK_DAYS, axis=0)
+    return np.concatenate([of_hours, of_variation, of_weekdays]) / np.sqrt(3 * DAY_HOURS)
+
+
+def samples(history: FilledHistory, projection: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield features, and corrections of the naive forecast, of parts of a history."""
+    for begin in range(WEEK_HOURS, len(history.values) - NUM_TARGET_HOURS + 1, CHUNK_ROWS):
+        origins = np.arange(begin, min(begin + CHUNK_ROWS, len(history.values) - NUM_TARGET_HOURS + 1))
+        features, naive, spread = prior_features(history, origins, projection)
+        yield features, (targets(history.values, origins) - naive) / spread
+
+
+def fitted(histories: list[FilledHistory], projection: Array) -> Array:
+    """Return the coefficients of a weighted ridge regression; weights by size approximate absolute errors."""
+    gram, cross = np.zeros(()), np.zeros(())
     for history in histories:
-        origins = np.arange(WEEK_HOURS, len(history.values) - NUM_TARGET_HOURS + 1)
-        shapes = shape_features(history, origins)
-        truth = (targets(history.values, origins) - shapes.level[:, None]) / shapes.spread[:, None]
-        correction = truth - shapes.naive
-        features.append(shapes.features.astype(np.float32))
-        local.append(dynamics_features(history.values, origins, shapes).astype(np.float32))
-        corrections.append(correction.astype(np.float32))
-        weights.append(np.tile(1.0 / np.abs(correction).mean(axis=0), (len(origins), 1)).astype(np.float32))
-    return np.concatenate(features), np.concatenate(local), np.concatenate(corrections), np.concatenate(weights)
+        for features, corrections in samples(history, projection):
+            size = np.abs(corrections[:, :DAY_HOURS]).mean(axis=1, keepdims=True)
+            weighted = features / (size + 0.5 * size.mean())
+            gram = gram + weighted.T @ features
+            cross = cross + weighted.T @ corrections
+    penalties = PENALTY_RATIO * np.diag(gram) + 1e-3
+    return np.asarray(np.linalg.solve(gram + np.diag(penalties), cross), dtype=np.float64)
 
 
-def fit_ridge(features: Array, local: Array, corrections: Array) -> Array:
-    """Return a weighted ridge on crossed and dynamics features; re-weighting approximates absolute errors."""
-    size = np.abs(corrections[:, :24]).mean(axis=1)
-    weights = 1.0 / (size + 0.5 * size.mean())
-    gram: Array = np.zeros(())
-    cross: Array = np.zeros(())
-    for k in range(0, len(features), 4096):
-        crossed = crossed_shape_features(features[k : k + 4096].astype(np.float64))
-        x = np.concatenate([crossed, local[k : k + 4096].astype(np.float64)], axis=1)
-        weighted = x * weights[k : k + 4096, None]
-        gram = gram + weighted.T @ x
-        cross = cross + np.asarray(weighted.T @ corrections[k : k + 4096], dtype=np.float64)
-    penalised = gram + np.diag(3e-4 * np.diag(gram) + 1e-3)
-    return np.asarray(np.linalg.solve(penalised, cross), dtype=np.float64)
-
-
-def fit_network(features: Array, corrections: Array, weights: Array, seed: int) -> Network:
-    """Return a network trained on absolute errors, with more weight on near hours, which plans depend on most."""
-    torch.manual_seed(seed)
-    importance = torch.ones(NUM_TARGET_HOURS)
-    importance[24:] = 0.4
-    importance[0] = 4.0
-    importance[1:3] = 2.0
-    x, y = torch.from_numpy(features), torch.from_numpy(corrections)
-    w = torch.from_numpy(weights) * (importance / importance.mean())
-    network = Network(x.shape[1])
-    optimizer = torch.optim.AdamW(network.parameters(), weight_decay=2e-2)
-    steps = EPOCHS * (len(x) // BATCH)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps + 1)
-    for epoch in range(EPOCHS):
-        order, total = torch.randperm(len(x)), 0.0
-        for k in range(len(x) // BATCH):
-            batch = order[k * BATCH : (k + 1) * BATCH]
-            loss = ((network(x[batch]) - y[batch]).abs() * w[batch]).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            scheduler.step()
-            total += loss.item()
-        print(f"seed {seed}, epoch {epoch + 1} of {EPOCHS}: loss {total / (len(x) // BATCH):.4f}", flush=True)
-    return network.eval()
+def usual_margins(histories: list[FilledHistory], projection: Array, coefficients: Array) -> Array:
+    """Return quantiles of absolute errors by hour ahead, mean of the histories, in standard deviations of a week."""
+    errors = [np.concatenate([y - x @ coefficients for x, y in samples(history, projection)]) for history in histories]
+    return np.asarray(np.mean([np.quantile(np.abs(each), MARGIN_RATIO, axis=0) for each in errors], axis=0))
 
 
 def main() -> None:
@@ -140,32 +101,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--leave-out")
     parser.add_argument("--until", default="2024-01-01")
-    parser.add_argument("--num-networks", type=int, default=NUM_NETWORKS)
-    parser.add_argument("--networks-from", type=Path, help="a prior file whose first networks are reused")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     until = datetime.fromisoformat(options.until).replace(tzinfo=UTC)
-    features, local, corrections, weights = training_data(read_histories(options.traces, until, options.leave_out))
-    print(f"{len(features)} origins, {features.shape[1]} features", flush=True)
-    mean, deviation = features.mean(axis=0), features.std(axis=0) + 1e-2
-    stored: dict[str, Array] = {
-        "ridge": fit_ridge(features, local, corrections).astype(np.float32),
-        "mean": mean,
-        "deviation": deviation,
-        "ridge_weight": np.array(RIDGE_WEIGHT),
-        "num_networks": np.array(options.num_networks),
-    }
-    scaled = ((features - mean) / deviation).astype(np.float32)
-    num_known = 0
-    if options.networks_from is not None:
-        with np.load(options.networks_from, allow_pickle=False) as known:
-            num_known = min(int(known["num_networks"]), options.num_networks)
-            stored |= {name: known[name] for name in known.files if name.split(".")[0] in map(str, range(num_known))}
-    for number in range(num_known, options.num_networks):
-        network = fit_network(scaled, corrections, weights, seed=number)
-        for name, tensor in network.state_dict().items():
-            stored[f"{number}.{name}"] = tensor.numpy().astype(np.float16)
-    np.savez_compressed(options.out, **stored)  # type: ignore[arg-type]  # numpy takes any names
+    histories = read_histories(options.traces, until, options.leave_out)
+    projection = random_projection().astype(np.float16).astype(np.float64)
+    coefficients = fitted(histories, projection)
+    np.savez_compressed(
+        options.out,
+        projection=projection.astype(np.float16, order="F"),  # in this order it compresses well
+        coefficients=coefficients.astype(np.float32),
+        usual_margins=usual_margins(histories, projection, coefficients).astype(np.float32),
+    )
     print(f"{options.out}: {options.out.stat().st_size / 1e3:.0f} kB")
 
 

@@ -1,6 +1,6 @@
 """Scores forecasts as published forecasters do: MAPE and coverage of 95 % intervals, on zones and months of CarbonCast.
 
-    python benchmarks/runs/carbon_published.py [TRACES_FOLDER] [--networks 3] [--json]
+    python benchmarks/runs/carbon_published.py [TRACES_FOLDER] [--json]
 
 CarbonCast's protocol, which EnsembleCI and CarbonX repeat: life-cycle intensities from the generation mix, known until
 June 2021, judged from July to December 2021, a forecast each day at 00 UTC for the days after it. The shipped prior has
@@ -26,7 +26,7 @@ from carbon import SHARED
 
 from gpuenergyd.cli.carbon.files import read_traces
 from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries
-from gpuenergyd_policies.carbon.features import FilledHistory, filled_history
+from gpuenergyd_policies.carbon.history import filled_history
 from gpuenergyd_policies.carbon.pooled_prior import PooledPrior, read_prior
 from gpuenergyd_policies.carbon.replay import issue_forecasts
 
@@ -37,13 +37,12 @@ COVERAGE_RATIOS = (0.93, 0.97)
 """Target: the share of hours inside the 95 % intervals, in every zone."""
 
 
-def fit_prior(traces: Path, num_networks: int) -> PooledPrior:
+def fit_prior(traces: Path) -> PooledPrior:
     """Fit a prior to what was known before the first forecast."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "prior.npz")
         program = Path(__file__).with_name("carbon_prior.py")
         arguments = [str(traces), "--out", str(path), "--until", f"{FROM_AT:%Y-%m-%d}"]
-        arguments += ["--num-networks", str(num_networks)]
         subprocess.run([sys.executable, str(program), *arguments], check=True, stdout=subprocess.DEVNULL)
         return read_prior(path)
 
@@ -52,8 +51,7 @@ def score(trace: HourlySeries, prior: PooledPrior) -> dict[str, object]:
     """Return MAPE by day ahead and the coverage of the intervals of the first day."""
     whole = filled_history(trace)
     assert whole is not None
-    num = (UNTIL_AT - whole.first_hour_at) // HOUR
-    history = FilledHistory(whole.first_hour_at, whole.values[:num], whole.is_filled[:num])
+    history = whole.part(0, (UNTIL_AT - whole.first_hour_at) // HOUR)
     first = (FROM_AT - history.first_hour_at) // HOUR
     issued = issue_forecasts(history, first, prior=prior)
     mape = []
@@ -76,7 +74,6 @@ def score(trace: HourlySeries, prior: PooledPrior) -> dict[str, object]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", type=Path, nargs="?", default=SHARED / "carbon")
-    parser.add_argument("--networks", type=int, default=3, help="networks of the prior, as of the shipped one")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     paths = sorted(options.traces.glob("*_carboncast_*.csv"))
@@ -84,11 +81,11 @@ def main() -> int:
     if not traces:
         print(f"no traces ZONE_carboncast_YEAR.csv in {options.traces}", file=sys.stderr)
         return 1
-    prior = fit_prior(options.traces, options.networks)
+    prior = fit_prior(options.traces)
     with threadpool_limits(1):
         zones = [score(trace, prior) for trace in traces]
     if options.json:
-        print(json.dumps({"num_networks": options.networks, "zones": zones}))
+        print(json.dumps({"zones": zones}))
     else:
         for zone in zones:
             print(zone)

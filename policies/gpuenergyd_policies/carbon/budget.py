@@ -14,7 +14,6 @@ The controller replans in every slot with the newest forecast and then limits th
 able to finish the remaining work. By induction the deadline is met whatever the forecast.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,14 +24,9 @@ from gpuenergyd.core.carbon.speed_curve import speed_points
 
 Array = NDArray[np.float64]
 
+SLOT_S = 3600.0
 MAX_SIGNAL = 1e6
 """Largest plausible intensity or price; larger values are errors of the source."""
-LATER_DISCOUNT = 0.05
-"""Reduction of later values relative to the present one, in standard deviations of the forecast.
-
-It favours spending slack now, while the signal is known. On five zones' traces of 2024 it adds up to half a point to
-the captured share of an A40's power-limit curve and takes up to half a point from that of a pipeline's frontier.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +47,13 @@ class SpeedHull:
         """Iterations per second at the fastest point."""
         return float(self.speeds_per_s[-1])
 
-    @property
-    def min_time_s(self) -> float:
-        """Iteration time at the fastest point."""
-        return 1.0 / float(self.speeds_per_s[-1])
-
     def power_w(self, speed_per_s: Array | float) -> Array:
         """Return the power at a speed, mixing the two points around it."""
         return np.asarray(np.interp(speed_per_s, self.speeds_per_s, self.powers_w))
 
     def limited_to(self, full_speed_per_s: float) -> "SpeedHull":
         """Return the hull of a job whose speed is limited by a straggler or a power cap."""
-        if full_speed_per_s >= self.full_speed_per_s:
-            return self
-        limit = max(full_speed_per_s, float(self.speeds_per_s[0]))
+        limit = float(np.clip(full_speed_per_s, self.speeds_per_s[0], self.speeds_per_s[-1]))
         kept = self.speeds_per_s < limit
         return SpeedHull(
             np.append(self.speeds_per_s[kept], limit), np.append(self.powers_w[kept], float(self.power_w(limit)))
@@ -74,17 +61,13 @@ class SpeedHull:
 
     def mix(self, speed_per_s: float) -> tuple[tuple[float, float], ...]:
         """Return the iteration times that average to a speed, with their shares of the slot's time, fastest first."""
-        speeds = self.speeds_per_s
-        if speed_per_s >= speeds[-1]:
-            return ((self.min_time_s, 1.0),)
-        if speed_per_s <= speeds[0]:
-            return ((1.0 / float(speeds[0]), 1.0),)
-        above = int(np.searchsorted(speeds, speed_per_s, side="left"))
-        slow, fast = float(speeds[above - 1]), float(speeds[above])
-        share = (speed_per_s - slow) / (fast - slow)
-        if share >= 1.0 - 1e-12:
-            return ((1.0 / fast, 1.0),)
-        return ((1.0 / fast, share), (1.0 / slow, 1.0 - share)) if share > 1e-12 else ((1.0 / slow, 1.0),)
+        times_s = 1.0 / self.speeds_per_s
+        position = float(np.interp(speed_per_s, self.speeds_per_s, np.arange(len(times_s))))
+        nearest = round(position)
+        if abs(position - nearest) < 1e-9:
+            return ((float(times_s[nearest]), 1.0),)
+        slower, share = int(position), position % 1.0
+        return ((float(times_s[slower + 1]), share), (float(times_s[slower]), 1.0 - share))
 
 
 def speed_hull(points: Sequence[tuple[float, float]], host_power_w: float = 0.0) -> SpeedHull:
@@ -125,11 +108,6 @@ def plan_slots(hull: SpeedHull, intensities: Array, slot_lengths_s: Array, num_i
     return speeds
 
 
-def constant_speed(hull: SpeedHull, num_iterations: float, time_s: float) -> float:
-    """Return the constant speed that finishes the work in a given time, limited to the hull."""
-    return float(np.clip(num_iterations / time_s, hull.speeds_per_s[0], hull.speeds_per_s[-1]))
-
-
 def repaired(forecast: Array, fallback: Array) -> Array:
     """Return the forecast, extended and repaired by the fallback where it has no plausible value."""
     result = fallback.copy()
@@ -162,7 +140,6 @@ def next_speed(
     """
     fastest = hull.full_speed_per_s if full_speed_per_s is None else full_speed_per_s
     expected = repaired(forecast, fallback)
-    expected[1:] = np.maximum(0.0, expected[1:] - LATER_DISCOUNT * expected.std())
     wanted = float(plan_slots(hull, expected, slot_lengths_s, remaining_iterations)[0])
     return clamped_speed(wanted, slot_lengths_s, remaining_iterations, fastest)
 
@@ -171,8 +148,6 @@ def clamped_speed(
     wanted_per_s: float, slot_lengths_s: Array, remaining_iterations: float, fastest_per_s: float
 ) -> float:
     """Return the wanted speed, raised if full speed could not finish the remaining work in the later slots."""
-    if not math.isfinite(wanted_per_s):
-        return fastest_per_s
     now_s = float(slot_lengths_s[0])
     needed_now = remaining_iterations - fastest_per_s * float(slot_lengths_s[1:].sum())
     return max(wanted_per_s, min(fastest_per_s, needed_now / now_s))

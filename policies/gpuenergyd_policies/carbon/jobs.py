@@ -10,15 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuenergyd.core.carbon.intensity import JOULES_PER_KWH
-from gpuenergyd_policies.carbon.budget import (
-    Array,
-    SpeedHull,
-    constant_speed,
-    next_speed,
-    plan_slots,
-)
+from gpuenergyd_policies.carbon.budget import SLOT_S, Array, SpeedHull, next_speed, plan_slots
 
-SLOT_S = 3600.0
 RESERVE_RATIO = 1e-9
 """Share of the work done ahead of the budget, so that rounding never exceeds it."""
 
@@ -60,13 +53,9 @@ class TraceJob:
         lengths[-1] = self.permitted_s - SLOT_S * (num_slots - 1)
         return lengths
 
-    def full_speed_g(self) -> float:
-        """Return the emissions at full speed."""
-        return self.constant_g(self.job_s)
-
     def constant_g(self, time_s: float) -> float:
-        """Return the emissions at the constant speed that takes a given time."""
-        speed = constant_speed(self.hull, self.num_iterations, time_s)
+        """Return the emissions at the constant speed that takes a given time, limited to the hull."""
+        speed = np.clip(self.num_iterations / time_s, self.hull.speeds_per_s[0], self.hull.full_speed_per_s)
         return self._grams(np.full(len(self.truth), speed))[0]
 
     def run(self, speeds_per_s: Array) -> JobRun:
@@ -97,15 +86,9 @@ class TraceJob:
 
     def _grams(self, speeds_per_s: Array) -> tuple[float, float]:
         """Return emissions and time of the work at hourly speeds; the last speed continues until the work is done."""
-        done_by_end = np.cumsum(speeds_per_s) * SLOT_S
-        work = self.num_iterations
-        last = int(np.searchsorted(done_by_end, work))
-        if last >= len(speeds_per_s):
-            extra_s = (work - float(done_by_end[-1])) / float(speeds_per_s[-1])
-            times = np.append(np.full(len(speeds_per_s) - 1, SLOT_S), SLOT_S + extra_s)
-        else:
-            before = float(done_by_end[last - 1]) if last else 0.0
-            times = np.append(np.full(last, SLOT_S), (work - before) / float(speeds_per_s[last]))
-        speeds = speeds_per_s[: len(times)]
-        energy_j = self.hull.power_w(speeds) * times
-        return float((energy_j * self.truth[: len(times)]).sum()) / JOULES_PER_KWH, float(times.sum())
+        lengths_s = np.full(len(speeds_per_s), SLOT_S)
+        lengths_s[-1] = np.inf
+        done_before = np.cumsum(speeds_per_s * SLOT_S) - speeds_per_s * SLOT_S
+        times_s = np.clip((self.num_iterations - done_before) / speeds_per_s, 0.0, lengths_s)
+        energy_j = self.hull.power_w(speeds_per_s) * times_s
+        return float((energy_j * self.truth[: len(times_s)]).sum()) / JOULES_PER_KWH, float(times_s.sum())

@@ -5,12 +5,11 @@ from threadpoolctl import threadpool_limits
 
 from gpuenergyd.core.carbon.intensity import HourlySeries
 from gpuenergyd.core.carbon.replay import TimingValue
-from gpuenergyd_policies.carbon.budget import speed_hull
-from gpuenergyd_policies.carbon.features import filled_history
+from gpuenergyd_policies.carbon.budget import SLOT_S, speed_hull
+from gpuenergyd_policies.carbon.history import DAY_HOURS, WEEK_HOURS, filled_history
 from gpuenergyd_policies.carbon.jobs import TraceJob
 
 NUM_DAYS = 30
-LEAST_DAYS = 7
 START_EVERY_HOURS = 6
 ASSUMED_FRONTIER = (
     (1.0, 1000.0),
@@ -44,17 +43,17 @@ def timing_value(
     known = filled_history(history)
     if known is None:
         return None
-    values = known.values[-NUM_DAYS * 24 :]
+    values = known.values[-NUM_DAYS * DAY_HOURS :]
     num_slots = int(np.ceil(job_hours * (1.0 + max_slowdown_ratio)))
     num_starts = len(values) - num_slots - 1
-    if len(values) < LEAST_DAYS * 24 or num_starts < 24 or not (values > 0).any():
+    if len(values) < WEEK_HOURS or num_starts < DAY_HOURS or not (values > 0).any():
         return None
     hull = speed_hull(frontier or ASSUMED_FRONTIER, host_power_w if frontier else 0.0)
     constants, oracles = [], []
     with threadpool_limits(1):
         for start in range(0, num_starts, START_EVERY_HOURS):
-            job = TraceJob(hull, np.maximum(values[start:], 0.0), job_hours * 3600.0, max_slowdown_ratio)
-            full_g = job.full_speed_g()
+            job = TraceJob(hull, np.maximum(values[start:], 0.0), job_hours * SLOT_S, max_slowdown_ratio)
+            full_g = job.constant_g(job.job_s)
             if full_g > 0:
                 constants.append(1.0 - job.constant_g(job.permitted_s) / full_g)
                 oracles.append(1.0 - job.oracle().carbon_g / full_g)
@@ -67,6 +66,6 @@ def timing_value(
         max_slowdown_ratio=max_slowdown_ratio,
         job_hours=job_hours,
         num_jobs=len(constants),
-        num_days=len(values) // 24,
+        num_days=len(values) // DAY_HOURS,
         is_frontier_assumed=not frontier,
     )

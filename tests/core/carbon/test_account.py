@@ -84,7 +84,7 @@ def test_the_references_are_those_of_the_replay() -> None:
 
     assert carbon.savings.actual_g == pytest.approx(run.carbon_g, rel=1e-3)
     assert carbon.savings.equal_time_constant_g == pytest.approx(run.constant_g, rel=1e-3)
-    assert carbon.savings.full_speed_g == pytest.approx(job.full_speed_g(), rel=1e-3)
+    assert carbon.savings.full_speed_g == pytest.approx(job.constant_g(job.job_s), rel=1e-3)
 
 
 def test_hours_of_unknown_intensity_are_left_out_and_counted() -> None:

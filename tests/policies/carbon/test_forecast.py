@@ -9,14 +9,14 @@ import pytest
 
 from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries
 from gpuenergyd.errors import CarbonDataError
-from gpuenergyd_policies.carbon.features import NUM_TARGET_HOURS, FilledHistory, filled_history
 from gpuenergyd_policies.carbon.forecast import Forecasts, ZoneForecaster, naive_forecasts, skill_against_naive
+from gpuenergyd_policies.carbon.history import NUM_TARGET_HOURS, FilledHistory, filled_history
 from gpuenergyd_policies.carbon.replay import issue_forecasts
 from tests.support.carbon_traces import FIRST_AT, made_up_trace, made_up_values
 
 
 def history(values: np.ndarray) -> FilledHistory:
-    return FilledHistory(FIRST_AT, values, np.zeros(len(values), dtype=bool))
+    return FilledHistory(FIRST_AT, values)
 
 
 def test_a_regular_grid_is_forecast_better_than_by_any_naive_method() -> None:

@@ -1,15 +1,19 @@
 """Intervals contain as many hours as they say, know no future, and grow with the grid's variation."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuenergyd_policies.carbon.features import NUM_TARGET_HOURS
-from gpuenergyd_policies.carbon.prediction_interval import INTERVAL_RATIO, prediction_interval
+from gpuenergyd_policies.carbon.history import NUM_TARGET_HOURS
+from gpuenergyd_policies.carbon.prediction_interval import INTERVAL_RATIO
+from gpuenergyd_policies.carbon.prediction_interval import prediction_interval as interval_with
 from tests.support.thorough import thorough
 
 WEEK = 168
+prediction_interval = partial(interval_with, usual_margins=np.linspace(0.5, 2.5, NUM_TARGET_HOURS))
 
 
 def noisy_history(num_days: int, seed: int, spread_g_per_kwh: float = 40.0) -> np.ndarray:

@@ -10,9 +10,8 @@ import pytest
 from gpuenergyd.core.carbon.replay import ReplayRequest, ZoneReplay
 from gpuenergyd.errors import CarbonDataError
 from gpuenergyd_policies.carbon.budget import speed_hull
-from gpuenergyd_policies.carbon.chase import chase_speed
 from gpuenergyd_policies.carbon.jobs import TraceJob
-from gpuenergyd_policies.carbon.replay import replay
+from gpuenergyd_policies.carbon.replay import chase_speeds, replay
 from tests.support.carbon_traces import FIRST_AT, made_up_trace, made_up_values
 
 FRONTIER = ((1.0, 100.0), (1.02, 96.0), (1.05, 92.0), (1.1, 88.0), (1.2, 85.0))
@@ -113,8 +112,8 @@ def test_constant_speed_of_equal_time_separates_the_two_savings() -> None:
 
     run = job.oracle()
 
-    assert job.full_speed_g() - run.carbon_g == pytest.approx(
-        (job.full_speed_g() - run.constant_g) + (run.constant_g - run.carbon_g), rel=1e-12
+    assert job.constant_g(job.job_s) - run.carbon_g == pytest.approx(
+        (job.constant_g(job.job_s) - run.constant_g) + (run.constant_g - run.carbon_g), rel=1e-12
     )
     assert run.constant_g == pytest.approx(job.constant_g(run.time_s))
     assert run.carbon_g <= run.constant_g
@@ -130,12 +129,12 @@ def test_a_replay_of_training_data_is_marked() -> None:
 def test_a_budget_of_zero_is_full_speed() -> None:
     job = TraceJob(speed_hull(FRONTIER), made_up_values(5)[:60], 30 * 3600.0, 0.0)
 
-    assert job.oracle().carbon_g == pytest.approx(job.full_speed_g())
+    assert job.oracle().carbon_g == pytest.approx(job.constant_g(job.job_s))
 
 
 def test_chases_rule_slows_down_with_intensity_without_a_budget() -> None:
     hull = speed_hull(FRONTIER)
-    speeds = [chase_speed(hull, g_per_kwh) for g_per_kwh in (0.0, 300.0, 1500.0, 1e5)]
+    speeds = chase_speeds(hull, np.array([0.0, 300.0, 1500.0, 1e5])).tolist()
 
     assert speeds == sorted(speeds, reverse=True)
     assert speeds[0] == hull.full_speed_per_s
