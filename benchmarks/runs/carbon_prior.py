@@ -109,7 +109,7 @@ def main() -> None:
     np.savez_compressed(
         options.out,
         projection=projection.astype(np.float16, order="F"),  # in this order it compresses well
-        coefficients=coefficients.astype(np.float32),
+        coefficients=coefficients.astype(np.float16),
         usual_margins=usual_margins(histories, projection, coefficients).astype(np.float32),
     )
     print(f"{options.out}: {options.out.stat().st_size / 1e3:.0f} kB")

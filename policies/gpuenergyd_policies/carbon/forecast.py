@@ -31,7 +31,7 @@ from gpuenergyd_policies.carbon.zone_model import SEASON_HOURS, ZoneModel
 
 ZONE_MODEL_FROM_HOURS = 42 * DAY_HOURS
 ZONE_MODEL_FULL_HOURS = 300 * DAY_HOURS
-ZONE_MODEL_SHARE = 0.7
+ZONE_MODEL_SHARE = 0.8
 """Weight of the zone model from ZONE_MODEL_FULL_HOURS of history on; it is 0 at ZONE_MODEL_FROM_HOURS."""
 RECORD_HOURS = 90 * DAY_HOURS
 """Recorded forecasts, for the interval; the newest of them tell the skill."""
@@ -160,19 +160,12 @@ def naive_forecasts(values: Array, origins: Origins, num_hours: int = DAY_HOURS)
 def skill_against_naive(values: Array, origins: Origins, predicted: Array) -> ForecastSkill:
     """Return the skill of forecasts against the best naive one, selected in hindsight for each horizon."""
     truth = targets(values, origins, DAY_HOURS)
-    errors_by_hour = np.abs(predicted[:, :DAY_HOURS] - truth).mean(axis=0)
-    naive = [np.abs(table - truth).mean(axis=0) for table in naive_forecasts(values, origins).values()]
-    best_mean = min(float(errors.mean()) for errors in naive)
-
-    def ratio(error: float, naive_error: float) -> float:
-        return 1.0 - error / naive_error if naive_error > 0 else 0.0
-
-    return ForecastSkill(
-        skill_1h_ratio=ratio(float(errors_by_hour[0]), min(float(errors[0]) for errors in naive)),
-        skill_6h_ratio=ratio(float(errors_by_hour[5]), min(float(errors[5]) for errors in naive)),
-        skill_24h_mean_ratio=ratio(float(errors_by_hour.mean()), best_mean),
-        num_origins=len(origins),
-    )
+    errors = np.abs(predicted[:, :DAY_HOURS] - truth).mean(axis=0)
+    naive = np.array([np.abs(table - truth).mean(axis=0) for table in naive_forecasts(values, origins).values()])
+    own = np.array([errors[0], errors[5], errors.mean()])
+    best = np.append(naive.min(axis=0)[[0, 5]], naive.mean(axis=1).min())
+    skill = 1.0 - np.divide(own, best, out=np.ones_like(own), where=best > 0)
+    return ForecastSkill(*skill.tolist(), num_origins=len(origins))
 
 
 def _from_few_days(known: Array) -> Array:

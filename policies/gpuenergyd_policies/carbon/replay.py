@@ -17,14 +17,7 @@ from gpuenergyd.core.carbon.replay import Choice, IssuedForecasts, ReplayedJob, 
 from gpuenergyd.errors import CarbonDataError
 from gpuenergyd_policies.carbon.budget import SLOT_S, Array, SpeedHull, speed_hull
 from gpuenergyd_policies.carbon.forecast import ZoneForecaster, skill_against_naive
-from gpuenergyd_policies.carbon.history import (
-    DAY_HOURS,
-    WEEK_HOURS,
-    FilledHistory,
-    Origins,
-    filled_history,
-    same_hour_means,
-)
+from gpuenergyd_policies.carbon.history import DAY_HOURS, FilledHistory, Origins, filled_history, same_hour_means
 from gpuenergyd_policies.carbon.jobs import JobRun, TraceJob
 from gpuenergyd_policies.carbon.pooled_prior import TRAINED_UNTIL_AT, TRAINED_ZONES, PooledPrior
 
@@ -132,7 +125,7 @@ def _replay_zone(request: ReplayRequest, trace: HourlySeries, hull: SpeedHull) -
     if history is None:
         raise CarbonDataError(f"zone {trace.zone}: the trace has no value")
     first = (request.train_until_at - history.first_hour_at) // HOUR
-    if first < WEEK_HOURS + DAY_HOURS:
+    if first < 8 * DAY_HOURS:
         begins = f"it begins at {history.first_hour_at:%Y-%m-%d %H:%M}"
         raise CarbonDataError(f"zone {trace.zone}: 8 days before {request.train_until_at} are needed; {begins}")
     if first + DAY_HOURS >= len(history.values):

@@ -114,15 +114,16 @@ def test_forecasts_scale_with_their_grid() -> None:
 
 
 def test_the_interval_contains_about_95_percent_of_hours() -> None:
-    trace = made_up_trace(num_days=110, seed=9)
-    forecasts = Forecasts()
     inside = []
-    for day in range(80, 105):
-        end = day * 24
-        for k, hour in enumerate(forecasts(replace(trace, values=trace.values[:end])).hours):
-            inside.append(hour.low_g_per_kwh <= trace.values[end + k] <= hour.high_g_per_kwh)
+    for seed in range(9, 13):
+        trace = made_up_trace(num_days=110, seed=seed)
+        forecasts = Forecasts()
+        for day in range(80, 105):
+            end = day * 24
+            for k, hour in enumerate(forecasts(replace(trace, values=trace.values[:end])).hours):
+                inside.append(hour.low_g_per_kwh <= trace.values[end + k] <= hour.high_g_per_kwh)
 
-    assert 0.91 <= float(np.mean(inside)) <= 0.99
+    assert 0.92 <= float(np.mean(inside)) <= 0.98
 
 
 def test_a_kept_forecaster_agrees_with_a_new_one_up_to_its_daily_refits() -> None:
