@@ -65,7 +65,8 @@ def random_projection() -> Array:
     of_variation = generator.normal(size=(1, NUM_HIDDEN))
     offsets = generator.uniform(-1.0, 1.0, (1, NUM_HIDDEN))
     of_weekdays = np.repeat(of_variation + offsets * np.sqrt(3 * DAY_HOURS), WEEK_DAYS, axis=0)
-    return np.concatenate([of_hours, of_variation, of_weekdays]) / np.sqrt(3 * DAY_HOURS)
+    weights = np.concatenate([of_hours, of_variation, of_weekdays])
+    return np.asarray(weights / np.sqrt(3 * DAY_HOURS))
 
 
 def samples(history: FilledHistory, projection: Array) -> Iterator[tuple[Array, Array]]:

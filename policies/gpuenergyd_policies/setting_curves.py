@@ -138,7 +138,7 @@ class Curves:
         measured = np.log([own.time_ratio for _, own in known] + [own.energy_ratio for _, own in known])
         own_errors = [own.errors.time for _, own in known] + [own.errors.energy for _, own in known]
         shared = np.kron(np.diag(np.square(full_speed)), np.ones((len(known), len(known))))
-        noise = np.diag(np.square(own_errors)) + shared
+        noise = np.asarray(np.diag(np.square(own_errors)) + shared, float)
 
         misfit = self.logs[:, columns] - measured
         chosen, used_share = _resampled(np.einsum("ij,ij->i", misfit @ np.linalg.inv(noise), misfit))

@@ -165,7 +165,8 @@ def skill_against_naive(values: Array, origins: Origins, predicted: Array) -> Fo
     own = np.array([errors[0], errors[5], errors.mean()])
     best = np.append(naive.min(axis=0)[[0, 5]], naive.mean(axis=1).min())
     skill = 1.0 - np.divide(own, best, out=np.ones_like(own), where=best > 0)
-    return ForecastSkill(*skill.tolist(), num_origins=len(origins))
+    at_1h, at_6h, mean = skill.tolist()
+    return ForecastSkill(at_1h, at_6h, mean, num_origins=len(origins))
 
 
 def _from_few_days(known: Array) -> Array:

@@ -58,7 +58,7 @@ class ZoneModel:
             # Each coefficient has the penalty of one row of its feature's mean square, except the constant.
             penalties = np.diag(self._gram) / self._gram[0, 0] + 1e-9
             penalties[0] = 0.0
-            self._coefficients = np.linalg.solve(self._gram + np.diag(penalties), self._cross)
+            self._coefficients = np.asarray(np.linalg.solve(self._gram + np.diag(penalties), self._cross), float)
 
     def predict(self, history: FilledHistory, origins: Origins) -> Array:
         """Return 72 hours for each origin, in the unit of the history, by a model with at least one origin."""

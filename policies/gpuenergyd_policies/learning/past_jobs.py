@@ -111,9 +111,9 @@ class OwnEvidence:
             pairs = [(getattr(observed, own.name), getattr(past[0], own.name)) for own in fields(Points)]
             observed = Points(*map(np.concatenate, pairs))
             evidence = Evidence(
-                block_diag(evidence.weights, past[1].weights),
+                np.asarray(block_diag(evidence.weights, past[1].weights)),
                 np.concatenate([evidence.values, past[1].values]),
-                block_diag(evidence.noise, past[1].noise),
+                np.asarray(block_diag(evidence.noise, past[1].noise)),
             )
         return self.model.posterior(wanted, observed, evidence)
 
