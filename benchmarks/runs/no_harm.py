@@ -24,14 +24,15 @@ import os
 import random
 import signal
 import socket
+import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,31 @@ class Run:
     num_lowered: int
     """Those of them that ended at a lowered clock."""
     problems: tuple[str, ...] = ()
+    decisions: tuple["Decision", ...] = ()
+    """Of each of its jobs, with the daemon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """When the daemon first knew what to do for a job, and what came of it."""
+
+    num_iterations: int | None
+    """Iterations before the first plan, or before it knew that there is nothing to save; None if neither came."""
+    outcome: str
+
+
+def read_decisions(history: Path) -> tuple[Decision, ...]:
+    """Return the decisions of all jobs in a history, by when they began."""
+    with closing(sqlite3.connect(f"file:{history}?mode=ro", uri=True)) as connection:
+        rows = connection.execute(_DECISIONS).fetchall()
+    return tuple(Decision(num, f"{outcome}: {reason}") for num, outcome, reason in rows)
+
+
+_DECISIONS = """
+    SELECT (SELECT min(apply_at_iteration) FROM plans WHERE plans.job_id = jobs.job_id
+            AND (purpose = 'tuned' OR reason LIKE 'nothing to save%')), outcome, outcome_reason
+    FROM jobs ORDER BY started_at
+"""
 
 
 def read_rows(prefix: Path, num_ranks: int) -> Run:
@@ -220,6 +246,7 @@ class Pairs:
             "paused": sum(run.num_paused for run in self.joined),
             "lowered_in_pauses": sum(run.num_lowered for run in self.joined),
             "is_met": not self.problems and (interval is None or interval[0] <= conditions.limit_ratio),
+            "decisions": [asdict(decision) for run in self.joined for decision in run.decisions],
             "problems": self.problems,
         }
 
@@ -312,12 +339,14 @@ def run_once(program: Program, conditions: Conditions, *, is_joined: bool) -> Ru
         host = SimulatedHost.create(world, [GPU_MODEL] * program.num_ranks, seed=conditions.seed, kind=conditions.kind)
         uuids = [identity.gpu_uuid for identity in host.identities()]
         environ = environment_of(program, conditions, folder, uuids)
+        decisions: tuple[Decision, ...] = ()
         try:
             if is_joined:
                 with serving(folder, world):
                     status = train(program, environ, folder, launcher_of(conditions))
                     _wait_until(lambda: not _locked(host))  # before the daemon ends, which restores all in any case
                     locked = _locked(host)
+                decisions = read_decisions(folder / "state" / "history.sqlite3")
             else:
                 status = train(program, environ, folder, ())
                 locked = _locked(host)
@@ -331,7 +360,7 @@ def run_once(program: Program, conditions: Conditions, *, is_joined: bool) -> Ru
             problems.append(f"{run.num_lowered} of {run.num_paused} works in pauses ran at a lowered clock")
         for path in sorted(folder.glob("*.log")) if problems else ():
             print(f"{path.name}:\n{_text(path)[-4000:]}", file=sys.stderr, flush=True)
-        return Run(run.time_s, run.steps_s, run.energy_j, run.losses, run.num_paused, run.num_lowered, tuple(problems))
+        return replace(run, problems=tuple(problems), decisions=decisions)
 
 
 def environment_of(program: Program, conditions: Conditions, folder: Path, uuids: Sequence[str]) -> Mapping[str, str]:
