@@ -8,19 +8,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.report.results import RESULTS, Result, read_result
-from benchmarks.report.runs import RUNS
+from benchmarks.report.runs import RUNS, Run
 
 SECTIONS = Path(__file__).with_name("sections")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "benchmarks.md"
-SECTION_ORDER = (
-    "introduction", "worlds", "planner", "orders", "power-cap", "power-budget", "grid-event", "swing", "reorder",
-    "emulation", "profiling",
-    "learning", "learning-ablation", "past-jobs", "cost", "advice", "client", "startup", "schedules",
-    "restores", "sampling", "run-ahead",
-    "captured", "slow-reads", "call-price", "latency-tails", "everything-unkind", "hanging-call", "carbon",
-    "store", "fleet", "load", "two-hosts", "layouts", "plain-loops", "stragglers", "large-job", "demo",
-    "no-harm", "real-programs", "device-model", "claims", "proofs", "replay-insitu", "real-gpus", "tests",
-)  # fmt: skip
 
 
 def rendered_page(results: Path = RESULTS) -> str:
@@ -37,25 +28,43 @@ def rendered_page(results: Path = RESULTS) -> str:
     environment.filters.update(FILTERS)
     environment.globals.update(
         figures={name: result.figures for name, result in results_by_name.items()},
-        runs=RUNS,
-        kept=results_by_name,
+        states=names_by_state(results_by_name),
         stamp=lambda name: stamp(results_by_name[name]),
-        table=table,
         tables=lambda name, *headings: tables(results_by_name[name].figures, headings),
+        bounded=bounded,
+        goal=goal,
     )
-    sections = [environment.get_template(f"{name}.md.j2").render().strip() for name in SECTION_ORDER]
+    sections = [environment.get_template(path.name).render().strip() for path in sorted(SECTIONS.glob("*.md.j2"))]
     return "\n\n".join(sections) + "\n"
+
+
+def names_by_state(results: Mapping[str, Result]) -> Mapping[str, Sequence[str]]:
+    """Return the names of the benchmarks by the state of their last run, those with missed targets first."""
+    names: dict[str, list[str]] = {"target missed": [], "last attempt failed": [], "target met": [], "no target": []}
+    for run in RUNS:
+        name = run.name if run.is_usual else f"{run.name}*"
+        names.setdefault(_state(run, results[run.name]), []).append(name)
+    return {state: chosen for state, chosen in names.items() if chosen}
+
+
+def _state(run: Run, result: Result) -> str:
+    if result.failed is not None:
+        return "last attempt failed"
+    if result.circumstances is None:
+        return "not measured yet"
+    if not result.is_met:
+        return "target missed"
+    return "target met" if run.has_target else "no target"
 
 
 def stamp(result: Result) -> str:
     """Return a paragraph on when, where and how the figures were measured, and whether the last attempt failed."""
     sentences = []
     if (given := result.circumstances) is not None:
-        versions = ", ".join(f"{name} {number}" for name, number in sorted(given.versions.items()))
+        package = f", gpuenergyd {given.versions['gpuenergyd']}" if "gpuenergyd" in given.versions else ""
         sentences.append(
-            f"{given.measured_at}, {given.architecture}, {given.num_cores} cores, load {given.load_before} before"
-            f" and {given.load_after} after, {given.duration_s:.0f} s; Python {given.python}, {versions}:"
-            f" `{given.command}`."
+            f"{given.measured_at}, {given.architecture}, {given.num_cores} cores, load {given.load_before}"
+            f" before{package}: `{given.command}`."
         )
         if not result.is_met:
             sentences.append("**A target was missed.**")
@@ -65,6 +74,54 @@ def stamp(result: Result) -> str:
     elif given is None:
         sentences.append(f"Not measured yet: run `make bench ONLY={result.name}`.")
     return " ".join(sentences)
+
+
+def goal(
+    what: str,
+    value: float | None,
+    *,
+    most: float | None = None,
+    least: float | None = None,
+    digits: int = 2,
+    scale: float = 100.0,
+    unit: str = " %",
+) -> str:
+    """Return a row of a table of targets: what was measured, the value, and its target."""
+    shown = bounded(value, most=most, least=least, digits=digits, scale=scale, unit=unit)
+    return f"| {what} | {shown} | {_target(most, least, scale, unit)} |"
+
+
+def bounded(
+    value: float | None,
+    *,
+    most: float | None = None,
+    least: float | None = None,
+    digits: int = 2,
+    scale: float = 100.0,
+    unit: str = " %",
+) -> str:
+    """Return a value as text, in bold if it misses its target; an absent value misses any target."""
+    if value is None:
+        return _bold_unless("none", most is None and least is None)
+    is_met = (most is None or value <= most) and (least is None or value >= least)
+    if isinstance(value, bool):
+        return _bold_unless("yes" if value else "no", is_met)
+    return _bold_unless(f"{scale * value:,.{digits}f}{unit}", is_met)
+
+
+def _target(most: float | None, least: float | None, scale: float, unit: str) -> str:
+    if isinstance(least, bool):
+        return "yes" if least else "no"
+    bounds = [f"{scale * bound:,.10g}" for bound in (least, most) if bound is not None]
+    if least is not None and most is not None:
+        return (bounds[0] if least == most else f"{bounds[0]} to {bounds[1]}") + unit
+    if not bounds:
+        return ""
+    return f"{'at most' if least is None else 'at least'} {bounds[0]}{unit}"
+
+
+def _bold_unless(text: object, is_met: bool) -> str:  # noqa: FBT001  a filter of the templates
+    return str(text) if is_met else f"**{text}**"
 
 
 def _quoted(text: str) -> str:
@@ -107,4 +164,5 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "signed": _signed,
     "median": median,
     "count": _count,
+    "bold_unless": _bold_unless,
 }

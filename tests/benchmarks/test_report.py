@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.report.__main__ import Bench
-from benchmarks.report.page import PAGE, rendered_page, stamp
+from benchmarks.report.page import PAGE, goal, names_by_state, rendered_page, stamp
 from benchmarks.report.results import Attempt, Result, circumstances, read_result, with_failure, write_result
 from benchmarks.report.running import ROOT, Output, failure_reason, figures_in, measured, run_program
 from benchmarks.report.runs import PARTS, RUNS, Kind, Run, chosen_runs
@@ -50,7 +51,36 @@ def test_every_stored_result_belongs_to_a_known_run_and_names_its_origin() -> No
 def test_a_page_without_results_names_each_run_as_not_measured(tmp_path: Path) -> None:
     page = rendered_page(tmp_path)
 
-    assert page.count("not measured yet") == len(RUNS)
+    listed = re.findall(r"^\| not measured yet \| (.*) \|$", page, flags=re.MULTILINE)
+    assert [name.rstrip("*") for names in listed for name in names.split(", ")] == [run.name for run in RUNS]
+
+
+def test_every_run_is_named_by_the_state_of_its_last_run() -> None:
+    results = {run.name: a_result(run.name) for run in RUNS}
+    results |= {
+        "planner": replace(a_result("planner"), is_met=False),
+        "emulation": with_failure(a_result("emulation"), Attempt("2026-01-03 00:00 UTC", "no GPU")),
+        "learning": Result("learning"),
+    }
+
+    names = names_by_state(results)
+
+    assert names["target missed"] == ["planner"]
+    assert names["last attempt failed"] == ["emulation"]
+    assert names["not measured yet"] == ["learning*"]
+    assert names["no target"] == [run.name + "*" * (not run.is_usual) for run in RUNS if not run.has_target]
+    assert sum(len(chosen) for chosen in names.values()) == len(RUNS)
+
+
+def test_a_value_that_misses_its_target_is_bold() -> None:
+    assert goal("time", 0.004, most=0.005, digits=1) == "| time | 0.4 % | at most 0.5 % |"
+    assert goal("time", 0.006, most=0.005, digits=1) == "| time | **0.6 %** | at most 0.5 % |"
+    assert goal("rows", 9_900, least=10_000, digits=0, scale=1, unit="") == "| rows | **9,900** | at least 10,000 |"
+    assert goal("lost", 0, most=0, least=0, digits=0, scale=1, unit="") == "| lost | 0 | 0 |"
+    assert goal("inside", 0.98, least=0.93, most=0.97, digits=0) == "| inside | **98 %** | 93 to 97 % |"
+    assert goal("equal", value=False, least=True) == "| equal | **no** | yes |"
+    assert goal("saving", None, least=0.2) == "| saving | **none** | at least 20 % |"
+    assert goal("saving", 0.1) == "| saving | 10.00 % |  |"
 
 
 def test_a_result_is_kept_and_read_back(tmp_path: Path) -> None:

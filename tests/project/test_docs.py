@@ -15,7 +15,10 @@ from gpuenergyd.core.pipeline.plan import check_plan
 from gpuenergyd.core.policy_api.testing import job_view
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "examples").glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+NOTES = ROOT / "benchmarks" / "notes"
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "examples").glob("*.md"), *(ROOT / "docs").rglob("*.md"), *NOTES.glob("*.md")]
+)
 
 
 def test_the_policy_of_the_documentation_plans_a_pipeline_and_passes_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +63,7 @@ def test_every_link_leads_to_a_file_of_the_checkout_and_a_heading(document: Path
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_path_in_a_document_exists(document: Path) -> None:
-    if document.name == "CHANGELOG.md" or document.parent.name == "adr":
+    if document.name == "CHANGELOG.md" or document.parent.name in {"adr", "notes"}:
         return  # they name what has been
     roots = "gpuenergyd|policies|trainers|tests|benchmarks|tools|docs|examples|deploy|systemd"
     named = re.findall(rf"(?<!`)`((?:{roots})/[\w./-]+)`", document.read_text(encoding="utf-8"))
@@ -70,7 +73,7 @@ def test_every_path_in_a_document_exists(document: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_module_and_make_target_in_a_document_exists(document: Path) -> None:
-    if document.name == "CHANGELOG.md" or document.parent.name == "adr":
+    if document.name == "CHANGELOG.md" or document.parent.name in {"adr", "notes"}:
         return  # they name what has been
     text = document.read_text(encoding="utf-8")
     own = ("gpuenergyd", "tests", "docs", "benchmarks", "tools")
