@@ -12,6 +12,8 @@ from benchmarks.report.runs import RUNS, Run
 
 SECTIONS = Path(__file__).with_name("sections")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "benchmarks.md"
+Figure = float | bool
+"""A measured value, or its bound."""
 
 
 def rendered_page(results: Path = RESULTS) -> str:
@@ -78,10 +80,10 @@ def stamp(result: Result) -> str:
 
 def goal(
     what: str,
-    value: float | None,
+    value: Figure | None,
     *,
     most: float | None = None,
-    least: float | None = None,
+    least: Figure | None = None,
     digits: int = 2,
     scale: float = 100.0,
     unit: str = " %",
@@ -92,10 +94,10 @@ def goal(
 
 
 def bounded(
-    value: float | None,
+    value: Figure | None,
     *,
     most: float | None = None,
-    least: float | None = None,
+    least: Figure | None = None,
     digits: int = 2,
     scale: float = 100.0,
     unit: str = " %",
@@ -109,7 +111,7 @@ def bounded(
     return _bold_unless(f"{scale * value:,.{digits}f}{unit}", is_met)
 
 
-def _target(most: float | None, least: float | None, scale: float, unit: str) -> str:
+def _target(most: float | None, least: Figure | None, scale: float, unit: str) -> str:
     if isinstance(least, bool):
         return "yes" if least else "no"
     bounds = [f"{scale * bound:,.10g}" for bound in (least, most) if bound is not None]
