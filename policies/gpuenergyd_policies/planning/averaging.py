@@ -15,16 +15,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd_policies.planning.compiled import IS_COMPILED, floats, ints
-from gpuenergyd_policies.planning.discrete.rounding import Rounder
 from gpuenergyd_policies.planning.exact.averaging_kernels import (
     Averages,
     PricedGraph,
     average_flows,
     priced_cost,
 )
-from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray, PlanningTables
+from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray
+from gpuenergyd_policies.planning.problem import PlanningProblem
 
 NUM_STEPS = 2000 if IS_COMPILED else 30
 """Flows that are averaged; plain Python takes a hundred times as long."""
@@ -69,9 +68,8 @@ class _Flow:
 class FlowAveraging:
     """One pipeline with one deadline, prepared for averaging."""
 
-    def __init__(
-        self, graph: DependencyGraph, tables: PlanningTables, rounder: Rounder, deadline_s: float, *, forced: bool
-    ) -> None:
+    def __init__(self, problem: PlanningProblem, deadline_s: float, *, forced: bool) -> None:
+        graph, tables, rounder = problem.graph, problem.tables, problem.rounder
         self._order = rounder.order
         self._deadline_s = deadline_s
         self._least_w = 0.0 if forced else tables.idle_power_w

@@ -18,11 +18,11 @@ from gpuenergyd.core.pipeline.graph import (
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j, makespan_s
 from gpuenergyd.core.policy_api.policy import FrontierPoint
-from gpuenergyd_policies.planning.averaging import QUICK_STEPS
+from gpuenergyd_policies.planning.averaging import QUICK_STEPS, AveragedPrices, FlowAveraging
 from gpuenergyd_policies.planning.discrete.rounding import RoundedPlan
 from gpuenergyd_policies.planning.exact.sweep import Sweep
 from gpuenergyd_policies.planning.exact.tables import FloatArray
-from gpuenergyd_policies.planning.large import REFINED_GAP, TOO_LARGE, LargePipeline
+from gpuenergyd_policies.planning.large import REFINED_GAP, TOO_LARGE, refined
 from gpuenergyd_policies.planning.problem import (
     LARGE_PIPELINE,
     Effort,
@@ -121,9 +121,9 @@ def solve(
         ProfileError: a class of the graph was not measured.
         TargetError: the deadline is below T_min.
     """
-    if len(graph.instructions) > TOO_LARGE:
-        return _solve_large(LargePipeline.of(graph, profile), deadline_s, forced=forced, effort=effort)
     problem = make_problem(graph, profile, thin_tolerance)
+    if len(graph.instructions) > TOO_LARGE:
+        return _solve_large(problem, deadline_s, forced=forced, effort=effort)
     wanted_s = useful_s(deadline_s, problem.min_time_s, problem.slowest_time_s)
     deadlines_s = later_deadlines_s(wanted_s) if effort is not Effort.QUICK else np.array([wanted_s])
     sweep = problem.sweep(deadlines_s, stop_early=True)
@@ -146,9 +146,9 @@ def frontier(
     Raises:
         ProfileError: a class of the graph was not measured.
     """
-    if len(graph.instructions) > TOO_LARGE:
-        return _large_frontier(LargePipeline.of(graph, profile), num_points)
     problem = make_problem(graph, profile, thin_tolerance)
+    if len(graph.instructions) > TOO_LARGE:
+        return _large_frontier(problem, num_points)
     deadlines_s = _spread_deadlines_s(problem, num_points, until_slowest=until_slowest)
     return _frontier(problem, problem.sweep(deadlines_s, stop_early=False), deadlines_s, until_slowest=until_slowest)
 
@@ -236,7 +236,7 @@ def solved_plan(
 
 
 def _as_solved(
-    problem: PlanningProblem | LargePipeline,
+    problem: PlanningProblem,
     plan: RoundedPlan,
     *,
     lower_bound_j: float,
@@ -272,25 +272,24 @@ def _as_solved(
     )
 
 
-def _solve_large(pipeline: LargePipeline, deadline_s: float, *, forced: bool, effort: Effort) -> SolvedPlan:
-    wanted_s = useful_s(deadline_s, pipeline.min_time_s, pipeline.slowest_time_s)
-    num_steps = QUICK_STEPS if effort is Effort.QUICK else None
-    found = pipeline.prices(wanted_s, forced=forced, num_steps=num_steps)
+def _solve_large(problem: PlanningProblem, deadline_s: float, *, forced: bool, effort: Effort) -> SolvedPlan:
+    wanted_s = useful_s(deadline_s, problem.min_time_s, problem.slowest_time_s)
+    found = FlowAveraging(problem, wanted_s, forced=forced).prices(QUICK_STEPS if effort is Effort.QUICK else None)
     end_s = wanted_s
     if not forced and not found.is_limited:
-        end_s = min(wanted_s, pipeline.least_energy_time_s(found))
-    plan = pipeline.rounded(found.durations_s, end_s, forced=forced)
-    idle_w = pipeline.tables.idle_power_w
+        end_s = min(wanted_s, _least_energy_time_s(problem, found))
+    plan = problem.best_rounding([found.durations_s], end_s, forced=forced, effort=effort)
+    idle_w = problem.tables.idle_power_w
     # A second never has a lower price than waiting, so that the bound holds for plans that end earlier, too.
     lower_bound_j = found.cost_bound_j + idle_w * wanted_s
-    least_s = pipeline.slowest_time_s if forced or found.is_limited else end_s
+    least_s = problem.slowest_time_s if forced or found.is_limited else end_s
     wanted_s = min(wanted_s, end_s)
     bound_j = found.cost_bound_j + idle_w * plan.makespan_s
     excess_j = plan.cost_j - found.cost_bound_j
     if effort is not Effort.QUICK and excess_j > REFINED_GAP * bound_j:
-        plan = pipeline.refined(plan, wanted_s, excess_j=excess_j, is_prompt=effort is Effort.PROMPT)
+        plan = refined(problem, plan, wanted_s, excess_j=excess_j, is_prompt=effort is Effort.PROMPT)
     return _as_solved(
-        pipeline,
+        problem,
         plan,
         lower_bound_j=found.cost_bound_j + idle_w * plan.makespan_s if forced else lower_bound_j,
         deadline_s=wanted_s,
@@ -301,18 +300,23 @@ def _solve_large(pipeline: LargePipeline, deadline_s: float, *, forced: bool, ef
     )
 
 
-def _large_frontier(pipeline: LargePipeline, num_points: int) -> Frontier:
+def _least_energy_time_s(problem: PlanningProblem, found: AveragedPrices) -> float:
+    """Return T* from prices for a deadline beyond it."""
+    return max(problem.min_time_s, makespan_s(problem.graph, found.durations_s.tolist()))
+
+
+def _large_frontier(problem: PlanningProblem, num_points: int) -> Frontier:
     """Return the frontier of a large pipeline up to T* with few points, and without breakpoints."""
-    roughly = pipeline.prices(pipeline.slowest_time_s, forced=False, num_steps=QUICK_STEPS)
-    least_s = pipeline.least_energy_time_s(roughly)
+    roughly = FlowAveraging(problem, problem.slowest_time_s, forced=False).prices(QUICK_STEPS)
+    least_s = _least_energy_time_s(problem, roughly)
     num_points = min(num_points, LARGE_POINTS)
     shares = np.linspace(0, 1, num_points) ** 1.5
     points: list[FrontierPoint] = []
-    for deadline_s in (pipeline.min_time_s + (least_s - pipeline.min_time_s) * shares).tolist():
-        solved = _solve_large(pipeline, deadline_s, forced=False, effort=Effort.QUICK)
+    for deadline_s in (problem.min_time_s + (least_s - problem.min_time_s) * shares).tolist():
+        solved = _solve_large(problem, deadline_s, forced=False, effort=Effort.QUICK)
         if not points or solved.energy_j < points[-1].energy_j:
             points.append(FrontierPoint(solved.iteration_time_s, solved.energy_j, solved.lower_bound_j))
-    return Frontier(pipeline.min_time_s, least_s, pipeline.slowest_time_s, (), tuple(points))
+    return Frontier(problem.min_time_s, least_s, problem.slowest_time_s, (), tuple(points))
 
 
 def _spread_deadlines_s(problem: PlanningProblem, num_points: int, *, until_slowest: bool) -> FloatArray:

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 from functools import cache
 
+from gpuenergyd_policies.planning.averaging import FlowAveraging
 from gpuenergyd_policies.planning.capped.plan import CappedProblem
 from gpuenergyd_policies.planning.compiled import COMPILE_CLOCK, IS_COMPILED, NO_CACHE_FOLDER, cache_folder
 from gpuenergyd_policies.planning.flat.plan import flat_plan
 from gpuenergyd_policies.planning.frontier import solve, tiny_pipeline
-from gpuenergyd_policies.planning.large import LargePipeline
+from gpuenergyd_policies.planning.problem import make_problem
 from gpuenergyd_policies.planning.switching.segments import plan_segments
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 
@@ -26,7 +27,7 @@ def compile_kernels() -> None:
     plan_segments(graph, profile, solved, deadline_s=deadline_s, max_segments=2, latency=latency_s)
     flat_plan(graph, profile, solved, search_steps=100)
     CappedProblem(graph, profile).plan(15.0)
-    LargePipeline.of(graph, profile).prices(deadline_s, forced=False, num_steps=1)
+    FlowAveraging(make_problem(graph, profile), deadline_s, forced=False).prices(1)
 
 
 def prepare_kernels(announce: Callable[[str], None]) -> str | None:

@@ -6,12 +6,13 @@ GPU has, and refinement improves the rounded plan.
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.profile import PipelineProfile
-from gpuenergyd.core.pipeline.timeline import timeline
+from gpuenergyd.core.pipeline.timeline import makespan_s
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.discrete.refinement import (
     FULL_PASSES,
@@ -60,20 +61,26 @@ class Effort(IntEnum):
     """The same without regard to time: for plans made offline."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlanningProblem:
     """A graph and its tables in the forms that the steps of planning need."""
 
     graph: DependencyGraph
     tables: PlanningTables
-    network: FlowNetwork
+    thin_tolerance: float
+    """Hulls are thinned by so much for the sweep; bounds and rounding keep all options."""
     rounder: Rounder
     min_time_s: float
     slowest_time_s: float
 
+    @cached_property
+    def network(self) -> FlowNetwork:
+        """The flow network of the sweep."""
+        return flow_network(self.graph, self.tables, thin_tolerance=self.thin_tolerance)
+
     def thinned(self, tolerance_ratio: float) -> "PlanningProblem":
-        """Return the same problem with hulls thinned for the sweep; bounds and rounding keep all options."""
-        return replace(self, network=flow_network(self.graph, self.tables, thin_tolerance=tolerance_ratio))
+        """Return the same problem with other hulls for the sweep."""
+        return replace(self, thin_tolerance=tolerance_ratio)
 
     def sweep(self, deadlines_s: FloatArray, *, stop_early: bool) -> Sweep:
         """Return optimal flows and durations at these deadlines, and at T* as the last row."""
@@ -196,10 +203,10 @@ def make_problem(
     return PlanningProblem(
         graph=graph,
         tables=tables,
-        network=flow_network(graph, tables, thin_tolerance=thin_tolerance),
+        thin_tolerance=thin_tolerance,
         rounder=Rounder(graph, tables),
-        min_time_s=timeline(graph, tables.fastest_s.tolist()).iteration_time_s,
-        slowest_time_s=timeline(graph, tables.slowest_s.tolist()).iteration_time_s,
+        min_time_s=makespan_s(graph, tables.fastest_s.tolist()),
+        slowest_time_s=makespan_s(graph, tables.slowest_s.tolist()),
     )
 
 

@@ -9,9 +9,9 @@ from gpuenergyd_policies.planning.compiled import IS_COMPILED
 from gpuenergyd_policies.planning.discrete.refinement import OperationWindow, windows_of_passes
 from gpuenergyd_policies.planning.discrete.rounding import Rounder
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
-from gpuenergyd_policies.planning.large import LargePipeline
+from gpuenergyd_policies.planning.large import refined
 from gpuenergyd_policies.planning.plan_evaluation import evaluate_clocks
-from gpuenergyd_policies.planning.problem import Effort
+from gpuenergyd_policies.planning.problem import Effort, make_problem
 from tests.policies.planning.orders.cases import split_profile
 from tests.policies.planning.profiles import forward_backward_profile
 
@@ -52,17 +52,17 @@ def test_refinement_goes_on_after_a_sample_of_windows_where_it_gains(
     profile = forward_backward_profile([1.0, 1.2, 0.9])
     graph = dependency_graph(one_forward_one_backward(3, 24))
     deadline_s = 1.05 * min_iteration_time_s(graph, profile)
-    pipeline = LargePipeline.of(graph, profile)
-    middle = 0.5 * (pipeline.tables.fastest_s + pipeline.tables.slowest_s)
-    rounded = pipeline.rounder.round_plan(middle, deadline_s, slack_share=1.0, hull_first=False)
+    problem = make_problem(graph, profile)
+    middle = 0.5 * (problem.tables.fastest_s + problem.tables.slowest_s)
+    rounded = problem.rounder.round_plan(middle, deadline_s, slack_share=1.0, hull_first=False)
 
     excess_j = 0.0 if is_worth_it else 1e12  # what is worth it closes a tenth of this
-    refined = pipeline.refined(rounded, deadline_s, excess_j=excess_j)
-    whole = pipeline.refined(rounded, deadline_s, excess_j=0.0)
+    found = refined(problem, rounded, deadline_s, excess_j=excess_j)
+    whole = refined(problem, rounded, deadline_s, excess_j=0.0)
 
-    assert refined.makespan_s <= deadline_s
+    assert found.makespan_s <= deadline_s
     assert whole.cost_j < rounded.cost_j
-    assert refined.cost_j == whole.cost_j if is_worth_it else refined.cost_j > whole.cost_j
+    assert found.cost_j == whole.cost_j if is_worth_it else found.cost_j > whole.cost_j
 
 
 def test_a_prompt_plan_is_the_full_one_but_for_pipelines_of_many_stages_or_instructions(
@@ -90,9 +90,9 @@ def test_windows_of_a_prompt_plan_stay_small_with_many_stages(monkeypatch: pytes
     monkeypatch.setattr(large, "WINDOW_PER_RANK", 16)  # without hurry 48 instructions for three stages
     monkeypatch.setattr(large, "LARGEST_WINDOW", 96)
     deadline_s = 1.05 * min_iteration_time_s(graph, profile)
-    pipeline = LargePipeline.of(graph, profile)
-    middle = 0.5 * (pipeline.tables.fastest_s + pipeline.tables.slowest_s)
-    rounded = pipeline.rounder.round_plan(middle, deadline_s, slack_share=1.0, hull_first=False)
+    problem = make_problem(graph, profile)
+    middle = 0.5 * (problem.tables.fastest_s + problem.tables.slowest_s)
+    rounded = problem.rounder.round_plan(middle, deadline_s, slack_share=1.0, hull_first=False)
     sizes: dict[bool, set[int]] = {True: set(), False: set()}
 
     def recorded(rounder: Rounder, passes: tuple[tuple[bool, int], ...]) -> list[OperationWindow]:
@@ -101,9 +101,9 @@ def test_windows_of_a_prompt_plan_stay_small_with_many_stages(monkeypatch: pytes
 
     monkeypatch.setattr(large, "windows_of_passes", recorded)
     for is_prompt in (True, False):
-        refined = pipeline.refined(rounded, deadline_s, excess_j=1e-9, is_prompt=is_prompt)
-        assert refined.makespan_s <= deadline_s
-        assert refined.cost_j < rounded.cost_j
+        found = refined(problem, rounded, deadline_s, excess_j=1e-9, is_prompt=is_prompt)
+        assert found.makespan_s <= deadline_s
+        assert found.cost_j < rounded.cost_j
 
     assert max(sizes[True]) <= 24
     assert min(sizes[False]) >= 48
