@@ -41,6 +41,7 @@ from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflineRequest
 from gpuenergyd_policies.carbon.replay import replay
 from gpuenergyd_policies.planning.frontier import frontier
 from gpuenergyd_policies.planning.orders.bound import MOST_CELLS, any_order_bound
+from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 PROFILES = DATA / "profiles"
@@ -95,7 +96,7 @@ class Case:
     def any_order_bound_ratio(self, time_s: float, energy_j: float, schedule: str | None) -> float:
         """Return the most that any order could save in this time with unlimited memory; auto splits backwards, too."""
         number, profile = self.num_microbatches, self.request(schedule=schedule).profile
-        bound = any_order_bound(profile, [number] * NUM_STAGES, number, time_s, num_cells=MOST_CELLS)
+        bound = any_order_bound(OrderTask(number, profile, time_s, [number] * NUM_STAGES), num_cells=MOST_CELLS)
         assert bound is not None
         return 1 - bound / energy_j
 

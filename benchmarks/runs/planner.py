@@ -224,7 +224,7 @@ def _print_savings(cases: list[Case]) -> None:
         print(
             f"| {case.name} | {percent(theirs)} | {percent(ours.energy_j)} | {percent(ours.lower_bound_j)} |"
             f" {percent(theirs_extra)} | {percent(on_theirs.energy_j)} | {percent(chosen.solved.energy_j)} |"
-            f" {list(chosen.extra_inflight)} |",
+            f" {list(chosen.schedule.extra_inflight) or [0] * case.num_stages} |",
             flush=True,
         )
     print()

@@ -69,4 +69,4 @@ def extra_inflight_for(num_ranks: int, num_microbatches: int, *, memory_limit: i
     deadline_s = baseline(dependency_graph(plain), profile).iteration_time_s
     caps = caps_from_microbatches([memory_limit] * num_ranks)
     planned = plan_inflight(num_ranks, num_microbatches, profile, deadline_s=deadline_s, caps=caps)
-    return planned.extra_inflight
+    return planned.schedule.extra_inflight

@@ -41,6 +41,7 @@ from gpuenergyd_policies.planning.flat.orders import flattest_order
 from gpuenergyd_policies.planning.flat.plan import EXTRA_ENERGY_RATIO, flat_plan
 from gpuenergyd_policies.planning.frontier import SolvedPlan, solve
 from gpuenergyd_policies.planning.orders.choice import plan_order
+from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 from gpuenergyd_trainers.demo.gpt_model import simulated_works
 from tests.support.ramped_host import CLOCKS_MHZ, RampedHost, steady_after
@@ -201,9 +202,7 @@ def _chosen_order(limits: Sequence[int]) -> dict[str, Any]:
     graph, profile = demo_pipeline(with_split=True)
     deadline_s = baseline(graph, profile).iteration_time_s
     usual = solve(graph, profile, deadline_s=deadline_s)
-    cheapest = plan_order(
-        DEMO_MICROBATCHES, profile, limits=limits, deadline_s=deadline_s, near_ratio=EXTRA_ENERGY_RATIO
-    )
+    cheapest = plan_order(OrderTask(DEMO_MICROBATCHES, profile, deadline_s, limits), near_ratio=EXTRA_ENERGY_RATIO)
     found = flattest_order(cheapest)
     flat = found.flat
     least = _swing((graph, profile), usual)

@@ -34,8 +34,7 @@ from gpuenergyd_policies.observed_pipeline import graph_in_order
 from gpuenergyd_policies.planning.flat.orders import flattest_order
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.large import TOO_LARGE
-from gpuenergyd_policies.planning.orders.choice import OrderPlan
-from gpuenergyd_policies.planning.orders.relaxation import OrderTask
+from gpuenergyd_policies.planning.orders.relaxation import OrderPlan, OrderTask
 from gpuenergyd_policies.planning.orders.search import ranked_shapes
 from gpuenergyd_policies.planning.orders.shape import shaped_schedule
 from gpuenergyd_policies.planning.problem import Effort
@@ -182,7 +181,7 @@ def choose_order(view: JobView, model: PipelineModel, plain: ClockPlan, shares: 
             solved = solve(graph, profile, deadline_s=task.deadline_s, forced=task.forced, effort=Effort.QUICK)
         except TargetError:
             continue
-        found.append(OrderPlan(schedule, graph, solved, None, profile))
+        found.append(OrderPlan(schedule, graph, solved, profile))
     if not found:
         return None
     best = min(found, key=lambda order: order.solved.energy_j)

@@ -8,33 +8,17 @@ number, draining the pipeline at the end costs more than the slack saves. Orders
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from gpuenergyd.core.pipeline.graph import DependencyGraph, Schedule, one_forward_one_backward
+from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError
-from gpuenergyd_policies.planning.frontier import SolvedPlan, solve
-from gpuenergyd_policies.planning.orders.relaxation import OrderTask
+from gpuenergyd_policies.planning.orders.relaxation import OrderPlan, OrderTask
 from gpuenergyd_policies.planning.orders.search import FINALISTS, ranked_shapes
 
 MOST_SHAPES = 100
 """Shapes that are compared."""
-
-
-@dataclass(frozen=True, slots=True)
-class InflightPlan:
-    """A 1F1B schedule with extra microbatches in flight, and the best clocks found for it."""
-
-    schedule: Schedule
-    graph: DependencyGraph
-    solved: SolvedPlan
-
-    @property
-    def extra_inflight(self) -> tuple[int, ...]:
-        """Microbatches that each rank keeps in flight beyond plain 1F1B."""
-        return self.schedule.extra_inflight or (0,) * self.schedule.num_ranks
 
 
 def caps_from_microbatches(memory_limit_microbatches: Sequence[int]) -> tuple[int, ...]:
@@ -86,7 +70,7 @@ def plan_inflight(
     forced: bool = False,
     caps: Sequence[int] | None = None,
     communication_latency_s: Callable[[int, int], float] | float = 0.0,
-) -> InflightPlan:
+) -> OrderPlan:
     """Return the best 1F1B found with at most `caps[r]` extra microbatches in flight on rank r (None: no limit).
 
     Raises:
@@ -100,13 +84,6 @@ def plan_inflight(
     size = 3 * num_ranks * num_microbatches
     ranked = ranked_shapes(task, try_whole=True, most_work=MOST_SHAPES * size)
 
-    def full(extra: tuple[int, ...]) -> InflightPlan:
-        schedule = one_forward_one_backward(num_ranks, num_microbatches, extra)
-        graph = task.graph(schedule)
-        return InflightPlan(schedule, graph, solve(graph, profile, deadline_s=deadline_s, forced=forced))
-
-    plans = [
-        full(tuple(max(0, own.num_ahead - (num_ranks - r)) for r, own in enumerate(shape)))
-        for shape, _ in ranked[:FINALISTS]
-    ]
-    return min(plans, key=lambda plan: plan.solved.energy_j) if plans else full((0,) * num_ranks)
+    extras = [[max(0, own.num_ahead - (num_ranks - r)) for r, own in enumerate(shape)] for shape, _ in ranked]
+    schedules = [one_forward_one_backward(num_ranks, num_microbatches, extra) for extra in extras[:FINALISTS] or [()]]
+    return min(map(task.solved, schedules), key=lambda plan: plan.solved.energy_j)

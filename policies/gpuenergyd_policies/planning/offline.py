@@ -9,7 +9,6 @@ import sys
 import time
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.profile import PipelineProfile
@@ -17,7 +16,6 @@ from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.core.pipeline.waiting import WaitingPower
 from gpuenergyd.core.policy_api.policy import (
     FrontierPoint,
-    LoweredWait,
     OfflinePlan,
     OfflineRequest,
     SwitchingFigures,
@@ -30,11 +28,9 @@ from gpuenergyd_policies.planning.flat.plan import EXTRA_ENERGY_RATIO, FlatPlan,
 from gpuenergyd_policies.planning.frontier import SolvedPlan, frontier, solve, solve_with_frontier, warm_up
 from gpuenergyd_policies.planning.inflight import plan_inflight, requested_caps
 from gpuenergyd_policies.planning.large import TOO_LARGE
+from gpuenergyd_policies.planning.orders.relaxation import OrderPlan, OrderTask
 from gpuenergyd_policies.planning.plan_evaluation import baseline, rank_orders
 from gpuenergyd_policies.planning.problem import Effort
-
-if TYPE_CHECKING:
-    from gpuenergyd_policies.planning.orders.choice import OrderPlan
 
 _BRIEF_INSTRUCTIONS = 96
 """Instructions up to which plain Python plans in less than the CPU second that loading the compiled kernels takes, with
@@ -54,7 +50,21 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
         ScheduleError: extra in-flight microbatches for a schedule that takes none, or more than memory holds.
     """
     with plain_python(is_quicker=_is_brief(request) and "numba" not in sys.modules):
-        return _planned(request)
+        compiled_before_s = COMPILE_CLOCK.cpu_s
+        warm_up()
+        began_cpu_s, warmed_up_s = time.process_time(), COMPILE_CLOCK.cpu_s
+        if request.power_cap is None:
+            plan = _planned(request)
+        else:
+            from gpuenergyd_policies.planning.capped.offline import plan_under_cap  # noqa: PLC0415  start fast
+
+            plan = plan_under_cap(request, request.power_cap)
+        compiled_s = COMPILE_CLOCK.cpu_s
+        return replace(
+            plan,
+            solve_cpu_s=time.process_time() - began_cpu_s - (compiled_s - warmed_up_s),
+            compile_cpu_s=compiled_s - compiled_before_s,
+        )
 
 
 def _is_brief(request: OfflineRequest) -> bool:
@@ -64,21 +74,10 @@ def _is_brief(request: OfflineRequest) -> bool:
     return not needs_search and len(request.graph.instructions) <= _BRIEF_INSTRUCTIONS
 
 
-def _effort(request: OfflineRequest) -> Effort:
-    return Effort.BRIEF if _is_brief(request) else Effort.FULL
-
-
 def _planned(request: OfflineRequest) -> OfflinePlan:
-    compiled_before_s = COMPILE_CLOCK.cpu_s
-    warm_up()
-    began_cpu_s, warmed_up_s = time.process_time(), COMPILE_CLOCK.cpu_s
-    if request.power_cap is not None:
-        from gpuenergyd_policies.planning.capped.offline import plan_under_cap  # noqa: PLC0415  start fast
-
-        capped = plan_under_cap(request, request.power_cap)
-        return _with_cpu_times(capped, began_cpu_s, compiled_before_s, warmed_up_s)
     reference = baseline(request.baseline_graph, request.profile)
     deadline_s = request.target.iteration_time_s(baseline(request.graph, request.profile).iteration_time_s)
+    forced, effort = request.target.is_forced, Effort.BRIEF if _is_brief(request) else Effort.FULL
     # A bound may count on the least power of waiting; what waits really cost is charged to the plan below.
     power = request.profile.waiting_power
     full_profile = request.profile
@@ -89,23 +88,27 @@ def _planned(request: OfflineRequest) -> OfflinePlan:
     graph, schedule, extra_inflight = request.graph, request.schedule, tuple[int, ...]()
     flat: FlatPlan | None = None
     if request.order_limits:
-        chosen, any_order_bound_j, flat = _chosen_order(request, deadline_s)
-        graph, solved, schedule = chosen.graph, chosen.solved, chosen.schedule
+        chosen, flat = _chosen_order(request, deadline_s)
+        graph, least_energy, schedule = chosen.graph, chosen.solved, chosen.schedule
+        any_order_bound_j = chosen.any_order_j
         request = replace(request, profile=chosen.profile)
         full_profile = replace(full_profile, classes=chosen.profile.classes)
-        if request.want_frontier:
-            points = frontier(graph, request.profile, until_slowest=False).points
-    elif request.want_frontier and request.extra_inflight is None and len(graph.instructions) <= TOO_LARGE:
-        solved, whole = solve_with_frontier(
-            graph, request.profile, deadline_s=deadline_s, forced=request.target.is_forced, effort=_effort(request)
+    elif request.extra_inflight is not None:
+        inflight = _with_inflight(request, deadline_s)
+        graph, least_energy = inflight.graph, inflight.solved
+        extra_inflight = inflight.schedule.extra_inflight or (0,) * graph.num_ranks
+    elif request.want_frontier and len(graph.instructions) <= TOO_LARGE:
+        least_energy, whole = solve_with_frontier(
+            graph, request.profile, deadline_s=deadline_s, forced=forced, effort=effort
         )
         points = whole.points
     else:
-        graph, extra_inflight, solved = _solved(request, deadline_s)
-        if request.want_frontier:
-            points = frontier(graph, request.profile, until_slowest=False).points
-    least_energy = solved
-    solved = _flattened(request, graph, least_energy, flat)
+        least_energy = solve(graph, request.profile, deadline_s=deadline_s, forced=forced, effort=effort)
+    if request.want_frontier and not points:
+        points = frontier(graph, request.profile, until_slowest=False).points
+    solved = least_energy
+    if request.is_flattest:
+        solved = (flat or flat_plan(graph, request.profile, least_energy)).as_solved(least_energy)
     own = baseline(graph, full_profile)
     plan = OfflinePlan(
         orders=rank_orders(graph),
@@ -126,30 +129,8 @@ def _planned(request: OfflineRequest) -> OfflinePlan:
         swing=planned_swing(graph, full_profile, solved, least_energy) if _has_swing(request, graph, power) else None,
     )
     if request.max_switches is not None or request.switch_latency_s > 0:
-        request = replace(request, profile=full_profile)
-        plan = _with_switching(request, plan, graph, solved, deadline_s)
-        mean_w = None if plan.waiting is None else plan.waiting.mean_w
-        if mean_w is not None and request.max_switches is None and len(graph.instructions) <= TOO_LARGE:
-            # Short waits cannot be lowered: what a second of waiting really costs may make other clocks cheaper.
-            other_profile = replace(full_profile, blocking_power_w=mean_w, waiting_power=None)
-            other = solve(graph, other_profile, deadline_s=deadline_s, forced=request.target.is_forced)
-            clocks = dict(zip(graph.instructions, other.sm_clocks_mhz, strict=True))
-            # the bound is proven with the least power
-            other = replace(other, lower_bound_j=solved.lower_bound_j)
-            again = _with_switching(request, replace(plan, sm_clocks_mhz=clocks), graph, other, deadline_s)
-            plan = min(plan, again, key=lambda one: one.energy_j)
-    elif power is not None:
-        plan = _with_waits(plan, graph, solved, full_profile, power)
-    return _with_cpu_times(plan, began_cpu_s, compiled_before_s, warmed_up_s)
-
-
-def _flattened(
-    request: OfflineRequest, graph: DependencyGraph, solved: SolvedPlan, known: FlatPlan | None
-) -> SolvedPlan:
-    """Return the plan that swings least among those near the solved one, if that was asked for."""
-    if not request.is_flattest:
-        return solved
-    return (known or flat_plan(graph, request.profile, solved)).as_solved(solved)
+        return _with_late_clocks(replace(request, profile=full_profile), plan, graph, solved, deadline_s)
+    return plan if power is None else _with_waits(plan, graph, solved, full_profile, power)
 
 
 def _has_swing(request: OfflineRequest, graph: DependencyGraph, waiting: WaitingPower | None) -> bool:
@@ -158,53 +139,46 @@ def _has_swing(request: OfflineRequest, graph: DependencyGraph, waiting: Waiting
     return is_plain and (request.is_flattest or len(graph.instructions) <= _SOON_KNOWN)
 
 
-def _with_cpu_times(plan: OfflinePlan, began_cpu_s: float, compiled_before_s: float, warmed_up_s: float) -> OfflinePlan:
-    """Return the plan with the CPU time since it was begun; compilation, also the one before that, counts apart."""
-    compiled_s = COMPILE_CLOCK.cpu_s
-    return replace(
-        plan,
-        solve_cpu_s=time.process_time() - began_cpu_s - (compiled_s - warmed_up_s),
-        compile_cpu_s=compiled_s - compiled_before_s,
-    )
-
-
-def _chosen_order(request: OfflineRequest, deadline_s: float) -> tuple["OrderPlan", float | None, FlatPlan | None]:
-    """Return the order of a request that leaves it to the planner, the bound over any order, and flat clocks.
+def _chosen_order(request: OfflineRequest, deadline_s: float) -> tuple[OrderPlan, FlatPlan | None]:
+    """Return the order of a request that leaves it to the planner with the bound over any order, and flat clocks.
 
     Where the flattest plan is wanted, it is the flattest order of those of nearly the least energy.
     """
-    chosen = _cheapest_order(request, deadline_s)
-    if not request.is_flattest:
-        return chosen, chosen.any_order_j, None
     from gpuenergyd_policies.planning.flat.orders import flattest_order  # noqa: PLC0415  start fast
-
-    found = flattest_order(chosen)
-    return found.order, chosen.any_order_j, found.flat
-
-
-def _cheapest_order(request: OfflineRequest, deadline_s: float) -> "OrderPlan":
-    """Return the order and clocks of least energy of a request that leaves the order to the planner."""
-    from gpuenergyd_policies.planning.orders.choice import plan_order  # noqa: PLC0415  start fast
+    from gpuenergyd_policies.planning.orders.choice import plan_order  # noqa: PLC0415
     from gpuenergyd_policies.planning.orders.chunks import plan_chunk_order  # noqa: PLC0415
 
-    latency_s, forced = float(request.options.get("communication_latency_s", "0")), request.target.is_forced
-    if request.schedule is not None and request.schedule.num_chunks > 1:
-        return plan_chunk_order(
-            request.schedule,
-            request.profile,
-            limits=request.order_limits,
-            deadline_s=deadline_s,
-            forced=forced,
-            communication_latency_s=latency_s,
-        )
-    return plan_order(
-        len({i.microbatch_index for i in request.graph.instructions}),
+    num_microbatches = len({i.microbatch_index for i in request.graph.instructions})
+    task = OrderTask(
+        num_microbatches,
         request.profile,
-        limits=request.order_limits,
+        deadline_s,
+        tuple(min(limit, num_microbatches) for limit in request.order_limits),
+        request.target.is_forced,
+        float(request.options.get("communication_latency_s", "0")),
+    )
+    if request.schedule is not None and request.schedule.num_chunks > 1:
+        cheapest = plan_chunk_order(request.schedule, task)
+    else:
+        cheapest = plan_order(task, near_ratio=EXTRA_ENERGY_RATIO if request.is_flattest else 0.0)
+    if not request.is_flattest:
+        return cheapest, None
+    found = flattest_order(cheapest)
+    return replace(found.order, any_order_j=cheapest.any_order_j), found.flat
+
+
+def _with_inflight(request: OfflineRequest, deadline_s: float) -> OrderPlan:
+    """Return 1F1B with more microbatches in flight, and its clocks."""
+    caps = requested_caps(request, request.graph.num_ranks)
+    assert request.schedule is not None
+    return plan_inflight(
+        request.graph.num_ranks,
+        request.schedule.num_microbatches,
+        request.profile,
         deadline_s=deadline_s,
-        forced=forced,
-        communication_latency_s=latency_s,
-        near_ratio=EXTRA_ENERGY_RATIO if request.is_flattest else 0.0,
+        forced=request.target.is_forced,
+        caps=caps,
+        communication_latency_s=float(request.options.get("communication_latency_s", "0")),
     )
 
 
@@ -219,18 +193,31 @@ def _with_waits(
     return replace(
         plan,
         energy_j=working_j + waits.lowered_j,
-        waiting=_waiting_figures(profile, power, working_j + waits.in_force_j, waits.lowered, power.least_w),
+        waiting=WaitingFigures(
+            power.is_assumed,
+            profile.blocking_power_w,
+            power.least_w,
+            power.least_w,
+            working_j + waits.in_force_j,
+            waits.lowered,
+        ),
     )
 
 
-def _waiting_figures(
-    profile: PipelineProfile,
-    power: WaitingPower,
-    kept_energy_j: float,
-    lowered: tuple[LoweredWait, ...],
-    mean_w: float,
-) -> WaitingFigures:
-    return WaitingFigures(power.is_assumed, profile.blocking_power_w, power.least_w, mean_w, kept_energy_j, lowered)
+def _with_late_clocks(
+    request: OfflineRequest, plan: OfflinePlan, graph: DependencyGraph, solved: SolvedPlan, deadline_s: float
+) -> OfflinePlan:
+    """Return the plan with switch latency, for the power that waits then really draw if that is cheaper."""
+    first = _with_switching(request, plan, graph, solved, deadline_s)
+    if first.waiting is None or request.max_switches is not None or len(graph.instructions) > TOO_LARGE:
+        return first
+    # Short waits cannot be lowered: what a second of waiting really costs may make other clocks cheaper.
+    profile = replace(request.profile, blocking_power_w=first.waiting.mean_w, waiting_power=None)
+    other = solve(graph, profile, deadline_s=deadline_s, forced=request.target.is_forced)
+    clocks = dict(zip(graph.instructions, other.sm_clocks_mhz, strict=True))
+    other = replace(other, lower_bound_j=solved.lower_bound_j)  # which is proven with the least power
+    again = _with_switching(request, replace(plan, sm_clocks_mhz=clocks), graph, other, deadline_s)
+    return min(first, again, key=lambda one: one.energy_j)
 
 
 def _with_switching(
@@ -272,7 +259,7 @@ def _with_switching(
         kept_j = simulated.energy_j
         changes, simulated, lowered = lowered_waits(graph, profile, planned, changes, simulated, latency=latency_s)
         mean_w = simulated.waiting_energy_j / simulated.waiting_s if simulated.waiting_s > 0 else power.least_w
-        waiting = _waiting_figures(profile, power, kept_j, lowered, mean_w)
+        waiting = WaitingFigures(power.is_assumed, profile.blocking_power_w, power.least_w, mean_w, kept_j, lowered)
     longer_s = simulated.iteration_time_s - solved.iteration_time_s if forced else 0.0
     return replace(
         plan,
@@ -293,25 +280,3 @@ def _with_switching(
             free_naive_energy_j=naive.energy_j,
         ),
     )
-
-
-def _solved(request: OfflineRequest, deadline_s: float) -> tuple[DependencyGraph, tuple[int, ...], SolvedPlan]:
-    """Return the graph to run, its extra in-flight microbatches, and its solved plan."""
-    forced = request.target.is_forced
-    latency_s = float(request.options.get("communication_latency_s", "0"))
-    if request.extra_inflight is None:
-        effort = _effort(request)
-        solved = solve(request.graph, request.profile, deadline_s=deadline_s, forced=forced, effort=effort)
-        return request.graph, (), solved
-    caps = requested_caps(request, request.graph.num_ranks)
-    assert request.schedule is not None
-    planned = plan_inflight(
-        request.graph.num_ranks,
-        request.schedule.num_microbatches,
-        request.profile,
-        deadline_s=deadline_s,
-        forced=forced,
-        caps=caps,
-        communication_latency_s=latency_s,
-    )
-    return planned.graph, planned.extra_inflight, planned.solved

@@ -8,6 +8,7 @@ from gpuenergyd.core.pipeline.power_swing import band_energy_w2
 from gpuenergyd_policies.planning.flat.orders import flattest_order
 from gpuenergyd_policies.planning.flat.plan import EXTRA_ENERGY_RATIO
 from gpuenergyd_policies.planning.orders.choice import plan_order
+from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 from gpuenergyd_policies.planning.plan_evaluation import evaluate_clocks
 from tests.policies.planning.orders.cases import full_speed_time_s, split_profile
 from tests.support.examples import examples
@@ -28,7 +29,7 @@ def test_the_flattest_order_keeps_to_time_memory_and_the_least_energy_of_all(
     num_ranks = len(weights)
     profile, limits = split_profile(weights, overhead=0.03), [num_ranks - r + room for r in range(num_ranks)]
     deadline_s = full_speed_time_s(profile, num_ranks, num_microbatches)
-    cheapest = plan_order(num_microbatches, profile, limits=limits, deadline_s=deadline_s, near_ratio=near_ratio)
+    cheapest = plan_order(OrderTask(num_microbatches, profile, deadline_s, limits), near_ratio=near_ratio)
 
     found = flattest_order(cheapest, extra_energy_ratio=near_ratio, search_steps=STEPS)
 
@@ -48,8 +49,8 @@ def test_the_flattest_order_keeps_to_time_memory_and_the_least_energy_of_all(
 def test_where_many_orders_need_nearly_the_least_energy_one_of_them_swings_less_than_the_cheapest() -> None:
     profile = split_profile([0.8, 0.9, 1.0, 1.1], overhead=0.0)
     deadline_s = full_speed_time_s(profile, 4, 8)
-    alone = plan_order(8, profile, limits=[8, 7, 6, 5], deadline_s=deadline_s)
-    cheapest = plan_order(8, profile, limits=[8, 7, 6, 5], deadline_s=deadline_s, near_ratio=EXTRA_ENERGY_RATIO)
+    alone = plan_order(OrderTask(8, profile, deadline_s, [8, 7, 6, 5]))
+    cheapest = plan_order(OrderTask(8, profile, deadline_s, [8, 7, 6, 5]), near_ratio=EXTRA_ENERGY_RATIO)
 
     of_cheapest, of_all = flattest_order(alone, search_steps=STEPS), flattest_order(cheapest, search_steps=STEPS)
 

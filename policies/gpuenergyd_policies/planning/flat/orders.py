@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gpuenergyd.core.pipeline.power_swing import band_energy_w2
 from gpuenergyd_policies.planning.flat.plan import EXTRA_ENERGY_RATIO, SEARCH_STEPS, FlatPlan, flat_plan
-from gpuenergyd_policies.planning.orders.choice import OrderPlan
+from gpuenergyd_policies.planning.orders.relaxation import OrderPlan
 
 
 @dataclass(frozen=True, slots=True)

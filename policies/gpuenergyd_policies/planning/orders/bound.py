@@ -27,6 +27,7 @@ from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd_policies.planning.exact.tables import FloatArray, HullChain, IntArray, under_hull
 from gpuenergyd_policies.planning.orders.load import load_bound_j, stage_loads
+from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 
 KINDS = (InstructionKind.F, InstructionKind.I, InstructionKind.W)
 MOST_CELLS, FEW_CELLS = 1200, 400
@@ -44,29 +45,21 @@ _VIOLATED_S = 1e-6
 _SETTLED_RATIO = 1e-6
 
 
-def any_order_bound(
-    profile: PipelineProfile,
-    limits: Sequence[int],
-    num_microbatches: int,
-    deadline_s: float,
-    *,
-    communication_latency_s: float = 0.0,
-    forced: bool = False,
-    num_cells: int | None = None,
-) -> float | None:
+def any_order_bound(task: OrderTask, *, num_cells: int | None = None) -> float | None:
     """Return a proven lower bound, waiting charged to the end of each plan, for plans that meet a deadline.
 
-    Without input and weight gradients in the profile it is for whole backwards only. With `forced` the time until the
-    deadline passes anyway. None if the solver fails. `num_cells` limits cells instead of the default: more are tighter
-    and take longer.
+    Without input and weight gradients in the profile it is for whole backwards only. With a forced wait the time until
+    the deadline passes anyway. None if the solver fails. `num_cells` limits cells instead of the default: more are
+    tighter and take longer.
     """
-    if len(limits) > MOST_RANKS:
-        waiting_w = profile.blocking_power_w * len(limits)
-        return load_bound_j(stage_loads(profile, num_microbatches), waiting_w, deadline_s, forced=forced)
+    num_ranks = len(task.limits)
+    if num_ranks > MOST_RANKS:
+        waiting_w = task.profile.blocking_power_w * num_ranks
+        loads = stage_loads(task.profile, task.num_microbatches)
+        return load_bound_j(loads, waiting_w, task.deadline_s, forced=task.forced)
     if num_cells is None:
-        num_cells = MOST_CELLS if 3 * len(limits) * num_microbatches <= MANY_INSTRUCTIONS else FEW_CELLS
-    program = _Program(profile, limits, num_microbatches, deadline_s, communication_latency_s, num_cells, forced=forced)
-    return program.bound_j()
+        num_cells = MOST_CELLS if 3 * num_ranks * task.num_microbatches <= MANY_INSTRUCTIONS else FEW_CELLS
+    return _Program(task, num_cells).bound_j()
 
 
 def cell_starts(num_microbatches: int, num_cells: int) -> IntArray:
@@ -83,32 +76,22 @@ def cell_starts(num_microbatches: int, num_cells: int) -> IntArray:
 class _Program:
     """The linear program: columns are starts and ends of cells, mixtures of vertices, and the iteration time."""
 
-    def __init__(
-        self,
-        profile: PipelineProfile,
-        limits: Sequence[int],
-        num_microbatches: int,
-        deadline_s: float,
-        latency_s: float,
-        num_cells: int,
-        *,
-        forced: bool,
-    ) -> None:
-        self.limits = [min(limit, num_microbatches) for limit in limits]
-        num_ranks = len(limits)
-        self.num_ranks = num_ranks
-        self.deadline_s = deadline_s
-        self.forced = forced
-        self.first = cell_starts(num_microbatches, max(12, num_cells // (3 * num_ranks)))
+    def __init__(self, task: OrderTask, num_cells: int) -> None:
+        self.limits = [min(limit, task.num_microbatches) for limit in task.limits]
+        self.num_ranks = len(self.limits)
+        self.deadline_s, self.forced = task.deadline_s, task.forced
+        self.first = cell_starts(task.num_microbatches, max(12, num_cells // (3 * self.num_ranks)))
         self.num_cells = len(self.first)
-        self.last = np.append(self.first[1:], num_microbatches) - 1
+        self.last = np.append(self.first[1:], task.num_microbatches) - 1
         self.size = self.last - self.first + 1
-        self.idle_w = profile.blocking_power_w * num_ranks
+        self.idle_w = task.profile.blocking_power_w * self.num_ranks
         self._rows: list[IntArray] = []
         self._columns: list[IntArray] = []
         self._values: list[FloatArray] = []
         self._limits: list[float] = []
-        self._add_columns(profile)
+        self._add_columns(task.profile)
+        latency_s = task.communication_latency_s
+        assert not callable(latency_s), "the program has one latency for all ranks"
         self._add_order(latency_s)
         self._known: set[tuple[int, int, int, int, int]] = set()
 

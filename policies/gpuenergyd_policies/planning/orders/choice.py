@@ -6,15 +6,12 @@ best shapes are then solved on the whole pipeline with real clocks, and the chea
 of the family, or dominated by 1F1B with its backward split in place where splitting costs nothing, hence never better.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from gpuenergyd.core.pipeline.graph import DependencyGraph, Schedule, one_forward_one_backward
-from gpuenergyd.core.pipeline.profile import PipelineProfile
+from gpuenergyd.core.pipeline.graph import Schedule, one_forward_one_backward
 from gpuenergyd.errors import TargetError
-from gpuenergyd_policies.planning.frontier import SolvedPlan, solve
 from gpuenergyd_policies.planning.orders.bound import any_order_bound, is_no_cheaper
-from gpuenergyd_policies.planning.orders.relaxation import OrderTask
+from gpuenergyd_policies.planning.orders.relaxation import OrderPlan, OrderTask
 from gpuenergyd_policies.planning.orders.search import FINALISTS, MOST_LONG_WORK, MOST_WORK, ranked_shapes
 from gpuenergyd_policies.planning.orders.shape import RankShape, repaired, shaped_schedule
 from gpuenergyd_policies.planning.plan_evaluation import baseline
@@ -29,31 +26,8 @@ FINALISTS_OF_MANY = 12
 """The same where all orders of nearly the least energy are wanted."""
 
 
-@dataclass(frozen=True, slots=True)
-class OrderPlan:
-    """The chosen order with its solved clocks, and the bound over any order if it is within reach."""
-
-    schedule: Schedule
-    graph: DependencyGraph
-    solved: SolvedPlan
-    any_order_j: float | None
-    profile: PipelineProfile
-    """With the classes of the schedule's chunks."""
-    near: "tuple[OrderPlan, ...]" = ()
-    """Other orders that meet the deadline with nearly the same energy."""
-
-
-def plan_order(
-    num_microbatches: int,
-    profile: PipelineProfile,
-    *,
-    limits: Sequence[int],
-    deadline_s: float,
-    forced: bool = False,
-    communication_latency_s: float = 0.0,
-    near_ratio: float = 0.0,
-) -> OrderPlan:
-    """Return the cheapest order found that meets the deadline with at most `limits[r]` microbatches held on rank r.
+def plan_order(task: OrderTask, *, near_ratio: float = 0.0) -> OrderPlan:
+    """Return the cheapest order found that meets the deadline within the memory limits.
 
     With a `near_ratio`, more orders are solved, and those that need at most so much more energy are in `near`.
 
@@ -61,35 +35,23 @@ def plan_order(
         ProfileError: input or weight gradients were not measured.
         TargetError: no order of the family is fast enough within the limits, which does not prove that none is.
     """
-    limits = tuple(min(limit, num_microbatches) for limit in limits)
-    task = OrderTask(num_microbatches, profile, deadline_s, limits, forced, communication_latency_s)
-    plans = []
+    plans: list[OrderPlan] = []
     for schedule in candidates(task, FINALISTS_OF_MANY if near_ratio > 0 else FINALISTS):
-        graph = task.graph(schedule)
         try:
-            plans.append((schedule, graph, solve(graph, profile, deadline_s=deadline_s, forced=forced)))
+            plans.append(task.solved(schedule))
         except TargetError:
             continue
-        if len(plans) * len(graph.instructions) > SHORT_PIPELINE * FINALISTS:
+        if len(plans) * len(plans[-1].graph.instructions) > SHORT_PIPELINE * FINALISTS:
             break
     if not plans:
         raise TargetError(
-            f"iteration time {deadline_s:.6g} s: no order was found that is that fast with at most"
-            f" {', '.join(map(str, limits))} microbatches held per stage"
+            f"iteration time {task.deadline_s:.6g} s: no order was found that is that fast with at most"
+            f" {', '.join(map(str, task.limits))} microbatches held per stage"
         )
-    charged_j = profile.blocking_power_w * len(limits)
-    plans.sort(key=lambda plan: plan[2].energy_j - (charged_j * plan[2].iteration_time_s if forced else 0.0))
-    (schedule, graph, solved), *others = plans
-    most_j = solved.energy_j * (1 + near_ratio)
-    near = tuple(
-        OrderPlan(other, of_other, plan, None, profile)
-        for other, of_other, plan in others
-        if near_ratio > 0 and plan.energy_j <= most_j
-    )
-    bound_j = any_order_bound(
-        profile, limits, num_microbatches, deadline_s, communication_latency_s=communication_latency_s, forced=forced
-    )
-    return OrderPlan(schedule, graph, solved, bound_j, profile, near)
+    best, *others = sorted(plans, key=task.charged_j)
+    most_j = best.solved.energy_j * (1 + near_ratio)
+    near = tuple(other for other in others if near_ratio > 0 and other.solved.energy_j <= most_j)
+    return replace(best, any_order_j=any_order_bound(task), near=near)
 
 
 def candidates(task: OrderTask, finalists: int = FINALISTS) -> list[Schedule]:

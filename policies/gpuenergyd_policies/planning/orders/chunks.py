@@ -6,84 +6,52 @@ are searched as for one stage per GPU and then run chunk by chunk. Stages far ap
 well. What fits in memory is solved with real clocks, and the cheapest plan is chosen.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, Schedule
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.pipeline.schedules import SCHEDULES, in_a_row, make_schedule
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError, TargetError
-from gpuenergyd_policies.planning.frontier import Effort, SolvedPlan, solve
-from gpuenergyd_policies.planning.orders.choice import OrderPlan, candidates
+from gpuenergyd_policies.planning.frontier import Effort
+from gpuenergyd_policies.planning.orders.choice import candidates
 from gpuenergyd_policies.planning.orders.load import load_bound_j, shared_load
-from gpuenergyd_policies.planning.orders.relaxation import OrderTask
+from gpuenergyd_policies.planning.orders.relaxation import OrderPlan, OrderTask
 from gpuenergyd_policies.planning.orders.search import FINALISTS
 
 
-@dataclass(frozen=True, slots=True)
-class _ChunkPlan:
-    schedule: Schedule
-    profile: PipelineProfile
-    solved: SolvedPlan
-
-
-def plan_chunk_order(
-    plain: Schedule,
-    profile: PipelineProfile,
-    *,
-    limits: Sequence[int],
-    deadline_s: float,
-    forced: bool = False,
-    communication_latency_s: float = 0.0,
-) -> OrderPlan:
+def plan_chunk_order(plain: Schedule, task: OrderTask) -> OrderPlan:
     """Return the cheapest order found of a pipeline with several stages per GPU, its profile by chunk included.
 
-    Args:
-        plain: the order whose chunks the profile's classes mean.
-        profile: input and weight gradients, and whole backwards, of every stage.
-        limits: microbatches that each rank may hold; a chunk counts as its share of one.
-        deadline_s: the iteration time not to exceed.
-        forced: whether the time until the deadline passes anyway.
-        communication_latency_s: between ranks.
+    `plain` is the order whose chunks the classes of the task's profile mean: input and weight gradients, and whole
+    backwards, of every stage. A chunk counts as its share of a microbatch within the limits.
 
     Raises:
         TargetError: no known order is fast enough within the limits, which does not prove that none is.
     """
-    limits = tuple(min(limit, plain.num_microbatches) for limit in limits)
-    task = OrderTask(plain.num_microbatches, profile, deadline_s, limits, forced, communication_latency_s)
+    profile, num_ranks = task.profile, plain.num_ranks
     by_stage = {
         (plain.stage_index(key.pp_rank, key.chunk_index), key.kind): own for key, own in profile.classes.items()
     }
-    found: list[_ChunkPlan] = []
+    found: list[OrderPlan] = []
     for schedule in dict.fromkeys(_schedules(plain, task)):
-        if any(schedule.peak_inflight(r) > limit * schedule.num_chunks for r, limit in enumerate(limits)):
+        if any(schedule.peak_inflight(r) > limit * schedule.num_chunks for r, limit in enumerate(task.limits)):
             continue
         own = replace(profile, classes=_classes(schedule, by_stage))
-        try:
-            solved = solve(task.graph(schedule), own, deadline_s=deadline_s, forced=forced, effort=Effort.QUICK)
-        except TargetError:
-            continue
-        found.append(_ChunkPlan(schedule, own, solved))
+        with suppress(TargetError):
+            found.append(task.solved(schedule, own, effort=Effort.QUICK))
     if not found:
         raise TargetError(
-            f"iteration time {deadline_s:.6g} s: no order with {count_text(plain.num_chunks, 'stage')} per GPU was"
-            f" found that is that fast with at most {', '.join(map(str, limits))} microbatches held per GPU"
+            f"iteration time {task.deadline_s:.6g} s: no order with {count_text(plain.num_chunks, 'stage')} per GPU was"
+            f" found that is that fast with at most {', '.join(map(str, task.limits))} microbatches held per GPU"
         )
-    waiting_w = profile.blocking_power_w * len(limits) if forced else 0.0
-
-    def charged_j(candidate: _ChunkPlan) -> float:
-        return candidate.solved.energy_j - waiting_w * candidate.solved.iteration_time_s
-
-    found.sort(key=charged_j)
-    finalists = [
-        replace(one, solved=solve(task.graph(one.schedule), one.profile, deadline_s=deadline_s, forced=forced))
-        for one in found[:FINALISTS]
-    ]
-    best = min(finalists, key=charged_j)
-    load = shared_load(profile, len(limits), plain.num_microbatches)
-    bound_j = load_bound_j([load], profile.blocking_power_w * len(limits), deadline_s, forced=forced)
-    return OrderPlan(best.schedule, task.graph(best.schedule), best.solved, bound_j, best.profile)
+    found.sort(key=task.charged_j)
+    best = min((task.solved(one.schedule, one.profile) for one in found[:FINALISTS]), key=task.charged_j)
+    load = shared_load(profile, num_ranks, plain.num_microbatches)
+    bound_j = load_bound_j([load], profile.blocking_power_w * num_ranks, task.deadline_s, forced=task.forced)
+    return replace(best, any_order_j=bound_j)
 
 
 def _schedules(plain: Schedule, task: OrderTask) -> Iterator[Schedule]:

@@ -1,12 +1,12 @@
-"""The least energy of one order with clocks that may be mixed at will."""
+"""What an order is chosen for, its clocks, and its least energy with clocks that may be mixed at will."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Schedule, dependency_graph
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.errors import ScheduleError, TargetError
-from gpuenergyd_policies.planning.frontier import Effort, min_iteration_time_s, solve
+from gpuenergyd_policies.planning.frontier import Effort, SolvedPlan, min_iteration_time_s, solve
 
 LEAST_GAIN_RATIO = 2e-6
 """Relative gain below which another order counts as equal."""
@@ -21,7 +21,7 @@ class OrderTask:
     num_microbatches: int
     profile: PipelineProfile
     deadline_s: float
-    limits: tuple[int, ...]
+    limits: Sequence[int]
     """Microbatches that each rank may hold."""
     forced: bool = False
     """Whether the time until the deadline passes anyway, for a straggler."""
@@ -34,6 +34,37 @@ class OrderTask:
     def graph(self, schedule: Schedule) -> DependencyGraph:
         """Return the dependency graph of an order; raise ScheduleError if it deadlocks."""
         return dependency_graph(schedule, communication_latency_s=self.communication_latency_s)
+
+    def solved(
+        self, schedule: Schedule, profile: PipelineProfile | None = None, *, effort: Effort = Effort.FULL
+    ) -> "OrderPlan":
+        """Return an order with its clocks, for another profile if one is given.
+
+        Raises:
+            TargetError: it is slower than the deadline.
+        """
+        graph, profile = self.graph(schedule), profile or self.profile
+        solved = solve(graph, profile, deadline_s=self.deadline_s, forced=self.forced, effort=effort)
+        return OrderPlan(schedule, graph, solved, profile)
+
+    def charged_j(self, plan: "OrderPlan") -> float:
+        """Return the energy that orders are compared by: of waits that pass anyway none."""
+        waiting_w = self.profile.blocking_power_w * len(self.limits) if self.forced else 0.0
+        return plan.solved.energy_j - waiting_w * plan.solved.iteration_time_s
+
+
+@dataclass(frozen=True, slots=True)
+class OrderPlan:
+    """An order with its solved clocks, and the bound over any order if it is within reach."""
+
+    schedule: Schedule
+    graph: DependencyGraph
+    solved: SolvedPlan
+    profile: PipelineProfile
+    """With the classes of the schedule's chunks."""
+    any_order_j: float | None = None
+    near: "tuple[OrderPlan, ...]" = ()
+    """Other orders that meet the deadline with nearly the same energy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from gpuenergyd_policies.planning.orders import bound as bound_module
 from gpuenergyd_policies.planning.orders.bound import any_order_bound, cell_starts
 from gpuenergyd_policies.planning.orders.choice import plan_order
 from gpuenergyd_policies.planning.orders.load import load_bound_j, shared_load, stage_loads
+from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 from tests.policies.planning.orders.cases import POWER_W, full_speed_time_s, split_profile
 from tests.policies.planning.pipelines import tables
@@ -67,7 +68,7 @@ def test_no_order_of_a_tiny_pipeline_needs_less_than_the_bound(
     num_ranks = len(weights)
     profile = split_profile(weights, overhead=overhead, clocks_mhz=CLOCKS_MHZ)
     deadline_s = full_speed_time_s(profile, num_ranks, num_microbatches)
-    bound = any_order_bound(profile, limits, num_microbatches, deadline_s)
+    bound = any_order_bound(OrderTask(num_microbatches, profile, deadline_s, limits))
     assert bound is not None
 
     energies_j = []
@@ -81,7 +82,7 @@ def test_no_order_of_a_tiny_pipeline_needs_less_than_the_bound(
 
     assert bound <= min(energies_j) * (1 + 1e-9)
     assert min(energies_j) <= 1.06 * bound
-    chosen = plan_order(num_microbatches, profile, limits=limits, deadline_s=deadline_s)
+    chosen = plan_order(OrderTask(num_microbatches, profile, deadline_s, limits))
     assert chosen.solved.energy_j <= 1.01 * min(energies_j)
 
 
@@ -106,7 +107,7 @@ def test_without_split_backwards_the_bound_holds_for_whole_ones(
     ):
         graph = dependency_graph(schedule)
         deadline_s = more_time * baseline(graph, profile).iteration_time_s
-        bound = any_order_bound(profile, [num_microbatches] * num_ranks, num_microbatches, deadline_s)
+        bound = any_order_bound(OrderTask(num_microbatches, profile, deadline_s, [num_microbatches] * num_ranks))
         assert bound is not None
         assert bound <= solve(graph, profile, deadline_s=deadline_s).energy_j * (1 + 1e-9)
 
@@ -120,7 +121,7 @@ def test_one_stage_with_whole_backwards_reaches_its_bound() -> None:
     )
 
     for deadline_s, energy_j in ((4.0, 1600.0), (6.0, 1600.0 + 2 * 50.0), (8.0, 1800.0)):
-        bound = any_order_bound(profile, [2], 2, deadline_s, forced=True)
+        bound = any_order_bound(OrderTask(2, profile, deadline_s, [2], forced=True))
         assert bound is not None
         assert bound == pytest.approx(energy_j, rel=1e-3)
 
@@ -128,11 +129,11 @@ def test_one_stage_with_whole_backwards_reaches_its_bound() -> None:
 def test_grouping_microbatches_loosens_the_bound_but_keeps_it_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     profile = split_profile([1.0, 1.0, 1.05], overhead=0.02, clocks_mhz=CLOCKS_MHZ)
     deadline_s = full_speed_time_s(profile, 3, 24)
-    fine = any_order_bound(profile, [3, 3, 3], 24, deadline_s)
+    fine = any_order_bound(OrderTask(24, profile, deadline_s, [3, 3, 3]))
 
     monkeypatch.setattr(bound_module, "MOST_CELLS", 120)
     monkeypatch.setattr(bound_module, "FEW_CELLS", 120)
-    coarse = any_order_bound(profile, [3, 3, 3], 24, deadline_s)
+    coarse = any_order_bound(OrderTask(24, profile, deadline_s, [3, 3, 3]))
 
     assert fine is not None
     assert coarse is not None
@@ -144,7 +145,9 @@ def test_more_memory_never_raises_the_bound() -> None:
     profile = split_profile([1.0, 1.0, 1.05])
     deadline_s = full_speed_time_s(profile, 3, 9)
 
-    bounds = [any_order_bound(profile, limits, 9, deadline_s) for limits in ([3, 2, 1], [3, 3, 3], [9, 9, 9])]
+    bounds = [
+        any_order_bound(OrderTask(9, profile, deadline_s, limits)) for limits in ([3, 2, 1], [3, 3, 3], [9, 9, 9])
+    ]
 
     energies_j = [bound for bound in bounds if bound is not None]
     assert len(energies_j) == 3
@@ -168,7 +171,9 @@ def test_the_load_of_gpus_is_a_looser_bound(
     deadline_s = more_time * full_speed_time_s(profile, num_ranks, num_microbatches)
     waiting_w = POWER_W * num_ranks
 
-    tight = any_order_bound(profile, [num_microbatches] * num_ranks, num_microbatches, deadline_s, forced=forced)
+    tight = any_order_bound(
+        OrderTask(num_microbatches, profile, deadline_s, [num_microbatches] * num_ranks, forced=forced)
+    )
     by_rank = load_bound_j(stage_loads(profile, num_microbatches), waiting_w, deadline_s, forced=forced)
     shared = load_bound_j([shared_load(profile, num_ranks, num_microbatches)], waiting_w, deadline_s, forced=forced)
 
@@ -185,7 +190,7 @@ def test_deep_pipelines_are_bounded_by_their_loads() -> None:
     profile = split_profile([1.0] * 41)
     deadline_s = full_speed_time_s(profile, 41, 50)
 
-    bound = any_order_bound(profile, [41] * 41, 50, deadline_s)
+    bound = any_order_bound(OrderTask(50, profile, deadline_s, [41] * 41))
 
     assert bound is not None
     full_speed_j = baseline(dependency_graph(one_forward_one_backward(41, 50)), profile).energy_j

@@ -9,7 +9,8 @@ from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.orders import choice, search
-from gpuenergyd_policies.planning.orders.choice import OrderPlan, plan_order
+from gpuenergyd_policies.planning.orders.choice import plan_order
+from gpuenergyd_policies.planning.orders.relaxation import OrderPlan, OrderTask
 from tests.policies.planning.orders.cases import POWER_W, full_speed_time_s, split_profile
 from tests.policies.planning.orders.replay import Replay, replayed
 from tests.support.examples import examples
@@ -44,9 +45,8 @@ def test_plans_are_never_later_than_1f1b_hold_no_more_than_fits_and_cost_what_th
     deadline_s = full_speed_time_s(profile, num_ranks, num_microbatches, latency_s)
     limits = [num_ranks - r + room[r] for r in range(num_ranks)]
 
-    plan = plan_order(
-        num_microbatches, profile, limits=limits, deadline_s=deadline_s, communication_latency_s=latency_s
-    )
+    task = OrderTask(num_microbatches, profile, deadline_s, limits, communication_latency_s=latency_s)
+    plan = plan_order(task)
 
     replay = _replayed(plan, profile, num_microbatches, latency_s)
     assert replay.iteration_time_s <= deadline_s * (1 + 1e-12)
@@ -68,8 +68,8 @@ def test_splitting_and_memory_each_save_energy_at_the_same_iteration_time() -> N
     deadline_s = full_speed_time_s(profile, 4, 12)
     plain = solve(dependency_graph(one_forward_one_backward(4, 12)), profile, deadline_s=deadline_s)
 
-    in_place = plan_order(12, profile, limits=[4, 3, 2, 1], deadline_s=deadline_s)
-    roomy = plan_order(12, profile, limits=[4, 4, 4, 4], deadline_s=deadline_s)
+    in_place = plan_order(OrderTask(12, profile, deadline_s, [4, 3, 2, 1]))
+    roomy = plan_order(OrderTask(12, profile, deadline_s, [4, 4, 4, 4]))
 
     assert in_place.solved.energy_j < 0.95 * plain.energy_j
     assert roomy.solved.energy_j < 0.99 * in_place.solved.energy_j
@@ -78,7 +78,7 @@ def test_splitting_and_memory_each_save_energy_at_the_same_iteration_time() -> N
 def test_backwards_stay_whole_where_splitting_costs_too_much() -> None:
     profile = split_profile([1.0, 1.0, 1.05], overhead=0.5)
 
-    plan = plan_order(8, profile, limits=[3, 2, 1], deadline_s=full_speed_time_s(profile, 3, 8))
+    plan = plan_order(OrderTask(8, profile, full_speed_time_s(profile, 3, 8), [3, 2, 1]))
 
     kinds = {i.kind for order in plan.schedule.orders for i in order}
     assert kinds == {InstructionKind.F, InstructionKind.B}
@@ -90,13 +90,13 @@ def test_too_little_memory_for_the_deadline_is_refused() -> None:
     with pytest.raises(
         TargetError, match="no order was found that is that fast with at most 1, 1, 1 microbatches held"
     ):
-        plan_order(8, profile, limits=[1, 1, 1], deadline_s=full_speed_time_s(profile, 3, 8))
+        plan_order(OrderTask(8, profile, full_speed_time_s(profile, 3, 8), [1, 1, 1]))
 
 
 def test_less_memory_than_1f1b_holds_is_used_where_the_deadline_permits_it() -> None:
     profile = split_profile([1.0, 1.0, 1.0, 1.0], input_share=0.3)
 
-    plan = plan_order(12, profile, limits=[3, 3, 2, 1], deadline_s=1.3 * full_speed_time_s(profile, 4, 12))
+    plan = plan_order(OrderTask(12, profile, 1.3 * full_speed_time_s(profile, 4, 12), [3, 3, 2, 1]))
 
     replay = _replayed(plan, profile, 12)
     assert all(held <= limit for held, limit in zip(replay.held_microbatches, (3, 3, 2, 1), strict=True))
@@ -107,10 +107,10 @@ def test_less_memory_than_1f1b_holds_is_used_where_the_deadline_permits_it() -> 
 def test_the_order_of_a_long_pipeline_is_found_with_fewer_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
     profile = split_profile([1.0, 1.0, 1.05])
     deadline_s = full_speed_time_s(profile, 3, 40)
-    full = plan_order(40, profile, limits=[3, 3, 3], deadline_s=deadline_s)
+    full = plan_order(OrderTask(40, profile, deadline_s, [3, 3, 3]))
 
     monkeypatch.setattr(choice, "SHORT_PIPELINE", 60)
-    short = plan_order(40, profile, limits=[3, 3, 3], deadline_s=deadline_s)
+    short = plan_order(OrderTask(40, profile, deadline_s, [3, 3, 3]))
 
     assert _replayed(short, profile, 40).iteration_time_s <= deadline_s
     assert short.solved.energy_j <= 1.005 * full.solved.energy_j
@@ -121,6 +121,6 @@ def test_a_search_without_time_still_returns_an_order(monkeypatch: pytest.Monkey
     monkeypatch.setattr(search, "FEWEST_STARTS", 1)
     profile = split_profile([1.0, 1.0])
 
-    plan = plan_order(6, profile, limits=[2, 2], deadline_s=full_speed_time_s(profile, 2, 6))
+    plan = plan_order(OrderTask(6, profile, full_speed_time_s(profile, 2, 6), [2, 2]))
 
     assert _replayed(plan, profile, 6).held_microbatches <= (2, 2)

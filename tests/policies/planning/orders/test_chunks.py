@@ -16,8 +16,8 @@ from gpuenergyd.core.pipeline.graph import (
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.schedules import in_a_row
 from gpuenergyd.errors import TargetError
-from gpuenergyd_policies.planning.orders.choice import OrderPlan
 from gpuenergyd_policies.planning.orders.chunks import plan_chunk_order
+from gpuenergyd_policies.planning.orders.relaxation import OrderPlan, OrderTask
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 from tests.policies.planning.orders.cases import POWER_W, full_speed_time_s, split_profile
 from tests.support.examples import examples
@@ -98,7 +98,8 @@ def test_plans_with_chunks_keep_time_and_memory_and_cost_what_they_promise(
     deadline_s = baseline(graph, profile).iteration_time_s
     limits = [num_ranks - r + room for r in range(num_ranks)]
 
-    plan = plan_chunk_order(plain, profile, limits=limits, deadline_s=deadline_s, communication_latency_s=latency_s)
+    task = OrderTask(num_microbatches, profile, deadline_s, limits, communication_latency_s=latency_s)
+    plan = plan_chunk_order(plain, task)
 
     time_s, energy_j = _replayed(plan, weights, overhead, latency_s)
     assert time_s <= deadline_s * (1 + 1e-9)
@@ -133,8 +134,8 @@ def test_memory_for_far_apart_stages_saves_more_than_stages_in_a_row() -> None:
     profile = _chunk_profile(weights, 2)
     deadline_s = baseline(dependency_graph(plain), profile).iteration_time_s
 
-    tight = plan_chunk_order(plain, profile, limits=[4, 3, 2, 1], deadline_s=deadline_s)
-    roomy = plan_chunk_order(plain, profile, limits=[4] * 4, deadline_s=deadline_s)
+    tight = plan_chunk_order(plain, OrderTask(plain.num_microbatches, profile, deadline_s, [4, 3, 2, 1]))
+    roomy = plan_chunk_order(plain, OrderTask(plain.num_microbatches, profile, deadline_s, [4] * 4))
 
     assert tight.schedule.stage_of_chunk == ((0, 1), (2, 3), (4, 5), (6, 7))
     assert roomy.solved.energy_j < 0.99 * tight.solved.energy_j
@@ -148,4 +149,4 @@ def test_too_little_memory_is_refused() -> None:
     with pytest.raises(
         TargetError, match="no order with 2 stages per GPU was found that is that fast with at most 1, 1"
     ):
-        plan_chunk_order(plain, profile, limits=[1, 1, 1], deadline_s=deadline_s)
+        plan_chunk_order(plain, OrderTask(plain.num_microbatches, profile, deadline_s, [1, 1, 1]))
