@@ -75,12 +75,14 @@ def _measure(path: Path, *, exact_large: bool) -> dict[str, Any]:
     memory_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
     plan, plan_cpu_s = _timed(lambda: solve(graph, profile, deadline_s=1.05 * thin.min_time_s))
     gaps = _gaps(exact) if exact else None
+    problem = make_problem(graph, profile, 0.0 if exact else THIN)
+    sweep = problem.sweep(np.array([problem.min_time_s]), stop_early=False)
     return {
         "name": path.stem,
         "num_ops": len(graph.instructions),
         "exact_cpu_s": exact_cpu_s,
         "thin_cpu_s": thin_cpu_s,
-        "breakpoints": len((exact or thin).breakpoints),
+        "breakpoints": len(sweep.breakpoint_times_s),
         "gap_mean": float(gaps.mean()) if gaps is not None else None,
         "gap_max": float(gaps.max()) if gaps is not None else None,
         "thin_gap_mean": float(_gaps(thin).mean()),

@@ -7,7 +7,6 @@ from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.switching import SwitchLatency
-from gpuenergyd.core.pipeline.timeline import iteration_energy_j
 from gpuenergyd.core.pipeline.waiting import WaitingPower
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
@@ -15,6 +14,7 @@ from gpuenergyd_policies.learning.calls import CallCost
 from gpuenergyd_policies.learning.job_profile import LearnedProfile, learned_profile, newest_at_full_speed
 from gpuenergyd_policies.observed_pipeline import observed_pipeline
 from gpuenergyd_policies.planning.frontier import frontier
+from gpuenergyd_policies.planning.plan_evaluation import baseline
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class PipelineModel:
     profile: PipelineProfile
     graph: DependencyGraph
     baseline_energy_j: float
+    """In the schedule's own order."""
     bias_s: float
     """Measured iteration time at full speed minus that of the graph."""
     latencies: tuple[SwitchLatency, ...]
@@ -42,19 +43,13 @@ class PipelineModel:
     ) -> "PipelineModel":
         """Return the model of a job whose profile is known; calls cost nothing by default."""
         observed = observed_pipeline(view, profile)
-        options = [profile[i.instruction_class].at_max_clock for i in observed.graph.instructions]
-        energy_j = iteration_energy_j(
-            energies_j=[option.energy_j for option in options],
-            durations_s=[option.time_s for option in options],
-            iteration_time_s=view.baseline.iteration_time_s,
-            num_ranks=observed.graph.num_ranks,
-            blocking_power_w=profile.blocking_power_w,
-        )
+        waiting_j = profile.blocking_power_w * observed.graph.num_ranks * observed.bias_s
+        baseline_j = baseline(observed.graph, profile).energy_j + waiting_j
         calls = calls or CallCost()
         latencies = tuple(
             replace(latency.delayed(calls.delay_s), stall_s=calls.stall_s) for latency in view.switch_latencies
         )
-        return cls(profile, observed.graph, energy_j, observed.bias_s, latencies, calls, waiting_power)
+        return cls(profile, observed.graph, baseline_j, observed.bias_s, latencies, calls, waiting_power)
 
     @property
     def bias_energy_j(self) -> float:

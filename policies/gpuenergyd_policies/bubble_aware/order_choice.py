@@ -23,7 +23,6 @@ from gpuenergyd.core.pipeline.reorder import (
     order_name,
     split_in_place,
 )
-from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.errors import ScheduleError, TargetError
 from gpuenergyd_policies.bubble_aware.figures import Figure
@@ -37,6 +36,7 @@ from gpuenergyd_policies.planning.large import TOO_LARGE
 from gpuenergyd_policies.planning.orders.relaxation import OrderPlan, OrderTask
 from gpuenergyd_policies.planning.orders.search import ranked_shapes
 from gpuenergyd_policies.planning.orders.shape import shaped_schedule
+from gpuenergyd_policies.planning.plan_evaluation import baseline
 from gpuenergyd_policies.planning.problem import Effort
 
 _INPUT_SHARE, _WEIGHT_SHARE = "input_share_of_rank_{}", "weight_share_of_rank_{}"
@@ -261,8 +261,9 @@ def plan_in_order(
         number = view.num_issued(PlanPurpose.TUNED) + 1
     plan = plan_from_model(ordered_view, ordered, caution_ratio=caution_ratio, number=number, why=why)
     assert plan.predicted is not None
+    own_full_speed_j = ordered.bias_energy_j + baseline(ordered.graph, ordered.profile).energy_j
     saving_ratio, own_saving_ratio = (
-        float(1 - plan.predicted.energy_j / energy_j) for energy_j in (model.baseline_energy_j, _full_speed_j(ordered))
+        float(1 - plan.predicted.energy_j / energy_j) for energy_j in (model.baseline_energy_j, own_full_speed_j)
     )
     plain_j = model.baseline_energy_j if plain is None or plain.predicted is None else plain.predicted.energy_j
     held = tuple(ordered_view.schedule.peak_inflight(r) for r in range(view.schedule.num_ranks))
@@ -284,16 +285,3 @@ def _model_in(view: JobView, model: PipelineModel, schedule: Schedule, profile: 
     """Return the model of the same pipeline in another order."""
     graph = graph_in_order(replace(view, schedule=schedule), profile, model.bias_s)
     return replace(model, profile=profile, graph=graph)
-
-
-def _full_speed_j(model: PipelineModel) -> float:
-    """Return the energy of an iteration of an order at full speed, in the shorter time that it then takes."""
-    options = [model.profile[i.instruction_class].at_max_clock for i in model.graph.instructions]
-    durations_s = [option.time_s for option in options]
-    return model.bias_energy_j + iteration_energy_j(
-        energies_j=[option.energy_j for option in options],
-        durations_s=durations_s,
-        iteration_time_s=timeline(model.graph, durations_s).iteration_time_s,
-        num_ranks=model.graph.num_ranks,
-        blocking_power_w=model.profile.blocking_power_w,
-    )

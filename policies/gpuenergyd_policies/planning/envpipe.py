@@ -9,12 +9,13 @@ its latest one below full speed a lot. Clocks only ever rise. The published plan
 this one computes them.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph, InstructionClass, InstructionKind
-from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile
+from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, evaluate_options
 
 VALLEY_STEP_MHZ = 90
@@ -101,22 +102,27 @@ def plan_envelope(
         top[v] if on_envelope[v] and mode is not EnvelopeMode.UNIFORM else min(top[v], valleys_mhz[i.pp_rank])
         for v, i in enumerate(graph.instructions)
     ]
-    options_at = OptionCache(graph, profile)
+    clocks_of = {key: sorted(o.sm_clock_mhz for o in profile[key].options) for key in graph.classes}
+    keys = [graph.classes[number] for number in graph.class_of]
+    option_at = cache(lambda key, sm_clock_mhz: profile[key].interpolated(sm_clock_mhz))
     num_steps = 0
     if mode in {EnvelopeMode.BALANCED, EnvelopeMode.GREEDY}:
         step = step_mhz or (BALANCED_STEP_MHZ if mode is EnvelopeMode.BALANCED else GREEDY_STEP_MHZ)
         choose: Callable[[Sequence[int], Sequence[int], Sequence[int]], list[int]]
         choose = slowest_on_path if mode is EnvelopeMode.BALANCED else latest_on_path
         while True:
-            path = critical_walk(graph, [options_at(v, clocks[v]).time_s for v in range(len(clocks))])
+            path = critical_walk(graph, [option.time_s for option in map(option_at, keys, clocks)])
             if all(on_envelope[v] for v in path) or all(clocks[v] >= top[v] for v in path):
                 break
             for v in choose(path, clocks, top):
-                clocks[v] = options_at.next_clock(v, clocks[v] + step)
+                clocks[v] = next_clock(clocks_of[keys[v]], clocks[v] + step)
             num_steps += 1
-    return EnvelopePlan(
-        evaluate_options(graph, profile, [options_at(v, clocks[v]) for v in range(len(clocks))]), num_steps
-    )
+    return EnvelopePlan(evaluate_options(graph, profile, map(option_at, keys, clocks)), num_steps)
+
+
+def next_clock(measured_mhz: Sequence[int], wanted_mhz: int) -> int:
+    """Return the lowest measured clock that is not below this one, or the highest; they are given lowest first."""
+    return next((mhz for mhz in measured_mhz if mhz >= wanted_mhz), measured_mhz[-1])
 
 
 def envelope_flags(graph: DependencyGraph) -> list[bool]:
@@ -163,27 +169,3 @@ def critical_walk(graph: DependencyGraph, durations_s: Sequence[float]) -> list[
             v = max(others)[1]
         path.append(v)
     return path
-
-
-class OptionCache:
-    """Cache of options by node and clock."""
-
-    def __init__(self, graph: DependencyGraph, profile: PipelineProfile) -> None:
-        self._keys = [i.instruction_class for i in graph.instructions]
-        self._profile = profile
-        self._known: dict[tuple[InstructionClass, int], ClockOption] = {}
-        self._clocks: Mapping[InstructionClass, list[int]] = {
-            key: sorted(o.sm_clock_mhz for o in profile[key].options) for key in set(self._keys)
-        }
-
-    def __call__(self, node: int, sm_clock_mhz: int) -> ClockOption:
-        """Return the time and energy of an instruction at a clock, interpolated between measured clocks."""
-        key = self._keys[node], sm_clock_mhz
-        if key not in self._known:
-            self._known[key] = self._profile[key[0]].interpolated(sm_clock_mhz)
-        return self._known[key]
-
-    def next_clock(self, node: int, sm_clock_mhz: int) -> int:
-        """Return the lowest measured clock that is not below this one, or the highest clock."""
-        clocks = self._clocks[self._keys[node]]
-        return next((mhz for mhz in clocks if mhz >= sm_clock_mhz), clocks[-1])

@@ -33,7 +33,6 @@ from gpuenergyd_policies.planning.problem import (
 )
 
 __all__ = (
-    "Breakpoint",
     "Effort",
     "Frontier",
     "SolvedPlan",
@@ -80,26 +79,15 @@ class SolvedPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Breakpoint:
-    """A breakpoint of the continuous frontier: its energy, and the price of one second less below that time."""
-
-    iteration_time_s: float
-    energy_j: float
-    price_w: float
-
-
-@dataclass(frozen=True, slots=True)
 class Frontier:
-    """The time-energy frontier of a pipeline: breakpoints of the continuous frontier, and discrete plans along it.
+    """Plans along the time-energy frontier of a pipeline, from fast to slow, waiting charged to the end of each.
 
     T_min is the fastest time, T* the time of least energy, T_slow the time with every instruction at its cheapest.
-    Breakpoints and points run from fast to slow. Energy charges waiting up to the iteration time.
     """
 
     min_time_s: float
     min_energy_time_s: float
     slowest_time_s: float
-    breakpoints: tuple[Breakpoint, ...]
     points: tuple[FrontierPoint, ...]
 
 
@@ -306,7 +294,7 @@ def _least_energy_time_s(problem: PlanningProblem, found: AveragedPrices) -> flo
 
 
 def _large_frontier(problem: PlanningProblem, num_points: int) -> Frontier:
-    """Return the frontier of a large pipeline up to T* with few points, and without breakpoints."""
+    """Return the frontier of a large pipeline up to T* with few points."""
     roughly = FlowAveraging(problem, problem.slowest_time_s, forced=False).prices(QUICK_STEPS)
     least_s = _least_energy_time_s(problem, roughly)
     num_points = min(num_points, LARGE_POINTS)
@@ -316,7 +304,7 @@ def _large_frontier(problem: PlanningProblem, num_points: int) -> Frontier:
         solved = _solve_large(problem, deadline_s, forced=False, effort=Effort.QUICK)
         if not points or solved.energy_j < points[-1].energy_j:
             points.append(FrontierPoint(solved.iteration_time_s, solved.energy_j, solved.lower_bound_j))
-    return Frontier(problem.min_time_s, least_s, problem.slowest_time_s, (), tuple(points))
+    return Frontier(problem.min_time_s, least_s, problem.slowest_time_s, tuple(points))
 
 
 def _spread_deadlines_s(problem: PlanningProblem, num_points: int, *, until_slowest: bool) -> FloatArray:
@@ -370,21 +358,5 @@ def _frontier(problem: PlanningProblem, sweep: Sweep, deadlines_s: FloatArray, *
         min_time_s=problem.min_time_s,
         min_energy_time_s=least_s,
         slowest_time_s=problem.slowest_time_s,
-        breakpoints=_breakpoints(problem, sweep),
         points=tuple(points),
-    )
-
-
-def _breakpoints(problem: PlanningProblem, sweep: Sweep) -> tuple[Breakpoint, ...]:
-    """Return the breakpoints, fast to slow; energy is linear between them and is summed from the slow end."""
-    times_s, prices_w = sweep.breakpoint_times_s, sweep.breakpoint_prices_w
-    tables = problem.tables
-    slowest_j = float(tables.costs_j[tables.start[tables.class_of + 1] - 1].sum())
-    costs_j = slowest_j + np.concatenate([[0.0], np.cumsum(prices_w[:-1] * -np.diff(times_s))])
-    energies_j = costs_j + tables.idle_power_w * times_s
-    return tuple(
-        Breakpoint(time_s, energy_j, price_w)
-        for time_s, energy_j, price_w in zip(
-            times_s[::-1].tolist(), energies_j[::-1].tolist(), prices_w[::-1].tolist(), strict=True
-        )
     )

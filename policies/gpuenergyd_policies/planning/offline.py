@@ -23,8 +23,9 @@ from gpuenergyd.core.policy_api.policy import (
 )
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import TargetError
+from gpuenergyd_policies.planning.capped.plan import WavePlan
 from gpuenergyd_policies.planning.compiled import COMPILE_CLOCK, plain_python
-from gpuenergyd_policies.planning.flat.plan import EXTRA_ENERGY_RATIO, FlatPlan, flat_plan, planned_swing
+from gpuenergyd_policies.planning.flat.plan import EXTRA_ENERGY_RATIO, flat_plan, planned_swing
 from gpuenergyd_policies.planning.frontier import SolvedPlan, frontier, solve, solve_with_frontier, warm_up
 from gpuenergyd_policies.planning.inflight import plan_inflight, requested_caps
 from gpuenergyd_policies.planning.large import TOO_LARGE
@@ -86,7 +87,7 @@ def _planned(request: OfflineRequest) -> OfflinePlan:
     any_order_bound_j: float | None = None
     points: tuple[FrontierPoint, ...] = ()
     graph, schedule, extra_inflight = request.graph, request.schedule, tuple[int, ...]()
-    flat: FlatPlan | None = None
+    flat: WavePlan | None = None
     if request.order_limits:
         chosen, flat = _chosen_order(request, deadline_s)
         graph, least_energy, schedule = chosen.graph, chosen.solved, chosen.schedule
@@ -139,7 +140,7 @@ def _has_swing(request: OfflineRequest, graph: DependencyGraph, waiting: Waiting
     return is_plain and (request.is_flattest or len(graph.instructions) <= _SOON_KNOWN)
 
 
-def _chosen_order(request: OfflineRequest, deadline_s: float) -> tuple[OrderPlan, FlatPlan | None]:
+def _chosen_order(request: OfflineRequest, deadline_s: float) -> tuple[OrderPlan, WavePlan | None]:
     """Return the order of a request that leaves it to the planner with the bound over any order, and flat clocks.
 
     Where the flattest plan is wanted, it is the flattest order of those of nearly the least energy.

@@ -8,11 +8,11 @@ from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.planning.envpipe import (
     EnvelopeMode,
-    OptionCache,
     critical_walk,
     envelope_flags,
     extra_warm_up,
     latest_on_path,
+    next_clock,
     plan_envelope,
     profiled_clocks,
     slowest_on_path,
@@ -118,14 +118,11 @@ def test_the_critical_path_stays_on_a_rank_that_did_not_wait() -> None:
 
 
 def test_the_next_clock_is_the_lowest_measured_one_not_below_or_the_highest() -> None:
-    graph = dependency_graph(gpipe(1, 1))
-    look_up = OptionCache(graph, _profile(1, FORWARD, BACKWARD))
+    measured_mhz = [540, 720, 900]
 
-    assert [look_up.next_clock(0, mhz) for mhz in (500, 540, 541, 720, 721, 900, 901)] == [
+    assert [next_clock(measured_mhz, mhz) for mhz in (500, 540, 541, 720, 721, 900, 901)] == [
         *(540, 540, 720, 720, 900, 900, 900)
     ]
-    assert look_up(1, 720) == BACKWARD[1]
-    assert look_up(0, 810).time_s == pytest.approx(1.1)
 
 
 def test_modes_without_reconfiguration_take_no_steps() -> None:

@@ -97,19 +97,18 @@ def test_plans_meet_every_target_and_report_their_true_energy(
 @given(pipeline=random_pipelines())
 def test_frontier_is_convex_monotone_and_non_dominated(pipeline: Pipeline) -> None:
     whole = frontier(*pipeline, num_points=16)
-    idle_w = _idle_w(pipeline)
+    deadlines_s = np.linspace(whole.min_time_s, whole.slowest_time_s, 9)
 
-    times_s = [b.iteration_time_s for b in whole.breakpoints]
-    prices_w = [b.price_w for b in whole.breakpoints]
-    costs_j = [b.energy_j - idle_w * b.iteration_time_s for b in whole.breakpoints]
-    assert times_s == sorted(times_s)
+    prices_w, costs_j = [], []
+    for deadline_s in deadlines_s.tolist():
+        solved = solve(*pipeline, deadline_s=deadline_s, forced=True, effort=Effort.QUICK)
+        prices_w.append(solved.price_w)
+        costs_j.append(solved.lower_bound_j - _idle_w(pipeline) * solved.iteration_time_s)
     assert prices_w == sorted(prices_w, reverse=True)
-    assert costs_j == sorted(costs_j, reverse=True)
-    assert times_s[0] == pytest.approx(whole.min_time_s, abs=1e-6)
-    assert times_s[-1] == pytest.approx(whole.slowest_time_s, abs=1e-6)
-    for a, b in pairwise(whole.breakpoints):
-        slope_w = (b.energy_j - a.energy_j) / (b.iteration_time_s - a.iteration_time_s)
-        assert slope_w == pytest.approx(idle_w - b.price_w, rel=1e-3, abs=1e-3)
+    rounding_j = 1e-6 * max(map(abs, costs_j))
+    for k in range(1, len(costs_j) - 1):
+        assert costs_j[k] <= (costs_j[k - 1] + costs_j[k + 1]) / 2 + rounding_j
+        assert costs_j[k] <= costs_j[k - 1] + rounding_j
     fast = [p for p in whole.points if p.iteration_time_s <= whole.min_energy_time_s]
     for p, q in pairwise(fast):
         assert p.iteration_time_s < q.iteration_time_s
@@ -117,19 +116,6 @@ def test_frontier_is_convex_monotone_and_non_dominated(pipeline: Pipeline) -> No
     for point in whole.points:
         assert point.lower_bound_j is not None
         assert point.lower_bound_j <= point.energy_j * (1 + 1e-12)
-
-
-@settings(max_examples=examples(25), deadline=None)
-@given(pipeline=random_pipelines())
-def test_energy_is_least_where_the_price_of_time_equals_idle_power(pipeline: Pipeline) -> None:
-    whole = frontier(*pipeline, num_points=2)
-    energies_j = [b.energy_j for b in whole.breakpoints]
-
-    least = whole.breakpoints[int(np.argmin(energies_j))]
-
-    assert least.energy_j == pytest.approx(
-        np.interp(whole.min_energy_time_s, [b.iteration_time_s for b in whole.breakpoints], energies_j), rel=1e-6
-    )
 
 
 @settings(max_examples=examples(30), deadline=None)
@@ -269,7 +255,7 @@ def test_one_sweep_gives_the_same_plan_as_solving_alone(*, forced: bool) -> None
 
     assert together == alone
     assert whole.points[-1].iteration_time_s <= whole.min_energy_time_s
-    assert whole.breakpoints == frontier(graph, profile, num_points=8).breakpoints
+    assert whole == frontier(graph, profile, num_points=8, until_slowest=False)
 
 
 def test_thinned_hulls_still_give_a_valid_bound_with_a_small_loss() -> None:

@@ -1,4 +1,4 @@
-"""Steps of planning on cases solved by hand: deadlines, bounds, rounding and breakpoints."""
+"""Steps of planning on cases solved by hand: deadlines, bounds, rounding and the frontier."""
 
 from dataclasses import replace
 
@@ -127,13 +127,15 @@ def test_later_deadlines_begin_with_the_deadline_itself_and_end_two_percent_late
     assert deadlines_s[-1] == pytest.approx(10.2)
 
 
-def test_breakpoints_of_two_instructions_in_a_row() -> None:
+def test_frontier_of_two_instructions_in_a_row() -> None:
     """At most 120 J and 5 s; 14 W down to 3 s, then 44 W down to 2 s; waiting is charged to the end, with 4 W."""
     whole = frontier(*HAND_MADE, num_points=5)
+    problem = make_problem(*HAND_MADE)
 
-    assert [b.iteration_time_s for b in whole.breakpoints] == pytest.approx([2.0, 3.0, 5.0], abs=1e-6)
-    assert [b.energy_j for b in whole.breakpoints] == pytest.approx([200.0, 160.0, 140.0], abs=1e-3)
-    assert [b.price_w for b in whole.breakpoints[1:]] == pytest.approx([44.0, 14.0], abs=1e-5)
+    sweep = problem.sweep(np.array([problem.min_time_s]), stop_early=False)
+
+    assert sweep.breakpoint_times_s == pytest.approx([5.0, 3.0, 2.0], abs=1e-6)
+    assert sweep.breakpoint_prices_w[:-1] == pytest.approx([14.0, 44.0], abs=1e-5)
     assert (whole.min_time_s, whole.slowest_time_s) == (2.0, 5.0)
     assert whole.min_energy_time_s == pytest.approx(5.0, abs=1e-6)
     assert whole.points[0].iteration_time_s == 2.0

@@ -25,7 +25,7 @@ def plan_under_cap(request: OfflineRequest, cap: PowerCap) -> OfflinePlan:
         baseline_time_s=reference.iteration_time_s,
         baseline_energy_j=reference.energy_j,
         iteration_time_s=found.iteration_time_s,
-        energy_j=found.energy_j,
+        energy_j=found.wave.energy_j,
         lower_bound_j=problem.energy_bound_j(found.iteration_time_s),
         solve_cpu_s=0.0,
         own_order_time_s=own.iteration_time_s,

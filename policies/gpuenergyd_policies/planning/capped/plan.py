@@ -10,8 +10,8 @@ frontier's bound at T. That bound minus cap * T falls as T grows, as waiting its
 is faster than the T at which it becomes zero, nor than the critical path at full speed.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -39,17 +39,33 @@ _SEED = 1
 
 
 @dataclass(frozen=True, slots=True)
-class CappedPlan:
+class WavePlan:
     """Clock options of every node with their power wave."""
 
     options: tuple[ClockOption, ...]
     wave: PowerWave
-    energy_j: float
+
+    @classmethod
+    def of(cls, graph: DependencyGraph, profile: PipelineProfile, options: Iterable[ClockOption]) -> "WavePlan":
+        """Return the plan of these options."""
+        chosen = tuple(options)
+        return cls(chosen, wave_of(graph, profile, chosen))
 
     @property
     def iteration_time_s(self) -> float:
         """Length of the iteration."""
         return self.wave.iteration_time_s
+
+    def as_solved(self, solved: SolvedPlan) -> SolvedPlan:
+        """Return this plan as one that a solver found for the same deadline, with the same bound."""
+        return replace(
+            solved,
+            sm_clocks_mhz=tuple(option.sm_clock_mhz for option in self.options),
+            durations_s=tuple(option.time_s for option in self.options),
+            energies_j=tuple(option.energy_j for option in self.options),
+            iteration_time_s=self.wave.iteration_time_s,
+            energy_j=self.wave.energy_j,
+        )
 
 
 def wave_of(graph: DependencyGraph, profile: PipelineProfile, options: Sequence[ClockOption]) -> PowerWave:
@@ -89,7 +105,7 @@ class CappedProblem:
         floors_w = [self._tables.floor[first] for first in self._arrays.first[:-1]]
         return min(float(sum(floors_w)), self._frugal.wave.peak_w)
 
-    def plan(self, cap_w: float, *, window_s: float = 0.0) -> CappedPlan:
+    def plan(self, cap_w: float, *, window_s: float = 0.0) -> WavePlan:
         """Return the fastest plan found under a cap, the cheapest of equally fast ones.
 
         Args:
@@ -136,7 +152,7 @@ class CappedProblem:
                 high_s = middle_s
         return low_s
 
-    def _found(self, cap: PowerCap, instant_w: float, search_steps: int) -> list[CappedPlan]:
+    def _found(self, cap: PowerCap, instant_w: float, search_steps: int) -> list[WavePlan]:
         """Return plans that meet the cap, made for a cap at an instant; the best ones improved by local search."""
         candidates, guides = [self._frugal], []
         floors_w = sum(self._tables.floor[first] for first in self._arrays.first[:-1])
@@ -177,13 +193,12 @@ class CappedProblem:
         idle_w = self.graph.num_ranks * self.profile.blocking_power_w
         return solved.lower_bound_j + idle_w * max(0.0, deadline_s - solved.iteration_time_s)
 
-    def _plan(self, positions: Sequence[int]) -> CappedPlan:
+    def _plan(self, positions: Sequence[int]) -> WavePlan:
         """Return the plan with these options, given by rank in program order."""
         options: list[ClockOption] = [self._options[0][0]] * len(self._nodes)
         for node, position in zip(self._nodes, positions, strict=True):
             options[node] = self._options[node][position]
-        wave = wave_of(self.graph, self.profile, options)
-        return CappedPlan(tuple(options), wave, wave.energy_j)
+        return WavePlan.of(self.graph, self.profile, options)
 
     def _positions(self, solved: SolvedPlan) -> list[int]:
         """Return for each node the fastest option that needs no more power than the plan's."""
@@ -233,13 +248,13 @@ class CappedProblem:
         )
 
 
-def _meets(plan: CappedPlan, cap: PowerCap) -> bool:
+def _meets(plan: WavePlan, cap: PowerCap) -> bool:
     return plan.wave.peak_mean_w(cap.window_s) <= cap.power_w * (1 + _SAME_RATIO)
 
 
-def _rank(plan: CappedPlan) -> tuple[float, float]:
+def _rank(plan: WavePlan) -> tuple[float, float]:
     """Return what plans are compared by: time, then energy."""
-    return plan.iteration_time_s, plan.energy_j
+    return plan.wave.iteration_time_s, plan.wave.energy_j
 
 
 def _power_w(option: ClockOption) -> float:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from gpuenergyd.core.pipeline.power_swing import band_energy_w2
-from gpuenergyd_policies.planning.flat.plan import EXTRA_ENERGY_RATIO, SEARCH_STEPS, FlatPlan, flat_plan
+from gpuenergyd_policies.planning.capped.plan import WavePlan
+from gpuenergyd_policies.planning.flat.plan import EXTRA_ENERGY_RATIO, SEARCH_STEPS, flat_plan
 from gpuenergyd_policies.planning.orders.relaxation import OrderPlan
 
 
@@ -12,7 +13,7 @@ class FlatOrder:
     """An order with flat clocks."""
 
     order: OrderPlan
-    flat: FlatPlan
+    flat: WavePlan
 
 
 def flattest_order(

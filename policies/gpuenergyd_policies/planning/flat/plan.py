@@ -9,7 +9,6 @@ whatever their clocks are, and to fill that gap costs energy.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.power_swing import PlannedSwing, band_energy_w2, harmonics_in_band, swing_of
 from gpuenergyd.core.pipeline.power_wave import PowerWave
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile
-from gpuenergyd_policies.planning.capped.plan import fast_to_frugal, wave_of
+from gpuenergyd_policies.planning.capped.plan import WavePlan, fast_to_frugal, wave_of
 from gpuenergyd_policies.planning.compiled import IS_COMPILED, floats, ints
 from gpuenergyd_policies.planning.flat.kernels import Band, FlatGraph, FlatLimits, FlatOptions, FlatState, flatten
 from gpuenergyd_policies.planning.frontier import SolvedPlan
@@ -36,25 +35,6 @@ _SAME_RATIO = 1e-12
 _SEED = 1
 
 
-@dataclass(frozen=True, slots=True)
-class FlatPlan:
-    """Clock options of every node with their power wave."""
-
-    options: tuple[ClockOption, ...]
-    wave: PowerWave
-
-    def as_solved(self, solved: SolvedPlan) -> SolvedPlan:
-        """Return this plan as one that a solver found for the same deadline, with the same bound."""
-        return replace(
-            solved,
-            sm_clocks_mhz=tuple(option.sm_clock_mhz for option in self.options),
-            durations_s=tuple(option.time_s for option in self.options),
-            energies_j=tuple(option.energy_j for option in self.options),
-            iteration_time_s=self.wave.iteration_time_s,
-            energy_j=self.wave.energy_j,
-        )
-
-
 def flat_plan(
     graph: DependencyGraph,
     profile: PipelineProfile,
@@ -63,7 +43,7 @@ def flat_plan(
     extra_energy_ratio: float = EXTRA_ENERGY_RATIO,
     search_steps: int = SEARCH_STEPS,
     seed: int = _SEED,
-) -> FlatPlan:
+) -> WavePlan:
     """Return the plan of least band energy found that takes as long as the solved one at most.
 
     Args:
@@ -78,7 +58,7 @@ def flat_plan(
         profile[instruction.instruction_class].at_clock(mhz)
         for instruction, mhz in zip(graph.instructions, solved.sm_clocks_mhz, strict=True)
     ]
-    first = FlatPlan(tuple(own), wave_of(graph, profile, own))
+    first = WavePlan.of(graph, profile, own)
     search = _Search(graph, profile, first)
     limit_j = first.wave.energy_j * (1 + extra_energy_ratio)
     found = [search.found(limit_j, search_steps // len(_HEATS), heat, seed) for heat in _HEATS]
@@ -111,7 +91,7 @@ def _wave_of_solved(graph: DependencyGraph, profile: PipelineProfile, solved: So
 class _Search:
     """The arrays of one pipeline, in topological order, and searches from its plan of least energy."""
 
-    def __init__(self, graph: DependencyGraph, profile: PipelineProfile, first: FlatPlan) -> None:
+    def __init__(self, graph: DependencyGraph, profile: PipelineProfile, first: WavePlan) -> None:
         self._graph, self._profile, self._first = graph, profile, first
         self._nodes = list(graph.topological_order)
         by_class = {key: fast_to_frugal(profile[key].options) for key in graph.classes}
@@ -124,7 +104,7 @@ class _Search:
             numbers.start, floats([1 / (2 * (math.pi * number) ** 2) for number in numbers] or np.zeros(0))
         )
 
-    def found(self, limit_j: float, search_steps: int, heat: float, seed: int) -> FlatPlan:
+    def found(self, limit_j: float, search_steps: int, heat: float, seed: int) -> WavePlan:
         """Return the flattest plan of one search."""
         n, period_s = len(self._nodes), self._first.wave.iteration_time_s
         num_harmonics = len(self._band.weights)
@@ -150,7 +130,7 @@ class _Search:
         options = list(self._first.options)
         for place, node in enumerate(self._nodes):
             options[node] = self._options[place][int(state.best[place])]
-        return FlatPlan(tuple(options), wave_of(self._graph, self._profile, options))
+        return WavePlan.of(self._graph, self._profile, options)
 
     def _graph_arrays(self) -> FlatGraph:
         graph, nodes = self._graph, self._nodes

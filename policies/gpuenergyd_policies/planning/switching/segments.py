@@ -26,6 +26,7 @@ from gpuenergyd.core.pipeline.timeline import Timeline, timeline
 from gpuenergyd_policies.planning.compiled import IS_COMPILED, floats, ints
 from gpuenergyd_policies.planning.exact.tables import FloatArray
 from gpuenergyd_policies.planning.frontier import SolvedPlan
+from gpuenergyd_policies.planning.plan_evaluation import baseline
 from gpuenergyd_policies.planning.switching.annealing import (
     MAX_PENDING,
     Annealing,
@@ -88,7 +89,7 @@ def plan_segments(
     full_speed = search.plan(search.full_speed())
     best = full_speed if full_speed.simulated.iteration_time_s <= deadline_s * (1 + _ROUNDING) else None
     idle_power_w = profile.blocking_power_w * graph.num_ranks
-    full_speed_j = search.full_speed_j
+    full_speed_j = baseline(graph, profile).energy_j
     fastest_s = min(full_speed.simulated.iteration_time_s, deadline_s)
     late_s = 0.0
     start = at_prices = search.cheapest_at(solved.prices_w)
@@ -163,17 +164,6 @@ class SegmentSearch:
             num_pending=ints(np.zeros(num_ranks)),
             pending_at=floats(np.zeros(num_ranks * MAX_PENDING)),
             pending_clock=ints(np.zeros(num_ranks * MAX_PENDING)),
-        )
-
-    @property
-    def full_speed_j(self) -> float:
-        """Energy of an iteration with every instruction at its class's maximum clock."""
-        blocking_power_w = self._profile.blocking_power_w
-        options = [self._profile[i.instruction_class].at_max_clock for i in self._graph.instructions]
-        iteration_time_s = timeline(self._graph, [o.time_s for o in options]).iteration_time_s
-        return (
-            sum(o.effective_energy_j(blocking_power_w) for o in options)
-            + blocking_power_w * self._graph.num_ranks * iteration_time_s
         )
 
     def full_speed(self) -> Segments:
