@@ -12,7 +12,7 @@ microbatches at such a clock even if it is as slow as feared, and these show how
 an earlier one in a few instructions only teaches as little as the same one, and counts as kept.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
@@ -23,8 +23,8 @@ from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd_policies.bubble_aware.figures import Figure
 from gpuenergyd_policies.bubble_aware.model import PipelineModel
+from gpuenergyd_policies.bubble_aware.outcome import PlanOutcome
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.large import TOO_LARGE
@@ -101,26 +101,18 @@ def is_kept(plans: Sequence[Sequence[int | None]]) -> bool:
 
 
 class TriedPlans:
-    """The plans of a job for its present target that ran, oldest first, beside what the model now says of them."""
+    """The plans of a job for its present target that ran, oldest first, before plan `number` is made by a model."""
 
-    def __init__(self, view: JobView, model: PipelineModel) -> None:
+    def __init__(self, view: JobView, model: PipelineModel, number: int) -> None:
         self._model = model
-        self._target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
-        self._measured_s = _measured_s(view)
-        target_ratio = self._target_s / view.baseline.iteration_time_s
-        self._plans = [
-            plan
-            for plan in view.issued_plans
-            if plan.purpose is PlanPurpose.TUNED
-            and plan.plan_id in self._measured_s
-            and not plan.orders
-            and abs((plan.figure(Figure.TARGET) or 0.0) - target_ratio) <= TUNING.target_moved_ratio
+        plans = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED and not plan.orders]
+        outcomes = [PlanOutcome.of(view, plan) for plan in plans]
+        self._ran = [
+            own for own in outcomes if len(own.measured_s) >= TUNING.min_iterations_to_learn and not own.has_new_target
         ]
-        self._was_kept = is_kept([[mhz for rank in plan.ranks for mhz in rank.sm_clocks_mhz] for plan in self._plans])
-
-    def is_experiment(self, number: int) -> bool:
-        """Return whether plan `number` is applied whatever ran before it."""
-        return is_experiment(number, num_plans=TUNING.num_learning_plans, was_kept=self._was_kept)
+        clocks = [[mhz for rank in own.plan.ranks for mhz in rank.sm_clocks_mhz] for own in self._ran]
+        self._was_kept = is_kept(clocks)
+        self._is_experiment = is_experiment(number, num_plans=TUNING.num_learning_plans, was_kept=self._was_kept)
 
     @cached_property
     def _simulated(self) -> list[SimulatedIteration]:
@@ -128,45 +120,32 @@ class TriedPlans:
         model = self._model
         if len(model.graph.instructions) > TOO_LARGE:
             return []
-        changes = [tuple(plan.changes_of(r) for r in range(model.graph.num_ranks)) for plan in self._plans]
+        changes = [tuple(own.plan.changes_of(r) for r in range(model.graph.num_ranks)) for own in self._ran]
         return [simulate_switching(model.graph, model.profile, own, latency=model.latencies) for own in changes]
 
-    def more_time_ratio(self, number: int) -> float:
-        """Return by how much plan `number` may exceed the target: as an experiment after a plan that was kept."""
-        is_longer = self._simulated and self._was_kept and self.is_experiment(number)
+    @property
+    def more_time_ratio(self) -> float:
+        """By how much the plan may exceed the target: as an experiment after a plan that was kept."""
+        is_longer = self._simulated and self._was_kept and self._is_experiment
         return EXPERIMENT_LATE_RATIO if is_longer else 0.0
 
-    def best(self, new: ClockPlan, number: int) -> ClockPlan:
-        """Return plan `number`, or one of those that ran if it is better, under the new plan's name.
+    def best(self, new: ClockPlan) -> ClockPlan:
+        """Return the new plan, or one of those that ran if it is better, under the new plan's name.
 
         Lateness that the model misses (clocks that take effect late, other couplings of the ranks) is that of the plans
         that ran: the new one is expected to have the median of it.
         """
-        model = self._model
-        if self.is_experiment(number) or not self._simulated or new.predicted is None:
+        if self._is_experiment or not self._simulated or new.predicted is None:
             return new
-        known = [
-            KnownPlan(own.energy_j + model.bias_energy_j, self._measured_s[plan.plan_id] - self._target_s)
-            for plan, own in zip(self._plans, self._simulated, strict=True)
-        ]
-        excesses_s = [
-            self._measured_s[plan.plan_id] - own.iteration_time_s - model.bias_s
-            for plan, own in zip(self._plans, self._simulated, strict=True)
-        ]
-        expected_s = new.predicted.iteration_time_s + max(0.0, median(excesses_s))
-        frontier = believed_frontier(model.graph, model.profile, deadline_s=self._target_s - model.bias_s)
-        chosen = best_known([KnownPlan(new.predicted.energy_j, expected_s - self._target_s), *known], frontier)
+        model, ran = self._model, list(zip(self._ran, self._simulated, strict=True))
+        known = [KnownPlan(simulated.energy_j + model.bias_energy_j, own.late_s) for own, simulated in ran]
+        target_s = self._ran[0].target_s
+        missed_s = median(target_s + own.late_s - simulated.iteration_time_s - model.bias_s for own, simulated in ran)
+        late_s = new.predicted.iteration_time_s + max(0.0, missed_s) - target_s
+        frontier = believed_frontier(model.graph, model.profile, deadline_s=target_s - model.bias_s)
+        chosen = best_known([KnownPlan(new.predicted.energy_j, late_s), *known], frontier)
         if chosen == 0:
             return new
-        kept = self._plans[chosen - 1]
+        kept = self._ran[chosen - 1].plan
         why = f"{new.reason}; {kept.plan_id} is still the best plan known"
         return replace(kept, plan_id=new.plan_id, reason=why, learned=new.learned)
-
-
-def _measured_s(view: JobView) -> Mapping[str, float]:
-    """Return the median time of each plan's undisturbed iterations without the first, where enough were measured."""
-    times_s: dict[str, list[float]] = {}
-    for observation in view.observations:
-        if observation.is_regular and observation.plan_id is not None:
-            times_s.setdefault(observation.plan_id, []).append(observation.own_time_s)
-    return {plan_id: median(own[1:]) for plan_id, own in times_s.items() if len(own) > TUNING.min_iterations_to_learn}

@@ -113,7 +113,7 @@ class Candidates:
         if self._needs_time_for_calls(found):
             found += self._segmented(max_segments or TUNING.max_segments_of_priced_calls, is_far=True)
         if not found:
-            found = [candidate_of(self.model, *self._unlimited(self.solved))]
+            found = [candidate_of(self.model, *self._unlimited(self.solved.sm_clocks_mhz))]
         cheapest = min(found, key=lambda c: c.simulated.energy_j)
         if max_segments is None and cheapest.excess_of_calls > 1.0:
             found += self._with_longer_dwells(cheapest)
@@ -159,7 +159,7 @@ class Candidates:
 
     def _all(self) -> Iterator[Candidate]:
         have_price = self._have_calls_a_price
-        unlimited = self._unlimited_on_time() if have_price else self._unlimited(self.solved)
+        unlimited = self._unlimited_on_time() if have_price else self._unlimited(self.solved.sm_clocks_mhz)
         if unlimited is not None:
             yield candidate_of(self.model, *unlimited)
         if self.is_flattest and (flat := self._flat()) is not None:
@@ -179,9 +179,8 @@ class Candidates:
             extra_energy_ratio=TUNING.flat_extra_ratio,
             search_steps=TUNING.flat_search_steps,
         )
-        found = self._unlimited(flat.as_solved(self.solved))
-        simulated = simulate_switching(graph, self.cautious, found[1], latency=self.model.latencies)
-        return found if simulated.iteration_time_s <= (1 + ON_TIME_RATIO) * deadline_s else None
+        found = self._unlimited(flat.as_solved(self.solved).sm_clocks_mhz)
+        return found if self._cautious_time_s(found[1]) <= (1 + ON_TIME_RATIO) * deadline_s else None
 
     def _segmented(self, max_segments: Sequence[int], *, is_far: bool = False) -> Iterator[Candidate]:
         """Return plans with few segments, until one is as good as any plan with more could be; see `_latest_s`."""
@@ -209,23 +208,27 @@ class Candidates:
         for factor in TUNING.merged_dwells:
             least_s = [factor * max(own.typical_raise_s or own.raise_s, own.lower_s) for own in latencies]
             clock_of = with_longer_dwells(graph, self.cautious, candidate.clock_of, least_s)
-            durations_s = [
-                self.cautious[i.instruction_class].interpolated(clock_of[i]).time_s for i in graph.instructions
-            ]
-            planned = timeline(graph, durations_s)
-            changes = clock_changes(planned, clock_of, latency=latencies, profile=self.cautious)
-            simulated = simulate_switching(graph, self.cautious, changes, latency=latencies)
-            merged = candidate_of(self.model, clock_of, changes, planned)
-            is_on_time = simulated.iteration_time_s <= (1 + ON_TIME_RATIO) * self.solved.iteration_time_s
+            found = self._unlimited([clock_of[i] for i in graph.instructions])
+            merged = candidate_of(self.model, *found)
+            is_on_time = self._cautious_time_s(found[1]) <= (1 + ON_TIME_RATIO) * self.solved.iteration_time_s
             if merged.excess_of_calls <= 1.0 and is_on_time:
                 return [merged]
         return []
 
-    def _unlimited(self, solved: SolvedPlan) -> _Clocks:
-        clock_of = dict(zip(self.model.graph.instructions, solved.sm_clocks_mhz, strict=True))
-        planned = timeline(self.model.graph, solved.durations_s)
+    def _unlimited(self, sm_clocks_mhz: Sequence[int]) -> _Clocks:
+        """Return these clocks of all nodes, with a change wherever they differ."""
+        graph = self.model.graph
+        clock_of = dict(zip(graph.instructions, sm_clocks_mhz, strict=True))
+        planned = timeline(
+            graph, [self.cautious[i.instruction_class].interpolated(mhz).time_s for i, mhz in clock_of.items()]
+        )
         changes = clock_changes(planned, clock_of, latency=self.model.latencies, profile=self.cautious)
         return clock_of, changes, planned
+
+    def _cautious_time_s(self, changes: _Changes) -> float:
+        """Return the iteration time on the profile with caution."""
+        latencies = self.model.latencies
+        return simulate_switching(self.model.graph, self.cautious, changes, latency=latencies).iteration_time_s
 
     def _unlimited_on_time(self) -> _Clocks | None:
         """Return clocks without a limit that meet the deadline with all calls; None if they cannot.
@@ -234,9 +237,8 @@ class Candidates:
         """
         graph, deadline_s, late_s, solved = self.model.graph, self._latest_s(), 0.0, self.solved
         for _ in range(_ROUNDS_WITH_PRICE):
-            found = self._unlimited(solved)
-            simulated = simulate_switching(graph, self.cautious, found[1], latency=self.model.latencies)
-            over_s = simulated.iteration_time_s - deadline_s
+            found = self._unlimited(solved.sm_clocks_mhz)
+            over_s = self._cautious_time_s(found[1]) - deadline_s
             if over_s <= ON_TIME_RATIO * deadline_s:
                 return found
             late_s += over_s

@@ -27,6 +27,7 @@ from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.errors import ScheduleError, TargetError
 from gpuenergyd_policies.bubble_aware.figures import Figure
 from gpuenergyd_policies.bubble_aware.model import PipelineModel
+from gpuenergyd_policies.bubble_aware.outcome import PlanOutcome
 from gpuenergyd_policies.bubble_aware.planning import plan_from_model
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.observed_pipeline import graph_in_order
@@ -205,14 +206,12 @@ def caution_of_order(view: JobView, plain: ClockPlan) -> float:
     """Return the caution of a first plan in another order: more than in 1F1B, or than in an earlier slow one."""
     caution_ratio = (plain.figure(Figure.CAUTION) or 0.0) + TUNING.extra_caution_of_orders
     earlier = [plan for plan in view.issued_plans if plan.orders and plan.purpose is PlanPurpose.TUNED]
-    if earlier:
-        target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
-        times_s = [o.own_time_s for o in view.observations if o.is_regular and o.plan_id == earlier[-1].plan_id][1:]
-        late_ratio = max(0.0, median(times_s) / target_s - 1) if times_s else 0.0
-        late_ratio = min(late_ratio, TUNING.outlier_ratio)
-        slow_ratio = (earlier[-1].figure(Figure.CAUTION) or 0.0) + TUNING.caution_gain * late_ratio
-        caution_ratio = max(caution_ratio, float(slow_ratio))
-    return caution_ratio
+    if not earlier:
+        return caution_ratio
+    slow = PlanOutcome.of(view, earlier[-1])
+    late_ratio = max(0.0, slow.late_s / slow.target_s) if slow.measured_s else 0.0
+    slow_ratio = slow.caution_ratio + TUNING.caution_gain * min(late_ratio, TUNING.outlier_ratio)
+    return max(caution_ratio, float(slow_ratio))
 
 
 def _flattest(cheapest: OrderPlan, found: Sequence[OrderPlan]) -> OrderPlan:

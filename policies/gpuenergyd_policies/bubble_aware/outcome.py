@@ -7,8 +7,7 @@ from statistics import median
 from gpuenergyd.core.measurement.robust import MEDIAN_PER_MEAN_ERROR
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd_policies.bubble_aware.figures import Figure
-from gpuenergyd_policies.bubble_aware.planning import raise_latency_s
+from gpuenergyd_policies.bubble_aware.figures import Figure, raise_latency_s
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 
 

@@ -5,14 +5,13 @@ in its profile, which leaves that much slack, and that waits of a plain loop end
 iteration, so that the clock is high again in time.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, partial
 
 import numpy as np
 
 from gpuenergyd.core.pipeline.plan import (
-    ClockChange,
     ClockPlan,
     PlanPrediction,
     PlanPurpose,
@@ -25,7 +24,7 @@ from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware.best_known import TriedPlans
 from gpuenergyd_policies.bubble_aware.candidates import Candidate, Candidates, wave_of_clocks
 from gpuenergyd_policies.bubble_aware.cheaper_waits import with_cheaper_waits
-from gpuenergyd_policies.bubble_aware.figures import Figure
+from gpuenergyd_policies.bubble_aware.figures import Figure, raise_latency_s
 from gpuenergyd_policies.bubble_aware.model import FittedJob, PipelineModel
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.full_speed import plan_at_full_speed
@@ -33,10 +32,9 @@ from gpuenergyd_policies.learning.job_profile import LearnedProfile
 from gpuenergyd_policies.learning.risk import MAX_LATE_RATIO, caution_within_risk
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
 from gpuenergyd_policies.observed_pipeline import contradiction
-from gpuenergyd_policies.planning.frontier import SolvedPlan, min_iteration_time_s, solve
+from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.large import TOO_LARGE
 from gpuenergyd_policies.planning.problem import Effort
-from gpuenergyd_policies.planning.switching.requests import longest_lead_s
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 
 _LEAST_SHARE_OF_WAIT = 0.5
@@ -56,11 +54,14 @@ def tuned_plan(job: FittedJob, *, caution_ratio: float | None, number: int, why:
         return plan_at_full_speed(view, f"cannot plan: {error}")
     if number == 1 and (reason := contradiction(view, model.graph, model.profile)) is not None:
         return _refusal(view, reason)
-    tried = TriedPlans(view, model) if caution_ratio is None else None
-    margin = _margin(view, model, fitted, 0.0 if tried is None else tried.more_time_ratio(number))
-    plan = plan_from_model(view, model, caution_ratio=caution_ratio, number=number, why=why, margin=margin)
+    tried = TriedPlans(view, model, number) if caution_ratio is None else None
+    more_ratio = 0.0 if tried is None else tried.more_time_ratio
+    slower = _slower_profile(view, model, fitted, more_ratio)
+    plan = plan_from_model(
+        view, model, caution_ratio=caution_ratio, number=number, why=why, slower=slower, more_ratio=more_ratio
+    )
     plan = replace(plan, learned=fitted.learned, reason=why + fitted.past_jobs_text)
-    return plan if tried is None else tried.best(plan, number)
+    return plan if tried is None else tried.best(plan)
 
 
 def refusal_in_force(view: JobView) -> ClockPlan | None:
@@ -77,27 +78,19 @@ def _refusal(view: JobView, reason: str) -> ClockPlan:
     return replace(plan, figures=((Figure.DECIDED_AFTER, index),))
 
 
-@dataclass(frozen=True, slots=True)
-class Margin:
-    """What a plan from learned curves is chosen by."""
-
-    slower: PipelineProfile
-    """The profile with the caution of the belief."""
-    more_ratio: float = 0.0
-    """Time beyond the target, as a share of it."""
-
-
-def _margin(view: JobView, model: PipelineModel, fitted: LearnedProfile, more_ratio: float) -> Margin:
-    """Return as little caution as the belief about times permits, which is more where a plan has more time."""
+def _slower_profile(view: JobView, model: PipelineModel, fitted: LearnedProfile, more_ratio: float) -> PipelineProfile:
+    """Return a profile with as little caution as the belief about times permits: more where a plan has more time."""
     if len(model.graph.instructions) > TOO_LARGE:
-        return Margin(fitted.curves.profile(caution_sigmas=TUNING.learned_caution_of_large), more_ratio)
+        return fitted.curves.profile(caution_sigmas=TUNING.learned_caution_of_large)
     deadline_s = view.target.iteration_time_s(view.baseline.iteration_time_s) - model.bias_s
-    random = np.random.default_rng(view.num_issued())
-    limit_ratio = MAX_LATE_RATIO - more_ratio
     caution = caution_within_risk(
-        model.graph, fitted.curves, deadline_s=deadline_s, random=random, max_late_ratio=limit_ratio
+        model.graph,
+        fitted.curves,
+        deadline_s=deadline_s,
+        random=np.random.default_rng(view.num_issued()),
+        max_late_ratio=MAX_LATE_RATIO - more_ratio,
     )
-    return Margin(fitted.curves.profile(caution_sigmas=caution.sigmas), more_ratio)
+    return fitted.curves.profile(caution_sigmas=caution.sigmas)
 
 
 def plan_from_model(
@@ -108,42 +101,40 @@ def plan_from_model(
     number: int,
     why: str,
     max_segments: Sequence[int] | None = None,
-    margin: Margin | None = None,
+    slower: PipelineProfile | None = None,
+    more_ratio: float = 0.0,
 ) -> ClockPlan:
     """Return the plan for a known model of the pipeline; for caution see `tuned_plan`.
 
-    With `max_segments`, only plans with so many clock segments per rank and iteration are considered. The profile of
-    `margin` replaces the model's while clocks are chosen.
+    With `max_segments`, only plans with so many clock segments per rank and iteration are considered. The profile
+    `slower` replaces the model's while clocks are chosen, with so much more time than the target, as a share of it.
     """
     target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
     if caution_ratio is None:
         caution_ratio = TUNING.caution_of_noise * view.baseline.iteration_sigma_s / target_s
     caution_ratio = min(max(caution_ratio, 0.0), TUNING.max_caution_ratio)
-    profile = margin.slower if margin else model.profile
+    profile = slower or model.profile
     cautious = _with_caution(profile, caution_ratio, waits_end_earlier_s=caution_ratio * target_s)
     waits = [i.instruction_class for i in model.graph.instructions if i.kind.is_wait]
     cut_s = sum(profile[key].at_max_clock.time_s - cautious[key].at_max_clock.time_s for key in waits)
     shortest_s = min_iteration_time_s(model.graph, cautious)
-    more_s = margin.more_ratio * target_s if margin else 0.0
-    deadline_s = max(target_s + more_s - model.bias_s, shortest_s + cut_s)
-    solved = solve(
-        model.graph,
-        cautious,
-        deadline_s=deadline_s - cut_s,
-        forced=view.target.fills_time,
-        effort=Effort.PROMPT,
-    )
+    deadline_s = max((1 + more_ratio) * target_s - model.bias_s, shortest_s + cut_s)
+    forced = view.target.fills_time
+    solved = solve(model.graph, cautious, deadline_s=deadline_s - cut_s, forced=forced, effort=Effort.PROMPT)
+    least_w = model.profile.blocking_power_w if model.waiting_power is None else model.waiting_power.least_w
 
     @cache
-    def lower_bound_j() -> float:
-        return _solved_roughly(view, model, model.profile, deadline_s).lower_bound_j
+    def lower_bound_j(waiting_w: float) -> float:
+        """Return what no plan in the graph falls below if waits draw this power at least."""
+        least = replace(model.profile, blocking_power_w=waiting_w)
+        return solve(model.graph, least, deadline_s=deadline_s, forced=forced, effort=Effort.QUICK).lower_bound_j
 
     candidates = Candidates(
         model,
         cautious,
         solved,
-        lower_bound_j,
-        is_forced=view.target.fills_time,
+        partial(lower_bound_j, model.profile.blocking_power_w),
+        is_forced=forced,
         is_flattest=view.is_flattest,
         search_share=TUNING.soon_replaced_share if number < TUNING.num_learning_plans else 1.0,
     )
@@ -161,7 +152,7 @@ def plan_from_model(
         predicted=PlanPrediction(
             iteration_time_s=chosen.simulated.iteration_time_s + chosen.late_s + model.bias_s,
             energy_j=_energy_j(model, chosen),
-            lower_bound_j=_lower_bound_j(view, model, deadline_s, lower_bound_j),
+            lower_bound_j=lower_bound_j(least_w) + least_w * model.graph.num_ranks * model.bias_s,
             baseline_time_s=view.baseline.iteration_time_s,
             baseline_energy_j=model.baseline_energy_j,
         ),
@@ -197,33 +188,6 @@ def _energy_j(model: PipelineModel, chosen: Candidate) -> float:
     profile = with_waiting_power(model.profile, model.waiting_power)
     simulated = simulate_switching(model.graph, profile, chosen.changes, latency=model.latencies)
     return simulated.energy_j + model.bias_energy_j
-
-
-def _lower_bound_j(
-    view: JobView, model: PipelineModel, deadline_s: float, at_full_power_j: Callable[[], float]
-) -> float:
-    """Return what no plan can fall below, whatever the clocks during waits: those draw at least the least power.
-
-    `at_full_power_j` is what no plan falls below whose waits draw the power of the highest clock.
-    """
-    if model.waiting_power is None:
-        return at_full_power_j() + model.bias_energy_j
-    profile = replace(model.profile, blocking_power_w=model.waiting_power.least_w)
-    least = _solved_roughly(view, model, profile, deadline_s)
-    return least.lower_bound_j + replace(model, profile=profile).bias_energy_j
-
-
-def _solved_roughly(view: JobView, model: PipelineModel, profile: PipelineProfile, deadline_s: float) -> SolvedPlan:
-    """Return a plan that is only made for its bound."""
-    return solve(model.graph, profile, deadline_s=deadline_s, forced=view.target.fills_time, effort=Effort.QUICK)
-
-
-def raise_latency_s(view: JobView, changes: Sequence[Sequence[ClockChange]]) -> float:
-    """Return the longest latency of a change to a faster clock that a plan makes; `changes[r]` are those of rank r."""
-    return max(
-        longest_lead_s(gpu.switch_latency, {change.sm_clock_mhz for change in own})
-        for gpu, own in zip(view.gpus, changes, strict=True)
-    )
 
 
 def _with_caution(profile: PipelineProfile, caution_ratio: float, *, waits_end_earlier_s: float) -> PipelineProfile:

@@ -54,7 +54,7 @@ def more(
     )
     graph = SimpleNamespace(instructions=range(num_instructions), num_ranks=1)
     model = SimpleNamespace(graph=graph, profile=None, latencies=(), bias_s=0.0)
-    return TriedPlans(cast("JobView", view), cast("PipelineModel", model)).more_time_ratio(number)
+    return TriedPlans(cast("JobView", view), cast("PipelineModel", model), number).more_time_ratio
 
 
 @pytest.mark.parametrize("clocks", [(KEPT, KEPT), (KEPT, OTHER, KEPT)])
