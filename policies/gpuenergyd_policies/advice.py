@@ -26,11 +26,6 @@ _ENDS = (0.05, 0.5, 0.95)
 """Quantiles of the saving that advice gives: its 90 % interval, with the median between."""
 
 
-def can_advise(view: JobView) -> bool:
-    """Return whether a job can be advised, and it is time to say so."""
-    return can_be_advised(view) and is_time_to_review(view)
-
-
 def is_time_to_review(view: JobView) -> bool:
     """Return whether advice, and a setting that was chosen, are reviewed after this iteration."""
     last_index = view.observations[-1].iteration_index if view.observations else 0
@@ -47,10 +42,9 @@ def with_advice(view: JobView, plan: ClockPlan, *, cost: Cost | None = None) -> 
 
     `cost` is what the policy minimizes instead of energy.
     """
-    if not can_advise(view) or not (view.can_set_clocks or view.can_set_power_limits):
-        return plan
     settings = settings_of(view, with_limits=cost is not None)
-    if not settings:
+    is_settable = view.can_set_clocks or view.can_set_power_limits
+    if not settings or not is_settable or not can_be_advised(view) or not is_time_to_review(view):
         return plan
     points = measured_points(view, settings)
     slowest_ratio = max((own.time_ratio - 1 for own in points.values()), default=0.0)

@@ -6,7 +6,7 @@ exceed the permitted time.
 
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.policy_api.policy import JobView, Lever
-from gpuenergyd.errors import UsageError
+from gpuenergyd_policies.flags import number_of
 from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_speed
 from gpuenergyd_policies.setting_measurements import setting_measurements
 from gpuenergyd_policies.uniform_settings import Setting, setting_plan
@@ -23,16 +23,7 @@ class EqualPowerLimit:
         Raises:
             UsageError: there is none, it is no whole number of watts, or there is another option.
         """
-        unknown = sorted(options.keys() - {"watts"})
-        if unknown:
-            raise UsageError(f"policy power-limit has no option {unknown[0]!r}; valid is watts")
-        given = options.get("watts", "")
-        if not given.isdecimal() or not 1 <= int(given) <= _MAX_W:
-            raise UsageError(
-                f"policy power-limit: watts = {given or 'missing'}: must be a whole number from 1 to {_MAX_W},"
-                " e.g. power-limit:watts=300"
-            )
-        self._limit_w = int(given)
+        self._limit_w = number_of("power-limit", options, "watts", 1, _MAX_W, example=300)
 
     def next_plan(self, view: JobView) -> ClockPlan:
         """Return a plan with the limit on all GPUs; full speed where it cannot be set or is too slow."""

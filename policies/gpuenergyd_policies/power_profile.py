@@ -16,7 +16,7 @@ from gpuenergyd.core.job.measurements.savings import Interval, MeasuredSaving, m
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.policy_api.policy import JobView, Lever
-from gpuenergyd.errors import UsageError
+from gpuenergyd_policies.flags import number_of
 from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_speed
 from gpuenergyd_policies.uniform_settings import Setting, setting_of, setting_plan
 
@@ -37,17 +37,8 @@ class WorkloadPowerProfile:
         Raises:
             UsageError: there is none, it is no number of a profile, or there is another option.
         """
-        unknown = sorted(options.keys() - {"number"})
-        if unknown:
-            raise UsageError(f"policy power-profile has no option {unknown[0]!r}; valid is number")
-        given = options.get("number", "")
-        is_number = given.isdecimal() and given.isascii() and len(given) <= len(str(_MAX_NUMBER))
-        if not is_number or int(given) > _MAX_NUMBER:
-            raise UsageError(
-                f"policy power-profile: number = {given or 'missing'}: must be a whole number from 0 to {_MAX_NUMBER},"
-                " e.g. power-profile:number=1"
-            )
-        self._setting = Setting(Lever.POWER_PROFILES, int(given))
+        number = number_of("power-profile", options, "number", 0, _MAX_NUMBER, example=1)
+        self._setting = Setting(Lever.POWER_PROFILES, number)
 
     def next_plan(self, view: JobView) -> ClockPlan:
         """Return a plan with the profile on all GPUs; full speed where it cannot be set, or does not save."""

@@ -19,12 +19,9 @@ def with_cheaper_waits(
 ) -> Candidate:
     """Return the candidate with its waits lowered; as it is where that saves hardly anything or costs time.
 
-    Args:
-        model: the pipeline, with its waiting power.
-        cautious: the profile that clocks were chosen with; the plan must be on time with it, too.
-        chosen: the plan.
-        margin_s: how long after its planned begin a wait is lowered, and how long before its planned end, beyond the
-            latency of the raise, the clock is requested back.
+    The plan must be on time with the cautious profile that clocks were chosen with, too. `margin_s` is how long after
+    its planned begin a wait is lowered, and how long before its planned end, beyond the latency of the raise, the clock
+    is requested back.
     """
     power = model.waiting_power
     if power is None or len(model.graph.instructions) > TOO_LARGE:

@@ -244,7 +244,7 @@ def _replan(outcome: PlanOutcome, why: str, *, caution_ratio: float | None = Non
     chosen = plan_in_order(
         view, model, plan.orders, shares, caution_ratio=caution_ratio, number=outcome.number, why=why, plain=None
     )
-    return replace(chosen.plan, order_advice=None)
+    return replace(chosen, order_advice=None)
 
 
 def _with_adjusted_caution(outcome: PlanOutcome) -> ClockPlan:

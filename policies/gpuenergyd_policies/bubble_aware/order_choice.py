@@ -149,15 +149,7 @@ def memory_limits(memory: Sequence[RankMemory | None], num_ranks: int) -> tuple[
 # --- order and clocks ---
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenOrder:
-    """A plan with an order of its own, and what is said about it."""
-
-    plan: ClockPlan
-    advice: OrderAdvice
-
-
-def choose_order(view: JobView, model: PipelineModel, plain: ClockPlan, shares: SplitShares) -> ChosenOrder | None:
+def choose_order(view: JobView, model: PipelineModel, plain: ClockPlan, shares: SplitShares) -> ClockPlan | None:
     """Return the order and clocks that save most within the memory; None if no order meets the target.
 
     If the flattest plan is wanted, it is the flattest order of those that save nearly as much.
@@ -251,7 +243,7 @@ def plan_in_order(
     plain: ClockPlan | None,
     why: str,
     number: int | None = None,
-) -> ChosenOrder:
+) -> ClockPlan:
     """Return the plan for known orders, with its advice; `plain` is the plan in 1F1B that it is compared with."""
     ordered_view = replace(view, schedule=replace(view.schedule, orders=orders))
     profile = with_shares(model.profile, shares)
@@ -277,7 +269,7 @@ def plan_in_order(
     )
     decided_after = (Figure.DECIDED_AFTER, view.observations[-1].iteration_index)
     figures = (*plan.figures, decided_after, *shares.figures)
-    return ChosenOrder(replace(plan, orders=orders, figures=figures, order_advice=advice), advice)
+    return replace(plan, orders=orders, figures=figures, order_advice=advice)
 
 
 def _model_in(view: JobView, model: PipelineModel, schedule: Schedule, profile: PipelineProfile) -> PipelineModel:

@@ -18,7 +18,6 @@ from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware.figures import Figure
 from gpuenergyd_policies.bubble_aware.model import fit_model
 from gpuenergyd_policies.bubble_aware.order_choice import (
-    ChosenOrder,
     SplitShares,
     choose_order,
     measured_shares,
@@ -72,7 +71,7 @@ class OtherOrder:
     def considered(self) -> ClockPlan:
         """Return the plan in 1F1B with advice about another order."""
         chosen = self._chosen(())
-        advice = no_better_order(self.view, self.plain) if chosen is None else chosen.advice
+        advice = (chosen and chosen.order_advice) or no_better_order(self.view, self.plain)
         return replace(self.plain, order_advice=replace(advice, refusal=self._refusal(advice)))
 
     def trial_or_refusal(self) -> ClockPlan:
@@ -92,7 +91,7 @@ class OtherOrder:
             return NOT_ALLOWED
         return memory_refusal(self.view.reorder.memory, self.view.schedule.num_ranks)
 
-    def _chosen(self, trial: Sequence[IterationObservation]) -> ChosenOrder | None:
+    def _chosen(self, trial: Sequence[IterationObservation]) -> ClockPlan | None:
         """Return the best order with its plan; None if no order meets the target, or too little was measured.
 
         `trial` are iterations with backwards split; without any, the cost of splitting is assumed.
@@ -143,12 +142,12 @@ class OtherOrder:
         if len(regular) < TUNING.trial_iterations:
             return self._back("not used, since its trial was disturbed")
         chosen = self._chosen(regular)
-        if chosen is None:
+        if chosen is None or chosen.order_advice is None:
             return self._back("not used, since split backwards take too long")
-        if not _saves_clearly_more(chosen.advice):
+        if not _saves_clearly_more(chosen.order_advice):
             refusal = "not used, since split backwards take too long to save clearly more"
-            return replace(self.plain, order_advice=replace(chosen.advice, refusal=refusal))
-        return chosen.plan
+            return replace(self.plain, order_advice=replace(chosen.order_advice, refusal=refusal))
+        return chosen
 
     # --- in the order ---
 

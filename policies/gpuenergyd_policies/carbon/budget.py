@@ -130,13 +130,8 @@ def next_speed(
 ) -> float:
     """Return the speed of the present slot, such that full speed can finish the remaining work in time.
 
-    Args:
-        hull: measured operating points of the job.
-        forecast: intensity per slot; errors in it cost carbon, never time.
-        fallback: a value for every slot, used where the forecast has no plausible one.
-        slot_lengths_s: the rest of this slot, then the slots until the deadline.
-        remaining_iterations: work until the deadline.
-        full_speed_per_s: measured full speed, if it differs from the hull's fastest point.
+    Slots are the rest of this one and those until the deadline. Errors in their forecast cost carbon, never time; the
+    fallback has a value for every slot. `full_speed_per_s` is measured, if it differs from the hull's fastest point.
     """
     fastest = hull.full_speed_per_s if full_speed_per_s is None else full_speed_per_s
     expected = repaired(forecast, fallback)

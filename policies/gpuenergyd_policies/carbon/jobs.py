@@ -70,11 +70,9 @@ class TraceJob:
         return self.run(plan_slots(self.hull, self.truth[: len(lengths)], lengths, work))
 
     def controlled(self, expected: Array, fallback: Array) -> JobRun:
-        """Return the result of the controller with a look-ahead.
+        """Return the result of the controller with a look-ahead, which may be shorter than the job.
 
-        Args:
-            expected: (slots, H), the forecast at each hour of that hour and later ones; H may be shorter than the job.
-            fallback: (slots, slots), the same of a naive forecast up to the end of the job.
+        The naive forecast `fallback` reaches up to the end of the job.
         """
         lengths = self.slot_lengths_s
         left = self.num_iterations * (1.0 + RESERVE_RATIO)

@@ -108,9 +108,7 @@ class CappedProblem:
     def plan(self, cap_w: float, *, window_s: float = 0.0) -> WavePlan:
         """Return the fastest plan found under a cap, the cheapest of equally fast ones.
 
-        Args:
-            cap_w: most power of all GPUs together, at every instant or as the mean of every window.
-            window_s: length of the window; 0: at every instant.
+        The cap is for all GPUs together, for the mean of every window; without a window, for every instant.
 
         Raises:
             TargetError: no plan needs so little power; the message names the least cap.

@@ -21,12 +21,8 @@ def flattest_order(
 ) -> FlatOrder:
     """Return the flattest plan found of the cheapest order and those near it.
 
-    A first search compares all of them, a second one as long improves the flattest.
-
-    Args:
-        cheapest: the order of least energy, with others in `near`.
-        extra_energy_ratio: energy beyond the least of all that may be used.
-        search_steps: instructions placed by each of both searches.
+    A first search compares all of them, a second one as long improves the flattest; each places `search_steps`
+    instructions.
     """
     limit_j = cheapest.solved.energy_j * (1 + extra_energy_ratio)
 

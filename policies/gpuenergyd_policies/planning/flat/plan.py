@@ -44,15 +44,9 @@ def flat_plan(
     search_steps: int = SEARCH_STEPS,
     seed: int = _SEED,
 ) -> WavePlan:
-    """Return the plan of least band energy found that takes as long as the solved one at most.
+    """Return the plan of least band energy found that takes as long as the solved one of least energy at most.
 
-    Args:
-        graph: the pipeline.
-        profile: its profile, with one power of waiting.
-        solved: the plan of least energy to begin with.
-        extra_energy_ratio: energy beyond that plan's that may be used.
-        search_steps: instructions placed by the search.
-        seed: of the search's random moves.
+    It may need so much more energy. The profile has one power of waiting; the search places so many instructions.
     """
     own = [
         profile[instruction.instruction_class].at_clock(mhz)

@@ -16,13 +16,7 @@ from gpuenergyd.core.pipeline.switching import SwitchLatency
 def expected_late_s(
     changes: Sequence[Sequence[ClockChange]], profile: PipelineProfile, latencies: Sequence[SwitchLatency]
 ) -> float:
-    """Return the expected lateness of an iteration, as an upper estimate: as if no rank had slack.
-
-    Args:
-        changes: the clock changes of each rank in one iteration, in order.
-        profile: times of the instructions.
-        latencies: latency of each rank's clock changes.
-    """
+    """Return the expected lateness of an iteration with these changes by rank, as if no rank had slack: at most that."""
     late_s = 0.0
     for pp_rank, (own, latency) in enumerate(zip(changes, latencies, strict=True)):
         if not latency.excess_s:

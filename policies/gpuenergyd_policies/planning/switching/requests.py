@@ -57,11 +57,8 @@ def clock_changes(
 ) -> tuple[tuple[ClockChange, ...], ...]:
     """Return, per rank, the clock changes that carry out a plan: raises ahead of need, reductions at the begin.
 
-    Args:
-        planned: timeline of the instructions with every clock in effect in time.
-        sm_clocks_mhz: the plan.
-        latency: time from a request for a clock until it takes effect.
-        profile: tells clocks that are higher yet slower; without it a higher clock counts as faster.
+    `planned` has every clock in effect in time. The profile tells clocks that are higher yet slower; without it a
+    higher clock counts as faster.
     """
     latencies = rank_latencies(latency, planned.num_ranks)
     spans_of = planned.spans_of_ranks()

@@ -75,15 +75,8 @@ def plan_segments(
 ) -> SegmentedPlan | None:
     """Return the cheapest plan found with at most `max_segments` segments per rank, None if none meets the deadline.
 
-    Args:
-        graph: the pipeline.
-        profile: its tables.
-        solved: the plan without segments for the same deadline; the search starts from its prices.
-        deadline_s: the iteration time not to exceed, latency included.
-        max_segments: K.
-        latency: time from a request for a clock until it takes effect.
-        forced: the time until the deadline passes anyway, so waiting costs nothing extra.
-        steps: annealing steps per restart.
+    The search starts from the prices of `solved`, the plan without segments for the same deadline, and takes so many
+    steps per restart. With `forced` the time until the deadline passes anyway, so waiting costs nothing extra.
     """
     search = SegmentSearch(graph, profile, latency=latency, max_segments=max_segments)
     full_speed = search.plan(search.full_speed())
