@@ -22,8 +22,7 @@ from gpuenergyd_policies.planning.frontier import SolvedPlan, min_iteration_time
 from gpuenergyd_policies.planning.large import TOO_LARGE
 from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.planning.switching.dwell import with_longer_dwells
-from gpuenergyd_policies.planning.switching.lateness import expected_late_s
-from gpuenergyd_policies.planning.switching.requests import clock_changes
+from gpuenergyd_policies.planning.switching.requests import clock_changes, expected_late_s
 from gpuenergyd_policies.planning.switching.segments import plan_segments
 from gpuenergyd_policies.planning.switching.simulation import SimulatedIteration, simulate_switching
 

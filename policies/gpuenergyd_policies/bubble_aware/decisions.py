@@ -3,6 +3,7 @@
 All is decided from the view alone, so that a restarted policy host continues where the last one stopped.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -254,10 +255,9 @@ def _with_adjusted_caution(outcome: PlanOutcome) -> ClockPlan:
     return _replan(outcome, f"replanned: {outcome.deviation}", caution_ratio=outcome.caution_ratio + extra_ratio)
 
 
-_not_worth_loosening: dict[tuple[object, ...], None] = {}
+_not_worth_loosening: deque[tuple[object, ...]] = deque(maxlen=64)
 """Plans whose looser successor saves hardly more, with what that was computed from: nothing is computed again at each
 iteration. Only for speed: another process finds the same."""
-_MAX_NOT_WORTH = 64
 _SAME_LATENESS_DIGITS = 3
 
 
@@ -272,7 +272,5 @@ def _looser(outcome: PlanOutcome) -> ClockPlan | None:
     max_energy_j = (1 - TUNING.min_loosening_gain_ratio) * plan.predicted.energy_j
     if candidate.predicted is not None and candidate.predicted.energy_j < max_energy_j:
         return candidate
-    _not_worth_loosening[key] = None
-    if len(_not_worth_loosening) > _MAX_NOT_WORTH:
-        del _not_worth_loosening[next(iter(_not_worth_loosening))]
+    _not_worth_loosening.append(key)
     return None

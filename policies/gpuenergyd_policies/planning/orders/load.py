@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
-from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd_policies.planning.exact.tables import FloatArray
 
 _Points = list[tuple[float, float]]
@@ -102,13 +102,5 @@ def _sum_of(chains: Sequence[_Points]) -> _Points:
 
 def _lower_hull(points: _Points) -> _Points:
     """Return the falling part of the lower convex hull of points, fastest first."""
-    hull: _Points = []
-    for time_s, cost_j in sorted(points):
-        if hull and cost_j >= hull[-1][1]:
-            continue
-        while len(hull) >= 2 and (hull[-1][1] - hull[-2][1]) * (time_s - hull[-1][0]) >= (cost_j - hull[-1][1]) * (
-            hull[-1][0] - hull[-2][0]
-        ):
-            hull.pop()
-        hull.append((time_s, cost_j))
-    return hull
+    options = InstructionProfile(tuple(ClockOption(0, time_s, cost_j) for time_s, cost_j in points))
+    return _chain(options, 0.0)

@@ -32,6 +32,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import groupby
+from statistics import mean
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, InstructionClass
 from gpuenergyd.core.pipeline.plan import ClockChange
@@ -142,6 +143,31 @@ def longest_raise_waits_s(
         if call.is_raise:
             longest_s[call.stage] = max(longest_s[call.stage], wait_s)
     return longest_s
+
+
+def expected_late_s(
+    changes: Sequence[Sequence[ClockChange]], profile: PipelineProfile, latencies: Sequence[SwitchLatency]
+) -> float:
+    """Return the time that an iteration is expected to lose to raises that take far longer than their lead.
+
+    A raise is requested its late (90th percentile) latency ahead. The rest of the distribution has a long tail on some
+    GPUs (arXiv 2502.20075): until such a raise takes effect, instructions run at the clock before. Every raise adds the
+    mean excess times the share of speed that it is about, as if no rank had slack: an upper estimate.
+    """
+    late_s = 0.0
+    for pp_rank, (own, latency) in enumerate(zip(changes, latencies, strict=True)):
+        if not latency.excess_s:
+            continue
+        classes = [profile[key] for key in profile.classes if key.pp_rank == pp_rank]
+        before_mhz = own[-1].sm_clock_mhz if own else 0
+        for change in own:
+            if change.sm_clock_mhz > before_mhz:
+                speeds = [
+                    c.interpolated(change.sm_clock_mhz).time_s / c.interpolated(before_mhz).time_s for c in classes
+                ]
+                late_s += latency.excess_s * max(0.0, 1 - mean(speeds))
+            before_mhz = change.sm_clock_mhz
+    return late_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from gpuenergyd.core.pipeline.graph import Instruction, InstructionClass, Instru
 from gpuenergyd.core.pipeline.plan import ClockChange
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
 from gpuenergyd.core.pipeline.switching import constant_latency
-from gpuenergyd_policies.planning.switching.lateness import expected_late_s
+from gpuenergyd_policies.planning.switching.requests import expected_late_s
 
 F = InstructionKind.F
 PROFILE = PipelineProfile(
