@@ -40,6 +40,7 @@ from gpuenergyd.wire.profile_files import ProfileTable, read_pipeline_file
 from gpuenergyd_policies.planning.envpipe import EnvelopeMode, extra_warm_up, plan_envelope, profiled_clocks, valleys
 from gpuenergyd_policies.planning.frontier import frontier, solve, warm_up
 from gpuenergyd_policies.planning.inflight import plan_inflight
+from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 
 F, B = InstructionKind.F, InstructionKind.B
@@ -220,7 +221,8 @@ def _print_savings(cases: list[Case]) -> None:
         theirs_extra = min(plan_envelope(roomy, profile, valleys_mhz, mode=m).evaluation.energy_j for m in modes)
         ours = solve(graph, profile, deadline_s=deadline_s)
         on_theirs = solve(roomy, profile, deadline_s=deadline_s)
-        chosen = plan_inflight(case.num_stages, case.num_microbatches, profile, deadline_s=deadline_s)
+        task = OrderTask(case.num_microbatches, profile, deadline_s, [case.num_microbatches] * case.num_stages)
+        chosen = plan_inflight(task)
         print(
             f"| {case.name} | {percent(theirs)} | {percent(ours.energy_j)} | {percent(ours.lower_bound_j)} |"
             f" {percent(theirs_extra)} | {percent(on_theirs.energy_j)} | {percent(chosen.solved.energy_j)} |"
@@ -245,7 +247,8 @@ def _print_microbatches(cases: list[Case]) -> None:
         full_speed = baseline(case.graph, case.profile)
         deadline_s = full_speed.iteration_time_s
         ours = solve(case.graph, case.profile, deadline_s=deadline_s)
-        extra = plan_inflight(8, case.num_microbatches, case.profile, deadline_s=deadline_s)
+        task = OrderTask(case.num_microbatches, case.profile, deadline_s, [case.num_microbatches] * 8)
+        extra = plan_inflight(task)
         published = PERSEUS_TABLE_6.get(case.name.split()[0], {}).get(case.num_microbatches)
         cells = [
             100 * (1 - j / full_speed.energy_j) for j in (ours.energy_j, ours.lower_bound_j, extra.solved.energy_j)

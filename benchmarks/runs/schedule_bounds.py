@@ -11,6 +11,7 @@ from gpuenergyd.gpu.drivers.device_model import blocking_power_w, instruction_ti
 from gpuenergyd.gpu.drivers.device_parameters import device_parameters
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.inflight import caps_from_microbatches, plan_inflight
+from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 from gpuenergyd_trainers.demo.gpt_model import simulated_works
 
@@ -68,5 +69,5 @@ def extra_inflight_for(num_ranks: int, num_microbatches: int, *, memory_limit: i
     profile = exact_profile(plain)
     deadline_s = baseline(dependency_graph(plain), profile).iteration_time_s
     caps = caps_from_microbatches([memory_limit] * num_ranks)
-    planned = plan_inflight(num_ranks, num_microbatches, profile, deadline_s=deadline_s, caps=caps)
+    planned = plan_inflight(OrderTask(num_microbatches, profile, deadline_s, [num_microbatches] * num_ranks), caps)
     return planned.schedule.extra_inflight

@@ -7,10 +7,10 @@ number, draining the pipeline at the end costs more than the slack saves. Orders
 `orders/shape`), which `orders/search` compares by their relaxation.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
-from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError
@@ -61,29 +61,17 @@ def _per_rank(text: str, num_ranks: int) -> tuple[int, ...]:
     return values if len(values) > 1 else values * num_ranks
 
 
-def plan_inflight(
-    num_ranks: int,
-    num_microbatches: int,
-    profile: PipelineProfile,
-    *,
-    deadline_s: float,
-    forced: bool = False,
-    caps: Sequence[int] | None = None,
-    communication_latency_s: Callable[[int, int], float] | float = 0.0,
-) -> OrderPlan:
+def plan_inflight(task: OrderTask, caps: Sequence[int] | None = None) -> OrderPlan:
     """Return the best 1F1B found with at most `caps[r]` extra microbatches in flight on rank r (None: no limit).
 
     Raises:
         TargetError: even plain 1F1B cannot meet the deadline.
     """
+    num_ranks, num_microbatches = len(task.limits), task.num_microbatches
     extra_limits = [num_microbatches] * (num_ranks - 1) if caps is None else list(caps[:-1])
     limits = [min(num_microbatches, num_ranks - r + extra) for r, extra in enumerate([*extra_limits, 0])]
-    task = OrderTask(
-        num_microbatches, profile, deadline_s, tuple(limits), forced, communication_latency_s, keeps_whole=True
-    )
-    size = 3 * num_ranks * num_microbatches
-    ranked = ranked_shapes(task, try_whole=True, most_work=MOST_SHAPES * size)
-
+    task = replace(task, limits=limits, keeps_whole=True)
+    ranked = ranked_shapes(task, try_whole=True, most_work=MOST_SHAPES * 3 * num_ranks * num_microbatches)
     extras = [[max(0, own.num_ahead - (num_ranks - r)) for r, own in enumerate(shape)] for shape, _ in ranked]
     schedules = [one_forward_one_backward(num_ranks, num_microbatches, extra) for extra in extras[:FINALISTS] or [()]]
     return min(map(task.solved, schedules), key=lambda plan: plan.solved.energy_j)

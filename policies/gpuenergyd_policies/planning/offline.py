@@ -95,7 +95,8 @@ def _planned(request: OfflineRequest) -> OfflinePlan:
         request = replace(request, profile=chosen.profile)
         full_profile = replace(full_profile, classes=chosen.profile.classes)
     elif request.extra_inflight is not None:
-        inflight = _with_inflight(request, deadline_s)
+        caps = requested_caps(request, graph.num_ranks)
+        inflight = plan_inflight(_order_task(request, deadline_s), caps)
         graph, least_energy = inflight.graph, inflight.solved
         extra_inflight = inflight.schedule.extra_inflight or (0,) * graph.num_ranks
     elif request.want_frontier and len(graph.instructions) <= TOO_LARGE:
@@ -140,6 +141,19 @@ def _has_swing(request: OfflineRequest, graph: DependencyGraph, waiting: Waiting
     return is_plain and (request.is_flattest or len(graph.instructions) <= _SOON_KNOWN)
 
 
+def _order_task(request: OfflineRequest, deadline_s: float) -> OrderTask:
+    num_microbatches = len({i.microbatch_index for i in request.graph.instructions})
+    limits = request.order_limits or (num_microbatches,) * request.graph.num_ranks
+    return OrderTask(
+        num_microbatches,
+        request.profile,
+        deadline_s,
+        [min(limit, num_microbatches) for limit in limits],
+        request.target.is_forced,
+        float(request.options.get("communication_latency_s", "0")),
+    )
+
+
 def _chosen_order(request: OfflineRequest, deadline_s: float) -> tuple[OrderPlan, WavePlan | None]:
     """Return the order of a request that leaves it to the planner with the bound over any order, and flat clocks.
 
@@ -149,15 +163,7 @@ def _chosen_order(request: OfflineRequest, deadline_s: float) -> tuple[OrderPlan
     from gpuenergyd_policies.planning.orders.choice import plan_order  # noqa: PLC0415
     from gpuenergyd_policies.planning.orders.chunks import plan_chunk_order  # noqa: PLC0415
 
-    num_microbatches = len({i.microbatch_index for i in request.graph.instructions})
-    task = OrderTask(
-        num_microbatches,
-        request.profile,
-        deadline_s,
-        tuple(min(limit, num_microbatches) for limit in request.order_limits),
-        request.target.is_forced,
-        float(request.options.get("communication_latency_s", "0")),
-    )
+    task = _order_task(request, deadline_s)
     if request.schedule is not None and request.schedule.num_chunks > 1:
         cheapest = plan_chunk_order(request.schedule, task)
     else:
@@ -166,21 +172,6 @@ def _chosen_order(request: OfflineRequest, deadline_s: float) -> tuple[OrderPlan
         return cheapest, None
     found = flattest_order(cheapest)
     return replace(found.order, any_order_j=cheapest.any_order_j), found.flat
-
-
-def _with_inflight(request: OfflineRequest, deadline_s: float) -> OrderPlan:
-    """Return 1F1B with more microbatches in flight, and its clocks."""
-    caps = requested_caps(request, request.graph.num_ranks)
-    assert request.schedule is not None
-    return plan_inflight(
-        request.graph.num_ranks,
-        request.schedule.num_microbatches,
-        request.profile,
-        deadline_s=deadline_s,
-        forced=request.target.is_forced,
-        caps=caps,
-        communication_latency_s=float(request.options.get("communication_latency_s", "0")),
-    )
 
 
 def _with_waits(

@@ -21,6 +21,7 @@ from gpuenergyd.errors import ScheduleError, TargetError, UsageError
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.inflight import caps_from_microbatches, plan_inflight
 from gpuenergyd_policies.planning.offline import plan_offline
+from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 from tests.policies.planning.profiles import forward_backward_profile
 from tests.support.examples import examples
@@ -43,9 +44,8 @@ def test_the_chosen_schedule_respects_deadline_and_caps_and_is_never_worse_than_
     plain = dependency_graph(one_forward_one_backward(num_ranks, num_microbatches))
     deadline_s = baseline(plain, profile).iteration_time_s
 
-    planned = plan_inflight(
-        num_ranks, num_microbatches, profile, deadline_s=deadline_s, caps=None if cap is None else [cap] * num_ranks
-    )
+    task = OrderTask(num_microbatches, profile, deadline_s, [num_microbatches] * num_ranks)
+    planned = plan_inflight(task, None if cap is None else [cap] * num_ranks)
 
     assert planned.solved.iteration_time_s <= deadline_s
     extra = planned.schedule.extra_inflight or (0,) * num_ranks
@@ -61,7 +61,7 @@ def test_extra_microbatches_save_energy_at_the_same_iteration_time() -> None:
     plain = dependency_graph(one_forward_one_backward(4, 16))
     full_speed = baseline(plain, profile)
 
-    planned = plan_inflight(4, 16, profile, deadline_s=full_speed.iteration_time_s)
+    planned = plan_inflight(OrderTask(16, profile, full_speed.iteration_time_s, [16] * 4))
 
     assert any(planned.schedule.extra_inflight)
     plain_j = solve(plain, profile, deadline_s=full_speed.iteration_time_s).energy_j
@@ -73,7 +73,7 @@ def test_without_room_for_extra_microbatches_the_schedule_is_plain_1f1b() -> Non
     plain = dependency_graph(one_forward_one_backward(3, 6))
     deadline_s = baseline(plain, profile).iteration_time_s
 
-    planned = plan_inflight(3, 6, profile, deadline_s=deadline_s, caps=[0, 0, 0])
+    planned = plan_inflight(OrderTask(6, profile, deadline_s, [6] * 3), [0, 0, 0])
 
     assert planned.schedule == one_forward_one_backward(3, 6)
     assert planned.solved.sm_clocks_mhz == solve(plain, profile, deadline_s=deadline_s).sm_clocks_mhz
@@ -81,7 +81,7 @@ def test_without_room_for_extra_microbatches_the_schedule_is_plain_1f1b() -> Non
 
 def test_deadline_that_no_order_meets_is_refused() -> None:
     with pytest.raises(TargetError, match="T_min"):
-        plan_inflight(3, 6, forward_backward_profile([1.0, 1.1, 1.0]), deadline_s=1.0)
+        plan_inflight(OrderTask(6, forward_backward_profile([1.0, 1.1, 1.0]), 1.0, [6] * 3))
 
 
 def test_memory_limits_become_caps() -> None:
@@ -149,9 +149,8 @@ def test_gpt3_reaches_the_known_saving_without_slowdown(
     )
     full_speed = baseline(dependency_graph(one_forward_one_backward(8, 32)), profile)
 
-    planned = plan_inflight(
-        8, 32, profile, deadline_s=full_speed.iteration_time_s, caps=None if cap is None else [cap] * 8
-    )
+    task = OrderTask(32, profile, full_speed.iteration_time_s, [32] * 8)
+    planned = plan_inflight(task, None if cap is None else [cap] * 8)
 
     assert planned.solved.iteration_time_s <= full_speed.iteration_time_s
     assert 100 * (1 - planned.solved.energy_j / full_speed.energy_j) >= least_saving_percent
