@@ -95,12 +95,3 @@ class FittedJob:
         """The model that plans are made with."""
         fitted = self.fitted
         return PipelineModel.of(self.view, fitted.profile, fitted.calls, fitted.curves.waiting_power)
-
-
-def fit_model(view: JobView) -> PipelineModel:
-    """Return the model fitted to a job's iterations.
-
-    Raises:
-        NotEnoughDataError: the iterations do not determine a profile.
-    """
-    return FittedJob(view).model

@@ -17,7 +17,7 @@ from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView, PriorView
 from gpuenergyd_policies.bubble_aware.decisions import decide
 from gpuenergyd_policies.bubble_aware.figures import Figure
-from gpuenergyd_policies.bubble_aware.model import FittedJob, fit_model
+from gpuenergyd_policies.bubble_aware.model import FittedJob
 from gpuenergyd_policies.bubble_aware.outcome import PlanOutcome
 from gpuenergyd_policies.bubble_aware.slowdown_advice import with_slowdown_advice
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
@@ -75,7 +75,8 @@ class BubbleAware:
         known = self._frontiers.get(until_slowest)
         if known is None or known[0] != key:
             try:
-                known = self._frontiers[until_slowest] = key, fit_model(view).frontier(until_slowest=until_slowest)
+                found = FittedJob(view).model.frontier(until_slowest=until_slowest)
+                known = self._frontiers[until_slowest] = key, found
             except NotEnoughDataError:
                 return ()
         return known[1]
@@ -83,7 +84,7 @@ class BubbleAware:
     def fitted(self, view: JobView) -> FittedPipeline | None:
         """Return the fitted profile with the job's latencies; None before the first plan."""
         try:
-            model = fit_model(view)
+            model = FittedJob(view).model
         except NotEnoughDataError:
             return None
         last_of = {instruction.pp_rank: node for node, instruction in enumerate(model.graph.instructions)}

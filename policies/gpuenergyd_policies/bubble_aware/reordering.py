@@ -16,7 +16,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, co
 from gpuenergyd.core.pipeline.reorder import OrderAdvice, is_plain_1f1b, split_in_place
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware.figures import Figure
-from gpuenergyd_policies.bubble_aware.model import fit_model
+from gpuenergyd_policies.bubble_aware.model import FittedJob
 from gpuenergyd_policies.bubble_aware.order_choice import (
     SplitShares,
     choose_order,
@@ -98,7 +98,7 @@ class OtherOrder:
         """
         num_ranks = self.view.schedule.num_ranks
         try:
-            model = fit_model(self.view)
+            model = FittedJob(self.view).model
         except NotEnoughDataError:
             return None
         shares = measured_shares(trial, model.profile, num_ranks) if trial else SplitShares.assumed(num_ranks)

@@ -163,7 +163,7 @@ def solve_with_frontier(
     sweep = problem.sweep(np.concatenate([wanted, spread]), stop_early=False)
     return (
         solved_plan(problem, sweep, wanted, forced=forced, effort=effort),
-        _frontier(problem, sweep.without(len(wanted)), spread, until_slowest=False),
+        _frontier(problem, sweep, spread, first_row=len(wanted), until_slowest=False),
     )
 
 
@@ -318,19 +318,22 @@ def _spread_deadlines_s(problem: PlanningProblem, num_points: int, *, until_slow
     return np.concatenate([fast, slow])
 
 
-def _frontier(problem: PlanningProblem, sweep: Sweep, deadlines_s: FloatArray, *, until_slowest: bool) -> Frontier:
-    """Return the frontier with plans at these deadlines, which are the sweep's rows, and at T*."""
+def _frontier(
+    problem: PlanningProblem, sweep: Sweep, deadlines_s: FloatArray, *, first_row: int = 0, until_slowest: bool
+) -> Frontier:
+    """Return the frontier with plans at these deadlines, which are the sweep's last rows, and at T*."""
     least_s = max(problem.min_time_s, sweep.min_energy_time_s)
     idle_w = problem.tables.idle_power_w
     deadlines_s = np.append(deadlines_s, least_s)
-    bounds_j = problem.cost_bounds_j(sweep, np.arange(len(deadlines_s)), deadlines_s)
+    deadline_of = dict(enumerate(deadlines_s.tolist(), first_row))
+    bounds_j = problem.cost_bounds_j(sweep, np.array(list(deadline_of)), deadlines_s)
     points: list[FrontierPoint] = []
     least_cost_j = least_energy_j = np.inf
-    by_time = np.argsort(deadlines_s, kind="stable").tolist()
+    by_time = sorted(deadline_of, key=deadline_of.__getitem__)
     is_small = len(problem.graph.instructions) < LARGE_PIPELINE
     for place, row in enumerate(by_time):
-        deadline_s = float(deadlines_s[row])
-        is_forced = row < len(deadlines_s) - 1 and problem.is_beyond_least_energy(sweep, row)
+        deadline_s = deadline_of[row]
+        is_forced = row < len(sweep.durations_s) - 1 and problem.is_beyond_least_energy(sweep, row)
         if is_forced and not until_slowest:
             break
         later = by_time[place : place + NEIGHBOURS + 1 : NEIGHBOURS] if is_small else [row]
@@ -349,7 +352,7 @@ def _frontier(problem: PlanningProblem, sweep: Sweep, deadlines_s: FloatArray, *
             FrontierPoint(
                 iteration_time_s=plan.makespan_s,
                 energy_j=energy_j,
-                lower_bound_j=float(bounds_j[row]) + idle_w * plan.makespan_s
+                lower_bound_j=float(bounds_j[row - first_row]) + idle_w * plan.makespan_s
                 if is_forced
                 else problem.energy_bound_j(sweep, row, deadline_s),
             )

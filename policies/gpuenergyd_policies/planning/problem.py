@@ -93,15 +93,25 @@ class PlanningProblem:
         )
 
     def cost_bounds_j(self, sweep: Sweep, rows: IntArray, deadlines_s: FloatArray) -> FloatArray:
-        """Return lower bounds on the effective energy of plans that meet each deadline."""
-        return cost_lower_bounds_j(
-            self.tables,
-            self.network,
-            prices_w=sweep.prices_w[rows],
-            edge_prices_w=sweep.edge_prices_w[rows],
-            values_w=sweep.snapshot_prices_w[rows],
-            deadlines_s=deadlines_s,
-        )
+        """Return, for each row of a sweep, a lower bound on the effective energy of plans that meet its deadline.
+
+        By weak LP duality, for any flow x >= 0 from source to sink of value F, and any plan with makespan at most T,
+
+            sum_i cost_i >= sum_i min_k (cost_ik + x_i * time_ik) + sum_e x_e * latency_e - F * T.
+
+        The bound is evaluated on the original tables and latencies, not on the rounded and thinned ones of the sweep,
+        so it is valid for any flow: a worse flow gives a weaker bound, never an invalid one.
+        """
+        latency_s = self.network.edge_latency_s
+        bounds = sweep.edge_prices_w[rows] @ latency_s - sweep.snapshot_prices_w[rows] * deadlines_s
+        for index, table in enumerate(self.tables.tables):
+            times, costs = table.times_s[table.hull], table.costs_j[table.hull]
+            slopes = -np.diff(costs) / np.diff(times)
+            prices = sweep.prices_w[rows][:, np.flatnonzero(self.tables.class_of == index)]
+            # cost + price * time is convex over the hull: its least vertex is where the slope falls below the price
+            vertex = np.searchsorted(-slopes, -prices.ravel()).reshape(prices.shape)
+            bounds += (costs[vertex] + prices * times[vertex]).sum(axis=1)
+        return bounds
 
     def energy_bound_j(self, sweep: Sweep, row: int, deadline_s: float) -> float:
         """Return a lower bound on the energy of plans that meet a deadline, with waiting charged up to their own end.
@@ -143,36 +153,6 @@ class PlanningProblem:
         is_light = effort is Effort.BRIEF or not is_thorough
         windows = windows_of_passes(self.rounder, LIGHT_PASSES if is_light else FULL_PASSES)
         return refine(self.rounder, self.thinned(HULL_TOLERANCE).network, plan, deadline_s, windows)
-
-
-def cost_lower_bounds_j(
-    tables: PlanningTables,
-    network: FlowNetwork,
-    *,
-    prices_w: FloatArray,
-    edge_prices_w: FloatArray,
-    values_w: FloatArray,
-    deadlines_s: FloatArray,
-) -> FloatArray:
-    """Return, for each row of prices, a lower bound on the effective energy of plans that meet that row's deadline.
-
-    By weak LP duality, for any flow x >= 0 from source to sink of value F, and any plan with makespan at most T,
-
-        sum_i cost_i >= sum_i min_k (cost_ik + x_i * time_ik) + sum_e x_e * latency_e - F * T.
-
-    The bound is evaluated on the original tables and latencies, not on the rounded and thinned ones of the sweep, so it
-    is valid for any flow: a worse flow gives a weaker bound, never an invalid one.
-    """
-    bounds = edge_prices_w @ network.edge_latency_s - values_w * deadlines_s
-    for index, table in enumerate(tables.tables):
-        members = np.flatnonzero(tables.class_of == index)
-        times, costs = table.times_s[table.hull], table.costs_j[table.hull]
-        slopes = -np.diff(costs) / np.diff(times)
-        prices = prices_w[:, members]
-        # cost + price * time is convex over the hull: its least vertex is where the slope falls below the price
-        vertex = np.searchsorted(-slopes, -prices.ravel()).reshape(prices.shape)
-        bounds += (costs[vertex] + prices * times[vertex]).sum(axis=1)
-    return bounds
 
 
 def useful_s(deadline_s: float, min_time_s: float, slowest_time_s: float) -> float:

@@ -7,7 +7,7 @@ import pytest
 from gpuenergyd.core.job.issued_plans import PROOF_PLAN_ID
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd_policies.bubble_aware.model import fit_model
+from gpuenergyd_policies.bubble_aware.model import FittedJob
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.learning.calls import CallCost
 from tests.support.unkind_training import TargetLatencies, UnkindDriver, UnkindTraining
@@ -33,7 +33,7 @@ def trained(stall_s: float, *, reported_early_s: float = 0.0, call_s: float = 0.
 def learned(training: UnkindTraining) -> CallCost:
     view = training.job.view()
     assert view is not None
-    return fit_model(view).calls
+    return FittedJob(view).model.calls
 
 
 def net(training: UnkindTraining, last: int = 20) -> tuple[float, float]:

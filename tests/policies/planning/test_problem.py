@@ -12,7 +12,7 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import ScheduleError, TargetError
 from gpuenergyd_policies.planning.frontier import frontier
 from gpuenergyd_policies.planning.inflight import requested_caps
-from gpuenergyd_policies.planning.problem import Effort, cost_lower_bounds_j, later_deadlines_s, make_problem, useful_s
+from gpuenergyd_policies.planning.problem import Effort, later_deadlines_s, make_problem, useful_s
 from tests.policies.planning.pipelines import B, F, plain_pipeline
 
 OPTIONS = (ClockOption(900, 1.0, 100.0), ClockOption(600, 1.5, 80.0), ClockOption(300, 2.5, 70.0))
@@ -40,14 +40,14 @@ def test_the_bound_is_the_cost_of_the_cheapest_options_at_the_prices_minus_the_d
     edges = len(problem.network.arrays.tail)
     prices_w = np.array([[50.0, 50.0], [20.0, 20.0], [10.0, 10.0], [0.0, 0.0], [50.0, 10.0]])
 
-    bounds_j = cost_lower_bounds_j(
-        problem.tables,
-        problem.network,
+    sweep = replace(
+        problem.sweep(np.array([problem.min_time_s]), stop_early=True),
         prices_w=prices_w,
         edge_prices_w=np.zeros((5, edges)),
-        values_w=np.array([50.0, 20.0, 10.0, 0.0, 5.0]),
-        deadlines_s=np.array([2.0, 3.0, 5.0, 9.0, 2.0]),
+        snapshot_prices_w=np.array([50.0, 20.0, 10.0, 0.0, 5.0]),
     )
+
+    bounds_j = problem.cost_bounds_j(sweep, np.arange(5), np.array([2.0, 3.0, 5.0, 9.0, 2.0]))
 
     fast, middle, slow = 96.0, 74.0, 60.0
     expected = [
@@ -64,10 +64,11 @@ def test_flow_over_a_latency_adds_to_the_bound() -> None:
     graph, profile = plain_pipeline(2, 1, latency_s=0.25)
     problem = make_problem(graph, profile)
     n, edges = len(graph.instructions), len(problem.network.arrays.tail)
-    given = {"prices_w": np.zeros((1, n)), "values_w": np.zeros(1), "deadlines_s": np.ones(1)}
+    swept = problem.sweep(np.array([problem.min_time_s]), stop_early=True)
+    sweep = replace(swept, prices_w=np.zeros((1, n)), snapshot_prices_w=np.zeros(1))
 
     without, with_flow = (
-        cost_lower_bounds_j(problem.tables, problem.network, edge_prices_w=np.full((1, edges), price_w), **given)[0]
+        problem.cost_bounds_j(replace(sweep, edge_prices_w=np.full((1, edges), price_w)), np.array([0]), np.ones(1))[0]
         for price_w in (0.0, 3.0)
     )
 

@@ -14,7 +14,7 @@ A path of unlimited capacity consists of operations at their fastest option: no 
 long as they can be, so the frontier is exact and there are no time quanta. Everything is an integer.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -46,16 +46,6 @@ class Sweep:
     breakpoint_prices_w: FloatArray
     min_energy_time_s: float
     num_augmentations: int
-
-    def without(self, num_rows: int) -> "Sweep":
-        """Return the same sweep without its first snapshots."""
-        return replace(
-            self,
-            durations_s=self.durations_s[num_rows:],
-            prices_w=self.prices_w[num_rows:],
-            edge_prices_w=self.edge_prices_w[num_rows:],
-            snapshot_prices_w=self.snapshot_prices_w[num_rows:],
-        )
 
 
 def sweep_frontier(

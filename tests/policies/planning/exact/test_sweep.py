@@ -1,6 +1,5 @@
 """The sweep on its integer network: each snapshot is optimal, and breakpoints sum up to its cost."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -212,17 +211,3 @@ def test_every_augmentation_raises_the_price_and_is_counted() -> None:
     assert sweep.num_augmentations == len(slopes | {idle_uw})
     assert {round(price * 1e6) for price in sweep.breakpoint_prices_w} == slopes
     assert min(slopes) > idle_uw
-
-
-def test_dropping_the_first_snapshots_leaves_the_others_unchanged() -> None:
-    problem = make_problem(*UNEVEN)
-    sweep = problem.sweep(_deadlines_s(problem, [0.1, 0.5, 0.9]), stop_early=False)
-
-    fewer = sweep.without(2)
-
-    assert fewer.durations_s.tolist() == sweep.durations_s[2:].tolist()
-    assert fewer.prices_w.tolist() == sweep.prices_w[2:].tolist()
-    assert fewer.edge_prices_w.tolist() == sweep.edge_prices_w[2:].tolist()
-    assert fewer.snapshot_prices_w.tolist() == sweep.snapshot_prices_w[2:].tolist()
-    kept = {name: getattr(sweep, name) for name in ("min_energy_time_s", "num_augmentations")}
-    assert {name: getattr(replace(fewer), name) for name in kept} == kept
