@@ -71,7 +71,8 @@ class OtherOrder:
     def considered(self) -> ClockPlan:
         """Return the plan in 1F1B with advice about another order."""
         chosen = self._chosen(())
-        advice = (chosen and chosen.order_advice) or no_better_order(self.view, self.plain)
+        advice = None if chosen is None else chosen.order_advice
+        advice = advice or no_better_order(self.view, self.plain)
         return replace(self.plain, order_advice=replace(advice, refusal=self._refusal(advice)))
 
     def trial_or_refusal(self) -> ClockPlan:
