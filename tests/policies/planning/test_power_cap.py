@@ -96,7 +96,7 @@ def test_a_cap_above_the_peak_costs_no_time_and_a_longer_window_none_either() ->
     )
 
     assert loose.iteration_time_s == pytest.approx(full_speed.iteration_time_s)
-    assert loose.energy_j < full_speed.energy_j
+    assert loose.energy_j < full_speed.wave.energy_j
     assert windowed.iteration_time_s <= instant.iteration_time_s
 
 
