@@ -266,7 +266,8 @@ def _solve_large(problem: PlanningProblem, deadline_s: float, *, forced: bool, e
     end_s = wanted_s
     if not forced and not found.is_limited:
         end_s = min(wanted_s, _least_energy_time_s(problem, found))
-    plan = problem.best_rounding([found.durations_s], end_s, forced=forced, effort=effort)
+    # Averaged durations end less evenly than those of the sweep: quick plans gain 0.1 % by all ways to use slack.
+    plan = problem.best_rounding([found.durations_s], end_s, forced=forced, effort=max(effort, Effort.BRIEF))
     idle_w = problem.tables.idle_power_w
     # A second never has a lower price than waiting, so that the bound holds for plans that end earlier, too.
     lower_bound_j = found.cost_bound_j + idle_w * wanted_s
