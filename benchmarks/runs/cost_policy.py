@@ -216,7 +216,7 @@ def search(
     known = possible_curves(settings, loop).given(points, full_speed=ERRORS)
 
     def cost(times: FloatArray, energies: FloatArray) -> FloatArray:
-        return objective.cost(times * full_speed.time_s, energies * full_speed.energy_j)
+        return objective.costs(times * full_speed.time_s, energies * full_speed.energy_j)
 
     return SettingSearch(known, cost, tuple(points))
 

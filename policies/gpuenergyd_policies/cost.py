@@ -41,7 +41,7 @@ class Cost:
         objective = replace(self._objective, max_power_w=_max_power_w(view, energy_j))
 
         def cost(times: FloatArray, energies: FloatArray) -> FloatArray:
-            return objective.cost(times * time_s, energies * energy_j)
+            return objective.costs(times * time_s, energies * energy_j)
 
         if (reason := reason_for_full_speed(view)) is not None:
             return plan_at_full_speed(view, reason, cost=cost)

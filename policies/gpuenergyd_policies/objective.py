@@ -6,7 +6,6 @@ The cost of Zeus (You et al., NSDI 2023) is `eta * energy + (1 - eta) * max_powe
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,6 @@ from numpy.typing import NDArray
 from gpuenergyd.errors import UsageError
 
 FloatArray = NDArray[np.float64]
-_Values = TypeVar("_Values", float, FloatArray)
 
 DEFAULT_ETA = 0.5
 MAX_DELAY_EXPONENT = 8.0
@@ -29,12 +27,15 @@ class Objective:
     max_power_w: float = 0.0
     """Power that one unit of time is charged at in Zeus's cost: the GPUs' maximum."""
 
-    def cost(self, time_s: _Values, energy_j: _Values) -> _Values:
-        """Return the cost of an iteration, J or J s^exponent, or those of many in arrays of one shape."""
+    def cost(self, time_s: float, energy_j: float) -> float:
+        """Return the cost of an iteration: J, or J s^exponent."""
+        return float(self.costs(np.array(time_s), np.array(energy_j)))
+
+    def costs(self, times_s: FloatArray, energies_j: FloatArray) -> FloatArray:
+        """Return the costs of iterations, for arrays of one shape."""
         if self.delay_exponent is not None:
-            product: _Values = energy_j * time_s**self.delay_exponent
-            return product
-        return self.eta * energy_j + (1 - self.eta) * self.max_power_w * time_s
+            return np.asarray(energies_j * times_s**self.delay_exponent, dtype=np.float64)
+        return np.asarray(self.eta * energies_j + (1 - self.eta) * self.max_power_w * times_s, dtype=np.float64)
 
     def __str__(self) -> str:
         """Return the cost as a formula."""

@@ -230,7 +230,7 @@ def _search(
     curves = possible_curves(_clocks(levels), LoopAtFullSpeed(energy_j / time_s, None, 1.0))
 
     def cost(times: FloatArray, energies: FloatArray) -> FloatArray:
-        return objective.cost(times * time_s, energies * energy_j)
+        return objective.costs(times * time_s, energies * energy_j)
 
     permitted = [setting for setting, own in points.items() if own.time_ratio <= longest_ratio]
     return SettingSearch(curves.given(points, full_speed=StandardErrors(*errors)), cost, permitted, longest_ratio)
