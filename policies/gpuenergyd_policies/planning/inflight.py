@@ -73,5 +73,5 @@ def plan_inflight(task: OrderTask, caps: Sequence[int] | None = None) -> OrderPl
     task = replace(task, limits=limits, keeps_whole=True)
     ranked = ranked_shapes(task, try_whole=True, most_work=MOST_SHAPES * 3 * num_ranks * num_microbatches)
     extras = [[max(0, own.num_ahead - (num_ranks - r)) for r, own in enumerate(shape)] for shape, _ in ranked]
-    schedules = [one_forward_one_backward(num_ranks, num_microbatches, extra) for extra in extras[:FINALISTS] or [()]]
+    schedules = [one_forward_one_backward(num_ranks, num_microbatches, extra) for extra in extras[:FINALISTS] or [[]]]
     return min(map(task.solved, schedules), key=lambda plan: plan.solved.energy_j)
