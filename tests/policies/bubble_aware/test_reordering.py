@@ -98,7 +98,7 @@ class Ran:
 
     def compared(self, *, is_split: bool) -> tuple[float, float]:
         """Return saving and slowdown of the newest tuned iterations against those at full speed in 1F1B."""
-        plan_id = self.training.job.current_plan.plan_id
+        plan_id = next(row[2] for row in reversed(self.rows) if row[2] != PROOF_PLAN_ID)
         baseline = self.rows[3:10]
         tuned = [row for row in self.rows if row[2] == plan_id and row[3] == is_split][2:]
         return (
