@@ -48,6 +48,7 @@ class RememberingPrior:
 
     def __init__(self) -> None:
         self._rows: dict[datetime, Array] = {}
+        self.usual_margins = shipped_prior().usual_margins
 
     def predict(self, history: FilledHistory, origins: Origins) -> Array:
         """Return 72 hours for each origin, as PooledPrior does."""
