@@ -98,6 +98,11 @@ class CarbonReplicas(StragglingPipelines):
         times_s = [iteration.time_s for iteration in self.history]
         return sum(times_s) / (len(times_s) * self.full_speed_s) - 1
 
+    def planned_share(self, dp_rank: int) -> float:
+        """Return the share of iterations in which a replica followed a plan."""
+        followed = [iteration.plan_ids[dp_rank][0] for iteration in self.history]
+        return sum(own != "baseline" for own in followed) / len(followed)
+
     @property
     def full_speed_s(self) -> float:
         """Mean time of the iterations in which no rank followed a plan."""

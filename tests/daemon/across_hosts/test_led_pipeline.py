@@ -59,7 +59,9 @@ def test_a_block_at_full_speed_is_the_same_on_all_hosts_and_the_interval_covers_
     assert interval.high - interval.low < 0.01
     # One of twenty intervals of 95 % misses, by a little.
     assert interval.low - MISS_RATIO <= 1 - tuned[1] / baseline[1] <= interval.high + MISS_RATIO
-    assert abs(saving.slowdown_ratio.estimate - (tuned[0] / baseline[0] - 1)) < 1e-3
+    slower = saving.slowdown_ratio
+    assert slower.high - slower.low < 0.002
+    assert slower.low - MISS_RATIO <= tuned[0] / baseline[0] - 1 <= slower.high + MISS_RATIO
     estimates = [r for r in pipeline.histories[0].records if isinstance(r, EstimateRecord)]
     (whole,) = [r for r in estimates if r.job_id == leaders[0].pipeline_id][-1:]
     assert (whole.saving_low_ratio, whole.saving_high_ratio) == (saving.saving_ratio.low, saving.saving_ratio.high)
