@@ -21,7 +21,6 @@ class GpuEnergyError(Exception):
     │   ├── GpuLostError          GPU fell off the bus or needs a reset
     │   ├── GpuUnsupportedError   operation not supported by this GPU
     │   └── DriverError           driver missing or broken, or invalid reply
-    ├── ProofError                proof that cannot be run, or that does not hold
     ├── JournalError              restore journal not readable or writable
     ├── CarbonSourceError         no usable value from a carbon source
     ├── StoreError                history database not readable or writable
@@ -95,10 +94,6 @@ class GpuUnsupportedError(GpuError):
 
 class DriverError(GpuError):
     """Driver missing or broken, or it returned an invalid reply."""
-
-
-class ProofError(GpuEnergyError):
-    """Proof of a saving that cannot be run, or that does not hold."""
 
 
 class JournalError(GpuEnergyError):

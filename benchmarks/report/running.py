@@ -70,7 +70,7 @@ def run_program(
     Without `environ`, Python imports the packages of the checkout.
     """
     if environ is None:
-        paths = os.pathsep.join(str(ROOT / name) for name in ("", "policies", "trainers"))
+        paths = os.pathsep.join(str(ROOT / name) for name in ("", "policies", "trainers", "plugins"))
         environ = {**os.environ, "PYTHONPATH": paths}
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stdout,

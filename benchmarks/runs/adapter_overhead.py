@@ -73,7 +73,7 @@ def main() -> int:
             continue
         python = sys.executable if environment is None else str(python_of(environment))
         command = [python, __file__, "--inside", name, "--pairs", str(options.pairs), "--steps", str(options.steps)]
-        sources = os.pathsep.join(str(ROOT / folder) for folder in ("", "policies", "trainers"))
+        sources = os.pathsep.join(str(ROOT / folder) for folder in ("", "policies", "trainers", "plugins"))
         environ = {**os.environ, "PYTHONPATH": sources}
         done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, timeout=RUN_LIMIT_S, check=True)
         result[name] = json.loads(done.stdout.splitlines()[-1])

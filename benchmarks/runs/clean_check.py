@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuenergyd.cli.prove.folder import BLOCKS, VERDICT
-from tests.support.proof_tampering import edited_energy, proved
-from tests.support.virtual_proof import VirtualMeter, VirtualTraining
+from gpuenergyd_prove.folder import BLOCKS, VERDICT
+from tests.plugins.prove.tampering import edited_energy, proved
+from tests.plugins.prove.virtual_training import VirtualMeter, VirtualTraining
 
 ROOT = Path(__file__).resolve().parents[2]
 _SCRIPT = "/usr/share/debootstrap/scripts/sid"
@@ -72,7 +72,7 @@ def debian_root(folder: Path, suite: str) -> Path:
     shutil.copy("/etc/resolv.conf", root / "etc")
     if _CERTIFICATES.exists():
         shutil.copy(_CERTIFICATES, root / "etc/ssl/certs")
-    install = f"python3 -m venv /env && {_PIP} '/given/{wheel.name}[daemon]'"
+    install = f"python3 -m venv /env && {_PIP} '/given/{wheel.name}[prove]'"
     kept = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "HTTP", "http"))}
     done = inside(root, install, variables=kept, has_network=True)
     if done.returncode != 0:

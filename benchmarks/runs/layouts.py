@@ -68,7 +68,7 @@ def run(framework: str, tp: int, num_chunks: int, iterations: int, scale: float)
         command = [str(python_of(framework)), "-m", "tests.support.layouts", "--framework", framework]
         command += ["--folder", folder, "--tp", str(tp), "--chunks", str(num_chunks)]
         command += ["--iterations", str(iterations), "--scale", str(scale)]
-        sources = os.pathsep.join(str(ROOT / source) for source in ("", "policies", "trainers"))
+        sources = os.pathsep.join(str(ROOT / source) for source in ("", "policies", "trainers", "plugins"))
         environ = {**os.environ, "PYTHONPATH": sources}
         done = subprocess.run(
             command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S, check=True

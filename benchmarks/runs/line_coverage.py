@@ -29,8 +29,10 @@ from tools.quality.twin import make_twin
 FOLDER = ROOT / "build" / "coverage"
 WITHOUT_NUMBA = ("tests/policies/planning",)
 PARALLEL = ("-n", "2", "--dist", "worksteal")
-SOURCES = ("", "policies", "trainers")
-PACKAGE_FOLDERS = ("gpuenergyd", "policies/gpuenergyd_policies", "trainers/gpuenergyd_trainers")
+SOURCES = ("", "policies", "trainers", "plugins")
+PACKAGE_FOLDERS = (
+    "gpuenergyd", "policies/gpuenergyd_policies", "trainers/gpuenergyd_trainers", "plugins/gpuenergyd_prove",
+)  # fmt: skip
 
 
 def main() -> int:

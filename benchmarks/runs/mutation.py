@@ -1,7 +1,7 @@
 """How many small wrong changes to core/ and planning/ do the tests notice? A seeded sample of mutants.
 
     python benchmarks/runs/mutation.py --sample 200 --seed 1 [--minutes 30] [--again build/mutation/last.json]
-        [--below gpuenergyd/core/proof] [--tests tests/core/proof] [--json]
+        [--below gpuenergyd/core/job] [--tests tests/core/job] [--json]
 
 Each mutant (one operator, number, comparison, condition, loop or truth value changed by cosmic-ray's operators) is put
 into a copy of the tree, and the tests that run its lines are asked, quickest first, until one fails. A mutant that no

@@ -367,7 +367,7 @@ def environment_of(program: Program, conditions: Conditions, folder: Path, uuids
     """Return the environment of a program, the same with and without the daemon."""
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("GPUENERGYD_")},
-        "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("", "policies", "trainers")),
+        "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("", "policies", "trainers", "plugins")),
         "CASE_WORLD": str(folder / "world"),
         "CASE_OUT": str(folder / "rows"),
         "GPUENERGYD_GPU_UUID": ",".join(uuids),

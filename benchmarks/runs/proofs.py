@@ -20,12 +20,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gpuenergyd.cli.prove.folder import check_folder
-from gpuenergyd.core.proof.registration import LEAST_ROUNDS
-from gpuenergyd.core.proof.verdict import Conclusion, Verdict
-from gpuenergyd.errors import ProofError
-from tests.support.proof_tampering import TAMPERING, is_caught, proved
-from tests.support.virtual_proof import VirtualMeter, VirtualTraining
+from gpuenergyd_prove.errors import ProofError
+from gpuenergyd_prove.folder import check_folder
+from gpuenergyd_prove.proof.registration import LEAST_ROUNDS
+from gpuenergyd_prove.proof.verdict import Conclusion, Verdict
+from tests.plugins.prove.tampering import TAMPERING, is_caught, proved
+from tests.plugins.prove.virtual_training import VirtualMeter, VirtualTraining
 
 LEAST_COVERAGE = 0.95
 TAMPERED_PROOFS = 10

@@ -187,7 +187,7 @@ def _run(program: Program, folder: Path, socket_path: str, gpu_uuids: Sequence[s
     if program.framework is None:
         run_forked(folder, program.script, arguments, num_ranks=program.num_ranks, **variables)
         return
-    sources = os.pathsep.join(str(ROOT / name) for name in ("", "policies", "trainers"))
+    sources = os.pathsep.join(str(ROOT / name) for name in ("", "policies", "trainers", "plugins"))
     with (folder / "output").open("wb") as output:
         subprocess.run(
             [str(python_of(program.framework)), str(program.script), *arguments],

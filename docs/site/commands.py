@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from docs.site.markdown import block, code, page, table
-from gpuenergyd.cli.app import TASKS
 from gpuenergyd.cli.help.command_tree import CommandText, OptionText, described_commands
 
 
@@ -27,7 +26,7 @@ def command_line_page() -> str:
         "## Options of the program",
         _options((*program.arguments, *program.options)),
     ]
-    for task in TASKS:
+    for task in dict.fromkeys(command.task for command in commands):
         parts.append(f"## {task}")
         for command in (command for command in commands if command.task == task):
             parts += _command(command)

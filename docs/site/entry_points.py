@@ -7,6 +7,10 @@ from docs.site.markdown import code, page, table
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 GROUPS = {
+    "gpuenergyd.commands": (
+        "A [CommandEntry](python-api.md#commandentry): a command of `gpuenergyd`, see"
+        " [write a plugin](../how-to/write-a-plugin.md#a-command)."
+    ),
     "gpuenergyd.policies": (
         "A class with `next_plan(view)`, see [ClockPolicy](python-api.md#clockpolicy): decides the clocks of one job."
     ),

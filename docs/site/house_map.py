@@ -1,6 +1,7 @@
 """The code map: every folder and module of the packages with the first line of its docstring."""
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -8,7 +9,9 @@ from pathlib import Path
 from docs.site.markdown import code, page, table
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("gpuenergyd", "policies/gpuenergyd_policies", "trainers/gpuenergyd_trainers")
+_HATCH = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]
+PACKAGES: tuple[str, ...] = tuple(_HATCH["build"]["targets"]["wheel"]["packages"])
+"""Folders of the packages, relative to the root."""
 _MIGRATIONS = ROOT / "gpuenergyd" / "store" / "migrations"
 
 
@@ -17,11 +20,10 @@ def map_page() -> str:
     parts = [
         (
             "Three packages: `gpuenergyd` measures, controls, records and serves but never decides;"
-            " `gpuenergyd_policies` decides; `gpuenergyd_trainers` attaches training programs. Each line is the first"
-            " line of a module's docstring, so that this page cannot disagree with the code. `[tool.importlinter]` in"
-            " `pyproject.toml` defines which folder may import which;"
-            " [how an iteration flows](../explanation/iteration-flow.md)"
-            " follows one path through the map."
+            " `gpuenergyd_policies` decides; `gpuenergyd_trainers` attaches training programs. `plugins/` contains what"
+            " can be left out. Each line is the first line of a module's docstring, so that this page cannot disagree"
+            " with the code. `[tool.importlinter]` in `pyproject.toml` defines which folder may import which;"
+            " [how an iteration flows](../explanation/iteration-flow.md) follows one path through the map."
         )
     ]
     for folder in folders():

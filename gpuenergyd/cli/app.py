@@ -1,72 +1,76 @@
 """All commands by name, grouped by task; a command's module is imported only when the command or its help is asked."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
-from importlib import import_module
+from itertools import groupby
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from gpuenergyd.cli.command_entry import CommandEntry, plugin_commands
 from gpuenergyd.cli.command_help import add_command, command_group
 from gpuenergyd.cli.plain_arguments import plain_arguments
 from gpuenergyd.errors import UsageError
 
-
-@dataclass(frozen=True, slots=True)
-class CommandEntry:
-    """A command in the list: the module in this package that defines it, and its summary."""
-
-    module: str
-    summary: str
-
-
-TASKS: Mapping[str, Mapping[str, CommandEntry]] = {
+_OWN: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Try it": {
-        "demo": CommandEntry("demo.command", "Train on simulated GPUs and report the saving."),
+        "demo": ("demo.command", "Train on simulated GPUs and report the saving."),
     },
     "Train": {
-        "run": CommandEntry("commands.run", "Run an unmodified training program."),
-        "prove": CommandEntry("prove.command", "Prove a saving with a pre-registered comparison."),
+        "run": ("commands.run", "Run an unmodified training program."),
     },
     "Monitor": {
-        "status": CommandEntry("commands.status", "Show GPUs, jobs, plans and health."),
-        "report": CommandEntry("commands.report", "Report energy and savings of jobs."),
-        "dashboard": CommandEntry("commands.dashboard", "Serve a live web page on 127.0.0.1."),
-        "otlp": CommandEntry("commands.otlp", "Export metrics to OpenTelemetry."),
+        "status": ("commands.status", "Show GPUs, jobs, plans and health."),
+        "report": ("commands.report", "Report energy and savings of jobs."),
+        "dashboard": ("commands.dashboard", "Serve a live web page on 127.0.0.1."),
+        "otlp": ("commands.otlp", "Export metrics to OpenTelemetry."),
     },
     "Plan": {
-        "plan": CommandEntry("plan.command", "Plan a pipeline's clocks from measured tables."),
-        "explain": CommandEntry("plan.explain", "Explain each clock of a plan."),
-        "policies": CommandEntry("commands.policies", "List policies, or show and manage what past jobs have taught."),
-        "carbon": CommandEntry("carbon.command", "Query, forecast and backtest grid carbon intensity."),
+        "plan": ("plan.command", "Plan a pipeline's clocks from measured tables."),
+        "explain": ("plan.explain", "Explain each clock of a plan."),
+        "policies": ("commands.policies", "List policies, or show and manage what past jobs have taught."),
+        "carbon": ("carbon.command", "Query, forecast and backtest grid carbon intensity."),
     },
     "Operate a host": {
-        "serve": CommandEntry("commands.serve", "Run the daemon in the foreground."),
-        "job": CommandEntry("job.command", "Change or pause a running job."),
-        "config": CommandEntry("commands.config", "Show the daemon's settings and where they come from."),
-        "doctor": CommandEntry("doctor.command", "Diagnose this host and suggest fixes."),
-        "restore": CommandEntry("commands.restore", "Restore GPU clocks and power limits."),
-        "lock": CommandEntry("commands.manual_leases", "Lock a GPU's SM clock."),
-        "limit": CommandEntry("commands.manual_leases", "Limit a GPU's power."),
-        "budget": CommandEntry("commands.budget", "Show, set and clear the power budget of this host."),
-        "fleet": CommandEntry("fleet.command", "Share a power budget between hosts."),
-        "calibrate": CommandEntry("calibrate.command", "Measure how long clock changes of idle GPUs take."),
-        "release-gpu": CommandEntry("commands.release_gpu", "Let go of a GPU for a reset or a driver upgrade."),
+        "serve": ("commands.serve", "Run the daemon in the foreground."),
+        "job": ("job.command", "Change or pause a running job."),
+        "config": ("commands.config", "Show the daemon's settings and where they come from."),
+        "doctor": ("doctor.command", "Diagnose this host and suggest fixes."),
+        "restore": ("commands.restore", "Restore GPU clocks and power limits."),
+        "lock": ("commands.manual_leases", "Lock a GPU's SM clock."),
+        "limit": ("commands.manual_leases", "Limit a GPU's power."),
+        "budget": ("commands.budget", "Show, set and clear the power budget of this host."),
+        "fleet": ("fleet.command", "Share a power budget between hosts."),
+        "calibrate": ("calibrate.command", "Measure how long clock changes of idle GPUs take."),
+        "release-gpu": ("commands.release_gpu", "Let go of a GPU for a reset or a driver upgrade."),
     },
     "Set up a host": {
-        "install": CommandEntry("install.command", "Install the daemon as systemd services."),
-        "uninstall": CommandEntry("install.command", "Stop and remove the systemd services."),
+        "install": ("install.command", "Install the daemon as systemd services."),
+        "uninstall": ("install.command", "Stop and remove the systemd services."),
     },
 }
-"""Commands by task, in the order of the help. A test compares the summaries with the commands' own."""
-
-_CONTEXT_SETTINGS = {"run": {"allow_interspersed_args": False}, "prove": {"allow_interspersed_args": False}}
-"""Settings of a command's parser: what follows the program that a command starts belongs to the program."""
+"""Module and summary of each command of this package, by task, in the order of the help."""
+COMMANDS: Mapping[str, CommandEntry] = {
+    name: CommandEntry(task, f"gpuenergyd.cli.{module}", summary, takes_program=name == "run")
+    for task, commands in _OWN.items()
+    for name, (module, summary) in commands.items()
+}
 _OWN_HELP = ("help", "-h", "--help")
 """Words after `gpuenergyd help` that ask for the help of that, which is the program's."""
-_ENTRIES = {name: entry for commands in TASKS.values() for name, entry in commands.items()}
+
+
+@cache
+def all_commands() -> Mapping[str, CommandEntry]:
+    """Return the commands of this package and of plugins by name, task by task; a plugin cannot replace a command."""
+    found = {**COMMANDS, **{name: entry for name, entry in plugin_commands().items() if name not in COMMANDS}}
+    tasks = list(dict.fromkeys(entry.task for entry in found.values()))
+    return dict(sorted(found.items(), key=lambda command: tasks.index(command[1].task)))
+
+
+def _entry(name: str) -> CommandEntry | None:
+    """Return the entry of a command, None if there is none; only for a name of no own command, search the plugins."""
+    return COMMANDS.get(name) or all_commands().get(name)
 
 
 class _Commands(Mapping[str, Any]):
@@ -76,10 +80,10 @@ class _Commands(Mapping[str, Any]):
         return _parser(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_ENTRIES)
+        return iter(all_commands())
 
     def __len__(self) -> int:
-        return len(_ENTRIES)
+        return len(all_commands())
 
 
 class _TaskGroup(TyperGroup):
@@ -91,14 +95,15 @@ class _TaskGroup(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  the library's signature
         """Return the names of all commands, in the order of the help."""
-        return [*_ENTRIES]
+        return [*all_commands()]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  the library's signature
         """Write one section per task, with the same column widths in all of them."""
-        name_width = max(map(len, _ENTRIES))
-        for task, entries in TASKS.items():
+        commands = all_commands()
+        name_width = max(map(len, commands))
+        for task, names in groupby(commands, lambda name: commands[name].task):
             with formatter.section(task):
-                formatter.write_dl([(name.ljust(name_width), entry.summary) for name, entry in entries.items()])
+                formatter.write_dl([(name.ljust(name_width), commands[name].summary) for name in names])
 
 
 def command_line() -> Any:
@@ -117,9 +122,13 @@ def command_line() -> Any:
 
 def plain_call(arguments: Sequence[str]) -> Callable[[], int] | None:
     """Return the call of a command whose arguments are plain; None where Typer must parse them."""
-    if not arguments or arguments[0] not in _ENTRIES or arguments[0] in _CONTEXT_SETTINGS:
+    if not arguments or arguments[0].startswith("-"):
         return None
-    command, words = _command(arguments[0]), [*arguments[1:]]
+    name, *words = arguments
+    entry = _entry(name)
+    if entry is None or entry.takes_program:
+        return None
+    command = entry.load(name)
     if isinstance(command, typer.Typer):
         functions = {info.name: info.callback for info in command.registered_commands}
         command = functions.get(words.pop(0)) if words else None
@@ -147,19 +156,17 @@ def print_help(words: list[str]) -> int:
     return 0
 
 
-def _command(name: str) -> Any:
-    """Import a command: the function that implements it, or a group of commands."""
-    return getattr(import_module(f"gpuenergyd.cli.{_ENTRIES[name].module}"), name.replace("-", "_"))
-
-
 @cache
 def _parser(name: str) -> Any:
-    """Return the parser of a command or group of commands."""
-    command = _command(name)
+    """Return the parser of a command or group of commands, or raise KeyError if there is none."""
+    entry = _entry(name)
+    if entry is None:
+        raise KeyError(name)
+    command = entry.load(name)
     if isinstance(command, typer.Typer):
         return typer.main.get_group(command)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    add_command(app, command, **_CONTEXT_SETTINGS.get(name, {}))
+    add_command(app, command, **({"allow_interspersed_args": False} if entry.takes_program else {}))
     return typer.main.get_command(app)
 
 

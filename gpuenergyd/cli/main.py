@@ -5,7 +5,9 @@ other command needs an extra of the distribution.
 """
 
 import os
+import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 
 from gpuenergyd.cli.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
@@ -74,10 +76,10 @@ def _run_with_typer(arguments: list[str]) -> int:
 
     click_error: type[Exception] = typer.BadParameter.mro()[2]  # ClickException, which Typer itself does not export
     try:
-        if (call := plain_call(arguments)) is not None:
-            return call()
         if arguments[:1] == ["help"]:
             return print_help(arguments[1:])
+        if (call := plain_call(arguments)) is not None:
+            return call()
         result = command_line()(arguments, prog_name="gpuenergyd", standalone_mode=False)
     except click_error as error:
         return _print_usage_error(error)
@@ -107,9 +109,29 @@ def _missing_package(error: Exception) -> str | None:
     """Return the message for a dependency that is not installed, None for any other error."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None or error.name.startswith("gpuenergyd"):
         return None
-    return (
-        f"this command needs {error.name!r}: pip install 'gpuenergyd[daemon]'; without it,"
-        " only `gpuenergyd run` and `gpuenergyd --version` work"
+    package = error.name.partition(".")[0]
+    match _extra_with(package):
+        case None:
+            return f"this command needs {package!r}, which is not installed"
+        case "daemon":
+            only = "; without it, only `gpuenergyd run` and `gpuenergyd --version` work"
+            return f"this command needs {package!r}: pip install 'gpuenergyd[daemon]'{only}"
+        case extra:
+            return f"this command needs {package!r}: pip install 'gpuenergyd[{extra}]'"
+
+
+def _extra_with(package: str) -> str | None:
+    """Return the smallest extra of this distribution that installs a package; None if none does under that name."""
+    from importlib.metadata import PackageNotFoundError, requires  # noqa: PLC0415  start fast
+
+    try:
+        requirements = requires("gpuenergyd") or []
+    except PackageNotFoundError:  # a checkout on PYTHONPATH
+        return "daemon"
+    found = [match.groups() for text in requirements if (match := re.match(r"([\w-]+).*extra == ['\"](\w+)", text))]
+    sizes = Counter(extra for _, extra in found)
+    return min(
+        (extra for name, extra in found if name.replace("-", "_") == package), key=sizes.__getitem__, default=None
     )
 
 

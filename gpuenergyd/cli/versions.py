@@ -18,14 +18,6 @@ _DEPENDENCIES = {
 """Distributions that each part of the project depends on."""
 
 _VERSION = re.compile(r"^Version: (\S+)$", re.MULTILINE)
-_OWN_PACKAGES = ("gpuenergyd", "gpuenergyd_policies")
-_PLUGIN_GROUPS = (
-    "gpuenergyd.policies",
-    "gpuenergyd.targets",
-    "gpuenergyd.power_targets",
-    "gpuenergyd.planners",
-    "gpuenergyd.carbon_sources",
-)
 
 
 def print_versions() -> int:
@@ -67,6 +59,6 @@ def _version_of(name: str) -> str | None:
 def _plugin_distributions() -> tuple[Distribution, ...]:
     """Return all other distributions that provide plugins."""
     installed = entry_points()  # one search for all groups
-    points = (point for group in _PLUGIN_GROUPS for point in installed.select(group=group))
-    providers = {point.dist for point in points if point.module.partition(".")[0] not in _OWN_PACKAGES}
-    return tuple(dist for dist in providers if dist is not None)
+    groups = [group for group in installed.groups if group.startswith("gpuenergyd.")]
+    providers = {point.dist for group in groups for point in installed.select(group=group)}
+    return tuple(dist for dist in providers if dist is not None and dist.name != "gpuenergyd")

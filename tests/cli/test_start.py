@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.cli.app import TASKS, command_line
+from gpuenergyd.cli.app import all_commands, command_line
 from gpuenergyd.cli.main import run
 from tests.support.daemon_process import ROOT
 from tests.support.sample_history import write_sample_history
 from tests.support.sample_status import sample_status
 
-NAMES = {name for entries in TASKS.values() for name in entries}
+NAMES = {*all_commands()}
 PACKAGES = {
     *("aiohttp", "alembic", "apscheduler", "asyncio", "cryptography", "jinja2", "matplotlib", "msgspec", "numba"),
     *("numpy", "pydantic", "pydantic_settings", "requests", "rich", "scipy", "sqlalchemy", "torch", "typer"),
@@ -87,10 +87,9 @@ def test_a_small_plan_imports_neither_numba_nor_scipy(arguments: list[str], expe
 def test_the_list_of_commands_has_their_own_summaries() -> None:
     commands = command_line().commands
 
-    for entries in TASKS.values():
-        for name, entry in entries.items():
-            assert commands[name].get_short_help_str(200) == entry.summary
-            assert commands[name].name == name
+    for name, entry in all_commands().items():
+        assert commands[name].get_short_help_str(200) == entry.summary
+        assert commands[name].name == name
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from docs.site.house_map import PACKAGES, ROOT
 from gpuenergyd.count_text import count_text
-from tests.project.test_packaging import PACKAGES, ROOT
 
-_SOURCES = [path for package in PACKAGES for parent in (ROOT, ROOT / "policies", ROOT / "trainers")
-            for path in sorted((parent / package).rglob("*.py"))]  # fmt: skip
+_SOURCES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 _THINGS = (
     "GPUs blocks budgets bytes changes characters chunks clocks columns connections curves days deviations edges"
     " energies entries events files forecasts forwards hosts hours instructions intervals items iterations jobs kinds"

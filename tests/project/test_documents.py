@@ -121,7 +121,7 @@ def reader_environment(folder: Path, daemon: DaemonProcess) -> dict[str, str]:
     return {
         **kept,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("", "policies", "trainers")),
+        "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("", "policies", "trainers", "plugins")),
         "HOME": str(folder),
         "GPUENERGYD_SOCKET": str(daemon.socket_path),
         "GPUENERGYD_DATABASE_URL": f"sqlite:///{daemon.database_path}",

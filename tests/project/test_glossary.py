@@ -4,12 +4,10 @@ import ast
 import re
 from pathlib import Path
 
+from docs.site.house_map import PACKAGES
+
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = [
-    path
-    for root in ("gpuenergyd", "policies/gpuenergyd_policies", "trainers/gpuenergyd_trainers")
-    for path in sorted((ROOT / root).rglob("*.py"))
-]
+SOURCES = [path for root in PACKAGES for path in sorted((ROOT / root).rglob("*.py"))]
 
 
 def names_in_code() -> set[str]:

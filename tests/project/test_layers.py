@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
+from docs.site.house_map import PACKAGES
+
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("gpuenergyd", "policies/gpuenergyd_policies", "trainers/gpuenergyd_trainers")
 
 
 def lint_imports(checkout: Path) -> subprocess.CompletedProcess[str]:
     """Run import-linter on a checkout as `make layers` does."""
-    sources = [str((checkout / source).parent) for source in SOURCES]
+    sources = [str((checkout / source).parent) for source in PACKAGES]
     return subprocess.run(
         [str(Path(sys.executable).parent / "lint-imports"), "--no-logo", "--no-cache"],
         cwd=checkout,
@@ -48,7 +49,7 @@ def distribution(name: str) -> str:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """Return a copy of the source tree that a test may spoil."""
-    for source in SOURCES:
+    for source in PACKAGES:
         shutil.copytree(ROOT / source, tmp_path / source, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
@@ -72,6 +73,8 @@ def test_all_imports_keep_the_contracts() -> None:
         ("gpuenergyd/gpu/planted.py", "import gpuenergyd.store", "store, gpu, carbon, wire"),
         ("gpuenergyd/client/planted.py", "import msgspec", "standard library only"),
         ("gpuenergyd/daemon/planted.py", "import gpuenergyd_policies", "by entry point"),
+        ("gpuenergyd/daemon/planted.py", "import gpuenergyd_prove", "import no plugin"),
+        ("plugins/gpuenergyd_prove/signing.py", "import gpuenergyd.daemon.app", "the plugin prove uses"),
         ("policies/gpuenergyd_policies/planted.py", "import gpuenergyd.daemon", "policies know the domain only"),
         ("gpuenergyd/report/planted.py", "import sqlalchemy", "only the store"),
     ],

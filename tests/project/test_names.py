@@ -16,8 +16,8 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("gpuenergyd", "policies", "trainers", "tests", "benchmarks", "tools", "docs", "examples")
-PRODUCT_FOLDERS = ("gpuenergyd", "policies", "trainers")
+FOLDERS = ("gpuenergyd", "policies", "trainers", "plugins", "tests", "benchmarks", "tools", "docs", "examples")
+PRODUCT_FOLDERS = ("gpuenergyd", "policies", "trainers", "plugins")
 THIS_FILE = "tests/project/test_names.py"
 EXEMPT_FILES = (THIS_FILE, "CHANGELOG.md", "docs/adr/0037-standard-terms.md")
 

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import yaml
 
+from docs.site.house_map import PACKAGES
 from gpuenergyd import __version__
-from gpuenergyd.cli.prove.folder import VERDICT
+from gpuenergyd_prove.folder import VERDICT
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
-from tests.support.proof_tampering import edited_energy, proved
+from tests.plugins.prove.tampering import edited_energy, proved
+from tests.plugins.prove.virtual_training import VirtualTraining
 from tests.support.sample_history import write_sample_history
-from tests.support.virtual_proof import VirtualTraining
 from tests.support.waiting import LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +30,7 @@ BARE_ROOT = (
     "usr/lib64", "/lib64", "--symlink", "usr/bin", "/bin", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp",
 )  # fmt: skip
 """Options of bubblewrap: a root with the system's programs alone, and no network."""
-PACKAGES = ("gpuenergyd", "gpuenergyd_policies", "gpuenergyd_trainers")
+MODULES = tuple(Path(package).name for package in PACKAGES)
 
 
 @pytest.fixture(scope="module")
@@ -102,20 +103,20 @@ def files(source: Path) -> set[str]:
     }
 
 
-def test_the_wheel_contains_exactly_the_files_of_the_three_packages(wheel: Path) -> None:
+def test_the_wheel_contains_exactly_the_files_of_the_packages(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    sources = (ROOT / "gpuenergyd", ROOT / "policies/gpuenergyd_policies", ROOT / "trainers/gpuenergyd_trainers")
+    sources = [ROOT / package for package in PACKAGES]
 
     units = {f"gpuenergyd/{name}" for name in files(ROOT / "systemd")}
     pages = {f"gpuenergyd-{__version__}.data/data/share/{name}" for name in files(ROOT / "docs" / "man")}
     assert names == units.union(pages, *(files(source) for source in sources))
-    assert {f"{package}/py.typed" for package in PACKAGES} <= names
+    assert {f"{module}/py.typed" for module in MODULES} <= names
 
 
 @pytest.mark.thorough
 def test_the_wheel_works_outside_the_checkout(installed: Path) -> None:
-    program = "import json; " + "; ".join(f"import {package}" for package in PACKAGES)
-    program += f"; print(json.dumps([p.__file__ for p in ({', '.join(PACKAGES)})]))"
+    program = "import json; " + "; ".join(f"import {module}" for module in MODULES)
+    program += f"; print(json.dumps([p.__file__ for p in ({', '.join(MODULES)})]))"
 
     where = run_installed(installed, "-c", program)
     version = run_installed(installed, "-m", "gpuenergyd.cli.main", "--version")

@@ -97,7 +97,7 @@ def container(
     python = f"python{sys.version_info.major}.{sys.version_info.minor}"
     variables = {
         "PATH": "/usr/bin",
-        "PYTHONPATH": "/opt/tree:/opt/tree/policies:/opt/tree/trainers:/opt/site",
+        "PYTHONPATH": "/opt/tree:/opt/tree/policies:/opt/tree/trainers:/opt/tree/plugins:/opt/site",
         "PYTHONDONTWRITEBYTECODE": "1",
         "LD_LIBRARY_PATH": "/opt/base/lib",
         **(environ or {}),

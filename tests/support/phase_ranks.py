@@ -69,7 +69,7 @@ def launcher_environment(folder: Path) -> dict[str, str]:
         port = free.getsockname()[1]
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("GPUENERGYD_")},
-        "PYTHONPATH": os.pathsep.join(str(ROOT / own) for own in ("", "policies", "trainers")),
+        "PYTHONPATH": os.pathsep.join(str(ROOT / own) for own in ("", "policies", "trainers", "plugins")),
         "WORLD_SIZE": f"{NUM_RANKS}",
         "LOCAL_WORLD_SIZE": f"{NUM_RANKS}",
         "MASTER_ADDR": "127.0.0.1",

@@ -46,7 +46,7 @@ mount --bind "$site" opt/site
 mount --bind "$work/shared" mnt
 ln -sf "/opt/base/bin/$name" opt/gpuenergyd/bin/python
 printf 'home = /opt/base/bin\n' > opt/gpuenergyd/pyvenv.cfg
-printf '/opt/tree\n/opt/tree/policies\n/opt/tree/trainers\n/opt/site\n' \
+printf '/opt/tree\n/opt/tree/policies\n/opt/tree/trainers\n/opt/tree/plugins\n/opt/site\n' \
   > "opt/gpuenergyd/lib/$name/site-packages/tree.pth"
 rm -rf etc/gpuenergyd etc/systemd/system/*.wants
 cp -r "$work/etc/." etc/

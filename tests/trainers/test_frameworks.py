@@ -19,7 +19,7 @@ def test_adapter_works_with_the_installed_framework(name: str, selected: str) ->
     if not is_built(name):
         pytest.skip(f"no environment for {name} here; `make frameworks` builds one")
     tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/trainers").glob(f"test_{name}*.py"))
-    sources = os.pathsep.join(str(ROOT / folder) for folder in ("", "policies", "trainers"))
+    sources = os.pathsep.join(str(ROOT / folder) for folder in ("", "policies", "trainers", "plugins"))
     done = subprocess.run(
         [python_of(name), "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-m", selected, *tests],
         cwd=ROOT,

@@ -18,6 +18,7 @@ PACKAGES = {
     "store": ("gpuenergyd/store/",),
     "wire": ("gpuenergyd/wire/",),
     "trainers": ("trainers/gpuenergyd_trainers/",),
+    "plugins": ("plugins/",),
     "all": ("",),
 }
 REQUIRED_RATIOS = {"all": 0.92, "core and policies": 0.98}

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.report.running import ROOT
 
 INSTALL_LIMIT_S = 600.0
-_SOURCES = ("", "policies", "trainers")
+_SOURCES = ("", "policies", "trainers", "plugins")
 
 
 def make_twin(folder: Path, tree: Path, requirements: Sequence[str] = ()) -> Path:

@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 from gpuenergyd import __version__
 
-EXTRAS = ("daemon", "fast", "postgresql", "trainers")
+EXTRAS = ("daemon", "fast", "postgresql", "prove", "trainers")
 _CLASSIFIER = "License :: OSI Approved :: "
 _MAX_LICENCE_CHARS = 80
 """Longer values are full licence texts rather than names."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from gpuenergyd.cli.app import TASKS, command_line
+from gpuenergyd.cli.app import all_commands, command_line
 from gpuenergyd.cli.command_help import DocumentedCommand, DocumentedGroup, help_rows
 
 PROGRAM = "gpuenergyd"
@@ -36,9 +36,7 @@ class CommandText:
 @cache
 def described_commands() -> tuple[CommandText, ...]:
     """Return the program itself, then every command and subcommand in the order of the help."""
-    found = _described(command_line(), (PROGRAM,), "")
-    order = {name: index for index, name in enumerate(name for names in TASKS.values() for name in names)}
-    return (found[0], *sorted(found[1:], key=lambda command: order[command.name.split()[1]]))
+    return tuple(_described(command_line(), (PROGRAM,), ""))
 
 
 def _described(command: Any, path: tuple[str, ...], task: str) -> list[CommandText]:
@@ -62,6 +60,6 @@ def _described(command: Any, path: tuple[str, ...], task: str) -> list[CommandTe
     )
     found = [described]
     for name, child in getattr(command, "commands", {}).items():
-        child_task = task or next(task for task, names in TASKS.items() if name in names)
+        child_task = task or all_commands()[name].task
         found += _described(child, (*path, name), child_task)
     return found

@@ -5,7 +5,6 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from gpuenergyd import __version__
-from gpuenergyd.cli.app import TASKS
 from gpuenergyd.cli.help.command_tree import PROGRAM, CommandText, OptionText, described_commands
 from gpuenergyd.cli.help.settings_text import SettingText, described_settings, environment_variable
 
@@ -50,7 +49,7 @@ def _program_page(program: CommandText, commands: Sequence[CommandText]) -> str:
         *_section("SYNOPSIS", [_bold(program.usage)]),
         *_section("DESCRIPTION", [_text("A daemon and its command line. Each command has a page of its own.")]),
     ]
-    for task in TASKS:
+    for task in dict.fromkeys(command.task for command in commands):
         lines.append(f".SS {_text(task)}")
         for command in commands:
             _, name, *sub = command.name.split()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd import __version__
-from gpuenergyd.cli.app import TASKS
+from gpuenergyd.cli.app import all_commands
 from gpuenergyd.cli.help.command_tree import described_commands
 from gpuenergyd.cli.help.manual_pages import manual_pages
 from gpuenergyd.cli.help.settings_text import default_text, described_settings
@@ -47,7 +47,7 @@ def test_every_command_has_a_manual_page_that_names_all_its_options() -> None:
         assert all(example in page for example in command.examples)
     assert {name for name in pages if name.endswith(".1")} == {
         "gpuenergyd.1",
-        *(f"gpuenergyd-{name}.1" for names in TASKS.values() for name in names),
+        *(f"gpuenergyd-{name}.1" for name in all_commands()),
     }
 
 
@@ -136,15 +136,16 @@ def test_missing_dependencies_are_listed_without_an_error(
 def test_help_lists_every_command_under_its_task(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
 
+    tasks = {name: entry.task for name, entry in all_commands().items()}
     section, found = "", {}
     for line in capsys.readouterr().out.splitlines():
         if not line:
             section = ""
         elif line.endswith(":") and not line.startswith(" "):
             section = line[:-1]
-        elif section in TASKS and line.startswith("  "):
+        elif section in tasks.values() and line.startswith("  "):
             found[line.split()[0]] = section
-    assert found == {name: task for task, names in TASKS.items() for name in names}
+    assert found == tasks
 
 
 def test_defaults_are_shown_as_they_are_written_in_the_file() -> None:

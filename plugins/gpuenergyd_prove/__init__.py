@@ -1,0 +1,10 @@
+"""Plugin `prove`: runs a pre-registered comparison of policies, and checks one that somebody else has run."""
+
+from gpuenergyd.cli.command_entry import CommandEntry
+
+PROVE = CommandEntry(
+    "Train",
+    "gpuenergyd_prove.command",
+    "Prove a saving with a pre-registered comparison.",
+    takes_program=True,
+)

@@ -1,0 +1,172 @@
+"""What a proof claims and how it will be judged; registered, and so fixed, before the first block that counts."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gpuenergyd.count_text import count_text
+from gpuenergyd_prove.errors import ProofError
+from gpuenergyd_prove.proof.plain_values import read_as
+
+FORMAT = 1
+BASELINE_ARM = "full-speed"
+"""Name of the arm that everything is compared with."""
+CONFIDENCE = 0.999
+"""Of every interval. Of a thousand proofs of policies that save nothing, one half says `saves`."""
+LEAST_ROUNDS = 8
+_MAX_ROUNDS, _MAX_ITERATIONS, _MAX_ARMS = 10_000, 1_000_000, 16
+"""Of a stranger's proof: larger ones would take longer to check than to run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to run the training: a name and the policy that plans its clocks."""
+
+    name: str
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExclusionRules:
+    """Which iterations do not count; the same for every arm, and applied to raw data again by every check."""
+
+    settling_iterations: int = 2
+    """Of a block's planned iterations, the first ones: the clocks have just changed."""
+    outlier_ratio: float = 0.25
+    """Iterations that take this much longer than their block's median are disturbed from outside."""
+    max_excluded_ratio: float = 0.25
+    """A block of which more is disturbed is void, and with it its round."""
+    min_measured_ratio: float = 0.5
+    """So does one of which fewer have a measured energy: slow counters do not date every iteration."""
+    max_void_ratio: float = 0.2
+    """With more void rounds there is no verdict."""
+    repeats_void_rounds: bool = True
+    """Whether void rounds are repeated at the end, so that as many as registered are sound."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeterFacts:
+    """An outside meter: its kind, what it covers, and its error by its data sheet."""
+
+    kind: str
+    covers: str
+    """`node`, `node-and-network`, or `components` such as CPU packages and memory."""
+    accuracy_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProofDesign:
+    """Numbers from the power calculation; ratios are relative to full speed."""
+
+    num_rounds: int
+    block_iterations: int
+    smallest_saving_ratio: float
+    """The smallest saving that the proof can tell from none, with 90 % probability."""
+    round_sigma_ratio: float
+    """Spread of a saving between rounds: the upper bound that the pilot leaves (80 %)."""
+    pilot_rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A proof before its first arm."""
+
+    registered_at_s: float
+    """UTC, in seconds since 1970."""
+    public_key: str
+    """Hexadecimal Ed25519 key whose private half is gone when the proof ends."""
+    hypothesis: str
+    command: tuple[str, ...]
+    arms: tuple[Arm, ...]
+    """Full speed first; the claim is about the second, further ones are for comparison."""
+    design: ProofDesign
+    rules: ExclusionRules
+    order_seed: int
+    max_slowdown_ratio: float
+    """The claim includes that iterations take at most this much longer."""
+    meters: tuple[MeterFacts, ...] = ()
+    versions: tuple[tuple[str, str], ...] = ()
+    pilot_sha256: str = ""
+    is_simulated: bool = False
+
+    @property
+    def claimed(self) -> Arm:
+        """The arm that the claim is about."""
+        return self.arms[1]
+
+    @property
+    def most_rounds(self) -> int:
+        """How many rounds may run, repetitions of void ones included."""
+        num_spare = int(self.rules.max_void_ratio * self.design.num_rounds) if self.rules.repeats_void_rounds else 0
+        return self.design.num_rounds + num_spare
+
+    def order(self) -> tuple[str, ...]:
+        """Return the arm of each block that may run, round by round; the last rounds only replace void ones."""
+        return block_order([arm.name for arm in self.arms], self.most_rounds, self.order_seed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {"format": FORMAT, **asdict(self), "versions": dict(self.versions)}
+
+
+def hypothesis_text(arm: Arm, max_slowdown_ratio: float) -> str:
+    """Return the claim in words."""
+    return (
+        f"arm {arm.name!r} (policy {arm.policy}) uses less GPU energy per iteration than arm {BASELINE_ARM!r}, and its"
+        f" iterations take at most {100 * max_slowdown_ratio:.1f} % longer, each at {100 * CONFIDENCE:.1f} % confidence"
+    )
+
+
+def block_order(names: Sequence[str], num_rounds: int, seed: int) -> tuple[str, ...]:
+    """Return the arm of each block: shuffled rounds, every second one the reverse of the one before.
+
+    So each arm has the same mean position, and steady drift falls out of every second pair of rounds.
+    """
+    draw = random.Random(seed)  # noqa: S311  reproducible, not secret
+    order: list[str] = []
+    shuffled = list(names)
+    for number in range(num_rounds):
+        if number % 2:
+            shuffled.reverse()
+        else:
+            draw.shuffle(shuffled)
+        order += shuffled
+    return tuple(order)
+
+
+def registration_of(values: Mapping[str, Any]) -> Registration:
+    """Return a registration from plain values.
+
+    Raises:
+        ProofError: a field is missing or unknown, or a value contradicts another.
+    """
+    if values.get("format") != FORMAT:
+        raise ProofError(f"registration has format {values.get('format')!r}; this version reads {FORMAT}")
+    fields = {name: value for name, value in values.items() if name != "format"}
+    versions, rules = fields.get("versions", {}), fields.get("rules")
+    if isinstance(versions, Mapping):
+        fields["versions"] = [[name, versions[name]] for name in sorted(versions)]
+    if isinstance(rules, Mapping):
+        fields["rules"] = {"repeats_void_rounds": False, **rules}
+    found = read_as(Registration, fields, "registration")
+    names = [arm.name for arm in found.arms]
+    if len(names) < 2 or len(set(names)) < len(names) or names[0] != BASELINE_ARM:
+        raise ProofError(
+            f"registration has arms {', '.join(names) or 'none'}; {BASELINE_ARM!r} must be the first of several"
+        )
+    if len(names) > _MAX_ARMS:
+        raise ProofError(f"registration has {count_text(len(names), 'arm')}; at most {_MAX_ARMS} can be checked")
+    own, rules_read = found.design, found.rules
+    for name, number, least, most in (
+        ("rounds", own.num_rounds, LEAST_ROUNDS, _MAX_ROUNDS),
+        ("pilot rounds", own.pilot_rounds, 0, _MAX_ROUNDS),
+        ("iterations per block", own.block_iterations, 1, _MAX_ITERATIONS),
+        ("settling iterations", rules_read.settling_iterations, 0, _MAX_ITERATIONS),
+    ):
+        if not least <= number <= most:
+            raise ProofError(f"registration has {number} {name}; from {least} to {most} can be checked")
+    for name in ("max_excluded_ratio", "min_measured_ratio", "max_void_ratio"):
+        if not 0 <= getattr(rules_read, name) <= 1:
+            raise ProofError(f"registration has {name} {getattr(rules_read, name)}; a ratio from 0 to 1 is valid")
+    return found

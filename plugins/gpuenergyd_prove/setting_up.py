@@ -1,0 +1,84 @@
+"""Sets a proof up: its arms, and blocks under the running daemon or a private one on simulated GPUs."""
+
+import tempfile
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from gpuenergyd import __version__
+from gpuenergyd.cli.demo.processes import raise_on_termination
+from gpuenergyd.cli.versions import version_lines
+from gpuenergyd.client.connection import DaemonClient
+from gpuenergyd.client.environment import find_socket_path
+from gpuenergyd.daemon.processes.plugins import check_policy_name
+from gpuenergyd.errors import UsageError
+from gpuenergyd_prove.block_options import BlockOptions
+from gpuenergyd_prove.job_blocks import JobBlocks
+from gpuenergyd_prove.procedure import ProofRequest
+from gpuenergyd_prove.proof.registration import BASELINE_ARM, Arm
+from gpuenergyd_prove.simulated_host import simulated_host
+from gpuenergyd_prove.training_blocks import TrainingBlocks
+
+OURS = "tuned"
+_SIMULATED_JOB, _SIMULATED_MICROBATCHES = "proof-simulated", 8
+
+
+def arms(policy: str, against: list[str]) -> tuple[Arm, ...]:
+    """Return full speed, the policy that the claim is about, and further policies.
+
+    Raises:
+        UsageError: a policy is not installed, or is given twice.
+    """
+    for name in (policy, *against):
+        check_policy_name(name)
+    if len({policy, *against}) <= len(against) or "full-speed" in {policy, *against}:
+        raise UsageError("--policy and --against: each policy once, and never full-speed, the arm to compare with")
+    return (Arm(BASELINE_ARM, "full-speed"), Arm(OURS, policy), *(Arm(name, name) for name in against))
+
+
+def blocks(
+    stack: ExitStack, command: list[str], job: str | None, *, socket: str | None, losses: Path | None, seed: int
+) -> TrainingBlocks | JobBlocks:
+    """Return blocks that start a program or order a job; without both, blocks on simulated GPUs."""
+    if not command and job is None:
+        return _simulated_blocks(stack, seed)
+    raise_on_termination()
+    path = find_socket_path(socket)
+    options = BlockOptions(stack.enter_context(closing(DaemonClient(path))), path)
+    if options.status()["mode"] == "observe":
+        raise UsageError(
+            "a proof compares full speed with plans, but mode = 'observe': the daemon never changes a GPU; set"
+            ' mode = "control" and restart the daemon'
+        )
+    if job is not None:
+        return stack.enter_context(JobBlocks(options, job))
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuenergyd-prove-")))
+    return TrainingBlocks(options, command, folder, losses_path=losses)
+
+
+def request(blocks: TrainingBlocks | JobBlocks, arms: tuple[Arm, ...], **values: Any) -> ProofRequest:
+    """Return the request, with the versions of everything that takes part and whether any GPU is simulated."""
+    status = blocks.options.status()
+    models = sorted({str(gpu["model_name"]) for gpu in status["gpus"]})
+    versions = {
+        "gpuenergyd": __version__,
+        "daemon": str(status["version"]),
+        "driver": str(status["driver"]),
+        "GPUs": f"{len(status['gpus'])} x {', '.join(models)}",
+        "host": "; ".join(line.split(" (")[0] for line in version_lines()),
+    }
+    return ProofRequest(
+        command=tuple(blocks.command),
+        arms=arms,
+        is_simulated=any(gpu["is_simulated"] for gpu in status["gpus"]),
+        versions=tuple(sorted(versions.items())),
+        **values,
+    )
+
+
+def _simulated_blocks(stack: ExitStack, seed: int) -> TrainingBlocks:
+    """Return blocks under a private daemon on simulated GPUs."""
+    host = stack.enter_context(simulated_host(_SIMULATED_JOB, seed=seed, microbatches=_SIMULATED_MICROBATCHES))
+    client = stack.enter_context(closing(DaemonClient(host.socket_path)))
+    options = BlockOptions(client, host.socket_path, check=host.check)
+    return TrainingBlocks(options, host.command, host.folder, losses_path=host.losses_path, job_name=_SIMULATED_JOB)

@@ -1,0 +1,175 @@
+"""Blocks of a proof under a real daemon on simulated GPUs, with a training in processes of its own."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.client.connection import DaemonClient
+from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.errors import DaemonNotRunningError
+from gpuenergyd.gpu.drivers.world_kinds import WorldKind
+from gpuenergyd.store import IterationRow
+from gpuenergyd_prove import block_options
+from gpuenergyd_prove.block_options import BlockOptions, check_is_tuned, has_energies
+from gpuenergyd_prove.errors import ProofError
+from gpuenergyd_prove.proof.measurements import energy_j
+from gpuenergyd_prove.proof.registration import BASELINE_ARM, Arm
+from gpuenergyd_prove.training_blocks import TrainingBlocks
+from tests.support.daemon_process import DaemonProcess, running_daemon
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
+    with running_daemon(tmp_path / "d", kind=WorldKind.KIND, baseline_iterations=3, database_batch_s=0.5) as process:
+        yield process
+
+
+def blocks_under(daemon: DaemonProcess, client: DaemonClient, folder: Path) -> TrainingBlocks:
+    trainer = (
+        sys.executable, "-m", "tests.support.fake_trainer", "--socket", str(daemon.socket_path), "--world",
+        str(daemon.world_path), "--ranks", "4", "--microbatches", "4", "--iterations", "100000",
+    )  # fmt: skip
+    options = BlockOptions(client, str(daemon.socket_path), block_limit_s=120.0)
+    return TrainingBlocks(options, trainer, folder)
+
+
+@pytest.mark.thorough
+def test_blocks_hold_the_iterations_of_their_arm_and_the_power_beside_them(
+    daemon: DaemonProcess, tmp_path: Path
+) -> None:
+    with closing(daemon.client()) as client:
+        blocks = blocks_under(daemon, client, tmp_path)
+        tuned = blocks.run_block(Arm("tuned", "uniform"), num_iterations=4)
+        full_speed = blocks.run_block(Arm(BASELINE_ARM, "full-speed"), num_iterations=4)
+
+    for block in (tuned, full_speed):
+        assert len(block.iterations) == 4
+        first, last = block.iterations[0], block.iterations[-1]
+        assert block.begun_at_s <= first.begun_at_s < last.begun_at_s + last.time_s <= block.ended_at_s
+        energies_j = [sample.gpu_energy_j for sample in block.iterations if sample.gpu_energy_j is not None]
+        assert energies_j, "slow reads leave some iterations without an energy, but not all"
+        assert min(energies_j) > 0
+        assert block.gpu_power
+        assert energy_j(block.gpu_power, block.gpu_power[0].at_s, block.gpu_power[-1].at_s) is not None or (
+            len(block.gpu_power) == 1
+        )
+    assert full_speed.iterations[-1].index >= tuned.iterations[-1].index - 1  # as warm as the tuned run
+
+
+class SlowDaemon(DaemonClient):
+    """Answers, and later not in time."""
+
+    def __init__(self, *replies: dict[str, object] | None) -> None:
+        super().__init__("unused")
+        self.replies = list(replies)
+
+    def get_status(self) -> dict[str, object]:
+        """Return the next reply."""
+        reply = self.replies.pop(0)
+        if reply is None:
+            raise DaemonNotRunningError("timed out")
+        return reply
+
+
+def test_a_daemon_that_has_answered_may_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_options, "POLL_S", 0.0)
+    options = BlockOptions(SlowDaemon({"n": 1}, None, None, {"n": 2}), "unused")
+
+    assert [options.status(), options.status()] == [{"n": 1}, {"n": 2}]
+
+
+def test_a_daemon_that_never_answered_or_is_gone_for_long_ends_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DaemonNotRunningError):
+        BlockOptions(SlowDaemon(None, {"n": 1}), "unused").status()
+
+    monkeypatch.setattr(block_options, "_SILENCE_LIMIT_S", -1.0)
+    options = BlockOptions(SlowDaemon({"n": 1}, None, {"n": 2}), "unused")
+    options.status()
+    with pytest.raises(DaemonNotRunningError):
+        options.status()
+
+
+def row(index: int, energy_j: float | None) -> IterationRow:
+    return IterationRow(
+        iteration_index=index,
+        started_at=datetime(2026, 11, 24, tzinfo=UTC),
+        iteration_time_s=1.0,
+        energy_j=energy_j,
+        plan_id="tuned-1",
+        plan_purpose=PlanPurpose.TUNED,
+        is_regular=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("energies_j", "is_enough"),
+    [
+        ((), True),  # nothing is stored yet
+        ((1.0, 1.0, 1.0, 1.0), True),
+        ((1.0, 1.0, 1.0, None), True),
+        ((1.0, None, None, 1.0), False),
+        ((None, None, None, 1.0, 1.0, 1.0, 1.0), True),
+        ((1.0, 1.0, 1.0, 1.0, None, None, None), False),
+    ],
+)
+def test_block_is_long_enough_once_most_of_its_last_iterations_have_an_energy(
+    energies_j: tuple[float | None, ...],
+    is_enough: bool,  # noqa: FBT001
+) -> None:
+    rows = [row(index, energy_j) for index, energy_j in enumerate(energies_j)]
+
+    assert has_energies(rows, 4) is is_enough
+
+
+def test_program_that_ends_too_early_fails_the_block_with_its_last_words(daemon: DaemonProcess, tmp_path: Path) -> None:
+    with closing(daemon.client()) as client:
+        blocks = blocks_under(daemon, client, tmp_path)
+        blocks.command = (sys.executable, "-c", "print('no data'); raise SystemExit(3)")
+
+        with pytest.raises(ProofError, match="ended too early: no data"):
+            blocks.run_block(Arm(BASELINE_ARM, "full-speed"), num_iterations=3)
+
+
+def test_losses_are_read_as_decimal_or_exact_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "losses"
+    path.write_text("5.0\n0x1.2p+2\n4.25\n")
+    blocks = TrainingBlocks(BlockOptions(DaemonClient("unused"), "unused"), (), tmp_path, losses_path=path)
+
+    assert blocks._losses() == (5.0, 4.5, 4.25)
+
+    path.write_text("five\n")
+    with pytest.raises(ProofError, match="cannot be read"):
+        blocks._losses()
+
+
+@pytest.mark.parametrize(
+    ("changes", "stays"),
+    [
+        ({}, False),
+        ({"is_given_up": True}, True),
+        ({"plan_purpose": "baseline", "num_iterations_of_plan": 30}, True),
+        ({"plan_purpose": "predicted", "num_iterations_of_plan": 30}, True),
+        ({"plan_purpose": "baseline", "num_iterations_of_plan": 29}, False),
+        ({"plan_purpose": "baseline", "num_iterations_of_plan": 99, "phase": "fallback"}, False),
+        ({"plan_purpose": "baseline", "num_iterations_of_plan": 99, "plan_id": "proof"}, False),
+    ],
+)
+def test_a_job_that_its_policy_keeps_at_full_speed_ends_the_block(changes: dict[str, object], stays: bool) -> None:  # noqa: FBT001
+    job = {
+        "is_given_up": False,
+        "phase": "tuned",
+        "phase_reason": "the time account pays no plan",
+        "plan_id": "tuned-1",
+        "plan_purpose": "tuned",
+        "num_iterations_of_plan": 100,
+    }
+
+    if stays:
+        with pytest.raises(ProofError, match="arm 'tuned': the job stays at full speed: the time account pays no plan"):
+            check_is_tuned(job | changes, Arm("tuned", "uniform"), 5)
+    else:
+        check_is_tuned(job | changes, Arm("tuned", "uniform"), 5)
