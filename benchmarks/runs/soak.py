@@ -65,7 +65,6 @@ from gpuenergyd.daemon.processes.power_queries import PowerQuery  # noqa: E402
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials  # noqa: E402
 from gpuenergyd.daemon.runtime.process_tuning import limit_malloc_to_one_arena  # noqa: E402
 from gpuenergyd.daemon.settings import load_settings  # noqa: E402
-from gpuenergyd.daemon.zeusd.requests import ZeusdChanges  # noqa: E402
 from gpuenergyd.gpu.device import GpuDetails, GpuIdentity  # noqa: E402
 from gpuenergyd.gpu.link.messages import GpuSample, GpuSnapshot, LeaseOwner  # noqa: E402
 from gpuenergyd.gpu.restore.executor import RestoreOutcome  # noqa: E402
@@ -208,7 +207,6 @@ class Soak:
             ManualChanges(
                 AdministratorLeases(leases, self.gpus, worker),
                 Calibrations(leases, self.gpus, worker),
-                ZeusdChanges(leases, worker),
                 PowerService(
                     load_settings(mode="control", state_dir=folder), self.gpus, self.jobs, capped, policy, self.history
                 ),

@@ -11,6 +11,10 @@ GROUPS = {
         "A [CommandEntry](python-api.md#commandentry): a command of `gpuenergyd`, see"
         " [write a plugin](../how-to/write-a-plugin.md#a-command)."
     ),
+    "gpuenergyd.routes": (
+        "A class of [PluginRoutes](python-api.md#pluginroutes): further routes of the daemon's API, see"
+        " [write a plugin](../how-to/write-a-plugin.md#api-routes)."
+    ),
     "gpuenergyd.policies": (
         "A class with `next_plan(view)`, see [ClockPolicy](python-api.md#clockpolicy): decides the clocks of one job."
     ),

@@ -36,7 +36,7 @@ PUBLIC_MODULES = {
         "gpuenergyd.core.pipeline.switching",
         "gpuenergyd.core.carbon.intensity",
     ),
-    "For commands of plugins": ("gpuenergyd.cli.command_entry", "gpuenergyd.cli.output"),
+    "For plugins": ("gpuenergyd.cli.command_entry", "gpuenergyd.cli.output", "gpuenergyd.daemon.api.plugin_routes"),
     "For carbon sources": ("gpuenergyd.carbon.sources.source",),
     "For experiments on simulated GPUs": (
         "gpuenergyd_trainers.demo.simulated_stage",

@@ -56,7 +56,6 @@ from gpuenergyd.daemon.runtime.log_rate_limit import LogRateLimit
 from gpuenergyd.daemon.runtime.process_tuning import limit_malloc_to_one_arena, shorten_event_loop_pauses
 from gpuenergyd.daemon.runtime.sleep_watch import SleepWatch
 from gpuenergyd.daemon.settings import WATER_FILL, Driver, Processes, Settings
-from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
 from gpuenergyd.errors import GpuEnergyError, GpuError, UnknownPolicyError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealthChange, GpuSample, GpuSettingsRead
@@ -158,7 +157,6 @@ class Daemon:
             ManualChanges(
                 AdministratorLeases(self.leases, self.gpus, self.worker, is_observing=settings.is_observing),
                 Calibrations(self.leases, self.gpus, self.worker, is_observing=settings.is_observing),
-                ZeusdChanges(self.leases, self.worker),
                 self.power,
                 self.releases,
             ),

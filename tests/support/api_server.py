@@ -20,7 +20,6 @@ from gpuenergyd.daemon.power.service import PowerService
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.processes.power_queries import PowerQuery
 from gpuenergyd.daemon.settings import load_settings
-from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
 from gpuenergyd.gpu.device import GpuDetails, GpuIdentity
 from gpuenergyd.gpu.link.messages import GpuSnapshot, LeaseOwner
 from tests.support.job_stage import FakeWorker, Stage
@@ -80,7 +79,6 @@ def server_of(stage: Stage, folder: Path, *, status: Callable[[], Mapping[str, A
         ManualChanges(
             AdministratorLeases(leases, stage.gpus, worker),
             Calibrations(leases, stage.gpus, worker),
-            ZeusdChanges(leases, worker),
             PowerService(settings, stage.gpus, stage.jobs, capped, worker, stage.history),
             GpuReleases(worker, stage.gpus, stage.history, stage.jobs.spawn),
         ),

@@ -5,8 +5,8 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
+from gpuenergyd.daemon.api.plugin_routes import plugin_routes
 from gpuenergyd.daemon.api.routes import JSON_TYPE, ROUTES, Route
-from gpuenergyd.daemon.zeusd.openapi import zeusd_paths, zeusd_schemas
 from gpuenergyd.wire import MAX_REPORTS
 from gpuenergyd.wire.daemon_codec import encode, json_schemas
 
@@ -39,7 +39,11 @@ def api_description() -> dict[str, Any]:
         "properties": {"error": {"type": "string", "description": "Error message, one line."}},
         "required": ["error"],
     }
-    schemas |= zeusd_schemas()
+    paths = _paths()
+    for plugin in plugin_routes():
+        part = plugin.describe(_ERRORS)
+        paths |= part.paths
+        schemas |= part.schemas
     return {
         "openapi": "3.1.0",
         "info": {
@@ -47,7 +51,7 @@ def api_description() -> dict[str, Any]:
             "version": version("gpuenergyd"),
             "description": "HTTP/1.1 on a Unix socket; instants (`_mono_ns`) are the host's monotonic clock in ns.",
         },
-        "paths": {**_paths(), **zeusd_paths(_ERRORS)},
+        "paths": paths,
         "components": {"schemas": schemas},
     }
 

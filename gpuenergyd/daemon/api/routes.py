@@ -1,4 +1,4 @@
-"""The routes of the HTTP API other than zeusd's; the server and the OpenAPI description are made from them."""
+"""The routes of the HTTP API other than those of plugins; the server and the OpenAPI description are made from them."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
 """HTTP/1.1 with JSON on the daemon's Unix socket: handlers, access checks, rate limits, and one-line errors.
 
-The routes are listed in `daemon/api/routes.py`, those of zeusd in `daemon/zeusd/routes.py`.
+The routes are listed in `daemon/api/routes.py`; plugins add further ones (`daemon/api/plugin_routes.py`).
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from gpuenergyd.daemon.api.fair_queue import FairQueue
 from gpuenergyd.daemon.api.limits import ConnectionCounts
 from gpuenergyd.daemon.api.metrics import metrics_text
 from gpuenergyd.daemon.api.openapi import api_text
+from gpuenergyd.daemon.api.plugin_routes import RouteServices, plugin_routes
 from gpuenergyd.daemon.api.routes import ROUTES
 from gpuenergyd.daemon.api.snapshots import Snapshot, SnapshotText
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
@@ -35,8 +36,6 @@ from gpuenergyd.daemon.manual_leases.releases import GpuReleases
 from gpuenergyd.daemon.power.service import PowerService
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, open_pidfd, require_alive
 from gpuenergyd.daemon.runtime.user_rates import UserRates
-from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
-from gpuenergyd.daemon.zeusd.routes import ZeusdRoutes
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, ProtocolError, UsageError
 from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES, MAX_ITERATION_REPORT_BYTES, MAX_REPLY_BYTES
 from gpuenergyd.wire.calibration_messages import CalibrationRequest
@@ -103,7 +102,6 @@ class ManualChanges:
 
     leases: AdministratorLeases
     calibrations: Calibrations
-    zeusd: ZeusdChanges
     power: PowerService
     releases: GpuReleases
 
@@ -136,13 +134,15 @@ class Server:
         self._job_detail = job_detail
         self._access = proof_of_use.rules
         self._proof_of_use = proof_of_use
-        self._zeusd = ZeusdRoutes(
+        services = RouteServices(
             jobs.services.gpus,
-            changes.zeusd,
+            changes.leases.worker,
+            changes.leases.leases,
             proof_of_use,
             self._open_peer,
             is_observing=jobs.services.is_observing,
         )
+        self._plugins = [plugin(services) for plugin in plugin_routes()]
         self._rates = UserRates(limits.max_requests_per_s, capacity=max(1.0, limits.max_requests_per_s))
         self._queue = FairQueue(num_ranks_of=jobs.sessions.num_of_user)
         self._guards = ConnectionGuards(ConnectionCounts(limits.max_connections), FRAME_LIMIT_S, _UNREAD_LIMIT_S)
@@ -186,7 +186,8 @@ class Server:
                 app.router.add_get(route.path, handlers[route])
             else:
                 app.router.add_route(route.method, route.path, handlers[route])
-        self._zeusd.add_to(app)
+        for plugin in self._plugins:
+            plugin.add_to(app)
         self._runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=_SHUTDOWN_LIMIT_S, lingering_time=_LINGER_LIMIT_S
         )
@@ -356,7 +357,8 @@ class Server:
             guard.end_request()
             if not is_refused and request.method != "GET" and request.path not in _UNSEEN_PATHS:
                 self._status.invalidate()  # a client that has changed something can read it back
-                self._zeusd.declare_change()
+                for plugin in self._plugins:
+                    plugin.declare_change()
 
     async def _refuse_flood(self, uid: int, wait_s: float) -> web.Response:
         """Refuse a request above the user's rate, after a delay that grows with the user's connections.

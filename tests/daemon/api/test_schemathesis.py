@@ -76,7 +76,7 @@ def test_every_answer_to_generated_requests_is_documented(daemon: DaemonProcess,
                 *(programs / "schemathesis", "run", description, "--url", f"http://127.0.0.1:{port}"),
                 *("--checks", CHECKS, "--phases", "coverage,fuzzing", "--max-examples", str(NUM_EXAMPLES)),
                 *("--seed", "1", "--no-color", "--suppress-health-check", "all"),
-                # A stream never ends; tests/daemon/zeusd/test_routes.py covers it.
+                # A stream never ends; tests/plugins/zeusd/test_routes.py covers it.
                 *("--exclude-path", "/gpu/stream_power"),
             ],
             cwd=tmp_path,

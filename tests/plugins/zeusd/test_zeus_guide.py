@@ -15,7 +15,7 @@ from tests.support.fake_nvml.control import FakeNvmlControl
 from tests.support.tools_environment import tools_environment
 from tests.support.waiting import wait_until
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "zeus.md"
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "zeus.md"
 FOUND_W = 350.0
 TORCH = """
 class cuda:

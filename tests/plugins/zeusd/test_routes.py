@@ -10,13 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.daemon.zeusd.parameters import BadParameterError, Parameters
-from gpuenergyd.daemon.zeusd.requests import ZeusdChange
+from gpuenergyd.daemon.api.plugin_routes import PluginRoutes
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd_zeusd.parameters import BadParameterError, Parameters
+from gpuenergyd_zeusd.requests import ZeusdChange
+from gpuenergyd_zeusd.routes import ZeusdRoutes
 from tests.support.client_process import client_process, daemon_for_everybody, needs_namespaces, needs_root
 from tests.support.daemon_process import DaemonProcess, running_daemon
 from tests.support.waiting import LIMIT_S, wait_until
 
+ROUTES: type[PluginRoutes] = ZeusdRoutes
+"""Type checkers compare the class with the protocol."""
 NOBODY = pwd.getpwnam("nobody").pw_uid
 ALICE = NOBODY - 1
 ME = (os.geteuid(), os.getegid())

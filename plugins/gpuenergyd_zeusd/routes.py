@@ -12,23 +12,22 @@ persistence mode are accepted and recorded, but not applied.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from aiohttp import web
 
-from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, Gpus
-from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
+from gpuenergyd.daemon.api.plugin_routes import ApiPart, RouteServices
+from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu
 from gpuenergyd.daemon.manual_leases.leases import LeaseHolder
-from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, require_alive
+from gpuenergyd.daemon.runtime.peer_credentials import require_alive
 from gpuenergyd.daemon.runtime.shared_reads import SharedReads
 from gpuenergyd.daemon.settings import REFUSED_IN_OBSERVE
-from gpuenergyd.daemon.zeusd.parameters import BadParameterError, Parameters
-from gpuenergyd.daemon.zeusd.requests import ZeusdChange, ZeusdChanges
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, GpuUnsupportedError, JobError, UsageError
 from gpuenergyd.gpu.link.messages import GpuSnapshot
 from gpuenergyd.wire.daemon_codec import encode
+from gpuenergyd_zeusd.openapi import SCHEMAS, zeusd_paths
+from gpuenergyd_zeusd.parameters import BadParameterError, Parameters
+from gpuenergyd_zeusd.requests import ZeusdChange, ZeusdChanges
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -40,25 +39,21 @@ _KEEP_ALIVE_S = 10.0
 _WRITE_LIMIT_S = 5.0
 _MJ_PER_J = _MW_PER_W = 1000.0
 
-OpenPeer = Callable[[web.Request], AbstractContextManager[tuple[PeerCredentials, int]]]
-"""Returns a context manager that yields the credentials of a request's client process and a pidfd of it."""
 
-
-@dataclass(slots=True)
 class ZeusdRoutes:
     """Handlers of /discover, /time, /auth, /gpu and /cpu."""
 
-    gpus: Gpus
-    changes: ZeusdChanges
-    proof_of_use: ProofOfUse
-    open_peer: OpenPeer
-    is_observing: bool = False
-    _snapshots: SharedReads[GpuSnapshot] = field(init=False)
-    _pci_addresses: dict[str, str] = field(default_factory=dict)
-    _streams: set[asyncio.Task[Any]] = field(default_factory=set)
+    def __init__(self, services: RouteServices) -> None:
+        self._services, self._gpus = services, services.gpus
+        self._changes = ZeusdChanges(services.leases, services.worker)
+        self._snapshots = SharedReads(services.worker.snapshot)
+        self._pci_addresses: dict[str, str] = {}
+        self._streams: set[asyncio.Task[Any]] = set()
 
-    def __post_init__(self) -> None:
-        self._snapshots = SharedReads(self.changes.worker.snapshot)
+    @staticmethod
+    def describe(errors: Mapping[str, str]) -> ApiPart:
+        """Return the OpenAPI description of the routes."""
+        return ApiPart(zeusd_paths(errors), SCHEMAS)
 
     def declare_change(self) -> None:
         """Show no setting that was read before this call."""
@@ -98,9 +93,9 @@ class ZeusdRoutes:
                 "pci_address": await self._pci_address(gpu),
                 "cumulative_energy_available": gpu.sample is None or gpu.sample.total_energy_j is not None,
             }
-            for gpu in self.gpus
+            for gpu in self._gpus
         ]
-        groups = ["gpu-read"] if self.is_observing else ["gpu-control", "gpu-read"]
+        groups = ["gpu-read"] if self._services.is_observing else ["gpu-control", "gpu-read"]
         return _json({"gpus": gpus, "cpus": [], "enabled_api_groups": groups, "auth_required": False})
 
     async def _pci_address(self, gpu: Gpu) -> str | None:
@@ -130,16 +125,16 @@ class ZeusdRoutes:
             indices = parameters.gpu_ids(is_required=True)
             parameters.done()
             gpus = {index: self._gpu(index) for index in indices}
-            if self.is_observing:
+            if self._services.is_observing:
                 return _not_found(f"API group gpu-control is not enabled: {REFUSED_IN_OBSERVE}")
-            with self.open_peer(request) as (peer, pidfd):
-                self.proof_of_use.rules.require_control(peer)
+            with self._services.open_peer(request) as (peer, pidfd):
+                self._services.proof_of_use.rules.require_control(peer)
                 holder = LeaseHolder(ClaimKind.ZEUSD_CLIENT, peer.uid, peer.pid)
 
                 async def apply(gpu: Gpu) -> None:
-                    await self.proof_of_use.require(peer, gpu.identity.gpu_uuid)
+                    await self._services.proof_of_use.require(peer, gpu.identity.gpu_uuid)
                     require_alive(peer, pidfd)
-                    await self.changes.apply(gpu, holder, pidfd, change, shall_wait=shall_wait)
+                    await self._changes.apply(gpu, holder, pidfd, change, shall_wait=shall_wait)
 
                 _, problem = await _for_each(gpus, apply)
             return web.Response() if problem is None else problem
@@ -198,13 +193,13 @@ class ZeusdRoutes:
         """Return the GPUs in `gpu_ids`, all GPUs without that parameter."""
         indices = parameters.gpu_ids(is_required=False)
         parameters.done()
-        return {index: self._gpu(index) for index in indices or [gpu.identity.index for gpu in self.gpus]}
+        return {index: self._gpu(index) for index in indices or [gpu.identity.index for gpu in self._gpus]}
 
     def _gpu(self, index: int) -> Gpu:
-        for gpu in self.gpus:
+        for gpu in self._gpus:
             if gpu.identity.index == index:
                 return gpu
-        known = ", ".join(str(gpu.identity.index) for gpu in self.gpus) or "none"
+        known = ", ".join(str(gpu.identity.index) for gpu in self._gpus) or "none"
         raise BadParameterError(f"gpu_ids: no GPU {index}; GPUs: {known}")
 
 

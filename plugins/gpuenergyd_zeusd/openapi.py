@@ -1,5 +1,6 @@
 """OpenAPI description of the zeusd routes; all parameters are query parameters."""
 
+from collections.abc import Mapping
 from typing import Any
 
 _UNSIGNED = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
@@ -26,26 +27,25 @@ _READINGS = {
 }
 
 
-def zeusd_schemas() -> dict[str, Any]:
-    """Return the schemas that the paths use."""
-    return {
-        "ZeusdRefusal": {
-            "type": "object",
-            "properties": {
-                "error": {"type": "string", "description": "Error message about the request, one line."},
-                "errors": {
-                    "type": "object",
-                    "additionalProperties": {"type": "string"},
-                    "description": "Error messages by GPU index; the status is the highest of theirs.",
-                },
+SCHEMAS: Mapping[str, Any] = {
+    "ZeusdRefusal": {
+        "type": "object",
+        "properties": {
+            "error": {"type": "string", "description": "Error message about the request, one line."},
+            "errors": {
+                "type": "object",
+                "additionalProperties": {"type": "string"},
+                "description": "Error messages by GPU index; the status is the highest of theirs.",
             },
-            "minProperties": 1,
-            "additionalProperties": False,
-        }
+        },
+        "minProperties": 1,
+        "additionalProperties": False,
     }
+}
+"""Schemas that the paths use."""
 
 
-def zeusd_paths(errors: dict[str, str]) -> dict[str, Any]:
+def zeusd_paths(errors: Mapping[str, str]) -> dict[str, Any]:
     """Return the paths; `errors` are the descriptions of the error statuses."""
     paths = {
         "/discover": _operation("get", "GPUs and available API groups.", {}, _json({"type": "object"}), errors),
@@ -80,7 +80,7 @@ def _operation(
     summary: str,
     parameters: dict[str, tuple[dict[str, Any], bool]],
     success: dict[str, Any] | None,
-    errors: dict[str, str],
+    errors: Mapping[str, str],
 ) -> dict[str, Any]:
     refusal = {"application/json": {"schema": {"$ref": "#/components/schemas/ZeusdRefusal"}}}
     responses = {code: {"description": meaning, "content": refusal} for code, meaning in errors.items()}

@@ -1,0 +1,81 @@
+"""Routes that plugins add to the daemon's API, found by entry point in the group `gpuenergyd.routes`.
+
+The server applies to them what it applies to its own: rate limits, fair queueing, time limits and errors of one line.
+Handlers run on the daemon's event loop, so one that blocks delays every training program.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from gpuenergyd.daemon.gpus.inventory import Gpus
+from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
+from gpuenergyd.daemon.manual_leases.leases import ManualLeases
+from gpuenergyd.daemon.ports import GpuQueryPort
+from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
+
+log = logging.getLogger(__name__)
+
+ROUTES_GROUP = "gpuenergyd.routes"
+OpenPeer = Callable[[web.Request], AbstractContextManager[tuple[PeerCredentials, int]]]
+"""Returns a context manager that yields the credentials of a request's client process and a pidfd of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteServices:
+    """What the daemon lends to the routes of a plugin."""
+
+    gpus: Gpus
+    worker: GpuQueryPort
+    """Reads the present settings of a GPU."""
+    leases: ManualLeases
+    """Changes GPUs: journaled, recorded, and restored when the process that holds the lease ends."""
+    proof_of_use: ProofOfUse
+    """Whether a process may change a GPU."""
+    open_peer: OpenPeer
+    is_observing: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ApiPart:
+    """A part of the OpenAPI document: `paths` and `components/schemas`."""
+
+    paths: Mapping[str, Any]
+    schemas: Mapping[str, Any]
+
+
+class PluginRoutes(Protocol):
+    """The routes of one plugin; an entry point names the class. An exception in it keeps the daemon from starting."""
+
+    def __init__(self, services: RouteServices) -> None: ...
+
+    @staticmethod
+    def describe(errors: Mapping[str, str]) -> ApiPart:
+        """Return the description of every route; `errors` are the meanings of the error statuses."""
+        ...
+
+    def add_to(self, app: web.Application) -> None:
+        """Add the routes to the application of the server, before it starts."""
+        ...
+
+    def declare_change(self) -> None:
+        """Show no setting that was read before: some request may have changed it."""
+        ...
+
+
+@cache
+def plugin_routes() -> tuple[type[PluginRoutes], ...]:
+    """Return the routes of installed plugins, by name; those that cannot be loaded are logged and left out."""
+    found: list[type[PluginRoutes]] = []
+    for point in sorted(entry_points(group=ROUTES_GROUP), key=lambda point: point.name):
+        try:
+            found.append(point.load())
+        except Exception as error:  # noqa: BLE001  a plugin's import may fail in any way, and the daemon must serve
+            log.error("the API of plugin %s is not served: %s: %s", point.name, type(error).__name__, error)  # noqa: TRY400  one line
+    return tuple(found)
