@@ -70,7 +70,6 @@ LONGEST_FILES = (
     "store/writing/test_kills.py",
     "trainers/test_parallel_phases.py",
     "trainers/across_hosts/test_virtual_stragglers.py",
-    "trainers/across_hosts/test_reordered_hosts.py",
     "daemon/across_hosts/test_batch_ramp_up.py",
     "policies/bubble_aware/test_past_jobs.py",
     "gpu/test_demo_on_nvml.py",

@@ -37,8 +37,6 @@ class PreparedPlan:
     """Maximum clock of the GPU: for pauses, and for iterations of a pipeline across hosts without an agreed plan."""
     order: tuple[OrderRow, ...] = ()
     """The rank's instructions under this plan; empty for the registered order."""
-    training_id: str = ""
-    """With an order: the name under which all ranks of the training agree on running theirs."""
     is_full_speed: bool = False
     """Whether to request the maximum clock because no plan is agreed for this iteration."""
     changes: tuple[PlannedChange, ...] = ()
@@ -73,9 +71,13 @@ def prepare(plan: PlanSlice, token: bytes) -> PreparedPlan:
         plan_id=plan.plan_id,
         full_speed_sm_clock_mhz=plan.full_speed_sm_clock_mhz,
         order=plan.order,
-        training_id=plan.training_id,
         changes=tuple(PlannedChange((kind, m, chunk), delay_ns, mhz) for kind, m, chunk, delay_ns, mhz in plan.changes),
     )
+
+
+def at_full_speed(plan: PreparedPlan) -> PreparedPlan:
+    """Return what a rank follows where it does not follow a plan: the highest clock, in the registered order."""
+    return replace(plan, clocks={}, changes=(), order=(), is_full_speed=True)
 
 
 class PlanQueue:
@@ -102,37 +104,16 @@ class PlanQueue:
         while self._inbox:
             plan = self._inbox.popleft()
             if plan is None:
-                self._follow_due(iteration_index)
                 self._future.clear()
-                self._forget()
+                self._current = NO_PLAN
             else:
                 self._future.append(plan)
-        self._follow_due(iteration_index)
-        return self._current
-
-    @property
-    def bound_until(self) -> int:
-        """The iteration before which no plan changes anything; 0 where nothing is promised to others."""
-        return 0
-
-    def close(self) -> None:
-        """Follow no plan any more; nothing to give up here."""
-
-    def _follow_due(self, iteration_index: int) -> None:
-        if not self._future:
-            return
         due = [plan for plan in self._future if plan.apply_at_iteration <= iteration_index]
         if due:
             self._future = [plan for plan in self._future if plan.apply_at_iteration > iteration_index]
-            self._follow(due)
-
-    def _follow(self, due: list[PreparedPlan]) -> None:
-        """Follow the newest of the plans that have become due, unless it is older than the present one."""
-        self._current = max([self._current, *due], key=lambda plan: plan.plan_epoch)
-
-    def _forget(self) -> None:
-        """Forget the plans of a daemon that is gone."""
-        self._current = NO_PLAN
+            # Not one that is older than the present plan.
+            self._current = max([self._current, *due], key=lambda plan: plan.plan_epoch)
+        return self._current
 
 
 class AgreedPlans(PlanQueue):
@@ -189,12 +170,7 @@ class AgreedPlans(PlanQueue):
         if plan is not None:
             self._last = plan if plan.clocks else None
             return plan
-        return NO_PLAN if self._last is None else self._at_full_speed(self._last)
-
-    @staticmethod
-    def _at_full_speed(plan: PreparedPlan) -> PreparedPlan:
-        """Return what is followed where a plan is not: the highest clock, in the registered order."""
-        return replace(plan, clocks={}, changes=(), order=(), is_full_speed=True)
+        return NO_PLAN if self._last is None else at_full_speed(self._last)
 
     def _apply(self, event: PreparedPlan | tuple[PlanWindow, ...] | str | None) -> None:
         if event is None:

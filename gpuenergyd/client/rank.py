@@ -11,7 +11,6 @@ from functools import partial
 from time import monotonic_ns, perf_counter_ns
 from typing import TypeVar
 
-from gpuenergyd.client.agreed_orders import AgreedOrderedPlans, OrderedPlans
 from gpuenergyd.client.clock_sender import ClockSender, PlannedClockRequest
 from gpuenergyd.client.environment import (
     find_allow_reorder,
@@ -20,9 +19,7 @@ from gpuenergyd.client.environment import (
     missing_gpu_reason,
 )
 from gpuenergyd.client.lookout import DaemonLookout
-from gpuenergyd.client.order_agreement import OpenRegister, OrderAgreement
-from gpuenergyd.client.order_register import OrderRegister
-from gpuenergyd.client.plans import NO_PLAN, AgreedPlans, PlannedClocks, PlanQueue, PreparedPlan
+from gpuenergyd.client.plans import NO_PLAN, AgreedPlans, PlannedClocks, PlanQueue, PreparedPlan, at_full_speed
 from gpuenergyd.client.reporter import FinishedIteration, Reporter
 from gpuenergyd.client.run_mark import delete_mark, record_obstacle
 from gpuenergyd.client.tags import MAX_TAGS, find_tags
@@ -81,34 +78,10 @@ class RankDescription:
     """Whether plans may bring another order of instructions; None for GPUENERGYD_JOB_ALLOW_REORDER, else False."""
     reorder_refusal: str = "the order of this schedule cannot be changed from outside"
     """Why the rank takes no other order, whatever is allowed; empty if it does."""
-    order_rank: int = 0
-    """Number of this rank among the ranks of the training on this host, which agree on running other orders of
-    instructions."""
-    num_order_ranks: int = 1
-    host: int | None = None
-    """Number of this rank's host; None if the training has no other hosts, which must run their orders, too."""
     is_first: bool = True
     """Whether this is the first rank of the training, which tells the user that the job was joined and has ended."""
     is_replayed: bool = False
     """Whether each iteration replays a captured graph as a whole, with one clock."""
-
-
-def open_plans(rank: RankDescription) -> PlanQueue:
-    """Return the plans of a rank of a pipeline on one host."""
-    return OrderedPlans(_register_of(rank)) if _may_reorder(rank) else PlanQueue()
-
-
-def open_agreed_plans(rank: RankDescription) -> AgreedPlans:
-    """Return the plans of a member of a pipeline across hosts."""
-    return AgreedOrderedPlans(_register_of(rank)) if _may_reorder(rank) else AgreedPlans()
-
-
-def _may_reorder(rank: RankDescription) -> bool:
-    return find_allow_reorder(rank.allow_reorder) and not rank.reorder_refusal
-
-
-def _register_of(rank: RankDescription) -> OpenRegister:
-    return partial(OrderRegister, rank=rank.order_rank, num_ranks=rank.num_order_ranks, host=rank.host)
 
 
 class RankClient:
@@ -172,7 +145,7 @@ class RankClient:
         self._recorder = self._timer if isinstance(self._timer, DeviceRecorder) else None
         self._captured_always = self._captured = ONE_CLOCK if rank.is_replayed else ""
         self._begin, self._end = self._timer.begin, self._timer.end  # bound once: these run at every instruction
-        self._plans = open_plans(rank) if agreed_plans is None else agreed_plans
+        self._plans = PlanQueue() if agreed_plans is None else agreed_plans
         self._plan: PreparedPlan = NO_PLAN
         self._requests: Mapping[OrderRow, PlannedClockRequest] = {}
         """The current plan's requests, by instruction."""
@@ -235,11 +208,6 @@ class RankClient:
         return True
 
     @property
-    def order_agreement(self) -> OrderAgreement | None:
-        """The agreement of all ranks on running other orders; None for a rank whose order cannot change."""
-        return self._plans.agreement if isinstance(self._plans, OrderedPlans | AgreedOrderedPlans) else None
-
-    @property
     def agreed_plans(self) -> AgreedPlans | None:
         """The plans of a member of a pipeline across hosts; None for any other rank."""
         return self._plans if isinstance(self._plans, AgreedPlans) else None
@@ -287,15 +255,13 @@ class RankClient:
     @property
     def may_reorder(self) -> bool:
         """Whether the order of instructions can change while the program runs, and the user allows it."""
-        return self._registration.allow_reorder and not self._registration.reorder_refusal
+        return self._registration.allow_reorder and not self.reorder_refusal
 
     def refuse_orders(self, reason: str) -> None:
         """Run the registered order from now on, and say why with the next report."""
         self.reorder_refusal = self.reorder_refusal or reason
         if self._reporter is not None:
             self._reporter.reorder_refusal = self.reorder_refusal
-        if self.order_agreement is not None:
-            self.order_agreement.bar()
 
     @property
     def planned_order(self) -> tuple[OrderRow, ...]:
@@ -411,6 +377,8 @@ class RankClient:
         finished = self._pop_finished()
         self._iteration_index += 1
         plan = self._plans.plan_for(self._iteration_index)
+        if plan.order and not self.may_reorder:
+            plan = at_full_speed(plan)
         self._decide_timing(plan)
         self._timer.begin_iteration(finished.recorded if finished is not None else None, is_timed=self._timed.is_timed)
         self._captured = self._captured_always
@@ -579,7 +547,6 @@ class RankClient:
             finally:
                 if self._reporter is not None:
                     self._reporter.stop(limit_s=_seconds_until(give_up_mono_ns))
-                self._plans.close()
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
 
@@ -647,9 +614,7 @@ class RankClient:
             self._sender.timetables.add_replay(finished.plan_epoch, times)
         if times.next_begin_mono_ns:
             self._timed.add_time((times.next_begin_mono_ns - times.begin_mono_ns) / 1e9)
-        # Iterations that are promised to other hosts are as good as launched: no plan can change them any more.
-        launched_index = max(self._iteration_index, self._plans.bound_until - 1)
-        self._reporter.put(finished, times, launched_iteration_index=launched_index)
+        self._reporter.put(finished, times, launched_iteration_index=self._iteration_index)
 
     def _request(self, plan: PreparedPlan, sm_clock_mhz: int) -> None:
         """Request a clock from the newest begin or end of an iteration on."""

@@ -73,7 +73,6 @@ def decode_iteration_reply(body: bytes) -> IterationReply:
                     changes=tuple((str(k), int(m), int(c), int(d), int(f)) for k, m, c, d, f in plan["changes"]),
                     full_speed_sm_clock_mhz=int(plan.get("full_speed_sm_clock_mhz", 0)),
                     order=tuple((str(k), int(m), int(c)) for k, m, c in plan.get("order", ())),
-                    training_id=str(plan.get("training_id", "")),
                 )
                 for plan in reply.get("plans", [])
             ),

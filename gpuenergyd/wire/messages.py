@@ -135,8 +135,6 @@ class PlanSlice:
     """The GPU's highest clock, which the rank requests in pauses, and after the end of a plan window."""
     order: tuple[OrderRow, ...] = ()
     """The rank's instructions under this plan; empty for the registered order."""
-    training_id: str = ""
-    """With an order: a name that all ranks of the training share, and nobody else knows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,11 +40,6 @@ def member_run_key(member: str, run_key: str) -> str:
     return f"pp{member},{run_key}"[:_MAX_RUN_KEY_CHARS]
 
 
-def training_run_key(run_key: str) -> str:
-    """Return the run key of a member's training, which all members on a host have in common."""
-    return run_key.partition(",")[2]
-
-
 @dataclass(frozen=True, slots=True)
 class MemberPlace:
     """Position of a rank in a pipeline across hosts; `run` is the same for all ranks of a training run, and no other's.

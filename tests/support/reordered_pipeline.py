@@ -1,15 +1,12 @@
-"""A pipeline across virtual hosts whose order of instructions may change: members, leader and agreements are real."""
+"""A pipeline across virtual hosts whose order of instructions may change: members, leader and agreement are real."""
 
 import os
 from collections import Counter
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass
 from typing import cast
 
-from gpuenergyd.client.agreed_orders import AgreedOrderedPlans
-from gpuenergyd.client.order_register import OrderRegister
+from gpuenergyd.client.plans import AgreedPlans
 from gpuenergyd.client.rank import RankClient
-from gpuenergyd.core.distributed.order_windows import iterations_ahead
 from gpuenergyd.core.pipeline.graph import InstructionKind, dependency_graph
 from gpuenergyd.core.pipeline.reorder import RankMemory
 from gpuenergyd.core.pipeline.timeline import makespan_s
@@ -17,14 +14,12 @@ from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.wire.messages import RankRegistration
 from gpuenergyd.wire.pipeline_messages import member_run_key
-from gpuenergyd_trainers.across_hosts.host_orders import HostExchange
 from gpuenergyd_trainers.across_hosts.job_store import Store
 from gpuenergyd_trainers.across_hosts.pipeline_member import MemberExchange
 from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
 from tests.support.job_stage import ME
 from tests.support.large_job import (
     COMMUNICATION_LATENCY_S,
-    ROUNDS,
     FakeClient,
     LargeHost,
     LargeRank,
@@ -36,12 +31,24 @@ GIB = 2**30
 ROOMY = RankMemory(20 * GIB, 4 * GIB, 80 * GIB)
 
 
+@dataclass
+class CutExchange:
+    """A rank's exchange, which does nothing while its host does not reach the store."""
+
+    exchange: MemberExchange
+    cut_hosts: set[int]
+    host: int
+
+    def run(self, store: Store, paces: Store | None) -> None:
+        """Exchange once."""
+        if self.host not in self.cut_hosts:
+            self.exchange.run(store, paces)
+
+
 class ReorderedPipeline(VirtualPipeline):
     """A pipeline with one stage on each host, whose ranks allow other orders and know their memory."""
 
-    def __init__(self, num_pp_ranks: int, policy: ClockPolicy, folder: Path, *, num_microbatches: int = 8) -> None:
-        self._folder = folder
-        self._agreements: list[HostExchange] = []
+    def __init__(self, num_pp_ranks: int, policy: ClockPolicy, *, num_microbatches: int = 8) -> None:
         self.is_split: list[tuple[bool, ...]] = []
         """Whether each rank ran split backwards, by iteration."""
         self.cut_hosts: set[int] = set()
@@ -81,26 +88,10 @@ class ReorderedPipeline(VirtualPipeline):
         runner = jobs.runner(registered.job_id)
         assert runner is not None
         runner.job.knowledge.reordering.record_stage(0, ROOMY)
-        client, number = FakeClient(registered.rank_token), place.pp_rank
-        register = partial(OrderRegister, rank=0, num_ranks=1, folder=self._folder, host=number)
-        plans = AgreedOrderedPlans(register, lambda num_pauses: self._pause(number, num_pauses))
-        exchange = MemberExchange(cast("RankClient", client), plans, place, host.daemon)
-        self._agreements.append(HostExchange(plans.agreement, number, self.size.num_pp_ranks))
+        client, plans = FakeClient(registered.rank_token), AgreedPlans()
+        member = MemberExchange(cast("RankClient", client), plans, place, host.daemon)
+        exchange = CutExchange(member, self.cut_hosts, place.pp_rank)
         return LargeRank(place, runner, client, plans, exchange, registration)
-
-    def _pause(self, number: int, num_pauses: int) -> bool:
-        """The store thread of a host goes on while its rank waits for a verdict."""
-        self._agree(number)
-        return num_pauses < ROUNDS
-
-    def _agree(self, number: int) -> None:
-        if number not in self.cut_hosts:
-            ahead = iterations_ahead(self.iteration_s / ROUNDS, self.iteration_s)
-            self._agreements[number].exchange(cast("Store", self.hosts[number].store), ahead)
-
-    def _end_round(self) -> None:
-        for number in range(len(self._agreements)):
-            self._agree(number)
 
     def _iteration(self) -> list[str]:
         followed = super()._iteration()

@@ -34,9 +34,6 @@ class VirtualReplicas:
     def run(self, num_iterations: int) -> None:
         """Train for so many iterations."""
         for _ in range(num_iterations):
-            is_agreed = all(replica.wants_order for replica in self.replicas)
-            for replica in self.replicas:
-                replica.runs_orders = is_agreed
             end_s = max(replica.begin_iteration() for replica in self.replicas)
             for number, replica in enumerate(self.replicas):
                 num_seen = len(replica.job.observations)

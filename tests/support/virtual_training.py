@@ -168,8 +168,6 @@ class VirtualTraining:
     """Those that another program has requested; `report_gpus` tells the job of a change."""
     reorder: ReorderOffer = field(default_factory=ReorderOffer)
     """What the ranks say about other orders of instructions when they join."""
-    runs_orders: bool = True
-    """Whether all ranks of the training, replicas included, have a plan with an order."""
     memory_of: Callable[[int, Schedule], RankMemory | None] = lambda _rank, _schedule: None
     """What a rank reports of its memory after an iteration in an order."""
 
@@ -336,7 +334,7 @@ class VirtualTraining:
             view, self._answer_at = self._answer_at[1], None
             self.feed(self._answer(view))
         for apply_at, epoch, _, changes in self.slices:
-            if apply_at <= index and (self.runs_orders or not self.has_order(epoch)):
+            if apply_at <= index:
                 self.epoch, self.changes = epoch, changes
         self._follow(self._schedule_of.get(self.epoch, self.schedule))
         for r in self._iteration_error:
@@ -348,16 +346,6 @@ class VirtualTraining:
                     self.clocks[r].record(self._ns(self.now_s), min(self.ceilings[r], self.clock_now[r]))
         self._spans, end_s = self._run_pipeline()
         return end_s
-
-    def has_order(self, plan_epoch: int) -> bool:
-        """Return whether a plan has an order of its own."""
-        return self._schedule_of.get(plan_epoch, self.schedule).orders != self.schedule.orders
-
-    @property
-    def wants_order(self) -> bool:
-        """Whether the newest plan for the next iteration has an order of its own."""
-        due = [epoch for apply_at, epoch, *_ in self.slices if apply_at <= self.iteration_index]
-        return bool(due) and self.has_order(due[-1])
 
     def _ceiling_mhz(self, r: int, index: int) -> int:
         """Return the clock that a rank's GPU does not exceed, by its state and its power limit."""

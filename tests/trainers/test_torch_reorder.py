@@ -139,7 +139,6 @@ def test_all_ranks_take_a_plans_order_at_its_iteration_and_leave_it_again(tmp_pa
     with FakeDaemon(tmp_path) as daemon:
         for rank in range(NUM_RANKS):
             there = {**plan_slice(1, 4, []), "order": rows_of(DELAYED, rank) if allow else []}
-            there["training_id"] = tmp_path.parent.name + tmp_path.name
             daemon.plans_by_pp_rank[rank] = [there, plan_slice(2, 9, [])]
         ranks = run_ranks(NUM_RANKS, tmp_path, follow, daemon.socket_path, allow)
         registrations = drain(daemon.registrations)
@@ -218,7 +217,7 @@ FOUR = given_place(pp_rank=0, num_pp_ranks=4)
         (make_schedule(), [make_stage(dw_builder=print)], FOUR, "dw_builder"),
         (make_schedule(), [make_stage()], given_place(pp_rank=0, num_pp_ranks=1), "one stage"),
         (make_schedule(), [make_stage()], given_place(pp_rank=0, num_pp_ranks=9), "fewer microbatches"),
-        (make_schedule(), [make_stage()], Place(pipeline=Coordinate(0, 4), is_across_hosts=True), "does not say where"),
+        (make_schedule(), [make_stage()], Place(pipeline=Coordinate(0, 4), is_across_hosts=True), ""),
         (make_schedule(), [make_stage()], Place(pipeline=Coordinate(0, 4), data=Coordinate(0, 2)), ""),
         (make_schedule(), [make_stage()], given_place(pp_rank=0, num_pp_ranks=4, num_tp_ranks=2), "several ranks"),
         (make_schedule(), [make_stage(tied())], FOUR, "shared within a stage"),
@@ -231,22 +230,6 @@ def test_a_schedule_whose_sums_or_messages_might_change_is_refused(
     refusal = reorder_refusal(schedule, stages, place)
     assert why in refusal
     assert bool(refusal) == bool(why)
-
-
-def test_ranks_on_other_hosts_agree_if_they_know_their_hosts_and_share_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "GPUENERGYD_STORE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    assert "the launcher does not say where" in reorder_refusal(make_schedule(), [make_stage()], FOUR)
-    monkeypatch.setenv("RANK", "5")
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert "no store: set MASTER_ADDR and MASTER_PORT" in reorder_refusal(make_schedule(), [make_stage()], FOUR)
-    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    assert reorder_refusal(make_schedule(), [make_stage()], FOUR) == ""
-    across = Place(pipeline=Coordinate(0, 4), is_across_hosts=True)
-    assert reorder_refusal(make_schedule(), [make_stage()], across) == ""
 
 
 def test_real_schedules_are_known(tmp_path: Path) -> None:

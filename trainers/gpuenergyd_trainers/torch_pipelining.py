@@ -18,12 +18,11 @@ from typing import Any, Unpack
 from gpuenergyd.client.timing.recorder import NOT_RECORDED
 from gpuenergyd.core.pipeline.graph import Schedule
 from gpuenergyd.core.pipeline.schedules import make_schedule
-from gpuenergyd_trainers.across_hosts.host_orders import find_hosts
 from gpuenergyd_trainers.joining.handle import Call, Handle, WrappedAttribute
 from gpuenergyd_trainers.joining.membership import JoinKeywords, JoinOptions, PipelineRank, join
 from gpuenergyd_trainers.joining.memory import CudaMemory, MemoryMeter, MicrobatchMemory
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, order_rows
-from gpuenergyd_trainers.joining.place import Coordinate, Place, given_place
+from gpuenergyd_trainers.joining.place import Place, given_place
 from gpuenergyd_trainers.joining.place_sources import pipeline_group_place
 from gpuenergyd_trainers.torch_functions import RegisteredFunctions
 
@@ -214,7 +213,6 @@ def attach(
             place=place,
             device=own[0].device,
             reorder_refusal=_reorder_refusal(schedule, own, place),
-            everyone=_rank_here(),
         )
 
     def make_handle(rank: OrderedRank) -> PipelineHandle:
@@ -244,16 +242,6 @@ def _reorder_refusal(schedule: Any, stages: Sequence[Any], place: Place) -> str:
     from gpuenergyd_trainers.torch_reorder import reorder_refusal  # noqa: PLC0415  imports torch
 
     return reorder_refusal(schedule, stages, place)
-
-
-def _rank_here() -> Coordinate:
-    """Return the position of this process among those of the training on this host."""
-    import torch.distributed as dist  # noqa: PLC0415  as above
-
-    hosts = find_hosts()
-    if hosts is not None and hosts.num_hosts > 1:
-        return Coordinate(hosts.local_rank, hosts.num_local_ranks)
-    return Coordinate(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else Coordinate()
 
 
 def _memory_of(rank: OrderedRank, stage: Any, meter: MemoryMeter | None) -> MicrobatchMemory | None:

@@ -2,10 +2,9 @@
 
 Each iteration runs either torch's own method or, if the plan of the iteration brings an order, `ReorderedSteps`. That
 one posts the same receives and sends, in the same batches and sequence, as torch's Schedule1F1B does, and runs weight
-gradients between posting and waiting. All ranks of a training, replicas on other hosts included, run their orders in an
-iteration, or none does (`gpuenergyd.client.agreed_orders`); ranks in different orders would still fit together. The
-orders offered keep the sequence in which each parameter's gradients are accumulated
-(`gpuenergyd.core.pipeline.reorder`).
+gradients between posting and waiting. An order comes with its plan and is agreed on with it; ranks that run different
+orders in an iteration, because a plan has not reached all of them, fit together. The orders offered keep the sequence
+in which each parameter's gradients are accumulated (`gpuenergyd.core.pipeline.reorder`).
 """
 
 import inspect
@@ -16,10 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpuenergyd.client.environment import has_other_hosts
 from gpuenergyd.wire.messages import OrderRow
-from gpuenergyd_trainers.across_hosts.host_orders import find_hosts
-from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE, find_store_address
 from gpuenergyd_trainers.joining.handle import Call
 from gpuenergyd_trainers.joining.place import Place
 
@@ -75,19 +71,7 @@ def _refusal_of_place(place: Place) -> str:
     """Return why ranks in such a place cannot change their order; empty if they can."""
     if place.pipeline.size < 2:
         return "a pipeline of one stage has no bubbles"
-    if place.stage.size > 1:
-        return "the stages have several ranks"
-    return _refusal_of_hosts() if place.is_across_hosts or has_other_hosts() else ""
-
-
-def _refusal_of_hosts() -> str:
-    """Return why this host cannot agree with the others; empty if it can."""
-    elsewhere = "the training has ranks on other hosts, and"
-    if find_hosts() is None:
-        return f"{elsewhere} the launcher does not say where, or not equally many on each"
-    if find_store_address() is None:
-        return f"{elsewhere} no store: set MASTER_ADDR and MASTER_PORT, or {STORE_VARIABLE}"
-    return ""
+    return "the stages have several ranks" if place.stage.size > 1 else ""
 
 
 def _refusal_of_stage(schedule: Any, stage: Any, place: Place) -> str:

@@ -1,9 +1,10 @@
 """Plan windows: agreement of the ranks of a pipeline across hosts on the plan of each iteration. No I/O, no clock.
 
-Theory of operation. Messages between hosts may be late or lost, so that no protocol can make all ranks certain that
-all of them know of a plan. The protocol guarantees less: an iteration never runs under two plans, or else under two
-that may be mixed. A plan is valid for a *window*, the iterations [begin, end), and a rank follows it only within the
-windows that it has received. The leader
+Theory of operation. A plan has clocks and, where the program allows another one, an order of instructions; without a
+plan a rank runs at full speed in its registered order. Messages between hosts may be late or lost, so that no protocol
+can make all ranks certain that all of them know of a plan. The protocol guarantees less: an iteration never runs under
+two plans, or else under two that may be mixed. A plan is valid for a *window*, the iterations [begin, end), and a rank
+follows it only within the windows that it has received. The leader
 
 1. proposes a plan; each member fetches its slice, has its own daemon validate and install it, and reports that;
 2. once all have installed it, grants a window that begins a few iterations ahead, so that all receive it before;
@@ -16,30 +17,24 @@ windows that it has received. The leader
    nothing has to be installed for it, and it ends at the same iteration on all ranks;
 7. replaces a plan at once where a mix of both is not slower than the next one (`plan_mix`): the message that grants
    the next plan a window from the next iteration on also revokes the plan before. Each member changes as soon as it
-   reads that, and one that does not follows the old plan until its window ends;
-8. gives a plan with an order of instructions of its own longer windows, because all hosts of the training have to
-   agree within them on running it, and revokes it as soon as a plan without one is proposed.
+   reads that, and one that does not follows the old plan until its window ends.
 
 Windows of different plans are therefore disjoint, whatever the order of messages, but for a replaced plan's. A member
 that receives a window late, or nothing until its window has expired, runs at full speed: it may waste energy, but it
-neither slows the others down nor follows an old plan beside their new one. A dead leader, a cut link or a lost store
-need no message: windows expire.
+does not follow an old plan beside the others' new one, nor does it slow them down, unless they run an order in which
+they need its gradients sooner than it has them. A dead leader, a cut link or a lost store need no message: windows
+expire.
 """
 
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gpuenergyd.core.distributed.order_windows import LEAST_AHEAD
-
 AHEAD_ITERATIONS = 2
 """Minimum distance from the newest iteration to the begin of a window; a window lasts twice that unless extended."""
 SHORT_WINDOW_ITERATIONS = 2
 """Length of a profiling plan's window: one of two iterations may be disturbed by clock changes."""
 MAX_AHEAD_ITERATIONS = 256
-_ORDER_WINDOWS = 4
-"""Length of the window of a plan with an order of its own, in agreements of hosts to run it: they agree on iterations
-up to three ahead (`order_windows`), and only within the plan's window."""
 _DROPPED_KEPT = 8
 """Dropped plans that a follower remembers: a message that was under way must not bring them back."""
 UNGUARDED_ITERATIONS = 32
@@ -97,13 +92,9 @@ class PlanWindowFollower:
 
     def plan_for(self, iteration_index: int) -> str | None:
         """Return the plan of an iteration, None for full speed; drops expired windows, so iterations must increase."""
-        return next((w.plan_id for w in self.windows_after(iteration_index) if w.covers(iteration_index)), None)
-
-    def windows_after(self, iteration_index: int) -> tuple[PlanWindow, ...]:
-        """Return the windows that end after an iteration, which must increase: all others are dropped."""
         for key in [key for key, window in self._windows.items() if window.end_iteration <= iteration_index]:
             del self._windows[key]
-        return tuple(self._windows.values())
+        return next((own.plan_id for own in self._windows.values() if own.covers(iteration_index)), None)
 
     def drop(self, plan_id: str) -> None:
         """Stop following a plan at once, and for good."""
@@ -130,9 +121,6 @@ class PlanWindowGrantor:
     _others_until: int = 0
     """The iteration before which some member may follow another plan than the current one."""
     _is_short: bool = False
-    _is_proposed_ordered: bool = False
-    is_ordered: bool = False
-    """Whether the current plan has an order of instructions of its own."""
     _previous: PlanWindow | None = None
     _current: PlanWindow | None = None
     _is_expiring: bool = False
@@ -175,22 +163,11 @@ class PlanWindowGrantor:
             if member in self.members and (known is None or state.iteration_index >= known.iteration_index):
                 self._states[member] = state
 
-    def propose(
-        self,
-        plan_id: str,
-        *,
-        is_short: bool = False,
-        is_ordered: bool = False,
-        replaces: frozenset[str] = frozenset(),
-    ) -> None:
+    def propose(self, plan_id: str, *, is_short: bool = False, replaces: frozenset[str] = frozenset()) -> None:
         """Propose a plan, in place of a proposed one that has no window yet.
 
-        `is_short` is for profiling plans, `is_ordered` for those with an order of instructions; `replaces` are plans
-        that it may be mixed with.
+        `is_short` is for profiling plans; `replaces` are plans that it may be mixed with.
         """
-        if self.is_ordered and not is_ordered and not self._is_expiring:
-            self.revoke()
-        self._is_proposed_ordered = is_ordered
         self._proposed, self._proposed_at, self._is_proposed_short = plan_id, self.newest_iteration, is_short
         self._replaceable, self._block_iterations = replaces, 0
 
@@ -223,8 +200,7 @@ class PlanWindowGrantor:
             return False
         if self._block_iterations and current.begin_iteration <= newest < current.end_iteration:
             begin = current.end_iteration + self._block_iterations
-            length = self._kept(ahead) if self.is_ordered else ahead
-            self._previous, self._current = current, PlanWindow(current.plan_id, begin, begin + length)
+            self._previous, self._current = current, PlanWindow(current.plan_id, begin, begin + ahead)
             self._block_iterations = 0
             return True
         return self._extend(current, ahead)
@@ -239,7 +215,7 @@ class PlanWindowGrantor:
             begin, self.revoked = newest + 1, current.plan_id
         else:
             begin = max(newest + ahead, self._others_until)
-        self._is_short, self.is_ordered = self._is_proposed_short, self._is_proposed_ordered
+        self._is_short = self._is_proposed_short
         self._previous, self._current = current, PlanWindow(plan_id, begin, begin + self._length(ahead))
         self._proposed, self._is_expiring = None, False
 
@@ -248,7 +224,7 @@ class PlanWindowGrantor:
         newest = self.newest_iteration
         if self._is_short and newest < current.end_iteration + 2 * ahead:
             return False  # a profiling plan; if all members had run it, there would soon be another
-        kept = ahead if self._proposed is not None or self.is_change_near else self._kept(ahead)
+        kept = ahead if self._proposed is not None or self.is_change_near else 2 * ahead
         if newest + kept <= current.end_iteration:
             return False
         # After the end of the window members run at full speed; all of them resume the plan at the same iteration.
@@ -259,11 +235,7 @@ class PlanWindowGrantor:
         return True
 
     def _length(self, ahead: int) -> int:
-        return SHORT_WINDOW_ITERATIONS if self._is_short else self._kept(ahead)
-
-    def _kept(self, ahead: int) -> int:
-        """Return how many iterations ahead a window that is not about to end is kept."""
-        return _ORDER_WINDOWS * max(ahead, LEAST_AHEAD) if self.is_ordered else 2 * ahead
+        return SHORT_WINDOW_ITERATIONS if self._is_short else 2 * ahead
 
     def _are_reports_complete(self, ahead: int) -> bool:
         """Return whether every member has reported a recent iteration."""

@@ -22,7 +22,6 @@ class DeliverySnapshot:
     last_epoch: int
     waiting: dict[int, list[PlanSlice]]
     delivered: dict[int, PlanSlice]
-    training_id: str = ""
 
 
 @dataclass(slots=True)
@@ -34,8 +33,6 @@ class PlanDelivery:
     audit: AuditLog
     last_epoch: int = 0
     """The epoch of the plan that was sent last."""
-    training_id: str = ""
-    """The name under which the ranks of all replicas agree on running other orders."""
     _waiting: dict[int, list[PlanSlice]] = field(default_factory=dict)
     _delivered: dict[int, PlanSlice] = field(default_factory=dict)
 
@@ -53,7 +50,6 @@ class PlanDelivery:
                 rows,
                 max(gpu.supported_sm_clocks_mhz, default=0),
                 order,
-                self.training_id if order else "",
             )
             for stage_rank in range(self.ranks.description.num_stage_ranks):
                 index = self.ranks.description.rank_index(pp_rank, stage_rank)
@@ -98,11 +94,11 @@ class PlanDelivery:
 
     def snapshot(self) -> DeliverySnapshot:
         """Return the state for the next daemon."""
-        return DeliverySnapshot(self.last_epoch, dict(self._waiting), dict(self._delivered), self.training_id)
+        return DeliverySnapshot(self.last_epoch, dict(self._waiting), dict(self._delivered))
 
     def restore(self, snapshot: DeliverySnapshot) -> None:
         """Replace the state by that of an earlier daemon."""
-        self.last_epoch, self.training_id = snapshot.last_epoch, snapshot.training_id
+        self.last_epoch = snapshot.last_epoch
         self._waiting, self._delivered = dict(snapshot.waiting), dict(snapshot.delivered)
 
     def _actor(self, plan: ClockPlan) -> str:

@@ -77,7 +77,6 @@ from gpuenergyd.wire.messages import (
     RankRelease,
     ReleaseReply,
 )
-from gpuenergyd.wire.pipeline_messages import training_run_key
 
 log = logging.getLogger(__name__)
 
@@ -248,9 +247,7 @@ class Jobs:
         self._open[uid, first.job_name, first.run_key, first.dp_rank] = self._runners[job_id] = runner
         self._registrations[job_id] = first
         self.accounts.join((uid, first.job_name, first.run_key), runner)
-        if runner.is_member:  # of a pipeline across hosts only the whole is a replica
-            self.replicas.name_training((uid, first.job_name, training_run_key(first.run_key)), runner)
-        else:
+        if not runner.is_member:  # of a pipeline across hosts only the whole is a replica
             self.replicas.join((uid, first.job_name, first.run_key), runner, dp_rank=first.dp_rank)
         self.spawn(self.services.policy.preload(runner.job.description.policy))
 

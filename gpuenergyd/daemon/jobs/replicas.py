@@ -6,7 +6,6 @@ not compared: it contains the wait for the slowest replica, so its time is no pa
 """
 
 import math
-import secrets
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +21,6 @@ from gpuenergyd.wire.messages import PaceReply, PaceReport
 from gpuenergyd.wire.pipeline_messages import PipelineReport
 
 MAX_PACE_S = 86_400.0
-_TRAINING_ID_BYTES = 16
 
 TrainingKey = tuple[int, str, str]
 """uid, job name, run key."""
@@ -57,14 +55,11 @@ class Replicas:
     _targets: dict[str, TrainingTarget] = field(default_factory=dict)
     """By job, its target as far as it depends on the other replicas."""
     _dp_ranks: dict[str, int] = field(default_factory=dict)
-    _named: dict[TrainingKey, dict[str, JobRunner]] = field(default_factory=dict)
-    """Jobs of each training by id, members of pipelines across hosts included."""
 
     def join(self, key: TrainingKey, runner: JobRunner, *, dp_rank: int = 0) -> None:
         """Add a job; its pace is measured from the second replica of its training on."""
         if runner.job.ranks.is_plain_loop:
             return
-        self.name_training(key, runner)
         group = self._groups.setdefault(key, ReplicaGroup(self.rules))
         group.join(runner.job_id)
         self._key_of[runner.job_id], self._runners[runner.job_id] = key, runner
@@ -73,22 +68,8 @@ class Replicas:
         if len(group.job_ids) > 1:
             self._with_replicas.update(group.job_ids)
 
-    def name_training(self, key: TrainingKey, runner: JobRunner) -> None:
-        """Give a job the name under which all ranks of its training on this host agree on other orders.
-
-        Of a pipeline across hosts each rank is a job, and the whole is the replica: members only have that name.
-        """
-        named = self._named.setdefault(key, {})
-        own = runner.delivery.training_id  # of a job that an earlier daemon has handed over
-        known = next((other.delivery.training_id for other in named.values()), "")
-        runner.delivery.training_id = known or own or secrets.token_hex(_TRAINING_ID_BYTES)
-        named[runner.job_id] = runner
-
     def leave(self, job_id: str) -> None:
         """Remove a job that has ended."""
-        for named in self._named.values():
-            named.pop(job_id, None)
-        self._named = {key: named for key, named in self._named.items() if named}
         key = self._key_of.pop(job_id, None)
         if key is None:
             return

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuenergyd.core.distributed.order_windows import LEAST_AHEAD
 from gpuenergyd.core.distributed.plan_windows import (
     AHEAD_ITERATIONS,
     MAX_AHEAD_ITERATIONS,
@@ -233,32 +232,6 @@ def test_a_cleared_follower_runs_at_full_speed() -> None:
     follower.clear()
 
     assert follower.plan_for(10) is None
-
-
-def test_a_plan_with_an_order_is_known_further_ahead_and_revoked_by_one_without() -> None:
-    leader = grantor()
-    leader.propose("a", is_ordered=True)
-    leader.update(states(10, "a"))
-    assert leader.grant()
-    (window,) = leader.windows
-    assert window.end_iteration - window.begin_iteration >= 4 * LEAST_AHEAD
-    for iteration in range(11, 40):
-        leader.update(states(iteration, "a"))
-        leader.grant()
-        assert leader.windows[-1].end_iteration >= iteration + 3 * LEAST_AHEAD
-
-    leader.propose("b", is_ordered=True)
-    revoked_before = leader.revoked
-    leader.update(states(40, "a", "b"))
-    assert leader.grant()
-    assert [own.plan_id for own in leader.windows] == ["a", "b"]
-    assert leader.windows[0].end_iteration == leader.windows[1].begin_iteration
-    leader.propose("c")
-    assert (revoked_before, leader.revoked) == (None, "b")
-    assert "b" not in {own.plan_id for own in leader.windows}
-    leader.update(states(41, "c"))
-    assert leader.grant()
-    assert not leader.is_ordered
 
 
 def agreed(plan_id: str, *, at: int) -> PlanWindowGrantor:

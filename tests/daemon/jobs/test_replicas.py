@@ -86,26 +86,6 @@ def test_ranks_of_a_plain_loop_have_no_straggler() -> None:
     play(scenario)
 
 
-def test_all_replicas_of_a_training_agree_on_orders_under_one_name() -> None:
-    stage = Stage()
-    alone = replace(registration(0), num_pp_ranks=1, num_microbatches=1, order=(("F", 0, 0), ("B", 0, 0)))
-
-    async def scenario() -> None:
-        for dp_rank, run_key in enumerate(("a", "a", "b")):
-            own = replace(alone, dp_rank=dp_rank, run_key=run_key, gpu_uuid=f"GPU-{dp_rank}")
-            stage.jobs.register(own, ME, os.pidfd_open(os.getpid()))
-        first, second, other = stage.jobs
-        names = [runner.delivery.training_id for runner in stage.jobs]
-
-        assert names[0] == names[1] != names[2]
-        assert all(len(name) >= 32 for name in names)
-        other.delivery.restore(first.delivery.snapshot())
-        assert other.delivery.training_id == second.delivery.training_id
-        await stage.jobs.close("test over")
-
-    play(scenario)
-
-
 PHASES = (("F", 0, 0), ("B", 0, 0), ("O", 0, 0))
 """Phases of a loop, all of which are work."""
 

@@ -269,7 +269,7 @@ def is_split(replica: VirtualTraining) -> bool:
 
 
 @pytest.mark.thorough
-def test_replicas_change_their_orders_together_and_back() -> None:
+def test_each_replica_changes_its_order_by_itself_and_back() -> None:
     both = replicas()
     ran = []
     for _ in range(110):
@@ -289,21 +289,18 @@ def test_replicas_change_their_orders_together_and_back() -> None:
         both.run(1)
         ran.append(tuple(is_split(replica) for replica in both.replicas))
 
-    assert set(ran) == {(False, False), (True, True)}
     assert 1 - settled_j / baseline_j >= 0.20
-    assert ran[-6:] == [(True, True)] * 3 + [(False, False)] * 3
+    assert [own for _, own in ran[-6:]] == [True] * 3 + [False] * 3
     assert "become slower" in both.replicas[1].job.knowledge.reordering.advice.refusal  # type: ignore[union-attr]
 
 
 @pytest.mark.thorough
-def test_a_replica_whose_others_stay_in_1f1b_gives_its_order_up() -> None:
+def test_a_replica_runs_its_order_although_another_one_stays_in_1f1b() -> None:
     both = replicas(refusal="parameters have gradient hooks, which split backwards do not call")
-    for _ in range(130):
+    ran = []
+    for _ in range(110):
         both.run(1)
-        assert not any(is_split(replica) for replica in both.replicas)
+        ran.append(tuple(is_split(replica) for replica in both.replicas))
 
-    advice = both.replicas[0].job.knowledge.reordering.advice
-    assert advice is not None
-    assert "another rank or replica of the training stays in 1F1B" in advice.refusal
-    trials = [plan for plan in both.replicas[0].job.knowledge.plans.kept if plan.orders]
-    assert 1 <= len(trials) <= 2
+    assert not any(other for _, other in ran)
+    assert ran[-16:].count((True, False)) >= 10

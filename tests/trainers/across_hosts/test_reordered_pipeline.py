@@ -14,7 +14,6 @@ import torch.distributed as dist  # noqa: E402  after the skip
 from torch.distributed.pipelining import Schedule1F1B  # noqa: E402
 
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost  # noqa: E402
-from gpuenergyd_trainers.across_hosts.host_orders import HostOrders  # noqa: E402
 from gpuenergyd_trainers.across_hosts.pipeline_member import PipelineMember  # noqa: E402
 from gpuenergyd_trainers.demo.gpt_model import build_stage, loss_of, make_batch  # noqa: E402
 from gpuenergyd_trainers.joining import membership  # noqa: E402
@@ -30,7 +29,7 @@ from tests.trainers.pipeline_processes import run_ranks  # noqa: E402
 pytestmark = [pytest.mark.torch, pytest.mark.thorough]
 NUM_RANKS, NUM_MICROBATCHES = 2, 4
 PORT = 29_573
-ROUND_S, AGREEMENT_S = 0.03, 0.02
+ROUND_S = 0.03
 NUM_AFTER = 5
 """Iterations in 1F1B after those with split backwards."""
 
@@ -100,7 +99,6 @@ def enter_host(hosts: TwoHosts, rank: int) -> str:
     )
     # Agreements take some rounds, however short iterations are; this process is the test's own.
     setattr(membership, "PipelineMember", partial(PipelineMember, period_s=ROUND_S))  # noqa: B010  not exported
-    setattr(membership, "HostOrders", partial(HostOrders, period_s=AGREEMENT_S))  # noqa: B010  not exported
     return "env://"
 
 

@@ -125,7 +125,6 @@ def streams_by_order(folder: Path, extra_inflight: Sequence[int] | None = None) 
     with FakeDaemon(folder) as daemon:
         for rank in range(NUM_RANKS):
             there = {**plan_slice(1, SPLIT_FROM), "order": order_rows(SPLIT, rank) if extra_inflight is None else []}
-            there["training_id"] = folder.parent.name + folder.name
             daemon.plans_by_pp_rank[rank] = [there]
         ranks = run_ranks(NUM_RANKS, folder, traced, str(world), daemon.socket_path, extra_inflight)
     return {"own": [steps[2] for steps in ranks], "split": [steps[-1] for steps in ranks]}

@@ -246,11 +246,9 @@ class LeaderRank:
         plan_id, slices = reply["plan_id"], reply["slices"]
         for pp_rank, plan_slice in enumerate(slices):
             store.set(self.place.slice_key(plan_id, pp_rank), _json(plan_slice))
-        is_ordered = any(own["order"] for own in slices)
         # Another order is tried in several iterations.
-        is_short = slices[0]["purpose"] == PlanPurpose.PROFILE and not is_ordered
-        replaces = frozenset(reply["replaces"])
-        self.grantor.propose(plan_id, is_short=is_short, is_ordered=is_ordered, replaces=replaces)
+        is_short = slices[0]["purpose"] == PlanPurpose.PROFILE and not any(own["order"] for own in slices)
+        self.grantor.propose(plan_id, is_short=is_short, replaces=frozenset(reply["replaces"]))
         self._offered, self._offered_at_pace_s = plan_id, self._straggler_time_s
 
     def _iterations_ahead(self) -> int:

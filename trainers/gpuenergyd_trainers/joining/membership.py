@@ -6,8 +6,8 @@ says where a rank is, so that the adapters of the frameworks need to know neithe
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypedDict
 
@@ -18,12 +18,12 @@ from gpuenergyd.client.environment import (
     find_run_key,
     has_other_hosts,
 )
-from gpuenergyd.client.rank import RankClient, RankDescription, open_agreed_plans
+from gpuenergyd.client.plans import AgreedPlans
+from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.client.timing.recorder import InstructionTimer
 from gpuenergyd.wire.messages import OrderRow
 from gpuenergyd.wire.pipeline_messages import member_run_key
-from gpuenergyd_trainers.across_hosts.host_orders import HostOrders, find_hosts
-from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE, Store, find_store_address
+from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE, find_store_address
 from gpuenergyd_trainers.across_hosts.pipeline_member import PipelineMember
 from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
 from gpuenergyd_trainers.across_hosts.replica_paces import ReplicaOnOneHost
@@ -96,8 +96,6 @@ class PipelineRank:
     """Returns the instructions of an iteration of another number of microbatches; None where that cannot change."""
     reorder_refusal: str = "the order of this schedule cannot be changed from outside"
     """Why the order of instructions cannot change while the program runs; empty if it can."""
-    everyone: Coordinate = field(default_factory=Coordinate)
-    """The position among all ranks of the training on this host, where its order can change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,18 +138,11 @@ def _pipeline_on_one_host(place: Place, run_key: str, address: tuple[str, int] |
     """Return the membership of a rank whose whole pipeline is on this host."""
 
     def start_exchange(client: RankClient, socket_path: str | None) -> Callable[[], None] | None:
-        """Exchange paces with replicas on other hosts, and agree with these hosts on orders.
-
-        The pipeline's first rank does the one for all its ranks, the host's first rank the other.
-        """
-        if address is None or not has_other_hosts():
+        """Exchange paces with replicas on other hosts: the pipeline's first rank does so for all its ranks."""
+        if address is None or not has_other_hosts() or not place.leads_replica:
             return None
         connect = connection_to(address, run_key)
-        ends: list[Callable[[], None]] = []
-        if place.leads_replica:
-            ends.append(ReplicaOnOneHost(client, connect, dp_rank=place.replica, socket_path=socket_path).stop)
-        ends += _start_host_orders(client, connect)
-        return _end_all(ends) if ends else None
+        return ReplicaOnOneHost(client, connect, dp_rank=place.replica, socket_path=socket_path).stop
 
     return Membership(
         run_key=run_key,
@@ -171,8 +162,7 @@ def _member_across_hosts(place: Place, run_key: str, address: tuple[str, int]) -
     def start_exchange(client: RankClient, socket_path: str | None) -> Callable[[], None]:
         plans, connect = client.agreed_plans, connection_to(address, run_key)
         assert plans is not None
-        ends = _start_host_orders(client, connect)
-        return _end_all([*ends, PipelineMember(client, plans, member, connect, socket_path=socket_path).stop])
+        return PipelineMember(client, plans, member, connect, socket_path=socket_path).stop
 
     return Membership(
         run_key=member_run_key(member.name, run_key),
@@ -184,22 +174,6 @@ def _member_across_hosts(place: Place, run_key: str, address: tuple[str, int]) -
         is_windowed=True,
         tags=(("pp_rank", str(pipeline.rank)), ("tp_rank", str(stage.rank))),
     )
-
-
-def _start_host_orders(client: RankClient, connect: Callable[[], Store]) -> list[Callable[[], None]]:
-    """Have the host's first rank agree with the other hosts on orders; return what ends that."""
-    agreement, hosts = client.order_agreement, find_hosts()
-    if agreement is None or hosts is None or hosts.local_rank != 0:
-        return []
-    return [HostOrders(agreement, hosts, connect, lambda: client.iteration_index).stop]
-
-
-def _end_all(ends: Sequence[Callable[[], None]]) -> Callable[[], None]:
-    def end() -> None:
-        for own in ends:
-            own()
-
-    return end
 
 
 def join(
@@ -256,7 +230,6 @@ def _open_client(options: JoinOptions, rank: PipelineRank, membership: Membershi
     if rank.reorder_refusal and find_allow_reorder(options.allow_reorder):
         logger.warning("gpuenergyd: the order of instructions stays as it is: %s", rank.reorder_refusal)
     is_cuda = getattr(rank.device, "type", None) == "cuda"
-    hosts = find_hosts()
     description = RankDescription(
         job_name=options.job,
         run_key=membership.run_key,
@@ -275,14 +248,11 @@ def _open_client(options: JoinOptions, rank: PipelineRank, membership: Membershi
         allow_reorder=options.allow_reorder,
         reorder_refusal=rank.reorder_refusal,
         tags=membership.tags,
-        order_rank=rank.everyone.rank,
-        num_order_ranks=rank.everyone.size,
-        host=hosts.host if has_other_hosts() and hosts is not None else None,
         is_first=rank.place.is_first,
     )
     return RankClient(
         description,
         socket_path=options.socket_path,
         timer=timer if timer is not None else timer_for(rank.device, rank.num_microbatches, rank.num_chunks),
-        agreed_plans=open_agreed_plans(description) if membership.is_windowed else None,
+        agreed_plans=AgreedPlans() if membership.is_windowed else None,
     )

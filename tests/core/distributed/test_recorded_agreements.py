@@ -1,0 +1,91 @@
+"""Exchanges of version 0.3 through a training's store, recorded in virtual trainings, and replayed.
+
+`plan_windows.json`: the leader of one of two replicas, with stragglers, blocks at full speed, revoked and replaced
+plans. `orders.json`: the leader of a pipeline that changes its order of instructions, and the iterations in which all
+ranks ran an order by their consent.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gpuenergyd.core.distributed.plan_windows import MemberState, PlanWindow, PlanWindowFollower, PlanWindowGrantor
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+def load(name: str) -> Any:
+    """Return a recorded exchange."""
+    return json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def update(leader: PlanWindowGrantor, groups: list[Any]) -> None:
+    """Let the leader hear what its members have reported."""
+    for iteration_index, installed, farthest_index, members in groups:
+        state = MemberState(iteration_index, frozenset(installed), farthest_index)
+        leader.update(dict.fromkeys(leader.members if members == "all" else members, state))
+
+
+def replay(leader: PlanWindowGrantor, step: list[Any]) -> None:
+    """Let the leader hear and decide what it heard and decided then."""
+    match step:
+        case ["grant", groups, ahead, is_change_near, guarded_index, *_]:
+            update(leader, groups)
+            leader.is_change_near, leader.guarded_index = is_change_near, guarded_index
+            leader.grant(ahead)
+        case ["update", groups]:
+            update(leader, groups)
+        case ["propose", plan_id, is_short, replaces, *_]:
+            leader.propose(plan_id, is_short=is_short, replaces=frozenset(replaces))
+        case ["block", num_iterations]:
+            leader.request_block(num_iterations)
+        case ["let_expire"]:
+            leader.let_expire()
+        case ["revoke"]:
+            leader.revoke()
+        case _:
+            raise AssertionError(step)
+
+
+def test_plans_get_the_windows_that_they_got_before() -> None:
+    members, *steps = load("plan_windows")
+    leader = PlanWindowGrantor(frozenset(members))
+    expected: list[Any] = []
+
+    for step in steps:
+        replay(leader, step)
+        if step[0] == "grant":
+            expected = step[5] if len(step) > 5 else expected
+            windows, revoked, wanted = expected
+            assert leader.windows == tuple(PlanWindow(*row) for row in windows)
+            assert (leader.revoked, leader.plan_to_install) == (revoked, wanted)
+
+
+def test_an_order_is_run_no_later_than_by_consent_and_left_no_later() -> None:
+    members, by_consent, *steps = load("orders")
+    leader, follower = PlanWindowGrantor(frozenset(members)), PlanWindowFollower()
+    ordered, newest, in_order = set[str](), -1, list[int]()
+
+    for step in steps:
+        replay(leader, step)
+        if step[0] == "propose" and len(step) > 4:
+            ordered.add(step[1])
+        follower.update(leader.windows)
+        if leader.revoked is not None:
+            follower.drop(leader.revoked)
+        for newest in range(newest + 1, leader.newest_iteration + 1):  # noqa: B020  goes on from the last one
+            if follower.plan_for(newest) in ordered:
+                in_order.append(newest)
+
+    # A block at full speed ends an order, too, and so do the trial and the plan.
+    before, now = _spans(by_consent), _spans(in_order)
+    assert len(now) == len(before) == 3
+    assert all(begin <= known_begin for (begin, _), (known_begin, _) in zip(now, before, strict=True))
+    assert all(end <= known_end for (_, end), (_, known_end) in zip(now, before, strict=True))
+
+
+def _spans(iterations: list[int]) -> list[tuple[int, int]]:
+    """Return the first and the last iteration of each run of iterations."""
+    begins = [k for k in iterations if k - 1 not in iterations]
+    ends = [k for k in iterations if k + 1 not in iterations]
+    return list(zip(begins, ends, strict=True))
