@@ -105,6 +105,10 @@ class CountingStore:
         """The prefix of this run."""
         return self.store.prefix
 
+    def within(self, folder: str) -> "CountingStore":
+        """Return the part of this store whose keys begin with a folder."""
+        return replace(self, store=self.store.within(folder))
+
     def set(self, key: str, value: str) -> None:
         """Write a key."""
         self._count(key, len(value))
@@ -131,16 +135,6 @@ class CountingStore:
         """Add to a counter."""
         self._count(key, 8)
         return self.store.add(key, amount)
-
-    def set_once(self, key: str, value: str) -> bytes:
-        """Write a key unless it has a value."""
-        self._count(key, len(value))
-        return self.store.set_once(key, value)
-
-    def delete(self, key: str) -> None:
-        """Delete a key."""
-        self._count(key, 0)
-        self.store.delete(key)
 
     def _count(self, key: str, value_bytes: int) -> None:
         self.num_bytes += OPERATION_BYTES + len(self.prefix) + len(key) + value_bytes

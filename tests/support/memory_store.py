@@ -1,7 +1,7 @@
 """An in-memory stand-in for a training job's TCPStore, for tests in one process."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass
@@ -12,28 +12,25 @@ class MemoryStore:
     counters: dict[str, int] = field(default_factory=dict)
     prefix: str = "gpuenergyd/run-1"
 
+    def within(self, folder: str) -> "MemoryStore":
+        """Return the part of this store whose keys begin with a folder."""
+        return replace(self, prefix=f"{self.prefix}/{folder}")
+
     def set(self, key: str, value: str) -> None:
         """Write a key."""
-        self.values[key] = value.encode()
+        self.values[f"{self.prefix}/{key}"] = value.encode()
 
     def get(self, key: str) -> bytes | None:
         """Return a key's value, None if missing."""
-        return self.values.get(key)
+        return self.values.get(f"{self.prefix}/{key}")
 
     def get_all(self, keys: Sequence[str]) -> list[bytes] | None:
         """Return the values of all keys, None if one is missing."""
-        found = [self.values[key] for key in keys if key in self.values]
+        found = [value for value in map(self.get, keys) if value is not None]
         return found if len(found) == len(keys) else None
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter, which starts at 0, and return it."""
-        self.counters[key] = self.counters.get(key, 0) + amount
-        return self.counters[key]
-
-    def set_once(self, key: str, value: str) -> bytes:
-        """Write a key unless it has a value; return its value."""
-        return self.values.setdefault(key, value.encode())
-
-    def delete(self, key: str) -> None:
-        """Delete a key if there is one."""
-        self.values.pop(key, None)
+        name = f"{self.prefix}/{key}"
+        self.counters[name] = self.counters.get(name, 0) + amount
+        return self.counters[name]

@@ -3,13 +3,13 @@
 import json
 
 from gpuenergyd.client.environment import find_run_key, without_restarts
-from gpuenergyd_trainers.across_hosts.run_agreement import RunAgreement, RunStore
+from gpuenergyd_trainers.across_hosts.run_agreement import RunAgreement
 from tests.support.memory_store import MemoryStore
 
 
 def run_of(agreement: RunAgreement, store: MemoryStore, now_s: float) -> str | None:
     found = agreement.find(store, now_s)
-    return None if found is None else found.run
+    return None if found is None else found.prefix
 
 
 def test_all_ranks_use_the_name_that_the_first_one_draws() -> None:
@@ -53,15 +53,15 @@ def test_the_first_rank_writes_once_a_second_and_the_others_read_only_until_they
         run_of(first, store, step / 10)
         run_of(other, store, step / 10)
 
-    name, num_beats = json.loads(store.values["3/run"])
+    name, num_beats = json.loads(store.values[f"{store.prefix}/3/run"])
     store.values.clear()
     assert num_beats == 9
-    assert run_of(other, store, 20.0) == name
+    assert run_of(other, store, 20.0) == f"{store.prefix}/{name}"
 
 
 def test_keys_of_two_runs_are_apart() -> None:
     store = MemoryStore()
-    before, now = RunStore(store, "a"), RunStore(store, "b")
+    before, now = store.within("a"), store.within("b")
     before.set("0/head", "old")
     before.add("count", 3)
 

@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from copy import copy
 from datetime import timedelta
-from typing import Protocol
+from typing import Protocol, Self
 
 STORE_VARIABLE = "GPUENERGYD_STORE"
 """`host:port` of the TCPStore to use, where MASTER_ADDR and MASTER_PORT do not name the job's own."""
@@ -14,7 +15,11 @@ class Store(Protocol):
 
     @property
     def prefix(self) -> str:
-        """Prefix of all keys, unique to this run."""
+        """Prefix of all keys."""
+        ...
+
+    def within(self, folder: str) -> "Store":
+        """Return the part of this store whose keys begin with a folder."""
         ...
 
     def set(self, key: str, value: str) -> None:
@@ -33,17 +38,9 @@ class Store(Protocol):
         """Add to a counter, initially 0, and return its new value."""
         ...
 
-    def set_once(self, key: str, value: str) -> bytes:
-        """Write a key unless it has a value already; return its value."""
-        ...
-
-    def delete(self, key: str) -> None:
-        """Delete a key if there is one."""
-        ...
-
 
 class JobStore:
-    """A client of the job's TCPStore; its keys have a prefix that is unique to this run."""
+    """A client of the job's TCPStore."""
 
     def __init__(self, host: str, port: int, prefix: str, *, limit_s: float) -> None:
         """Connect.
@@ -55,40 +52,34 @@ class JobStore:
 
         # No world size: the server must not count this client among the workers that it waits for.
         self._store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=limit_s), wait_for_workers=False)
-        self._prefix = prefix
+        self.prefix = prefix
+        """Prefix of all keys."""
 
-    @property
-    def prefix(self) -> str:
-        """Prefix of all keys, unique to this run."""
-        return self._prefix
+    def within(self, folder: str) -> Self:
+        """Return the part of this store whose keys begin with a folder, on the same connection."""
+        part = copy(self)
+        part.prefix = f"{self.prefix}/{folder}"
+        return part
 
     def set(self, key: str, value: str) -> None:
         """Write a key."""
-        self._store.set(f"{self._prefix}/{key}", value)
+        self._store.set(f"{self.prefix}/{key}", value)
 
     def get(self, key: str) -> bytes | None:
         """Return a key's value; None, without waiting, while it has none."""
-        name = f"{self._prefix}/{key}"
+        name = f"{self.prefix}/{key}"
         return bytes(self._store.get(name)) if self._store.check([name]) else None
 
     def get_all(self, keys: Sequence[str]) -> list[bytes] | None:
         """Return the values of all keys in two requests; None while one of them is missing."""
-        names = [f"{self._prefix}/{key}" for key in keys]
+        names = [f"{self.prefix}/{key}" for key in keys]
         if not names:
             return []
         return [bytes(value) for value in self._store.multi_get(names)] if self._store.check(names) else None
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter, initially 0, and return its new value."""
-        return int(self._store.add(f"{self._prefix}/{key}", amount))
-
-    def set_once(self, key: str, value: str) -> bytes:
-        """Write a key unless it has a value already, in one request; return its value."""
-        return bytes(self._store.compare_set(f"{self._prefix}/{key}", "", value))
-
-    def delete(self, key: str) -> None:
-        """Delete a key if there is one."""
-        self._store.delete_key(f"{self._prefix}/{key}")
+        return int(self._store.add(f"{self.prefix}/{key}", amount))
 
 
 def find_store_address(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:

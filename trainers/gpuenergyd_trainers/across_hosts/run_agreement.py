@@ -9,7 +9,6 @@ the next ones begin: the other ranks use the name as soon as they have seen it c
 
 import json
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpuenergyd_trainers.across_hosts.job_store import Store
@@ -17,43 +16,6 @@ from gpuenergyd_trainers.across_hosts.job_store import Store
 _BEAT_S = 1.0
 """Interval in which the name is written: a rank that begins waits for the next one."""
 _NAME_BYTES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class RunStore:
-    """The part of a store that belongs to one run."""
-
-    store: Store
-    run: str
-
-    @property
-    def prefix(self) -> str:
-        """Prefix of all keys, unique to this run."""
-        return f"{self.store.prefix}/{self.run}"
-
-    def set(self, key: str, value: str) -> None:
-        """Write a key."""
-        self.store.set(f"{self.run}/{key}", value)
-
-    def get(self, key: str) -> bytes | None:
-        """Return a key's value; None while there is none."""
-        return self.store.get(f"{self.run}/{key}")
-
-    def get_all(self, keys: Sequence[str]) -> list[bytes] | None:
-        """Return the values of all these keys; None while one of them is missing."""
-        return self.store.get_all([f"{self.run}/{key}" for key in keys])
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a counter, initially 0, and return its new value."""
-        return self.store.add(f"{self.run}/{key}", amount)
-
-    def set_once(self, key: str, value: str) -> bytes:
-        """Write a key unless it has a value already; return its value."""
-        return self.store.set_once(f"{self.run}/{key}", value)
-
-    def delete(self, key: str) -> None:
-        """Delete a key if there is one."""
-        self.store.delete(f"{self.run}/{key}")
 
 
 @dataclass(slots=True)
@@ -70,13 +32,13 @@ class RunAgreement:
     _found: list[bytes | None] = field(default_factory=list)
     """The value that this rank has found, once it has looked."""
 
-    def find(self, store: Store, now_s: float) -> RunStore | None:
+    def find(self, store: Store, now_s: float) -> Store | None:
         """Return this run's part of the store, None until its name is known; call it in each exchange."""
         if self.is_first:
             self._beat(store, now_s)
         elif self._run is None:
             self._look(store)
-        return None if self._run is None else RunStore(store, self._run)
+        return None if self._run is None else store.within(self._run)
 
     def _beat(self, store: Store, now_s: float) -> None:
         if self._run is None:
