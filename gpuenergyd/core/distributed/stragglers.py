@@ -59,7 +59,11 @@ class StragglerRules:
     """Minimum change of the pace to follow: a faster pace at the first reading, a slower one after `enter_readings`."""
     silent_s: float = 10.0
     silent_iterations: float = 5.0
-    """A pace expires after this many of its own iterations, but not before `silent_s`."""
+    """What a replica says expires after this many of its iterations, but not before `silent_s`."""
+
+    def counts_for_s(self, iteration_s: float) -> float:
+        """Return how long what a replica with such iterations says counts."""
+        return max(self.silent_s, self.silent_iterations * iteration_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,12 +281,8 @@ class ReplicaGroup:
         others = [pace for other, pace in self._paces.items() if other != job_id]
         if job_id in self._elsewhere:
             others.append(self._elsewhere[job_id])
-        alive = [pace for pace in others if now_mono_s - pace.at_mono_s <= self.counts_for_s(pace)]
+        alive = [pace for pace in others if now_mono_s - pace.at_mono_s <= self.rules.counts_for_s(pace.own_time_s)]
         return max(alive, key=lambda pace: pace.own_time_s, default=None)
-
-    def counts_for_s(self, pace: Pace) -> float:
-        """Return the lifetime of a pace."""
-        return max(self.rules.silent_s, self.rules.silent_iterations * pace.own_time_s)
 
 
 def _elsewhere_of(job_id: str) -> str:

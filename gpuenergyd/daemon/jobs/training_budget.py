@@ -55,9 +55,9 @@ class TrainingTarget:
             _check(report)
             self.is_exchanged = True
             if report.num_replicas > 1:
-                baseline, rules = self.runner.job.baseline, StragglerRules()
+                baseline = self.runner.job.baseline
                 full_s = baseline.iteration_time_s if baseline is not None else 0.0
-                is_heard = report.others_age_s <= max(rules.silent_s, rules.silent_iterations * full_s)
+                is_heard = report.others_age_s <= StragglerRules().counts_for_s(full_s)
                 account = self.runner.job.control.experiments.account
                 account.hear(report.num_replicas, report.others_spent_s if is_heard else None)
             if report.is_first:
@@ -110,8 +110,8 @@ class TrainingTarget:
             runner.handle(TargetChanged(target))
 
     def _is_silent(self, report: TrainingBudget, baseline_s: float | None) -> bool:
-        rules, age_s = StragglerRules(), report.age_s + time.monotonic() - self._reported_at_mono_s
-        return age_s > max(rules.silent_s, rules.silent_iterations * (baseline_s or 0.0))
+        age_s = report.age_s + time.monotonic() - self._reported_at_mono_s
+        return age_s > StragglerRules().counts_for_s(baseline_s or 0.0)
 
     def _is_followed(self, ratio: float | None, baseline_s: float | None) -> bool:
         if self._followed is None:

@@ -2,14 +2,19 @@
 
 `plan_windows.json`: the leader of one of two replicas, with stragglers, blocks at full speed, revoked and replaced
 plans. `orders.json`: the leader of a pipeline that changes its order of instructions, and the iterations in which all
-ranks ran an order by their consent.
+ranks ran an order by their consent. `statements.json`: what each of two replicas read of the other's pace and budget,
+when something had changed, and what it made of that.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gpuenergyd.core.distributed.plan_windows import MemberState, PlanWindow, PlanWindowFollower, PlanWindowGrantor
+from gpuenergyd_trainers.across_hosts.replica_paces import ReplicaPaces
+from tests.support.memory_store import MemoryStore
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -89,3 +94,43 @@ def _spans(iterations: list[int]) -> list[tuple[int, int]]:
     begins = [k for k in iterations if k - 1 not in iterations]
     ends = [k for k in iterations if k + 1 not in iterations]
     return list(zip(begins, ends, strict=True))
+
+
+def test_statements_are_read_as_they_were_before() -> None:
+    paces, store = ReplicaPaces(), MemoryStore()
+    for row in load("statements"):
+        if isinstance(row, bool):
+            paces, store = ReplicaPaces(is_first=row), MemoryStore()
+            continue
+        now_s, reported, pace, budget = row
+        store.counters[f"{store.prefix}/replicas"] = len(reported)
+        for index, values in enumerate(reported):
+            if values is not None:
+                store.set(f"pace/{index}", json.dumps(_content(*values)))
+
+        others = paces.others(store, now_s)
+
+        found = [others.slowest_time_s, others.age_s, others.is_news, others.least_overhead_s]
+        assert found == pytest.approx(pace, abs=1e-5)
+        names = ("permitted_slowdown_ratio", "is_decided", "age_s", "excess_s", "num_replicas", "others_spent_s",
+                 "others_age_s")  # fmt: skip
+        assert [paces.budget(now_s)[name] for name in names] == pytest.approx(budget, abs=1e-4)
+
+
+def _content(
+    own_time_s: float | None,
+    num_readings: int,
+    iteration_index: int,
+    overhead_s: float | None,
+    is_first: object,
+    *share: object,
+) -> dict[str, object]:
+    names = ("permitted_slowdown_ratio", "is_decided", "excess_s", "spent_s")
+    return {
+        "own_time_s": own_time_s,
+        "num_readings": num_readings,
+        "iteration_index": iteration_index,
+        "overhead_s": overhead_s,
+        "is_first": is_first,
+        "budget": dict(zip(names, share, strict=True)) if share else None,
+    }

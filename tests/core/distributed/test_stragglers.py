@@ -215,7 +215,7 @@ def test_pace_changes_of_1_percent_are_followed_down_at_once_and_up_after_two_re
 @pytest.mark.parametrize(("own_time_s", "counts_s"), [(1.5, 10.0), (2.0, 10.0), (4.0, 20.0)])
 def test_a_pace_lives_ten_seconds_or_five_of_its_iterations(own_time_s: float, counts_s: float) -> None:
     replicas = group("a", "b")
-    assert replicas.counts_for_s(Pace(own_time_s, "b", 0.0)) == counts_s
+    assert replicas.rules.counts_for_s(own_time_s) == counts_s
     reported(replicas, 0.0, a=1.0, b=own_time_s)
     assert reported(replicas, 1.0, a=1.0, b=own_time_s) != []
 

@@ -161,7 +161,7 @@ class LeaderRank:
     def _plan(self, store: Store, rank_token: str, paces: Store | None) -> None:
         now_s = monotonic()
         others = OtherPaces() if paces is None else self._replicas.others(paces, now_s)
-        budget = None if paces is None else self._replicas.budgets.report(now_s)
+        budget = None if paces is None else self._replicas.budget(now_s)
         reply = None
         for content in self._messages(store):
             report = {

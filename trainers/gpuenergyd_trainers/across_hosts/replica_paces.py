@@ -1,10 +1,15 @@
-"""Exchange of iteration times between the replicas of a training, through the job's store.
+"""Statements of a training's replicas to each other, through the job's store: their paces and their slowdown budget.
 
-Each replica publishes its own iteration time, without waits for other replicas. Of a replica that spans hosts, the
-leader does so; of a replica on one host, the first pipeline rank does, in a thread of its own: it publishes the pace
-that its daemon measured, and passes the slowest other pace to its daemon, which decides whether to slow down to it.
-Each rank of a data-parallel loop is a replica: there, the first rank of each host does so for all ranks of the host.
-No replica waits for another, one that publishes nothing has no effect, and a value read again is not a new reading.
+Each replica publishes its own iteration time, without waits for other replicas, and its `BudgetShare`. Of a replica
+that spans hosts, the leader does so; of a replica on one host, the first pipeline rank does, in a thread of its own: it
+publishes what its daemon measured, and passes the slowest other pace and the budget to its daemon, which decides
+whether to slow down. Each rank of a data-parallel loop is a replica: there, the first rank of each host does so for all
+ranks of the host.
+
+Nothing is agreed on here: replicas do not number iterations alike, and each decides by itself. A statement holds until
+the next one, or until it has not changed for so long that the replica must be taken for silent; then it has no effect,
+and the safe default is that of none: the own pace, and full speed where another replica's host decides the budget. No
+replica waits for another, and a value that is read again is not a new reading.
 """
 
 import json
@@ -16,23 +21,21 @@ from typing import Any
 
 from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.client.rank import RankClient
+from gpuenergyd.core.distributed.stragglers import StragglerRules
 from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE, Store, find_store_address
 from gpuenergyd_trainers.across_hosts.local_daemon import LocalDaemon
 from gpuenergyd_trainers.across_hosts.run_agreement import RunAgreement
 from gpuenergyd_trainers.across_hosts.store_thread import PERIOD_S, StoreThread, connection_to
-from gpuenergyd_trainers.across_hosts.training_budget import BudgetReadings
 
 logger = logging.getLogger("gpuenergyd.trainers")
 
 _COUNTER = "replicas"
 _MAX_REPLICAS = 1024
 FIRST_REPLICA = 0
-"""The replica whose first rank names the run in which paces are exchanged."""
+"""The replica whose first rank names the run in which statements are exchanged."""
+_RULES = StragglerRules()
 _PAUSE_PER_REPLICA_S = 0.005
 """Pause between two readings, per replica: the store belongs to the job, and every replica reads it."""
-_EXPIRY_S = 10.0
-_EXPIRY_ITERATIONS = 5.0
-"""Age from which an unchanged message no longer counts: the longer of this time and this many of its iterations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +44,21 @@ class OtherPaces:
 
     slowest_time_s: float | None = None
     age_s: float = 0.0
-    """Age of the message of the slowest replica."""
+    """Age of the statement of the slowest replica."""
     is_news: bool = False
-    """Whether that message holds a new measurement since the last reading."""
+    """Whether that statement holds a new measurement since the last reading."""
     least_overhead_s: float | None = None
     """The shortest time that any of them spends outside its instructions."""
 
 
-@dataclass(slots=True)
-class _Message:
-    """The newest message of a replica, the time of its arrival, and the number of measurements behind it."""
+@dataclass(frozen=True, slots=True)
+class _Statement:
+    """The newest statement of a replica, and when it came."""
 
-    raw: bytes
+    content: Mapping[str, Any]
+    share: Mapping[str, Any]
+    """Its last `BudgetShare`; empty before the first one."""
     at_s: float
-    num_readings: int
 
 
 @dataclass(slots=True)
@@ -63,15 +67,15 @@ class ReplicaPaces:
 
     is_first: bool = False
     """Whether this is the first replica, whose host keeps the budget of the training."""
-    budgets: BudgetReadings = field(init=False)
     _index: int | None = None
     _published: str = ""
     _next_reading_at_s: float = 0.0
-    _known: OtherPaces = field(default_factory=OtherPaces)
-    _messages: dict[int, _Message] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.budgets = BudgetReadings(self.is_first)
+    _paces: OtherPaces = field(default_factory=OtherPaces)
+    _statements: dict[int, _Statement] = field(default_factory=dict)
+    _excess_s: float = 0.0
+    """Time that plans of other replicas have cost."""
+    _spent_s: float = 0.0
+    """What other replicas have spent of the training's time account."""
 
     def publish(
         self,
@@ -100,33 +104,65 @@ class ReplicaPaces:
             self._published = text
 
     def others(self, store: Store, now_s: float) -> OtherPaces:
-        """Return the slowest pace of the other replicas, expired messages left out; the store is read now and then."""
+        """Return the slowest pace of the other replicas, expired ones left out; the store is read now and then."""
         if now_s < self._next_reading_at_s:
-            return replace(self._known, is_news=False)
+            return replace(self._paces, is_news=False)
         num_replicas = min(store.add(_COUNTER, 0), _MAX_REPLICAS)
         self._next_reading_at_s = now_s + _PAUSE_PER_REPLICA_S * num_replicas
         indices = [index for index in range(num_replicas) if index != self._index]
-        values = store.get_all([_key(index) for index in indices])
         # None while a replica has counted itself and published nothing yet.
-        found = dict(zip(indices, values, strict=True)) if values is not None else {}
-        messages = {index: json.loads(raw) for index, raw in found.items()}
-        self.budgets.read(messages, now_s)
-        paces = [self._read(index, message, found[index], now_s) for index, message in messages.items()]
-        self._known = _slowest([pace for pace in paces if pace is not None])
-        return self._known
+        found = [json.loads(raw) for raw in store.get_all([_key(index) for index in indices]) or ()]
+        before = dict(self._statements)
+        for index, content in zip(indices, found, strict=False):
+            known = before.get(index)
+            if known is None or content != known.content:
+                share = content["budget"] or (known.share if known is not None else {})
+                self._statements[index] = _Statement(content, share, now_s)
+        heard = {index: self._statements[index] for index in indices[: len(found)]}
+        self._add_costs(heard, before)
+        paces = [_pace(own, before.get(index), now_s) for index, own in heard.items()]
+        self._paces = _slowest([pace for pace in paces if pace is not None])
+        return self._paces
 
-    def _read(self, index: int, message: Mapping[str, Any], raw: bytes, now_s: float) -> OtherPaces | None:
-        """Return one replica's pace; None if the replica does not know it, or its message has expired."""
-        before = self._messages.get(index)
-        if message["own_time_s"] is None:
-            return None
-        if before is None or before.raw != raw:
-            self._messages[index] = _Message(raw, now_s, message["num_readings"])
-        is_news = before is None or before.num_readings != message["num_readings"]
-        age_s = now_s - self._messages[index].at_s
-        if age_s > max(_EXPIRY_S, _EXPIRY_ITERATIONS * message["own_time_s"]):
-            return None
-        return OtherPaces(float(message["own_time_s"]), age_s, is_news, message["overhead_s"])
+    def budget(self, now_s: float) -> dict[str, Any]:
+        """Return the fields of `TrainingBudget`: the first replica's target, and what plans of the others have cost."""
+        known = self._statements.values()
+        of_first = [own for own in known if own.content["is_first"] and own.share]
+        first = max(of_first, key=lambda own: own.at_s, default=None)
+        return {
+            "is_first": self.is_first,
+            "permitted_slowdown_ratio": None if first is None else first.share["permitted_slowdown_ratio"],
+            "is_decided": first is not None and first.share["is_decided"],
+            "age_s": 0.0 if first is None else now_s - first.at_s,
+            "excess_s": self._excess_s,
+            "num_replicas": 1 + len(known),
+            "others_spent_s": self._spent_s,
+            "others_age_s": max((now_s - own.at_s for own in known), default=0.0),
+        }
+
+    def _add_costs(self, heard: Mapping[int, _Statement], before: Mapping[int, _Statement]) -> None:
+        """Add what the others' plans have cost since the last reading.
+
+        Replicas end each iteration together, so that only the slowest plan costs time. A daemon that has been restarted
+        without its account counts from 0 again; what a replica has caused before it was heard is not known.
+        """
+        most_s = most_spent_s = 0.0
+        for index, own in heard.items():
+            now, then = own.share, before[index].share if index in before else {}
+            excess_s = now.get("excess_s", 0.0)
+            most_s = max(most_s, excess_s - then.get("excess_s", excess_s))
+            most_spent_s = max(most_spent_s, now.get("spent_s", 0.0) - then.get("spent_s", 0.0))
+        self._excess_s += most_s
+        self._spent_s += most_spent_s
+
+
+def _pace(own: _Statement, before: _Statement | None, now_s: float) -> OtherPaces | None:
+    """Return one replica's pace; None if the replica does not know it, or its statement has expired."""
+    own_time_s, age_s = own.content["own_time_s"], now_s - own.at_s
+    if own_time_s is None or age_s > _RULES.counts_for_s(own_time_s):
+        return None
+    is_news = before is None or before.content["num_readings"] != own.content["num_readings"]
+    return OtherPaces(float(own_time_s), age_s, is_news, own.content["overhead_s"])
 
 
 def _slowest(paces: list[OtherPaces]) -> OtherPaces:
@@ -181,7 +217,7 @@ class ReplicaOnOneHost:
         others = self._paces.others(of_run, now_s)
         report = {
             **_report(token, others),
-            "budget": self._paces.budgets.report(now_s),
+            "budget": self._paces.budget(now_s),
             "covers_host": self._covers_host,
         }
         reply = self._daemon.post("/v1/pace", report)
