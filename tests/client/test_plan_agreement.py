@@ -107,11 +107,11 @@ class Training:
     def run(self) -> "Training":
         """Run all iterations, then some without any message."""
         case = self.case
-        self.followed = [{} for _ in range(2 * NUM_ITERATIONS)]
+        self.followed = [{} for _ in range(3 * NUM_ITERATIONS)]
         events = [(k + part, 0, -1, k) for k in range(NUM_ITERATIONS) for part in (0.05, 0.3, 0.55, 0.8)]
         for rank in range(case.num_ranks):
             start = case.starts[rank] - case.ahead[rank]
-            events += [(k + start, 1, rank, k) for k in range(2 * NUM_ITERATIONS)]
+            events += [(k + start, 1, rank, k) for k in range(3 * NUM_ITERATIONS)]
         for now, what, rank, k in sorted(events):
             self._deliver(now)
             if what == 0:
@@ -201,7 +201,8 @@ def test_without_messages_every_plan_lapses_to_full_speed(case: Case) -> None:
     training = Training(case).run()
 
     end = training.granted_until
-    assert end <= NUM_ITERATIONS + 5 * (2 + max(case.ahead)) + 3
+    longest_window = 2 * (2 + max(case.ahead))
+    assert end <= NUM_ITERATIONS + (len(case.proposed) + 2) * longest_window + 3 * len(case.blocks)
     assert not any(is_followed(plan) for by_rank in training.followed[end:] for plan in by_rank.values())
 
 
