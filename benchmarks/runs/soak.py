@@ -65,12 +65,12 @@ from gpuenergyd.daemon.processes.power_queries import PowerQuery  # noqa: E402
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials  # noqa: E402
 from gpuenergyd.daemon.runtime.process_tuning import limit_malloc_to_one_arena  # noqa: E402
 from gpuenergyd.daemon.settings import load_settings  # noqa: E402
-from gpuenergyd.gpu.device import GpuDetails, GpuIdentity  # noqa: E402
-from gpuenergyd.gpu.link.messages import GpuSample, GpuSnapshot, LeaseOwner  # noqa: E402
-from gpuenergyd.gpu.restore.executor import RestoreOutcome  # noqa: E402
+from gpuenergyd.gpu.device import GpuIdentity  # noqa: E402
+from gpuenergyd.gpu.link.messages import GpuSample  # noqa: E402
 from gpuenergyd.store import HistoryWriter  # noqa: E402
 from gpuenergyd.wire.clock_request import RankClockRequest  # noqa: E402
 from tests.support.registration import one_stage_registration  # noqa: E402
+from tests.support.worker_link import WorkerByMethods  # noqa: E402
 
 GPUS = 16
 MICROBATCHES = 4
@@ -80,57 +80,11 @@ MAX_GROWTH_MIB_PER_DAY = 1.0
 ME = PeerCredentials(os.getpid(), os.getuid(), os.getgid())
 
 
-class Worker:
+class Worker(WorkerByMethods):
     """A worker that does at once what it is told, and keeps nothing."""
-
-    async def lease(
-        self,
-        lease_id: str,
-        gpu_uuids: Sequence[str],
-        owner: LeaseOwner,
-        pidfds: Sequence[int] = (),
-        *,
-        sets_clocks: bool = True,
-    ) -> None:
-        del lease_id, gpu_uuids, owner, pidfds, sets_clocks
-
-    async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
-        del gpu_uuids, reason
-        return ()
-
-    async def lower_power_limit(
-        self, lease_id: str, gpu_uuid: str, power_limit_w: float | None, owner: LeaseOwner
-    ) -> float:
-        del lease_id, gpu_uuid, owner
-        return 400.0 if power_limit_w is None else power_limit_w
-
-    async def set_power_profile(
-        self, lease_id: str, gpu_uuid: str, power_profile: int | None, owner: LeaseOwner
-    ) -> tuple[int, ...]:
-        del lease_id, gpu_uuid, owner
-        return () if power_profile is None else (power_profile,)
-
-    async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
-        del lease_id, gpu_uuid, owner
-        return power_limit_w
 
     def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
         del gpu_uuid, request
-
-    async def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
-        del gpu_uuid
-        return ()
-
-    async def release_gpus(self, gpu_uuids: Sequence[str], reason: str) -> None:
-        del gpu_uuids, reason
-
-    async def reopen_gpus(self, gpu_uuids: Sequence[str]) -> tuple[GpuIdentity, ...]:
-        del gpu_uuids
-        return ()
-
-    async def snapshot(self, gpu_uuid: str) -> GpuSnapshot:
-        del gpu_uuid
-        return GpuSnapshot(None, None, GpuDetails())
 
 
 class Policy:
@@ -208,7 +162,12 @@ class Soak:
                 AdministratorLeases(leases, self.gpus, worker),
                 Calibrations(leases, self.gpus, worker),
                 PowerService(
-                    load_settings(mode="control", state_dir=folder), self.gpus, self.jobs, capped, policy, self.history
+                    load_settings(mode="control", state_dir=folder),
+                    self.gpus,
+                    self.jobs,
+                    capped,
+                    policy.divide_power,
+                    self.history,
                 ),
                 GpuReleases(worker, self.gpus, self.history, self.jobs.spawn),
             ),

@@ -7,9 +7,10 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import timedelta
 from socket import SOCK_SEQPACKET, SOCK_STREAM, gethostname
+from typing import assert_never
 
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.policy_api.policy import Lever
@@ -40,7 +41,7 @@ from gpuenergyd.daemon.ports import JobServices, RunningJob
 from gpuenergyd.daemon.power.capped_worker import CappedWorker
 from gpuenergyd.daemon.power.schedule_file import read_schedule
 from gpuenergyd.daemon.power.service import PowerService
-from gpuenergyd.daemon.processes.gpu_worker import GpuWorker
+from gpuenergyd.daemon.processes.gpu_worker import GpuWorker, WorkerEvent, WorkerReady
 from gpuenergyd.daemon.processes.launch import StartChild, process_launchers
 from gpuenergyd.daemon.processes.plugins import (
     POWER_GROUP,
@@ -57,8 +58,16 @@ from gpuenergyd.daemon.runtime.process_tuning import limit_malloc_to_one_arena, 
 from gpuenergyd.daemon.runtime.sleep_watch import SleepWatch
 from gpuenergyd.daemon.settings import WATER_FILL, Driver, Processes, Settings
 from gpuenergyd.errors import GpuEnergyError, GpuError, UnknownPolicyError
-from gpuenergyd.gpu.device import GpuIdentity
-from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealthChange, GpuSample, GpuSettingsRead
+from gpuenergyd.gpu.link.client import WorkerLost
+from gpuenergyd.gpu.link.messages import (
+    ClockChangeReport,
+    GpuHealthChange,
+    GpuSettingsRead,
+    HandOver,
+    ListProcesses,
+    Restore,
+    Samples,
+)
 from gpuenergyd.log_lines import configure_logging
 from gpuenergyd.service_manager import Watchdog, notify
 from gpuenergyd.store import HistoryWriter, WriterOptions, WriterStatus
@@ -94,7 +103,7 @@ class Daemon:
         host = f"{settings.host_name or gethostname()}:{settings.socket_path}"
         self.gpus = Gpus(self._switching_file.read(), host=host, host_power_w=settings.carbon_host_power_w)
         start = process_launchers(settings, start_child)
-        self.worker = GpuWorker(settings, start.worker, lambda: self)
+        self.worker = GpuWorker(settings, start.worker, self._handle)
         self.policy = PolicyClient(start.policy_host)
         capped = CappedWorker(self.worker, self.gpus, may_set_clocks=Lever.CLOCKS in settings.levers)
         self._capped_worker = capped
@@ -151,7 +160,7 @@ class Daemon:
         )
         self.leases = ManualLeases(capped, self.gpus, self._history)
         self.releases = GpuReleases(self.worker, self.gpus, self._history, self.jobs.spawn)
-        self.power = PowerService(settings, self.gpus, self.jobs, capped, self.policy, self._history)
+        self.power = PowerService(settings, self.gpus, self.jobs, capped, self.policy.divide_power, self._history)
         self._server = Server(
             self.jobs,
             ManualChanges(
@@ -166,7 +175,7 @@ class Daemon:
             status=lambda: daemon_status(self),
             job_detail=lambda job_id: job_detail(self, job_id),
             past_jobs=past_jobs,
-            proof_of_use=ProofOfUse(_access_rules(settings), self.worker.process_ids),
+            proof_of_use=ProofOfUse(_access_rules(settings), self._pids_on),
             limits=UserLimits(settings.max_connections_per_user, settings.max_requests_per_user_per_s),
         )
         self.host_energy = host_energy or HostEnergy()
@@ -180,6 +189,9 @@ class Daemon:
         """Yield the jobs with carbon targets; of a pipeline across hosts only the whole, by its leader."""
         yield from (runner for runner in self.jobs if not runner.is_member)
         yield from self.members.leaders
+
+    async def _pids_on(self, gpu_uuid: str) -> tuple[int, ...]:
+        return (await self.worker.do(ListProcesses(gpu_uuid))).pids
 
     def history_status(self) -> WriterStatus:
         """Return the status of the history writer."""
@@ -291,7 +303,7 @@ class Daemon:
         try:
             handed = await hand_over_jobs(self.jobs)
             write_hand_over(settings.hand_over_path, token, handed)
-            await self.worker.hand_over(token, settings.keep_on_restart_s)
+            await self.worker.do(HandOver(token, settings.keep_on_restart_s))
         except (GpuEnergyError, TypeError, ValueError) as error:
             log.warning("hand-over failed, the jobs end: %s", error)
             settings.hand_over_path.unlink(missing_ok=True)
@@ -320,9 +332,9 @@ class Daemon:
             if runner.leases.are_held:
                 self._capped_worker.adopt(runner.job.ranks.gpu_uuids, runner.job_id, runner.owner)
         if self.worker.has_taken_over:
-            unclaimed = [gpu.identity.gpu_uuid for gpu in self.gpus if gpu.claim is None]
+            unclaimed = tuple(gpu.identity.gpu_uuid for gpu in self.gpus if gpu.claim is None)
             with contextlib.suppress(GpuError):
-                await self.worker.restore(unclaimed, "no job continued on it after the restart")
+                await self.worker.do(Restore(unclaimed, "no job continued on it after the restart"))
 
     async def _supervise(self) -> None:
         """Check time limits about twice a second, and notify the service manager's watchdog.
@@ -348,37 +360,29 @@ class Daemon:
                 watchdog.feed()
             await asyncio.sleep(min(_SUPERVISION_PERIOD_S, watchdog.period_s or _SUPERVISION_PERIOD_S))
 
-    # --- messages of the GPU worker ---
-
-    def handle_worker_ready(self, identities: Sequence[GpuIdentity]) -> None:
-        """Update the GPUs from a new GPU worker."""
-        self.gpus.update(identities)
-        self._capped_worker.handle_worker_ready()
-        self.leases.handle_worker_ready()
-        self.releases.handle_worker_ready()
-
-    def handle_samples(self, samples: Sequence[GpuSample]) -> None:
-        """Pass readings on to the jobs."""
-        self.jobs.handle_samples(samples)
-        self.power.handle_samples(samples)
-
-    def handle_clock_change(self, change: ClockChangeReport) -> None:
-        """Pass a clock change on to jobs and manual leases."""
-        self.jobs.handle_clock_change(change)
-        self.leases.handle_clock_change(change)
-
-    def handle_gpu_health(self, change: GpuHealthChange) -> None:
-        """Pass the health of a GPU on to jobs and manual leases."""
-        self.jobs.handle_gpu_health(change)
-        self.leases.handle_gpu_health(change)
-
-    def handle_gpu_settings(self, read: GpuSettingsRead) -> None:
-        """Record who has changed which setting of a GPU."""
-        self.jobs.handle_gpu_settings(read)
-
-    def handle_worker_lost(self, reason: str) -> None:
-        """Pass the loss of the GPU worker on to the jobs."""
-        self.jobs.handle_worker_lost(reason)
+    def _handle(self, event: WorkerEvent) -> None:
+        """Pass an event of the GPU worker on to those that it concerns."""
+        match event:
+            case WorkerReady():
+                self.gpus.update(event.identities)
+                self._capped_worker.handle_worker_ready()
+                self.leases.handle_worker_ready()
+                self.releases.handle_worker_ready()
+            case Samples():
+                self.jobs.handle_samples(event.samples)
+                self.power.handle_samples(event.samples)
+            case ClockChangeReport():
+                self.jobs.handle_clock_change(event)
+                self.leases.handle_clock_change(event)
+            case GpuHealthChange():
+                self.jobs.handle_gpu_health(event)
+                self.leases.handle_gpu_health(event)
+            case GpuSettingsRead():
+                self.jobs.handle_gpu_settings(event)
+            case WorkerLost():
+                self.jobs.handle_worker_lost(event.reason)
+            case _:
+                assert_never(event)
 
 
 def serve(

@@ -26,132 +26,25 @@ from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import JobView, Lever
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.gpus.inventory import Gpus
-from gpuenergyd.daemon.processes.carbon_queries import TargetQuery, TargetReply
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
-from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply
-from gpuenergyd.gpu.device import GpuIdentity
-from gpuenergyd.gpu.link.messages import GpuSnapshot, LeaseOwner
-from gpuenergyd.gpu.restore.executor import RestoreOutcome
+from gpuenergyd.gpu.link.messages import Command, ReplyT
 from gpuenergyd.store.records import Record
 
 
 class WorkerPort(Protocol):
-    """The GPU worker process, as jobs use it."""
+    """The GPU worker process."""
 
-    async def lease(
-        self,
-        lease_id: str,
-        gpu_uuids: Sequence[str],
-        owner: LeaseOwner,
-        pidfds: Sequence[int] = (),
-        *,
-        sets_clocks: bool = True,
-    ) -> None:
-        """Lease GPUs, which journals their state; without `sets_clocks` for power limits only.
+    async def do(self, command: Command[ReplyT], pidfds: Sequence[int] = ()) -> ReplyT:
+        """Have the worker execute a command; the pidfds are those of a lease's processes.
 
         Raises:
-            GpuError: the lease is refused, or there is no worker.
-        """
-        ...
-
-    async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
-        """Restore the original state of GPUs and end their leases.
-
-        Raises:
-            GpuError: there is no worker; the next one restores what its predecessor left.
-        """
-        ...
-
-    async def lower_power_limit(
-        self, lease_id: str, gpu_uuid: str, power_limit_w: float | None, owner: LeaseOwner
-    ) -> float:
-        """Lower a power limit under a lease, or return to the one before it (None); return the limit read back.
-
-        Raises:
-            GpuError: the limit is refused, or there is no worker.
-        """
-        ...
-
-    async def set_power_profile(
-        self, lease_id: str, gpu_uuid: str, power_profile: int | None, owner: LeaseOwner
-    ) -> tuple[int, ...]:
-        """Add a workload power profile under a lease, or remove ours (None); return the requested ones read back.
-
-        Raises:
-            GpuError: another program has requested profiles, the profile is refused, or there is no worker.
+            GpuError: the worker refuses, a driver call fails, or there is no worker; the next one restores what its
+                predecessor left.
         """
         ...
 
     def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
         """Request a clock of a leased GPU; returns at once."""
-        ...
-
-
-class LimitingWorkerPort(WorkerPort, Protocol):
-    """A GPU worker that can also set any power limit, which only administrators and Zeus clients request."""
-
-    async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
-        """Set a power limit under a lease, and return the limit that was read back.
-
-        Raises:
-            GpuError: the limit is refused, or there is no worker.
-        """
-        ...
-
-
-class GpuQueryPort(Protocol):
-    """The GPU worker process, as a source of readings."""
-
-    async def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
-        """Return the host pids of the processes that compute on a GPU.
-
-        Raises:
-            GpuError: the driver does not report them, or there is no worker.
-        """
-        ...
-
-    async def snapshot(self, gpu_uuid: str) -> GpuSnapshot:
-        """Return the present settings and readings of a GPU.
-
-        Raises:
-            GpuError: the driver does not report them, or there is no worker.
-        """
-        ...
-
-
-class MaintenancePort(GpuQueryPort, Protocol):
-    """The GPU worker process, as the holder of driver handles."""
-
-    async def release_gpus(self, gpu_uuids: Sequence[str], reason: str) -> None:
-        """Restore GPUs, end their leases and let go of their driver handles.
-
-        Raises:
-            GpuError: a driver call for one of them does not return, or there is no worker.
-        """
-        ...
-
-    async def reopen_gpus(self, gpu_uuids: Sequence[str]) -> tuple[GpuIdentity, ...]:
-        """Open released GPUs again; return their identities, which may have changed.
-
-        Raises:
-            GpuError: the driver or a GPU is not there, or there is no worker.
-        """
-        ...
-
-
-class TargetPort(Protocol):
-    """The policy host, as a source of performance targets."""
-
-    async def next_target(self, job_id: str, query: TargetQuery) -> TargetReply | PolicyFailure:
-        """Return a target policy's decision for a job, or the reason of its failure."""
-        ...
-
-
-class PowerPort(Protocol):
-    """The policy host, as a source of shares of a power budget."""
-
-    async def divide_power(self, query: PowerQuery) -> PowerReply | PolicyFailure:
-        """Return a budget divided among jobs, or the reason of the failure."""
         ...
 
 
@@ -301,14 +194,6 @@ class DeliveryPort(Protocol):
 
     def send(self, command: SendPlan) -> None:
         """Queue a plan for all ranks."""
-        ...
-
-
-class PlanSettingPort(Protocol):
-    """A GPU setting of a job's plans that the daemon sets, such as power limits."""
-
-    def send(self, command: SendPlan) -> None:
-        """Add a plan that ranks follow from its first iteration on."""
         ...
 
 

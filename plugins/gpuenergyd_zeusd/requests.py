@@ -15,7 +15,7 @@ from gpuenergyd.daemon.manual_leases.leases import (
     require_power_limit_in_range,
     supported_no_slower_than,
 )
-from gpuenergyd.daemon.ports import GpuQueryPort
+from gpuenergyd.daemon.ports import WorkerPort
 from gpuenergyd.errors import GpuEnergyError
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class ZeusdChanges:
     """Applies changes under leases; owned by the event loop."""
 
     leases: ManualLeases
-    worker: GpuQueryPort
+    worker: WorkerPort
     _queued: dict[tuple[str, LeaseHolder], ZeusdChange] = field(default_factory=dict)
 
     async def apply(self, gpu: Gpu, holder: LeaseHolder, pidfd: int, change: ZeusdChange, *, shall_wait: bool) -> None:

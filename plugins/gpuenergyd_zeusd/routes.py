@@ -23,7 +23,7 @@ from gpuenergyd.daemon.runtime.peer_credentials import require_alive
 from gpuenergyd.daemon.runtime.shared_reads import SharedReads
 from gpuenergyd.daemon.settings import REFUSED_IN_OBSERVE
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, GpuUnsupportedError, JobError, UsageError
-from gpuenergyd.gpu.link.messages import GpuSnapshot
+from gpuenergyd.gpu.link.messages import GpuSnapshot, TakeSnapshot
 from gpuenergyd.wire.daemon_codec import encode
 from gpuenergyd_zeusd.openapi import SCHEMAS, zeusd_paths
 from gpuenergyd_zeusd.parameters import BadParameterError, Parameters
@@ -46,7 +46,7 @@ class ZeusdRoutes:
     def __init__(self, services: RouteServices) -> None:
         self._services, self._gpus = services, services.gpus
         self._changes = ZeusdChanges(services.leases, services.worker)
-        self._snapshots = SharedReads(services.worker.snapshot)
+        self._snapshots = SharedReads(lambda gpu_uuid: services.worker.do(TakeSnapshot(gpu_uuid)))
         self._pci_addresses: dict[str, str] = {}
         self._streams: set[asyncio.Task[Any]] = set()
 

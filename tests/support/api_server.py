@@ -1,6 +1,6 @@
 """An HTTP server of the daemon without GPU worker and policy host, for tests of the server alone."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,49 +18,12 @@ from gpuenergyd.daemon.manual_leases.releases import GpuReleases
 from gpuenergyd.daemon.power.capped_worker import CappedWorker
 from gpuenergyd.daemon.power.service import PowerService
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
-from gpuenergyd.daemon.processes.power_queries import PowerQuery
 from gpuenergyd.daemon.settings import load_settings
-from gpuenergyd.gpu.device import GpuDetails, GpuIdentity
-from gpuenergyd.gpu.link.messages import GpuSnapshot, LeaseOwner
 from tests.support.job_stage import FakeWorker, Stage
 
 
-class UnusedWorker(FakeWorker):
-    """A worker that records its calls; no test calls it."""
-
-    async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
-        """Record the call."""
-        assert lease_id == owner.job_id
-        self.calls.append(("limit", (gpu_uuid,)))
-        return power_limit_w
-
-    async def divide_power(self, query: PowerQuery) -> PolicyFailure:
-        """Record the call."""
-        self.calls.append(("divide", (query.power_target,)))
-        return PolicyFailure("unused")
-
-    async def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
-        """Record the call."""
-        self.calls.append(("users", (gpu_uuid,)))
-        return ()
-
-    async def release_gpus(self, gpu_uuids: Sequence[str], reason: str) -> None:
-        """Record the call."""
-        self.calls.append((reason, tuple(gpu_uuids)))
-
-    async def reopen_gpus(self, gpu_uuids: Sequence[str]) -> tuple[GpuIdentity, ...]:
-        """Record the call."""
-        self.calls.append(("reopen", tuple(gpu_uuids)))
-        return ()
-
-    async def snapshot(self, gpu_uuid: str) -> GpuSnapshot:
-        """Record the call."""
-        self.calls.append(("look", (gpu_uuid,)))
-        return GpuSnapshot(None, None, GpuDetails())
-
-
 async def no_policy(*_: object) -> PolicyFailure:
-    """Fail: no test asks for a fitted profile."""
+    """Fail: no test asks for a fitted profile or a division of power."""
     return PolicyFailure("no policy host")
 
 
@@ -70,7 +33,7 @@ async def any_policy(_: str) -> None:
 
 def server_of(stage: Stage, folder: Path, *, status: Callable[[], Mapping[str, Any]] = dict) -> Server:
     """Return a server that is not started."""
-    worker = UnusedWorker()
+    worker = FakeWorker()
     leases = ManualLeases(worker, stage.gpus, stage.history)
     capped = CappedWorker(worker, stage.gpus)
     settings = load_settings(state_dir=folder)
@@ -79,7 +42,7 @@ def server_of(stage: Stage, folder: Path, *, status: Callable[[], Mapping[str, A
         ManualChanges(
             AdministratorLeases(leases, stage.gpus, worker),
             Calibrations(leases, stage.gpus, worker),
-            PowerService(settings, stage.gpus, stage.jobs, capped, worker, stage.history),
+            PowerService(settings, stage.gpus, stage.jobs, capped, no_policy, stage.history),
             GpuReleases(worker, stage.gpus, stage.history, stage.jobs.spawn),
         ),
         PipelineMembers(stage.jobs),

@@ -58,7 +58,7 @@ class CarbonHost:
         self.policy, self.history, self._leader = policy, KeptRecords(), leader
         grid = GridClock(begun_at or now(), begin_at, hour_s)
         self.feed = CarbonFeed(settings, grid, self.history, now)
-        self.targets = CarbonTargets(settings, grid, self.feed, self, self.history, now)
+        self.targets = CarbonTargets(settings, grid, self.feed, self.next_target, self.history, now)
 
     async def next_target(self, job_id: str, query: TargetQuery) -> TargetReply:
         """Return the real target policy's reply."""

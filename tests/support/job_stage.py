@@ -30,6 +30,7 @@ from gpuenergyd.store.records import (
 )
 from gpuenergyd.wire.clock_request import RankClockRequest
 from gpuenergyd.wire.messages import IterationReport, PlanSlice, RankRegistration
+from tests.support.worker_link import WorkerByMethods
 
 CLOCKS_MHZ = (1410, 1200, 900)
 DEFAULT_LIMIT_W = 400.0
@@ -38,7 +39,7 @@ ME = PeerCredentials(os.getpid(), os.geteuid(), os.getegid())
 
 
 @dataclass
-class FakeWorker:
+class FakeWorker(WorkerByMethods):
     """Records its calls; `refusal` makes it refuse leases."""
 
     calls: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
@@ -57,16 +58,9 @@ class FakeWorker:
     """Leases are recorded at once, and granted once this is set."""
 
     async def lease(
-        self,
-        lease_id: str,
-        gpu_uuids: Sequence[str],
-        owner: LeaseOwner,
-        pidfds: Sequence[int] = (),
-        *,
-        sets_clocks: bool = True,
+        self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner, *, sets_clocks: bool = True
     ) -> None:
         """Record it, or refuse."""
-        del pidfds
         self.sets_clocks = sets_clocks
         self.calls.append(("lease", tuple(gpu_uuids)))
         self.owner = owner

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
-from gpuenergyd.gpu.link.client import WorkerLink
+from gpuenergyd.gpu.link.client import LinkEvent, WorkerLost
 from gpuenergyd.gpu.link.messages import (
     ClockChangeReport,
     GpuHealth,
@@ -21,10 +21,12 @@ from gpuenergyd.gpu.link.messages import (
     GpuSample,
     GpuSettingsRead,
     LeaseOwner,
+    Samples,
 )
 from gpuenergyd.gpu.restore.journal import Journal
 from gpuenergyd.gpu.restore.policy import RestoreRules
 from tests.support.waiting import LIMIT_S
+from tests.support.worker_link import WorkerLink
 
 ARE_LINES_COUNTED = "COVERAGE_PROCESS_CONFIG" in os.environ
 """Whether `make coverage` runs the tests; only then are workers given the time to end in order."""
@@ -42,25 +44,19 @@ class Received:
     settings_read: list[GpuSettingsRead] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
 
-    def handle_samples(self, samples: Sequence[GpuSample]) -> None:
-        """Record samples."""
-        self.samples.extend(samples)
-
-    def handle_clock_change(self, change: ClockChangeReport) -> None:
-        """Record a clock change."""
-        self.clock_changes.append(change)
-
-    def handle_gpu_health(self, change: GpuHealthChange) -> None:
-        """Record a GPU's new health."""
-        self.health_changes.append(change)
-
-    def handle_gpu_settings(self, read: GpuSettingsRead) -> None:
-        """Record what is set on a GPU."""
-        self.settings_read.append(read)
-
-    def handle_link_lost(self, reason: str) -> None:
-        """Record the reason for the end of the link."""
-        self.lost.append(reason)
+    def __call__(self, event: LinkEvent) -> None:
+        """Record an event."""
+        match event:
+            case Samples():
+                self.samples.extend(event.samples)
+            case ClockChangeReport():
+                self.clock_changes.append(event)
+            case GpuHealthChange():
+                self.health_changes.append(event)
+            case GpuSettingsRead():
+                self.settings_read.append(event)
+            case WorkerLost():
+                self.lost.append(event.reason)
 
     def health(self, gpu_uuid: str) -> GpuHealth:
         """Return the last health received for a GPU."""

@@ -17,7 +17,7 @@ from aiohttp import web
 from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
-from gpuenergyd.daemon.ports import GpuQueryPort
+from gpuenergyd.daemon.ports import WorkerPort
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class RouteServices:
     """What the daemon lends to the routes of a plugin."""
 
     gpus: Gpus
-    worker: GpuQueryPort
+    worker: WorkerPort
     """Reads the present settings of a GPU."""
     leases: ManualLeases
     """Changes GPUs: journaled, recorded, and restored when the process that holds the lease ends."""

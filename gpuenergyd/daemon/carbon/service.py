@@ -70,7 +70,7 @@ class CarbonService:
             else GridClock(now(), replay_from.astimezone(UTC), settings.carbon_replay_hour_s)
         )
         self.feed = CarbonFeed(settings, self.grid, history, now)
-        self.targets = CarbonTargets(settings, self.grid, self.feed, policy, history, now)
+        self.targets = CarbonTargets(settings, self.grid, self.feed, policy.next_target, history, now)
         self._emissions = RunningEmissions(settings.database_url, settings.pue)
         # A policy host of its own: fitting a forecast takes seconds, for which plans would have to wait.
         self._forecaster = PolicyClient(start_host)

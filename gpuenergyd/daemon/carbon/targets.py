@@ -6,7 +6,7 @@ that is about to exceed its budget goes to full speed, and profiling that costs 
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -32,7 +32,7 @@ from gpuenergyd.daemon.carbon.budget import (
 from gpuenergyd.daemon.carbon.feed import CarbonFeed
 from gpuenergyd.daemon.carbon.status import carbon_figures, carbon_of, target_figures
 from gpuenergyd.daemon.carbon.target_view import frontier_of, host_power_w, target_s, target_text, target_view
-from gpuenergyd.daemon.ports import HistoryPort, RunningJob, TargetPort
+from gpuenergyd.daemon.ports import HistoryPort, RunningJob
 from gpuenergyd.daemon.processes.carbon_queries import EncodedSeries, TargetQuery, TargetReply
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.settings import Settings
@@ -57,14 +57,14 @@ class CarbonTargets:
         settings: Settings,
         grid: GridClock,
         feed: CarbonFeed,
-        policy: TargetPort,
+        next_target: Callable[[str, TargetQuery], Awaitable[TargetReply | PolicyFailure]],
         history: HistoryPort,
         now: Callable[[], datetime],
     ) -> None:
         self._settings = settings
         self._grid = grid
         self._feed = feed
-        self._policy = policy
+        self._next_target = next_target
         self._history = history
         self._now = now
         self.accounts = JobAccounts(settings.carbon_accounts_path)
@@ -200,7 +200,7 @@ class CarbonTargets:
                 EncodedSeries.of(series, _HISTORY_HOURS) if series is not None else None,
                 self._grid.speed,
             )
-            reply = await self._policy.next_target(runner.job_id, query)
+            reply = await self._next_target(runner.job_id, query)
             if not runner.job.is_ended:
                 job.decided_for = (*occasion[:3], bool(job.frontier or frontier_of(reply)))
                 self._apply(runner, job, baseline, reply)

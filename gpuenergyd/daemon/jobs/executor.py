@@ -19,6 +19,7 @@ from gpuenergyd.core.job.messages import (
     StoreCurves,
     StoreOrderRefusal,
 )
+from gpuenergyd.daemon.jobs.plan_settings import JobSettings
 from gpuenergyd.daemon.ports import (
     AuditPort,
     DeliveryPort,
@@ -26,7 +27,6 @@ from gpuenergyd.daemon.ports import (
     IterationPort,
     LeasePort,
     ObservationPort,
-    PlanSettingPort,
     PlanSource,
     RunStorePort,
 )
@@ -44,7 +44,7 @@ class CommandExecutor:
     audit: AuditPort
     runs: RunStorePort
     end: EndPort
-    settings: Sequence[PlanSettingPort] = ()
+    settings: Sequence[JobSettings] = ()
     """Empty for a pipeline across hosts, whose plans only set clocks."""
 
     async def execute(self, command: Command) -> None:  # noqa: C901, PLR0912  one case per command

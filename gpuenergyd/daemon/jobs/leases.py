@@ -11,7 +11,7 @@ from gpuenergyd.daemon.jobs.audit_log import DAEMON, AuditLog
 from gpuenergyd.daemon.jobs.plan_delivery import PlanDelivery
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.errors import GpuError
-from gpuenergyd.gpu.link.messages import LeaseOwner
+from gpuenergyd.gpu.link.messages import AcquireLease, LeaseOwner, Restore
 from gpuenergyd.gpu.restore.executor import RestoreResult
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,8 @@ class JobLeases:
         try:
             pidfds = tuple(self.pidfds.values())
             sets_clocks = Lever.CLOCKS in self.services.levers
-            await self.services.worker.lease(self.audit.job_id, gpu_uuids, self.owner, pidfds, sets_clocks=sets_clocks)
+            command = AcquireLease(self.audit.job_id, gpu_uuids, self.owner, sets_clocks)
+            await self.services.worker.do(command, pidfds)
         except GpuError as error:
             log.warning("job %s: no lease: %s", self.audit.job_id, error)
             self.audit.record("lease", self._owner_text, str(error), after="refused")
@@ -110,14 +111,14 @@ class JobLeases:
 
     async def _restore(self, gpu_uuids: tuple[str, ...], reason: str) -> None:
         try:
-            outcomes = await self.services.worker.restore(gpu_uuids, reason)
+            restored = await self.services.worker.do(Restore(gpu_uuids, reason))
         except GpuError as error:
             # A GPU worker that died leaves its journal: the next one restores what it holds.
             log.warning("job %s: restore left to the next GPU worker: %s", self.audit.job_id, error)
             self.audit.record("restore", DAEMON, reason, after=f"left to the next GPU worker: {error}")
             return
         now_ns = time.monotonic_ns()
-        outcome_of = {outcome.gpu_uuid: outcome for outcome in outcomes}
+        outcome_of = {outcome.gpu_uuid: outcome for outcome in restored.outcomes}
         for gpu_uuid in gpu_uuids:
             gpu, outcome = self.services.gpus.get(gpu_uuid), outcome_of.get(gpu_uuid)
             before = gpu.requested_sm_clock_mhz if gpu is not None else None

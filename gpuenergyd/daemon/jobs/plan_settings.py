@@ -16,7 +16,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.daemon.jobs.audit_log import AuditLog
 from gpuenergyd.daemon.ports import WorkerPort
 from gpuenergyd.errors import GpuError
-from gpuenergyd.gpu.link.messages import LeaseOwner
+from gpuenergyd.gpu.link.messages import LeaseOwner, LowerPowerLimit, SetPowerProfile
 
 _UNKNOWN = -1.0
 """What an earlier daemon set last, which differs from every value and is therefore set again."""
@@ -79,7 +79,8 @@ class PlanPowerLimits:
 
     async def set(self, lease_id: str, gpu_uuid: str, value: float | None, owner: LeaseOwner) -> str:
         """Set a limit, or return to the one before the job."""
-        return f"{await self.worker.lower_power_limit(lease_id, gpu_uuid, value, owner):g} W"
+        reply = await self.worker.do(LowerPowerLimit(lease_id, gpu_uuid, value, owner))
+        return f"{reply.power_limit_w:g} W"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,8 @@ class PlanPowerProfiles:
     async def set(self, lease_id: str, gpu_uuid: str, value: float | None, owner: LeaseOwner) -> str:
         """Add a profile, or remove the one of the job."""
         number = None if value is None else round(value)
-        requested = await self.worker.set_power_profile(lease_id, gpu_uuid, number, owner)
-        return f"requested: {', '.join(map(str, requested)) or 'none'}"
+        reply = await self.worker.do(SetPowerProfile(lease_id, gpu_uuid, number, owner))
+        return f"requested: {', '.join(map(str, reply.requested)) or 'none'}"
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from gpuenergyd.daemon.manual_leases.leases import (
     require_power_limit_in_range,
     supported_no_slower_than,
 )
-from gpuenergyd.daemon.ports import GpuQueryPort
+from gpuenergyd.daemon.ports import WorkerPort
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.daemon.settings import REFUSED_IN_OBSERVE
 from gpuenergyd.errors import JobError, UsageError
@@ -28,7 +28,7 @@ class AdministratorLeases:
 
     leases: ManualLeases
     gpus: Gpus
-    worker: GpuQueryPort
+    worker: WorkerPort
     is_observing: bool = False
 
     async def grant(self, request: LeaseRequest, peer: PeerCredentials) -> LeaseGranted:

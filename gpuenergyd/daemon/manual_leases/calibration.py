@@ -23,11 +23,11 @@ from gpuenergyd.core.pipeline.switching import ObservedSwitch
 from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, Gpus, observed_switch
 from gpuenergyd.daemon.manual_leases.leases import LeaseHolder, ManualLease, ManualLeases
-from gpuenergyd.daemon.ports import GpuQueryPort
+from gpuenergyd.daemon.ports import WorkerPort
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.daemon.settings import REFUSED_IN_OBSERVE
 from gpuenergyd.errors import GpuEnergyError, GpuError, JobError, UsageError
-from gpuenergyd.gpu.link.messages import USABLE_HEALTH
+from gpuenergyd.gpu.link.messages import USABLE_HEALTH, ListProcesses
 from gpuenergyd.wire.calibration_messages import (
     CalibratedGpu,
     CalibrationPhase,
@@ -112,7 +112,7 @@ class Calibrations:
 
     leases: ManualLeases
     gpus: Gpus
-    worker: GpuQueryPort
+    worker: WorkerPort
     is_observing: bool = False
     _calibrations: dict[str, _Calibration] = field(default_factory=dict)
     _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -170,7 +170,7 @@ class Calibrations:
         self.gpus.require_free(gpu_uuid)
         if gpu.health not in USABLE_HEALTH:
             raise JobError(f"GPU {gpu_uuid} is {gpu.health}: {gpu.detail}")
-        pids = await self.worker.process_ids(gpu_uuid)
+        pids = (await self.worker.do(ListProcesses(gpu_uuid))).pids
         if pids:
             raise JobError(f"GPU {gpu_uuid} is not idle: processes {_pids_text(pids)} compute on it")
 
@@ -251,7 +251,7 @@ class Calibrations:
             JobError: another process does, or the lease has ended.
         """
         self._require_lease(measurement)
-        pids = await self.worker.process_ids(measurement.gpu_uuid)
+        pids = (await self.worker.do(ListProcesses(measurement.gpu_uuid))).pids
         others = [pid for pid in pids if pid != holder.pid]
         if others:
             raise JobError(f"processes {_pids_text(others)} began to compute on GPU {measurement.gpu_uuid}")

@@ -18,10 +18,19 @@ from typing import Any
 
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, GpuClaim, Gpus, utc_at
-from gpuenergyd.daemon.ports import GpuQueryPort, HistoryPort, LimitingWorkerPort
+from gpuenergyd.daemon.ports import HistoryPort, WorkerPort
 from gpuenergyd.daemon.runtime.peer_credentials import is_dead
 from gpuenergyd.errors import GpuError, UsageError
-from gpuenergyd.gpu.link.messages import USABLE_HEALTH, ClockChangeReport, GpuHealthChange, LeaseOwner
+from gpuenergyd.gpu.link.messages import (
+    USABLE_HEALTH,
+    AcquireLease,
+    ClockChangeReport,
+    GpuHealthChange,
+    LeaseOwner,
+    Restore,
+    SetPowerLimit,
+    TakeSnapshot,
+)
 from gpuenergyd.store.records import ControlEventRecord
 
 log = logging.getLogger(__name__)
@@ -78,7 +87,7 @@ class ManualLease:
 class ManualLeases:
     """All leases outside jobs; owned by the event loop."""
 
-    worker: LimitingWorkerPort
+    worker: WorkerPort
     gpus: Gpus
     history: HistoryPort
     _leases: dict[str, ManualLease] = field(default_factory=dict)
@@ -169,13 +178,13 @@ class ManualLeases:
         self.limit_lifetime(lease, None)
         self._close_pidfd(lease)
         try:
-            outcomes = await self.worker.restore((lease.gpu_uuid,), f"lease {lease.lease_id} ends: {reason}")
+            restored = await self.worker.do(Restore((lease.gpu_uuid,), f"lease {lease.lease_id} ends: {reason}"))
         except GpuError as error:
             # The journal still lists the change, so the next worker restores it.
             log.warning("lease %s: the next GPU worker will restore the GPU: %s", lease.lease_id, error)
             texts: tuple[str, ...] = (f"the next GPU worker will restore the GPU: {error}",)
         else:
-            texts = tuple(f"{outcome.control}: {outcome.result}: {outcome.detail}" for outcome in outcomes)
+            texts = tuple(f"{outcome.control}: {outcome.result}: {outcome.detail}" for outcome in restored.outcomes)
         lease.gpu.record_restored(time.monotonic_ns())
         self.gpus.release(lease.lease_id)
         del self._leases[lease.gpu_uuid]
@@ -239,13 +248,14 @@ class ManualLeases:
         return lease
 
     async def _apply(self, lease: ManualLease, sm_clock_mhz: int | None, power_limit_w: float | None) -> None:
-        await self.worker.lease(lease.lease_id, (lease.gpu_uuid,), lease.owner)
+        await self.worker.do(AcquireLease(lease.lease_id, (lease.gpu_uuid,), lease.owner))
         if sm_clock_mhz is not None and sm_clock_mhz != lease.sm_clock_mhz:
             await self._lock(lease, sm_clock_mhz)
             self._record_change(lease, "lock", f"{lease.sm_clock_mhz or 'no'} MHz", f"{sm_clock_mhz} MHz")
             lease.sm_clock_mhz = sm_clock_mhz
         if power_limit_w is not None:
-            limit_w = await self.worker.set_power_limit(lease.lease_id, lease.gpu_uuid, power_limit_w, lease.owner)
+            command = SetPowerLimit(lease.lease_id, lease.gpu_uuid, power_limit_w, lease.owner)
+            limit_w = (await self.worker.do(command)).power_limit_w
             self._record_change(lease, "limit", f"{lease.power_limit_w or 'no'} W", f"{limit_w:g} W")
             lease.power_limit_w = limit_w
 
@@ -314,14 +324,14 @@ def supported_no_slower_than(gpu: Gpu, sm_clock_mhz: int) -> int:
     return min(clock for clock in clocks_mhz if clock >= sm_clock_mhz)
 
 
-async def require_power_limit_in_range(worker: GpuQueryPort, gpu: Gpu, power_limit_w: float) -> None:
+async def require_power_limit_in_range(worker: WorkerPort, gpu: Gpu, power_limit_w: float) -> None:
     """Check that a GPU accepts a power limit, as far as its driver reports the range.
 
     Raises:
         UsageError: it is out of range.
         GpuError: the driver does not answer, or there is no worker.
     """
-    details = (await worker.snapshot(gpu.identity.gpu_uuid)).details
+    details = (await worker.do(TakeSnapshot(gpu.identity.gpu_uuid))).details
     low_w, high_w = details.min_power_limit_w, details.max_power_limit_w
     if low_w is not None and high_w is not None and not low_w <= power_limit_w <= high_w:
         raise UsageError(

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuenergyd.daemon.gpus.inventory import Gpu, Gpus, utc_at
-from gpuenergyd.daemon.ports import HistoryPort, MaintenancePort
+from gpuenergyd.daemon.ports import HistoryPort, WorkerPort
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import GpuError, JobError, UsageError
-from gpuenergyd.gpu.link.messages import GpuHealth
+from gpuenergyd.gpu.link.messages import GpuHealth, ListProcesses, ReleaseGpus, ReopenGpus
 from gpuenergyd.store.records import ControlEventRecord
 from gpuenergyd.wire.maintenance_messages import ALL_GPUS, GpuRelease, GpuReopen, GpusReleased
 
@@ -28,7 +28,7 @@ _RETRY_S = 5.0
 class GpuReleases:
     """Releases GPUs and reopens them; owned by the event loop. Administrators only: the caller has checked."""
 
-    worker: MaintenancePort
+    worker: WorkerPort
     gpus: Gpus
     history: HistoryPort
     spawn: Callable[[Coroutine[Any, Any, object]], None]
@@ -56,7 +56,7 @@ class GpuReleases:
                     self.gpus.require_free(gpu.identity.gpu_uuid)
             uuids = tuple(gpu.identity.gpu_uuid for gpu in gpus)
             pids = {pid for uuid in uuids for pid in await self._process_ids(uuid)}
-            await self.worker.release_gpus(uuids, f"released for maintenance by {peer}")
+            await self.worker.do(ReleaseGpus(uuids, f"released for maintenance by {peer}"))
             until = time.monotonic() + lifetime_s
             self._until_mono_s.update(dict.fromkeys(uuids, until))
         for gpu in gpus:
@@ -80,7 +80,7 @@ class GpuReleases:
 
     def handle_worker_ready(self) -> None:
         """Let go again after a restart of the GPU worker, which has opened all GPUs."""
-        uuids = [uuid for uuid in self._until_mono_s if self.gpus[uuid].health is not GpuHealth.RELEASED]
+        uuids = tuple(uuid for uuid in self._until_mono_s if self.gpus[uuid].health is not GpuHealth.RELEASED)
         if uuids:
             self.spawn(self._release_again(uuids))
 
@@ -109,23 +109,22 @@ class GpuReleases:
     async def _reopen(self, gpus: Sequence[Gpu], actor: str) -> None:
         async with self._lock:
             uuids = tuple(gpu.identity.gpu_uuid for gpu in gpus)
-            identities = await self.worker.reopen_gpus(uuids)
-            for identity in identities:
+            for identity in (await self.worker.do(ReopenGpus(uuids))).identities:
                 self.gpus.refresh(identity)
                 self._until_mono_s.pop(identity.gpu_uuid, None)
         self._last_failure = ""
         for gpu in gpus:
             self._record(gpu, f"reopened by {actor}", "released", "held", actor)
 
-    async def _release_again(self, uuids: Sequence[str]) -> None:
+    async def _release_again(self, uuids: tuple[str, ...]) -> None:
         try:
-            await self.worker.release_gpus(uuids, "released for maintenance, before the GPU worker restarted")
+            await self.worker.do(ReleaseGpus(uuids, "released for maintenance, before the GPU worker restarted"))
         except GpuError as error:
             log.warning("GPUs cannot be released again: %s", error)
 
     async def _process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
         try:
-            return await self.worker.process_ids(gpu_uuid)
+            return (await self.worker.do(ListProcesses(gpu_uuid))).pids
         except GpuError:
             return ()  # a broken GPU is the one to be reset
 

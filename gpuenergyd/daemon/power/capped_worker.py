@@ -13,14 +13,23 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.core.power.backstop import Ceiling
 from gpuenergyd.daemon.gpus.inventory import Gpus
-from gpuenergyd.daemon.ports import LimitingWorkerPort
+from gpuenergyd.daemon.ports import WorkerPort
 from gpuenergyd.errors import GpuError
-from gpuenergyd.gpu.link.messages import POWER_BUDGET_LEASE, LeaseOwner
-from gpuenergyd.gpu.restore.executor import RestoreOutcome
+from gpuenergyd.gpu.link.messages import (
+    POWER_BUDGET_LEASE,
+    AcquireLease,
+    Command,
+    LeaseOwner,
+    LowerPowerLimit,
+    ReplyT,
+    Restore,
+    SetPowerLimit,
+)
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +53,9 @@ class _Lease:
 
 @dataclass(slots=True)
 class CappedWorker:
-    """Implements the worker ports on another worker, within ceilings; owned by the event loop."""
+    """Implements the worker port on another worker, within ceilings; owned by the event loop."""
 
-    worker: LimitingWorkerPort
+    worker: WorkerPort
     gpus: Gpus
     may_set_clocks: bool = True
     """Whether the settings permit clocks; without, only power limits are lowered."""
@@ -104,57 +113,39 @@ class CappedWorker:
         while self._applying is not None:
             await asyncio.wait({self._applying})
 
-    # --- the worker ports ---
+    # --- the worker port ---
 
-    async def lease(
-        self,
-        lease_id: str,
-        gpu_uuids: Sequence[str],
-        owner: LeaseOwner,
-        pidfds: Sequence[int] = (),
-        *,
-        sets_clocks: bool = True,
-    ) -> None:
-        """Lease GPUs; their ceilings stay."""
-        async with self._alone(gpu_uuids):
-            await self.worker.lease(lease_id, gpu_uuids, owner, pidfds, sets_clocks=sets_clocks)
-            for uuid in gpu_uuids:
-                known = self._leases.get(uuid)
-                if known is None or known.lease_id != lease_id:
-                    self._leases[uuid] = _Lease(lease_id, owner, sets_clocks)
-        self._apply_soon({uuid for uuid in gpu_uuids if uuid in self._ceilings})
-
-    async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
-        """Restore GPUs and end their leases; ceilings are set again at once."""
-        try:
-            async with self._alone(gpu_uuids):
-                for uuid in gpu_uuids:
-                    self._leases.pop(uuid, None)
-                self._forget_lowered(gpu_uuids)
-                return await self.worker.restore(gpu_uuids, reason)
-        finally:
-            self._apply_soon({uuid for uuid in gpu_uuids if uuid in self._ceilings})
-
-    async def lower_power_limit(
-        self, lease_id: str, gpu_uuid: str, power_limit_w: float | None, owner: LeaseOwner
-    ) -> float:
-        """Lower a power limit, or return to the one before it, but not above the ceiling."""
-        self._want_limit(lease_id, gpu_uuid, power_limit_w)
-        capped_w = self._capped_limit_w(gpu_uuid, power_limit_w)
-        return await self.worker.lower_power_limit(lease_id, gpu_uuid, capped_w, owner)
-
-    async def set_power_profile(
-        self, lease_id: str, gpu_uuid: str, power_profile: int | None, owner: LeaseOwner
-    ) -> tuple[int, ...]:
-        """Add a workload power profile, or remove ours: it lowers the power that ceilings are set for."""
-        return await self.worker.set_power_profile(lease_id, gpu_uuid, power_profile, owner)
-
-    async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
-        """Set a power limit, but not above the ceiling."""
-        self._want_limit(lease_id, gpu_uuid, power_limit_w)
-        capped_w = self._capped_limit_w(gpu_uuid, power_limit_w)
-        assert capped_w is not None
-        return await self.worker.set_power_limit(lease_id, gpu_uuid, capped_w, owner)
+    async def do(self, command: Command[ReplyT], pidfds: Sequence[int] = ()) -> ReplyT:
+        """Execute a command: power limits stay up to the ceilings, and ceilings outlast leases and restores."""
+        wanted: Command[Any] = command  # mypy: no Command[ReplyT] is an AcquireLease
+        match wanted:
+            case AcquireLease(lease_id, gpu_uuids, owner, sets_clocks):
+                async with self._alone(gpu_uuids):
+                    reply = await self.worker.do(command, pidfds)
+                    for uuid in gpu_uuids:
+                        known = self._leases.get(uuid)
+                        if known is None or known.lease_id != lease_id:
+                            self._leases[uuid] = _Lease(lease_id, owner, sets_clocks)
+                self._apply_soon({uuid for uuid in gpu_uuids if uuid in self._ceilings})
+                return reply
+            case Restore(gpu_uuids):
+                try:
+                    async with self._alone(gpu_uuids):
+                        for uuid in gpu_uuids:
+                            self._leases.pop(uuid, None)
+                        self._forget_lowered(gpu_uuids)
+                        return await self.worker.do(command)
+                finally:
+                    self._apply_soon({uuid for uuid in gpu_uuids if uuid in self._ceilings})
+            case LowerPowerLimit(lease_id, gpu_uuid, limit_w) | SetPowerLimit(lease_id, gpu_uuid, limit_w):
+                lease = self._leases.get(gpu_uuid)
+                if lease is not None and lease.lease_id == lease_id:
+                    lease.limit_w = limit_w
+                capped_w: Any = self._capped_limit_w(gpu_uuid, limit_w)  # a float where the limit is one
+                command = cast("Command[ReplyT]", replace(wanted, power_limit_w=capped_w))
+            case _:
+                pass
+        return await self.worker.do(command, pidfds)
 
     def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
         """Request clocks of a leased GPU, but not above the ceiling."""
@@ -164,11 +155,6 @@ class CappedWorker:
         self._send_clocks(gpu_uuid, request)
 
     # --- inside ---
-
-    def _want_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float | None) -> None:
-        lease = self._leases.get(gpu_uuid)
-        if lease is not None and lease.lease_id == lease_id:
-            lease.limit_w = power_limit_w
 
     def _capped_limit_w(self, gpu_uuid: str, power_limit_w: float | None) -> float | None:
         ceiling_w = self._ceilings.get(gpu_uuid, _NO_CEILING).power_limit_w
@@ -233,14 +219,14 @@ class CappedWorker:
         ceiling, lease = self._ceilings.get(gpu_uuid, _NO_CEILING), self._leases.get(gpu_uuid)
         if ceiling == _NO_CEILING and (lease is None or lease.is_ours):
             if lease is not None:
-                await self.worker.restore((gpu_uuid,), "its power ceiling is gone")
+                await self.worker.do(Restore((gpu_uuid,), "its power ceiling is gone"))
                 self._leases.pop(gpu_uuid, None)
                 self._record_restored(gpu_uuid)
             self._forget_lowered((gpu_uuid,))
             return
         if lease is None:
             owner = LeaseOwner(POWER_BUDGET_LEASE, os.getpid(), os.geteuid())
-            await self.worker.lease(POWER_BUDGET_LEASE, (gpu_uuid,), owner, sets_clocks=self.may_set_clocks)
+            await self.worker.do(AcquireLease(POWER_BUDGET_LEASE, (gpu_uuid,), owner, self.may_set_clocks))
             lease = self._leases[gpu_uuid] = _Lease(POWER_BUDGET_LEASE, owner, self.may_set_clocks)
         if lease.sets_clocks and (ceiling.sm_clock_mhz is not None or gpu_uuid in self._lowered_clocks):
             self._lowered_clocks.discard(gpu_uuid)
@@ -249,7 +235,7 @@ class CappedWorker:
             self._lowered_limits.discard(gpu_uuid)
             limit_w = self._capped_limit_w(gpu_uuid, lease.limit_w)
             try:
-                await self.worker.lower_power_limit(lease.lease_id, gpu_uuid, limit_w, lease.owner)
+                await self.worker.do(LowerPowerLimit(lease.lease_id, gpu_uuid, limit_w, lease.owner))
             except GpuError:
                 self._lowered_limits.add(gpu_uuid)
                 raise

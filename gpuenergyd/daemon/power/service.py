@@ -8,7 +8,7 @@ and taken off the budget before it is divided again.
 import asyncio
 import logging
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from datetime import UTC, datetime
 
 from gpuenergyd.core.job.messages import PowerCutChanged
@@ -21,7 +21,7 @@ from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.jobs.audit_log import DAEMON
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.periodic import Periodic
-from gpuenergyd.daemon.ports import HistoryPort, PowerPort
+from gpuenergyd.daemon.ports import HistoryPort
 from gpuenergyd.daemon.power.capped_worker import CappedWorker
 from gpuenergyd.daemon.power.job_views import job_views
 from gpuenergyd.daemon.power.readings import OLD_READING_S, gpu_power
@@ -31,7 +31,7 @@ from gpuenergyd.daemon.power.shares import JobShares
 from gpuenergyd.daemon.power.state import budget_state, budget_text
 from gpuenergyd.daemon.power.swings import HostSwings
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
-from gpuenergyd.daemon.processes.power_queries import PowerQuery
+from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply
 from gpuenergyd.daemon.settings import REFUSED_IN_OBSERVE, Settings
 from gpuenergyd.errors import JobError
 from gpuenergyd.gpu.link.messages import GpuSample
@@ -60,11 +60,11 @@ class PowerService:
         gpus: Gpus,
         jobs: Jobs,
         worker: CappedWorker,
-        policy: PowerPort,
+        divide_power: Callable[[PowerQuery], Awaitable[PowerReply | PolicyFailure]],
         history: HistoryPort,
     ) -> None:
         self._settings, self._gpus, self._jobs, self._worker = settings, gpus, jobs, worker
-        self._policy, self._history = policy, history
+        self._divide_power, self._history = divide_power, history
         self.budget: PowerBudget | None = None
         self._schedule = ScheduleFile(settings.power_schedule_path)
         self._file = RequestFile(settings.power_budget_path)
@@ -274,7 +274,7 @@ class PowerService:
             if budget is None:
                 return
             view = self._view(budget)
-            reply = await self._policy.divide_power(PowerQuery(self._settings.power_target, view))
+            reply = await self._divide_power(PowerQuery(self._settings.power_target, view))
             self._decided_for, self._decided_s = occasion, time.monotonic()
             if isinstance(reply, PolicyFailure):
                 if reply.reason != self._failure:

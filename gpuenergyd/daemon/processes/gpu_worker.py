@@ -1,11 +1,12 @@
-"""Supervision of the GPU worker process: start or connect, ping, restart, and forward requests to it."""
+"""Supervision of the GPU worker process: start or connect, ping, restart, and have it execute commands."""
 
 import asyncio
 import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.daemon.processes.launch import WorkerProcess
@@ -13,16 +14,8 @@ from gpuenergyd.daemon.processes.restart_backoff import RestartBackoff
 from gpuenergyd.daemon.settings import Settings
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.device import GpuIdentity
-from gpuenergyd.gpu.link.client import GpuListener, WorkerLink
-from gpuenergyd.gpu.link.messages import (
-    ClockChangeReport,
-    GpuHealthChange,
-    GpuSample,
-    GpuSettingsRead,
-    GpuSnapshot,
-    LeaseOwner,
-)
-from gpuenergyd.gpu.restore.executor import RestoreOutcome
+from gpuenergyd.gpu.link.client import LinkEvent, WorkerLink, WorkerLost
+from gpuenergyd.gpu.link.messages import Command, GpuHealthChange, GpuSettingsRead, Ping, ReplyT, Restore
 from gpuenergyd.gpu.restore.policy import RestoreRules
 
 log = logging.getLogger(__name__)
@@ -34,37 +27,35 @@ _RESTORE_AND_EXIT_LIMIT_S = 40.0
 """A worker that has lost the daemon restores every GPU before it exits; driver calls can be this slow."""
 
 
-class WorkerListener(GpuListener, Protocol):
-    """Receiver of the GPU worker's events."""
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """A worker has started, and found these GPUs."""
 
-    def handle_worker_ready(self, identities: Sequence[GpuIdentity]) -> None:
-        """Handle the start of a worker, which found these GPUs."""
-        ...
+    identities: tuple[GpuIdentity, ...]
 
-    def handle_worker_lost(self, reason: str) -> None:
-        """Handle the loss of the worker: no clock can be set until the next one is ready."""
-        ...
+
+WorkerEvent = WorkerReady | LinkEvent
 
 
 class GpuWorker:
     """The daemon's GPU worker across restarts of the process.
 
-    Implements the worker ports on the connected worker. Without one, requests raise GpuError and clock requests are
+    Implements the worker port on the connected worker. Without one, commands raise GpuError and clock requests are
     dropped.
     """
 
-    def __init__(self, settings: Settings, process: WorkerProcess, listener: Callable[[], WorkerListener]) -> None:
+    def __init__(self, settings: Settings, process: WorkerProcess, on_event: Callable[[WorkerEvent], None]) -> None:
         self._settings = settings
         self._process = process
-        self._listener = listener
+        self._on_event = on_event
         self._link: WorkerLink | None = None
         self._supervision: asyncio.Task[None] | None = None
         self._is_closing = False
         self._is_shutting_down = False
         self._lost = asyncio.Event()
         self._is_hung = False
-        self._pending_states: list[GpuHealthChange] | None = None
-        self._pending_settings: dict[str, GpuSettingsRead] = {}
+        self._early: list[LinkEvent] | None = None
+        """Events from before the GPUs are known; None once they are."""
         self._heartbeat_mono_s: float | None = None
         self.trouble: str | None = "the GPU worker has not started yet"
         self.num_restarts = 0
@@ -114,57 +105,12 @@ class GpuWorker:
             await asyncio.gather(self._supervision, return_exceptions=True)
         await self._end_process()
 
-    async def hand_over(self, token: str, keep_s: float) -> None:
-        """Have the worker hold all leases for `keep_s` after `close`, for the daemon that presents the token."""
-        await self._reachable().hand_over(token, keep_s)
-
-    async def lease(
-        self,
-        lease_id: str,
-        gpu_uuids: Sequence[str],
-        owner: LeaseOwner,
-        pidfds: Sequence[int] = (),
-        *,
-        sets_clocks: bool = True,
-    ) -> None:
-        """Lease GPUs."""
-        await self._reachable().lease(lease_id, gpu_uuids, owner, pidfds, sets_clocks=sets_clocks)
-
-    async def lower_power_limit(
-        self, lease_id: str, gpu_uuid: str, power_limit_w: float | None, owner: LeaseOwner
-    ) -> float:
-        """Lower a power limit under a lease, or return to the one before it; return the limit read back."""
-        return await self._reachable().lower_power_limit(lease_id, gpu_uuid, power_limit_w, owner)
-
-    async def set_power_profile(
-        self, lease_id: str, gpu_uuid: str, power_profile: int | None, owner: LeaseOwner
-    ) -> tuple[int, ...]:
-        """Add a workload power profile under a lease, or remove ours; return the requested ones read back."""
-        return await self._reachable().set_power_profile(lease_id, gpu_uuid, power_profile, owner)
-
-    async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
-        """Set a power limit under a lease; return the limit read back."""
-        return await self._reachable().set_power_limit(lease_id, gpu_uuid, power_limit_w, owner)
-
-    async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
-        """Restore GPUs and end their leases; when it fails, the next worker restores."""
-        return await self._reachable().restore(gpu_uuids, reason, is_daemon_ending=self._is_shutting_down)
-
-    async def release_gpus(self, gpu_uuids: Sequence[str], reason: str) -> None:
-        """Restore GPUs, end their leases and let go of their driver handles."""
-        await self._reachable().release_gpus(gpu_uuids, reason)
-
-    async def reopen_gpus(self, gpu_uuids: Sequence[str]) -> tuple[GpuIdentity, ...]:
-        """Open released GPUs again; return their identities."""
-        return await self._reachable().reopen_gpus(gpu_uuids)
-
-    async def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
-        """Return the host pids of the processes that compute on a GPU."""
-        return await self._reachable().process_ids(gpu_uuid)
-
-    async def snapshot(self, gpu_uuid: str) -> GpuSnapshot:
-        """Return the present settings and readings of a GPU."""
-        return await self._reachable().snapshot(gpu_uuid)
+    async def do(self, command: Command[ReplyT], pidfds: Sequence[int] = ()) -> ReplyT:
+        """Have the worker execute a command; a restore that fails is left to the next worker."""
+        wanted: Command[Any] = command
+        if isinstance(wanted, Restore) and self._is_shutting_down:
+            command = cast("Command[ReplyT]", replace(wanted, is_daemon_ending=True))
+        return await self._reachable().do(command, pidfds)
 
     def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
         """Request a clock."""
@@ -195,11 +141,11 @@ class GpuWorker:
         """Ping the worker; return when the link is cut or the worker does not answer."""
         while not self._lost.is_set():
             try:
-                await self._reachable().ping()
+                await self._reachable().do(Ping())
                 self._heartbeat_mono_s = time.monotonic()
             except GpuError as error:
                 self._is_hung = not self._lost.is_set()
-                self.handle_link_lost(f"the GPU worker does not answer: {error}")
+                self._handle(WorkerLost(f"the GPU worker does not answer: {error}"))
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._lost.wait(), _PING_PERIOD_S)
@@ -207,7 +153,7 @@ class GpuWorker:
     async def _start_process(self) -> None:
         self._lost.clear()
         self._is_hung = False
-        self._pending_states = []
+        self._early = []
         try:
             await self._process.start()
             connecting = asyncio.create_task(self._connect())
@@ -226,18 +172,14 @@ class GpuWorker:
         self.has_taken_over = self._link.welcome.has_taken_over
         self._heartbeat_mono_s = time.monotonic()
         self._set_trouble(None)
-        self._listener().handle_worker_ready(self._link.welcome.identities)
-        for change in self._pending_states:
-            self._listener().handle_gpu_health(change)
-        self._pending_states = None
-        for read in self._pending_settings.values():
-            self._listener().handle_gpu_settings(read)
-        self._pending_settings.clear()
+        early, self._early = self._early, None
+        for event in (WorkerReady(self._link.welcome.identities), *early):
+            self._on_event(event)
 
     async def _connect(self) -> WorkerLink:
         return await WorkerLink.connect(
             self._settings.worker_link_path,
-            self,
+            self._handle,
             rules=RestoreRules(self._settings.restore_policy, self._settings.baseline_sm_clock_mhz),
             timeout_s=_CONNECT_LIMIT_S,
             token=self._token,
@@ -250,35 +192,18 @@ class GpuWorker:
             await link.close()
         await self._process.end(_HUNG_LIMIT_S if self._is_hung else _RESTORE_AND_EXIT_LIMIT_S)
 
-    def handle_samples(self, samples: Sequence[GpuSample]) -> None:
-        """Deliver samples to the listener."""
-        self._listener().handle_samples(samples)
-
-    def handle_clock_change(self, change: ClockChangeReport) -> None:
-        """Deliver a clock change to the listener."""
-        self._listener().handle_clock_change(change)
-
-    def handle_gpu_health(self, change: GpuHealthChange) -> None:
-        """Deliver a GPU's health to the listener, once the GPUs themselves are known."""
-        if self._pending_states is None:
-            self._listener().handle_gpu_health(change)
-        else:
-            self._pending_states.append(change)
-
-    def handle_gpu_settings(self, read: GpuSettingsRead) -> None:
-        """Deliver what is set on a GPU, once the GPUs themselves are known."""
-        if self._pending_states is None:
-            self._listener().handle_gpu_settings(read)
-        else:
-            self._pending_settings[read.gpu_uuid] = read
-
-    def handle_link_lost(self, reason: str) -> None:
-        """Report the loss of the worker, once."""
-        if self._lost.is_set() or self._is_closing:
-            return
-        self._lost.set()
-        self._set_trouble(reason)
-        self._listener().handle_worker_lost(reason)
+    def _handle(self, event: LinkEvent) -> None:
+        """Pass an event on: health and settings only once the GPUs themselves are known, the worker's loss once."""
+        match event:
+            case WorkerLost():
+                if not (self._lost.is_set() or self._is_closing):
+                    self._lost.set()
+                    self._set_trouble(event.reason)
+                    self._on_event(event)
+            case GpuHealthChange() | GpuSettingsRead() if self._early is not None:
+                self._early.append(event)
+            case _:
+                self._on_event(event)
 
     def _set_trouble(self, trouble: str | None) -> None:
         if trouble != self.trouble:

@@ -60,48 +60,14 @@ StartChild = Callable[..., Awaitable[Any]]
 """Starts a child process, a `ChildProcess`, from its command line."""
 
 
-class WorkerProcess(Protocol):
-    """The GPU worker as a process: start, wait for its end, end it."""
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the process runs, as far as known."""
-        ...
-
-    @property
-    def pid(self) -> int | None:
-        """The process id, as far as known."""
-        ...
-
-    async def start(self) -> None:
-        """Start the process if that is the daemon's task.
-
-        Raises:
-            OSError: it cannot be started.
-        """
-        ...
-
-    async def wait(self) -> str:
-        """Wait until the process ends and return the reason."""
-        ...
-
-    async def end(self, limit_s: float) -> None:
-        """End the process, by SIGKILL after the limit; its link is closed already."""
-        ...
-
-    def has_unrestored_gpus(self) -> bool:
-        """Return whether the ended process left GPUs for the next one to restore."""
-        ...
-
-
 @dataclass(slots=True)
 class ChildWorker:
     """A GPU worker that runs as a child process of the daemon."""
 
     command: Sequence[str]
     journal_path: Path
-    start_child: "StartChild" = asyncio.create_subprocess_exec
-    _process: "ChildProcess | None" = None
+    start_child: StartChild = asyncio.create_subprocess_exec
+    _process: ChildProcess | None = None
 
     @property
     def is_running(self) -> bool:
@@ -114,7 +80,11 @@ class ChildWorker:
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        """Start the child in a session of its own, so that Ctrl-C in a terminal reaches only the daemon."""
+        """Start the child in a session of its own, so that Ctrl-C in a terminal reaches only the daemon.
+
+        Raises:
+            OSError: it cannot be started.
+        """
         self._process = await self.start_child(*self.command, start_new_session=True, env=child_environment())
 
     async def wait(self) -> str:
@@ -169,6 +139,9 @@ class WorkerUnit:
         return False
 
 
+WorkerProcess = ChildWorker | WorkerUnit
+
+
 @dataclass(slots=True)
 class PolicyChannel:
     """A line-based connection to a policy host; `kill` ends the host even while a policy computes."""
@@ -187,7 +160,7 @@ StartPolicyHost = Callable[[], Awaitable[PolicyChannel]]
 async def start_policy_child(
     memory_limit_bytes: int | None,
     command: Sequence[str],
-    start_child: "StartChild" = asyncio.create_subprocess_exec,
+    start_child: StartChild = asyncio.create_subprocess_exec,
 ) -> PolicyChannel:
     """Start a policy host as a child process and return its channel.
 

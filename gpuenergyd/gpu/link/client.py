@@ -1,4 +1,4 @@
-"""Connection of the daemon to the GPU worker: sends requests, delivers samples, clock changes and health changes."""
+"""Connection of the daemon to the GPU worker: sends commands, delivers samples and other notices."""
 
 import asyncio
 import itertools
@@ -7,93 +7,50 @@ import socket
 import sys
 from asyncio.trsock import TransportSocket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self, TypeVar
+from typing import Any, Self
 
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.errors import DriverError, GpuError, ProtocolError
-from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.codec import MAX_DATAGRAM_BYTES, MAX_PIDFDS, decode, encode
 from gpuenergyd.gpu.link.messages import (
-    AcquireLease,
     ClockChangeReport,
-    Done,
+    Command,
     Failed,
     GpuHealth,
     GpuHealthChange,
-    GpuProcesses,
-    GpuSample,
     GpuSettingsRead,
-    GpuSnapshot,
-    HandOver,
     Hello,
-    LeaseOwner,
-    ListProcesses,
-    LowerPowerLimit,
     Message,
-    Ping,
-    PowerLimit,
-    PowerProfiles,
+    Notice,
     Refused,
-    ReleaseGpus,
-    Reopened,
-    ReopenGpus,
-    Reply,
-    Request,
+    ReplyT,
     RequestClock,
     Restore,
-    Restored,
     Samples,
-    SetPowerLimit,
-    SetPowerProfile,
-    TakeSnapshot,
     Welcome,
-    WorkerCounters,
 )
 from gpuenergyd.gpu.link.peer_credentials import peer_pid, peer_uid
-from gpuenergyd.gpu.restore.executor import RestoreOutcome
 from gpuenergyd.gpu.restore.policy import RestoreRules
 from gpuenergyd.silence import Silence
 
-_REPLY_LIMIT_S = 5.0
-_RESTORE_LIMIT_S = 35.0
 _CONNECT_PAUSE_S = 0.01
 _SHORTEST_WAIT_S = 0.05
 _ELSEWHERE = "a process in another pid namespace"
 _DATAGRAMS_PER_TURN = 4
 """After a pause many are queued, and other tasks need the event loop too."""
 
-_ReplyT = TypeVar("_ReplyT", bound=Reply)
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """The link has ended: no clock can be set until there is another worker."""
+
+    reason: str
 
 
-class GpuListener(Protocol):
-    """Receiver of the worker's observations; called on the event loop."""
-
-    def handle_samples(self, samples: Sequence[GpuSample]) -> None:
-        """Process readings."""
-        ...
-
-    def handle_clock_change(self, change: ClockChangeReport) -> None:
-        """Process a clock change."""
-        ...
-
-    def handle_gpu_health(self, change: GpuHealthChange) -> None:
-        """Process a GPU's new health."""
-        ...
-
-    def handle_gpu_settings(self, read: GpuSettingsRead) -> None:
-        """Process what is set on a GPU now."""
-        ...
-
-
-class LinkListener(GpuListener, Protocol):
-    """Receiver of all events of a link; called on the event loop."""
-
-    def handle_link_lost(self, reason: str) -> None:
-        """React to the loss of the worker; called once."""
-        ...
+LinkEvent = Notice | WorkerLost
 
 
 class WorkerLink:
@@ -102,10 +59,11 @@ class WorkerLink:
     welcome: Welcome
     """The worker's state when the connection began."""
 
-    def __init__(self, connection: socket.socket, listener: LinkListener) -> None:
+    def __init__(self, connection: socket.socket, on_event: Callable[[LinkEvent], None]) -> None:
+        """Take over a connection; `on_event` is called on the event loop, with `WorkerLost` once."""
         self._socket = connection
         self._worker_pid = peer_pid(connection)
-        self._listener = listener
+        self._on_event = on_event
         self._loop = asyncio.get_running_loop()
         self._request_ids = itertools.count(1)
         self._replies: dict[int, asyncio.Future[Message]] = {}
@@ -118,7 +76,7 @@ class WorkerLink:
     async def connect(
         cls,
         path: Path,
-        listener: LinkListener,
+        on_event: Callable[[LinkEvent], None],
         *,
         rules: RestoreRules | None = None,
         timeout_s: float = 5.0,
@@ -134,16 +92,16 @@ class WorkerLink:
             DriverError: no worker listens in time.
             GpuError: the worker refuses or does not reply.
         """
-        link = cls(await _connect(path, timeout_s, worker_pid), listener)
+        link = cls(await _connect(path, timeout_s, worker_pid), on_event)
         try:
-            link.welcome = await link._ask(Hello(token, rules or RestoreRules()), Welcome)
+            link.welcome = await link.do(Hello(token, rules or RestoreRules()))
             link._worker_pid = link.welcome.pid
         except BaseException:
             await link.close()
             raise
         for change in link.welcome.health:
             if change.health is not GpuHealth.OK:
-                listener.handle_gpu_health(change)
+                on_event(change)
         return link
 
     @property
@@ -151,23 +109,37 @@ class WorkerLink:
         """Whether the worker can be reached."""
         return self._is_open
 
-    async def lease(
-        self,
-        lease_id: str,
-        gpu_uuids: Sequence[str],
-        owner: LeaseOwner,
-        pidfds: Sequence[int] = (),
-        *,
-        sets_clocks: bool = True,
-    ) -> None:
-        """Acquire a lease on GPUs; once it returns, the journal has their state.
+    async def do(self, command: Command[ReplyT], pidfds: Sequence[int] = ()) -> ReplyT:
+        """Send a command and return the worker's reply; a restore drops pending clock requests for its GPUs.
 
-        When a process behind one of the pidfds ends, the worker restores the GPUs on its own.
+        With a lease, pidfds of its processes: when one ends, the worker restores the GPUs on its own.
 
         Raises:
-            GpuError: refused, or the worker is gone.
+            GpuError: the worker refuses, does not reply in time or is gone; it restores when the link is cut.
         """
-        await self._ask(AcquireLease(lease_id, tuple(gpu_uuids), owner, sets_clocks), Done, pidfds=pidfds)
+        if not self._is_open:
+            raise GpuError("the GPU worker is gone")
+        wanted: Command[Any] = command
+        if isinstance(wanted, Restore):
+            for uuid in wanted.gpu_uuids:
+                self._unsent_clock_requests.pop(uuid, None)
+        name = type(command).__name__
+        request_id = next(self._request_ids)
+        self._replies[request_id] = self._loop.create_future()
+        # Own copies: the caller may close its pidfds before a full socket accepts the datagram.
+        self._unsent.append(_Unsent(encode(command, request_id), [os.dup(fd) for fd in pidfds[:MAX_PIDFDS]]))
+        self._write()
+        try:
+            reply = await self._reply_within(command.limit_s, self._replies[request_id])
+        except TimeoutError:
+            raise GpuError(f"the GPU worker did not reply to {name} within {command.limit_s:g} s") from None
+        finally:
+            self._replies.pop(request_id, None)
+        if isinstance(reply, Failed):
+            raise GpuError(f"the GPU worker refused {name}: {reply.error}")
+        if not isinstance(reply, command.reply_type()):
+            raise GpuError(f"the GPU worker replied to {name} with {type(reply).__name__}")
+        return reply
 
     def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
         """Request a clock; returns at once. It replaces an unsent request for that GPU."""
@@ -184,134 +156,11 @@ class WorkerLink:
         except OSError as error:
             self._lose(f"lost the GPU worker: {error.strerror}")
 
-    async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
-        """Set a power limit under a lease, and return the limit that was read back.
-
-        Raises:
-            GpuError: refused, or the worker is gone.
-        """
-        request = SetPowerLimit(lease_id, gpu_uuid, power_limit_w, owner)
-        return (await self._ask(request, PowerLimit, limit_s=_RESTORE_LIMIT_S)).power_limit_w
-
-    async def lower_power_limit(
-        self, lease_id: str, gpu_uuid: str, power_limit_w: float | None, owner: LeaseOwner
-    ) -> float:
-        """Lower a power limit under a lease, or return to the one before it (None); return the limit read back.
-
-        Raises:
-            GpuError: refused, or the worker is gone.
-        """
-        request = LowerPowerLimit(lease_id, gpu_uuid, power_limit_w, owner)
-        return (await self._ask(request, PowerLimit, limit_s=_RESTORE_LIMIT_S)).power_limit_w
-
-    async def set_power_profile(
-        self, lease_id: str, gpu_uuid: str, power_profile: int | None, owner: LeaseOwner
-    ) -> tuple[int, ...]:
-        """Add a workload power profile under a lease, or remove ours (None); return the requested ones read back.
-
-        Raises:
-            GpuError: refused, or the worker is gone.
-        """
-        request = SetPowerProfile(lease_id, gpu_uuid, power_profile, owner)
-        return (await self._ask(request, PowerProfiles, limit_s=_RESTORE_LIMIT_S)).requested
-
-    async def restore(
-        self, gpu_uuids: Sequence[str], reason: str, *, is_daemon_ending: bool = False
-    ) -> tuple[RestoreOutcome, ...]:
-        """Restore GPUs and end their leases; pending clock requests are dropped.
-
-        When the daemon ends, clocks that the restore rules keep stay as they are.
-
-        Raises:
-            GpuError: the worker is gone or does not reply; it restores on its own when the link is cut.
-        """
-        for uuid in gpu_uuids:
-            self._unsent_clock_requests.pop(uuid, None)
-        request = Restore(tuple(gpu_uuids), reason, is_daemon_ending)
-        return (await self._ask(request, Restored, limit_s=_RESTORE_LIMIT_S)).outcomes
-
-    async def release_gpus(self, gpu_uuids: Sequence[str], reason: str) -> None:
-        """Restore GPUs, end their leases and let go of their driver handles.
-
-        Raises:
-            GpuError: a driver call for one of them does not return, or the worker is gone.
-        """
-        await self._ask(ReleaseGpus(tuple(gpu_uuids), reason), Done, limit_s=_RESTORE_LIMIT_S)
-
-    async def reopen_gpus(self, gpu_uuids: Sequence[str]) -> tuple[GpuIdentity, ...]:
-        """Open released GPUs again; return their identities, which may have changed.
-
-        Raises:
-            GpuError: the driver or a GPU is not there, or the worker is gone; missing GPUs stay released.
-        """
-        return (await self._ask(ReopenGpus(tuple(gpu_uuids)), Reopened, limit_s=_RESTORE_LIMIT_S)).identities
-
-    async def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
-        """Return the host pids of the processes that compute on a GPU.
-
-        Raises:
-            GpuError: the driver does not report them, or the worker is gone.
-        """
-        return (await self._ask(ListProcesses(gpu_uuid), GpuProcesses)).pids
-
-    async def snapshot(self, gpu_uuid: str) -> GpuSnapshot:
-        """Read a GPU and its settings now.
-
-        Raises:
-            GpuError: the driver does not report them, or the worker is gone.
-        """
-        return await self._ask(TakeSnapshot(gpu_uuid), GpuSnapshot)
-
-    async def ping(self) -> WorkerCounters:
-        """Return the worker's counters; its main thread replies without calling the driver.
-
-        Raises:
-            GpuError: no reply in time.
-        """
-        return await self._ask(Ping(), WorkerCounters)
-
-    async def hand_over(self, token: str, keep_s: float) -> None:
-        """Have the worker keep all leases for `keep_s` after this link ends, for the daemon with the token.
-
-        Raises:
-            GpuError: refused; the worker then restores at once when the link ends.
-        """
-        await self._ask(HandOver(token, keep_s), Done)
-
     async def close(self) -> None:
         """Cut the link; the worker then restores every GPU, unless the leases were handed over."""
         if self._is_open:
             self._is_open = False
             self._release("the link to the GPU worker is closed")
-
-    async def _ask(
-        self,
-        request: Request,
-        reply_type: type[_ReplyT],
-        *,
-        limit_s: float = _REPLY_LIMIT_S,
-        pidfds: Sequence[int] = (),
-    ) -> _ReplyT:
-        """Send a request and return its reply."""
-        if not self._is_open:
-            raise GpuError("the GPU worker is gone")
-        name = type(request).__name__
-        request_id = next(self._request_ids)
-        self._replies[request_id] = self._loop.create_future()
-        # Own copies: the caller may close its pidfds before a full socket accepts the datagram.
-        self._unsent.append(_Unsent(encode(request, request_id), [os.dup(fd) for fd in pidfds[:MAX_PIDFDS]]))
-        self._write()
-        try:
-            reply = await self._reply_within(limit_s, self._replies[request_id])
-        except TimeoutError:
-            raise GpuError(f"the GPU worker did not reply to {name} within {limit_s:g} s") from None
-        finally:
-            self._replies.pop(request_id, None)
-        if isinstance(reply, Failed):
-            raise GpuError(f"the GPU worker refused {name}: {reply.error}")
-        if not isinstance(reply, reply_type):
-            raise GpuError(f"the GPU worker replied to {name} with {type(reply).__name__}")
-        return reply
 
     async def _reply_within(self, limit_s: float, reply: asyncio.Future[Message]) -> Message:
         """Return a reply, or raise TimeoutError after a silence, without the time it waits for a CPU."""
@@ -374,14 +223,8 @@ class WorkerLink:
 
     def _dispatch(self, request_id: int | None, message: Message) -> None:
         match message:
-            case Samples():
-                self._listener.handle_samples(message.samples)
-            case ClockChangeReport():
-                self._listener.handle_clock_change(message)
-            case GpuHealthChange():
-                self._listener.handle_gpu_health(message)
-            case GpuSettingsRead():
-                self._listener.handle_gpu_settings(message)
+            case Samples() | ClockChangeReport() | GpuHealthChange() | GpuSettingsRead():
+                self._on_event(message)
             case Refused():
                 self._lose(f"the GPU worker refused the connection: {message.error}")
             case _ if request_id is not None:
@@ -395,7 +238,7 @@ class WorkerLink:
         if self._is_open:
             self._is_open = False
             self._release(reason)
-            self._listener.handle_link_lost(reason)
+            self._on_event(WorkerLost(reason))
 
     def _release(self, reason: str) -> None:
         self._loop.remove_reader(self._socket)

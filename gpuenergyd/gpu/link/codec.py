@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ProtocolError
-from gpuenergyd.gpu.link.messages import Message
+from gpuenergyd.gpu.link.messages import Command, Message
 
 LINK_VERSION = 9
 MAX_DATAGRAM_BYTES = 131_072
@@ -70,7 +70,7 @@ class _RecordCodec:
                 raise ProtocolError(f"{name}: expected {_names_of(allowed)}, got {value!r:.100}")
 
 
-def encode(message: Message, request_id: int | None = None) -> bytes:
+def encode(message: Message | Command[Any], request_id: int | None = None) -> bytes:
     """Return a message as a datagram."""
     return _to_json([LINK_VERSION, type(message).__name__, request_id, message]).encode()
 

@@ -1,16 +1,19 @@
 """Messages between the daemon and the GPU worker.
 
-The daemon sends requests, each answered by the reply that its docstring names or by `Failed`; a `RequestClock` has no
-reply. The worker also sends samples, clock changes and health changes of its own accord.
+The daemon sends commands: a `Command[X]` is answered by an X, or by `Failed`. A `RequestClock` has no reply. The worker
+also sends samples, clock changes, health changes and settings of its own accord.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar, Generic, TypeVar, get_args
 
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.gpu.device import GpuDetails, GpuIdentity, RefusedValues
 from gpuenergyd.gpu.restore.executor import RestoreOutcome
 from gpuenergyd.gpu.restore.policy import RestoreRules
+
+ReplyT = TypeVar("ReplyT")
 
 
 class GpuHealth(StrEnum):
@@ -46,126 +49,6 @@ class LeaseOwner:
     uid: int
 
 
-# Requests of the daemon
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """First request on a connection: the restore rules, and the token of a handover or "". Reply: Welcome."""
-
-    token: str
-    restore_rules: RestoreRules
-
-
-@dataclass(frozen=True, slots=True)
-class HandOver:
-    """Keep all leases for `keep_s` after this connection ends, for a daemon with this token. Reply: Done."""
-
-    token: str
-    keep_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Ping:
-    """A liveness check. Reply: WorkerCounters."""
-
-
-@dataclass(frozen=True, slots=True)
-class AcquireLease:
-    """Lease GPUs; pidfds travel beside the datagram. The reply, Done, means that the journal has the GPUs' state."""
-
-    lease_id: str
-    gpu_uuids: tuple[str, ...]
-    owner: LeaseOwner
-    sets_clocks: bool = True
-    """Without, the lease is for power limits only: no clock is journalled, set or restored."""
-
-
-@dataclass(frozen=True, slots=True)
-class LowerPowerLimit:
-    """Lower the power limit of a leased GPU, never above the one before the lease; None returns to that one.
-
-    Reply: PowerLimit.
-    """
-
-    lease_id: str
-    gpu_uuid: str
-    power_limit_w: float | None
-    owner: LeaseOwner
-
-
-@dataclass(frozen=True, slots=True)
-class SetPowerLimit:
-    """Set the power limit of a leased GPU. Reply: PowerLimit."""
-
-    lease_id: str
-    gpu_uuid: str
-    power_limit_w: float
-    owner: LeaseOwner
-
-
-@dataclass(frozen=True, slots=True)
-class SetPowerProfile:
-    """Add a workload power profile to a leased GPU, in place of the one that we added before; None removes that one.
-
-    Reply: PowerProfiles.
-    """
-
-    lease_id: str
-    gpu_uuid: str
-    power_profile: int | None
-    owner: LeaseOwner
-
-
-@dataclass(frozen=True, slots=True)
-class Restore:
-    """Restore GPUs and end their leases, because a job ends or the daemon does. Reply: Restored."""
-
-    gpu_uuids: tuple[str, ...]
-    reason: str
-    is_daemon_ending: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ListProcesses:
-    """List the processes that compute on a GPU. Reply: GpuProcesses."""
-
-    gpu_uuid: str
-
-
-@dataclass(frozen=True, slots=True)
-class TakeSnapshot:
-    """Read a GPU and its settings now. Reply: GpuSnapshot."""
-
-    gpu_uuid: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseGpus:
-    """Restore GPUs, end their leases and let go of their driver handles. Reply: Done."""
-
-    gpu_uuids: tuple[str, ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReopenGpus:
-    """Open released GPUs again. Reply: Reopened."""
-
-    gpu_uuids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RequestClock:
-    """Set clocks of a leased GPU. No reply; the effect follows as ClockChangeReport."""
-
-    gpu_uuid: str
-    request: ClockRequest
-
-
-# Replies of the worker
-
-
 @dataclass(frozen=True, slots=True)
 class GpuHealthChange:
     """A GPU's health and the reason for it."""
@@ -173,6 +56,9 @@ class GpuHealthChange:
     gpu_uuid: str
     health: GpuHealth
     detail: str
+
+
+# Replies of the worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +76,12 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The request succeeded."""
+    """The command succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The request was refused or failed."""
+    """The command was refused or failed."""
 
     error: str
 
@@ -253,6 +139,139 @@ class Reopened:
     """The GPUs that were opened again; their health follows or was sent before."""
 
     identities: tuple[GpuIdentity, ...]
+
+
+# Commands of the daemon
+
+
+class Command(Generic[ReplyT]):
+    """A command to the GPU worker; the reply is a `ReplyT`."""
+
+    __slots__ = ()
+    limit_s: ClassVar[float] = 5.0
+    """Longest time until the reply, without the time that the worker waits for a CPU."""
+
+    @classmethod
+    def reply_type(cls) -> type[ReplyT]:
+        """Return the type of the reply: the argument of the base class."""
+        found: type[ReplyT] = get_args(vars(cls)["__orig_bases__"][0])[0]
+        return found
+
+
+class SlowCommand(Command[ReplyT]):
+    """A command that waits for restores, or for driver calls that may be slow."""
+
+    __slots__ = ()
+    limit_s = 35.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hello(Command[Welcome]):
+    """First request on a connection: the restore rules, and the token of a handover or ""."""
+
+    token: str
+    restore_rules: RestoreRules
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver(Command[Done]):
+    """Keep all leases for `keep_s` after this connection ends, for a daemon with this token."""
+
+    token: str
+    keep_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ping(Command[WorkerCounters]):
+    """A liveness check."""
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireLease(Command[Done]):
+    """Lease GPUs; pidfds travel beside the datagram. The reply means that the journal has the GPUs' state."""
+
+    lease_id: str
+    gpu_uuids: tuple[str, ...]
+    owner: LeaseOwner
+    sets_clocks: bool = True
+    """Without, the lease is for power limits only: no clock is journalled, set or restored."""
+
+
+@dataclass(frozen=True, slots=True)
+class LowerPowerLimit(SlowCommand[PowerLimit]):
+    """Lower the power limit of a leased GPU, never above the one before the lease; None returns to that one."""
+
+    lease_id: str
+    gpu_uuid: str
+    power_limit_w: float | None
+    owner: LeaseOwner
+
+
+@dataclass(frozen=True, slots=True)
+class SetPowerLimit(SlowCommand[PowerLimit]):
+    """Set the power limit of a leased GPU."""
+
+    lease_id: str
+    gpu_uuid: str
+    power_limit_w: float
+    owner: LeaseOwner
+
+
+@dataclass(frozen=True, slots=True)
+class SetPowerProfile(SlowCommand[PowerProfiles]):
+    """Add a workload power profile to a leased GPU, in place of the one that we added before; None removes that one."""
+
+    lease_id: str
+    gpu_uuid: str
+    power_profile: int | None
+    owner: LeaseOwner
+
+
+@dataclass(frozen=True, slots=True)
+class Restore(SlowCommand[Restored]):
+    """Restore GPUs and end their leases, because a job ends or the daemon does."""
+
+    gpu_uuids: tuple[str, ...]
+    reason: str
+    is_daemon_ending: bool = False
+    """Whether the daemon ends, rather than a job: clocks that the restore rules keep stay then."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListProcesses(Command[GpuProcesses]):
+    """List the processes that compute on a GPU."""
+
+    gpu_uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot(Command[GpuSnapshot]):
+    """Read a GPU and its settings now."""
+
+    gpu_uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseGpus(SlowCommand[Done]):
+    """Restore GPUs, end their leases and let go of their driver handles."""
+
+    gpu_uuids: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReopenGpus(SlowCommand[Reopened]):
+    """Open released GPUs again."""
+
+    gpu_uuids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestClock:
+    """Set clocks of a leased GPU. No reply; the effect follows as ClockChangeReport."""
+
+    gpu_uuid: str
+    request: ClockRequest
 
 
 # Sent by the worker of its own accord
@@ -357,5 +376,5 @@ Reply = (
     | GpuSnapshot
     | Reopened
 )
-Notice = Samples | ClockChangeReport | GpuHealthChange | GpuSettingsRead | Refused
-Message = Request | Reply | Notice
+Notice = Samples | ClockChangeReport | GpuHealthChange | GpuSettingsRead
+Message = Request | Reply | Notice | Refused

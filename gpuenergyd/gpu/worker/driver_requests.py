@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import assert_never
 
 from gpuenergyd.errors import DriverError, GpuError
 from gpuenergyd.gpu.device import GpuController, MeasuresGpus
@@ -23,6 +24,8 @@ from gpuenergyd.gpu.link.messages import (
 from gpuenergyd.gpu.process_identity import process_start_ticks
 from gpuenergyd.gpu.restore.journal import Control, Journal, JournalEntry, KnownBy
 from gpuenergyd.gpu.restore.policy import RestorePolicy, RestoreRules
+
+GpuCommand = SetPowerLimit | LowerPowerLimit | SetPowerProfile | ListProcesses | TakeSnapshot
 
 
 @dataclass(slots=True)
@@ -51,6 +54,27 @@ class DriverRequests:
         """
         if request.sets_clocks:
             self.journal.add([self._entry(request.lease_id, request.owner, gpu_uuid, Control.SM_CLOCK_LOCK)])
+
+    def execute(self, command: GpuCommand) -> PowerLimit | PowerProfiles | GpuProcesses | GpuSnapshot:
+        """Execute a command for one GPU.
+
+        Raises:
+            GpuEnergyError: the journal or the driver refuses.
+        """
+        match command:
+            case SetPowerLimit():
+                return self.set_power_limit(command)
+            case LowerPowerLimit():
+                return self.lower_power_limit(command)
+            case SetPowerProfile():
+                return self.set_power_profile(command)
+            case ListProcesses():
+                return GpuProcesses(tuple(self.controller.process_ids(command.gpu_uuid)))
+            case TakeSnapshot():
+                reading = self.reader.read(command.gpu_uuid)
+                return GpuSnapshot(reading.power_w, reading.total_energy_j, self.reader.details(command.gpu_uuid))
+            case _:
+                assert_never(command)
 
     def lower_power_limit(self, request: LowerPowerLimit) -> PowerLimit:
         """Lower a power limit after journalling the present one, or return to that one; return the limit read back.
@@ -124,17 +148,6 @@ class DriverRequests:
         if wanted is not None and wanted not in requested:
             raise DriverError(f"the driver accepted workload power profile {wanted} of {uuid}, but does not list it")
         return PowerProfiles(tuple(sorted(requested)))
-
-    def query(self, request: ListProcesses | TakeSnapshot) -> GpuProcesses | GpuSnapshot:
-        """Read from the driver what a request needs.
-
-        Raises:
-            GpuNotFoundError, GpuLostError, DriverError: as named.
-        """
-        if isinstance(request, ListProcesses):
-            return GpuProcesses(tuple(self.controller.process_ids(request.gpu_uuid)))
-        reading = self.reader.read(request.gpu_uuid)
-        return GpuSnapshot(reading.power_w, reading.total_energy_j, self.reader.details(request.gpu_uuid))
 
     def _entry(self, lease_id: str, owner: LeaseOwner, uuid: str, control: Control) -> JournalEntry:
         """Return the journal entry of a control that is about to be changed."""

@@ -6,19 +6,8 @@ restores at once even when the daemon is busy.
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
-
-class FdWatcher(Protocol):
-    """Calls back when a file descriptor becomes readable."""
-
-    def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
-        """Start watching a file descriptor."""
-        ...
-
-    def unwatch(self, fd: int) -> None:
-        """Stop watching a file descriptor."""
-        ...
+from gpuenergyd.gpu.worker.daemon_connection import DaemonConnection
 
 
 class Leases:
@@ -27,7 +16,7 @@ class Leases:
     `on_death` gets the id and the GPUs of a lease that has ended because one of its processes died.
     """
 
-    def __init__(self, watcher: FdWatcher, on_death: Callable[[str, Sequence[str]], None]) -> None:
+    def __init__(self, watcher: DaemonConnection, on_death: Callable[[str, Sequence[str]], None]) -> None:
         self._watcher = watcher
         self._on_death = on_death
         self._lease_of: dict[str, str] = {}

@@ -37,47 +37,39 @@ def main(arguments: Sequence[str] | None = None, *, start_sentinel: Callable[[Pa
         "--world", type=Path, help="file with the simulated GPUs, or with the commands of the command driver"
     )
     parser.add_argument("--sample-period-s", type=float, default=0.02)
-    parser.add_argument("--daemon-user", help="user or uid of the daemon (default: the worker's own)")
+    parser.add_argument(
+        "--daemon-user", dest="daemon_uid", type=_uid, help="user or uid of the daemon (default: the worker's own)"
+    )
     parser.add_argument(
         "--daemon-silence-limit-s", type=float, default=10.0, help="restore after this time without a message"
     )
     parser.add_argument(
-        "--exit-with-daemon", action="store_true", help="exit when the daemon or the parent process ends"
+        "--exit-with-daemon",
+        dest="exits_with_daemon",
+        action="store_true",
+        help="exit when the daemon or the parent process ends",
     )
     parser.add_argument(
-        "--parent-pid", type=int, help="the parent process, in case it has ended already (default: the present one)"
+        "--parent-pid",
+        type=int,
+        default=os.getppid(),
+        help="the parent process, in case it has ended already (default: the present one)",
     )
-    parser.add_argument("--observe-only", action="store_true", help="read GPUs, never change them")
+    parser.add_argument(
+        "--observe-only", dest="observes_only", action="store_true", help="read GPUs, never change them"
+    )
     parser.add_argument(
         "--read-deadline-s", type=float, default=10.0, help="after this time a read call counts as hung"
     )
     parser.add_argument("--set-deadline-s", type=float, default=30.0, help="after this time a set call counts as hung")
-    options = parser.parse_args(arguments)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
+        options = WorkerOptions(**vars(parser.parse_args(arguments)))
         if not 0.001 <= options.sample_period_s <= 10.0:
             raise UsageError(f"--sample-period-s {options.sample_period_s} must be between 0.001 and 10")
         preload(options.driver)
         sentinel_pid = start_sentinel(options.journal)
-        controller = _open_patiently(options)
-        Supervisor(
-            controller,
-            WorkerOptions(
-                driver=options.driver,
-                world_path=options.world,
-                link_path=options.link,
-                journal_path=options.journal,
-                sample_period_s=options.sample_period_s,
-                daemon_uid=None if options.daemon_user is None else _uid(options.daemon_user),
-                exits_with_daemon=options.exit_with_daemon,
-                parent_pid=os.getppid() if options.parent_pid is None else options.parent_pid,
-                observes_only=options.observe_only,
-                read_deadline_s=options.read_deadline_s,
-                set_deadline_s=options.set_deadline_s,
-                daemon_silence_limit_s=options.daemon_silence_limit_s,
-                sentinel_pid=sentinel_pid,
-            ),
-        ).run()
+        Supervisor(_open_patiently(options), options, sentinel_pid).run()
     except GpuEnergyError as error:
         log(str(error))
         return error.exit_code
@@ -93,7 +85,7 @@ def _uid(user: str) -> int:
         raise UsageError(f"--daemon-user {user}: no such user on this host") from None
 
 
-def _open_patiently(options: argparse.Namespace) -> GpuController:
+def _open_patiently(options: WorkerOptions) -> GpuController:
     """Open the driver; a systemd unit retries until the driver is available, a child process fails at once."""
     pause_s = _FIRST_RETRY_S
     watchdog = Watchdog()
@@ -101,7 +93,7 @@ def _open_patiently(options: argparse.Namespace) -> GpuController:
         try:
             return open_driver(options.driver, options.world)
         except DriverError as error:
-            if options.exit_with_daemon or options.driver != "nvml":
+            if options.exits_with_daemon or options.driver != "nvml":
                 raise
             log(f"{error}; retrying in {pause_s:g} s")
             # The process itself is healthy, so it reports readiness and the reason for waiting.

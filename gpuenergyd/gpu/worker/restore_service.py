@@ -1,7 +1,9 @@
 """Restore service of a running worker: restores GPU by GPU, replies to the daemon, and retries what failed."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from gpuenergyd.errors import JournalError
@@ -13,12 +15,12 @@ from gpuenergyd.gpu.restore.executor import (
     confirm_reset,
     reason_to_keep,
     repeat_unproven_reset,
+    restore_from_journal,
 )
 from gpuenergyd.gpu.restore.journal import Control, Journal
 from gpuenergyd.gpu.worker.daemon_connection import log
 from gpuenergyd.gpu.worker.health import HealthTable
 from gpuenergyd.gpu.worker.reset_watch import ResetEvidence, ResetWatch
-from gpuenergyd.gpu.worker.restore_requests import RestoreRequest, RestoreRequests
 from gpuenergyd.gpu.worker.threads.actuator import ClockLock
 from gpuenergyd.gpu.worker.threads.driver_threads import DriverThreads
 
@@ -28,8 +30,30 @@ _UNPROVEN = frozenset({GpuHealth.UNRESTORED, GpuHealth.UNCONFIRMED})
 _NS_PER_S = 1_000_000_000
 
 
+@dataclass(slots=True, eq=False)
+class RestoreRequest:
+    """One request to restore GPUs."""
+
+    reason: str
+    gpu_uuids: tuple[str, ...]
+    request_id: int | None = None
+    """Of the daemon's request to reply to; None where the worker restores on its own."""
+    is_ahead_of_daemon: bool = False
+    """Whether the daemon is expected to request the same soon, and then needs the outcomes."""
+    is_daemon_ending: bool = False
+    """Whether the daemon ends, rather than a job."""
+    pending: set[str] = field(init=False)
+    outcomes: list[RestoreOutcome] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.pending = set(self.gpu_uuids)
+
+
 class RestoreService:
-    """Restores each GPU on its actuator's thread; `reply` sends the outcomes of a restore that the daemon requested."""
+    """Restores each GPU on its actuator's thread; `reply` sends the outcomes of a restore that the daemon requested.
+
+    A request is complete when its last GPU is done or unreachable. `repair` mends the journal, or raises JournalError.
+    """
 
     def __init__(
         self,
@@ -45,10 +69,10 @@ class RestoreService:
         self._journal = journal
         self._threads = threads
         self._health = health
+        self._repair = repair
         self._reply = reply
-        self._requests = RestoreRequests(
-            controller, journal, repair=repair, on_restored=self._record_outcomes, on_complete=self._report
-        )
+        self._open: list[RestoreRequest] = []
+        self._guard = threading.Lock()
         self._resets = ResetWatch()
         self._kept: set[str] = set()
         self._early_outcomes: dict[str, tuple[RestoreOutcome, ...]] = {}
@@ -57,17 +81,21 @@ class RestoreService:
 
     def restore(self, request: RestoreRequest) -> None:
         """Submit a restore GPU by GPU, so that one that hangs delays no other."""
-        self._requests.open(request)
+        if not request.pending:
+            self._report(request)
+            return
+        with self._guard:
+            self._open.append(request)
         for uuid in request.gpu_uuids:
             if self._health.is_wedged(uuid):
-                self._requests.fail_unreachable(uuid)
+                self._fail_in_open_requests(uuid)
             else:
-                execute = partial(self._requests.execute, request, uuid)
+                execute = partial(self._execute, request, uuid)
                 self._threads.actuator(uuid).submit(execute, lambda _, uuid=uuid: self.fail_unreachable(uuid))  # type: ignore[misc]  # mypy: default of uuid
 
     def fail_unreachable(self, uuid: str) -> None:
         """Fail a GPU in every open request: a driver call for it takes long or does not return."""
-        if self._requests.fail_unreachable(uuid):
+        if self._fail_in_open_requests(uuid):
             self._health.record(uuid, GpuHealth.UNRESTORED, "a driver call takes long; to be restored when it returns")
 
     def forget_early_outcomes(self, uuid: str) -> None:
@@ -107,6 +135,46 @@ class RestoreService:
         self._retry_at_ns = now_ns + round(self._retry_pause_s * _NS_PER_S)
 
     # Any thread
+
+    def _execute(self, request: RestoreRequest, uuid: str) -> None:
+        """Restore one GPU; blocks as long as the driver does."""
+        restore = partial(
+            restore_from_journal,
+            self._journal,
+            self._controller,
+            gpu_uuids=[uuid],
+            is_daemon_ending=request.is_daemon_ending,
+        )
+        try:
+            outcomes = restore()
+        except JournalError:
+            try:
+                self._repair()
+                outcomes = restore()
+            except JournalError as error:
+                outcomes = (RestoreOutcome(uuid, Control.SM_CLOCK_LOCK, RestoreResult.FAILED, str(error)),)
+        self._record_outcomes(uuid, outcomes)
+        self._complete_gpu(request, uuid, outcomes)
+
+    def _fail_in_open_requests(self, uuid: str) -> bool:
+        """Fail a GPU in every open request: a driver call for it does not return. Return whether there was one."""
+        with self._guard:
+            waiting = [r for r in self._open if uuid in r.pending]
+        outcome = RestoreOutcome(uuid, Control.SM_CLOCK_LOCK, RestoreResult.FAILED, "a driver call does not return")
+        for request in waiting:
+            self._complete_gpu(request, uuid, [outcome])
+        return bool(waiting)
+
+    def _complete_gpu(self, request: RestoreRequest, uuid: str, outcomes: Sequence[RestoreOutcome]) -> None:
+        with self._guard:
+            if request not in self._open or uuid not in request.pending:
+                return
+            request.pending.discard(uuid)
+            request.outcomes += outcomes
+            if request.pending:
+                return
+            self._open.remove(request)
+        self._report(request)
 
     def check_reset(self, sample: GpuSample, lock: ClockLock | None) -> None:
         """Confirm a reset that this sample proves, or repeat one that it shows to be without effect."""

@@ -54,8 +54,7 @@ from gpuenergyd.gpu.worker.lease_handover import HandoverResult, LeaseHandover
 from gpuenergyd.gpu.worker.leases import Leases
 from gpuenergyd.gpu.worker.maintenance import OBSERVES_ONLY, Maintenance
 from gpuenergyd.gpu.worker.reading_gate import ReadingGate
-from gpuenergyd.gpu.worker.restore_requests import RestoreRequest
-from gpuenergyd.gpu.worker.restore_service import RestoreService
+from gpuenergyd.gpu.worker.restore_service import RestoreRequest, RestoreService
 from gpuenergyd.gpu.worker.threads.driver_threads import DriverThreads
 from gpuenergyd.gpu.worker.threads.sample_stream import SampleBatch
 from gpuenergyd.gpu.worker.threads.settings_watch import SettingsWatch
@@ -68,14 +67,14 @@ _PREDECESSOR_LIMIT_S = 10.0
 _NS_PER_S = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
     """The worker's command line."""
 
+    link: Path
+    journal: Path
     driver: str
-    world_path: Path | None
-    link_path: Path
-    journal_path: Path
+    world: Path | None
     sample_period_s: float
     daemon_uid: int | None
     exits_with_daemon: bool
@@ -85,16 +84,16 @@ class WorkerOptions:
     read_deadline_s: float
     set_deadline_s: float
     daemon_silence_limit_s: float
-    sentinel_pid: int
 
 
 class Supervisor:
     """The main thread's state: the leases, the health of each GPU, and the driver threads."""
 
-    def __init__(self, controller: GpuController, options: WorkerOptions) -> None:
+    def __init__(self, controller: GpuController, options: WorkerOptions, sentinel_pid: int) -> None:
         self._controller = controller
         self._options = options
-        self._journal = Journal(options.journal_path)
+        self._sentinel_pid = sentinel_pid
+        self._journal = Journal(options.journal)
         self._identities = tuple(map(plausible, controller.identities()))
         self._uuids = tuple(i.gpu_uuid for i in self._identities)
         self._batch = SampleBatch()
@@ -102,7 +101,7 @@ class Supervisor:
         self._is_ending = False
         self._handover = LeaseHandover()
         self._daemon = DaemonConnection(
-            options.link_path,
+            options.link,
             {0, os.geteuid() if options.daemon_uid is None else options.daemon_uid},
             on_message=self._handle,
             on_lost=self._handle_daemon_lost,
@@ -122,7 +121,7 @@ class Supervisor:
             read_deadline_s=options.read_deadline_s,
             set_deadline_s=options.set_deadline_s,
         )
-        self._driver = DriverRequests(controller, self._journal, options.driver, options.world_path, RestoreRules())
+        self._driver = DriverRequests(controller, self._journal, options.driver, options.world, RestoreRules())
         self._driver.reader = self._gate
         self._foreign = ForeignChanges(
             controller,
@@ -256,37 +255,37 @@ class Supervisor:
         reason = f"a process of {lease_id} has ended"
         self._restores.restore(RestoreRequest(reason, tuple(uuids), is_ahead_of_daemon=True))
 
-    def _handle(self, request_id: int | None, request: Message, fds: Sequence[int]) -> None:
-        """Handle a request of the daemon: reply at once, or submit it to the actuator's thread."""
+    def _handle(self, request_id: int | None, message: Message, fds: Sequence[int]) -> None:
+        """Execute a command of the daemon: reply at once, or submit it to the actuator's thread."""
         reply: Reply | None = None
         try:
-            if isinstance(request, AcquireLease):
-                self._lease(request_id, request, fds)
+            if isinstance(message, AcquireLease):
+                self._lease(request_id, message, fds)
                 fds = ()
             else:
-                reply = self._handle_request(request_id, request)
+                reply = self._execute(request_id, message)
         except GpuEnergyError as error:
             if request_id is None:
-                log(f"ignored {type(request).__name__}: {error}")
+                log(f"ignored {type(message).__name__}: {error}")
             reply = Failed(str(error))
         finally:
             close_all(fds)
         if reply is not None:
             self._reply(request_id, reply)
 
-    def _handle_request(self, request_id: int | None, request: Message) -> Reply | None:
-        """Return the reply to a request, None where it follows later or there is none.
+    def _execute(self, request_id: int | None, command: Message) -> Reply | None:  # noqa: C901  one case per command
+        """Return the reply to a command, None where it follows later or there is none.
 
         Raises:
-            GpuEnergyError: the request is refused.
+            GpuEnergyError: the command is refused.
         """
-        match request:
+        match command:
             case RequestClock():
-                self._request_clock(request)
+                self._request_clock(command)
             case Hello():
-                return self._greet(request)
+                return self._greet(command)
             case HandOver():
-                self._handover.offer(request.token, request.keep_s)
+                self._handover.offer(command.token, command.keep_s)
                 return Done()
             case Ping():
                 return WorkerCounters(
@@ -295,18 +294,22 @@ class Supervisor:
                     num_sets_skipped=self._threads.num_skipped,
                 )
             case SetPowerLimit() | LowerPowerLimit() | SetPowerProfile():
-                self._change_setting(request_id, request)
-            case Restore():
-                self._restore(request_id, request)
+                if self._leases.of(command.gpu_uuid) != command.lease_id:
+                    raise GpuError(f"lease {command.lease_id} does not cover {command.gpu_uuid}")
+                self._health.require_changeable([command.gpu_uuid])
+                self._submit(request_id, [command.gpu_uuid], partial(self._driver.execute, command))
             case ListProcesses() | TakeSnapshot():
-                self._query(request_id, request)
+                self._require_readable(command.gpu_uuid)
+                self._submit(request_id, [command.gpu_uuid], partial(self._driver.execute, command))
+            case Restore():
+                self._restore(request_id, command)
             case ReleaseGpus():
-                self._release(request_id, request)
+                self._release(request_id, command)
             case ReopenGpus():
-                self._health.require_known(request.gpu_uuids)
-                self._submit(request_id, request.gpu_uuids, partial(self._maintenance.reopen, request.gpu_uuids))
+                self._health.require_known(command.gpu_uuids)
+                self._submit(request_id, command.gpu_uuids, partial(self._maintenance.reopen, command.gpu_uuids))
             case _:
-                raise ProtocolError(f"{type(request).__name__} is not a request")
+                raise ProtocolError(f"{type(command).__name__} is not a request")
         return None
 
     def _greet(self, request: Hello) -> Welcome:
@@ -318,7 +321,7 @@ class Supervisor:
             self._restore_all("a daemon without the handover's token connected", is_daemon_ending=False)
         return Welcome(
             pid=os.getpid(),
-            sentinel_pid=self._options.sentinel_pid,
+            sentinel_pid=self._sentinel_pid,
             has_taken_over=result is HandoverResult.TAKEN_OVER,
             identities=tuple(self._identities),
             health=self._health.current(),
@@ -348,21 +351,6 @@ class Supervisor:
         announce, open_each = partial(self._announce_lease, request), partial(self._open_lease, request)
         self._submit(request_id, request.gpu_uuids, announce, each=open_each)
 
-    def _change_setting(
-        self, request_id: int | None, request: SetPowerLimit | LowerPowerLimit | SetPowerProfile
-    ) -> None:
-        uuid = request.gpu_uuid
-        if self._leases.of(uuid) != request.lease_id:
-            raise GpuError(f"lease {request.lease_id} does not cover {uuid}")
-        self._health.require_changeable([uuid])
-        match request:
-            case SetPowerLimit():
-                self._submit(request_id, [uuid], partial(self._driver.set_power_limit, request))
-            case LowerPowerLimit():
-                self._submit(request_id, [uuid], partial(self._driver.lower_power_limit, request))
-            case SetPowerProfile():
-                self._submit(request_id, [uuid], partial(self._driver.set_power_profile, request))
-
     def _restore(self, request_id: int | None, request: Restore) -> None:
         self._health.require_known(request.gpu_uuids)
         self._leases.end(request.gpu_uuids)
@@ -383,14 +371,13 @@ class Supervisor:
             self._restores.restore(RestoreRequest(request.reason, held))
         self._submit(request_id, request.gpu_uuids, partial(self._maintenance.release, request))
 
-    def _query(self, request_id: int | None, request: ListProcesses | TakeSnapshot) -> None:
-        uuid = request.gpu_uuid
+    def _require_readable(self, uuid: str) -> None:
+        """Check that the driver can be asked about a GPU now, or raise GpuEnergyError."""
         self._health.require_known([uuid])
         if self._health.is_wedged(uuid):
             raise GpuError(str(self._health.refusal(uuid)))
         if self._threads.takes_long(uuid):
             raise GpuError(f"refused: a driver call of {uuid} takes long")
-        self._submit(request_id, [uuid], partial(self._driver.query, request))
 
     def _submit(
         self,
@@ -434,7 +421,7 @@ class Supervisor:
 
     def _repair_journal(self) -> None:
         """Repair a damaged journal: have each GPU reset that it may have listed; raise JournalError if that fails."""
-        world_path = None if self._options.world_path is None else str(self._options.world_path)
+        world_path = None if self._options.world is None else str(self._options.world)
         what = repair_journal(self._journal, RepairingHost(self._uuids, self._options.driver, world_path))
         if what is not None:
             log(what)

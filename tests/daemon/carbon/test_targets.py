@@ -185,7 +185,8 @@ def site(
     following, kept = Following(run, policy, lies), Kept()
     grid = GridClock(at(run.now_s), FIRST_AT + timedelta(days=HISTORY_DAYS), hour_s)
     feed = CarbonFeed(known, grid, kept, lambda: at(run.now_s))
-    return Site(following, CarbonTargets(known, grid, feed, following, kept, lambda: at(run.now_s)), feed, kept, hour_s)
+    targets = CarbonTargets(known, grid, feed, following.next_target, kept, lambda: at(run.now_s))
+    return Site(following, targets, feed, kept, hour_s)
 
 
 def tuned_time_by_intensity(here: Site, values: Sequence[float]) -> tuple[float, float]:

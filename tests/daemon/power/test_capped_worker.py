@@ -6,23 +6,23 @@ from gpuenergyd.core.clock_request import ClockRequest, TimedClock
 from gpuenergyd.core.power.backstop import Ceiling
 from gpuenergyd.daemon.power.capped_worker import CappedWorker
 from gpuenergyd.errors import GpuError
-from gpuenergyd.gpu.link.messages import POWER_BUDGET_LEASE, LeaseOwner
+from gpuenergyd.gpu.link.messages import (
+    POWER_BUDGET_LEASE,
+    AcquireLease,
+    LeaseOwner,
+    LowerPowerLimit,
+    PowerLimit,
+    Restore,
+    SetPowerLimit,
+)
 from tests.support.job_stage import DEFAULT_LIMIT_W, FakeWorker, Stage, play
 
 JOB = LeaseOwner("job-1", 1, 1)
 LOW = Ceiling(900, 250.0)
 
 
-class LimitingWorker(FakeWorker):
-    """A fake worker that administrators can use, too."""
-
-    async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
-        """Record it."""
-        return await self.lower_power_limit(lease_id, gpu_uuid, power_limit_w, owner)
-
-
-def _capped(*, may_set_clocks: bool = True) -> tuple[CappedWorker, LimitingWorker]:
-    worker = LimitingWorker()
+def _capped(*, may_set_clocks: bool = True) -> tuple[CappedWorker, FakeWorker]:
+    worker = FakeWorker()
     return CappedWorker(worker, Stage().gpus, may_set_clocks=may_set_clocks), worker
 
 
@@ -45,7 +45,7 @@ def test_a_free_gpu_is_leased_lowered_and_restored() -> None:
 def test_requests_of_a_job_are_capped_and_come_back_without_the_ceiling() -> None:
     async def scenario() -> None:
         capped, worker = _capped()
-        await capped.lease("job-1", ("GPU-0",), JOB)
+        await capped.do(AcquireLease("job-1", ("GPU-0",), JOB))
         capped.set_ceilings({"GPU-0": LOW})
         await capped.settled()
         capped.request_clock(
@@ -53,8 +53,8 @@ def test_requests_of_a_job_are_capped_and_come_back_without_the_ceiling() -> Non
         )
         assert worker.requested_clocks[-1] == ("GPU-0", 900, 900)
         assert worker.timetables[-1] == (900, 600)
-        assert await capped.lower_power_limit("job-1", "GPU-0", 300.0, JOB) == 250.0
-        assert await capped.lower_power_limit("job-1", "GPU-0", 200.0, JOB) == 200.0
+        assert await capped.do(LowerPowerLimit("job-1", "GPU-0", 300.0, JOB)) == PowerLimit(250.0)
+        assert await capped.do(LowerPowerLimit("job-1", "GPU-0", 200.0, JOB)) == PowerLimit(200.0)
         capped.set_ceilings({})
         await capped.settled()
         assert worker.requested_clocks[-1] == ("GPU-0", 1200, 1410)
@@ -69,10 +69,10 @@ def test_a_job_takes_a_lowered_gpu_over_and_a_restore_lowers_it_again() -> None:
         capped, worker = _capped()
         capped.set_ceilings({"GPU-0": LOW})
         await capped.settled()
-        await capped.lease("job-1", ("GPU-0",), JOB)
+        await capped.do(AcquireLease("job-1", ("GPU-0",), JOB))
         await capped.settled()
         assert worker.power_limits[-1] == ("GPU-0", 250.0)
-        await capped.restore(("GPU-0",), "the job has ended")
+        await capped.do(Restore(("GPU-0",), "the job has ended"))
         await capped.settled()
         assert worker.calls[-1] == ("lease", ("GPU-0",))
         assert worker.requested_clocks[-1] == ("GPU-0", 900, 0)
@@ -124,7 +124,7 @@ def test_a_refusal_is_reported_and_the_next_success_clears_it() -> None:
 
 
 def test_a_lease_that_the_worker_has_ended_is_replaced() -> None:
-    class Forgetful(LimitingWorker):
+    class Forgetful(FakeWorker):
         async def lower_power_limit(
             self, lease_id: str, gpu_uuid: str, power_limit_w: float | None, owner: LeaseOwner
         ) -> float:
@@ -148,12 +148,12 @@ def test_a_lease_that_the_worker_has_ended_is_replaced() -> None:
 
 def test_a_ceiling_that_goes_while_a_job_takes_the_gpu_over_is_lifted() -> None:
     async def scenario() -> None:
-        worker = LimitingWorker()
+        worker = FakeWorker()
         capped = CappedWorker(worker, Stage().gpus)
         capped.set_ceilings({"GPU-0": LOW})
         await capped.settled()
         worker.may_lease = asyncio.Event()
-        leasing = asyncio.create_task(capped.lease("job-1", ("GPU-0",), JOB))
+        leasing = asyncio.create_task(capped.do(AcquireLease("job-1", ("GPU-0",), JOB)))
         await asyncio.sleep(0)  # the worker has got the request and has not replied
         capped.set_ceilings({})
         await asyncio.sleep(0)
@@ -170,7 +170,7 @@ def test_a_ceiling_that_goes_while_a_job_takes_the_gpu_over_is_lifted() -> None:
 def test_a_limit_that_could_not_be_lifted_is_lifted_at_the_next_try() -> None:
     async def scenario() -> None:
         capped, worker = _capped()
-        await capped.lease("job-1", ("GPU-0",), JOB)
+        await capped.do(AcquireLease("job-1", ("GPU-0",), JOB))
         capped.set_ceilings({"GPU-0": LOW})
         await capped.settled()
         worker.limit_refusal = "the driver is busy"
@@ -193,9 +193,9 @@ def test_a_limit_that_could_not_be_lifted_is_lifted_at_the_next_try() -> None:
 def test_a_request_capped_before_the_ceiling_was_set_is_free_again_once_it_is_gone() -> None:
     async def scenario() -> None:
         capped, worker = _capped()
-        await capped.lease("job-1", ("GPU-0",), JOB)
+        await capped.do(AcquireLease("job-1", ("GPU-0",), JOB))
         capped.set_ceilings({"GPU-0": LOW})
-        assert await capped.lower_power_limit("job-1", "GPU-0", 300.0, JOB) == 250.0
+        assert await capped.do(LowerPowerLimit("job-1", "GPU-0", 300.0, JOB)) == PowerLimit(250.0)
         capped.set_ceilings({})
         await capped.settled()
         assert worker.power_limits[-1] == ("GPU-0", 300.0)
@@ -206,11 +206,11 @@ def test_a_request_capped_before_the_ceiling_was_set_is_free_again_once_it_is_go
 def test_administrators_stay_below_the_ceiling() -> None:
     async def scenario() -> None:
         capped, worker = _capped()
-        await capped.lease("administrator-1", ("GPU-0",), LeaseOwner("administrator-1", 1, 0))
+        await capped.do(AcquireLease("administrator-1", ("GPU-0",), LeaseOwner("administrator-1", 1, 0)))
         capped.set_ceilings({"GPU-0": Ceiling(None, 250.0)})
         await capped.settled()
         owner = LeaseOwner("administrator-1", 1, 0)
-        assert await capped.set_power_limit("administrator-1", "GPU-0", 380.0, owner) == 250.0
+        assert await capped.do(SetPowerLimit("administrator-1", "GPU-0", 380.0, owner)) == PowerLimit(250.0)
         assert worker.power_limits[-1] == ("GPU-0", 250.0)
 
     play(scenario)

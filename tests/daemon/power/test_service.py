@@ -21,8 +21,7 @@ from gpuenergyd.errors import JobError, UsageError
 from gpuenergyd.gpu.link.messages import GpuSample
 from gpuenergyd.wire.power_messages import PowerBudgetRequest
 from gpuenergyd_policies.power.water_fill import WaterFill
-from tests.daemon.power.test_capped_worker import LimitingWorker
-from tests.support.job_stage import Stage, plan, play, settle
+from tests.support.job_stage import FakeWorker, Stage, plan, play, settle
 
 FRONTIER = tuple(FrontierPoint(t, e, None) for t, e in ((0.010, 6.0), (0.011, 5.5), (0.014, 5.2)))
 """At full speed 600 W, at least 371 W."""
@@ -53,13 +52,13 @@ class Host:
 
     def __init__(self, state_dir: Path, *answers: ClockPlan, **given: Any) -> None:
         self.stage = Stage(*(answers or (plan("tuned", 1200),)))
-        self.worker = LimitingWorker()
+        self.worker = FakeWorker()
         settings = load_settings(state_dir=state_dir, **({"mode": "control"} | given))
         self.capped = CappedWorker(self.worker, self.stage.gpus)
         self.stage.jobs.services = replace(self.stage.jobs.services, worker=self.capped)
         self.divider = Divider()
         self.power = PowerService(
-            settings, self.stage.gpus, self.stage.jobs, self.capped, self.divider, self.stage.history
+            settings, self.stage.gpus, self.stage.jobs, self.capped, self.divider.divide_power, self.stage.history
         )
         self.now_ns = time.monotonic_ns()
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.errors import GpuError
-from gpuenergyd.gpu.link.client import WorkerLink
 from gpuenergyd.gpu.worker.lease_handover import HandoverResult, LeaseHandover
+from tests.support.worker_link import WorkerLink
 from tests.support.worker_site import OWNER, Site, request_clock, run, simulated_site, until, with_worker
 
 TOKEN = "0123456789abcdef" * 2

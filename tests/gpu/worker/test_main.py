@@ -18,7 +18,6 @@ import pytest
 
 from gpuenergyd.core.clock_request import ClockRequest, TimedClock
 from gpuenergyd.errors import DriverError, GpuError, ProtocolError
-from gpuenergyd.gpu.link.client import WorkerLink
 from gpuenergyd.gpu.link.codec import decode, encode
 from gpuenergyd.gpu.link.messages import Done, Failed, GpuHealth, Message, Restore
 from gpuenergyd.gpu.restore.command import restore
@@ -26,6 +25,7 @@ from gpuenergyd.gpu.restore.executor import RestoreResult
 from gpuenergyd.gpu.restore.journal import Control
 from tests.support.client_process import needs_namespaces
 from tests.support.waiting import LIMIT_S, wait_until
+from tests.support.worker_link import WorkerLink
 from tests.support.worker_site import OWNER, Site, request_clock, run, simulated_site, until, with_worker
 
 

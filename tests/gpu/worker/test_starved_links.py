@@ -9,12 +9,12 @@ import pytest
 
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.link import client
-from gpuenergyd.gpu.link.client import WorkerLink
 from gpuenergyd.gpu.link.codec import encode
 from gpuenergyd.gpu.link.messages import Message, Ping, Samples, WorkerCounters
 from gpuenergyd.gpu.worker import daemon_connection
 from gpuenergyd.gpu.worker.daemon_connection import DaemonConnection
 from gpuenergyd.silence import Silence
+from tests.support.worker_link import WorkerLink
 from tests.support.worker_site import Received
 
 COUNTERS = WorkerCounters(*(0 for _ in WorkerCounters.__dataclass_fields__))

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
-from gpuenergyd.gpu.link.client import WorkerLink
 from gpuenergyd.gpu.link.messages import GpuHealth
 from gpuenergyd.gpu.restore.command import restore
 from gpuenergyd.gpu.restore.executor import RestoreResult
 from tests.support.gpu_commands import GpuCommands
+from tests.support.worker_link import WorkerLink
 from tests.support.worker_site import OWNER, Received, Site, request_clock
 from tests.support.worker_site import until as until_within
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from gpuenergyd.errors import GpuError
-from gpuenergyd.gpu.link.client import WorkerLink
 from gpuenergyd.gpu.link.messages import GpuHealth
 from gpuenergyd.gpu.restore import parallel
 from gpuenergyd.gpu.restore.command import restore
@@ -15,6 +14,7 @@ from gpuenergyd.gpu.restore.executor import RestoreResult
 from tests.gpu.conftest import NvmlWorld
 from tests.support.fake_nvml.control import FakeNvmlControl
 from tests.support.waiting import LIMIT_S, wait_until
+from tests.support.worker_link import WorkerLink
 from tests.support.worker_site import OWNER, Site, request_clock, run, until, with_worker
 
 SHORT = ("--read-deadline-s", "0.5", "--set-deadline-s", "0.5")
