@@ -37,6 +37,7 @@ PUBLIC_MODULES = {
         "gpuenergyd.core.carbon.intensity",
     ),
     "For plugins": ("gpuenergyd.cli.command_entry", "gpuenergyd.cli.output", "gpuenergyd.daemon.api.plugin_routes"),
+    "For GPU drivers": ("gpuenergyd.gpu.device",),
     "For carbon sources": ("gpuenergyd.carbon.sources.source",),
     "For experiments on simulated GPUs": (
         "gpuenergyd_trainers.demo.simulated_stage",

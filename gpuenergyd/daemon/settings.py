@@ -25,6 +25,7 @@ from gpuenergyd.core.policy_api.target import MAX_SLOWDOWN_RATIO
 from gpuenergyd.core.power.budget import MAX_BUDGET_W
 from gpuenergyd.daemon.settings_errors import nearest, reason_text, unknown_text
 from gpuenergyd.errors import UsageError
+from gpuenergyd.gpu.drivers.opening import installed_drivers
 from gpuenergyd.gpu.restore.policy import RestorePolicy
 from gpuenergyd.quantities.tariff import MAX_PUE
 
@@ -61,6 +62,15 @@ class Driver(StrEnum):
     NVML = "nvml"
     SIMULATED = "simulated"
     COMMAND = "command"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Driver | None":
+        """Return a driver that another package provides."""
+        if not isinstance(value, str) or value not in installed_drivers():
+            return None
+        installed = str.__new__(cls, value)
+        installed._name_ = installed._value_ = value
+        return installed
 
 
 REFUSED_IN_OBSERVE = "mode = 'observe': the daemon never changes a GPU; set mode = \"control\" and restart the daemon"

@@ -1,8 +1,10 @@
-"""Protocols of a GPU driver: GpuReader needs no privilege, GpuController does."""
+"""What a GPU driver is, and the capabilities that it may have: a new vendor is a `GpuDriver` with some of them."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
+
+from gpuenergyd.errors import GpuUnsupportedError
 
 SAME_CLOCK_MHZ = 16
 """About one clock step: clocks that differ by no more are taken as the same one."""
@@ -106,36 +108,11 @@ class GpuDetails:
     """Clock at which another program has locked the GPU; no driver reads it, the worker adds what the GPU has shown."""
 
 
-class MeasuresGpus(Protocol):
-    """Reads values of GPUs that change."""
+class GpuDriver(Protocol):
+    """What each driver has: it finds the GPUs of this host and reads them, without privilege.
 
-    def read(self, gpu_uuid: str) -> GpuReading:
-        """Return a reading.
-
-        Raises:
-            GpuNotFoundError, GpuLostError, DriverError: as named.
-        """
-        ...
-
-    def read_energy(self, gpu_uuid: str) -> EnergyReading:
-        """Return the energy counter alone, by one call of the driver.
-
-        Raises:
-            GpuNotFoundError, GpuLostError, DriverError: as named.
-        """
-        ...
-
-    def details(self, gpu_uuid: str) -> GpuDetails:
-        """Return power limits, modes and the PCI address.
-
-        Raises:
-            GpuNotFoundError, GpuLostError, DriverError: as named.
-        """
-        ...
-
-
-class GpuReader(MeasuresGpus, Protocol):
-    """Reads GPUs; needs no privilege."""
+    What else it can do are capabilities, the `Has...` below: a driver has those whose methods it has.
+    """
 
     def identities(self) -> tuple[GpuIdentity, ...]:
         """Return the GPUs of this host, in order of their index."""
@@ -145,8 +122,12 @@ class GpuReader(MeasuresGpus, Protocol):
         """Return the GPUs that must not be controlled, each with the reason."""
         ...
 
-    def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
-        """Return the host pids of the processes that compute on the GPU."""
+    def read(self, gpu_uuid: str) -> GpuReading:
+        """Return a reading.
+
+        Raises:
+            GpuNotFoundError, GpuLostError, DriverError: as named; so do the methods of all capabilities.
+        """
         ...
 
     def close(self) -> None:
@@ -154,74 +135,94 @@ class GpuReader(MeasuresGpus, Protocol):
         ...
 
 
-class GpuController(GpuReader, Protocol):
-    """Changes clocks, power limits and workload power profiles; needs privilege on real hardware.
+@runtime_checkable
+class HasEnergyCounter(Protocol):
+    """Reads the energy counter alone; without, it is read with all other values."""
 
-    Success does not prove the effect: read the clock back.
+    def read_energy(self, gpu_uuid: str) -> EnergyReading:
+        """Return the energy counter, by one call of the driver."""
+        ...
+
+
+@runtime_checkable
+class HasSettings(Protocol):
+    """Reads what is set on a GPU, by whomever."""
+
+    def details(self, gpu_uuid: str) -> GpuDetails:
+        """Return power limits, modes and the PCI address."""
+        ...
+
+
+@runtime_checkable
+class HasProcesses(Protocol):
+    """Knows which processes compute on a GPU; without, no job can prove that it uses one."""
+
+    def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
+        """Return the host pids of the processes that compute on the GPU."""
+        ...
+
+
+@runtime_checkable
+class HasClocks(Protocol):
+    """Locks clocks; needs privilege on real hardware. Success does not prove the effect: read the clock back.
+
+    Its methods also raise GpuPermissionError and GpuUnsupportedError, like those of the next two capabilities.
     """
 
     def lock_sm_clock(self, gpu_uuid: str, sm_clock_mhz: int) -> None:
-        """Lock the SM clock at a supported value; outlives this process.
-
-        Raises:
-            GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
-        """
+        """Lock the SM clock at a supported value; outlives this process."""
         ...
 
     def reset_sm_clock(self, gpu_uuid: str) -> None:
-        """Remove the clock lock.
-
-        Raises:
-            GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
-        """
+        """Remove the clock lock."""
         ...
 
-    def power_limit_w(self, gpu_uuid: str) -> float:
-        """Return the present power limit.
 
-        Raises:
-            GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
-        """
+@runtime_checkable
+class HasPowerLimit(Protocol):
+    """Limits the power of a GPU; needs privilege on real hardware."""
+
+    def power_limit_w(self, gpu_uuid: str) -> float:
+        """Return the present power limit."""
         ...
 
     def set_power_limit(self, gpu_uuid: str, power_limit_w: float) -> None:
-        """Set the power limit within the GPU's range; outlives this process.
-
-        Raises:
-            GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
-        """
+        """Set the power limit within the GPU's range; outlives this process."""
         ...
 
-    def requested_power_profiles(self, gpu_uuid: str) -> frozenset[int]:
-        """Return the workload power profiles that all programs together have requested.
 
-        Raises:
-            GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
-        """
+@runtime_checkable
+class HasPowerProfiles(Protocol):
+    """Requests workload power profiles, which the vendor has prepared; needs privilege on real hardware."""
+
+    def requested_power_profiles(self, gpu_uuid: str) -> frozenset[int]:
+        """Return the workload power profiles that all programs together have requested."""
         ...
 
     def request_power_profile(self, gpu_uuid: str, power_profile: int) -> None:
-        """Add a workload power profile to the requested ones; outlives this process.
-
-        Raises:
-            GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
-        """
+        """Add a workload power profile to the requested ones; outlives this process."""
         ...
 
     def clear_power_profile(self, gpu_uuid: str, power_profile: int) -> None:
-        """Remove one workload power profile from the requested ones; the others stay.
-
-        Raises:
-            GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
-        """
+        """Remove one workload power profile from the requested ones; the others stay."""
         ...
 
-    def release(self, gpu_uuids: Collection[str]) -> None:
-        """Let go of all driver handles of GPUs, for a reset, a MIG change or a driver upgrade; the others go on.
 
-        Raises:
-            GpuNotFoundError, DriverError: as named.
-        """
+@runtime_checkable
+class HasErrorEvents(Protocol):
+    """Reports critical errors of GPUs as they occur."""
+
+    def await_xid(self, timeout_s: float) -> tuple[str, int] | None:
+        """Return the UUID and Xid number of the next error, None when none occurs in time."""
+        ...
+
+
+@runtime_checkable
+class HasRelease(Protocol):
+    """Lets go of single GPUs, for a reset, a MIG change or a driver upgrade; the others go on."""
+
+    def release(self, gpu_uuids: Collection[str]) -> None:
+        """Close all driver handles of GPUs."""
         ...
 
     def reopen(self, gpu_uuids: Collection[str]) -> tuple[GpuIdentity, ...]:
@@ -234,10 +235,54 @@ class GpuController(GpuReader, Protocol):
         ...
 
 
+class MeasuresGpus(HasEnergyCounter, HasSettings, Protocol):
+    """Reads values of GPUs that change."""
+
+    def read(self, gpu_uuid: str) -> GpuReading:
+        """Return a reading."""
+        ...
+
+
+class GpuController(
+    GpuDriver, MeasuresGpus, HasProcesses, HasClocks, HasPowerLimit, HasPowerProfiles, HasRelease, Protocol
+):
+    """A driver with all capabilities but error events."""
+
+
 @runtime_checkable
 class RecallsLocks(Protocol):
-    """A controller whose success proves nothing: locks are journalled, and a reset must be seen to have an effect."""
+    """A driver whose success proves nothing: locks are journalled, and a reset must be seen to have an effect."""
 
     def recall_lock(self, gpu_uuid: str, sm_clock_mhz: int) -> None:
         """Learn which lock an earlier process may have left: `reset_sm_clock` fails if a busy GPU stays there."""
         ...
+
+
+CAPABILITIES: Mapping[type, str] = {
+    HasClocks: "clock locks",
+    HasPowerLimit: "power limits",
+    HasPowerProfiles: "workload power profiles",
+    HasEnergyCounter: "an energy counter",
+    HasSettings: "reading of settings",
+    HasProcesses: "a list of processes",
+    HasErrorEvents: "error events",
+    HasRelease: "release of single GPUs",
+}
+
+_CapabilityT = TypeVar("_CapabilityT")
+
+
+def require_capability(driver: GpuDriver, capability: type[_CapabilityT]) -> _CapabilityT:
+    """Return a driver as one that has a capability.
+
+    Raises:
+        GpuUnsupportedError: it has not.
+    """
+    if not isinstance(driver, capability):
+        raise GpuUnsupportedError(f"the driver does not offer {CAPABILITIES[capability]}")
+    return driver
+
+
+def missing_capabilities(driver: GpuDriver) -> tuple[str, ...]:
+    """Return the capabilities that a driver lacks, in words."""
+    return tuple(name for capability, name in CAPABILITIES.items() if not isinstance(driver, capability))

@@ -40,6 +40,14 @@ def host(tmp_path: Path, virtual_time: VirtualTime, gpu_models: tuple[str, ...])
     made.close()
 
 
+@pytest.fixture
+def real_time_host(tmp_path: Path) -> Iterator[SimulatedHost]:
+    """Two simulated A100s in real time, idle."""
+    made = SimulatedHost.create(tmp_path / "real-time-world", ["a100-sxm", "a100-sxm"], seed=5)
+    yield made
+    made.close()
+
+
 @dataclass(frozen=True, slots=True)
 class NvmlWorld:
     """Simulated GPUs that this process also opens through NVML."""

@@ -125,7 +125,7 @@ STATUS = {
         "curve division end_at excess_w host_power_w is_cutting jobs least_w mean_w measured_w num_cuts over_s policy"
         " power_budget_w predicted_w price_per_w reason share_w source speed trouble"
     ),
-    "worker": "heartbeat_age_s is_alive num_restarts pid sentinel_pid",
+    "worker": "heartbeat_age_s is_alive missing_capabilities num_restarts pid sentinel_pid",
     "policy_host": "activity is_alive num_restarts pid trouble",
     "clock_requests": "num_hostile num_stale",
     "host_energy": "domains reason",

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,6 +74,8 @@ class Site:
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     received: Received = field(default_factory=Received)
     """What the worker sent on the last link."""
+    program: Sequence[str] = ("-m", "gpuenergyd.gpu.worker.main")
+    """Runs the worker, as arguments of Python."""
     driver_path: Path | None = None
     """The commands file of the command driver; other drivers open the world of the simulated GPUs."""
 
@@ -94,7 +96,7 @@ class Site:
         """Start a worker as the daemon does."""
         process = subprocess.Popen(
             [
-                *(sys.executable, "-I", "-m", "gpuenergyd.gpu.worker.main"),
+                *(sys.executable, "-I", *self.program),
                 *("--link", str(self.folder / "link.sock")),
                 *("--journal", str(self.folder / "journal.json")),
                 *("--driver", self.driver, "--world", str(self.driver_path or self.host.path), *options),

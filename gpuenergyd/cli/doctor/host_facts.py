@@ -28,7 +28,7 @@ from gpuenergyd.core.host.facts import (
 )
 from gpuenergyd.daemon.settings import FETCHER_UNIT_DIR, Driver, Settings, load_settings
 from gpuenergyd.errors import CarbonSourceError, GpuEnergyError, JournalError, StoreError, UsageError
-from gpuenergyd.gpu.device import GpuController, GpuIdentity
+from gpuenergyd.gpu.device import GpuDriver, GpuIdentity, HasSettings
 
 T = TypeVar("T")
 
@@ -142,11 +142,11 @@ def _gpus(kind: str, world: Path | None) -> tuple[GpuFacts, ...]:
         host.close()
 
 
-def _gpu(host: GpuController, gpu: GpuIdentity) -> GpuFacts:
+def _gpu(host: GpuDriver, gpu: GpuIdentity) -> GpuFacts:
     """Return what is known of a GPU; one that fails hides no other."""
     reason, is_persistent = host.observe_only_reasons().get(gpu.gpu_uuid), None
     try:
-        is_persistent = host.details(gpu.gpu_uuid).is_persistent
+        is_persistent = host.details(gpu.gpu_uuid).is_persistent if isinstance(host, HasSettings) else None
     except GpuEnergyError as error:
         reason = reason or str(error)
     return GpuFacts(f"{gpu.model_name} {gpu.gpu_uuid}", len(gpu.supported_sm_clocks_mhz), reason, is_persistent)

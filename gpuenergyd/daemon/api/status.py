@@ -63,7 +63,7 @@ class StatusSource(Protocol):
 
 def daemon_status(daemon: StatusSource) -> dict[str, Any]:
     """Return the status of the daemon: health, GPUs and jobs."""
-    history = daemon.history_status()
+    history, welcome = daemon.history_status(), daemon.worker.welcome
     carbon_trouble = daemon.carbon.trouble() if daemon.carbon is not None else None
     history_trouble = f"history: {history.reason}" if history.reason else None
     troubles = (daemon.worker.trouble, history_trouble, carbon_trouble, daemon.power.trouble)
@@ -86,11 +86,12 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
         "mode_note": daemon.settings.mode_note,
         "pue": daemon.settings.pue,
         "worker": {
-            "pid": daemon.worker.pid,
-            "sentinel_pid": daemon.worker.sentinel_pid,
+            "pid": None if welcome is None else welcome.pid,
+            "sentinel_pid": None if welcome is None else welcome.sentinel_pid,
             "is_alive": daemon.worker.is_alive,
             "heartbeat_age_s": daemon.worker.heartbeat_age_s,
             "num_restarts": daemon.worker.num_restarts,
+            "missing_capabilities": () if welcome is None else welcome.missing_capabilities,
         },
         "policy_host": {
             "pid": daemon.policy.pid,

@@ -5,9 +5,9 @@ whole iterations. All sets of one kind in one job run one after another, and onl
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from operator import attrgetter
 
 from gpuenergyd.core.job.description import JobRanks
 from gpuenergyd.core.job.messages import ControlLost, Event, SendPlan
@@ -31,79 +31,58 @@ class PlanSettingSnapshot:
     """The GPUs whose setting was changed since the job's GPUs were leased."""
 
 
-class SettingKind(Protocol):
-    """A setting that plans may have: a power limit in watts, or the number of a workload power profile."""
+async def _set_power_limit(
+    worker: WorkerPort, lease_id: str, gpu_uuid: str, value: float | None, owner: LeaseOwner
+) -> str:
+    reply = await worker.do(LowerPowerLimit(lease_id, gpu_uuid, value, owner))
+    return f"{reply.power_limit_w:g} W"
 
-    @property
-    def action(self) -> str:
-        """The action of its records in the audit log."""
-        ...
 
-    @property
-    def name(self) -> str:
-        """Its name in errors and reasons."""
-        ...
-
-    def of_plan(self, plan: ClockPlan) -> Mapping[int, float]:
-        """Return the values of a plan by pipeline rank."""
-        ...
-
-    def text(self, value: float | None) -> str:
-        """Return a value with its unit; None: what was there before the job."""
-        ...
-
-    async def set(self, lease_id: str, gpu_uuid: str, value: float | None, owner: LeaseOwner) -> str:
-        """Set a value under a lease; return in words what was read back.
-
-        Raises:
-            GpuError: it is refused, or there is no worker.
-        """
-        ...
+async def _set_power_profile(
+    worker: WorkerPort, lease_id: str, gpu_uuid: str, value: float | None, owner: LeaseOwner
+) -> str:
+    number = None if value is None else round(value)
+    reply = await worker.do(SetPowerProfile(lease_id, gpu_uuid, number, owner))
+    return f"requested: {', '.join(map(str, reply.requested)) or 'none'}"
 
 
 @dataclass(frozen=True, slots=True)
-class PlanPowerLimits:
-    """Power limits, in watts."""
+class SettingKind:
+    """A setting that plans may have."""
 
-    worker: WorkerPort
-    action: str = "limit"
-    name: str = "power limit"
-
-    def of_plan(self, plan: ClockPlan) -> Mapping[int, float]:
-        """Return the limits of a plan by pipeline rank."""
-        return dict(plan.power_limits_w)
-
-    def text(self, value: float | None) -> str:
-        """Return a limit with its unit."""
-        return "the limit from before the job" if value is None else f"{value:g} W"
-
-    async def set(self, lease_id: str, gpu_uuid: str, value: float | None, owner: LeaseOwner) -> str:
-        """Set a limit, or return to the one before the job."""
-        reply = await self.worker.do(LowerPowerLimit(lease_id, gpu_uuid, value, owner))
-        return f"{reply.power_limit_w:g} W"
-
-
-@dataclass(frozen=True, slots=True)
-class PlanPowerProfiles:
-    """Workload power profiles, by their number."""
-
-    worker: WorkerPort
-    action: str = "profile"
-    name: str = "workload power profile"
-
-    def of_plan(self, plan: ClockPlan) -> Mapping[int, float]:
-        """Return the profiles of a plan by pipeline rank."""
-        return dict(plan.power_profiles)
+    action: str
+    """The action of its records in the audit log."""
+    name: str
+    """Its name in errors and reasons."""
+    unit: str
+    before_job: str
+    """What there was before the job, in words."""
+    of_plan: Callable[[ClockPlan], Iterable[tuple[int, float]]]
+    """Returns the values of a plan by pipeline rank."""
+    set: Callable[[WorkerPort, str, str, float | None, LeaseOwner], Awaitable[str]]
+    """Sets a value under a lease, None for what there was before; returns in words what was read back."""
 
     def text(self, value: float | None) -> str:
-        """Return the number of a profile."""
-        return "none of the job" if value is None else f"{value:g}"
+        """Return a value with its unit; None: what there was before the job."""
+        return self.before_job if value is None else f"{value:g}{self.unit}"
 
-    async def set(self, lease_id: str, gpu_uuid: str, value: float | None, owner: LeaseOwner) -> str:
-        """Add a profile, or remove the one of the job."""
-        number = None if value is None else round(value)
-        reply = await self.worker.do(SetPowerProfile(lease_id, gpu_uuid, number, owner))
-        return f"requested: {', '.join(map(str, reply.requested)) or 'none'}"
+
+POWER_LIMITS = SettingKind(
+    "limit",
+    "power limit",
+    unit=" W",
+    before_job="the limit from before the job",
+    of_plan=attrgetter("power_limits_w"),
+    set=_set_power_limit,
+)
+POWER_PROFILES = SettingKind(
+    "profile",
+    "workload power profile",
+    unit="",
+    before_job="none of the job",
+    of_plan=attrgetter("power_profiles"),
+    set=_set_power_profile,
+)
 
 
 @dataclass(slots=True)
@@ -111,6 +90,7 @@ class JobSettings:
     """The settings of one kind of one job; `are_leased` tells whether they may be set now."""
 
     kind: SettingKind
+    worker: WorkerPort
     ranks: JobRanks
     owner: LeaseOwner
     audit: AuditLog
@@ -184,7 +164,7 @@ class JobSettings:
             while changes := self._changes():
                 gpu_uuid, value = next(iter(changes.items()))
                 before, self._in_force[gpu_uuid] = self._in_force.get(gpu_uuid), value
-                after = await self.kind.set(self.audit.job_id, gpu_uuid, value, self.owner)
+                after = await self.kind.set(self.worker, self.audit.job_id, gpu_uuid, value, self.owner)
                 self.audit.record(
                     self.kind.action,
                     f"policy {self.ranks.description.policy}",

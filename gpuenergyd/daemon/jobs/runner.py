@@ -31,7 +31,7 @@ from gpuenergyd.daemon.jobs.iteration_observer import IterationObserver
 from gpuenergyd.daemon.jobs.iteration_recorder import IterationRecorder
 from gpuenergyd.daemon.jobs.leases import JobLeases, LeasesSnapshot
 from gpuenergyd.daemon.jobs.plan_delivery import DeliverySnapshot, PlanDelivery
-from gpuenergyd.daemon.jobs.plan_settings import JobSettings, PlanPowerLimits, PlanPowerProfiles, PlanSettingSnapshot
+from gpuenergyd.daemon.jobs.plan_settings import POWER_LIMITS, POWER_PROFILES, JobSettings, PlanSettingSnapshot
 from gpuenergyd.daemon.jobs.plan_source import JobPlans, PermittedPlans, PolicyHostPlans, PostedPlans, PredictionOnly
 from gpuenergyd.daemon.ports import JobServices, ReplicasPort
 from gpuenergyd.gpu.link.messages import GpuHealth, LeaseOwner
@@ -91,8 +91,10 @@ class JobRunner:
         self.delivery = PlanDelivery(job.ranks, services.history, self.audit)
         self.leases = JobLeases(services, self.owner, self.audit, self.delivery, self.handle, self._lease_changed)
         self.power_limits, self.power_profiles = (
-            JobSettings(kind, job.ranks, self.owner, self.audit, lambda: self.leases.are_held, self.handle)
-            for kind in (PlanPowerLimits(services.worker), PlanPowerProfiles(services.worker))
+            JobSettings(
+                kind, services.worker, job.ranks, self.owner, self.audit, lambda: self.leases.are_held, self.handle
+            )
+            for kind in (POWER_LIMITS, POWER_PROFILES)
         )
         self.plans = self._posted_plans() if self.is_member else self._policy_plans()
         self.observer = IterationObserver(self, services, self.replicas, self.handle)

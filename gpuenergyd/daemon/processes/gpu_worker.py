@@ -15,7 +15,7 @@ from gpuenergyd.daemon.settings import Settings
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.client import LinkEvent, WorkerLink, WorkerLost
-from gpuenergyd.gpu.link.messages import Command, GpuHealthChange, GpuSettingsRead, Ping, ReplyT, Restore
+from gpuenergyd.gpu.link.messages import Command, GpuHealthChange, GpuSettingsRead, Ping, ReplyT, Restore, Welcome
 from gpuenergyd.gpu.restore.policy import RestoreRules
 
 log = logging.getLogger(__name__)
@@ -64,19 +64,14 @@ class GpuWorker:
         self._token = ""
 
     @property
-    def pid(self) -> int | None:
-        """The worker's process id, None when there is none."""
-        return self._link.welcome.pid if self._link is not None and self.is_alive else None
-
-    @property
     def is_alive(self) -> bool:
         """Whether a worker runs and can be reached."""
         return self._process.is_running and self._link is not None and self._link.is_open
 
     @property
-    def sentinel_pid(self) -> int | None:
-        """Process id of the restore sentinel, which restores the GPUs if the worker is killed."""
-        return self._link.welcome.sentinel_pid if self._link is not None and self.is_alive else None
+    def welcome(self) -> Welcome | None:
+        """What the worker has said of itself: process ids, and what its driver lacks; None without a worker."""
+        return self._link.welcome if self._link is not None and self.is_alive else None
 
     @property
     def heartbeat_age_s(self) -> float | None:
@@ -172,6 +167,7 @@ class GpuWorker:
         self.has_taken_over = self._link.welcome.has_taken_over
         self._heartbeat_mono_s = time.monotonic()
         self._set_trouble(None)
+        log.info("GPU worker %d is ready", self._link.welcome.pid)
         early, self._early = self._early, None
         for event in (WorkerReady(self._link.welcome.identities), *early):
             self._on_event(event)
@@ -206,9 +202,6 @@ class GpuWorker:
                 self._on_event(event)
 
     def _set_trouble(self, trouble: str | None) -> None:
-        if trouble != self.trouble:
-            if trouble is None:
-                log.info("GPU worker %s is ready", self.pid)
-            else:
-                log.warning("%s", trouble)
+        if trouble not in {None, self.trouble}:
+            log.warning("%s", trouble)
         self.trouble = trouble

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from gpuenergyd.daemon.processes.policy_host import MAX_LINE_BYTES
 from gpuenergyd.daemon.settings import Processes, Settings
@@ -27,37 +27,8 @@ log = logging.getLogger(__name__)
 POLICY_HOST_COMMAND = (sys.executable, "-I", "-m", "gpuenergyd.daemon.processes.policy_host")
 
 
-class ChildProcess(Protocol):
-    """A child process, as `asyncio.create_subprocess_exec` returns it."""
-
-    stdin: asyncio.StreamWriter | None
-    stdout: asyncio.StreamReader | None
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        ...
-
-    @property
-    def returncode(self) -> int | None:
-        """The exit status; None while the process runs."""
-        ...
-
-    async def wait(self) -> int:
-        """Wait for the end of the process; return its exit status."""
-        ...
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-        ...
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        ...
-
-
 StartChild = Callable[..., Awaitable[Any]]
-"""Starts a child process, a `ChildProcess`, from its command line."""
+"""Starts a child process, like `asyncio.create_subprocess_exec`, from its command line."""
 
 
 @dataclass(slots=True)
@@ -67,7 +38,7 @@ class ChildWorker:
     command: Sequence[str]
     journal_path: Path
     start_child: StartChild = asyncio.create_subprocess_exec
-    _process: ChildProcess | None = None
+    _process: asyncio.subprocess.Process | None = None
 
     @property
     def is_running(self) -> bool:

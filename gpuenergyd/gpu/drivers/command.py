@@ -29,14 +29,24 @@ import time
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from gpuenergyd.errors import DriverError, GpuEnergyError, GpuPermissionError, GpuUnsupportedError
-from gpuenergyd.gpu.device import SAME_CLOCK_MHZ, EnergyReading, GpuController, GpuDetails, GpuIdentity, GpuReading
+from gpuenergyd.errors import DriverError, GpuEnergyError, GpuPermissionError, GpuUnsupportedError, UsageError
+from gpuenergyd.gpu.device import (
+    SAME_CLOCK_MHZ,
+    EnergyReading,
+    GpuController,
+    GpuDetails,
+    GpuIdentity,
+    GpuReading,
+    HasErrorEvents,
+)
 
 _COMMANDS = ("lock", "reset", "limit")
-_READERS = ("nvml", "simulated")
+_READERS = {"nvml": "NvmlHost", "simulated": "SimulatedHost"}
+"""Class of each driver that may read."""
 _MAX_TIMEOUT_S = 60.0
 _KILL_AFTER_S = 1.0
 _RETURN_LIMIT_S = 2.0
@@ -140,16 +150,18 @@ class CommandHost:
         self._timeout = timeout
 
     @classmethod
-    def open(cls, path: Path) -> "CommandHost":
+    def open(cls, path: Path | None) -> Self:
         """Open the reader that a commands file names.
 
         Raises:
+            UsageError: there is no path.
             DriverError: the file is refused, or the driver cannot be opened.
         """
-        from gpuenergyd.gpu.drivers.opening import open_driver  # noqa: PLC0415 - it imports this module
-
+        if path is None:
+            raise UsageError("the command driver needs its commands file: --world PATH")
         commands = read_commands(path)
-        return cls(commands, open_driver(commands.reader, None if commands.world is None else Path(commands.world)))
+        reader = getattr(import_module(f"gpuenergyd.gpu.drivers.{commands.reader}"), _READERS[commands.reader])
+        return cls(commands, reader.open(None if commands.world is None else Path(commands.world)))
 
     # Reading
 
@@ -183,9 +195,8 @@ class CommandHost:
 
     def await_xid(self, timeout_s: float) -> tuple[str, int] | None:
         """Return the next critical error of a reader that reports them; None when none occurs in time."""
-        wait: Callable[[float], tuple[str, int] | None] | None = getattr(self._reader, "await_xid", None)
-        if wait is not None:
-            return wait(timeout_s)
+        if isinstance(self._reader, HasErrorEvents):
+            return self._reader.await_xid(timeout_s)
         time.sleep(timeout_s)
         return None
 

@@ -14,7 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import pynvml
 
@@ -97,6 +98,12 @@ class NvmlHost:
         self._connect()
         if not self._devices:
             raise DriverError("the NVIDIA driver reports no usable GPU; run `nvidia-smi` for details")
+
+    @classmethod
+    def open(cls, path: Path | None) -> Self:
+        """Open the driver, which needs no file."""
+        del path
+        return cls()
 
     # Reading
 

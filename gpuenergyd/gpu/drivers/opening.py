@@ -1,48 +1,49 @@
-"""Selection of a GPU driver by name; imports only the driver that is used."""
+"""Opening of a GPU driver by name: one of this package, or an entry point of the group `gpuenergyd.drivers`.
 
-import importlib
+An entry point is a function that takes the path of the driver's file, None without one, and returns a `GpuDriver`.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 from gpuenergyd.errors import UsageError
-from gpuenergyd.gpu.device import GpuController
+from gpuenergyd.gpu.device import GpuDriver
 
-DRIVERS = ("simulated", "nvml", "command")
+OpenDriver = Callable[[Path | None], GpuDriver]
+
+DRIVERS = {"simulated": "SimulatedHost", "nvml": "NvmlHost", "command": "CommandHost"}
+"""The classes of this package's drivers, by name: they are opened without a search for entry points, for fast restores.
+"""
 
 
-def preload(driver: str) -> None:
-    """Import the modules of a driver, so that opening it later is fast.
+def installed_drivers() -> dict[str, Callable[[], OpenDriver]]:
+    """Return what loads each driver that another package provides, by name."""
+    from importlib.metadata import entry_points  # noqa: PLC0415  slow, and rarely needed
+
+    return {point.name: point.load for point in entry_points(group="gpuenergyd.drivers")}
+
+
+def preload(driver: str) -> OpenDriver:
+    """Import the modules of a driver, so that opening it later is fast; return the function that opens it.
 
     Raises:
         UsageError: unknown driver.
     """
-    if driver not in DRIVERS:
-        raise UsageError(f"unknown driver {driver!r}; available: {', '.join(DRIVERS)}")
-    importlib.import_module(f"gpuenergyd.gpu.drivers.{driver}")
+    if driver in DRIVERS:
+        opener: OpenDriver = getattr(import_module(f"gpuenergyd.gpu.drivers.{driver}"), DRIVERS[driver]).open
+        return opener
+    installed = installed_drivers()
+    if driver not in installed:
+        raise UsageError(f"unknown driver {driver!r}; available: {', '.join([*DRIVERS, *sorted(installed)])}")
+    return installed[driver]()
 
 
-def open_driver(driver: str, world_path: Path | None) -> GpuController:
-    """Open a driver by its name; `world_path` is the world file of simulated GPUs, or the commands file.
+def open_driver(driver: str, path: Path | None) -> GpuDriver:
+    """Open a driver by its name; `path` is its file: the world of simulated GPUs, or the commands file.
 
     Raises:
         UsageError: unknown driver, or no such file is named.
         DriverError: the driver cannot be opened.
     """
-    match driver:
-        case "simulated":
-            from gpuenergyd.gpu.drivers.simulated import SimulatedHost  # noqa: PLC0415 - imports only the driver in use, for a fast start
-
-            if world_path is None:
-                raise UsageError("the simulated driver needs the world file of its GPUs: --world PATH")
-            return SimulatedHost(world_path)
-        case "nvml":
-            from gpuenergyd.gpu.drivers.nvml import NvmlHost  # noqa: PLC0415 - the binding may be absent
-
-            return NvmlHost()
-        case "command":
-            from gpuenergyd.gpu.drivers.command import CommandHost  # noqa: PLC0415 - imports only the driver in use
-
-            if world_path is None:
-                raise UsageError("the command driver needs its commands file: --world PATH")
-            return CommandHost.open(world_path)
-        case _:
-            raise UsageError(f"unknown driver {driver!r}; available: {', '.join(DRIVERS)}")
+    return preload(driver)(path)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from gpuenergyd.count_text import count_text
-from gpuenergyd.errors import DriverError, GpuNotFoundError, GpuUnsupportedError
+from gpuenergyd.errors import DriverError, GpuNotFoundError, GpuUnsupportedError, UsageError
 from gpuenergyd.gpu.device import EnergyReading, GpuDetails, GpuIdentity, GpuReading
 from gpuenergyd.gpu.drivers.device_model import (
     NO_LOCK,
@@ -113,8 +113,15 @@ class SimulatedHost:
         return cls(Path(path), mono_ns=mono_ns, sleep=sleep)
 
     @classmethod
-    def open(cls, path: Path) -> Self:
-        """Open an existing world file, or raise DriverError if it does not exist or is no world file."""
+    def open(cls, path: Path | None) -> Self:
+        """Open an existing world file.
+
+        Raises:
+            UsageError: there is no path.
+            DriverError: the file does not exist or is no world file.
+        """
+        if path is None:
+            raise UsageError("the simulated driver needs the world file of its GPUs: --world PATH")
         return cls(path)
 
     @property

@@ -25,7 +25,6 @@ from gpuenergyd.gpu.link.messages import (
     Hello,
     Message,
     Notice,
-    Refused,
     ReplyT,
     RequestClock,
     Restore,
@@ -225,7 +224,7 @@ class WorkerLink:
         match message:
             case Samples() | ClockChangeReport() | GpuHealthChange() | GpuSettingsRead():
                 self._on_event(message)
-            case Refused():
+            case Failed() if request_id is None:
                 self._lose(f"the GPU worker refused the connection: {message.error}")
             case _ if request_id is not None:
                 reply = self._replies.get(request_id)

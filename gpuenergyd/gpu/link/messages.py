@@ -72,6 +72,8 @@ class Welcome:
     """Whether the leases of an earlier daemon go over to this one."""
     identities: tuple[GpuIdentity, ...]
     health: tuple[GpuHealthChange, ...]
+    missing_capabilities: tuple[str, ...]
+    """What the worker's driver does not offer, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The command was refused or failed."""
+    """The command was refused or failed; without a request id, the worker does not serve this connection."""
 
     error: str
 
@@ -342,13 +344,6 @@ class GpuSettingsRead:
     """The workload power profile that this worker has added."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The worker does not serve this connection, and closes it."""
-
-    error: str
-
-
 Request = (
     Hello
     | HandOver
@@ -377,4 +372,4 @@ Reply = (
     | Reopened
 )
 Notice = Samples | ClockChangeReport | GpuHealthChange | GpuSettingsRead
-Message = Request | Reply | Notice | Refused
+Message = Request | Reply | Notice

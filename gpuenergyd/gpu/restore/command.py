@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpuenergyd.errors import GpuEnergyError, JournalError
-from gpuenergyd.gpu.device import GpuController, RecallsLocks
+from gpuenergyd.gpu.device import GpuDriver, RecallsLocks
 from gpuenergyd.gpu.drivers.opening import open_driver
 from gpuenergyd.gpu.restore import parallel
 from gpuenergyd.gpu.restore.executor import RestoreOutcome, RestoreResult, reset_clock, restore_from_journal
@@ -121,7 +121,7 @@ def _restore_through(
 
 
 def _each(
-    controller: GpuController, gpu_uuids: Sequence[str], restore_one: Callable[[str], Sequence[RestoreOutcome]]
+    controller: GpuDriver, gpu_uuids: Sequence[str], restore_one: Callable[[str], Sequence[RestoreOutcome]]
 ) -> tuple[RestoreOutcome, ...]:
     """Restore each GPU, then close the driver, unless a call for one does not return."""
     # Commands have time limits of their own.

@@ -7,7 +7,19 @@ from enum import StrEnum
 from typing import assert_never
 
 from gpuenergyd.errors import DriverError, GpuEnergyError, GpuNotFoundError, GpuUnsupportedError, JournalError
-from gpuenergyd.gpu.device import SAME_CLOCK_MHZ, GpuController, GpuIdentity, GpuReading, RecallsLocks
+from gpuenergyd.gpu.device import (
+    SAME_CLOCK_MHZ,
+    GpuDetails,
+    GpuDriver,
+    GpuIdentity,
+    GpuReading,
+    HasClocks,
+    HasPowerLimit,
+    HasPowerProfiles,
+    HasSettings,
+    RecallsLocks,
+    require_capability,
+)
 from gpuenergyd.gpu.process_identity import process_start_ticks
 from gpuenergyd.gpu.restore.journal import Control, Journal, JournalEntry, KnownBy
 from gpuenergyd.gpu.restore.policy import RestorePolicy
@@ -46,7 +58,7 @@ class RestoreOutcome:
 
 def restore_from_journal(
     journal: Journal,
-    controller: GpuController,
+    controller: GpuDriver,
     *,
     driver: str | None = None,
     gpu_uuids: Collection[str] | None = None,
@@ -94,7 +106,7 @@ def reason_to_keep(entry: JournalEntry) -> str | None:
     return None
 
 
-def repeat_unproven_reset(journal: Journal, controller: GpuController, gpu_uuid: str) -> RestoreOutcome | None:
+def repeat_unproven_reset(journal: Journal, controller: GpuDriver, gpu_uuid: str) -> RestoreOutcome | None:
     """Restore the clock of a GPU again, which stays leased if it is; None where nothing is left to prove.
 
     Raises:
@@ -102,8 +114,7 @@ def repeat_unproven_reset(journal: Journal, controller: GpuController, gpu_uuid:
     """
     try:
         with journal.gpu_lock(gpu_uuid):
-            entries = journal.read().entries
-            entry = next((e for e in entries if e.key == (gpu_uuid, Control.SM_CLOCK_LOCK)), None)
+            entry = journal.read().entry(gpu_uuid, Control.SM_CLOCK_LOCK)
             if entry is None or entry.locked_sm_clock_mhz is None:
                 return None
             _, detail = _restore_control(controller, entry, entry.restore_policy)
@@ -129,17 +140,17 @@ def confirm_reset(journal: Journal, entry: JournalEntry) -> None:
         journal.record_lock(entry.gpu_uuid, None, is_settled=True)
 
 
-def reset_clock(controller: GpuController, gpu_uuid: str) -> RestoreOutcome:
+def reset_clock(controller: GpuDriver, gpu_uuid: str) -> RestoreOutcome:
     """Remove the clock lock of a GPU, journalled or not; used when the journal is lost."""
     try:
-        controller.reset_sm_clock(gpu_uuid)
+        require_capability(controller, HasClocks).reset_sm_clock(gpu_uuid)
     except GpuEnergyError as error:
         return RestoreOutcome(gpu_uuid, Control.SM_CLOCK_LOCK, RestoreResult.FAILED, str(error))
     return RestoreOutcome(gpu_uuid, Control.SM_CLOCK_LOCK, RestoreResult.RESTORED, "clock lock removed")
 
 
 def _restore_entry(
-    journal: Journal, controller: GpuController, entry: JournalEntry, policy: RestorePolicy
+    journal: Journal, controller: GpuDriver, entry: JournalEntry, policy: RestorePolicy
 ) -> RestoreOutcome:
     try:
         with journal.gpu_lock(entry.gpu_uuid):
@@ -163,7 +174,7 @@ def _is_same(one: JournalEntry, other: JournalEntry) -> bool:
     return (one.key, one.lease_id, one.recorded_boottime_ns) == (other.key, other.lease_id, other.recorded_boottime_ns)
 
 
-def _is_lock_gone(entry: JournalEntry, controller: GpuController, reading: GpuReading) -> bool:
+def _is_lock_gone(entry: JournalEntry, controller: GpuDriver, reading: GpuReading) -> bool:
     """Return whether a lock that a reset may have left would show in this reading, or would lower nothing."""
     locked_mhz = entry.locked_sm_clock_mhz
     if entry.control is not Control.SM_CLOCK_LOCK or locked_mhz is None:
@@ -183,19 +194,18 @@ def _unconfirmed(entry: JournalEntry, detail: str) -> RestoreOutcome:
     return RestoreOutcome(entry.gpu_uuid, entry.control, RestoreResult.UNCONFIRMED, detail, above_mhz)
 
 
-def _restore_control(
-    controller: GpuController, entry: JournalEntry, policy: RestorePolicy
-) -> tuple[RestoreResult, str]:
+def _restore_control(controller: GpuDriver, entry: JournalEntry, policy: RestorePolicy) -> tuple[RestoreResult, str]:
     match entry.control:
         case Control.SM_CLOCK_LOCK:
             if entry.locked_sm_clock_mhz is not None and isinstance(controller, RecallsLocks):
                 controller.recall_lock(entry.gpu_uuid, entry.locked_sm_clock_mhz)
+            clocks = require_capability(controller, HasClocks)
             clocks_mhz = _identity(controller, entry.gpu_uuid).supported_sm_clocks_mhz
             if entry.saved_value is None or round(entry.saved_value) not in clocks_mhz:
-                controller.reset_sm_clock(entry.gpu_uuid)
+                clocks.reset_sm_clock(entry.gpu_uuid)
                 why = "" if entry.saved_value is None else f": {entry.saved_value:g} MHz is no clock of this GPU"
                 return RestoreResult.RESTORED, f"clock lock removed{why}"
-            controller.lock_sm_clock(entry.gpu_uuid, round(entry.saved_value))
+            clocks.lock_sm_clock(entry.gpu_uuid, round(entry.saved_value))
             whose = "another program's" if entry.known_by is KnownBy.READ else "the configured"
             return RestoreResult.RESTORED, f"clock locked at {whose} {entry.saved_value:g} MHz"
         case Control.POWER_LIMIT:
@@ -207,48 +217,53 @@ def _restore_control(
 
 
 def _restore_power_limit(
-    controller: GpuController, entry: JournalEntry, policy: RestorePolicy
+    controller: GpuDriver, entry: JournalEntry, policy: RestorePolicy
 ) -> tuple[RestoreResult, str]:
     """Restore a power limit, or the default where none was saved that the GPU permits.
 
     One that another program changed is kept, unless the policy is `restore`.
     """
-    details, default_w = controller.details(entry.gpu_uuid), _identity(controller, entry.gpu_uuid).default_power_limit_w
+    limits, default_w = (
+        require_capability(controller, HasPowerLimit),
+        _identity(controller, entry.gpu_uuid).default_power_limit_w,
+    )
+    details = controller.details(entry.gpu_uuid) if isinstance(controller, HasSettings) else GpuDetails()
     low_w, high_w = details.min_power_limit_w or 0.0, details.max_power_limit_w or math.inf
     saved_w = entry.saved_value
     if saved_w is None or not low_w <= saved_w <= high_w:
         saved_w = default_w
     if saved_w is None:
         return RestoreResult.RESTORED, "no power limit was saved"
-    now_w = controller.power_limit_w(entry.gpu_uuid)
+    now_w = limits.power_limit_w(entry.gpu_uuid)
     if abs(now_w - saved_w) <= _LIMIT_TOLERANCE_W:
         return RestoreResult.RESTORED, f"power limit is already {now_w:g} W"
     is_foreign = entry.intended_value is not None and abs(now_w - entry.intended_value) > _LIMIT_TOLERANCE_W
     if is_foreign and policy is not RestorePolicy.RESTORE:
         return RestoreResult.CHANGED_BY_OTHER, f"another program set the power limit to {now_w:g} W; kept"
-    controller.set_power_limit(entry.gpu_uuid, saved_w)
+    limits.set_power_limit(entry.gpu_uuid, saved_w)
     detail = f"power limit restored to {saved_w:g} W"
     return RestoreResult.RESTORED, f"{detail} from {now_w:g} W set by another program" if is_foreign else detail
 
 
-def _remove_power_profile(controller: GpuController, entry: JournalEntry) -> tuple[RestoreResult, str]:
+def _remove_power_profile(controller: GpuDriver, entry: JournalEntry) -> tuple[RestoreResult, str]:
     """Remove the workload power profile that we have added; those of other programs stay, whatever the policy."""
     if entry.intended_value is None:
         return RestoreResult.RESTORED, "no workload power profile was added"
     profile = round(entry.intended_value)
     try:
-        requested = controller.requested_power_profiles(entry.gpu_uuid)
+        driver = require_capability(controller, HasPowerProfiles)
+        requested = driver.requested_power_profiles(entry.gpu_uuid)
     except GpuUnsupportedError:  # nothing can be requested then
         requested = frozenset()
     if profile not in requested:
         return RestoreResult.RESTORED, f"workload power profile {profile} is not requested any more"
-    controller.clear_power_profile(entry.gpu_uuid, profile)
-    if profile in controller.requested_power_profiles(entry.gpu_uuid):
+    driver.clear_power_profile(entry.gpu_uuid, profile)
+    if profile in driver.requested_power_profiles(entry.gpu_uuid):
         raise DriverError(f"workload power profile {profile} of {entry.gpu_uuid} is still requested after its removal")
     return RestoreResult.RESTORED, f"workload power profile {profile} removed"
 
 
-def _identity(controller: GpuController, gpu_uuid: str) -> GpuIdentity:
+def _identity(controller: GpuDriver, gpu_uuid: str) -> GpuIdentity:
     """Return the identity of a GPU, or raise GpuNotFoundError."""
     found = next((own for own in controller.identities() if own.gpu_uuid == gpu_uuid), None)
     if found is None:

@@ -230,11 +230,14 @@ class Journal:
             self._seen = seen = (stamp, frozenset(e.key for e in self.read().entries))
         return (gpu_uuid, control) in seen[1]
 
+    def entry(self, gpu_uuid: str, control: Control) -> JournalEntry | None:
+        """Return the entry of this boot for one control of a GPU; raise JournalError if the journal is unreadable."""
+        return self._of_this_boot().entry(gpu_uuid, control)
+
     def our_power_profile(self, gpu_uuid: str) -> int | None:
         """Return the workload power profile that we have added; None without one; raise JournalError if unreadable."""
-        key = (gpu_uuid, Control.POWER_PROFILE)
-        ours = [e.intended_value for e in self._of_this_boot().entries if e.key == key]
-        return round(ours[0]) if ours and ours[0] is not None else None
+        entry = self.entry(gpu_uuid, Control.POWER_PROFILE)
+        return None if entry is None or entry.intended_value is None else round(entry.intended_value)
 
     @contextlib.contextmanager
     def gpu_lock(self, gpu_uuid: str, *, wait_s: float = _LOCK_WAIT_S) -> Iterator[None]:

@@ -89,6 +89,10 @@ class JournalContent:
     is_incomplete: bool = False
     """Whether the journal before was damaged, and it is not known which GPUs it listed."""
 
+    def entry(self, gpu_uuid: str, control: Control) -> JournalEntry | None:
+        """Return the entry for one control of a GPU; None if it is not listed."""
+        return next((entry for entry in self.entries if entry.key == (gpu_uuid, control)), None)
+
 
 @dataclass(frozen=True, slots=True)
 class BadPart:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gpuenergyd.errors import ProtocolError, UsageError
 from gpuenergyd.gpu.link.codec import MAX_DATAGRAM_BYTES, MAX_PIDFDS, decode, encode
-from gpuenergyd.gpu.link.messages import Message, Refused, Samples
+from gpuenergyd.gpu.link.messages import Failed, Message, Samples
 from gpuenergyd.gpu.link.peer_credentials import peer_pid, peer_uid
 from gpuenergyd.log_lines import write_log_line
 from gpuenergyd.service_manager import inherited_socket
@@ -130,7 +130,7 @@ class DaemonConnection:
         if refusal is not None:
             log(f"refused a connection: {refusal}")
             with contextlib.suppress(OSError):
-                connection.send(encode(Refused(refusal)))
+                connection.send(encode(Failed(refusal)))
             connection.close()
             return
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)

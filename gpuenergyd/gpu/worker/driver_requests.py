@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import assert_never
 
 from gpuenergyd.errors import DriverError, GpuError
-from gpuenergyd.gpu.device import GpuController, MeasuresGpus
+from gpuenergyd.gpu.device import (
+    GpuDriver,
+    HasPowerLimit,
+    HasPowerProfiles,
+    HasProcesses,
+    MeasuresGpus,
+    require_capability,
+)
 from gpuenergyd.gpu.link.messages import (
     AcquireLease,
     GpuProcesses,
@@ -24,6 +31,7 @@ from gpuenergyd.gpu.link.messages import (
 from gpuenergyd.gpu.process_identity import process_start_ticks
 from gpuenergyd.gpu.restore.journal import Control, Journal, JournalEntry, KnownBy
 from gpuenergyd.gpu.restore.policy import RestorePolicy, RestoreRules
+from gpuenergyd.gpu.worker.reading_gate import ReadingGate
 
 GpuCommand = SetPowerLimit | LowerPowerLimit | SetPowerProfile | ListProcesses | TakeSnapshot
 
@@ -32,7 +40,7 @@ GpuCommand = SetPowerLimit | LowerPowerLimit | SetPowerProfile | ListProcesses |
 class DriverRequests:
     """Executes requests that read or change GPUs, and returns their replies; blocks as long as the driver does."""
 
-    controller: GpuController
+    controller: GpuDriver
     journal: Journal
     driver: str
     world_path: Path | None
@@ -41,10 +49,10 @@ class DriverRequests:
     foreign_clock_mhz: Callable[[str], int | None] = lambda _: None
     """Returns the clock at which another program has locked a GPU."""
     reader: MeasuresGpus = field(init=False)
-    """Reads what requests ask for: the driver, or a gate in front of it."""
+    """Reads what commands ask for: the gate in front of the driver."""
 
     def __post_init__(self) -> None:
-        self.reader = self.controller
+        self.reader = ReadingGate(self.controller, self.controller.identities())
 
     def open_lease(self, request: AcquireLease, gpu_uuid: str) -> None:
         """Journal the clock state of one GPU of a lease.
@@ -69,7 +77,9 @@ class DriverRequests:
             case SetPowerProfile():
                 return self.set_power_profile(command)
             case ListProcesses():
-                return GpuProcesses(tuple(self.controller.process_ids(command.gpu_uuid)))
+                return GpuProcesses(
+                    tuple(require_capability(self.controller, HasProcesses).process_ids(command.gpu_uuid))
+                )
             case TakeSnapshot():
                 reading = self.reader.read(command.gpu_uuid)
                 return GpuSnapshot(reading.power_w, reading.total_energy_j, self.reader.details(command.gpu_uuid))
@@ -82,18 +92,14 @@ class DriverRequests:
         Raises:
             GpuEnergyError: the journal or the driver refuses.
         """
-        before_w = self._saved_power_limit_w(request.gpu_uuid)
+        entry = self.journal.entry(request.gpu_uuid, Control.POWER_LIMIT)
+        before_w = None if entry is None else entry.saved_value
         if before_w is None:
-            before_w = self.controller.power_limit_w(request.gpu_uuid)
+            before_w = require_capability(self.controller, HasPowerLimit).power_limit_w(request.gpu_uuid)
             if request.power_limit_w is None or request.power_limit_w >= before_w:
                 return PowerLimit(before_w)
         limit_w = before_w if request.power_limit_w is None else min(request.power_limit_w, before_w)
         return self.set_power_limit(SetPowerLimit(request.lease_id, request.gpu_uuid, limit_w, request.owner))
-
-    def _saved_power_limit_w(self, gpu_uuid: str) -> float | None:
-        """Return the power limit that the journal holds for a restore; None without an entry."""
-        key = (gpu_uuid, Control.POWER_LIMIT)
-        return next((entry.saved_value for entry in self.journal.entries_of_this_boot() if entry.key == key), None)
 
     def set_power_limit(self, request: SetPowerLimit) -> PowerLimit:
         """Set a power limit after journalling the present one; return the limit read back.
@@ -101,19 +107,19 @@ class DriverRequests:
         Raises:
             GpuEnergyError: the journal or the driver refuses.
         """
-        uuid = request.gpu_uuid
+        uuid, driver = request.gpu_uuid, require_capability(self.controller, HasPowerLimit)
         entry = replace(
             self._entry(request.lease_id, request.owner, uuid, Control.POWER_LIMIT),
-            saved_value=self.controller.power_limit_w(uuid),
+            saved_value=driver.power_limit_w(uuid),
             known_by=KnownBy.READ,
         )
         # Until the call has returned, the limit before it, the new one and one that the driver rounded may all be ours.
         self.journal.add([replace(entry, intended_value=None)])
         with self.journal.gpu_lock(uuid):
             try:
-                self.controller.set_power_limit(uuid, request.power_limit_w)
+                driver.set_power_limit(uuid, request.power_limit_w)
             finally:  # set or refused, the limit that is there now is ours
-                actual_w = self.controller.power_limit_w(uuid)
+                actual_w = driver.power_limit_w(uuid)
                 self.journal.add([replace(entry, intended_value=actual_w)])
         return PowerLimit(actual_w)
 
@@ -129,12 +135,13 @@ class DriverRequests:
         ours = self.journal.our_power_profile(uuid)
         if wanted is None and ours is None:
             return PowerProfiles(())
+        driver = require_capability(self.controller, HasPowerProfiles)
         with self.journal.gpu_lock(uuid):
-            requested = self.controller.requested_power_profiles(uuid)
+            requested = driver.requested_power_profiles(uuid)
             if ours is not None and ours != wanted:
                 if ours in requested:
-                    self.controller.clear_power_profile(uuid, ours)
-                    requested = self.controller.requested_power_profiles(uuid)
+                    driver.clear_power_profile(uuid, ours)
+                    requested = driver.requested_power_profiles(uuid)
                 if ours in requested:  # the journal keeps it, so that each restore tries again
                     raise DriverError(f"workload power profile {ours} of {uuid} is still requested after its removal")
                 self.journal.remove({(uuid, Control.POWER_PROFILE)})
@@ -143,8 +150,8 @@ class DriverRequests:
                     raise GpuError(f"another program has requested workload power profile {_listed(foreign)} of {uuid}")
                 entry = self._entry(request.lease_id, request.owner, uuid, Control.POWER_PROFILE)
                 self.journal.add([replace(entry, intended_value=wanted)])
-                self.controller.request_power_profile(uuid, wanted)
-            requested = self.controller.requested_power_profiles(uuid)
+                driver.request_power_profile(uuid, wanted)
+            requested = driver.requested_power_profiles(uuid)
         if wanted is not None and wanted not in requested:
             raise DriverError(f"the driver accepted workload power profile {wanted} of {uuid}, but does not list it")
         return PowerProfiles(tuple(sorted(requested)))

@@ -1,19 +1,23 @@
-"""Clock locks that other programs set over ours: seen in samples; our lease of the GPU ends, and their lock stays."""
+"""Clock locks that other programs set over ours: seen in samples; our lease of the GPU ends, and their lock stays.
+
+A driver has one lock per GPU, and no call reads it. So a lock of another program is known by the clock of a busy GPU
+that the driver names no other reason for. A lease of such a GPU stays below that clock, and its restore locks it there
+again. The journal keeps the locks that were found.
+"""
 
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from gpuenergyd.errors import GpuEnergyError, JournalError
-from gpuenergyd.gpu.device import SAME_CLOCK_MHZ, GpuController, GpuIdentity
+from gpuenergyd.gpu.device import SAME_CLOCK_MHZ, GpuDriver, GpuIdentity, HasClocks, require_capability
 from gpuenergyd.gpu.link.messages import GpuHealth, GpuSample
 from gpuenergyd.gpu.restore.journal import Control, Journal
 from gpuenergyd.gpu.restore.policy import RestorePolicy
 from gpuenergyd.gpu.worker.daemon_connection import log
-from gpuenergyd.gpu.worker.foreign_locks import ForeignLocks, foreign_clock_mhz
 from gpuenergyd.gpu.worker.health import HealthTable
 from gpuenergyd.gpu.worker.leases import Leases
-from gpuenergyd.gpu.worker.threads.actuator import ClockLock
+from gpuenergyd.gpu.worker.threads.actuator import ClockLock, supported_clock_mhz
 from gpuenergyd.gpu.worker.threads.driver_threads import DriverThreads
 from gpuenergyd.gpu.worker.threads.sample_stream import ForeignChangeDetector
 
@@ -25,7 +29,7 @@ class ForeignChanges:
 
     def __init__(
         self,
-        controller: GpuController,
+        controller: GpuDriver,
         journal: Journal,
         threads: DriverThreads,
         leases: Leases,
@@ -35,7 +39,8 @@ class ForeignChanges:
         restore_policy: Callable[[], RestorePolicy],
         on_found: Callable[[], None],
     ) -> None:
-        self.locks = ForeignLocks(journal)
+        self._locks: dict[str, ClockLock] = {}
+        """The locks of other programs, as if each had been set when it was found."""
         self._controller = controller
         self._detector = ForeignChangeDetector()
         self._dropped_mhz: dict[str, int] = {}
@@ -51,11 +56,18 @@ class ForeignChanges:
     def load(self) -> None:
         """Stay below the locks that an earlier worker has found."""
         try:
-            known = self.locks.load(time.monotonic_ns())
+            known = self._journal.foreign_locks_mhz()
         except JournalError:
             return  # the restore at the start reports it
+        now_ns = time.monotonic_ns()
+        self._locks = {uuid: ClockLock(clock_mhz, now_ns) for uuid, clock_mhz in known.items()}
         for identity in self._identities():
             self._threads.actuator(identity.gpu_uuid).stay_below(known.get(identity.gpu_uuid))
+
+    def clock_mhz(self, gpu_uuid: str) -> int | None:
+        """Return the clock at which another program has locked a GPU; None while none is known."""
+        lock = self._locks.get(gpu_uuid)
+        return None if lock is None else lock.sm_clock_mhz
 
     def check(self, sample: GpuSample, lock: ClockLock | None) -> None:
         """Check a sample against our lock, or against the known one of another program while we have set none.
@@ -92,7 +104,7 @@ class ForeignChanges:
 
     def _in_force(self, uuid: str) -> ClockLock | None:
         """Return another program's lock, unless a lock of ours may be in force."""
-        foreign = self.locks.of(uuid)
+        foreign = self._locks.get(uuid)
         try:
             return foreign if foreign is not None and not self._journal.holds(uuid, Control.SM_CLOCK_LOCK) else None
         except JournalError:
@@ -130,7 +142,7 @@ class ForeignChanges:
     def _follow(self, sample: GpuSample, known: ClockLock) -> None:
         """Record that another program has changed its own lock, while we have set none."""
         uuid = sample.gpu_uuid
-        if self._threads.actuator(uuid).lock_in_force() is not None or self.locks.of(uuid) != known:
+        if self._threads.actuator(uuid).lock_in_force() is not None or self._locks.get(uuid) != known:
             return
         dropped_mhz = self._dropped_mhz.pop(uuid, None)
         if dropped_mhz is not None and abs((sample.sm_clock_mhz or 0) - dropped_mhz) <= SAME_CLOCK_MHZ:
@@ -145,8 +157,8 @@ class ForeignChanges:
             with self._journal.gpu_lock(uuid):
                 if self._journal.holds(uuid, Control.SM_CLOCK_LOCK):
                     return
-                self._controller.reset_sm_clock(uuid)
-            self.locks.record(uuid, None, time.monotonic_ns())
+                require_capability(self._controller, HasClocks).reset_sm_clock(uuid)
+            self._keep(uuid, None)
         except GpuEnergyError as error:
             log(f"{uuid}: {error}")
             self._dropped_mhz[uuid] = sm_clock_mhz
@@ -160,10 +172,30 @@ class ForeignChanges:
         uuid = sample.gpu_uuid
         clock_mhz = foreign_clock_mhz(next(own for own in self._identities() if own.gpu_uuid == uuid), sample)
         try:
-            self.locks.record(uuid, clock_mhz, time.monotonic_ns())
+            self._keep(uuid, clock_mhz)
         except JournalError as error:
             log(str(error))
         self._threads.actuator(uuid).stay_below(clock_mhz)
         self._on_found()
         what = "no lock of another program" if clock_mhz is None else f"locked at {clock_mhz} MHz by another program"
         log(f"{uuid}: {what}")
+
+    def _keep(self, uuid: str, sm_clock_mhz: int | None) -> None:
+        """Keep another program's lock, None where it has removed it.
+
+        Raises:
+            JournalError: it is not durable; it is known to this worker.
+        """
+        if sm_clock_mhz is None:
+            self._locks.pop(uuid, None)
+        else:
+            self._locks[uuid] = ClockLock(sm_clock_mhz, time.monotonic_ns())
+        self._journal.record_foreign_lock(uuid, sm_clock_mhz)
+
+
+def foreign_clock_mhz(identity: GpuIdentity, sample: GpuSample) -> int | None:
+    """Return the lock that a reading of a busy GPU shows; None for none, or if another reason may hold it down."""
+    clocks_mhz, seen_mhz = identity.supported_sm_clocks_mhz, sample.sm_clock_mhz
+    if seen_mhz is None or sample.is_clock_limited is not False or seen_mhz >= clocks_mhz[0] - SAME_CLOCK_MHZ:
+        return None
+    return supported_clock_mhz(clocks_mhz, seen_mhz)

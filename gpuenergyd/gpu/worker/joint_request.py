@@ -1,62 +1,55 @@
-"""A request of the daemon for several GPUs: each GPU's thread does its part, and the last one to be done replies."""
+"""A command for several GPUs: each GPU's thread does its part, and the last one to be done replies."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.gpu.link.messages import Failed, Reply
 from gpuenergyd.gpu.worker.threads.actuator import Actuator
 
 
-class JointRequest:
-    """One request; it is replied to once, at its end or when a part of it fails or cannot be done."""
+def submit_jointly(
+    actuators: Mapping[str, Actuator],
+    *,
+    each: Callable[[str], None],
+    last: Callable[[], Reply],
+    reply: Callable[[Reply], None],
+) -> None:
+    """Queue `each` on every GPU's thread, behind what it has to do already; the thread that ends last calls `last`.
 
-    def __init__(
-        self,
-        gpu_uuids: Sequence[str],
-        *,
-        each: Callable[[str], None] | None = None,
-        last: Callable[[], Reply],
-        reply: Callable[[Reply], None],
-    ) -> None:
-        """`each` is called for each GPU on its thread, then `last` on one of the threads; both may raise."""
-        self._pending = set(gpu_uuids)
-        self._each = each
-        self._last = last
-        self._reply = reply
-        self._is_over = False
-        self._guard = threading.Lock()
+    It is replied to once, with what `last` returns, or with `Failed` when a part fails or cannot be done.
+    """
+    pending, guard, is_over = set(actuators), threading.Lock(), False
 
-    def submit(self, actuators: Callable[[str], Actuator]) -> None:
-        """Queue each GPU's part behind what its thread has to do already."""
-        if not self._pending:
-            self._end(self._last)
-        for uuid in tuple(self._pending):
-            actuators(uuid).submit(lambda uuid=uuid: self._run(uuid), self._refuse)  # type: ignore[misc]  # mypy: default of uuid
-
-    def _run(self, gpu_uuid: str) -> None:
+    def end(outcome: Callable[[], Reply]) -> None:
+        nonlocal is_over
+        with guard:
+            if is_over:
+                return
+            is_over = True
         try:
-            if self._each is not None:
-                self._each(gpu_uuid)
+            answer = outcome()
         except GpuEnergyError as error:
-            self._refuse(str(error))
+            answer = Failed(str(error))
+        reply(answer)
+
+    def refuse(reason: str) -> None:
+        end(lambda: Failed(reason))
+
+    def run(gpu_uuid: str) -> None:
+        try:
+            each(gpu_uuid)
+        except GpuEnergyError as error:
+            refuse(str(error))
             return
-        with self._guard:
-            self._pending.discard(gpu_uuid)
-            if self._pending:
+        with guard:
+            pending.discard(gpu_uuid)
+            if pending:
                 return
-        self._end(self._last)
+        end(last)
 
-    def _refuse(self, reason: str) -> None:
-        self._end(lambda: Failed(reason))
-
-    def _end(self, outcome: Callable[[], Reply]) -> None:
-        with self._guard:
-            if self._is_over:
-                return
-            self._is_over = True
-        try:
-            reply = outcome()
-        except GpuEnergyError as error:
-            reply = Failed(str(error))
-        self._reply(reply)
+    if not actuators:
+        end(last)
+    for gpu_uuid, actuator in actuators.items():
+        actuator.submit(partial(run, gpu_uuid), refuse)

@@ -1,6 +1,6 @@
 """GPU worker: the only process that changes GPUs. It serves one daemon, and restores when that daemon is gone.
 
-    python -I -m gpuenergyd.gpu.worker.main --link PATH --journal PATH --driver simulated|nvml|command [--world PATH]
+    python -I -m gpuenergyd.gpu.worker.main --link PATH --journal PATH --driver NAME [--world PATH]
 
 Standard library and the driver only.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpuenergyd.errors import DriverError, GpuEnergyError, UsageError
-from gpuenergyd.gpu.device import GpuController
+from gpuenergyd.gpu.device import GpuDriver
 from gpuenergyd.gpu.drivers.opening import DRIVERS, open_driver, preload
 from gpuenergyd.gpu.worker.daemon_connection import log
 from gpuenergyd.gpu.worker.restore_sentinel import start_sentinel
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None, *, start_sentinel: Callable[[Pa
     parser = argparse.ArgumentParser(prog="gpuenergyd-worker", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--link", type=Path, required=True, help="Unix socket for the daemon")
     parser.add_argument("--journal", type=Path, required=True, help="restore journal, in a folder owned by the worker")
-    parser.add_argument("--driver", choices=DRIVERS, required=True)
+    parser.add_argument("--driver", required=True, help=f"{', '.join(DRIVERS)}, or an installed one")
     parser.add_argument(
         "--world", type=Path, help="file with the simulated GPUs, or with the commands of the command driver"
     )
@@ -85,7 +85,7 @@ def _uid(user: str) -> int:
         raise UsageError(f"--daemon-user {user}: no such user on this host") from None
 
 
-def _open_patiently(options: WorkerOptions) -> GpuController:
+def _open_patiently(options: WorkerOptions) -> GpuDriver:
     """Open the driver; a systemd unit retries until the driver is available, a child process fails at once."""
     pause_s = _FIRST_RETRY_S
     watchdog = Watchdog()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpuenergyd.errors import GpuError
-from gpuenergyd.gpu.device import GpuController, GpuIdentity
+from gpuenergyd.gpu.device import GpuDriver, GpuIdentity, HasRelease, require_capability
 from gpuenergyd.gpu.link.messages import Done, GpuHealth, ReleaseGpus, Reopened
 from gpuenergyd.gpu.restore.journal import Journal
 from gpuenergyd.gpu.worker.health import HealthTable
@@ -21,7 +21,7 @@ OBSERVES_ONLY = "this worker was started with --observe-only: mode observe in it
 class Maintenance:
     """Lets go of GPUs and reopens them; `on_reopened` gets their identities."""
 
-    controller: GpuController
+    controller: GpuDriver
     threads: DriverThreads
     health: HealthTable
     journal: Journal
@@ -34,13 +34,13 @@ class Maintenance:
         Raises:
             GpuError: a reading does not return, or the driver refuses; the GPUs are read again.
         """
-        uuids = request.gpu_uuids
+        uuids, driver = request.gpu_uuids, require_capability(self.controller, HasRelease)
         new = [uuid for uuid in uuids if not self.health.is_released(uuid)]
         for uuid in new:
             self.threads.sampler(uuid).remove(uuid)
         try:
             self._await_sampler(new)
-            self.controller.release(uuids)
+            driver.release(uuids)
         except GpuError:
             for uuid in new:
                 self.threads.sampler(uuid).add(uuid)
@@ -57,7 +57,7 @@ class Maintenance:
             GpuError: one is not there; it stays released.
         """
         released = [uuid for uuid in gpu_uuids if self.health.is_released(uuid)]
-        identities = self.controller.reopen(released) if released else ()
+        identities = require_capability(self.controller, HasRelease).reopen(released) if released else ()
         self.on_reopened(identities)
         for identity in identities:
             self.health.reopen(identity.gpu_uuid, *self._health_of(identity.gpu_uuid))

@@ -1,11 +1,21 @@
 """Reading gate: every value of the driver passes it; one that cannot be right is unknown from here on, and counted."""
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpuenergyd.gpu.device import EnergyReading, GpuDetails, GpuIdentity, GpuReader, GpuReading, RefusedValues
+from gpuenergyd.gpu.device import (
+    EnergyReading,
+    GpuDetails,
+    GpuDriver,
+    GpuIdentity,
+    GpuReading,
+    HasEnergyCounter,
+    HasSettings,
+    RefusedValues,
+)
 from gpuenergyd.gpu.plausible import is_possible_rise, max_power_w, plausible, refusals
 from gpuenergyd.gpu.worker.daemon_connection import log
 
@@ -24,10 +34,15 @@ class _Gated:
 
 
 class ReadingGate:
-    """Reads GPUs by a driver; methods may be called on any thread, and raise what the driver's own raise."""
+    """Reads GPUs by a driver; methods may be called on any thread, and raise what the driver's own raise.
 
-    def __init__(self, reader: GpuReader, identities: Sequence[GpuIdentity]) -> None:
-        self._reader = reader
+    What the driver cannot read by itself, the energy counter or settings, is taken from a whole reading or unknown.
+    """
+
+    def __init__(self, driver: GpuDriver, identities: Sequence[GpuIdentity]) -> None:
+        self._driver = driver
+        self._counter = driver if isinstance(driver, HasEnergyCounter) else None
+        self._settings = driver if isinstance(driver, HasSettings) else None
         self._gpus = {own.gpu_uuid: _Gated(own) for own in identities}
         self._guard = threading.Lock()
 
@@ -37,7 +52,7 @@ class ReadingGate:
 
     def read(self, gpu_uuid: str) -> GpuReading:
         """Return a reading without values that cannot be right, and what was refused since the last one."""
-        reading = self._reader.read(gpu_uuid)
+        reading = self._driver.read(gpu_uuid)
         with self._guard:
             gpu = self._gpus[gpu_uuid]
             checked = self._checked(gpu, reading)
@@ -46,14 +61,18 @@ class ReadingGate:
 
     def read_energy(self, gpu_uuid: str) -> EnergyReading:
         """Return the energy counter, unknown if it cannot be right."""
-        energy = self._reader.read_energy(gpu_uuid)
+        if self._counter is None:
+            called_ns = time.monotonic_ns()
+            whole = self.read(gpu_uuid)
+            return EnergyReading(whole.read_mono_ns, time.monotonic_ns() - called_ns, whole.total_energy_j)
+        energy = self._counter.read_energy(gpu_uuid)
         reading = GpuReading(gpu_uuid, energy.read_mono_ns, total_energy_j=energy.total_energy_j)
         with self._guard:
             return replace(energy, total_energy_j=self._checked(self._gpus[gpu_uuid], reading).total_energy_j)
 
     def details(self, gpu_uuid: str) -> GpuDetails:
         """Return settings, unknown where they cannot be right."""
-        return plausible(self._reader.details(gpu_uuid))
+        return GpuDetails() if self._settings is None else plausible(self._settings.details(gpu_uuid))
 
     def _checked(self, gpu: _Gated, reading: GpuReading) -> GpuReading:
         """Return a reading without values that cannot be right; the caller holds the guard."""

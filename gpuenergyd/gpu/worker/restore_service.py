@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from gpuenergyd.errors import JournalError
-from gpuenergyd.gpu.device import GpuController
+from gpuenergyd.gpu.device import GpuDriver
 from gpuenergyd.gpu.link.messages import GpuHealth, GpuSample, Restored
 from gpuenergyd.gpu.restore.executor import (
     RestoreOutcome,
@@ -57,7 +57,7 @@ class RestoreService:
 
     def __init__(
         self,
-        controller: GpuController,
+        controller: GpuDriver,
         journal: Journal,
         *,
         repair: Callable[[], None],
@@ -192,8 +192,7 @@ class RestoreService:
         """Drop what the journal holds of a lock that is gone; on the actuator's thread, which sets all locks."""
         try:
             with self._journal.gpu_lock(uuid):
-                entries = self._journal.read().entries
-                entry = next((e for e in entries if e.key == (uuid, Control.SM_CLOCK_LOCK)), None)
+                entry = self._journal.read().entry(uuid, Control.SM_CLOCK_LOCK)
                 if not self._resets.is_watched(uuid) or self._threads.actuator(uuid).lock_in_force() is not None:
                     return
                 if entry is not None and entry.locked_sm_clock_mhz is not None and entry.is_lock_settled:

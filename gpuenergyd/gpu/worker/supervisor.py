@@ -13,7 +13,15 @@ from functools import partial
 from pathlib import Path
 
 from gpuenergyd.errors import GpuEnergyError, GpuError, JournalError, ProtocolError
-from gpuenergyd.gpu.device import GpuController, GpuIdentity
+from gpuenergyd.gpu.device import (
+    GpuDriver,
+    GpuIdentity,
+    HasClocks,
+    HasErrorEvents,
+    HasRelease,
+    missing_capabilities,
+    require_capability,
+)
 from gpuenergyd.gpu.link.messages import (
     POWER_BUDGET_LEASE,
     AcquireLease,
@@ -49,16 +57,17 @@ from gpuenergyd.gpu.worker.daemon_connection import DaemonConnection, close_all,
 from gpuenergyd.gpu.worker.driver_requests import DriverRequests
 from gpuenergyd.gpu.worker.foreign_changes import FOREIGN_CHANGE, ForeignChanges
 from gpuenergyd.gpu.worker.health import HealthTable
-from gpuenergyd.gpu.worker.joint_request import JointRequest
+from gpuenergyd.gpu.worker.joint_request import submit_jointly
 from gpuenergyd.gpu.worker.lease_handover import HandoverResult, LeaseHandover
 from gpuenergyd.gpu.worker.leases import Leases
 from gpuenergyd.gpu.worker.maintenance import OBSERVES_ONLY, Maintenance
 from gpuenergyd.gpu.worker.reading_gate import ReadingGate
 from gpuenergyd.gpu.worker.restore_service import RestoreRequest, RestoreService
-from gpuenergyd.gpu.worker.threads.driver_threads import DriverThreads
+from gpuenergyd.gpu.worker.threads.driver_threads import CallState, DriverThreads
 from gpuenergyd.gpu.worker.threads.sample_stream import SampleBatch
+from gpuenergyd.gpu.worker.threads.sampler import Sampler
 from gpuenergyd.gpu.worker.threads.settings_watch import SettingsWatch
-from gpuenergyd.gpu.worker.threads.xid_watch import XidSource, watch_xids
+from gpuenergyd.gpu.worker.threads.xid_watch import watch_xids
 from gpuenergyd.service_manager import Watchdog, notify
 
 _TICK_S = 0.25
@@ -89,7 +98,7 @@ class WorkerOptions:
 class Supervisor:
     """The main thread's state: the leases, the health of each GPU, and the driver threads."""
 
-    def __init__(self, controller: GpuController, options: WorkerOptions, sentinel_pid: int) -> None:
+    def __init__(self, controller: GpuDriver, options: WorkerOptions, sentinel_pid: int) -> None:
         self._controller = controller
         self._options = options
         self._sentinel_pid = sentinel_pid
@@ -111,13 +120,21 @@ class Supervisor:
         self._leases = Leases(self._daemon, self._handle_process_end)
         self._health = HealthTable(self._uuids, self._report_health)
         self._gate = ReadingGate(controller, self._identities)
+        sampler = Sampler(
+            self._gate,
+            self._uuids,
+            period_s=options.sample_period_s,
+            on_samples=self._handle_samples,
+            on_settled=self._daemon.send,
+            on_health=self._health.record,
+            on_counter_reset=self._handle_counter_reset,
+        )
         self._threads = DriverThreads(
             controller,
-            self._gate,
+            sampler,
             self._journal,
             self._health,
-            self,
-            sample_period_s=options.sample_period_s,
+            on_clock_change=self._daemon.send,
             read_deadline_s=options.read_deadline_s,
             set_deadline_s=options.set_deadline_s,
         )
@@ -133,7 +150,7 @@ class Supervisor:
             restore_policy=lambda: self._driver.rules.restore_policy,
             on_found=self._report_foreign_lock,
         )
-        self._driver.foreign_clock_mhz = self._foreign.locks.clock_mhz
+        self._driver.foreign_clock_mhz = self._foreign.clock_mhz
         self._restores = RestoreService(
             controller,
             self._journal,
@@ -155,7 +172,7 @@ class Supervisor:
             self._journal,
             self._uuids,
             is_readable=lambda uuid: not (self._health.is_released(uuid) or self._health.is_wedged(uuid)),
-            foreign_clock_mhz=self._foreign.locks.clock_mhz,
+            foreign_clock_mhz=self._foreign.clock_mhz,
             on_change=self._daemon.send,
         )
         for uuid, reason in controller.observe_only_reasons().items():
@@ -176,7 +193,7 @@ class Supervisor:
         self._foreign.load()
         self._threads.start()
         self._settings.start()
-        if isinstance(self._controller, XidSource):
+        if isinstance(self._controller, HasErrorEvents):
             watch_xids(self._controller, self._health.record)
         self._restores.restore(RestoreRequest("left by an earlier run", self._uuids, is_daemon_ending=True))
         watchdog = Watchdog()
@@ -204,18 +221,6 @@ class Supervisor:
 
     # Main thread
 
-    def handle_long_change(self, gpu_uuid: str) -> None:
-        """Fail a GPU in restores whose other GPUs are done; it is restored when its call returns."""
-        self._restores.fail_unreachable(gpu_uuid)
-
-    def handle_wedged(self, gpu_uuid: str) -> None:
-        """End the lease of a GPU whose driver call does not return."""
-        self._leases.end([gpu_uuid])
-
-    def handle_returned(self, gpu_uuid: str) -> None:
-        """Restore a GPU whose driver call returned after all."""
-        self._restores.restore(RestoreRequest("its driver call returned", (gpu_uuid,)))
-
     def _stop(self) -> None:
         self._is_stopping = True
 
@@ -224,7 +229,14 @@ class Supervisor:
         now_ns = time.monotonic_ns()
         if self._handover.has_expired(now_ns / _NS_PER_S):
             self._restore_all("no daemon claimed the leases in time")
-        self._threads.watch()
+        for uuid, state in self._threads.watch():
+            match state:
+                case CallState.LONG:  # the other GPUs of its restore do not wait for it
+                    self._restores.fail_unreachable(uuid)
+                case CallState.HANGING:
+                    self._leases.end([uuid])
+                case CallState.RETURNED:
+                    self._restores.restore(RestoreRequest("its driver call returned", (uuid,)))
         if not self._is_ending:
             self._restores.restore_orphaned()
         self._restores.retry([uuid for uuid in self._uuids if self._leases.of(uuid) is None], now_ns)
@@ -325,6 +337,7 @@ class Supervisor:
             has_taken_over=result is HandoverResult.TAKEN_OVER,
             identities=tuple(self._identities),
             health=self._health.current(),
+            missing_capabilities=missing_capabilities(self._controller),
         )
 
     def _request_clock(self, message: RequestClock) -> None:
@@ -337,10 +350,12 @@ class Supervisor:
             self._threads.actuator(uuid).request_clock(request)
             return
         clock_mhz = request.first_sm_clock_mhz
-        self.handle_clock_change(ClockChangeReport(uuid, clock_mhz, request.sent_mono_ns, 0, 0, None, None, refusal))
+        self._daemon.send(ClockChangeReport(uuid, clock_mhz, request.sent_mono_ns, 0, 0, None, None, refusal))
 
     def _lease(self, request_id: int | None, request: AcquireLease, pidfds: Sequence[int]) -> None:
         self._health.require_changeable(request.gpu_uuids)
+        if request.sets_clocks:
+            require_capability(self._controller, HasClocks)
         for uuid in request.gpu_uuids:
             holder = self._leases.of(uuid)
             if holder not in {None, request.lease_id, POWER_BUDGET_LEASE}:
@@ -361,6 +376,7 @@ class Supervisor:
 
     def _release(self, request_id: int | None, request: ReleaseGpus) -> None:
         self._health.require_known(request.gpu_uuids)
+        require_capability(self._controller, HasRelease)
         for uuid in request.gpu_uuids:
             if self._health.is_wedged(uuid):
                 raise GpuError(f"{self._health.refusal(uuid)}; only a restart of the GPU worker lets go of it")
@@ -385,11 +401,11 @@ class Supervisor:
         gpu_uuids: Sequence[str],
         last: Callable[[], Reply],
         *,
-        each: Callable[[str], None] | None = None,
+        each: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Have the actuators of these GPUs execute a request, and the last one reply."""
-        reply = partial(self._reply, request_id)
-        JointRequest(gpu_uuids, each=each, last=last, reply=reply).submit(self._threads.actuator)
+        """Have the actuators of these GPUs execute a command, and the last one reply."""
+        actuators = {uuid: self._threads.actuator(uuid) for uuid in gpu_uuids}
+        submit_jointly(actuators, each=each, last=last, reply=partial(self._reply, request_id))
 
     # Actuators' threads
 
@@ -426,7 +442,7 @@ class Supervisor:
         if what is not None:
             log(what)
 
-    def handle_samples(self, samples: Sequence[GpuSample]) -> None:
+    def _handle_samples(self, samples: Sequence[GpuSample]) -> None:
         """Send samples to the daemon in batches; check them for foreign clock changes and for the effect of resets."""
         for sample in samples:
             lock = self._threads.actuator(sample.gpu_uuid).lock_in_force()
@@ -436,11 +452,7 @@ class Supervisor:
         if batch:
             self._daemon.send(Samples(batch))
 
-    def handle_clock_change(self, change: ClockChangeReport) -> None:
-        """Send a clock change to the daemon."""
-        self._daemon.send(change)
-
-    def handle_counter_reset(self, gpu_uuid: str) -> None:
+    def _handle_counter_reset(self, gpu_uuid: str) -> None:
         """Doubt our clock lock: a driver reload drops it and restarts the counter, but a counter may also be wrong."""
         if self._threads.actuator(gpu_uuid).doubt_lock():
             log(f"{gpu_uuid}: its energy counter fell; the next clock request is set even if it is the same")

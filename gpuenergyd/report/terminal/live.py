@@ -34,6 +34,8 @@ from gpuenergyd.report.terminal.savings import result_text, saved_power_lines
 Status = Mapping[str, Any]
 """The response body of GET /v1/status."""
 
+_DRIVERS = {"simulated": "simulated GPUs", "nvml": "NVML", "command": "NVML and commands"}
+
 CAPTURED_TEXTS = {
     TIMETABLE: "captured: a timetable of clock changes for each replay",
     ONE_CLOCK: "captured: one clock for each replay",
@@ -58,7 +60,10 @@ def health_line(status: Status) -> Text:
         line.append(f"degraded: {reasons}\n", style="bold red")
     if note := status.get("mode_note"):
         line.append(f"{note}\n", style="yellow")
-    driver = "simulated GPUs" if status["driver"] == "simulated" else "NVML"
+    driver = _DRIVERS.get(status["driver"], str(status["driver"]))
+    missing = status.get("worker", {}).get("missing_capabilities", ())
+    if missing and status["driver"] != "simulated":
+        driver += f" (without {', '.join(missing)})"
     mode = "controls clocks" if status["mode"] == "control" else "observes only, does not set clocks"
     line.append(
         f"gpuenergyd {status['version']}, pid {status['pid']}, up {age_text(status['uptime_s'])}: {driver}, {mode}"

@@ -10,7 +10,7 @@ from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.messages import GpuHealth, GpuSample
 from gpuenergyd.gpu.restore.journal import Journal
 from gpuenergyd.gpu.restore.policy import RestorePolicy, RestoreRules
-from gpuenergyd.gpu.worker.foreign_locks import foreign_clock_mhz
+from gpuenergyd.gpu.worker.foreign_changes import foreign_clock_mhz
 from tests.support.worker_site import OWNER, Received, Site, request_clock, simulated_site
 from tests.support.worker_site import until as until_within
 

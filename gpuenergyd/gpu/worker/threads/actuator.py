@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.errors import GpuEnergyError, GpuLostError, GpuPermissionError
-from gpuenergyd.gpu.device import GpuController, GpuIdentity, RecallsLocks
+from gpuenergyd.gpu.device import GpuDriver, GpuIdentity, HasClocks, RecallsLocks, require_capability
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth
 from gpuenergyd.gpu.restore.journal import Control, Journal
 from gpuenergyd.gpu.worker.threads.driver_thread import DriverThread
@@ -70,7 +70,7 @@ class Actuator(DriverThread):
 
     def __init__(
         self,
-        controller: GpuController,
+        controller: GpuDriver,
         journal: Journal,
         identity: GpuIdentity,
         turns: DriverTurns,
@@ -81,6 +81,7 @@ class Actuator(DriverThread):
         super().__init__(f"actuator {identity.index}")
         self.num_skipped = 0
         self._controller = controller
+        self._clocks = controller if isinstance(controller, HasClocks) else None
         self._journal = journal
         self._records_locks = isinstance(controller, RecallsLocks)
         self._uuid = identity.gpu_uuid
@@ -221,8 +222,9 @@ class Actuator(DriverThread):
                 else:
                     if self._records_locks:
                         self._journal.record_lock(uuid, sm_clock_mhz, is_settled=False)
+                    clocks = self._clocks or require_capability(self._controller, HasClocks)
                     called_ns = time.monotonic_ns()
-                    self._controller.lock_sm_clock(uuid, sm_clock_mhz)
+                    clocks.lock_sm_clock(uuid, sm_clock_mhz)
                     returned_ns = time.monotonic_ns()
                     if self._records_locks:
                         self._journal.record_lock(uuid, sm_clock_mhz, is_settled=True)

@@ -5,11 +5,11 @@ in time, until a call for one GPU takes long: from then on each GPU has a sample
 """
 
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from enum import Enum, auto
 
-from gpuenergyd.gpu.device import GpuController, MeasuresGpus, RecallsLocks
-from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuSample
+from gpuenergyd.gpu.device import GpuDriver, RecallsLocks
+from gpuenergyd.gpu.link.messages import ClockChangeReport
 from gpuenergyd.gpu.restore.journal import Journal
 from gpuenergyd.gpu.worker.health import HealthTable
 from gpuenergyd.gpu.worker.threads.actuator import Actuator
@@ -22,32 +22,15 @@ _LONG_CHANGE_S = 1.5
 """Far above the 0.03 s of the slowest changes known: a request for several GPUs does not wait for this one."""
 
 
-class DriverThreadsListener(Protocol):
-    """Receiver of what the driver threads observe."""
+class CallState(Enum):
+    """What has become of a driver call for a GPU."""
 
-    def handle_samples(self, samples: Sequence[GpuSample]) -> None:
-        """Process readings; on a sampler's thread."""
-        ...
-
-    def handle_clock_change(self, change: ClockChangeReport) -> None:
-        """Process a clock change whose effect is known or that failed; on either kind of thread."""
-        ...
-
-    def handle_counter_reset(self, gpu_uuid: str) -> None:
-        """React to an energy counter that restarted; on a sampler's thread."""
-        ...
-
-    def handle_long_change(self, gpu_uuid: str) -> None:
-        """React to a change that takes long; during `watch`, again and again."""
-        ...
-
-    def handle_wedged(self, gpu_uuid: str) -> None:
-        """React to a driver call that does not return; during `watch`."""
-        ...
-
-    def handle_returned(self, gpu_uuid: str) -> None:
-        """Process the late return of a call that had been reported as hung; called during `watch`."""
-        ...
+    LONG = auto()
+    """A change takes long: reported again and again."""
+    HANGING = auto()
+    """It does not return: the GPU is wedged."""
+    RETURNED = auto()
+    """It returned after all."""
 
 
 class DriverThreads:
@@ -55,32 +38,23 @@ class DriverThreads:
 
     def __init__(
         self,
-        controller: GpuController,
-        reader: MeasuresGpus,
+        controller: GpuDriver,
+        sampler: Sampler,
         journal: Journal,
         health: HealthTable,
-        listener: DriverThreadsListener,
         *,
-        sample_period_s: float,
+        on_clock_change: Callable[[ClockChangeReport], None],
         read_deadline_s: float,
         set_deadline_s: float,
     ) -> None:
+        """Prepare the threads; `sampler` reads all GPUs at first, and `on_clock_change` gets changes that failed."""
         self._health = health
-        self._listener = listener
+        self._on_clock_change = on_clock_change
         self._read_deadline_s = read_deadline_s
         self._set_deadline_s = set_deadline_s
         # Commands have time limits of their own, of several seconds, after which they are ended and rolled back.
         self._long_change_s = set_deadline_s if isinstance(controller, RecallsLocks) else _LONG_CHANGE_S
         identities = controller.identities()
-        sampler = Sampler(
-            reader,
-            [i.gpu_uuid for i in identities],
-            period_s=sample_period_s,
-            on_samples=listener.handle_samples,
-            on_settled=listener.handle_clock_change,
-            on_health=health.record,
-            on_counter_reset=listener.handle_counter_reset,
-        )
         self._samplers = {i.gpu_uuid: sampler for i in identities}
         turns = DriverTurns()
         self._actuators = {
@@ -133,25 +107,25 @@ class DriverThreads:
         for sampler in samplers:
             sampler.close(max(0.0, until_mono_s - time.monotonic()))
 
-    def watch(self) -> None:
-        """Report GPUs whose driver call does not return, and those whose call did after all."""
+    def watch(self) -> Iterator[tuple[str, CallState]]:
+        """Yield each GPU whose driver call takes long, does not return, or did after all."""
         for uuid, actuator in self._actuators.items():
             set_s, read_s = actuator.call.lasted_s(uuid), self._samplers[uuid].call.lasted_s(uuid)
             if read_s > _LONG_READING_S:
                 self._separate(uuid)
             if self.takes_long(uuid):
-                self._listener.handle_long_change(uuid)
+                yield uuid, CallState.LONG
             is_stuck = set_s > self._set_deadline_s or read_s > self._read_deadline_s
             if is_stuck and not self._health.is_wedged(uuid):
                 deadline_s = self._set_deadline_s if set_s > self._set_deadline_s else self._read_deadline_s
                 detail = f"a driver call has not returned for {deadline_s:g} s"
                 self._health.mark_wedged(uuid, detail)
                 self._samplers[uuid].remove(uuid)
-                self._listener.handle_wedged(uuid)
+                yield uuid, CallState.HANGING
                 actuator.give_up(f"{uuid} is wedged: {detail}")
             elif not is_stuck and self._health.clear_wedged(uuid):
                 self._samplers[uuid].add(uuid)
-                self._listener.handle_returned(uuid)
+                yield uuid, CallState.RETURNED
 
     def _separate(self, long_uuid: str) -> None:
         """Have each of the GPUs that are read by the same thread as this one read by a thread of its own."""
@@ -165,4 +139,4 @@ class DriverThreads:
         if change.error is None:
             self.sampler(change.gpu_uuid).await_effect(change)
         else:
-            self._listener.handle_clock_change(change)
+            self._on_clock_change(change)

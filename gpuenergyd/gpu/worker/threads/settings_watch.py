@@ -94,8 +94,9 @@ class SettingsWatch:
         if power_limit_w is None:
             return False
         try:
-            entries = self._journal.entries_of_this_boot()
+            entry = self._journal.entry(gpu_uuid, Control.POWER_LIMIT)
         except JournalError:
             return False
-        ours = [e.intended_value for e in entries if e.key == (gpu_uuid, Control.POWER_LIMIT)]
-        return any(value is None or abs(value - power_limit_w) <= _SAME_LIMIT_W for value in ours)
+        if entry is None:
+            return False
+        return entry.intended_value is None or abs(entry.intended_value - power_limit_w) <= _SAME_LIMIT_W

@@ -2,9 +2,9 @@
 
 import threading
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
 
 from gpuenergyd.errors import GpuEnergyError
+from gpuenergyd.gpu.device import HasErrorEvents
 from gpuenergyd.gpu.link.messages import GpuHealth
 
 _WAIT_S = 1.0
@@ -15,15 +15,6 @@ _APPLICATION = frozenset({13, 31, 43, 45, 68, 69, 94})
 """Errors of an application; the GPU is healthy."""
 
 
-@runtime_checkable
-class XidSource(Protocol):
-    """A driver that reports critical errors."""
-
-    def await_xid(self, timeout_s: float) -> tuple[str, int] | None:
-        """Return the UUID and Xid number of the next error, None when none occurs in time."""
-        ...
-
-
 def health_after_xid(xid: int) -> GpuHealth | None:
     """Return the health that an Xid implies for its GPU; None for errors of an application."""
     if xid in _LOST:
@@ -31,7 +22,7 @@ def health_after_xid(xid: int) -> GpuHealth | None:
     return None if xid in _APPLICATION else GpuHealth.DEGRADED
 
 
-def watch_xids(source: XidSource, on_health: Callable[[str, GpuHealth, str], None]) -> threading.Event:
+def watch_xids(source: HasErrorEvents, on_health: Callable[[str, GpuHealth, str], None]) -> threading.Event:
     """Start a daemon thread that reports the health after each Xid; setting the returned event ends it."""
     stop = threading.Event()
 
