@@ -8,7 +8,7 @@ and taken off the budget before it is divided again.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from datetime import UTC, datetime
 
 from gpuenergyd.core.job.messages import PowerCutChanged
@@ -17,14 +17,13 @@ from gpuenergyd.core.policy_api.power import PowerDecision, PowerJobView, PowerV
 from gpuenergyd.core.power.backstop import Backstop, Ceiling, GpuPower
 from gpuenergyd.core.power.budget import PowerBudget, budget_in_force
 from gpuenergyd.core.power.control import Division, PowerControl
-from gpuenergyd.daemon.gpus.inventory import Gpus
+from gpuenergyd.daemon.gpus.inventory import Gpu, Gpus
 from gpuenergyd.daemon.jobs.audit_log import DAEMON
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.periodic import Periodic
 from gpuenergyd.daemon.ports import HistoryPort
 from gpuenergyd.daemon.power.capped_worker import CappedWorker
 from gpuenergyd.daemon.power.job_views import job_views
-from gpuenergyd.daemon.power.readings import OLD_READING_S, gpu_power
 from gpuenergyd.daemon.power.requested import RequestFile, requested_budget
 from gpuenergyd.daemon.power.schedule_file import ScheduleFile
 from gpuenergyd.daemon.power.shares import JobShares
@@ -34,7 +33,7 @@ from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply
 from gpuenergyd.daemon.settings import REFUSED_IN_OBSERVE, Settings
 from gpuenergyd.errors import JobError
-from gpuenergyd.gpu.link.messages import GpuSample
+from gpuenergyd.gpu.link.messages import USABLE_HEALTH, GpuSample
 from gpuenergyd.store.records import ControlEventRecord
 from gpuenergyd.wire.power_messages import PowerBudgetRequest, PowerBudgetState
 
@@ -45,6 +44,8 @@ _RETRY_S = 2.0
 """Time after which a ceiling that could not be set or lifted is tried again."""
 _REFRESH_S = 10.0
 """Time after which a budget is divided again although nothing has changed: frontiers are learned."""
+_OLD_READING_S = 2.0
+"""Age from which a reading no longer tells the present power."""
 _SMOOTHING = 0.1
 """Weight of a new reading in the mean power of GPUs without a job."""
 _OTHER_STEP_RATIO = 0.01
@@ -130,7 +131,7 @@ class PowerService:
             self._shares.clear("no power budget any more")
             return
         newest_s = max((g.sample.read_mono_ns / 1e9 for g in self._gpus if g.sample is not None), default=0.0)
-        if time.monotonic() - newest_s > OLD_READING_S:
+        if time.monotonic() - newest_s > _OLD_READING_S:
             self._observe(time.monotonic())
         self._control.learn(time.monotonic(), self.budget.budget_w, fits=self._plans_fit)
         self._decide_soon()
@@ -191,7 +192,7 @@ class PowerService:
 
     def _readings(self, now_s: float) -> dict[str, GpuPower]:
         levers = self._settings.levers
-        return {gpu.identity.gpu_uuid: gpu_power(gpu, now_s, levers) for gpu in self._gpus}
+        return {gpu.identity.gpu_uuid: _gpu_power(gpu, now_s, levers) for gpu in self._gpus}
 
     def _report_cut(self, *, was_cutting: bool) -> None:
         """Notify the jobs, and the audit log where a cut begins or ends."""
@@ -324,8 +325,21 @@ class PowerService:
         self._history.write(ControlEventRecord(_now(), "power-budget", actor, None, None, reason, before, after))
 
 
+def _gpu_power(gpu: Gpu, now_s: float, levers: Collection[Lever]) -> GpuPower:
+    """Return what is known of a GPU now, and what may be changed of it."""
+    sample = gpu.sample
+    return GpuPower(
+        power_w=sample.power_w if sample is not None and _is_recent(sample, now_s) else None,
+        sm_clock_mhz=sample.sm_clock_mhz if sample is not None else None,
+        supported_sm_clocks_mhz=gpu.identity.supported_sm_clocks_mhz,
+        power_limit_range_w=gpu.view().power_limit_range_w if Lever.POWER_LIMITS in levers else None,
+        can_change=gpu.health in USABLE_HEALTH,
+        can_set_clocks=Lever.CLOCKS in levers,
+    )
+
+
 def _is_recent(sample: GpuSample, now_s: float) -> bool:
-    return now_s - sample.read_mono_ns / 1e9 <= OLD_READING_S
+    return now_s - sample.read_mono_ns / 1e9 <= _OLD_READING_S
 
 
 def _now() -> datetime:

@@ -9,14 +9,12 @@ from typing import assert_never
 from gpuenergyd.errors import DriverError, GpuEnergyError, GpuNotFoundError, GpuUnsupportedError, JournalError
 from gpuenergyd.gpu.device import (
     SAME_CLOCK_MHZ,
-    GpuDetails,
     GpuDriver,
     GpuIdentity,
     GpuReading,
     HasClocks,
     HasPowerLimit,
     HasPowerProfiles,
-    HasSettings,
     RecallsLocks,
     require_capability,
 )
@@ -223,15 +221,11 @@ def _restore_power_limit(
 
     One that another program changed is kept, unless the policy is `restore`.
     """
-    limits, default_w = (
-        require_capability(controller, HasPowerLimit),
-        _identity(controller, entry.gpu_uuid).default_power_limit_w,
-    )
-    details = controller.details(entry.gpu_uuid) if isinstance(controller, HasSettings) else GpuDetails()
-    low_w, high_w = details.min_power_limit_w or 0.0, details.max_power_limit_w or math.inf
+    limits, own = require_capability(controller, HasPowerLimit), _identity(controller, entry.gpu_uuid)
+    low_w, high_w = own.min_power_limit_w or 0.0, own.max_power_limit_w or math.inf
     saved_w = entry.saved_value
     if saved_w is None or not low_w <= saved_w <= high_w:
-        saved_w = default_w
+        saved_w = own.default_power_limit_w
     if saved_w is None:
         return RestoreResult.RESTORED, "no power limit was saved"
     now_w = limits.power_limit_w(entry.gpu_uuid)

@@ -93,7 +93,7 @@ def _open_patiently(options: WorkerOptions) -> GpuDriver:
         try:
             return open_driver(options.driver, options.world)
         except DriverError as error:
-            if options.exits_with_daemon or options.driver != "nvml":
+            if options.exits_with_daemon or options.driver in {"simulated", "command"}:
                 raise
             log(f"{error}; retrying in {pause_s:g} s")
             # The process itself is healthy, so it reports readiness and the reason for waiting.

@@ -1,7 +1,8 @@
 """Main thread of the GPU worker: serves the daemon, grants leases and supervises the threads that call the driver.
 
 It never calls the driver itself. Each GPU has a thread, its actuator, that makes all changes and writes the journal;
-samplers read. A call that does not return makes its GPU wedged, and the threads of the other GPUs go on.
+samplers read. A call that does not return makes its GPU wedged, and the threads of the other GPUs go on. All of this
+is one file because all of it is the state of one thread.
 """
 
 import os
