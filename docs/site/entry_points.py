@@ -38,9 +38,9 @@ GROUPS = {
         " of each."
     ),
     "gpuenergyd.drivers": (
-        "A function from the path of the driver's file, or None, to a [GpuDriver](python-api.md#gpudriver): finds, reads"
-        " and changes the GPUs of one vendor. What it can do are capabilities, such as `HasClocks`; `status` names those"
-        " that it lacks."
+        "A function from the path of the driver's file, or None, to a [GpuDriver](python-api.md#gpudriver): finds,"
+        " reads and changes the GPUs of one vendor. What it can do are capabilities, such as `HasClocks`; `status`"
+        " names those that it lacks."
     ),
     "gpuenergyd.exchanges": (
         "`loop`: a function that starts the exchange of a data-parallel loop's paces with other hosts, in the first"
