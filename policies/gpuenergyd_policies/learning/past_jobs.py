@@ -4,8 +4,8 @@ Theory of operation. A past job is used only if it did the same work: it took as
 within 3 %. Other work on the same GPU model tells no more than published curves do. The past job's curve is that of
 this job plus a deviation: what any job is assumed to deviate from its prior by (see `deviations`), times a grade.
 
-The grade is 0.1 if the daemon measured the past job for this user on one of this job's GPUs, so that only a program of
-this user can have reported wrong times; they may be shorter than without the past job by 1.5 standard deviations.
+The grade is 0.05 if the daemon measured the past job for this user on one of this job's GPUs, so that only a program of
+this user can have reported wrong times; they may be shorter than without the past job by 2.5 standard deviations.
 Otherwise a file that somebody imported may be made up: the grade is 1, so that the remaining uncertainty makes plans
 cautious, and times may be shorter by half a standard deviation.
 
@@ -49,12 +49,12 @@ class PastCurves:
     @property
     def grade(self) -> float:
         """Size of its deviation from this job, in that of a job from its prior."""
-        return 0.1 if self.is_measured_here else 1.0
+        return 0.05 if self.is_measured_here else 1.0
 
     @property
     def max_faster_sigmas(self) -> float:
         """By how much times may be shorter than without it, in standard deviations of these."""
-        return 1.5 if self.is_measured_here else 0.5
+        return 2.5 if self.is_measured_here else 0.5
 
 
 def same_work(
