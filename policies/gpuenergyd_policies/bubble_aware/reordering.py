@@ -167,10 +167,7 @@ class OtherOrder:
         return self._back(self.reason_to_end(plan))
 
     def _is_held_up(self, plan: ClockPlan) -> bool:
-        """Return whether the ranks have not run a plan's order for long: some rank has no plan with one.
-
-        Replicas of a training decide by themselves, and in an iteration all ranks run their orders or none does.
-        """
+        """Return whether not all ranks have run a plan's order for long: some rank refuses it or has no plan."""
         ran = [o.iteration_index for o in self.view.observations if o.plan_id == plan.plan_id]
         since = max(ran) if ran else plan.figure(Figure.DECIDED_AFTER)
         newest = self.view.observations[-1].iteration_index
