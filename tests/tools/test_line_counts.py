@@ -74,7 +74,7 @@ def test_summary_names_packages_files_runs_and_failures() -> None:
     assert lines[-2:] == ["failed: tests/a.py::b", "counted in 4 processes"]
 
 
-def test_page_lists_packages_least_covered_files_and_test_results(tmp_path: Path) -> None:
+def test_page_compares_covered_lines_and_failed_tests_with_their_targets(tmp_path: Path) -> None:
     broken = replace(FINE, name="lightning", num_failed=1, failed=("tests/a.py::b",))
     figures = summary({"gpuenergyd/core/a.py": counted(2000, 1500)}, [FINE, broken], num_processes=4)
     given = circumstances("python benchmarks/runs/line_coverage.py", datetime(2026, 1, 2, tzinfo=UTC), 1.5, 0.25)
@@ -82,7 +82,5 @@ def test_page_lists_packages_least_covered_files_and_test_results(tmp_path: Path
 
     page = rendered_page(tmp_path)
 
-    assert "| core and policies | 2,000 | 75.0 % | 98 % |" in page
-    assert "| gpuenergyd/core/a.py | 2,000 | 75.0 % |" in page
-    assert "Lightning: 3 passed, 1 failed, 1 skipped, 2 s." in page
-    assert "Failed: tests/a.py::b." in page
+    assert "| core and policies (2,000 lines) | **75.0 %** | at least 98 % |" in page
+    assert "| failed tests | **1** | 0 |" in page
