@@ -135,7 +135,7 @@ def _names(body: list[ast.stmt]) -> Iterator[PublicName]:
                 signature = f"class {name}({bases})" if bases else f"class {name}"
                 yield PublicName(name, signature, ast.get_docstring(node) or "", tuple(_members(node.body)))
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if not name.startswith("_"):
-                yield PublicName(name, _signature(node), ast.get_docstring(node) or "")
+                yield PublicName(name, _signature(node), _documented(node))
             case ast.Assign(targets=[ast.Name(id=name)]) if name.isupper() and _text_below(body, index):
                 yield PublicName(name, ast.unparse(node), _text_below(body, index))
             case _:
@@ -155,9 +155,20 @@ def _members(body: list[ast.stmt]) -> Iterator[PublicName]:
                 if not decorators & set(_HIDDEN_DECORATORS):
                     is_property = not {"property", "cached_property"}.isdisjoint(decorators)
                     signature = f"{name}: {_returned(node)}" if is_property else _signature(node)
-                    yield PublicName(name, signature, ast.get_docstring(node) or "")
+                    yield PublicName(name, signature, _documented(node))
             case _:
                 pass
+
+
+def _documented(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    """Return the docstring of a public function.
+
+    Raises:
+        ValueError: it has none, which is for names that say everything, inside only.
+    """
+    if not (text := ast.get_docstring(node)):
+        raise ValueError(f"{node.name} is in the public interface and has no docstring")
+    return text
 
 
 def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:

@@ -20,7 +20,6 @@ class DaemonFiles:
 
     @property
     def described(self) -> str:
-        """The daemon that was asked."""
         return f"{'' if self.is_running else 'no '}daemon at {self.socket_path}"
 
 

@@ -92,7 +92,6 @@ class PlanQueue:
         self._current = NO_PLAN
 
     def add(self, plans: Iterable[PreparedPlan]) -> None:
-        """Queue plans from the daemon."""
         self._inbox.extend(plans)
 
     def clear(self) -> None:

@@ -219,7 +219,6 @@ class RankClient:
 
     @property
     def job_name(self) -> str:
-        """Name of the job in reports."""
         return self._registration.job_name
 
     @property

@@ -73,7 +73,6 @@ def _fitting(tags: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def is_tag_name(name: str) -> bool:
-    """Return whether a tag name is valid."""
     return 0 < len(name) <= MAX_NAME_CHARS and _NAME_CHARS.issuperset(name)
 
 

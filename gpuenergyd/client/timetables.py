@@ -18,7 +18,6 @@ class ReplayTimetables:
         self._recent: deque[tuple[int, dict[InstructionKey, int]]] = deque(maxlen=_NUM_REPLAYS)
 
     def add_replay(self, plan_epoch: int, times: IterationTimes) -> None:
-        """Add a replay under the plan of an epoch, 0 for none."""
         begins = {(kind, m, chunk): begin - times.begin_mono_ns for kind, m, chunk, begin, _ in times.instructions}
         self._recent.append((plan_epoch, begins))
 

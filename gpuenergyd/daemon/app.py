@@ -194,7 +194,6 @@ class Daemon:
         return (await self.worker.do(ListProcesses(gpu_uuid))).pids
 
     def history_status(self) -> WriterStatus:
-        """Return the status of the history writer."""
         return self._history.status()
 
     async def run(self) -> None:

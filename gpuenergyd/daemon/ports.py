@@ -64,9 +64,7 @@ class PolicyPort(Protocol):
         """Load a policy before a job needs it; return why that failed."""
         ...
 
-    async def drop_job(self, job_id: str) -> None:
-        """Drop the policy instance of a job."""
-        ...
+    async def drop_job(self, job_id: str) -> None: ...
 
 
 class HistoryPort(Protocol):
@@ -86,9 +84,7 @@ class RunningJob(Protocol):
         ...
 
     @property
-    def job_id(self) -> str:
-        """The job's id."""
-        ...
+    def job_id(self) -> str: ...
 
     @property
     def pids(self) -> Mapping[int, int]:
@@ -212,9 +208,7 @@ class LeasePort(Protocol):
 class IterationPort(Protocol):
     """Records iterations."""
 
-    def record(self, command: RecordIteration) -> None:
-        """Record an iteration."""
-        ...
+    def record(self, command: RecordIteration) -> None: ...
 
 
 class AuditPort(Protocol):

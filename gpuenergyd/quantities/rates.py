@@ -44,7 +44,6 @@ class Grid:
         self._changes = sorted({at for sample in self._samples for at in (sample.valid_from_at, sample.valid_to_at)})
 
     def at(self, instant: datetime) -> IntensitySample | None:
-        """Return the intensity at an instant, None if it is unknown."""
         index = bisect_right(self._begins, instant) - 1
         found = self._samples[index] if index >= 0 else None
         return found if found is not None and instant < found.valid_to_at else None

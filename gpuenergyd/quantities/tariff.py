@@ -51,7 +51,6 @@ class Tariff:
         return None if self.periods else self.all_hours_price_per_kwh
 
     def price_per_kwh(self, at: datetime) -> float:
-        """Return the price at an instant."""
         if not self.periods:
             return self.all_hours_price_per_kwh
         local = at.astimezone(self.zone)

@@ -108,22 +108,18 @@ def pricing_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def power_text(power_w: float | None) -> str:
-    """Return a power: 251 W."""
     return MISSING if power_w is None else f"{power_w:.0f} W"
 
 
 def clock_text(sm_clock_mhz: float | None) -> str:
-    """Return an SM clock: 1410 MHz."""
     return MISSING if sm_clock_mhz is None else f"{sm_clock_mhz:.0f} MHz"
 
 
 def temperature_text(temperature_celsius: float | None) -> str:
-    """Return a temperature: 54 °C."""
     return MISSING if temperature_celsius is None else f"{temperature_celsius:.0f} °C"
 
 
 def age_text(age_s: float | None) -> str:
-    """Return an age: 0.2 s, 45 s, 3 min 5 s."""
     if age_s is None:
         return MISSING
     return f"{age_s:.1f} s" if age_s < 10 else f"{age_s:.0f} s" if age_s < 100 else time_text(age_s)

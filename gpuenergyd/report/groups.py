@@ -55,7 +55,6 @@ class Group:
         return add_known(self.by_jobs.energy_j, self.idle.energy_j)
 
     def add(self, part: EnergySum, rates: Rates) -> None:
-        """Add a sum of attributed energy."""
         if part.job_id:
             self.job_ids.add(part.job_id)
             self.by_jobs = self.by_jobs.plus(part, rates)

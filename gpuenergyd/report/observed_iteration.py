@@ -21,7 +21,6 @@ class ObservedIteration:
 
 
 def instruction_of(span: ObservedSpan) -> Instruction:
-    """Return the instruction that a span measured."""
     return Instruction(span.pp_rank, span.kind, span.microbatch_index, span.chunk_index)
 
 

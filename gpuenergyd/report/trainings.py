@@ -58,7 +58,6 @@ class TrainingReport:
 
     @cached_property
     def use(self) -> EnergyUse:
-        """The energy of all its GPUs."""
         return sum_of(share.use for share in self.shares)
 
     @property

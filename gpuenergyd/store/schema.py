@@ -34,7 +34,6 @@ class UtcInstant(TypeDecorator[datetime]):
         return None if value is None else epoch_us(value)
 
     def process_result_value(self, value: Any | None, dialect: Dialect) -> datetime | None:
-        """Return the instant."""
         del dialect
         return instant_from_us(value)
 

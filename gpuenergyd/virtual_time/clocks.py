@@ -54,7 +54,6 @@ class _Numbers:
         self._state = 1
 
     def bytes(self, size: int) -> bytes:
-        """Return the next bytes."""
         drawn = bytearray()
         while len(drawn) < size:
             self._state = (self._state * 6364136223846793005 + 1442695040888963407) & (2**64 - 1)

@@ -100,7 +100,6 @@ class Socket(_Socket):  # type: ignore[misc]  # the class of before
         return self._limit_s
 
     def close(self) -> None:
-        """Close the socket."""
         _kernel.record_write()
         super().close()
 
@@ -112,7 +111,6 @@ class Socket(_Socket):  # type: ignore[misc]  # the class of before
         return self._until_done(lambda: _Socket._accept(self), select.POLLIN)  # noqa: SLF001  `accept` calls it
 
     def recv(self, *arguments: Any) -> bytes:
-        """Receive."""
         return self._until_done(lambda: _Socket.recv(self, *arguments), select.POLLIN)  # type: ignore[no-any-return]
 
     def recv_into(self, *arguments: Any) -> int:
@@ -124,7 +122,6 @@ class Socket(_Socket):  # type: ignore[misc]  # the class of before
         return self._until_done(lambda: _Socket.recvmsg(self, *arguments), select.POLLIN)
 
     def send(self, *arguments: Any) -> int:
-        """Send."""
         return self._until_done(lambda: _Socket.send(self, *arguments), select.POLLOUT)  # type: ignore[no-any-return]
 
     def sendmsg(self, *arguments: Any) -> int:
@@ -132,7 +129,6 @@ class Socket(_Socket):  # type: ignore[misc]  # the class of before
         return self._until_done(lambda: _Socket.sendmsg(self, *arguments), select.POLLOUT)  # type: ignore[no-any-return]
 
     def sendall(self, data: Any, flags: int = 0) -> None:
-        """Send all data."""
         left = memoryview(data).cast("B")
         while len(left):
             left = left[self.send(left, flags) :]
@@ -192,7 +188,6 @@ def _open_descriptor(*arguments: Any, **named: Any) -> int:
 
 
 def _close_descriptor(fd: int) -> None:
-    """Close a descriptor, with its locks."""
     _kernel.current.process.descriptors.pop(fd, None)
     _kernel.unlock_closed(fd)
     _kernel.record_write()

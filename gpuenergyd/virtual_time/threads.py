@@ -41,7 +41,6 @@ class Lock:
         self._waits: deque[Wait] = deque()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002  as threading has it
-        """Acquire the lock; return whether that succeeded."""
         if not self._is_locked:
             self._is_locked = True
             return True
@@ -62,7 +61,6 @@ class Lock:
         self._is_locked = False
 
     def locked(self) -> bool:
-        """Return whether the lock is held."""
         return self._is_locked
 
     def __enter__(self) -> bool:
@@ -146,12 +144,10 @@ class Thread:
         self._task: Task | None = None
 
     def start(self) -> None:
-        """Start the task."""
         self._task = _kernel.start_task(self.name, self.run)
         self._task.thread = self
 
     def run(self) -> None:
-        """Run the target."""
         if self._target is not None:
             self._target(*self._args, **self._kwargs)
 

@@ -192,7 +192,6 @@ class _Reader:
     at: int
 
     def read(self, numbers: struct.Struct) -> tuple[Any, ...]:
-        """Return the next numbers."""
         found = numbers.unpack_from(self.data, self.at)
         self.at += numbers.size
         return found

@@ -73,7 +73,6 @@ class ProofFolder:
         _write(self.path / CALIBRATION, canonical(values))
 
     def append(self, name: str, block: Block) -> None:
-        """Append one block to the pilot or to the blocks."""
         with (self.path / name).open("ab") as stream:
             stream.write(canonical(block_values(block)))
             stream.flush()
@@ -205,7 +204,6 @@ def read_blocks(path: Path) -> tuple[Block, ...]:
 
 
 def block_values(block: Block) -> dict[str, Any]:
-    """Return a block as plain values."""
     return {
         "arm": block.arm,
         "begun_at_s": block.begun_at_s,

@@ -28,7 +28,6 @@ class SigningKey:
 
 
 def is_signed(content: bytes, signature: str, public_key: str) -> bool:
-    """Return whether a signature is that of a key."""
     try:
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key))
         key.verify(bytes.fromhex(signature), content)

@@ -60,7 +60,6 @@ class ZeusdRoutes:
         self._snapshots.declare_change()
 
     def add_to(self, app: web.Application) -> None:
-        """Add the routes to an application."""
         get, post = app.router.add_get, app.router.add_post
         get("/discover", self._discover)
         get("/time", self._time)

@@ -96,7 +96,6 @@ def cheapest_common_clock(
 
 
 def _at_full_speed(view: JobView, energy_j: float, reason: str) -> ClockPlan:
-    """Return full speed as the prediction."""
     time_s = view.baseline.iteration_time_s
     predicted = PlanPrediction(time_s, energy_j, baseline_time_s=time_s, baseline_energy_j=energy_j)
     return ClockPlan("predicted", PlanPurpose.PREDICTED, predicted=predicted, reason=reason)

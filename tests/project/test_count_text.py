@@ -24,7 +24,13 @@ _ADJECTIVES = (
 )
 _PLURAL = rf" (?:(?:{_ADJECTIVES.replace(' ', '|')}) )?(?:{_THINGS.replace(' ', '|')})\b"
 _CONSTANT = re.compile(r"(\w+\.)*_?[A-Z][A-Z0-9_]*(\[.*\])?")
-_NOT_A_COUNT = {"asked", "word", "self.gpu_model", "', '.join(map(str, task.limits))", "list(with_extra.extra_inflight)"}
+_NOT_A_COUNT = {
+    "asked",
+    "word",
+    "self.gpu_model",
+    "', '.join(map(str, task.limits))",
+    "list(with_extra.extra_inflight)",
+}
 """Words and lists in front of a plural."""
 
 

@@ -95,7 +95,6 @@ class _Begin:
         self.is_reached = False
 
     def wait(self, *_: Any, **__: Any) -> bool:
-        """Mark the begin."""
         if not self.is_reached:
             self.is_reached = True
             self.slot = self._client.begin_instruction(*self._row)
@@ -111,7 +110,6 @@ class _MarkedFunctions(dict[Any, Function]):
         self._made: dict[Any, tuple[Function, Function]] = {}
 
     def __getitem__(self, computation_type: Any) -> Function:
-        """Return the marked function of a type."""
         function = super().__getitem__(computation_type)
         made = self._made.get(computation_type)
         if made is None or made[0] is not function:

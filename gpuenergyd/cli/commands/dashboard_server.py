@@ -110,7 +110,6 @@ class DashboardServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """URL of the page."""
         host = f"[{self.address}]" if ":" in self.address else self.address
         return f"http://{host}:{self.server_port}/"
 

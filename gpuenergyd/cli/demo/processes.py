@@ -35,7 +35,6 @@ class Child:
     log_path: Path
 
     def has_ended(self) -> bool:
-        """Return whether the process has ended."""
         return self.process.poll() is not None
 
     def log_tail(self) -> str:
@@ -159,7 +158,6 @@ class RealHost:
         return self._training.last_line("gpt: ") if self._training is not None else None
 
     def has_training_ended(self) -> bool:
-        """Return whether the training program has ended."""
         return self._training is not None and self._training.has_ended()
 
     def check(self) -> None:
@@ -167,12 +165,10 @@ class RealHost:
         self._children.check()
 
     def kill_worker(self, status: Mapping[str, Any]) -> None:
-        """Kill the GPU worker."""
         if (pid := status["worker"]["pid"]) is not None:
             os.kill(pid, signal.SIGKILL)
 
     def stop_training(self) -> None:
-        """Terminate the training."""
         if self._training is not None:
             self._children.stop(self._training)
 

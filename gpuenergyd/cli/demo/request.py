@@ -49,19 +49,16 @@ class DemoRequest:
     """When to kill the GPU worker, from the registration of the job on; None for never."""
 
     def to_json(self) -> str:
-        """Return the request as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the request of a JSON document."""
         values = json.loads(text)
         grid = values.pop("grid")
         return cls(**values, grid=DemoGrid(**grid) if grid is not None else None)
 
     @property
     def gpus(self) -> str:
-        """The GPUs in words."""
         if self.driver != "simulated":
             return count_text(self.num_gpus, "simulated GPU")
         named = f"{self.num_gpus} {'ideal ' if self.simulation == 'kind' else ''}simulated {self.gpu_model} GPUs"

@@ -59,9 +59,7 @@ class SessionHost(Protocol):
         """Kill the GPU worker, whose process id is in the daemon's status."""
         ...
 
-    def stop_training(self) -> None:
-        """End the training."""
-        ...
+    def stop_training(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

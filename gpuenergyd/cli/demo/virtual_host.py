@@ -82,7 +82,6 @@ class VirtualHost:
         self._worker: Process | None = None
 
     def start_daemon(self, settings: Settings, config: Path) -> None:  # noqa: ARG002  the settings are read already
-        """Start the daemon."""
         no_counters = HostEnergy(settings.state_dir / "no-counters")  # those of this host count real time
 
         def run() -> int:
@@ -123,7 +122,6 @@ class VirtualHost:
         return None
 
     def has_training_ended(self) -> bool:
-        """Return whether a rank has ended."""
         return any(not rank.is_alive for rank in self._rank_processes())
 
     def check(self) -> None:

@@ -30,9 +30,7 @@ class EventStore(Protocol):
         """Store an event; return whether it changed what was known."""
         ...
 
-    def events(self) -> tuple[GridEvent, ...]:
-        """Return all events."""
-        ...
+    def events(self) -> tuple[GridEvent, ...]: ...
 
 
 def event_of_json(content: bytes, *, now_s: float, issued_s: float, source: str) -> GridEvent:

@@ -38,9 +38,7 @@ class LeaseStore(Protocol):
         """Store a report; return the newest lease and the seconds until its end."""
         ...
 
-    def confirm(self, host: str, number: int) -> None:
-        """Store that a lease is followed."""
-        ...
+    def confirm(self, host: str, number: int) -> None: ...
 
 
 @dataclass(slots=True)

@@ -17,7 +17,6 @@ EVENT_ROW = "{event_id}  {start}  {end}  {value:g} {unit}  {state}  {reason}"
 
 
 def fleet_object(state: "FleetState") -> dict[str, Any]:
-    """Return the state of a fleet for JSON."""
     return {
         "budget_w": state.budget_w,
         "reason": state.reason,
@@ -88,7 +87,6 @@ def report_row(report: EventReport) -> dict[str, Any]:
 
 
 def report_lines(report: EventReport) -> Iterator[str]:
-    """Yield the lines of a report."""
     cancelled = ", cancelled" if report.is_cancelled else ""
     yield (
         f"{report.event_id}: at most {report.value:g} {report.unit} from {utc_text(report.start_s)}"

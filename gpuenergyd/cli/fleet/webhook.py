@@ -130,7 +130,6 @@ class _EventHandler(BaseHTTPRequestHandler):
     timeout = _REQUEST_TIMEOUT_S
 
     def do_POST(self) -> None:
-        """Receive an event."""
         if self.path != PATH:
             self._send(404, {"error": f"no such path; valid: POST {PATH}"})
             return

@@ -63,7 +63,6 @@ def _program_page(program: CommandText, commands: Sequence[CommandText]) -> str:
 
 
 def _command_page(commands: Sequence[CommandText]) -> str:
-    """Return the page of a command and its subcommands."""
     command, *subcommands = commands
     page_name = command.name.replace(" ", "-")
     lines = [*_head(page_name, 1, command.summary), *_section("SYNOPSIS", [_bold(command.usage)])]

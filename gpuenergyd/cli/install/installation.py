@@ -42,7 +42,6 @@ class Action(StrEnum):
 
     @property
     def is_change(self) -> bool:
-        """Whether the file is changed."""
         return self in {Action.WRITE, Action.REPLACE, Action.REMOVE}
 
 

@@ -83,7 +83,6 @@ class PhaseMarks:
         """Exceptions that were suppressed."""
 
     def follow(self, client: RankClient) -> None:
-        """Mark phases for this client from now on."""
         self._client = client
 
     def learn_times(self, times: IterationTimes) -> None:
@@ -165,7 +164,6 @@ class PhaseMarks:
 
     @_shielded
     def forward_begins(self) -> None:
-        """Mark the begin of a forward of the model."""
         self._has_seen_model = True
         if not self._is_in_iteration:
             if self._may_begin:
@@ -200,7 +198,6 @@ class PhaseMarks:
 
     @_shielded
     def optimizer_begins(self) -> None:
-        """Mark the begin of an optimizer step."""
         if self._is_in_iteration and self._kind in {"", "C"} and self._has_phases:
             self._begin_next("O", self._num_steps)
             self._num_steps += 1

@@ -262,7 +262,6 @@ class _ModuleHook:
         self._act = act
 
     def __call__(self, *args: Any) -> None:
-        """Call the hook."""
         self._act(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:

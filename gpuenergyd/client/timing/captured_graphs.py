@@ -62,7 +62,6 @@ class CapturedGraphs:
         self._of_capture.discard(graph)
 
     def replay(self, graph: Any, replay: Replay) -> Any:
-        """Replay a graph."""
         follower = self._followers.get(graph)
         if follower is None:
             self.num_unknown_replays += 1

@@ -49,7 +49,6 @@ class CudaDevice:
         _announce_captures(self._cuda.CUDAGraph)
 
     def make_event(self) -> Any:
-        """Return a new event."""
         return self._cuda.Event(enable_timing=True)
 
     def record(self, event: Any) -> None:
@@ -66,7 +65,6 @@ class CudaDevice:
         return known[1]
 
     def has_completed(self, event: Any) -> bool:
-        """Return whether the device has reached an event."""
         return bool(event.query())
 
     def elapsed_ms(self, first: Any, second: Any) -> float:

@@ -24,17 +24,13 @@ class EventDevice(Protocol):
     graphs: CapturedGraphs
     """The graphs of the device's work that this process captures and replays."""
 
-    def make_event(self) -> Any:
-        """Return a new event."""
-        ...
+    def make_event(self) -> Any: ...
 
     def record(self, event: Any) -> None:
         """Record an event on the current stream; on the training thread."""
         ...
 
-    def has_completed(self, event: Any) -> bool:
-        """Return whether the device has reached an event."""
-        ...
+    def has_completed(self, event: Any) -> bool: ...
 
     def elapsed_ms(self, first: Any, second: Any) -> float:
         """Return the time between two completed events, negative if the second is earlier."""

@@ -224,7 +224,6 @@ class HostRecorder:
         act()
 
     def call_when_known(self, recorded: RecordedIteration, act: Callable[[], None]) -> None:  # noqa: ARG002  as above
-        """Call `act` at once."""
         act()
 
     def reserve(self, capacity: int) -> None:

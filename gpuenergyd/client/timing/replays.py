@@ -31,7 +31,6 @@ class CapturedInstructions:
         """Whether every begin and end has an event in the graph."""
 
     def begin(self, key: OrderRow) -> int:
-        """Capture the begin of an instruction; return its slot."""
         slot = len(self.keys)
         if slot >= self._capacity:
             self.is_timed = False

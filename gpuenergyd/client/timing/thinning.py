@@ -34,7 +34,6 @@ class TimedIterations:
         self._times_s: deque[float] = deque(maxlen=_NEWEST)
 
     def restart(self, iteration_index: int) -> None:
-        """Time all iterations for a while, from this one on."""
         self._new_until = iteration_index + NEW_ITERATIONS
 
     def begin(self, iteration_index: int) -> None:
@@ -51,7 +50,6 @@ class TimedIterations:
             self.stride = self._best_stride()
 
     def add_time(self, time_s: float) -> None:
-        """Take the time of an iteration."""
         self._times_s.append(time_s)
 
     @property

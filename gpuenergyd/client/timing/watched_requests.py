@@ -40,9 +40,7 @@ class _Watcher(Protocol):
         """Send on this socket from now on."""
         ...
 
-    def close(self) -> None:
-        """End."""
-        ...
+    def close(self) -> None: ...
 
 
 class _CompiledThread:

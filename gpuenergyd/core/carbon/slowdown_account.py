@@ -80,7 +80,6 @@ class SlowdownAccount:
         is_own: bool,
         settling_iterations: int = SETTLING_ITERATIONS,
     ) -> None:
-        """Charge one iteration; `is_own` as in `charged_time_s`."""
         charged_s = charged_time_s(
             iteration_time_s, full_speed_time_s=full_speed_time_s, permitted_time_s=permitted_time_s, is_own=is_own
         )

@@ -50,7 +50,6 @@ class PlanWindow:
     end_iteration: int
 
     def covers(self, iteration_index: int) -> bool:
-        """Return whether an iteration is inside the window."""
         return self.begin_iteration <= iteration_index < self.end_iteration
 
 

@@ -98,7 +98,6 @@ class _Waiting:
     """Readings that its next straggler needs; 0: as many as the rules say."""
 
     def begin(self, straggler: Pace) -> None:
-        """Wait for a straggler."""
         self.straggler, self.num_readings = straggler, 0
         self.times_s.clear()
 
@@ -141,7 +140,6 @@ class ReplicaGroup:
 
     @property
     def job_ids(self) -> frozenset[str]:
-        """Jobs of this daemon in the group."""
         return frozenset(self._waiting)
 
     def join(self, job_id: str) -> None:

@@ -110,7 +110,6 @@ class JobRanks:
 
     @property
     def gpu_uuids(self) -> tuple[str, ...]:
-        """The UUIDs of all ranks' GPUs, stage by stage."""
         return tuple(self.own_gpus[index].gpu_uuid for index in sorted(self.own_gpus))
 
     @property

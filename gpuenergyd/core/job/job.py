@@ -120,7 +120,6 @@ class Job:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the job is over."""
         return self.phase is JobPhase.ENDED
 
     @property

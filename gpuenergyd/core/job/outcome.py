@@ -123,7 +123,6 @@ def _find_outcome(job: Job, *, is_member: bool, is_observing: bool, waits_for: s
 
 
 def outcome_line(job: Job, *, is_member: bool = False, is_observing: bool = False, waits_for: str | None = None) -> str:
-    """Return the outcome of a job in one line, with its savings."""
     outcome = find_outcome(job, is_member=is_member, is_observing=is_observing, waits_for=waits_for)
     saving = _saving(job)
     text = outcome.text if saving is None or is_observing else f"{_result_text(saving)}; {outcome.text}"

@@ -57,7 +57,6 @@ class Story:
     _entries: deque[tuple[str, type, tuple[object, ...]]] = field(default_factory=lambda: deque(maxlen=MAX_STORY_LINES))
 
     def add(self, event: Event, commands: Iterable[Command]) -> None:
-        """Append an event and its commands."""
         self._append("", event)
         for command in commands:
             self._append("  -> ", command)

@@ -235,11 +235,9 @@ class RankIteration:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the instructions were timed."""
         return self.is_in_order is None
 
     def ran_in_order(self, order: tuple[Instruction, ...]) -> bool:
-        """Return whether the rank ran these instructions, in this order."""
         if self.is_in_order is not None:
             return self.is_in_order
         ran = sorted(self.instructions, key=lambda measured: measured.begin_ns)

@@ -37,7 +37,6 @@ class ClockTimes:
         self._by_clock: dict[InstructionClass, dict[int, deque[float]]] = defaultdict(lambda: defaultdict(_times))
 
     def add(self, observation: IterationObservation, *, is_full_speed: bool) -> None:
-        """Add the instructions of one iteration."""
         for sample in observation.instruction_samples:
             own, main = sample.instruction_class, sample.main_share
             if is_full_speed:

@@ -39,11 +39,9 @@ class ClockExplanation:
 
     @property
     def instruction(self) -> Instruction:
-        """The explained instruction."""
         return self.span.instruction
 
     def sentence(self, blocking_power_w: float) -> str:
-        """Return the explanation as a sentence with numbers."""
         slack_ms = 1e3 * self.span.slack_s
         if self.slower is None:
             return "this is the cheapest clock: a slower one saves less than waiting for the same time costs"

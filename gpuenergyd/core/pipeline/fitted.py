@@ -79,7 +79,6 @@ class FittedPipeline:
 
 
 def fitted_rows(profile: PipelineProfile) -> tuple[FittedRow, ...]:
-    """Return a profile as rows."""
     return tuple(
         FittedRow(key.pp_rank, key.kind, key.chunk_index, option.sm_clock_mhz, option.time_s, option.energy_j)
         for key, own in sorted(profile.classes.items())

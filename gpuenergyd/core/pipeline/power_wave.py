@@ -23,12 +23,10 @@ class PowerWave:
 
     @property
     def iteration_time_s(self) -> float:
-        """Length of the iteration."""
         return self.times_s[-1]
 
     @property
     def energy_j(self) -> float:
-        """Energy of the iteration."""
         return sum(self._step_energies_j())
 
     @property

@@ -116,7 +116,6 @@ def split_in_place(schedule: Schedule) -> Schedule:
 
 
 def order_name(orders: Orders) -> str:
-    """Return the name of an order for the user."""
     kinds = {own.kind for order in orders for own in order}
     if InstructionKind.W not in kinds:
         return PLAIN_ORDER

@@ -18,7 +18,6 @@ class WaitingPower:
     """Whether it was derived from assumptions instead of measured."""
 
     def at(self, sm_clock_mhz: float) -> float:
-        """Return the power in watts at a clock."""
         k = bisect_left(self.clocks_mhz, sm_clock_mhz)
         if k == 0:
             return self.powers_w[0]
@@ -30,7 +29,6 @@ class WaitingPower:
 
     @property
     def least_w(self) -> float:
-        """The least power of all clocks."""
         return min(self.powers_w)
 
     @property

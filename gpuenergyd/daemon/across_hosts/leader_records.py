@@ -26,7 +26,6 @@ class LeaderIterations:
     _estimate_due_mono_ns: int = 0
 
     def record(self, command: RecordIteration) -> None:
-        """Record an iteration."""
         observation, now_ns = command.observation, time.monotonic_ns()
         if self.services.watcher is not None:
             # Merged iterations have no instants; this one ended a moment ago.

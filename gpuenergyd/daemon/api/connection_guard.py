@@ -31,15 +31,12 @@ class ConnectionGuards:
         return lambda: GuardedProtocol(self, make())
 
     def of(self, transport: asyncio.BaseTransport | None) -> "GuardedProtocol | None":
-        """Return the guard of a connection, None if it is closed."""
         return self._open.get(id(transport))
 
     def add(self, transport: asyncio.BaseTransport, guard: "GuardedProtocol") -> None:
-        """Add an open connection."""
         self._open[id(transport)] = guard
 
     def remove(self, transport: asyncio.BaseTransport) -> None:
-        """Remove a closed connection."""
         self._open.pop(id(transport), None)
 
 

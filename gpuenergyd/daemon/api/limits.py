@@ -23,7 +23,6 @@ class ConnectionCounts:
         return self._open.get(uid, 0)
 
     def remove(self, uid: int) -> None:
-        """Remove a closed connection from the count."""
         self._open[uid] -= 1
         if self._open[uid] <= 0:
             del self._open[uid]

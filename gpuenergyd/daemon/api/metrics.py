@@ -100,7 +100,6 @@ class _Labels(dict[str, str]):
 
     @cached_property
     def text(self) -> str:
-        """The labels in braces."""
         return _label_text(tuple(self.items()))
 
 

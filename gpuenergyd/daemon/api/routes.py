@@ -45,7 +45,6 @@ class Route:
 
     @property
     def method(self) -> str:
-        """The HTTP method."""
         if self.request is None:
             return "GET"
         return "PUT" if self.is_put else "PATCH" if self.is_patch else "POST"

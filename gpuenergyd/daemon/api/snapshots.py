@@ -27,7 +27,6 @@ class Snapshot(Generic[T]):
     _cached: tuple[T, float] | None = None
 
     def value(self) -> T:
-        """Return the response."""
         now_s = self.monotonic_s()
         self._credit_s = min(BURST_S, self._credit_s + (now_s - self._requested_at_s) * CPU_SHARE)
         self._requested_at_s = now_s

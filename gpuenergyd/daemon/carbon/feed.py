@@ -62,7 +62,6 @@ class HourlyValues:
         return has_changed
 
     def series(self) -> HourlySeries | None:
-        """Return all values as a series, None if there are none."""
         if not self._hours:
             return None
         first, last = min(self._hours), max(self._hours)
@@ -70,7 +69,6 @@ class HourlyValues:
         return HourlySeries(self.zone, first, values=tuple(values), unit=self.unit, is_fixed=self.is_fixed)
 
     def value_at(self, hour_at: datetime) -> float | None:
-        """Return the value of an hour, None if unknown."""
         return self._hours.get(hour_at)
 
 

@@ -62,7 +62,6 @@ class CarbonFetcher:
         return process.pid if process is not None and process.returncode is None else None
 
     def start(self) -> None:
-        """Start the fetcher and its supervision."""
         self._supervision = asyncio.create_task(self._supervise(), name="carbon fetcher supervision")
 
     async def close(self) -> None:

@@ -32,7 +32,6 @@ def target_s(target: PerformanceTarget, baseline: BaselineView | None) -> float 
 
 
 def target_text(target: PerformanceTarget, reason: str) -> str:
-    """Return a target with its reason, for the log."""
     if target.permitted_time_s is None:
         return (
             f"target: full speed ({reason})"

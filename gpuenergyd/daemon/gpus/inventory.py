@@ -264,7 +264,6 @@ class Gpus:
         return [own for own in self if own.switching is gpu.switching]
 
     def get(self, gpu_uuid: str) -> Gpu | None:
-        """Return the GPU with a UUID, None if there is none."""
         return self._gpus.get(gpu_uuid)
 
     def view(self, gpu: Gpu) -> GpuView:

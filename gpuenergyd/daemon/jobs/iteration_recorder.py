@@ -54,7 +54,6 @@ class IterationRecorder:
     _timelines: TimelineSelection = field(default_factory=TimelineSelection)
 
     def record(self, command: RecordIteration) -> None:
-        """Record an iteration."""
         observation, began_at = command.observation, utc_at(command.began_mono_ns)
         if self.watcher is not None:
             self.watcher.iteration_done(self.runner, observation, command.purpose, began_at)

@@ -124,7 +124,6 @@ class PredictionOnly:
         self.show(answer)
 
     def show(self, answer: ClockPlan | PolicyFailure) -> None:
-        """Show and record a prediction."""
         if isinstance(answer, PolicyFailure):
             self.plan = baseline_plan("predicted", reason=f"policy {self.policy()} failed: {answer.reason}")
         elif answer.purpose is PlanPurpose.PROFILE:

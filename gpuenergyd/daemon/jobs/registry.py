@@ -252,7 +252,6 @@ class Jobs:
         self.spawn(self.services.policy.preload(runner.job.description.policy))
 
     def rules_for(self, registration: RankRegistration) -> JobRules:
-        """Return the rules for a job with such a rank."""
         return member_rules(self.rules) if registration.is_pipeline_member else self.rules
 
     def key_of(self, runner: JobRunner) -> JobKey:
@@ -531,7 +530,6 @@ class Jobs:
         return with_default_options(name, self.policy_options)
 
     def new_runner(self, job: Job, owner: LeaseOwner, registration: RankRegistration) -> JobRunner:
-        """Return a runner for a job with such a rank."""
         return JobRunner(
             job, self.services, self.replicas, owner, self._job_ended, is_member=registration.is_pipeline_member
         )

@@ -120,7 +120,6 @@ class JobRunner:
 
     @property
     def job_id(self) -> str:
-        """The job's id."""
         return self.job.description.job_id
 
     @property

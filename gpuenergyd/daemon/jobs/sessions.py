@@ -42,7 +42,6 @@ class RankSession:
 
     @property
     def rank_name(self) -> str:
-        """Name of the rank in messages."""
         return self.runner.job.description.rank_name(self.pp_rank, self.stage_rank)
 
 
@@ -90,7 +89,6 @@ class RankSessions:
             os.close(session.pidfd)
 
     def of_job(self, job_id: str) -> tuple[RankSession, ...]:
-        """Return the sessions of a job, by rank."""
         return tuple(self._by_job.get(job_id, ()))
 
     def num_of_user(self, uid: int) -> int:

@@ -72,7 +72,6 @@ class _Measurement:
 
     @property
     def gpu_uuid(self) -> str:
-        """UUID of the GPU."""
         return self.gpu.identity.gpu_uuid
 
     @property
@@ -89,7 +88,6 @@ class _Measurement:
 
     @property
     def progress(self) -> CalibrationProgress:
-        """The present progress."""
         targets = calibrated_targets(self.switches)
         return CalibrationProgress(
             self.gpu_uuid, self.phase, len(self.walk_mhz), self.num_done, reason=self.reason, targets=targets
@@ -175,7 +173,6 @@ class Calibrations:
             raise JobError(f"GPU {gpu_uuid} is not idle: processes {_pids_text(pids)} compute on it")
 
     async def _lease(self, measurements: Sequence[_Measurement], holder: LeaseHolder, pidfd: int) -> None:
-        """Lease all GPUs, or none."""
         try:
             for measurement in measurements:
                 async with self.leases.lock_gpu(measurement.gpu_uuid):

@@ -67,7 +67,6 @@ class ManualLease:
 
     @property
     def gpu_uuid(self) -> str:
-        """UUID of the leased GPU."""
         return self.gpu.identity.gpu_uuid
 
     @property
@@ -96,7 +95,6 @@ class ManualLeases:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def get(self, gpu_uuid: str) -> ManualLease | None:
-        """Return the lease of a GPU, None if it has none."""
         return self._leases.get(gpu_uuid)
 
     @asynccontextmanager

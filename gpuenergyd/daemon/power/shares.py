@@ -50,7 +50,6 @@ class JobShares:
             self._send(runner, None, reason)
 
     def states(self) -> tuple[PowerShareState, ...]:
-        """Return the shares of the jobs that run."""
         shares = self.decision.shares if self.decision is not None else ()
         return tuple(_state(share, runner) for share in shares if (runner := self.jobs.runner(share.job_id)))
 

@@ -30,14 +30,12 @@ class EncodedSeries:
 
     @classmethod
     def of(cls, series: HourlySeries, last_hours: int | None = None) -> "EncodedSeries":
-        """Encode a series, or only its last hours."""
         values = series.values if last_hours is None else series.values[-last_hours:]
         first_at = series.end_at - len(values) * (series.end_at - series.first_hour_at) / max(1, len(series.values))
         known = tuple(v if math.isfinite(v) else None for v in values)
         return cls(series.zone, first_at, known, series.unit, series.is_fixed)
 
     def series(self) -> HourlySeries:
-        """Decode the series."""
         values = tuple(math.nan if value is None else value for value in self.values)
         return HourlySeries(self.zone, self.first_hour_at, values=values, unit=self.unit, is_fixed=self.is_fixed)
 

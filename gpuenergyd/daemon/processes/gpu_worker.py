@@ -108,7 +108,6 @@ class GpuWorker:
         return await self._reachable().do(command, pidfds)
 
     def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
-        """Request a clock."""
         if self._link is not None:
             self._link.request_clock(gpu_uuid, request)
 

@@ -79,7 +79,6 @@ class PolicyClient:
         return self._host is not None and self._host.is_alive()
 
     async def start(self) -> None:
-        """Start the policy host."""
         await self._send(PlanRequest(0, "", ""))
 
     async def preload(self, policy: str) -> str | None:
@@ -110,7 +109,6 @@ class PolicyClient:
         return answer.target or PolicyFailure(answer.error or "the policy returned no target")
 
     async def forecast(self, query: ForecastQuery) -> ForecastReply | PolicyFailure:
-        """Return a forecast, or a failure."""
         answer = await self._send(PlanRequest(0, "", "forecast", forecast=query))
         return answer.forecast or PolicyFailure(answer.error or "the policy host returned no forecast")
 

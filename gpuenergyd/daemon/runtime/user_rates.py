@@ -27,7 +27,6 @@ class UserRates:
         return max(0.0, (1.0 - self._filled(uid).tokens) / self.rate_per_s)
 
     def count(self, uid: int) -> None:
-        """Count one event of a user."""
         self._filled(uid).tokens -= 1.0
 
     def _filled(self, uid: int) -> _Bucket:

@@ -178,7 +178,6 @@ class CommandHost:
         return reasons
 
     def read(self, gpu_uuid: str) -> GpuReading:
-        """Return a reading."""
         return self._reader.read(gpu_uuid)
 
     def read_energy(self, gpu_uuid: str) -> EnergyReading:
@@ -201,7 +200,6 @@ class CommandHost:
         return None
 
     def power_limit_w(self, gpu_uuid: str) -> float:
-        """Return the present power limit."""
         return self._reader.power_limit_w(gpu_uuid)
 
     def requested_power_profiles(self, gpu_uuid: str) -> frozenset[int]:
@@ -217,7 +215,6 @@ class CommandHost:
         return self._reader.reopen(gpu_uuids)
 
     def close(self) -> None:
-        """Close the reader."""
         self._reader.close()
 
     # Controlling

@@ -96,7 +96,6 @@ class GpuState:
 
     @property
     def activity(self) -> Activity:
-        """The present activity."""
         if self.has_work and self.stalled_until_ns <= self.updated_ns:
             return Activity.WORKING
         return Activity.BLOCKING if self.is_occupied else Activity.IDLE
@@ -110,7 +109,6 @@ def voltage_ratio(model: DeviceParameters, sm_clock_mhz: float) -> float:
 
 
 def instruction_time_s(model: DeviceParameters, work: InstructionWork, sm_clock_mhz: float) -> float:
-    """Return the duration of an instruction at a clock."""
     return work.memory_time_s + work.compute_time_s * model.max_sm_clock_mhz / sm_clock_mhz
 
 

@@ -94,7 +94,6 @@ def device_parameters(key: str) -> DeviceParameters:
 
 
 def published_blocking_power_w(model_name: str) -> float | None:
-    """Return the published blocking power of a GPU by its model name, or None."""
     words = model_name.replace("-", " ").split()
     if any(word.startswith("A100") for word in words):
         return A100_SXM.blocking_power_w

@@ -308,7 +308,6 @@ class NvmlHost:
         return tuple(identity for identity in self.identities() if identity.gpu_uuid in gpu_uuids)
 
     def close(self) -> None:
-        """Close the driver."""
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
 
@@ -333,7 +332,6 @@ class NvmlHost:
         self._call(gpu_uuid, "nvmlDeviceResetGpuLockedClocks")
 
     def power_limit_w(self, gpu_uuid: str) -> float:
-        """Return the present power limit."""
         return float(self._call(gpu_uuid, "nvmlDeviceGetPowerManagementLimit")) / 1000.0
 
     def set_power_limit(self, gpu_uuid: str, power_limit_w: float) -> None:

@@ -46,7 +46,6 @@ _MEANING: dict[int, tuple[type[GpuError], str]] = {
 
 
 def nvml_error(code: int, what: str, gpu_uuid: str | None = None) -> GpuError:
-    """Return the error for the return code of an NVML call."""
     kind, meaning = _MEANING.get(code, (DriverError, "unknown NVML return code"))
     where = f" of {gpu_uuid}" if gpu_uuid else ""
     return kind(f"{what}{where}: {meaning} (NVML error {code})")

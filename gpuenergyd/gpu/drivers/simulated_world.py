@@ -102,7 +102,6 @@ class World:
 
     @property
     def path(self) -> Path:
-        """The path of the file."""
         return self._path
 
     @contextlib.contextmanager

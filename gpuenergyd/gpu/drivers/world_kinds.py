@@ -21,7 +21,6 @@ class WorldKind(StrEnum):
 
 
 def parameters_in(kind: WorldKind, model: DeviceParameters) -> DeviceParameters:
-    """Return the parameters of a GPU model in a kind of world."""
     match kind:
         case WorldKind.KIND:
             return model

@@ -71,7 +71,6 @@ class _RecordCodec:
 
 
 def encode(message: Message | Command[Any], request_id: int | None = None) -> bytes:
-    """Return a message as a datagram."""
     return _to_json([LINK_VERSION, type(message).__name__, request_id, message]).encode()
 
 

@@ -65,7 +65,6 @@ class Journal:
 
     @property
     def path(self) -> Path:
-        """The path of the journal."""
         return self._path
 
     def is_of_this_boot(self, content: JournalContent) -> bool:

@@ -123,7 +123,6 @@ class BadPart:
 
 
 def encode(content: JournalContent) -> bytes:
-    """Return the text of a journal."""
     document = {
         "version": VERSION,
         "boot_id": content.boot_id,

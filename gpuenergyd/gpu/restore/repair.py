@@ -64,7 +64,6 @@ def repaired_content(content: JournalContent, bad: Sequence[BadPart], host: Repa
 
 
 def _gpus_of(part: BadPart, host: RepairingHost) -> set[str]:
-    """Return the GPUs that a bad part is about."""
     if not part.is_change:
         return set()
     named = part.valid("gpu_uuid")

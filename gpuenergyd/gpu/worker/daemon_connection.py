@@ -69,7 +69,6 @@ class DaemonConnection:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a daemon is connected."""
         return self._daemon is not None
 
     @property

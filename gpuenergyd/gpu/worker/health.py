@@ -60,7 +60,6 @@ class HealthTable:
         self.record(gpu_uuid, health, detail)
 
     def is_released(self, gpu_uuid: str) -> bool:
-        """Return whether a GPU is released."""
         return gpu_uuid in self._released
 
     def is_wedged(self, gpu_uuid: str) -> bool:
@@ -68,7 +67,6 @@ class HealthTable:
         return gpu_uuid in self._wedged
 
     def health(self, gpu_uuid: str) -> GpuHealth:
-        """Return the health of a GPU."""
         return self._table[gpu_uuid].health
 
     def current(self) -> tuple[GpuHealthChange, ...]:

@@ -46,7 +46,6 @@ class Leases:
         self._forget_processes(fd for fd, lease_id in self._pidfds.items() if lease_id not in left)
 
     def end_all(self) -> None:
-        """End every lease."""
         self.end(tuple(self._lease_of))
 
     def _end_of_dead(self, fd: int) -> None:

@@ -106,7 +106,6 @@ class Axis:
     step: Callable[[float], float] = round_step
 
     def place(self, value: float) -> float:
-        """Return the coordinate of a value."""
         return self.at_low + (value - self.low) / (self.high - self.low) * (self.at_high - self.at_low)
 
     def ticks(self) -> tuple[float, ...]:

@@ -19,7 +19,6 @@ class ClockScale:
     max_sm_clock_mhz: float
 
     def fill(self, sm_clock_mhz: float | None) -> str:
-        """Return the fill colour of a clock."""
         return UNKNOWN_FILL if sm_clock_mhz is None else _hex(self._position(sm_clock_mhz))
 
     def text_class(self, sm_clock_mhz: float | None) -> str:

@@ -145,7 +145,6 @@ def usual_states(status: Status) -> frozenset[str]:
 
 
 def job_names(status: Status) -> Mapping[str, str]:
-    """Return the names of all jobs by ID."""
     return {job["job_id"]: replica_name_of(job) for job in status["jobs"]}
 
 

@@ -107,7 +107,6 @@ _PARTIAL_NOTE = "Values cover that part only; the baseline is that of the whole 
 
 
 def job_table(report: JobReport) -> RenderableType:
-    """Return the details of one job."""
     job = report.summary
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("")

@@ -47,7 +47,6 @@ def encode_spans(spans: Sequence[ObservedSpan]) -> bytes:
 
 
 def decode_spans(blob: bytes) -> tuple[ObservedSpan, ...]:
-    """Return the spans of a timeline."""
     with _decoding("timeline"):
         return tuple(
             ObservedSpan(rank, InstructionKind(kind), microbatch, chunk, start / _NS_PER_S, end / _NS_PER_S, clock)
@@ -56,7 +55,6 @@ def decode_spans(blob: bytes) -> tuple[ObservedSpan, ...]:
 
 
 def encode_clocks(ranks: Sequence[RankClocks]) -> bytes:
-    """Return the clocks of a plan as bytes."""
     return _compress(
         [[rank.pp_rank, rank.sm_clocks_mhz, [_change(c) for c in rank.changes], *_settings(rank)] for rank in ranks]
     )
@@ -70,7 +68,6 @@ def _settings(rank: RankClocks) -> list[float | None]:
 
 
 def decode_clocks(blob: bytes) -> tuple[RankClocks, ...]:
-    """Return the clocks of a plan."""
     with _decoding("plan"):
         return tuple(
             RankClocks(
@@ -88,14 +85,12 @@ def decode_clocks(blob: bytes) -> tuple[RankClocks, ...]:
 
 
 def encode_hours(hours: Sequence[ForecastHour]) -> bytes:
-    """Return the hours of a forecast as bytes."""
     return _compress(
         [[h.target_at.timestamp(), h.carbon_intensity_g_per_kwh, h.low_g_per_kwh, h.high_g_per_kwh] for h in hours]
     )
 
 
 def decode_hours(blob: bytes) -> tuple[ForecastHour, ...]:
-    """Return the hours of a forecast."""
     with _decoding("forecast"):
         return tuple(
             ForecastHour(datetime.fromtimestamp(at, tz=UTC), float(value), float(low), float(high))

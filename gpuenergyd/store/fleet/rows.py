@@ -21,13 +21,11 @@ def host_of(row: Any, leases: tuple[Lease, ...]) -> FleetHost:
 
 
 def lease_of(row: Any) -> Lease:
-    """Return a lease."""
     entries = tuple(Fallback(*map(float, own)) for own in _decoded(row.fallback))
     return Lease(row.number, row.power_w, row.end_us / 1e6, entries)
 
 
 def event_of(row: Any) -> GridEvent:
-    """Return a grid event."""
     return GridEvent(
         event_id=row.grid_event_id,
         start_s=row.start_us / 1e6,

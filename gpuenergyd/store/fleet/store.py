@@ -75,14 +75,12 @@ class FleetStore:
     # --- operators ---
 
     def set_budget(self, budget_w: float, reason: str) -> None:
-        """Set the budget of the whole fleet."""
         with self._transaction() as connection:
             values = {"budget_w": budget_w, "reason": reason}
             if connection.execute(update(fleet).where(fleet.c.fleet_id == _FLEET_ID).values(values)).rowcount == 0:
                 connection.execute(insert(fleet).values(fleet_id=_FLEET_ID, cycle_us=0, **values))
 
     def state(self) -> FleetState:
-        """Return everything that is stored."""
         with self._transaction() as connection:
             return self._state(connection, self._now_s(connection))
 
@@ -178,7 +176,6 @@ class FleetStore:
             return True
 
     def event(self, event_id: str) -> GridEvent | None:
-        """Return an event, None if it is unknown."""
         with self._transaction() as connection:
             row = connection.execute(select(grid_events).where(grid_events.c.grid_event_id == event_id)).one_or_none()
             return None if row is None else event_of(row)

@@ -30,7 +30,6 @@ class Reserve:
 
     @classmethod
     def beside(cls, database: Path, num_bytes: int) -> "Reserve":
-        """Return the reserve file beside a database."""
         return cls(database.with_name(database.name + ".reserve"), num_bytes)
 
     def allocate(self) -> bool:
@@ -81,7 +80,6 @@ class DiskMonitor:
 
     @property
     def reserve(self) -> Reserve:
-        """The reserve file."""
         return Reserve.beside(self.path, self.reserve_bytes)
 
     @property

@@ -29,7 +29,6 @@ class EngineReader(Reader):
         return list(result.keys()), result.all()
 
     def tables(self) -> frozenset[str]:
-        """Return the names of the tables."""
         return frozenset(inspect(self._connection).get_table_names())
 
     def application_id(self) -> int | None:
@@ -55,5 +54,4 @@ class EngineDatabase:
             raise StoreError(f"cannot read the history: {short_message(error)}") from None
 
     def close(self) -> None:
-        """Close all connections."""
         self._engine.dispose()

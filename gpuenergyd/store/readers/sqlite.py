@@ -24,7 +24,6 @@ class SqliteReader(Reader):
         return [column[0] for column in cursor.description], cursor.fetchall()
 
     def tables(self) -> frozenset[str]:
-        """Return the names of the tables."""
         rows = self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         return frozenset(name for (name,) in rows)
 

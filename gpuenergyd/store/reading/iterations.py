@@ -69,13 +69,11 @@ def all_iterations(reader: Reader, job_id: str) -> list[Iterations]:
 
 
 def single_of(row: Sequence[Any]) -> Iterations:
-    """Return a single iteration from the columns `ITERATION_COLUMNS`."""
     index, at, purpose, is_regular, time_s, energy_j = row
     is_measured = int(energy_j is not None)
     return Iterations(index, at, _PURPOSES[purpose], is_regular, 1, time_s, time_s, is_measured, energy_j, energy_j)
 
 
 def block_of(row: Sequence[Any]) -> Iterations:
-    """Return a block of iterations from the columns `BLOCK_COLUMNS`."""
     index, at, purpose, *values = row
     return Iterations(index, at, _PURPOSES[purpose], *values)

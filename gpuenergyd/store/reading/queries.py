@@ -57,7 +57,6 @@ class History:
         self.close()
 
     def close(self) -> None:
-        """Close all connections."""
         self._database.close()
 
     def job_summaries(

@@ -12,11 +12,9 @@ class TimeRange:
     until: datetime | None = None
 
     def contains(self, at: datetime) -> bool:
-        """Return whether an instant is in the range."""
         return (self.since is None or at >= self.since) and (self.until is None or at < self.until)
 
     def contains_job(self, started_at: datetime, ended_at: datetime | None) -> bool:
-        """Return whether all of a job is in the range; `ended_at` is None for a running job."""
         if self != ALL_TIME and ended_at is not None and ended_at < started_at:
             return False  # the clock was set back while the job ran
         is_over = self.until is None or (ended_at is not None and ended_at <= self.until)

@@ -101,7 +101,6 @@ class Training:
 
     @property
     def job_name(self) -> str:
-        """The name of its jobs."""
         return self.parts[0].job.job_name
 
     @property

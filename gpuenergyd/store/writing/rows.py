@@ -153,7 +153,6 @@ def _merged_rollups(records: Iterable[Record]) -> Iterator[Record]:
 
 
 def _row(record: Record, host: str) -> tuple[str, RowValues]:  # noqa: C901, PLR0911, PLR0912  one flat case per record type
-    """Return the table and the row of a record."""
     match record:
         case RollupRecord():
             return "gpu_rollups", record._asdict()

@@ -62,7 +62,6 @@ class SeriesBuffer:
         return any(minute.is_changed for minute in self._minutes.values())
 
     def add(self, record: SampleRecord | RollupRecord) -> None:
-        """Add a sample or a one-second rollup."""
         key, at_s, point = _located(record)
         minute = self._minutes.setdefault(key, _Minute())
         minute.points[at_s] = point

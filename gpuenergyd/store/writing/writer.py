@@ -119,7 +119,6 @@ class HistoryWriter:
             self._thread.join(timeout_s)
 
     def status(self) -> WriterStatus:
-        """Return the current status."""
         path_or_url = self._database.path_or_url
         path = sqlite_path(path_or_url)
         problem, corruption = self._database.problems()

@@ -55,7 +55,6 @@ def read_rows(kind: type[T], rows: object, where: str) -> tuple[T, ...]:
 
 
 def _value(kind: Any, value: object, where: str) -> Any:
-    """Return one value as its type."""
     if get_origin(kind) is UnionType:
         inner = [own for own in get_args(kind) if own is not NoneType]
         return None if value is None else _value(inner[0], value, where)

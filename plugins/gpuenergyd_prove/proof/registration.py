@@ -92,7 +92,6 @@ class Registration:
 
     @property
     def claimed(self) -> Arm:
-        """The arm that the claim is about."""
         return self.arms[1]
 
     @property

@@ -72,7 +72,6 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """The verdict in one sentence."""
         prefix = "SIMULATED: " if self.is_simulated else ""
         claimed = next(iter(self.arms), None)
         if self.conclusion is Conclusion.NO_VERDICT or claimed is None or claimed.saving is None:
@@ -153,7 +152,6 @@ def gpu_energies_j(
 
 
 def verdict(registration: Registration, blocks: Sequence[Block]) -> Verdict:
-    """Return the verdict of a proof."""
     reasons = list(problems(registration, blocks))
     rules, names = registration.rules, [arm.name for arm in registration.arms]
     aligned = alignment([(block.gpu_power, block.meter_power) for block in blocks])

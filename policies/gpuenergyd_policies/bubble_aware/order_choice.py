@@ -61,7 +61,6 @@ class SplitShares:
 
     @classmethod
     def of(cls, plan: ClockPlan, num_ranks: int) -> "SplitShares":
-        """Return the shares that a plan was made with."""
         inputs, weights = (
             tuple(plan.figure(name.format(r)) or MIN_SHARE for r in range(num_ranks))
             for name in (_INPUT_SHARE, _WEIGHT_SHARE)
@@ -70,7 +69,6 @@ class SplitShares:
 
     @property
     def figures(self) -> tuple[tuple[str, float], ...]:
-        """The shares as figures of a plan."""
         return tuple(
             (name.format(r), share)
             for name, shares in ((_INPUT_SHARE, self.inputs), (_WEIGHT_SHARE, self.weights))

@@ -24,7 +24,6 @@ class PlanOutcome:
 
     @classmethod
     def of(cls, view: JobView, plan: ClockPlan) -> "PlanOutcome":
-        """Return the outcome of a plan in the iterations of a view."""
         times_s = [o.own_time_s for o in view.observations if o.is_regular and o.plan_id == plan.plan_id]
         return cls(view, plan, view.target.iteration_time_s(view.baseline.iteration_time_s), tuple(times_s[1:]))
 
@@ -40,7 +39,6 @@ class PlanOutcome:
 
     @property
     def caution_ratio(self) -> float:
-        """The caution that the plan was made with."""
         return self.plan.figure(Figure.CAUTION) or 0.0
 
     @property

@@ -147,7 +147,6 @@ forecast = Forecasts()
 
 
 def naive_forecasts(values: Array, origins: Origins, num_hours: int = DAY_HOURS) -> dict[str, Array]:
-    """Return naive forecasts by name; origins are >= 168."""
     hours = origins[:, None] + np.arange(num_hours)
     return {
         "persistence": np.repeat(values[origins - 1][:, None], num_hours, axis=1),

@@ -56,11 +56,9 @@ class PooledPrior:
 
 @cache
 def shipped_prior() -> PooledPrior:
-    """Return the pooled prior of this package."""
     return read_prior(Path(__file__).with_name("pooled_prior.npz"))
 
 
 def read_prior(path: Path) -> PooledPrior:
-    """Return a pooled prior from a file."""
     with np.load(path, allow_pickle=False) as stored:
         return PooledPrior(**{name: values.astype(np.float64) for name, values in stored.items()})

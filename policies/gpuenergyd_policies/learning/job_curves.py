@@ -84,7 +84,6 @@ class FittedCurves:
         )
 
     def drawn(self, num_draws: int, random: np.random.Generator) -> tuple[PipelineProfile, ...]:
-        """Return profiles drawn from the belief."""
         times, powers = (
             own.mean + random.standard_normal((num_draws, len(own.mean))) @ _root(own).T for own in self._both()
         )

@@ -77,7 +77,6 @@ class LearnedProfile:
         return "; with the curves of a past job of the same work"
 
     def drawn(self, num_draws: int, random: np.random.Generator) -> tuple[PipelineProfile, ...]:
-        """Return profiles drawn from the belief."""
         return self.curves.drawn(num_draws, random)
 
 

@@ -72,7 +72,6 @@ class TimeSeen:
 
     @property
     def clocks_mhz(self) -> tuple[int, ...]:
-        """The clocks of the shares."""
         return tuple(clock for clock, _ in self.shares)
 
     @property

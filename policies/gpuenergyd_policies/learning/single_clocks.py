@@ -43,7 +43,6 @@ class SingleClocks:
         return cls(of_wanted, weights @ member, variances)
 
     def of_evidence(self) -> FloatArray:
-        """Return the covariance of the evidence."""
         return np.asarray((self.weights * self.variances) @ self.weights.T, dtype=np.float64)
 
     def across(self) -> FloatArray:

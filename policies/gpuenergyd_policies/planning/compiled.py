@@ -141,7 +141,6 @@ def plain_python(*, is_quicker: bool = True) -> Iterator[None]:
 
 
 def kernel_files() -> list[Path]:
-    """Return the files that define kernels, and this one."""
     here = Path(__file__)
     return [path for path in sorted(here.parent.rglob("*.py")) if path == here or b"\n@compiled\n" in path.read_bytes()]
 

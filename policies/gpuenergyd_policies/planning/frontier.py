@@ -234,7 +234,6 @@ def _as_solved(
     price_w: float,
     min_energy_time_s: float,
 ) -> SolvedPlan:
-    """Return a rounded plan with its clocks and its energy."""
     tables = problem.tables
     durations_s, energies_j = tables.times_s[plan.options].tolist(), tables.energies_j[plan.options].tolist()
     return SolvedPlan(

@@ -75,7 +75,6 @@ class PlanningProblem:
 
     @cached_property
     def network(self) -> FlowNetwork:
-        """The flow network of the sweep."""
         return flow_network(self.graph, self.tables, thin_tolerance=self.thin_tolerance)
 
     def thinned(self, tolerance_ratio: float) -> "PlanningProblem":

@@ -14,17 +14,13 @@ class Store(Protocol):
     """Operations of a store; each may block for any time, so only a store thread calls them."""
 
     @property
-    def prefix(self) -> str:
-        """Prefix of all keys."""
-        ...
+    def prefix(self) -> str: ...
 
     def within(self, folder: str) -> "Store":
         """Return the part of this store whose keys begin with a folder."""
         ...
 
-    def set(self, key: str, value: str) -> None:
-        """Write a key."""
-        ...
+    def set(self, key: str, value: str) -> None: ...
 
     def get(self, key: str) -> bytes | None:
         """Return a key's value; None while there is none."""
@@ -62,7 +58,6 @@ class JobStore:
         return part
 
     def set(self, key: str, value: str) -> None:
-        """Write a key."""
         self._store.set(f"{self.prefix}/{key}", value)
 
     def get(self, key: str) -> bytes | None:

@@ -47,6 +47,5 @@ class LocalDaemon:
             logger.warning("gpuenergyd: the daemon refused POST %s, the pipeline runs at full speed: %s", path, reason)
 
     def close(self) -> None:
-        """Close the connection."""
         if self._connection is not None:
             self._connection.close()

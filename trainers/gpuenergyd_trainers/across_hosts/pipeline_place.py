@@ -48,10 +48,8 @@ class PipelinePlace:
         return f"{self.dp_rank}/facts/{member_name(pp_rank, tp_rank)}"
 
     def slice_key(self, plan_id: str, pp_rank: int) -> str:
-        """Return the key of one rank's slice of a plan."""
         return f"{self.dp_rank}/plan/{plan_id}/{pp_rank}"
 
 
 def member_name(pp_rank: int, tp_rank: int) -> str:
-    """Return the name of a pipeline member."""
     return f"{pp_rank}.{tp_rank}"

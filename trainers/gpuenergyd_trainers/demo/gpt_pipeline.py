@@ -43,7 +43,6 @@ class PipelineFamily(NamedTuple):
     is_v_shaped: bool = False
 
     def stage_indices(self, rank: int, num_ranks: int) -> tuple[int, ...]:
-        """Return the stages of a rank, by chunk."""
         if self.is_v_shaped:
             return rank, 2 * num_ranks - 1 - rank
         return tuple(chunk * num_ranks + rank for chunk in range(self.num_chunks))

@@ -24,7 +24,6 @@ class SavedActivations:
 
     @staticmethod
     def unpack(saved: "_Saved") -> torch.Tensor:
-        """Return a kept tensor."""
         return saved.tensor
 
     def hold(self, storage: Any) -> None:
@@ -74,7 +73,6 @@ class SimulatedMemory:
 
     @property
     def capacity_bytes(self) -> int:
-        """Memory of the simulated GPU."""
         return self._capacity_bytes
 
     @property

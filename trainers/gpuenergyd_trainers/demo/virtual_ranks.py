@@ -50,7 +50,6 @@ class Exchange:
         self._waits: Waits[Way] = Waits(kernel)
 
     def send(self, way: "Way", tensor: torch.Tensor) -> None:
-        """Send a copy of a tensor."""
         self._sent.setdefault(way, deque()).append(tensor.detach().clone())
         self._waits.wake(way)
 
@@ -98,7 +97,6 @@ class _Sent(dist.Work):
     """The work of a send, which is done at once."""
 
     def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002  as torch has it
-        """Return at once."""
         return True
 
 
@@ -111,7 +109,6 @@ class _Receive(dist.Work):
         self._tensor: torch.Tensor | None = tensor
 
     def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002  as torch has it
-        """Wait for the tensor."""
         tensor, self._tensor = self._tensor, None
         if tensor is not None:
             self._exchange.receive(self._way, tensor)
@@ -126,11 +123,9 @@ class VirtualGroup(dist.ProcessGroup):
         self._exchange, self._rank, self._size = exchange, rank, size
 
     def getBackendName(self) -> str:  # noqa: N802  as torch has it
-        """Return the name of the backend."""
         return _BACKEND
 
     def send(self, tensors: Sequence[torch.Tensor], dstRank: int, tag: int) -> dist.Work:  # noqa: N803  torch's name
-        """Send a tensor."""
         self._exchange.send(Way(self._rank, dstRank, tag), tensors[0])
         return _Sent()
 

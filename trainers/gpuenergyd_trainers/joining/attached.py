@@ -11,9 +11,7 @@ class _Joined(Protocol):
     """A handle of an attached object, which it keeps alive."""
 
     @property
-    def job_name(self) -> str:
-        """Name of its job."""
-        ...
+    def job_name(self) -> str: ...
 
     @property
     def is_first(self) -> bool:
@@ -35,7 +33,6 @@ class AttachedObjects(Generic[H]):
         self._reported: WeakSet[H] = WeakSet()
 
     def add(self, target: object, handle: H) -> None:
-        """Note a handle of an object."""
         self._handles[id(target)] = handle
 
     def remove(self, target: object) -> None:

@@ -7,9 +7,7 @@ class MemoryMeter(Protocol):
     """Reads the memory of one rank's device; called on the training thread, outside of instructions' times."""
 
     @property
-    def capacity_bytes(self) -> int:
-        """Memory of the device."""
-        ...
+    def capacity_bytes(self) -> int: ...
 
     def allocated_bytes(self) -> int:
         """Return the memory that tensors take now."""
@@ -30,7 +28,6 @@ class CudaMemory:
 
     @property
     def capacity_bytes(self) -> int:
-        """Memory of the device."""
         return int(self._capacity_bytes)
 
     def allocated_bytes(self) -> int:

@@ -133,7 +133,6 @@ def _asked(signal: Mapping[str, Any], payload: float, terms: SiteTerms) -> tuple
 
 
 def _watts_per_unit(measurement: Any) -> float:
-    """Return the watts of one unit of a power."""
     if not isinstance(measurement, Mapping) or measurement.get("unit") != "W":
         raise UsageError("LOAD_DISPATCH setpoint without a power in W as its unit")
     scale = measurement.get("scale") or "none"

@@ -160,7 +160,6 @@ class OneLine(logging.Filter):
         self._last = ""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is logged."""
         text = "".join(c if c.isprintable() else " " for c in record.getMessage()[:_MAX_LINE_CHARS])
         is_new, self._last = text != self._last, text
         record.msg, record.args, record.exc_info = text, (), None

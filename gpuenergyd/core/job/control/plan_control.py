@@ -309,7 +309,6 @@ class PlanControl:
     # --- from one daemon to the next ---
 
     def snapshot(self) -> PlanControlSnapshot:
-        """Return all state."""
         experiments = self.experiments
         return PlanControlSnapshot(
             self.has_lease,

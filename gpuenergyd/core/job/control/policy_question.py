@@ -29,7 +29,6 @@ class PolicyQuestion:
         return self.state is not QuestionState.IDLE
 
     def ask(self, target: PerformanceTarget) -> None:
-        """Open a question."""
         assert not self.is_open
         self.state, self.target = QuestionState.ASKED, target
 

@@ -32,7 +32,6 @@ class LogPoint(NamedTuple):
 
     @property
     def last_index(self) -> int:
-        """The index of the last of the iterations."""
         return self.first_index + self.num_iterations - 1
 
 

@@ -47,7 +47,6 @@ class KeptIterations:
         return found
 
     def regular_under(self, plan_id: str, *, since: int = 0) -> list[IterationObservation]:
-        """Return the regular iterations under one plan."""
         return [o for o in self.kept if o.is_regular and o.plan_id == plan_id and o.iteration_index >= since]
 
     def typical(self, figure: Callable[[IterationObservation], float | None]) -> float:

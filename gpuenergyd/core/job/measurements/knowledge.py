@@ -135,7 +135,6 @@ class JobKnowledge:
         self.plans.add(plan, (o.plan_id for o in self.iterations.kept))
 
     def full_speed(self, *, since: int = 0) -> list[IterationObservation]:
-        """Return the regular full-speed iterations."""
         return self.iterations.at_full_speed(self.plans.purposes(), since=since)
 
     def saving(self) -> MeasuredSaving | None:

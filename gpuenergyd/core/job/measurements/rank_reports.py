@@ -40,7 +40,6 @@ class WholeIteration:
 
     @property
     def iteration_index(self) -> int:
-        """The index of this iteration."""
         return self.ranks[0].iteration_index
 
     @property

@@ -61,7 +61,6 @@ class Interval:
 
     @property
     def is_significant(self) -> bool:
-        """Whether the interval excludes 0."""
         return self.low > 0.0 or self.high < 0.0
 
 

@@ -256,7 +256,6 @@ class Actuator(DriverThread):
 
 
 def health_after(failure: GpuEnergyError) -> GpuHealth:
-    """Return the health that a failure implies for its GPU."""
     if isinstance(failure, GpuLostError):
         return GpuHealth.LOST
     return GpuHealth.OBSERVE_ONLY if isinstance(failure, GpuPermissionError) else GpuHealth.DEGRADED

@@ -20,11 +20,9 @@ class CallInProgress:
     since_mono_ns: int = 0
 
     def begin(self, gpu_uuid: str) -> None:
-        """Mark the begin of a call for this GPU."""
         self.since_mono_ns, self.gpu_uuid = time.monotonic_ns(), gpu_uuid
 
     def end(self) -> None:
-        """Mark the return of the call."""
         self.gpu_uuid = None
 
     def lasted_s(self, gpu_uuid: str) -> float:
@@ -43,7 +41,6 @@ class DriverThread(ABC):
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:

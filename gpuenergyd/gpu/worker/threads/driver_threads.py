@@ -63,11 +63,9 @@ class DriverThreads:
         }
 
     def actuator(self, gpu_uuid: str) -> Actuator:
-        """Return the thread that changes a GPU."""
         return self._actuators[gpu_uuid]
 
     def sampler(self, gpu_uuid: str) -> Sampler:
-        """Return the thread that reads a GPU."""
         return self._samplers[gpu_uuid]
 
     @property
@@ -81,7 +79,6 @@ class DriverThreads:
         return sum(actuator.num_skipped for actuator in self._actuators.values())
 
     def start(self) -> None:
-        """Start all threads."""
         for thread in dict.fromkeys([*self._samplers.values(), *self._actuators.values()]):
             thread.start()
 

@@ -69,7 +69,6 @@ class DriverTurns:
             self._changed.notify_all()
 
     def record(self, call: FinishedCall) -> None:
-        """Record a call that has returned."""
         with self._changed:
             self._finished.append(call)
 

@@ -44,7 +44,6 @@ class SettingsWatch:
         self._wakeups = {uuid: threading.Event() for uuid in gpu_uuids}
 
     def start(self) -> None:
-        """Start the threads."""
         for uuid in self._gpu_uuids:
             threading.Thread(target=self._run, args=(uuid,), name="settings watch", daemon=True).start()
 

@@ -47,13 +47,11 @@ class WavePlan:
 
     @classmethod
     def of(cls, graph: DependencyGraph, profile: PipelineProfile, options: Iterable[ClockOption]) -> "WavePlan":
-        """Return the plan of these options."""
         chosen = tuple(options)
         return cls(chosen, wave_of(graph, profile, chosen))
 
     @property
     def iteration_time_s(self) -> float:
-        """Length of the iteration."""
         return self.wave.iteration_time_s
 
     def as_solved(self, solved: SolvedPlan) -> SolvedPlan:

@@ -99,7 +99,6 @@ class _Search:
         )
 
     def found(self, limit_j: float, search_steps: int, heat: float, seed: int) -> WavePlan:
-        """Return the flattest plan of one search."""
         n, period_s = len(self._nodes), self._first.wave.iteration_time_s
         num_harmonics = len(self._band.weights)
         num_moves = min(_MOST_MOVES, search_steps // max(1, n))

@@ -47,7 +47,6 @@ def shaped_schedule(shape: OrderShape, num_microbatches: int) -> Schedule:
 
 
 def rank_order(pp_rank: int, shape: RankShape, num_microbatches: int) -> Iterator[Instruction]:
-    """Yield the instructions of one rank of this shape, in order."""
     if not shape.is_split:
         ahead = min(shape.num_ahead, num_microbatches)
         yield from (Instruction(pp_rank, F, m) for m in range(ahead))
