@@ -5,7 +5,7 @@ within 3 %. Other work on the same GPU model tells no more than published curves
 this job plus a deviation: what any job is assumed to deviate from its prior by (see `deviations`), times a grade.
 
 The grade is 0.05 if the daemon measured the past job for this user on one of this job's GPUs, so that only a program of
-this user can have reported wrong times; they may be shorter than without the past job by 2.5 standard deviations.
+this user can have reported wrong times; they may be shorter than without the past job by 2 standard deviations.
 Otherwise a file that somebody imported may be made up: the grade is 1, so that the remaining uncertainty makes plans
 cautious, and times may be shorter by half a standard deviation.
 
@@ -54,7 +54,7 @@ class PastCurves:
     @property
     def max_faster_sigmas(self) -> float:
         """By how much times may be shorter than without it, in standard deviations of these."""
-        return 2.5 if self.is_measured_here else 0.5
+        return 2.0 if self.is_measured_here else 0.5
 
 
 def same_work(
