@@ -23,7 +23,7 @@ from gpuenergyd_policies.planning.large import TOO_LARGE
 from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.planning.switching.dwell import with_longer_dwells
 from gpuenergyd_policies.planning.switching.requests import clock_changes, expected_late_s
-from gpuenergyd_policies.planning.switching.segments import plan_segments
+from gpuenergyd_policies.planning.switching.segments import SegmentedPlan, SegmentSearch, plan_segments
 from gpuenergyd_policies.planning.switching.simulation import SimulatedIteration, simulate_switching
 
 _Changes = tuple[tuple[ClockChange, ...], ...]
@@ -113,9 +113,8 @@ class Candidates:
             found += self._segmented(max_segments or TUNING.max_segments_of_priced_calls, is_far=True)
         if not found:
             found = [candidate_of(self.model, *self._unlimited(self.solved.sm_clocks_mhz))]
-        cheapest = min(found, key=lambda c: c.simulated.energy_j)
-        if max_segments is None and cheapest.excess_of_calls > 1.0:
-            found += self._with_longer_dwells(cheapest)
+        if max_segments is None:
+            found += [merged for c in found if c.excess_of_calls > 1.0 for merged in self._with_longer_dwells(c)]
         least_excess = max(1.0, min(c.excess_of_calls for c in found))
         found = [c for c in found if c.excess_of_calls <= least_excess]
         max_late_s = max(TUNING.max_expected_late_ratio * self.solved.iteration_time_s, min(c.late_s for c in found))
@@ -195,24 +194,26 @@ class Candidates:
                 steps=round(self.search_share * TUNING.segment_search_steps),
             )
             if plan is not None:
-                clock_of = dict(zip(self.model.graph.instructions, plan.sm_clocks_mhz, strict=True))
-                candidate = candidate_of(self.model, clock_of, plan.changes, plan.planned)
-                yield candidate
+                yield (candidate := self._of_segments(plan))
                 if candidate.simulated.energy_j <= (1 + TUNING.fewer_switches_ratio) * self.lower_bound_j():
                     return
 
-    def _with_longer_dwells(self, candidate: Candidate) -> list[Candidate]:
+    def _with_longer_dwells(self, candidate: Candidate) -> Iterator[Candidate]:
         """Return the plan with its short segments merged, as few as bring its calls within the limits; none if late."""
         graph, latencies = self.model.graph, self.model.latencies
+        search = SegmentSearch(graph, self.cautious, latency=latencies, max_segments=1)
         for factor in TUNING.merged_dwells:
             least_s = [factor * max(own.typical_raise_s or own.raise_s, own.lower_s) for own in latencies]
-            clock_of = with_longer_dwells(graph, self.cautious, candidate.clock_of, least_s)
-            found = self._unlimited([clock_of[i] for i in graph.instructions])
-            merged = candidate_of(self.model, *found)
-            is_on_time = self._cautious_time_s(found[1]) <= (1 + ON_TIME_RATIO) * self.solved.iteration_time_s
+            plan = search.plan_at(with_longer_dwells(graph, self.cautious, candidate.clock_of, least_s))
+            merged = self._of_segments(plan)
+            is_on_time = plan.simulated.iteration_time_s <= (1 + ON_TIME_RATIO) * self.solved.iteration_time_s
             if merged.excess_of_calls <= 1.0 and is_on_time:
-                return [merged]
-        return []
+                yield merged
+                return
+
+    def _of_segments(self, plan: SegmentedPlan) -> Candidate:
+        clock_of = dict(zip(self.model.graph.instructions, plan.sm_clocks_mhz, strict=True))
+        return candidate_of(self.model, clock_of, plan.changes, plan.planned)
 
     def _unlimited(self, sm_clocks_mhz: Sequence[int]) -> _Clocks:
         """Return these clocks of all nodes, with a change wherever they differ."""

@@ -14,7 +14,8 @@ result is simulated again by independent code and must meet the deadline.
 """
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -209,9 +210,19 @@ class SegmentSearch:
 
     def plan(self, segments: Segments) -> SegmentedPlan:
         """Return segments as a plan with its clock changes and their simulation."""
-        graph = self._graph
         fill_clocks(self._pipeline, segments, self._work)
-        clocks = list(self._work.planned)
+        return self._plan(list(self._work.planned))
+
+    def plan_at(self, clock_of: Mapping[Instruction, int]) -> SegmentedPlan:
+        """Return the plan with these clocks in MHz, or the next higher ones that all classes of a rank have."""
+        instructions = self._graph.instructions
+        grids = [self._grids[i.pp_rank] for i in instructions]
+        return self._plan(
+            [min(bisect_left(grid, clock_of[i]), len(grid) - 1) for i, grid in zip(instructions, grids, strict=True)]
+        )
+
+    def _plan(self, clocks: Sequence[int]) -> SegmentedPlan:
+        graph = self._graph
         finish_s, _ = self.iteration(clocks)
         durations_s = [0.0] * len(finish_s)
         for v in graph.topological_order:
