@@ -1,4 +1,4 @@
-"""Plan slices as the training thread follows them: one dictionary look-up per instruction."""
+"""One rank's part of a plan, prepared for the training thread: one dictionary lookup per instruction."""
 
 import threading
 from collections import deque

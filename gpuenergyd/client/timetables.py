@@ -1,4 +1,4 @@
-"""Timetables of a rank's captured graph, from the begins of instructions in recent replays."""
+"""Start times of the instructions in a rank's captured CUDA graph, from its recent replays."""
 
 from collections import deque
 

@@ -1,4 +1,4 @@
-"""Phases of a torch training, found by torch's own hooks; nothing of the program is replaced.
+"""Finds the phases of a torch training (forward, backward, optimizer) by torch's own hooks; no code is patched.
 
 Which event marks what:
 

@@ -1,4 +1,4 @@
-"""The graphs that the program captures and replays: which one is being captured, and who follows replays of which."""
+"""CUDA graphs that the program captures and replays: the one being captured now, and listeners to replays."""
 
 import threading
 from collections.abc import Callable

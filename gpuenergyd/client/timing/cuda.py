@@ -1,4 +1,4 @@
-"""Events of a CUDA device for the device recorder; torch is used where the program has loaded it, never imported.
+"""CUDA events that time instructions on a device; torch is used if the program has imported it, never imported here.
 
 With NCCL the wait for an instruction's input is enqueued before the instruction, so that its begin event completes
 after the wait: a pair of events encloses computation only.

@@ -1,4 +1,4 @@
-"""Clock histories and energy counters of GPUs, and the intervals that ranks report of an iteration.
+"""Clock histories and energy counters of GPUs, and the time spans of an iteration that ranks report.
 
 Instants are integer nanoseconds of the host's monotonic clock; they are arguments, no function here reads a clock.
 """

@@ -1,7 +1,7 @@
-"""Checks the raw data of a proof: rounds that do not count, and data that cost the verdict.
+"""Checks the raw data of a proof: invalid rounds, which are repeated, and data that rule out a verdict.
 
-A void block costs its round, which is repeated. A block that was not run as registered, or cannot be true, costs the
-verdict.
+A block with too many disturbed iterations makes its round invalid. A block that was not run as registered, or whose
+data are impossible, leaves the proof without a verdict.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,11 +1,6 @@
 """Figures of a tuned plan, from which its successors start."""
 
-from collections.abc import Sequence
 from enum import StrEnum
-
-from gpuenergyd.core.pipeline.plan import ClockChange
-from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd_policies.planning.switching.requests import longest_lead_s
 
 
 class Figure(StrEnum):
@@ -22,11 +17,3 @@ class Figure(StrEnum):
     """How much later than reported clocks take effect, as learned from this job."""
     DECIDED_AFTER = "decided_after_iteration"
     """The newest iteration observed when a plan with an order of its own, or none at all, was decided on."""
-
-
-def raise_latency_s(view: JobView, changes: Sequence[Sequence[ClockChange]]) -> float:
-    """Return the longest latency of a change to a faster clock that a plan makes; `changes[r]` are those of rank r."""
-    return max(
-        longest_lead_s(gpu.switch_latency, {change.sm_clock_mhz for change in own})
-        for gpu, own in zip(view.gpus, changes, strict=True)
-    )

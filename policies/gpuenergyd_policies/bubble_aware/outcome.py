@@ -1,14 +1,16 @@
 """What the measured iterations of a plan show: whether it is too new to be evaluated, late, or early."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from gpuenergyd.core.measurement.robust import MEDIAN_PER_MEAN_ERROR
-from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
+from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd_policies.bubble_aware.figures import Figure, raise_latency_s
+from gpuenergyd_policies.bubble_aware.figures import Figure
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
+from gpuenergyd_policies.planning.switching.requests import longest_lead_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,3 +177,11 @@ class PlanOutcome:
 
 def _differs(latency_s: float, assumed_s: float) -> bool:
     return abs(latency_s - assumed_s) > TUNING.new_latency_ratio * assumed_s
+
+
+def raise_latency_s(view: JobView, changes: Sequence[Sequence[ClockChange]]) -> float:
+    """Return the longest latency of a change to a faster clock that a plan makes; `changes[r]` are those of rank r."""
+    return max(
+        longest_lead_s(gpu.switch_latency, {change.sm_clock_mhz for change in own})
+        for gpu, own in zip(view.gpus, changes, strict=True)
+    )

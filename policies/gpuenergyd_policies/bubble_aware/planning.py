@@ -24,8 +24,9 @@ from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware.best_known import TriedPlans
 from gpuenergyd_policies.bubble_aware.candidates import Candidate, Candidates, wave_of_clocks
 from gpuenergyd_policies.bubble_aware.cheaper_waits import with_cheaper_waits
-from gpuenergyd_policies.bubble_aware.figures import Figure, raise_latency_s
+from gpuenergyd_policies.bubble_aware.figures import Figure
 from gpuenergyd_policies.bubble_aware.model import FittedJob, PipelineModel
+from gpuenergyd_policies.bubble_aware.outcome import raise_latency_s
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.full_speed import plan_at_full_speed
 from gpuenergyd_policies.learning.job_profile import LearnedProfile

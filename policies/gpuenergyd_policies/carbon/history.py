@@ -1,4 +1,4 @@
-"""Hourly histories without gaps, and what is known of them when a forecast is issued.
+"""Hourly carbon intensities with filled gaps, and features of the hours before a forecast.
 
 Origins are positions in the history: at origin o the newest known value is o - 1, and column 0 of a target is hour o.
 """

@@ -1,4 +1,4 @@
-"""State of a job's question to its policy: idle, asked, or asked and outdated."""
+"""State of a job's request for a plan to its policy: idle, waiting, or waiting for an answer that is outdated."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""Effects of a plan from brackets: a block at full speed between two spans under the plan, and nothing farther away.
+"""Change of time and energy by a plan, from brackets: a full-speed block and the plan's iterations on both sides.
 
 Theory of operation. A job changes while it is measured: loading warms up, other processes come and go, the room becomes
 warmer. So a block at full speed is compared only with the iterations under the plan directly before and after it. Half

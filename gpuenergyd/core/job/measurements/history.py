@@ -1,4 +1,4 @@
-"""Keeps a limited number of a job's measured iterations and selects some: at full speed, under one plan."""
+"""Limited history of a job's measured iterations, and selections of it, such as those under one plan."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

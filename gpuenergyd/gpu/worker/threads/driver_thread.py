@@ -1,4 +1,4 @@
-"""Base of the threads that call the driver: can be watched, woken and closed.
+"""Base class of the threads that call the GPU driver: they can be watched, woken and closed.
 
 A thread inside a driver call that does not return cannot be interrupted. It works for one GPU, or leaves the others to
 threads of their own as soon as a call of one takes long, so no other GPU waits for it.

@@ -1,4 +1,4 @@
-"""What an order is chosen for, its clocks, and its least energy with clocks that may be mixed at will."""
+"""The choice of an order of instructions: its task, its result, and a lower bound of its energy (LP relaxation)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
