@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from docs.site.house_map import ROOT
 from gpuenergyd.cli.app import COMMANDS, all_commands
 from gpuenergyd.cli.main import run
 from gpuenergyd.errors import UsageError
-from tests.project.test_packaging import ROOT
 from tests.support.documents import blocks
+from tests.support.installed_distribution import install_distribution
 
 PAGE = ROOT / "docs" / "how-to" / "write-a-plugin.md"
 ENTRY = "from gpuenergyd.cli.command_entry import CommandEntry\nENTRY = CommandEntry('Monitor', '{module}', 'Do it.')\n"
@@ -27,12 +28,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def install(site: Path, **commands: str) -> None:
-    """Install a distribution with these entry points."""
-    info = site / "plugin-1.2.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.2\n")
-    lines = [f"{name} = {value}" for name, value in commands.items()]
-    (info / "entry_points.txt").write_text("\n".join(["[gpuenergyd.commands]", *lines, ""]))
+    """Install a distribution with these commands."""
+    install_distribution(site, "plugin", "gpuenergyd.commands", commands)
 
 
 def test_the_plugin_of_the_documents_prints_and_is_listed_under_its_task(

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.installed_distribution import install_distribution
+
 HOSTILE_POLICIES = '''
 """Policies that fail in every way a plugin can."""
 
@@ -100,23 +102,22 @@ class Prepares:
 class NoPolicy:
     pass
 '''
-ENTRY_POINTS = """
-[gpuenergyd.policies]
-polite = hostile_policies:Polite
-raises = hostile_policies:Raises
-computes = hostile_policies:Computes
-sleeps = hostile_policies:Sleeps
-loops = hostile_policies:Loops
-prints = hostile_policies:Prints
-garbage = hostile_policies:Garbage
-unsendable = hostile_policies:Unsendable
-mistyped = hostile_policies:Mistyped
-exits = hostile_policies:Exits
-leaks = hostile_policies:Leaks
-prepares = hostile_policies:Prepares
-no-policy = hostile_policies:NoPolicy
-broken-import = hostile_policies_that_are_not_there:Nothing
-"""
+ENTRY_POINTS = {
+    "polite": "hostile_policies:Polite",
+    "raises": "hostile_policies:Raises",
+    "computes": "hostile_policies:Computes",
+    "sleeps": "hostile_policies:Sleeps",
+    "loops": "hostile_policies:Loops",
+    "prints": "hostile_policies:Prints",
+    "garbage": "hostile_policies:Garbage",
+    "unsendable": "hostile_policies:Unsendable",
+    "mistyped": "hostile_policies:Mistyped",
+    "exits": "hostile_policies:Exits",
+    "leaks": "hostile_policies:Leaks",
+    "prepares": "hostile_policies:Prepares",
+    "no-policy": "hostile_policies:NoPolicy",
+    "broken-import": "hostile_policies_that_are_not_there:Nothing",
+}
 
 
 @pytest.fixture(scope="session")
@@ -124,10 +125,7 @@ def hostile_distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory that is an installed distribution of hostile policies when on sys.path."""
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "hostile_policies.py").write_text(HOSTILE_POLICIES)
-    info = folder / "hostile_policies-6.6.6.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hostile-policies\nVersion: 6.6.6\n")
-    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    install_distribution(folder, "hostile-policies", "gpuenergyd.policies", ENTRY_POINTS, version="6.6.6")
     return folder
 
 

@@ -6,15 +6,13 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.cli.main import run
+from tests.support.installed_distribution import install_distribution
 
 
 @pytest.fixture
 def broken_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Install a distribution whose policy cannot be imported."""
-    folder = tmp_path / "broken_plugin-1.2.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-plugin\nVersion: 1.2\n")
-    (folder / "entry_points.txt").write_text("[gpuenergyd.policies]\nshaky = no_such_module:Policy\n")
+    install_distribution(tmp_path, "broken-plugin", "gpuenergyd.policies", {"shaky": "no_such_module:Policy"})
     monkeypatch.syspath_prepend(str(tmp_path))
     return "shaky"
 

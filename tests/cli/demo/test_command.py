@@ -23,6 +23,7 @@ from gpuenergyd.cli.main import run
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, saving_span_text, saving_text, slowdown_text
 from tests.report.test_quantities import assert_same, csv_rows, from_rows, reported
+from tests.support.installed_distribution import install_distribution
 from tests.support.thorough import thorough
 from tests.support.waiting import wait_until
 
@@ -375,14 +376,10 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> FaultyPlugins:
     packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(environment), "platbase": str(environment)}))
     ours = [path for path in sys.path if Path(path).is_dir() and not path.startswith(sys.base_prefix)]
     (packages / "ours.pth").write_text("\n".join([sysconfig.get_path("purelib"), *ours]) + "\n", encoding="utf-8")
-    metadata = packages / "faulty-1.0.dist-info"
-    metadata.mkdir()
     (packages / "crashing.py").write_text(CRASHING, encoding="utf-8")
     (packages / "unimportable.py").write_text("import no_such_module", encoding="utf-8")
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n", encoding="utf-8")
-    (metadata / "entry_points.txt").write_text(
-        "[gpuenergyd.policies]\ncrashing = crashing:Crashing\nunimportable = unimportable:Policy\n", encoding="utf-8"
-    )
+    policies = {"crashing": "crashing:Crashing", "unimportable": "unimportable:Policy"}
+    install_distribution(packages, "faulty", "gpuenergyd.policies", policies)
     return FaultyPlugins(str(environment / "bin" / "python"), packages)
 
 

@@ -14,6 +14,7 @@ from gpuenergyd.daemon.api.openapi import api_description
 from gpuenergyd.daemon.api.plugin_routes import PluginRoutes, plugin_routes
 from tests.support.api_server import server_of
 from tests.support.documents import blocks
+from tests.support.installed_distribution import install_distribution
 from tests.support.job_stage import Stage
 from tests.support.waiting import LIMIT_S
 
@@ -29,12 +30,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     plugin_routes.cache_clear()
 
 
-def install(site: Path, name: str, value: str) -> None:
-    """Install a distribution with this entry point."""
-    info = site / "plugin-1.2.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.2\n")
-    (info / "entry_points.txt").write_text(f"[gpuenergyd.routes]\n{name} = {value}\n")
+def install(site: Path, **routes: str) -> None:
+    """Install a distribution with these routes."""
+    install_distribution(site, "plugin", "gpuenergyd.routes", routes)
 
 
 def answers(folder: Path, *paths: str) -> list[tuple[int, bytes]]:
@@ -70,7 +68,7 @@ def test_a_plugin_describes_its_routes_and_errors_and_leaves_v1_to_the_daemon(pl
 def test_the_plugin_of_the_documents_answers_and_is_described(site: Path) -> None:
     (routes,) = (block.text for block in blocks(PAGE) if "PowerRoutes" in block.text and block.language == "python")
     (site / "power_routes.py").write_text(routes)
-    install(site, "power", "power_routes:PowerRoutes")
+    install(site, power="power_routes:PowerRoutes")
 
     (answer,) = answers(site, "/power/total")
 
@@ -81,7 +79,7 @@ def test_the_plugin_of_the_documents_answers_and_is_described(site: Path) -> Non
 def test_routes_that_cannot_be_loaded_are_logged_and_the_daemon_serves(
     site: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    install(site, "shaky", "no_such_module:Routes")
+    install(site, shaky="no_such_module:Routes")
 
     with caplog.at_level(logging.ERROR):
         found = answers(site, "/v1/power-budget", "/discover")

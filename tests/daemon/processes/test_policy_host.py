@@ -34,6 +34,7 @@ from gpuenergyd.daemon.processes.plugins import (
 from gpuenergyd.daemon.processes.policy_client import PolicyClient, PolicyFailure
 from gpuenergyd.daemon.processes.policy_host import PlanRequest, PolicyHost
 from gpuenergyd.errors import UnknownPolicyError, UsageError
+from tests.support.installed_distribution import install_distribution
 from tests.support.waiting import LIMIT_S, wait_until
 
 
@@ -356,10 +357,7 @@ def test_an_import_error_names_the_restart_that_may_be_missing(
 
 def test_an_import_error_inside_a_policy_keeps_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "needs_more.py").write_text("import no_such_module\n")
-    info = tmp_path / "needs_more-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: needs-more\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[gpuenergyd.policies]\nneeds-more = needs_more:Policy\n")
+    install_distribution(tmp_path, "needs-more", "gpuenergyd.policies", {"needs-more": "needs_more:Policy"})
     monkeypatch.syspath_prepend(str(tmp_path))
 
     answer = PolicyHost().answer(PlanRequest(1, "", "needs-more"))
@@ -376,10 +374,7 @@ def test_a_package_installed_while_the_host_runs_is_imported(host_command: tuple
         async with policy_link((*host_command[:3], program)) as link:
             before = await link.preload("late")
             (tmp_path / "late_policy.py").write_text("from hostile_policies import Polite\n")
-            info = tmp_path / "late-1.dist-info"
-            info.mkdir()
-            (info / "METADATA").write_text("Metadata-Version: 2.1\nName: late\nVersion: 1\n")
-            (info / "entry_points.txt").write_text("[gpuenergyd.policies]\nlate = late_policy:Polite\n")
+            install_distribution(tmp_path, "late", "gpuenergyd.policies", {"late": "late_policy:Polite"})
             return before, await link.next_plan("a", "late", view("a"))
 
     before, plan = asyncio.run(scenario())
@@ -400,10 +395,7 @@ def test_an_unknown_policy_is_refused_with_the_installed_ones() -> None:
 def test_a_policy_name_provided_by_two_distributions_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    info = tmp_path / "impostor-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: impostor\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[gpuenergyd.policies]\nuniform = impostor:Uniform\n")
+    install_distribution(tmp_path, "impostor", "gpuenergyd.policies", {"uniform": "impostor:Uniform"})
     monkeypatch.syspath_prepend(str(tmp_path))
 
     with pytest.raises(UnknownPolicyError, match=r"'uniform' is provided more than once: .*impostor"):

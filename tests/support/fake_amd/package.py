@@ -2,16 +2,15 @@
 
 from pathlib import Path
 
+from tests.support.installed_distribution import install_distribution
+
 ROOT = Path(__file__).parents[3]
 
 
 def install_fake_amd(folder: Path) -> None:
     """Write the metadata into a folder; the package is installed where that folder is on sys.path."""
-    info = folder / "fake_amd-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-amd\nVersion: 1.0\n")
-    entry_points = "[gpuenergyd.drivers]\namd = tests.support.fake_amd.driver:open_driver\n"
-    (info / "entry_points.txt").write_text(entry_points)
+    entry_points = {"amd": "tests.support.fake_amd.driver:open_driver"}
+    install_distribution(folder, "fake-amd", "gpuenergyd.drivers", entry_points)
 
 
 def worker_program(folder: Path) -> tuple[str, str]:
