@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.report.results import Attempt, Result, circumstances, utc_text, with_failure
 from benchmarks.report.runs import Run
+from docs.site.house_map import PYTHON_PATH
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"
@@ -70,8 +71,7 @@ def run_program(
     Without `environ`, Python imports the packages of the checkout.
     """
     if environ is None:
-        paths = os.pathsep.join(str(ROOT / name) for name in ("", "policies", "trainers", "plugins"))
-        environ = {**os.environ, "PYTHONPATH": paths}
+        environ = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stdout,
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr,

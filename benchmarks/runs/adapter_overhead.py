@@ -35,8 +35,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from paired_steps import US_PER_S, PairedBlocks, Switch
 
+from docs.site.house_map import PYTHON_PATH
 from tests.support.daemon_process import DaemonProcess, running_daemon
-from tests.support.framework_environments import ROOT, is_built, python_of
+from tests.support.framework_environments import is_built, python_of
 
 LIMIT_RATIO = 0.005
 STEP_S = 0.1
@@ -73,8 +74,7 @@ def main() -> int:
             continue
         python = sys.executable if environment is None else str(python_of(environment))
         command = [python, __file__, "--inside", name, "--pairs", str(options.pairs), "--steps", str(options.steps)]
-        sources = os.pathsep.join(str(ROOT / folder) for folder in ("", "policies", "trainers", "plugins"))
-        environ = {**os.environ, "PYTHONPATH": sources}
+        environ = {**os.environ, "PYTHONPATH": PYTHON_PATH}
         done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, timeout=RUN_LIMIT_S, check=True)
         result[name] = json.loads(done.stdout.splitlines()[-1])
         show(name, result[name])

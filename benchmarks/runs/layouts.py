@@ -20,6 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.report.printing import print_figures
+from docs.site.house_map import PYTHON_PATH
 from tests.support.framework_environments import ROOT, is_built, python_of
 
 LAYOUTS = {
@@ -68,8 +69,7 @@ def run(framework: str, tp: int, num_chunks: int, iterations: int, scale: float)
         command = [str(python_of(framework)), "-m", "tests.support.layouts", "--framework", framework]
         command += ["--folder", folder, "--tp", str(tp), "--chunks", str(num_chunks)]
         command += ["--iterations", str(iterations), "--scale", str(scale)]
-        sources = os.pathsep.join(str(ROOT / source) for source in ("", "policies", "trainers", "plugins"))
-        environ = {**os.environ, "PYTHONPATH": sources}
+        environ = {**os.environ, "PYTHONPATH": PYTHON_PATH}
         done = subprocess.run(
             command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S, check=True
         )

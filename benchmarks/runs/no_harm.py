@@ -40,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scipy.special import stdtrit
 
+from docs.site.house_map import PYTHON_PATH
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
@@ -367,7 +368,7 @@ def environment_of(program: Program, conditions: Conditions, folder: Path, uuids
     """Return the environment of a program, the same with and without the daemon."""
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("GPUENERGYD_")},
-        "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("", "policies", "trainers", "plugins")),
+        "PYTHONPATH": PYTHON_PATH,
         "CASE_WORLD": str(folder / "world"),
         "CASE_OUT": str(folder / "rows"),
         "GPUENERGYD_GPU_UUID": ",".join(uuids),

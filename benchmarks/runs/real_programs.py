@@ -29,6 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from docs.site.house_map import PYTHON_PATH
 from gpuenergyd.store import open_history
 from tests.support.daemon_process import DaemonProcess, running_daemon
 from tests.support.framework_environments import ROOT, is_built, python_of
@@ -187,12 +188,11 @@ def _run(program: Program, folder: Path, socket_path: str, gpu_uuids: Sequence[s
     if program.framework is None:
         run_forked(folder, program.script, arguments, num_ranks=program.num_ranks, **variables)
         return
-    sources = os.pathsep.join(str(ROOT / name) for name in ("", "policies", "trainers", "plugins"))
     with (folder / "output").open("wb") as output:
         subprocess.run(
             [str(python_of(program.framework)), str(program.script), *arguments],
             cwd=folder,
-            env={**os.environ, **variables, "PYTHONPATH": sources, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, **variables, "PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
             stdout=output,
             stderr=subprocess.STDOUT,
             timeout=LIMIT_S,

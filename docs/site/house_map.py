@@ -1,6 +1,7 @@
 """The code map: every folder and module of the packages with the first line of its docstring."""
 
 import ast
+import os
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -12,6 +13,10 @@ ROOT = Path(__file__).resolve().parents[2]
 _HATCH = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]
 PACKAGES: tuple[str, ...] = tuple(_HATCH["build"]["targets"]["wheel"]["packages"])
 """Folders of the packages, relative to the root."""
+SOURCES = tuple(dict.fromkeys((ROOT / package).parent for package in PACKAGES))
+"""Folders that Python searches for the packages."""
+PYTHON_PATH = os.pathsep.join(map(str, SOURCES))
+"""PYTHONPATH of a process that imports the packages of the checkout."""
 _MIGRATIONS = ROOT / "gpuenergyd" / "store" / "migrations"
 
 

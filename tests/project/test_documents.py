@@ -17,6 +17,7 @@ import pytest
 
 from docs.site.entry_points import GROUPS, offered_entry_points
 from docs.site.generated import renderers
+from docs.site.house_map import PYTHON_PATH
 from docs.site.metrics import exported_families
 from docs.site.python_api import public_modules
 from docs.site.screenshots import WIDTHS
@@ -121,7 +122,7 @@ def reader_environment(folder: Path, daemon: DaemonProcess) -> dict[str, str]:
     return {
         **kept,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("", "policies", "trainers", "plugins")),
+        "PYTHONPATH": PYTHON_PATH,
         "HOME": str(folder),
         "GPUENERGYD_SOCKET": str(daemon.socket_path),
         "GPUENERGYD_DATABASE_URL": f"sqlite:///{daemon.database_path}",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.site.house_map import SOURCES
 from tests.support.daemon_process import DaemonProcess, training
 from tests.support.waiting import wait_until
 
@@ -26,7 +27,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     site = Path(subprocess.run(where, capture_output=True, text=True, check=True).stdout.strip())
     installed = [path for path in sys.path if Path(path).name in {"site-packages", "dist-packages"}]
-    seen = [ROOT, ROOT / "policies", ROOT / "trainers", ROOT / "plugins", *installed]
+    seen = [*SOURCES, *installed]
     (site / "checkout.pth").write_text("".join(f"{path}\n" for path in seen), encoding="utf-8")
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*pip, "--no-build-isolation", str(PACKAGE), str(REFERENCE_PACKAGE)], check=True, timeout=300)

@@ -2,11 +2,9 @@
 
 import ast
 import re
-from pathlib import Path
 
-from docs.site.house_map import PACKAGES
+from docs.site.house_map import PACKAGES, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [path for root in PACKAGES for path in sorted((ROOT / root).rglob("*.py"))]
 
 

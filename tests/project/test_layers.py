@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from docs.site.house_map import PACKAGES
-
-ROOT = Path(__file__).resolve().parents[2]
+from docs.site.house_map import PACKAGES, ROOT
 
 
 def lint_imports(checkout: Path) -> subprocess.CompletedProcess[str]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from docs.site.house_map import PYTHON_PATH
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from tests.support.framework_environments import ROOT
 
@@ -69,7 +70,7 @@ def launcher_environment(folder: Path) -> dict[str, str]:
         port = free.getsockname()[1]
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("GPUENERGYD_")},
-        "PYTHONPATH": os.pathsep.join(str(ROOT / own) for own in ("", "policies", "trainers", "plugins")),
+        "PYTHONPATH": PYTHON_PATH,
         "WORLD_SIZE": f"{NUM_RANKS}",
         "LOCAL_WORLD_SIZE": f"{NUM_RANKS}",
         "MASTER_ADDR": "127.0.0.1",

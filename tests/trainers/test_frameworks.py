@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from docs.site.house_map import PYTHON_PATH
 from tests.support.framework_environments import PACKAGES, ROOT, is_built, python_of
 from tests.support.thorough import thorough
 
@@ -19,11 +20,10 @@ def test_adapter_works_with_the_installed_framework(name: str, selected: str) ->
     if not is_built(name):
         pytest.skip(f"no environment for {name} here; `make frameworks` builds one")
     tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/trainers").glob(f"test_{name}*.py"))
-    sources = os.pathsep.join(str(ROOT / folder) for folder in ("", "policies", "trainers", "plugins"))
     done = subprocess.run(
         [python_of(name), "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-m", selected, *tests],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": sources},
+        env={**os.environ, "PYTHONPATH": PYTHON_PATH},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -11,10 +11,9 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.report.running import ROOT
+from docs.site.house_map import ROOT, SOURCES
 
 INSTALL_LIMIT_S = 600.0
-_SOURCES = ("", "policies", "trainers", "plugins")
 
 
 def make_twin(folder: Path, tree: Path, requirements: Sequence[str] = ()) -> Path:
@@ -30,7 +29,7 @@ def make_twin(folder: Path, tree: Path, requirements: Sequence[str] = ()) -> Pat
         return python
     subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)], check=True)
     own = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
-    paths = [str(tree / source) for source in _SOURCES] + _packages()
+    paths = [str(tree / source.relative_to(ROOT)) for source in SOURCES] + _packages()
     (own / "twin.pth").write_text("\n".join(paths) + "\n", encoding="utf-8")
     if requirements:
         install(python, requirements)
