@@ -22,6 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.report.running import ROOT
+from docs.site.house_map import PACKAGES, PYTHON_PATH
 from tests.support import framework_environments
 from tools.quality.line_counts import PytestRun, pytest_run, summary, summary_lines
 from tools.quality.twin import make_twin
@@ -29,10 +30,6 @@ from tools.quality.twin import make_twin
 FOLDER = ROOT / "build" / "coverage"
 WITHOUT_NUMBA = ("tests/policies/planning",)
 PARALLEL = ("-n", "2", "--dist", "worksteal")
-SOURCES = ("", "policies", "trainers", "plugins")
-PACKAGE_FOLDERS = (
-    "gpuenergyd", "policies/gpuenergyd_policies", "trainers/gpuenergyd_trainers", "plugins/gpuenergyd_prove",
-)  # fmt: skip
 
 
 def main() -> int:
@@ -64,7 +61,7 @@ def main() -> int:
 def run_frameworks(twin: Path) -> list[PytestRun]:
     """Run each adapter's tests with its framework: in the suite they skip, whose environment is another one here."""
     [packages] = twin.parents[2].glob("lib/*/site-packages")
-    path = os.pathsep.join([str(packages), *(str(ROOT / source) for source in SOURCES)])
+    path = os.pathsep.join([str(packages), PYTHON_PATH])
     runs = []
     for name in framework_environments.PACKAGES:
         if not framework_environments.is_built(name):
@@ -80,7 +77,7 @@ def run_frameworks(twin: Path) -> list[PytestRun]:
 def run_tests(name: str, python: Path, arguments: Sequence[str], environ: Mapping[str, str]) -> PytestRun:
     """Run tests under coverage; what they say goes to stderr."""
     # Migrations are no part of a package for those who load them: files count by their place, too.
-    source = ",".join(str(ROOT / folder) for folder in PACKAGE_FOLDERS)
+    source = ",".join(str(ROOT / folder) for folder in PACKAGES)
     pytest = ["-m", "pytest", "-p", "no:cacheprovider", *arguments]
     command = [str(python), "-u", "-m", "coverage", "run", f"--source={source}", *pytest]
     given = {variable: value for variable, value in os.environ.items() if variable != "PYTHONPATH"}
