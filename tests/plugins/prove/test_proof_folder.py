@@ -146,28 +146,22 @@ def test_with_too_many_void_rounds_there_is_no_verdict(tmp_path: Path) -> None:
     assert check_folder(tmp_path / "proof").verdict is not None
 
 
-def test_proof_that_became_noisy_has_no_verdict(tmp_path: Path) -> None:
-    class Restless(VirtualTraining):
+@pytest.mark.parametrize(
+    ("error", "in_pilot_ratio", "later_ratio", "reason"),
+    [("block_sigma_ratio", 0.002, 0.08, "underpowered"), ("disturbed_ratio", 0.02, 0.4, "void")],
+)
+def test_a_proof_that_becomes_noisier_than_its_pilot_has_no_verdict(
+    error: str, in_pilot_ratio: float, later_ratio: float, reason: str, tmp_path: Path
+) -> None:
+    class Worsening(VirtualTraining):
         def run_block(self, arm: Arm, *, num_iterations: int) -> Block:
-            self.block_sigma_ratio = 0.002 if self.num_iterations < 8 * 22 else 0.08
+            setattr(self, error, in_pilot_ratio if self.num_iterations < 8 * 22 else later_ratio)
             return super().run_block(arm, num_iterations=num_iterations)
 
-    found = proved(tmp_path / "proof", Restless(seed=4))
+    found = proved(tmp_path / "proof", Worsening(seed=4))
 
     assert found.conclusion is Conclusion.NO_VERDICT
-    assert "underpowered" in found.sentence
-
-
-def test_disturbed_training_has_no_verdict(tmp_path: Path) -> None:
-    class Disturbed(VirtualTraining):
-        def run_block(self, arm: Arm, *, num_iterations: int) -> Block:
-            self.disturbed_ratio = 0.02 if self.num_iterations < 8 * 22 else 0.4
-            return super().run_block(arm, num_iterations=num_iterations)
-
-    found = proved(tmp_path / "proof", Disturbed(seed=4))
-
-    assert found.conclusion is Conclusion.NO_VERDICT
-    assert "void" in found.sentence
+    assert reason in found.sentence
 
 
 def test_losses_that_differ_are_no_saving(tmp_path: Path) -> None:
