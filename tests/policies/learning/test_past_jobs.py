@@ -97,15 +97,19 @@ def test_the_same_work_measured_elsewhere_makes_times_only_a_little_surer() -> N
         past_job(power_w=280.0),
         past_job(times_s=(0.05, 0.105)),
         past_job(times_s=(0.06, 0.12)),
-        past_job(num_stages=6),
+        past_job(num_stages=6, times_s=(0.04, 0.08)),
         replace(past_job(), learned=replace(past_job().learned, max_sm_clock_mhz=1380)),
     ],
 )
 def test_other_work_is_not_used(other: PastJob) -> None:
-    same_layers = past_job(num_stages=6, times_s=(0.025, 0.05))
+    assert used(here(other)) == []
 
-    assert used(here(other if other.learned.num_stages == 3 else past_job(num_stages=6, times_s=(0.04, 0.08)))) == []
-    assert len(used(here(past_job()))) == len(used(here(same_layers))) == 1
+
+@pytest.mark.parametrize(("num_stages", "times_s"), [(3, (0.05, 0.1)), (6, (0.05, 0.1)), (6, (0.025, 0.05))])
+def test_work_is_the_same_if_each_stage_or_all_stages_together_take_as_long(
+    num_stages: int, times_s: tuple[float, float]
+) -> None:
+    assert len(used(here(past_job(num_stages=num_stages, times_s=times_s)))) == 1
 
 
 def test_what_was_measured_on_the_jobs_gpus_comes_first_and_then_the_newest() -> None:
