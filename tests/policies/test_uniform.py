@@ -120,7 +120,7 @@ def test_uniform_measures_few_clocks_and_stops_at_the_first_too_slow_one() -> No
 
     measured = [plan.ranks[0].sm_clocks_mhz[0] for plan in job.plans]
     assert len(measured) == len(set(measured)) <= MAX_PROBES
-    assert sum(_iteration_time_s(mhz) > 1.0 for mhz in measured if mhz is not None) <= 4
+    assert sum(_iteration_time_s(mhz) > 1.0 for mhz in measured if mhz is not None) == 1
 
 
 def test_uniform_takes_the_baseline_for_the_highest_clock_instead_of_measuring_it() -> None:
@@ -207,7 +207,8 @@ def test_uniform_goes_down_to_the_lowest_useful_clock_with_a_large_budget() -> N
 
     measured = [issued.ranks[0].sm_clocks_mhz[0] for issued in job.plans]
     assert len(measured) <= 5
-    assert plan.ranks[0].sm_clocks_mhz[0] == min(mhz for mhz in measured if mhz is not None)
+    lowest_mhz = min(mhz for mhz in CLOCKS_MHZ if mhz >= 0.4 * CLOCKS_MHZ[0])
+    assert plan.ranks[0].sm_clocks_mhz[0] == min(mhz for mhz in measured if mhz is not None) == lowest_mhz
 
 
 def test_uniform_sets_no_clock_that_needs_more_energy_than_the_baseline() -> None:
