@@ -245,13 +245,13 @@ def test_limits_leave_a_margin_and_room_for_the_gradients_between_both_halves() 
 # --- replicas ---
 
 
-def replicas(*, split_cost: float = 1.0, refusal: str = "") -> VirtualReplicas:
-    """Two replicas of a training, of which the second may find splitting expensive, or refuse."""
+def replicas(*, refusal: str = "") -> VirtualReplicas:
+    """Two replicas of a training, of which the second may refuse other orders."""
     return VirtualReplicas(
         tuple(
             VirtualTraining(
                 one_forward_one_backward(4, 8),
-                works(split_cost if number else 1.0),
+                works(),
                 BubbleAware(),
                 noise_ratio=0.002,
                 seed=number,
@@ -290,7 +290,7 @@ def test_each_replica_changes_its_order_by_itself_and_back() -> None:
         ran.append(tuple(is_split(replica) for replica in both.replicas))
 
     assert 1 - settled_j / baseline_j >= 0.20
-    assert [own for _, own in ran[-6:]] == [True] * 3 + [False] * 3
+    assert ran[-6:] == [(True, True)] * 3 + [(True, False)] * 3
     assert "become slower" in both.replicas[1].job.knowledge.reordering.advice.refusal  # type: ignore[union-attr]
 
 
