@@ -18,12 +18,7 @@ from gpuenergyd_trainers.across_hosts.job_store import Store
 from gpuenergyd_trainers.across_hosts.pipeline_member import MemberExchange
 from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
 from tests.support.job_stage import ME
-from tests.support.large_job import (
-    COMMUNICATION_LATENCY_S,
-    FakeClient,
-    LargeHost,
-    LargeRank,
-)
+from tests.support.large_job import COMMUNICATION_LATENCY_S, FakeClient, LargeHost, LargeRank
 from tests.support.virtual_pipeline import VirtualPipeline
 from tests.support.virtual_training import CLOCKS_MHZ, A100Work
 

@@ -187,11 +187,11 @@ def test_lock_outlives_the_controller_that_set_it(subject: Subject) -> None:
 
 
 def test_clock_that_is_not_supported_is_refused(subject: Subject) -> None:
-    identity = subject.controller.identities()[0]
+    clocks, identity = having(HasClocks, subject), subject.controller.identities()[0]
 
     for clock in (identity.supported_sm_clocks_mhz[0] + 15, identity.supported_sm_clocks_mhz[3] + 1, 1, -5):
         with pytest.raises(GpuUnsupportedError, match=str(clock)):
-            having(HasClocks, subject).lock_sm_clock(identity.gpu_uuid, clock)
+            clocks.lock_sm_clock(identity.gpu_uuid, clock)
 
 
 def test_unknown_gpu_is_refused_by_every_call(subject: Subject) -> None:

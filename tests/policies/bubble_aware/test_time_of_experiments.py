@@ -23,12 +23,7 @@ def _simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(best_known, "simulate_switching", lambda *_, **__: SimpleNamespace(iteration_time_s=1.0))
 
 
-def more(
-    *clocks: tuple[int, ...],
-    number: int,
-    num_instructions: int = 16,
-    target_ratio: float = 1.0,
-) -> float:
+def more(*clocks: tuple[int, ...], number: int, num_instructions: int = 16, target_ratio: float = 1.0) -> float:
     """Return the extra time of plan `number` after plans with these clocks for the target of equal time."""
     plans = [
         SimpleNamespace(
