@@ -35,11 +35,6 @@ class Choice:
     is_thompson: bool = False
     """Whether powers are drawn from the belief."""
 
-    @property
-    def needs_draws(self) -> bool:
-        """Whether the belief must have been found with its covariance."""
-        return self.is_thompson or self.caution_sigmas is None
-
 
 def next_clocks(
     job: LearningJob,

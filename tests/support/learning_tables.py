@@ -20,7 +20,7 @@ import numpy as np
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
 from gpuenergyd_policies.learning.job_profile import LOWEST_RATIO
-from gpuenergyd_policies.learning.shape import GENERIC, Coefficients, FloatArray, features
+from gpuenergyd_policies.learning.shape import Coefficients, FloatArray
 from tests.support.random_jobs import random_job
 
 F, B = InstructionKind.F, InstructionKind.B
@@ -138,23 +138,6 @@ def _full_speed_clocks_mhz(profile: PipelineProfile) -> dict[InstructionClass, f
             if slope > 0.2:
                 crossings[key.kind].append(float(np.clip(-offset / slope, 0.0, _MAX_SPREAD)))
     return {key: tops[key.kind] * float(np.exp(-median(crossings.get(key.kind, [0.0])))) for key in profile.classes}
-
-
-def coefficients_of(table: TrueTable) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-    """Return the coefficients of time and power that describe a whole table, all classes together."""
-    at, times, powers = [], [], []
-    for key, own in table.profile.classes.items():
-        top, below = own.at_max_clock, own.options[1:]
-        clocks = np.array([o.sm_clock_mhz for o in below], dtype=np.float64)
-        full = np.full(len(below), table.full_speed_mhz[key])
-        at.append(features(clocks, full, np.full(len(below), float(top.sm_clock_mhz))))
-        times.append(np.log([o.time_s / top.time_s for o in below]))
-        powers.append(np.log([o.energy_j / o.time_s * top.time_s / top.energy_j for o in below]))
-    design = np.concatenate(at)
-    return (
-        fitted_coefficients(design, np.concatenate(times), GENERIC.time),
-        fitted_coefficients(design, np.concatenate(powers), GENERIC.power),
-    )
 
 
 def fitted_coefficients(at: FloatArray, values: FloatArray, generic: Coefficients) -> tuple[float, float, float]:

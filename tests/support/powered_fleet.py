@@ -82,7 +82,6 @@ class PoweredFleet:
     """Hosts without contact to the store."""
     trace: list[tuple[float, float]] = field(default_factory=list)
     """Instant at which each sample begins, and true power of all hosts."""
-    num_leases: int = 0
     _budgets: list[tuple[float, ...]] = field(default_factory=list)
     _ticks: int = 0
 
@@ -110,8 +109,7 @@ class PoweredFleet:
                 if self._ticks % period == (2 * k) % period and k not in self.cut_off:
                     follower.step()
             if self._ticks % period == period // 2 and self.is_coordinated:
-                decision = self.store.cycle(decide, least_period_s=EXCHANGE_S / 2)
-                self.num_leases += 0 if decision is None else len(decision.leases)
+                self.store.cycle(decide, least_period_s=EXCHANGE_S / 2)
             budgets_w = tuple(daemon.budget_w for daemon in self.daemons)
             self._budgets.append(budgets_w)
             for host, budget_w in zip(self.hosts, budgets_w, strict=True):

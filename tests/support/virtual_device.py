@@ -106,10 +106,6 @@ class VirtualDevice:
             else:
                 self.work(node)
 
-    def host_instant_ns(self, event: VirtualEvent) -> float:
-        """Return the true instant of an event on the host's clock."""
-        return self._zero_ns + event.at_ns / self._rate
-
     def sleep(self, time_s: float) -> None:
         """Let time pass."""
         with self._sleeping:

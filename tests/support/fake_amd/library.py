@@ -1,7 +1,5 @@
 """A fake of AMD's management library: simulated GPUs behind a few of its functions, with their names and units."""
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +19,8 @@ class AmdSmiLibraryError(Exception):
 class AmdSmi:
     """The library, opened by one process; a handle is the index of a GPU."""
 
-    def __init__(
-        self,
-        world: Path,
-        *,
-        mono_ns: Callable[[], int] = time.monotonic_ns,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._host = SimulatedHost(world, mono_ns=mono_ns, sleep=sleep)
+    def __init__(self, world: Path) -> None:
+        self._host = SimulatedHost(world)
         self._gpus = self._host.identities()
 
     def amdsmi_shut_down(self) -> None:
