@@ -97,18 +97,21 @@ def test_plans_meet_every_target_and_report_their_true_energy(
 @given(pipeline=random_pipelines())
 def test_frontier_is_convex_monotone_and_non_dominated(pipeline: Pipeline) -> None:
     whole = frontier(*pipeline, num_points=16)
-    deadlines_s = np.linspace(whole.min_time_s, whole.slowest_time_s, 9)
+    deadlines_s = [*np.linspace(whole.min_time_s, whole.slowest_time_s, 9).tolist(), whole.min_energy_time_s]
 
     prices_w, costs_j = [], []
-    for deadline_s in deadlines_s.tolist():
+    for deadline_s in deadlines_s:
         solved = solve(*pipeline, deadline_s=deadline_s, forced=True, effort=Effort.QUICK)
         prices_w.append(solved.price_w)
         costs_j.append(solved.lower_bound_j - _idle_w(pipeline) * solved.iteration_time_s)
-    assert prices_w == sorted(prices_w, reverse=True)
+    assert prices_w[:-1] == sorted(prices_w[:-1], reverse=True)
     rounding_j = 1e-6 * max(map(abs, costs_j))
-    for k in range(1, len(costs_j) - 1):
-        assert costs_j[k] <= (costs_j[k - 1] + costs_j[k + 1]) / 2 + rounding_j
-        assert costs_j[k] <= costs_j[k - 1] + rounding_j
+    for deadline_s, price_w, cost_j in zip(deadlines_s, prices_w, costs_j, strict=True):
+        for other_s, other_j in zip(deadlines_s, costs_j, strict=True):
+            assert other_j >= cost_j - price_w * (other_s - deadline_s) - rounding_j  # convex, and the price its slope
+    assert all(later <= cost + rounding_j for cost, later in pairwise(costs_j[:-1]))
+    energies_j = [cost + _idle_w(pipeline) * at_s for at_s, cost in zip(deadlines_s, costs_j, strict=True)]
+    assert energies_j[-1] <= min(energies_j) + rounding_j
     fast = [p for p in whole.points if p.iteration_time_s <= whole.min_energy_time_s]
     for p, q in pairwise(fast):
         assert p.iteration_time_s < q.iteration_time_s
