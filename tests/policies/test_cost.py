@@ -308,5 +308,5 @@ def test_no_setting_is_measured_that_must_be_far_too_slow(memory_ratio: float, p
 
     _, probes = _searched(Objective(1.0), levels, lambda mhz: _at_clock(mhz, memory_ratio), longest_ratio=1 + permitted)
 
-    slowest = max((time_s for time_s, _ in probes.values()), default=0.0) / _at_clock(1410, memory_ratio)[0]
+    slowest = max(time_s for time_s, _ in probes.values()) / _at_clock(1410, memory_ratio)[0]
     assert slowest <= 1 + 4 * permitted
