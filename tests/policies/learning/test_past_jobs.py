@@ -43,15 +43,15 @@ def here(job: PastJob, gpu_uuid: str = "GPU-2") -> PastJob:
     return replace(job, gpu_uuids=(gpu_uuid,))
 
 
-def used(*jobs: PastJob, power_w: float = 300.0) -> list[PastCurves]:
-    return same_work(jobs, classes(), "A100", power_w, [gpu.gpu_uuid for gpu in GPUS])
+def used(*jobs: PastJob) -> list[PastCurves]:
+    return same_work(jobs, classes(), "A100", 300.0, [gpu.gpu_uuid for gpu in GPUS])
 
 
-def fitted(share: float, *jobs: PastJob, clocks: tuple[int, ...] = (), exponent: float = EXPONENT) -> FittedCurves:
+def fitted(share: float, *jobs: PastJob, clocks: tuple[int, ...] = ()) -> FittedCurves:
     times = [TimeSeen(key, ((clock, time_s(key, clock, share)),), 0.004) for key in KEYS for clock in clocks]
-    seen = energies(dict.fromkeys(KEYS, 1410), share, exponent)
+    seen = energies(dict.fromkeys(KEYS, 1410), share, EXPONENT)
     for clock in clocks:
-        seen += energies(dict.fromkeys(KEYS, clock), share, exponent)
+        seen += energies(dict.fromkeys(KEYS, clock), share, EXPONENT)
     alone, found = (fit_curves(classes(), GENERIC, times, seen, WAITING, past=past) for past in ((), used(*jobs)))
     return found.within_reach_of(alone)
 
