@@ -90,8 +90,6 @@ class Run:
     job: LearningJob
     results: tuple[PlanEvaluation, ...]
     learned: LearnedCurves | None
-    agreed: tuple[bool, ...] = ()
-    """By plan, whether a past job agreed with the job."""
 
     @property
     def saving_ratios(self) -> tuple[float, ...]:
@@ -170,7 +168,6 @@ def run_job(
     prior = prior_for(job.table.gpu, without_families=[job.table.family]) if is_gpu_known else GENERIC
     seen = [job.observed(job.baseline, "baseline", k, draw) for k in range(NUM_BASELINE_ITERATIONS)]
     results: list[PlanEvaluation] = []
-    agreed: list[bool] = []
     learned = None
     gpus = [GpuView(uuid, job.table.gpu, job.classes[0].clocks_mhz, 0.0) for uuid in gpu_uuids_of(job)]
     for number in range(num_plans):
@@ -180,11 +177,10 @@ def run_job(
         power_w = float(np.mean(list(alone.reference_w.values())))
         past = same_work(past_jobs, job.classes, job.table.gpu, power_w, gpu_uuids_of(job))
         fitted = _fitted(job, prior, seen, past).within_reach_of(alone) if past else alone
-        agreed.append(fitted.past is not None)
         clocks = next_clocks(job, fitted, results, num_plans=num_plans, choice=Choice(), draw=draw)
         results.append(job.result(clocks))
         seen.append(job.observed(results[-1], f"tuned-{number}", len(seen), draw))
-    return Run(job, tuple(results), learned, tuple(agreed))
+    return Run(job, tuple(results), learned)
 
 
 def _fitted(

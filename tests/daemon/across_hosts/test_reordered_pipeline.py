@@ -1,7 +1,8 @@
 """A pipeline that spans hosts changes its order of instructions with its plan: all hosts in one iteration, and back."""
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from statistics import median
 
 import pytest
@@ -28,7 +29,6 @@ class Ran:
     """A training, run until it has been in an order of its own for a while."""
 
     pipeline: ReorderedPipeline
-    in_order: list[int] = field(default_factory=list)
 
     async def run_until_in_order(self) -> None:
         """Train until a tuned plan with an order has run for some iterations."""
@@ -56,14 +56,13 @@ class Ran:
         assert all(len(set(by_host)) == 1 for by_host in self.pipeline.is_split)
 
 
-def train(then: object = None) -> Ran:
+def train(then: Callable[[Ran], Awaitable[None]]) -> Ran:
     """Train until the pipeline is in its order, do something, and end."""
     ran = Ran(ReorderedPipeline(NUM_STAGES, BubbleAware()))
 
     async def run() -> None:
         await ran.run_until_in_order()
-        if then is not None:
-            await then(ran)  # type: ignore[operator]
+        await then(ran)
         await ran.pipeline.close()
 
     asyncio.run(run())
