@@ -1,9 +1,9 @@
 """Exchanges of version 0.3 through a training's store, recorded in virtual trainings, and replayed.
 
 `plan_windows.json`: the leader of one of two replicas, with stragglers, blocks at full speed, revoked and replaced
-plans. `orders.json`: the leader of a pipeline that changes its order of instructions, and the iterations in which all
-ranks ran an order by their consent. `statements.json`: what each of two replicas read of the other's pace and budget,
-when something had changed, and what it made of that.
+plans. `orders.json`: the leader of a pipeline that changes its order of instructions, and the iterations that all
+ranks ran in another order: version 0.3 agreed on orders apart from plans, by a vote of the ranks. `statements.json`:
+what each of two replicas read of the other's pace and budget after a change, and the values that it derived.
 """
 
 import json
@@ -25,14 +25,14 @@ def load(name: str) -> Any:
 
 
 def update(leader: PlanWindowGrantor, groups: list[Any]) -> None:
-    """Let the leader hear what its members have reported."""
+    """Report members to the leader."""
     for iteration_index, installed, farthest_index, members in groups:
         state = MemberState(iteration_index, frozenset(installed), farthest_index)
         leader.update(dict.fromkeys(leader.members if members == "all" else members, state))
 
 
 def replay(leader: PlanWindowGrantor, step: list[Any]) -> None:
-    """Let the leader hear and decide what it heard and decided then."""
+    """Repeat a recorded step of the leader."""
     match step:
         case ["grant", groups, ahead, is_change_near, guarded_index, *_]:
             update(leader, groups)
@@ -52,7 +52,7 @@ def replay(leader: PlanWindowGrantor, step: list[Any]) -> None:
             raise AssertionError(step)
 
 
-def test_plans_get_the_windows_that_they_got_before() -> None:
+def test_plans_get_the_windows_of_version_0_3() -> None:
     members, *steps = load("plan_windows")
     leader = PlanWindowGrantor(frozenset(members))
     expected: list[Any] = []
@@ -66,8 +66,8 @@ def test_plans_get_the_windows_that_they_got_before() -> None:
             assert (leader.revoked, leader.plan_to_install) == (revoked, wanted)
 
 
-def test_an_order_is_run_no_later_than_by_consent_and_left_no_later() -> None:
-    members, by_consent, *steps = load("orders")
+def test_orders_begin_and_end_no_later_than_in_version_0_3() -> None:
+    members, in_order_before, *steps = load("orders")
     leader, follower = PlanWindowGrantor(frozenset(members)), PlanWindowFollower()
     ordered, newest, in_order = set[str](), -1, list[int]()
 
@@ -82,8 +82,8 @@ def test_an_order_is_run_no_later_than_by_consent_and_left_no_later() -> None:
             if follower.plan_for(newest) in ordered:
                 in_order.append(newest)
 
-    # A block at full speed ends an order, too, and so do the trial and the plan.
-    before, now = _spans(by_consent), _spans(in_order)
+    # The trial of an order, and the plan with an order before and after a block at full speed.
+    before, now = _spans(in_order_before), _spans(in_order)
     assert len(now) == len(before) == 3
     assert all(begin <= known_begin for (begin, _), (known_begin, _) in zip(now, before, strict=True))
     assert all(end <= known_end for (_, end), (_, known_end) in zip(now, before, strict=True))
@@ -96,7 +96,7 @@ def _spans(iterations: list[int]) -> list[tuple[int, int]]:
     return list(zip(begins, ends, strict=True))
 
 
-def test_statements_are_read_as_they_were_before() -> None:
+def test_statements_are_read_as_in_version_0_3() -> None:
     paces, store = ReplicaPaces(), MemoryStore()
     for row in load("statements"):
         if isinstance(row, bool):
