@@ -27,7 +27,7 @@ from gpuenergyd_policies.bubble_aware.order_choice import (
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
 
-HELD_UP = "not used, since another rank or replica of the training stays in 1F1B"
+HELD_UP = "not used, since a rank of the pipeline stays in 1F1B"
 NOT_ALLOWED = "not used, since the program does not allow it: attach(..., allow_reorder=True) or --allow-reorder"
 
 

@@ -107,8 +107,8 @@ class Tuning:
     order_retry_iterations: int = 64
     """Iterations in 1F1B before a second trial; each further one waits four times as long."""
     longest_without_order: int = 48
-    """Iterations for which ranks may not run a plan's order, since other replicas do not run theirs, before the plan is
-    given up: replicas decide within a few iterations of each other, and blocks at full speed run in 1F1B."""
+    """Iterations for which a rank may not run a plan's order before the plan is given up: plans begin late where links
+    are slow, and blocks at full speed run in 1F1B."""
     fewest_compared: int = 3
     """Iterations in another order before one of them may be judged by the others."""
     slow_order_ratio: float = 0.02
