@@ -44,7 +44,7 @@ LONGEST_FILES = (
     "trainers/test_frameworks.py",
     "daemon/test_whole_daemon.py",
     "systemd/test_real_systemd.py",
-    "cli/demo/test_command.py",
+    "plugins/sim/demo/test_command.py",
     "policies/bubble_aware/test_control_loop.py",
     "daemon/carbon/test_targets.py",
     "plugins/prove/test_job_blocks.py",

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
+from gpuenergyd_sim.driver.host import InstructionWork, SimulatedHost
 
 _POWER_W_PER_MHZ = 0.25
 torch.set_num_threads(1)

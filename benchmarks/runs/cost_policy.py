@@ -31,17 +31,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpuenergyd.core.policy_api.policy import Lever
-from gpuenergyd.gpu.drivers.device_model import (
+from gpuenergyd_policies.objective import FloatArray, Objective
+from gpuenergyd_policies.setting_curves import LoopAtFullSpeed, MeasuredPoint, StandardErrors, possible_curves
+from gpuenergyd_policies.setting_search import MAX_PROBES, SettingSearch
+from gpuenergyd_policies.uniform_settings import Setting
+from gpuenergyd_sim.driver.device_model import (
     InstructionWork,
     capped_sm_clock_mhz,
     instruction_time_s,
     working_power_w,
 )
-from gpuenergyd.gpu.drivers.device_parameters import DeviceParameters, device_parameters
-from gpuenergyd_policies.objective import FloatArray, Objective
-from gpuenergyd_policies.setting_curves import LoopAtFullSpeed, MeasuredPoint, StandardErrors, possible_curves
-from gpuenergyd_policies.setting_search import MAX_PROBES, SettingSearch
-from gpuenergyd_policies.uniform_settings import Setting
+from gpuenergyd_sim.driver.device_parameters import DeviceParameters, device_parameters
 from tests.support.measured_tables import path_of
 
 OBJECTIVES: Mapping[str, Callable[[float], Objective]] = {

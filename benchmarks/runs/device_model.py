@@ -18,14 +18,14 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
-from gpuenergyd.gpu.drivers.device_model import (
+from gpuenergyd_sim.driver.device_model import (
     InstructionWork,
     capped_sm_clock_mhz,
     instruction_time_s,
     voltage_ratio,
     working_power_w,
 )
-from gpuenergyd.gpu.drivers.device_parameters import A40, A100_PCIE, A100_SXM, V100_SXM2, DeviceParameters
+from gpuenergyd_sim.driver.device_parameters import A40, A100_PCIE, A100_SXM, V100_SXM2, DeviceParameters
 
 LOWEST_PLANNED_SHARE = 0.55
 """Below this share of the maximum clock measured GPUs deviate from the 1/f law, and no plan uses such clocks."""

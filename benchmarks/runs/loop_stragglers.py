@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.errors import GpuEnergyError
-from gpuenergyd.gpu.drivers.world_kinds import WorldKind
+from gpuenergyd_sim.driver.world_kinds import WorldKind
 from gpuenergyd_trainers.autostart.launching import launch_environment
 from tests.support.daemon_process import DaemonProcess
 from tests.support.phase_ranks import NUM_RANKS, gpu_uuids, launcher_environment, run_ranks

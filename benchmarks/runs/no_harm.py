@@ -43,8 +43,8 @@ from scipy.special import stdtrit
 from docs.site.house_map import PYTHON_PATH
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.errors import GpuEnergyError
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
-from gpuenergyd.gpu.drivers.world_kinds import WorldKind
+from gpuenergyd_sim.driver.host import SimulatedHost
+from gpuenergyd_sim.driver.world_kinds import WorldKind
 from tests.support.framework_environments import ROOT, is_built, python_of
 
 OWN = ROOT / "benchmarks" / "programs"

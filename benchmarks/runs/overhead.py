@@ -41,9 +41,9 @@ from paired_steps import ATTACHED, NULL, PLAIN, US_PER_S, Switch, reported
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
-from gpuenergyd_trainers.demo.gpt_pipeline import GptRank
-from gpuenergyd_trainers.timing.simulated import SimulatedTimer
+from gpuenergyd_sim.driver.host import SimulatedHost
+from gpuenergyd_sim.training.gpt_pipeline import GptRank
+from gpuenergyd_sim.training.timers import SimulatedTimer
 from gpuenergyd_trainers.torch_pipelining import attach
 from tests.support.daemon_process import running_daemon
 from tests.support.processes import child_pids

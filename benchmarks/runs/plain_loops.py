@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 
 from gpuenergyd.core.job.rules import JobRules
-from gpuenergyd.gpu.drivers.device_model import blocking_power_w, instruction_time_s, working_power_w
-from gpuenergyd.gpu.drivers.device_parameters import device_parameters
-from gpuenergyd.gpu.drivers.world_kinds import WorldKind
+from gpuenergyd_sim.driver.device_model import blocking_power_w, instruction_time_s, working_power_w
+from gpuenergyd_sim.driver.device_parameters import device_parameters
+from gpuenergyd_sim.driver.world_kinds import WorldKind
 from gpuenergyd_trainers.autostart.launching import launch_environment
 from tests.support.daemon_process import DaemonProcess
 from tests.support.framework_environments import is_built, python_of

@@ -38,12 +38,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch.distributed as dist
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.store import open_history
 from gpuenergyd.store.records import ORDER_ADVICE
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
-from gpuenergyd_trainers.demo.gpt_pipeline import GptRank
-from gpuenergyd_trainers.demo.simulated_memory import SimulatedMemory
+from gpuenergyd_sim.driver.host import SimulatedHost
+from gpuenergyd_sim.training.gpt_pipeline import GptRank
+from gpuenergyd_sim.training.simulated_memory import SimulatedMemory
 from gpuenergyd_trainers.torch_pipelining import attach
 from tests.support.daemon_process import running_daemon
 from tests.trainers.executed import TracedStage, share_trace

@@ -33,9 +33,9 @@ from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import RecordedIteration
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
-from gpuenergyd.gpu.drivers.world_kinds import WorldKind
-from gpuenergyd_trainers.demo.gpt_pipeline import GptRank, RunAhead
+from gpuenergyd_sim.driver.host import SimulatedHost
+from gpuenergyd_sim.driver.world_kinds import WorldKind
+from gpuenergyd_sim.training.gpt_pipeline import GptRank, RunAhead
 from gpuenergyd_trainers.torch_pipelining import attach
 from tests.support.daemon_process import running_daemon
 from tests.trainers.pipeline_processes import run_ranks

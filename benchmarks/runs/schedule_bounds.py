@@ -7,13 +7,13 @@ from gpuenergyd.core.pipeline.graph import Schedule, dependency_graph, one_forwa
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
 from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd.core.pipeline.waiting import WaitingPower, waiting_power
-from gpuenergyd.gpu.drivers.device_model import blocking_power_w, instruction_time_s, working_power_w
-from gpuenergyd.gpu.drivers.device_parameters import device_parameters
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.inflight import caps_from_microbatches, plan_inflight
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 from gpuenergyd_policies.planning.plan_evaluation import baseline
-from gpuenergyd_trainers.demo.gpt_model import simulated_works
+from gpuenergyd_sim.driver.device_model import blocking_power_w, instruction_time_s, working_power_w
+from gpuenergyd_sim.driver.device_parameters import device_parameters
+from gpuenergyd_sim.training.gpt_model import simulated_works
 
 _GPU_MODEL = "a100-sxm"
 

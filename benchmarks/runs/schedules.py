@@ -44,11 +44,11 @@ from schedule_bounds import extra_inflight_for, most_saved_ratio, schedule_of
 
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.store import open_history
-from gpuenergyd_trainers.demo.gpt_model import loss_of
-from gpuenergyd_trainers.demo.gpt_pipeline import PIPELINES, GptRank
-from gpuenergyd_trainers.demo.simulated_memory import SavedActivations
+from gpuenergyd_sim.driver.host import SimulatedHost
+from gpuenergyd_sim.training.gpt_model import loss_of
+from gpuenergyd_sim.training.gpt_pipeline import PIPELINES, GptRank
+from gpuenergyd_sim.training.simulated_memory import SavedActivations
 from gpuenergyd_trainers.joining.handle import Handle
 from gpuenergyd_trainers.torch_inflight import Schedule1F1BExtraInflight
 from gpuenergyd_trainers.torch_pipelining import attach

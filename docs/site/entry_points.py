@@ -42,6 +42,10 @@ GROUPS = {
         " reads and changes the GPUs of one vendor. What it can do are capabilities, such as `HasClocks`; `status`"
         " names those that it lacks."
     ),
+    "gpuenergyd.waiting_powers": (
+        "A function that returns, by the key of each GPU model it knows, pairs of SM clock and power while waiting, for"
+        " `gpuenergyd plan --waiting-power MODEL`."
+    ),
     "gpuenergyd.exchanges": (
         "`loop`: a function that starts the exchange of a data-parallel loop's paces with other hosts, in the first"
         " rank of each host, and returns a function that ends it."

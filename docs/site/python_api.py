@@ -9,7 +9,12 @@ from pathlib import Path
 from docs.site.markdown import block, page
 
 ROOT = Path(__file__).resolve().parents[2]
-_PACKAGES = {"gpuenergyd": ROOT, "gpuenergyd_policies": ROOT / "policies", "gpuenergyd_trainers": ROOT / "trainers"}
+_PACKAGES = {
+    "gpuenergyd": ROOT,
+    "gpuenergyd_policies": ROOT / "policies",
+    "gpuenergyd_trainers": ROOT / "trainers",
+    "gpuenergyd_sim": ROOT / "plugins",
+}
 PUBLIC_MODULES = {
     "For training programs": (
         "gpuenergyd.client.loop",
@@ -40,9 +45,9 @@ PUBLIC_MODULES = {
     "For GPU drivers": ("gpuenergyd.gpu.device",),
     "For carbon sources": ("gpuenergyd.carbon.sources.source",),
     "For experiments on simulated GPUs": (
-        "gpuenergyd_trainers.demo.simulated_stage",
-        "gpuenergyd_trainers.timing.simulated",
-        "gpuenergyd.gpu.drivers.simulated",
+        "gpuenergyd_sim.training.simulated_stage",
+        "gpuenergyd_sim.training.timers",
+        "gpuenergyd_sim.driver.host",
     ),
     "For tools": ("gpuenergyd.client.connection", "gpuenergyd.errors"),
 }

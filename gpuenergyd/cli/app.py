@@ -14,9 +14,7 @@ from gpuenergyd.cli.plain_arguments import plain_arguments
 from gpuenergyd.errors import UsageError
 
 _OWN: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "Try it": {
-        "demo": ("demo.command", "Train on simulated GPUs and report the saving."),
-    },
+    "Try it": {},  # of plugins
     "Train": {
         "run": ("commands.run", "Run an unmodified training program."),
     },
@@ -64,7 +62,7 @@ _OWN_HELP = ("help", "-h", "--help")
 def all_commands() -> Mapping[str, CommandEntry]:
     """Return the commands of this package and of plugins by name, task by task; a plugin cannot replace a command."""
     found = {**COMMANDS, **{name: entry for name, entry in plugin_commands().items() if name not in COMMANDS}}
-    tasks = list(dict.fromkeys(entry.task for entry in found.values()))
+    tasks = list(dict.fromkeys((*_OWN, *(entry.task for entry in found.values()))))
     return dict(sorted(found.items(), key=lambda command: tasks.index(command[1].task)))
 
 

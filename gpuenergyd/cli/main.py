@@ -56,14 +56,6 @@ def _run_command(arguments: list[str]) -> int:
             return print_versions()
         case ["help", "run"]:
             return _run_command(["run", "--help"])
-        case ["demo", *options]:
-            from gpuenergyd.cli.demo.slow_start import begin_start, end_start  # noqa: PLC0415
-
-            begin_start(is_output_json="--json" in options)
-            try:
-                return _run_with_typer(arguments)
-            finally:
-                end_start()
         case _:
             return _run_with_typer(arguments)
 

@@ -243,6 +243,7 @@ class MeasuresGpus(HasEnergyCounter, HasSettings, Protocol):
         ...
 
 
+@runtime_checkable
 class GpuController(
     GpuDriver, MeasuresGpus, HasProcesses, HasClocks, HasPowerLimit, HasPowerProfiles, HasRelease, Protocol
 ):
@@ -255,6 +256,19 @@ class RecallsLocks(Protocol):
 
     def recall_lock(self, gpu_uuid: str, sm_clock_mhz: int) -> None:
         """Learn which lock an earlier process may have left: `reset_sm_clock` fails if a busy GPU stays there."""
+        ...
+
+
+@runtime_checkable
+class AttachesProcesses(Protocol):
+    """A driver of simulated GPUs: a process computes on one by being attached to it, and the GPU shows its clocks."""
+
+    def attach_process(self, gpu_uuid: str, pid: int) -> None:
+        """Attach a process, which computes from now on."""
+        ...
+
+    def detach_process(self, gpu_uuid: str, pid: int) -> None:
+        """Detach a process."""
         ...
 
 

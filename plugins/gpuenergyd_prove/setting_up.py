@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from gpuenergyd import __version__
-from gpuenergyd.cli.demo.processes import raise_on_termination
 from gpuenergyd.cli.versions import version_lines
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.client.environment import find_socket_path
@@ -18,6 +17,7 @@ from gpuenergyd_prove.procedure import ProofRequest
 from gpuenergyd_prove.proof.registration import BASELINE_ARM, Arm
 from gpuenergyd_prove.simulated_host import simulated_host
 from gpuenergyd_prove.training_blocks import TrainingBlocks
+from gpuenergyd_sim.private_daemon.processes import raise_on_termination
 
 OURS = "tuned"
 _SIMULATED_JOB, _SIMULATED_MICROBATCHES = "proof-simulated", 8

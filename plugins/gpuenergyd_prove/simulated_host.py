@@ -10,11 +10,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuenergyd.cli.demo.processes import Children, raise_on_termination
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.errors import DaemonNotRunningError
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
-from gpuenergyd.gpu.drivers.world_kinds import WorldKind
+from gpuenergyd_sim.driver.host import SimulatedHost
+from gpuenergyd_sim.driver.world_kinds import WorldKind
+from gpuenergyd_sim.private_daemon.processes import Children, raise_on_termination
 
 NUM_GPUS, GPU_MODEL = 4, "a100-sxm"
 _START_TIMEOUT_S = 60.0
@@ -59,7 +59,7 @@ def simulated_host(job_name: str, *, seed: int, microbatches: int) -> Iterator[P
             )  # fmt: skip
             _wait(str(socket_path), children)
             command = (
-                sys.executable, "-m", "gpuenergyd_trainers.demo.gpt",
+                sys.executable, "-m", "gpuenergyd_sim.training.gpt",
                 "--world", str(world),
                 "--stages", str(NUM_GPUS),
                 "--microbatches", str(microbatches),

@@ -100,7 +100,7 @@ class TrainingBlocks:
         ratio = str(self.options.max_slowdown_ratio)
         arguments = ["--job", self.job_name, "--policy", arm.policy, "--max-slowdown", ratio]
         run = ["gpuenergyd.cli.main", "run", "--socket", self.options.socket_path, *arguments, "--"]
-        with_parent = [sys.executable, "-m", "gpuenergyd.cli.demo.with_parent", str(os.getpid())]
+        with_parent = [sys.executable, "-m", "gpuenergyd_sim.private_daemon.with_parent", str(os.getpid())]
         with (self.folder / "training.log").open("wb") as log:
             process = subprocess.Popen(
                 [*with_parent, *run, *self.command],

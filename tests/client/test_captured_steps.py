@@ -13,11 +13,11 @@ import pytest
 from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.core.clock_request import ClockRequest
-from gpuenergyd.gpu.drivers.device_model import InstructionWork
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
-from gpuenergyd.gpu.drivers.simulated_stream import SimulatedStream
+from gpuenergyd_sim.driver.device_model import InstructionWork
+from gpuenergyd_sim.driver.host import SimulatedHost
+from gpuenergyd_sim.driver.stream import SimulatedStream
+from gpuenergyd_sim.training.timers import SimulatedDevice, SimulatedGraph
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank
-from gpuenergyd_trainers.timing.simulated import SimulatedDevice, SimulatedGraph
 from tests.client.fake_daemon import FakeDaemon, plan_slice
 from tests.support.waiting import LIMIT_S
 

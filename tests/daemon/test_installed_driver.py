@@ -30,7 +30,7 @@ def test_an_installed_driver_is_a_setting_and_reaches_the_worker(
 def test_without_the_package_the_known_drivers_are_named() -> None:
     with pytest.raises(UsageError, match="driver = 'amd'"):
         load_settings(driver="amd")
-    with pytest.raises(UsageError, match="unknown driver 'amd'; available: simulated, nvml, command"):
+    with pytest.raises(UsageError, match="unknown driver 'amd'; available: command, nvml, simulated"):
         open_driver("amd", None)
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.gpu.drivers.world_kinds import WorldKind
 from gpuenergyd.gpu.restore.command import restore
 from gpuenergyd.store import open_history
+from gpuenergyd_sim.driver.world_kinds import WorldKind
 from tests.support.daemon_process import DaemonProcess, running_daemon, training, wait_for_death
 from tests.support.processes import child_pids
 from tests.support.stopping import stop_between_driver_calls

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.support.client_process import daemon_for_everybody
 from tests.support.container import Container, container, needs_bubblewrap
 from tests.support.daemon_process import DaemonProcess

@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from gpuenergyd.gpu.drivers.nvml import NvmlHost
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.support.fake_nvml.control import FakeNvmlControl
 from tests.support.fake_nvml.library import build_library, compiler
 from tests.support.virtual_time import VirtualTime

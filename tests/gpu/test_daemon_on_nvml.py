@@ -9,8 +9,8 @@ import pytest
 
 from gpuenergyd.cli.calibrate.load import SimulatedLoad
 from gpuenergyd.cli.main import run as run_command
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.restore.command import restore
+from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.support.daemon_process import DaemonProcess, training
 from tests.support.fake_nvml.control import FakeNvmlControl
 from tests.support.waiting import LIMIT_S, wait_until

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gpuenergyd.client.connection import HttpConnection
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.store import open_history
+from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.support.daemon_process import DaemonProcess, training
 from tests.support.fake_nvml.control import FakeNvmlControl
 from tests.support.waiting import LIMIT_S, wait_until

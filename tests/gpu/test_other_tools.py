@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.gpu.drivers.device_parameters import A40, A100_SXM, V100_SXM2
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
-from gpuenergyd.gpu.drivers.simulated_world import create_world
+from gpuenergyd_sim.driver.device_parameters import A40, A100_SXM, V100_SXM2
+from gpuenergyd_sim.driver.host import SimulatedHost
+from gpuenergyd_sim.driver.world import create_world
 from tests.support.fake_nvml.control import FakeNvmlControl
 from tests.support.tools_environment import KERNEL_TUNER, tools_environment
 from tests.support.waiting import LIMIT_S, wait_until

@@ -10,15 +10,15 @@ import pytest
 from gpuenergyd.errors import DriverError, GpuError, GpuNotFoundError, GpuPermissionError, GpuUnsupportedError
 from gpuenergyd.gpu.device import GpuController
 from gpuenergyd.gpu.drivers.command import CommandHost, Commands
-from gpuenergyd.gpu.drivers.device_parameters import B200, MAX_P, MAX_Q
 from gpuenergyd.gpu.drivers.nvml import NvmlHost
-from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
 from gpuenergyd.gpu.link.messages import LeaseOwner, PowerProfiles, SetPowerProfile
 from gpuenergyd.gpu.restore.command import restore
 from gpuenergyd.gpu.restore.executor import RestoreResult
 from gpuenergyd.gpu.restore.journal import Control, Journal
 from gpuenergyd.gpu.restore.policy import RestorePolicy, RestoreRules
 from gpuenergyd.gpu.worker.driver_requests import DriverRequests
+from gpuenergyd_sim.driver.device_parameters import B200, MAX_P, MAX_Q
+from gpuenergyd_sim.driver.host import InstructionWork, SimulatedHost
 from tests.gpu.conftest import NvmlWorld
 from tests.support.virtual_time import VirtualTime
 from tests.support.waiting import wait_until

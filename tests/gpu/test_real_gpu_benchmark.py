@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.gpu.drivers.device_parameters import A100_SXM
+from gpuenergyd_sim.driver.device_parameters import A100_SXM
 from tests.gpu.conftest import NvmlWorld
 from tests.support.waiting import LIMIT_S
 

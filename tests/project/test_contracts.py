@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpuenergyd.cli.main import run
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.support.daemon_process import running_daemon, training
 from tests.support.sample_history import write_sample_history
 from tests.support.waiting import wait_until

@@ -20,14 +20,14 @@ from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, Instruc
 from gpuenergyd.core.pipeline.plan import instruction_key
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.daemon.jobs.plan_delivery import change_row
-from gpuenergyd.gpu.drivers.device_model import (
+from gpuenergyd.wire.messages import OrderRow, PlanSlice
+from gpuenergyd_sim.driver.device_model import (
     InstructionWork,
     blocking_power_w,
     instruction_time_s,
     working_power_w,
 )
-from gpuenergyd.gpu.drivers.device_parameters import device_parameters
-from gpuenergyd.wire.messages import OrderRow, PlanSlice
+from gpuenergyd_sim.driver.device_parameters import device_parameters
 from tests.support.virtual_device import CalledRequest, VirtualDevice, VirtualGraph, VirtualNodeEvent
 from tests.support.virtual_training import VirtualTraining, Work
 from tests.support.waiting import LIMIT_S
@@ -60,7 +60,7 @@ def waiting_power_w(sm_clock_mhz: int) -> float:
 
 def demo_work(num_stages: int) -> dict[tuple[int, InstructionKind], Work]:
     """Return the works of the demo's stages."""
-    from gpuenergyd_trainers.demo.gpt_model import simulated_works  # noqa: PLC0415  imports torch
+    from gpuenergyd_sim.training.gpt_model import simulated_works  # noqa: PLC0415  imports torch
 
     return {
         (stage, InstructionKind(kind)): SimulatedWork(work)

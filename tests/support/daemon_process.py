@@ -16,8 +16,8 @@ from typing import Any
 
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.errors import GpuEnergyError
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
-from gpuenergyd.gpu.drivers.world_kinds import WorldKind
+from gpuenergyd_sim.driver.host import SimulatedHost
+from gpuenergyd_sim.driver.world_kinds import WorldKind
 from tests.support.fork_server import SERVER, ForkedProcess
 from tests.support.processes import child_pids
 from tests.support.waiting import LIMIT_S, wait_until

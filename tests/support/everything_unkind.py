@@ -19,12 +19,12 @@ from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.pipeline.switching import Direction, LatencyBasis, SwitchLatency, TargetLatency
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
-from gpuenergyd.gpu.drivers.device_model import blocking_power_w
-from gpuenergyd.gpu.drivers.device_parameters import DeviceParameters
-from gpuenergyd.gpu.drivers.world_kinds import WorldKind, parameters_in
 from gpuenergyd_policies.bubble_aware import candidates
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.learning.calls import CallCost
+from gpuenergyd_sim.driver.device_model import blocking_power_w
+from gpuenergyd_sim.driver.device_parameters import DeviceParameters
+from gpuenergyd_sim.driver.world_kinds import WorldKind, parameters_in
 from tests.support.perfect_knowledge import Informed
 from tests.support.random_jobs import COMMUNICATION_LATENCY_S, TrueJob
 from tests.support.slow_sampling import SlowlyReadTraining

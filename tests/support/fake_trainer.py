@@ -20,7 +20,7 @@ from pathlib import Path
 
 from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
-from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
+from gpuenergyd_sim.driver.host import InstructionWork, SimulatedHost
 
 FORWARD = InstructionWork(memory_time_s=0.001, compute_time_s=0.004, power_coefficient_w_per_mhz=0.2)
 BACKWARD = InstructionWork(memory_time_s=0.002, compute_time_s=0.008, power_coefficient_w_per_mhz=0.2)

@@ -9,7 +9,7 @@ _PROGRAM = """#!{python} -IS
 import os
 import sys
 sys.path.insert(0, {root!r})
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd_sim.driver.host import SimulatedHost
 from pathlib import Path
 
 name, uuid = sys.argv[1:3]

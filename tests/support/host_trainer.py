@@ -25,12 +25,12 @@ from typing import Any, NamedTuple
 from gpuenergyd.client.plans import AgreedPlans
 from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd_sim.driver.host import SimulatedHost
+from gpuenergyd_sim.training.timers import SimulatedTimer
 from gpuenergyd_trainers.across_hosts.job_store import JobStore
 from gpuenergyd_trainers.across_hosts.pipeline_member import PipelineMember
 from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
 from gpuenergyd_trainers.across_hosts.replica_paces import ReplicaOnOneHost
-from gpuenergyd_trainers.timing.simulated import SimulatedTimer
 from tests.support.fake_trainer import BACKWARD, FORWARD, scaled
 from tests.support.waiting import LIMIT_S
 

@@ -13,8 +13,8 @@ from typing import Any
 from gpuenergyd.cli.install.installation import apply_steps, plan_install
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.errors import GpuEnergyError
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
-from gpuenergyd.gpu.drivers.world_kinds import WorldKind
+from gpuenergyd_sim.driver.host import SimulatedHost
+from gpuenergyd_sim.driver.world_kinds import WorldKind
 from tests.support.systemd_host import INSTALLED, SystemdHost, systemd_host
 from tests.support.waiting import LIMIT_S, wait_until
 

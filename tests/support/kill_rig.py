@@ -16,7 +16,7 @@ from typing import Literal, get_args
 
 from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.core.policy_api.policy import Lever
-from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
+from gpuenergyd_sim.driver.host import InstructionWork, SimulatedHost
 from tests.support.daemon_process import DaemonProcess
 from tests.support.gpu_commands import GpuCommands
 from tests.support.waiting import LIMIT_S, wait_until

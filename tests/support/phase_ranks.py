@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.site.house_map import PYTHON_PATH
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.support.framework_environments import ROOT
 
 NUM_RANKS = 2

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data.distributed import DistributedSampler
 
-from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
+from gpuenergyd_sim.driver.host import InstructionWork, SimulatedHost
 
 WORK = {
     "F": InstructionWork(0.0144, 0.0458, 0.25),

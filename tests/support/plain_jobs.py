@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
 from gpuenergyd.core.policy_api.policy import ClockPolicy, Lever
-from gpuenergyd.gpu.drivers.device_model import blocking_power_w, voltage_ratio
-from gpuenergyd.gpu.drivers.device_parameters import DeviceParameters, device_parameters
+from gpuenergyd_sim.driver.device_model import blocking_power_w, voltage_ratio
+from gpuenergyd_sim.driver.device_parameters import DeviceParameters, device_parameters
 from tests.support.virtual_training import CLOCKS_MHZ, VirtualTraining, Work
 
 ORDER = (Instruction(0, InstructionKind.F, 0),)

@@ -9,8 +9,8 @@ from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, Schedule, one_forward_one_backward
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
 from gpuenergyd.core.policy_api.policy import ClockPolicy
-from gpuenergyd.gpu.drivers.device_model import blocking_power_w, voltage_ratio
-from gpuenergyd.gpu.drivers.device_parameters import DeviceParameters, device_parameters
+from gpuenergyd_sim.driver.device_model import blocking_power_w, voltage_ratio
+from gpuenergyd_sim.driver.device_parameters import DeviceParameters, device_parameters
 from tests.support.virtual_training import VirtualTraining
 
 F, B = InstructionKind.F, InstructionKind.B

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
-from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
-from gpuenergyd_trainers.timing.simulated import SimulatedTimer
+from gpuenergyd_sim.driver.host import InstructionWork, SimulatedHost
+from gpuenergyd_sim.training.timers import SimulatedTimer
 
 _COMPUTE_SHARE, _POWER_W_PER_MHZ = 0.8, 0.2
 

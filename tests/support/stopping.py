@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.support.daemon_process import DaemonProcess
 from tests.support.waiting import wait_until
 

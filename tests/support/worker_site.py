@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuenergyd.core.clock_request import ClockRequest
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.link.client import LinkEvent, WorkerLost
 from gpuenergyd.gpu.link.messages import (
     ClockChangeReport,
@@ -25,6 +24,7 @@ from gpuenergyd.gpu.link.messages import (
 )
 from gpuenergyd.gpu.restore.journal import Journal
 from gpuenergyd.gpu.restore.policy import RestoreRules
+from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.support.waiting import LIMIT_S
 from tests.support.worker_link import WorkerLink
 

@@ -7,7 +7,7 @@ import torch
 from torch.distributed.pipelining import PipelineStage
 
 from gpuenergyd.wire.messages import OrderRow
-from gpuenergyd_trainers.demo.simulated_memory import SavedActivations
+from gpuenergyd_sim.training.simulated_memory import SavedActivations
 
 
 def num_inflight(stage: Any) -> int:

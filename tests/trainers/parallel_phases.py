@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd_sim.driver.host import SimulatedHost
 from gpuenergyd_trainers.autostart.launching import launch_environment
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
 from tests.support import phase_training

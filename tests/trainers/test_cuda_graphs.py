@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.gpu.drivers.device_model import InstructionWork
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
-from gpuenergyd.gpu.drivers.simulated_stream import SimulatedStream
+from gpuenergyd_sim.driver.device_model import InstructionWork
+from gpuenergyd_sim.driver.host import SimulatedHost
+from gpuenergyd_sim.driver.stream import SimulatedStream
+from gpuenergyd_sim.training.timers import SimulatedDevice, SimulatedGraph
 from gpuenergyd_trainers.cuda_graphs import GraphHandle, attach
-from gpuenergyd_trainers.timing.simulated import SimulatedDevice, SimulatedGraph
 from tests.client.fake_daemon import FakeDaemon, plan_slice
 from tests.support.waiting import LIMIT_S
 

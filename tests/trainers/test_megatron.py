@@ -14,8 +14,8 @@ import torch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gpuenergyd.core.pipeline.schedules import make_schedule
-from gpuenergyd.gpu.drivers.world_kinds import WorldKind
 from gpuenergyd.store import open_history
+from gpuenergyd_sim.driver.world_kinds import WorldKind
 from gpuenergyd_trainers.joining.place_sources import megatron_place
 from gpuenergyd_trainers.megatron import attach
 from gpuenergyd_trainers.megatron_steps import require_step_functions

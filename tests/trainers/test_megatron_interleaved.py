@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gpuenergyd.core.pipeline.graph import InstructionKind, Schedule
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.store import open_history
+from gpuenergyd_sim.driver.host import SimulatedHost
 from gpuenergyd_trainers.joining.ordered_rank import order_rows
 from gpuenergyd_trainers.megatron import planned_schedule
 from tests.client.fake_daemon import FakeDaemon

@@ -12,7 +12,7 @@ from torch.distributed.pipelining import Schedule1F1B  # noqa: E402
 
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward  # noqa: E402
 from gpuenergyd.core.pipeline.reorder import split_in_place  # noqa: E402
-from gpuenergyd_trainers.demo.gpt_model import build_stage, loss_of, make_batch  # noqa: E402
+from gpuenergyd_sim.training.gpt_model import build_stage, loss_of, make_batch  # noqa: E402
 from gpuenergyd_trainers.joining.ordered_rank import order_rows  # noqa: E402
 from gpuenergyd_trainers.torch_pipelining import attach  # noqa: E402
 from tests.client.fake_daemon import FakeDaemon, plan_slice, wait_for_report  # noqa: E402

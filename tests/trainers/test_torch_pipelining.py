@@ -14,10 +14,10 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward  # noqa: E402
 from gpuenergyd.core.pipeline.schedules import make_schedule  # noqa: E402
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost  # noqa: E402
-from gpuenergyd.gpu.drivers.world_kinds import WorldKind  # noqa: E402
-from gpuenergyd_trainers.demo.gpt_model import build_stage, loss_of, make_batch, simulated_works  # noqa: E402
-from gpuenergyd_trainers.demo.simulated_stage import simulate  # noqa: E402
+from gpuenergyd_sim.driver.host import SimulatedHost  # noqa: E402
+from gpuenergyd_sim.driver.world_kinds import WorldKind  # noqa: E402
+from gpuenergyd_sim.training.gpt_model import build_stage, loss_of, make_batch, simulated_works  # noqa: E402
+from gpuenergyd_sim.training.simulated_stage import simulate  # noqa: E402
 from gpuenergyd_trainers.joining.handle import Handle, WrappedAttribute  # noqa: E402
 from gpuenergyd_trainers.torch_inflight import Schedule1F1BExtraInflight  # noqa: E402
 from gpuenergyd_trainers.torch_pipelining import attach  # noqa: E402

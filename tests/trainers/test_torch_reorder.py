@@ -15,8 +15,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from gpuenergyd.core.pipeline.graph import Schedule, one_forward_one_backward  # noqa: E402
 from gpuenergyd.core.pipeline.reorder import check_orders, split_in_place  # noqa: E402
 from gpuenergyd_policies.planning.orders.shape import RankShape, shaped_schedule  # noqa: E402
-from gpuenergyd_trainers.demo.gpt_model import build_stage, loss_of, make_batch  # noqa: E402
-from gpuenergyd_trainers.demo.simulated_memory import SimulatedMemory  # noqa: E402
+from gpuenergyd_sim.training.gpt_model import build_stage, loss_of, make_batch  # noqa: E402
+from gpuenergyd_sim.training.simulated_memory import SimulatedMemory  # noqa: E402
 from gpuenergyd_trainers.joining.handle import Handle, WrappedAttribute  # noqa: E402
 from gpuenergyd_trainers.joining.memory import CudaMemory, MicrobatchMemory  # noqa: E402
 from gpuenergyd_trainers.joining.ordered_rank import order_rows  # noqa: E402

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.checkpoint import checkpoint  # noqa: E402  after the skip
 
-from gpuenergyd_trainers.demo.gpt_pipeline import GptRank  # noqa: E402
+from gpuenergyd_sim.training.gpt_pipeline import GptRank  # noqa: E402
 from gpuenergyd_trainers.joining.handle import Handle  # noqa: E402
 from gpuenergyd_trainers.torch_pipelining import attach  # noqa: E402
 from tests.client.fake_daemon import FakeDaemon  # noqa: E402

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from gpuenergyd.core.pipeline.schedules import make_schedule, stage_of_chunk
-from gpuenergyd_trainers.demo.gpt_pipeline import PIPELINES, GptRank
+from gpuenergyd_sim.training.gpt_pipeline import PIPELINES, GptRank
 from gpuenergyd_trainers.torch_pipelining import attach
 from tests.client.fake_daemon import FakeDaemon
 from tests.support.thorough import thorough

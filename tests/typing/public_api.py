@@ -39,7 +39,7 @@ from gpuenergyd.core.policy_api.policy import (
 )
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.core.policy_api.testing import SimulatedJob, job_view, pipeline_profile
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd_sim.driver.host import SimulatedHost
 from gpuenergyd_trainers.joining.handle import Handle
 from gpuenergyd_trainers.loop import iterations
 

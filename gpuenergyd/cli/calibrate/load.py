@@ -6,7 +6,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd.gpu.device import AttachesProcesses
+from gpuenergyd.gpu.drivers.opening import DRIVERS, open_driver
 
 
 class GpuLoad(Protocol):
@@ -21,11 +22,11 @@ class GpuLoad(Protocol):
         ...
 
 
-class SimulatedLoad:
+class AttachedLoad:
     """A process attached to simulated GPUs, which show their clocks then."""
 
-    def __init__(self, world_path: Path) -> None:
-        self._host = SimulatedHost.open(world_path)
+    def __init__(self, host: AttachesProcesses) -> None:
+        self._host = host
 
     @contextmanager
     def on(self, gpu_uuid: str) -> Iterator[None]:
@@ -38,13 +39,15 @@ class SimulatedLoad:
 
 
 def open_load(driver: str, world_path: str | None) -> GpuLoad:
-    """Return the load for the daemon's GPUs; `world_path` is the file of simulated ones.
+    """Return the load for the daemon's GPUs; `world_path` is the file of its driver.
 
     Raises:
-        DriverError: CUDA, or the file, cannot be opened.
+        DriverError: CUDA, or the driver, cannot be opened.
     """
-    if driver == "simulated" and world_path is not None:
-        return SimulatedLoad(Path(world_path))
+    if driver not in DRIVERS:
+        host = open_driver(driver, None if world_path is None else Path(world_path))
+        if isinstance(host, AttachesProcesses):
+            return AttachedLoad(host)
     from gpuenergyd.cli.calibrate.cuda_load import CudaLoad  # noqa: PLC0415  only for real GPUs
 
     return CudaLoad()

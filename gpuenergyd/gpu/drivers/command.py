@@ -29,7 +29,6 @@ import time
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,11 +41,12 @@ from gpuenergyd.gpu.device import (
     GpuIdentity,
     GpuReading,
     HasErrorEvents,
+    missing_capabilities,
 )
+from gpuenergyd.gpu.drivers.opening import DRIVERS, installed_drivers, open_driver
 
+_OWN_NAME = "command"
 _COMMANDS = ("lock", "reset", "limit")
-_READERS = {"nvml": "NvmlHost", "simulated": "SimulatedHost"}
-"""Class of each driver that may read."""
 _MAX_TIMEOUT_S = 60.0
 _KILL_AFTER_S = 1.0
 _RETURN_LIMIT_S = 2.0
@@ -71,7 +71,7 @@ class Commands:
     timeout_s: float = 5.0
     reader: str = "nvml"
     world: str | None = None
-    """With the reader `simulated`: the file of the simulated GPUs."""
+    """The file of the reader: with `simulated`, that of the simulated GPUs."""
 
 
 def read_commands(path: Path) -> Commands:
@@ -98,8 +98,10 @@ def read_commands(path: Path) -> Commands:
     if not isinstance(timeout_s, int | float) or not 0 < timeout_s <= _MAX_TIMEOUT_S:
         raise DriverError(f"{path}: timeout_s {timeout_s!r}: must be above 0 and at most {_MAX_TIMEOUT_S:g} s")
     reader, world = content.get("reader", "nvml"), content.get("world")
-    if reader not in _READERS:
-        raise DriverError(f"{path}: reader {reader!r}; valid: {', '.join(_READERS)}")
+    if reader not in DRIVERS.keys() - {_OWN_NAME}:
+        valid = sorted({*DRIVERS, *installed_drivers()} - {_OWN_NAME})
+        if reader not in valid:
+            raise DriverError(f"{path}: reader {reader!r}; valid: {', '.join(valid)}")
     if world is not None and not isinstance(world, str):
         raise DriverError(f"{path}: world {world!r}: must be a path")
     lock, reset, limit = (commands.get(name, ()) for name in _COMMANDS)
@@ -160,8 +162,10 @@ class CommandHost:
         if path is None:
             raise UsageError("the command driver needs its commands file: --world PATH")
         commands = read_commands(path)
-        reader = getattr(import_module(f"gpuenergyd.gpu.drivers.{commands.reader}"), _READERS[commands.reader])
-        return cls(commands, reader.open(None if commands.world is None else Path(commands.world)))
+        reader = open_driver(commands.reader, None if commands.world is None else Path(commands.world))
+        if not isinstance(reader, GpuController):
+            raise DriverError(f"{path}: reader {commands.reader!r} lacks {', '.join(missing_capabilities(reader))}")
+        return cls(commands, reader)
 
     # Reading
 

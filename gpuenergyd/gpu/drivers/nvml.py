@@ -22,8 +22,8 @@ import pynvml
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import DriverError, GpuError, GpuLostError, GpuNotFoundError, GpuUnsupportedError
 from gpuenergyd.gpu.device import EnergyReading, GpuDetails, GpuIdentity, GpuReading
-from gpuenergyd.gpu.drivers.device_parameters import published_blocking_power_w, published_switch_latency_s
 from gpuenergyd.gpu.drivers.nvml_errors import NEVER_HERE, TRANSIENT, UNINITIALIZED, nvml_error
+from gpuenergyd.gpu.drivers.published_figures import published_blocking_power_w, published_switch_latency_s
 
 _NUM_TRIES = 3
 _RETRY_PAUSE_S = 0.01

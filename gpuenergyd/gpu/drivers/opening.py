@@ -4,6 +4,7 @@ An entry point is a function that takes the path of the driver's file, None with
 """
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from gpuenergyd.gpu.device import GpuDriver
 
 OpenDriver = Callable[[Path | None], GpuDriver]
 
-DRIVERS = {"simulated": "SimulatedHost", "nvml": "NvmlHost", "command": "CommandHost"}
+DRIVERS = {"nvml": "NvmlHost", "command": "CommandHost"}
 """The classes of this package's drivers, by name: they are opened without a search for entry points, for fast restores.
 """
 
@@ -24,6 +25,7 @@ def installed_drivers() -> dict[str, Callable[[], OpenDriver]]:
     return {point.name: point.load for point in entry_points(group="gpuenergyd.drivers")}
 
 
+@cache  # a restore after a kill must not search for packages
 def preload(driver: str) -> OpenDriver:
     """Import the modules of a driver, so that opening it later is fast; return the function that opens it.
 
@@ -35,12 +37,12 @@ def preload(driver: str) -> OpenDriver:
         return opener
     installed = installed_drivers()
     if driver not in installed:
-        raise UsageError(f"unknown driver {driver!r}; available: {', '.join([*DRIVERS, *sorted(installed)])}")
+        raise UsageError(f"unknown driver {driver!r}; available: {', '.join(sorted({*DRIVERS, *installed}))}")
     return installed[driver]()
 
 
 def open_driver(driver: str, path: Path | None) -> GpuDriver:
-    """Open a driver by its name; `path` is its file: the world of simulated GPUs, or the commands file.
+    """Open a driver by its name; `path` is its file, such as the commands file.
 
     Raises:
         UsageError: unknown driver, or no such file is named.

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.cli.main import run
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.restore.journal import Control, Journal, JournalEntry, KnownBy
+from gpuenergyd_sim.driver.host import SimulatedHost
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from gpuenergyd.cli.main import run
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.restore.journal import Control, Journal, JournalEntry, KnownBy
 from gpuenergyd.store import HistoryWriter
+from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.gpu.conftest import NvmlWorld, fake_nvml_library, gpu_models, nvml_world
 from tests.support.daemon_process import DaemonProcess, running_daemon
 from tests.support.waiting import wait_until

@@ -21,9 +21,9 @@ from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.daemon.jobs.fits import JobFits
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.errors import DaemonNotRunningError
-from gpuenergyd.gpu.drivers.world_kinds import WorldKind
 from gpuenergyd.wire.daemon_codec import encode
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from gpuenergyd_sim.driver.world_kinds import WorldKind
 from tests.support.daemon_process import running_daemon, training
 from tests.support.http_handler import QuietHandler
 from tests.support.registration import one_stage_registration

@@ -10,7 +10,7 @@ from gpuenergyd.core.pipeline.calibration import (
     calibration_walk_mhz,
 )
 from gpuenergyd.core.pipeline.switching import ENOUGH, ClockRegion, Direction, ObservedSwitch, direction_of, region_of
-from gpuenergyd.gpu.drivers.device_parameters import MODELS
+from gpuenergyd_sim.driver.device_parameters import MODELS
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=lambda model: model.key)

@@ -14,7 +14,7 @@ from gpuenergyd.daemon.gpus.access import AccessRules
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse, is_of_same_job
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import AccessError, JobError
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.support.client_process import (
     ClientProcess,
     client_process,

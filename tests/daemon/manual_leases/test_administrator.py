@@ -16,8 +16,8 @@ from gpuenergyd.cli.main import run
 from gpuenergyd.daemon.gpus.access import AccessRules
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import AccessError
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.restore.journal import Journal
+from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.support.client_process import daemon_for_everybody
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
 from tests.support.registration import one_stage_registration

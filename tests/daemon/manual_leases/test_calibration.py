@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from gpuenergyd.cli.main import run
-from gpuenergyd.gpu.drivers.device_parameters import A100_SXM
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
-from gpuenergyd.gpu.drivers.simulated_world import create_world
-from gpuenergyd.gpu.drivers.world_kinds import WorldKind, parameters_in
 from gpuenergyd.gpu.restore.journal import Journal
+from gpuenergyd_sim.driver.device_parameters import A100_SXM
+from gpuenergyd_sim.driver.host import SimulatedHost
+from gpuenergyd_sim.driver.world import create_world
+from gpuenergyd_sim.driver.world_kinds import WorldKind, parameters_in
 from tests.daemon.manual_leases.test_administrator import ASK_AS_NOBODY, NOBODY
 from tests.support.client_process import daemon_for_everybody
 from tests.support.daemon_process import DaemonProcess, running_daemon, training

@@ -16,7 +16,7 @@ from gpuenergyd.errors import DriverError, GpuError, GpuPermissionError, GpuUnsu
 from gpuenergyd.gpu.drivers import command
 from gpuenergyd.gpu.drivers.command import CommandHost, read_commands
 from gpuenergyd.gpu.drivers.opening import open_driver
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.support.gpu_commands import GpuCommands
 from tests.support.waiting import wait_until
 

@@ -23,7 +23,7 @@ from gpuenergyd.gpu.device import (
     require_capability,
 )
 from gpuenergyd.gpu.drivers.nvml import NvmlHost
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.gpu.conftest import NvmlWorld
 from tests.support.fake_amd.driver import AmdHost, open_driver
 from tests.support.virtual_time import VirtualTime

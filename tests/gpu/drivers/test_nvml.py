@@ -19,11 +19,11 @@ from gpuenergyd.errors import (
     GpuPermissionError,
     GpuUnsupportedError,
 )
-from gpuenergyd.gpu.drivers.device_model import InstructionWork
 from gpuenergyd.gpu.drivers.nvml import NvmlHost
 from gpuenergyd.gpu.drivers.nvml_errors import nvml_error
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.worker.threads.counter_edges import EnergyEdges
+from gpuenergyd_sim.driver.device_model import InstructionWork
+from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.gpu.conftest import NvmlWorld
 from tests.support.waiting import LIMIT_S, wait_until
 

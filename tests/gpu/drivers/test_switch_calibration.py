@@ -14,12 +14,12 @@ from gpuenergyd.core.measurement.telemetry import ClockHistory
 from gpuenergyd.core.pipeline.switching import Direction, LatencyBasis
 from gpuenergyd.daemon.gpus.inventory import Gpu, observed_switch, switch_calibration
 from gpuenergyd.gpu.device import GpuReading
-from gpuenergyd.gpu.drivers.device_parameters import A100_SXM, DeviceParameters
 from gpuenergyd.gpu.drivers.nvml import NvmlHost
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
-from gpuenergyd.gpu.drivers.simulated_world import World, create_world
 from gpuenergyd.gpu.link.messages import ClockChangeReport
 from gpuenergyd.gpu.worker.threads.clock_settling import EffectWatch
+from gpuenergyd_sim.driver.device_parameters import A100_SXM, DeviceParameters
+from gpuenergyd_sim.driver.host import SimulatedHost
+from gpuenergyd_sim.driver.world import World, create_world
 from tests.gpu.conftest import NvmlWorld
 from tests.support.fake_nvml.control import FakeNvmlControl
 from tests.support.virtual_time import VirtualTime

@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuenergyd.errors import GpuEnergyError
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.process_identity import read_boot_id
 from gpuenergyd.gpu.restore.command import restore
 from gpuenergyd.gpu.restore.executor import RestoreOutcome, RestoreResult, restore_from_journal
 from gpuenergyd.gpu.restore.journal import Control, Journal, KnownBy
 from gpuenergyd.gpu.restore.journal_content import JournalEntry
 from gpuenergyd.gpu.restore.repair import RepairingHost, repair_journal
+from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.gpu.restore.test_journal import entry
 from tests.support.examples import examples
 

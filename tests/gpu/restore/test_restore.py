@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.errors import GpuLostError, JournalError
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.restore.command import reset_all, restore
 from gpuenergyd.gpu.restore.executor import RestoreResult, restore_from_journal
 from gpuenergyd.gpu.restore.journal import Control, Journal, JournalEntry, KnownBy
+from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.gpu.restore.test_journal import entry
 
 

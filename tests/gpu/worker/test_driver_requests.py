@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.link.messages import LeaseOwner, LowerPowerLimit
 from gpuenergyd.gpu.restore.command import restore
 from gpuenergyd.gpu.restore.executor import RestoreResult
 from gpuenergyd.gpu.restore.journal import Journal
 from gpuenergyd.gpu.restore.policy import RestoreRules
 from gpuenergyd.gpu.worker.driver_requests import DriverRequests
+from gpuenergyd_sim.driver.host import SimulatedHost
 
 OWNER = LeaseOwner("job-1", os.getpid(), os.getuid())
 

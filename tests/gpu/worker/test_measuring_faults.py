@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpuenergyd.gpu.drivers.nvml import NvmlHost
-from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
+from gpuenergyd_sim.driver.host import InstructionWork, SimulatedHost
 from tests.gpu.conftest import NvmlWorld
 from tests.support.worker_site import OWNER, Site, request_clock, run, until
 

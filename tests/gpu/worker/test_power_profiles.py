@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.errors import GpuError
-from gpuenergyd.gpu.drivers.device_parameters import MAX_P, MAX_Q
 from gpuenergyd.gpu.link.messages import GpuHealth
 from gpuenergyd.gpu.restore.executor import RestoreResult
 from gpuenergyd.gpu.restore.journal import Control
+from gpuenergyd_sim.driver.device_parameters import MAX_P, MAX_Q
 from tests.support.worker_link import WorkerLink
 from tests.support.worker_site import OWNER, Received, Site, request_clock, simulated_site, until, with_worker
 

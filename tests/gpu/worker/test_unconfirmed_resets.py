@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.link.messages import GpuHealth
 from gpuenergyd.gpu.restore.command import restore
 from gpuenergyd.gpu.restore.executor import RestoreResult
+from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.support.gpu_commands import GpuCommands
 from tests.support.worker_link import WorkerLink
 from tests.support.worker_site import OWNER, Received, Site, request_clock

@@ -11,11 +11,11 @@ import pytest
 from gpuenergyd.cli.main import run
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.errors import UsageError
-from gpuenergyd.gpu.drivers.world_kinds import WorldKind
 from gpuenergyd_prove.block_options import BlockOptions
 from gpuenergyd_prove.errors import ProofError
 from gpuenergyd_prove.job_blocks import JobBlocks
 from gpuenergyd_prove.proof.registration import BASELINE_ARM, Arm
+from gpuenergyd_sim.driver.world_kinds import WorldKind
 from tests.support.daemon_process import DaemonProcess, Training, running_daemon, training
 
 TUNED, FULL_SPEED = Arm("tuned", "uniform"), Arm(BASELINE_ARM, "full-speed")

@@ -11,7 +11,6 @@ import pytest
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.errors import DaemonNotRunningError
-from gpuenergyd.gpu.drivers.world_kinds import WorldKind
 from gpuenergyd.store import IterationRow
 from gpuenergyd_prove import block_options
 from gpuenergyd_prove.block_options import BlockOptions, check_is_tuned, has_energies
@@ -19,6 +18,7 @@ from gpuenergyd_prove.errors import ProofError
 from gpuenergyd_prove.proof.measurements import energy_j
 from gpuenergyd_prove.proof.registration import BASELINE_ARM, Arm
 from gpuenergyd_prove.training_blocks import TrainingBlocks
+from gpuenergyd_sim.driver.world_kinds import WorldKind
 from tests.support.daemon_process import DaemonProcess, running_daemon
 
 

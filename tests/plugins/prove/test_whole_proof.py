@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from gpuenergyd.cli.main import run
-from gpuenergyd.gpu.drivers.world_kinds import WorldKind
 from gpuenergyd_prove.folder import BLOCKS, PAGE, PILOT, VERDICT, read_registration
 from gpuenergyd_prove.proof.registration import LEAST_ROUNDS
+from gpuenergyd_sim.driver.world_kinds import WorldKind
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
 
 SHORT = (

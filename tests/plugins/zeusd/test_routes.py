@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.daemon.api.plugin_routes import PluginRoutes
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd_sim.driver.host import SimulatedHost
 from gpuenergyd_zeusd.parameters import BadParameterError, Parameters
 from gpuenergyd_zeusd.requests import ZeusdChange
 from gpuenergyd_zeusd.routes import ZeusdRoutes

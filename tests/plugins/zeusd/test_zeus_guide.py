@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.support.daemon_process import DaemonProcess
 from tests.support.documents import blocks
 from tests.support.fake_nvml.control import FakeNvmlControl

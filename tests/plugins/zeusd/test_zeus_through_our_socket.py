@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.store import open_history
+from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.support.daemon_process import DaemonProcess
 from tests.support.fake_nvml.control import FakeNvmlControl
 from tests.support.tools_environment import tools_environment

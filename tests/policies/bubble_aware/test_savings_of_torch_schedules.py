@@ -13,10 +13,10 @@ pytest.importorskip("torch")
 
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.schedules import make_schedule
-from gpuenergyd.gpu.drivers.device_model import InstructionWork, blocking_power_w, instruction_time_s, working_power_w
-from gpuenergyd.gpu.drivers.device_parameters import device_parameters
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
-from gpuenergyd_trainers.demo.gpt_model import simulated_works
+from gpuenergyd_sim.driver.device_model import InstructionWork, blocking_power_w, instruction_time_s, working_power_w
+from gpuenergyd_sim.driver.device_parameters import device_parameters
+from gpuenergyd_sim.training.gpt_model import simulated_works
 from tests.support.thorough import thorough
 from tests.support.virtual_training import VirtualTraining
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuenergyd.errors import GpuUnsupportedError
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd_sim.driver.host import SimulatedHost
 
 COUNTER_RESOLUTION_UJ = 15.259
 _HZ_PER_MHZ = 1_000_000

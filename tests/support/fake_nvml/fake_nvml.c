@@ -4,7 +4,7 @@
  * in: same records, same locks, same model, written here a second time in C. So a training process that computes on
  * simulated GPUs and an unmodified NVML client see one world, a lock outlives its setter, and a SIGKILL tears nothing.
  * Beside it lies `<world>.nvml`, the control file through which a test injects faults, delays, critical errors, MIG,
- * driver reloads and a privilege rule; without it there are none. Layouts: simulated_world.py and control.py.
+ * driver reloads and a privilege rule; without it there are none. Layouts: driver/world.py and control.py.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -26,7 +26,7 @@ enum {
     INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, TIMED_OUT = 10, VERSION_MISMATCH = 25
 };
 
-/* The world file: see gpuenergyd/gpu/drivers/simulated_world.py and device_model.py. */
+/* The world file: see plugins/gpuenergyd_sim/driver/world.py and device_model.py. */
 typedef struct {
     char magic[8];
     uint32_t num_gpus, header_bytes, record_bytes, slot_bytes;

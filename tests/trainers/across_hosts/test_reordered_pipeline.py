@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402  after the skip
 from torch.distributed.pipelining import Schedule1F1B  # noqa: E402
 
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost  # noqa: E402
+from gpuenergyd_sim.driver.host import SimulatedHost  # noqa: E402
+from gpuenergyd_sim.training.gpt_model import build_stage, loss_of, make_batch  # noqa: E402
 from gpuenergyd_trainers.across_hosts.pipeline_member import PipelineMember  # noqa: E402
-from gpuenergyd_trainers.demo.gpt_model import build_stage, loss_of, make_batch  # noqa: E402
 from gpuenergyd_trainers.joining import membership  # noqa: E402
 from gpuenergyd_trainers.torch_pipelining import attach  # noqa: E402
 from tests.support.daemon_process import DaemonProcess  # noqa: E402

@@ -20,12 +20,12 @@ import torch
 import torch.distributed as dist
 
 from gpuenergyd.core.job.rules import JobRules
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.store import JobSummary, open_history
 from gpuenergyd.store.reading.trainings import find_trainings
 from gpuenergyd.store.records import RankRecord
+from gpuenergyd_sim.driver.host import SimulatedHost
+from gpuenergyd_sim.training.gpt_pipeline import GptRank
 from gpuenergyd_trainers.across_hosts.pipeline_member import PipelineMember
-from gpuenergyd_trainers.demo.gpt_pipeline import GptRank
 from gpuenergyd_trainers.joining import membership
 from gpuenergyd_trainers.torch_pipelining import attach
 from tests.support.daemon_process import DaemonProcess

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.core.clock_request import ClockRequest, TimedClock
-from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.link.messages import AcquireLease, ClockChangeReport
 from gpuenergyd.gpu.restore.journal import Control, Journal
 from gpuenergyd.gpu.restore.policy import RestoreRules
 from gpuenergyd.gpu.worker.driver_requests import DriverRequests
 from gpuenergyd.gpu.worker.threads.actuator import Actuator
 from gpuenergyd.gpu.worker.threads.driver_turns import DriverTurns
+from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.support.waiting import LIMIT_S, wait_until
 from tests.support.worker_site import OWNER
 

@@ -1,0 +1,192 @@
+"""The demo's host in virtual time: daemon, GPU worker, policy host and training ranks in one process, on one clock.
+
+    python -m gpuenergyd_sim.demo.virtual_host FOLDER
+
+The folder holds the request; results and progress are written into it. What runs is what runs elsewhere: the daemon's
+composition root, its sockets and messages, the worker with its journal, the database, torch. Only clocks, sleeps,
+threads and processes are those of `gpuenergyd_sim.virtual_time`.
+"""
+
+import asyncio
+import importlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from signal import SIGTERM
+from typing import Any
+
+from gpuenergyd.daemon.app import serve
+from gpuenergyd.daemon.gpus.host_energy import HostEnergy
+from gpuenergyd.daemon.processes import policy_host
+from gpuenergyd.daemon.settings import Settings
+from gpuenergyd.errors import GpuEnergyError
+from gpuenergyd.gpu.worker.main import main as worker_main
+from gpuenergyd.gpu.worker.restore_sentinel import wait_and_restore
+from gpuenergyd_sim.demo.session import check_clocks_are_restored, run_session
+from gpuenergyd_sim.demo.virtual_files import VirtualProgress
+from gpuenergyd_sim.virtual_time.kernel import Process, VirtualKernel
+
+_RANKS_MODULE = "gpuenergyd_sim.training.virtual_ranks"
+_END_LIMIT_S = 60.0
+_LOOK_PERIOD_S = 0.2
+
+
+class VirtualChild:
+    """A virtual process as `asyncio.create_subprocess_exec` returns a real one."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self.pid = os.getpid()
+        """All virtual processes have the pid of the one that they live in."""
+        self.stdin: asyncio.StreamWriter | None = None
+        self.stdout: asyncio.StreamReader | None = None
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status; None while the process runs."""
+        return self._process.exit_status
+
+    async def wait(self) -> int:
+        """Wait for the end of the process; return its exit status."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        descriptor = os.dup(self._process.ended_fd)
+        loop.add_reader(descriptor, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+        assert self._process.exit_status is not None  # it has ended
+        return self._process.exit_status
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._process.signal(SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self._process.kill()
+
+
+class VirtualHost:
+    """Starts the demo's processes as virtual ones."""
+
+    def __init__(self, kernel: VirtualKernel) -> None:
+        self._kernel = kernel
+        self._daemon: Process | None = None
+        self._refusal: GpuEnergyError | None = None
+        self._ranks: Any = None
+        self._worker: Process | None = None
+
+    def start_daemon(self, settings: Settings, config: Path) -> None:  # noqa: ARG002  the settings are read already
+        no_counters = HostEnergy(settings.state_dir / "no-counters")  # those of this host count real time
+
+        def run() -> int:
+            try:
+                return serve(settings, start_child=self._start_child, host_energy=no_counters)
+            except GpuEnergyError as error:
+                self._refusal = error
+                return error.exit_code
+
+        self._daemon = self._kernel.start_process("daemon", run)
+
+    async def _start_child(self, *command: str, **_: Any) -> VirtualChild:
+        """Start the program of a command line: the GPU worker, or the policy host on a channel to the daemon."""
+        module, arguments = command[3], list(command[4:])  # python -I -m MODULE ARGUMENT...
+        if module == "gpuenergyd.gpu.worker.main":
+            self._worker = self._kernel.start_process(
+                "gpu-worker", lambda: worker_main(arguments, start_sentinel=self._start_sentinel)
+            )
+            return VirtualChild(self._worker)
+        ours, theirs = socket.socketpair()
+        child = VirtualChild(self._kernel.start_process("policy-host", lambda: _run_policy_host(theirs)))
+        child.stdout, child.stdin = await asyncio.open_connection(sock=ours, limit=policy_host.MAX_LINE_BYTES)
+        return child
+
+    def _start_sentinel(self, journal_path: Path) -> int:
+        """Start the process that restores the GPUs of the running GPU worker if that is killed."""
+        ended_fd = self._kernel.current.process.ended_fd
+        self._kernel.start_process("sentinel", lambda: wait_and_restore(ended_fd, journal_path))
+        return os.getpid()
+
+    def start_training(self, arguments: list[str], variables: Mapping[str, str]) -> None:
+        """Start one process for each rank."""
+        os.environ.update(variables)
+        self._ranks = importlib.import_module(_RANKS_MODULE).Ranks(self._kernel, arguments)
+
+    def training_step(self) -> str | None:
+        """Return None: nothing that takes virtual time happens before the job registers."""
+        return None
+
+    def has_training_ended(self) -> bool:
+        return any(not rank.is_alive for rank in self._rank_processes())
+
+    def check(self) -> None:
+        """Check that no process has failed.
+
+        Raises:
+            GpuEnergyError: the daemon has refused its settings, or a process has failed.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        for process in filter(None, [self._daemon, *self._rank_processes()]):
+            if process.exit_status:
+                raise GpuEnergyError(f"{process.name} failed; see the end of the log above")
+
+    def kill_worker(self, status: Mapping[str, Any]) -> None:  # noqa: ARG002  it is known here
+        """Kill the GPU worker that was started last."""
+        if self._worker is not None:
+            self._worker.kill()
+
+    def stop_training(self) -> None:
+        """Have all ranks stop after the same iteration, and wait for that."""
+        self._ranks.stop()
+        _wait_until(lambda: not any(rank.is_alive for rank in self._rank_processes()))
+        self.check()
+
+    def _rank_processes(self) -> tuple[Process, ...]:
+        processes: tuple[Process, ...] = self._ranks.processes if self._ranks is not None else ()
+        return processes
+
+    def stop_daemon(self) -> None:
+        """End the daemon by SIGTERM."""
+        if self._daemon is not None and self._daemon.is_alive:
+            self._daemon.signal(SIGTERM)
+            _wait_until(lambda: self._daemon is None or not self._daemon.is_alive)
+
+
+def run_demo(kernel: VirtualKernel, folder: Path, *, real_mono_ns: Callable[[], int]) -> int:
+    """Run the demo whose request is in the folder; return the exit status."""
+    files = VirtualProgress(folder)
+    request = files.read_request()
+    host = VirtualHost(kernel)
+    try:
+        outcome = run_session(request, folder, host, files)
+        if request.is_held:
+            files.end(outcome.reason)
+            kernel.keep_real_time(real_mono_ns)
+            while not files.is_released():
+                time.sleep(_LOOK_PERIOD_S)
+        host.stop_daemon()
+        check_clocks_are_restored(outcome.world)
+    except GpuEnergyError as error:
+        print("gpuenergyd:", error, file=sys.stderr)  # noqa: T201  the command line shows it
+        return error.exit_code
+    files.end(outcome.reason)
+    return 0
+
+
+def _run_policy_host(channel: socket.socket) -> None:
+    with channel:
+        policy_host.run(channel.makefile("rb"), channel.makefile("wb"))
+
+
+def _wait_until(is_done: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + _END_LIMIT_S
+    while not is_done():
+        if time.monotonic() > until_s:
+            raise GpuEnergyError(f"a process did not end within {_END_LIMIT_S:g} s of virtual time")
+        time.sleep(0.01)

@@ -1,0 +1,1 @@
+"""The driver of simulated GPUs: their model, the world file that processes share, and streams."""

@@ -1,0 +1,38 @@
+"""Replaces Python's clocks, threads, locks, selectors, sockets and signals by those of a kernel of virtual time.
+
+It comes before every import of a module that uses them, in a process that does nothing else: nothing restores what it
+replaces. The replacements cover what the daemon, its helpers and a training program use.
+"""
+
+import os
+from typing import Any
+
+from gpuenergyd_sim.virtual_time import clocks, descriptors, signals, threads
+from gpuenergyd_sim.virtual_time.kernel import VirtualKernel
+
+
+def install(kernel: VirtualKernel) -> None:
+    """Have everything that is imported from now on live in the kernel's virtual time."""
+    for part in (clocks, threads, descriptors, signals):
+        part.install(kernel)
+    replaced: Any = os
+    replaced.getppid = os.getpid  # virtual processes are children of the one that they live in
+    kernel.add_own_attribute(_EventLoops(), "running", lambda: None)
+
+
+class _EventLoops:
+    """The running event loop, of which asyncio knows one in each thread of the operating system."""
+
+    def __init__(self) -> None:
+        import asyncio  # noqa: PLC0415  after the replacements
+
+        self._events = asyncio.events
+
+    @property
+    def running(self) -> Any:
+        """The running loop of the present virtual process."""
+        return self._events._get_running_loop()  # noqa: SLF001  documented for event loops
+
+    @running.setter
+    def running(self, loop: Any) -> None:
+        self._events._set_running_loop(loop)  # noqa: SLF001  as above
