@@ -16,8 +16,8 @@ _GO_EXPONENT_FROM = 1e6
 _Row = tuple[Mapping[str, Any], list[str]]
 """Status fields of one object, and its label values."""
 
-_DCGM_LABELS = ("gpu", "UUID", "modelName", "Hostname")
-"""Names that dcgm-exporter gives to a GPU's index, UUID and model, and its host."""
+_DCGM_LABELS = ("gpu", "UUID", "modelName", "hostname", "Hostname")
+"""What dcgm-exporter calls a GPU's index, UUID, model and host; `Hostname` until its pull request 655 (May 2026)."""
 
 _GPU_GAUGES = (
     ("power_w", "power_watts", "Last power reading."),
@@ -152,7 +152,7 @@ class StatusCollector(Collector):
         info = GaugeMetricFamily("gpuenergyd_gpu_info", "1; joins with dcgm-exporter.", labels=[*labels, *_DCGM_LABELS])
         host_name = gethostname()
         for _, (uuid, index, model_name) in gpus:
-            info.add_metric([uuid, index, model_name, index, uuid, model_name, host_name], 1.0)
+            info.add_metric([uuid, index, model_name, index, uuid, model_name, host_name, host_name], 1.0)
         yield info
         energy = CounterMetricFamily("gpuenergyd_gpu_energy_joules", "Energy counter of the driver.", labels=labels)
         for gpu, values in gpus:

@@ -56,6 +56,16 @@ def test_counters_are_read_as_rates_and_gauges_as_they_are() -> None:
             assert name.endswith("_total") == bool(re.search(r"(rate|increase)\(", query)), query
 
 
+def test_host_and_job_are_selected_at_the_top_of_the_dashboard() -> None:
+    variables = json.loads(DASHBOARD.read_text(encoding="utf-8"))["templating"]["list"]
+
+    assert [variable["name"] for variable in variables] == ["source", "host", "job"]
+    for query in queries():
+        for name, selected in re.findall(r"(gpuenergyd_\w+)(\{[^}]*\})?", query):
+            assert 'instance=~"$host"' in selected, query
+            assert ('job_name=~"$job"' in selected) == name.startswith("gpuenergyd_job_")
+
+
 def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
     panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
     taken: set[tuple[int, int]] = set()

@@ -143,7 +143,8 @@ def test_each_gpu_is_found_by_the_labels_of_dcgm_exporter() -> None:
     assert [labels["UUID"] for labels in found] == ["GPU-a", "GPU-b"]
     for labels in found:
         own = (labels["index"], labels["gpu_uuid"], labels["model_name"], gethostname())
-        assert (labels["gpu"], labels["UUID"], labels["modelName"], labels["Hostname"]) == own
+        assert (labels["gpu"], labels["UUID"], labels["modelName"], labels["hostname"]) == own
+        assert labels["Hostname"] == labels["hostname"]
 
 
 def test_readings_that_cannot_be_right_are_counted_by_kind() -> None:

@@ -1,0 +1,118 @@
+"""Alerting and recording rules: valid, on exported metrics only, and evaluated by a real Prometheus."""
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from gpuenergyd.daemon.api.metrics import metrics_text
+from tests.daemon.api.test_metrics import STATUS
+from tests.support.daemon_process import ROOT
+from tests.support.http_handler import QuietHandler
+from tests.support.waiting import wait_until
+
+RULES = sorted((ROOT / "deploy" / "prometheus").glob("*.yaml"))
+METRICS = ROOT / "docs" / "reference" / "metrics.md"
+UNIT_TESTS = Path(__file__).with_name("prometheus_rules_test.yaml")
+
+
+def tool(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"{name} (Debian package prometheus) is not installed")
+    return path
+
+
+def test_the_rules_fire_when_they_should() -> None:
+    promtool = tool("promtool")
+
+    checked = subprocess.run([promtool, "check", "rules", *map(str, RULES)], capture_output=True, check=False)
+    tested = subprocess.run([promtool, "test", "rules", str(UNIT_TESTS)], capture_output=True, check=False)
+
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+@pytest.mark.parametrize("path", RULES, ids=lambda path: path.name)
+def test_rules_use_exported_metrics_only(path: Path) -> None:
+    asked = set(
+        re.findall(r"(?<![:\w])gpuenergyd_\w+", "\n".join(re.findall(r"expr: .*(?:\n {10}.*)*", path.read_text())))
+    )
+
+    assert asked
+    assert asked - set(re.findall(r"`(gpuenergyd_\w+)`", METRICS.read_text())) == set()
+
+
+class _Metrics(QuietHandler):
+    """Serves a status with a problem."""
+
+    def do_GET(self) -> None:  # noqa: N802  the name that http.server calls
+        text = metrics_text({**STATUS, "is_degraded": True})
+        self.send_head(200, len(text), [("Content-Type", "text/plain; version=0.0.4")])
+        self.wfile.write(text)
+
+
+@pytest.fixture
+def exporter() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Metrics)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_real_prometheus_loads_the_rules_and_evaluates_them(exporter: str, tmp_path: Path) -> None:
+    prometheus = tool("prometheus")
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    (tmp_path / "prometheus.yml").write_text(
+        json.dumps(  # which is YAML
+            {
+                "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+                "rule_files": [str(path) for path in RULES],
+                "scrape_configs": [{"job_name": "gpuenergyd", "static_configs": [{"targets": [exporter]}]}],
+            }
+        )
+    )
+
+    def answer(path: str) -> Any:
+        with urlopen(f"http://127.0.0.1:{port}/api/v1/{path}", timeout=60) as reply:
+            return json.load(reply)["data"]
+
+    def pending() -> set[str]:
+        try:
+            return {alert["labels"]["alertname"] for alert in answer("alerts")["alerts"]}
+        except OSError:  # not started yet
+            return set()
+
+    process = subprocess.Popen(
+        [
+            prometheus,
+            f"--config.file={tmp_path / 'prometheus.yml'}",
+            f"--storage.tsdb.path={tmp_path / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: "GpuenergydDegraded" in pending())
+        rules = [rule for group in answer("rules")["groups"] for rule in group["rules"]]
+        saved = answer("query?query=gpuenergyd_saved_power_watts")["result"]
+    finally:
+        process.terminate()
+        process.wait()
+
+    assert [rule["lastError"] for rule in rules if rule.get("lastError")] == []
+    assert [float(sample["value"][1]) for sample in saved] == [40.5]
