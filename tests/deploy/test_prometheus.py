@@ -22,6 +22,7 @@ from tests.support.waiting import wait_until
 
 RULES = sorted((ROOT / "deploy" / "prometheus").glob("*.yaml"))
 METRICS = ROOT / "docs" / "reference" / "metrics.md"
+HEALTH_CHECKS = ROOT / "docs" / "how-to" / "health-checks.md"
 UNIT_TESTS = Path(__file__).with_name("prometheus_rules_test.yaml")
 
 
@@ -50,6 +51,12 @@ def test_rules_use_exported_metrics_only(path: Path) -> None:
 
     assert asked
     assert asked - set(re.findall(r"`(gpuenergyd_\w+)`", METRICS.read_text())) == set()
+
+
+def test_the_query_that_leaves_out_our_clocks_is_tested_as_documented() -> None:
+    (query,) = re.findall(r"```text\n(DCGM.*?)```", HEALTH_CHECKS.read_text(), re.DOTALL)
+
+    assert " ".join(query.split()) in " ".join(UNIT_TESTS.read_text().split())
 
 
 class _Metrics(QuietHandler):
