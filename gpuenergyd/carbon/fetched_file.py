@@ -20,7 +20,7 @@ MAX_BYTES = 8 * 2**20
 MAX_SAMPLES = 20_000
 MAX_TEXT_CHARS = 256
 SANDBOX_PROBLEM = "sandbox"
-"""The problem of a source whose key gives made-up values: its stored estimates are deleted."""
+"""Problem of a test key, with which a source returns invented values. Stored estimates of that source are deleted."""
 
 
 class FetchState(StrEnum):

@@ -164,8 +164,8 @@ def _resampled(misfits: FloatArray) -> tuple[NDArray[np.intp], float]:
 def _moved(logs: FloatArray, columns: Sequence[int], measured: FloatArray, noise: FloatArray) -> FloatArray:
     """Return the curves after a step of an ensemble Kalman filter.
 
-    `noise` is the covariance of what was measured at `columns`. Each curve meets a measurement of its own, with that
-    noise, so that curves keep as much spread as the measurements leave.
+    `noise` is the covariance of the measurements at `columns`. Each curve is corrected with a copy of the measurements
+    perturbed by that noise, which keeps the spread of the ensemble equal to the posterior's (perturbed observations).
     """
     spread = logs - logs.mean(axis=0)
     spread_there = spread[:, columns]

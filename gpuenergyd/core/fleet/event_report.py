@@ -78,7 +78,7 @@ def event_report(event: GridEvent, samples: Sequence[FleetSample], budget_w: flo
     """Return the report of an event from samples around it, in order of time.
 
     Args:
-        event: the event; its own baseline counts before that of the samples.
+        event: the event; a baseline given by the event is used instead of the one measured by samples.
         samples: from five minutes before until ten minutes after it.
         budget_w: the fleet's budget, the load that a percentage counts from where nothing was measured.
     """

@@ -2,7 +2,7 @@
 
 A request replaces the budget of the settings until it ends or is cleared; its fallback for the time after its end may
 only lower the budget of the settings. Entries of a schedule may overlap, and may only lower what the settings or a
-request permit: of all that are in force now, the least counts.
+request permit: the smallest budget in force applies.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Excess of a host's power over the predictions of its targets, learned from means and peaks of measured power.
 
-Predictions are means over iterations, and wrong by the error of the jobs' curves. A budget limits the mean, and means
-of a second with little tolerance; the larger excess is taken off the budget before it is divided.
+Predictions are means over iterations and have the error of the jobs' curves. A budget limits the long-term mean, and,
+with a small tolerance, the mean of each second; the larger excess is subtracted from the budget before it is divided.
 """
 
 from collections import deque

@@ -37,7 +37,7 @@ def answer_power(
 
 
 def _with_frontier(job: PowerJobView, policy: ClockPolicy | None, view: JobView | None) -> PowerJobView:
-    """Return a job with its frontier; without, where its policy fails to give it: one plugin spoils no other's job."""
+    """Return a job with its frontier, or without one if its policy raises: other jobs are not affected."""
     if not job.can_follow or view is None:
         return job
     known: Callable[[JobView], tuple[FrontierPoint, ...]] | None = getattr(policy, "power_frontier", None)

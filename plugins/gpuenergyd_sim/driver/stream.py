@@ -1,9 +1,9 @@
 """A stream of a simulated GPU: the program launches work ahead, the GPU executes it in order, as with CUDA.
 
 Theory of operation. A program puts operations on the stream and goes on: instructions, waits for a signal of another
-GPU's stream, signals to one, and events. One thread executes them in order. It launches each instruction while the one
-before still runs, so that the GPU begins it at the exact end of that one, whenever the thread wakes up. The instant of
-an event is that at which the GPU reached it, also if the thread learns of it later.
+GPU's stream, signals to one, and events. One thread executes them in order. It launches each instruction while the
+previous one runs; the GPU starts the next instruction exactly when the previous one ends, even if the thread wakes up
+late. An event has the time at which the GPU reached it, even if the thread notices later.
 """
 
 import threading

@@ -151,7 +151,7 @@ def points_of(classes: Sequence[ClassAtFullSpeed], entries: Sequence[tuple[int, 
 class TimeRows:
     """Means of times, weighted by precision: one row per class, clocks and kind of calls, in order of first sight.
 
-    Nothing in it depends on clocks at full speed, so that several of these can be compared on the same rows.
+    Independent of the assumed full-speed clocks, so that several assumptions can be compared on the same rows.
     """
 
     rows: tuple[TimeRow, ...]

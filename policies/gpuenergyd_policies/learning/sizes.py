@@ -118,7 +118,7 @@ class Sized:
         return replace(self, singles=tuple(better))
 
     def with_best_factors(self) -> "Sized":
-        """Return the evidence with the factors of greatest posterior probability, one varied after the other."""
+        """Return the evidence with the most probable factors, found by coordinate ascent."""
         of_singles = [own.of_evidence() for own in self.singles]
         scores: dict[Factors, float] = {}
         best = self.factors

@@ -98,7 +98,7 @@ def _curve(fitted: FittedCurves, kind: InstructionKind, clocks: Sequence[int]) -
 
 
 def _stages(fitted: FittedCurves, kind: InstructionKind, clocks: Sequence[int]) -> tuple[StagesAtClock, ...]:
-    """Return how stages differ at some of the clocks tried, the highest and the lowest one among them."""
+    """Return how much slower or faster each stage is at a few tried clocks, including the highest and the lowest."""
     classes = [own for own in fitted.classes if own.key.kind is kind]
     if not 1 < len(classes) <= MAX_STAGE_DEVIATIONS:
         return ()

@@ -67,7 +67,7 @@ class Handle:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the first rank of the training, which speaks to the user."""
+        """Whether this is the first rank of the training; messages to the user come from the first rank only."""
         return self._rank is not None and self._rank.client.is_first
 
     @property

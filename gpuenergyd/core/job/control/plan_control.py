@@ -188,8 +188,8 @@ class PlanControl:
     def may_return_to_full_speed(self) -> bool:
         """Return whether the job may go back to full speed because it is faster than expected, and count that.
 
-        It is no fault, and on a noisy host it means nothing: each further return waits twice as long, until the job has
-        changed.
+        Such a return does not count as a fault. On a noisy host it may be chance, so each further return waits twice as
+        long, until the job changes.
         """
         guard, last = self.guard, self.reports.last_index
         if last < guard.next_faster_return_at:

@@ -20,10 +20,10 @@ from statistics import median
 from gpuenergyd.core.measurement.observation import IterationObservation, RankEnergy
 
 _ERROR_OF_A_PERIOD = 1.0
-"""Standard deviation of the error of an iteration's energy, in periods of its mean power: in simulation about 1 where
-instructions take multiples of the period too, and half of that elsewhere."""
+"""Standard deviation of the energy error of one iteration, as mean power times this many periods. Simulated: about 1 if
+the instructions, too, take multiples of the period, 0.5 otherwise."""
 _BY_CHANCE = 2.0
-"""Rayleigh's statistic below which phases are as equal as one set in seven is by chance."""
+"""Critical value of Rayleigh's statistic: one set of random phases in seven exceeds it."""
 _MIN_ITERATIONS = 3
 _MAX_PERIOD_RATIO = 0.5
 """Longest period in iterations: with less than two updates in each, edges do not show the period."""

@@ -30,7 +30,7 @@ class CappedGraph(NamedTuple):
 class PowerOptions(NamedTuple):
     """Options of node v at start[v]:start[v + 1], each slower than the one before and with less power.
 
-    `floor[v]` is the power that the rank of v is sure to need from v on: no later node has a least power above it.
+    `floor[v]` is the minimum power of v's rank from v on: the largest of the lowest powers of v and all later nodes.
     `after[v]` is the same for the nodes after v.
     """
 

@@ -69,7 +69,7 @@ def _schedules(plain: Schedule, task: OrderTask) -> Iterator[Schedule]:
         except ScheduleError:  # too few microbatches, or a number that does not fit
             continue
         if schedule.sent_after or any(i.kind is InstructionKind.FB for order in schedule.orders for i in order):
-            # Waiting for each other's data only delays what runs without; what is saved by overlap is not measured.
+            # No profile has times of overlapped instructions, so only the added waits of such an order would count.
             continue
         yield schedule
         yield _split_in_place(schedule)

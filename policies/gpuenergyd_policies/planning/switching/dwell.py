@@ -73,7 +73,7 @@ def _merge_at(segments: list[_DwellSegment], left: int) -> None:
 
 
 def _extra_energy_j(segments: Sequence[_DwellSegment], left: int, profile: PipelineProfile) -> float:
-    """Return the energy that a merge costs; what is faster waits longer."""
+    """Return the energy that a merge adds: the instructions run faster, and the rank then waits longer."""
     slower = min(segments[left], segments[left + 1], key=lambda segment: segment.sm_clock_mhz)
     clock_mhz = max(segments[left].sm_clock_mhz, segments[left + 1].sm_clock_mhz)
     waiting_w = profile.blocking_power_w
