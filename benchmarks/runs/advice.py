@@ -40,10 +40,10 @@ from gpuenergyd_policies.setting_curves import LoopAtFullSpeed, possible_curves
 from gpuenergyd_policies.setting_search import ADVISED_SLOWDOWNS
 from gpuenergyd_policies.uniform import Uniform
 from gpuenergyd_policies.uniform_settings import Setting, setting_of
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.support.measured_tables import path_of
 from tests.support.plain_jobs import MEMORY_SHARES, GpuLoopWork, loop_training, random_gpu_work
 from tests.support.virtual_loop import DataParallelLoops, VirtualLoop, loop_schedule, random_phase_work
-from tests.support.virtual_training import VirtualTraining
 
 TARGET_POINTS = 2.0
 TRIALS, FULL_SPEED = "trials (the default)", "full speed only"

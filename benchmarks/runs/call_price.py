@@ -24,9 +24,9 @@ from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd_policies.bubble_aware.candidates import Candidates
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.learning.calls import CallCost
+from gpuenergyd_sim.virtual_training.work import a100_stages
 from tests.support.perfect_knowledge import WAITING_CLOCKS_MHZ, Informed, true_profile
 from tests.support.unkind_training import TargetLatencies, UnkindDriver, UnkindTraining
-from tests.support.virtual_training import a100_stages
 
 WEIGHTS = (1.0, 0.93, 1.0, 1.1)
 NUM_MICROBATCHES = 8

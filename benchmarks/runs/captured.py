@@ -29,8 +29,8 @@ from gpuenergyd.core.pipeline.graph import (
     one_forward_one_backward,
 )
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.support.captured_training import CapturedTraining, WholeReplay, demo_work, waiting_power_w
-from tests.support.virtual_training import VirtualTraining
 
 NUM_STAGES, NUM_MICROBATCHES = 4, 8
 NOISE_RATIO = 0.003

@@ -41,8 +41,9 @@ from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView, Lever
 from gpuenergyd_policies.uniform_settings import Setting, setting_plan
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import CLOCKS_MHZ, a100_waiting_power_w
 from tests.support.plain_jobs import LOOP, LoopWork, random_loop_work
-from tests.support.virtual_training import CLOCKS_MHZ, VirtualTraining, a100_waiting_power_w
 
 TOP_MHZ = CLOCKS_MHZ[0]
 NOISE_RATIO = 0.01

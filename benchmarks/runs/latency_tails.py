@@ -23,9 +23,10 @@ from benchmarks.report.printing import print_figures
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import a100_stages
 from tests.support.perfect_knowledge import least_energy_j
 from tests.support.unkind_training import TargetLatencies, UnkindDriver, UnkindTraining
-from tests.support.virtual_training import VirtualTraining, a100_stages
 
 WEIGHTS = (1.0, 0.93, 1.0, 1.1)
 NUM_MICROBATCHES = 8

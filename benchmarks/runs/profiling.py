@@ -37,7 +37,7 @@ from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
 from gpuenergyd_policies.planning.switching.requests import clock_changes
-from tests.support.random_jobs import (
+from gpuenergyd_sim.virtual_training.random_jobs import (
     COMMUNICATION_LATENCY_S,
     LOWEST_RATIO,
     SWITCH_LATENCY_S,

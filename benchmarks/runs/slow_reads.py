@@ -24,9 +24,10 @@ from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_back
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import A100Work, Work
 from tests.support.perfect_knowledge import least_energy_j
 from tests.support.slow_sampling import SlowlyReadTraining
-from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
 NUM_MICROBATCHES = 8
 NUM_ITERATIONS = 110

@@ -12,6 +12,7 @@ from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.store import HistoryWriter, WriterOptions
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.full_speed import FullSpeed
+from gpuenergyd_sim.virtual_training.work import A100Work, Work
 from tests.support.job_stage import FakeWorker, settle
 from tests.support.virtual_daemon import (
     LATENCY_S,
@@ -21,7 +22,6 @@ from tests.support.virtual_daemon import (
     until,
     virtual_daemon,
 )
-from tests.support.virtual_training import A100Work, Work
 from tests.support.waiting import LIMIT_S
 
 RANK_SHARES = (1.0, 0.9, 1.1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.cli.calibrate.load import SimulatedLoad
+from gpuenergyd.cli.calibrate.load import AttachedLoad
 from gpuenergyd.cli.main import run as run_command
 from gpuenergyd.gpu.restore.command import restore
 from gpuenergyd_sim.driver.host import SimulatedHost
@@ -54,7 +54,8 @@ def test_switch_latencies_are_calibrated_through_nvml_and_belong_to_its_driver_v
 ) -> None:
     """The load is a process on the simulated GPUs that the fake library shows: it needs no CUDA."""
     del control
-    monkeypatch.setattr("gpuenergyd.cli.calibrate.load.open_load", lambda *_: SimulatedLoad(daemon.world_path))
+    load = AttachedLoad(SimulatedHost.open(daemon.world_path))
+    monkeypatch.setattr("gpuenergyd.cli.calibrate.load.open_load", lambda *_: load)
     daemon.start()
 
     assert run_command(["calibrate", "0", "--changes", "2", "--socket", str(daemon.socket_path)]) == 0

@@ -11,10 +11,10 @@ from gpuenergyd_policies.cost import Cost
 from gpuenergyd_policies.full_speed import FullSpeed
 from gpuenergyd_policies.setting_search import ADVISED_SLOWDOWNS
 from gpuenergyd_policies.uniform import Uniform
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.support.plain_jobs import MEMORY_SHARES, loop_training, random_gpu_work, random_loop_work
 from tests.support.thorough import thorough
 from tests.support.virtual_loop import B, F, O, VirtualLoop
-from tests.support.virtual_training import VirtualTraining
 
 
 def _saving_of(run: VirtualTraining) -> float:

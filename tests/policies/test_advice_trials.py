@@ -9,9 +9,9 @@ from gpuenergyd.core.policy_api.policy import ClockPolicy, Lever
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.setting_search import MOST_LOST_ITERATIONS
 from gpuenergyd_policies.uniform import Uniform
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.support.plain_jobs import MEMORY_SHARES, GpuLoopWork, loop_training, random_gpu_work
 from tests.support.thorough import thorough
-from tests.support.virtual_training import VirtualTraining
 
 TRIED = 64
 """Iterations after which all trials are over."""

@@ -11,8 +11,8 @@ from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd_policies.cost import Cost
 from gpuenergyd_policies.objective import Objective, objective_of
 from gpuenergyd_policies.setting_search import MAX_PROBES
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.support.plain_jobs import MEMORY_SHARES, GpuLoopWork, loop_training, random_gpu_work
-from tests.support.virtual_training import VirtualTraining
 
 PERMITTED = 0.2
 OVERHEAD_S = 0.005

@@ -12,7 +12,8 @@ from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.envelope import Envelope
 from gpuenergyd_policies.uniform import Uniform
-from tests.support.virtual_training import A100Work, VirtualTraining
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import A100Work
 
 F = InstructionKind.F
 LOOP = Schedule("loop", 1, ((Instruction(0, F, 0),),))

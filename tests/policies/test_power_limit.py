@@ -9,8 +9,8 @@ from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.errors import UsageError
 from gpuenergyd_policies.power_limit import EqualPowerLimit
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.support.plain_jobs import GpuLoopWork, loop_training, random_gpu_work
-from tests.support.virtual_training import VirtualTraining
 
 COMPUTE_BOUND = random_gpu_work(0, "compute-bound")
 FULL_SPEED_W = COMPUTE_BOUND.power_w(COMPUTE_BOUND.gpu.supported_sm_clocks_mhz[0])

@@ -23,7 +23,8 @@ from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.cost import Cost
 from gpuenergyd_policies.full_speed import FullSpeed
 from gpuenergyd_policies.uniform import Uniform
-from tests.support.virtual_training import A100Work, VirtualTraining, Work
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import A100Work, Work
 
 F, B = InstructionKind.F, InstructionKind.B
 MODEL = "NVIDIA A100-SXM4-40GB"

@@ -10,10 +10,11 @@ from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd_policies.cost import Cost
 from gpuenergyd_policies.envelope import Envelope
 from gpuenergyd_policies.uniform import Uniform
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import A100Work, Work
 from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.thorough import thorough
 from tests.support.virtual_replicas import VirtualReplicas
-from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
 F, B = InstructionKind.F, InstructionKind.B
 

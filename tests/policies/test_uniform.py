@@ -17,7 +17,8 @@ from gpuenergyd_policies import full_speed, uniform
 from gpuenergyd_policies.full_speed import FullSpeed
 from gpuenergyd_policies.setting_search import MAX_PROBES
 from gpuenergyd_policies.uniform import Uniform
-from tests.support.virtual_training import VirtualTraining, a100_stages
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import a100_stages
 
 F, B = InstructionKind.F, InstructionKind.B
 CLOCKS_MHZ = tuple(range(1400, 400, -50))

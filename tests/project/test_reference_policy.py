@@ -14,9 +14,10 @@ from gpuenergyd.core.pipeline.schedules import dualpipe_v, interleaved, zero_bub
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.core.policy_api.testing import SimulatedJob, job_view, pipeline_profile
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import A100Work, a100_stages
 from tests.support.reference_policy import PACKAGE, ReferencePolicy
 from tests.support.virtual_loop import VirtualLoop
-from tests.support.virtual_training import A100Work, VirtualTraining, a100_stages
 
 SOURCE = PACKAGE / "reference_policy.py"
 PIPELINE = one_forward_one_backward(4, 8)

@@ -28,8 +28,9 @@ from gpuenergyd_sim.driver.device_model import (
     working_power_w,
 )
 from gpuenergyd_sim.driver.device_parameters import device_parameters
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import Work
 from tests.support.virtual_device import CalledRequest, VirtualDevice, VirtualGraph, VirtualNodeEvent
-from tests.support.virtual_training import VirtualTraining, Work
 from tests.support.waiting import LIMIT_S
 
 MODEL = device_parameters("a100-sxm")

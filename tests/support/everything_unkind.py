@@ -25,8 +25,8 @@ from gpuenergyd_policies.learning.calls import CallCost
 from gpuenergyd_sim.driver.device_model import blocking_power_w
 from gpuenergyd_sim.driver.device_parameters import DeviceParameters
 from gpuenergyd_sim.driver.world_kinds import WorldKind, parameters_in
+from gpuenergyd_sim.virtual_training.random_jobs import COMMUNICATION_LATENCY_S, TrueJob
 from tests.support.perfect_knowledge import Informed
-from tests.support.random_jobs import COMMUNICATION_LATENCY_S, TrueJob
 from tests.support.slow_sampling import SlowlyReadTraining
 from tests.support.unkind_training import TargetLatencies, UnkindDriver, UnkindTraining
 

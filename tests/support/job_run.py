@@ -21,7 +21,7 @@ from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_back
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose, RankClocks, constant_clock_changes
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from tests.support.virtual_training import A100Work
+from gpuenergyd_sim.virtual_training.work import A100Work
 
 SCHEDULE = one_forward_one_backward(2, 4)
 CLOCKS = tuple(range(1410, 209, -15))

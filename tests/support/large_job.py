@@ -53,6 +53,7 @@ from gpuenergyd.wire import MAX_ITERATION_REPORT_BYTES
 from gpuenergyd.wire.daemon_codec import decode, encode
 from gpuenergyd.wire.messages import RankRegistration
 from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, PipelineReport
+from gpuenergyd_sim.virtual_training.work import CLOCKS_MHZ, a100_stages, a100_waiting_power_w
 from gpuenergyd_trainers.across_hosts import pipeline_leader, pipeline_member
 from gpuenergyd_trainers.across_hosts.job_store import Store
 from gpuenergyd_trainers.across_hosts.local_daemon import LocalDaemon
@@ -60,7 +61,6 @@ from gpuenergyd_trainers.across_hosts.pipeline_member import MemberExchange
 from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
 from tests.support.job_stage import ME, FakeHistory, FakeWorker
 from tests.support.memory_store import MemoryStore
-from tests.support.virtual_training import CLOCKS_MHZ, a100_stages, a100_waiting_power_w
 
 ITERATION_S = 1.0
 """Virtual time between iterations, as the exchange sees it: one a second."""

@@ -21,7 +21,7 @@ from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
 from gpuenergyd_policies.learning.job_profile import LOWEST_RATIO
 from gpuenergyd_policies.learning.shape import Coefficients, FloatArray
-from tests.support.random_jobs import random_job
+from gpuenergyd_sim.virtual_training.random_jobs import random_job
 
 F, B = InstructionKind.F, InstructionKind.B
 _KINDS = {"forward": F, "backward": B}

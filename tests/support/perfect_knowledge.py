@@ -12,7 +12,8 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.bubble_aware.model import PipelineModel
 from gpuenergyd_policies.bubble_aware.planning import plan_from_model
 from gpuenergyd_policies.learning.calls import CallCost
-from tests.support.virtual_training import CLOCKS_MHZ, VirtualTraining, a100_waiting_power_w
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import CLOCKS_MHZ, a100_waiting_power_w
 
 LOWEST_CLOCK_RATIO = 0.5
 WAITING_CLOCKS_MHZ = (1410, 1110)

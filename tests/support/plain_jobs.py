@@ -9,7 +9,8 @@ from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedul
 from gpuenergyd.core.policy_api.policy import ClockPolicy, Lever
 from gpuenergyd_sim.driver.device_model import blocking_power_w, voltage_ratio
 from gpuenergyd_sim.driver.device_parameters import DeviceParameters, device_parameters
-from tests.support.virtual_training import CLOCKS_MHZ, VirtualTraining, Work
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import CLOCKS_MHZ, Work
 
 ORDER = (Instruction(0, InstructionKind.F, 0),)
 LOOP = Schedule("loop", 1, (ORDER,))

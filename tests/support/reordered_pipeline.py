@@ -14,13 +14,13 @@ from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.wire.messages import RankRegistration
 from gpuenergyd.wire.pipeline_messages import member_run_key
+from gpuenergyd_sim.virtual_training.work import CLOCKS_MHZ, A100Work
 from gpuenergyd_trainers.across_hosts.job_store import Store
 from gpuenergyd_trainers.across_hosts.pipeline_member import MemberExchange
 from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
 from tests.support.job_stage import ME
 from tests.support.large_job import COMMUNICATION_LATENCY_S, FakeClient, LargeHost, LargeRank
 from tests.support.virtual_pipeline import VirtualPipeline
-from tests.support.virtual_training import CLOCKS_MHZ, A100Work
 
 GIB = 2**30
 ROOMY = RankMemory(20 * GIB, 4 * GIB, 80 * GIB)

@@ -18,7 +18,7 @@ from gpuenergyd.core.measurement.telemetry import RankIteration
 from gpuenergyd.gpu.device import EnergyReading, GpuDetails, GpuIdentity, GpuReading
 from gpuenergyd.gpu.link.messages import GpuSample
 from gpuenergyd.gpu.worker.threads import sampler
-from tests.support.virtual_training import VirtualTraining
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.support.waiting import LIMIT_S
 
 _WAKEUP_NS = (50_000, 200_000)

@@ -13,10 +13,11 @@ from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import a100_stages
 from tests.support.straggling import response
 from tests.support.straggling_pipelines import STAGE_WEIGHTS, StragglingPipelines
 from tests.support.virtual_replicas import ReplicasOnHosts
-from tests.support.virtual_training import VirtualTraining, a100_stages
 
 NUM_MICROBATCHES = 3
 FIRST_ITERATIONS = 64

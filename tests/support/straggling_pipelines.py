@@ -27,10 +27,10 @@ from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
 from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.ports import PolicyPort
+from gpuenergyd_sim.virtual_training.work import CLOCKS_MHZ, a100_stages, a100_waiting_power_w
 from gpuenergyd_trainers.across_hosts import pipeline_leader, pipeline_member
 from tests.support.job_stage import settle
 from tests.support.large_job import ROUNDS, STEP_OVERHEAD_S, JobSize, LargeJob
-from tests.support.virtual_training import CLOCKS_MHZ, a100_stages, a100_waiting_power_w
 
 STAGE_WEIGHTS = (1.0, 1.0, 1.0, 1.4)
 OBSERVED_IN_ROUND = 2

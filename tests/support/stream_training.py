@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
-from tests.support.virtual_training import VirtualTraining
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
 
 StreamOperation = tuple[str, str, int]
 """An operation of a stream: `begin`, `launch` and `end` with kind and microbatch; `wait` and `send` with a channel."""
@@ -46,7 +46,7 @@ class StreamTraining(VirtualTraining):
             sent_s = self._sent_s[number]
             if self._awaited[number] == len(sent_s):
                 return False
-            self._wait_until(r, sent_s[self._awaited[number]] + self.communication_latency_s, spans)
+            self._wait_until(r, sent_s[self._awaited[number]] + self.communication_latency_s)
             self._awaited[number] += 1
             return True
         if what == "send":

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.switching import ObservedSwitch
-from tests.support.virtual_training import VirtualTraining
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
 
 _FIRST_LOOK_S = 0.001
 _LOOK_FRACTION = 8

@@ -25,8 +25,9 @@ from gpuenergyd.daemon.ports import HistoryPort, JobServices, PastJobPort, Worke
 from gpuenergyd.daemon.processes.plugins import PolicyNames
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.wire.messages import IterationReport, PlanSlice, RankRegistration, RankRelease
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import CLOCKS_MHZ
 from tests.support.job_stage import ME, settle
-from tests.support.virtual_training import CLOCKS_MHZ, VirtualTraining
 from tests.support.waiting import LIMIT_S
 
 LATENCY_S = 0.006

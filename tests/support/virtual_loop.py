@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
 from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import A100Work, Work, a100_waiting_power_w
 from tests.support.virtual_replicas import VirtualReplicas
-from tests.support.virtual_training import A100Work, VirtualTraining, Work, a100_waiting_power_w
 from tests.support.waiting import LIMIT_S
 
 F, B, C, O, D = (InstructionKind(kind) for kind in "FBCOD")  # noqa: E741  one letter, as the others

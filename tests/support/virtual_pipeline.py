@@ -23,8 +23,8 @@ from gpuenergyd.daemon.ports import IterationWatcher, PastJobPort, PolicyPort
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.store.records import Record
+from gpuenergyd_sim.virtual_training.work import CLOCKS_MHZ, a100_waiting_power_w
 from tests.support.large_job import LATENCY_S, STEP_OVERHEAD_S, FirstPolicy, JobSize, LargeJob
-from tests.support.virtual_training import CLOCKS_MHZ, a100_waiting_power_w
 
 FIRST_AT = datetime(2024, 1, 1, tzinfo=UTC)
 """The virtual instant 0."""

@@ -6,9 +6,9 @@ from functools import partial
 
 from gpuenergyd.core.distributed.stragglers import Pace, ReplicaGroup, StragglerChange
 from gpuenergyd.core.job.messages import ReplicaBlockBegins, StragglerChanged
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from gpuenergyd_trainers.across_hosts.replica_paces import ReplicaPaces
 from tests.support.memory_store import MemoryStore
-from tests.support.virtual_training import VirtualTraining
 
 
 @dataclass

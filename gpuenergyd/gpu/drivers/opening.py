@@ -25,6 +25,16 @@ def installed_drivers() -> dict[str, Callable[[], OpenDriver]]:
     return {point.name: point.load for point in entry_points(group="gpuenergyd.drivers")}
 
 
+def check_driver(driver: str) -> None:
+    """Check that a driver is installed, without importing it.
+
+    Raises:
+        UsageError: it is not; the message names those that are.
+    """
+    if driver not in DRIVERS and driver not in (installed := installed_drivers()):
+        raise UsageError(f"unknown driver {driver!r}; available: {', '.join(sorted({*DRIVERS, *installed}))}")
+
+
 @cache  # a restore after a kill must not search for packages
 def preload(driver: str) -> OpenDriver:
     """Import the modules of a driver, so that opening it later is fast; return the function that opens it.
@@ -35,10 +45,8 @@ def preload(driver: str) -> OpenDriver:
     if driver in DRIVERS:
         opener: OpenDriver = getattr(import_module(f"gpuenergyd.gpu.drivers.{driver}"), DRIVERS[driver]).open
         return opener
-    installed = installed_drivers()
-    if driver not in installed:
-        raise UsageError(f"unknown driver {driver!r}; available: {', '.join(sorted({*DRIVERS, *installed}))}")
-    return installed[driver]()
+    check_driver(driver)
+    return installed_drivers()[driver]()
 
 
 def open_driver(driver: str, path: Path | None) -> GpuDriver:

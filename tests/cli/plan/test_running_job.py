@@ -24,11 +24,12 @@ from gpuenergyd.errors import DaemonNotRunningError
 from gpuenergyd.wire.daemon_codec import encode
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_sim.driver.world_kinds import WorldKind
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import a100_stages
 from tests.support.daemon_process import running_daemon, training
 from tests.support.http_handler import QuietHandler
 from tests.support.registration import one_stage_registration
 from tests.support.thorough import thorough
-from tests.support.virtual_training import VirtualTraining, a100_stages
 from tests.support.waiting import wait_until
 
 STAGES = (1.0, 0.93, 1.0, 1.10)

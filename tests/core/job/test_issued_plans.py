@@ -10,8 +10,8 @@ from gpuenergyd.core.job.snapshot import JobSnapshot
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.wire.daemon_codec import decode, encode
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.support.job_run import SCHEDULE, WORK
-from tests.support.virtual_training import VirtualTraining
 
 MAX_REMEMBERED = JobRules().max_observations
 NEWEST = 128

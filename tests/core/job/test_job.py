@@ -19,8 +19,8 @@ from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPurpose, R
 from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.errors import JobError
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.support.job_run import SCHEDULE, WORK, joined, new_job
-from tests.support.virtual_training import VirtualTraining
 
 
 def test_a_job_warms_up_once_all_ranks_have_joined() -> None:

@@ -36,11 +36,11 @@ from gpuenergyd.store.records import IntensityRecord, IterationRecord, JobRecord
 from gpuenergyd_policies.envelope import Envelope
 from gpuenergyd_policies.targets import CarbonTarget
 from gpuenergyd_policies.uniform import Uniform
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.policies.bubble_aware.test_control_loop import training
 from tests.support.examples import examples
 from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.stored_history import write_records
-from tests.support.virtual_training import VirtualTraining
 
 FIRST_AT = datetime(2024, 1, 1, tzinfo=UTC)
 HISTORY_DAYS = 9

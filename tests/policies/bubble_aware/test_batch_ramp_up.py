@@ -9,9 +9,10 @@ from gpuenergyd.core.job.messages import JobPhase, RankChangedMicrobatches
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.errors import JobError
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import a100_stages
 from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.thorough import thorough
-from tests.support.virtual_training import VirtualTraining, a100_stages
 
 WEIGHTS = (1.0, 0.85, 0.9, 1.2)
 NUM_ITERATIONS = 56

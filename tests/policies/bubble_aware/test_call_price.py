@@ -10,8 +10,8 @@ from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd_policies.bubble_aware.model import FittedJob
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.learning.calls import CallCost
+from gpuenergyd_sim.virtual_training.work import a100_stages
 from tests.support.unkind_training import TargetLatencies, UnkindDriver, UnkindTraining
-from tests.support.virtual_training import a100_stages
 
 
 def trained(stall_s: float, *, reported_early_s: float = 0.0, call_s: float = 0.0) -> UnkindTraining:

@@ -8,9 +8,9 @@ import pytest
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.support.captured_training import CapturedTraining, demo_work, waiting_power_w
 from tests.support.remembered_plans import RememberedBubbleAware
-from tests.support.virtual_training import VirtualTraining
 
 NUM_ITERATIONS = 80
 CONDITIONS: dict[str, Any] = {

@@ -12,7 +12,7 @@ from gpuenergyd_policies.bubble_aware.figures import Figure
 from gpuenergyd_policies.bubble_aware.outcome import PlanOutcome
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
-from tests.support.random_jobs import random_job
+from gpuenergyd_sim.virtual_training.random_jobs import random_job
 
 SCATTER_RATIO = 1e-4
 STALL_S = 0.001

@@ -19,11 +19,12 @@ from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_back
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
 from gpuenergyd_policies.full_speed import FullSpeed
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import A100Work, Work
 from tests.support.perfect_knowledge import WAITING_CLOCKS_MHZ, Informed, least_energy_j, true_profile
 from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.thorough import thorough
 from tests.support.virtual_replicas import VirtualReplicas
-from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
 F, B = InstructionKind.F, InstructionKind.B
 FROM = 40

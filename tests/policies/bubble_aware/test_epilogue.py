@@ -11,7 +11,8 @@ from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, Pi
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.observed_pipeline import contradiction, observed_pipeline
-from tests.support.virtual_training import A100Work, VirtualTraining
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import A100Work
 
 F, I, W = InstructionKind.F, InstructionKind.I, InstructionKind.W  # noqa: E741  torch's own name
 NUM_MICROBATCHES = 4

@@ -6,8 +6,8 @@ import pytest
 
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from gpuenergyd_sim.virtual_training.random_jobs import random_job
 from tests.support.everything_unkind import best_result, conditions, result_of, training
-from tests.support.random_jobs import random_job
 
 
 @pytest.mark.thorough

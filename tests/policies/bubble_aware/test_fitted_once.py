@@ -10,7 +10,8 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware import model
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
-from tests.support.virtual_training import VirtualTraining, a100_stages
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import a100_stages
 
 COUNTED = ("learned_profile", "observed_pipeline")
 

@@ -14,6 +14,8 @@ from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd_policies.full_speed import FullSpeed
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import CLOCKS_MHZ, A100Work, Work
 from tests.policies.bubble_aware.test_disturbances import (
     FROM,
     ITERATIONS_TO_OPTIMUM,
@@ -25,7 +27,6 @@ from tests.policies.bubble_aware.test_disturbances import (
 from tests.support.perfect_knowledge import least_energy_j
 from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.thorough import thorough
-from tests.support.virtual_training import CLOCKS_MHZ, A100Work, VirtualTraining, Work
 
 REMOVED_AT = FROM + ITERATIONS_TO_OPTIMUM + 20
 LEAST_KNOWN_RATIO = 0.022

@@ -8,7 +8,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
-from tests.support.random_jobs import COMMUNICATION_LATENCY_S, TrueJob, random_job
+from gpuenergyd_sim.virtual_training.random_jobs import COMMUNICATION_LATENCY_S, TrueJob, random_job
 
 NUM_BASELINE_ITERATIONS = 12
 

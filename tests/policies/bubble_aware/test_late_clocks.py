@@ -5,8 +5,8 @@ import pytest
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from gpuenergyd_sim.virtual_training.work import a100_stages
 from tests.support.unkind_training import TargetLatencies, UnkindDriver, UnkindTraining
-from tests.support.virtual_training import a100_stages
 
 
 def training(seed: int, *, least_median_s: float = 0.06) -> UnkindTraining:

@@ -7,9 +7,9 @@ import pytest
 
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from gpuenergyd_sim.virtual_training.work import CLOCKS_MHZ, Work
 from tests.support.thorough import thorough
 from tests.support.virtual_loop import B, D, DataParallelLoops, F, VirtualLoop, Wait, loop_schedule
-from tests.support.virtual_training import CLOCKS_MHZ, Work
 
 BEGIN, END = 130, 160
 """Iterations in which one rank is slower."""

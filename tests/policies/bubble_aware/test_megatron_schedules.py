@@ -7,8 +7,9 @@ import pytest
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
 from gpuenergyd.core.pipeline.megatron_orders import combined_1f1b, megatron_interleaved
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import A100Work, a100_waiting_power_w
 from tests.support.thorough import thorough
-from tests.support.virtual_training import A100Work, VirtualTraining, a100_waiting_power_w
 
 TIMES_S = {InstructionKind.F: 0.025, InstructionKind.B: 0.050, InstructionKind.FB: 0.065}
 """A combined step is shorter than its parts: each hides the other's messages."""

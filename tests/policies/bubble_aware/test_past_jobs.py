@@ -13,8 +13,8 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_clocks
+from gpuenergyd_sim.virtual_training.random_jobs import COMMUNICATION_LATENCY_S, TrueJob, random_job
 from tests.support.past_jobs import LEARNED_AT, LIES, changed
-from tests.support.random_jobs import COMMUNICATION_LATENCY_S, TrueJob, random_job
 
 SEED = 3006
 BUDGET_RATIO = 0.01

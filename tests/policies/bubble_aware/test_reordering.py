@@ -15,9 +15,10 @@ from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.reorder import OrderAdvice, RankMemory, ReorderOffer, check_orders
 from gpuenergyd_policies.bubble_aware.order_choice import caution_of_order, memory_limits, memory_refusal
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import A100Work, Work, a100_stages
 from tests.support.thorough import thorough
 from tests.support.virtual_replicas import VirtualReplicas
-from tests.support.virtual_training import A100Work, VirtualTraining, Work, a100_stages
 
 I, W = InstructionKind.I, InstructionKind.W  # noqa: E741  torch's own names
 WEIGHTS = (1.0, 1.08, 1.0, 0.95)

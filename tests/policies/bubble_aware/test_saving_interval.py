@@ -6,7 +6,8 @@ from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
 from gpuenergyd.core.policy_api.policy import JobView
-from tests.support.virtual_training import A100Work, VirtualTraining, Work
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import A100Work, Work
 
 F, B = InstructionKind.F, InstructionKind.B
 NUM_RUNS = 100

@@ -17,8 +17,8 @@ from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_sim.driver.device_model import InstructionWork, blocking_power_w, instruction_time_s, working_power_w
 from gpuenergyd_sim.driver.device_parameters import device_parameters
 from gpuenergyd_sim.training.gpt_model import simulated_works
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.support.thorough import thorough
-from tests.support.virtual_training import VirtualTraining
 
 pytestmark = pytest.mark.torch
 

@@ -6,9 +6,9 @@ from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_back
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.full_speed import FullSpeed
+from gpuenergyd_sim.virtual_training.work import A100Work, Work
 from tests.support.slow_sampling import SlowlyReadTraining
 from tests.support.thorough import thorough
-from tests.support.virtual_training import A100Work, Work
 
 
 def test_readings_of_a_slow_driver_do_not_hide_every_update_of_a_counter() -> None:

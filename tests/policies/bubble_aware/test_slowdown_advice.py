@@ -3,9 +3,9 @@
 import pytest
 
 from gpuenergyd.core.job.outcome import find_outcome, outcome_line
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.support.thorough import thorough
 from tests.support.virtual_loop import DataParallelLoops, VirtualLoop, loop_schedule
-from tests.support.virtual_training import VirtualTraining
 
 
 def _saving_of(run: VirtualTraining) -> float:

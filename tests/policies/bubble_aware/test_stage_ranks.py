@@ -2,8 +2,8 @@
 
 import pytest
 
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.policies.bubble_aware.test_scenarios import short_training
-from tests.support.virtual_training import VirtualTraining
 
 
 def saving_and_energy_j(run: VirtualTraining) -> tuple[float, float]:

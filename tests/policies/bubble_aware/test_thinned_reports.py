@@ -13,8 +13,9 @@ from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.full_speed import FullSpeed
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import a100_stages
 from tests.support.examples import examples
-from tests.support.virtual_training import VirtualTraining, a100_stages
 
 NUM_ITERATIONS = 160
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, Schedule, one_forward_one_backward
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
-from gpuenergyd.core.policy_api.policy import ClockPolicy
+from gpuenergyd.core.policy_api.policy import ClockPolicy, Lever
 from gpuenergyd_sim.driver.device_model import blocking_power_w, voltage_ratio
 from gpuenergyd_sim.driver.device_parameters import DeviceParameters, device_parameters
-from tests.support.virtual_training import VirtualTraining
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
 
 F, B = InstructionKind.F, InstructionKind.B
 COMMUNICATION_LATENCY_S = 0.0015
@@ -20,7 +20,7 @@ LOWEST_RATIO = 0.55
 _GPU_MODELS = ("a100-pcie", "a100-sxm", "a40", "h100-sxm", "h200", "v100-sxm2")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TrueWork:
     """True times and powers of an instruction, close to the fitted models but never equal."""
 
@@ -63,7 +63,7 @@ class TrueWork:
         return self._power_at(self.actual_clock_mhz(sm_clock_mhz))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TrueJob:
     """One pipeline on one model of GPU."""
 
@@ -99,15 +99,26 @@ class TrueJob:
             model_name=self.model.model_name,
         )
 
-    def training(self, policy: ClockPolicy, rules: JobRules) -> VirtualTraining:
+    def training(
+        self,
+        policy: ClockPolicy,
+        rules: JobRules,
+        *,
+        max_slowdown_ratio: float = 0.0,
+        levers: frozenset[Lever] = frozenset({Lever.CLOCKS}),
+    ) -> VirtualTraining:
         """Return a run of this job with all its noise."""
-        noise = random.Random(self.seed)
+        noise = random.Random(self.seed)  # noqa: S311  not a secret
+        limits_w = (self.model.min_power_limit_w, self.model.max_power_limit_w)
         heat = {rank: noise.uniform(0.0, 0.004) for rank in range(self.schedule.num_ranks)}
         return VirtualTraining(
             self.schedule,
             self.work,
             policy,
+            max_slowdown_ratio=max_slowdown_ratio,
             rules=rules,
+            levers=levers,
+            power_limit_range_w=limits_w if Lever.POWER_LIMITS in levers else None,
             switch_latency_s=SWITCH_LATENCY_S,
             latency_spread_ratio=0.5,
             noise_ratio=0.004,
@@ -122,12 +133,19 @@ class TrueJob:
         )
 
 
-def random_job(seed: int) -> TrueJob:
-    """Return a pipeline drawn from a seed; GPU models take turns."""
-    draw = random.Random(seed)
-    model = device_parameters(_GPU_MODELS[seed % len(_GPU_MODELS)])
-    num_ranks = draw.choice([2, 4, 4, 8])
-    num_microbatches = draw.choice([4, 8, 8, 16]) if num_ranks < 8 else draw.choice([8, 16])
+def random_job(
+    seed: int, *, gpu_model: str | None = None, num_stages: int | None = None, num_microbatches: int | None = None
+) -> TrueJob:
+    """Return a pipeline drawn from a seed, where not given; GPU models take turns.
+
+    Raises:
+        GpuNotFoundError: unknown GPU model.
+    """
+    draw = random.Random(seed)  # noqa: S311  not a secret
+    model = device_parameters(gpu_model or _GPU_MODELS[seed % len(_GPU_MODELS)])
+    drawn_stages = draw.choice([2, 4, 4, 8])
+    drawn_microbatches = draw.choice([4, 8, 8, 16]) if drawn_stages < 8 else draw.choice([8, 16])
+    num_ranks = num_stages or drawn_stages
     scale_s = draw.uniform(0.03, 0.09)
     memory_share = {F: draw.uniform(0.1, 0.45), B: draw.uniform(0.1, 0.45)}
     work = {}
@@ -144,5 +162,5 @@ def random_job(seed: int) -> TrueJob:
                 wobble_ratio=0.03 * draw.uniform(0.3, 1.0),
                 wobble_phase=draw.uniform(0, 6.28),
             )
-    schedule = one_forward_one_backward(num_ranks, num_microbatches)
+    schedule = one_forward_one_backward(num_ranks, num_microbatches or drawn_microbatches)
     return TrueJob(model, schedule, work, model.supported_sm_clocks_mhz, seed)

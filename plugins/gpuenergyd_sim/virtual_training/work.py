@@ -1,0 +1,80 @@
+"""What instructions cost: their times and powers by clock, on a published A100 or on any GPU model of this plugin."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpuenergyd.core.pipeline.graph import InstructionKind
+from gpuenergyd_sim.driver.device_model import InstructionWork, instruction_time_s, working_power_w
+from gpuenergyd_sim.driver.device_parameters import DeviceParameters
+
+CLOCKS_MHZ = tuple(range(1410, 209, -15))
+
+
+class Work(Protocol):
+    """What one kind of instruction is on one rank, whatever it really depends on."""
+
+    def time_s(self, sm_clock_mhz: int) -> float:
+        """Return how long it takes at a clock."""
+        ...
+
+    def power_w(self, sm_clock_mhz: int) -> float:
+        """Return what it draws at a clock."""
+        ...
+
+
+def a100_power_w(active_w_per_mhz: float, sm_clock_mhz: int) -> float:
+    """Return the power of an A100-SXM (published GPT-3 tables): 34.6 W static, knee at 1104 MHz, 1.213 V ratio."""
+    voltage = 1 + 0.213 * max(0.0, sm_clock_mhz - 1104) / (1410 - 1104)
+    return 34.6 + active_w_per_mhz * sm_clock_mhz * voltage**2
+
+
+@dataclass(frozen=True, slots=True)
+class A100Work:
+    """Time parts at the maximum clock; watts per MHz of SMs that are busy all the time."""
+
+    memory_time_s: float
+    compute_time_s: float
+    power_w_per_mhz: float
+
+    def time_s(self, sm_clock_mhz: int) -> float:
+        """Return how long it takes at a clock."""
+        return self.memory_time_s + self.compute_time_s * CLOCKS_MHZ[0] / sm_clock_mhz
+
+    def power_w(self, sm_clock_mhz: int) -> float:
+        """Return what it draws at a clock."""
+        active_ratio = self.compute_time_s * CLOCKS_MHZ[0] / sm_clock_mhz / self.time_s(sm_clock_mhz)
+        return a100_power_w(active_ratio * self.power_w_per_mhz, sm_clock_mhz)
+
+
+def a100_waiting_power_w(sm_clock_mhz: int) -> float:
+    """Return the power while waiting for a peer: the published 83.64 W at the top, falling with the clock (assumed)."""
+    return a100_power_w(0.0236, sm_clock_mhz)
+
+
+def a100_stages(weights: Sequence[float], *, scale: float = 1.0) -> dict[tuple[int, InstructionKind], Work]:
+    """Return the work of stages: 50 ms forward and 93 ms backward at the top clock, times weight and scale."""
+    return {
+        (rank, kind): A100Work(memory_s * weight * scale, compute_s * weight * scale, watts)
+        for rank, weight in enumerate(weights)
+        for kind, memory_s, compute_s, watts in (
+            (InstructionKind.F, 0.0120, 0.0382, 0.25),
+            (InstructionKind.B, 0.0270, 0.0660, 0.27),
+        )
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWork:
+    """An instruction on a model of simulated GPUs, warm and without a power cap."""
+
+    model: DeviceParameters
+    work: InstructionWork
+
+    def time_s(self, sm_clock_mhz: int) -> float:
+        """Return how long it takes at a clock."""
+        return instruction_time_s(self.model, self.work, sm_clock_mhz)
+
+    def power_w(self, sm_clock_mhz: int) -> float:
+        """Return what it draws at a clock."""
+        return working_power_w(self.model, self.work, sm_clock_mhz)
