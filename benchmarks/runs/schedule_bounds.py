@@ -4,16 +4,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpuenergyd.core.pipeline.graph import Schedule, dependency_graph, one_forward_one_backward
-from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
+from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd.core.pipeline.waiting import WaitingPower, waiting_power
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.inflight import caps_from_microbatches, plan_inflight
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 from gpuenergyd_policies.planning.plan_evaluation import baseline
-from gpuenergyd_sim.driver.device_model import blocking_power_w, instruction_time_s, working_power_w
+from gpuenergyd_sim.driver.device_model import blocking_power_w
 from gpuenergyd_sim.driver.device_parameters import device_parameters
 from gpuenergyd_sim.training.gpt_model import simulated_works
+from gpuenergyd_sim.virtual_training.work import ModelWork
+from gpuenergyd_sim.virtual_training.work import exact_profile as profile_of_work
 
 _GPU_MODEL = "a100-sxm"
 
@@ -21,19 +23,16 @@ _GPU_MODEL = "a100-sxm"
 def exact_profile(schedule: Schedule, duration_scale: float = 1.0) -> PipelineProfile:
     """Return the profile of a schedule's instructions, as computed by the simulated GPUs."""
     model = device_parameters(_GPU_MODEL)
-    classes = {}
+    works = {}
     for order in schedule.orders:
         for instruction in order:
             stage_index = schedule.stage_index(instruction.pp_rank, instruction.chunk_index)
             work = simulated_works(
                 stage_index, schedule.num_stages, num_ranks=schedule.num_ranks, duration_scale=duration_scale
             )[str(instruction.kind)]
-            options = []
-            for clock_mhz in model.supported_sm_clocks_mhz:
-                time_s = instruction_time_s(model, work, clock_mhz)
-                options.append(ClockOption(clock_mhz, time_s, time_s * working_power_w(model, work, clock_mhz)))
-            classes[instruction.instruction_class] = instruction_profile(options, where=str(instruction))
-    return PipelineProfile(classes, blocking_power_w(model, model.max_sm_clock_mhz))
+            works[instruction.instruction_class] = ModelWork(model, work)
+    waiting_w = blocking_power_w(model, model.max_sm_clock_mhz)
+    return profile_of_work(works, model.supported_sm_clocks_mhz, blocking_power_w=waiting_w)
 
 
 def exact_waiting_power() -> WaitingPower:

@@ -48,6 +48,9 @@ PUBLIC_MODULES = {
         "gpuenergyd_sim.training.simulated_stage",
         "gpuenergyd_sim.training.timers",
         "gpuenergyd_sim.driver.host",
+        "gpuenergyd_sim.virtual_training.training",
+        "gpuenergyd_sim.virtual_training.work",
+        "gpuenergyd_sim.virtual_training.random_jobs",
     ),
     "For tools": ("gpuenergyd.client.connection", "gpuenergyd.errors"),
 }

@@ -21,15 +21,10 @@ from gpuenergyd.core.pipeline.plan import instruction_key
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.daemon.jobs.plan_delivery import change_row
 from gpuenergyd.wire.messages import OrderRow, PlanSlice
-from gpuenergyd_sim.driver.device_model import (
-    InstructionWork,
-    blocking_power_w,
-    instruction_time_s,
-    working_power_w,
-)
+from gpuenergyd_sim.driver.device_model import blocking_power_w
 from gpuenergyd_sim.driver.device_parameters import device_parameters
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
-from gpuenergyd_sim.virtual_training.work import Work
+from gpuenergyd_sim.virtual_training.work import ModelWork, Work
 from tests.support.virtual_device import CalledRequest, VirtualDevice, VirtualGraph, VirtualNodeEvent
 from tests.support.waiting import LIMIT_S
 
@@ -37,21 +32,6 @@ MODEL = device_parameters("a100-sxm")
 SEND_DELAY_S = 0.001
 """From the begin of a replay to its timetable: the recorder looks every millisecond."""
 _LIMIT_S = LIMIT_S
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedWork:
-    """An instruction of the demo on its simulated A100, at a constant temperature."""
-
-    work: InstructionWork
-
-    def time_s(self, sm_clock_mhz: int) -> float:
-        """Return how long it takes at a clock."""
-        return instruction_time_s(MODEL, self.work, sm_clock_mhz)
-
-    def power_w(self, sm_clock_mhz: int) -> float:
-        """Return what it draws at a clock."""
-        return working_power_w(MODEL, self.work, sm_clock_mhz)
 
 
 def waiting_power_w(sm_clock_mhz: int) -> float:
@@ -64,7 +44,7 @@ def demo_work(num_stages: int) -> dict[tuple[int, InstructionKind], Work]:
     from gpuenergyd_sim.training.gpt_model import simulated_works  # noqa: PLC0415  imports torch
 
     return {
-        (stage, InstructionKind(kind)): SimulatedWork(work)
+        (stage, InstructionKind(kind)): ModelWork(MODEL, work)
         for stage in range(num_stages)
         for kind, work in simulated_works(stage, num_stages).items()
     }

@@ -152,7 +152,7 @@ class UnkindTraining(VirtualTraining):
         }
         return spans, max(self._ends_s.values())
 
-    def _wait_until(self, r: int, until_s: float, _spans: object) -> None:
+    def _wait_until(self, r: int, until_s: float) -> None:
         while self._events and self._events[0][0] <= until_s:
             self._next_event()
         self._advance(r, until_s)

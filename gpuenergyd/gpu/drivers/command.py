@@ -99,9 +99,9 @@ def read_commands(path: Path) -> Commands:
         raise DriverError(f"{path}: timeout_s {timeout_s!r}: must be above 0 and at most {_MAX_TIMEOUT_S:g} s")
     reader, world = content.get("reader", "nvml"), content.get("world")
     if reader not in DRIVERS.keys() - {_OWN_NAME}:
-        valid = sorted({*DRIVERS, *installed_drivers()} - {_OWN_NAME})
-        if reader not in valid:
-            raise DriverError(f"{path}: reader {reader!r}; valid: {', '.join(valid)}")
+        readers = sorted({*DRIVERS, *installed_drivers()} - {_OWN_NAME})
+        if reader not in readers:
+            raise DriverError(f"{path}: reader {reader!r}; valid: {', '.join(readers)}")
     if world is not None and not isinstance(world, str):
         raise DriverError(f"{path}: world {world!r}: must be a path")
     lock, reset, limit = (commands.get(name, ()) for name in _COMMANDS)

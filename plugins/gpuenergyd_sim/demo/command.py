@@ -135,7 +135,8 @@ def _run_in_real_time(
     request: DemoRequest, folder: Path, inherited_fds: Sequence[int], progress: "ShownProgress", show_result: ShowResult
 ) -> None:
     """Run every process of the demo in real time."""
-    from gpuenergyd_sim.private_daemon.processes import Children, RealHost, raise_on_termination  # noqa: PLC0415  start fast
+    from gpuenergyd_sim.demo.real_host import RealHost  # noqa: PLC0415  start fast
+    from gpuenergyd_sim.private_daemon.processes import Children, raise_on_termination  # noqa: PLC0415
 
     raise_on_termination()
     with Children(folder, inherited_fds) as children:

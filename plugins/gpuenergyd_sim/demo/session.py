@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuenergyd.count_text import count_text
-from gpuenergyd.errors import DaemonNotRunningError, GpuEnergyError
+from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd_sim.demo.request import DemoRequest
+from gpuenergyd_sim.private_daemon.daemon import forget_settings, wait_for_daemon
 
 if TYPE_CHECKING:
     from gpuenergyd.client.connection import DaemonClient
@@ -23,7 +24,6 @@ JOB_NAME = "demo-gpt"
 FAKE_NVML_VARIABLE = "GPUENERGYD_FAKE_NVML_WORLD"
 """Variable with the folder of simulated GPUs behind a fake NVML library, such as the one of the tests."""
 _STATUS_PERIOD_S = 0.5
-_START_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 10.0
 _RESTORE_LIMIT_S = 60.0
 
@@ -87,10 +87,7 @@ def demo_settings(request: DemoRequest, folder: Path, world: Path) -> "Settings"
     """Write the daemon's configuration file into the demo's folder, and return the settings."""
     from gpuenergyd.daemon.settings import load_settings  # noqa: PLC0415  start fast
 
-    # Isolate the demo from an installed daemon and its settings.
-    kept = {"GPUENERGYD_DEBUG", FAKE_NVML_VARIABLE}
-    for name in [name for name in os.environ if name.startswith("GPUENERGYD_") and name not in kept]:
-        del os.environ[name]
+    forget_settings(kept={FAKE_NVML_VARIABLE})
     config = folder / "config.toml"
     config.touch()
     if request.grid is not None:
@@ -123,7 +120,7 @@ def run_session(request: DemoRequest, folder: Path, host: SessionHost, progress:
     settings = demo_settings(request, folder, world)
     client = DaemonClient(str(settings.socket_path))
     host.start_daemon(settings, folder / "config.toml")
-    _wait_for_daemon(client, host)
+    wait_for_daemon(client, host.check)
     progress.announce("training a small GPT: real torch pipeline and gradients, simulated GPUs; importing torch")
     variables = {
         "GPUENERGYD_SOCKET": str(settings.socket_path),
@@ -199,20 +196,6 @@ def locked_gpus(host: Any) -> list[int]:
         return [gpu.index for gpu in host.identities() if host.locked_sm_clock_mhz(gpu.gpu_uuid) is not None]
     finally:
         host.close()
-
-
-def _wait_for_daemon(client: "DaemonClient", host: SessionHost) -> None:
-    until = time.monotonic() + _START_TIMEOUT_S
-    while True:
-        host.check()
-        try:
-            client.get_status()
-        except DaemonNotRunningError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.05)
-        else:
-            return
 
 
 def _wait_for_end(client: "DaemonClient") -> None:

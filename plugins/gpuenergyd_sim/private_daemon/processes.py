@@ -1,4 +1,4 @@
-"""Child processes of the demo: started in sessions of their own, always terminated, failures shown with their log."""
+"""Child processes: started in sessions of their own, always terminated, failures shown with their log."""
 
 import contextlib
 import os
@@ -7,19 +7,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Self
 
 import typer
 
 from gpuenergyd.cli.exit_codes import EXIT_USAGE
 from gpuenergyd.errors import GpuEnergyError, UsageError
-
-if TYPE_CHECKING:
-    from gpuenergyd.daemon.settings import Settings
 
 _TAIL_LINES = 12
 _KILL_AFTER_S = 15.0
@@ -74,8 +71,8 @@ class Children:
     def start(self, name: str, arguments: Sequence[str], **variables: str) -> Child:
         """Start a Python module as a child process.
 
-        Its own session keeps Ctrl-C from reaching it, so that children are terminated in order. If the demo is killed,
-        the kernel terminates the child.
+        Its own session keeps Ctrl-C from reaching it, so that children are terminated in order. If this process is
+        killed, the kernel terminates the child.
         """
         log_path = self.folder / f"{name}.log"
         with log_path.open("wb") as log:
@@ -122,55 +119,6 @@ class Children:
                 child.process.kill()
                 child.process.wait()
         _kill_session(child.process.pid)
-
-
-class RealHost:
-    """The demo's processes as processes of this host; `children` ends them."""
-
-    def __init__(self, children: Children) -> None:
-        self._children = children
-        self._training: Child | None = None
-
-    def start_daemon(self, settings: "Settings", config: Path) -> None:
-        """Start `gpuenergyd serve`."""
-        self._children.start(
-            "daemon",
-            [
-                "gpuenergyd.cli.main", "serve",
-                "--config", str(config),
-                "--mode", "control",
-                "--driver", settings.driver,
-                "--world", str(settings.world_path),
-                "--runtime-dir", str(settings.runtime_dir),
-                "--state-dir", str(settings.state_dir),
-                "--policy", settings.policy,
-                "--max-slowdown", str(settings.max_slowdown_ratio),
-                "--baseline-iterations", str(settings.baseline_iterations),
-            ],
-        )  # fmt: skip
-
-    def start_training(self, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
-        """Start the program that starts all ranks."""
-        self._training = self._children.start("training", ["gpuenergyd_sim.training.gpt", *arguments], **variables)
-
-    def training_step(self) -> str | None:
-        """Return what the training program said last of its start."""
-        return self._training.last_line("gpt: ") if self._training is not None else None
-
-    def has_training_ended(self) -> bool:
-        return self._training is not None and self._training.has_ended()
-
-    def check(self) -> None:
-        """Check that no process has failed."""
-        self._children.check()
-
-    def kill_worker(self, status: Mapping[str, Any]) -> None:
-        if (pid := status["worker"]["pid"]) is not None:
-            os.kill(pid, signal.SIGKILL)
-
-    def stop_training(self) -> None:
-        if self._training is not None:
-            self._children.stop(self._training)
 
 
 def _kill_session(leader_pid: int) -> None:

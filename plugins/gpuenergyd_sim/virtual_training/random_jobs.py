@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, Schedule, one_forward_one_backward
-from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
+from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.policy_api.policy import ClockPolicy, Lever
 from gpuenergyd_sim.driver.device_model import blocking_power_w, voltage_ratio
 from gpuenergyd_sim.driver.device_parameters import DeviceParameters, device_parameters
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import exact_profile
 
 F, B = InstructionKind.F, InstructionKind.B
 COMMUNICATION_LATENCY_S = 0.0015
@@ -75,15 +76,10 @@ class TrueJob:
 
     def profile(self) -> PipelineProfile:
         """Return the tables of perfect knowledge."""
-        classes = {}
-        for (rank, kind), work in self.work.items():
-            options = [
-                ClockOption(clock, work.time_s(clock), work.time_s(clock) * work.power_w(clock))
-                for clock in self.clocks_mhz
-                if clock >= LOWEST_RATIO * self.clocks_mhz[0]
-            ]
-            classes[InstructionClass(rank, kind)] = instruction_profile(options, where="truth")
-        return PipelineProfile(classes, blocking_power_w(self.model, self.model.max_sm_clock_mhz))
+        clocks_mhz = [clock for clock in self.clocks_mhz if clock >= LOWEST_RATIO * self.clocks_mhz[0]]
+        work = {InstructionClass(rank, kind): own for (rank, kind), own in self.work.items()}
+        waiting_w = blocking_power_w(self.model, self.model.max_sm_clock_mhz)
+        return exact_profile(work, clocks_mhz, blocking_power_w=waiting_w)
 
     def quiet_training(self, policy: ClockPolicy, rules: JobRules) -> VirtualTraining:
         """Return a run of this job without noise, drift or coarse counters."""

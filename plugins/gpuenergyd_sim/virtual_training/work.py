@@ -1,10 +1,11 @@
 """What instructions cost: their times and powers by clock, on a published A100 or on any GPU model of this plugin."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpuenergyd.core.pipeline.graph import InstructionKind
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
+from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
 from gpuenergyd_sim.driver.device_model import InstructionWork, instruction_time_s, working_power_w
 from gpuenergyd_sim.driver.device_parameters import DeviceParameters
 
@@ -78,3 +79,15 @@ class ModelWork:
     def power_w(self, sm_clock_mhz: int) -> float:
         """Return what it draws at a clock."""
         return working_power_w(self.model, self.work, sm_clock_mhz)
+
+
+def exact_profile(
+    work: Mapping[InstructionClass, Work], clocks_mhz: Sequence[int], *, blocking_power_w: float
+) -> PipelineProfile:
+    """Return the true tables of instructions at some clocks, as a planner takes them."""
+    classes = {}
+    for key, own in work.items():
+        times_s = {clock: own.time_s(clock) for clock in clocks_mhz}
+        options = [ClockOption(clock, time_s, time_s * own.power_w(clock)) for clock, time_s in times_s.items()]
+        classes[key] = instruction_profile(options, where=str(key))
+    return PipelineProfile(classes, blocking_power_w)

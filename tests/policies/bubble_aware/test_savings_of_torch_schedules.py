@@ -14,10 +14,11 @@ pytest.importorskip("torch")
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
-from gpuenergyd_sim.driver.device_model import InstructionWork, blocking_power_w, instruction_time_s, working_power_w
+from gpuenergyd_sim.driver.device_model import blocking_power_w
 from gpuenergyd_sim.driver.device_parameters import device_parameters
 from gpuenergyd_sim.training.gpt_model import simulated_works
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from gpuenergyd_sim.virtual_training.work import ModelWork
 from tests.support.thorough import thorough
 
 pytestmark = pytest.mark.torch
@@ -28,21 +29,6 @@ BASELINE = slice(2, 12)
 A100 = device_parameters("a100-sxm")
 
 
-class SimulatedWork:
-    """An instruction on a simulated A100."""
-
-    def __init__(self, work: InstructionWork) -> None:
-        self._work = work
-
-    def time_s(self, sm_clock_mhz: int) -> float:
-        """Return its time at a clock."""
-        return instruction_time_s(A100, self._work, sm_clock_mhz)
-
-    def power_w(self, sm_clock_mhz: int) -> float:
-        """Return its power at a clock."""
-        return working_power_w(A100, self._work, sm_clock_mhz)
-
-
 @pytest.mark.parametrize(("schedule_name", "needed_ratio"), [("1f1b", 0.08), *thorough(("gpipe", 0.05))])
 def test_demo_pipeline_saves_the_required_share_within_one_percent_of_time(
     schedule_name: str, needed_ratio: float
@@ -50,8 +36,8 @@ def test_demo_pipeline_saves_the_required_share_within_one_percent_of_time(
     schedule = make_schedule(schedule_name, NUM_RANKS, NUM_MICROBATCHES)
     works = cache(lambda stage_index: simulated_works(stage_index, schedule.num_stages))
 
-    def work_of(instruction: Instruction) -> SimulatedWork:
-        return SimulatedWork(works(instruction.pp_rank)[str(instruction.kind)])
+    def work_of(instruction: Instruction) -> ModelWork:
+        return ModelWork(A100, works(instruction.pp_rank)[str(instruction.kind)])
 
     run = VirtualTraining(
         schedule,
