@@ -8,7 +8,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _PROGRAM = """#!{python} -IS
 import os
 import sys
-sys.path.insert(0, {root!r})
+sys.path[:0] = [{root!r}, {root!r} + "/plugins"]
 from gpuenergyd_sim.driver.host import SimulatedHost
 from pathlib import Path
 

@@ -10,6 +10,7 @@ import typer
 from gpuenergyd.cli.option_checks import MAX_SLOWDOWN_HELP, checked_slowdown
 from gpuenergyd.cli.options import JsonOption
 from gpuenergyd.cli.output import people_console, print_json
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def evaluate(
             }
         )
     else:
-        pipeline = f"{stages} stages x {microbatches} microbatches on simulated {gpu_model} GPUs, seed {seed}"
+        size = f"{count_text(stages, 'stage')} x {count_text(microbatches, 'microbatch')}"
+        pipeline = f"{size} on simulated {gpu_model}, seed {seed}"
         _print_table(pipeline, full_speed, results)
     failed = [result for result in results if result.failure is not None]
     for result in failed:
