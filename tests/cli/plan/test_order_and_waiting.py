@@ -8,6 +8,7 @@ import pytest
 from gpuenergyd.cli.plan.command import plan
 from gpuenergyd.errors import GpuEnergyError
 from tests.cli.plan.invocation import output_of, plan_figures, write_table
+from tests.support.installed_distribution import install_distribution
 
 COMMON = ("--microbatches", "6", "--blocking-power-w", "60")
 
@@ -128,6 +129,20 @@ def test_an_assumed_curve_is_marked(table: Path) -> None:
     assert "assumed to draw 0 W" not in printed
 
 
+def test_another_package_may_know_the_waiting_power_of_a_gpu_model(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other_powers.py").write_text("def powers(): return {'mi300x': ((2000, 90.0), (1000, 60.0))}\n")
+    install_distribution(tmp_path, "other", "gpuenergyd.waiting_powers", {"other": "other_powers:powers"})
+    monkeypatch.syspath_prepend(tmp_path)
+
+    figures = plan_figures(table, "--microbatches", "6", "--waiting-power", "mi300x")
+
+    assert figures["waiting"]["is_assumed"]
+    with pytest.raises(GpuEnergyError, match=r"neither a file nor a GPU model; models: .*a100-sxm.*mi300x"):
+        _run(table, "--microbatches", "6", "--waiting-power", "mi355x")
+
+
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
@@ -155,5 +170,5 @@ def test_bad_waiting_powers_are_refused_in_one_line(
 
 
 def test_an_unknown_curve_names_the_models(table: Path) -> None:
-    with pytest.raises(GpuEnergyError, match="neither a file nor a GPU model; models: a100-pcie, a100-sxm"):
+    with pytest.raises(GpuEnergyError, match=r"neither a file nor a GPU model; models: a100-pcie, a100-sxm"):
         _run(table, "--microbatches", "6", "--waiting-power", "a1000")

@@ -17,6 +17,7 @@ from gpuenergyd.gpu.drivers import command
 from gpuenergyd.gpu.drivers.command import CommandHost, read_commands
 from gpuenergyd.gpu.drivers.opening import open_driver
 from gpuenergyd_sim.driver.host import SimulatedHost
+from tests.support.fake_amd.package import install_fake_amd
 from tests.support.gpu_commands import GpuCommands
 from tests.support.waiting import wait_until
 
@@ -267,6 +268,18 @@ def test_a_missing_command_is_a_missing_permission(tmp_path: Path, world: Simula
         host.lock_sm_clock(gpu_uuid, 1200)
     assert "neither lock and reset nor limit" in host.observe_only_reasons()[gpu_uuid]
     host.close()
+
+
+def test_a_reader_of_another_package_must_have_all_that_a_driver_may_have(
+    tmp_path: Path, world: SimulatedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_fake_amd(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "amd.toml"
+    path.write_text(f'reader = "amd"\nworld = "{world.path}"\n')
+
+    with pytest.raises(DriverError, match="reader 'amd' lacks workload power profiles, reading of settings"):
+        CommandHost.open(path)
 
 
 @pytest.mark.parametrize(
