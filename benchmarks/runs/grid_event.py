@@ -35,9 +35,9 @@ from typing import Any
 
 from drawn_hosts import HOST_W, IDLE_W, NUM_GPUS, drawn_jobs  # beside this file
 
-from gpuenergyd.core.fleet.event_report import EventReport, event_report
-from gpuenergyd.core.fleet.grid_event import GridEvent, LoadUnit
-from gpuenergyd.store.fleet.store import FleetStore
+from gpuenergyd_fleet.decisions.event_report import EventReport, event_report
+from gpuenergyd_fleet.decisions.grid_event import GridEvent, LoadUnit
+from gpuenergyd_fleet.store.store import FleetStore
 from tests.support.powered_fleet import PoweredFleet
 from tests.support.powered_host import PoweredHost
 

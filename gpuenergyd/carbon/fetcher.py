@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from gpuenergyd.carbon.fetched_file import Fetched, FetchState, FetchStatus, read_fetched, write_fetched
-from gpuenergyd.carbon.keys import read_key
 from gpuenergyd.carbon.past_values import PastValues, kept_samples
 from gpuenergyd.carbon.sources.source import (
     CarbonSource,
@@ -31,6 +30,7 @@ from gpuenergyd.carbon.sources.web import SourceError, SourceProblem, Web
 from gpuenergyd.core.carbon.intensity import EmissionFactor, IntensitySample, SampleStatus, SignalKind
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import CarbonDataError, CarbonSourceError, GpuEnergyError
+from gpuenergyd.key_files import read_key
 from gpuenergyd.log_lines import configure_logging
 
 _LOG = logging.getLogger("gpuenergyd.carbon.fetcher")

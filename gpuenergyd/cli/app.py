@@ -39,7 +39,6 @@ _OWN: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "lock": ("commands.manual_leases", "Lock a GPU's SM clock."),
         "limit": ("commands.manual_leases", "Limit a GPU's power."),
         "budget": ("commands.budget", "Show, set and clear the power budget of this host."),
-        "fleet": ("fleet.command", "Share a power budget between hosts."),
         "calibrate": ("calibrate.command", "Measure how long clock changes of idle GPUs take."),
         "release-gpu": ("commands.release_gpu", "Let go of a GPU for a reset or a driver upgrade."),
     },

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from gpuenergyd.carbon.fetched_file import KEPT_HISTORY, Fetched, FetchState, FetchStatus, read_fetched, write_fetched
 from gpuenergyd.carbon.fetcher import config_from_json, fetch_if_due, main, run, source_of
-from gpuenergyd.carbon.keys import read_key
 from gpuenergyd.carbon.sources.source import SourceReply
 from gpuenergyd.carbon.sources.web import SourceError, SourceProblem
 from gpuenergyd.core.carbon.intensity import HOUR, CarbonSignal, IntensitySample, SampleStatus, SignalKind
 from gpuenergyd.errors import CarbonDataError, CarbonSourceError
+from gpuenergyd.key_files import read_key
 from tests.carbon.documented import HOUR_AT, NOW_AT
 
 SIGNAL = CarbonSignal("GB", "scripted")

@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Protocol
 
-from gpuenergyd.cli.fleet.follower import Follower
-from gpuenergyd.core.fleet.coordination import decide
 from gpuenergyd.core.power.budget import PowerBudget, budget_in_force
 from gpuenergyd.daemon.power.requested import requested_budget
-from gpuenergyd.store.fleet.store import FleetStore
 from gpuenergyd.wire.daemon_codec import decode, encode
 from gpuenergyd.wire.power_messages import PowerBudgetRequest
+from gpuenergyd_fleet.decisions.coordination import decide
+from gpuenergyd_fleet.follower import Follower
+from gpuenergyd_fleet.store.store import FleetStore
 from tests.support.powered_host import SAMPLE_S, PoweredHost
 
 EXCHANGE_S = 1.0

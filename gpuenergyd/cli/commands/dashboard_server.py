@@ -8,26 +8,23 @@ another origin to read it. On an address that other hosts can reach it serves th
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from ipaddress import ip_address
-from threading import BoundedSemaphore, Lock
-from typing import Any
+from threading import Lock
 from urllib.parse import urlsplit
 
+from gpuenergyd.cli.http_server import CommandServer, RequestHandler
 from gpuenergyd.cli.output import json_text
 from gpuenergyd.client.connection import DaemonClient, HttpConnection
-from gpuenergyd.errors import GpuEnergyError, ProtocolError, UsageError
+from gpuenergyd.errors import GpuEnergyError, ProtocolError
 
 HOST = "127.0.0.1"
 _LOOPBACK_NAMES = ("localhost", HOST, "::1")
-_REQUEST_TIMEOUT_S = 10.0
 _DAEMON_TIMEOUT_S = 5.0
-_MAX_CONNECTIONS = 32
 _MAX_PAGE_AGE_S = 5.0
 _NUM_JOBS = 5
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -74,11 +71,8 @@ class HistoryView:
             return live_page(None, (), made_at=now.astimezone(), nonce=self._nonce, note=f"No history: {error}.")
 
 
-class DashboardServer(ThreadingHTTPServer):
-    """Threaded HTTP server with a limited number of connections and a timeout on each."""
-
-    daemon_threads = True
-    allow_reuse_address = True
+class DashboardServer(CommandServer):
+    """The server of the page, the status and the metrics."""
 
     def __init__(
         self,
@@ -94,19 +88,11 @@ class DashboardServer(ThreadingHTTPServer):
         self.socket_path = socket_path
         self.view = view
         self.has_metrics = has_metrics
-        self.address = address
         self.is_loopback = ip_address(address).is_loopback
-        self.address_family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
         own_name = socket.gethostname().lower()
         self._host_names = {*_LOOPBACK_NAMES, address, own_name, own_name.partition(".")[0]}
         self._host_names |= {name.lower() for name in host_names}
-        self._slots = BoundedSemaphore(_MAX_CONNECTIONS)
-        try:
-            super().__init__((address, port), _RequestHandler)
-        except OSError as error:
-            raise UsageError(
-                f"cannot serve on {address}:{port}: {error.strerror}; --port 0 selects a free port"
-            ) from None
+        super().__init__(address, port, _DashboardHandler)
 
     @property
     def url(self) -> str:
@@ -130,34 +116,9 @@ class DashboardServer(ThreadingHTTPServer):
         name = name.rstrip(".")
         return name in self._host_names or name == qualified_host_name()
 
-    def server_bind(self) -> None:
-        """Bind without the look-up of the host's name that `HTTPServer` makes, which may take seconds."""
-        super(HTTPServer, self).server_bind()
-        self.server_name, self.server_port = self.address, self.server_address[1]
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Handle the connection in a thread, or close it when the limit of connections is reached."""
-        if not self._slots.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Handle the connection, then free its slot."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._slots.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore connections that browsers closed early."""
-
-
-class _RequestHandler(BaseHTTPRequestHandler):
+class _DashboardHandler(RequestHandler):
     server: DashboardServer  # pyright: ignore[reportIncompatibleVariableOverride]  http.server names it so
-    server_version = "gpuenergyd"
-    sys_version = ""
-    timeout = _REQUEST_TIMEOUT_S
 
     def _respond(self) -> None:
         """Respond to one request; a HEAD request gets the headers only."""
@@ -209,21 +170,12 @@ class _RequestHandler(BaseHTTPRequestHandler):
             status, body = 503, f"cannot reach the daemon at {self.server.socket_path}: {error}\n".encode()
         self._send(status, _METRICS_TYPE, body)
 
-    def _send(self, status: int, content_type: str, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
+    def _send(self, status: int, content_type: str, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         all_headers = {
             "Content-Type": content_type,
-            "Content-Length": str(len(body)),
             "Cache-Control": "no-store",
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",
             "Cross-Origin-Resource-Policy": "same-origin",
         }
-        for name, value in (all_headers | (headers or {})).items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name that http.server calls it by
-        """Do not log requests."""
+        self.send(status, all_headers | dict(headers or {}), body)

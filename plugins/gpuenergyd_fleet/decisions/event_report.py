@@ -1,0 +1,166 @@
+"""The report of a grid event: what was asked, what was delivered, how fast, the rebound, and the work that was lost.
+
+Everything comes from samples of the whole fleet, one for each cycle of the coordinator. Instants are seconds since 1970
+UTC. A sample without the power of all hosts is missing, never zero.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuenergyd_fleet.decisions.grid_event import GridEvent
+
+BEFORE_S = 300.0
+"""Time before an event whose mean is the load, and the speed, before it."""
+AFTER_S = 600.0
+"""Time after an event in which the rebound is looked for."""
+TOLERANCE_RATIO = 0.02
+"""Measured power this much above the limit still counts as reached."""
+_REBOUND_S = 10.0
+"""Length of the means whose highest is the rebound."""
+_MOST_GAP_S = 5.0
+"""Time for which a sample counts at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSample:
+    """The fleet at one instant; None is unknown."""
+
+    at_s: float
+    limit_w: float
+    measured_w: float | None
+    speed: float | None = None
+    """Speed of all jobs, in GPUs at full speed."""
+    num_hosts: int = 0
+    num_silent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EventReport:
+    """What a grid event asked for and what it got; None is unknown."""
+
+    event_id: str
+    start_s: float
+    end_s: float
+    value: float
+    unit: str
+    is_cancelled: bool
+    baseline_w: float | None
+    """Mean load in the five minutes before the event."""
+    limit_w: float | None
+    """The most load that was asked for."""
+    asked_reduction_w: float | None
+    delivered_reduction_w: float | None
+    """The load before, less the mean load from when the limit was reached until the end."""
+    mean_w: float | None
+    reached_s: float | None
+    """Time from the begin until the load was first at the limit, with 2 % tolerance; None if it never was."""
+    over_limit_s: float | None
+    """Time above the limit, with 2 % tolerance, after it was reached."""
+    highest_w: float | None
+    """Highest load after the limit was reached."""
+    rebound_w: float | None
+    """By how much the highest mean of ten seconds in the ten minutes after the event was above the load before."""
+    saved_energy_kwh: float | None
+    """Energy during the event less than at the load before it, the lost work not made up for."""
+    lost_work_gpu_h: float | None
+    """Work that was not done, in hours of a GPU at full speed, compared with the speed before."""
+    lost_work_ratio: float | None
+    """The same, relative to the work that would have been done."""
+    num_hosts: int
+    num_silent_hosts: int
+    """Most hosts that were out of contact at a time."""
+    missing_s: float
+    """Time of the event without the power of all hosts."""
+
+
+def event_report(event: GridEvent, samples: Sequence[FleetSample], budget_w: float) -> EventReport:
+    """Return the report of an event from samples around it, in order of time.
+
+    Args:
+        event: the event; a baseline given by the event is used instead of the one measured by samples.
+        samples: from five minutes before until ten minutes after it.
+        budget_w: the fleet's budget, the load that a percentage counts from where nothing was measured.
+    """
+    before = [own for own in samples if event.start_s - BEFORE_S <= own.at_s < event.start_s]
+    during = [own for own in samples if event.is_active(own.at_s)]
+    after = [own for own in samples if event.end_s <= own.at_s < event.end_s + AFTER_S]
+    baseline_w = event.baseline_w if event.baseline_w is not None else _mean([own.measured_w for own in before])
+    limit_w = event.limit_w(baseline_w if baseline_w is not None else budget_w)
+    reached = next((k for k, own in enumerate(during) if _is_within(own, limit_w)), None)
+    held = [] if reached is None else during[reached:]
+    mean_w = _mean([own.measured_w for own in held])
+    spans = _spans(during, event.end_s)
+    known = [(own, span_s) for own, span_s in zip(during, spans, strict=True) if own.measured_w is not None]
+    over_s = sum(
+        s
+        for own, s in zip(held, spans[len(spans) - len(held) :], strict=True)
+        if not _is_within(own, limit_w, if_unknown=True)
+    )
+    speed_before = _mean([own.speed for own in before])
+    lost_s = _lost_s(during, spans, speed_before)
+    full_s = None if speed_before is None else speed_before * sum(spans)
+    rebound_w = _rebound_w(after, baseline_w)
+    has_load = baseline_w is not None and known
+    return EventReport(
+        event_id=event.event_id,
+        start_s=event.start_s,
+        end_s=event.end_s,
+        value=event.value,
+        unit=event.unit,
+        is_cancelled=event.is_cancelled,
+        baseline_w=baseline_w,
+        limit_w=limit_w,
+        asked_reduction_w=None if baseline_w is None else max(0.0, baseline_w - limit_w),
+        delivered_reduction_w=None if baseline_w is None or mean_w is None else baseline_w - mean_w,
+        mean_w=mean_w,
+        reached_s=None if reached is None else max(0.0, during[reached].at_s - event.start_s),
+        over_limit_s=over_s if held else None,
+        highest_w=max((own.measured_w for own in held if own.measured_w is not None), default=None),
+        rebound_w=rebound_w,
+        saved_energy_kwh=sum((baseline_w - (own.measured_w or 0.0)) * s for own, s in known) / 3.6e6
+        if has_load and baseline_w is not None
+        else None,
+        lost_work_gpu_h=None if lost_s is None else lost_s / 3600,
+        lost_work_ratio=None if lost_s is None or not full_s else lost_s / full_s,
+        num_hosts=max((own.num_hosts for own in during), default=0),
+        num_silent_hosts=max((own.num_silent for own in during), default=0),
+        missing_s=max(0.0, event.end_s - event.start_s - sum(span_s for _, span_s in known)),
+    )
+
+
+def _is_within(own: FleetSample, limit_w: float, *, if_unknown: bool = False) -> bool:
+    return if_unknown if own.measured_w is None else own.measured_w <= limit_w * (1 + TOLERANCE_RATIO)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def _spans(samples: Sequence[FleetSample], end_s: float) -> list[float]:
+    """Return the time for which each sample counts: until the next one, and not for long."""
+    ends_s = [*(own.at_s for own in samples[1:]), end_s]
+    return [min(_MOST_GAP_S, next_s - own.at_s) for own, next_s in zip(samples, ends_s, strict=False)]
+
+
+def _lost_s(during: Sequence[FleetSample], spans: Sequence[float], speed_before: float | None) -> float | None:
+    known = [(own.speed, span_s) for own, span_s in zip(during, spans, strict=True) if own.speed is not None]
+    if speed_before is None or not known:
+        return None
+    return sum((speed_before - speed) * span_s for speed, span_s in known)
+
+
+def _rebound_w(after: Sequence[FleetSample], baseline_w: float | None) -> float | None:
+    """Return the highest mean of ten seconds above the load before; None where nothing was measured."""
+    known = [(own.at_s, own.measured_w) for own in after if own.measured_w is not None]
+    if baseline_w is None or not known or known[-1][0] - known[0][0] < _REBOUND_S:
+        return None
+    highest_w, first = -math.inf, 0
+    for k, (at_s, _) in enumerate(known):
+        while at_s - known[first][0] >= _REBOUND_S:
+            first += 1
+        if at_s - known[0][0] >= _REBOUND_S:
+            part = known[first : k + 1]
+            highest_w = max(highest_w, math.fsum(w for _, w in part) / len(part))
+    return max(0.0, highest_w - baseline_w)
